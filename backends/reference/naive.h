@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The oracle: attention and its gradients straight from the formulas, in double precision, a whole row
+ * of scores at a time. No tiles, no running maximum, no log2 units, and nothing shared with the code it
+ * judges: only the public header says what it means. Slow on purpose, and never a fallback: it is what
+ * the device "reference" runs and what every test compares with.
+ *
+ * All functions take a *normalised* problem (strides, scale, window and dtypes filled in, causal folded
+ * into the window, outputs chosen) and buffers in host memory whose lengths and tables were validated.
+ */
+#ifndef FATTN_REFERENCE_NAIVE_H
+#define FATTN_REFERENCE_NAIVE_H
+
+#include "fattn/fattn.h"
+
+/* Where one sequence of the batch lies, and how its rows and keys are aligned. */
+typedef struct fattn_naive_sequence {
+    int64_t rows, keys;           /* that exist: Sq_b and Sk_b */
+    int64_t own_rows, own_keys;   /* that it has room for: Sq, Sk or the differences of cu_seqlens */
+    int64_t first_row, first_key; /* its place in packed tensors; 0 without cu_seqlens */
+    int64_t q_offset, k_offset;   /* global position of its first row and key */
+    int64_t off;                  /* row i stands at i + off on the axis of the local keys */
+} fattn_naive_sequence;
+
+/*
+ * Results, dense and in double; rows and keys by local index, sq and sk being the problem's maxima.
+ * Entries of rows and keys that do not exist are 0: sequences[b] says which do. Gradients are those of
+ * this call alone: what FATTN_ACCUMULATE adds to is not in them. Arrays that the op does not have, and
+ * dbias and dsink when they are not wanted, are NULL.
+ *
+ * a_*: for the accuracy bound, the maximum over a slice of the same formula with every product and
+ * summand made absolute. Maxima skip what is not finite.
+ */
+typedef struct fattn_naive {
+    int64_t batch, heads_q, heads_k, sq, sk, dim, dim_v;
+    int64_t bias_extent[4]; /* of dbias: the problem's, 1 on the axes that are summed over */
+
+    fattn_naive_sequence *sequences; /* [b] */
+
+    double *o, *lse; /* [b][hq][sq][dim_v], [b][hq][sq]; in backward the values that were used */
+    double *dq;      /* [b][hq][sq][dim] */
+    double *dk, *dv; /* [b][hk][sk][dim], [b][hk][sk][dim_v] */
+    double *dbias;   /* [b or 1][hq or 1][sq or 1][sk or 1] */
+    double *dsink;   /* [hq] */
+
+    double *a_o, *a_dq;   /* [b][hq] */
+    double *a_dk, *a_dv;  /* [b][hk] */
+    double *a_dbias;      /* [b or 1][hq or 1] */
+    double *a_dsink;      /* [hq] */
+    double *x_max;        /* [b][hq]: max of |x| over kept pairs and of |lse| */
+    double *lse_scale;    /* [b][hq][sq]: max(1, |sink|, |scale| sum_c |q_c k_c| + |bias| + |ALiBi|) */
+
+    void *memory; /* all of the above */
+} fattn_naive;
+
+/* Computes the op of the problem. Backward takes o and lse as they are in the buffers, as a kernel
+ * does. On failure (FATTN_OUT_OF_MEMORY) *result is all zero; free it with fattn_naive_free(). */
+fattn_status fattn_naive_run(const fattn_problem *p, const fattn_buffers *buf, fattn_naive *result);
+
+/* The same, but backward computes o and lse itself and never reads them from the buffers: the exact
+ * derivative of forward in double precision. */
+fattn_status fattn_naive_run_pure(const fattn_problem *p, const fattn_buffers *buf,
+                                  fattn_naive *result);
+
+void fattn_naive_free(fattn_naive *result);
+
+/* Runs the problem and writes the outputs that it wants through their strides, rounded once. All of
+ * dbias is written, zeros included where no pair exists. */
+fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf);
+
+/*
+ * The yardstick: the plain formula in f32 arithmetic, with the probabilities and dS rounded to the input
+ * dtype where they enter a matrix product, sums in ascending order of their index, results rounded once
+ * to the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and lse_scale stay 0.
+ */
+fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *buf,
+                                  fattn_naive *result);
+
+/* ---------------------------------------------------------------------------------------------------
+ * What naive.c and comparator.c share: finding and decoding the data, never computing with it
+ * ------------------------------------------------------------------------------------------------- */
+
+/* The value at index of an array, and the value that x becomes when it is stored as dtype. */
+double fattn_naive_load(const void *array, fattn_dtype dtype, int64_t index);
+double fattn_naive_round(double x, fattn_dtype dtype);
+
+/* The dtype of lse, dlse, sink, slopes, dbias and dsink, and that of dq, dk and dv. */
+fattn_dtype fattn_naive_dtype_lse(const fattn_problem *p);
+fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p);
+
+/* Allocates the arrays that the problem's op has, all 0, and resolves the sequences. */
+fattn_status fattn_naive_allocate(const fattn_problem *p, const fattn_buffers *buf,
+                                  fattn_naive *result);
+
+/* One query head of one sequence, decoded, and what applies to the pairs of one of its rows. */
+typedef struct fattn_naive_slice {
+    int64_t b, h, hk;
+    fattn_naive_sequence seq;
+
+    double *q;       /* [rows][dim] */
+    double *k, *kt;  /* [keys][dim] and its transpose [dim][keys] */
+    double *v, *vt;  /* [keys][dim_v] and its transpose [dim_v][keys] */
+    double *dout;    /* [rows][dim_v]; backward */
+    double *dlse;    /* [rows]; backward, 0 without FATTN_DLSE */
+    double sink;     /* -inf without FATTN_SINK */
+
+    /* Of the row loaded last, [keys]. */
+    double *keep;  /* 1 where the pair is kept, else 0 */
+    double *bias;  /* 0 without FATTN_BIAS */
+    double *alibi; /* -slope * distance; 0 without FATTN_ALIBI */
+    double *z;     /* dropout multiplier; 1 without FATTN_DROPOUT */
+
+    void *memory;
+} fattn_naive_slice;
+
+/* Room for the largest slice of the problem; loading then cannot fail. */
+fattn_status fattn_naive_slice_create(const fattn_problem *p, fattn_naive_slice *slice);
+void fattn_naive_slice_free(fattn_naive_slice *slice);
+
+void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, int64_t b, int64_t h,
+                            fattn_naive_slice *slice);
+void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf, int64_t i,
+                                fattn_naive_slice *slice);
+
+/* Reads o and lse of the slice from the buffers into result: the inputs of backward. */
+void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *buf,
+                                  const fattn_naive_slice *slice, fattn_naive *result);
+
+/* Index of an entry of bias, mask or block mask, and the index in dense dbias of a pair. */
+int64_t fattn_naive_dbias_index(const fattn_problem *p, const fattn_naive *result,
+                                const fattn_naive_slice *slice, int64_t i, int64_t j);
+
+/* Philox4x32-10, and the dropout multiplier of a pair at global indices b, h, i, j. threshold is in
+ * 0..65536; key is words 0 and 1 of Philox at counter {offset_lo, offset_hi, 0, 0} under the seed. */
+void fattn_naive_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
+int64_t fattn_naive_dropout_threshold(double probability);
+void fattn_naive_dropout_key(uint64_t seed, uint64_t offset, uint32_t key[2]);
+double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, int64_t h, int64_t i,
+                           int64_t j);
+
+#endif

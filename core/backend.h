@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a backend is to the core: one const table, every entry filled in. A machine without the
+ * hardware has a backend whose count() is 0. backends/meson.build lists the backends, best first.
+ */
+#ifndef FATTN_CORE_BACKEND_H
+#define FATTN_CORE_BACKEND_H
+
+#include "core/kernel.h"
+#include "core/tiling.h"
+#include "fattn/fattn.h"
+
+typedef struct fattn_backend fattn_backend;
+
+struct fattn_device {
+    const fattn_backend *backend;
+    void *impl; /* the backend's own state */
+    int ordinal;
+    int64_t references; /* atomic; device.c */
+};
+
+struct fattn_event {
+    fattn_device *device;
+    void *impl;
+};
+
+struct fattn_plan {
+    fattn_device *device;
+    fattn_problem problem; /* normalised */
+    const fattn_kernel *kernel;
+    fattn_tiling tiling;
+    void *impl;         /* the backend's own state */
+    int64_t references; /* atomic; plan.c */
+    char *declined;     /* a line for each better row: why it declined */
+};
+
+struct fattn_backend {
+    const char *name;
+    bool by_name; /* "auto" passes it over */
+
+    int (*count)(void);
+    fattn_status (*open)(int ordinal, void **impl);
+    void (*close)(void *impl);
+    void (*describe)(void *impl, fattn_device_info *info); /* all but struct_size, backend, ordinal */
+    void (*limits)(void *impl, fattn_limits *limits);
+
+    /* The i-th kernel row, NULL past the last. *missing is NULL, or what this device lacks to run it. */
+    const fattn_kernel *(*kernel)(void *impl, int i, const char **missing);
+
+    /* Loads what plan->kernel needs, into plan->impl. */
+    fattn_status (*plan)(fattn_plan *plan);
+    /* buffers are normalised. workspace is aligned and large enough. */
+    fattn_status (*run)(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                        fattn_stream stream);
+    void (*release)(fattn_plan *plan);
+
+    fattn_status (*merge)(void *impl, const fattn_merge_args *args, fattn_stream stream);
+    fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
+
+    bool (*reads)(void *impl, const void *pointer); /* can a kernel read this address? */
+    fattn_status (*alloc)(void *impl, size_t bytes, void **memory);
+    fattn_status (*free)(void *impl, void *memory);
+    fattn_status (*copy)(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream);
+    fattn_status (*stream_create)(void *impl, fattn_stream *stream);
+    fattn_status (*stream_destroy)(void *impl, fattn_stream stream);
+    fattn_status (*stream_synchronize)(void *impl, fattn_stream stream);
+    fattn_status (*event_create)(void *impl, void **event);
+    void (*event_destroy)(void *impl, void *event);
+    fattn_status (*event_record)(void *impl, void *event, fattn_stream stream);
+    fattn_status (*event_elapsed)(void *impl, void *start, void *stop, double *milliseconds);
+};
+
+/* The i-th backend of this build in the order of backends/meson.build, NULL past the last. */
+const fattn_backend *fattn_backend_at(int i);
+
+/* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it means. */
+fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal);
+
+/* Reference counting of devices, for plans. */
+fattn_device *fattn_device_retain(fattn_device *device);
+
+#endif

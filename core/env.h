@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The FATTN_* environment variables: read once, at the first use of the library, from one table. */
+#ifndef FATTN_CORE_ENV_H
+#define FATTN_CORE_ENV_H
+
+#include "core/kernel.h"
+
+typedef struct fattn_env {
+    const char *backend; /* FATTN_BACKEND, NULL when unset; checked where devices are opened */
+    const char *cpu_isa; /* FATTN_CPU_ISA, NULL when unset; checked by backend cpu */
+    const char *kernel;  /* FATTN_KERNEL, NULL when unset; checked where plans are made */
+    fattn_tile tile;     /* FATTN_TILE, {0, 0} when unset */
+    int64_t threads;     /* FATTN_NUM_THREADS, 0 when unset */
+    int64_t sram;        /* FATTN_SRAM in bytes, 0 when unset */
+    int64_t splits;      /* FATTN_SPLITS, 0 when unset */
+    int verbose;         /* FATTN_VERBOSE, 0..3 */
+} fattn_env;
+
+/* The parsed environment; FATTN_BAD_ENVIRONMENT, naming the variable and its value, as long as one of
+ * them is wrong. */
+fattn_status fattn_env_get(const fattn_env **env);
+
+/* Tests only: reads the environment again. No other thread may be inside the library. */
+void fattn_env_reload(void);
+
+#endif

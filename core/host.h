@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The memory, stream and event verbs of a backend whose memory is the host's, for the tables of such
+ * backends: work is done when a call returns, NULL is the only stream, events read a clock.
+ */
+#ifndef FATTN_CORE_HOST_H
+#define FATTN_CORE_HOST_H
+
+#include <stdbool.h>
+
+#include "fattn/fattn.h"
+
+bool fattn_host_reads(void *impl, const void *pointer);
+fattn_status fattn_host_alloc(void *impl, size_t bytes, void **memory);
+fattn_status fattn_host_free(void *impl, void *memory);
+fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream);
+fattn_status fattn_host_stream_create(void *impl, fattn_stream *stream);
+fattn_status fattn_host_stream_destroy(void *impl, fattn_stream stream);
+fattn_status fattn_host_stream_synchronize(void *impl, fattn_stream stream);
+fattn_status fattn_host_event_create(void *impl, void **event);
+void fattn_host_event_destroy(void *impl, void *event);
+fattn_status fattn_host_event_record(void *impl, void *event, fattn_stream stream);
+fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
+
+/* FATTN_INVALID_ARGUMENT for a stream that is not NULL. */
+fattn_status fattn_host_stream_check(fattn_stream stream);
+
+#endif

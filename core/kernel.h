@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A kernel is a row in its backend's table: what it computes, on what, with which tiles. The planner
+ * takes the first row that accepts a problem; tests and benchmarks walk the same tables, so that no
+ * kernel exists without them. Tables are ordered best first, and the last row that is not `by_name`
+ * takes everything that the contract allows.
+ */
+#ifndef FATTN_CORE_KERNEL_H
+#define FATTN_CORE_KERNEL_H
+
+#include <stdbool.h>
+
+#include "fattn/fattn.h"
+
+#define FATTN_OP_BIT(op) (1u << (op))
+#define FATTN_DTYPE_BIT(dtype) (1u << (dtype))
+
+/* br queries by bc keys. Menus end with {0, 0}. */
+typedef struct fattn_tile {
+    int64_t br, bc;
+} fattn_tile;
+
+/* How a run is cut up: the planner's answer (tiling.h). */
+typedef struct fattn_tiling {
+    int64_t br, bc;       /* the tile */
+    int64_t q_blocks;     /* ceil(rows / br), rows = Sq, or G * Sq for a kernel that packs a kv group */
+    int64_t k_blocks;     /* ceil(Sk / bc) */
+    int64_t splits;       /* parts that the keys are cut into, >= 1 */
+    int64_t split_blocks; /* key blocks a part: part s holds blocks [s * split_blocks, (s + 1) * ...) */
+    int64_t items;        /* independent pieces of work */
+    int64_t workspace;    /* bytes, a multiple of 256 */
+    double traffic;       /* predicted slow-memory bytes */
+} fattn_tiling;
+
+typedef struct fattn_kernel {
+    const char *name;
+    uint32_t ops;          /* FATTN_OP_BIT(...) */
+    uint32_t dtypes;       /* FATTN_DTYPE_BIT(...) of q, k, v */
+    uint64_t features;     /* FATTN_* bits that it honours */
+    int64_t dim_max;       /* largest D and Dv */
+    int64_t rows_max;      /* most rows G * Sq that share a kv head; 0 any */
+    bool packs_groups;     /* the G query heads of a kv head form the rows of one block */
+    bool splits_keys;      /* can cut the keys of a row into parts and merge them */
+    bool by_name;          /* taken only when FATTN_KERNEL asks for it */
+    const fattn_tile *tiles;
+
+    /* Fast memory that a tile occupies, in bytes. Pure. */
+    int64_t (*fast_bytes)(const fattn_problem *problem, fattn_tile tile);
+    /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set yet. Pure. */
+    int64_t (*workspace)(const fattn_problem *problem, const fattn_tiling *tiling);
+} fattn_kernel;
+
+/* Why the row does not take the problem; NULL when it does. text is scratch for the sentence. */
+const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *problem, char *text,
+                                  size_t size);
+
+#endif

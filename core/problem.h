@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The public door: everything a caller can get wrong in a problem is found here, with a reason that
+ * names the field and its value. Behind it every problem is *normalised* and nothing is checked again.
+ *
+ * A normalised problem has
+ *   - the full struct_size, layout FATTN_STRIDED and every stride filled in (outputs and gradients too);
+ *   - dtype_o, dtype_bias and outputs filled in; scale filled in, whether or not FATTN_SCALE is set;
+ *   - window_left and window_right filled in, -1 where unbounded, with causal folded in (right 0), so
+ *     that a kernel looks at these two alone;
+ *   - total_q, total_k: rows of the packed tensor (cu_seqlens), else Sq and Sk;
+ *   - block_table_stride filled in; fields whose feature bit is clear set to 0.
+ */
+#ifndef FATTN_CORE_PROBLEM_H
+#define FATTN_CORE_PROBLEM_H
+
+#include "fattn/fattn.h"
+
+/* Validates *in and writes its normal form; in == out is allowed. On failure *out is untouched. */
+fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out);
+
+/* Checks the pointers of one run against a normalised problem: required ones present, as aligned as
+ * promised, outputs that overlap nothing. Reads no memory behind the pointers. *out is the full struct. */
+fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
+                                     fattn_buffers *out);
+
+/* Checks what lies behind the pointers, which must be host memory: lengths, cu_seqlens, block tables,
+ * positions. Kernels rely on it for memory safety. */
+fattn_status fattn_buffers_validate(const fattn_problem *problem, const fattn_buffers *buffers);
+
+/* The largest power of two, at most 256, that divides every tensor pointer of the run. */
+int64_t fattn_buffers_alignment(const fattn_problem *problem, const fattn_buffers *buffers);
+
+/* The dropout threshold of SEMANTICS: t = p * 65536 rounded, 1..65535 for 0 < p < 1; 65536 for p = 1. */
+uint32_t fattn_dropout_threshold(double p);
+
+/* Sequence b of a run: how many rows it has, where they lie, and where they stand. */
+typedef struct fattn_sequence {
+    int64_t sq, sk;       /* rows and keys that exist */
+    int64_t slot_k;       /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
+    int64_t q_row, k_row; /* first row in q and k: cu_seqlens, else 0 */
+    int64_t q_batch;      /* index along the batch axis of q, o, dout, dq: b, or 0 with cu_seqlens_q */
+    int64_t k_batch;      /* the same for k, v, dk, dv */
+    int64_t diagonal;     /* off: query i and key j are aligned when j == i + diagonal */
+    int64_t q_position;   /* position of row 0 for dropout */
+    int64_t k_position;
+} fattn_sequence;
+
+/* For buffers that passed fattn_buffers_validate. */
+fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers, int64_t b);
+
+/* Index in lse and dlse of row 0 of (sequence b, query head h); rows follow one another. */
+int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequence, int64_t b, int64_t h);
+
+/* Bytes of an element of the gradients dq, dk, dv, and of what is f32, or f64 in an f64 problem. */
+fattn_dtype fattn_gradient_dtype(const fattn_problem *problem);
+fattn_dtype fattn_statistics_dtype(const fattn_problem *problem);
+
+#endif

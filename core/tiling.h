@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The planner: (problem, limits, kernel row) -> tile, splits, work list, workspace, predicted traffic.
+ * A pure function of its arguments: it asks no machine anything, so that the plan for an H100 can be
+ * tested on a laptop. The number of worker threads is deliberately not among the arguments: results
+ * must not depend on it.
+ */
+#ifndef FATTN_CORE_TILING_H
+#define FATTN_CORE_TILING_H
+
+#include "core/kernel.h"
+
+/* What a backend says about a device. */
+typedef struct fattn_limits {
+    int64_t fast_memory; /* bytes a tile may occupy */
+    int64_t parallelism; /* pieces of work below which keys are worth splitting */
+    int64_t split_keys;  /* fewest keys worth a part of their own */
+} fattn_limits;
+
+/* What the environment or a test wants instead; 0 leaves the choice to the planner. */
+typedef struct fattn_wish {
+    fattn_tile tile; /* FATTN_TILE */
+    int64_t splits;  /* FATTN_SPLITS */
+} fattn_wish;
+
+/* FATTN_UNSUPPORTED when the menu lacks the wished tile, FATTN_OVERFLOW when a size passes 2^63. */
+fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
+                                 const fattn_kernel *kernel, const fattn_wish *wish, fattn_tiling *tiling);
+
+#endif

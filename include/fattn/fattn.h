@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fattn: exact, IO-aware attention (FlashAttention) on CPUs, NVIDIA and AMD GPUs.
+ *
+ * The whole public interface. Describe what is to be computed in a `fattn_problem`, make a plan of it
+ * once, execute the plan on `fattn_buffers` as often as you like:
+ *
+ *     fattn_problem problem;
+ *     fattn_problem_init(&problem);
+ *     problem.batch = 1, problem.heads_q = problem.heads_k = 16;
+ *     problem.seqlen_q = problem.seqlen_k = 4096, problem.dim = problem.dim_v = 128;
+ *     problem.features = FATTN_CAUSAL;
+ *
+ *     fattn_buffers buffers;
+ *     fattn_buffers_init(&buffers);
+ *     buffers.q = q, buffers.k = k, buffers.v = v, buffers.o = o;
+ *
+ *     fattn_status status = fattn_attention(NULL, &problem, &buffers, NULL);
+ *     if (status != FATTN_OK) fprintf(stderr, "%s\n", fattn_last_reason());
+ *
+ * What is computed, formula by formula, is derived in docs/MATH.md; how accurate it is, in
+ * docs/NUMERICS.md. Letters used below: B batch, Hq and Hk query and key/value heads, Sq and Sk query
+ * and key lengths, D and Dv head dimensions of (q, k) and (v, o); i a query, j a key, c a channel.
+ *
+ * Rules that hold for every function here:
+ *   Errors     Functions that can fail return a `fattn_status`. On failure outputs are untouched (an
+ *              error reported by a device after a kernel has started is the exception), handles
+ *              written through a pointer are NULL, and fattn_last_reason() explains, naming the field
+ *              and its value. The library never aborts, exits or throws.
+ *   Threads    Every function may be called from any thread. Plans and devices may be shared between
+ *              threads; one workspace serves one execution at a time.
+ *   Ownership  The caller owns all memory passed in. It must stay valid until the work is done: until
+ *              the call returns on a CPU, until the stream has reached that point on a GPU.
+ *   Units      Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
+ *
+ * Not promised: the ABI before version 1.0, and bit-identical results between different backends,
+ * instruction sets or versions.
+ */
+#ifndef FATTN_H
+#define FATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fattn/version.h"
+
+#if defined(_WIN32) && defined(FATTN_BUILDING)
+#define FATTN_API __declspec(dllexport)
+#elif defined(_WIN32) && defined(FATTN_SHARED)
+#define FATTN_API __declspec(dllimport)
+#elif defined(__GNUC__)
+#define FATTN_API __attribute__((visibility("default")))
+#else
+#define FATTN_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------------------------------------------
+ * Status
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Numbered in groups of ten by cause; a number is never reused for another meaning. */
+typedef enum fattn_status {
+    FATTN_OK = 0,
+
+    /* The request is wrong whatever the device. */
+    FATTN_INVALID_ARGUMENT = 10, /* an unknown enum value or bit, or a number out of its range */
+    FATTN_INVALID_STRUCT = 11,   /* struct_size is 0, too small, or a larger struct has a tail in use */
+    FATTN_INVALID_SHAPE = 12,    /* a negative or inconsistent size */
+    FATTN_INVALID_STRIDE = 13,   /* a stride that the problem cannot have */
+    FATTN_NULL_POINTER = 14,     /* a required pointer is NULL */
+    FATTN_MISALIGNED = 15,       /* a pointer is less aligned than promised */
+    FATTN_OVERLAP = 16,          /* an output overlaps itself or another buffer */
+    FATTN_OVERFLOW = 17,         /* a size in bytes does not fit in 63 bits */
+    FATTN_INVALID_DATA = 18,     /* lengths, cu_seqlens or a block table contradict the problem */
+
+    /* The request is legal and this device, build or backend cannot honour it. */
+    FATTN_UNSUPPORTED = 20,
+
+    /* Devices. */
+    FATTN_NO_DEVICE = 30,     /* the backend is known, but no such device is present */
+    FATTN_UNKNOWN_DEVICE = 31, /* the name is not a backend's */
+
+    /* Resources. */
+    FATTN_OUT_OF_MEMORY = 40,
+
+    /* Environment. */
+    FATTN_BAD_ENVIRONMENT = 50 /* a FATTN_* variable has a value outside docs/BUILDING.md's table */
+} fattn_status;
+
+/* The name of a status, such as "FATTN_OVERLAP"; "unknown fattn_status" for any other number. Static. */
+FATTN_API const char *fattn_status_string(fattn_status status);
+
+/* A sentence about this thread's most recent failure, naming the field and the value that were wrong;
+ * empty before the first failure. Valid until the next failure in this thread. Never NULL. */
+FATTN_API const char *fattn_last_reason(void);
+
+/* The version of the library that is running, as "major.minor.patch". */
+FATTN_API const char *fattn_version(void);
+
+/* ---------------------------------------------------------------------------------------------------
+ * The problem
+ * ------------------------------------------------------------------------------------------------- */
+
+typedef enum fattn_dtype {
+    FATTN_F32 = 1,
+    FATTN_F16 = 2,
+    FATTN_BF16 = 3,
+    FATTN_F64 = 4,  /* backend "reference" only; then lse, bias, sink, slopes and gradients are f64 */
+    FATTN_E4M3 = 5  /* reserved: fp8 inputs, not accepted by any backend yet */
+} fattn_dtype;
+
+typedef enum fattn_op {
+    FATTN_FORWARD = 1, /* q k v -> o, lse. Decoding is a forward with few queries */
+    FATTN_BACKWARD = 2 /* q k v o lse dout -> dq dk dv dbias dsink */
+} fattn_op;
+
+/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous; strides count under
+ * STRIDED only. With cu_seqlens a tensor has no batch axis and BSHD means (total, head, channel), BHSD
+ * (head, total, channel). Paged k and v are (page, slot, head, channel) and (page, head, slot, channel). */
+typedef enum fattn_layout {
+    FATTN_BSHD = 1,   /* (batch, sequence, head, channel) */
+    FATTN_BHSD = 2,   /* (batch, head, sequence, channel) */
+    FATTN_STRIDED = 3 /* any strides, 0 included for inputs; the channel stride is always 1 */
+} fattn_layout;
+
+/* Which corner of the score matrix causal masks, windows and ALiBi are anchored to when Sq != Sk. */
+typedef enum fattn_anchor {
+    FATTN_BOTTOM_RIGHT = 1, /* the default: the last query sees the last key, as decoding needs */
+    FATTN_TOP_LEFT = 2      /* query 0 sees key 0; PyTorch's is_causal */
+} fattn_anchor;
+
+/* Options. A field described as belonging to a bit counts only when the bit is set. */
+#define FATTN_CAUSAL (UINT64_C(1) << 0)        /* j <= i + off */
+#define FATTN_WINDOW (UINT64_C(1) << 1)        /* window_left, window_right */
+#define FATTN_SCALE (UINT64_C(1) << 2)         /* scale; 1 / sqrt(D) otherwise */
+#define FATTN_SOFTCAP (UINT64_C(1) << 3)       /* softcap */
+#define FATTN_BIAS (UINT64_C(1) << 4)          /* bias, dtype_bias, bias_stride */
+#define FATTN_ALIBI (UINT64_C(1) << 5)         /* alibi_slopes, alibi_batch_stride */
+#define FATTN_MASK (UINT64_C(1) << 6)          /* mask, mask_stride */
+#define FATTN_BLOCK_MASK (UINT64_C(1) << 7)    /* block_mask, block_mask_stride, block_m, block_n */
+#define FATTN_SINK (UINT64_C(1) << 8)          /* sink */
+#define FATTN_DROPOUT (UINT64_C(1) << 9)       /* dropout_p; seed, offset or their pointers */
+#define FATTN_CU_SEQLENS_Q (UINT64_C(1) << 10) /* cu_seqlens_q, total_q */
+#define FATTN_CU_SEQLENS_K (UINT64_C(1) << 11) /* cu_seqlens_k, total_k */
+#define FATTN_SEQUSED_Q (UINT64_C(1) << 12)    /* seqused_q */
+#define FATTN_SEQUSED_K (UINT64_C(1) << 13)    /* seqused_k */
+#define FATTN_PAGED (UINT64_C(1) << 14)        /* block_table, page_size, num_pages, max_pages */
+#define FATTN_POSITIONS (UINT64_C(1) << 15)    /* q_offset(s), k_offset(s), whole_q, whole_k */
+#define FATTN_DLSE (UINT64_C(1) << 16)         /* dlse: lse has a gradient too (backward) */
+#define FATTN_ACCUMULATE (UINT64_C(1) << 17)   /* add to the gradients, which are then all f32 */
+#define FATTN_DETERMINISTIC (UINT64_C(1) << 18) /* backward bit-identical from run to run on GPUs too */
+#define FATTN_BATCH_INVARIANT (UINT64_C(1) << 19) /* a row's result depends on its own inputs only */
+#define FATTN_CHECKED (UINT64_C(1) << 20)      /* GPU: validate lengths and tables, synchronously */
+#define FATTN_FEATURES_ALL ((UINT64_C(1) << 21) - 1)
+
+/* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
+#define FATTN_OUT_O (UINT32_C(1) << 0)
+#define FATTN_OUT_LSE (UINT32_C(1) << 1)
+#define FATTN_OUT_DQ (UINT32_C(1) << 2)
+#define FATTN_OUT_DK (UINT32_C(1) << 3)
+#define FATTN_OUT_DV (UINT32_C(1) << 4)
+#define FATTN_OUT_DBIAS (UINT32_C(1) << 5) /* needs FATTN_BIAS */
+#define FATTN_OUT_DSINK (UINT32_C(1) << 6) /* needs FATTN_SINK */
+
+/* Strides of a rank-4 tensor (batch, sequence, head, channel), in elements. The channel stride is 1: a
+ * DLPack tensor maps to this one to one. With cu_seqlens `batch` is ignored; a paged k or v reads
+ * `batch` as the stride between pages and `seq` as the stride between the slots of a page. */
+typedef struct fattn_strides {
+    int64_t batch, seq, head;
+} fattn_strides;
+
+/*
+ * What is to be computed. Set it up with fattn_problem_init(), then fill in what differs.
+ *
+ * With x the scaled, capped and biased score of a query and a key that is kept (docs/MATH.md):
+ *     lse_i = ln(sum_j exp(x_ij) + exp(sink)),   o_i = sum_j Z_ij exp(x_ij - lse_i) v_j.
+ * A row without any key (and without a sink) has o = 0 and lse = -inf and contributes 0 to every
+ * gradient. Query head h reads key/value head h / (Hq / Hk).
+ */
+typedef struct fattn_problem {
+    size_t struct_size; /* sizeof(fattn_problem); set by fattn_problem_init */
+
+    fattn_op op;            /* default FATTN_FORWARD */
+    fattn_dtype dtype;      /* of q, k, v, dq, dk, dv; default FATTN_F32 */
+    fattn_dtype dtype_o;    /* of o and dout: dtype or FATTN_F32; 0, the default, means dtype */
+    fattn_dtype dtype_bias; /* of bias: dtype or FATTN_F32; 0, the default, means FATTN_F32 (or F64) */
+    fattn_layout layout;    /* default FATTN_BSHD */
+    fattn_anchor anchor;    /* default FATTN_BOTTOM_RIGHT */
+    uint64_t features;      /* FATTN_CAUSAL | ...; default 0 */
+    uint32_t outputs;       /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
+    uint32_t reserved;      /* 0 */
+
+    int64_t batch;    /* B, default 1 */
+    int64_t heads_q;  /* Hq, a multiple of heads_k, default 1 */
+    int64_t heads_k;  /* Hk, default 1 */
+    int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch (max_seqlen_q) */
+    int64_t seqlen_k; /* Sk; with cu_seqlens_k or paging the maximum over the batch (max_seqlen_k) */
+    int64_t dim;      /* D, 1..256 */
+    int64_t dim_v;    /* Dv, 1..256 */
+    int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
+    int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
+
+    int64_t page_size;          /* FATTN_PAGED: keys a page, >= 1 */
+    int64_t num_pages;          /* FATTN_PAGED: pages in k and in v */
+    int64_t max_pages;          /* FATTN_PAGED: columns of block_table; max_pages * page_size >= Sk */
+    int64_t block_table_stride; /* FATTN_PAGED: between rows of block_table; 0 means max_pages */
+
+    /* Used under FATTN_STRIDED. dout, dq, dk, dv in backward only. */
+    fattn_strides q, k, v, o, dout, dq, dk, dv;
+
+    double scale;        /* FATTN_SCALE: any finite value */
+    double softcap;      /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
+    double dropout_p;    /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
+    int64_t window_left; /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
+    int64_t window_right; /* FATTN_WINDOW: keys kept to the right, -1 for all; causal sets it to 0 */
+
+    /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. Local i and j. */
+    int64_t bias_stride[4];
+    int64_t mask_stride[4];
+    int64_t block_mask_stride[4]; /* of (batch, head, i / block_m, j / block_n) */
+    int64_t dbias_stride[4];      /* FATTN_OUT_DBIAS: dbias is summed over the axes whose stride is 0 */
+    int64_t block_m, block_n;     /* FATTN_BLOCK_MASK: queries and keys a block, >= 1 */
+    int64_t alibi_batch_stride;   /* FATTN_ALIBI: 0 for slopes (Hq), Hq or more for (B, Hq) */
+
+    /* Global index of the first local batch entry and query head: dropout is the same whether a
+     * problem runs whole or split over devices. */
+    int64_t batch_offset, head_offset;
+
+    int64_t pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many bytes;
+                                * a power of two, default 16 */
+} fattn_problem;
+
+/* Fills *problem with the defaults named above. */
+FATTN_API void fattn_problem_init(fattn_problem *problem);
+
+/*
+ * The pointers, and what may change from run to run of one plan. Set it up with fattn_buffers_init().
+ * On a GPU plan every pointer is device memory, except that the scalars are read at the call.
+ */
+typedef struct fattn_buffers {
+    size_t struct_size; /* sizeof(fattn_buffers); set by fattn_buffers_init */
+
+    const void *q; /* (B, Sq, Hq, D) in the problem's layout */
+    const void *k; /* (B, Sk, Hk, D) */
+    const void *v; /* (B, Sk, Hk, Dv) */
+    void *o;       /* (B, Sq, Hq, Dv); output of forward, input of backward */
+    void *lse;     /* f32 (B, Hq, Sq), with cu_seqlens_q (Hq, total_q); output, then input */
+
+    const void *dout; /* like o, in o's dtype */
+    const void *dlse; /* f32, like lse */
+    void *dq;         /* like q; f32 with FATTN_ACCUMULATE */
+    void *dk;         /* like k */
+    void *dv;         /* like v */
+    void *dbias;      /* f32, dbias_stride */
+    void *dsink;      /* f32 (Hq) */
+
+    const void *bias;          /* dtype_bias, bias_stride */
+    const uint8_t *mask;       /* a byte an entry, non-zero keeps */
+    const uint8_t *block_mask; /* a byte a block, non-zero keeps */
+    const void *alibi_slopes;  /* f32 (Hq) or (B, Hq) */
+    const void *sink;          /* f32 (Hq): logits of one more key whose value is 0 */
+
+    const int32_t *cu_seqlens_q; /* (B + 1): sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] */
+    const int32_t *cu_seqlens_k; /* (B + 1) */
+    const int32_t *seqused_q;    /* (B): only so many rows of sequence b exist */
+    const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
+    const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
+
+    /* FATTN_POSITIONS. Position of the first local row and key in the whole sequence, and the lengths
+     * of the whole sequence (-1: the local ones). The arrays, where not NULL, are per sequence (B) and
+     * replace the scalars. */
+    int64_t q_offset, k_offset;
+    int64_t whole_q, whole_k;
+    const int64_t *q_offsets, *k_offsets;
+    const int64_t *wholes_q, *wholes_k;
+
+    /* FATTN_DROPOUT. A call consumes one offset: the next call uses offset + 1. The pointers, where
+     * not NULL, replace the values (device memory on a GPU, for graphs). */
+    uint64_t seed, offset;
+    const uint64_t *seed_ptr, *offset_ptr;
+} fattn_buffers;
+
+/* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */
+FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
+
+/* ---------------------------------------------------------------------------------------------------
+ * Devices
+ * ------------------------------------------------------------------------------------------------- */
+
+typedef struct fattn_device fattn_device;
+
+/* A device's queue of work: CUstream or hipStream_t on a GPU, where NULL is the default stream. On a
+ * CPU work is done when a call returns, and only NULL is a stream. */
+typedef void *fattn_stream;
+
+/*
+ * Opens a device. spec is "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; NULL reads the
+ * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. An
+ * unknown or absent device is an error, never another device. Close it with fattn_device_close();
+ * plans made on it hold it open.
+ */
+FATTN_API fattn_status fattn_device_open(const char *spec, fattn_device **device);
+
+/* Gives a device up. NULL is allowed. */
+FATTN_API void fattn_device_close(fattn_device *device);
+
+/* How many devices the named backend ("cpu", "cuda" ...) has now; 0 for unknown names too. */
+FATTN_API int fattn_device_count(const char *backend);
+
+/* Name of the i-th backend of this build, in the order in which "auto" looks for a device; NULL past
+ * the last. Static. */
+FATTN_API const char *fattn_backend_name(int i);
+
+typedef struct fattn_device_info {
+    size_t struct_size;
+    char backend[16];     /* "cpu" */
+    char name[96];        /* "AMD EPYC ..." */
+    char isa[32];         /* "avx512", "sm_90" */
+    int ordinal;          /* 0 for the first device of the backend */
+    int host_memory;      /* 1: kernels read host memory directly */
+    int units;            /* worker threads, or multiprocessors */
+    int64_t fast_memory;  /* bytes of cache or shared memory a unit may plan with */
+    int64_t total_memory; /* bytes, 0 when unknown */
+} fattn_device_info;
+
+/* Describes a device; info->struct_size must be set by the caller. */
+FATTN_API fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info);
+
+/* Memory on the device, aligned to 256 bytes. bytes = 0 gives NULL. Contents are undefined. */
+FATTN_API fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memory);
+FATTN_API fattn_status fattn_device_free(fattn_device *device, void *memory);
+
+/* Copies bytes; either side may be host or device memory. Ordered on the stream; host memory may be
+ * used again after fattn_stream_synchronize(). */
+FATTN_API fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src, size_t bytes,
+                                         fattn_stream stream);
+
+FATTN_API fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream);
+FATTN_API fattn_status fattn_stream_destroy(fattn_device *device, fattn_stream stream);
+/* Waits until all work queued on the stream is done, and reports what went wrong in it. */
+FATTN_API fattn_status fattn_stream_synchronize(fattn_device *device, fattn_stream stream);
+
+/* Points in a stream, for timing. elapsed waits for both events. */
+typedef struct fattn_event fattn_event;
+FATTN_API fattn_status fattn_event_create(fattn_device *device, fattn_event **event);
+FATTN_API void fattn_event_destroy(fattn_event *event);
+FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream stream);
+FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop, double *milliseconds);
+
+/* ---------------------------------------------------------------------------------------------------
+ * Plans
+ * ------------------------------------------------------------------------------------------------- */
+
+typedef struct fattn_plan fattn_plan;
+
+/*
+ * Validates the problem, chooses a kernel, its tiles and splits, and loads what is needed, so that
+ * executing decides and allocates nothing. problem is copied. *plan is destroyed by
+ * fattn_plan_destroy(). Immutable, and may be executed by several threads at a time.
+ */
+FATTN_API fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
+                                         fattn_plan **plan);
+
+/* NULL is allowed. No execution of the plan may still be running. */
+FATTN_API void fattn_plan_destroy(fattn_plan *plan);
+
+typedef struct fattn_plan_info {
+    size_t struct_size;
+    char kernel[64];             /* name of the kernel row */
+    int64_t br, bc;              /* tile: queries, keys */
+    int64_t splits;              /* how many parts the keys of a row are cut into */
+    int64_t work_items;          /* independent pieces of work */
+    int64_t workspace_bytes;     /* what fattn_execute() needs */
+    double predicted_bytes;      /* slow-memory traffic of this plan */
+    double standard_bytes;       /* of standard attention, which materialises the score matrix */
+    double lower_bound_bytes;    /* every input read once, every output written once */
+    double flops;                /* multiplications and additions of the matrix products */
+    double effective_dropout;    /* the dropout probability after rounding, 0 without dropout */
+} fattn_plan_info;
+
+/* Describes a plan; info->struct_size must be set by the caller. */
+FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
+
+/* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
+ * bytes and always terminated. Returns the length that the whole text has, like snprintf. */
+FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
+
+/*
+ * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256, any
+ * contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait). Work is
+ * queued on stream; on a CPU it is done on return.
+ */
+FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
+                                     void *workspace, fattn_stream stream);
+
+/*
+ * One shot: plans through a cache of recent plans and executes. device NULL is the one that
+ * fattn_device_open(NULL) opens, kept open. The pointer alignment is taken from the pointers, and the
+ * workspace is allocated where one is needed. With a GPU device and host pointers it copies to the
+ * device and back and waits.
+ */
+FATTN_API fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
+                                       const fattn_buffers *buffers, fattn_stream stream);
+
+/* Frees the cached plans, workspaces and default device of fattn_attention() that are not in use. */
+FATTN_API void fattn_cache_clear(void);
+
+/* FATTN_OK when the device has a kernel for the problem; else the status that fattn_plan_create()
+ * would return, with fattn_last_reason(). Loads nothing. */
+FATTN_API fattn_status fattn_support(fattn_device *device, const fattn_problem *problem);
+
+/* ---------------------------------------------------------------------------------------------------
+ * Merging and inspection
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Two results over disjoint keys, f32. Any lse is contiguous (B, H, S); o strides are in elements. */
+typedef struct fattn_merge_args {
+    size_t struct_size;
+    int64_t batch, heads, seqlen, dim_v;
+    const float *o1, *lse1;
+    const float *o2, *lse2;
+    float *o, *lse; /* may be (o1, lse1) or (o2, lse2), with the same strides */
+    fattn_strides o1_stride, o2_stride, o_stride;
+} fattn_merge_args;
+
+/*
+ * Merges two results: m = max(lse1, lse2), w = exp(lse - m), lse = m + ln(w1 + w2),
+ * o = (w1 o1 + w2 o2) / (w1 + w2). A state with lse = -inf is not read and is the identity; two empty
+ * states give the empty state. Commutative exactly, associative up to rounding.
+ */
+FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream);
+
+/* A rectangle of the dropout pattern: what forward and backward multiply with. */
+typedef struct fattn_dropout_args {
+    size_t struct_size;
+    int64_t batch, heads, seqlen_q, seqlen_k;
+    int64_t batch_offset, head_offset, q_offset, k_offset;
+    double p;
+    uint64_t seed, offset;
+    uint8_t *keep; /* contiguous (batch, heads, seqlen_q, seqlen_k): 1 kept, 0 dropped */
+} fattn_dropout_args;
+
+/* Writes the dropout pattern of a seed, for inspection and tests. */
+FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
+                                          fattn_stream stream);
+
+/* ---------------------------------------------------------------------------------------------------
+ * Messages
+ * ------------------------------------------------------------------------------------------------- */
+
+typedef void (*fattn_log_callback)(void *user, const char *line);
+
+/* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores stderr. */
+FATTN_API void fattn_set_log_callback(fattn_log_callback callback, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The `fattn` command: finds the subcommand, and says what there is. Each subcommand is one file.
+ */
+#define _POSIX_C_SOURCE 200809L /* SIGXFSZ */
+
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/tool.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} commands[] = {
+    {"info", fattn_tool_info, "devices, instruction sets, caches and what each kernel supports"},
+    {"run", fattn_tool_run, "attention on .npy files, forward or backward"},
+    {"check", fattn_tool_check, "a device's kernels against the reference, over drawn problems"},
+    {"explain", fattn_tool_explain, "how a problem would be computed, and why so"},
+    {"bench", fattn_tool_bench, "speed, as a share of what the machine can do"},
+    {"io", fattn_tool_io, "slow-memory traffic: counted, predicted and bounded"},
+};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void print_help(FILE *out)
+{
+    fprintf(out, "usage: fattn COMMAND [OPTION ...]\n\n");
+    for (int i = 0; i < COMMANDS; i++) {
+        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    }
+    fprintf(out, "\n"
+                 "  fattn COMMAND --help   the options of a command\n"
+                 "  fattn --version        the version of the library\n"
+                 "\n"
+                 "exit status:\n"
+                 "  0  success\n"
+                 "  1  a check or a benchmark found a failure\n"
+                 "  2  wrong options or input files\n"
+                 "  3  the device or the library failed\n");
+}
+
+int tool_usage(const char *command, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "fattn %s: ", command);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    return TOOL_USAGE;
+}
+
+int tool_failure(fattn_status status)
+{
+    fprintf(stderr, "fattn: %s: %s\n", fattn_status_string(status), fattn_last_reason());
+    return TOOL_LIBRARY;
+}
+
+void tool_json_string(const char *text)
+{
+    putchar('"');
+    for (const char *c = text; *c; c++) {
+        if (*c == '"' || *c == '\\') {
+            printf("\\%c", *c);
+        } else if ((unsigned char)*c < 0x20) {
+            printf("\\u%04x", (unsigned char)*c);
+        } else {
+            putchar(*c);
+        }
+    }
+    putchar('"');
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return TOOL_USAGE;
+    }
+    const char *const name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        print_help(stdout);
+        return TOOL_OK;
+    }
+    if (strcmp(name, "--version") == 0) {
+        printf("fattn %s\n", fattn_version());
+        return TOOL_OK;
+    }
+    for (int i = 0; i < COMMANDS; i++) {
+        if (strcmp(name, commands[i].name) == 0) {
+            return commands[i].run(argc - 1, argv + 1);
+        }
+    }
+    fprintf(stderr, "fattn: no command \"%s\"; fattn --help lists them\n", name);
+    return TOOL_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+#ifdef SIGXFSZ
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is then an error of write() */
+#endif
+    const int code = dispatch(argc, argv);
+
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "fattn: standard output cannot be written\n");
+        return code == TOOL_OK ? TOOL_LIBRARY : code;
+    }
+    return code;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Command-line options from a table: what a subcommand accepts, where values go and what --help says
+ * are one list. The syntax is that of getopt_long: `--name value` or `--name=value`; lists are comma
+ * separated. What is wrong is one line on stderr. Nothing here allocates.
+ */
+#ifndef FATTN_TOOLS_OPTIONS_H
+#define FATTN_TOOLS_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { OPTION_LIST_MAX = 32, OPTION_WORD_MAX = 64 };
+
+/* What an option takes, and the type that option.value points to. */
+typedef enum option_kind {
+    OPTION_SWITCH,   /* bool: no value */
+    OPTION_TEXT,     /* const char *: anything; points into argv */
+    OPTION_INTEGER,  /* int64_t: min..max */
+    OPTION_UNSIGNED, /* uint64_t */
+    OPTION_REAL,     /* double; inf and nan are read, and left to the library to refuse */
+    OPTION_CHOICE,   /* int: the index of the value in words */
+    OPTION_INTEGERS, /* option_integers: each min..max */
+    OPTION_REALS,    /* option_reals */
+    OPTION_CHOICES,  /* option_choices */
+    OPTION_WORDS,    /* option_words */
+    OPTION_SWITCHES  /* option_choices of 0 and 1: `--name` is 1, `--name=0,1` both */
+} option_kind;
+
+typedef struct option_integers {
+    int count;
+    int64_t at[OPTION_LIST_MAX];
+} option_integers;
+
+typedef struct option_reals {
+    int count;
+    double at[OPTION_LIST_MAX];
+} option_reals;
+
+typedef struct option_choices {
+    int count;
+    int at[OPTION_LIST_MAX];
+} option_choices;
+
+typedef struct option_words {
+    int count;
+    char at[OPTION_LIST_MAX][OPTION_WORD_MAX];
+} option_words;
+
+/* A row of the table. The table ends with a row whose name is NULL. */
+typedef struct option {
+    const char *name; /* without its dashes */
+    option_kind kind;
+    void *value;
+    const char *help;         /* one line; further lines after \n */
+    const char *argument;     /* its name in the help, "FILE.npy"; not for switches and choices */
+    const char *const *words; /* choices, ended by NULL */
+    int64_t min, max;         /* bounds of integers, and for lists of any kind see length */
+    int length;               /* lists: exactly so many values; 0 for any number */
+    bool *given;              /* NULL, or what becomes true when the option is met */
+} option;
+
+typedef struct option_set {
+    const char *command; /* "run" */
+    const char *summary; /* the first lines of --help, without the last newline */
+    const option *table;
+    const char *notes; /* printed after the options, or NULL */
+} option_set;
+
+/* 0: every option of argv[1..argc) is in its place. 1: --help was asked for and printed to stdout.
+ * -1: something is wrong and was reported. */
+int options_parse(const option_set *set, int argc, char **argv);
+
+#endif

@@ -15,8 +15,8 @@
 
 /* Where one sequence of the batch lies, and how its rows and keys are aligned. */
 typedef struct fattn_naive_sequence {
-    int64_t rows, keys;           /* that exist: Sq_b and Sk_b */
-    int64_t own_rows, own_keys;   /* that it has room for: Sq, Sk or the differences of cu_seqlens */
+    int64_t rows, keys;         /* that exist: Sq_b and Sk_b */
+    int64_t own_rows, own_keys; /* that it has room for: Sq, Sk or the differences of cu_seqlens */
     int64_t first_row, first_key; /* its place in packed tensors; 0 without cu_seqlens */
     int64_t q_offset, k_offset;   /* global position of its first row and key */
     int64_t off;                  /* row i stands at i + off on the axis of the local keys */
@@ -43,12 +43,12 @@ typedef struct fattn_naive {
     double *dbias;   /* [b or 1][hq or 1][sq or 1][sk or 1] */
     double *dsink;   /* [hq] */
 
-    double *a_o, *a_dq;   /* [b][hq] */
-    double *a_dk, *a_dv;  /* [b][hk] */
-    double *a_dbias;      /* [b or 1][hq or 1] */
-    double *a_dsink;      /* [hq] */
-    double *x_max;        /* [b][hq]: max of |x| over kept pairs and of |lse| */
-    double *lse_scale;    /* [b][hq][sq]: max(1, |sink|, |scale| sum_c |q_c k_c| + |bias| + |ALiBi|) */
+    double *a_o, *a_dq;  /* [b][hq] */
+    double *a_dk, *a_dv; /* [b][hk] */
+    double *a_dbias;     /* [b or 1][hq or 1] */
+    double *a_dsink;     /* [hq] */
+    double *x_max;       /* [b][hq]: max of |x| over kept pairs and of |lse| */
+    double *lse_scale; /* [b][hq][sq]: max(1, |sink|, |scale| sum_c |q_c k_c| + |bias| + |ALiBi|) */
 
     void *memory; /* all of the above */
 } fattn_naive;
@@ -97,12 +97,12 @@ typedef struct fattn_naive_slice {
     int64_t b, h, hk;
     fattn_naive_sequence seq;
 
-    double *q;       /* [rows][dim] */
-    double *k, *kt;  /* [keys][dim] and its transpose [dim][keys] */
-    double *v, *vt;  /* [keys][dim_v] and its transpose [dim_v][keys] */
-    double *dout;    /* [rows][dim_v]; backward */
-    double *dlse;    /* [rows]; backward, 0 without FATTN_DLSE */
-    double sink;     /* -inf without FATTN_SINK */
+    double *q;      /* [rows][dim] */
+    double *k, *kt; /* [keys][dim] and its transpose [dim][keys] */
+    double *v, *vt; /* [keys][dim_v] and its transpose [dim_v][keys] */
+    double *dout;   /* [rows][dim_v]; backward */
+    double *dlse;   /* [rows]; backward, 0 without FATTN_DLSE */
+    double sink;    /* -inf without FATTN_SINK */
 
     /* Of the row loaded last, [keys]. */
     double *keep;  /* 1 where the pair is kept, else 0 */
@@ -126,7 +126,7 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
 void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *buf,
                                   const fattn_naive_slice *slice, fattn_naive *result);
 
-/* Index of an entry of bias, mask or block mask, and the index in dense dbias of a pair. */
+/* Where a pair counts in result->dbias. */
 int64_t fattn_naive_dbias_index(const fattn_problem *p, const fattn_naive *result,
                                 const fattn_naive_slice *slice, int64_t i, int64_t j);
 
@@ -135,7 +135,7 @@ int64_t fattn_naive_dbias_index(const fattn_problem *p, const fattn_naive *resul
 void fattn_naive_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
 int64_t fattn_naive_dropout_threshold(double probability);
 void fattn_naive_dropout_key(uint64_t seed, uint64_t offset, uint32_t key[2]);
-double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, int64_t h, int64_t i,
-                           int64_t j);
+double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, int64_t h,
+                           int64_t i, int64_t j);
 
 #endif

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rooms and doors: which folder may include from which, and which words belong where.
+
+usage: rooms.py ROOT
+"""
+
+import os
+import re
+import sys
+
+import tap
+
+# folder: folders and files that its files may include, its own being understood. The longest folder that a
+# path begins with is its room.
+DOORS = {
+    "include": [],
+    "core": ["include"],
+    "backends/reference": ["include", "core"],
+    "backends/cpu": ["include", "core"],
+    "backends/gpu": ["include", "core"],
+    "backends/cuda": ["include", "core", "backends/gpu"],
+    "backends/hip": ["include", "core", "backends/gpu"],
+    "tools": ["include", "core/memory.h", "core/dtype.h"],
+    "bench": ["include"],
+    "examples": ["include"],
+    "tests": ["include", "core", "backends", "tools"],
+    "tests/consumer": ["include"],
+}
+
+# Files with doors of their own besides their room's.
+TABLES = ["core/kernel.h", "core/backend.h", "core/io_model.h", "backends/reference"]
+KEYS = {
+    "tools/check.c": TABLES,
+    "tools/io.c": TABLES,
+    "tools/bench.c": TABLES,
+}
+
+# Written by the build: header, and the room that it counts for.
+GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu"}
+
+# (what the code may not say, where it is at home, why). Paths are regular expressions; comments and
+# strings are not code.
+INTRINSIC = r"\b_mm\d*_\w+|\b__m\d{2,3}[di]?\b|\b__builtin_ia32_\w+|\bv(ld|st)1q?_[fsu]\d+\b"
+WORDS = [
+    (INTRINSIC, r"backends/cpu/vec_\w+\.h|tests/.*|bench/.*", "intrinsics live in vec_*.h"),
+    (r"<(x86|imm|xmm|emm|zmm|avx\w*)intrin\.h>|<arm_(neon|bf16)\.h>",
+     r"backends/cpu/vec_\w+\.h|tests/.*|bench/.*", "intrinsics live in vec_*.h"),
+    (r"#\s*pragma\s+omp\b|\bomp_\w+|<omp\.h>", r"backends/cpu/cpu\.c|tests/.*|bench/.*|tools/.*",
+     "threads are started in backends/cpu/cpu.c only"),
+    (r"\bpthread_create\b|\bthrd_create\b", r"tests/.*|bench/.*|tools/.*",
+     "threads are started in backends/cpu/cpu.c only"),
+    (r"\b__(CUDA|HIP|NVCC|CUDACC|HIPCC)\w*|\b__(device|host|global)__\b|\b(cuda|hip)[A-Z]\w*",
+     r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|tests/.*",
+     "CUDA and HIP words live in host_device.h and the GPU folders"),
+    (r"\bgetenv\b", r"core/env\.c|tests/.*|tools/.*|bench/.*", "the environment is read in core/env.c"),
+    (r"\b(malloc|calloc|realloc|aligned_alloc|posix_memalign|strdup|strndup|asprintf|free)\s*\(",
+     r"core/memory\.c|tests/.*|bench/.*|examples/.*|tools/.*", "core/memory.c is the only door to the heap"),
+    (r"\b(abort|exit|_Exit|quick_exit)\s*\(", r"tests/.*|tools/.*|bench/.*|examples/.*",
+     "the library never ends the program"),
+    (r"\b(printf|puts|putchar|perror)\s*\(|\bstdout\b|\bstderr\b",
+     r"core/log\.c|tests/.*|tools/.*|bench/.*|examples/.*", "the library prints through core/log.c only"),
+]
+
+# The core reads like mathematics on any machine: its template headers may not use the C library's.
+TEMPLATES = ("core/online_softmax.h", "core/score.h", "core/philox.h", "core/band.h", "core/dtype.h")
+
+
+def room_of(path):
+    """The room that a path lies in, or None."""
+    rooms = [room for room in DOORS if path == room or path.startswith(room + "/")]
+    return max(rooms, key=len) if rooms else None
+
+
+def without_comments(text, keep_strings=True):
+    """The text with comments (and strings) blanked, lines kept."""
+    def blank(match):
+        token = match.group(0)
+        if token.startswith("/"):
+            return re.sub(r"[^\n]", " ", token)
+        return token if keep_strings else token[0] + token[-1]
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', blank, text,
+                  flags=re.S)
+
+
+def lines_matching(text, pattern):
+    for number, line in enumerate(text.split("\n"), 1):
+        match = re.search(pattern, line)
+        if match:
+            yield number, match
+
+
+def resolve(root, path, name):
+    """The path of an #include "name" in path; None when there is no such file."""
+    if name in GENERATED:
+        return name
+    for base in (os.path.dirname(path), "", "include"):
+        candidate = os.path.normpath(os.path.join(base, name))
+        if os.path.exists(os.path.join(root, candidate)):
+            return candidate
+    return None
+
+
+def may_include(path, target):
+    room = room_of(path)
+    doors = [room] + DOORS[room] + KEYS.get(path, [])
+    if target in GENERATED:
+        return GENERATED[target] in doors
+    home = room_of(target)
+    for door in doors:
+        if door == target or door == home or (home or "").startswith(door + "/"):
+            return True
+    return False
+
+
+def doors(root):
+    """Every include that goes through a wall."""
+    for path in tap.files(root):
+        if room_of(path) is None:
+            yield f"{path}: lies in no room"
+            continue
+        code = without_comments(tap.read(root, path))
+        for number, match in lines_matching(code, r'^\s*#\s*include\s*(?:"([^"]+)"|<(fattn/[^>]+)>)'):
+            name = match.group(1) or match.group(2)
+            target = resolve(root, path, name)
+            if target is None:
+                yield f"{path}:{number}: {name} is neither a file of ours nor made by the build"
+            elif not may_include(path, target):
+                yield f"{path}:{number}: {room_of(path)} may not include {target}"
+
+
+def words(root):
+    """Every word that is not at home."""
+    for path in tap.files(root):
+        text = tap.read(root, path)
+        code = without_comments(text, keep_strings=False)
+        for pattern, home, why in WORDS:
+            if re.fullmatch(home, path):
+                continue
+            for number, match in lines_matching(code, pattern):
+                yield f"{path}:{number}: {match.group(0)}: {why}"
+
+
+def backend_names(root):
+    """Every backend's name in a string of the core: the registry knows them from the build alone."""
+    folder = os.path.join(root, "backends")
+    names = [n for n in os.listdir(folder) if os.path.isdir(os.path.join(folder, n)) and n != "gpu"]
+    if not names:
+        return
+    pattern = r'"[^"]*\b(' + "|".join(map(re.escape, names)) + r')\b[^"]*"'
+    for path in tap.files(root, rooms=["core"]):
+        code = re.sub(r"^\s*#\s*include.*", "", without_comments(tap.read(root, path)), flags=re.M)
+        for number, match in lines_matching(code, pattern):
+            yield f"{path}:{number}: the core names backend {match.group(1)}"
+
+
+def templates(root):
+    """Template headers that include more than they may."""
+    allowed = r"<(stddef|stdint|stdbool|string)\.h>"
+    for path in TEMPLATES:
+        if not os.path.exists(os.path.join(root, path)):
+            continue
+        for number, match in lines_matching(without_comments(tap.read(root, path)),
+                                            r"^\s*#\s*include\s*(<[^>]+>)"):
+            if not re.fullmatch(allowed, match.group(1)):
+                yield f"{path}:{number}: a template header may not include {match.group(1)}"
+
+
+def results(root):
+    return [
+        ("rooms include through doors", doors(root)),
+        ("words are at home", words(root)),
+        ("core names no backend", backend_names(root)),
+        ("template headers need no C library", templates(root)),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(tap.report(results(sys.argv[1])))

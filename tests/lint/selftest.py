@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every lint finds the violation that is planted for it, and nothing in its tidy twin.
+
+usage: selftest.py
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import environment
+import execstack
+import format as formatting
+import headers
+import rooms
+import shared_object
+import spdx
+import tap
+
+SPDX_C = "/* SPDX-License-Identifier: Apache-2.0 */\n"
+
+# title, lint(root) -> findings, a tidy tree, a tree with the violation planted (path: text)
+TREES = [
+    ("core includes a backend", rooms.doors,
+     {"core/a.c": '#include "core/a.h"\n#include "fattn/fattn.h"\n#include "core/backends.inc"\n',
+      "core/a.h": "", "include/fattn/fattn.h": '#include "fattn/version.h"\n', "include/fattn/version.h": ""},
+     {"core/a.c": '#include "backends/cpu/b.h"\n', "backends/cpu/b.h": ""}),
+    ("a backend includes another", rooms.doors,
+     {"backends/cpu/a.c": '#include "a.h"\n#include "core/c.h"\n#include "backends/cpu/isas.inc"\n',
+      "backends/cpu/a.h": "", "core/c.h": ""},
+     {"backends/cpu/a.c": '#include "../reference/b.h"\n', "backends/reference/b.h": ""}),
+    ("include/ includes core", rooms.doors,
+     {"include/fattn/fattn.h": '#include <stddef.h>\n'},
+     {"include/fattn/fattn.h": '#include "core/a.h"\n', "core/a.h": ""}),
+    ("cuda includes gpu, cpu does not", rooms.doors,
+     {"backends/cuda/a.c": '#include "backends/gpu/g.h"\n', "backends/gpu/g.h": ""},
+     {"backends/cpu/a.c": '#include "backends/gpu/g.h"\n', "backends/gpu/g.h": ""}),
+    ("a tool without the key looks inside", rooms.doors,
+     {"tools/check.c": '#include "core/kernel.h"\n', "core/kernel.h": ""},
+     {"tools/info.c": '#include "core/kernel.h"\n', "core/kernel.h": ""}),
+    ("an example includes core", rooms.doors,
+     {"examples/a.c": "#include <fattn/fattn.h>\n", "include/fattn/fattn.h": ""},
+     {"examples/a.c": '#include "core/a.h"\n', "core/a.h": ""}),
+    ("an include that is no file", rooms.doors,
+     {"core/a.c": '/* #include "nowhere.h" */\n'},
+     {"core/a.c": '#include "nowhere.h"\n'}),
+    ("intrinsics outside vec_*.h", rooms.words,
+     {"backends/cpu/vec_a.h": "__m256 x = _mm256_setzero_ps();\n"},
+     {"backends/cpu/a.c": "__m256 x = _mm256_setzero_ps();\n"}),
+    ("an intrinsics header outside vec_*.h", rooms.words,
+     {"backends/cpu/vec_a.h": "#include <immintrin.h>\n"}, {"core/a.h": "#include <immintrin.h>\n"}),
+    ("threads outside cpu.c", rooms.words,
+     {"backends/cpu/cpu.c": "#pragma omp parallel\n"},
+     {"backends/cpu/a.c": "#pragma omp parallel\n"}),
+    ("a thread in the core", rooms.words,
+     {"core/a.c": "pthread_mutex_lock(&m); /* pthread_create */\n"}, {"core/a.c": "pthread_create(&t, 0, f, 0);\n"}),
+    ("CUDA words in the core", rooms.words,
+     {"core/host_device.h": "#ifdef __CUDACC__\n#endif\n"}, {"core/a.h": "#ifdef __CUDACC__\n#endif\n"}),
+    ("getenv outside env.c", rooms.words,
+     {"core/env.c": 'getenv("X");\n'}, {"backends/cpu/a.c": 'getenv("X");\n'}),
+    ("malloc outside memory.c", rooms.words,
+     {"core/memory.c": "malloc(1);\n"}, {"core/plan.c": "malloc(1);\n"}),
+    ("abort in the library", rooms.words,
+     {"core/a.c": "// abort()\nassert(x);\n"}, {"core/a.c": "abort();\n"}),
+    ("printing outside log.c", rooms.words,
+     {"core/a.c": 'snprintf(text, 4, "printf()");\n'}, {"core/a.c": 'printf("x");\n'}),
+    ("the core names a backend", rooms.backend_names,
+     {"core/a.c": '/* "reference" */ char *s = "cpus";\n', "backends/reference/a.c": "", "backends/cpu/b.c": ""},
+     {"core/a.c": 'char *s = "the reference backend";\n', "backends/reference/a.c": ""}),
+    ("a template header with math.h", rooms.templates,
+     {"core/score.h": "#include <stdint.h>\n"}, {"core/score.h": "#include <math.h>\n"}),
+    ("an undocumented variable", lambda root: flat(environment.results(root)),
+     {"core/env.c": 'f("FATTN_A"); /* "FATTN_B" */\n', "docs/BUILDING.md": "| `FATTN_A=n` | x |\n"},
+     {"core/env.c": 'f("FATTN_A"), f("FATTN_B");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n`FATTN_B`\n"}),
+    ("a documented variable that is not read", lambda root: flat(environment.results(root)),
+     {"core/env.c": 'f("FATTN_A");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n"},
+     {"core/env.c": 'f("FATTN_A");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n| `FATTN_B` | x |\n"}),
+    ("no SPDX line in C", spdx.missing,
+     {"core/a.c": SPDX_C, "tools/x": "not a script\n"}, {"core/a.c": "int x;\n"}),
+    ("no SPDX line in a script", spdx.missing,
+     {"tools/x": "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\n"}, {"tools/x": "#!/bin/sh\n"}),
+    ("the SPDX line is another's", spdx.missing,
+     {"core/meson.build": "# SPDX-License-Identifier: Apache-2.0\n"},
+     {"core/meson.build": "# SPDX-License-Identifier: MIT\n"}),
+    ("a space at the end of a line", formatting.plain_text,
+     {"docs/a.md": "a\n"}, {"docs/a.md": "a \n"}),
+    ("a tab", formatting.plain_text, {"core/a.c": "int x;\n"}, {"core/a.c": "\tint x;\n"}),
+    ("no newline at the end", formatting.plain_text, {"a.md": "a\n"}, {"a.md": "a"}),
+    ("a line too wide", formatting.plain_text,
+     {"core/a.c": "/* " + 94 * "x" + " */\n"}, {"core/a.c": "/* " + 95 * "x" + " */\n"}),
+    ("C that is not formatted", formatting.c_format,
+     {"core/a.c": "int f(int a) { return a; }\n"}, {"core/a.c": "int f( int a ) {return a;}\n"}),
+]
+
+
+def flat(results):
+    return [finding for _, findings in results for finding in findings]
+
+
+def plant(folder, files):
+    for path, text in files.items():
+        os.makedirs(os.path.dirname(os.path.join(folder, path)) or folder, exist_ok=True)
+        with open(os.path.join(folder, path), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def findings_in(lint, files):
+    with tempfile.TemporaryDirectory() as folder:
+        plant(folder, files)
+        if os.path.exists(os.path.join(TOP, ".clang-format")):
+            shutil.copy(os.path.join(TOP, ".clang-format"), folder)
+        found = lint(folder)
+        return found if isinstance(found, tap.Skip) else list(found)
+
+
+def judge(tidy, planted):
+    """What is wrong with a lint that says these two things."""
+    if isinstance(planted, tap.Skip):
+        return planted
+    return ([f"found in the tidy twin: {f}" for f in tidy] +
+            ([] if planted else ["did not find the planted violation"]))
+
+
+def compiled(folder, name, text, *flags):
+    """Compiles text to folder/name."""
+    source = os.path.join(folder, name + ".c")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write(text)
+    out = os.path.join(folder, name)
+    subprocess.run(CC + [*flags, "-o", out, source], check=True, capture_output=True)
+    return out
+
+
+def header_case(folder):
+    plant(folder, {"good.h": "static inline int f(int a) { return a; }\n",
+                   "bad.h": "size_t missing_include(void);\n", "warns.h": "int f();\n"})
+    found = {n: headers.compile_alone(folder, "c11", CC, n) for n in ("good.h", "bad.h", "warns.h")}
+    yield "a header that needs another first", judge(found["good.h"], found["bad.h"])
+    yield "a header that warns", judge(found["good.h"], found["warns.h"])
+
+
+def stack_case(folder):
+    code = "int main(void) { return 0; }\n"
+    blob = '__asm__(".section .note.GNU-stack,\\"x\\",@progbits\\n.text\\n");\n'
+    yield "an object that asks for an executable stack", judge(
+        execstack.object_file(compiled(folder, "good.o", code, "-c")),
+        execstack.object_file(compiled(folder, "bad.o", blob + code, "-c")))
+    bare = os.path.join(folder, "bare.o")
+    subprocess.run(["objcopy", "--remove-section=.note.GNU-stack", os.path.join(folder, "good.o"), bare],
+                   check=True)
+    yield "an object without the section", judge([], execstack.object_file(bare))
+    yield "a program with an executable stack", judge(
+        execstack.image(compiled(folder, "good", code)),
+        execstack.image(compiled(folder, "bad", code, "-Wl,-z,execstack")))
+
+
+def library_case(folder):
+    plant(folder, {"include/fattn/fattn.h":
+                   "FATTN_API int a(void);\nFATTN_API const char *\nb(int x);\n/* FATTN_API int c(void); */\n"})
+    good = compiled(folder, "good.so", "int a(void) { return 0; } int b(int x) { return x; }\n",
+                    "-shared", "-fPIC", "-Wl,-soname,libfattn.so.0", "-Wl,--no-as-needed", "-lm")
+    more = compiled(folder, "more.so", "int a(void) { return 0; } int b(int x) { return x; } int c;\n",
+                    "-shared", "-fPIC")
+    less = compiled(folder, "less.so", "int a(void) { return 0; }\n", "-shared", "-fPIC",
+                    "-Wl,--no-as-needed", "-lutil", "-Wl,-soname,libfattn.so.1")
+    def says(library):
+        return [list(findings) for _, findings in shared_object.results(folder, "0", library)]
+    tidy = says(good)
+    yield "a symbol that leaks", judge(tidy[1], says(more)[1])
+    yield "a function that is not exported", judge(tidy[1], says(less)[1])
+    yield "no SONAME", judge(tidy[2], says(more)[2])
+    yield "another SONAME", judge(tidy[2], says(less)[2])
+    other = compiled(folder, "other.so", "int x;\n", "-shared", "-fPIC", "-Wl,-soname,libother.so.1")
+    needy = compiled(folder, "needy.so", "int y;\n", "-shared", "-fPIC", "-Wl,--no-as-needed", other)
+    yield "a library that needs another", judge(tidy[3], says(needy)[3])
+
+
+def report_case():
+    """A lint that finds nothing to look at, or something wrong, fails."""
+    def status(results):
+        done = subprocess.run([sys.executable, "-c", f"import tap, sys; sys.exit(tap.report({results!r}))"],
+                              capture_output=True, cwd=os.path.dirname(os.path.abspath(__file__)), check=False)
+        return done.returncode
+    expected = [([], 1), ([("a", ["wrong"])], 1), ([("a", ["wrong"]), ("b", [])], 1), ([("a", [])], 0)]
+    return [f"{results!r}: exit status {status(results)}" for results, want in expected if status(results) != want]
+
+
+def results():
+    for title, lint, tidy, planted in TREES:
+        yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
+    for case in (header_case, stack_case, library_case):
+        with tempfile.TemporaryDirectory() as folder:
+            yield from case(folder)
+    yield "the report fails when it should", report_case()
+
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+CC = sys.argv[1:] or ["cc"]
+
+if __name__ == "__main__":
+    sys.exit(tap.report(results()))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libfattn.so exports the functions that fattn.h declares and nothing else, is named as promised, and
+needs only the C library and OpenMP.
+
+usage: shared_object.py ROOT SOVERSION [LIBRARY]
+"""
+
+import re
+import subprocess
+import sys
+
+import rooms
+import tap
+
+HEADER = "include/fattn/fattn.h"
+
+# libc in its parts (older C libraries keep some of it apart), and the OpenMP of gcc and of clang.
+NEEDED = r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux[\w.-]*|libgomp\.so\.1|lib(omp|iomp5)\.so(\.5)?"
+
+
+def declared(root):
+    """Functions that the public header declares FATTN_API."""
+    code = rooms.without_comments(tap.read(root, HEADER))
+    return set(re.findall(r"^FATTN_API\b[^;{]*?\b(\w+)\s*\(", code, flags=re.M))
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def exported(library):
+    return {line.split()[-1].split("@")[0] for line in run("nm", "-D", "--defined-only", library).splitlines()}
+
+
+def dynamic(library, tag):
+    return re.findall(rf"\({tag}\).*\[(.*)\]", run("readelf", "-d", library))
+
+
+def compare(names, found):
+    return ([f"{name} is declared in {HEADER} and not exported" for name in sorted(names - found)] +
+            [f"{name} is exported and not declared in {HEADER}" for name in sorted(found - names)])
+
+
+def results(root, soversion, library=None):
+    names = declared(root)
+    yield "fattn.h declares functions", [] if names else [f"{HEADER}: no FATTN_API function"]
+    if library is None:
+        yield "exported symbols", tap.Skip("this build has no shared library")
+        return
+    yield "exported symbols are fattn.h's", compare(names, exported(library))
+    soname = dynamic(library, "SONAME")
+    yield "SONAME", [] if soname == [f"libfattn.so.{soversion}"] else [f"{library}: SONAME is {soname}"]
+    yield "needs only libc, libm and OpenMP", [
+        f"{library}: needs {name}" for name in dynamic(library, "NEEDED") if not re.fullmatch(NEEDED, name)]
+
+
+if __name__ == "__main__":
+    sys.exit(tap.report(results(*sys.argv[1:])))

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * TAP for plain C test programs: a line for each check and the count at the end. For programs that
+ * must run unchanged under valgrind, under qemu and on other processors.
+ */
+#ifndef FATTN_TESTS_TAP_H
+#define FATTN_TESTS_TAP_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+static int tap_count, tap_failures;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static inline void tap_check(bool passed, const char *format, ...)
+{
+    va_list arguments;
+    printf("%s %d - ", passed ? "ok" : "not ok", ++tap_count);
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    printf("\n");
+    fflush(stdout);
+    tap_failures += !passed;
+}
+
+/* For main to return: 0 when every check passed. A program without a check has failed. */
+static inline int tap_done(void)
+{
+    printf("1..%d\n", tap_count);
+    return tap_failures != 0 || tap_count == 0;
+}
+
+#endif

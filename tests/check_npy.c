@@ -1,0 +1,904 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The .npy reader and writer, as a TAP program:
+ *
+ *     check_npy CORPUS              runs the tests; CORPUS is tests/npy_corpus
+ *     check_npy seeds CORPUS        writes the specimens below as files: the fuzzer's seeds
+ *     check_npy cat [--bf16] IN OUT reads IN and writes OUT; for the comparison with NumPy
+ */
+#define _XOPEN_SOURCE 700
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/memory.h"
+#include "core/status.h"
+#include "tools/npy.h"
+
+/* ---------------------------------------------------------------------------------------------------
+ * TAP
+ * ------------------------------------------------------------------------------------------------- */
+
+static int tests, failures;
+
+FATTN_PRINTF(2, 3) static void ok(int passed, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    printf("%s %d - ", passed ? "ok" : "not ok", ++tests);
+    vprintf(format, list);
+    putchar('\n');
+    va_end(list);
+    failures += !passed;
+}
+
+/* Ends the program: the machine, not the reader, is at fault. */
+static void need(int works, const char *what)
+{
+    if (works) return;
+    printf("Bail out! %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Files and the folder that they live in
+ * ------------------------------------------------------------------------------------------------- */
+
+static char folder[512];
+
+/* A path in the folder; it lives as long as the program. */
+static const char *in_folder(const char *name)
+{
+    static char paths[64][1024];
+    static int used;
+    char path[sizeof paths[0]];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    for (int i = 0; i < used; i++) {
+        if (!strcmp(paths[i], path)) return paths[i];
+    }
+    need(used < 64, "more than 64 paths");
+    return strcpy(paths[used++], path);
+}
+
+static void put_file(const char *path, const void *bytes, size_t size)
+{
+    FILE *const file = fopen(path, "wb");
+    need(file && fwrite(bytes, 1, size, file) == size && fclose(file) == 0, path);
+}
+
+/* Bytes of the file, at most room of them into bytes; -1 without the file. */
+static long get_file(const char *path, void *bytes, size_t room)
+{
+    FILE *const file = fopen(path, "rb");
+    if (!file) return -1;
+    const size_t size = fread(bytes, 1, room, file);
+    fclose(file);
+    return (long)size;
+}
+
+/* Entries of the folder; with clear set they are removed. */
+static int entries(int clear)
+{
+    int count = 0;
+    DIR *const dir = opendir(folder);
+    need(dir != NULL, folder);
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        count++;
+        char path[1024];
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (clear) remove(path);
+    }
+    closedir(dir);
+    return count;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Specimens: one file of every kind, good or bad
+ * ------------------------------------------------------------------------------------------------- */
+
+enum { FILE_MAX = 1 << 17 };
+
+typedef struct specimen {
+    const char *name;
+    const char *reason; /* part of the refusal; NULL for a valid file */
+    const char *header;
+    int data;    /* bytes after the header: 1, 2, 3 ... */
+    int version; /* 0 means 1 */
+    int minor;
+    int announce; /* header length to announce, where it is not the true one */
+    int keep;     /* bytes of the file to keep, where not all */
+    const char *magic;
+    int as_bf16;
+} specimen;
+
+#define SHAPE(shape) "{'descr': '<f4', 'fortran_order': False, 'shape': " shape ", }          \n"
+#define DESCR(descr) "{'descr': " descr ", 'fortran_order': False, 'shape': (2,), }           \n"
+
+static const specimen specimens[] = {
+    {"f2", NULL, DESCR("'<f2'"), .data = 4},
+    {"f4", NULL, DESCR("'<f4'"), .data = 8},
+    {"f8-big", NULL, DESCR("'>f8'"), .data = 16},
+    {"bool", NULL, DESCR("'|b1'"), .data = 2},
+    {"i1", NULL, DESCR("'|i1'"), .data = 2},
+    {"u1", NULL, DESCR("'|u1'"), .data = 2},
+    {"i2-big", NULL, DESCR("'>i2'"), .data = 4},
+    {"i4", NULL, DESCR("'<i4'"), .data = 8},
+    {"i8", NULL, DESCR("'<i8'"), .data = 16},
+    {"u2", NULL, DESCR("'<u2'"), .data = 4},
+    {"u4-big", NULL, DESCR("'>u4'"), .data = 8},
+    {"u8", NULL, DESCR("'<u8'"), .data = 16},
+    {"bf16-u2", NULL, DESCR("'<u2'"), .data = 4, .as_bf16 = 1},
+    {"bf16-v2", NULL, DESCR("'|V2'"), .data = 4, .as_bf16 = 1},
+    {"scalar", NULL, SHAPE("()"), .data = 4},
+    {"empty", NULL, SHAPE("(3, 0, 5)"), .data = 0},
+    {"rank-8", NULL, SHAPE("(1, 2, 1, 1, 2, 1, 1, 1)"), .data = 16},
+    {"version-2", NULL, SHAPE("(2, 2)"), .data = 16, .version = 2},
+    {"version-3", NULL, SHAPE("(2, 2)"), .data = 16, .version = 3},
+    {"fortran", NULL, "{'descr': '>f4', 'fortran_order': True, 'shape': (2, 3), }\n", .data = 24},
+    {"long-integers", NULL, SHAPE("(2L, 1L)"), .data = 8},
+    {"other-spelling", NULL, "{\"shape\":(1,2),\"fortran_order\":False,\"descr\":\"<f4\"}",
+     .data = 8},
+
+    {"nothing", "0 bytes are too few", "", .keep = -1},
+    {"magic-alone", "6 bytes are too few", "", .keep = 6},
+    {"magic-wrong", "not an .npy file", SHAPE("(2,)"), .data = 8, .magic = "\x93NUMPX"},
+    {"zip", "not an .npy file", SHAPE("(2,)"), .data = 8, .magic = "PK\3\4\0\0"},
+    {"version-0", "version 0.0 is not", SHAPE("(2,)"), .data = 8, .version = -1},
+    {"version-4", "version 4.0 is not", SHAPE("(2,)"), .data = 8, .version = 4},
+    {"version-1.1", "version 1.1 is not", SHAPE("(2,)"), .data = 8, .minor = 1},
+    {"header-too-long", "a header of 65536 bytes exceeds the limit of 65535", SHAPE("(2,)"),
+     .data = 8, .version = 2, .announce = 65536},
+    {"header-4-gib", "a header of 2147483647 bytes exceeds", SHAPE("(2,)"), .data = 8, .version = 2,
+     .announce = 0x7fffffff},
+    {"header-past-end", "a header of 5000 bytes is announced where", SHAPE("(2,)"), .data = 8,
+     .announce = 5000},
+    {"header-short", "the header ends where a colon", SHAPE("(2,)"), .data = 8, .announce = 8},
+    {"header-eats-data", "byte 68 of the header is 0x01, not printable ASCII", SHAPE("(2,)"),
+     .data = 8, .announce = 70},
+    {"header-empty", "the header ends where a dictionary", "", .data = 8},
+    {"header-blank", "the header ends where a dictionary", "        \n", .data = 8},
+    {"header-list", "has \"[]\" at byte 0 where a dictionary", "[]", .data = 8},
+    {"header-open", "the header ends where a key", "{'descr': '<f4', ", .data = 8},
+    {"header-open-shape", "the header ends where the size of an axis", "{'shape': (3, ", .data = 8},
+    {"header-open-string", "where a key should", "{'descr: ", .data = 8},
+    {"trailing-garbage", "has \"x\" at byte 66 where nothing but blanks",
+     "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }         x", .data = 8},
+    {"two-dictionaries", "has \"{}\" at byte 57 where nothing",
+     "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }{}", .data = 8},
+    {"non-ascii", "byte 2 of the header is 0xc3, not printable ASCII", "{'\xc3\xa9': 1}", .data = 8,
+     .version = 3},
+    {"nul", "byte 1 of the header is 0x00, not", "{", .data = 8, .announce = 2},
+    {"escape", "where a key should follow", "{'de\\x73cr': '<f4'}", .data = 8},
+    {"no-descr", "the header has no 'descr'", "{'fortran_order': False, 'shape': (2,), }",
+     .data = 8},
+    {"no-order", "the header has no 'fortran_order'", "{'descr': '<f4', 'shape': (2,), }",
+     .data = 8},
+    {"no-shape", "the header has no 'shape'", "{'descr': '<f4', 'fortran_order': False}",
+     .data = 8},
+    {"no-keys", "the header has no 'descr'", "{}", .data = 8},
+    {"descr-twice", "the header has 'descr' twice", "{'descr': '<f4', 'descr': '<f4', }",
+     .data = 8},
+    {"shape-twice", "the header has 'shape' twice", "{'shape': (2,), 'shape': (2,), }", .data = 8},
+    {"unknown-key", "the header has the unknown key 'strides'", "{'strides': (1,)}", .data = 8},
+    {"number-key", "where a key should", "{3: 4}", .data = 8},
+    {"no-colon", "where a colon should", "{'descr' '<f4'}", .data = 8},
+    {"no-comma", "where a comma or the end", "{'descr': '<f4' 'shape': (2,)}", .data = 8},
+    {"comma-alone", "where a key should", "{,}", .data = 8},
+
+    {"object", "dtype '|O' is not one of", DESCR("'|O'"), .data = 8},
+    {"structured", "the dtype is structured", DESCR("[('x', '<f4'), ('y', '<i4')]"), .data = 16},
+    {"sub-array", "where the string of a dtype", DESCR("('<f4', (2,))"), .data = 16},
+    {"descr-number", "where the string of a dtype", DESCR("4"), .data = 8},
+    {"descr-empty", "dtype '' is not one of", DESCR("''"), .data = 8},
+    {"descr-order-alone", "dtype '<' is not one of", DESCR("'<'"), .data = 8},
+    {"complex", "dtype '<c8' is not one of", DESCR("'<c8'"), .data = 16},
+    {"long-double", "dtype '<f16' is not one of", DESCR("'<f16'"), .data = 32},
+    {"datetime", "dtype '<M8[ns]' is not one of", DESCR("'<M8[ns]'"), .data = 16},
+    {"unicode", "dtype '<U1' is not one of", DESCR("'<U1'"), .data = 8},
+    {"no-order-mark", "dtype 'f4' is not one of", DESCR("'f4'"), .data = 8},
+    {"native-order", "dtype '=f4' is not one of", DESCR("'=f4'"), .data = 8},
+    {"order-unknown", "dtype '|f4' has no byte order", DESCR("'|f4'"), .data = 8},
+    {"raw-bytes", "dtype '|V2' is raw bytes, readable only as bf16", DESCR("'|V2'"), .data = 4},
+    {"raw-bytes-4", "dtype '|V4' is not one of", DESCR("'|V4'"), .data = 8, .as_bf16 = 1},
+
+    {"order-number", "where True or False", "{'fortran_order': 1}", .data = 8},
+    {"order-string", "where True or False", "{'fortran_order': 'True'}", .data = 8},
+    {"order-longer", "where a comma or the end", "{'fortran_order': Falsehood}", .data = 8},
+    {"order-cut", "where True or False", "{'fortran_order': Fal", .data = 8},
+
+    {"shape-list", "where the tuple of a shape", SHAPE("[2]"), .data = 8},
+    {"shape-number", "where the tuple of a shape", SHAPE("2"), .data = 8},
+    {"shape-no-tuple", "where a comma should", SHAPE("(2)"), .data = 8},
+    {"shape-comma", "where the size of an axis", SHAPE("(,)"), .data = 8},
+    {"shape-commas", "where the size of an axis", SHAPE("(2,,)"), .data = 8},
+    {"shape-nested", "where the size of an axis", SHAPE("((2,),)"), .data = 8},
+    {"shape-deep", "where the size of an axis", SHAPE("((((((((((((((((((((((((2,)"), .data = 8},
+    {"shape-float", "where a comma should", SHAPE("(2.0,)"), .data = 8},
+    {"shape-exponent", "where a comma should", SHAPE("(2e1,)"), .data = 8},
+    {"shape-hex", "where a comma should", SHAPE("(0x2,)"), .data = 8},
+    {"shape-octal", "where the size of an axis", SHAPE("(02,)"), .data = 8},
+    {"shape-plus", "where the size of an axis", SHAPE("(+2,)"), .data = 8},
+    {"shape-word", "where the size of an axis", SHAPE("(True,)"), .data = 8},
+    {"shape-spaced", "where a comma should", SHAPE("(1 2,)"), .data = 8},
+    {"shape-long-3", "where a comma should", SHAPE("(2L,)"), .data = 8, .version = 3},
+    {"shape-negative", "axis 1 of the shape is negative: -3", SHAPE("(2, -3)"), .data = 8},
+    {"shape-minus", "where the size of an axis", SHAPE("(-,)"), .data = 8},
+    {"shape-rank-9", "the shape has more than 8 axes", SHAPE("(1, 1, 1, 1, 1, 1, 1, 1, 1)"),
+     .data = 4},
+    {"shape-2-63", "axis 0 of the shape does not fit in 63 bits", SHAPE("(9223372036854775808,)"),
+     .data = 8},
+    {"shape-digits", "axis 1 of the shape does not fit in 63 bits",
+     SHAPE("(2, 99999999999999999999999999999999999999999999999)"), .data = 8},
+    {"shape-max", "(9223372036854775807,) of f32 has too many bytes to count",
+     SHAPE("(9223372036854775807,)"), .data = 8},
+    {"shape-product", "(4294967296, 4294967296) of f32 has too many bytes",
+     SHAPE("(4294967296, 4294967296)"), .data = 8},
+    {"shape-product-0", "(0, 4294967296, 4294967296) of f32 has too many bytes",
+     SHAPE("(0, 4294967296, 4294967296)"), .data = 0},
+    {"shape-large", "(1099511627776,) of f32 needs 4398046511104 bytes of data and the file has 8",
+     SHAPE("(1099511627776,)"), .data = 8},
+    {"data-missing", "(2,) of f32 needs 8 bytes of data and the file has 0", SHAPE("(2,)"),
+     .data = 0},
+    {"data-cut", "(2,) of f32 needs 8 bytes of data and the file has 7", SHAPE("(2,)"), .data = 7},
+    {"data-trailing", "1 bytes follow the data of shape (2,) of f32", SHAPE("(2,)"), .data = 9},
+    {"data-of-empty", "4 bytes follow the data of shape (0,) of f32", SHAPE("(0,)"), .data = 4},
+};
+
+enum { SPECIMENS = sizeof specimens / sizeof *specimens };
+
+/* Writes the specimen into file and returns its size. */
+static size_t specimen_make(const specimen *s, unsigned char file[FILE_MAX])
+{
+    const size_t text = strlen(s->header);
+    const int version = s->version < 0 ? 0 : s->version ? s->version : 1;
+    const size_t announced = s->announce ? (size_t)s->announce : text;
+    const size_t start = version < 2 ? 10 : 12;
+    memcpy(file, s->magic ? s->magic : "\x93NUMPY", 6);
+    file[6] = (unsigned char)version, file[7] = (unsigned char)s->minor;
+    for (size_t i = 8; i < start; i++) file[i] = (unsigned char)(announced >> 8 * (i - 8));
+    memcpy(file + start, s->header, text);
+    size_t size = start + text;
+    /* Where the header announces a byte more than "{" has, that byte is NUL. */
+    for (int i = 0; i < s->data; i++) file[size++] = (unsigned char)(s->announce == 2 ? i : i + 1);
+    return s->keep ? (size_t)(s->keep > 0 ? s->keep : 0) : size;
+}
+
+static void specimen_path(const specimen *s, const char *corpus, char path[1024])
+{
+    snprintf(path, 1024, "%s/%s-%s%s.npy", corpus, s->reason ? "hostile" : "valid", s->name,
+             s->as_bf16 ? ".bf16" : "");
+}
+
+/* A refusal is one printable line, begins with the path, takes no memory and leaves *out alone. */
+static int refused(const char *path, int as_bf16, const char *reason)
+{
+    npy_array out, before;
+    char why[2048];
+    memset(&out, 0x5a, sizeof out);
+    before = out;
+    const int64_t alive = fattn_memory_alive();
+    fattn_memory_fail_at(1);
+    const int failed = npy_read(path, as_bf16, &out, why, sizeof why);
+    const int took_memory = fattn_memory_fail_at(0);
+    if (!failed) npy_free(&out);
+    const int fine = failed && !took_memory && !memcmp(&out, &before, sizeof out) &&
+                     !strncmp(why, path, strlen(path)) && strstr(why, reason) &&
+                     !strpbrk(why, "\n\r\t") && fattn_memory_alive() == alive;
+    if (!fine) printf("# %s\n", failed ? why : "was read");
+    return fine;
+}
+
+static void test_specimens(const char *corpus)
+{
+    static unsigned char file[FILE_MAX], stored[FILE_MAX];
+    for (int i = 0; i < SPECIMENS; i++) {
+        const specimen *const s = &specimens[i];
+        char path[1024], why[2048];
+        const size_t size = specimen_make(s, file);
+        specimen_path(s, corpus, path);
+        ok(get_file(path, stored, sizeof stored) == (long)size && !memcmp(file, stored, size),
+           "%s is in the corpus", s->name);
+        if (s->reason) {
+            ok(refused(path, s->as_bf16, s->reason), "%s: %s", s->name, s->reason);
+            continue;
+        }
+        npy_array array;
+        const int failed = npy_read(path, s->as_bf16, &array, why, sizeof why);
+        ok(!failed && array.count * (int64_t)array.item == s->data, "%s is read %s", s->name,
+           failed ? why : "");
+        if (!failed) npy_free(&array);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Elements
+ * ------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *code;
+    npy_kind kind;
+    size_t item;
+    int as_bf16;
+} dtypes[] = {
+    {"f2", NPY_F16, 2, 0},  {"f4", NPY_F32, 4, 0},  {"f8", NPY_F64, 8, 0}, {"b1", NPY_BOOL, 1, 0},
+    {"i1", NPY_I8, 1, 0},   {"i2", NPY_I16, 2, 0},  {"i4", NPY_I32, 4, 0}, {"i8", NPY_I64, 8, 0},
+    {"u1", NPY_U8, 1, 0},   {"u2", NPY_U16, 2, 0},  {"u4", NPY_U32, 4, 0}, {"u8", NPY_U64, 8, 0},
+    {"u2", NPY_BF16, 2, 1}, {"V2", NPY_BF16, 2, 1}, {"f4", NPY_F32, 4, 1},
+};
+
+static const struct {
+    int rank;
+    int64_t shape[NPY_RANK_MAX];
+    const char *text;
+} shapes[] = {
+    {0, {0}, "()"},
+    {1, {5}, "(5,)"},
+    {1, {0}, "(0,)"},
+    {2, {3, 5}, "(3, 5)"},
+    {2, {7, 0}, "(7, 0)"},
+    {3, {4, 1, 3}, "(4, 1, 3)"},
+    {4, {2, 3, 4, 5}, "(2, 3, 4, 5)"},
+    {8, {2, 1, 3, 2, 1, 2, 2, 3}, "(2, 1, 3, 2, 1, 2, 2, 3)"},
+    {2, {211, 101}, "(211, 101)"}, /* of f8 more than two of the reader's chunks */
+};
+
+enum { DTYPES = sizeof dtypes / sizeof *dtypes, SHAPES = sizeof shapes / sizeof *shapes };
+
+/* The bit pattern that stands at place i in C order: no two bytes of an item alike. */
+static uint64_t pattern(int64_t i)
+{
+    return (uint64_t)i * UINT64_C(0x9e3779b97f4a7c15) + UINT64_C(0x0123456789abcdef);
+}
+
+static uint64_t element(const npy_array *array, int64_t i)
+{
+    const unsigned char *const at = (const unsigned char *)array->data + (size_t)i * array->item;
+    uint8_t u1;
+    uint16_t u2;
+    uint32_t u4;
+    uint64_t u8;
+    switch (array->item) {
+    case 1: return memcpy(&u1, at, 1), u1;
+    case 2: return memcpy(&u2, at, 2), u2;
+    case 4: return memcpy(&u4, at, 4), u4;
+    default: return memcpy(&u8, at, 8), u8;
+    }
+}
+
+static int holds_pattern(const npy_array *array)
+{
+    const uint64_t mask = UINT64_MAX >> (64 - 8 * array->item);
+    for (int64_t i = 0; i < array->count; i++) {
+        if (element(array, i) != (pattern(i) & mask)) return 0;
+    }
+    return 1;
+}
+
+/* Place in C order of the element that is stored at place `at` with the first axis adjacent. */
+static int64_t place_of_fortran(int shape, int64_t at)
+{
+    int64_t index[NPY_RANK_MAX], place = 0;
+    for (int axis = 0; axis < shapes[shape].rank; axis++) {
+        index[axis] = at % shapes[shape].shape[axis];
+        at /= shapes[shape].shape[axis];
+    }
+    for (int axis = 0; axis < shapes[shape].rank; axis++) {
+        place = place * shapes[shape].shape[axis] + index[axis];
+    }
+    return place;
+}
+
+static int64_t count_of(int shape)
+{
+    int64_t count = 1;
+    for (int axis = 0; axis < shapes[shape].rank; axis++) count *= shapes[shape].shape[axis];
+    return count;
+}
+
+/* Writes a file by the format's definition and asks the reader for its elements. */
+static int reads_pattern(int dtype, int shape, int version, int big, int fortran)
+{
+    static unsigned char file[1 << 18];
+    const size_t item = dtypes[dtype].item;
+    const int64_t count = count_of(shape);
+    const size_t start = version < 2 ? 10 : 12;
+    const int text =
+        sprintf((char *)file + start, "{'descr': '%c%s', 'fortran_order': %s, 'shape': %s, }\n",
+                item == 1 ? '|' : "<>"[big], dtypes[dtype].code, fortran ? "True" : "False",
+                shapes[shape].text);
+    memcpy(file, "\x93NUMPY", 6);
+    file[6] = (unsigned char)version, file[7] = 0;
+    for (size_t i = 8; i < start; i++) file[i] = (unsigned char)(text >> 8 * (i - 8));
+    size_t size = start + (size_t)text;
+    for (int64_t at = 0; at < count; at++) {
+        const uint64_t bits = pattern(fortran ? place_of_fortran(shape, at) : at);
+        for (size_t i = 0; i < item; i++) {
+            file[size++] = (unsigned char)(bits >> 8 * (big ? item - 1 - i : i));
+        }
+    }
+    const char *const path = in_folder("in.npy");
+    put_file(path, file, size);
+
+    npy_array array;
+    char why[2048];
+    if (npy_read(path, dtypes[dtype].as_bf16, &array, why, sizeof why)) {
+        printf("# %s\n", why);
+        return 0;
+    }
+    const int fine = array.kind == dtypes[dtype].kind && array.rank == shapes[shape].rank &&
+                     array.item == item && array.count == count && !array.data == !count &&
+                     !memcmp(array.shape, shapes[shape].shape, sizeof array.shape) &&
+                     holds_pattern(&array);
+    npy_free(&array);
+    return fine && !array.data;
+}
+
+static void test_elements(void)
+{
+    for (int dtype = 0; dtype < DTYPES; dtype++) {
+        for (int form = 0; form < 12; form++) {
+            const int version = form / 4 + 1, big = form / 2 % 2, fortran = form % 2;
+            int fine = 1;
+            for (int shape = 0; shape < SHAPES; shape++) {
+                if (reads_pattern(dtype, shape, version, big, fortran)) continue;
+                printf("# shape %s\n", shapes[shape].text);
+                fine = 0;
+            }
+            ok(fine, "%c%s%s, version %d, %s order", "<>"[big], dtypes[dtype].code,
+               dtypes[dtype].as_bf16 ? " as bf16" : "", version, fortran ? "Fortran" : "C");
+        }
+    }
+    entries(1);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Damage: every cut, every extension, every changed byte of a header
+ * ------------------------------------------------------------------------------------------------- */
+
+static void test_damage(void)
+{
+    static unsigned char file[FILE_MAX];
+    const specimen good = {"", NULL, SHAPE("(2, 3)"), .data = 24};
+    const size_t size = specimen_make(&good, file), header = size - 24;
+    const char *const path = in_folder("damaged.npy");
+    npy_array array;
+    char why[2048];
+
+    int fine = 1;
+    for (size_t cut = 0; cut < size; cut++) {
+        put_file(path, file, cut);
+        fine &= refused(path, 0, "");
+    }
+    ok(fine, "every file cut short is refused");
+
+    fine = 1;
+    for (size_t more = 1; more < 70; more++) {
+        put_file(path, file, size + more);
+        snprintf(why, sizeof why, ": %zu bytes follow the data", more);
+        fine &= refused(path, 0, why);
+    }
+    ok(fine, "every file with bytes after its data is refused");
+
+    int read = 0;
+    fine = 1;
+    for (size_t at = 0; at < header; at++) {
+        const unsigned char was = file[at];
+        for (int byte = 0; byte < 256; byte += was & 1 ? 1 : 3) {
+            file[at] = (unsigned char)byte;
+            put_file(path, file, size);
+            if (npy_read(path, 0, &array, why, sizeof why)) {
+                fine &= !strncmp(why, path, strlen(path)) && !strpbrk(why, "\n\r\t");
+                continue;
+            }
+            /* What is still read still has 24 bytes of data. */
+            fine &= array.count * (int64_t)array.item == 24;
+            npy_free(&array);
+            read++;
+        }
+        file[at] = was;
+    }
+    ok(fine && read > 0, "a header with one byte changed is read or refused (%d read)", read);
+
+    const int announced = 65535;
+    memcpy(file, "\x93NUMPY\1\0\xff\xff", 10);
+    memset(file + 10, ' ', (size_t)announced);
+    memcpy(file + 10, good.header, strlen(good.header));
+    put_file(path, file, 10 + (size_t)announced + 24);
+    ok(!npy_read(path, 0, &array, why, sizeof why), "a header of 65535 bytes is read");
+    npy_free(&array);
+    entries(1);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Things that are not files
+ * ------------------------------------------------------------------------------------------------- */
+
+static void test_paths(void)
+{
+    const char *const fifo = in_folder("fifo");
+    need(mkfifo(fifo, 0600) == 0, fifo);
+    alarm(20); /* a reader that waits for the FIFO's other end is killed */
+    ok(refused(fifo, 0, "not a regular file"), "a FIFO is refused at once");
+    alarm(0);
+    ok(refused(folder, 0, "not a regular file"), "a directory is refused");
+    ok(refused("/dev/zero", 0, "not a regular file"), "a device is refused");
+    ok(refused(in_folder("absent.npy"), 0, "cannot be opened: No such file"),
+       "an absent file is refused");
+    ok(refused("", 0, "cannot be opened"), "an empty path is refused");
+
+    char why[64];
+    npy_array array;
+    const char *const hostile = in_folder("two\nlines\x1b.npy");
+    ok(npy_read(hostile, 0, &array, why, sizeof why) && !strpbrk(why, "\n\x1b"),
+       "a path of two lines gives a reason of one");
+    int fine = 1;
+    for (size_t size = 0; size < sizeof why; size++) {
+        memset(why, '#', sizeof why);
+        fine &= npy_read(fifo, 0, &array, why, size) && (!size || memchr(why, '\0', size)) &&
+                why[size] == '#';
+    }
+    ok(fine, "a reason is cut to its room");
+    entries(1);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Writing
+ * ------------------------------------------------------------------------------------------------- */
+
+static void make_pattern(npy_array *array, npy_kind kind, int shape)
+{
+    char why[256];
+    need(!npy_create("test", kind, shapes[shape].rank, shapes[shape].shape, array, why, sizeof why),
+         why);
+    for (int64_t i = 0; i < array->count; i++) {
+        const uint64_t bits = pattern(i);
+        const uint8_t u1 = (uint8_t)bits;
+        const uint16_t u2 = (uint16_t)bits;
+        const uint32_t u4 = (uint32_t)bits;
+        const void *const from = array->item == 1   ? (const void *)&u1
+                                 : array->item == 2 ? (const void *)&u2
+                                 : array->item == 4 ? (const void *)&u4
+                                                    : (const void *)&bits;
+        memcpy((char *)array->data + (size_t)i * array->item, from, array->item);
+    }
+}
+
+static void test_round_trips(void)
+{
+    for (npy_kind kind = 0; kind < NPY_KINDS; kind++) {
+        int fine = 1;
+        for (int shape = 0; shape < SHAPES; shape++) {
+            npy_array array, back;
+            char why[2048];
+            unsigned char start[512];
+            const char *const path = in_folder("out.npy");
+            make_pattern(&array, kind, shape);
+            int good = !npy_write(path, &array, why, sizeof why) &&
+                       !npy_read(path, kind == NPY_BF16, &back, why, sizeof why);
+            if (good) {
+                const long got = get_file(path, start, sizeof start);
+                const long data = 10 + start[8] + 256 * start[9];
+                good = back.kind == kind && back.rank == array.rank && back.count == array.count &&
+                       !memcmp(back.shape, array.shape, sizeof back.shape) &&
+                       holds_pattern(&back) && got >= data && data % 64 == 0 &&
+                       !memcmp(start, "\x93NUMPY\1\0", 8) && start[data - 1] == '\n' &&
+                       entries(0) == 1;
+                npy_free(&back);
+            } else {
+                printf("# %s\n", why);
+            }
+            npy_free(&array);
+            fine &= good;
+        }
+        ok(fine, "%s: what is written is read again", npy_kind_name(kind));
+    }
+    entries(1);
+
+    npy_array array;
+    char why[256];
+    const int64_t bad[2] = {3, -4}, big[2] = {INT64_C(1) << 40, INT64_C(1) << 40};
+    ok(npy_create("o", NPY_F32, 2, bad, &array, why, sizeof why) &&
+           !strcmp(why, "o: axis 1 of the shape is negative: -4"),
+       "no array of a negative size is made");
+    ok(npy_create("o", NPY_F32, 2, big, &array, why, sizeof why) && strstr(why, "too many bytes"),
+       "no array of 2^82 bytes is made");
+}
+
+/* Asks for a write that must fail, and leave as many entries as there are now. */
+static int write_refused(const char *path, const char *reason)
+{
+    npy_array array;
+    char why[8192];
+    make_pattern(&array, NPY_F64, SHAPES - 1);
+    const int before = entries(0);
+    const int64_t alive = fattn_memory_alive();
+    const int failed = npy_write(path, &array, why, sizeof why);
+    const int fine = failed && strstr(why, reason) && !strncmp(why, path, strlen(path)) &&
+                     entries(0) == before && fattn_memory_alive() == alive;
+    if (!fine) printf("# %s\n", failed ? why : "was written");
+    npy_free(&array);
+    return fine;
+}
+
+static int has_old(const char *path)
+{
+    char text[8];
+    return get_file(path, text, sizeof text) == 3 && !memcmp(text, "old", 3);
+}
+
+static void test_write_failures(void)
+{
+    static char long_path[5000], long_name[400];
+    const char *const old = in_folder("old.npy"), *const fresh = in_folder("fresh.npy");
+    put_file(old, "old", 3);
+
+    struct rlimit before, tight;
+    need(getrlimit(RLIMIT_FSIZE, &before) == 0, "getrlimit");
+    signal(SIGXFSZ, SIG_IGN);
+    const rlim_t limits[] = {0, 100, 100000}; /* within the header, the data, at a chunk's middle */
+    for (int i = 0; i < 3; i++) {
+        tight = (struct rlimit){limits[i], before.rlim_max};
+        fflush(stdout); /* it may be a file, which the limit is meant to spare */
+        need(setrlimit(RLIMIT_FSIZE, &tight) == 0, "setrlimit");
+        const int on_old = write_refused(old, "cannot be written: File too large");
+        const int on_fresh = write_refused(fresh, "cannot be written: File too large");
+        need(setrlimit(RLIMIT_FSIZE, &before) == 0, "setrlimit");
+        ok(on_old && has_old(old) && on_fresh && access(fresh, F_OK),
+           "nothing appears where files are limited to %d bytes", (int)limits[i]);
+    }
+
+    need(mkdir(in_folder("directory"), 0700) == 0, "mkdir");
+    ok(write_refused(in_folder("directory"), "exists and is not a regular file"),
+       "a directory is not replaced");
+    ok(write_refused("/dev/full", "exists and is not a regular file"), "a device is not replaced");
+    ok(write_refused(in_folder("absent/o.npy"), "its directory cannot be used: No such file"),
+       "an absent directory is named");
+    ok(write_refused(in_folder("old.npy/o.npy"), "Not a directory"), "a file is no directory");
+    ok(write_refused(in_folder("absent/"), "it names no file"), "a path must name a file");
+    ok(write_refused("", "it names no file"), "an empty path is refused");
+    ok(!symlink("nowhere", in_folder("dangling")) &&
+           write_refused(in_folder("dangling"), "is a link to a file that does not exist"),
+       "a link to nothing is refused");
+    ok(!symlink("loop", in_folder("loop")) && write_refused(in_folder("loop"), "symbolic links"),
+       "a loop of links is refused");
+    memset(long_name, 'n', 300);
+    ok(write_refused(in_folder(long_name), "File name too long"), "a name of 300 bytes is refused");
+    memset(long_path, 'p', sizeof long_path - 1);
+    ok(write_refused(long_path, "File name too long"), "a path of 4999 bytes is refused");
+    for (size_t i = 1; i < sizeof long_path - 1; i += 2) long_path[i] = '/';
+    ok(write_refused(long_path, "File name too long"), "a deep path is refused");
+    if (geteuid() != 0) {
+        chmod(folder, 0500);
+        ok(write_refused(fresh, "Permission denied"), "a folder without permission is refused");
+        chmod(folder, 0700);
+    } else {
+        ok(1, "a folder without permission is refused # SKIP root may write everywhere");
+    }
+    ok(has_old(old), "the old output has outlived all that");
+    entries(1);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Several outputs
+ * ------------------------------------------------------------------------------------------------- */
+
+enum { TOGETHER = 3 };
+
+static const char *const together[TOGETHER] = {"a.npy", "b.npy", "c.npy"};
+
+static int stage_all(const char *const names[TOGETHER], npy_staged staged[TOGETHER])
+{
+    int failed = 0;
+    char why[2048];
+    for (int i = 0; i < TOGETHER; i++) {
+        npy_array array;
+        make_pattern(&array, NPY_F32, 3);
+        failed |= npy_stage(in_folder(names[i]), &array, &staged[i], why, sizeof why);
+        if (failed) printf("# %s\n", why);
+        npy_free(&array);
+    }
+    return failed;
+}
+
+/* How many of the three hold an array, or "old", or are absent, as digits 2, 1 and 0. */
+static int state(void)
+{
+    int digits = 0;
+    for (int i = 0; i < TOGETHER; i++) {
+        unsigned char byte[1];
+        const long got = get_file(in_folder(together[i]), byte, 1);
+        digits = 10 * digits + (got < 1 ? 0 : *byte == 'o' ? 1 : 2);
+    }
+    return digits;
+}
+
+static void test_together(void)
+{
+    npy_staged staged[TOGETHER] = {{0}};
+    char why[2048], text[8];
+
+    ok(!stage_all(together, staged) && state() == 0 && entries(0) == 3,
+       "staged outputs are not there yet");
+    npy_abandon(staged, TOGETHER);
+    ok(entries(0) == 0 && !staged[0].target, "abandoned outputs leave nothing");
+    npy_abandon(staged, TOGETHER);
+
+    put_file(in_folder("b.npy"), "old", 3);
+    ok(!stage_all(together, staged) && !npy_commit(staged, TOGETHER, why, sizeof why) &&
+           state() == 222 && entries(0) == 3 && !staged[2].target,
+       "outputs appear together and replace what was there");
+    entries(1);
+
+    /* A directory that takes an output's place after staging cannot be replaced. */
+    for (int blocked = 0; blocked < TOGETHER; blocked++) {
+        put_file(in_folder("a.npy"), "old", 3);
+        int expected = 100;
+        const int staged_fine = !stage_all(together, staged);
+        remove(in_folder(together[blocked]));
+        if (blocked == 0) expected = 0;
+        need(mkdir(in_folder(together[blocked]), 0700) == 0, "mkdir");
+        ok(staged_fine && npy_commit(staged, TOGETHER, why, sizeof why) &&
+               strstr(why, "exists and is not a regular file") && state() == expected &&
+               entries(0) == 1 + (blocked != 0),
+           "when output %d fails, all files are as before", blocked);
+        entries(1);
+    }
+
+    /* A temporary file that has vanished makes the renaming itself fail. */
+    for (int lost = 0; lost < TOGETHER; lost++) {
+        for (int i = 0; i < TOGETHER; i++) put_file(in_folder(together[i]), "old", 3);
+        ok(!stage_all(together, staged) && !unlink(staged[lost].temporary) &&
+               npy_commit(staged, TOGETHER, why, sizeof why) && strstr(why, "cannot be written") &&
+               state() == 111 && entries(0) == 3,
+           "when output %d cannot be renamed, all files are as before", lost);
+        entries(1);
+    }
+
+    char dotted[600];
+    snprintf(dotted, sizeof dotted, "..%s/./a.npy", strrchr(folder, '/'));
+    const char *const twice[TOGETHER] = {"a.npy", "b.npy", dotted};
+    ok(!stage_all(twice, staged) && npy_commit(staged, TOGETHER, why, sizeof why) &&
+           strstr(why, "two outputs cannot be the same file") && entries(0) == 0,
+       "two outputs cannot have one name");
+
+    npy_array array;
+    make_pattern(&array, NPY_F32, 3);
+    put_file(in_folder("real.npy"), "old", 3);
+    struct stat link_status;
+    ok(!symlink("real.npy", in_folder("link.npy")) &&
+           !npy_write(in_folder("link.npy"), &array, why, sizeof why) &&
+           get_file(in_folder("real.npy"), text, sizeof text) == 8 &&
+           !lstat(in_folder("link.npy"), &link_status) && S_ISLNK(link_status.st_mode),
+       "a link is followed, not replaced");
+
+    struct stat file_status;
+    const mode_t mask = umask(027);
+    ok(!npy_write(in_folder("mode.npy"), &array, why, sizeof why) &&
+           !stat(in_folder("mode.npy"), &file_status) && (file_status.st_mode & 0777) == 0640,
+       "outputs have the permissions that the umask leaves");
+    umask(mask);
+
+    char name[256] = {0};
+    memset(name, 'n', 255);
+    ok(!npy_write(in_folder(name), &array, why, sizeof why), "a name of 255 bytes is written");
+    npy_free(&array);
+    entries(1);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Memory
+ * ------------------------------------------------------------------------------------------------- */
+
+/* One of the calls that take memory; true on success. */
+static int call(int which, const char *path, const npy_array *array)
+{
+    char why[2048] = "";
+    npy_array out;
+    int failed;
+    if (which == 0) {
+        failed = npy_create("o", array->kind, array->rank, array->shape, &out, why, sizeof why);
+    } else if (which == 1) {
+        failed = npy_read(path, 0, &out, why, sizeof why);
+    } else {
+        failed = npy_write(in_folder("written.npy"), array, why, sizeof why);
+    }
+    if (!failed && which < 2) npy_free(&out);
+    if (failed && !strstr(why, "out of memory")) printf("# %s\n", why);
+    return !failed;
+}
+
+static void test_memory(void)
+{
+    static const char *const names[] = {"create", "read", "write"};
+    const char *const path = in_folder("in.npy");
+    npy_array array;
+    char why[2048];
+    make_pattern(&array, NPY_F32, 6);
+    need(!npy_write(path, &array, why, sizeof why), why);
+    for (int which = 0; which < 3; which++) {
+        int64_t n = 1;
+        int fine = 1;
+        const int64_t alive = fattn_memory_alive();
+        for (;; n++) {
+            fattn_memory_fail_at(n);
+            const int success = call(which, path, &array);
+            const int failed_one = fattn_memory_fail_at(0);
+            fine &= success == !failed_one && fattn_memory_alive() == alive;
+            if (success || n > 100) break;
+            fine &= entries(0) == 1;
+        }
+        ok(fine && n > 1 && n < 100, "%s survives each of its %d allocations failing", names[which],
+           (int)n - 1);
+    }
+    npy_free(&array);
+    entries(1);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Commands
+ * ------------------------------------------------------------------------------------------------- */
+
+static int run_tests(const char *corpus)
+{
+    const char *const base = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/check_npy_XXXXXX", base ? base : "/tmp");
+    need(mkdtemp(folder) != NULL, folder);
+    test_specimens(corpus);
+    test_elements();
+    test_damage();
+    test_paths();
+    test_round_trips();
+    test_write_failures();
+    test_together();
+    test_memory();
+    ok(fattn_memory_alive() == 0, "no memory is left alive");
+    ok(rmdir(folder) == 0, "no file is left behind");
+    printf("1..%d\n", tests);
+    return failures != 0;
+}
+
+static int write_seeds(const char *corpus)
+{
+    static unsigned char file[FILE_MAX];
+    for (int i = 0; i < SPECIMENS; i++) {
+        char path[1024];
+        specimen_path(&specimens[i], corpus, path);
+        put_file(path, file, specimen_make(&specimens[i], file));
+    }
+    return 0;
+}
+
+static int cat(int as_bf16, const char *in, const char *out)
+{
+    npy_array array;
+    char why[2048];
+    if (npy_read(in, as_bf16, &array, why, sizeof why)) {
+        fprintf(stderr, "%s\n", why);
+        return 2;
+    }
+    const int failed = npy_write(out, &array, why, sizeof why);
+    if (failed) fprintf(stderr, "%s\n", why);
+    npy_free(&array);
+    return failed ? 2 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2) return run_tests(argv[1]);
+    if (argc == 3 && !strcmp(argv[1], "seeds")) return write_seeds(argv[2]);
+    if (argc == 4 && !strcmp(argv[1], "cat")) return cat(0, argv[2], argv[3]);
+    if (argc == 5 && !strcmp(argv[1], "cat") && !strcmp(argv[2], "--bf16")) {
+        return cat(1, argv[3], argv[4]);
+    }
+    fprintf(stderr, "usage: check_npy CORPUS | seeds CORPUS | cat [--bf16] IN OUT\n");
+    return 2;
+}

@@ -10,7 +10,7 @@
 /* Whether lines of this level (1 a plan, 2 why rows declined, 3 tensor statistics) are wanted. */
 bool fattn_log_wants(int level);
 
-/* Writes "fattn: " and one line. Call it only when fattn_log_wants(level). */
+/* Writes one line, to stderr behind "fattn: ". Call it only when fattn_log_wants(level). */
 void fattn_log(const char *format, ...) FATTN_PRINTF(1, 2);
 
 #endif

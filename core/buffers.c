@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The half of problem.h that looks at the pointers of one run, and at the lengths behind them. */
+#include <string.h>
+
+#include "core/abi.h"
+#include "core/operands.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+#define POSITION_LIMIT (INT64_C(1) << 40) /* offsets and whole lengths: sums stay far inside 63 bits */
+#define COUNTER_LIMIT (INT64_C(1) << 33)  /* dropout: (i >> 4) * 8 + 7 fits in a 32-bit counter word */
+
+void fattn_buffers_init(fattn_buffers *buffers) {
+    memset(buffers, 0, sizeof *buffers);
+    buffers->struct_size = sizeof *buffers;
+    buffers->whole_q = buffers->whole_k = -1;
+}
+
+static fattn_status check_pointer(const fattn_operand *operand) {
+    if (fattn_region_is_empty(&operand->region)) {
+        return FATTN_OK;
+    }
+    if (operand->region.base == 0) {
+        return operand->optional ? FATTN_OK : fattn_fail(FATTN_NULL_POINTER, "%s is NULL", operand->name);
+    }
+    if (operand->region.base % (uintptr_t)operand->alignment) {
+        return fattn_fail(FATTN_MISALIGNED, "%s is %p, not a multiple of %lld", operand->name,
+                          (void *)operand->region.base, (long long)operand->alignment);
+    }
+    int64_t bytes = 0;
+    (void)fattn_region_span(&operand->region, &bytes); /* fits: the problem was checked */
+    if (operand->region.base > UINTPTR_MAX - (uintptr_t)bytes) {
+        return fattn_fail(FATTN_OVERFLOW, "%s is %p: its %lld bytes pass the end of memory", operand->name,
+                          (void *)operand->region.base, (long long)bytes);
+    }
+    return FATTN_OK;
+}
+
+static bool is_present(const fattn_operand *operand) {
+    return operand->region.base && !fattn_region_is_empty(&operand->region);
+}
+
+fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
+                                     fattn_buffers *out) {
+    fattn_buffers buffers;
+    fattn_status status = fattn_abi_read(&buffers, sizeof buffers, in, "fattn_buffers");
+    if (status) {
+        return status;
+    }
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(problem, &buffers, operands);
+    for (int i = 0; i < count; i++) {
+        status = check_pointer(&operands[i]);
+        if (status) {
+            return status;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        for (int j = 0; operands[i].output && is_present(&operands[i]) && j < count; j++) {
+            const bool once = !operands[j].output || j > i;
+            if (j != i && once && is_present(&operands[j]) &&
+                fattn_regions_overlap(&operands[i].region, &operands[j].region)) {
+                return fattn_fail(FATTN_OVERLAP, "%s overlaps %s", operands[i].name, operands[j].name);
+            }
+        }
+    }
+    *out = buffers;
+    return FATTN_OK;
+}
+
+int64_t fattn_buffers_alignment(const fattn_problem *problem, const fattn_buffers *buffers) {
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(problem, buffers, operands);
+    uintptr_t bits = 256;
+    for (int i = 0; i < count; i++) {
+        if (operands[i].tensor) {
+            bits |= operands[i].region.base;
+        }
+    }
+    return (int64_t)(bits & (~bits + 1));
+}
+
+/* --- What lies behind the pointers ---------------------------------------------------------------- */
+
+/* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above longest. */
+static fattn_status check_cu_seqlens(const char *name, const int32_t *cu, int64_t batch, int64_t total,
+                                     int64_t longest) {
+    for (int64_t b = 0; b <= batch; b++) {
+        if (cu[b] < 0 || cu[b] > total) {
+            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, not in 0..%lld", name, (long long)b, (int)cu[b],
+                              (long long)total);
+        }
+        if (b > 0 && cu[b] < cu[b - 1]) {
+            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, less than the %d before it", name,
+                              (long long)b, (int)cu[b], (int)cu[b - 1]);
+        }
+        if (b > 0 && cu[b] - cu[b - 1] > longest) {
+            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] ends a sequence of %d, longer than the problem's %lld",
+                              name, (long long)b, (int)(cu[b] - cu[b - 1]), (long long)longest);
+        }
+    }
+    return FATTN_OK;
+}
+
+/* seqused[b] within what sequence b owns. */
+static fattn_status check_seqused(const char *name, const int32_t *used, const int32_t *cu, int64_t batch,
+                                  int64_t length) {
+    for (int64_t b = 0; b < batch; b++) {
+        const int64_t own = cu ? cu[b + 1] - cu[b] : length;
+        if (used[b] < 0 || used[b] > own) {
+            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, not in 0..%lld", name, (long long)b,
+                              (int)used[b], (long long)own);
+        }
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_lengths(const fattn_problem *p, const fattn_buffers *buf) {
+    const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
+    const bool packed_k = p->features & FATTN_CU_SEQLENS_K;
+    const int64_t total_k = p->features & FATTN_PAGED ? INT32_MAX : p->total_k;
+    fattn_status status = FATTN_OK;
+    if (p->batch == 0) {
+        return FATTN_OK;
+    }
+    if (packed_q) {
+        status = check_cu_seqlens("cu_seqlens_q", buf->cu_seqlens_q, p->batch, p->total_q, p->seqlen_q);
+    }
+    if (!status && packed_k) {
+        status = check_cu_seqlens("cu_seqlens_k", buf->cu_seqlens_k, p->batch, total_k, p->seqlen_k);
+    }
+    if (!status && p->features & FATTN_SEQUSED_Q) {
+        status = check_seqused("seqused_q", buf->seqused_q, packed_q ? buf->cu_seqlens_q : NULL, p->batch,
+                               p->seqlen_q);
+    }
+    if (!status && p->features & FATTN_SEQUSED_K) {
+        status = check_seqused("seqused_k", buf->seqused_k, packed_k ? buf->cu_seqlens_k : NULL, p->batch,
+                               p->seqlen_k);
+    }
+    return status;
+}
+
+static fattn_status check_block_table(const fattn_problem *p, const fattn_buffers *buf) {
+    for (int64_t b = 0; p->heads_k > 0 && b < p->batch; b++) {
+        const int64_t sk = fattn_sequence_of(p, buf, b).sk;
+        const int64_t pages = (sk + p->page_size - 1) / p->page_size;
+        for (int64_t page = 0; page < pages; page++) {
+            const int32_t entry = buf->block_table[b * p->block_table_stride + page];
+            if (entry < 0 || entry >= p->num_pages) {
+                return fattn_fail(FATTN_INVALID_DATA, "block_table[%lld][%lld] is %d, not in 0..%lld",
+                                  (long long)b, (long long)page, (int)entry, (long long)p->num_pages - 1);
+            }
+        }
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_positions(const fattn_problem *p, const fattn_buffers *buf) {
+    const struct {
+        const char *name;
+        const int64_t *values;
+        int64_t value, low;
+    } positions[] = {
+        {"q_offset", buf->q_offsets, buf->q_offset, -POSITION_LIMIT},
+        {"k_offset", buf->k_offsets, buf->k_offset, -POSITION_LIMIT},
+        {"whole_q", buf->wholes_q, buf->whole_q, -1},
+        {"whole_k", buf->wholes_k, buf->whole_k, -1},
+    };
+    for (size_t i = 0; i < sizeof positions / sizeof positions[0]; i++) {
+        for (int64_t b = 0; b < p->batch; b++) {
+            const int64_t value = positions[i].values ? positions[i].values[b] : positions[i].value;
+            if (value < positions[i].low || value > POSITION_LIMIT) {
+                return fattn_fail(FATTN_INVALID_DATA, "%s of sequence %lld is %lld, not in %lld..2^40",
+                                  positions[i].name, (long long)b, (long long)value, (long long)positions[i].low);
+            }
+        }
+    }
+    return FATTN_OK;
+}
+
+/* Every row and key that dropout sees has a position that fits its counter word. */
+static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *buf) {
+    for (int64_t b = 0; b < p->batch; b++) {
+        const fattn_sequence s = fattn_sequence_of(p, buf, b);
+        if (s.q_position < 0 || s.q_position + s.sq > COUNTER_LIMIT || s.k_position < 0 ||
+            s.k_position + s.sk > COUNTER_LIMIT) {
+            return fattn_fail(FATTN_INVALID_DATA,
+                              "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in 0..2^33",
+                              (long long)b, (long long)s.q_position, (long long)s.k_position);
+        }
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattn_buffers_validate(const fattn_problem *p, const fattn_buffers *buf) {
+    fattn_status status = check_lengths(p, buf);
+    if (!status && p->features & FATTN_POSITIONS) {
+        status = check_positions(p, buf);
+    }
+    if (!status && p->features & FATTN_PAGED) {
+        status = check_block_table(p, buf);
+    }
+    if (!status && p->features & FATTN_DROPOUT) {
+        status = check_counters(p, buf);
+    }
+    return status;
+}
+
+/* --- Sequences ------------------------------------------------------------------------------------ */
+
+fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b) {
+    const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
+    const bool packed_k = p->features & FATTN_CU_SEQLENS_K;
+    const int64_t own_q = packed_q ? buf->cu_seqlens_q[b + 1] - buf->cu_seqlens_q[b] : p->seqlen_q;
+    const int64_t own_k = packed_k ? buf->cu_seqlens_k[b + 1] - buf->cu_seqlens_k[b] : p->seqlen_k;
+    fattn_sequence s = {
+        .sq = p->features & FATTN_SEQUSED_Q ? buf->seqused_q[b] : own_q,
+        .sk = p->features & FATTN_SEQUSED_K ? buf->seqused_k[b] : own_k,
+        .slot_k = own_k,
+        .q_row = packed_q ? buf->cu_seqlens_q[b] : 0,
+        .k_row = packed_k && !(p->features & FATTN_PAGED) ? buf->cu_seqlens_k[b] : 0,
+        .q_batch = packed_q ? 0 : b,
+        .k_batch = packed_k ? 0 : b,
+    };
+    int64_t whole_q = -1;
+    int64_t whole_k = -1;
+    if (p->features & FATTN_POSITIONS) {
+        s.q_position = buf->q_offsets ? buf->q_offsets[b] : buf->q_offset;
+        s.k_position = buf->k_offsets ? buf->k_offsets[b] : buf->k_offset;
+        whole_q = buf->wholes_q ? buf->wholes_q[b] : buf->whole_q;
+        whole_k = buf->wholes_k ? buf->wholes_k[b] : buf->whole_k;
+    }
+    s.diagonal = s.q_position - s.k_position;
+    if (p->anchor == FATTN_BOTTOM_RIGHT) {
+        s.diagonal += (whole_k < 0 ? s.sk : whole_k) - (whole_q < 0 ? s.sq : whole_q);
+    }
+    return s;
+}
+
+int64_t fattn_lse_index(const fattn_problem *p, const fattn_sequence *sequence, int64_t b, int64_t h) {
+    const int64_t first = p->features & FATTN_CU_SEQLENS_Q ? h : b * p->heads_q + h;
+    return first * p->total_q + sequence->q_row;
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/operands.h"
+
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/problem.h"
+
+/* The list under construction. */
+typedef struct list {
+    const fattn_problem *p;
+    const fattn_buffers *buffers;
+    fattn_operand *operands;
+    int count;
+} list;
+
+static fattn_operand *append(list *l, const char *name, size_t offset, int64_t element_bytes) {
+    fattn_operand *const operand = &l->operands[l->count++];
+    memset(operand, 0, sizeof *operand);
+    operand->name = name;
+    operand->offset = offset;
+    operand->alignment = element_bytes;
+    if (l->buffers) {
+        const void *pointer = NULL;
+        memcpy(&pointer, (const char *)l->buffers + offset, sizeof pointer);
+        operand->region.base = (uintptr_t)pointer;
+    }
+    return operand;
+}
+
+/* A box (batch, sequence, head, channel). */
+static void append_tensor(list *l, const char *name, size_t offset, fattn_dtype dtype, bool output,
+                          const int64_t extent[3], fattn_strides strides, int64_t channels) {
+    const int64_t bytes = fattn_dtype_size(dtype);
+    fattn_operand *const operand = append(l, name, offset, bytes);
+    operand->dtype = dtype;
+    operand->output = output;
+    operand->tensor = true;
+    if (l->p->pointer_alignment > bytes) {
+        operand->alignment = l->p->pointer_alignment;
+    }
+    const int64_t stride[3] = {strides.batch, strides.seq, strides.head};
+    for (int a = 0; a < 3; a++) {
+        operand->region.extent[a] = extent[a];
+        operand->region.stride[a] = stride[a] * bytes;
+    }
+    operand->region.extent[3] = 1;
+    operand->region.run = channels * bytes;
+}
+
+/* A box (batch, head, query, key) of single elements. */
+static fattn_operand *append_scores(list *l, const char *name, size_t offset, fattn_dtype dtype, int64_t bytes,
+                                    const int64_t stride[4], int64_t block_m, int64_t block_n) {
+    fattn_operand *const operand = append(l, name, offset, bytes);
+    const int64_t extent[4] = {l->p->batch, l->p->heads_q, (l->p->seqlen_q + block_m - 1) / block_m,
+                               (l->p->seqlen_k + block_n - 1) / block_n};
+    operand->dtype = dtype;
+    for (int a = 0; a < 4; a++) {
+        operand->region.extent[a] = extent[a];
+        operand->region.stride[a] = stride[a] * bytes;
+    }
+    operand->region.run = bytes;
+    return operand;
+}
+
+/* rows x columns of elements, rows `pitch` elements apart. */
+static fattn_operand *append_table(list *l, const char *name, size_t offset, fattn_dtype dtype, int64_t bytes,
+                                   int64_t rows, int64_t pitch, int64_t columns) {
+    fattn_operand *const operand = append(l, name, offset, bytes);
+    operand->dtype = dtype;
+    operand->region = (fattn_region){
+        .base = operand->region.base,
+        .extent = {rows, columns, 1, 1},
+        .stride = {pitch * bytes, bytes, 0, 0},
+        .run = bytes,
+    };
+    return operand;
+}
+
+#define AT(field) offsetof(fattn_buffers, field)
+
+static void append_tensors(list *l) {
+    const fattn_problem *const p = l->p;
+    const bool forward = p->op == FATTN_FORWARD;
+    const bool paged = p->features & FATTN_PAGED;
+    const fattn_dtype gradient = fattn_gradient_dtype(p);
+    const fattn_dtype statistics = fattn_statistics_dtype(p);
+    const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
+    const bool packed_k = p->features & FATTN_CU_SEQLENS_K;
+    const int64_t queries[3] = {packed_q ? 1 : p->batch, p->total_q, p->heads_q};
+    const int64_t keys[3] = {paged      ? p->num_pages
+                             : packed_k ? 1
+                                        : p->batch,
+                             paged ? p->page_size : p->total_k, p->heads_k};
+    const int64_t lse_rows = packed_q ? 1 : p->batch;
+
+    append_tensor(l, "q", AT(q), p->dtype, false, queries, p->q, p->dim);
+    append_tensor(l, "k", AT(k), p->dtype, false, keys, p->k, p->dim);
+    append_tensor(l, "v", AT(v), p->dtype, false, keys, p->v, p->dim_v);
+    if (!forward || p->outputs & FATTN_OUT_O) {
+        append_tensor(l, "o", AT(o), p->dtype_o, forward, queries, p->o, p->dim_v);
+    }
+    if (!forward || p->outputs & FATTN_OUT_LSE) {
+        append_table(l, "lse", AT(lse), statistics, fattn_dtype_size(statistics), lse_rows * p->heads_q,
+                     p->total_q, p->total_q)
+            ->output = forward;
+    }
+    if (forward) {
+        return;
+    }
+    append_tensor(l, "dout", AT(dout), p->dtype_o, false, queries, p->dout, p->dim_v);
+    if (p->features & FATTN_DLSE) {
+        append_table(l, "dlse", AT(dlse), statistics, fattn_dtype_size(statistics), lse_rows * p->heads_q,
+                     p->total_q, p->total_q);
+    }
+    if (p->outputs & FATTN_OUT_DQ) {
+        append_tensor(l, "dq", AT(dq), gradient, true, queries, p->dq, p->dim);
+    }
+    if (p->outputs & FATTN_OUT_DK) {
+        append_tensor(l, "dk", AT(dk), gradient, true, keys, p->dk, p->dim);
+    }
+    if (p->outputs & FATTN_OUT_DV) {
+        append_tensor(l, "dv", AT(dv), gradient, true, keys, p->dv, p->dim_v);
+    }
+    if (p->outputs & FATTN_OUT_DBIAS) {
+        fattn_operand *const dbias = append_scores(l, "dbias", AT(dbias), statistics,
+                                                   fattn_dtype_size(statistics), p->dbias_stride, 1, 1);
+        dbias->output = true;
+        for (int a = 0; a < 4; a++) { /* axes that are summed over have one place in the output */
+            if (p->dbias_stride[a] == 0 && dbias->region.extent[a] > 1) {
+                dbias->region.extent[a] = 1;
+            }
+        }
+    }
+    if (p->outputs & FATTN_OUT_DSINK) {
+        append_table(l, "dsink", AT(dsink), statistics, fattn_dtype_size(statistics), 1, 0, p->heads_q)
+            ->output = true;
+    }
+}
+
+static void append_options(list *l) {
+    const fattn_problem *const p = l->p;
+    const fattn_dtype statistics = fattn_statistics_dtype(p);
+    const int64_t float_bytes = fattn_dtype_size(statistics);
+    if (p->features & FATTN_BIAS) {
+        append_scores(l, "bias", AT(bias), p->dtype_bias, fattn_dtype_size(p->dtype_bias), p->bias_stride, 1,
+                      1);
+    }
+    if (p->features & FATTN_MASK) {
+        append_scores(l, "mask", AT(mask), 0, 1, p->mask_stride, 1, 1);
+    }
+    if (p->features & FATTN_BLOCK_MASK) {
+        append_scores(l, "block_mask", AT(block_mask), 0, 1, p->block_mask_stride, p->block_m, p->block_n);
+    }
+    if (p->features & FATTN_ALIBI) {
+        append_table(l, "alibi_slopes", AT(alibi_slopes), statistics, float_bytes,
+                     p->alibi_batch_stride ? p->batch : 1, p->alibi_batch_stride, p->heads_q);
+    }
+    if (p->features & FATTN_SINK) {
+        append_table(l, "sink", AT(sink), statistics, float_bytes, 1, 0, p->heads_q);
+    }
+    if (p->features & FATTN_PAGED) {
+        append_table(l, "block_table", AT(block_table), 0, 4, p->batch, p->block_table_stride, p->max_pages);
+    }
+    if (p->features & FATTN_DROPOUT) {
+        append_table(l, "seed_ptr", AT(seed_ptr), 0, 8, 1, 0, 1)->optional = true;
+        append_table(l, "offset_ptr", AT(offset_ptr), 0, 8, 1, 0, 1)->optional = true;
+    }
+
+    const struct {
+        uint64_t feature;
+        const char *name;
+        size_t offset;
+        int64_t bytes, entries;
+        bool optional;
+    } arrays[] = {
+        {FATTN_CU_SEQLENS_Q, "cu_seqlens_q", AT(cu_seqlens_q), 4, p->batch ? p->batch + 1 : 0, false},
+        {FATTN_CU_SEQLENS_K, "cu_seqlens_k", AT(cu_seqlens_k), 4, p->batch ? p->batch + 1 : 0, false},
+        {FATTN_SEQUSED_Q, "seqused_q", AT(seqused_q), 4, p->batch, false},
+        {FATTN_SEQUSED_K, "seqused_k", AT(seqused_k), 4, p->batch, false},
+        {FATTN_POSITIONS, "q_offsets", AT(q_offsets), 8, p->batch, true},
+        {FATTN_POSITIONS, "k_offsets", AT(k_offsets), 8, p->batch, true},
+        {FATTN_POSITIONS, "wholes_q", AT(wholes_q), 8, p->batch, true},
+        {FATTN_POSITIONS, "wholes_k", AT(wholes_k), 8, p->batch, true},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        if (p->features & arrays[i].feature) {
+            append_table(l, arrays[i].name, arrays[i].offset, 0, arrays[i].bytes, 1, 0, arrays[i].entries)
+                ->optional = arrays[i].optional;
+        }
+    }
+}
+
+int fattn_operands(const fattn_problem *problem, const fattn_buffers *buffers,
+                   fattn_operand operands[FATTN_OPERANDS_MAX]) {
+    list l = {problem, buffers, operands, 0};
+    append_tensors(&l);
+    append_options(&l);
+    return l.count;
+}

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/problem.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/abi.h"
+#include "core/dtype.h"
+#include "core/operands.h"
+#include "core/status.h"
+
+#define SIZE_LIMIT ((INT64_C(1) << 31) - 1)  /* totals, lengths, heads and batches stay below 2^31 */
+#define STRIDE_LIMIT (INT64_MAX / 8)         /* a stride in bytes fits in 63 bits */
+#define DIM_LIMIT 576                        /* the largest head dimension any backend may take */
+#define ALIGNMENT_LIMIT 4096
+
+void fattn_problem_init(fattn_problem *problem) {
+    memset(problem, 0, sizeof *problem);
+    problem->struct_size = sizeof *problem;
+    problem->op = FATTN_FORWARD;
+    problem->dtype = FATTN_F32;
+    problem->layout = FATTN_BSHD;
+    problem->anchor = FATTN_BOTTOM_RIGHT;
+    problem->batch = problem->heads_q = problem->heads_k = 1;
+    problem->window_left = problem->window_right = -1;
+    problem->pointer_alignment = 16;
+}
+
+fattn_dtype fattn_gradient_dtype(const fattn_problem *p) {
+    return p->features & FATTN_ACCUMULATE && p->dtype != FATTN_F64 ? FATTN_F32 : p->dtype;
+}
+
+fattn_dtype fattn_statistics_dtype(const fattn_problem *p) {
+    return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+}
+
+uint32_t fattn_dropout_threshold(double p) {
+    const double t = floor(p * 65536 + 0.5);
+    if (p <= 0) {
+        return 0;
+    }
+    if (p >= 1) {
+        return 65536;
+    }
+    return t < 1 ? 1 : t > 65535 ? 65535 : (uint32_t)t;
+}
+
+/* --- Numbers one by one --------------------------------------------------------------------------- */
+
+static fattn_status check_range(const char *name, int64_t value, int64_t low, int64_t high,
+                                fattn_status status) {
+    if (value < low || value > high) {
+        return fattn_fail(status, "%s is %lld, not in %lld..%lld", name, (long long)value, (long long)low,
+                          (long long)high);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_enums(const fattn_problem *p) {
+    const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    if (p->op != FATTN_FORWARD && p->op != FATTN_BACKWARD) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "op is %d, no fattn_op", (int)p->op);
+    }
+    if (fattn_dtype_size(p->dtype) == 0) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype is %d, no fattn_dtype", (int)p->dtype);
+    }
+    if (p->dtype == FATTN_E4M3) {
+        return fattn_fail(FATTN_UNSUPPORTED, "dtype is e4m3, which no backend takes yet");
+    }
+    if (p->dtype_o != 0 && p->dtype_o != p->dtype && p->dtype_o != f32) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype_o is %s (%d), neither dtype (%s) nor f32",
+                          fattn_dtype_name(p->dtype_o), (int)p->dtype_o, fattn_dtype_name(p->dtype));
+    }
+    if (p->features & FATTN_BIAS && p->dtype_bias != 0 && p->dtype_bias != p->dtype && p->dtype_bias != f32) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype_bias is %s (%d), neither dtype (%s) nor f32",
+                          fattn_dtype_name(p->dtype_bias), (int)p->dtype_bias, fattn_dtype_name(p->dtype));
+    }
+    if (p->layout != FATTN_BSHD && p->layout != FATTN_BHSD && p->layout != FATTN_STRIDED) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "layout is %d, no fattn_layout", (int)p->layout);
+    }
+    if (p->anchor != FATTN_BOTTOM_RIGHT && p->anchor != FATTN_TOP_LEFT) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "anchor is %d, no fattn_anchor", (int)p->anchor);
+    }
+    if (p->features & ~FATTN_FEATURES_ALL) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "features has unknown bits 0x%llx",
+                          (unsigned long long)(p->features & ~FATTN_FEATURES_ALL));
+    }
+    if (p->reserved) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "reserved is %u, not 0", p->reserved);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_sizes(const fattn_problem *p) {
+    const bool paged = p->features & FATTN_PAGED;
+    const struct {
+        const char *name;
+        bool used;
+        int64_t value, low, high;
+    } sizes[] = {
+        {"batch", true, p->batch, 0, SIZE_LIMIT},
+        {"heads_q", true, p->heads_q, 0, SIZE_LIMIT},
+        {"heads_k", true, p->heads_k, p->heads_q > 0, SIZE_LIMIT},
+        {"seqlen_q", true, p->seqlen_q, 0, SIZE_LIMIT},
+        {"seqlen_k", true, p->seqlen_k, 0, SIZE_LIMIT},
+        {"dim", true, p->dim, 1, DIM_LIMIT},
+        {"dim_v", true, p->dim_v, 1, DIM_LIMIT},
+        {"total_q", p->features & FATTN_CU_SEQLENS_Q, p->total_q, 0, SIZE_LIMIT},
+        {"total_k", p->features & FATTN_CU_SEQLENS_K && !paged, p->total_k, 0, SIZE_LIMIT},
+        {"page_size", paged, p->page_size, 1, SIZE_LIMIT},
+        {"num_pages", paged, p->num_pages, 0, SIZE_LIMIT},
+        {"max_pages", paged, p->max_pages, 0, SIZE_LIMIT},
+        {"block_m", p->features & FATTN_BLOCK_MASK, p->block_m, 1, SIZE_LIMIT},
+        {"block_n", p->features & FATTN_BLOCK_MASK, p->block_n, 1, SIZE_LIMIT},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].used) {
+            const fattn_status status = check_range(sizes[i].name, sizes[i].value, sizes[i].low,
+                                                    sizes[i].high, FATTN_INVALID_SHAPE);
+            if (status) {
+                return status;
+            }
+        }
+    }
+    if (p->heads_k > 0 && p->heads_q % p->heads_k) {
+        return fattn_fail(FATTN_INVALID_SHAPE, "heads_q is %lld, not a multiple of heads_k, %lld",
+                          (long long)p->heads_q, (long long)p->heads_k);
+    }
+    if (paged && p->max_pages * p->page_size < p->seqlen_k) { /* both below 2^31: no overflow */
+        return fattn_fail(FATTN_INVALID_SHAPE, "max_pages is %lld: %lld pages of %lld hold less than seqlen_k, %lld",
+                          (long long)p->max_pages, (long long)p->max_pages, (long long)p->page_size,
+                          (long long)p->seqlen_k);
+    }
+    if (paged && p->block_table_stride != 0 && p->block_table_stride < p->max_pages) {
+        return fattn_fail(FATTN_INVALID_STRIDE, "block_table_stride is %lld, less than max_pages, %lld",
+                          (long long)p->block_table_stride, (long long)p->max_pages);
+    }
+    return FATTN_OK;
+}
+
+static bool finite_in(const fattn_problem *p, double value) {
+    return p->dtype == FATTN_F64 ? isfinite(value) : fabs(value) <= (double)FLT_MAX;
+}
+
+static fattn_status check_options(const fattn_problem *p) {
+    if (p->features & FATTN_SCALE && !finite_in(p, p->scale)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "scale is %g, not finite in %s", p->scale,
+                          fattn_dtype_name(fattn_statistics_dtype(p)));
+    }
+    const double least = p->dtype == FATTN_F64 ? DBL_MIN : (double)FLT_MIN;
+    if (p->features & FATTN_SOFTCAP && !(finite_in(p, p->softcap) && p->softcap >= least)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "softcap is %g, not finite and positive in %s", p->softcap,
+                          fattn_dtype_name(fattn_statistics_dtype(p)));
+    }
+    if (p->features & FATTN_DROPOUT && !(p->dropout_p >= 0 && p->dropout_p <= 1)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "dropout_p is %g, not in 0..1", p->dropout_p);
+    }
+    if (p->features & FATTN_WINDOW && (p->window_left < -1 || p->window_right < -1)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "window_%s is %lld, neither -1 nor a number of keys",
+                          p->window_left < -1 ? "left" : "right",
+                          (long long)(p->window_left < -1 ? p->window_left : p->window_right));
+    }
+    if (p->features & FATTN_ALIBI && p->alibi_batch_stride != 0 && p->alibi_batch_stride < p->heads_q) {
+        return fattn_fail(FATTN_INVALID_STRIDE, "alibi_batch_stride is %lld, neither 0 nor at least heads_q, %lld",
+                          (long long)p->alibi_batch_stride, (long long)p->heads_q);
+    }
+    if (p->features & FATTN_DROPOUT) { /* b, h are 32-bit counter words */
+        const int64_t words = INT64_C(1) << 32;
+        fattn_status status = check_range("batch_offset", p->batch_offset, 0, words - p->batch, FATTN_INVALID_ARGUMENT);
+        if (!status) {
+            status = check_range("head_offset", p->head_offset, 0, words - p->heads_q, FATTN_INVALID_ARGUMENT);
+        }
+        if (status) {
+            return status;
+        }
+    }
+    if (p->pointer_alignment < 1 || p->pointer_alignment > ALIGNMENT_LIMIT ||
+        p->pointer_alignment & (p->pointer_alignment - 1)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "pointer_alignment is %lld, not a power of two in 1..%d",
+                          (long long)p->pointer_alignment, ALIGNMENT_LIMIT);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_outputs(const fattn_problem *p) {
+    const uint32_t forward = FATTN_OUT_O | FATTN_OUT_LSE;
+    const uint32_t backward =
+        FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS | FATTN_OUT_DSINK;
+    const uint32_t legal = p->op == FATTN_FORWARD ? forward : backward;
+    if (p->outputs & ~legal) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "outputs has bits 0x%x that are no outputs of %s",
+                          (unsigned)(p->outputs & ~legal), p->op == FATTN_FORWARD ? "forward" : "backward");
+    }
+    if (p->outputs == FATTN_OUT_LSE) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "outputs is FATTN_OUT_LSE alone: forward writes o");
+    }
+    const struct {
+        uint32_t output;
+        uint64_t feature;
+        const char *text;
+    } needs[] = {
+        {FATTN_OUT_DBIAS, FATTN_BIAS, "FATTN_OUT_DBIAS without FATTN_BIAS"},
+        {FATTN_OUT_DSINK, FATTN_SINK, "FATTN_OUT_DSINK without FATTN_SINK"},
+    };
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) {
+        if (p->outputs & needs[i].output && !(p->features & needs[i].feature)) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "outputs has %s", needs[i].text);
+        }
+    }
+    const struct {
+        fattn_op op;
+        uint64_t feature;
+        fattn_status status;
+        const char *text;
+    } clashes[] = {
+        {FATTN_FORWARD, FATTN_DLSE, FATTN_INVALID_ARGUMENT, "FATTN_DLSE, an input of backward, in a forward"},
+        {FATTN_FORWARD, FATTN_ACCUMULATE, FATTN_INVALID_ARGUMENT, "FATTN_ACCUMULATE in a forward"},
+        {FATTN_BACKWARD, FATTN_PAGED, FATTN_UNSUPPORTED, "FATTN_PAGED in a backward: pages are forward only"},
+        {FATTN_BACKWARD, FATTN_BATCH_INVARIANT, FATTN_UNSUPPORTED, "FATTN_BATCH_INVARIANT in a backward: it is forward only"},
+    };
+    for (size_t i = 0; i < sizeof clashes / sizeof clashes[0]; i++) {
+        if (p->op == clashes[i].op && p->features & clashes[i].feature) {
+            return fattn_fail(clashes[i].status, "features has %s", clashes[i].text);
+        }
+    }
+    return FATTN_OK;
+}
+
+/* --- Normal form ---------------------------------------------------------------------------------- */
+
+/* Defaults filled in, and fields that do not count set to 0. Numbers are legal by now. */
+static void fill_options(fattn_problem *p) {
+    const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    const uint64_t f = p->features;
+    p->dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
+    p->dtype_bias = !(f & FATTN_BIAS) ? (fattn_dtype)0 : p->dtype_bias ? p->dtype_bias : f32;
+    if (p->outputs == 0) {
+        p->outputs = p->op == FATTN_FORWARD ? FATTN_OUT_O : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    }
+    if (!(f & FATTN_SCALE)) {
+        p->scale = 1 / sqrt((double)p->dim);
+    }
+    if (!(f & FATTN_WINDOW)) {
+        p->window_left = p->window_right = -1;
+    }
+    if (f & FATTN_CAUSAL) {
+        p->window_right = 0;
+    }
+    if (!(f & FATTN_CU_SEQLENS_Q)) {
+        p->total_q = p->seqlen_q;
+    }
+    if (!(f & FATTN_CU_SEQLENS_K) || f & FATTN_PAGED) {
+        p->total_k = p->seqlen_k;
+    }
+    if (!(f & FATTN_PAGED)) {
+        p->page_size = p->num_pages = p->max_pages = p->block_table_stride = 0;
+    } else if (p->block_table_stride == 0) {
+        p->block_table_stride = p->max_pages;
+    }
+    if (!(f & FATTN_SOFTCAP)) {
+        p->softcap = 0;
+    }
+    if (!(f & FATTN_DROPOUT) || p->dropout_p == 0) {
+        p->features &= ~FATTN_DROPOUT;
+        p->dropout_p = 0;
+        p->batch_offset = p->head_offset = 0;
+    }
+    if (!(f & FATTN_BIAS)) {
+        memset(p->bias_stride, 0, sizeof p->bias_stride);
+    }
+    if (!(p->outputs & FATTN_OUT_DBIAS)) {
+        memset(p->dbias_stride, 0, sizeof p->dbias_stride);
+    }
+    if (!(f & FATTN_MASK)) {
+        memset(p->mask_stride, 0, sizeof p->mask_stride);
+    }
+    if (!(f & FATTN_BLOCK_MASK)) {
+        memset(p->block_mask_stride, 0, sizeof p->block_mask_stride);
+        p->block_m = p->block_n = 0;
+    }
+    if (!(f & FATTN_ALIBI)) {
+        p->alibi_batch_stride = 0;
+    }
+}
+
+/* Strides of a contiguous (batch, sequence, head, channel) or (batch, head, sequence, channel). A batch
+ * stride that does not fit is -1, which no caller can have asked for. */
+static fattn_strides contiguous(fattn_layout layout, bool packed, int64_t rows, int64_t heads, int64_t channels) {
+    fattn_strides s = {.head = channels, .seq = heads * channels}; /* 2^31 * 576: no overflow */
+    if (layout == FATTN_BHSD) {
+        s = (fattn_strides){.seq = channels, .head = rows * channels};
+    }
+    if (packed) {
+        s.batch = 0;
+    } else if (__builtin_mul_overflow(rows * channels, heads, &s.batch) || s.batch > STRIDE_LIMIT) {
+        s.batch = -1;
+    }
+    return s;
+}
+
+static fattn_status fill_strides(fattn_problem *p) {
+    const bool backward = p->op == FATTN_BACKWARD;
+    const bool paged = p->features & FATTN_PAGED;
+    const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
+    const bool packed_k = p->features & FATTN_CU_SEQLENS_K && !paged;
+    const int64_t keys = paged ? p->page_size : p->total_k;
+    const struct {
+        const char *name;
+        fattn_strides *strides;
+        bool used, packed;
+        int64_t rows, heads, channels;
+    } tensors[] = {
+        {"q", &p->q, true, packed_q, p->total_q, p->heads_q, p->dim},
+        {"k", &p->k, true, packed_k, keys, p->heads_k, p->dim},
+        {"v", &p->v, true, packed_k, keys, p->heads_k, p->dim_v},
+        {"o", &p->o, true, packed_q, p->total_q, p->heads_q, p->dim_v},
+        {"dout", &p->dout, backward, packed_q, p->total_q, p->heads_q, p->dim_v},
+        {"dq", &p->dq, backward && p->outputs & FATTN_OUT_DQ, packed_q, p->total_q, p->heads_q, p->dim},
+        {"dk", &p->dk, backward && p->outputs & FATTN_OUT_DK, packed_k, keys, p->heads_k, p->dim},
+        {"dv", &p->dv, backward && p->outputs & FATTN_OUT_DV, packed_k, keys, p->heads_k, p->dim_v},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
+        fattn_strides *const s = tensors[i].strides;
+        if (!tensors[i].used) {
+            *s = (fattn_strides){0};
+            continue;
+        }
+        if (p->layout != FATTN_STRIDED) {
+            *s = contiguous(p->layout, tensors[i].packed, tensors[i].rows, tensors[i].heads, tensors[i].channels);
+            if (s->batch < 0) {
+                return fattn_fail(FATTN_OVERFLOW, "%s has %lld x %lld x %lld elements a batch entry: the stride overflows",
+                                  tensors[i].name, (long long)tensors[i].rows, (long long)tensors[i].heads,
+                                  (long long)tensors[i].channels);
+            }
+        } else if (tensors[i].packed) {
+            s->batch = 0;
+        }
+    }
+    p->layout = FATTN_STRIDED;
+    return FATTN_OK;
+}
+
+static fattn_status check_stride(const char *tensor, const char *axis, int64_t stride) {
+    if (stride < 0) {
+        return fattn_fail(FATTN_INVALID_STRIDE, "%s stride of %s is %lld, negative", axis, tensor, (long long)stride);
+    }
+    if (stride > STRIDE_LIMIT) {
+        return fattn_fail(FATTN_OVERFLOW, "%s stride of %s is %lld: bytes overflow 63 bits", axis, tensor,
+                          (long long)stride);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_strides(const fattn_problem *p) {
+    const struct {
+        const char *name;
+        const fattn_strides *strides;
+    } tensors[] = {
+        {"q", &p->q}, {"k", &p->k},       {"v", &p->v},   {"o", &p->o},
+        {"dout", &p->dout}, {"dq", &p->dq}, {"dk", &p->dk}, {"dv", &p->dv},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
+        const fattn_strides *const s = tensors[i].strides;
+        fattn_status status = check_stride(tensors[i].name, "batch", s->batch);
+        status = status ? status : check_stride(tensors[i].name, "seq", s->seq);
+        status = status ? status : check_stride(tensors[i].name, "head", s->head);
+        if (status) {
+            return status;
+        }
+    }
+    static const char *const axes[] = {"batch", "head", "query", "key"};
+    const struct {
+        const char *name;
+        const int64_t *strides;
+    } scores[] = {{"bias", p->bias_stride},
+                  {"dbias", p->dbias_stride},
+                  {"mask", p->mask_stride},
+                  {"block_mask", p->block_mask_stride}};
+    for (size_t i = 0; i < sizeof scores / sizeof scores[0]; i++) {
+        for (int a = 0; a < 4; a++) {
+            const fattn_status status = check_stride(scores[i].name, axes[a], scores[i].strides[a]);
+            if (status) {
+                return status;
+            }
+        }
+    }
+    const fattn_status status = check_stride("block_table", "row", p->block_table_stride);
+    return status ? status : check_stride("alibi_slopes", "batch", p->alibi_batch_stride);
+}
+
+/* No operand's size in bytes passes 2^63, and no output overlaps itself. */
+static fattn_status check_operands(const fattn_problem *p) {
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(p, NULL, operands);
+    for (int i = 0; i < count; i++) {
+        int64_t bytes = 0;
+        if (!fattn_region_span(&operands[i].region, &bytes)) {
+            return fattn_fail(FATTN_OVERFLOW, "%s spans more than 2^63 bytes", operands[i].name);
+        }
+        if (operands[i].output && fattn_region_overlaps_itself(&operands[i].region)) {
+            return fattn_fail(FATTN_OVERLAP, "%s overlaps itself: its strides let two elements share an address",
+                              operands[i].name);
+        }
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out) {
+    static fattn_status (*const checks[])(const fattn_problem *) = {check_enums, check_sizes, check_options,
+                                                                    check_outputs};
+    fattn_problem p;
+    fattn_status status = fattn_abi_read(&p, sizeof p, in, "fattn_problem");
+    for (size_t i = 0; status == FATTN_OK && i < sizeof checks / sizeof checks[0]; i++) {
+        status = checks[i](&p);
+    }
+    if (status) {
+        return status;
+    }
+    fill_options(&p);
+    status = fill_strides(&p);
+    status = status ? status : check_strides(&p);
+    status = status ? status : check_operands(&p);
+    if (status == FATTN_OK) {
+        *out = p;
+    }
+    return status;
+}

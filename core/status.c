@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+/* Long enough for a sentence with a name and three 64-bit numbers. */
+static _Thread_local char reason[512];
+
+static const struct {
+    fattn_status status;
+    const char *name;
+} statuses[] = {
+    {FATTN_OK, "FATTN_OK"},
+    {FATTN_INVALID_ARGUMENT, "FATTN_INVALID_ARGUMENT"},
+    {FATTN_INVALID_STRUCT, "FATTN_INVALID_STRUCT"},
+    {FATTN_INVALID_SHAPE, "FATTN_INVALID_SHAPE"},
+    {FATTN_INVALID_STRIDE, "FATTN_INVALID_STRIDE"},
+    {FATTN_NULL_POINTER, "FATTN_NULL_POINTER"},
+    {FATTN_MISALIGNED, "FATTN_MISALIGNED"},
+    {FATTN_OVERLAP, "FATTN_OVERLAP"},
+    {FATTN_OVERFLOW, "FATTN_OVERFLOW"},
+    {FATTN_INVALID_DATA, "FATTN_INVALID_DATA"},
+    {FATTN_UNSUPPORTED, "FATTN_UNSUPPORTED"},
+    {FATTN_NO_DEVICE, "FATTN_NO_DEVICE"},
+    {FATTN_UNKNOWN_DEVICE, "FATTN_UNKNOWN_DEVICE"},
+    {FATTN_OUT_OF_MEMORY, "FATTN_OUT_OF_MEMORY"},
+    {FATTN_BAD_ENVIRONMENT, "FATTN_BAD_ENVIRONMENT"},
+};
+
+const char *fattn_status_string(fattn_status status) {
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
+        if (statuses[i].status == status) {
+            return statuses[i].name;
+        }
+    }
+    return "unknown fattn_status";
+}
+
+const char *fattn_last_reason(void) {
+    return reason;
+}
+
+const char *fattn_version(void) {
+    return FATTN_VERSION_STRING;
+}
+
+fattn_status fattn_fail(fattn_status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(reason, sizeof reason, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+fattn_status fattn_fail_memory(int64_t bytes, const char *what) {
+    return fattn_fail(FATTN_OUT_OF_MEMORY, "no memory for %lld bytes of %s", (long long)bytes, what);
+}

@@ -44,7 +44,8 @@ int main(void)
         return 1;
     }
     fattn_cache_clear();
-    if (!(fabsf(o[0] - 3.0f) < 1e-6f && fabsf(o[1] + 1.0f) < 1e-6f && fabsf(lse - logf(2.0f)) < 1e-6f)) {
+    if (!(fabsf(o[0] - 3.0f) < 1e-6f && fabsf(o[1] + 1.0f) < 1e-6f &&
+          fabsf(lse - logf(2.0f)) < 1e-6f)) {
         fprintf(stderr, "o = %g, %g, not 3, -1; lse = %g, not ln 2\n", o[0], o[1], lse);
         return 1;
     }

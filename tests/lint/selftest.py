@@ -17,6 +17,7 @@ import headers
 import rooms
 import shared_object
 import spdx
+import tally
 import tap
 
 SPDX_C = "/* SPDX-License-Identifier: Apache-2.0 */\n"
@@ -187,6 +188,24 @@ def report_case():
     return [f"{results!r}: exit status {status(results)}" for results, want in expected if status(results) != want]
 
 
+def tally_case():
+    """Programs whose results are easily miscounted."""
+    expected = [
+        ("OK", "ok 1 - a\nok 2 - b # SKIP no GPU\n1..2\n", [1, 0, 1]),
+        ("FAIL", "ok 1 - a\nnot ok 2 - b\n1..2\n", [1, 1, 0]),
+        ("ERROR", "ok 1 - a\n", [1, 1, 0]),
+        ("TIMEOUT", "", [0, 1, 0]),
+        ("SKIP", "", [0, 1, 0]),
+        ("SKIP", "1..0 # SKIP no GPU\n", [0, 0, 1]),
+        ("OK", "not ok 1 - a # TODO\n1..1\n", [0, 1, 0]),
+        ("OK", "# ok so far\nok 1\n", [1, 0, 0]),
+    ]
+    for result, out, want in expected:
+        totals, _ = tally.tally([{"name": "x", "result": result, "stdout": out}])
+        if totals != want:
+            yield f"{result} {out!r}: counted {totals}, not {want}"
+
+
 def results():
     for title, lint, tidy, planted in TREES:
         yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
@@ -194,6 +213,7 @@ def results():
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)
     yield "the report fails when it should", report_case()
+    yield "the tally counts what failed", tally_case()
 
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

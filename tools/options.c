@@ -14,6 +14,9 @@
 
 enum { TABLE_MAX = 64 };
 
+/* The name proper, for %.*s. */
+#define NAME(o) (int)strcspn((o)->name, " "), (o)->name
+
 static const char *const switch_words[] = {"0", "1", NULL};
 
 /* ---------------------------------------------------------------------------------------------------
@@ -22,7 +25,7 @@ static const char *const switch_words[] = {"0", "1", NULL};
 
 static bool refuse(const option_set *set, const option *o, const char *text, const char *what)
 {
-    tool_usage(set->command, "--%s: \"%s\" is not %s", o->name, text, what);
+    tool_usage(set->command, "--%.*s: \"%s\" is not %s", NAME(o), text, what);
     return false;
 }
 
@@ -31,15 +34,17 @@ static bool blank(const char *text) { return *text == '\0' || isspace((unsigned 
 
 static bool read_integer(const option_set *set, const option *o, const char *text, int64_t *value)
 {
+    const bool bounded = o->min || o->max;
+    const int64_t low = bounded ? o->min : INT64_MIN, high = bounded ? o->max : INT64_MAX;
     char *end;
     errno = 0;
     const long long number = strtoll(text, &end, 10);
     if (blank(text) || *end != '\0') {
         return refuse(set, o, text, "an integer");
     }
-    if (errno == ERANGE || number < o->min || number > o->max) {
+    if (errno == ERANGE || number < low || number > high) {
         char what[80];
-        snprintf(what, sizeof what, "between %" PRId64 " and %" PRId64, o->min, o->max);
+        snprintf(what, sizeof what, "between %" PRId64 " and %" PRId64, low, high);
         return refuse(set, o, text, what);
     }
     *value = number;
@@ -50,7 +55,7 @@ static bool read_unsigned(const option_set *set, const option *o, const char *te
 {
     char *end;
     errno = 0;
-    const unsigned long long number = strtoull(text, &end, 0);
+    const unsigned long long number = strtoull(text, &end, 10);
     if (blank(text) || *text == '-' || *end != '\0' || errno == ERANGE) {
         return refuse(set, o, text, "an integer between 0 and 2^64 - 1");
     }
@@ -124,8 +129,8 @@ static bool read_list(const option_set *set, const option *o, const char *text)
         const size_t length = strcspn(item, ",");
         char word[OPTION_WORD_MAX];
         if (count == OPTION_LIST_MAX || length >= sizeof word) {
-            tool_usage(set->command, "--%s: a list has at most %d values of %d characters", o->name,
-                       OPTION_LIST_MAX, OPTION_WORD_MAX - 1);
+            tool_usage(set->command, "--%.*s: a list has at most %d values of %d characters",
+                       NAME(o), OPTION_LIST_MAX, OPTION_WORD_MAX - 1);
             return false;
         }
         memcpy(word, item, length);
@@ -140,7 +145,7 @@ static bool read_list(const option_set *set, const option *o, const char *text)
     }
     count++;
     if (o->length && count != o->length) {
-        tool_usage(set->command, "--%s: \"%s\" has %d values where %d are needed", o->name, text,
+        tool_usage(set->command, "--%.*s: \"%s\" has %d values where %d are needed", NAME(o), text,
                    count, o->length);
         return false;
     }
@@ -165,21 +170,16 @@ static bool read_value(const option_set *set, const option *o, const char *text)
  * Help
  * ------------------------------------------------------------------------------------------------- */
 
-static bool is_list(option_kind kind) { return kind >= OPTION_INTEGERS; }
-
 /* "--dir fwd|bwd,..." */
 static void print_usage_of(const option *o, char *text, size_t size)
 {
+    const char *const more = o->kind >= OPTION_INTEGERS && !o->length ? ",..." : "";
     size_t used = (size_t)snprintf(text, size, "--%s", o->name);
-    if (o->kind == OPTION_SWITCHES) {
-        snprintf(text + used, size - used, "[=0,1]");
-    } else if (o->words) {
-        for (int i = 0; o->words[i] && used < size; i++) {
-            used += (size_t)snprintf(text + used, size - used, "%c%s", i ? '|' : ' ', o->words[i]);
-        }
-    } else if (o->argument) {
-        snprintf(text + used, size - used, " %s%s", o->argument,
-                 is_list(o->kind) && !o->length ? ",..." : "");
+    for (int i = 0; o->words && o->words[i] && used < size; i++) {
+        used += (size_t)snprintf(text + used, size - used, "%c%s", i ? '|' : ' ', o->words[i]);
+    }
+    if (used < size) {
+        snprintf(text + used, size - used, "%s", o->kind == OPTION_SWITCHES ? "[=0,1]" : more);
     }
 }
 
@@ -216,7 +216,7 @@ static void print_help(const option_set *set)
 static const option *find(const option_set *set, const char *name, size_t length)
 {
     for (const option *o = set->table; o->name; o++) {
-        if (strlen(o->name) == length && memcmp(o->name, name, length) == 0) {
+        if (strcspn(o->name, " ") == length && memcmp(o->name, name, length) == 0) {
             return o;
         }
     }
@@ -229,7 +229,7 @@ static const char *value_of(const option_set *set, const option *o, const char *
                             char **argv, int *i)
 {
     if (o->kind == OPTION_SWITCH && equals) {
-        tool_usage(set->command, "--%s takes no value", o->name);
+        tool_usage(set->command, "--%.*s takes no value", NAME(o));
         return NULL;
     }
     if (equals) {
@@ -243,7 +243,7 @@ static const char *value_of(const option_set *set, const option *o, const char *
     }
     /* "--o --lse": the value was forgotten. One that begins so can be given after '='. */
     if (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0) {
-        tool_usage(set->command, "--%s needs a value", o->name);
+        tool_usage(set->command, "--%.*s needs a value", NAME(o));
         return NULL;
     }
     return argv[++*i];
@@ -270,7 +270,7 @@ int options_parse(const option_set *set, int argc, char **argv)
         }
         assert(o - set->table < TABLE_MAX);
         if (seen[o - set->table]) {
-            tool_usage(set->command, "--%s is given twice", o->name);
+            tool_usage(set->command, "--%.*s is given twice", NAME(o));
             return -1;
         }
         seen[o - set->table] = true;

@@ -47,17 +47,16 @@ typedef struct option_words {
     char at[OPTION_LIST_MAX][OPTION_WORD_MAX];
 } option_words;
 
-/* A row of the table. The table ends with a row whose name is NULL. */
+/* A row of the table: designators from .value on. The table ends with {.name = NULL}. */
 typedef struct option {
-    const char *name; /* without its dashes */
+    const char *name; /* without its dashes; then, after a blank, what the help calls its value */
+    const char *help; /* one line; further lines after \n */
     option_kind kind;
     void *value;
-    const char *help;         /* one line; further lines after \n */
-    const char *argument;     /* its name in the help, "FILE.npy"; not for switches and choices */
-    const char *const *words; /* choices, ended by NULL */
-    int64_t min, max;         /* bounds of integers, and for lists of any kind see length */
-    int length;               /* lists: exactly so many values; 0 for any number */
     bool *given;              /* NULL, or what becomes true when the option is met */
+    const char *const *words; /* choices, ended by NULL */
+    int64_t min, max;         /* bounds of integers; both 0: none */
+    int length;               /* lists: exactly so many values; 0: 1 to OPTION_LIST_MAX */
 } option;
 
 typedef struct option_set {

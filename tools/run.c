@@ -1,0 +1,826 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `fattn run`: attention on NumPy's arrays. Reads .npy files, brings them to the types that the library
+ * takes, runs forward (and backward), and writes all of the outputs or none.
+ *
+ * Read it from the end: fattn_tool_run() is the list of steps.
+ */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "tools/npy.h"
+#include "tools/options.h"
+#include "tools/tool.h"
+
+enum { LINE = 512 };
+
+enum {
+    IN_Q,
+    IN_K,
+    IN_V,
+    IN_BIAS,
+    IN_MASK,
+    IN_BLOCK_MASK,
+    IN_SINK,
+    IN_ALIBI,
+    IN_CU_Q,
+    IN_CU_K,
+    IN_USED_Q,
+    IN_USED_K,
+    IN_TABLE,
+    IN_DO,
+    IN_DLSE,
+    INPUTS
+};
+enum { OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUT_DBIAS, OUT_DSINK, OUTPUTS };
+
+/* What an input is brought to before the library sees it. */
+typedef enum role {
+    TENSOR, /* the problem's dtype */
+    BIAS,   /* the problem's dtype where the file has it, else like REAL */
+    REAL,   /* f32, or f64 in an f64 problem */
+    BYTES,  /* bool or u8 */
+    COUNTS  /* int32 */
+} role;
+
+static const struct {
+    role role;
+    uint64_t feature; /* the bit that its presence sets */
+} inputs[INPUTS] = {
+    [IN_Q] = {TENSOR, 0},
+    [IN_K] = {TENSOR, 0},
+    [IN_V] = {TENSOR, 0},
+    [IN_BIAS] = {BIAS, FATTN_BIAS},
+    [IN_MASK] = {BYTES, FATTN_MASK},
+    [IN_BLOCK_MASK] = {BYTES, FATTN_BLOCK_MASK},
+    [IN_SINK] = {REAL, FATTN_SINK},
+    [IN_ALIBI] = {REAL, FATTN_ALIBI},
+    [IN_CU_Q] = {COUNTS, FATTN_CU_SEQLENS_Q},
+    [IN_CU_K] = {COUNTS, FATTN_CU_SEQLENS_K},
+    [IN_USED_Q] = {COUNTS, FATTN_SEQUSED_Q},
+    [IN_USED_K] = {COUNTS, FATTN_SEQUSED_K},
+    [IN_TABLE] = {COUNTS, FATTN_PAGED},
+    [IN_DO] = {TENSOR, 0},
+    [IN_DLSE] = {REAL, FATTN_DLSE},
+};
+
+static const uint32_t output_bits[OUTPUTS] = {
+    [OUT_O] = FATTN_OUT_O,         [OUT_LSE] = FATTN_OUT_LSE, [OUT_DQ] = FATTN_OUT_DQ,
+    [OUT_DK] = FATTN_OUT_DK,       [OUT_DV] = FATTN_OUT_DV,   [OUT_DBIAS] = FATTN_OUT_DBIAS,
+    [OUT_DSINK] = FATTN_OUT_DSINK,
+};
+
+typedef struct job {
+    const char *in_path[INPUTS];   /* NULL: not given */
+    const char *out_path[OUTPUTS]; /* NULL: not wanted */
+    const char *device;
+    bool backward, causal, deterministic;
+    bool has_dtype, has_window, has_scale, has_softcap, has_dropout, has_seed, has_offset,
+        has_block, has_q_offset, has_k_offset;
+    int dtype_word, layout_word, align_word;
+    option_integers window, block;
+    double scale, softcap, dropout;
+    uint64_t seed, offset;
+    int64_t q_offset, k_offset;
+
+    npy_array in[INPUTS], out[OUTPUTS];
+    fattn_problem problem;
+    fattn_buffers buffers;
+} job;
+
+/* ---------------------------------------------------------------------------------------------------
+ * Options
+ * ------------------------------------------------------------------------------------------------- */
+
+static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};
+static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
+static const char *const layout_words[] = {"bshd", "bhsd", NULL};
+static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
+static const char *const align_words[] = {"bottom-right", "top-left", NULL};
+static const fattn_anchor anchors[] = {FATTN_BOTTOM_RIGHT, FATTN_TOP_LEFT};
+
+static int parse(int argc, char **argv, job *j)
+{
+    const char **const in = j->in_path, **const out = j->out_path;
+    const option table[] = {
+        {"q FILE.npy", "queries (B, Sq, Hq, D)", OPTION_TEXT, .value = &in[IN_Q]},
+        {"k FILE.npy", "keys (B, Sk, Hk, D); Hq is a multiple of Hk", OPTION_TEXT,
+         .value = &in[IN_K]},
+        {"v FILE.npy", "values (B, Sk, Hk, Dv)", OPTION_TEXT, .value = &in[IN_V]},
+        {"o FILE.npy", "output (B, Sq, Hq, Dv)", OPTION_TEXT, .value = &out[OUT_O]},
+        {"lse FILE.npy", "output (B, Hq, Sq): ln(sum of exp(scores))", OPTION_TEXT,
+         .value = &out[OUT_LSE]},
+        {"bias FILE.npy", "added to the scores; broadcast to (B, Hq, Sq, Sk)", OPTION_TEXT,
+         .value = &in[IN_BIAS]},
+        {"mask FILE.npy", "bool or u8, non-zero keeps;\nbroadcast to (B, Hq, Sq, Sk)", OPTION_TEXT,
+         .value = &in[IN_MASK]},
+        {"block-mask FILE.npy",
+         "bool or u8, an entry a block;\nbroadcast to (B, Hq, ceil(Sq / M), ceil(Sk / N))",
+         OPTION_TEXT, .value = &in[IN_BLOCK_MASK]},
+        {"block-size M,N", "queries and keys of a block of --block-mask", OPTION_INTEGERS,
+         .value = &j->block, .min = 1, .max = INT64_MAX, .length = 2, .given = &j->has_block},
+        {"sink FILE.npy", "(Hq): logits of one more key whose value is 0", OPTION_TEXT,
+         .value = &in[IN_SINK]},
+        {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
+        {"cu-seqlens-q FILE.npy",
+         "(B + 1): q and o are packed as (total, Hq, ...),\nlse as (Hq, total)", OPTION_TEXT,
+         .value = &in[IN_CU_Q]},
+        {"cu-seqlens-k FILE.npy", "(B + 1): k and v are packed likewise", OPTION_TEXT,
+         .value = &in[IN_CU_K]},
+        {"seqused-q FILE.npy", "(B): rows that exist", OPTION_TEXT, .value = &in[IN_USED_Q]},
+        {"seqused-k FILE.npy", "(B): keys that exist", OPTION_TEXT, .value = &in[IN_USED_K]},
+        {"block-table FILE.npy", "(B, max_pages): k, v are (pages, page_size, Hk, ...)",
+         OPTION_TEXT, .value = &in[IN_TABLE]},
+        {"causal", "query i sees keys up to i + off", OPTION_SWITCH, .value = &j->causal},
+        {"align", "the corner that off is counted from", OPTION_CHOICE, .value = &j->align_word,
+         .words = align_words},
+        {"window L,R", "keys seen left and right of the diagonal; -1: all", OPTION_INTEGERS,
+         .value = &j->window, .length = 2, .given = &j->has_window},
+        {"scale X", "of the scores; 1 / sqrt(D) when not given", OPTION_REAL, .value = &j->scale,
+         .given = &j->has_scale},
+        {"softcap X", "scores become X * tanh(score / X)", OPTION_REAL, .value = &j->softcap,
+         .given = &j->has_softcap},
+        {"dropout P", "probability to drop a weight", OPTION_REAL, .value = &j->dropout,
+         .given = &j->has_dropout},
+        {"seed N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->seed,
+         .given = &j->has_seed},
+        {"offset N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->offset,
+         .given = &j->has_offset},
+        {"q-offset N", "position of the first query in a longer sequence", OPTION_INTEGER,
+         .value = &j->q_offset, .given = &j->has_q_offset},
+        {"k-offset N", "position of the first key", OPTION_INTEGER, .value = &j->k_offset,
+         .given = &j->has_k_offset},
+        {"layout", "order of the axes of all tensors", OPTION_CHOICE, .value = &j->layout_word,
+         .words = layout_words},
+        {"dtype", "of the computation; default: what q holds", OPTION_CHOICE,
+         .value = &j->dtype_word, .words = dtype_words, .given = &j->has_dtype},
+        {"device NAME", "cpu, cuda:1, reference ...; default: FATTN_BACKEND", OPTION_TEXT,
+         .value = &j->device},
+        {"deterministic", "gradients identical from run to run", OPTION_SWITCH,
+         .value = &j->deterministic},
+        {"backward", "gradients: forward runs first", OPTION_SWITCH, .value = &j->backward},
+        {"do FILE.npy", "gradient of o", OPTION_TEXT, .value = &in[IN_DO]},
+        {"dlse FILE.npy", "gradient of lse", OPTION_TEXT, .value = &in[IN_DLSE]},
+        {"dq FILE.npy", "output, like q", OPTION_TEXT, .value = &out[OUT_DQ]},
+        {"dk FILE.npy", "output, like k", OPTION_TEXT, .value = &out[OUT_DK]},
+        {"dv FILE.npy", "output, like v", OPTION_TEXT, .value = &out[OUT_DV]},
+        {"dbias FILE.npy", "output, like bias, summed over its broadcast axes", OPTION_TEXT,
+         .value = &out[OUT_DBIAS]},
+        {"dsink FILE.npy", "output (Hq)", OPTION_TEXT, .value = &out[OUT_DSINK]},
+        {.name = NULL},
+    };
+    const option_set set = {
+        "run",
+        "Attention on NumPy's .npy files. All outputs appear, or none.",
+        table,
+        "Shapes are those of --layout bshd; bhsd has heads before the sequence axis. f16, f32 and f64\n"
+        "files are converted to --dtype. NumPy has no bf16: with --dtype bf16, arrays of u2 (or V2) are\n"
+        "read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that belong to no\n"
+        "sequence are 0.",
+    };
+    return options_parse(&set, argc, argv);
+}
+
+/* Refuses what makes no sense alone, so that no option is silently without effect. */
+static bool consistent(const job *j)
+{
+    const struct {
+        bool given;
+        const char *name;
+        bool present;
+        const char *needs;
+    } rules[] = {
+        {true, "fattn run", j->in_path[IN_Q] && j->in_path[IN_K] && j->in_path[IN_V],
+         "--q, --k and --v"},
+        {!j->backward, "fattn run", j->out_path[OUT_O] || j->out_path[OUT_LSE], "--o or --lse"},
+        {j->backward, "--backward", j->in_path[IN_DO], "--do"},
+        {j->backward, "--backward",
+         j->out_path[OUT_DQ] || j->out_path[OUT_DK] || j->out_path[OUT_DV] ||
+             j->out_path[OUT_DBIAS] || j->out_path[OUT_DSINK],
+         "one of --dq, --dk, --dv, --dbias, --dsink"},
+        {j->in_path[IN_DO], "--do", j->backward, "--backward"},
+        {j->in_path[IN_DLSE], "--dlse", j->backward, "--backward"},
+        {j->out_path[OUT_DQ], "--dq", j->backward, "--backward"},
+        {j->out_path[OUT_DK], "--dk", j->backward, "--backward"},
+        {j->out_path[OUT_DV], "--dv", j->backward, "--backward"},
+        {j->out_path[OUT_DBIAS], "--dbias", j->backward && j->in_path[IN_BIAS],
+         "--backward and --bias"},
+        {j->out_path[OUT_DSINK], "--dsink", j->backward && j->in_path[IN_SINK],
+         "--backward and --sink"},
+        {j->in_path[IN_BLOCK_MASK], "--block-mask", j->has_block, "--block-size"},
+        {j->has_block, "--block-size", j->in_path[IN_BLOCK_MASK], "--block-mask"},
+        {j->has_seed, "--seed", j->has_dropout, "--dropout"},
+        {j->has_offset, "--offset", j->has_dropout, "--dropout"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        if (rules[i].given && !rules[i].present) {
+            tool_usage("run", "%s needs %s", rules[i].name, rules[i].needs);
+            return false;
+        }
+    }
+    for (int a = 0; a < OUTPUTS; a++) {
+        for (int b = 0; b < a; b++) {
+            if (j->out_path[a] && j->out_path[b] && strcmp(j->out_path[a], j->out_path[b]) == 0) {
+                tool_usage("run", "two outputs are named %s", j->out_path[a]);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Reading and converting
+ * ------------------------------------------------------------------------------------------------- */
+
+static bool complain(const char *why)
+{
+    tool_usage("run", "%s", why);
+    return false;
+}
+
+/* The floating-point type of a kind, 0 when it is none. */
+static fattn_dtype dtype_of(npy_kind kind)
+{
+    static const fattn_dtype table[NPY_KINDS] = {[NPY_F16] = FATTN_F16,
+                                                 [NPY_F32] = FATTN_F32,
+                                                 [NPY_F64] = FATTN_F64,
+                                                 [NPY_BF16] = FATTN_BF16};
+    return table[kind];
+}
+
+static npy_kind kind_of(fattn_dtype dtype)
+{
+    static const npy_kind table[] = {[FATTN_F32] = NPY_F32,
+                                     [FATTN_F16] = NPY_F16,
+                                     [FATTN_BF16] = NPY_BF16,
+                                     [FATTN_F64] = NPY_F64};
+    return table[dtype];
+}
+
+static bool read_inputs(job *j)
+{
+    for (int i = 0; i < INPUTS; i++) {
+        char why[LINE];
+        const bool as_bf16 = j->has_dtype && dtypes[j->dtype_word] == FATTN_BF16 &&
+                             (inputs[i].role == TENSOR || inputs[i].role == BIAS);
+        if (j->in_path[i] && npy_read(j->in_path[i], as_bf16, &j->in[i], why, sizeof why) != 0) {
+            return complain(why);
+        }
+    }
+    return true;
+}
+
+static bool convert_real(const char *path, npy_array *a, fattn_dtype to)
+{
+    const fattn_dtype from = dtype_of(a->kind);
+    if (from == to) {
+        return true;
+    }
+    if (!from) {
+        char why[LINE];
+        snprintf(why, sizeof why, "%s holds %s where floating-point numbers are needed", path,
+                 npy_kind_name(a->kind));
+        return complain(why);
+    }
+    npy_array converted;
+    char why[LINE];
+    if (npy_create(path, kind_of(to), a->rank, a->shape, &converted, why, sizeof why) != 0) {
+        return complain(why);
+    }
+    for (int64_t i = 0; i < a->count; i++) {
+        fattn_dtype_store(to, converted.data, i, fattn_dtype_load(from, a->data, i));
+    }
+    npy_free(a);
+    *a = converted;
+    return true;
+}
+
+/* data[i] as a number from INT64_MIN to INT64_MAX; what is larger is INT64_MAX. */
+static int64_t integer_at(const npy_array *a, int64_t i)
+{
+    switch (a->kind) {
+    case NPY_I8: return ((const int8_t *)a->data)[i];
+    case NPY_I16: return ((const int16_t *)a->data)[i];
+    case NPY_I32: return ((const int32_t *)a->data)[i];
+    case NPY_I64: return ((const int64_t *)a->data)[i];
+    case NPY_U8: return ((const uint8_t *)a->data)[i];
+    case NPY_U16: return ((const uint16_t *)a->data)[i];
+    case NPY_U32: return ((const uint32_t *)a->data)[i];
+    default: break;
+    }
+    assert(a->kind == NPY_U64);
+    const uint64_t x = ((const uint64_t *)a->data)[i];
+    return x < INT64_MAX ? (int64_t)x : INT64_MAX;
+}
+
+static bool convert_counts(const char *path, npy_array *a)
+{
+    char why[LINE];
+    if (a->kind < NPY_I8 || a->kind > NPY_U64) {
+        snprintf(why, sizeof why, "%s holds %s where integers are needed", path,
+                 npy_kind_name(a->kind));
+        return complain(why);
+    }
+    if (a->kind == NPY_I32) {
+        return true;
+    }
+    npy_array converted;
+    if (npy_create(path, NPY_I32, a->rank, a->shape, &converted, why, sizeof why) != 0) {
+        return complain(why);
+    }
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t x = integer_at(a, i);
+        if (x < INT32_MIN || x > INT32_MAX) {
+            snprintf(why, sizeof why,
+                     "%s: element %" PRId64 " is %" PRId64 ", which int32 cannot hold", path, i, x);
+            npy_free(&converted);
+            return complain(why);
+        }
+        ((int32_t *)converted.data)[i] = (int32_t)x;
+    }
+    npy_free(a);
+    *a = converted;
+    return true;
+}
+
+static bool convert_bytes(const char *path, const npy_array *a)
+{
+    if (a->kind == NPY_BOOL || a->kind == NPY_U8) {
+        return true;
+    }
+    char why[LINE];
+    snprintf(why, sizeof why, "%s holds %s where bool or u8 is needed", path,
+             npy_kind_name(a->kind));
+    return complain(why);
+}
+
+static bool convert_inputs(job *j)
+{
+    if (!j->has_dtype && !dtype_of(j->in[IN_Q].kind)) {
+        char why[LINE];
+        snprintf(why, sizeof why, "%s holds %s where floating-point numbers are needed",
+                 j->in_path[IN_Q], npy_kind_name(j->in[IN_Q].kind));
+        return complain(why);
+    }
+    const fattn_dtype dtype = j->has_dtype ? dtypes[j->dtype_word] : dtype_of(j->in[IN_Q].kind);
+    const fattn_dtype real = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    const fattn_dtype bias = dtype_of(j->in[IN_BIAS].kind) == dtype ? dtype : real;
+
+    for (int i = 0; i < INPUTS; i++) {
+        const char *const path = j->in_path[i];
+        npy_array *const a = &j->in[i];
+        bool fine = true;
+        if (!path) {
+            continue;
+        }
+        switch (inputs[i].role) {
+        case TENSOR: fine = convert_real(path, a, dtype); break;
+        case BIAS: fine = convert_real(path, a, bias); break;
+        case REAL: fine = convert_real(path, a, real); break;
+        case BYTES: fine = convert_bytes(path, a); break;
+        case COUNTS: fine = convert_counts(path, a); break;
+        }
+        if (!fine) {
+            return false;
+        }
+    }
+    j->problem.dtype = dtype;
+    j->problem.dtype_bias = j->in_path[IN_BIAS] ? bias : 0;
+    return true;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Shapes
+ * ------------------------------------------------------------------------------------------------- */
+
+enum { ANY = -1 };
+
+/* "(2, any, 64)" */
+static void print_shape(char *text, size_t size, int rank, const int64_t *shape)
+{
+    size_t used = (size_t)snprintf(text, size, "(");
+    for (int i = 0; i < rank && used < size; i++) {
+        const char *const comma = i ? ", " : "";
+        used += (size_t)(shape[i] == ANY
+                             ? snprintf(text + used, size - used, "%sany", comma)
+                             : snprintf(text + used, size - used, "%s%" PRId64, comma, shape[i]));
+    }
+    if (used < size) {
+        snprintf(text + used, size - used, ")");
+    }
+}
+
+static bool refuse_shape(const job *j, int input, const char *verb, int rank, const int64_t *wanted,
+                         const char *letters)
+{
+    char has[128], wants[128], why[LINE];
+    print_shape(has, sizeof has, j->in[input].rank, j->in[input].shape);
+    print_shape(wants, sizeof wants, rank, wanted);
+    snprintf(why, sizeof why, "%s: shape %s %s %s = %s", j->in_path[input], has, verb, wants,
+             letters);
+    return complain(why);
+}
+
+/* Whether the array has this shape, in which ANY takes any length. */
+static bool match(const job *j, int input, int rank, const int64_t *wanted, const char *letters)
+{
+    const npy_array *const a = &j->in[input];
+    bool same = a->rank == rank;
+    for (int i = 0; same && i < rank; i++) {
+        same = wanted[i] == ANY || a->shape[i] == wanted[i];
+    }
+    return same || refuse_shape(j, input, "is not", rank, wanted, letters);
+}
+
+static bool match_vector(const job *j, int input, int64_t length, const char *letters)
+{
+    return !j->in_path[input] || match(j, input, 1, &length, letters);
+}
+
+/* A tensor with its batch (page), sequence (slot), head and channel axes, found through the layout.
+ * Packed tensors have no batch axis; *batch is then left alone. */
+static bool match_tensor(const job *j, int input, bool packed, const char *const letters[2],
+                         int64_t *batch, int64_t *seq, int64_t *head, int64_t *channel)
+{
+    const bool bhsd = j->problem.layout == FATTN_BHSD;
+    const int axis = packed ? 0 : 1, rank = axis + 3; /* of the axis after batch */
+    const int64_t inner[3] = {bhsd ? *head : *seq, bhsd ? *seq : *head, *channel};
+    int64_t wanted[4] = {*batch};
+    memcpy(wanted + axis, inner, sizeof inner);
+
+    if (!match(j, input, rank, wanted, letters[bhsd])) {
+        return false;
+    }
+    const int64_t *const shape = j->in[input].shape;
+    if (!packed) {
+        *batch = shape[0];
+    }
+    *seq = shape[axis + (bhsd ? 1 : 0)];
+    *head = shape[axis + (bhsd ? 0 : 1)];
+    *channel = shape[axis + 2];
+    return true;
+}
+
+/* Strides that broadcast an array to four axes as NumPy would; 0 along axes that repeat. */
+static bool broadcast(const job *j, int input, const int64_t wanted[4], const char *letters,
+                      int64_t stride[4])
+{
+    const npy_array *const a = &j->in[input];
+    const int missing = 4 - a->rank;
+    bool fits = missing >= 0;
+    int64_t step = 1;
+    for (int axis = 3; fits && axis >= 0; axis--) {
+        const int64_t length = axis < missing ? 1 : a->shape[axis - missing];
+        fits = length == 1 || length == wanted[axis];
+        stride[axis] = length == 1 ? 0 : step;
+        step *= length; /* at most a->count, or 0 */
+    }
+    return fits || refuse_shape(j, input, "does not broadcast to", 4, wanted, letters);
+}
+
+/* The longest sequence of a cumulative array; what is wrong in it is left for the library to say. */
+static int64_t longest(const npy_array *cu)
+{
+    const int32_t *const at = cu->data;
+    int64_t most = 0;
+    for (int64_t i = 1; i < cu->count; i++) {
+        const int64_t length = (int64_t)at[i] - at[i - 1];
+        most = length > most ? length : most;
+    }
+    return most;
+}
+
+static bool shape_queries(job *j)
+{
+    static const char *const packed[] = {"(total_q, Hq, D)", "(Hq, total_q, D)"};
+    static const char *const dense[] = {"(B, Sq, Hq, D)", "(B, Hq, Sq, D)"};
+    fattn_problem *const p = &j->problem;
+    const bool cu = j->in_path[IN_CU_Q];
+    const int64_t any = ANY;
+
+    p->batch = p->seqlen_q = p->heads_q = p->dim = ANY;
+    if (!match_tensor(j, IN_Q, cu, cu ? packed : dense, &p->batch, &p->seqlen_q, &p->heads_q,
+                      &p->dim)) {
+        return false;
+    }
+    if (cu) {
+        if (!match(j, IN_CU_Q, 1, &any, "(B + 1)")) {
+            return false;
+        }
+        if (j->in[IN_CU_Q].count == 0) {
+            const int64_t one = 1;
+            return refuse_shape(j, IN_CU_Q, "is shorter than", 1, &one, "(B + 1)");
+        }
+        p->batch = j->in[IN_CU_Q].count - 1;
+        p->total_q = p->seqlen_q;
+        p->seqlen_q = longest(&j->in[IN_CU_Q]);
+    }
+    return true;
+}
+
+static bool shape_keys(job *j)
+{
+    enum { DENSE, PACKED, PAGES };
+    static const char *const k_letters[][2] = {
+        {"(B, Sk, Hk, D)", "(B, Hk, Sk, D)"},
+        {"(total_k, Hk, D)", "(Hk, total_k, D)"},
+        {"(pages, page_size, Hk, D)", "(pages, Hk, page_size, D)"},
+    };
+    static const char *const v_letters[][2] = {
+        {"(B, Sk, Hk, Dv)", "(B, Hk, Sk, Dv)"},
+        {"(total_k, Hk, Dv)", "(Hk, total_k, Dv)"},
+        {"(pages, page_size, Hk, Dv)", "(pages, Hk, page_size, Dv)"},
+    };
+    fattn_problem *const p = &j->problem;
+    const int form = j->in_path[IN_TABLE] ? PAGES : j->in_path[IN_CU_K] ? PACKED : DENSE;
+    int64_t batch = form == PAGES ? ANY : p->batch;
+
+    p->seqlen_k = p->heads_k = p->dim_v = ANY;
+    if (!match_tensor(j, IN_K, form == PACKED, k_letters[form], &batch, &p->seqlen_k, &p->heads_k,
+                      &p->dim) ||
+        !match_tensor(j, IN_V, form == PACKED, v_letters[form], &batch, &p->seqlen_k, &p->heads_k,
+                      &p->dim_v) ||
+        !match_vector(j, IN_CU_K, p->batch + 1, "(B + 1)")) {
+        return false;
+    }
+    if (form == PACKED) {
+        p->total_k = p->seqlen_k;
+        p->seqlen_k = longest(&j->in[IN_CU_K]);
+    }
+    if (form == PAGES) {
+        const int64_t wanted[2] = {p->batch, ANY};
+        if (!match(j, IN_TABLE, 2, wanted, "(B, max_pages)")) {
+            return false;
+        }
+        p->num_pages = batch;
+        p->page_size = p->seqlen_k;
+        p->max_pages = j->in[IN_TABLE].shape[1];
+        /* The capacity of the table. Where the product wraps, the library refuses max_pages itself. */
+        p->seqlen_k = (int64_t)((uint64_t)p->max_pages * (uint64_t)p->page_size);
+    }
+    return true;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+/* Everything that lies beside q, k and v. */
+static bool shape_extras(job *j)
+{
+    static const char *const scores = "(B, Hq, Sq, Sk)";
+    fattn_problem *const p = &j->problem;
+    const bool cu_q = j->in_path[IN_CU_Q];
+    const int64_t pairs[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
+
+    if ((j->in_path[IN_BIAS] && !broadcast(j, IN_BIAS, pairs, scores, p->bias_stride)) ||
+        (j->in_path[IN_MASK] && !broadcast(j, IN_MASK, pairs, scores, p->mask_stride))) {
+        return false;
+    }
+    memcpy(p->dbias_stride, p->bias_stride, sizeof p->dbias_stride);
+    if (j->in_path[IN_BLOCK_MASK]) {
+        p->block_m = j->block.at[0];
+        p->block_n = j->block.at[1];
+        const int64_t blocks[4] = {p->batch, p->heads_q, ceil_div(p->seqlen_q, p->block_m),
+                                   ceil_div(p->seqlen_k, p->block_n)};
+        if (!broadcast(j, IN_BLOCK_MASK, blocks, "(B, Hq, ceil(Sq / M), ceil(Sk / N))",
+                       p->block_mask_stride)) {
+            return false;
+        }
+    }
+    if (j->in_path[IN_ALIBI] && j->in[IN_ALIBI].rank == 2) {
+        const int64_t wanted[2] = {p->batch, p->heads_q};
+        if (!match(j, IN_ALIBI, 2, wanted, "(B, Hq)")) {
+            return false;
+        }
+        p->alibi_batch_stride = p->heads_q;
+    } else if (!match_vector(j, IN_ALIBI, p->heads_q, "(Hq)")) {
+        return false;
+    }
+    if (j->in_path[IN_DO]) {
+        static const char *const packed[] = {"(total_q, Hq, Dv)", "(Hq, total_q, Dv)"};
+        static const char *const dense[] = {"(B, Sq, Hq, Dv)", "(B, Hq, Sq, Dv)"};
+        int64_t batch = p->batch, seq = cu_q ? p->total_q : p->seqlen_q, head = p->heads_q,
+                c = p->dim_v;
+        if (!match_tensor(j, IN_DO, cu_q, cu_q ? packed : dense, &batch, &seq, &head, &c)) {
+            return false;
+        }
+    }
+    if (j->in_path[IN_DLSE]) {
+        const int64_t packed[2] = {p->heads_q, p->total_q},
+                      dense[3] = {p->batch, p->heads_q, p->seqlen_q};
+        if (!match(j, IN_DLSE, cu_q ? 2 : 3, cu_q ? packed : dense,
+                   cu_q ? "(Hq, total_q)" : "(B, Hq, Sq)")) {
+            return false;
+        }
+    }
+    return match_vector(j, IN_SINK, p->heads_q, "(Hq)") &&
+           match_vector(j, IN_USED_Q, p->batch, "(B)") &&
+           match_vector(j, IN_USED_K, p->batch, "(B)");
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * The problem and its buffers
+ * ------------------------------------------------------------------------------------------------- */
+
+static bool describe(job *j)
+{
+    fattn_problem *const p = &j->problem;
+
+    p->layout = layouts[j->layout_word];
+    if (!shape_queries(j) || !shape_keys(j) || !shape_extras(j)) {
+        return false;
+    }
+
+    p->anchor = anchors[j->align_word];
+    p->scale = j->scale;
+    p->softcap = j->softcap;
+    p->dropout_p = j->dropout;
+    if (j->has_window) {
+        p->window_left = j->window.at[0];
+        p->window_right = j->window.at[1];
+    }
+    p->features = (j->causal ? FATTN_CAUSAL : 0) | (j->has_window ? FATTN_WINDOW : 0) |
+                  (j->has_scale ? FATTN_SCALE : 0) | (j->has_softcap ? FATTN_SOFTCAP : 0) |
+                  (j->has_dropout ? FATTN_DROPOUT : 0) |
+                  (j->has_q_offset || j->has_k_offset ? FATTN_POSITIONS : 0) |
+                  (j->deterministic ? FATTN_DETERMINISTIC : 0);
+    for (int i = 0; i < INPUTS; i++) {
+        if (j->in_path[i]) {
+            p->features |= inputs[i].feature;
+        }
+    }
+    return true;
+}
+
+/* The arrays of everything that forward or backward writes, zero. o and lse are also what backward
+ * reads, wanted or not. */
+static bool create_outputs(job *j)
+{
+    static const char *const names[OUTPUTS] = {"o", "lse", "dq", "dk", "dv", "dbias", "dsink"};
+    const fattn_problem *const p = &j->problem;
+    const npy_kind tensor = kind_of(p->dtype), real = p->dtype == FATTN_F64 ? NPY_F64 : NPY_F32;
+    const npy_array *const q = &j->in[IN_Q], *const bias = &j->in[IN_BIAS];
+    const bool cu_q = j->in_path[IN_CU_Q];
+
+    int64_t o[4];
+    memcpy(o, q->shape, sizeof o);
+    o[q->rank - 1] = p->dim_v;
+    const int64_t lse_packed[2] = {p->heads_q, p->total_q};
+    const int64_t lse_dense[3] = {p->batch, p->heads_q, p->seqlen_q};
+    const struct {
+        npy_kind kind;
+        int rank;
+        const int64_t *shape;
+    } forms[OUTPUTS] = {
+        [OUT_O] = {tensor, q->rank, o},
+        [OUT_LSE] = {real, cu_q ? 2 : 3, cu_q ? lse_packed : lse_dense},
+        [OUT_DQ] = {tensor, q->rank, q->shape},
+        [OUT_DK] = {tensor, j->in[IN_K].rank, j->in[IN_K].shape},
+        [OUT_DV] = {tensor, j->in[IN_V].rank, j->in[IN_V].shape},
+        [OUT_DBIAS] = {real, bias->rank, bias->shape},
+        [OUT_DSINK] = {real, 1, &p->heads_q},
+    };
+    for (int i = 0; i < OUTPUTS; i++) {
+        char why[LINE];
+        if (!j->out_path[i] && !(j->backward && i <= OUT_LSE)) {
+            continue;
+        }
+        if (npy_create(names[i], forms[i].kind, forms[i].rank, forms[i].shape, &j->out[i], why,
+                       sizeof why) != 0) {
+            return complain(why);
+        }
+        if (j->out[i].count) {
+            memset(j->out[i].data, 0, (size_t)j->out[i].count * j->out[i].item);
+        }
+    }
+    return true;
+}
+
+/* The library wants a pointer even where there is nothing to read or write. */
+static void *pointer(const npy_array *a)
+{
+    static _Alignas(FATTN_MEMORY_ALIGNMENT) unsigned char nothing[FATTN_MEMORY_ALIGNMENT];
+    return a->data ? a->data : nothing;
+}
+
+static void point(job *j)
+{
+    fattn_buffers *const b = &j->buffers;
+    const void **const in[INPUTS] = {
+        [IN_Q] = &b->q,       [IN_K] = &b->k,
+        [IN_V] = &b->v,       [IN_BIAS] = &b->bias,
+        [IN_SINK] = &b->sink, [IN_DO] = &b->dout,
+        [IN_DLSE] = &b->dlse, [IN_ALIBI] = &b->alibi_slopes,
+    };
+    const uint8_t **const bytes[INPUTS] = {[IN_MASK] = &b->mask, [IN_BLOCK_MASK] = &b->block_mask};
+    const int32_t **const counts[INPUTS] = {
+        [IN_CU_Q] = &b->cu_seqlens_q, [IN_CU_K] = &b->cu_seqlens_k, [IN_USED_Q] = &b->seqused_q,
+        [IN_USED_K] = &b->seqused_k,  [IN_TABLE] = &b->block_table,
+    };
+    void **const out[OUTPUTS] = {&b->o, &b->lse, &b->dq, &b->dk, &b->dv, &b->dbias, &b->dsink};
+
+    for (int i = 0; i < INPUTS; i++) {
+        if (!j->in_path[i]) {
+            continue;
+        }
+        if (in[i]) {
+            *in[i] = pointer(&j->in[i]);
+        }
+        if (bytes[i]) {
+            *bytes[i] = pointer(&j->in[i]);
+        }
+        if (counts[i]) {
+            *counts[i] = pointer(&j->in[i]);
+        }
+    }
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (j->out_path[i] || (j->backward && i <= OUT_LSE)) {
+            *out[i] = pointer(&j->out[i]);
+        }
+    }
+    b->seed = j->seed;
+    b->offset = j->offset;
+    b->q_offset = j->q_offset;
+    b->k_offset = j->k_offset;
+}
+
+static fattn_status compute(job *j)
+{
+    fattn_problem forward = j->problem, backward = j->problem;
+    uint32_t wanted = 0;
+    for (int i = 0; i < OUTPUTS; i++) {
+        wanted |= j->out_path[i] ? output_bits[i] : 0;
+    }
+    const uint32_t state = FATTN_OUT_O | FATTN_OUT_LSE;
+    forward.op = FATTN_FORWARD;
+    forward.features &= ~FATTN_DLSE;
+    forward.outputs = j->backward ? state : wanted;
+    backward.op = FATTN_BACKWARD;
+    backward.outputs = wanted & ~state;
+
+    fattn_device *device;
+    fattn_status status = fattn_device_open(j->device, &device);
+    if (status == FATTN_OK) {
+        status = fattn_attention(device, &forward, &j->buffers, NULL);
+    }
+    if (status == FATTN_OK && j->backward) {
+        status = fattn_attention(device, &backward, &j->buffers, NULL);
+    }
+    if (status == FATTN_OK) {
+        status = fattn_stream_synchronize(device, NULL);
+    }
+    fattn_device_close(device);
+    fattn_cache_clear();
+    return status;
+}
+
+static bool write_outputs(const job *j)
+{
+    npy_staged staged[OUTPUTS] = {{0}};
+    char why[LINE];
+    bool fine = true;
+
+    for (int i = 0; fine && i < OUTPUTS; i++) {
+        fine = !j->out_path[i] ||
+               npy_stage(j->out_path[i], &j->out[i], &staged[i], why, sizeof why) == 0;
+    }
+    fine = fine && npy_commit(staged, OUTPUTS, why, sizeof why) == 0;
+    if (!fine) {
+        npy_abandon(staged, OUTPUTS);
+    }
+    return fine || complain(why);
+}
+
+int fattn_tool_run(int argc, char **argv)
+{
+    job j = {0};
+    fattn_problem_init(&j.problem);
+    fattn_buffers_init(&j.buffers);
+    const int parsed = parse(argc, argv, &j);
+    if (parsed != 0) {
+        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+
+    int code = TOOL_USAGE;
+    if (consistent(&j) && read_inputs(&j) && convert_inputs(&j) && describe(&j) &&
+        create_outputs(&j)) {
+        point(&j);
+        const fattn_status status = compute(&j);
+        if (status != FATTN_OK) {
+            code = tool_failure(status);
+        } else if (write_outputs(&j)) {
+            code = TOOL_OK;
+        }
+    }
+    for (int i = 0; i < INPUTS; i++) {
+        npy_free(&j.in[i]);
+    }
+    for (int i = 0; i < OUTPUTS; i++) {
+        npy_free(&j.out[i]);
+    }
+    return code;
+}

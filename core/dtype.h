@@ -60,24 +60,31 @@ static inline bool fattn_dtype_from_name(const char *name, fattn_dtype *dtype)
  * Bit patterns
  * ------------------------------------------------------------------------------------------------- */
 
+/* A builtin belongs to no side of a GPU program; the C library's function belongs to the host. */
+#if defined(__GNUC__)
+#define FATTN_MEMCPY __builtin_memcpy
+#else
+#define FATTN_MEMCPY memcpy
+#endif
+
 FATTN_HD uint32_t fattn_f32_bits(float x)
 {
     uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
+    FATTN_MEMCPY(&bits, &x, sizeof bits);
     return bits;
 }
 
 FATTN_HD float fattn_f32_from_bits(uint32_t bits)
 {
     float x;
-    memcpy(&x, &bits, sizeof x);
+    FATTN_MEMCPY(&x, &bits, sizeof x);
     return x;
 }
 
 FATTN_HD uint64_t fattn_f64_bits(double x)
 {
     uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
+    FATTN_MEMCPY(&bits, &x, sizeof bits);
     return bits;
 }
 

@@ -13,8 +13,10 @@
 static int tap_count, tap_failures;
 
 #if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
+static inline void tap_check(bool passed, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 #endif
+
 static inline void tap_check(bool passed, const char *format, ...)
 {
     va_list arguments;

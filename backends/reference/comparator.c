@@ -31,19 +31,28 @@ typedef struct piece {
     int64_t rows, columns;
 } piece;
 
-/* The oracle's results hold every product of extents below in double, so none overflows here. */
+/* Products of extents do not overflow: lengths stay below 2^31, and all of dbias exists in double. */
 static fattn_status work_create(const fattn_problem *p, const fattn_naive *r, work *w)
 {
     *w = (work){0};
     const int64_t *e = r->bias_extent;
+    const bool empty = p->batch == 0 || p->heads_q == 0;
+    const int64_t sq = empty ? 0 : r->sq, sk = empty ? 0 : r->sk;
     const piece pieces[] = {
-        {&w->q, r->sq, r->dim},     {&w->dout, r->sq, r->dim_v},
-        {&w->k, r->sk, r->dim},     {&w->kt, r->sk, r->dim},
-        {&w->v, r->sk, r->dim_v},   {&w->vt, r->sk, r->dim_v},
-        {&w->x, r->sk, 1},          {&w->slope, r->sk, 1},
-        {&w->dp, r->sk, 1},         {&w->o, 1, r->dim_v},
-        {&w->dq, 1, r->dim},        {&w->dk, r->sk, r->dim},
-        {&w->dv, r->sk, r->dim_v},  {&w->dbias, e[0] * e[1], e[2] * e[3]},
+        {&w->q, sq, r->dim},
+        {&w->dout, sq, r->dim_v},
+        {&w->k, sk, r->dim},
+        {&w->kt, sk, r->dim},
+        {&w->v, sk, r->dim_v},
+        {&w->vt, sk, r->dim_v},
+        {&w->x, sk, 1},
+        {&w->slope, sk, 1},
+        {&w->dp, sk, 1},
+        {&w->o, 1, r->dim_v},
+        {&w->dq, 1, r->dim},
+        {&w->dk, sk, r->dim},
+        {&w->dv, sk, r->dim_v},
+        {&w->dbias, e[0] * e[1], e[2] * e[3]},
         {&w->dsink, p->heads_q, 1},
     };
     size_t total = 1;
@@ -215,7 +224,7 @@ fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *b
     if (status == FATTN_OK) status = fattn_naive_slice_create(p, &slice);
     if (status == FATTN_OK) status = work_create(p, r, &w);
     if (status == FATTN_OK) {
-        for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t b = 0; p->heads_q > 0 && b < p->batch; b++)
             for (int64_t hk = 0; hk < p->heads_k; hk++) run_group(p, buf, b, hk, &slice, &w, r);
         const int64_t *e = r->bias_extent;
         if (r->dbias != NULL) emit(w.dbias, e[0] * e[1] * e[2] * e[3], 1, FATTN_F32, r->dbias);

@@ -337,19 +337,15 @@ fattn_status fattn_naive_slice_create(const fattn_problem *p, fattn_naive_slice 
 {
     *slice = (fattn_naive_slice){0};
     fattn_naive_slice *s = slice;
-    const bool backward = p->op == FATTN_BACKWARD;
+    const bool backward = p->op == FATTN_BACKWARD, empty = p->batch == 0 || p->heads_q == 0;
+    const int64_t sq = empty ? 0 : p->seqlen_q, sk = empty ? 0 : p->seqlen_k;
     const piece pieces[] = {
-        {&s->q, {p->seqlen_q, p->dim, 1, 1}, true},
-        {&s->k, {p->seqlen_k, p->dim, 1, 1}, true},
-        {&s->kt, {p->seqlen_k, p->dim, 1, 1}, true},
-        {&s->v, {p->seqlen_k, p->dim_v, 1, 1}, true},
-        {&s->vt, {p->seqlen_k, p->dim_v, 1, 1}, true},
-        {&s->dout, {p->seqlen_q, p->dim_v, 1, 1}, backward},
-        {&s->dlse, {p->seqlen_q, 1, 1, 1}, backward},
-        {&s->keep, {p->seqlen_k, 1, 1, 1}, true},
-        {&s->bias, {p->seqlen_k, 1, 1, 1}, true},
-        {&s->alibi, {p->seqlen_k, 1, 1, 1}, true},
-        {&s->z, {p->seqlen_k, 1, 1, 1}, true},
+        {&s->q, {sq, p->dim, 1, 1}, true},    {&s->k, {sk, p->dim, 1, 1}, true},
+        {&s->kt, {sk, p->dim, 1, 1}, true},   {&s->v, {sk, p->dim_v, 1, 1}, true},
+        {&s->vt, {sk, p->dim_v, 1, 1}, true}, {&s->dout, {sq, p->dim_v, 1, 1}, backward},
+        {&s->dlse, {sq, 1, 1, 1}, backward},  {&s->keep, {sk, 1, 1, 1}, true},
+        {&s->bias, {sk, 1, 1, 1}, true},      {&s->alibi, {sk, 1, 1, 1}, true},
+        {&s->z, {sk, 1, 1, 1}, true},
     };
     return allocate(pieces, sizeof(pieces) / sizeof(pieces[0]), &slice->memory);
 }
@@ -488,17 +484,18 @@ static fattn_status scratch_create(const fattn_problem *p, const fattn_naive *r,
     *w = (scratch){0};
     const int64_t *e = r->bias_extent;
     const bool backward = p->op == FATTN_BACKWARD;
+    const int64_t sk = p->batch == 0 || p->heads_q == 0 ? 0 : r->sk;
     const piece pieces[] = {
-        {&w->x, {r->sk, 1, 1, 1}, true},
-        {&w->dot_abs, {r->sk, 1, 1, 1}, true},
-        {&w->slope, {r->sk, 1, 1, 1}, true},
-        {&w->slope_abs, {r->sk, 1, 1, 1}, true},
-        {&w->dp, {r->sk, 1, 1, 1}, backward},
-        {&w->dp_abs, {r->sk, 1, 1, 1}, backward},
+        {&w->x, {sk, 1, 1, 1}, true},
+        {&w->dot_abs, {sk, 1, 1, 1}, true},
+        {&w->slope, {sk, 1, 1, 1}, true},
+        {&w->slope_abs, {sk, 1, 1, 1}, true},
+        {&w->dp, {sk, 1, 1, 1}, backward},
+        {&w->dp_abs, {sk, 1, 1, 1}, backward},
         {&w->o_abs, {r->dim_v, 1, 1, 1}, true},
         {&w->dq_abs, {r->dim, 1, 1, 1}, backward},
-        {&w->dk_abs, {r->sk, r->dim, 1, 1}, backward},
-        {&w->dv_abs, {r->sk, r->dim_v, 1, 1}, backward},
+        {&w->dk_abs, {sk, r->dim, 1, 1}, backward},
+        {&w->dv_abs, {sk, r->dim_v, 1, 1}, backward},
         {&w->dbias_abs, {e[0], e[1], e[2], e[3]}, r->dbias != NULL},
         {&w->dsink_abs, {r->heads_q, 1, 1, 1}, r->dsink != NULL},
     };
@@ -685,7 +682,7 @@ static fattn_status run(const fattn_problem *p, const fattn_buffers *buf, bool p
     if (status == FATTN_OK) status = fattn_naive_slice_create(p, &slice);
     if (status == FATTN_OK) status = scratch_create(p, r, &w);
     if (status == FATTN_OK) {
-        for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t b = 0; p->heads_q > 0 && b < p->batch; b++)
             for (int64_t hk = 0; hk < p->heads_k; hk++)
                 run_group(p, buf, b, hk, pure, &slice, &w, r);
 

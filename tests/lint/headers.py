@@ -19,17 +19,17 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wundef", "-Wshadow", "-Werror"]
 
 # language: (compilers to look for, ending of the file that includes the header, flags)
 LANGUAGES = {
-    "c99": ((), ".c", ["-std=c99", "-Wstrict-prototypes"] + STRICT),
-    "c11": ((), ".c", ["-std=c11", "-Wstrict-prototypes"] + STRICT),
-    "c++11": (("c++", "g++", "clang++"), ".cpp", ["-std=c++11"] + STRICT),
-    "c++17": (("c++", "g++", "clang++"), ".cpp", ["-std=c++17"] + STRICT),
+    "c99": ((), ".c", ["-c", "-std=c99", "-Wstrict-prototypes"] + STRICT),
+    "c11": ((), ".c", ["-c", "-std=c11", "-Wstrict-prototypes"] + STRICT),
+    "c++11": (("c++", "g++", "clang++"), ".cpp", ["-c", "-std=c++11"] + STRICT),
+    "c++17": (("c++", "g++", "clang++"), ".cpp", ["-c", "-std=c++17"] + STRICT),
     "cuda": (("nvcc", "/usr/local/cuda/bin/nvcc"), ".cu",
-             ["-std=c++17", "-arch=sm_80", "-Werror", "all-warnings", "-Xcompiler",
-              "-Wall,-Wextra,-Wundef,-Wshadow,-Werror"]),
+             ["-c", "-std=c++17", "-arch=sm_80", "-Werror", "all-warnings", "-Xcompiler",
+              "-Wall,-Wextra,-Wshadow,-Werror"]),
+    # To assembler: AMD's linker may be missing where its compiler is not.
     "hip": (("clang++-22", "amdclang++"), ".hip",
             ["-x", "hip", "-std=c++17", "--offload-arch=gfx942", "--cuda-device-only", "-nogpuinc",
-             "-nogpulib", "-D__device__=__attribute__((device))", "-D__host__=__attribute__((host))",
-             "-D__global__=__attribute__((global))"] + STRICT),
+             "-nogpulib", "-S"] + STRICT),
 }
 
 
@@ -49,7 +49,7 @@ def compile_alone(root, language, compiler, header):
         with open(source, "w", encoding="utf-8") as file:
             file.write(f'#include "{os.path.join(root, header)}"\nint alone(void);\nint alone(void) {{ return 0; }}\n')
         done = subprocess.run(
-            compiler + flags + ["-I", root, "-I", os.path.join(root, "include"), "-c", source,
+            compiler + flags + ["-I", root, "-I", os.path.join(root, "include"), source,
                                 "-o", os.path.join(folder, "alone.o")],
             capture_output=True, text=True, check=False)
     if done.returncode == 0 and not done.stderr.strip():

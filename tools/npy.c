@@ -10,7 +10,8 @@
  *
  * Source: the format specification in NumPy's reference manual (numpy.lib.format). Where NumPy would
  * evaluate the literal, this reader knows only the literals that NumPy writes, in any spacing and order.
- * It is stricter in one place: a key may not be given twice.
+ * It refuses some files that NumPy reads: a key given twice, a negative size, a dtype whose byte order
+ * is left to the machine, bytes after the data.
  */
 #define _XOPEN_SOURCE 700 /* realpath */
 #define _FILE_OFFSET_BITS 64
@@ -182,7 +183,8 @@ typedef struct token {
 
 static int expected(const cursor *c, const char *what)
 {
-    const int rest = (int)(c->end - c->at);
+    int rest = (int)(c->end - c->at);
+    while (rest > 0 && memchr(" \t\r\n", c->at[rest - 1], 4)) rest--;
     if (rest == 0) return refuse(c->to, "the header ends where %s should follow", what);
     return refuse(c->to, "the header has \"%.*s\" at byte %d where %s should follow",
                   rest < QUOTE ? rest : QUOTE, c->at, (int)(c->at - c->text), what);
@@ -463,8 +465,8 @@ static int read_data(source *s, const header *h, npy_array *array)
                       kinds[array->kind].name, (long long)bytes, (long long)held);
     }
     if (held > bytes) {
-        return refuse(s->to, "%lld bytes follow the data of shape %s of %s",
-                      (long long)(held - bytes), shape, kinds[array->kind].name);
+        return refuse(s->to, "trailing bytes after the data of shape %s of %s: %lld", shape,
+                      kinds[array->kind].name, (long long)(held - bytes));
     }
     if (data_alloc(array, s->to)) return -1;
     if (h->fortran ? read_fortran(s, array) : source_read(s, array->data, bytes)) {

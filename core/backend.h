@@ -16,7 +16,7 @@ struct fattn_device {
     const fattn_backend *backend;
     void *impl; /* the backend's own state */
     int ordinal;
-    int64_t references; /* atomic; device.c */
+    int64_t references; /* atomic */
 };
 
 struct fattn_event {
@@ -30,13 +30,14 @@ struct fattn_plan {
     const fattn_kernel *kernel;
     fattn_tiling tiling;
     void *impl;         /* the backend's own state */
-    int64_t references; /* atomic; plan.c */
+    int64_t references; /* atomic */
     char *declined;     /* a line for each better row: why it declined */
 };
 
 struct fattn_backend {
     const char *name;
-    bool by_name; /* "auto" passes it over */
+    bool by_name;     /* "auto" passes it over */
+    bool host_memory; /* kernels read host memory, so that lengths and tables are validated before run */
 
     int (*count)(void);
     fattn_status (*open)(int ordinal, void **impl);

@@ -68,18 +68,6 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
     return FATTN_OK;
 }
 
-int64_t fattn_buffers_alignment(const fattn_problem *problem, const fattn_buffers *buffers) {
-    fattn_operand operands[FATTN_OPERANDS_MAX];
-    const int count = fattn_operands(problem, buffers, operands);
-    uintptr_t bits = 256;
-    for (int i = 0; i < count; i++) {
-        if (operands[i].tensor) {
-            bits |= operands[i].region.base;
-        }
-    }
-    return (int64_t)(bits & (~bits + 1));
-}
-
 /* --- What lies behind the pointers ---------------------------------------------------------------- */
 
 /* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above longest. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making plans inside the library, where tests and tools may name a kernel, a tile and splits. */
+/* Plans inside the library, where tests and tools may name a kernel, a tile and splits. */
 #ifndef FATTN_CORE_PLAN_H
 #define FATTN_CORE_PLAN_H
 
@@ -12,5 +12,20 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
 
 /* Reference counting, for the one-shot cache. fattn_plan_destroy() gives a reference up. */
 fattn_plan *fattn_plan_retain(fattn_plan *plan);
+
+/* Runs a plan on normalised buffers that a kernel can read. workspace may be NULL. */
+fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                            fattn_stream stream);
+
+/* Whether every operand of the run lies where the plan's device reads it. */
+bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers);
+
+/* Copies the operands of a run from host memory to the device, runs the plan, copies the outputs back
+ * and waits. */
+fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers, fattn_stream stream);
+
+/* Logs a line for each tensor of a run: how many NaNs, infinities and zeros, least and greatest. Waits
+ * for the stream first. */
+fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers *buffers, fattn_stream stream);
 
 #endif

@@ -28,9 +28,6 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
  * positions. Kernels rely on it for memory safety. */
 fattn_status fattn_buffers_validate(const fattn_problem *problem, const fattn_buffers *buffers);
 
-/* The largest power of two, at most 256, that divides every tensor pointer of the run. */
-int64_t fattn_buffers_alignment(const fattn_problem *problem, const fattn_buffers *buffers);
-
 /* The dropout threshold of SEMANTICS: t = p * 65536 rounded, 1..65535 for 0 < p < 1; 65536 for p = 1. */
 uint32_t fattn_dropout_threshold(double p);
 

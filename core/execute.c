@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running a plan: pointers are checked and nothing else is decided. */
+#include <string.h>
+
+#include "core/log.h"
+#include "core/memory.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                            fattn_stream stream) {
+    const fattn_backend *const backend = plan->device->backend;
+    void *const impl = plan->device->impl;
+    fattn_status status = FATTN_OK;
+    if ((uintptr_t)workspace % FATTN_MEMORY_ALIGNMENT) {
+        return fattn_fail(FATTN_MISALIGNED, "workspace is %p, not a multiple of %d", workspace,
+                          FATTN_MEMORY_ALIGNMENT);
+    }
+    if (backend->host_memory) {
+        status = fattn_buffers_validate(&plan->problem, buffers);
+    }
+    void *own = NULL;
+    if (!status && !workspace && plan->tiling.workspace > 0) {
+        status = backend->alloc(impl, (size_t)plan->tiling.workspace, &own);
+    }
+    if (status) {
+        return status;
+    }
+    status = backend->run(plan, buffers, own ? own : workspace, stream);
+    if (own) {
+        const fattn_status waited = backend->stream_synchronize(impl, stream);
+        backend->free(impl, own);
+        status = status ? status : waited;
+    }
+    if (!status && fattn_log_wants(3)) {
+        status = fattn_plan_log_tensors(plan, buffers, stream);
+    }
+    return status;
+}
+
+fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                           fattn_stream stream) {
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    fattn_buffers checked;
+    const fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &checked);
+    return status ? status : fattn_plan_run(plan, &checked, workspace, stream);
+}

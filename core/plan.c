@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making plans: validate, take the first kernel row that takes the problem, cut it into tiles, load. */
+#include "core/plan.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/abi.h"
+#include "core/dtype.h"
+#include "core/env.h"
+#include "core/io_model.h"
+#include "core/log.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+/* Lines "row: why it declined", cut at the end. */
+typedef struct declined {
+    char text[4096];
+    size_t used;
+} declined;
+
+static void note(declined *notes, const char *kernel, const char *why) {
+    if (notes->used < sizeof notes->text) {
+        notes->used += (size_t)snprintf(notes->text + notes->used, sizeof notes->text - notes->used, "%s: %s\n",
+                                        kernel, why);
+    }
+    if (fattn_log_wants(2)) {
+        fattn_log("%s declines: it %s", kernel, why);
+    }
+}
+
+/* Why this row is passed over; NULL when it is taken. */
+static const char *declines(const fattn_kernel *row, const fattn_problem *problem, const char *missing, bool named,
+                            int64_t splits, char *text, size_t size) {
+    if (missing) {
+        snprintf(text, size, "needs %s", missing);
+        return text;
+    }
+    if (row->by_name && !named) {
+        return "runs only when FATTN_KERNEL names it";
+    }
+    const char *const why = fattn_kernel_declines(row, problem, text, size);
+    if (why || splits <= 1 || problem->op != FATTN_FORWARD) {
+        return why;
+    }
+    if (!row->splits_keys || problem->features & FATTN_BATCH_INVARIANT) {
+        return "cannot cut the keys into the splits asked for";
+    }
+    return NULL;
+}
+
+/* Finds the row for plan->problem, or fails with every reason. */
+static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits, declined *notes) {
+    const fattn_backend *const backend = plan->device->backend;
+    const fattn_kernel *row = NULL;
+    const char *missing = NULL;
+    bool known = false;
+    for (int i = 0; (row = backend->kernel(plan->device->impl, i, &missing)); i++) {
+        if (wanted && strcmp(wanted, row->name) != 0) {
+            continue;
+        }
+        char text[256];
+        known = true;
+        const char *const why = declines(row, &plan->problem, missing, wanted != NULL, splits, text, sizeof text);
+        if (!why) {
+            plan->kernel = row;
+            return FATTN_OK;
+        }
+        note(notes, row->name, why);
+    }
+    if (!known) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row", wanted,
+                          backend->name);
+    }
+    /* The last row takes everything the contract allows, so its reason is the one that counts. */
+    const size_t end = notes->used && notes->used < sizeof notes->text ? notes->used - 1 : notes->used;
+    size_t start = end;
+    while (start > 0 && notes->text[start - 1] != '\n') {
+        start--;
+    }
+    return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %.*s", backend->name,
+                      (int)(end - start), notes->text + start);
+}
+
+static fattn_limits device_limits(const fattn_device *device, const fattn_env *env) {
+    fattn_limits limits;
+    memset(&limits, 0, sizeof limits);
+    device->backend->limits(device->impl, &limits);
+    if (env->sram) {
+        limits.fast_memory = env->sram;
+    }
+    return limits;
+}
+
+/* Everything that decides: fills plan->problem, kernel and tiling. Loads nothing. */
+static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const char *kernel,
+                           const fattn_wish *wish, declined *notes) {
+    const fattn_env *env = NULL;
+    fattn_status status = fattn_env_get(&env);
+    status = status ? status : fattn_problem_normalise(problem, &plan->problem);
+    if (status) {
+        return status;
+    }
+    const fattn_wish chosen = {
+        .tile = wish && wish->tile.br ? wish->tile : env->tile,
+        .splits = wish && wish->splits ? wish->splits
+                  : plan->problem.op == FATTN_FORWARD ? env->splits
+                                                      : 0,
+    };
+    status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, notes);
+    if (status) {
+        return status;
+    }
+    const fattn_limits limits = device_limits(plan->device, env);
+    return fattn_tiling_choose(&plan->problem, &limits, plan->kernel, &chosen, &plan->tiling);
+}
+
+static void log_plan(const fattn_plan *plan) {
+    const fattn_problem *const p = &plan->problem;
+    const fattn_tiling *const t = &plan->tiling;
+    fattn_log("plan %s %s B%lld H%lld/%lld S%lldx%lld D%lld/%lld: %s, tile %lldx%lld, %lld splits, %lld bytes of workspace",
+              p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype), (long long)p->batch,
+              (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q, (long long)p->seqlen_k,
+              (long long)p->dim, (long long)p->dim_v, plan->kernel->name, (long long)t->br, (long long)t->bc,
+              (long long)t->splits, (long long)t->workspace);
+}
+
+fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem, const char *kernel,
+                                    const fattn_wish *wish, fattn_plan **plan) {
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    *plan = NULL;
+    if (!device) {
+        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
+    }
+    declined notes;
+    notes.used = 0;
+    notes.text[0] = '\0';
+    fattn_plan made = {.device = device, .references = 1};
+    fattn_status status = decide(&made, problem, kernel, wish, &notes);
+    if (status) {
+        return status;
+    }
+    const size_t length = notes.used < sizeof notes.text ? notes.used : sizeof notes.text - 1;
+    fattn_plan *const p = fattn_memory_alloc(sizeof *p + length + 1);
+    if (!p) {
+        return fattn_fail_memory((int64_t)(sizeof *p + length + 1), "a plan");
+    }
+    *p = made;
+    p->declined = (char *)(p + 1);
+    memcpy(p->declined, notes.text, length);
+    p->declined[length] = '\0';
+    status = device->backend->plan(p);
+    if (status) {
+        fattn_memory_free(p);
+        return status;
+    }
+    fattn_device_retain(device);
+    if (fattn_log_wants(1)) {
+        log_plan(p);
+    }
+    *plan = p;
+    return FATTN_OK;
+}
+
+fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem, fattn_plan **plan) {
+    return fattn_plan_create_with(device, problem, NULL, NULL, plan);
+}
+
+fattn_plan *fattn_plan_retain(fattn_plan *plan) {
+    __atomic_fetch_add(&plan->references, 1, __ATOMIC_RELAXED);
+    return plan;
+}
+
+void fattn_plan_destroy(fattn_plan *plan) {
+    if (plan && __atomic_fetch_sub(&plan->references, 1, __ATOMIC_ACQ_REL) == 1) {
+        plan->device->backend->release(plan);
+        fattn_device_close(plan->device);
+        fattn_memory_free(plan);
+    }
+}
+
+fattn_status fattn_support(fattn_device *device, const fattn_problem *problem) {
+    if (!device) {
+        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
+    }
+    declined notes;
+    notes.used = 0;
+    notes.text[0] = '\0';
+    fattn_plan plan = {.device = device};
+    return decide(&plan, problem, NULL, NULL, &notes);
+}
+
+/* --- Asking a plan -------------------------------------------------------------------------------- */
+
+static fattn_plan_info info_of(const fattn_plan *plan) {
+    const fattn_problem *const p = &plan->problem;
+    const fattn_tiling *const t = &plan->tiling;
+    fattn_plan_info info = {
+        .br = t->br,
+        .bc = t->bc,
+        .splits = t->splits,
+        .work_items = t->items,
+        .workspace_bytes = t->workspace,
+        .predicted_bytes = t->traffic,
+        .standard_bytes = fattn_io_standard_bytes(p),
+        .lower_bound_bytes = fattn_io_lower_bound_bytes(p),
+        .flops = fattn_io_flops(p),
+        .effective_dropout = p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) / 65536.0 : 0,
+    };
+    strncpy(info.kernel, plan->kernel->name, sizeof info.kernel - 1);
+    return info;
+}
+
+fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info) {
+    if (!plan || !info) {
+        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", plan ? "info" : "plan");
+    }
+    const fattn_plan_info known = info_of(plan);
+    return fattn_abi_write(info, &known, sizeof known, "fattn_plan_info");
+}
+
+/* snprintf at the end of text; *used counts what the whole text needs. */
+static void append(char *text, size_t size, size_t *used, const char *format, ...) FATTN_PRINTF(4, 5);
+
+static void append(char *text, size_t size, size_t *used, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const size_t room = *used < size ? size - *used : 0;
+    *used += (size_t)vsnprintf(room ? text + *used : NULL, room, format, arguments);
+    va_end(arguments);
+}
+
+size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size) {
+    size_t used = 0;
+    if (size) {
+        text[0] = '\0';
+    }
+    if (!plan) {
+        return 0;
+    }
+    const fattn_problem *const p = &plan->problem;
+    const fattn_tiling *const t = &plan->tiling;
+    const fattn_plan_info info = info_of(plan);
+    append(text, size, &used, "%s in %s on %s: kernel %s\n", p->op == FATTN_FORWARD ? "forward" : "backward",
+           fattn_dtype_name(p->dtype), plan->device->backend->name, info.kernel);
+    append(text, size, &used, "  problem    B %lld, Hq %lld, Hk %lld, Sq %lld, Sk %lld, D %lld, Dv %lld\n",
+           (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
+           (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v);
+    append(text, size, &used, "  features  ");
+    for (int bit = 0; fattn_feature_name(bit); bit++) {
+        if (p->features >> bit & 1) {
+            append(text, size, &used, " %s", fattn_feature_name(bit));
+        }
+    }
+    append(text, size, &used, "%s\n", p->features ? "" : " none");
+    append(text, size, &used, "  tile       %lld queries x %lld keys: %lld x %lld blocks a head\n", (long long)t->br,
+           (long long)t->bc, (long long)t->q_blocks, (long long)t->k_blocks);
+    append(text, size, &used, "  work       %lld items, keys in %lld split%s of %lld blocks\n", (long long)t->items,
+           (long long)t->splits, t->splits == 1 ? "" : "s", (long long)t->split_blocks);
+    append(text, size, &used, "  workspace  %lld bytes\n", (long long)t->workspace);
+    append(text, size, &used, "  traffic    %.4g bytes; standard attention %.4g, lower bound %.4g\n",
+           info.predicted_bytes, info.standard_bytes, info.lower_bound_bytes);
+    append(text, size, &used, "  arithmetic %.4g flops\n", info.flops);
+    if (p->features & FATTN_DROPOUT) {
+        append(text, size, &used, "  dropout    %.17g after rounding\n", info.effective_dropout);
+    }
+    for (const char *line = plan->declined; *line;) {
+        const size_t length = strcspn(line, "\n");
+        append(text, size, &used, "  declined   %.*s\n", (int)length, line);
+        line += length + (line[length] == '\n');
+    }
+    return used;
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host memory on a device that cannot read it: what the one-shot call does for a program that merely
+ * sets FATTN_BACKEND. Operands may interleave (slices of one packed tensor), so the unit of copying is
+ * not the operand but the union of the address ranges that touch each other.
+ */
+#include <string.h>
+
+#include "core/memory.h"
+#include "core/operands.h"
+#include "core/plan.h"
+
+/* An address range of the host and its copy on the device. */
+typedef struct range {
+    uintptr_t first, end;
+    char *device;
+    bool written;
+} range;
+
+typedef struct staging {
+    const fattn_plan *plan;
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    range ranges[FATTN_OPERANDS_MAX];
+    int operand_count, range_count;
+} staging;
+
+static bool is_present(const fattn_operand *operand) {
+    return operand->region.base && !fattn_region_is_empty(&operand->region);
+}
+
+bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers) {
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(&plan->problem, buffers, operands);
+    bool reads = true;
+    for (int i = 0; i < count; i++) {
+        reads = reads && (!is_present(&operands[i]) ||
+                          plan->device->backend->reads(plan->device->impl, (const void *)operands[i].region.base));
+    }
+    return reads;
+}
+
+/* Adds [first, end), swallowing the ranges that it touches. */
+static void add_range(staging *s, range added) {
+    int kept = 0;
+    for (int i = 0; i < s->range_count; i++) {
+        const range r = s->ranges[i];
+        if (r.end < added.first || added.end < r.first) {
+            s->ranges[kept++] = r;
+            continue;
+        }
+        added.first = r.first < added.first ? r.first : added.first;
+        added.end = r.end > added.end ? r.end : added.end;
+        added.written = added.written || r.written;
+    }
+    s->ranges[kept] = added;
+    s->range_count = kept + 1;
+}
+
+static void find_ranges(staging *s, const fattn_buffers *buffers) {
+    s->operand_count = fattn_operands(&s->plan->problem, buffers, s->operands);
+    s->range_count = 0;
+    for (int i = 0; i < s->operand_count; i++) {
+        const fattn_operand *const operand = &s->operands[i];
+        int64_t bytes = 0;
+        if (is_present(operand) && fattn_region_span(&operand->region, &bytes)) {
+            add_range(s, (range){.first = operand->region.base,
+                                 .end = operand->region.base + (uintptr_t)bytes,
+                                 .written = operand->output});
+        }
+    }
+}
+
+/* Keeps each operand's place modulo the alignment, which is what its promised alignment rests on. */
+static fattn_status copy_in(staging *s, fattn_stream stream) {
+    const fattn_backend *const backend = s->plan->device->backend;
+    void *const impl = s->plan->device->impl;
+    for (int i = 0; i < s->range_count; i++) {
+        range *const r = &s->ranges[i];
+        const uintptr_t shift = r->first % FATTN_MEMORY_ALIGNMENT;
+        const size_t bytes = r->end - r->first;
+        void *memory = NULL;
+        fattn_status status = backend->alloc(impl, bytes + shift, &memory);
+        if (status) {
+            return status;
+        }
+        r->device = (char *)memory + shift;
+        status = backend->copy(impl, r->device, (const void *)r->first, bytes, stream);
+        if (status) {
+            return status;
+        }
+    }
+    return FATTN_OK;
+}
+
+/* The caller's buffers with every pointer moved to its copy. */
+static fattn_buffers moved_buffers(const staging *s, const fattn_buffers *buffers) {
+    fattn_buffers moved = *buffers;
+    for (int i = 0; i < s->operand_count; i++) {
+        const uintptr_t base = s->operands[i].region.base;
+        for (int j = 0; is_present(&s->operands[i]) && j < s->range_count; j++) {
+            if (base >= s->ranges[j].first && base < s->ranges[j].end) {
+                const void *const pointer = s->ranges[j].device + (base - s->ranges[j].first);
+                memcpy((char *)&moved + s->operands[i].offset, &pointer, sizeof pointer);
+            }
+        }
+    }
+    return moved;
+}
+
+static fattn_status copy_out(const staging *s, fattn_stream stream) {
+    const fattn_backend *const backend = s->plan->device->backend;
+    void *const impl = s->plan->device->impl;
+    for (int i = 0; i < s->range_count; i++) {
+        const range *const r = &s->ranges[i];
+        const fattn_status status =
+            r->written ? backend->copy(impl, (void *)r->first, r->device, r->end - r->first, stream) : FATTN_OK;
+        if (status) {
+            return status;
+        }
+    }
+    return backend->stream_synchronize(impl, stream);
+}
+
+static void release(staging *s) {
+    for (int i = 0; i < s->range_count; i++) {
+        if (s->ranges[i].device) {
+            char *const memory = s->ranges[i].device - s->ranges[i].first % FATTN_MEMORY_ALIGNMENT;
+            s->plan->device->backend->free(s->plan->device->impl, memory);
+        }
+    }
+}
+
+fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers, fattn_stream stream) {
+    staging s = {.plan = plan};
+    find_ranges(&s, buffers);
+    fattn_status status = copy_in(&s, stream);
+    if (!status) {
+        const fattn_buffers moved = moved_buffers(&s, buffers);
+        status = fattn_plan_run(plan, &moved, NULL, stream);
+    }
+    status = status ? status : copy_out(&s, stream);
+    release(&s);
+    return status;
+}

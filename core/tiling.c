@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/tiling.h"
+
+#include "core/io_model.h"
+#include "core/status.h"
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return a / b + (a % b != 0);
+}
+
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* The tile that moves the fewest bytes among those that fit fast memory; the smallest where none does. */
+static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits, const fattn_kernel *kernel) {
+    fattn_tile best = kernel->tiles[0];
+    int64_t best_bytes = kernel->fast_bytes(problem, best);
+    double best_traffic = fattn_io_plan_bytes(problem, best.br, best.bc, kernel->packs_groups);
+    for (const fattn_tile *tile = kernel->tiles + 1; tile->br; tile++) {
+        const int64_t bytes = kernel->fast_bytes(problem, *tile);
+        const double traffic = fattn_io_plan_bytes(problem, tile->br, tile->bc, kernel->packs_groups);
+        const bool fits = bytes <= limits->fast_memory;
+        const bool best_fits = best_bytes <= limits->fast_memory;
+        if (fits ? !best_fits || traffic < best_traffic : !best_fits && bytes < best_bytes) {
+            best = *tile;
+            best_bytes = bytes;
+            best_traffic = traffic;
+        }
+    }
+    return best;
+}
+
+static bool menu_has(const fattn_tile *menu, fattn_tile wanted) {
+    while (menu->br && (menu->br != wanted.br || menu->bc != wanted.bc)) {
+        menu++;
+    }
+    return menu->br != 0;
+}
+
+/* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for itself. */
+static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel, const fattn_problem *problem,
+                           const fattn_tiling *tiling) {
+    if (!kernel->splits_keys || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
+        return 1;
+    }
+    return smaller(ceil_div(limits->parallelism, tiling->items), problem->seqlen_k / limits->split_keys);
+}
+
+fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
+                                 const fattn_kernel *kernel, const fattn_wish *wish, fattn_tiling *tiling) {
+    if (wish->tile.br && !menu_has(kernel->tiles, wish->tile)) {
+        return fattn_fail(FATTN_UNSUPPORTED, "kernel %s has no tile %lld,%lld", kernel->name,
+                          (long long)wish->tile.br, (long long)wish->tile.bc);
+    }
+    const fattn_tile tile = wish->tile.br ? wish->tile : pick_tile(problem, limits, kernel);
+    const int64_t group = problem->heads_k ? problem->heads_q / problem->heads_k : 0;
+    const int64_t rows = kernel->packs_groups ? group * problem->seqlen_q : problem->seqlen_q;
+    const int64_t heads = kernel->packs_groups ? problem->heads_k : problem->heads_q;
+
+    fattn_tiling t = {.br = tile.br, .bc = tile.bc};
+    t.q_blocks = ceil_div(rows, t.br);
+    t.k_blocks = ceil_div(problem->seqlen_k, t.bc);
+    bool overflow = __builtin_mul_overflow(problem->batch * heads, t.q_blocks, &t.items);
+
+    int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);
+    splits = splits < 1 ? 1 : splits;
+    t.split_blocks = ceil_div(t.k_blocks, splits);
+    t.splits = t.split_blocks ? ceil_div(t.k_blocks, t.split_blocks) : 1;
+    overflow = overflow || __builtin_mul_overflow(t.items, t.splits, &t.items);
+
+    t.workspace = overflow ? -1 : kernel->workspace(problem, &t);
+    if (t.workspace < 0) {
+        return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits", kernel->name);
+    }
+    t.traffic = fattn_io_plan_bytes(problem, t.br, t.bc, kernel->packs_groups);
+    *tiling = t;
+    return FATTN_OK;
+}

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which problems are drawn, and how a case is told in words; draw_image.c gives it memory. */
+#include "tools/draw.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+/* ---------------------------------------------------------------------------------------------------
+ * Random numbers
+ * ------------------------------------------------------------------------------------------------- */
+
+uint64_t draw_bits(draw_rng *rng)
+{
+    uint64_t z = rng->state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+draw_rng draw_stream(uint64_t seed, int64_t index, uint64_t purpose)
+{
+    draw_rng rng = {seed};
+    rng.state = draw_bits(&rng) + (uint64_t)index;
+    rng.state = draw_bits(&rng) + purpose;
+    rng.state = draw_bits(&rng);
+    return rng;
+}
+
+int64_t draw_between(draw_rng *rng, int64_t low, int64_t high)
+{
+    return low + (int64_t)(draw_bits(rng) % (uint64_t)(high - low + 1));
+}
+
+bool draw_chance(draw_rng *rng, int64_t one_in) { return draw_between(rng, 1, one_in) == 1; }
+
+double draw_unit(draw_rng *rng) { return ldexp((double)(draw_bits(rng) >> 11), -53); }
+
+double draw_normal(draw_rng *rng)
+{
+    int64_t sum = 0;
+    for (int word = 0; word < 3; word++) {
+        const uint64_t bits = draw_bits(rng);
+        sum += (int64_t)((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
+                         (bits >> 48));
+    }
+    return ldexp((double)(sum - 6 * 65535), -16);
+}
+
+#define PICK(rng, list) \
+    ((list)[draw_between((rng), 0, (int64_t)(sizeof(list) / sizeof *(list)) - 1)])
+
+/* ---------------------------------------------------------------------------------------------------
+ * Names
+ * ------------------------------------------------------------------------------------------------- */
+
+const char *const draw_family_names[DRAW_FAMILIES] = {
+    "gaussian", "uniform", "one-hot",  "constant", "outlier",
+    "negative", "sorted",  "denormal", "massive",  "wild",
+};
+
+/* What a feature is called, and whether only one op has it (0: both do). */
+static const struct {
+    const char *name;
+    fattn_op only;
+} features[] = {
+    {"causal", 0},
+    {"window", 0},
+    {"scale", 0},
+    {"softcap", 0},
+    {"bias", 0},
+    {"alibi", 0},
+    {"mask", 0},
+    {"block_mask", 0},
+    {"sink", 0},
+    {"dropout", 0},
+    {"cu_seqlens_q", 0},
+    {"cu_seqlens_k", 0},
+    {"seqused_q", 0},
+    {"seqused_k", 0},
+    {"paged", FATTN_FORWARD},
+    {"positions", 0},
+    {"dlse", FATTN_BACKWARD},
+    {"accumulate", FATTN_BACKWARD},
+    {"deterministic", 0},
+    {"batch_invariant", FATTN_FORWARD},
+    {"checked", 0},
+};
+enum { FEATURES = sizeof features / sizeof *features };
+
+const char *draw_feature_name(int bit) { return bit < FEATURES ? features[bit].name : NULL; }
+
+fattn_op draw_feature_op(int bit) { return features[bit].only; }
+
+/* ---------------------------------------------------------------------------------------------------
+ * Problems
+ * ------------------------------------------------------------------------------------------------- */
+
+void draw_blank(draw_case *c, uint64_t seed)
+{
+    memset(c, 0, sizeof *c);
+    c->seed = seed;
+    fattn_problem_init(&c->problem);
+    fattn_buffers_init(&c->buffers);
+}
+
+int draw_sequences(draw_case *c)
+{
+    const fattn_problem *const p = &c->problem;
+    free(c->sequences);
+    c->sequences = calloc((size_t)p->batch + 1, sizeof *c->sequences);
+    if (c->sequences == NULL) {
+        return -1;
+    }
+    for (int64_t b = 0; b < p->batch; b++) {
+        draw_sequence *const s = &c->sequences[b];
+        s->rows = s->own_rows = p->seqlen_q;
+        s->keys = s->own_keys = p->seqlen_k;
+        s->whole_q = s->whole_k = -1;
+    }
+    return 0;
+}
+
+/* A quarter sits at the edge of a tile; the rest is uniform within octaves, octaves being equally
+ * likely, except that the last one ends at 700. */
+static int64_t draw_length(draw_rng *rng)
+{
+    static const int64_t tiles[] = {1,  4,   8,   16,  24,  32,  48,  64,  80,
+                                    96, 112, 128, 160, 192, 256, 320, 384, 512};
+    if (draw_chance(rng, 30)) {
+        return 0;
+    }
+    if (draw_chance(rng, 4)) {
+        return PICK(rng, tiles) + draw_between(rng, -1, 1);
+    }
+    const int64_t octave = draw_between(rng, 0, 18) / 2;
+    const int64_t low = INT64_C(1) << octave;
+    return draw_between(rng, low, 2 * low - 1 < 700 ? 2 * low - 1 : 700);
+}
+
+static int64_t draw_dim(draw_rng *rng)
+{
+    static const int64_t dims[] = {8, 16, 32, 40, 64, 72, 80, 96, 128, 192, 256};
+    if (draw_chance(rng, 2)) {
+        return PICK(rng, dims);
+    }
+    const int64_t low = INT64_C(1) << draw_between(rng, 0, 7);
+    return draw_between(rng, low, 2 * low);
+}
+
+/* Sizes whose oracle does not cost more than a budget of multiplications, which is drawn as well:
+ * lengths are kept, and what is cut is batch, heads and dimensions, then lengths. */
+static void draw_sizes(fattn_problem *p, draw_rng *rng)
+{
+    static const int64_t batches[] = {1, 1, 1, 2, 2, 3, 4};
+    static const int64_t groups[] = {1, 1, 1, 1, 2, 3, 5, 7, 8};
+    static const int64_t heads[] = {1, 1, 2, 3};
+    int64_t group = PICK(rng, groups);
+    p->seqlen_q = draw_length(rng);
+    p->seqlen_k = draw_length(rng);
+    p->batch = draw_chance(rng, 64) ? 0 : PICK(rng, batches);
+    p->heads_k = PICK(rng, heads);
+    p->dim = draw_dim(rng);
+    p->dim_v = draw_chance(rng, 2) ? p->dim : draw_dim(rng);
+
+    const int64_t budget = INT64_C(1) << draw_between(rng, 15, draw_chance(rng, 24) ? 24 : 20);
+    int64_t *const cuts[] = {&p->batch, &group,  &p->heads_k, &p->dim,
+                             &p->dim_v, &p->dim, &p->dim_v};
+    for (int tries = 0; tries < 64; tries++) {
+        const int64_t cost = p->batch * p->heads_k * group * p->seqlen_q * p->seqlen_k *
+                             (p->dim + p->dim_v) * (p->op == FATTN_BACKWARD ? 3 : 1);
+        int64_t *const cut = tries < 40 ? PICK(rng, cuts) : tries % 2 ? &p->seqlen_q : &p->seqlen_k;
+        if (cost <= budget) {
+            break;
+        }
+        *cut = *cut > 1 ? *cut - *cut / 2 : *cut;
+    }
+    p->heads_q = group * p->heads_k;
+}
+
+static uint64_t draw_features(fattn_op op, draw_rng *rng)
+{
+    const bool thin = draw_chance(rng, 5); /* for kernels that honour little */
+    uint64_t drawn = 0;
+    for (int bit = 0; bit < FEATURES; bit++) {
+        const bool on = draw_chance(rng, 4) && (!thin || draw_chance(rng, 4));
+        if (on && (features[bit].only == 0 || features[bit].only == op)) {
+            drawn |= UINT64_C(1) << bit;
+        }
+    }
+    return drawn;
+}
+
+static uint32_t draw_outputs(const fattn_problem *p, draw_rng *rng)
+{
+    if (p->op == FATTN_FORWARD) {
+        return draw_chance(rng, 8)   ? 0 /* the default: o */
+               : draw_chance(rng, 8) ? FATTN_OUT_O
+                                     : FATTN_OUT_O | FATTN_OUT_LSE;
+    }
+    uint32_t legal = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    legal |= p->features & FATTN_BIAS ? FATTN_OUT_DBIAS : 0;
+    legal |= p->features & FATTN_SINK ? FATTN_OUT_DSINK : 0;
+    const uint32_t some = legal & (uint32_t)draw_bits(rng);
+    return draw_chance(rng, 3) && some ? some : legal;
+}
+
+/* Window sizes that meet the diagonal: none, the diagonal alone, a few, or any. */
+static int64_t draw_window(draw_rng *rng, int64_t length)
+{
+    switch (draw_between(rng, 0, 3)) {
+    case 0: return -1;
+    case 1: return draw_between(rng, 0, 2);
+    case 2: return draw_between(rng, 0, 64);
+    default: return draw_between(rng, 0, length + 1);
+    }
+}
+
+static double draw_probability(draw_rng *rng)
+{
+    static const double common[] = {0.1, 0.1, 0.2, 0.5, 0.5, 0.9, 1e-9, 0.9999999, 1, 0};
+    return draw_chance(rng, 3) ? draw_unit(rng) : PICK(rng, common);
+}
+
+static double draw_scale(draw_rng *rng, int64_t dim)
+{
+    const double usual = 1 / sqrt((double)dim);
+    switch (draw_between(rng, 0, 7)) {
+    case 0: return 0;
+    case 1: return -usual;
+    case 2: return ldexp(1, -30);
+    default: return usual * (0.25 + 2 * draw_unit(rng));
+    }
+}
+
+/* Numbers behind feature bits. Those whose bit is clear are given values that would be refused or
+ * would change the result, because they must not count. */
+static void draw_options(fattn_problem *p, draw_rng *rng)
+{
+    const uint64_t f = p->features;
+    p->scale = f & FATTN_SCALE ? draw_scale(rng, p->dim) : NAN;
+    p->softcap = f & FATTN_SOFTCAP ? 1 + 40 * draw_unit(rng) : -1;
+    p->dropout_p = f & FATTN_DROPOUT ? draw_probability(rng) : 2;
+    p->window_left = f & FATTN_WINDOW ? draw_window(rng, p->seqlen_k) : -7;
+    p->window_right = f & FATTN_WINDOW ? draw_window(rng, p->seqlen_k) : -7;
+    p->alibi_batch_stride = !(f & FATTN_ALIBI)    ? -1
+                            : draw_chance(rng, 2) ? 0
+                                                  : p->heads_q + draw_between(rng, 0, 3);
+    static const int64_t blocks[] = {1, 3, 16, 64, 100, 128};
+    p->block_m = f & FATTN_BLOCK_MASK ? PICK(rng, blocks) : -1;
+    p->block_n = f & FATTN_BLOCK_MASK ? PICK(rng, blocks) : -1;
+    static const int64_t pages[] = {1, 2, 7, 16, 16, 64, 100, 256};
+    p->page_size = f & FATTN_PAGED ? PICK(rng, pages) : -1;
+    p->batch_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : -1;
+    p->head_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : -1;
+}
+
+/* How long the sequences are, and how much of the room they use. */
+static void draw_lengths(draw_case *c, draw_rng *rng)
+{
+    const fattn_problem *const p = &c->problem;
+    const uint64_t f = p->features;
+    const int64_t zero_q = f & FATTN_CU_SEQLENS_Q ? 4 : 8, zero_k = f & FATTN_CU_SEQLENS_K ? 4 : 8;
+    for (int64_t b = 0; b < p->batch; b++) {
+        draw_sequence *const s = &c->sequences[b];
+        if (f & FATTN_CU_SEQLENS_Q) {
+            s->own_rows =
+                draw_chance(rng, zero_q) ? 0 : draw_between(rng, p->seqlen_q / 2, p->seqlen_q);
+        }
+        if (f & FATTN_CU_SEQLENS_K) {
+            s->own_keys =
+                draw_chance(rng, zero_k) ? 0 : draw_between(rng, p->seqlen_k / 2, p->seqlen_k);
+        }
+        s->rows = !(f & FATTN_SEQUSED_Q)     ? s->own_rows
+                  : draw_chance(rng, zero_q) ? 0
+                                             : draw_between(rng, s->own_rows / 3, s->own_rows);
+        s->keys = !(f & FATTN_SEQUSED_K)     ? s->own_keys
+                  : draw_chance(rng, zero_k) ? 0
+                                             : draw_between(rng, s->own_keys / 3, s->own_keys);
+    }
+}
+
+/* Positions of a shard: the diagonal stays near the local rows and keys, or masks would hide all. */
+static void draw_positions(draw_case *c, draw_rng *rng)
+{
+    const fattn_problem *const p = &c->problem;
+    const bool dropout = p->features & FATTN_DROPOUT;
+    c->position_arrays = draw_chance(rng, 2);
+    for (int64_t b = 0; b < p->batch; b++) {
+        draw_sequence *const s = &c->sequences[b];
+        const draw_sequence *const first = &c->sequences[0];
+        const int64_t base = draw_chance(rng, 4)   ? INT64_C(4000000000)
+                             : draw_chance(rng, 3) ? 16 * draw_between(rng, 0, 9)
+                             : dropout             ? draw_between(rng, 0, 300)
+                                                   : draw_between(rng, -300, 300);
+        s->k_offset = base + (dropout ? 0 : draw_between(rng, -9, 9));
+        s->q_offset = base + draw_between(rng, 0, s->keys / 2);
+        s->whole_k = draw_chance(rng, 2) ? -1 : s->keys + draw_between(rng, 0, 20);
+        s->whole_q = draw_chance(rng, 2) ? -1 : s->rows + draw_between(rng, 0, 20);
+        if (!c->position_arrays) { /* one set of scalars for all */
+            s->k_offset = first->k_offset, s->q_offset = first->q_offset;
+            s->whole_k = first->whole_k, s->whole_q = first->whole_q;
+        }
+    }
+}
+
+/* Axes of bias and masks along which one value serves all. */
+static void draw_flat(draw_case *c, draw_rng *rng)
+{
+    static const draw_id scores[] = {DRAW_BIAS, DRAW_MASK, DRAW_BLOCK_MASK, DRAW_DBIAS};
+    for (int n = 0; n < 4; n++) {
+        for (int axis = 0; axis < 4; axis++) {
+            c->tensors[scores[n]].flat[axis] = draw_chance(rng, axis < 2 ? 2 : 6);
+        }
+    }
+    if (!draw_chance(rng, 4)) { /* the gradient mostly has the shape of what it is of */
+        memcpy(c->tensors[DRAW_DBIAS].flat, c->tensors[DRAW_BIAS].flat, sizeof c->tensors[0].flat);
+    }
+    static const draw_id inputs[] = {DRAW_Q, DRAW_K, DRAW_V, DRAW_DOUT};
+    for (int n = 0; n < 4; n++) {
+        for (int axis = 0; axis < 3; axis++) {
+            c->tensors[inputs[n]].flat[axis] = draw_chance(rng, 12);
+        }
+    }
+}
+
+int draw_problem(draw_case *c, uint64_t seed, int64_t index)
+{
+    draw_rng stream = draw_stream(seed, index, 1);
+    draw_rng *const rng = &stream;
+    draw_blank(c, seed);
+    c->index = index;
+    fattn_problem *const p = &c->problem;
+
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F32, FATTN_F32,  FATTN_F32,
+                                         FATTN_F16, FATTN_F16, FATTN_BF16, FATTN_BF16};
+    p->op = draw_chance(rng, 2) ? FATTN_BACKWARD : FATTN_FORWARD;
+    p->dtype = draw_chance(rng, 24) ? FATTN_F64 : PICK(rng, dtypes);
+    p->dtype_o = p->dtype == FATTN_F64 || draw_chance(rng, 2) ? 0
+                 : draw_chance(rng, 2)                        ? p->dtype
+                                                              : FATTN_F32;
+    p->features = draw_features(p->op, rng);
+    p->dtype_bias = draw_chance(rng, 2) ? 0 : p->dtype;
+    p->anchor = draw_chance(rng, 3) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
+    p->layout = (fattn_layout)draw_between(rng, FATTN_BSHD, FATTN_STRIDED);
+    static const int64_t alignments[] = {16, 16, 1, 2, 4, 8, 32, 64};
+    p->pointer_alignment = PICK(rng, alignments);
+    draw_sizes(p, rng);
+    p->outputs = draw_outputs(p, rng);
+    draw_options(p, rng);
+    if (draw_sequences(c)) {
+        return -1;
+    }
+    draw_lengths(c, rng);
+    if (p->features & FATTN_POSITIONS) {
+        draw_positions(c, rng);
+    }
+    draw_flat(c, rng);
+
+    c->family =
+        draw_chance(rng, 3) ? DRAW_GAUSSIAN : (draw_family)draw_between(rng, 0, DRAW_WILD - 1);
+    c->family = draw_chance(rng, 16) ? DRAW_WILD : c->family;
+    c->seed_value = draw_bits(rng);
+    c->offset_value = draw_chance(rng, 2) ? draw_bits(rng) : (uint64_t)draw_between(rng, 0, 3);
+    c->seed_pointers = draw_chance(rng, 2);
+    c->packed = draw_chance(rng, 4);
+    c->given = draw_chance(rng, 2);
+    c->page_slack = draw_between(rng, 0, 5);
+    c->tile = (int)draw_between(rng, 0, 7);
+    c->splits = draw_chance(rng, 2) ? 0 : draw_between(rng, 1, 9);
+    c->twice = draw_chance(rng, 4);
+    c->without_workspace = draw_chance(rng, 8);
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Words
+ * ------------------------------------------------------------------------------------------------- */
+
+typedef struct words {
+    char *text;
+    size_t size, length;
+} words;
+
+static void say(words *w, const char *format, ...) FATTN_PRINTF(2, 3);
+
+static void say(words *w, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    const int more = w->length < w->size
+                         ? vsnprintf(w->text + w->length, w->size - w->length, format, arguments)
+                         : 0;
+    va_end(arguments);
+    w->length += more > 0 ? (size_t)more : 0;
+}
+
+static void say_features(words *w, const fattn_problem *p)
+{
+    for (int bit = 0; bit < FEATURES; bit++) {
+        if (!(p->features >> bit & 1)) {
+            continue;
+        }
+        say(w, " %s", features[bit].name);
+        switch (UINT64_C(1) << bit) {
+        case FATTN_WINDOW:
+            say(w, "(%lld,%lld)", (long long)p->window_left, (long long)p->window_right);
+            break;
+        case FATTN_SCALE: say(w, "(%g)", p->scale); break;
+        case FATTN_SOFTCAP: say(w, "(%g)", p->softcap); break;
+        case FATTN_DROPOUT: say(w, "(%g)", p->dropout_p); break;
+        case FATTN_BLOCK_MASK:
+            say(w, "(%lldx%lld)", (long long)p->block_m, (long long)p->block_n);
+            break;
+        case FATTN_PAGED: say(w, "(%lld)", (long long)p->page_size); break;
+        default: break;
+        }
+    }
+}
+
+void draw_describe(const draw_case *c, char *text, size_t size)
+{
+    static const char *const layouts[] = {"?", "bshd", "bhsd", "strided"};
+    const fattn_problem *const p = &c->problem;
+    words w = {text, size, 0};
+    say(&w, "%s %s", p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype));
+    if (p->dtype_o != 0 && p->dtype_o != p->dtype) {
+        say(&w, " o:%s", fattn_dtype_name(p->dtype_o));
+    }
+    say(&w, " B=%lld Hq=%lld Hk=%lld Sq=%lld Sk=%lld D=%lld Dv=%lld %s%s%s", (long long)p->batch,
+        (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
+        (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v, layouts[p->layout],
+        c->packed && p->layout == FATTN_STRIDED ? " packed" : "",
+        p->anchor == FATTN_TOP_LEFT ? " top-left" : "");
+    say_features(&w, p);
+    say(&w, " outputs=0x%x family=%s", (unsigned)p->outputs, draw_family_names[c->family]);
+    if (p->features &
+        (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K)) {
+        say(&w, " lengths");
+        for (int64_t b = 0; b < p->batch && b < 8; b++) {
+            const draw_sequence *const s = &c->sequences[b];
+            say(&w, " %lld/%lldx%lld/%lld", (long long)s->rows, (long long)s->own_rows,
+                (long long)s->keys, (long long)s->own_keys);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Test cases from a seed: problems, where their tensors lie, and what is in them. Everything about a
+ * case follows from (seed, index), with integer arithmetic and exact conversions only, so that a line
+ * such as `fattn check --seed 7 --case 1234` shows the same case on every machine.
+ *
+ * A case is made in three steps, so that a test may write its own problem and still have it laid out,
+ * poisoned and judged like any other:
+ *
+ *     draw_problem()  or  draw_blank() and assignments     sizes, options, lengths: no memory yet
+ *     draw_build()    and draw_set() for special values    images of the operands, inputs filled in
+ *     draw_save()                                          o and lse of a backward case, by the oracle
+ *
+ * Memory is poisoned everywhere: what no kernel may let into a result (rows past a sequence, gaps
+ * between strides, channels past D, unused pages) is NaN or infinite, and outputs begin as NaN.
+ */
+#ifndef FATTN_TOOLS_DRAW_H
+#define FATTN_TOOLS_DRAW_H
+
+#include <stdbool.h>
+
+#include "fattn/fattn.h"
+
+/* ---------------------------------------------------------------------------------------------------
+ * Random numbers: SplitMix64 (Steele, Lea and Flood 2014), a stream for each purpose
+ * ------------------------------------------------------------------------------------------------- */
+
+typedef struct draw_rng {
+    uint64_t state;
+} draw_rng;
+
+draw_rng draw_stream(uint64_t seed, int64_t index, uint64_t purpose);
+uint64_t draw_bits(draw_rng *rng);
+int64_t draw_between(draw_rng *rng, int64_t low, int64_t high); /* both included */
+bool draw_chance(draw_rng *rng, int64_t one_in);
+double draw_unit(draw_rng *rng);   /* [0, 1) */
+double draw_normal(draw_rng *rng); /* twelve uniforms: exact everywhere, and never beyond 6 */
+
+/* ---------------------------------------------------------------------------------------------------
+ * Operands
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Every pointer of fattn_buffers, in the order of the table in draw.c. */
+typedef enum draw_id {
+    DRAW_Q,
+    DRAW_K,
+    DRAW_V,
+    DRAW_O,
+    DRAW_LSE,
+    DRAW_DOUT,
+    DRAW_DLSE,
+    DRAW_DQ,
+    DRAW_DK,
+    DRAW_DV,
+    DRAW_DBIAS,
+    DRAW_DSINK,
+    DRAW_BIAS,
+    DRAW_MASK,
+    DRAW_BLOCK_MASK,
+    DRAW_SLOPES,
+    DRAW_SINK,
+    DRAW_CU_Q,
+    DRAW_CU_K,
+    DRAW_USED_Q,
+    DRAW_USED_K,
+    DRAW_TABLE,
+    DRAW_Q_OFFSETS,
+    DRAW_K_OFFSETS,
+    DRAW_WHOLES_Q,
+    DRAW_WHOLES_K,
+    DRAW_SEED,
+    DRAW_OFFSET,
+    DRAW_IDS
+} draw_id;
+
+/* Bytes around each image and around the workspace that nobody may change. */
+enum { DRAW_RING = 256 };
+
+/* Bytes as they are before a run. Operands that are slices of one packed array share an image. */
+typedef struct draw_image {
+    unsigned char *bytes; /* ring, elements, ring; aligned to 256 */
+    int64_t size;
+    bool output;
+} draw_image;
+
+/* Axes are (batch or page, sequence or slot, head, channel) for tensors and lse, (batch, head, query,
+ * key) for bias and masks, (batch, entry) for slopes and the block table; arrays use axis 1 alone. */
+typedef struct draw_tensor {
+    bool present;
+    fattn_dtype dtype; /* 0: integers */
+    int64_t size;      /* bytes an element */
+    int64_t extent[4], stride[4];
+    bool flat[4]; /* wanted: stride 0 along this axis */
+    int image;
+    int64_t offset; /* bytes from the start of the image to element 0 */
+} draw_tensor;
+
+typedef struct draw_sequence {
+    int64_t rows, keys;         /* that exist */
+    int64_t own_rows, own_keys; /* that there is room for */
+    int64_t first_row, first_key;
+    int64_t q_offset, k_offset, whole_q, whole_k;
+} draw_sequence;
+
+/* ---------------------------------------------------------------------------------------------------
+ * Cases
+ * ------------------------------------------------------------------------------------------------- */
+
+/* What inputs look like: a Gaussian alone has let wrong kernels pass. */
+typedef enum draw_family {
+    DRAW_GAUSSIAN,
+    DRAW_UNIFORM,  /* [-0.5, 0.5) */
+    DRAW_ONE_HOT,  /* one channel of a row is 1 */
+    DRAW_CONSTANT, /* a tensor is one number */
+    DRAW_OUTLIER,  /* one channel 100 times as large */
+    DRAW_NEGATIVE, /* every score far below zero */
+    DRAW_SORTED,   /* scores rise or fall with the key, so that each tile has a new maximum */
+    DRAW_DENORMAL, /* f32 and f64 subnormal; 16-bit formats near their smallest normal number */
+    DRAW_MASSIVE,  /* scores of several hundred, both signs */
+    DRAW_WILD,     /* Gaussian with a few NaN and infinities: judged by class where these reach */
+    DRAW_FAMILIES
+} draw_family;
+
+extern const char *const draw_family_names[DRAW_FAMILIES];
+
+typedef struct draw_case {
+    uint64_t seed;
+    int64_t index;
+
+    fattn_problem problem; /* as it is handed to the library */
+    fattn_problem
+        spelled; /* the same under FATTN_STRIDED with strides computed here: the oracle's */
+    fattn_buffers buffers;    /* scalars; pointers into the images */
+    draw_sequence *sequences; /* [batch] */
+    draw_tensor tensors[DRAW_IDS];
+    draw_image images[DRAW_IDS];
+    int image_count;
+
+    draw_family family;
+    uint64_t seed_value, offset_value; /* what DRAW_SEED and DRAW_OFFSET hold */
+
+    /* Wishes about layout, used by draw_build. */
+    bool packed;        /* q, k, v (and dq, dk, dv) are slices of one array; FATTN_STRIDED only */
+    bool given;         /* outputs that are not wanted have pointers all the same */
+    int64_t page_slack; /* unused pages */
+    bool position_arrays, seed_pointers; /* instead of scalars */
+
+    /* Wishes about a run, used by the judge. */
+    int tile;               /* 0: the planner's; n: the n-th entry of the row's menu, cyclically */
+    int64_t splits;         /* 0: the planner's */
+    bool twice;             /* run again on other poison and compare bits */
+    bool without_workspace; /* pass NULL */
+} draw_case;
+
+/* A problem with the library's defaults, for tests that write their own. */
+void draw_blank(draw_case *c, uint64_t seed);
+
+/* Draws problem, lengths and wishes. Returns 0, or -1 when memory is short. */
+int draw_problem(draw_case *c, uint64_t seed, int64_t index);
+
+/* Gives c->problem.batch sequences the full length. Call it before changing single ones: room comes
+ * from seqlen_q and seqlen_k, or is what a test writes into own_rows and own_keys with cu_seqlens. */
+int draw_sequences(draw_case *c);
+
+/* Lays out, allocates, poisons and fills in. Returns 0, or -1 when memory is short. */
+int draw_build(draw_case *c);
+
+/* Backward: computes o and lse, rounded to their types, as a user has them. Forward: nothing. */
+fattn_status draw_save(draw_case *c);
+
+void draw_free(draw_case *c);
+
+/* Index in elements of an entry, relative to element 0 of the operand; sequences and pages are
+ * resolved, s being a local row or key. */
+int64_t draw_at(const draw_case *c, draw_id id, int64_t b, int64_t s, int64_t h, int64_t channel);
+
+/* Reads and writes the element at an index of draw_at in the image. */
+double draw_get(const draw_case *c, draw_id id, int64_t at);
+void draw_set(draw_case *c, draw_id id, int64_t at, double value);
+
+/* Where the pointer of an operand is in fattn_buffers, and what messages call it. */
+void *draw_pointer(fattn_buffers *buffers, draw_id id);
+void draw_point(fattn_buffers *buffers, draw_id id, void *pointer);
+const char *draw_name(draw_id id);
+
+/* The case in words, cut to size. */
+void draw_describe(const draw_case *c, char *text, size_t size);
+
+/* "causal", "window" ...: the name of bit n of problem.features, NULL past the last; and the only op
+ * that has it, 0 when both do. */
+const char *draw_feature_name(int bit);
+fattn_op draw_feature_op(int bit);
+
+#endif

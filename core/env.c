@@ -79,7 +79,7 @@ static const struct {
     void *field;
     const char *expected;
 } variables[] = {
-    {"FATTN_BACKEND", read_backend, &env.backend, "a device such as cpu or cuda:1"},
+    {"FATTN_BACKEND", read_backend, &env.backend, "a device's name"},
     {"FATTN_CPU_ISA", read_isa, &env.cpu_isa, "the name of an instruction set"},
     {"FATTN_KERNEL", read_kernel, &env.kernel, "the name of a kernel"},
     {"FATTN_TILE", read_tile, &env.tile, "br,bc"},

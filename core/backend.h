@@ -7,6 +7,7 @@
 #define FATTN_CORE_BACKEND_H
 
 #include "core/kernel.h"
+#include "core/peak.h"
 #include "core/tiling.h"
 #include "fattn/fattn.h"
 
@@ -47,6 +48,8 @@ struct fattn_backend {
 
     /* The i-th kernel row, NULL past the last. *missing is NULL, or what this device lacks to run it. */
     const fattn_kernel *(*kernel)(void *impl, int i, const char **missing);
+    /* The i-th peak loop of the device (peak.h), NULL past the last. */
+    const fattn_peak *(*peak)(void *impl, int i);
 
     /* Loads what plan->kernel needs, into plan->impl. */
     fattn_status (*plan)(fattn_plan *plan);

@@ -18,19 +18,11 @@
 #endif
 
 #include "core/dtype.h"
+#include "tests/tap.h"
 
 /* ---------------------------------------------------------------------------------------------------
- * TAP, and a source of random words
+ * A source of random words
  * ------------------------------------------------------------------------------------------------- */
-
-static int tests_run, tests_failed;
-
-static void ok(int passed, const char *name)
-{
-    printf("%sok %d - %s\n", passed ? "" : "not ", ++tests_run, name);
-    fflush(stdout);
-    tests_failed += !passed;
-}
 
 static uint64_t random_state = 20240229;
 
@@ -223,16 +215,14 @@ static void compare_all_floats(tally *t)
 static void check_from_f32(const format *f, int all)
 {
     tally t = {f, 0, 0};
-    char name[96];
 
     if (all) {
         compare_all_floats(&t);
     } else {
         visit_floats(f, 1000000, compare_f32, &t);
     }
-    snprintf(name, sizeof name, "f32 -> %s: nearest, ties to even, %" PRId64 " floats", f->name,
-             t.tried);
-    ok(t.wrong == 0 && (!all || t.tried == INT64_C(1) << 32), name);
+    tap_check(t.wrong == 0 && (!all || t.tried == INT64_C(1) << 32),
+              "f32 -> %s: nearest, ties to even, %" PRId64 " floats", f->name, t.tried);
 }
 
 /* ---------------------------------------------------------------------------------------------------
@@ -259,7 +249,6 @@ static void check_from_f64(const format *f)
 {
     tally t = {f, 0, 0};
     int64_t twice = 0; /* doubles that going through f32 would round wrongly */
-    char name[96];
 
     for (uint32_t code = 0; code < f->overflow; code++) {
         const double centres[] = {f->value[code], f->midpoint[code]};
@@ -282,8 +271,8 @@ static void check_from_f64(const format *f)
         compare_f64(&t, random_word());
         compare_f64(&t, random_f32_range());
     }
-    snprintf(name, sizeof name, "f64 -> %s: rounded once, %" PRId64 " doubles", f->name, t.tried);
-    ok(t.wrong == 0 && twice > 0, name);
+    tap_check(t.wrong == 0 && twice > 0, "f64 -> %s: rounded once, %" PRId64 " doubles", f->name,
+              t.tried);
 }
 
 /* The processor rounds a double to f32 too. */
@@ -306,7 +295,7 @@ static void check_f32_from_f64(void)
             }
         }
     }
-    ok(wrong == 0, "f64 -> f32: as the processor rounds");
+    tap_check(wrong == 0, "f64 -> f32: as the processor rounds");
 }
 
 /* ---------------------------------------------------------------------------------------------------
@@ -317,7 +306,6 @@ static void check_to_f32(const format *f)
 {
     const uint32_t sign = 1u << (f->bits - 1);
     int64_t wrong = 0;
-    char name[96];
 
     for (uint32_t code = 0; code < 2 * sign; code++) {
         const uint32_t magnitude = code & (sign - 1);
@@ -335,8 +323,7 @@ static void check_to_f32(const format *f)
                    fattn_f32_bits(x));
         }
     }
-    snprintf(name, sizeof name, "%s -> f32: exact for all %" PRIu32 " codes", f->name, 2 * sign);
-    ok(wrong == 0, name);
+    tap_check(wrong == 0, "%s -> f32: exact for all %" PRIu32 " codes", f->name, 2 * sign);
 }
 
 /* ---------------------------------------------------------------------------------------------------
@@ -367,12 +354,12 @@ static void check_compiler_f16(void)
         wrong += isnan(want) ? !isnan(got) : fattn_f32_bits(got) != fattn_f32_bits(want);
     }
     visit_floats(&formats[0], 100000, compare_compiler_f16, &wrong);
-    ok(wrong == 0, "f16: as the compiler's _Float16");
+    tap_check(wrong == 0, "f16: as the compiler's _Float16");
 }
 #else
 static void check_compiler_f16(void)
 {
-    ok(1, "f16: as the compiler's _Float16 # SKIP the compiler has no _Float16");
+    tap_check(1, "f16: as the compiler's _Float16 # SKIP the compiler has no _Float16");
 }
 #endif
 
@@ -424,16 +411,16 @@ static void check_environment(void)
         same &= digest_of_everything() == want;
     }
     fesetround(FE_TONEAREST);
-    ok(same, "no rounding mode changes a result");
+    tap_check(same, "no rounding mode changes a result");
 
 #if defined(__SSE2__)
     const unsigned control = _mm_getcsr();
     _mm_setcsr(control | 0x8040); /* flush-to-zero, denormals-are-zero */
     same = digest_of_everything() == want;
     _mm_setcsr(control);
-    ok(same, "flush-to-zero changes no result");
+    tap_check(same, "flush-to-zero changes no result");
 #else
-    ok(1, "flush-to-zero changes no result # SKIP no portable way to set it");
+    tap_check(1, "flush-to-zero changes no result # SKIP no portable way to set it");
 #endif
 }
 
@@ -460,7 +447,7 @@ static void check_names(void)
         right &= strcmp(fattn_dtype_name(rows[n].dtype), rows[n].name) == 0;
         right &= fattn_dtype_from_name(rows[n].name, &dtype) && dtype == rows[n].dtype;
     }
-    ok(right, "every type has its name and size");
+    tap_check(right, "every type has its name and size");
 
     static const int unknown[] = {0, 6, -1, 1000};
     static const char *const no_names[] = {"", "f", "f322", "F32", "unknown", "float"};
@@ -473,7 +460,7 @@ static void check_names(void)
         fattn_dtype dtype = FATTN_BF16;
         right &= !fattn_dtype_from_name(no_names[n], &dtype) && dtype == FATTN_BF16;
     }
-    ok(right, "what is no type has neither");
+    tap_check(right, "what is no type has neither");
 }
 
 static void check_arrays(void)
@@ -500,7 +487,7 @@ static void check_arrays(void)
             right &= bytes[k] == 0xa5 && bytes[3 * size + k] == 0xa5;
         }
     }
-    ok(right, "elements of arrays of every type are stored rounded and loaded exactly");
+    tap_check(right, "elements of arrays of every type are stored rounded and loaded exactly");
 }
 
 int main(int argc, char **argv)
@@ -522,11 +509,10 @@ int main(int argc, char **argv)
     check_compiler_f16();
     check_environment();
 
-    printf("1..%d\n", tests_run);
     for (int n = 0; n < FORMATS; n++) {
         free(formats[n].value);
         free(formats[n].midpoint);
         free(formats[n].edge);
     }
-    return tests_failed != 0;
+    return tap_done();
 }

@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/problem.h"
+#include "tests/tap.h"
+
 #if defined(__has_include)
 #if __has_include(<Random123/philox.h>)
 #define HAVE_RANDOM123
@@ -64,16 +67,8 @@ static inline fv fv_from_bits(uv a)
 #include "core/philox.h"
 
 /* ---------------------------------------------------------------------------------------------------
- * TAP, and a source of random words
+ * A source of random words
  * ------------------------------------------------------------------------------------------------- */
-
-static int tests_run, tests_failed;
-
-static void ok(int passed, const char *name)
-{
-    printf("%sok %d - %s\n", passed ? "" : "not ", ++tests_run, name);
-    tests_failed += !passed;
-}
 
 static uint64_t random_state = 20240229;
 
@@ -167,14 +162,12 @@ static void check_vectors(void)
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
         uint32_t words[4];
         uv lanes[4];
-        char name[64];
         fattn_philox4x32_10(rows[n].counter, rows[n].key, words);
         int right = memcmp(words, rows[n].words, sizeof words) == 0;
         for (int w = 0; w < 4; w++) lanes[w] = uv_set1(rows[n].counter[w]);
         fattn_philox4x32_10_lanes(lanes, rows[n].key, lanes);
         for (int w = 0; w < 4; w++) right &= lanes[w].lane[LANES - 1] == rows[n].words[w];
-        snprintf(name, sizeof name, "known answer: %s", rows[n].name);
-        ok(right, name);
+        tap_check(right, "known answer: %s", rows[n].name);
     }
 }
 
@@ -191,12 +184,12 @@ static void check_random123(void)
         fattn_philox4x32_10(state, state + 4, words);
         wrong += memcmp(words, want.v, sizeof words) != 0;
     }
-    ok(wrong == 0, "as Random123 for 200000 random counters and keys");
+    tap_check(wrong == 0, "as Random123 for 200000 random counters and keys");
 }
 #else
 static void check_random123(void)
 {
-    ok(1, "as Random123 # SKIP Random123/philox.h was not there at build time");
+    tap_check(1, "as Random123 # SKIP Random123/philox.h was not there at build time");
 }
 #endif
 
@@ -249,7 +242,7 @@ static void check_scalar(void)
         fattn_dropout_block(&dropout, rows, at.j & ~INT64_C(15), block);
         wrong += differs("block", seed, offset, threshold, at, block[at.j & 15]);
     }
-    ok(wrong == 0, "scalar form: single keys and blocks as defined");
+    tap_check(wrong == 0, "scalar form: single keys and blocks as defined");
 }
 
 static void check_lanes(void)
@@ -285,7 +278,7 @@ static void check_lanes(void)
             }
         }
     }
-    ok(wrong == 0, "vector form: single keys and blocks as defined");
+    tap_check(wrong == 0, "vector form: single keys and blocks as defined");
 }
 
 /* A thread of a tensor-core tile makes one call for its two rows and four columns. */
@@ -309,7 +302,35 @@ static void check_patch(void)
                              fattn_dropout_multiplier(&dropout, words[2 * down + right], odd));
         }
     }
-    ok(wrong == 0, "one call serves rows i, i + 8 and columns 2c, 2c + 1, 2c + 8, 2c + 9");
+    tap_check(wrong == 0, "one call serves rows i, i + 8 and columns 2c, 2c + 1, 2c + 8, 2c + 9");
+}
+
+static void check_threshold(void)
+{
+    static const struct {
+        double p;
+        uint32_t threshold;
+    } rows[] = {
+        {0, 0},
+        {0x1p-1074, 1},
+        {1e-9, 1},
+        {0x1p-17, 1},
+        {0x1.8p-16, 2},
+        {0x1.4p-15, 3},
+        {0.1, 6554},
+        {0x1.3ffffffffffffp-15, 2},
+        {0.3, 19661},
+        {0.5, 32768},
+        {1 - 0x1p-16, 65535},
+        {1 - 0x1p-18, 65535},
+        {1 - 0x1p-53, 65535},
+        {1, 65536},
+    };
+    int right = 1;
+    for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+        right &= fattn_dropout_threshold(rows[n].p) == rows[n].threshold;
+    }
+    tap_check(right, "a probability is rounded to 65536ths; only 0 and 1 become 0 and 1");
 }
 
 /* What is kept is scaled by the nearest float to 65536 / (65536 - t). */
@@ -323,7 +344,7 @@ static void check_multiplier(void)
         wrong += !(fabs((double)z * kept - 65536) <= half_ulp * kept); /* products are exact */
     }
     wrong += fattn_dropout_make(65536, 1, 2).multiplier != 0;
-    ok(wrong == 0, "the multiplier of every threshold is rounded once");
+    tap_check(wrong == 0, "the multiplier of every threshold is rounded once");
 }
 
 /* ---------------------------------------------------------------------------------------------------
@@ -335,8 +356,7 @@ enum { SIDE = 1000 };
 /* SIDE x SIDE pairs from (i0, j0) on: 1 kept, 0 dropped. */
 static unsigned char *pattern_of(double p, uint64_t seed, uint64_t offset, pair from)
 {
-    const uint32_t threshold = (uint32_t)floor(p * 65536 + 0.5);
-    const fattn_dropout dropout = fattn_dropout_make(threshold, seed, offset);
+    const fattn_dropout dropout = fattn_dropout_make(fattn_dropout_threshold(p), seed, offset);
     unsigned char *const kept = malloc(SIDE * SIDE);
 
     if (!kept) {
@@ -386,7 +406,7 @@ static void check_rates(void)
                keep_rate);
         free(kept);
     }
-    ok(right, "as many are kept as the probability says, in all, by row and by column");
+    tap_check(right, "as many are kept as the probability says, in all, by row and by column");
 }
 
 /* Patterns of different calls agree where two independent ones would. */
@@ -418,10 +438,9 @@ static void check_independence(void)
         unsigned char *const other =
             pattern_of(p, others[n].seed, others[n].offset, others[n].from);
         int64_t agreeing = 0;
-        char name[96];
         for (int64_t k = 0; k < SIDE * SIDE; k++) agreeing += kept[k] == other[k];
-        snprintf(name, sizeof name, "unrelated: %s", others[n].name);
-        ok(plausible(agreeing, SIDE * SIDE, p * p + (1 - p) * (1 - p)), name);
+        tap_check(plausible(agreeing, SIDE * SIDE, p * p + (1 - p) * (1 - p)), "unrelated: %s",
+                  others[n].name);
         free(other);
     }
     free(kept);
@@ -435,9 +454,9 @@ int main(void)
     check_scalar();
     check_lanes();
     check_patch();
+    check_threshold();
     check_multiplier();
     check_rates();
     check_independence();
-    printf("1..%d\n", tests_run);
-    return tests_failed != 0;
+    return tap_done();
 }

@@ -27,12 +27,10 @@ DOORS = {
     "tests/consumer": ["include"],
 }
 
-# Files with doors of their own besides their room's.
-TABLES = ["core/kernel.h", "core/backend.h", "core/io_model.h", "backends/reference"]
+# Files with doors of their own besides their room's: the parts of the tool that judge kernels.
 KEYS = {
-    "tools/check.c": TABLES,
-    "tools/io.c": TABLES,
-    "tools/bench.c": TABLES,
+    r"tools/(check|draw\w*|judge|io|bench)\.[ch]":
+        ["core/kernel.h", "core/backend.h", "core/problem.h", "core/io_model.h", "backends/reference"],
 }
 
 # Written by the build: header, and the room that it counts for.
@@ -102,7 +100,7 @@ def resolve(root, path, name):
 
 def may_include(path, target):
     room = room_of(path)
-    doors = [room] + DOORS[room] + KEYS.get(path, [])
+    doors = [room] + DOORS[room] + [d for key in KEYS if re.fullmatch(key, path) for d in KEYS[key]]
     if target in GENERATED:
         return GENERATED[target] in doors
     home = room_of(target)

@@ -212,10 +212,9 @@ static int take_word(cursor *c, const char *word)
     return 1;
 }
 
-/* A string literal without escapes. */
+/* A string literal without escapes. Its callers have skipped the blanks before it. */
 static int take_string(cursor *c, token *string)
 {
-    skip_blanks(c);
     if (c->at == c->end || (*c->at != '\'' && *c->at != '"')) return 0;
     const char *end = c->at + 1;
     while (end < c->end && *end != *c->at && *end != '\\' && *end != '\n') end++;
@@ -273,7 +272,6 @@ static int parse_fortran_order(cursor *c, header *h)
 static int parse_size(cursor *c, int axis, int64_t *size)
 {
     const int negative = take(c, '-');
-    skip_blanks(c);
     const char *const start = c->at;
     int64_t value = 0;
     for (; c->at < c->end && *c->at >= '0' && *c->at <= '9'; c->at++) {

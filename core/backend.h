@@ -37,13 +37,15 @@ struct fattn_plan {
 
 struct fattn_backend {
     const char *name;
-    bool by_name;     /* "auto" passes it over */
-    bool host_memory; /* kernels read host memory, so that lengths and tables are validated before run */
+    bool by_name; /* "auto" passes it over */
+    bool
+        host_memory; /* kernels read host memory, so that lengths and tables are validated before run */
 
     int (*count)(void);
     fattn_status (*open)(int ordinal, void **impl);
     void (*close)(void *impl);
-    void (*describe)(void *impl, fattn_device_info *info); /* all but struct_size, backend, ordinal */
+    void (*describe)(void *impl,
+                     fattn_device_info *info); /* all but struct_size, backend, ordinal */
     void (*limits)(void *impl, fattn_limits *limits);
 
     /* The i-th kernel row, NULL past the last. *missing is NULL, or what this device lacks to run it. */

@@ -7,21 +7,26 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-#define POSITION_LIMIT (INT64_C(1) << 40) /* offsets and whole lengths: sums stay far inside 63 bits */
-#define COUNTER_LIMIT (INT64_C(1) << 33)  /* dropout: (i >> 4) * 8 + 7 fits in a 32-bit counter word */
+#define POSITION_LIMIT \
+    (INT64_C(1) << 40) /* offsets and whole lengths: sums stay far inside 63 bits */
+#define COUNTER_LIMIT \
+    (INT64_C(1) << 33) /* dropout: (i >> 4) * 8 + 7 fits in a 32-bit counter word */
 
-void fattn_buffers_init(fattn_buffers *buffers) {
+void fattn_buffers_init(fattn_buffers *buffers)
+{
     memset(buffers, 0, sizeof *buffers);
     buffers->struct_size = sizeof *buffers;
     buffers->whole_q = buffers->whole_k = -1;
 }
 
-static fattn_status check_pointer(const fattn_operand *operand) {
+static fattn_status check_pointer(const fattn_operand *operand)
+{
     if (fattn_region_is_empty(&operand->region)) {
         return FATTN_OK;
     }
     if (operand->region.base == 0) {
-        return operand->optional ? FATTN_OK : fattn_fail(FATTN_NULL_POINTER, "%s is NULL", operand->name);
+        return operand->optional ? FATTN_OK
+                                 : fattn_fail(FATTN_NULL_POINTER, "%s is NULL", operand->name);
     }
     if (operand->region.base % (uintptr_t)operand->alignment) {
         return fattn_fail(FATTN_MISALIGNED, "%s is %p, not a multiple of %lld", operand->name,
@@ -30,18 +35,20 @@ static fattn_status check_pointer(const fattn_operand *operand) {
     int64_t bytes = 0;
     (void)fattn_region_span(&operand->region, &bytes); /* fits: the problem was checked */
     if (operand->region.base > UINTPTR_MAX - (uintptr_t)bytes) {
-        return fattn_fail(FATTN_OVERFLOW, "%s is %p: its %lld bytes pass the end of memory", operand->name,
-                          (void *)operand->region.base, (long long)bytes);
+        return fattn_fail(FATTN_OVERFLOW, "%s is %p: its %lld bytes pass the end of memory",
+                          operand->name, (void *)operand->region.base, (long long)bytes);
     }
     return FATTN_OK;
 }
 
-static bool is_present(const fattn_operand *operand) {
+static bool is_present(const fattn_operand *operand)
+{
     return operand->region.base && !fattn_region_is_empty(&operand->region);
 }
 
 fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
-                                     fattn_buffers *out) {
+                                     fattn_buffers *out)
+{
     fattn_buffers buffers;
     fattn_status status = fattn_abi_read(&buffers, sizeof buffers, in, "fattn_buffers");
     if (status) {
@@ -60,7 +67,8 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
             const bool once = !operands[j].output || j > i;
             if (j != i && once && is_present(&operands[j]) &&
                 fattn_regions_overlap(&operands[i].region, &operands[j].region)) {
-                return fattn_fail(FATTN_OVERLAP, "%s overlaps %s", operands[i].name, operands[j].name);
+                return fattn_fail(FATTN_OVERLAP, "%s overlaps %s", operands[i].name,
+                                  operands[j].name);
             }
         }
     }
@@ -71,19 +79,21 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
 /* --- What lies behind the pointers ---------------------------------------------------------------- */
 
 /* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above longest. */
-static fattn_status check_cu_seqlens(const char *name, const int32_t *cu, int64_t batch, int64_t total,
-                                     int64_t longest) {
+static fattn_status check_cu_seqlens(const char *name, const int32_t *cu, int64_t batch,
+                                     int64_t total, int64_t longest)
+{
     for (int64_t b = 0; b <= batch; b++) {
         if (cu[b] < 0 || cu[b] > total) {
-            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, not in 0..%lld", name, (long long)b, (int)cu[b],
-                              (long long)total);
+            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, not in 0..%lld", name,
+                              (long long)b, (int)cu[b], (long long)total);
         }
         if (b > 0 && cu[b] < cu[b - 1]) {
-            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, less than the %d before it", name,
-                              (long long)b, (int)cu[b], (int)cu[b - 1]);
+            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, less than the %d before it",
+                              name, (long long)b, (int)cu[b], (int)cu[b - 1]);
         }
         if (b > 0 && cu[b] - cu[b - 1] > longest) {
-            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] ends a sequence of %d, longer than the problem's %lld",
+            return fattn_fail(FATTN_INVALID_DATA,
+                              "%s[%lld] ends a sequence of %d, longer than the problem's %lld",
                               name, (long long)b, (int)(cu[b] - cu[b - 1]), (long long)longest);
         }
     }
@@ -91,19 +101,21 @@ static fattn_status check_cu_seqlens(const char *name, const int32_t *cu, int64_
 }
 
 /* seqused[b] within what sequence b owns. */
-static fattn_status check_seqused(const char *name, const int32_t *used, const int32_t *cu, int64_t batch,
-                                  int64_t length) {
+static fattn_status check_seqused(const char *name, const int32_t *used, const int32_t *cu,
+                                  int64_t batch, int64_t length)
+{
     for (int64_t b = 0; b < batch; b++) {
         const int64_t own = cu ? cu[b + 1] - cu[b] : length;
         if (used[b] < 0 || used[b] > own) {
-            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, not in 0..%lld", name, (long long)b,
-                              (int)used[b], (long long)own);
+            return fattn_fail(FATTN_INVALID_DATA, "%s[%lld] is %d, not in 0..%lld", name,
+                              (long long)b, (int)used[b], (long long)own);
         }
     }
     return FATTN_OK;
 }
 
-static fattn_status check_lengths(const fattn_problem *p, const fattn_buffers *buf) {
+static fattn_status check_lengths(const fattn_problem *p, const fattn_buffers *buf)
+{
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
     const bool packed_k = p->features & FATTN_CU_SEQLENS_K;
     const int64_t total_k = p->features & FATTN_PAGED ? INT32_MAX : p->total_k;
@@ -112,38 +124,43 @@ static fattn_status check_lengths(const fattn_problem *p, const fattn_buffers *b
         return FATTN_OK;
     }
     if (packed_q) {
-        status = check_cu_seqlens("cu_seqlens_q", buf->cu_seqlens_q, p->batch, p->total_q, p->seqlen_q);
+        status =
+            check_cu_seqlens("cu_seqlens_q", buf->cu_seqlens_q, p->batch, p->total_q, p->seqlen_q);
     }
     if (!status && packed_k) {
-        status = check_cu_seqlens("cu_seqlens_k", buf->cu_seqlens_k, p->batch, total_k, p->seqlen_k);
+        status =
+            check_cu_seqlens("cu_seqlens_k", buf->cu_seqlens_k, p->batch, total_k, p->seqlen_k);
     }
     if (!status && p->features & FATTN_SEQUSED_Q) {
-        status = check_seqused("seqused_q", buf->seqused_q, packed_q ? buf->cu_seqlens_q : NULL, p->batch,
-                               p->seqlen_q);
+        status = check_seqused("seqused_q", buf->seqused_q, packed_q ? buf->cu_seqlens_q : NULL,
+                               p->batch, p->seqlen_q);
     }
     if (!status && p->features & FATTN_SEQUSED_K) {
-        status = check_seqused("seqused_k", buf->seqused_k, packed_k ? buf->cu_seqlens_k : NULL, p->batch,
-                               p->seqlen_k);
+        status = check_seqused("seqused_k", buf->seqused_k, packed_k ? buf->cu_seqlens_k : NULL,
+                               p->batch, p->seqlen_k);
     }
     return status;
 }
 
-static fattn_status check_block_table(const fattn_problem *p, const fattn_buffers *buf) {
+static fattn_status check_block_table(const fattn_problem *p, const fattn_buffers *buf)
+{
     for (int64_t b = 0; p->heads_k > 0 && b < p->batch; b++) {
         const int64_t sk = fattn_sequence_of(p, buf, b).sk;
         const int64_t pages = (sk + p->page_size - 1) / p->page_size;
         for (int64_t page = 0; page < pages; page++) {
             const int32_t entry = buf->block_table[b * p->block_table_stride + page];
             if (entry < 0 || entry >= p->num_pages) {
-                return fattn_fail(FATTN_INVALID_DATA, "block_table[%lld][%lld] is %d, not in 0..%lld",
-                                  (long long)b, (long long)page, (int)entry, (long long)p->num_pages - 1);
+                return fattn_fail(FATTN_INVALID_DATA,
+                                  "block_table[%lld][%lld] is %d, not in 0..%lld", (long long)b,
+                                  (long long)page, (int)entry, (long long)p->num_pages - 1);
             }
         }
     }
     return FATTN_OK;
 }
 
-static fattn_status check_positions(const fattn_problem *p, const fattn_buffers *buf) {
+static fattn_status check_positions(const fattn_problem *p, const fattn_buffers *buf)
+{
     const struct {
         const char *name;
         const int64_t *values;
@@ -158,8 +175,9 @@ static fattn_status check_positions(const fattn_problem *p, const fattn_buffers 
         for (int64_t b = 0; b < p->batch; b++) {
             const int64_t value = positions[i].values ? positions[i].values[b] : positions[i].value;
             if (value < positions[i].low || value > POSITION_LIMIT) {
-                return fattn_fail(FATTN_INVALID_DATA, "%s of sequence %lld is %lld, not in %lld..2^40",
-                                  positions[i].name, (long long)b, (long long)value, (long long)positions[i].low);
+                return fattn_fail(
+                    FATTN_INVALID_DATA, "%s of sequence %lld is %lld, not in %lld..2^40",
+                    positions[i].name, (long long)b, (long long)value, (long long)positions[i].low);
             }
         }
     }
@@ -167,20 +185,23 @@ static fattn_status check_positions(const fattn_problem *p, const fattn_buffers 
 }
 
 /* Every row and key that dropout sees has a position that fits its counter word. */
-static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *buf) {
+static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *buf)
+{
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_sequence s = fattn_sequence_of(p, buf, b);
         if (s.q_position < 0 || s.q_position + s.sq > COUNTER_LIMIT || s.k_position < 0 ||
             s.k_position + s.sk > COUNTER_LIMIT) {
-            return fattn_fail(FATTN_INVALID_DATA,
-                              "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in 0..2^33",
-                              (long long)b, (long long)s.q_position, (long long)s.k_position);
+            return fattn_fail(
+                FATTN_INVALID_DATA,
+                "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in 0..2^33",
+                (long long)b, (long long)s.q_position, (long long)s.k_position);
         }
     }
     return FATTN_OK;
 }
 
-fattn_status fattn_buffers_validate(const fattn_problem *p, const fattn_buffers *buf) {
+fattn_status fattn_buffers_validate(const fattn_problem *p, const fattn_buffers *buf)
+{
     fattn_status status = check_lengths(p, buf);
     if (!status && p->features & FATTN_POSITIONS) {
         status = check_positions(p, buf);
@@ -196,7 +217,8 @@ fattn_status fattn_buffers_validate(const fattn_problem *p, const fattn_buffers 
 
 /* --- Sequences ------------------------------------------------------------------------------------ */
 
-fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b) {
+fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
+{
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
     const bool packed_k = p->features & FATTN_CU_SEQLENS_K;
     const int64_t own_q = packed_q ? buf->cu_seqlens_q[b + 1] - buf->cu_seqlens_q[b] : p->seqlen_q;
@@ -225,7 +247,9 @@ fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *bu
     return s;
 }
 
-int64_t fattn_lse_index(const fattn_problem *p, const fattn_sequence *sequence, int64_t b, int64_t h) {
+int64_t fattn_lse_index(const fattn_problem *p, const fattn_sequence *sequence, int64_t b,
+                        int64_t h)
+{
     const int64_t first = p->features & FATTN_CU_SEQLENS_Q ? h : b * p->heads_q + h;
     return first * p->total_q + sequence->q_row;
 }

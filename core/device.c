@@ -7,7 +7,8 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-fattn_status fattn_device_open(const char *spec, fattn_device **device) {
+fattn_status fattn_device_open(const char *spec, fattn_device **device)
+{
     if (!device) {
         return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
     }
@@ -32,12 +33,14 @@ fattn_status fattn_device_open(const char *spec, fattn_device **device) {
     return FATTN_OK;
 }
 
-fattn_device *fattn_device_retain(fattn_device *device) {
+fattn_device *fattn_device_retain(fattn_device *device)
+{
     __atomic_fetch_add(&device->references, 1, __ATOMIC_RELAXED);
     return device;
 }
 
-void fattn_device_close(fattn_device *device) {
+void fattn_device_close(fattn_device *device)
+{
     if (device && __atomic_fetch_sub(&device->references, 1, __ATOMIC_ACQ_REL) == 1) {
         device->backend->close(device->impl);
         fattn_memory_free(device);
@@ -45,14 +48,16 @@ void fattn_device_close(fattn_device *device) {
 }
 
 /* The first of these arguments that is NULL is reported. */
-static fattn_status require(const void *device, const void *argument, const char *name) {
+static fattn_status require(const void *device, const void *argument, const char *name)
+{
     if (!device) {
         return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
     }
     return argument ? FATTN_OK : fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
 }
 
-fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info) {
+fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info)
+{
     const fattn_status status = require(device, info, "info");
     if (status) {
         return status;
@@ -66,7 +71,8 @@ fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info
     return fattn_abi_write(info, &known, sizeof known, "fattn_device_info");
 }
 
-fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memory) {
+fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memory)
+{
     const fattn_status status = require(device, memory, "memory");
     if (status) {
         return status;
@@ -78,34 +84,40 @@ fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memo
     return bytes ? device->backend->alloc(device->impl, bytes, memory) : FATTN_OK;
 }
 
-fattn_status fattn_device_free(fattn_device *device, void *memory) {
+fattn_status fattn_device_free(fattn_device *device, void *memory)
+{
     const fattn_status status = require(device, device, "device");
     return status || !memory ? status : device->backend->free(device->impl, memory);
 }
 
 fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src, size_t bytes,
-                               fattn_stream stream) {
+                               fattn_stream stream)
+{
     fattn_status status = require(device, bytes ? dst : device, "dst");
     status = status ? status : require(device, bytes ? src : device, "src");
     return status ? status : device->backend->copy(device->impl, dst, src, bytes, stream);
 }
 
-fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream) {
+fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream)
+{
     const fattn_status status = require(device, stream, "stream");
     return status ? status : device->backend->stream_create(device->impl, stream);
 }
 
-fattn_status fattn_stream_destroy(fattn_device *device, fattn_stream stream) {
+fattn_status fattn_stream_destroy(fattn_device *device, fattn_stream stream)
+{
     const fattn_status status = require(device, device, "device");
     return status ? status : device->backend->stream_destroy(device->impl, stream);
 }
 
-fattn_status fattn_stream_synchronize(fattn_device *device, fattn_stream stream) {
+fattn_status fattn_stream_synchronize(fattn_device *device, fattn_stream stream)
+{
     const fattn_status status = require(device, device, "device");
     return status ? status : device->backend->stream_synchronize(device->impl, stream);
 }
 
-fattn_status fattn_event_create(fattn_device *device, fattn_event **event) {
+fattn_status fattn_event_create(fattn_device *device, fattn_event **event)
+{
     fattn_status status = require(device, event, "event");
     if (status) {
         return status;
@@ -125,7 +137,8 @@ fattn_status fattn_event_create(fattn_device *device, fattn_event **event) {
     return FATTN_OK;
 }
 
-void fattn_event_destroy(fattn_event *event) {
+void fattn_event_destroy(fattn_event *event)
+{
     if (event) {
         event->device->backend->event_destroy(event->device->impl, event->impl);
         fattn_device_close(event->device);
@@ -133,19 +146,25 @@ void fattn_event_destroy(fattn_event *event) {
     }
 }
 
-fattn_status fattn_event_record(fattn_event *event, fattn_stream stream) {
+fattn_status fattn_event_record(fattn_event *event, fattn_stream stream)
+{
     if (!event) {
         return fattn_fail(FATTN_NULL_POINTER, "event is NULL");
     }
     return event->device->backend->event_record(event->device->impl, event->impl, stream);
 }
 
-fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop, double *milliseconds) {
+fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop, double *milliseconds)
+{
     if (!start || !stop || !milliseconds) {
-        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", !start ? "start" : !stop ? "stop" : "milliseconds");
+        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL",
+                          !start  ? "start"
+                          : !stop ? "stop"
+                                  : "milliseconds");
     }
     if (start->device != stop->device) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "start and stop are events of two devices");
     }
-    return start->device->backend->event_elapsed(start->device->impl, start->impl, stop->impl, milliseconds);
+    return start->device->backend->event_elapsed(start->device->impl, start->impl, stop->impl,
+                                                 milliseconds);
 }

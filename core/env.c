@@ -17,7 +17,9 @@ static char texts[3][VALUE_MAX]; /* copies: the process may change its environme
 static char complaint[256];      /* empty when all is well */
 
 /* A whole decimal number in low..high. */
-static int parse_number(const char *text, int64_t low, int64_t high, const char **end, int64_t *number) {
+static int parse_number(const char *text, int64_t low, int64_t high, const char **end,
+                        int64_t *number)
+{
     char *stop = NULL;
     errno = 0;
     const long long value = strtoll(text, &stop, 10);
@@ -29,12 +31,14 @@ static int parse_number(const char *text, int64_t low, int64_t high, const char 
     return 1;
 }
 
-static int read_count(const char *text, void *field) {
+static int read_count(const char *text, void *field)
+{
     const char *end = NULL;
     return parse_number(text, 1, INT64_C(1) << 40, &end, field) && !*end;
 }
 
-static int read_verbose(const char *text, void *field) {
+static int read_verbose(const char *text, void *field)
+{
     const char *end = NULL;
     int64_t level = 0;
     if (!parse_number(text, 0, 3, &end, &level) || *end) {
@@ -44,14 +48,16 @@ static int read_verbose(const char *text, void *field) {
     return 1;
 }
 
-static int read_tile(const char *text, void *field) {
+static int read_tile(const char *text, void *field)
+{
     fattn_tile *const tile = field;
     const char *end = NULL;
     return parse_number(text, 1, INT64_C(1) << 20, &end, &tile->br) && *end == ',' &&
            parse_number(end + 1, 1, INT64_C(1) << 20, &end, &tile->bc) && !*end;
 }
 
-static int read_text(const char *text, void *field, char *copy) {
+static int read_text(const char *text, void *field, char *copy)
+{
     const size_t length = strlen(text);
     if (length == 0 || length >= VALUE_MAX) {
         return 0;
@@ -61,17 +67,11 @@ static int read_text(const char *text, void *field, char *copy) {
     return 1;
 }
 
-static int read_backend(const char *text, void *field) {
-    return read_text(text, field, texts[0]);
-}
+static int read_backend(const char *text, void *field) { return read_text(text, field, texts[0]); }
 
-static int read_isa(const char *text, void *field) {
-    return read_text(text, field, texts[1]);
-}
+static int read_isa(const char *text, void *field) { return read_text(text, field, texts[1]); }
 
-static int read_kernel(const char *text, void *field) {
-    return read_text(text, field, texts[2]);
-}
+static int read_kernel(const char *text, void *field) { return read_text(text, field, texts[2]); }
 
 static const struct {
     const char *name;
@@ -89,26 +89,29 @@ static const struct {
     {"FATTN_VERBOSE", read_verbose, &env.verbose, "0, 1, 2 or 3"},
 };
 
-static void read_environment(void) {
+static void read_environment(void)
+{
     memset(&env, 0, sizeof env);
     complaint[0] = '\0';
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         const char *const text = getenv(variables[i].name);
         if (text && !variables[i].read(text, variables[i].field)) {
-            snprintf(complaint, sizeof complaint, "%s is \"%.100s\", not %s", variables[i].name, text,
-                     variables[i].expected);
+            snprintf(complaint, sizeof complaint, "%s is \"%.100s\", not %s", variables[i].name,
+                     text, variables[i].expected);
             return;
         }
     }
 }
 
-fattn_status fattn_env_get(const fattn_env **result) {
+fattn_status fattn_env_get(const fattn_env **result)
+{
     pthread_once(&once, read_environment);
     *result = &env;
     return complaint[0] ? fattn_fail(FATTN_BAD_ENVIRONMENT, "%s", complaint) : FATTN_OK;
 }
 
-void fattn_env_reload(void) {
+void fattn_env_reload(void)
+{
     pthread_once(&once, read_environment);
     read_environment();
 }

@@ -9,7 +9,8 @@
 #include "core/status.h"
 
 fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
-                            fattn_stream stream) {
+                            fattn_stream stream)
+{
     const fattn_backend *const backend = plan->device->backend;
     void *const impl = plan->device->impl;
     fattn_status status = FATTN_OK;
@@ -40,7 +41,8 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
 }
 
 fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
-                           fattn_stream stream) {
+                           fattn_stream stream)
+{
     if (!plan) {
         return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
     }

@@ -9,31 +9,38 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-fattn_status fattn_host_stream_check(fattn_stream stream) {
+fattn_status fattn_host_stream_check(fattn_stream stream)
+{
     if (stream) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "stream is %p: this device has no streams but NULL", stream);
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "stream is %p: this device has no streams but NULL", stream);
     }
     return FATTN_OK;
 }
 
-bool fattn_host_reads(void *impl, const void *pointer) {
+bool fattn_host_reads(void *impl, const void *pointer)
+{
     (void)impl, (void)pointer;
     return true;
 }
 
-fattn_status fattn_host_alloc(void *impl, size_t bytes, void **memory) {
+fattn_status fattn_host_alloc(void *impl, size_t bytes, void **memory)
+{
     (void)impl;
     *memory = fattn_memory_alloc_aligned(bytes);
     return *memory ? FATTN_OK : fattn_fail_memory((int64_t)bytes, "device memory");
 }
 
-fattn_status fattn_host_free(void *impl, void *memory) {
+fattn_status fattn_host_free(void *impl, void *memory)
+{
     (void)impl;
     fattn_memory_free_aligned(memory);
     return FATTN_OK;
 }
 
-fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream) {
+fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t bytes,
+                             fattn_stream stream)
+{
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
     if (status == FATTN_OK) {
@@ -42,24 +49,28 @@ fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t byte
     return status;
 }
 
-fattn_status fattn_host_stream_create(void *impl, fattn_stream *stream) {
+fattn_status fattn_host_stream_create(void *impl, fattn_stream *stream)
+{
     (void)impl;
     *stream = NULL;
     return FATTN_OK;
 }
 
-fattn_status fattn_host_stream_destroy(void *impl, fattn_stream stream) {
+fattn_status fattn_host_stream_destroy(void *impl, fattn_stream stream)
+{
     (void)impl;
     return fattn_host_stream_check(stream);
 }
 
-fattn_status fattn_host_stream_synchronize(void *impl, fattn_stream stream) {
+fattn_status fattn_host_stream_synchronize(void *impl, fattn_stream stream)
+{
     (void)impl;
     return fattn_host_stream_check(stream);
 }
 
 /* An event is the time at which it was recorded; the zero time means not yet. */
-fattn_status fattn_host_event_create(void *impl, void **event) {
+fattn_status fattn_host_event_create(void *impl, void **event)
+{
     (void)impl;
     struct timespec *const time = fattn_memory_alloc(sizeof *time);
     *event = time;
@@ -70,12 +81,14 @@ fattn_status fattn_host_event_create(void *impl, void **event) {
     return FATTN_OK;
 }
 
-void fattn_host_event_destroy(void *impl, void *event) {
+void fattn_host_event_destroy(void *impl, void *event)
+{
     (void)impl;
     fattn_memory_free(event);
 }
 
-fattn_status fattn_host_event_record(void *impl, void *event, fattn_stream stream) {
+fattn_status fattn_host_event_record(void *impl, void *event, fattn_stream stream)
+{
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
     if (status == FATTN_OK) {
@@ -84,11 +97,10 @@ fattn_status fattn_host_event_record(void *impl, void *event, fattn_stream strea
     return status;
 }
 
-static bool recorded(const struct timespec *time) {
-    return time->tv_sec || time->tv_nsec;
-}
+static bool recorded(const struct timespec *time) { return time->tv_sec || time->tv_nsec; }
 
-fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds) {
+fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds)
+{
     (void)impl;
     const struct timespec *const from = start;
     const struct timespec *const to = stop;
@@ -96,6 +108,7 @@ fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, doubl
         return fattn_fail(FATTN_INVALID_ARGUMENT, "%s has not been recorded",
                           recorded(from) ? "stop" : "start");
     }
-    *milliseconds = 1e3 * (double)(to->tv_sec - from->tv_sec) + 1e-6 * (double)(to->tv_nsec - from->tv_nsec);
+    *milliseconds =
+        1e3 * (double)(to->tv_sec - from->tv_sec) + 1e-6 * (double)(to->tv_nsec - from->tv_nsec);
     return FATTN_OK;
 }

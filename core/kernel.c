@@ -7,20 +7,24 @@
 
 /* In the order of the bits. */
 static const char *const feature_names[] = {
-    "causal",       "window",       "scale",     "softcap",    "bias",          "alibi",           "mask",
-    "block_mask",   "sink",         "dropout",   "cu_seqlens_q", "cu_seqlens_k", "seqused_q",      "seqused_k",
-    "paged",        "positions",    "dlse",      "accumulate", "deterministic", "batch_invariant", "checked",
+    "causal",        "window",          "scale",   "softcap",   "bias",         "alibi",
+    "mask",          "block_mask",      "sink",    "dropout",   "cu_seqlens_q", "cu_seqlens_k",
+    "seqused_q",     "seqused_k",       "paged",   "positions", "dlse",         "accumulate",
+    "deterministic", "batch_invariant", "checked",
 };
 #define FEATURE_COUNT ((int)(sizeof feature_names / sizeof feature_names[0]))
 
-_Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURE_COUNT) - 1, "a name for every feature");
+_Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURE_COUNT) - 1,
+               "a name for every feature");
 
-const char *fattn_feature_name(int bit) {
+const char *fattn_feature_name(int bit)
+{
     return bit >= 0 && bit < FEATURE_COUNT ? feature_names[bit] : NULL;
 }
 
 /* Appends the names of the missing features to "does not honour". */
-static const char *name_missing(uint64_t missing, char *text, size_t size) {
+static const char *name_missing(uint64_t missing, char *text, size_t size)
+{
     size_t used = (size_t)snprintf(text, size, "does not honour");
     for (int bit = 0; bit < FEATURE_COUNT && used < size; bit++) {
         if (missing >> bit & 1) {
@@ -30,7 +34,9 @@ static const char *name_missing(uint64_t missing, char *text, size_t size) {
     return text;
 }
 
-const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *p, char *text, size_t size) {
+const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *p, char *text,
+                                  size_t size)
+{
     if (!(kernel->ops & FATTN_OP_BIT(p->op))) {
         return p->op == FATTN_FORWARD ? "computes no forward" : "computes no backward";
     }
@@ -42,14 +48,14 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
         return name_missing(p->features & ~kernel->features, text, size);
     }
     if (p->dim > kernel->dim_max || p->dim_v > kernel->dim_max) {
-        snprintf(text, size, "takes head dimensions to %lld, not dim %lld, dim_v %lld", (long long)kernel->dim_max,
-                 (long long)p->dim, (long long)p->dim_v);
+        snprintf(text, size, "takes head dimensions to %lld, not dim %lld, dim_v %lld",
+                 (long long)kernel->dim_max, (long long)p->dim, (long long)p->dim_v);
         return text;
     }
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
     if (kernel->rows_max && rows > kernel->rows_max) {
-        snprintf(text, size, "takes %lld query rows a key/value head, not %lld", (long long)kernel->rows_max,
-                 (long long)rows);
+        snprintf(text, size, "takes %lld query rows a key/value head, not %lld",
+                 (long long)kernel->rows_max, (long long)rows);
         return text;
     }
     return NULL;

@@ -22,26 +22,27 @@ typedef struct fattn_tile {
 
 /* How a run is cut up: the planner's answer (tiling.h). */
 typedef struct fattn_tiling {
-    int64_t br, bc;       /* the tile */
-    int64_t q_blocks;     /* ceil(rows / br), rows = Sq, or G * Sq for a kernel that packs a kv group */
-    int64_t k_blocks;     /* ceil(Sk / bc) */
-    int64_t splits;       /* parts that the keys are cut into, >= 1 */
-    int64_t split_blocks; /* key blocks a part: part s holds blocks [s * split_blocks, (s + 1) * ...) */
-    int64_t items;        /* independent pieces of work */
-    int64_t workspace;    /* bytes, a multiple of 256 */
-    double traffic;       /* predicted slow-memory bytes */
+    int64_t br, bc;   /* the tile */
+    int64_t q_blocks; /* ceil(rows / br), rows = Sq, or G * Sq for a kernel that packs a kv group */
+    int64_t k_blocks; /* ceil(Sk / bc) */
+    int64_t splits;   /* parts that the keys are cut into, >= 1 */
+    int64_t
+        split_blocks; /* key blocks a part: part s holds blocks [s * split_blocks, (s + 1) * ...) */
+    int64_t items;    /* independent pieces of work */
+    int64_t workspace; /* bytes, a multiple of 256 */
+    double traffic;    /* predicted slow-memory bytes */
 } fattn_tiling;
 
 typedef struct fattn_kernel {
     const char *name;
-    uint32_t ops;          /* FATTN_OP_BIT(...) */
-    uint32_t dtypes;       /* FATTN_DTYPE_BIT(...) of q, k, v */
-    uint64_t features;     /* FATTN_* bits that it honours */
-    int64_t dim_max;       /* largest D and Dv */
-    int64_t rows_max;      /* most rows G * Sq that share a kv head; 0 any */
-    bool packs_groups;     /* the G query heads of a kv head form the rows of one block */
-    bool splits_keys;      /* can cut the keys of a row into parts and merge them */
-    bool by_name;          /* taken only when FATTN_KERNEL asks for it */
+    uint32_t ops;      /* FATTN_OP_BIT(...) */
+    uint32_t dtypes;   /* FATTN_DTYPE_BIT(...) of q, k, v */
+    uint64_t features; /* FATTN_* bits that it honours */
+    int64_t dim_max;   /* largest D and Dv */
+    int64_t rows_max;  /* most rows G * Sq that share a kv head; 0 any */
+    bool packs_groups; /* the G query heads of a kv head form the rows of one block */
+    bool splits_keys;  /* can cut the keys of a row into parts and merge them */
+    bool by_name;      /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
     /* Fast memory that a tile occupies, in bytes. Pure. */
@@ -54,7 +55,7 @@ typedef struct fattn_kernel {
 const char *fattn_feature_name(int bit);
 
 /* Why the row does not take the problem; NULL when it does. text is scratch for the sentence. */
-const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *problem, char *text,
-                                  size_t size);
+const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *problem,
+                                  char *text, size_t size);
 
 #endif

@@ -11,19 +11,22 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static fattn_log_callback log_callback; /* under mutex */
 static void *log_user;                  /* under mutex */
 
-void fattn_set_log_callback(fattn_log_callback callback, void *user) {
+void fattn_set_log_callback(fattn_log_callback callback, void *user)
+{
     pthread_mutex_lock(&mutex);
     log_callback = callback;
     log_user = user;
     pthread_mutex_unlock(&mutex);
 }
 
-bool fattn_log_wants(int level) {
+bool fattn_log_wants(int level)
+{
     const fattn_env *env = NULL;
     return fattn_env_get(&env) == FATTN_OK && env->verbose >= level;
 }
 
-void fattn_log(const char *format, ...) {
+void fattn_log(const char *format, ...)
+{
     char line[1024];
     va_list arguments;
     va_start(arguments, format);

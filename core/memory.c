@@ -8,7 +8,8 @@ static atomic_int_least64_t alive;
 static atomic_int_least64_t countdown; /* allocations until the one that fails; <= 0: none */
 static atomic_int carried_out;
 
-static int must_fail(void) {
+static int must_fail(void)
+{
     if (atomic_load_explicit(&countdown, memory_order_relaxed) <= 0) {
         return 0;
     }
@@ -19,7 +20,8 @@ static int must_fail(void) {
     return 1;
 }
 
-void *fattn_memory_alloc(size_t bytes) {
+void *fattn_memory_alloc(size_t bytes)
+{
     void *const memory = must_fail() ? NULL : malloc(bytes ? bytes : 1);
     if (memory) {
         atomic_fetch_add_explicit(&alive, 1, memory_order_relaxed);
@@ -27,7 +29,8 @@ void *fattn_memory_alloc(size_t bytes) {
     return memory;
 }
 
-void fattn_memory_free(void *memory) {
+void fattn_memory_free(void *memory)
+{
     if (memory) {
         atomic_fetch_sub_explicit(&alive, 1, memory_order_relaxed);
         free(memory);
@@ -35,7 +38,8 @@ void fattn_memory_free(void *memory) {
 }
 
 /* malloc's own pointer is kept in the word before the aligned block. */
-void *fattn_memory_alloc_aligned(size_t bytes) {
+void *fattn_memory_alloc_aligned(size_t bytes)
+{
     const size_t slack = FATTN_MEMORY_ALIGNMENT + sizeof(void *);
     if (bytes > SIZE_MAX - slack) {
         return NULL;
@@ -51,17 +55,17 @@ void *fattn_memory_alloc_aligned(size_t bytes) {
     return block;
 }
 
-void fattn_memory_free_aligned(void *memory) {
+void fattn_memory_free_aligned(void *memory)
+{
     if (memory) {
         fattn_memory_free(((void **)memory)[-1]);
     }
 }
 
-int fattn_memory_fail_at(int64_t n) {
+int fattn_memory_fail_at(int64_t n)
+{
     atomic_store(&countdown, n);
     return atomic_exchange(&carried_out, 0);
 }
 
-int64_t fattn_memory_alive(void) {
-    return atomic_load(&alive);
-}
+int64_t fattn_memory_alive(void) { return atomic_load(&alive); }

@@ -9,10 +9,11 @@
 #define WORD_LIMIT (INT64_C(1) << 32)    /* counter words of batch and head */
 #define COUNTER_LIMIT (INT64_C(1) << 33) /* positions */
 
-static fattn_status check_size(const char *name, int64_t value, int64_t low, int64_t high) {
+static fattn_status check_size(const char *name, int64_t value, int64_t low, int64_t high)
+{
     if (value < low || value > high) {
-        return fattn_fail(FATTN_INVALID_SHAPE, "%s is %lld, not in %lld..%lld", name, (long long)value,
-                          (long long)low, (long long)high);
+        return fattn_fail(FATTN_INVALID_SHAPE, "%s is %lld, not in %lld..%lld", name,
+                          (long long)value, (long long)low, (long long)high);
     }
     return FATTN_OK;
 }
@@ -25,7 +26,8 @@ typedef struct state {
     const fattn_strides *strides;
 } state;
 
-static fattn_region region_of(const fattn_merge_args *a, const state *s) {
+static fattn_region region_of(const fattn_merge_args *a, const state *s)
+{
     return (fattn_region){
         .base = (uintptr_t)s->o,
         .extent = {a->batch, a->seqlen, a->heads, 1},
@@ -34,7 +36,8 @@ static fattn_region region_of(const fattn_merge_args *a, const state *s) {
     };
 }
 
-static fattn_region lse_region_of(const fattn_merge_args *a, const state *s) {
+static fattn_region lse_region_of(const fattn_merge_args *a, const state *s)
+{
     return (fattn_region){
         .base = (uintptr_t)s->lse,
         .extent = {a->batch, a->heads, a->seqlen, 1},
@@ -43,11 +46,13 @@ static fattn_region lse_region_of(const fattn_merge_args *a, const state *s) {
     };
 }
 
-static fattn_status check_state(const fattn_merge_args *a, const state *s) {
+static fattn_status check_state(const fattn_merge_args *a, const state *s)
+{
     const int64_t strides[] = {s->strides->batch, s->strides->seq, s->strides->head};
     for (int i = 0; i < 3; i++) {
         if (strides[i] < 0 || strides[i] > INT64_MAX / 8) {
-            return fattn_fail(FATTN_INVALID_STRIDE, "%s_stride has %lld", s->name, (long long)strides[i]);
+            return fattn_fail(FATTN_INVALID_STRIDE, "%s_stride has %lld", s->name,
+                              (long long)strides[i]);
         }
     }
     const fattn_region regions[] = {region_of(a, s), lse_region_of(a, s)};
@@ -61,22 +66,26 @@ static fattn_status check_state(const fattn_merge_args *a, const state *s) {
             return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
         }
         if (regions[i].base % sizeof(float)) {
-            return fattn_fail(FATTN_MISALIGNED, "%s is %p, not a multiple of 4", name, (void *)regions[i].base);
+            return fattn_fail(FATTN_MISALIGNED, "%s is %p, not a multiple of 4", name,
+                              (void *)regions[i].base);
         }
     }
     return FATTN_OK;
 }
 
-static bool same_strides(const fattn_strides *a, const fattn_strides *b) {
+static bool same_strides(const fattn_strides *a, const fattn_strides *b)
+{
     return a->batch == b->batch && a->seq == b->seq && a->head == b->head;
 }
 
 /* The output may be exactly one of the inputs, element on element; any other overlap is refused. */
-static fattn_status check_overlap(const fattn_merge_args *a, const state *in, const state *out) {
+static fattn_status check_overlap(const fattn_merge_args *a, const state *in, const state *out)
+{
     const fattn_region o = region_of(a, out);
     const fattn_region lse = lse_region_of(a, out);
     const fattn_region inputs[] = {region_of(a, in), lse_region_of(a, in)};
-    const bool in_place = in->o == out->o && in->lse == out->lse && same_strides(in->strides, out->strides);
+    const bool in_place =
+        in->o == out->o && in->lse == out->lse && same_strides(in->strides, out->strides);
     for (int i = 0; !in_place && i < 2; i++) {
         if (fattn_regions_overlap(&o, &inputs[i]) || fattn_regions_overlap(&lse, &inputs[i])) {
             return fattn_fail(FATTN_OVERLAP, "o or lse overlaps %s", i ? in->lse_name : in->name);
@@ -88,7 +97,8 @@ static fattn_status check_overlap(const fattn_merge_args *a, const state *in, co
     return FATTN_OK;
 }
 
-fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream) {
+fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream)
+{
     if (!device) {
         return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
     }
@@ -102,8 +112,8 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
         return status;
     }
     if (a.heads && a.seqlen > INT64_MAX / 8 / a.heads) {
-        return fattn_fail(FATTN_OVERFLOW, "heads x seqlen is %lld x %lld: lse overflows", (long long)a.heads,
-                          (long long)a.seqlen);
+        return fattn_fail(FATTN_OVERFLOW, "heads x seqlen is %lld x %lld: lse overflows",
+                          (long long)a.heads, (long long)a.seqlen);
     }
     const state first = {"o1", "lse1", a.o1, a.lse1, &a.o1_stride};
     const state second = {"o2", "lse2", a.o2, a.lse2, &a.o2_stride};
@@ -118,7 +128,9 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
 
 /* --- Dropout mask --------------------------------------------------------------------------------- */
 
-fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args, fattn_stream stream) {
+fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
+                                fattn_stream stream)
+{
     if (!device) {
         return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
     }

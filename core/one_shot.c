@@ -36,7 +36,8 @@ typedef struct loan {
 } loan;
 
 /* FNV-1a over the words of the problem. */
-static uint64_t hash_problem(const fattn_device *device, const fattn_problem *problem) {
+static uint64_t hash_problem(const fattn_device *device, const fattn_problem *problem)
+{
     uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)(uintptr_t)device;
     for (size_t at = 0; at + sizeof hash <= sizeof *problem; at += sizeof hash) {
         uint64_t word = 0;
@@ -46,7 +47,8 @@ static uint64_t hash_problem(const fattn_device *device, const fattn_problem *pr
     return hash;
 }
 
-static int64_t alignment_of(const fattn_buffers *b) {
+static int64_t alignment_of(const fattn_buffers *b)
+{
     const void *const tensors[] = {b->q, b->k, b->v, b->o, b->dout, b->dq, b->dk, b->dv};
     uintptr_t bits = ALIGNMENT_MAX;
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
@@ -55,13 +57,15 @@ static int64_t alignment_of(const fattn_buffers *b) {
     return (int64_t)(bits & (~bits + 1));
 }
 
-static void free_workspace(const fattn_plan *plan, void *workspace) {
+static void free_workspace(const fattn_plan *plan, void *workspace)
+{
     if (workspace) {
         plan->device->backend->free(plan->device->impl, workspace);
     }
 }
 
-static void drop(entry *e) {
+static void drop(entry *e)
+{
     free_workspace(e->plan, e->workspace);
     fattn_plan_destroy(e->plan);
     e->plan = NULL;
@@ -69,13 +73,15 @@ static void drop(entry *e) {
 }
 
 /* A workspace may follow its own use on the same stream; on another it might still be in use. */
-static bool may_lend(const entry *e, fattn_stream stream) {
+static bool may_lend(const entry *e, fattn_stream stream)
+{
     return e->workspace && (e->plan->device->backend->host_memory || e->stream == stream);
 }
 
 /* Under mutex. */
 static bool borrow_cached(const fattn_device *device, const fattn_problem *problem, uint64_t hash,
-                          fattn_stream stream, loan *l) {
+                          fattn_stream stream, loan *l)
+{
     for (entry *e = entries; e < entries + ENTRIES; e++) {
         if (e->plan && e->hash == hash && e->plan->device == device &&
             memcmp(&e->problem, problem, sizeof *problem) == 0) {
@@ -93,7 +99,8 @@ static bool borrow_cached(const fattn_device *device, const fattn_problem *probl
 }
 
 /* Under mutex: the plan goes where the least recently used one was. */
-static void insert(const fattn_problem *problem, uint64_t hash, fattn_plan *plan) {
+static void insert(const fattn_problem *problem, uint64_t hash, fattn_plan *plan)
+{
     entry *oldest = entries;
     for (entry *e = entries; e < entries + ENTRIES; e++) {
         if (e->plan && e->hash == hash && e->plan->device == plan->device &&
@@ -107,10 +114,13 @@ static void insert(const fattn_problem *problem, uint64_t hash, fattn_plan *plan
     if (oldest->plan) {
         drop(oldest);
     }
-    *oldest = (entry){.plan = fattn_plan_retain(plan), .problem = *problem, .hash = hash, .last_used = ++now};
+    *oldest = (entry){
+        .plan = fattn_plan_retain(plan), .problem = *problem, .hash = hash, .last_used = ++now};
 }
 
-static fattn_status borrow(fattn_device *device, const fattn_problem *problem, fattn_stream stream, loan *l) {
+static fattn_status borrow(fattn_device *device, const fattn_problem *problem, fattn_stream stream,
+                           loan *l)
+{
     const uint64_t hash = hash_problem(device, problem);
     pthread_mutex_lock(&mutex);
     const bool cached = borrow_cached(device, problem, hash, stream, l);
@@ -137,7 +147,8 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
 }
 
 /* The workspace goes back to its plan's entry, or is freed when the entry has one again or is gone. */
-static void give_back(loan *l, fattn_stream stream) {
+static void give_back(loan *l, fattn_stream stream)
+{
     pthread_mutex_lock(&mutex);
     for (entry *e = entries; l->workspace && e < entries + ENTRIES; e++) {
         if (e->plan == l->plan && !e->workspace) {
@@ -154,8 +165,9 @@ static void give_back(loan *l, fattn_stream stream) {
     fattn_plan_destroy(l->plan);
 }
 
-static fattn_status attend(fattn_device *device, const fattn_problem *problem, const fattn_buffers *buffers,
-                           fattn_stream stream) {
+static fattn_status attend(fattn_device *device, const fattn_problem *problem,
+                           const fattn_buffers *buffers, fattn_stream stream)
+{
     fattn_problem wanted;
     fattn_buffers given;
     fattn_status status = fattn_abi_read(&wanted, sizeof wanted, problem, "fattn_problem");
@@ -180,7 +192,8 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem, c
 }
 
 /* The device of FATTN_BACKEND, opened at the first use; retained for the caller. */
-static fattn_status open_default(fattn_device **device) {
+static fattn_status open_default(fattn_device **device)
+{
     pthread_mutex_lock(&mutex);
     fattn_status status = FATTN_OK;
     if (!default_device) {
@@ -193,8 +206,9 @@ static fattn_status open_default(fattn_device **device) {
     return status;
 }
 
-fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem, const fattn_buffers *buffers,
-                             fattn_stream stream) {
+fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
+                             const fattn_buffers *buffers, fattn_stream stream)
+{
     if (device) {
         return attend(device, problem, buffers, stream);
     }
@@ -206,7 +220,8 @@ fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
     return status;
 }
 
-void fattn_cache_clear(void) {
+void fattn_cache_clear(void)
+{
     pthread_mutex_lock(&mutex);
     for (entry *e = entries; e < entries + ENTRIES; e++) {
         if (e->plan) {

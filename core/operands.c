@@ -14,7 +14,8 @@ typedef struct list {
     int count;
 } list;
 
-static fattn_operand *append(list *l, const char *name, size_t offset, int64_t element_bytes) {
+static fattn_operand *append(list *l, const char *name, size_t offset, int64_t element_bytes)
+{
     fattn_operand *const operand = &l->operands[l->count++];
     memset(operand, 0, sizeof *operand);
     operand->name = name;
@@ -30,7 +31,8 @@ static fattn_operand *append(list *l, const char *name, size_t offset, int64_t e
 
 /* A box (batch, sequence, head, channel). */
 static void append_tensor(list *l, const char *name, size_t offset, fattn_dtype dtype, bool output,
-                          const int64_t extent[3], fattn_strides strides, int64_t channels) {
+                          const int64_t extent[3], fattn_strides strides, int64_t channels)
+{
     const int64_t bytes = fattn_dtype_size(dtype);
     fattn_operand *const operand = append(l, name, offset, bytes);
     operand->dtype = dtype;
@@ -49,8 +51,10 @@ static void append_tensor(list *l, const char *name, size_t offset, fattn_dtype 
 }
 
 /* A box (batch, head, query, key) of single elements. */
-static fattn_operand *append_scores(list *l, const char *name, size_t offset, fattn_dtype dtype, int64_t bytes,
-                                    const int64_t stride[4], int64_t block_m, int64_t block_n) {
+static fattn_operand *append_scores(list *l, const char *name, size_t offset, fattn_dtype dtype,
+                                    int64_t bytes, const int64_t stride[4], int64_t block_m,
+                                    int64_t block_n)
+{
     fattn_operand *const operand = append(l, name, offset, bytes);
     const int64_t extent[4] = {l->p->batch, l->p->heads_q, (l->p->seqlen_q + block_m - 1) / block_m,
                                (l->p->seqlen_k + block_n - 1) / block_n};
@@ -64,8 +68,9 @@ static fattn_operand *append_scores(list *l, const char *name, size_t offset, fa
 }
 
 /* rows x columns of elements, rows `pitch` elements apart. */
-static fattn_operand *append_table(list *l, const char *name, size_t offset, fattn_dtype dtype, int64_t bytes,
-                                   int64_t rows, int64_t pitch, int64_t columns) {
+static fattn_operand *append_table(list *l, const char *name, size_t offset, fattn_dtype dtype,
+                                   int64_t bytes, int64_t rows, int64_t pitch, int64_t columns)
+{
     fattn_operand *const operand = append(l, name, offset, bytes);
     operand->dtype = dtype;
     operand->region = (fattn_region){
@@ -79,7 +84,8 @@ static fattn_operand *append_table(list *l, const char *name, size_t offset, fat
 
 #define AT(field) offsetof(fattn_buffers, field)
 
-static void append_tensors(list *l) {
+static void append_tensors(list *l)
+{
     const fattn_problem *const p = l->p;
     const bool forward = p->op == FATTN_FORWARD;
     const bool paged = p->features & FATTN_PAGED;
@@ -101,8 +107,8 @@ static void append_tensors(list *l) {
         append_tensor(l, "o", AT(o), p->dtype_o, forward, queries, p->o, p->dim_v);
     }
     if (!forward || p->outputs & FATTN_OUT_LSE) {
-        append_table(l, "lse", AT(lse), statistics, fattn_dtype_size(statistics), lse_rows * p->heads_q,
-                     p->total_q, p->total_q)
+        append_table(l, "lse", AT(lse), statistics, fattn_dtype_size(statistics),
+                     lse_rows * p->heads_q, p->total_q, p->total_q)
             ->output = forward;
     }
     if (forward) {
@@ -110,8 +116,8 @@ static void append_tensors(list *l) {
     }
     append_tensor(l, "dout", AT(dout), p->dtype_o, false, queries, p->dout, p->dim_v);
     if (p->features & FATTN_DLSE) {
-        append_table(l, "dlse", AT(dlse), statistics, fattn_dtype_size(statistics), lse_rows * p->heads_q,
-                     p->total_q, p->total_q);
+        append_table(l, "dlse", AT(dlse), statistics, fattn_dtype_size(statistics),
+                     lse_rows * p->heads_q, p->total_q, p->total_q);
     }
     if (p->outputs & FATTN_OUT_DQ) {
         append_tensor(l, "dq", AT(dq), gradient, true, queries, p->dq, p->dim);
@@ -123,8 +129,8 @@ static void append_tensors(list *l) {
         append_tensor(l, "dv", AT(dv), gradient, true, keys, p->dv, p->dim_v);
     }
     if (p->outputs & FATTN_OUT_DBIAS) {
-        fattn_operand *const dbias = append_scores(l, "dbias", AT(dbias), statistics,
-                                                   fattn_dtype_size(statistics), p->dbias_stride, 1, 1);
+        fattn_operand *const dbias = append_scores(
+            l, "dbias", AT(dbias), statistics, fattn_dtype_size(statistics), p->dbias_stride, 1, 1);
         dbias->output = true;
         for (int a = 0; a < 4; a++) { /* axes that are summed over have one place in the output */
             if (p->dbias_stride[a] == 0 && dbias->region.extent[a] > 1) {
@@ -133,24 +139,27 @@ static void append_tensors(list *l) {
         }
     }
     if (p->outputs & FATTN_OUT_DSINK) {
-        append_table(l, "dsink", AT(dsink), statistics, fattn_dtype_size(statistics), 1, 0, p->heads_q)
+        append_table(l, "dsink", AT(dsink), statistics, fattn_dtype_size(statistics), 1, 0,
+                     p->heads_q)
             ->output = true;
     }
 }
 
-static void append_options(list *l) {
+static void append_options(list *l)
+{
     const fattn_problem *const p = l->p;
     const fattn_dtype statistics = fattn_statistics_dtype(p);
     const int64_t float_bytes = fattn_dtype_size(statistics);
     if (p->features & FATTN_BIAS) {
-        append_scores(l, "bias", AT(bias), p->dtype_bias, fattn_dtype_size(p->dtype_bias), p->bias_stride, 1,
-                      1);
+        append_scores(l, "bias", AT(bias), p->dtype_bias, fattn_dtype_size(p->dtype_bias),
+                      p->bias_stride, 1, 1);
     }
     if (p->features & FATTN_MASK) {
         append_scores(l, "mask", AT(mask), 0, 1, p->mask_stride, 1, 1);
     }
     if (p->features & FATTN_BLOCK_MASK) {
-        append_scores(l, "block_mask", AT(block_mask), 0, 1, p->block_mask_stride, p->block_m, p->block_n);
+        append_scores(l, "block_mask", AT(block_mask), 0, 1, p->block_mask_stride, p->block_m,
+                      p->block_n);
     }
     if (p->features & FATTN_ALIBI) {
         append_table(l, "alibi_slopes", AT(alibi_slopes), statistics, float_bytes,
@@ -160,7 +169,8 @@ static void append_options(list *l) {
         append_table(l, "sink", AT(sink), statistics, float_bytes, 1, 0, p->heads_q);
     }
     if (p->features & FATTN_PAGED) {
-        append_table(l, "block_table", AT(block_table), 0, 4, p->batch, p->block_table_stride, p->max_pages);
+        append_table(l, "block_table", AT(block_table), 0, 4, p->batch, p->block_table_stride,
+                     p->max_pages);
     }
     if (p->features & FATTN_DROPOUT) {
         append_table(l, "seed_ptr", AT(seed_ptr), 0, 8, 1, 0, 1)->optional = true;
@@ -174,8 +184,10 @@ static void append_options(list *l) {
         int64_t bytes, entries;
         bool optional;
     } arrays[] = {
-        {FATTN_CU_SEQLENS_Q, "cu_seqlens_q", AT(cu_seqlens_q), 4, p->batch ? p->batch + 1 : 0, false},
-        {FATTN_CU_SEQLENS_K, "cu_seqlens_k", AT(cu_seqlens_k), 4, p->batch ? p->batch + 1 : 0, false},
+        {FATTN_CU_SEQLENS_Q, "cu_seqlens_q", AT(cu_seqlens_q), 4, p->batch ? p->batch + 1 : 0,
+         false},
+        {FATTN_CU_SEQLENS_K, "cu_seqlens_k", AT(cu_seqlens_k), 4, p->batch ? p->batch + 1 : 0,
+         false},
         {FATTN_SEQUSED_Q, "seqused_q", AT(seqused_q), 4, p->batch, false},
         {FATTN_SEQUSED_K, "seqused_k", AT(seqused_k), 4, p->batch, false},
         {FATTN_POSITIONS, "q_offsets", AT(q_offsets), 8, p->batch, true},
@@ -185,14 +197,16 @@ static void append_options(list *l) {
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (p->features & arrays[i].feature) {
-            append_table(l, arrays[i].name, arrays[i].offset, 0, arrays[i].bytes, 1, 0, arrays[i].entries)
+            append_table(l, arrays[i].name, arrays[i].offset, 0, arrays[i].bytes, 1, 0,
+                         arrays[i].entries)
                 ->optional = arrays[i].optional;
         }
     }
 }
 
 int fattn_operands(const fattn_problem *problem, const fattn_buffers *buffers,
-                   fattn_operand operands[FATTN_OPERANDS_MAX]) {
+                   fattn_operand operands[FATTN_OPERANDS_MAX])
+{
     list l = {problem, buffers, operands, 0};
     append_tensors(&l);
     append_options(&l);

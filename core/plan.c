@@ -21,10 +21,11 @@ typedef struct declined {
     size_t used;
 } declined;
 
-static void note(declined *notes, const char *kernel, const char *why) {
+static void note(declined *notes, const char *kernel, const char *why)
+{
     if (notes->used < sizeof notes->text) {
-        notes->used += (size_t)snprintf(notes->text + notes->used, sizeof notes->text - notes->used, "%s: %s\n",
-                                        kernel, why);
+        notes->used += (size_t)snprintf(notes->text + notes->used, sizeof notes->text - notes->used,
+                                        "%s: %s\n", kernel, why);
     }
     if (fattn_log_wants(2)) {
         fattn_log("%s declines: it %s", kernel, why);
@@ -32,8 +33,10 @@ static void note(declined *notes, const char *kernel, const char *why) {
 }
 
 /* Why this row is passed over; NULL when it is taken. */
-static const char *declines(const fattn_kernel *row, const fattn_problem *problem, const char *missing, bool named,
-                            int64_t splits, char *text, size_t size) {
+static const char *declines(const fattn_kernel *row, const fattn_problem *problem,
+                            const char *missing, bool named, int64_t splits, char *text,
+                            size_t size)
+{
     if (missing) {
         snprintf(text, size, "needs %s", missing);
         return text;
@@ -52,7 +55,9 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
 }
 
 /* Finds the row for plan->problem, or fails with every reason. */
-static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits, declined *notes) {
+static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits,
+                                  declined *notes)
+{
     const fattn_backend *const backend = plan->device->backend;
     const fattn_kernel *row = NULL;
     const char *missing = NULL;
@@ -63,7 +68,8 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
         }
         char text[256];
         known = true;
-        const char *const why = declines(row, &plan->problem, missing, wanted != NULL, splits, text, sizeof text);
+        const char *const why =
+            declines(row, &plan->problem, missing, wanted != NULL, splits, text, sizeof text);
         if (!why) {
             plan->kernel = row;
             return FATTN_OK;
@@ -71,20 +77,22 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
         note(notes, row->name, why);
     }
     if (!known) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row", wanted,
-                          backend->name);
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row",
+                          wanted, backend->name);
     }
     /* The last row takes everything the contract allows, so its reason is the one that counts. */
-    const size_t end = notes->used && notes->used < sizeof notes->text ? notes->used - 1 : notes->used;
+    const size_t end =
+        notes->used && notes->used < sizeof notes->text ? notes->used - 1 : notes->used;
     size_t start = end;
     while (start > 0 && notes->text[start - 1] != '\n') {
         start--;
     }
-    return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %.*s", backend->name,
-                      (int)(end - start), notes->text + start);
+    return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %.*s",
+                      backend->name, (int)(end - start), notes->text + start);
 }
 
-static fattn_limits device_limits(const fattn_device *device, const fattn_env *env) {
+static fattn_limits device_limits(const fattn_device *device, const fattn_env *env)
+{
     fattn_limits limits;
     memset(&limits, 0, sizeof limits);
     device->backend->limits(device->impl, &limits);
@@ -96,7 +104,8 @@ static fattn_limits device_limits(const fattn_device *device, const fattn_env *e
 
 /* Everything that decides: fills plan->problem, kernel and tiling. Loads nothing. */
 static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const char *kernel,
-                           const fattn_wish *wish, declined *notes) {
+                           const fattn_wish *wish, declined *notes)
+{
     const fattn_env *env = NULL;
     fattn_status status = fattn_env_get(&env);
     status = status ? status : fattn_problem_normalise(problem, &plan->problem);
@@ -105,7 +114,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     }
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
-        .splits = wish && wish->splits ? wish->splits
+        .splits = wish && wish->splits                ? wish->splits
                   : plan->problem.op == FATTN_FORWARD ? env->splits
                                                       : 0,
     };
@@ -117,18 +126,21 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     return fattn_tiling_choose(&plan->problem, &limits, plan->kernel, &chosen, &plan->tiling);
 }
 
-static void log_plan(const fattn_plan *plan) {
+static void log_plan(const fattn_plan *plan)
+{
     const fattn_problem *const p = &plan->problem;
     const fattn_tiling *const t = &plan->tiling;
-    fattn_log("plan %s %s B%lld H%lld/%lld S%lldx%lld D%lld/%lld: %s, tile %lldx%lld, %lld splits, %lld bytes of workspace",
-              p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype), (long long)p->batch,
-              (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q, (long long)p->seqlen_k,
-              (long long)p->dim, (long long)p->dim_v, plan->kernel->name, (long long)t->br, (long long)t->bc,
-              (long long)t->splits, (long long)t->workspace);
+    fattn_log(
+        "plan %s %s B%lld H%lld/%lld S%lldx%lld D%lld/%lld: %s, tile %lldx%lld, %lld splits, %lld bytes of workspace",
+        p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
+        (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
+        (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v, plan->kernel->name,
+        (long long)t->br, (long long)t->bc, (long long)t->splits, (long long)t->workspace);
 }
 
-fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem, const char *kernel,
-                                    const fattn_wish *wish, fattn_plan **plan) {
+fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
+                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan)
+{
     if (!plan) {
         return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
     }
@@ -166,16 +178,20 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
     return FATTN_OK;
 }
 
-fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem, fattn_plan **plan) {
+fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
+                               fattn_plan **plan)
+{
     return fattn_plan_create_with(device, problem, NULL, NULL, plan);
 }
 
-fattn_plan *fattn_plan_retain(fattn_plan *plan) {
+fattn_plan *fattn_plan_retain(fattn_plan *plan)
+{
     __atomic_fetch_add(&plan->references, 1, __ATOMIC_RELAXED);
     return plan;
 }
 
-void fattn_plan_destroy(fattn_plan *plan) {
+void fattn_plan_destroy(fattn_plan *plan)
+{
     if (plan && __atomic_fetch_sub(&plan->references, 1, __ATOMIC_ACQ_REL) == 1) {
         plan->device->backend->release(plan);
         fattn_device_close(plan->device);
@@ -183,7 +199,8 @@ void fattn_plan_destroy(fattn_plan *plan) {
     }
 }
 
-fattn_status fattn_support(fattn_device *device, const fattn_problem *problem) {
+fattn_status fattn_support(fattn_device *device, const fattn_problem *problem)
+{
     if (!device) {
         return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
     }
@@ -196,7 +213,8 @@ fattn_status fattn_support(fattn_device *device, const fattn_problem *problem) {
 
 /* --- Asking a plan -------------------------------------------------------------------------------- */
 
-static fattn_plan_info info_of(const fattn_plan *plan) {
+static fattn_plan_info info_of(const fattn_plan *plan)
+{
     const fattn_problem *const p = &plan->problem;
     const fattn_tiling *const t = &plan->tiling;
     fattn_plan_info info = {
@@ -209,13 +227,15 @@ static fattn_plan_info info_of(const fattn_plan *plan) {
         .standard_bytes = fattn_io_standard_bytes(p),
         .lower_bound_bytes = fattn_io_lower_bound_bytes(p),
         .flops = fattn_io_flops(p),
-        .effective_dropout = p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) / 65536.0 : 0,
+        .effective_dropout =
+            p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) / 65536.0 : 0,
     };
     strncpy(info.kernel, plan->kernel->name, sizeof info.kernel - 1);
     return info;
 }
 
-fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info) {
+fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info)
+{
     if (!plan || !info) {
         return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", plan ? "info" : "plan");
     }
@@ -224,9 +244,11 @@ fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info) 
 }
 
 /* snprintf at the end of text; *used counts what the whole text needs. */
-static void append(char *text, size_t size, size_t *used, const char *format, ...) FATTN_PRINTF(4, 5);
+static void append(char *text, size_t size, size_t *used, const char *format, ...)
+    FATTN_PRINTF(4, 5);
 
-static void append(char *text, size_t size, size_t *used, const char *format, ...) {
+static void append(char *text, size_t size, size_t *used, const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
     const size_t room = *used < size ? size - *used : 0;
@@ -234,7 +256,8 @@ static void append(char *text, size_t size, size_t *used, const char *format, ..
     va_end(arguments);
 }
 
-size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size) {
+size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
+{
     size_t used = 0;
     if (size) {
         text[0] = '\0';
@@ -245,11 +268,13 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size) {
     const fattn_problem *const p = &plan->problem;
     const fattn_tiling *const t = &plan->tiling;
     const fattn_plan_info info = info_of(plan);
-    append(text, size, &used, "%s in %s on %s: kernel %s\n", p->op == FATTN_FORWARD ? "forward" : "backward",
-           fattn_dtype_name(p->dtype), plan->device->backend->name, info.kernel);
-    append(text, size, &used, "  problem    B %lld, Hq %lld, Hk %lld, Sq %lld, Sk %lld, D %lld, Dv %lld\n",
-           (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
-           (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v);
+    append(text, size, &used, "%s in %s on %s: kernel %s\n",
+           p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
+           plan->device->backend->name, info.kernel);
+    append(text, size, &used,
+           "  problem    B %lld, Hq %lld, Hk %lld, Sq %lld, Sk %lld, D %lld, Dv %lld\n",
+           (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k,
+           (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v);
     append(text, size, &used, "  features  ");
     for (int bit = 0; fattn_feature_name(bit); bit++) {
         if (p->features >> bit & 1) {
@@ -257,12 +282,14 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size) {
         }
     }
     append(text, size, &used, "%s\n", p->features ? "" : " none");
-    append(text, size, &used, "  tile       %lld queries x %lld keys: %lld x %lld blocks a head\n", (long long)t->br,
-           (long long)t->bc, (long long)t->q_blocks, (long long)t->k_blocks);
-    append(text, size, &used, "  work       %lld items, keys in %lld split%s of %lld blocks\n", (long long)t->items,
-           (long long)t->splits, t->splits == 1 ? "" : "s", (long long)t->split_blocks);
+    append(text, size, &used, "  tile       %lld queries x %lld keys: %lld x %lld blocks a head\n",
+           (long long)t->br, (long long)t->bc, (long long)t->q_blocks, (long long)t->k_blocks);
+    append(text, size, &used, "  work       %lld items, keys in %lld split%s of %lld blocks\n",
+           (long long)t->items, (long long)t->splits, t->splits == 1 ? "" : "s",
+           (long long)t->split_blocks);
     append(text, size, &used, "  workspace  %lld bytes\n", (long long)t->workspace);
-    append(text, size, &used, "  traffic    %.4g bytes; standard attention %.4g, lower bound %.4g\n",
+    append(text, size, &used,
+           "  traffic    %.4g bytes; standard attention %.4g, lower bound %.4g\n",
            info.predicted_bytes, info.standard_bytes, info.lower_bound_bytes);
     append(text, size, &used, "  arithmetic %.4g flops\n", info.flops);
     if (p->features & FATTN_DROPOUT) {

@@ -7,8 +7,8 @@
 
 /* fattn_plan_create with choices made by the caller; NULL and zeros leave them to the environment and
  * the planner. kernel is a row's name. */
-fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem, const char *kernel,
-                                    const fattn_wish *wish, fattn_plan **plan);
+fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
+                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan);
 
 /* Reference counting, for the one-shot cache. fattn_plan_destroy() gives a reference up. */
 fattn_plan *fattn_plan_retain(fattn_plan *plan);
@@ -22,10 +22,12 @@ bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers);
 
 /* Copies the operands of a run from host memory to the device, runs the plan, copies the outputs back
  * and waits. */
-fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers, fattn_stream stream);
+fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers,
+                                   fattn_stream stream);
 
 /* Logs a line for each tensor of a run: how many NaNs, infinities and zeros, least and greatest. Waits
  * for the stream first. */
-fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers *buffers, fattn_stream stream);
+fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers *buffers,
+                                    fattn_stream stream);
 
 #endif

@@ -10,12 +10,13 @@
 #include "core/operands.h"
 #include "core/status.h"
 
-#define SIZE_LIMIT ((INT64_C(1) << 31) - 1)  /* totals, lengths, heads and batches stay below 2^31 */
-#define STRIDE_LIMIT (INT64_MAX / 8)         /* a stride in bytes fits in 63 bits */
-#define DIM_LIMIT 576                        /* the largest head dimension any backend may take */
+#define SIZE_LIMIT ((INT64_C(1) << 31) - 1) /* totals, lengths, heads and batches stay below 2^31 */
+#define STRIDE_LIMIT (INT64_MAX / 8)        /* a stride in bytes fits in 63 bits */
+#define DIM_LIMIT 576                       /* the largest head dimension any backend may take */
 #define ALIGNMENT_LIMIT 4096
 
-void fattn_problem_init(fattn_problem *problem) {
+void fattn_problem_init(fattn_problem *problem)
+{
     memset(problem, 0, sizeof *problem);
     problem->struct_size = sizeof *problem;
     problem->op = FATTN_FORWARD;
@@ -27,15 +28,18 @@ void fattn_problem_init(fattn_problem *problem) {
     problem->pointer_alignment = 16;
 }
 
-fattn_dtype fattn_gradient_dtype(const fattn_problem *p) {
+fattn_dtype fattn_gradient_dtype(const fattn_problem *p)
+{
     return p->features & FATTN_ACCUMULATE && p->dtype != FATTN_F64 ? FATTN_F32 : p->dtype;
 }
 
-fattn_dtype fattn_statistics_dtype(const fattn_problem *p) {
+fattn_dtype fattn_statistics_dtype(const fattn_problem *p)
+{
     return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
 }
 
-uint32_t fattn_dropout_threshold(double p) {
+uint32_t fattn_dropout_threshold(double p)
+{
     const double t = floor(p * 65536 + 0.5);
     if (p <= 0) {
         return 0;
@@ -49,15 +53,17 @@ uint32_t fattn_dropout_threshold(double p) {
 /* --- Numbers one by one --------------------------------------------------------------------------- */
 
 static fattn_status check_range(const char *name, int64_t value, int64_t low, int64_t high,
-                                fattn_status status) {
+                                fattn_status status)
+{
     if (value < low || value > high) {
-        return fattn_fail(status, "%s is %lld, not in %lld..%lld", name, (long long)value, (long long)low,
-                          (long long)high);
+        return fattn_fail(status, "%s is %lld, not in %lld..%lld", name, (long long)value,
+                          (long long)low, (long long)high);
     }
     return FATTN_OK;
 }
 
-static fattn_status check_enums(const fattn_problem *p) {
+static fattn_status check_enums(const fattn_problem *p)
+{
     const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     if (p->op != FATTN_FORWARD && p->op != FATTN_BACKWARD) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "op is %d, no fattn_op", (int)p->op);
@@ -70,11 +76,14 @@ static fattn_status check_enums(const fattn_problem *p) {
     }
     if (p->dtype_o != 0 && p->dtype_o != p->dtype && p->dtype_o != f32) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype_o is %s (%d), neither dtype (%s) nor f32",
-                          fattn_dtype_name(p->dtype_o), (int)p->dtype_o, fattn_dtype_name(p->dtype));
+                          fattn_dtype_name(p->dtype_o), (int)p->dtype_o,
+                          fattn_dtype_name(p->dtype));
     }
-    if (p->features & FATTN_BIAS && p->dtype_bias != 0 && p->dtype_bias != p->dtype && p->dtype_bias != f32) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "dtype_bias is %s (%d), neither dtype (%s) nor f32",
-                          fattn_dtype_name(p->dtype_bias), (int)p->dtype_bias, fattn_dtype_name(p->dtype));
+    if (p->features & FATTN_BIAS && p->dtype_bias != 0 && p->dtype_bias != p->dtype &&
+        p->dtype_bias != f32) {
+        return fattn_fail(
+            FATTN_INVALID_ARGUMENT, "dtype_bias is %s (%d), neither dtype (%s) nor f32",
+            fattn_dtype_name(p->dtype_bias), (int)p->dtype_bias, fattn_dtype_name(p->dtype));
     }
     if (p->layout != FATTN_BSHD && p->layout != FATTN_BHSD && p->layout != FATTN_STRIDED) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "layout is %d, no fattn_layout", (int)p->layout);
@@ -92,7 +101,8 @@ static fattn_status check_enums(const fattn_problem *p) {
     return FATTN_OK;
 }
 
-static fattn_status check_sizes(const fattn_problem *p) {
+static fattn_status check_sizes(const fattn_problem *p)
+{
     const bool paged = p->features & FATTN_PAGED;
     const struct {
         const char *name;
@@ -128,48 +138,57 @@ static fattn_status check_sizes(const fattn_problem *p) {
                           (long long)p->heads_q, (long long)p->heads_k);
     }
     if (paged && p->max_pages * p->page_size < p->seqlen_k) { /* both below 2^31: no overflow */
-        return fattn_fail(FATTN_INVALID_SHAPE, "max_pages is %lld: %lld pages of %lld hold less than seqlen_k, %lld",
+        return fattn_fail(FATTN_INVALID_SHAPE,
+                          "max_pages is %lld: %lld pages of %lld hold less than seqlen_k, %lld",
                           (long long)p->max_pages, (long long)p->max_pages, (long long)p->page_size,
                           (long long)p->seqlen_k);
     }
     if (paged && p->block_table_stride != 0 && p->block_table_stride < p->max_pages) {
-        return fattn_fail(FATTN_INVALID_STRIDE, "block_table_stride is %lld, less than max_pages, %lld",
+        return fattn_fail(FATTN_INVALID_STRIDE,
+                          "block_table_stride is %lld, less than max_pages, %lld",
                           (long long)p->block_table_stride, (long long)p->max_pages);
     }
     return FATTN_OK;
 }
 
-static bool finite_in(const fattn_problem *p, double value) {
+static bool finite_in(const fattn_problem *p, double value)
+{
     return p->dtype == FATTN_F64 ? isfinite(value) : fabs(value) <= (double)FLT_MAX;
 }
 
-static fattn_status check_options(const fattn_problem *p) {
+static fattn_status check_options(const fattn_problem *p)
+{
     if (p->features & FATTN_SCALE && !finite_in(p, p->scale)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "scale is %g, not finite in %s", p->scale,
                           fattn_dtype_name(fattn_statistics_dtype(p)));
     }
     const double least = p->dtype == FATTN_F64 ? DBL_MIN : (double)FLT_MIN;
     if (p->features & FATTN_SOFTCAP && !(finite_in(p, p->softcap) && p->softcap >= least)) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "softcap is %g, not finite and positive in %s", p->softcap,
-                          fattn_dtype_name(fattn_statistics_dtype(p)));
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "softcap is %g, not finite and positive in %s",
+                          p->softcap, fattn_dtype_name(fattn_statistics_dtype(p)));
     }
     if (p->features & FATTN_DROPOUT && !(p->dropout_p >= 0 && p->dropout_p <= 1)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "dropout_p is %g, not in 0..1", p->dropout_p);
     }
     if (p->features & FATTN_WINDOW && (p->window_left < -1 || p->window_right < -1)) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "window_%s is %lld, neither -1 nor a number of keys",
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "window_%s is %lld, neither -1 nor a number of keys",
                           p->window_left < -1 ? "left" : "right",
                           (long long)(p->window_left < -1 ? p->window_left : p->window_right));
     }
-    if (p->features & FATTN_ALIBI && p->alibi_batch_stride != 0 && p->alibi_batch_stride < p->heads_q) {
-        return fattn_fail(FATTN_INVALID_STRIDE, "alibi_batch_stride is %lld, neither 0 nor at least heads_q, %lld",
+    if (p->features & FATTN_ALIBI && p->alibi_batch_stride != 0 &&
+        p->alibi_batch_stride < p->heads_q) {
+        return fattn_fail(FATTN_INVALID_STRIDE,
+                          "alibi_batch_stride is %lld, neither 0 nor at least heads_q, %lld",
                           (long long)p->alibi_batch_stride, (long long)p->heads_q);
     }
     if (p->features & FATTN_DROPOUT) { /* b, h are 32-bit counter words */
         const int64_t words = INT64_C(1) << 32;
-        fattn_status status = check_range("batch_offset", p->batch_offset, 0, words - p->batch, FATTN_INVALID_ARGUMENT);
+        fattn_status status = check_range("batch_offset", p->batch_offset, 0, words - p->batch,
+                                          FATTN_INVALID_ARGUMENT);
         if (!status) {
-            status = check_range("head_offset", p->head_offset, 0, words - p->heads_q, FATTN_INVALID_ARGUMENT);
+            status = check_range("head_offset", p->head_offset, 0, words - p->heads_q,
+                                 FATTN_INVALID_ARGUMENT);
         }
         if (status) {
             return status;
@@ -177,23 +196,27 @@ static fattn_status check_options(const fattn_problem *p) {
     }
     if (p->pointer_alignment < 1 || p->pointer_alignment > ALIGNMENT_LIMIT ||
         p->pointer_alignment & (p->pointer_alignment - 1)) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "pointer_alignment is %lld, not a power of two in 1..%d",
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "pointer_alignment is %lld, not a power of two in 1..%d",
                           (long long)p->pointer_alignment, ALIGNMENT_LIMIT);
     }
     return FATTN_OK;
 }
 
-static fattn_status check_outputs(const fattn_problem *p) {
+static fattn_status check_outputs(const fattn_problem *p)
+{
     const uint32_t forward = FATTN_OUT_O | FATTN_OUT_LSE;
     const uint32_t backward =
         FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS | FATTN_OUT_DSINK;
     const uint32_t legal = p->op == FATTN_FORWARD ? forward : backward;
     if (p->outputs & ~legal) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "outputs has bits 0x%x that are no outputs of %s",
-                          (unsigned)(p->outputs & ~legal), p->op == FATTN_FORWARD ? "forward" : "backward");
+                          (unsigned)(p->outputs & ~legal),
+                          p->op == FATTN_FORWARD ? "forward" : "backward");
     }
     if (p->outputs == FATTN_OUT_LSE) {
-        return fattn_fail(FATTN_INVALID_ARGUMENT, "outputs is FATTN_OUT_LSE alone: forward writes o");
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "outputs is FATTN_OUT_LSE alone: forward writes o");
     }
     const struct {
         uint32_t output;
@@ -214,10 +237,13 @@ static fattn_status check_outputs(const fattn_problem *p) {
         fattn_status status;
         const char *text;
     } clashes[] = {
-        {FATTN_FORWARD, FATTN_DLSE, FATTN_INVALID_ARGUMENT, "FATTN_DLSE, an input of backward, in a forward"},
+        {FATTN_FORWARD, FATTN_DLSE, FATTN_INVALID_ARGUMENT,
+         "FATTN_DLSE, an input of backward, in a forward"},
         {FATTN_FORWARD, FATTN_ACCUMULATE, FATTN_INVALID_ARGUMENT, "FATTN_ACCUMULATE in a forward"},
-        {FATTN_BACKWARD, FATTN_PAGED, FATTN_UNSUPPORTED, "FATTN_PAGED in a backward: pages are forward only"},
-        {FATTN_BACKWARD, FATTN_BATCH_INVARIANT, FATTN_UNSUPPORTED, "FATTN_BATCH_INVARIANT in a backward: it is forward only"},
+        {FATTN_BACKWARD, FATTN_PAGED, FATTN_UNSUPPORTED,
+         "FATTN_PAGED in a backward: pages are forward only"},
+        {FATTN_BACKWARD, FATTN_BATCH_INVARIANT, FATTN_UNSUPPORTED,
+         "FATTN_BATCH_INVARIANT in a backward: it is forward only"},
     };
     for (size_t i = 0; i < sizeof clashes / sizeof clashes[0]; i++) {
         if (p->op == clashes[i].op && p->features & clashes[i].feature) {
@@ -230,13 +256,15 @@ static fattn_status check_outputs(const fattn_problem *p) {
 /* --- Normal form ---------------------------------------------------------------------------------- */
 
 /* Defaults filled in, and fields that do not count set to 0. Numbers are legal by now. */
-static void fill_options(fattn_problem *p) {
+static void fill_options(fattn_problem *p)
+{
     const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const uint64_t f = p->features;
     p->dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
     p->dtype_bias = !(f & FATTN_BIAS) ? (fattn_dtype)0 : p->dtype_bias ? p->dtype_bias : f32;
     if (p->outputs == 0) {
-        p->outputs = p->op == FATTN_FORWARD ? FATTN_OUT_O : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+        p->outputs =
+            p->op == FATTN_FORWARD ? FATTN_OUT_O : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
     }
     if (!(f & FATTN_SCALE)) {
         p->scale = 1 / sqrt((double)p->dim);
@@ -286,7 +314,9 @@ static void fill_options(fattn_problem *p) {
 
 /* Strides of a contiguous (batch, sequence, head, channel) or (batch, head, sequence, channel). A batch
  * stride that does not fit is -1, which no caller can have asked for. */
-static fattn_strides contiguous(fattn_layout layout, bool packed, int64_t rows, int64_t heads, int64_t channels) {
+static fattn_strides contiguous(fattn_layout layout, bool packed, int64_t rows, int64_t heads,
+                                int64_t channels)
+{
     fattn_strides s = {.head = channels, .seq = heads * channels}; /* 2^31 * 576: no overflow */
     if (layout == FATTN_BHSD) {
         s = (fattn_strides){.seq = channels, .head = rows * channels};
@@ -299,7 +329,8 @@ static fattn_strides contiguous(fattn_layout layout, bool packed, int64_t rows, 
     return s;
 }
 
-static fattn_status fill_strides(fattn_problem *p) {
+static fattn_status fill_strides(fattn_problem *p)
+{
     const bool backward = p->op == FATTN_BACKWARD;
     const bool paged = p->features & FATTN_PAGED;
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
@@ -316,7 +347,8 @@ static fattn_status fill_strides(fattn_problem *p) {
         {"v", &p->v, true, packed_k, keys, p->heads_k, p->dim_v},
         {"o", &p->o, true, packed_q, p->total_q, p->heads_q, p->dim_v},
         {"dout", &p->dout, backward, packed_q, p->total_q, p->heads_q, p->dim_v},
-        {"dq", &p->dq, backward && p->outputs & FATTN_OUT_DQ, packed_q, p->total_q, p->heads_q, p->dim},
+        {"dq", &p->dq, backward && p->outputs & FATTN_OUT_DQ, packed_q, p->total_q, p->heads_q,
+         p->dim},
         {"dk", &p->dk, backward && p->outputs & FATTN_OUT_DK, packed_k, keys, p->heads_k, p->dim},
         {"dv", &p->dv, backward && p->outputs & FATTN_OUT_DV, packed_k, keys, p->heads_k, p->dim_v},
     };
@@ -327,11 +359,14 @@ static fattn_status fill_strides(fattn_problem *p) {
             continue;
         }
         if (p->layout != FATTN_STRIDED) {
-            *s = contiguous(p->layout, tensors[i].packed, tensors[i].rows, tensors[i].heads, tensors[i].channels);
+            *s = contiguous(p->layout, tensors[i].packed, tensors[i].rows, tensors[i].heads,
+                            tensors[i].channels);
             if (s->batch < 0) {
-                return fattn_fail(FATTN_OVERFLOW, "%s has %lld x %lld x %lld elements a batch entry: the stride overflows",
-                                  tensors[i].name, (long long)tensors[i].rows, (long long)tensors[i].heads,
-                                  (long long)tensors[i].channels);
+                return fattn_fail(
+                    FATTN_OVERFLOW,
+                    "%s has %lld x %lld x %lld elements a batch entry: the stride overflows",
+                    tensors[i].name, (long long)tensors[i].rows, (long long)tensors[i].heads,
+                    (long long)tensors[i].channels);
             }
         } else if (tensors[i].packed) {
             s->batch = 0;
@@ -341,23 +376,26 @@ static fattn_status fill_strides(fattn_problem *p) {
     return FATTN_OK;
 }
 
-static fattn_status check_stride(const char *tensor, const char *axis, int64_t stride) {
+static fattn_status check_stride(const char *tensor, const char *axis, int64_t stride)
+{
     if (stride < 0) {
-        return fattn_fail(FATTN_INVALID_STRIDE, "%s stride of %s is %lld, negative", axis, tensor, (long long)stride);
+        return fattn_fail(FATTN_INVALID_STRIDE, "%s stride of %s is %lld, negative", axis, tensor,
+                          (long long)stride);
     }
     if (stride > STRIDE_LIMIT) {
-        return fattn_fail(FATTN_OVERFLOW, "%s stride of %s is %lld: bytes overflow 63 bits", axis, tensor,
-                          (long long)stride);
+        return fattn_fail(FATTN_OVERFLOW, "%s stride of %s is %lld: bytes overflow 63 bits", axis,
+                          tensor, (long long)stride);
     }
     return FATTN_OK;
 }
 
-static fattn_status check_strides(const fattn_problem *p) {
+static fattn_status check_strides(const fattn_problem *p)
+{
     const struct {
         const char *name;
         const fattn_strides *strides;
     } tensors[] = {
-        {"q", &p->q}, {"k", &p->k},       {"v", &p->v},   {"o", &p->o},
+        {"q", &p->q},       {"k", &p->k},   {"v", &p->v},   {"o", &p->o},
         {"dout", &p->dout}, {"dq", &p->dq}, {"dk", &p->dk}, {"dv", &p->dv},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
@@ -390,7 +428,8 @@ static fattn_status check_strides(const fattn_problem *p) {
 }
 
 /* No operand's size in bytes passes 2^63, and no output overlaps itself. */
-static fattn_status check_operands(const fattn_problem *p) {
+static fattn_status check_operands(const fattn_problem *p)
+{
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(p, NULL, operands);
     for (int i = 0; i < count; i++) {
@@ -399,16 +438,18 @@ static fattn_status check_operands(const fattn_problem *p) {
             return fattn_fail(FATTN_OVERFLOW, "%s spans more than 2^63 bytes", operands[i].name);
         }
         if (operands[i].output && fattn_region_overlaps_itself(&operands[i].region)) {
-            return fattn_fail(FATTN_OVERLAP, "%s overlaps itself: its strides let two elements share an address",
+            return fattn_fail(FATTN_OVERLAP,
+                              "%s overlaps itself: its strides let two elements share an address",
                               operands[i].name);
         }
     }
     return FATTN_OK;
 }
 
-fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out) {
-    static fattn_status (*const checks[])(const fattn_problem *) = {check_enums, check_sizes, check_options,
-                                                                    check_outputs};
+fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out)
+{
+    static fattn_status (*const checks[])(const fattn_problem *) = {check_enums, check_sizes,
+                                                                    check_options, check_outputs};
     fattn_problem p;
     fattn_status status = fattn_abi_read(&p, sizeof p, in, "fattn_problem");
     for (size_t i = 0; status == FATTN_OK && i < sizeof checks / sizeof checks[0]; i++) {

@@ -33,21 +33,23 @@ uint32_t fattn_dropout_threshold(double p);
 
 /* Sequence b of a run: how many rows it has, where they lie, and where they stand. */
 typedef struct fattn_sequence {
-    int64_t sq, sk;       /* rows and keys that exist */
-    int64_t slot_k;       /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
+    int64_t sq, sk; /* rows and keys that exist */
+    int64_t slot_k; /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
     int64_t q_row, k_row; /* first row in q and k: cu_seqlens, else 0 */
-    int64_t q_batch;      /* index along the batch axis of q, o, dout, dq: b, or 0 with cu_seqlens_q */
-    int64_t k_batch;      /* the same for k, v, dk, dv */
-    int64_t diagonal;     /* off: query i and key j are aligned when j == i + diagonal */
-    int64_t q_position;   /* position of row 0 for dropout */
+    int64_t q_batch;  /* index along the batch axis of q, o, dout, dq: b, or 0 with cu_seqlens_q */
+    int64_t k_batch;  /* the same for k, v, dk, dv */
+    int64_t diagonal; /* off: query i and key j are aligned when j == i + diagonal */
+    int64_t q_position; /* position of row 0 for dropout */
     int64_t k_position;
 } fattn_sequence;
 
 /* For buffers that passed fattn_buffers_validate. */
-fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers, int64_t b);
+fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers,
+                                 int64_t b);
 
 /* Index in lse and dlse of row 0 of (sequence b, query head h); rows follow one another. */
-int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequence, int64_t b, int64_t h);
+int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequence, int64_t b,
+                        int64_t h);
 
 /* Bytes of an element of the gradients dq, dk, dv, and of what is f32, or f64 in an f64 problem. */
 fattn_dtype fattn_gradient_dtype(const fattn_problem *problem);

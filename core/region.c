@@ -8,7 +8,8 @@ typedef struct axes {
     int64_t run;
 } axes;
 
-bool fattn_region_is_empty(const fattn_region *region) {
+bool fattn_region_is_empty(const fattn_region *region)
+{
     bool empty = region->run == 0;
     for (int a = 0; a < 4; a++) {
         empty = empty || region->extent[a] == 0;
@@ -16,7 +17,8 @@ bool fattn_region_is_empty(const fattn_region *region) {
     return empty;
 }
 
-bool fattn_region_span(const fattn_region *region, int64_t *bytes) {
+bool fattn_region_span(const fattn_region *region, int64_t *bytes)
+{
     if (fattn_region_is_empty(region)) {
         *bytes = 0;
         return true;
@@ -33,7 +35,8 @@ bool fattn_region_span(const fattn_region *region, int64_t *bytes) {
     return true;
 }
 
-static axes moving_axes(const fattn_region *region) {
+static axes moving_axes(const fattn_region *region)
+{
     axes sorted = {.run = region->run};
     for (int a = 0; a < 4; a++) {
         if (region->extent[a] < 2) {
@@ -50,7 +53,8 @@ static axes moving_axes(const fattn_region *region) {
     return sorted;
 }
 
-bool fattn_region_overlaps_itself(const fattn_region *region) {
+bool fattn_region_overlaps_itself(const fattn_region *region)
+{
     if (fattn_region_is_empty(region)) {
         return false;
     }
@@ -65,7 +69,8 @@ bool fattn_region_overlaps_itself(const fattn_region *region) {
     return false;
 }
 
-static int64_t greatest_common_divisor(int64_t a, int64_t b) {
+static int64_t greatest_common_divisor(int64_t a, int64_t b)
+{
     while (b) {
         const int64_t rest = a % b;
         a = b;
@@ -75,7 +80,8 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) {
 }
 
 /* Span of the box's `inner` innermost axes; *period is folded with the strides of the others. */
-static int64_t fold(const axes *box, int inner, int64_t *period) {
+static int64_t fold(const axes *box, int inner, int64_t *period)
+{
     int64_t span = box->run;
     for (int a = 0; a < inner; a++) {
         span += box->stride[a] * (box->extent[a] - 1);
@@ -91,7 +97,8 @@ static int64_t fold(const axes *box, int inner, int64_t *period) {
  * boxes can only meet where their runs meet modulo the period. One way of choosing the inner axes that
  * keeps the runs apart proves that no byte is shared.
  */
-bool fattn_regions_overlap(const fattn_region *a, const fattn_region *b) {
+bool fattn_regions_overlap(const fattn_region *a, const fattn_region *b)
+{
     if (fattn_region_is_empty(a) || fattn_region_is_empty(b)) {
         return false;
     }

@@ -17,16 +17,19 @@ static const fattn_backend *const backends[] = {
 #undef FATTN_BACKEND
 #define BACKEND_COUNT ((int)(sizeof backends / sizeof backends[0]))
 
-const fattn_backend *fattn_backend_at(int i) {
+const fattn_backend *fattn_backend_at(int i)
+{
     return i >= 0 && i < BACKEND_COUNT ? backends[i] : NULL;
 }
 
-const char *fattn_backend_name(int i) {
+const char *fattn_backend_name(int i)
+{
     const fattn_backend *const backend = fattn_backend_at(i);
     return backend ? backend->name : NULL;
 }
 
-static const fattn_backend *find(const char *name, size_t length) {
+static const fattn_backend *find(const char *name, size_t length)
+{
     for (int i = 0; i < BACKEND_COUNT; i++) {
         if (strlen(backends[i]->name) == length && memcmp(backends[i]->name, name, length) == 0) {
             return backends[i];
@@ -35,12 +38,14 @@ static const fattn_backend *find(const char *name, size_t length) {
     return NULL;
 }
 
-int fattn_device_count(const char *name) {
+int fattn_device_count(const char *name)
+{
     const fattn_backend *const backend = name ? find(name, strlen(name)) : NULL;
     return backend ? backend->count() : 0;
 }
 
-static fattn_status find_auto(const fattn_backend **backend, int *ordinal) {
+static fattn_status find_auto(const fattn_backend **backend, int *ordinal)
+{
     for (int i = 0; i < BACKEND_COUNT; i++) {
         if (!backends[i]->by_name && backends[i]->count() > 0) {
             *backend = backends[i];
@@ -52,17 +57,20 @@ static fattn_status find_auto(const fattn_backend **backend, int *ordinal) {
 }
 
 /* "a, b, c": what this build has. */
-static const char *list_names(char *text, size_t size) {
+static const char *list_names(char *text, size_t size)
+{
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < BACKEND_COUNT && used < size; i++) {
-        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "", backends[i]->name);
+        used +=
+            (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "", backends[i]->name);
     }
     return text;
 }
 
 /* The digits after "name:", below 10^6; -1 for anything else. */
-static int parse_ordinal(const char *digits) {
+static int parse_ordinal(const char *digits)
+{
     int value = 0;
     if (!*digits || strlen(digits) > 6) {
         return -1;
@@ -76,7 +84,8 @@ static int parse_ordinal(const char *digits) {
     return value;
 }
 
-fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal) {
+fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal)
+{
     const fattn_env *env = NULL;
     const fattn_status status = fattn_env_get(&env);
     if (status) {
@@ -94,13 +103,14 @@ fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend,
     const int number = spec[length] ? parse_ordinal(spec + length + 1) : 0;
     if (!found || number < 0) {
         char names[128];
-        return fattn_fail(FATTN_UNKNOWN_DEVICE, "%s is \"%.64s\": this build has auto, %s, each with an optional :number",
+        return fattn_fail(FATTN_UNKNOWN_DEVICE,
+                          "%s is \"%.64s\": this build has auto, %s, each with an optional :number",
                           source, spec, list_names(names, sizeof names));
     }
     const int count = found->count();
     if (number >= count) {
-        return fattn_fail(FATTN_NO_DEVICE, "%s is \"%.64s\": backend %s has %d device%s", source, spec, found->name,
-                          count, count == 1 ? "" : "s");
+        return fattn_fail(FATTN_NO_DEVICE, "%s is \"%.64s\": backend %s has %d device%s", source,
+                          spec, found->name, count, count == 1 ? "" : "s");
     }
     *backend = found;
     *ordinal = number;

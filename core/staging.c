@@ -24,23 +24,27 @@ typedef struct staging {
     int operand_count, range_count;
 } staging;
 
-static bool is_present(const fattn_operand *operand) {
+static bool is_present(const fattn_operand *operand)
+{
     return operand->region.base && !fattn_region_is_empty(&operand->region);
 }
 
-bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers) {
+bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers)
+{
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(&plan->problem, buffers, operands);
     bool reads = true;
     for (int i = 0; i < count; i++) {
         reads = reads && (!is_present(&operands[i]) ||
-                          plan->device->backend->reads(plan->device->impl, (const void *)operands[i].region.base));
+                          plan->device->backend->reads(plan->device->impl,
+                                                       (const void *)operands[i].region.base));
     }
     return reads;
 }
 
 /* Adds [first, end), swallowing the ranges that it touches. */
-static void add_range(staging *s, range added) {
+static void add_range(staging *s, range added)
+{
     int kept = 0;
     for (int i = 0; i < s->range_count; i++) {
         const range r = s->ranges[i];
@@ -56,7 +60,8 @@ static void add_range(staging *s, range added) {
     s->range_count = kept + 1;
 }
 
-static void find_ranges(staging *s, const fattn_buffers *buffers) {
+static void find_ranges(staging *s, const fattn_buffers *buffers)
+{
     s->operand_count = fattn_operands(&s->plan->problem, buffers, s->operands);
     s->range_count = 0;
     for (int i = 0; i < s->operand_count; i++) {
@@ -71,7 +76,8 @@ static void find_ranges(staging *s, const fattn_buffers *buffers) {
 }
 
 /* Keeps each operand's place modulo the alignment, which is what its promised alignment rests on. */
-static fattn_status copy_in(staging *s, fattn_stream stream) {
+static fattn_status copy_in(staging *s, fattn_stream stream)
+{
     const fattn_backend *const backend = s->plan->device->backend;
     void *const impl = s->plan->device->impl;
     for (int i = 0; i < s->range_count; i++) {
@@ -93,7 +99,8 @@ static fattn_status copy_in(staging *s, fattn_stream stream) {
 }
 
 /* The caller's buffers with every pointer moved to its copy. */
-static fattn_buffers moved_buffers(const staging *s, const fattn_buffers *buffers) {
+static fattn_buffers moved_buffers(const staging *s, const fattn_buffers *buffers)
+{
     fattn_buffers moved = *buffers;
     for (int i = 0; i < s->operand_count; i++) {
         const uintptr_t base = s->operands[i].region.base;
@@ -107,13 +114,15 @@ static fattn_buffers moved_buffers(const staging *s, const fattn_buffers *buffer
     return moved;
 }
 
-static fattn_status copy_out(const staging *s, fattn_stream stream) {
+static fattn_status copy_out(const staging *s, fattn_stream stream)
+{
     const fattn_backend *const backend = s->plan->device->backend;
     void *const impl = s->plan->device->impl;
     for (int i = 0; i < s->range_count; i++) {
         const range *const r = &s->ranges[i];
         const fattn_status status =
-            r->written ? backend->copy(impl, (void *)r->first, r->device, r->end - r->first, stream) : FATTN_OK;
+            r->written ? backend->copy(impl, (void *)r->first, r->device, r->end - r->first, stream)
+                       : FATTN_OK;
         if (status) {
             return status;
         }
@@ -121,7 +130,8 @@ static fattn_status copy_out(const staging *s, fattn_stream stream) {
     return backend->stream_synchronize(impl, stream);
 }
 
-static void release(staging *s) {
+static void release(staging *s)
+{
     for (int i = 0; i < s->range_count; i++) {
         if (s->ranges[i].device) {
             char *const memory = s->ranges[i].device - s->ranges[i].first % FATTN_MEMORY_ALIGNMENT;
@@ -130,7 +140,9 @@ static void release(staging *s) {
     }
 }
 
-fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers, fattn_stream stream) {
+fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers,
+                                   fattn_stream stream)
+{
     staging s = {.plan = plan};
     find_ranges(&s, buffers);
     fattn_status status = copy_in(&s, stream);

@@ -15,7 +15,8 @@ typedef struct census {
     double least, greatest; /* of the finite values */
 } census;
 
-static void count_run(census *c, const char *elements, int64_t bytes, fattn_dtype dtype) {
+static void count_run(census *c, const char *elements, int64_t bytes, fattn_dtype dtype)
+{
     const int64_t size = fattn_dtype_size(dtype);
     for (int64_t at = 0; at < bytes; at += size) {
         const double x = fattn_dtype_load(dtype, elements + at, 0);
@@ -30,13 +31,16 @@ static void count_run(census *c, const char *elements, int64_t bytes, fattn_dtyp
     }
 }
 
-static census take_census(const fattn_region *r, const char *first, fattn_dtype dtype) {
+static census take_census(const fattn_region *r, const char *first, fattn_dtype dtype)
+{
     census c = {.least = INFINITY, .greatest = -INFINITY};
     for (int64_t x = 0; x < r->extent[0]; x++) {
         for (int64_t y = 0; y < r->extent[1]; y++) {
             for (int64_t z = 0; z < r->extent[2]; z++) {
                 for (int64_t w = 0; w < r->extent[3]; w++) {
-                    count_run(&c, first + x * r->stride[0] + y * r->stride[1] + z * r->stride[2] + w * r->stride[3],
+                    count_run(&c,
+                              first + x * r->stride[0] + y * r->stride[1] + z * r->stride[2] +
+                                  w * r->stride[3],
                               r->run, dtype);
                 }
             }
@@ -46,7 +50,9 @@ static census take_census(const fattn_region *r, const char *first, fattn_dtype 
 }
 
 /* Reads the operand where it is, or through a copy of its span on the host. */
-static fattn_status log_operand(const fattn_plan *plan, const fattn_operand *operand, fattn_stream stream) {
+static fattn_status log_operand(const fattn_plan *plan, const fattn_operand *operand,
+                                fattn_stream stream)
+{
     const fattn_backend *const backend = plan->device->backend;
     const char *first = (const char *)operand->region.base;
     int64_t bytes = 0;
@@ -63,20 +69,24 @@ static fattn_status log_operand(const fattn_plan *plan, const fattn_operand *ope
     }
     if (!status) {
         const census c = take_census(&operand->region, first, operand->dtype);
-        fattn_log("tensor %s %s: %lld elements, %lld NaN, %lld Inf, %lld zero, finite in %g..%g", operand->name,
-                  fattn_dtype_name(operand->dtype), (long long)c.count, (long long)c.nans, (long long)c.infinities,
-                  (long long)c.zeros, c.least, c.greatest);
+        fattn_log("tensor %s %s: %lld elements, %lld NaN, %lld Inf, %lld zero, finite in %g..%g",
+                  operand->name, fattn_dtype_name(operand->dtype), (long long)c.count,
+                  (long long)c.nans, (long long)c.infinities, (long long)c.zeros, c.least,
+                  c.greatest);
     }
     fattn_memory_free(copy);
     return status;
 }
 
-fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers *buffers, fattn_stream stream) {
+fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers *buffers,
+                                    fattn_stream stream)
+{
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(&plan->problem, buffers, operands);
     fattn_status status = plan->device->backend->stream_synchronize(plan->device->impl, stream);
     for (int i = 0; !status && i < count; i++) {
-        if (operands[i].dtype && operands[i].region.base && !fattn_region_is_empty(&operands[i].region)) {
+        if (operands[i].dtype && operands[i].region.base &&
+            !fattn_region_is_empty(&operands[i].region)) {
             status = log_operand(plan, &operands[i], stream);
         }
     }

@@ -28,7 +28,8 @@ static const struct {
     {FATTN_BAD_ENVIRONMENT, "FATTN_BAD_ENVIRONMENT"},
 };
 
-const char *fattn_status_string(fattn_status status) {
+const char *fattn_status_string(fattn_status status)
+{
     for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
         if (statuses[i].status == status) {
             return statuses[i].name;
@@ -37,15 +38,12 @@ const char *fattn_status_string(fattn_status status) {
     return "unknown fattn_status";
 }
 
-const char *fattn_last_reason(void) {
-    return reason;
-}
+const char *fattn_last_reason(void) { return reason; }
 
-const char *fattn_version(void) {
-    return FATTN_VERSION_STRING;
-}
+const char *fattn_version(void) { return FATTN_VERSION_STRING; }
 
-fattn_status fattn_fail(fattn_status status, const char *format, ...) {
+fattn_status fattn_fail(fattn_status status, const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(reason, sizeof reason, format, arguments);
@@ -53,6 +51,8 @@ fattn_status fattn_fail(fattn_status status, const char *format, ...) {
     return status;
 }
 
-fattn_status fattn_fail_memory(int64_t bytes, const char *what) {
-    return fattn_fail(FATTN_OUT_OF_MEMORY, "no memory for %lld bytes of %s", (long long)bytes, what);
+fattn_status fattn_fail_memory(int64_t bytes, const char *what)
+{
+    return fattn_fail(FATTN_OUT_OF_MEMORY, "no memory for %lld bytes of %s", (long long)bytes,
+                      what);
 }

@@ -4,22 +4,21 @@
 #include "core/io_model.h"
 #include "core/status.h"
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return a / b + (a % b != 0);
-}
+static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* The tile that moves the fewest bytes among those that fit fast memory; the smallest where none does. */
-static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits, const fattn_kernel *kernel) {
+static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits,
+                            const fattn_kernel *kernel)
+{
     fattn_tile best = kernel->tiles[0];
     int64_t best_bytes = kernel->fast_bytes(problem, best);
     double best_traffic = fattn_io_plan_bytes(problem, best.br, best.bc, kernel->packs_groups);
     for (const fattn_tile *tile = kernel->tiles + 1; tile->br; tile++) {
         const int64_t bytes = kernel->fast_bytes(problem, *tile);
-        const double traffic = fattn_io_plan_bytes(problem, tile->br, tile->bc, kernel->packs_groups);
+        const double traffic =
+            fattn_io_plan_bytes(problem, tile->br, tile->bc, kernel->packs_groups);
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;
         if (fits ? !best_fits || traffic < best_traffic : !best_fits && bytes < best_bytes) {
@@ -31,7 +30,8 @@ static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *li
     return best;
 }
 
-static bool menu_has(const fattn_tile *menu, fattn_tile wanted) {
+static bool menu_has(const fattn_tile *menu, fattn_tile wanted)
+{
     while (menu->br && (menu->br != wanted.br || menu->bc != wanted.bc)) {
         menu++;
     }
@@ -39,16 +39,20 @@ static bool menu_has(const fattn_tile *menu, fattn_tile wanted) {
 }
 
 /* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for itself. */
-static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel, const fattn_problem *problem,
-                           const fattn_tiling *tiling) {
+static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
+                           const fattn_problem *problem, const fattn_tiling *tiling)
+{
     if (!kernel->splits_keys || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
     }
-    return smaller(ceil_div(limits->parallelism, tiling->items), problem->seqlen_k / limits->split_keys);
+    return smaller(ceil_div(limits->parallelism, tiling->items),
+                   problem->seqlen_k / limits->split_keys);
 }
 
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
-                                 const fattn_kernel *kernel, const fattn_wish *wish, fattn_tiling *tiling) {
+                                 const fattn_kernel *kernel, const fattn_wish *wish,
+                                 fattn_tiling *tiling)
+{
     if (wish->tile.br && !menu_has(kernel->tiles, wish->tile)) {
         return fattn_fail(FATTN_UNSUPPORTED, "kernel %s has no tile %lld,%lld", kernel->name,
                           (long long)wish->tile.br, (long long)wish->tile.bc);
@@ -71,7 +75,8 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
 
     t.workspace = overflow ? -1 : kernel->workspace(problem, &t);
     if (t.workspace < 0) {
-        return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits", kernel->name);
+        return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits",
+                          kernel->name);
     }
     t.traffic = fattn_io_plan_bytes(problem, t.br, t.bc, kernel->packs_groups);
     *tiling = t;

@@ -25,6 +25,7 @@ typedef struct fattn_wish {
 
 /* FATTN_UNSUPPORTED when the menu lacks the wished tile, FATTN_OVERFLOW when a size passes 2^63. */
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
-                                 const fattn_kernel *kernel, const fattn_wish *wish, fattn_tiling *tiling);
+                                 const fattn_kernel *kernel, const fattn_wish *wish,
+                                 fattn_tiling *tiling);
 
 #endif

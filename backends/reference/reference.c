@@ -13,12 +13,14 @@
 /* The oracle holds a row of scores at a time and has no tiles: one block is the whole matrix. */
 static const fattn_tile whole[] = {{INT64_C(1) << 31, INT64_C(1) << 31}, {0, 0}};
 
-static int64_t no_fast_bytes(const fattn_problem *problem, fattn_tile tile) {
+static int64_t no_fast_bytes(const fattn_problem *problem, fattn_tile tile)
+{
     (void)problem, (void)tile;
     return 0;
 }
 
-static int64_t no_workspace(const fattn_problem *problem, const fattn_tiling *tiling) {
+static int64_t no_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
+{
     (void)problem, (void)tiling;
     return 0;
 }
@@ -31,8 +33,8 @@ typedef struct row {
 static const row rows[] = {
     {{.name = "naive",
       .ops = FATTN_OP_BIT(FATTN_FORWARD) | FATTN_OP_BIT(FATTN_BACKWARD),
-      .dtypes = FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16) |
-                FATTN_DTYPE_BIT(FATTN_F64),
+      .dtypes = FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) |
+                FATTN_DTYPE_BIT(FATTN_BF16) | FATTN_DTYPE_BIT(FATTN_F64),
       .features = FATTN_FEATURES_ALL,
       .dim_max = 576,
       .tiles = whole,
@@ -42,69 +44,69 @@ static const row rows[] = {
 };
 #define ROW_COUNT ((int)(sizeof rows / sizeof rows[0]))
 
-static int count(void) {
-    return 1;
-}
+static int count(void) { return 1; }
 
-static fattn_status open(int ordinal, void **impl) {
+static fattn_status open(int ordinal, void **impl)
+{
     (void)ordinal;
     *impl = NULL;
     return FATTN_OK;
 }
 
-static void close(void *impl) {
-    (void)impl;
-}
+static void close(void *impl) { (void)impl; }
 
-static void describe(void *impl, fattn_device_info *info) {
+static void describe(void *impl, fattn_device_info *info)
+{
     (void)impl;
     strcpy(info->name, "double precision on one thread");
     strcpy(info->isa, "portable C");
     info->units = 1;
 }
 
-static void limits(void *impl, fattn_limits *limits) {
+static void limits(void *impl, fattn_limits *limits)
+{
     (void)impl;
     *limits = (fattn_limits){.fast_memory = 32768, .parallelism = 1, .split_keys = INT64_MAX};
 }
 
-static const fattn_kernel *kernel(void *impl, int i, const char **missing) {
+static const fattn_kernel *kernel(void *impl, int i, const char **missing)
+{
     (void)impl;
     *missing = NULL;
     return i >= 0 && i < ROW_COUNT ? &rows[i].kernel : NULL;
 }
 
 /* An oracle is not measured by its speed. */
-static const fattn_peak *peak(void *impl, int i) {
+static const fattn_peak *peak(void *impl, int i)
+{
     (void)impl, (void)i;
     return NULL;
 }
 
-static fattn_status plan(fattn_plan *made) {
+static fattn_status plan(fattn_plan *made)
+{
     (void)made;
     return FATTN_OK;
 }
 
 static fattn_status run(const fattn_plan *made, const fattn_buffers *buffers, void *workspace,
-                        fattn_stream stream) {
+                        fattn_stream stream)
+{
     (void)workspace;
     const row *const chosen = (const row *)made->kernel; /* the kernel is the row's first member */
     const fattn_status status = fattn_host_stream_check(stream);
     return status ? status : chosen->run(&made->problem, buffers);
 }
 
-static void release(fattn_plan *made) {
-    (void)made;
-}
+static void release(fattn_plan *made) { (void)made; }
 
 /* --- Merge and dropout in double precision -------------------------------------------------------- */
 
 /* Weight of a state: exp(lse - max), 0 for the empty state, which is never read. */
-static double weight(double lse, double max) {
-    return lse == -INFINITY ? 0 : exp(lse - max);
-}
+static double weight(double lse, double max) { return lse == -INFINITY ? 0 : exp(lse - max); }
 
-static void merge_row(const fattn_merge_args *a, int64_t b, int64_t h, int64_t i) {
+static void merge_row(const fattn_merge_args *a, int64_t b, int64_t h, int64_t i)
+{
     const int64_t at = (b * a->heads + h) * a->seqlen + i;
     const double lse1 = a->lse1[at];
     const double lse2 = a->lse2[at];
@@ -112,8 +114,10 @@ static void merge_row(const fattn_merge_args *a, int64_t b, int64_t h, int64_t i
     const double w1 = weight(lse1, max);
     const double w2 = weight(lse2, max);
     const double sum = w1 + w2;
-    const float *const o1 = a->o1 + b * a->o1_stride.batch + i * a->o1_stride.seq + h * a->o1_stride.head;
-    const float *const o2 = a->o2 + b * a->o2_stride.batch + i * a->o2_stride.seq + h * a->o2_stride.head;
+    const float *const o1 =
+        a->o1 + b * a->o1_stride.batch + i * a->o1_stride.seq + h * a->o1_stride.head;
+    const float *const o2 =
+        a->o2 + b * a->o2_stride.batch + i * a->o2_stride.seq + h * a->o2_stride.head;
     float *const o = a->o + b * a->o_stride.batch + i * a->o_stride.seq + h * a->o_stride.head;
     for (int64_t c = 0; c < a->dim_v; c++) {
         const double part1 = lse1 == -INFINITY ? 0 : w1 * o1[c];
@@ -123,7 +127,8 @@ static void merge_row(const fattn_merge_args *a, int64_t b, int64_t h, int64_t i
     a->lse[at] = sum == 0 ? -INFINITY : (float)(max + log(sum));
 }
 
-static fattn_status merge(void *impl, const fattn_merge_args *a, fattn_stream stream) {
+static fattn_status merge(void *impl, const fattn_merge_args *a, fattn_stream stream)
+{
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
     for (int64_t b = 0; !status && b < a->batch; b++) {
@@ -136,7 +141,8 @@ static fattn_status merge(void *impl, const fattn_merge_args *a, fattn_stream st
     return status;
 }
 
-static fattn_status dropout_mask(void *impl, const fattn_dropout_args *a, fattn_stream stream) {
+static fattn_status dropout_mask(void *impl, const fattn_dropout_args *a, fattn_stream stream)
+{
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
     const int64_t threshold = fattn_naive_dropout_threshold(a->p);
@@ -147,8 +153,9 @@ static fattn_status dropout_mask(void *impl, const fattn_dropout_args *a, fattn_
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->seqlen_q; i++) {
                 for (int64_t j = 0; j < a->seqlen_k; j++) {
-                    *keep++ = fattn_naive_dropout(key, threshold, b + a->batch_offset, h + a->head_offset,
-                                                  i + a->q_offset, j + a->k_offset) != 0;
+                    *keep++ =
+                        fattn_naive_dropout(key, threshold, b + a->batch_offset, h + a->head_offset,
+                                            i + a->q_offset, j + a->k_offset) != 0;
                 }
             }
         }

@@ -68,20 +68,21 @@ typedef enum fattn_status {
 
     /* The request is wrong whatever the device. */
     FATTN_INVALID_ARGUMENT = 10, /* an unknown enum value or bit, or a number out of its range */
-    FATTN_INVALID_STRUCT = 11,   /* struct_size is 0, too small, or a larger struct has a tail in use */
-    FATTN_INVALID_SHAPE = 12,    /* a negative or inconsistent size */
-    FATTN_INVALID_STRIDE = 13,   /* a stride that the problem cannot have */
-    FATTN_NULL_POINTER = 14,     /* a required pointer is NULL */
-    FATTN_MISALIGNED = 15,       /* a pointer is less aligned than promised */
-    FATTN_OVERLAP = 16,          /* an output overlaps itself or another buffer */
-    FATTN_OVERFLOW = 17,         /* a size in bytes does not fit in 63 bits */
-    FATTN_INVALID_DATA = 18,     /* lengths, cu_seqlens or a block table contradict the problem */
+    FATTN_INVALID_STRUCT =
+        11, /* struct_size is 0, too small, or a larger struct has a tail in use */
+    FATTN_INVALID_SHAPE = 12,  /* a negative or inconsistent size */
+    FATTN_INVALID_STRIDE = 13, /* a stride that the problem cannot have */
+    FATTN_NULL_POINTER = 14,   /* a required pointer is NULL */
+    FATTN_MISALIGNED = 15,     /* a pointer is less aligned than promised */
+    FATTN_OVERLAP = 16,        /* an output overlaps itself or another buffer */
+    FATTN_OVERFLOW = 17,       /* a size in bytes does not fit in 63 bits */
+    FATTN_INVALID_DATA = 18,   /* lengths, cu_seqlens or a block table contradict the problem */
 
     /* The request is legal and this device, build or backend cannot honour it. */
     FATTN_UNSUPPORTED = 20,
 
     /* Devices. */
-    FATTN_NO_DEVICE = 30,     /* the backend is known, but no such device is present */
+    FATTN_NO_DEVICE = 30,      /* the backend is known, but no such device is present */
     FATTN_UNKNOWN_DEVICE = 31, /* the name is not a backend's */
 
     /* Resources. */
@@ -109,8 +110,9 @@ typedef enum fattn_dtype {
     FATTN_F32 = 1,
     FATTN_F16 = 2,
     FATTN_BF16 = 3,
-    FATTN_F64 = 4,  /* backend "reference" only; then lse, bias, sink, slopes and gradients are f64 */
-    FATTN_E4M3 = 5  /* reserved: fp8 inputs, not accepted by any backend yet */
+    FATTN_F64 =
+        4, /* backend "reference" only; then lse, bias, sink, slopes and gradients are f64 */
+    FATTN_E4M3 = 5 /* reserved: fp8 inputs, not accepted by any backend yet */
 } fattn_dtype;
 
 typedef enum fattn_op {
@@ -152,9 +154,11 @@ typedef enum fattn_anchor {
 #define FATTN_POSITIONS (UINT64_C(1) << 15)    /* q_offset(s), k_offset(s), whole_q, whole_k */
 #define FATTN_DLSE (UINT64_C(1) << 16)         /* dlse: lse has a gradient too (backward) */
 #define FATTN_ACCUMULATE (UINT64_C(1) << 17)   /* add to the gradients, which are then all f32 */
-#define FATTN_DETERMINISTIC (UINT64_C(1) << 18) /* backward bit-identical from run to run on GPUs too */
-#define FATTN_BATCH_INVARIANT (UINT64_C(1) << 19) /* a row's result depends on its own inputs only */
-#define FATTN_CHECKED (UINT64_C(1) << 20)      /* GPU: validate lengths and tables, synchronously */
+#define FATTN_DETERMINISTIC \
+    (UINT64_C(1) << 18) /* backward bit-identical from run to run on GPUs too */
+#define FATTN_BATCH_INVARIANT \
+    (UINT64_C(1) << 19)                   /* a row's result depends on its own inputs only */
+#define FATTN_CHECKED (UINT64_C(1) << 20) /* GPU: validate lengths and tables, synchronously */
 #define FATTN_FEATURES_ALL ((UINT64_C(1) << 21) - 1)
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
@@ -184,29 +188,31 @@ typedef struct fattn_strides {
 typedef struct fattn_problem {
     size_t struct_size; /* sizeof(fattn_problem); set by fattn_problem_init */
 
-    fattn_op op;            /* default FATTN_FORWARD */
-    fattn_dtype dtype;      /* of q, k, v, dq, dk, dv; default FATTN_F32 */
-    fattn_dtype dtype_o;    /* of o and dout: dtype or FATTN_F32; 0, the default, means dtype */
-    fattn_dtype dtype_bias; /* of bias: dtype or FATTN_F32; 0, the default, means FATTN_F32 (or F64) */
-    fattn_layout layout;    /* default FATTN_BSHD */
-    fattn_anchor anchor;    /* default FATTN_BOTTOM_RIGHT */
-    uint64_t features;      /* FATTN_CAUSAL | ...; default 0 */
-    uint32_t outputs;       /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
-    uint32_t reserved;      /* 0 */
+    fattn_op op;         /* default FATTN_FORWARD */
+    fattn_dtype dtype;   /* of q, k, v, dq, dk, dv; default FATTN_F32 */
+    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; 0, the default, means dtype */
+    fattn_dtype
+        dtype_bias;      /* of bias: dtype or FATTN_F32; 0, the default, means FATTN_F32 (or F64) */
+    fattn_layout layout; /* default FATTN_BSHD */
+    fattn_anchor anchor; /* default FATTN_BOTTOM_RIGHT */
+    uint64_t features;   /* FATTN_CAUSAL | ...; default 0 */
+    uint32_t outputs;    /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
+    uint32_t reserved;   /* 0 */
 
     int64_t batch;    /* B, default 1 */
     int64_t heads_q;  /* Hq, a multiple of heads_k, default 1 */
     int64_t heads_k;  /* Hk, default 1 */
     int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch (max_seqlen_q) */
-    int64_t seqlen_k; /* Sk; with cu_seqlens_k or paging the maximum over the batch (max_seqlen_k) */
-    int64_t dim;      /* D, 1..256 */
-    int64_t dim_v;    /* Dv, 1..256 */
-    int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
-    int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
+    int64_t
+        seqlen_k;    /* Sk; with cu_seqlens_k or paging the maximum over the batch (max_seqlen_k) */
+    int64_t dim;     /* D, 1..256 */
+    int64_t dim_v;   /* Dv, 1..256 */
+    int64_t total_q; /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
+    int64_t total_k; /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
 
-    int64_t page_size;          /* FATTN_PAGED: keys a page, >= 1 */
-    int64_t num_pages;          /* FATTN_PAGED: pages in k and in v */
-    int64_t max_pages;          /* FATTN_PAGED: columns of block_table; max_pages * page_size >= Sk */
+    int64_t page_size; /* FATTN_PAGED: keys a page, >= 1 */
+    int64_t num_pages; /* FATTN_PAGED: pages in k and in v */
+    int64_t max_pages; /* FATTN_PAGED: columns of block_table; max_pages * page_size >= Sk */
     int64_t block_table_stride; /* FATTN_PAGED: between rows of block_table; 0 means max_pages */
 
     /* Used under FATTN_STRIDED. dout, dq, dk, dv in backward only. */
@@ -216,21 +222,23 @@ typedef struct fattn_problem {
     double softcap;      /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
     double dropout_p;    /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
     int64_t window_left; /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
-    int64_t window_right; /* FATTN_WINDOW: keys kept to the right, -1 for all; causal sets it to 0 */
+    int64_t
+        window_right; /* FATTN_WINDOW: keys kept to the right, -1 for all; causal sets it to 0 */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. Local i and j. */
     int64_t bias_stride[4];
     int64_t mask_stride[4];
     int64_t block_mask_stride[4]; /* of (batch, head, i / block_m, j / block_n) */
-    int64_t dbias_stride[4];      /* FATTN_OUT_DBIAS: dbias is summed over the axes whose stride is 0 */
-    int64_t block_m, block_n;     /* FATTN_BLOCK_MASK: queries and keys a block, >= 1 */
-    int64_t alibi_batch_stride;   /* FATTN_ALIBI: 0 for slopes (Hq), Hq or more for (B, Hq) */
+    int64_t dbias_stride[4];  /* FATTN_OUT_DBIAS: dbias is summed over the axes whose stride is 0 */
+    int64_t block_m, block_n; /* FATTN_BLOCK_MASK: queries and keys a block, >= 1 */
+    int64_t alibi_batch_stride; /* FATTN_ALIBI: 0 for slopes (Hq), Hq or more for (B, Hq) */
 
     /* Global index of the first local batch entry and query head: dropout is the same whether a
      * problem runs whole or split over devices. */
     int64_t batch_offset, head_offset;
 
-    int64_t pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many bytes;
+    int64_t
+        pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many bytes;
                                 * a power of two, default 16 */
 } fattn_problem;
 
@@ -264,7 +272,8 @@ typedef struct fattn_buffers {
     const void *alibi_slopes;  /* f32 (Hq) or (B, Hq) */
     const void *sink;          /* f32 (Hq): logits of one more key whose value is 0 */
 
-    const int32_t *cu_seqlens_q; /* (B + 1): sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] */
+    const int32_t
+        *cu_seqlens_q; /* (B + 1): sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] */
     const int32_t *cu_seqlens_k; /* (B + 1) */
     const int32_t *seqused_q;    /* (B): only so many rows of sequence b exist */
     const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
@@ -336,8 +345,8 @@ FATTN_API fattn_status fattn_device_free(fattn_device *device, void *memory);
 
 /* Copies bytes; either side may be host or device memory. Ordered on the stream; host memory may be
  * used again after fattn_stream_synchronize(). */
-FATTN_API fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src, size_t bytes,
-                                         fattn_stream stream);
+FATTN_API fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src,
+                                         size_t bytes, fattn_stream stream);
 
 FATTN_API fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream);
 FATTN_API fattn_status fattn_stream_destroy(fattn_device *device, fattn_stream stream);
@@ -349,7 +358,8 @@ typedef struct fattn_event fattn_event;
 FATTN_API fattn_status fattn_event_create(fattn_device *device, fattn_event **event);
 FATTN_API void fattn_event_destroy(fattn_event *event);
 FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream stream);
-FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop, double *milliseconds);
+FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
+                                           double *milliseconds);
 
 /* ---------------------------------------------------------------------------------------------------
  * Plans
@@ -370,16 +380,16 @@ FATTN_API void fattn_plan_destroy(fattn_plan *plan);
 
 typedef struct fattn_plan_info {
     size_t struct_size;
-    char kernel[64];             /* name of the kernel row */
-    int64_t br, bc;              /* tile: queries, keys */
-    int64_t splits;              /* how many parts the keys of a row are cut into */
-    int64_t work_items;          /* independent pieces of work */
-    int64_t workspace_bytes;     /* what fattn_execute() needs */
-    double predicted_bytes;      /* slow-memory traffic of this plan */
-    double standard_bytes;       /* of standard attention, which materialises the score matrix */
-    double lower_bound_bytes;    /* every input read once, every output written once */
-    double flops;                /* multiplications and additions of the matrix products */
-    double effective_dropout;    /* the dropout probability after rounding, 0 without dropout */
+    char kernel[64];          /* name of the kernel row */
+    int64_t br, bc;           /* tile: queries, keys */
+    int64_t splits;           /* how many parts the keys of a row are cut into */
+    int64_t work_items;       /* independent pieces of work */
+    int64_t workspace_bytes;  /* what fattn_execute() needs */
+    double predicted_bytes;   /* slow-memory traffic of this plan */
+    double standard_bytes;    /* of standard attention, which materialises the score matrix */
+    double lower_bound_bytes; /* every input read once, every output written once */
+    double flops;             /* multiplications and additions of the matrix products */
+    double effective_dropout; /* the dropout probability after rounding, 0 without dropout */
 } fattn_plan_info;
 
 /* Describes a plan; info->struct_size must be set by the caller. */
@@ -432,7 +442,8 @@ typedef struct fattn_merge_args {
  * o = (w1 o1 + w2 o2) / (w1 + w2). A state with lse = -inf is not read and is the identity; two empty
  * states give the empty state. Commutative exactly, associative up to rounding.
  */
-FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream);
+FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args,
+                                   fattn_stream stream);
 
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {

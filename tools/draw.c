@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/dtype.h"
+#include "core/kernel.h"
 #include "core/status.h"
 
 /* ---------------------------------------------------------------------------------------------------
@@ -64,38 +65,15 @@ const char *const draw_family_names[DRAW_FAMILIES] = {
     "negative", "sorted",  "denormal", "massive",  "wild",
 };
 
-/* What a feature is called, and whether only one op has it (0: both do). */
-static const struct {
-    const char *name;
-    fattn_op only;
-} features[] = {
-    {"causal", 0},
-    {"window", 0},
-    {"scale", 0},
-    {"softcap", 0},
-    {"bias", 0},
-    {"alibi", 0},
-    {"mask", 0},
-    {"block_mask", 0},
-    {"sink", 0},
-    {"dropout", 0},
-    {"cu_seqlens_q", 0},
-    {"cu_seqlens_k", 0},
-    {"seqused_q", 0},
-    {"seqused_k", 0},
-    {"paged", FATTN_FORWARD},
-    {"positions", 0},
-    {"dlse", FATTN_BACKWARD},
-    {"accumulate", FATTN_BACKWARD},
-    {"deterministic", 0},
-    {"batch_invariant", FATTN_FORWARD},
-    {"checked", 0},
-};
-enum { FEATURES = sizeof features / sizeof *features };
+enum { FEATURES = 21 };
+_Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURES) - 1, "every feature is drawn");
 
-const char *draw_feature_name(int bit) { return bit < FEATURES ? features[bit].name : NULL; }
-
-fattn_op draw_feature_op(int bit) { return features[bit].only; }
+uint64_t draw_features_of(fattn_op op)
+{
+    const uint64_t forward_alone = FATTN_PAGED | FATTN_BATCH_INVARIANT;
+    const uint64_t backward_alone = FATTN_DLSE | FATTN_ACCUMULATE;
+    return FATTN_FEATURES_ALL & ~(op == FATTN_FORWARD ? backward_alone : forward_alone);
+}
 
 /* ---------------------------------------------------------------------------------------------------
  * Problems
@@ -189,11 +167,9 @@ static uint64_t draw_features(fattn_op op, draw_rng *rng)
     uint64_t drawn = 0;
     for (int bit = 0; bit < FEATURES; bit++) {
         const bool on = draw_chance(rng, 4) && (!thin || draw_chance(rng, 4));
-        if (on && (features[bit].only == 0 || features[bit].only == op)) {
-            drawn |= UINT64_C(1) << bit;
-        }
+        drawn |= on ? UINT64_C(1) << bit : 0;
     }
-    return drawn;
+    return drawn & draw_features_of(op);
 }
 
 static uint32_t draw_outputs(const fattn_problem *p, draw_rng *rng)
@@ -406,7 +382,7 @@ static void say_features(words *w, const fattn_problem *p)
         if (!(p->features >> bit & 1)) {
             continue;
         }
-        say(w, " %s", features[bit].name);
+        say(w, " %s", fattn_feature_name(bit));
         switch (UINT64_C(1) << bit) {
         case FATTN_WINDOW:
             say(w, "(%lld,%lld)", (long long)p->window_left, (long long)p->window_right);

@@ -186,9 +186,7 @@ const char *draw_name(draw_id id);
 /* The case in words, cut to size. */
 void draw_describe(const draw_case *c, char *text, size_t size);
 
-/* "causal", "window" ...: the name of bit n of problem.features, NULL past the last; and the only op
- * that has it, 0 when both do. */
-const char *draw_feature_name(int bit);
-fattn_op draw_feature_op(int bit);
+/* The features that problems of an op may have. */
+uint64_t draw_features_of(fattn_op op);
 
 #endif

@@ -589,7 +589,7 @@ static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int6
     clear(w->o_abs, p->dim_v);
     for (int64_t j = 0; j < keys; j++) {
         if (s->keep[j] == 0) continue;
-        const double zp = s->z[j] * exp(w->x[j] - r->lse[row]);
+        const double zp = s->z[j] * (exp(w->x[j] - m) / l); /* exact where lse swallows ln(l) */
         add(zp, zp, s->v + j * p->dim_v, p->dim_v, o, w->o_abs);
         grow(&r->x_max[slice], w->x[j]);
     }

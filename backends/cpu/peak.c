@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One worker's share of measuring a peak; see peak.h.
+ *
+ * Loops run in slices so short that most of them are not interrupted, and the median slice counts.
+ * Each slice of arithmetic lies between two of the clock, whose faster one is taken to be its clock.
+ */
+#define _POSIX_C_SOURCE 200809L
+
+#include "backends/cpu/peak.h"
+
+#include <time.h>
+
+enum {
+    SLICES = 9,
+    CHAIN_ADDS = 1 << 17,         /* 40 microseconds at 3 GHz */
+    SLICE_INSTRUCTIONS = 1 << 19, /* 90 microseconds at 3 GHz and two a cycle */
+    READ_MIN = 8 << 20            /* bytes that a measurement of bandwidth reads at least */
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* n additions, n a multiple of 16, each of which waits for the one before. The empty assembly hides
+ * what is known about x, or the compiler would multiply. Both operands are registers: additions of
+ * constants cost nothing on some processors. */
+static uint64_t chain(int64_t n, uint64_t x, uint64_t y)
+{
+#define ADD \
+    x += y; \
+    __asm__ volatile("" : "+r"(x), "+r"(y));
+    for (; n > 0; n -= 16) {
+        ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD
+    }
+#undef ADD
+    return x;
+}
+
+static double median(double *x, int n)
+{
+    for (int i = 1; i < n; i++) {
+        const double y = x[i];
+        int at = i;
+        for (; at > 0 && x[at - 1] > y; at--) {
+            x[at] = x[at - 1];
+        }
+        x[at] = y;
+    }
+    return x[n / 2];
+}
+
+/* Results go here, so that no loop is without effect. */
+static volatile uint64_t sink_word;
+static volatile float sink_float;
+
+static double time_clock(void)
+{
+    const double start = now();
+    sink_word = chain(CHAIN_ADDS, 1, 3);
+    return CHAIN_ADDS / (now() - start);
+}
+
+static void measure_compute(const fattn_cpu_peak *peak, fattn_peak_reading *reading)
+{
+    const int64_t rounds = SLICE_INSTRUCTIONS / peak->instructions;
+    const double instructions = (double)rounds * peak->instructions;
+    double rate[SLICES], clock[SLICES], issue[SLICES];
+
+    sink_float = peak->compute(rounds, 0.999f, 0.001f); /* wakes the vector units */
+    double before = time_clock();
+    for (int i = 0; i < SLICES; i++) {
+        const double start = now();
+        sink_float = peak->compute(rounds, 0.999f, 0.001f);
+        const double stop = now(), after = time_clock();
+        clock[i] = after > before ? after : before;
+        rate[i] = instructions / (stop - start);
+        issue[i] = rate[i] / clock[i];
+        before = after;
+    }
+    reading->issue = median(issue, SLICES);
+    reading->clock = median(clock, SLICES);
+    reading->rate = median(rate, SLICES) * peak->row.lanes * peak->row.flops;
+}
+
+/* Each worker reads its part of the data over and over; once before time counts, as a kernel that is
+ * timed has run before. */
+static void measure_read(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
+                         int64_t bytes, fattn_peak_reading *reading)
+{
+    const int64_t part = bytes / workers / 256 * 256;
+    const char *const from = (const char *)data + part * worker;
+    const int64_t passes = part ? READ_MIN / workers / part + 1 : 0;
+
+    sink_word = peak->read(from, part);
+    const double start = now();
+    for (int64_t i = 0; i < passes; i++) {
+        sink_word = peak->read(from, part);
+    }
+    const double seconds = now() - start;
+    *reading = (fattn_peak_reading){.rate = passes ? (double)part * (double)passes / seconds : 0};
+}
+
+void fattn_cpu_peak_work(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
+                         int64_t bytes, fattn_peak_reading *reading)
+{
+    if (peak->row.reads_memory) {
+        measure_read(peak, worker, workers, data, bytes, reading);
+    } else {
+        measure_compute(peak, reading);
+    }
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CPU's peak loops (core/peak.h). Each instruction set compiles its own (peak.inl) and lists them
+ * in its table; one worker's share of a measurement is here, cpu.c starts the workers and adds up.
+ */
+#ifndef FATTN_CPU_PEAK_H
+#define FATTN_CPU_PEAK_H
+
+#include "core/peak.h"
+
+typedef struct fattn_cpu_peak {
+    fattn_peak row;   /* .measure is fattn_cpu_peak_measure */
+    int instructions; /* arithmetic instructions of a round */
+
+    /* One of the two. Results are returned so that the work cannot be left out. */
+    float (*compute)(int64_t rounds, float factor, float summand);
+    uint32_t (*read)(const void *data, int64_t bytes);
+} fattn_cpu_peak;
+
+/* What worker number `worker` of `workers` reaches while the others do the same. */
+void fattn_cpu_peak_work(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
+                         int64_t bytes, fattn_peak_reading *reading);
+
+/* Runs fattn_cpu_peak_work on all workers of the device; defined where threads are. */
+fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *peak, const void *data,
+                                    int64_t bytes, fattn_peak_reading *reading);
+
+#endif

@@ -5,7 +5,6 @@
 #define _POSIX_C_SOURCE 200809L /* SIGXFSZ */
 
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -40,38 +39,6 @@ static void print_help(FILE *out)
                  "  1  a check or a benchmark found a failure\n"
                  "  2  wrong options or input files\n"
                  "  3  the device or the library failed\n");
-}
-
-int tool_usage(const char *command, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "fattn %s: ", command);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-    return TOOL_USAGE;
-}
-
-int tool_failure(fattn_status status)
-{
-    fprintf(stderr, "fattn: %s: %s\n", fattn_status_string(status), fattn_last_reason());
-    return TOOL_LIBRARY;
-}
-
-void tool_json_string(const char *text)
-{
-    putchar('"');
-    for (const char *c = text; *c; c++) {
-        if (*c == '"' || *c == '\\') {
-            printf("\\%c", *c);
-        } else if ((unsigned char)*c < 0x20) {
-            printf("\\u%04x", (unsigned char)*c);
-        } else {
-            putchar(*c);
-        }
-    }
-    putchar('"');
 }
 
 static int dispatch(int argc, char **argv)

@@ -194,9 +194,9 @@ static bool consistent(const job *j)
         bool present;
         const char *needs;
     } rules[] = {
-        {true, "fattn run", j->in_path[IN_Q] && j->in_path[IN_K] && j->in_path[IN_V],
+        {true, "this command", j->in_path[IN_Q] && j->in_path[IN_K] && j->in_path[IN_V],
          "--q, --k and --v"},
-        {!j->backward, "fattn run", j->out_path[OUT_O] || j->out_path[OUT_LSE], "--o or --lse"},
+        {!j->backward, "this command", j->out_path[OUT_O] || j->out_path[OUT_LSE], "--o or --lse"},
         {j->backward, "--backward", j->in_path[IN_DO], "--do"},
         {j->backward, "--backward",
          j->out_path[OUT_DQ] || j->out_path[OUT_DK] || j->out_path[OUT_DV] ||

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `fattn info`: the build, the machine, and what each kernel takes. The support matrix is read from the
+ * kernel tables, so it cannot disagree with what runs.
+ */
+#define _DEFAULT_SOURCE /* the cache sizes of sysconf */
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/backend.h"
+#include "core/dtype.h"
+#include "tools/options.h"
+#include "tools/tool.h"
+
+/* ---------------------------------------------------------------------------------------------------
+ * Facts
+ * ------------------------------------------------------------------------------------------------- */
+
+#if defined(__clang__)
+static const char compiler[] = "clang " __clang_version__;
+#elif defined(__GNUC__)
+static const char compiler[] = "gcc " __VERSION__;
+#else
+static const char compiler[] = "unknown";
+#endif
+
+#ifdef __OPTIMIZE__
+static const bool optimised = true;
+#else
+static const bool optimised = false;
+#endif
+
+#ifdef NDEBUG
+static const bool assertions = false;
+#else
+static const bool assertions = true;
+#endif
+
+#ifdef _OPENMP
+static const int openmp = _OPENMP; /* the month of its specification, 201511 */
+#else
+static const int openmp = 0;
+#endif
+
+enum { CACHES = 3 };
+static const char *const cache_names[CACHES] = {"L1d", "L2", "L3"};
+
+/* Bytes of a cache of this machine, 0 when unknown. */
+static int64_t cache_bytes(int i)
+{
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    static const int names[CACHES] = {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE,
+                                      _SC_LEVEL3_CACHE_SIZE};
+    const long bytes = sysconf(names[i]);
+    return bytes > 0 ? bytes : 0;
+#else
+    (void)i;
+    return 0;
+#endif
+}
+
+static const char *const op_names[] = {[FATTN_FORWARD] = "forward", [FATTN_BACKWARD] = "backward"};
+
+static const char *op_name(int bit)
+{
+    return bit >= FATTN_FORWARD && bit <= FATTN_BACKWARD ? op_names[bit] : NULL;
+}
+
+static const char *dtype_name(int bit)
+{
+    return bit >= FATTN_F32 && bit <= FATTN_E4M3 ? fattn_dtype_name((fattn_dtype)bit) : NULL;
+}
+
+/* Opens device number ordinal of a backend and asks about it. */
+static fattn_status open_device(const fattn_backend *backend, int ordinal, fattn_device **device,
+                                fattn_device_info *info)
+{
+    char spec[64];
+    snprintf(spec, sizeof spec, "%s:%d", backend->name, ordinal);
+    fattn_status status = fattn_device_open(spec, device);
+    if (status == FATTN_OK) {
+        *info = (fattn_device_info){.struct_size = sizeof *info};
+        status = fattn_device_get_info(*device, info);
+    }
+    if (status != FATTN_OK) {
+        fattn_device_close(*device);
+        *device = NULL;
+    }
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Text
+ * ------------------------------------------------------------------------------------------------- */
+
+static void print_bytes(int64_t bytes)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    double x = (double)bytes;
+    for (; x >= 1024 && unit < 4; unit++) {
+        x /= 1024;
+    }
+    printf("%.4g %s", x, units[unit]);
+}
+
+static void text_build(void)
+{
+    printf("fattn     %s\n", fattn_version());
+    printf("build     %s, %s, assertions %s, ", compiler, optimised ? "optimised" : "not optimised",
+           assertions ? "on" : "off");
+    if (openmp) {
+        printf("OpenMP %d\n", openmp);
+    } else {
+        printf("no OpenMP\n");
+    }
+    printf("caches    ");
+    for (int i = 0; i < CACHES; i++) {
+        printf("%s%s ", i ? ", " : "", cache_names[i]);
+        if (cache_bytes(i)) {
+            print_bytes(cache_bytes(i));
+        } else {
+            printf("unknown");
+        }
+    }
+    printf("\n");
+}
+
+/* The names of the bits that are set, in columns of at least this width. */
+static void text_names(uint64_t bits, const char *(*name)(int bit), int width)
+{
+    int used = 0;
+    for (int bit = 0; bit < 64; bit++) {
+        if (bits >> bit & 1 && name(bit)) {
+            used += printf("%s%s", used ? " " : "", name(bit));
+        }
+    }
+    printf("%*s", used < width ? width - used : 0, "");
+}
+
+static void text_kernel(const fattn_kernel *row, const char *missing)
+{
+    printf("  %-24s ", row->name);
+    text_names(row->ops, op_name, 16);
+    printf(" ");
+    text_names(row->dtypes, dtype_name, 16);
+    printf(" %5" PRId64 "  ", row->dim_max);
+    if ((row->features & FATTN_FEATURES_ALL) == FATTN_FEATURES_ALL) {
+        printf("all");
+    } else if (__builtin_popcountll(row->features) > 10) {
+        printf("all but ");
+        text_names(FATTN_FEATURES_ALL & ~row->features, fattn_feature_name, 0);
+    } else {
+        text_names(row->features, fattn_feature_name, 0);
+    }
+    if (row->rows_max) {
+        printf("; at most %" PRId64 " rows a kv head", row->rows_max);
+    }
+    if (row->by_name) {
+        printf("; by name only");
+    }
+    if (missing) {
+        printf("; not here: needs %s", missing);
+    }
+    printf("\n");
+}
+
+static void text_device(const fattn_device *device, const fattn_device_info *info)
+{
+    printf("\ndevice    %s:%d  %s\n", info->backend, info->ordinal, info->name);
+    printf("          isa %s, %d %s, fast memory ", info->isa, info->units,
+           info->host_memory ? "threads" : "multiprocessors");
+    print_bytes(info->fast_memory);
+    if (info->total_memory) {
+        printf(", memory ");
+        print_bytes(info->total_memory);
+    }
+    printf("\n  %-24s %-16s %-16s %5s  %s\n", "kernel", "ops", "dtypes", "max D", "features");
+    const fattn_kernel *row;
+    const char *missing;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        text_kernel(row, missing);
+    }
+}
+
+static fattn_status text(void)
+{
+    const fattn_backend *backend;
+    text_build();
+    for (int b = 0; (backend = fattn_backend_at(b)); b++) {
+        const int count = backend->count();
+        if (count == 0) {
+            printf("\ndevice    %s: none present\n", backend->name);
+        }
+        for (int i = 0; i < count; i++) {
+            fattn_device *device;
+            fattn_device_info info;
+            const fattn_status status = open_device(backend, i, &device, &info);
+            if (status != FATTN_OK) {
+                return status;
+            }
+            text_device(device, &info);
+            fattn_device_close(device);
+        }
+    }
+    return FATTN_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * JSON
+ * ------------------------------------------------------------------------------------------------- */
+
+static void json_field(const char *name, const char *value)
+{
+    printf("\"%s\": ", name);
+    tool_json_string(value);
+}
+
+static const char *json_bool(bool x) { return x ? "true" : "false"; }
+
+static void json_names(const char *field, uint64_t bits, const char *(*name)(int bit))
+{
+    bool first = true;
+    printf(", \"%s\": [", field);
+    for (int bit = 0; bit < 64; bit++) {
+        if (bits >> bit & 1 && name(bit)) {
+            printf("%s\"%s\"", first ? "" : ", ", name(bit));
+            first = false;
+        }
+    }
+    printf("]");
+}
+
+static void json_kernel(const fattn_kernel *row, const char *missing)
+{
+    printf("{");
+    json_field("name", row->name);
+    json_names("ops", row->ops, op_name);
+    json_names("dtypes", row->dtypes, dtype_name);
+    json_names("features", row->features, fattn_feature_name);
+    printf(", \"dim_max\": %" PRId64 ", \"rows_max\": %" PRId64, row->dim_max, row->rows_max);
+    printf(", \"packs_groups\": %s, \"splits_keys\": %s, \"by_name\": %s",
+           json_bool(row->packs_groups), json_bool(row->splits_keys), json_bool(row->by_name));
+    printf(", \"tiles\": [");
+    for (const fattn_tile *tile = row->tiles; tile->br; tile++) {
+        printf("%s[%" PRId64 ", %" PRId64 "]", tile == row->tiles ? "" : ", ", tile->br, tile->bc);
+    }
+    printf("], ");
+    if (missing) {
+        json_field("missing", missing);
+    } else {
+        printf("\"missing\": null");
+    }
+    printf("}");
+}
+
+static void json_device(const fattn_device *device, const fattn_device_info *info)
+{
+    printf("{\"ordinal\": %d, ", info->ordinal);
+    json_field("name", info->name);
+    printf(", ");
+    json_field("isa", info->isa);
+    printf(", \"host_memory\": %s, \"units\": %d, \"fast_memory\": %" PRId64,
+           json_bool(info->host_memory), info->units, info->fast_memory);
+    printf(", \"total_memory\": %" PRId64 ", \"kernels\": [", info->total_memory);
+    const fattn_kernel *row;
+    const char *missing;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        printf("%s", i ? ", " : "");
+        json_kernel(row, missing);
+    }
+    printf("]}");
+}
+
+static fattn_status json(void)
+{
+    const fattn_backend *backend;
+    printf("{");
+    json_field("version", fattn_version());
+    printf(", \"build\": {");
+    json_field("compiler", compiler);
+    printf(", \"optimised\": %s, \"assertions\": %s, \"openmp\": %d}, \"caches\": {",
+           json_bool(optimised), json_bool(assertions), openmp);
+    for (int i = 0; i < CACHES; i++) {
+        printf("%s\"%s\": %" PRId64, i ? ", " : "", cache_names[i], cache_bytes(i));
+    }
+    printf("}, \"backends\": [");
+    for (int b = 0; (backend = fattn_backend_at(b)); b++) {
+        const int count = backend->count();
+        printf("%s{", b ? ", " : "");
+        json_field("name", backend->name);
+        printf(", \"by_name\": %s, \"devices\": [", json_bool(backend->by_name));
+        for (int i = 0; i < count; i++) {
+            fattn_device *device;
+            fattn_device_info info;
+            const fattn_status status = open_device(backend, i, &device, &info);
+            if (status != FATTN_OK) {
+                return status;
+            }
+            printf("%s", i ? ", " : "");
+            json_device(device, &info);
+            fattn_device_close(device);
+        }
+        printf("]}");
+    }
+    printf("]}\n");
+    return FATTN_OK;
+}
+
+int fattn_tool_info(int argc, char **argv)
+{
+    bool as_json = false;
+    const option table[] = {
+        {"json", "one JSON object instead of text", OPTION_SWITCH, .value = &as_json},
+        {.name = NULL},
+    };
+    const option_set set = {
+        "info", "The build, this machine's devices and caches, and what each kernel supports.",
+        table, NULL};
+    const int parsed = options_parse(&set, argc, argv);
+    if (parsed != 0) {
+        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    const fattn_status status = as_json ? json() : text();
+    return status == FATTN_OK ? TOOL_OK : tool_failure(status);
+}

@@ -119,9 +119,9 @@ FATTN_HD uint64_t fattn_pattern_round(uint64_t magnitude, int mant, int bias, in
         return fattn_shift_rne(((uint64_t)(exponent - 1) << mant) + significand, drop);
     }
     /* A subnormal of the new format: every exponent below 1 drops one bit more. The significand is
-     * below 2^(mant + 1), so shifts past mant + 2 leave less than half a unit. */
+     * below 2^(mant + 1), so shifts past mant + 1 leave less than half a unit. */
     const int shift = drop + 1 - exponent;
-    return shift > mant + 2 ? 0 : fattn_shift_rne(significand, shift);
+    return shift > mant + 1 ? 0 : fattn_shift_rne(significand, shift);
 }
 
 /*

@@ -226,7 +226,8 @@ static const specimen specimens[] = {
     {"shape-float", "where a comma should", SHAPE("(2.0,)"), .data = 8},
     {"shape-exponent", "where a comma should", SHAPE("(2e1,)"), .data = 8},
     {"shape-hex", "where a comma should", SHAPE("(0x2,)"), .data = 8},
-    {"shape-octal", "where the size of an axis", SHAPE("(02,)"), .data = 8},
+    {"shape-octal", "has \"02,), }\" at byte 51 where the size of an axis", SHAPE("(02,)"),
+     .data = 8},
     {"shape-plus", "where the size of an axis", SHAPE("(+2,)"), .data = 8},
     {"shape-word", "where the size of an axis", SHAPE("(True,)"), .data = 8},
     {"shape-spaced", "where a comma should", SHAPE("(1 2,)"), .data = 8},
@@ -939,8 +940,17 @@ static void test_memory(void)
  * Commands
  * ------------------------------------------------------------------------------------------------- */
 
+/* The descriptor that the next file opened will have. */
+static int next_descriptor(void)
+{
+    const int file = dup(STDOUT_FILENO);
+    close(file);
+    return file;
+}
+
 static int run_tests(const char *corpus)
 {
+    const int descriptor = next_descriptor();
     const char *const base = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/check_npy_XXXXXX", base ? base : "/tmp");
     need(mkdtemp(folder) != NULL, folder);
@@ -954,6 +964,7 @@ static int run_tests(const char *corpus)
     test_together();
     test_memory();
     ok(fattn_memory_alive() == 0, "no memory is left alive");
+    ok(next_descriptor() == descriptor, "no file is left open");
     ok(rmdir(folder) == 0, "no file is left behind");
     printf("1..%d\n", tests);
     return failures != 0;

@@ -12,9 +12,9 @@
  * Narrowing rounds once, to nearest with ties to even, subnormals included, whatever the source: an
  * f64 never passes through f32. What is too large becomes infinite, but e4m3 saturates: every value
  * beyond 448, infinities included, becomes +-448, as CUDA's __NV_SATFINITE does. Widening is exact.
- * A NaN stays a NaN, keeps its sign, and is quiet afterwards; as much of its payload as fits is kept
- * (bf16 to f32 keeps every bit, quiet or not). Integer arithmetic throughout, so neither the rounding
- * mode nor flush-to-zero changes a result.
+ * A NaN stays a NaN, keeps its sign, and is quiet afterwards; as much of its payload as fits is
+ * kept (bf16 to f32 keeps every bit, quiet or not). Integer arithmetic throughout, so neither the
+ * rounding mode nor flush-to-zero changes a result.
  */
 #ifndef FATTN_CORE_DTYPE_H
 #define FATTN_CORE_DTYPE_H
@@ -26,9 +26,9 @@
 #include "core/host_device.h"
 #include "fattn/fattn.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Names and sizes. Tables in the order of fattn_dtype, whose values start at 1.
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Bytes an element; 0 for a number that is no fattn_dtype. */
 static inline int64_t fattn_dtype_size(fattn_dtype dtype)
@@ -56,9 +56,9 @@ static inline bool fattn_dtype_from_name(const char *name, fattn_dtype *dtype)
     return false;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Bit patterns
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* A builtin belongs to no side of a GPU program; the C library's function belongs to the host. */
 #if defined(__GNUC__)
@@ -88,9 +88,9 @@ FATTN_HD uint64_t fattn_f64_bits(double x)
     return bits;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The one rounding step
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* x / 2^n to nearest, ties to even. 1 <= n <= 62 and x < 2^63, so that the sum cannot wrap. */
 FATTN_HD uint64_t fattn_shift_rne(uint64_t x, int n)
@@ -101,9 +101,9 @@ FATTN_HD uint64_t fattn_shift_rne(uint64_t x, int n)
 
 /*
  * Rounds a finite magnitude, given as the pattern of a format with `mant` mantissa bits and bias
- * `bias`, to a format with fewer mantissa bits and no larger bias. Its exponent field is taken to be
- * unbounded: the caller compares the code with its largest one. Patterns of one sign are ordered as
- * their values, so a carry out of the mantissa rightly becomes the next exponent, and out of the
+ * `bias`, to a format with fewer mantissa bits and no larger bias. Its exponent field is taken to
+ * be unbounded: the caller compares the code with its largest one. Patterns of one sign are ordered
+ * as their values, so a carry out of the mantissa rightly becomes the next exponent, and out of the
  * subnormals the smallest normal.
  */
 FATTN_HD uint64_t fattn_pattern_round(uint64_t magnitude, int mant, int bias, int to_mant,
@@ -125,8 +125,8 @@ FATTN_HD uint64_t fattn_pattern_round(uint64_t magnitude, int mant, int bias, in
 }
 
 /*
- * The code of any magnitude in the narrower format. `overflow` is the code of whatever is too large,
- * `nan` the quiet NaN without payload; the upper end of the payload is kept.
+ * The code of any magnitude in the narrower format. `overflow` is the code of whatever is too
+ * large, `nan` the quiet NaN without payload; the upper end of the payload is kept.
  */
 FATTN_HD uint32_t fattn_pattern_narrow(uint64_t magnitude, int mant, int bias, int to_mant,
                                        int to_bias, uint32_t overflow, uint32_t nan)
@@ -156,9 +156,9 @@ FATTN_HD uint32_t fattn_f32_sign(float x) { return fattn_f32_bits(x) >> 31; }
 
 FATTN_HD uint32_t fattn_f64_sign(double x) { return (uint32_t)(fattn_f64_bits(x) >> 63); }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Narrowing
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 FATTN_HD float fattn_f32_from_f64(double x)
 {
@@ -196,10 +196,11 @@ FATTN_HD uint8_t fattn_e4m3_from_f64(double x)
     return (uint8_t)(fattn_f64_sign(x) << 7 | fattn_f64_narrow(x, 3, 7, 0x7eu, 0x7fu));
 }
 
-/* ---------------------------------------------------------------------------------------------------
- * Widening. A normal number moves its mantissa up and its exponent over to the other bias; a subnormal
- * is an integer times a power of two, where both factors and the product are normal f32 numbers or 0.
- * ------------------------------------------------------------------------------------------------- */
+/* -------------------------------------------------------------------------------------------------
+ * Widening. A normal number moves its mantissa up and its exponent over to the other bias; a
+ * subnormal is an integer times a power of two, where both factors and the product are normal f32
+ * numbers or 0.
+ * ---------------------------------------------------------------------------------------------- */
 
 FATTN_HD float fattn_f16_to_f32(uint16_t x)
 {
@@ -230,9 +231,9 @@ FATTN_HD float fattn_e4m3_to_f32(uint8_t x)
     return fattn_f32_from_bits(sign | 0x7fc00000u);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Elements of an array of any type, for code where speed does not matter
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* array[index], exactly. dtype is a valid one; array is aligned for it. */
 static inline double fattn_dtype_load(fattn_dtype dtype, const void *array, int64_t index)

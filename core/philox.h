@@ -3,9 +3,9 @@
  * Dropout: which pairs (i, j) are dropped, the same on every processor.
  *
  * The pattern is a function of (seed, offset, b, h, i, j) alone, all of them global, so that tiles,
- * threads, shards and backends cannot change it. The random function is Philox4x32-10 (Salmon et al.,
- * "Parallel random numbers: as easy as 1, 2, 3", SC 2011), which maps four counter words under two key
- * words to four random words:
+ * threads, shards and backends cannot change it. The random function is Philox4x32-10 (Salmon et
+ * al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), which maps four counter words under
+ * two key words to four random words:
  *
  *     key'  words 0 and 1 of Philox(counter {offset low, offset high, 0, 0}, key seed): once a run
  *     w     Philox(counter {(i >> 4) * 8 + (i & 7), (j >> 4) * 4 + ((j & 7) >> 1), b, h}, key')
@@ -128,8 +128,8 @@ FATTN_HD PHILOX_NAME(fattn_dropout_rows)
     return rows;
 }
 
-/* The four words of the patch that holds key j: word 2 * (bit 3 of i) + (bit 3 of j) belongs to (i, j),
- * its low half to the even key. 0 <= j < FATTN_DROPOUT_KEYS. */
+/* The four words of the patch that holds key j: word 2 * (bit 3 of i) + (bit 3 of j) belongs to
+ * (i, j), its low half to the even key. 0 <= j < FATTN_DROPOUT_KEYS. */
 FATTN_HD void PHILOX_NAME(fattn_dropout_words)(const fattn_dropout *dropout,
                                                PHILOX_NAME(fattn_dropout_rows) rows, int64_t j,
                                                uv words[4])

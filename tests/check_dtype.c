@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The conversions of core/dtype.h against a second method: the value of every code of a narrow format
- * is computed with ldexp, and a number is rounded by looking up the two codes that it lies between.
- * Midpoints of neighbouring codes are exact in double, so the lookup is.
+ * The conversions of core/dtype.h against a second method: the value of every code of a narrow
+ * format is computed with ldexp, and a number is rounded by looking up the two codes that it lies
+ * between. Midpoints of neighbouring codes are exact in double, so the lookup is.
  *
  *     check_dtype          about 10^7 floats: every exponent, every rounding boundary, random ones
  *     check_dtype --all    all 2^32 floats
@@ -20,9 +20,9 @@
 #include "core/dtype.h"
 #include "tests/tap.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * A source of random words
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static uint64_t random_state = 20240229;
 
@@ -42,9 +42,9 @@ static double double_of(uint64_t bits)
     return x;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The formats and the second method
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static uint32_t f16_from_f32(float x) { return fattn_f16_from_f32(x); }
 static uint32_t f16_from_f64(double x) { return fattn_f16_from_f64(x); }
@@ -111,7 +111,7 @@ static void format_tabulate(format *f)
     }
 }
 
-/* True when magnitude rounds to a code above `code`: it is past the midpoint, or on it and code is odd. */
+/* True when magnitude rounds to a code above `code`: past the midpoint, or on it and code is odd. */
 static int rounds_above(const format *f, uint32_t code, double magnitude)
 {
     return magnitude > f->midpoint[code] || (magnitude == f->midpoint[code] && code % 2 == 1);
@@ -140,9 +140,9 @@ static uint32_t expected_nan(const format *f, int sign, uint64_t payload)
     return (uint32_t)sign << (f->bits - 1) | f->nan | (uint32_t)(payload >> (52 - f->mant));
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * f32 -> narrow
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct tally {
     const format *f;
@@ -227,9 +227,9 @@ static void check_from_f32(const format *f, int all)
               "f32 -> %s: nearest, ties to even, %" PRId64 " floats", f->name, t.tried);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * f64 -> narrow
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void compare_f64(tally *t, uint64_t pattern)
 {
@@ -300,9 +300,9 @@ static void check_f32_from_f64(void)
     tap_check(wrong == 0, "f64 -> f32: as the processor rounds");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * narrow -> f32
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void check_to_f32(const format *f)
 {
@@ -329,9 +329,9 @@ static void check_to_f32(const format *f)
     tap_check(wrong == 0, "%s -> f32: exact for all %" PRIu32 " codes", f->name, 2 * sign);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * A third method for f16, where the compiler has the type
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 #if defined(__FLT16_MANT_DIG__)
 __extension__ typedef _Float16 half;
@@ -366,9 +366,9 @@ static void check_compiler_f16(void)
 }
 #endif
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The environment must not matter
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct digest {
     const format *f;
@@ -427,9 +427,9 @@ static void check_environment(void)
 #endif
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Names, sizes, arrays
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void check_names(void)
 {

@@ -1,15 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The core's headers as a GPU reads them. Nothing here runs: the unit has to compile with nvcc and with
- * clang for AMD's processors, in device code and without the vendors' headers.
+ * The core's headers as a GPU reads them. Nothing here runs: the unit has to compile with nvcc and,
+ * without the vendor's headers, with clang for AMD's processors. Each kernel is one thread's work.
  */
+#include "core/band.h"
 #include "core/dtype.h"
 #include "core/host_device.h"
 #include "core/philox.h"
 
 #if defined(__HIP__)
 #define __global__ __attribute__((global))
+#define exp2f __builtin_exp2f
+#define log2f __builtin_log2f
+#define fmaf __builtin_fmaf
 #endif
+
+/* The vocabulary of the template headers: a vector is what a thread holds, one number. */
+typedef float fv;
+typedef bool mv;
+
+FATTN_HD fv fv_set1(float x) { return x; }
+FATTN_HD fv fv_add(fv a, fv b) { return a + b; }
+FATTN_HD fv fv_sub(fv a, fv b) { return a - b; }
+FATTN_HD fv fv_mul(fv a, fv b) { return a * b; }
+FATTN_HD fv fv_div(fv a, fv b) { return a / b; }
+FATTN_HD fv fv_fma(fv a, fv b, fv c) { return fmaf(a, b, c); }
+FATTN_HD fv fv_abs(fv a) { return fattn_f32_from_bits(fattn_f32_bits(a) & INT32_MAX); }
+FATTN_HD fv fv_exp2(fv a) { return exp2f(a); }
+FATTN_HD fv fv_log2(fv a) { return log2f(a); }
+FATTN_HD fv fv_min(fv a, fv b) { return a < b ? a : b; }
+FATTN_HD fv fv_max(fv a, fv b) { return a > b ? a : b; }
+FATTN_HD mv fv_eq(fv a, fv b) { return a == b; }
+FATTN_HD mv fv_lt(fv a, fv b) { return a < b; }
+FATTN_HD fv fv_select(mv m, fv a, fv b) { return m ? a : b; }
+
+#include "core/online_softmax.h"
+#include "core/score.h"
+
+/* What a tile is, by window and by block mask. */
+extern "C" __global__ void classify(fattn_band band, fattn_block_mask mask, int64_t i, int64_t j,
+                                    int *kinds)
+{
+    kinds[0] = fattn_band_tile(&band, i, i + 64, j, j + 64);
+    kinds[1] = fattn_block_mask_tile(&mask, i, i + 64, j, j + 64);
+}
 
 /* Every conversion, there and back, of one element. */
 extern "C" __global__ void convert(const double *in, float *f32, uint16_t *f16, uint16_t *bf16,
@@ -29,19 +63,43 @@ extern "C" __global__ void convert(const double *in, float *f32, uint16_t *f16, 
     f32[3] = fattn_e4m3_to_f32(e4m3[0]);
 }
 
-/* What a thread of a tensor-core tile does: the words of its 2 x 4 patch; and the other two forms. */
-extern "C" __global__ void drop(const fattn_dropout dropout, const uint64_t *seed,
-                                const uint64_t *offset, int64_t i, int64_t j, uint32_t b,
-                                uint32_t h, float *z)
+/* The multipliers of a thread's 2 x 4 patch of a tensor-core tile, from one call; then the other
+ * two forms. seed and offset in device memory, as a captured graph has them. */
+extern "C" __global__ void drop(uint32_t threshold, const uint64_t *seed, const uint64_t *offset,
+                                int64_t i, int64_t j, uint32_t b, uint32_t h, float *z)
 {
-    const fattn_dropout run = fattn_dropout_make(dropout.threshold, *seed, *offset);
+    const fattn_dropout dropout = fattn_dropout_make(threshold, *seed, *offset);
     const fattn_dropout_rows rows = fattn_dropout_rows_at(i, 0, b, h);
     uint32_t words[4];
 
-    fattn_dropout_words(&run, rows, j, words);
+    fattn_dropout_words(&dropout, rows, j, words);
     for (int corner = 0; corner < 8; corner++) {
-        z[corner] = fattn_dropout_multiplier(&run, words[corner >> 1], corner & 1);
+        z[corner] = fattn_dropout_multiplier(&dropout, words[corner >> 1], corner & 1);
     }
     z[8] = fattn_dropout_at(&dropout, rows, j);
     fattn_dropout_block(&dropout, rows, j, z + 16);
+}
+
+/* A row of dot products against values of one channel, in two parts that are merged. */
+extern "C" __global__ void attend(const float *dot, const float *bias, const float *v, int64_t keys,
+                                  fattn_score_rule rule, float sink, float *o, float *lse)
+{
+    fattn_softmax state[2] = {fattn_softmax_sink(sink), fattn_softmax_empty()};
+    float sum[2] = {0, 0};
+
+    for (int part = 0; part < 2; part++) {
+        for (int64_t j = part * keys / 2; j < (part + 1) * keys / 2; j++) {
+            const fattn_score_pair pair = {bias[j], 0.5f, (float)(keys - j), j != 3};
+            float slope;
+            const float x = fattn_score(&rule, rule.terms | FATTN_SCORE_KEEP, dot[j], pair, &slope);
+            const float alpha = fattn_softmax_raise(&state[part], x);
+            const float p = fv_exp2(x - fattn_softmax_base(state[part]));
+            fattn_softmax_add(&state[part], p);
+            sum[part] = alpha * sum[part] + p * slope * v[j];
+        }
+    }
+    float alpha, beta;
+    fattn_softmax_merge(&state[0], state[1], &alpha, &beta);
+    *o = (alpha * sum[0] + beta * sum[1]) * fattn_softmax_normaliser(state[0]);
+    *lse = fattn_softmax_lse(state[0]);
 }

@@ -111,7 +111,7 @@ static void format_tabulate(format *f)
     }
 }
 
-/* True when magnitude rounds to a code above `code`: past the midpoint, or on it and code is odd. */
+/* True when magnitude rounds to a code above `code`: past the midpoint, or on it and code odd. */
 static int rounds_above(const format *f, uint32_t code, double magnitude)
 {
     return magnitude > f->midpoint[code] || (magnitude == f->midpoint[code] && code % 2 == 1);

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `fattn check`: the kernels of a device against the reference, over drawn problems. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tools/options.h"
+#include "tools/tool.h"
+#include "tools/trials.h"
+
+static void list(uint64_t seed, int64_t first, int64_t count)
+{
+    for (int64_t index = first; index < first + count; index++) {
+        draw_case c;
+        char words[1024];
+        if (draw_problem(&c, seed, index) == 0) {
+            draw_describe(&c, words, sizeof words);
+            printf("%" PRId64 ": %s\n", index, words);
+        }
+        draw_free(&c);
+    }
+}
+
+/* Threads of a case gain nothing when cases run side by side; one suffices unless asked for. */
+static int64_t default_jobs(void)
+{
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 16 ? 16 : online > 1 ? online : 1;
+}
+
+int fattn_tool_check(int argc, char **argv)
+{
+    const char *device = NULL, *kernel = NULL;
+    int64_t cases = 1000, single = -1, jobs = 0;
+    uint64_t seed = 1;
+    bool listing = false, verbose = false, one = false;
+    const option table[] = {
+        {"device SPEC", "cpu, reference, cuda:1 ...; default FATTN_BACKEND, else the best present",
+         OPTION_TEXT, .value = &device},
+        {"cases N", "how many problems; default 1000", OPTION_INTEGER, .value = &cases, .min = 1,
+         .max = INT64_C(1) << 40},
+        {"seed S", "which problems; default 1", OPTION_UNSIGNED, .value = &seed},
+        {"case I", "only the I-th problem, in detail", OPTION_INTEGER, .value = &single, .min = 0,
+         .max = INT64_C(1) << 40, .given = &one},
+        {"kernel ROW", "only this row of the device's table; default: every row", OPTION_TEXT,
+         .value = &kernel},
+        {"jobs N", "problems at a time; default: one a processor, at most 16", OPTION_INTEGER,
+         .value = &jobs, .min = 1, .max = 256},
+        {"list", "print the problems and run nothing", OPTION_SWITCH, .value = &listing},
+        {"verbose", "print every problem, every refusal and every pair of features", OPTION_SWITCH,
+         .value = &verbose},
+        {.name = NULL},
+    };
+    const option_set set = {
+        .command = "check",
+        .summary =
+            "usage: fattn check [--device SPEC] [--cases N] [--seed S] [OPTION ...]\n\n"
+            "Draws problems from a seed and judges every kernel row of a device against the\n"
+            "reference in double precision. The last line is `N passed, N failed, N skipped`;\n"
+            "a failure prints the command that shows it again.",
+        .table = table,
+        .notes = "exit status: 0 all passed, 1 something failed, 2 wrong options, 3 no such device",
+    };
+    const int parsed = options_parse(&set, argc, argv);
+    if (parsed) {
+        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    const int64_t first = one ? single : 0, count = one ? 1 : cases;
+    if (listing) {
+        list(seed, first, count);
+        return TOOL_OK;
+    }
+    if (jobs == 0) {
+        jobs = one ? 1 : default_jobs();
+    }
+    if (jobs > 1) {
+        setenv("FATTN_NUM_THREADS", "1", 0);
+    }
+
+    trials s = {.prefix = "",
+                .seed = seed,
+                .first = first,
+                .count = count,
+                .jobs = (int)jobs,
+                .verbose = verbose || one};
+    fattn_status status = fattn_device_open(device, &s.device);
+    if (status) {
+        return tool_failure(status);
+    }
+    fattn_device_info info = {.struct_size = sizeof info};
+    status = fattn_device_get_info(s.device, &info);
+    status = status ? status : trials_open(&s, kernel);
+    if (status) {
+        fattn_device_close(s.device);
+        return status == FATTN_INVALID_ARGUMENT ? tool_usage("check", "%s", fattn_last_reason())
+                                                : tool_failure(status);
+    }
+    char command[128];
+    snprintf(command, sizeof command, "fattn check --device %s", device ? device : info.backend);
+    s.command = command;
+    printf("device %s (%s), seed %" PRIu64 ", cases %" PRId64 "..%" PRId64 "\n", info.backend,
+           info.isa, seed, first, first + count - 1);
+    trials_run(&s);
+    const int findings = trials_report(&s);
+    if (findings) {
+        printf("%d findings above that are no single case's\n", findings);
+    }
+    printf("%" PRId64 " passed, %" PRId64 " failed, %" PRId64 " skipped\n", s.passed,
+           s.failed + findings, s.skipped);
+    const bool failed = s.failed + findings > 0;
+    trials_close(&s);
+    fattn_device_close(s.device);
+    return failed ? TOOL_FAILED : TOOL_OK;
+}

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Backend "reference": what everything else is compared with. Row "naive" is the oracle, in double
- * precision; it is what the device runs unless FATTN_KERNEL names another row.
+ * precision; it is what the device runs unless FATTN_KERNEL names another row. The rows "tiled_*" are
+ * the published algorithms with the tile that the plan chose, judged by the oracle as any kernel is.
  */
 #include <math.h>
 #include <string.h>
 
 #include "backends/reference/naive.h"
+#include "backends/reference/tiled.h"
 #include "core/backend.h"
 #include "core/host.h"
 
@@ -25,22 +27,88 @@ static int64_t no_workspace(const fattn_problem *problem, const fattn_tiling *ti
     return 0;
 }
 
+static fattn_status run_naive(const fattn_plan *made, const fattn_buffers *buffers, void *workspace)
+{
+    (void)workspace;
+    return fattn_naive_execute(&made->problem, buffers);
+}
+
+/* Wide, tall and square, down to tiles that leave a rest everywhere. */
+static const fattn_tile tiled_menu[] = {{64, 64}, {64, 256}, {128, 32}, {16, 16}, {7, 13}, {0, 0}};
+
+static int64_t flash1_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
+{
+    return fattn_tiled_workspace(problem, FATTN_IO_FLASH1, (fattn_tile){tiling->br, tiling->bc});
+}
+
+static int64_t flash2_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
+{
+    return fattn_tiled_workspace(problem, FATTN_IO_FLASH2, (fattn_tile){tiling->br, tiling->bc});
+}
+
+static fattn_status run_tiled(const fattn_plan *made, const fattn_buffers *buffers, void *workspace,
+                              fattn_io_schedule schedule)
+{
+    const fattn_tiled_options options = {.schedule = schedule,
+                                         .tile = {made->tiling.br, made->tiling.bc}};
+    fattn_io_counts counts = {0};
+    fattn_tiled_run(&made->problem, buffers, &options, workspace, &counts);
+    return FATTN_OK;
+}
+
+static fattn_status run_flash1(const fattn_plan *made, const fattn_buffers *buffers,
+                               void *workspace)
+{
+    return run_tiled(made, buffers, workspace, FATTN_IO_FLASH1);
+}
+
+static fattn_status run_flash2(const fattn_plan *made, const fattn_buffers *buffers,
+                               void *workspace)
+{
+    return run_tiled(made, buffers, workspace, FATTN_IO_FLASH2);
+}
+
 typedef struct row {
     fattn_kernel kernel;
-    fattn_status (*run)(const fattn_problem *problem, const fattn_buffers *buffers);
+    fattn_status (*run)(const fattn_plan *made, const fattn_buffers *buffers, void *workspace);
 } row;
+
+enum {
+    both_ops = FATTN_OP_BIT(FATTN_FORWARD) | FATTN_OP_BIT(FATTN_BACKWARD),
+    all_dtypes = FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) |
+                 FATTN_DTYPE_BIT(FATTN_BF16) | FATTN_DTYPE_BIT(FATTN_F64)
+};
 
 static const row rows[] = {
     {{.name = "naive",
-      .ops = FATTN_OP_BIT(FATTN_FORWARD) | FATTN_OP_BIT(FATTN_BACKWARD),
-      .dtypes = FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) |
-                FATTN_DTYPE_BIT(FATTN_BF16) | FATTN_DTYPE_BIT(FATTN_F64),
+      .ops = both_ops,
+      .dtypes = all_dtypes,
       .features = FATTN_FEATURES_ALL,
       .dim_max = 576,
       .tiles = whole,
       .fast_bytes = no_fast_bytes,
       .workspace = no_workspace},
-     fattn_naive_execute},
+     run_naive},
+    {{.name = "tiled_flash1",
+      .ops = both_ops,
+      .dtypes = all_dtypes,
+      .features = FATTN_FEATURES_ALL,
+      .dim_max = 576,
+      .by_name = true,
+      .tiles = tiled_menu,
+      .fast_bytes = fattn_tiled_fast_bytes,
+      .workspace = flash1_workspace},
+     run_flash1},
+    {{.name = "tiled_flash2",
+      .ops = both_ops,
+      .dtypes = all_dtypes,
+      .features = FATTN_FEATURES_ALL,
+      .dim_max = 576,
+      .by_name = true,
+      .tiles = tiled_menu,
+      .fast_bytes = fattn_tiled_fast_bytes,
+      .workspace = flash2_workspace},
+     run_flash2},
 };
 #define ROW_COUNT ((int)(sizeof rows / sizeof rows[0]))
 
@@ -92,10 +160,9 @@ static fattn_status plan(fattn_plan *made)
 static fattn_status run(const fattn_plan *made, const fattn_buffers *buffers, void *workspace,
                         fattn_stream stream)
 {
-    (void)workspace;
     const row *const chosen = (const row *)made->kernel; /* the kernel is the row's first member */
     const fattn_status status = fattn_host_stream_check(stream);
-    return status ? status : chosen->run(&made->problem, buffers);
+    return status ? status : chosen->run(made, buffers, workspace);
 }
 
 static void release(fattn_plan *made) { (void)made; }

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ceilings, measured and checked; see ceiling.h. */
+#include "tools/ceiling.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "core/backend.h"
+
+ceiling ceiling_of(fattn_device *device, const sweep_case *c)
+{
+    ceiling ceil = {.device = device};
+    const fattn_peak *row;
+    for (int i = 0; !ceil.peak && (row = device->backend->peak(device->impl, i)); i++) {
+        if (row->reads_memory == (c->dir == SWEEP_DECODE) &&
+            row->dtypes & FATTN_DTYPE_BIT(c->problem.dtype)) {
+            ceil.peak = row;
+        }
+    }
+    return ceil;
+}
+
+fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes, double *rate)
+{
+    fattn_peak_reading reading;
+    const fattn_status status =
+        ceil->peak->measure(ceil->device->impl, ceil->peak, data, bytes, &reading);
+    if (status == FATTN_OK) {
+        *rate = reading.rate;
+        if (!(reading.issue <= ceil->best.issue)) {
+            ceil->best = reading;
+        }
+    }
+    return status;
+}
+
+/* Instructions a cycle that an undisturbed loop issues: the ports that take them. */
+static double ports(const ceiling *ceil)
+{
+    const double nearest = round(ceil->best.issue);
+    return nearest < 1 ? 1 : nearest;
+}
+
+static bool within(const ceiling *ceil)
+{
+    const double share = ceil->best.issue / ports(ceil);
+    return share >= 0.97 && share <= 1.03;
+}
+
+bool ceiling_check(ceiling *ceil)
+{
+    enum {
+        MORE = 200
+    }; /* measurements of about a millisecond: neighbours may be busy for a while */
+    if (!ceil->peak || ceil->peak->reads_memory) {
+        return true;
+    }
+    const bool fused = ceil->peak->flops > 1;
+    for (int i = 0; i < MORE && fused && !within(ceil); i++) {
+        double rate;
+        if (ceiling_measure(ceil, NULL, 0, &rate) != FATTN_OK) {
+            return false;
+        }
+    }
+    const fattn_peak *const peak = ceil->peak;
+    const double clock = ceil->best.clock * 1e-9;
+    const double a_cycle = (double)peak->lanes * peak->flops;
+    fprintf(
+        stderr,
+        "ceiling %s: %.1f GFLOP/s measured a thread; %.0f ports x %d lanes x %d x %.3f GHz = %.1f (%.3f)%s\n",
+        peak->name, ceil->best.issue * a_cycle * clock, ports(ceil), peak->lanes, peak->flops,
+        clock, ports(ceil) * a_cycle * clock, ceil->best.issue / ports(ceil),
+        within(ceil) ? ""
+        : fused      ? ": NOT within 3 %"
+                     : "; products and sums are apart here");
+    return within(ceil) || !fused;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `fattn explain`: prints the plans that problems get, with why better kernels declined. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/memory.h"
+#include "core/plan.h"
+#include "tools/sweep.h"
+#include "tools/tool.h"
+
+static int print_plan(const fattn_plan *plan)
+{
+    char none[1];
+    const size_t size = fattn_plan_describe(plan, none, sizeof none) + 1;
+    char *const text = fattn_memory_alloc(size);
+    if (!text) {
+        return tool_failure(fattn_fail_memory((int64_t)size, "the description of a plan"));
+    }
+    fattn_plan_describe(plan, text, size);
+    fputs(text, stdout);
+    if (size > 1 && text[size - 2] != '\n') {
+        putchar('\n');
+    }
+    fattn_memory_free(text);
+    return TOOL_OK;
+}
+
+static int explain(const sweep_case *c)
+{
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    fattn_status status = fattn_device_open(c->device, &device);
+    if (status == FATTN_OK) {
+        status = fattn_plan_create_with(device, &c->problem, c->kernel, NULL, &plan);
+    }
+    const int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    return code;
+}
+
+int fattn_tool_explain(int argc, char **argv)
+{
+    sweep s;
+    option rows[SWEEP_OPTIONS];
+    memset(&s, 0, sizeof s);
+    sweep_options(&s, rows);
+    rows[SWEEP_OPTIONS - 1] = (option){.name = NULL}; /* --threads: plans do not depend on them */
+    const option_set set = {
+        "explain", "The plan that a problem gets: kernel, tiles, splits, workspace, traffic.", rows,
+        "Lists of values are separated by commas; every combination is explained."};
+    const int parsed = options_parse(&set, argc, argv);
+    if (parsed != 0) {
+        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    int code = TOOL_OK;
+    const int64_t count = sweep_count(&s);
+    for (int64_t n = 0; code == TOOL_OK && n < count; n++) {
+        sweep_case c;
+        sweep_at(&s, n, &c);
+        if (n > 0) {
+            putchar('\n');
+        }
+        code = explain(&c);
+    }
+    return code;
+}

@@ -110,7 +110,7 @@ static int64_t draw_length(draw_rng *rng)
 {
     static const int64_t tiles[] = {1,  4,   8,   16,  24,  32,  48,  64,  80,
                                     96, 112, 128, 160, 192, 256, 320, 384, 512};
-    if (draw_chance(rng, 30)) {
+    if (draw_chance(rng, 60)) {
         return 0;
     }
     if (draw_chance(rng, 4)) {
@@ -241,23 +241,23 @@ static void draw_lengths(draw_case *c, draw_rng *rng)
 {
     const fattn_problem *const p = &c->problem;
     const uint64_t f = p->features;
-    const int64_t zero_q = f & FATTN_CU_SEQLENS_Q ? 4 : 8, zero_k = f & FATTN_CU_SEQLENS_K ? 4 : 8;
+    const int64_t empty = p->batch > 1 ? 5 : 20;
     for (int64_t b = 0; b < p->batch; b++) {
         draw_sequence *const s = &c->sequences[b];
         if (f & FATTN_CU_SEQLENS_Q) {
             s->own_rows =
-                draw_chance(rng, zero_q) ? 0 : draw_between(rng, p->seqlen_q / 2, p->seqlen_q);
+                draw_chance(rng, empty) ? 0 : draw_between(rng, p->seqlen_q / 2, p->seqlen_q);
         }
         if (f & FATTN_CU_SEQLENS_K) {
             s->own_keys =
-                draw_chance(rng, zero_k) ? 0 : draw_between(rng, p->seqlen_k / 2, p->seqlen_k);
+                draw_chance(rng, empty) ? 0 : draw_between(rng, p->seqlen_k / 2, p->seqlen_k);
         }
-        s->rows = !(f & FATTN_SEQUSED_Q)     ? s->own_rows
-                  : draw_chance(rng, zero_q) ? 0
-                                             : draw_between(rng, s->own_rows / 3, s->own_rows);
-        s->keys = !(f & FATTN_SEQUSED_K)     ? s->own_keys
-                  : draw_chance(rng, zero_k) ? 0
-                                             : draw_between(rng, s->own_keys / 3, s->own_keys);
+        s->rows = !(f & FATTN_SEQUSED_Q)    ? s->own_rows
+                  : draw_chance(rng, empty) ? 0
+                                            : draw_between(rng, s->own_rows / 3, s->own_rows);
+        s->keys = !(f & FATTN_SEQUSED_K)    ? s->own_keys
+                  : draw_chance(rng, empty) ? 0
+                                            : draw_between(rng, s->own_keys / 3, s->own_keys);
     }
 }
 

@@ -115,7 +115,7 @@ typedef enum draw_family {
     DRAW_OUTLIER,  /* one channel 100 times as large */
     DRAW_NEGATIVE, /* every score far below zero */
     DRAW_SORTED,   /* scores rise or fall with the key, so that each tile has a new maximum */
-    DRAW_DENORMAL, /* f32 and f64 subnormal; 16-bit formats near their smallest normal number */
+    DRAW_DENORMAL, /* f32 subnormal; other formats near their smallest normal number */
     DRAW_MASSIVE,  /* scores of several hundred, both signs */
     DRAW_WILD,     /* Gaussian with a few NaN and infinities: judged by class where these reach */
     DRAW_FAMILIES

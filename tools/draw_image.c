@@ -500,7 +500,7 @@ static painter painter_of(const draw_case *c, draw_id id, draw_rng *rng)
     p.constant = draw_normal(rng);
     p.subnormal = t->dtype == FATTN_F32 || t->dtype == FATTN_F64;
     p.tiny = ldexp(1, t->dtype == FATTN_F16   ? -14
-                      : t->dtype == FATTN_F64 ? -1030
+                      : t->dtype == FATTN_F64 ? -1000
                       : p.subnormal           ? -132
                                               : -126);
     return p;

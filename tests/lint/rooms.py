@@ -29,8 +29,9 @@ DOORS = {
 
 # Files with doors of their own besides their room's: the parts of the tool that judge kernels.
 KEYS = {
-    r"tools/(check|draw\w*|judge|io|bench)\.[ch]":
-        ["core/kernel.h", "core/backend.h", "core/problem.h", "core/io_model.h", "backends/reference"],
+    r"tools/(check|draw\w*|judge|trials|io|bench)\.[ch]":
+        ["core/kernel.h", "core/backend.h", "core/plan.h", "core/problem.h", "core/io_model.h",
+         "backends/reference"],
 }
 
 # Written by the build: header, and the room that it counts for.

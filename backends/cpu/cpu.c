@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backend "cpu": the table of instruction sets, the choice among them, and the only threads of the
+ * library. Results do not depend on the number of threads: they take items from a counter, and what an
+ * item computes depends on its number alone.
+ */
+#include <fenv.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "backends/cpu/cpu.h"
+#include "backends/cpu/cpuid.h"
+#include "core/backend.h"
+#include "core/env.h"
+#include "core/host.h"
+#include "core/memory.h"
+#include "core/status.h"
+
+/* --- Instruction sets ----------------------------------------------------------------------------- */
+
+#define FATTN_CPU_ISA(name) extern const fattn_cpu_isa fattn_cpu_##name;
+#include "backends/cpu/isas.inc"
+#undef FATTN_CPU_ISA
+
+/* Best first. */
+#define FATTN_CPU_ISA(name) {&fattn_cpu_##name, fattn_cpuid_##name},
+static const struct {
+    const fattn_cpu_isa *isa;
+    const char *(*lacks)(void);
+} isas[] = {
+#include "backends/cpu/isas.inc"
+};
+#undef FATTN_CPU_ISA
+#define ISA_COUNT ((int)(sizeof isas / sizeof isas[0]))
+
+/* An open device. */
+typedef struct cpu {
+    const fattn_cpu_isa *isa;     /* the best that may be used */
+    const char *lacks[ISA_COUNT]; /* why one may not: what follows "needs"; NULL when it may */
+} cpu;
+
+/* "avx2, scalar": what this machine runs. */
+static const char *list_isas(char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < ISA_COUNT && used < size; i++) {
+        if (!isas[i].lacks()) {
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "",
+                                     isas[i].isa->name);
+        }
+    }
+    return text;
+}
+
+/* FATTN_CPU_ISA is an exact choice: the named instruction set and no other. */
+static fattn_status choose_isa(cpu *device, const char *wanted)
+{
+    for (int i = 0; i < ISA_COUNT; i++) {
+        const bool other = wanted && strcmp(wanted, isas[i].isa->name) != 0;
+        device->lacks[i] = other ? "FATTN_CPU_ISA to allow it" : isas[i].lacks();
+        if (!device->lacks[i] && !device->isa) { device->isa = isas[i].isa; }
+    }
+    if (!device->isa) {
+        char names[128];
+        return fattn_fail(FATTN_BAD_ENVIRONMENT,
+                          "FATTN_CPU_ISA is \"%.64s\": this build and machine have %s", wanted,
+                          list_isas(names, sizeof names));
+    }
+    return FATTN_OK;
+}
+
+/* --- Threads -------------------------------------------------------------------------------------- */
+
+#define THREADS_MAX 4096
+
+static int threads_wanted(void)
+{
+    const fattn_env *env = NULL;
+    (void)fattn_env_get(&env); /* a bad environment was reported when the plan was made */
+    int64_t wanted = env->threads;
+#ifdef _OPENMP
+    if (!wanted) { wanted = omp_get_max_threads(); }
+    return wanted < THREADS_MAX ? (int)wanted : THREADS_MAX;
+#else
+    (void)wanted;
+    return 1;
+#endif
+}
+
+typedef void work_function(const void *job, int64_t item, void *scratch);
+
+/* Takes items until there are none left. Kernels count on rounding to nearest and on subnormal numbers,
+ * whatever the caller has set; the caller finds everything as it was. */
+static void work_off(work_function *work, const void *job, int64_t count,
+                     atomic_int_least64_t *next, void *scratch)
+{
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV);
+    int64_t item;
+    while ((item = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < count) {
+        work(job, item, scratch);
+    }
+    fesetenv(&callers);
+}
+
+/* Runs work on items 0 .. count - 1, handed out in ascending order: whoever waits for a lower item waits
+ * for one that some thread has begun. Thread t has scratch + t * stride. */
+static void spread(work_function *work, const void *job, int64_t count, int threads, char *scratch,
+                   int64_t stride)
+{
+    atomic_int_least64_t next = 0;
+    const int team = count < threads ? (int)count : threads;
+#ifdef _OPENMP
+    if (team > 1) {
+#pragma omp parallel num_threads(team)
+        work_off(work, job, count, &next, scratch + omp_get_thread_num() * stride);
+        return;
+    }
+#else
+    (void)stride;
+#endif
+    if (team > 0) { work_off(work, job, count, &next, scratch); }
+}
+
+void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
+{
+    __atomic_store_n(&progress->done, done, __ATOMIC_RELEASE);
+}
+
+/* Whoever is waited for is at work, so a short while is spent looking; but it may have lost its core. */
+void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
+{
+    for (int looks = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; looks++) {
+        if (looks > 256) { sched_yield(); }
+    }
+}
+
+/* --- Runs ----------------------------------------------------------------------------------------- */
+
+int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c)
+{
+    const int64_t limit = INT64_C(1) << 62;
+    int64_t bytes;
+    if (a < 0 || b < 0 || c < 0 || __builtin_mul_overflow(a, b, &bytes) ||
+        __builtin_mul_overflow(bytes, c, &bytes) || bytes > limit - 256) {
+        return -1;
+    }
+    return (bytes + 255) / 256 * 256;
+}
+
+int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch, int64_t items)
+{
+    const int64_t threads = threads_wanted();
+    const int64_t workers = items < 1 ? 1 : items < threads ? items : threads;
+    const int64_t own = fattn_cpu_bytes(workers, scratch, 1);
+    return shared < 0 || own < 0 ? -1 : shared + own;
+}
+
+typedef struct job {
+    const fattn_cpu_run *run;
+    const fattn_cpu_phase *phase;
+} job;
+
+static void work_phase(const void *of, int64_t item, void *scratch)
+{
+    const job *const j = of;
+    j->phase->work(j->run, item, scratch);
+}
+
+static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                        fattn_stream stream)
+{
+    const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
+    const fattn_cpu_run now = {.problem = &plan->problem,
+                               .buffers = buffers,
+                               .tiling = &plan->tiling,
+                               .shared = workspace};
+    const int64_t shared = kernel->shared(&plan->problem, &plan->tiling);
+    const int64_t scratch = kernel->scratch(&plan->problem, &plan->tiling);
+    const int64_t room = (plan->tiling.workspace - shared) / scratch;
+    const int wanted = threads_wanted();
+    const int threads = wanted < room ? wanted : (int)room; /* fewer may be wanted than at planning */
+    const fattn_status status = fattn_host_stream_check(stream);
+
+    for (int i = 0; !status && i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
+        const job phase = {.run = &now, .phase = &kernel->phases[i]};
+        spread(work_phase, &phase, phase.phase->count(&now), threads, (char *)workspace + shared,
+               scratch);
+    }
+    return status;
+}
+
+static fattn_status plan(fattn_plan *made)
+{
+    (void)made;
+    return FATTN_OK;
+}
+
+static void release(fattn_plan *made) { (void)made; }
+
+/* --- Merge, dropout, peaks ------------------------------------------------------------------------ */
+
+/* Items of FATTN_CPU_VERB_ROWS rows of one head. The doors keep batch * heads * rows below 2^62. */
+static int64_t verb_items(int64_t batch, int64_t heads, int64_t rows)
+{
+    return batch * heads * ((rows + FATTN_CPU_VERB_ROWS - 1) / FATTN_CPU_VERB_ROWS);
+}
+
+static void work_merge(const void *args, int64_t item, void *scratch)
+{
+    (void)scratch;
+    fattn_cpu_merge_rows(args, item);
+}
+
+static fattn_status merge(void *impl, const fattn_merge_args *args, fattn_stream stream)
+{
+    (void)impl;
+    const fattn_status status = fattn_host_stream_check(stream);
+    if (!status) {
+        spread(work_merge, args, verb_items(args->batch, args->heads, args->seqlen),
+               threads_wanted(), NULL, 0);
+    }
+    return status;
+}
+
+static void work_dropout(const void *args, int64_t item, void *scratch)
+{
+    (void)scratch;
+    fattn_cpu_dropout_rows(args, item);
+}
+
+static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
+{
+    (void)impl;
+    const fattn_status status = fattn_host_stream_check(stream);
+    if (!status) {
+        spread(work_dropout, args, verb_items(args->batch, args->heads, args->seqlen_q),
+               threads_wanted(), NULL, 0);
+    }
+    return status;
+}
+
+static const fattn_peak *peak(void *impl, int i)
+{
+    const fattn_cpu_peak *const peaks = ((const cpu *)impl)->isa->peaks;
+    for (int n = 0; n < i && peaks->row.name; n++) {
+        if (!peaks[n].row.name) { return NULL; }
+    }
+    return i >= 0 && peaks[i].row.name ? &peaks[i].row : NULL;
+}
+
+fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
+                                    int64_t bytes, fattn_peak_reading *reading)
+{
+    (void)impl;
+    const fattn_cpu_peak *const measured = (const fattn_cpu_peak *)row;
+    int workers = 1;
+    *reading = (fattn_peak_reading){0};
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads_wanted())
+#endif
+    {
+        int worker = 0, team = 1;
+        fattn_peak_reading own = {0};
+#ifdef _OPENMP
+        worker = omp_get_thread_num();
+        team = omp_get_num_threads();
+#endif
+        fattn_cpu_peak_work(measured, worker, team, data, bytes, &own);
+#ifdef _OPENMP
+#pragma omp critical(fattn_cpu_peak)
+#endif
+        {
+            reading->rate += own.rate;
+            reading->clock += own.clock;
+            reading->issue += own.issue;
+            workers = team;
+        }
+    }
+    reading->clock /= workers;
+    reading->issue /= workers;
+    return FATTN_OK;
+}
+
+/* --- The device ----------------------------------------------------------------------------------- */
+
+static int count(void) { return 1; }
+
+static fattn_status open(int ordinal, void **impl)
+{
+    (void)ordinal;
+    const fattn_env *env = NULL;
+    fattn_status status = fattn_env_get(&env);
+    if (status) { return status; }
+    cpu *const device = fattn_memory_alloc(sizeof *device);
+    if (!device) { return fattn_fail_memory(sizeof *device, "a CPU device"); }
+    device->isa = NULL;
+    status = choose_isa(device, env->cpu_isa);
+    if (status) {
+        fattn_memory_free(device);
+        return status;
+    }
+    *impl = device;
+    return FATTN_OK;
+}
+
+static void close(void *impl) { fattn_memory_free(impl); }
+
+/* A worker plans with half of its core's second-level cache: keys and values stream through the rest. */
+static int64_t fast_memory(void)
+{
+    const int64_t second = fattn_cpuid_cache(2);
+    return (second ? second : 256 * 1024) / 2;
+}
+
+static void describe(void *impl, fattn_device_info *info)
+{
+    const cpu *const device = impl;
+    fattn_cpuid_name(info->name, sizeof info->name);
+    snprintf(info->isa, sizeof info->isa, "%s", device->isa->name);
+    info->units = threads_wanted();
+    info->host_memory = 1;
+    info->fast_memory = fast_memory();
+    info->total_memory = fattn_cpuid_memory();
+}
+
+/* Enough parts for any number of workers: results may not depend on how many there are. */
+static void limits(void *impl, fattn_limits *limits)
+{
+    (void)impl;
+    *limits =
+        (fattn_limits){.fast_memory = fast_memory(), .parallelism = 128, .split_keys = 512};
+}
+
+static const fattn_kernel *kernel(void *impl, int i, const char **missing)
+{
+    const cpu *const device = impl;
+    for (int n = 0; n < ISA_COUNT; n++) {
+        const fattn_cpu_isa *const isa = isas[n].isa;
+        if (i >= 0 && i < isa->kernel_count) {
+            *missing = device->lacks[n];
+            return &isa->kernels[i].row;
+        }
+        i -= isa->kernel_count;
+    }
+    return NULL;
+}
+
+const fattn_backend fattn_backend_cpu = {
+    .name = "cpu",
+    .host_memory = true,
+    .count = count,
+    .open = open,
+    .close = close,
+    .describe = describe,
+    .limits = limits,
+    .kernel = kernel,
+    .peak = peak,
+    .plan = plan,
+    .run = run,
+    .release = release,
+    .merge = merge,
+    .dropout_mask = dropout_mask,
+    .reads = fattn_host_reads,
+    .alloc = fattn_host_alloc,
+    .free = fattn_host_free,
+    .copy = fattn_host_copy,
+    .stream_create = fattn_host_stream_create,
+    .stream_destroy = fattn_host_stream_destroy,
+    .stream_synchronize = fattn_host_stream_synchronize,
+    .event_create = fattn_host_event_create,
+    .event_destroy = fattn_host_event_destroy,
+    .event_record = fattn_host_event_record,
+    .event_elapsed = fattn_host_event_elapsed,
+};

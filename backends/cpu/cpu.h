@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What cpu.c and the kernels compiled from isa_tmpl.c know of each other. cpu.c owns the threads: a run
+ * is a sequence of phases, a phase a number of items, an item a function call with scratch of its own.
+ * The kernels own the arithmetic.
+ */
+#ifndef FATTN_CPU_H
+#define FATTN_CPU_H
+
+#include "backends/cpu/peak.h"
+#include "core/kernel.h"
+
+/* One execution of a plan. */
+typedef struct fattn_cpu_run {
+    const fattn_problem *problem;
+    const fattn_buffers *buffers;
+    const fattn_tiling *tiling;
+    char *shared; /* of the workspace, what all workers see; contents are arbitrary at first */
+} fattn_cpu_run;
+
+/* Items of a phase are independent, or wait for lower ones by fattn_cpu_wait(); phases follow one
+ * another. scratch is the worker's own, with arbitrary contents. */
+typedef struct fattn_cpu_phase {
+    int64_t (*count)(const fattn_cpu_run *run);
+    void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch);
+} fattn_cpu_phase;
+
+#define FATTN_CPU_PHASES 4
+
+typedef struct fattn_cpu_kernel {
+    fattn_kernel row;
+    /* Bytes of workspace: of one worker, and of all together (-1: too many). Multiples of 64. Pure. */
+    int64_t (*scratch)(const fattn_problem *problem, const fattn_tiling *tiling);
+    int64_t (*shared)(const fattn_problem *problem, const fattn_tiling *tiling);
+    fattn_cpu_phase phases[FATTN_CPU_PHASES]; /* those without a work function are over at once */
+} fattn_cpu_kernel;
+
+/* The only global of an isa_tmpl.c object: fattn_cpu_scalar, ... Rows best first. */
+typedef struct fattn_cpu_isa {
+    const char *name;
+    const fattn_cpu_kernel *kernels;
+    int kernel_count;
+    const fattn_cpu_peak *peaks; /* peak.h; the last has no name */
+} fattn_cpu_isa;
+
+/* a * b * c bytes, rounded up to 256; -1 when that passes 2^62 or a factor is -1. */
+int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c);
+
+/* Workspace of a run: what is shared, and scratch for as many workers as there may be; -1 on overflow.
+ * The number of workers changes the size of the workspace and nothing else. */
+int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch, int64_t items);
+
+/* A counter that one worker advances and others wait for; a cache line each, or they disturb each other. */
+typedef struct fattn_cpu_progress {
+    _Alignas(64) int64_t done;
+} fattn_cpu_progress;
+
+void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done);
+void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done);
+
+/* The rows of an item of fattn_merge() and of fattn_dropout_mask(). */
+#define FATTN_CPU_VERB_ROWS 64
+void fattn_cpu_merge_rows(const fattn_merge_args *args, int64_t item);
+void fattn_cpu_dropout_rows(const fattn_dropout_args *args, int64_t item);
+
+#endif

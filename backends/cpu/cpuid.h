@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What this machine is: instruction sets, caches, names. Asked once, when the device is opened. */
+#ifndef FATTN_CPU_CPUID_H
+#define FATTN_CPU_CPUID_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* One function for each row of isa_table in meson.build: NULL when this machine runs the instruction
+ * set, else what it lacks, to follow "needs". */
+const char *fattn_cpuid_scalar(void);
+
+/* Bytes of a core's data cache of the level, 1..3; 0 when the system does not say. */
+int64_t fattn_cpuid_cache(int level);
+
+/* Bytes of memory, 0 when unknown. */
+int64_t fattn_cpuid_memory(void);
+
+/* The processor's name for people. */
+void fattn_cpuid_name(char *name, size_t size);
+
+#endif

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward: a panel of queries against a part of its keys, one tile of keys at a time.
+ *
+ *     S^T = K Q^T         scores, log2 units, with every feature of score.h
+ *     P^T                 online softmax; l and the factors alpha for what came before
+ *     O^T = O^T alpha + V^T P^T
+ *
+ * With one part the panel ends in o and lse; with several, each leaves {m, l, o} in the workspace and a
+ * second phase merges them in ascending order. Decoding is the same walk with other products: `narrow`,
+ * a literal, chooses them, and o then lies row by row.
+ */
+
+typedef struct forward {
+    panel panel;
+    float *m, *l;      /* [br] */
+    float *alpha;      /* [br] */
+    float *o;          /* [br][dvp] */
+    float *ot;         /* [dvp][br] */
+    const void **raw;  /* [bc] rows of k or v in their own type */
+} forward;
+
+static void forward_layout(forward *f, const fattn_problem *p, const fattn_tiling *tiling,
+                           arena *from)
+{
+    panel_layout(&f->panel, p, tiling, from);
+    f->m = carve(from, tiling->br, sizeof(float));
+    f->l = carve(from, tiling->br, sizeof(float));
+    f->alpha = carve(from, tiling->br, sizeof(float));
+    f->o = carve(from, tiling->br * f->panel.dvp, sizeof(float));
+    f->ot = carve(from, tiling->br * f->panel.dvp, sizeof(float));
+    f->raw = carve(from, tiling->bc, sizeof *f->raw);
+}
+
+static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    forward f;
+    arena from = {0};
+    forward_layout(&f, p, tiling, &from);
+    return from.used;
+}
+
+/* Floats that one part leaves behind: m, l, o. */
+static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return tiling->br * (2 + vectors_of(p->dim_v) * FV_LANES);
+}
+
+static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    if (tiling->splits == 1) { return 0; }
+    return fattn_cpu_bytes(tiling->items, part_size(p, tiling), sizeof(float));
+}
+
+/* --- One part ------------------------------------------------------------------------------------- */
+
+static fattn_softmax state_load(const forward *f, int64_t r)
+{
+    return (fattn_softmax){.m = fv_load(f->m + r), .l = fv_load(f->l + r)};
+}
+
+static void state_store(forward *f, int64_t r, fattn_softmax state)
+{
+    fv_store(f->m + r, state.m);
+    fv_store(f->l + r, state.l);
+}
+
+/* Queries in scratch, and nothing met but the sink, which belongs to the first part. */
+INLINE void forward_begin(forward *f, bool narrow, int64_t split)
+{
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+
+    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
+    if (narrow) {
+        multiply(pn->q, pn->dp, pn->width, pn->dp, pn->rule.query);
+    } else {
+        transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
+        multiply(pn->qt, pn->br, p->dim, pn->width, pn->rule.query);
+    }
+    fill(narrow ? f->o : f->ot, pn->br * pn->dvp, 0);
+
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        state_store(f, r, fattn_softmax_empty());
+    }
+    if (p->features & FATTN_SINK && split == 0) {
+        const float *const sink = pn->buf->sink;
+        for (int64_t r = 0; r < pn->width; r++) {
+            f->alpha[r] = sink[pn->row[r].h] * (float)FATTN_LOG2E;
+        }
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            state_store(f, r, fattn_softmax_sink(fv_load(f->alpha + r)));
+        }
+    }
+}
+
+/* Dot products in x become scores. */
+static void score_tile(panel *pn, span s)
+{
+    const unsigned terms = load_terms(pn, s);
+    if (!terms) { return; }
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        for (int64_t j = 0; j < s.padded; j++) {
+            float *const x = pn->x + j * pn->br + r;
+            fv slope;
+            fv_store(x, fattn_score(&pn->rule, terms, fv_load(x), pair_at(pn, terms, j, r), &slope));
+        }
+    }
+}
+
+/* Scores in x become probabilities relative to the new maximum. Whether some alpha is not 1. */
+static bool soften_tile(forward *f, span s)
+{
+    panel *const pn = &f->panel;
+    mv steady = fv_eq(fv_set1(0), fv_set1(0));
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        float *const x = pn->x + r;
+        fv largest = fv_load(x);
+        for (int64_t j = 1; j < s.padded; j++) {
+            largest = fv_max(largest, fv_load(x + j * pn->br));
+        }
+        fattn_softmax state = state_load(f, r);
+        const fv alpha = fattn_softmax_raise(&state, largest), base = fattn_softmax_base(state);
+        fv sum = fv_set1(0);
+        for (int64_t j = 0; j < s.padded; j++) {
+            const fv weight = fv_exp2(fv_sub(fv_load(x + j * pn->br), base));
+            sum = fv_add(sum, weight);
+            fv_store(x + j * pn->br, weight);
+        }
+        fattn_softmax_add(&state, sum);
+        state_store(f, r, state);
+        fv_store(f->alpha + r, alpha);
+        steady = mv_and(steady, fv_eq(alpha, fv_set1(1)));
+    }
+    return !mv_all(steady);
+}
+
+/* p = Z p, after l has seen p. */
+static void drop_tile(panel *pn, span s)
+{
+    load_dropout(pn, s);
+    for (int64_t j = 0; j < s.padded; j++) {
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            float *const x = pn->x + j * pn->br + r;
+            fv_store(x, fv_mul(fv_load(x), fv_load(pn->z + j * pn->br + r)));
+        }
+    }
+}
+
+/* Rows of k or v as they are. */
+static void load_raw(const panel *pn, span s, const void *tensor, const fattn_strides *strides,
+                     const void **rows)
+{
+    for (int64_t j = 0; j < s.padded; j++) {
+        rows[j] = j < s.live
+                      ? element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j))
+                      : pn->zeros;
+    }
+}
+
+INLINE void forward_tile(forward *f, span s, bool narrow)
+{
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const fattn_buffers *const buf = pn->buf;
+
+    /* 1. Scores. */
+    if (narrow) {
+        load_raw(pn, s, buf->k, &p->k, f->raw);
+        decode_scores(p->dtype, pn->q, pn->dp, pn->rows, f->raw, s.padded, p->dim, pn->x, pn->br);
+    } else {
+        load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
+        product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, pn->width);
+    }
+    score_tile(pn, s);
+
+    /* 2. Probabilities. */
+    const bool rose = soften_tile(f, s);
+    if (!(p->outputs & FATTN_OUT_O)) { return; }
+    if (p->features & FATTN_DROPOUT) { drop_tile(pn, s); }
+
+    /* 3. Values. */
+    if (narrow) {
+        load_raw(pn, s, buf->v, &p->v, f->raw);
+        decode_mix(p->dtype, f->alpha, pn->x, pn->br, pn->rows, f->raw, s.padded, p->dim_v, f->o,
+                   pn->dvp);
+    } else {
+        load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
+        product_columns(p->dim_v, rose ? f->alpha : NULL, pn->v, s.padded, pn->x, pn->br, f->ot,
+                        pn->br, pn->width);
+    }
+}
+
+/* Writes o and lse of the panel's rows from m, l and the unnormalised o. */
+static void forward_store(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fattn_softmax state = state_load(f, r);
+        fv_store(f->alpha + r, fattn_softmax_normaliser(state));
+        fv_store(f->m + r, fattn_softmax_lse(state));
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        const int64_t i = pn->row[r].i, h = pn->row[r].h;
+        if (p->outputs & FATTN_OUT_O) {
+            char *const o = pn->buf->o;
+            const bool empty = f->l[r] == 0; /* selected: o may hold 0 * inf */
+            row_store(o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o), p->dtype_o,
+                      empty ? pn->zeros : f->o + r * pn->dvp, p->dim_v, f->alpha[r]);
+        }
+        if (p->outputs & FATTN_OUT_LSE) {
+            float *const lse = pn->buf->lse;
+            lse[fattn_lse_index(p, &pn->seq, pn->b, h) + i] = f->m[r];
+        }
+    }
+}
+
+static void forward_keep_part(const forward *f, const fattn_cpu_run *run, int64_t item)
+{
+    const panel *const pn = &f->panel;
+    float *const part = (float *)run->shared + item * part_size(pn->p, run->tiling);
+    memcpy(part, f->m, (size_t)pn->br * sizeof(float));
+    memcpy(part + pn->br, f->l, (size_t)pn->br * sizeof(float));
+    memcpy(part + 2 * pn->br, f->o, (size_t)(pn->br * pn->dvp) * sizeof(float));
+}
+
+/* Key blocks first .. past - 1 of those that the panel's rows may see. */
+static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
+{
+    const fattn_range keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
+    *first = fattn_max64(*first, keys.first / pn->bc);
+    *past = fattn_min64(*past, (fattn_max64(0, keys.past) + pn->bc - 1) / pn->bc);
+}
+
+INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, bool narrow)
+{
+    const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
+    arena from = {.base = scratch};
+    forward f;
+    panel *const pn = &f.panel;
+    int64_t block, past;
+
+    forward_layout(&f, run->problem, run->tiling, &from);
+    if (!panel_open(pn, run, work.batch, work.head, work.block)) { return; }
+    forward_begin(&f, narrow, work.split);
+
+    fattn_schedule_keys(run->tiling, work.split, &block, &past);
+    panel_blocks(pn, &block, &past);
+    for (; block < past; block++) {
+        const span s = span_of(pn, block);
+        if (s.kind != FATTN_TILE_EMPTY) { forward_tile(&f, s, narrow); }
+    }
+
+    if (!narrow) { transpose(f.ot, pn->br, pn->dvp, pn->width, f.o, pn->dvp); }
+    if (run->tiling->splits > 1) {
+        forward_keep_part(&f, run, item);
+    } else {
+        forward_store(&f);
+    }
+}
+
+static void forward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    attention(run, item, scratch, false);
+}
+
+static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    attention(run, item, scratch, true);
+}
+
+static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->items; }
+
+/* --- Merging the parts ---------------------------------------------------------------------------- */
+
+/* {m, l, o} of the panel becomes that of both; other: m, l, o of a part. */
+static void merge_part(forward *f, const float *other)
+{
+    const panel *const pn = &f->panel;
+    const float *const m = other, *const l = m + pn->br, *const o = l + pn->br;
+    float *const alpha = f->alpha, *const beta = pn->at;
+
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        fattn_softmax state = state_load(f, r);
+        const fattn_softmax part = {.m = fv_load(m + r), .l = fv_load(l + r)};
+        fv a, b;
+        fattn_softmax_merge(&state, part, &a, &b);
+        state_store(f, r, state);
+        fv_store(alpha + r, a);
+        fv_store(beta + r, b);
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        const fv a = fv_set1(alpha[r]), b = fv_set1(beta[r]);
+        for (int64_t c = 0; c < pn->dvp; c += FV_LANES) {
+            float *const at = f->o + r * pn->dvp + c;
+            fv_store(at, fv_fma(b, fv_load(o + r * pn->dvp + c), fv_mul(a, fv_load(at))));
+        }
+    }
+}
+
+static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    const fattn_tiling *const tiling = run->tiling;
+    const int64_t size = part_size(run->problem, tiling), first = item * tiling->splits;
+    const fattn_work work = fattn_schedule_item(tiling, run->problem->heads_k, first);
+    const float *const parts = (const float *)run->shared + first * size;
+    arena from = {.base = scratch};
+    forward f;
+    panel *const pn = &f.panel;
+
+    forward_layout(&f, run->problem, tiling, &from);
+    if (!panel_open(pn, run, work.batch, work.head, work.block)) { return; }
+
+    memcpy(f.m, parts, (size_t)pn->br * sizeof(float));
+    memcpy(f.l, parts + pn->br, (size_t)pn->br * sizeof(float));
+    memcpy(f.o, parts + 2 * pn->br, (size_t)(pn->br * pn->dvp) * sizeof(float));
+    for (int64_t split = 1; split < tiling->splits; split++) {
+        merge_part(&f, parts + split * size);
+    }
+    forward_store(&f);
+}
+
+static int64_t merge_count(const fattn_cpu_run *run)
+{
+    return run->tiling->splits > 1 ? run->tiling->items / run->tiling->splits : 0;
+}
+
+/* --- Tiles ---------------------------------------------------------------------------------------- */
+
+#define GROUP (FV_LANES * FV_NQ)
+static const fattn_tile forward_tiles[] = {{GROUP * 8, 64}, {GROUP * 4, 128}, {0, 0}};
+static const fattn_tile decode_tiles[] = {{16, 64}, {16, 256}, {0, 0}};
+#undef GROUP
+
+static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    return forward_scratch(p, &(fattn_tiling){.br = tile.br, .bc = tile.bc});
+}
+
+static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling), tiling->items);
+}

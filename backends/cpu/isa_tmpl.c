@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CPU kernels, compiled once for each instruction set. Parameters:
+ *
+ *     FATTN_ISA    its name, a word: the object's only global is fattn_cpu_<name>
+ *     FATTN_VEC    the header with its vocabulary, in quotes; vec_scalar.h says what a vocabulary is
+ *
+ * Nothing but standard C and that vocabulary is used below, so a new instruction set is a new header.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "backends/cpu/cpu.h"
+#include "core/band.h"
+#include "core/problem.h"
+#include "core/schedule.h"
+
+#include FATTN_VEC
+
+#define FATTN_SUFFIX _fv
+#include "core/philox.h"
+#undef FATTN_SUFFIX
+#include "core/online_softmax.h"
+#include "core/philox.h"
+#include "core/score.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define PASTE_EXPANDED(a, b) a##b
+#define PASTE(a, b) PASTE_EXPANDED(a, b)
+#define STRING_EXPANDED(a) #a
+#define STRING(a) STRING_EXPANDED(a)
+#define KERNEL_NAME(kernel) STRING(FATTN_ISA) "_" kernel
+
+_Static_assert(FV_ND % FV_NK == 0 && FV_ND % FV_LANES == 0, "tiles of keys hold whole steps");
+
+/* Vectors that hold n numbers. */
+static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
+
+#include "backends/cpu/product.inl"
+
+#include "backends/cpu/panel.inl"
+
+#include "backends/cpu/decode.inl"
+
+#include "backends/cpu/forward.inl"
+
+#include "backends/cpu/backward.inl"
+
+#include "backends/cpu/peak.inl"
+
+#define CPU_DTYPES                                                                                 \
+    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
+
+static const fattn_cpu_kernel kernels[] = {
+    {
+        .row = {.name = KERNEL_NAME("decode"),
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                .dtypes = CPU_DTYPES,
+                .features = FATTN_FEATURES_ALL & ~FATTN_BATCH_INVARIANT,
+                .dim_max = 256,
+                .rows_max = DECODE_ROWS,
+                .packs_groups = true,
+                .splits_keys = true,
+                .tiles = decode_tiles,
+                .fast_bytes = forward_fast_bytes,
+                .workspace = forward_workspace},
+        .scratch = forward_scratch,
+        .shared = forward_shared,
+        .phases = {{forward_count, decode_work}, {merge_count, merge_work}},
+    },
+    {
+        .row = {.name = KERNEL_NAME("forward"),
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                .dtypes = CPU_DTYPES,
+                .features = FATTN_FEATURES_ALL,
+                .dim_max = 256,
+                .packs_groups = true,
+                .splits_keys = true,
+                .tiles = forward_tiles,
+                .fast_bytes = forward_fast_bytes,
+                .workspace = forward_workspace},
+        .scratch = forward_scratch,
+        .shared = forward_shared,
+        .phases = {{forward_count, forward_work}, {merge_count, merge_work}},
+    },
+};
+
+const fattn_cpu_isa PASTE(fattn_cpu_, FATTN_ISA) = {
+    .name = STRING(FATTN_ISA),
+    .kernels = kernels,
+    .kernel_count = sizeof kernels / sizeof kernels[0],
+    .peaks = peaks,
+};

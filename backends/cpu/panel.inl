@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A panel: a block of rows of one key/value head on its way along the keys, queries in the lanes. What
+ * forward, decoding and backward share: where rows and keys lie, the scratch that holds them, and the
+ * score of a tile with all its features.
+ *
+ * Rows of a panel are numbered r = i * group + g over the queries i of a sequence and the heads g of the
+ * group that shares a key/value head: neighbours see nearly the same keys, and keys are read once for
+ * the whole group. A tile of scores lies as x[j][r]. `width` is the number of rows rounded up to
+ * vectors; rows past the last are dead: they hold zeros and nobody reads their results.
+ *
+ * Keys of a tile are reached through pointers to rows of float, one a key: into the tensor itself where
+ * that can be (float, and a stride that spreads over the cache), else to a copy. Keys past the end
+ * point to a row of zeros, so padding is never read.
+ */
+
+/* One row: its query and head. */
+typedef struct query_row {
+    int64_t i, h;
+    bool dead; /* contributes nothing to any key */
+} query_row;
+
+typedef struct panel {
+    const fattn_problem *p;
+    const fattn_buffers *buf;
+    int64_t br, bc;      /* tile, and the stride between its keys */
+    int64_t b, hk, group;
+    int64_t first, rows; /* numbers of the rows */
+    int64_t width;
+    int64_t i0, i1;      /* their queries: i0 .. i1 - 1 */
+    bool ragged;         /* some row is dead and must be kept from the keys */
+    bool masked;         /* mask or block mask on */
+
+    fattn_sequence seq;
+    fattn_band band;
+    fattn_score_rule rule;
+    fattn_dropout dropout;
+
+    /* Scratch. dp and dvp: D and Dv rounded up to vectors. */
+    int64_t dp, dvp;
+    query_row *row;         /* [br] */
+    float *slope;           /* [br] ALiBi, times log2 e */
+    float *at;              /* [br] i + off - (first key of the tile) */
+    float *lo, *hi;         /* [br] keys of the tile that are kept: lo <= j < hi */
+    uint32_t *drop_i;       /* [br] query and global head, for dropout */
+    uint32_t *drop_h;
+    float *q;               /* [br][dp] */
+    float *qt;              /* [dp][br], times rule.query */
+    float *x;               /* [bc][br] scores, then probabilities */
+    float **x_rows;         /* [bc] */
+    float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
+    float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
+    const float **k, **v;   /* [bc] rows of the tile */
+    float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
+    float *zeros;           /* [max(dp, dvp)] */
+} panel;
+
+/* --- Scratch -------------------------------------------------------------------------------------- */
+
+/* Hands out memory from base; with base NULL it only counts. */
+typedef struct arena {
+    char *base;
+    int64_t used;
+} arena;
+
+static void *carve(arena *from, int64_t count, size_t size)
+{
+    void *const block = from->base ? from->base + from->used : NULL;
+    from->used += (count * (int64_t)size + 63) / 64 * 64;
+    return block;
+}
+
+static bool is_masked(const fattn_problem *p)
+{
+    return p->features & (FATTN_MASK | FATTN_BLOCK_MASK);
+}
+
+/*
+ * Whether products can read the rows of k or v in place. A stride of a multiple of 4 KiB maps all rows
+ * of a tile to the same set of the first-level cache, where they evict each other.
+ */
+static bool in_place(const fattn_problem *p, const fattn_strides *strides)
+{
+    return p->dtype == FATTN_F32 && strides->seq % 1024 != 0;
+}
+
+static void panel_layout(panel *pn, const fattn_problem *p, const fattn_tiling *tiling, arena *from)
+{
+    const int64_t br = tiling->br, bc = tiling->bc;
+    pn->p = p;
+    pn->br = br;
+    pn->bc = bc;
+    pn->dp = vectors_of(p->dim) * FV_LANES;
+    pn->dvp = vectors_of(p->dim_v) * FV_LANES;
+    pn->masked = is_masked(p);
+
+    pn->row = carve(from, br, sizeof *pn->row);
+    pn->slope = carve(from, br, sizeof(float));
+    pn->at = carve(from, br, sizeof(float));
+    pn->lo = carve(from, br, sizeof(float));
+    pn->hi = carve(from, br, sizeof(float));
+    pn->drop_i = carve(from, br, sizeof(uint32_t));
+    pn->drop_h = carve(from, br, sizeof(uint32_t));
+    pn->q = carve(from, br * pn->dp, sizeof(float));
+    pn->qt = carve(from, br * pn->dp, sizeof(float));
+    pn->x = carve(from, bc * br, sizeof(float));
+    pn->x_rows = carve(from, bc, sizeof *pn->x_rows);
+    pn->bias = carve(from, p->features & FATTN_BIAS ? bc * br : 0, sizeof(float));
+    pn->keep = carve(from, pn->masked ? bc * br : 0, sizeof(float));
+    pn->z = carve(from, p->features & FATTN_DROPOUT ? bc * br : 0, sizeof(float));
+    pn->natural = carve(from, p->features & FATTN_BIAS || pn->masked ? bc * br : 0, sizeof(float));
+    pn->k = carve(from, bc, sizeof *pn->k);
+    pn->v = carve(from, bc, sizeof *pn->v);
+    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : bc * pn->dp, sizeof(float));
+    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : bc * pn->dvp, sizeof(float));
+    pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
+}
+
+/* --- Rows of numbers ------------------------------------------------------------------------------ */
+
+static void fill(float *to, int64_t n, float x)
+{
+    for (int64_t c = 0; c < n; c++) { to[c] = x; }
+}
+
+/* to[0 .. n) = from[0 .. n), and zeros up to whole vectors. */
+static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
+{
+    const int64_t whole = n / FV_LANES * FV_LANES;
+    const int part = (int)(n - whole);
+    if (dtype == FATTN_F32) {
+        const float *const x = from;
+        for (int64_t c = 0; c < whole; c += FV_LANES) { fv_store(to + c, fv_load(x + c)); }
+        if (part) { fv_store(to + whole, fv_load_part(x + whole, part)); }
+        return;
+    }
+    const uint16_t *const x = from;
+    uint16_t last[FV_LANES] = {0};
+    memcpy(last, x + whole, (size_t)part * sizeof *x);
+    if (dtype == FATTN_F16) {
+        for (int64_t c = 0; c < whole; c += FV_LANES) { fv_store(to + c, fv_load_f16(x + c)); }
+        if (part) { fv_store(to + whole, fv_load_f16(last)); }
+    } else {
+        for (int64_t c = 0; c < whole; c += FV_LANES) { fv_store(to + c, fv_load_bf16(x + c)); }
+        if (part) { fv_store(to + whole, fv_load_bf16(last)); }
+    }
+}
+
+/* to[0 .. n) = factor * from[0 .. n), rounded once. from is padded to whole vectors. */
+static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n, float factor)
+{
+    const int64_t whole = n / FV_LANES * FV_LANES;
+    const int part = (int)(n - whole);
+    const fv f = fv_set1(factor);
+    if (dtype == FATTN_F32) {
+        float *const x = to;
+        for (int64_t c = 0; c < whole; c += FV_LANES) {
+            fv_store(x + c, fv_mul(f, fv_load(from + c)));
+        }
+        if (part) { fv_store_part(x + whole, fv_mul(f, fv_load(from + whole)), part); }
+        return;
+    }
+    uint16_t *const x = to;
+    uint16_t last[FV_LANES];
+    if (dtype == FATTN_F16) {
+        for (int64_t c = 0; c < whole; c += FV_LANES) {
+            fv_store_f16(x + c, fv_mul(f, fv_load(from + c)));
+        }
+        if (part) { fv_store_f16(last, fv_mul(f, fv_load(from + whole))); }
+    } else {
+        for (int64_t c = 0; c < whole; c += FV_LANES) {
+            fv_store_bf16(x + c, fv_mul(f, fv_load(from + c)));
+        }
+        if (part) { fv_store_bf16(last, fv_mul(f, fv_load(from + whole))); }
+    }
+    memcpy(x + whole, last, (size_t)part * sizeof *x);
+}
+
+static const void *element(const void *array, fattn_dtype dtype, int64_t index)
+{
+    return (const char *)array + index * fattn_dtype_size(dtype);
+}
+
+/* to[c][r] = from[r][c]; rows and columns rounded up to vectors. */
+static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t columns, float *to,
+                      int64_t to_stride)
+{
+    for (int64_t r = 0; r < rows; r += FV_LANES) {
+        for (int64_t c = 0; c < columns; c += FV_LANES) {
+            fv_transpose(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
+        }
+    }
+}
+
+static void multiply(float *x, int64_t stride, int64_t rows, int64_t columns, float factor)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < columns; c += FV_LANES) {
+            float *const at = x + r * stride + c;
+            fv_store(at, fv_mul(fv_load(at), fv_set1(factor)));
+        }
+    }
+}
+
+/* --- Opening a panel ------------------------------------------------------------------------------ */
+
+static fattn_score_rule rule_of(const fattn_problem *p)
+{
+    const unsigned terms = (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
+                           (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
+                           (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
+    return fattn_score_rule_make(terms, p->scale, p->softcap);
+}
+
+static fattn_dropout dropout_of(const fattn_problem *p, const fattn_buffers *buf)
+{
+    return fattn_dropout_make(fattn_dropout_threshold(p->dropout_p),
+                              buf->seed_ptr ? *buf->seed_ptr : buf->seed,
+                              buf->offset_ptr ? *buf->offset_ptr : buf->offset);
+}
+
+/* Everything about row r that does not depend on the keys. */
+static void panel_row(panel *pn, int64_t r)
+{
+    const fattn_problem *const p = pn->p;
+    const bool dead = r >= pn->rows;
+    const int64_t number = pn->first + (dead ? 0 : r);
+    const int64_t i = number / pn->group, h = pn->hk * pn->group + number % pn->group;
+
+    pn->row[r] = (query_row){.i = i, .h = h, .dead = dead};
+    pn->slope[r] = 0;
+    if (p->features & FATTN_ALIBI && !dead) {
+        const float *const slopes = pn->buf->alibi_slopes;
+        pn->slope[r] = slopes[pn->b * p->alibi_batch_stride + h] * (float)FATTN_LOG2E;
+    }
+    pn->drop_i[r] = (uint32_t)i;
+    pn->drop_h[r] = (uint32_t)(p->head_offset + h);
+}
+
+/* Finds the rows of a block of (sequence b, key/value head hk), after panel_layout(). False when it has
+ * none. */
+static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t block)
+{
+    const fattn_problem *const p = run->problem;
+    pn->buf = run->buffers;
+    pn->b = b;
+    pn->hk = hk;
+    pn->group = p->heads_q / p->heads_k;
+    pn->seq = fattn_sequence_of(p, pn->buf, b);
+    pn->first = block * pn->br;
+    pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
+    if (pn->rows <= 0) { return false; }
+
+    pn->width = vectors_of(pn->rows) * FV_LANES;
+    pn->i0 = pn->first / pn->group;
+    pn->i1 = (pn->first + pn->rows - 1) / pn->group + 1;
+    pn->ragged = false;
+    pn->band = (fattn_band){.keys = pn->seq.sk,
+                            .diagonal = pn->seq.diagonal,
+                            .left = p->window_left,
+                            .right = p->window_right};
+    pn->rule = rule_of(p);
+    if (p->features & FATTN_DROPOUT) { pn->dropout = dropout_of(p, pn->buf); }
+    for (int64_t r = 0; r < pn->width; r++) { panel_row(pn, r); }
+    for (int64_t j = 0; j < pn->bc; j++) { pn->x_rows[j] = pn->x + j * pn->br; }
+    fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0);
+    return true;
+}
+
+/* Index in q, o, dout or dq of the first channel of row r. */
+static int64_t query_index(const panel *pn, const fattn_strides *s, int64_t r)
+{
+    return pn->seq.q_batch * s->batch + (pn->seq.q_row + pn->row[r].i) * s->seq +
+           pn->row[r].h * s->head;
+}
+
+/* Index in k, v, dk or dv of the first channel of key j. */
+static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
+{
+    const fattn_problem *const p = pn->p;
+    if (p->features & FATTN_PAGED) {
+        const int32_t *const table = pn->buf->block_table + pn->b * p->block_table_stride;
+        return table[j / p->page_size] * s->batch + j % p->page_size * s->seq + pn->hk * s->head;
+    }
+    return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
+}
+
+/* to[r] = rows of q, o or dout; zeros for rows past the last. to: [width][stride] */
+static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
+                         const fattn_strides *strides, int64_t dim, float *to, int64_t stride)
+{
+    for (int64_t r = 0; r < pn->width; r++) {
+        if (r < pn->rows) {
+            row_load(to + r * stride, dtype,
+                     element(tensor, dtype, query_index(pn, strides, r)), dim);
+        } else {
+            fill(to + r * stride, stride, 0);
+        }
+    }
+}
+
+/* --- Keys ----------------------------------------------------------------------------------------- */
+
+/* The keys of a tile that some row may see. */
+typedef struct span {
+    int64_t first;  /* key of x[0] */
+    int64_t live;   /* of them exist */
+    int64_t padded; /* and are computed: live rounded up to what products work on */
+    fattn_tile_kind kind;
+} span;
+
+/* The tile of key block `block`, which ends where the last row that sees anything ends. */
+static span span_of(const panel *pn, int64_t block)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t j0 = block * pn->bc;
+    const int64_t past = fattn_min64(j0 + pn->bc, fattn_band_rows(&pn->band, pn->i0, pn->i1).past);
+    span s = {.first = j0, .live = past - j0, .kind = FATTN_TILE_EMPTY};
+    s.padded = (s.live + FV_ND - 1) / FV_ND * FV_ND;
+    if (s.live <= 0) { return s; }
+
+    s.kind = fattn_band_tile(&pn->band, pn->i0, pn->i1, j0, j0 + s.padded);
+    if (s.kind != FATTN_TILE_EMPTY && p->features & FATTN_BLOCK_MASK) {
+        const int64_t *const stride = p->block_mask_stride;
+        bool kept = false;
+        for (int64_t h = pn->hk * pn->group; h < (pn->hk + 1) * pn->group && !kept; h++) {
+            const fattn_block_mask mask = {
+                .mask = pn->buf->block_mask + pn->b * stride[0] + h * stride[1],
+                .stride_i = stride[2],
+                .stride_j = stride[3],
+                .rows = p->block_m,
+                .keys = p->block_n};
+            kept = fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0, past) != FATTN_TILE_EMPTY;
+        }
+        if (!kept) { s.kind = FATTN_TILE_EMPTY; }
+    }
+    if (s.kind == FATTN_TILE_FULL && (pn->masked || pn->ragged)) { s.kind = FATTN_TILE_PARTIAL; }
+    return s;
+}
+
+/* rows[j] = the channels of k or v of the tile's keys, as floats. */
+static void load_keys(const panel *pn, span s, const void *tensor, const fattn_strides *strides,
+                      int64_t dim, float *copy, int64_t copy_stride, const float **rows)
+{
+    const fattn_dtype dtype = pn->p->dtype;
+    const bool direct = in_place(pn->p, strides);
+    for (int64_t j = 0; j < s.padded; j++) {
+        if (j >= s.live) {
+            rows[j] = pn->zeros;
+            continue;
+        }
+        const void *const from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        if (direct) {
+            rows[j] = from;
+        } else {
+            row_load(copy + j * copy_stride, dtype, from, dim);
+            rows[j] = copy + j * copy_stride;
+        }
+    }
+}
+
+/* --- Scores --------------------------------------------------------------------------------------- */
+
+/* Where a term with strides (batch, head, query, key) has row r and the first key of the tile. */
+static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
+{
+    return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] + j * stride[3];
+}
+
+/* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
+static void term_transpose(const panel *pn, span s, float *to)
+{
+    for (int64_t r = pn->rows; r < pn->width; r++) { fill(pn->natural + r * pn->bc, s.padded, 0); }
+    transpose(pn->natural, pn->bc, pn->width, s.padded, to, pn->br);
+}
+
+static void load_bias(const panel *pn, span s)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t step = p->bias_stride[3];
+    for (int64_t r = 0; r < pn->rows; r++) {
+        float *const to = pn->natural + r * pn->bc;
+        const int64_t index = term_index(pn, p->bias_stride, r, s.first);
+        fill(to + s.live, s.padded - s.live, 0);
+        if (step == 1) {
+            row_load(to, p->dtype_bias, element(pn->buf->bias, p->dtype_bias, index), s.live);
+            continue;
+        }
+        for (int64_t j = 0; j < s.live; j++) {
+            to[j] = (float)fattn_dtype_load(p->dtype_bias, pn->buf->bias, index + j * step);
+        }
+    }
+    term_transpose(pn, s, pn->bias);
+}
+
+/* 1 where mask and block mask keep a pair, else 0. */
+static void load_masks(const panel *pn, span s)
+{
+    const fattn_problem *const p = pn->p;
+    for (int64_t r = 0; r < pn->rows; r++) {
+        float *const to = pn->natural + r * pn->bc;
+        fill(to, s.live, 1);
+        fill(to + s.live, s.padded - s.live, 0);
+        if (p->features & FATTN_MASK) {
+            const uint8_t *const mask =
+                pn->buf->mask + term_index(pn, p->mask_stride, r, s.first);
+            for (int64_t j = 0; j < s.live; j++) { to[j] = mask[j * p->mask_stride[3]] != 0; }
+        }
+        if (p->features & FATTN_BLOCK_MASK) {
+            const int64_t *const stride = p->block_mask_stride;
+            const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] +
+                                        pn->row[r].h * stride[1] +
+                                        pn->row[r].i / p->block_m * stride[2];
+            for (int64_t j = 0; j < s.live; j++) {
+                if (!mask[(s.first + j) / p->block_n * stride[3]]) { to[j] = 0; }
+            }
+        }
+    }
+    term_transpose(pn, s, pn->keep);
+}
+
+/* The band of each row in units of the tile, and its place for ALiBi. Numbers up to bc are exact in
+ * float; a place beyond 2^24 is rounded, which is the rounding its score would see anyway. */
+static void load_places(const panel *pn, span s)
+{
+    for (int64_t r = 0; r < pn->width; r++) {
+        const int64_t i = pn->row[r].i;
+        const fattn_range keys = fattn_band_row(&pn->band, i);
+        const int64_t lo = fattn_max64(0, fattn_min64(s.padded, keys.first - s.first));
+        const int64_t hi = fattn_max64(0, fattn_min64(s.padded, keys.past - s.first));
+        pn->lo[r] = (float)lo;
+        pn->hi[r] = pn->row[r].dead ? 0 : (float)hi;
+        pn->at[r] = (float)(i + pn->band.diagonal - s.first);
+    }
+}
+
+/* What the scores of a tile need beyond the dot products: FATTN_SCORE_*, and the terms in scratch. */
+static unsigned load_terms(const panel *pn, span s)
+{
+    const unsigned terms =
+        pn->rule.terms | (s.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
+    if (terms & FATTN_SCORE_BIAS) { load_bias(pn, s); }
+    if (terms & (FATTN_SCORE_ALIBI | FATTN_SCORE_KEEP)) { load_places(pn, s); }
+    if (pn->masked) { load_masks(pn, s); }
+    return terms;
+}
+
+/* The terms of key j of the tile and the rows at r. */
+INLINE fattn_score_pair pair_at(const panel *pn, unsigned terms, int64_t j, int64_t r)
+{
+    const fv key = fv_set1((float)j), zero = fv_set1(0);
+    fattn_score_pair pair = {.bias = zero, .slope = zero, .distance = zero, .keep = fv_eq(zero, zero)};
+    if (terms & FATTN_SCORE_BIAS) { pair.bias = fv_load(pn->bias + j * pn->br + r); }
+    if (terms & FATTN_SCORE_ALIBI) {
+        pair.slope = fv_load(pn->slope + r);
+        pair.distance = fv_abs(fv_sub(fv_load(pn->at + r), key));
+    }
+    if (terms & FATTN_SCORE_KEEP) {
+        pair.keep = mv_and(fv_le(fv_load(pn->lo + r), key), fv_lt(key, fv_load(pn->hi + r)));
+        if (pn->masked) {
+            pair.keep = mv_and(pair.keep, fv_lt(zero, fv_load(pn->keep + j * pn->br + r)));
+        }
+    }
+    return pair;
+}
+
+/* pn->z[j][r] = Z of dropout. One call of the generator serves 16 keys from a multiple of 16 on. */
+static void load_dropout(const panel *pn, span s)
+{
+    const int64_t begin = pn->seq.k_position + s.first, end = begin + s.live;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fattn_dropout_rows_fv rows = fattn_dropout_rows_at_fv(
+            pn->seq.q_position, uv_load(pn->drop_i + r),
+            uv_set1((uint32_t)(pn->p->batch_offset + pn->b)), uv_load(pn->drop_h + r));
+        for (int64_t block = begin / 16 * 16; block < end; block += 16) {
+            fv z[16];
+            fattn_dropout_block_fv(&pn->dropout, rows, block, z);
+            const int64_t from = fattn_max64(begin, block), to = fattn_min64(end, block + 16);
+            for (int64_t j = from; j < to; j++) {
+                fv_store(pn->z + (j - begin) * pn->br + r, z[j - block]);
+            }
+        }
+        for (int64_t j = s.live; j < s.padded; j++) {
+            fv_store(pn->z + j * pn->br + r, fv_set1(0));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The matrix products, all of one shape: a register tile of FV_NK rows by up to FV_NQ vectors, to which
+ * every step adds a broadcast number times a row of vectors. Rows are given by pointers, so that keys
+ * in pages, with any stride and past the end (a row of zeros, or one whose results nobody reads) are
+ * the same code. Numbers of rows are multiples of FV_NK.
+ *
+ *     product_rows      C_k  (+)=  sum_r A_k[r] B[r]          A_k contiguous along the sum
+ *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along the rows of C
+ */
+
+/* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
+_Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
+#define PRODUCT_WIDTHS(vectors, call)                                                              \
+    switch (vectors) {                                                                             \
+    case 1: call(1); break;                                                                        \
+    case 2: call(2 <= FV_NQ ? 2 : 1); break;                                                       \
+    case 3: call(3 <= FV_NQ ? 3 : 1); break;                                                       \
+    default: call(FV_NQ); break;                                                                   \
+    }
+
+/* last: lanes of the last vector that C has; FV_LANES for all. */
+INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t depth,
+                      const float *b, int64_t b_stride, float *const *c, int64_t column)
+{
+    fv sum[FV_NK][FV_NQ];
+    for (int k = 0; k < FV_NK; k++) {
+        for (int q = 0; q < nq; q++) {
+            const float *const at = c[k] + column + q * FV_LANES;
+            sum[k][q] = !add                               ? fv_set1(0.0f)
+                        : q == nq - 1 && last < FV_LANES ? fv_load_part(at, last)
+                                                           : fv_load(at);
+        }
+    }
+    for (int64_t r = 0; r < depth; r++) {
+        fv row[FV_NQ];
+        for (int q = 0; q < nq; q++) { row[q] = fv_load(b + r * b_stride + q * FV_LANES); }
+        for (int k = 0; k < FV_NK; k++) {
+            const fv factor = fv_set1(a[k][r]);
+            for (int q = 0; q < nq; q++) { sum[k][q] = fv_fma(factor, row[q], sum[k][q]); }
+        }
+    }
+    for (int k = 0; k < FV_NK; k++) {
+        for (int q = 0; q < nq; q++) {
+            float *const at = c[k] + column + q * FV_LANES;
+            if (q == nq - 1 && last < FV_LANES) {
+                fv_store_part(at, sum[k][q], last);
+            } else {
+                fv_store(at, sum[k][q]);
+            }
+        }
+    }
+}
+
+/*
+ * C_k = sum_r A_k[r] B[r], or += with add, for k < rows.
+ * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not padded.
+ */
+static void product_rows(int add, int64_t rows, const float *const *a, int64_t depth, const float *b,
+                         int64_t b_stride, float *const *c, int64_t columns)
+{
+    for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
+        const int64_t left = columns - column;
+        const int64_t vectors = fattn_min64(vectors_of(left), FV_NQ);
+        const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
+        for (int64_t k = 0; k < rows; k += FV_NK) {
+#define TILE(nq) rows_tile(nq, last, add, a + k, depth, b + column, b_stride, c + k, column)
+            PRODUCT_WIDTHS(vectors, TILE)
+#undef TILE
+        }
+    }
+}
+
+INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a, int64_t first,
+                         int64_t depth, const float *b, int64_t b_stride, float *c, int64_t c_stride)
+{
+    fv sum[FV_NK][FV_NQ];
+    for (int m = 0; m < nm; m++) {
+        for (int q = 0; q < nq; q++) {
+            sum[m][q] = fv_load(c + m * c_stride + q * FV_LANES);
+            if (alpha) { sum[m][q] = fv_mul(sum[m][q], alpha[q]); }
+        }
+    }
+    for (int64_t r = 0; r < depth; r++) {
+        const float *const factors = a[r] + first;
+        fv row[FV_NQ];
+        for (int q = 0; q < nq; q++) { row[q] = fv_load(b + r * b_stride + q * FV_LANES); }
+        for (int m = 0; m < nm; m++) {
+            const fv factor = fv_set1(factors[m]);
+            for (int q = 0; q < nq; q++) { sum[m][q] = fv_fma(factor, row[q], sum[m][q]); }
+        }
+    }
+    for (int m = 0; m < nm; m++) {
+        for (int q = 0; q < nq; q++) { fv_store(c + m * c_stride + q * FV_LANES, sum[m][q]); }
+    }
+}
+
+/*
+ * C[m] = C[m] alpha + sum_r A_r[m] B[r] for m < rows, any number. alpha: NULL for 1.
+ * a: [depth][rows] by rows; b: [depth][columns], c: [rows][columns], alpha: [columns], padded to vectors.
+ */
+static void product_columns(int64_t rows, const float *alpha, const float *const *a, int64_t depth,
+                            const float *b, int64_t b_stride, float *c, int64_t c_stride,
+                            int64_t columns)
+{
+    for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
+        const int64_t vectors = fattn_min64(vectors_of(columns - column), FV_NQ);
+        fv factor[FV_NQ];
+        for (int64_t q = 0; alpha && q < vectors; q++) {
+            factor[q] = fv_load(alpha + column + q * FV_LANES);
+        }
+        const fv *const scale = alpha ? factor : NULL;
+        int64_t m = 0;
+        for (; m + FV_NK <= rows; m += FV_NK) {
+#define TILE(nq)                                                                                   \
+    columns_tile(FV_NK, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column,   \
+                 c_stride)
+            PRODUCT_WIDTHS(vectors, TILE)
+#undef TILE
+        }
+        for (; m < rows; m++) {
+#define TILE(nq)                                                                                   \
+    columns_tile(1, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column,       \
+                 c_stride)
+            PRODUCT_WIDTHS(vectors, TILE)
+#undef TILE
+        }
+    }
+}
+
+#undef PRODUCT_WIDTHS

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The vocabulary of the CPU kernels, spoken in plain C: a vector of one lane. It is the smallest
+ * example of a vec_*.h and says what every other one must do; intrinsics appear in those files only.
+ *
+ *     FV_LANES         lanes of a vector, a power of two up to 32
+ *     FV_NQ, FV_NK     shape of the register tile of a matrix product: FV_NQ vectors (of queries or
+ *                      channels) by FV_NK rows. FV_NQ * FV_NK accumulators, FV_NQ operands and a
+ *                      broadcast must fit the registers
+ *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES and 4
+ *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
+ *
+ * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <= FV_LANES,
+ * and load 0 into the others. exp2 and log2 have an error below 2 ulp, keep NaN, and are exact at 0,
+ * -inf and +inf: exp2(-inf) = 0, log2(0) = -inf.
+ */
+#ifndef FATTN_CPU_VEC_SCALAR_H
+#define FATTN_CPU_VEC_SCALAR_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "core/dtype.h"
+
+#define FV_LANES 1
+#define FV_NQ 4
+#define FV_NK 4
+#define FV_ND 4
+
+typedef float fv;
+typedef uint32_t uv;
+typedef int mv;
+
+static inline fv fv_set1(float x) { return x; }
+static inline fv fv_load(const float *x) { return *x; }
+static inline fv fv_load_part(const float *x, int n) { return n ? *x : 0.0f; }
+static inline fv fv_load_f16(const uint16_t *x) { return fattn_f16_to_f32(*x); }
+static inline fv fv_load_bf16(const uint16_t *x) { return fattn_bf16_to_f32(*x); }
+static inline void fv_store(float *to, fv x) { *to = x; }
+static inline void fv_store_f16(uint16_t *to, fv x) { *to = fattn_f16_from_f32(x); }
+static inline void fv_store_bf16(uint16_t *to, fv x) { *to = fattn_bf16_from_f32(x); }
+static inline void fv_store_part(float *to, fv x, int n)
+{
+    if (n) { *to = x; }
+}
+
+static inline fv fv_add(fv a, fv b) { return a + b; }
+static inline fv fv_sub(fv a, fv b) { return a - b; }
+static inline fv fv_mul(fv a, fv b) { return a * b; }
+static inline fv fv_div(fv a, fv b) { return a / b; }
+static inline fv fv_abs(fv a) { return fabsf(a); }
+static inline fv fv_exp2(fv a) { return exp2f(a); }
+static inline fv fv_log2(fv a) { return log2f(a); }
+
+/* a * b + c, in one rounding where that is an instruction and in two elsewhere. */
+static inline fv fv_fma(fv a, fv b, fv c)
+{
+#ifdef __FP_FAST_FMAF
+    return fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* The second operand when either is NaN, as on x86. */
+static inline fv fv_max(fv a, fv b) { return a > b ? a : b; }
+static inline fv fv_min(fv a, fv b) { return a < b ? a : b; }
+
+static inline mv fv_eq(fv a, fv b) { return a == b; }
+static inline mv fv_lt(fv a, fv b) { return a < b; }
+static inline mv fv_le(fv a, fv b) { return a <= b; }
+static inline mv mv_and(mv a, mv b) { return a & b; }
+static inline int mv_all(mv a) { return a; }
+static inline fv fv_select(mv m, fv a, fv b) { return m ? a : b; }
+
+static inline uv uv_set1(uint32_t x) { return x; }
+static inline uv uv_load(const uint32_t *x) { return *x; }
+static inline uv uv_add(uv a, uv b) { return a + b; }
+static inline uv uv_and(uv a, uv b) { return a & b; }
+static inline uv uv_xor(uv a, uv b) { return a ^ b; }
+static inline uv uv_shr(uv a, int n) { return a >> n; }
+static inline uv uv_mulhilo(uv a, uv b, uv *hi)
+{
+    const uint64_t product = (uint64_t)a * b;
+    *hi = (uint32_t)(product >> 32);
+    return (uint32_t)product;
+}
+static inline fv fv_from_bits(uv a) { return fattn_f32_from_bits(a); }
+
+/* to[c][r] = from[r][c] for a square of FV_LANES x FV_LANES. */
+static inline void fv_transpose(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+{
+    (void)from_stride, (void)to_stride;
+    *to = *from;
+}
+
+/* Lane n of the result is the sum over the lanes of x[n]. */
+static inline fv fv_sums(const fv x[FV_LANES]) { return x[0]; }
+
+#endif

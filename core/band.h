@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which tiles of the score matrix hold anything: for a window (causal included), lengths and a block
+ * mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or partial.
+ *
+ * Keys of row i are those of the half-open range [first, past), both non-decreasing in i; so a block of
+ * rows is described by its first and last row. Arithmetic is 64-bit: rows, keys and diagonals are below
+ * 2^43 in size (problem.h bounds offsets), and windows are cut to 2^62.
+ */
+#ifndef FATTN_CORE_BAND_H
+#define FATTN_CORE_BAND_H
+
+#include <stdint.h>
+
+#include "core/host_device.h"
+
+typedef enum fattn_tile_kind {
+    FATTN_TILE_EMPTY,
+    FATTN_TILE_PARTIAL,
+    FATTN_TILE_FULL
+} fattn_tile_kind;
+
+typedef struct fattn_band {
+    int64_t keys;        /* Sk of the sequence */
+    int64_t diagonal;    /* row i is aligned with key i + diagonal */
+    int64_t left, right; /* -1: unbounded */
+} fattn_band;
+
+typedef struct fattn_range {
+    int64_t first, past; /* empty when first >= past */
+} fattn_range;
+
+FATTN_HD int64_t fattn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+FATTN_HD int64_t fattn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The keys that row i sees: first <= j < past, within 0 <= first and past <= keys. */
+FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
+{
+    const int64_t limit = INT64_C(1) << 62;
+    const int64_t at = i + band->diagonal;
+    fattn_range keys;
+    keys.first = band->left < 0 ? 0 : fattn_max64(0, at - fattn_min64(band->left, limit));
+    keys.past = band->right < 0
+                    ? band->keys
+                    : fattn_min64(band->keys, at + fattn_min64(band->right, limit) + 1);
+    return keys;
+}
+
+/* The keys that any of the rows i0 .. i1 - 1 sees. i0 < i1. */
+FATTN_HD fattn_range fattn_band_rows(const fattn_band *band, int64_t i0, int64_t i1)
+{
+    fattn_range keys;
+    keys.first = fattn_band_row(band, i0).first;
+    keys.past = fattn_band_row(band, i1 - 1).past;
+    return keys;
+}
+
+/* The tile of rows i0 .. i1 - 1 and keys j0 .. j1 - 1, of which those past the end do not exist. */
+FATTN_HD fattn_tile_kind fattn_band_tile(const fattn_band *band, int64_t i0, int64_t i1, int64_t j0,
+                                         int64_t j1)
+{
+    const fattn_range top = fattn_band_row(band, i0), bottom = fattn_band_row(band, i1 - 1);
+    if (top.first >= j1 || bottom.past <= j0 || top.first >= bottom.past) {
+        return FATTN_TILE_EMPTY;
+    }
+    return bottom.first <= j0 && j1 <= top.past ? FATTN_TILE_FULL : FATTN_TILE_PARTIAL;
+}
+
+/* One head's block mask: entry (i / rows, j / keys) at mask[(i / rows) * stride_i + ...]. */
+typedef struct fattn_block_mask {
+    const uint8_t *mask;
+    int64_t stride_i, stride_j;
+    int64_t rows, keys; /* of a block */
+} fattn_block_mask;
+
+FATTN_HD int fattn_block_mask_keeps(const fattn_block_mask *m, int64_t i, int64_t j)
+{
+    return m->mask[i / m->rows * m->stride_i + j / m->keys * m->stride_j] != 0;
+}
+
+/* The same tile under a block mask; i0 < i1, j0 < j1, all of them existing rows and keys. */
+FATTN_HD fattn_tile_kind fattn_block_mask_tile(const fattn_block_mask *m, int64_t i0, int64_t i1,
+                                               int64_t j0, int64_t j1)
+{
+    int kept = 0, dropped = 0;
+    for (int64_t bi = i0 / m->rows; bi <= (i1 - 1) / m->rows; bi++) {
+        for (int64_t bj = j0 / m->keys; bj <= (j1 - 1) / m->keys; bj++) {
+            if (m->mask[bi * m->stride_i + bj * m->stride_j]) {
+                kept = 1;
+            } else {
+                dropped = 1;
+            }
+        }
+    }
+    return !kept ? FATTN_TILE_EMPTY : dropped ? FATTN_TILE_PARTIAL : FATTN_TILE_FULL;
+}
+
+#endif

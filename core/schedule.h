@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The list of work of a tiling, as formulas: item n of tiling->items is a block of rows of one head,
+ * and one part of its keys. Nothing is stored, so that planning costs the same for any size.
+ */
+#ifndef FATTN_CORE_SCHEDULE_H
+#define FATTN_CORE_SCHEDULE_H
+
+#include "core/kernel.h"
+
+typedef struct fattn_work {
+    int64_t batch;
+    int64_t head;  /* key/value head for a kernel that packs groups, else query head */
+    int64_t block; /* of rows: block * br .. */
+    int64_t split; /* part of the keys */
+} fattn_work;
+
+/*
+ * Items of a head follow one another, so that its keys and values stay in cache, and within a head the
+ * last rows come first. Under a causal mask these are the heavy ones: what is handed out last, when
+ * workers run out of work, is light. In a batch of ragged lengths they are the rows that a short
+ * sequence does not have, which are over at once and hold up nobody.
+ */
+fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item);
+
+/* The key blocks of a part: first .. past - 1. */
+void fattn_schedule_keys(const fattn_tiling *tiling, int64_t split, int64_t *first, int64_t *past);
+
+#endif

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The score of a query and a key, and its derivative: what lies between the dot product and softmax.
+ *
+ *     x    = scale * dot(q, k)
+ *     x    = softcap * tanh(x / softcap)                    FATTN_SCORE_CAP
+ *     x   += bias                                           FATTN_SCORE_BIAS
+ *     x   += -slope * |i + off - j|                         FATTN_SCORE_ALIBI
+ *     x    = keep ? x : -inf                                FATTN_SCORE_KEEP
+ *
+ * The result is in log2 units (times log2 e). Without a cap the dot product comes in these units too,
+ * because its query was multiplied by scale * log2 e; with a cap it comes as scale * dot. What is not
+ * kept is selected away, never added to, so that a masked NaN is masked.
+ *
+ * This is a template header over the vocabulary of the unit that includes it:
+ *
+ *     fv, mv                                         vectors of floats, and of conditions
+ *     fv_set1 fv_add fv_sub fv_mul fv_div fv_exp2
+ *     fv_fma(a, b, c)                                a * b + c
+ *     fv_abs, fv_min(a, b), fv_max(a, b)             a < b ? a : b, a > b ? a : b: b when unordered
+ *     fv_lt(a, b), fv_eq(a, b), fv_select(m, a, b)   m ? a : b
+ *
+ * FATTN_SUFFIX, where defined, is appended to every name of the instance.
+ */
+#ifndef FATTN_CORE_SCORE_H
+#define FATTN_CORE_SCORE_H
+
+#include "core/dtype.h"
+#include "core/host_device.h"
+
+#define FATTN_LOG2E 1.44269504088896340736 /* double */
+
+enum {
+    FATTN_SCORE_CAP = 1,
+    FATTN_SCORE_BIAS = 2,
+    FATTN_SCORE_ALIBI = 4,
+    FATTN_SCORE_KEEP = 8
+};
+
+/* What is the same for every pair of a run; a kernel adds FATTN_SCORE_KEEP for tiles that need it. */
+typedef struct fattn_score_rule {
+    unsigned terms;      /* FATTN_SCORE_*, of which CAP, BIAS and ALIBI hold for the whole run */
+    float query;         /* multiplies q before the dot product */
+    float scale;         /* multiplies dS' after it: d(scale * dot) / d(dot) */
+    float cap;           /* softcap */
+    float reciprocal;    /* 1 / softcap */
+} fattn_score_rule;
+
+FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, double softcap)
+{
+    fattn_score_rule rule;
+    rule.terms = terms;
+    rule.query = (float)(terms & FATTN_SCORE_CAP ? scale : scale * FATTN_LOG2E);
+    rule.scale = (float)scale;
+    rule.cap = (float)softcap;
+    rule.reciprocal = terms & FATTN_SCORE_CAP ? (float)(1.0 / softcap) : 0.0f;
+    return rule;
+}
+
+#endif
+
+#if defined(FATTN_SUFFIX) || !defined(FATTN_CORE_SCORE_INSTANCE)
+
+#ifdef FATTN_SUFFIX
+#define SCORE_PASTE_EXPANDED(name, suffix) name##suffix
+#define SCORE_PASTE(name, suffix) SCORE_PASTE_EXPANDED(name, suffix)
+#define SCORE_NAME(name) SCORE_PASTE(name, FATTN_SUFFIX)
+#else
+#define FATTN_CORE_SCORE_INSTANCE
+#define SCORE_NAME(name) name
+#endif
+
+/* What belongs to a pair; a term that is off is not looked at. */
+typedef struct SCORE_NAME(fattn_score_pair) {
+    fv bias;     /* as the caller gave it */
+    fv slope;    /* times log2 e */
+    fv distance; /* |i + off - j| */
+    mv keep;
+} SCORE_NAME(fattn_score_pair);
+
+/*
+ * softcap * tanh(x / softcap), and in *slope its derivative by x, 1 - tanh^2, without cancellation.
+ *
+ * With y = x / softcap: for |y| < 5/8 tanh(y) = y (1 + z P(z)), z = y^2, P the degree-5 interpolation of
+ * (tanh(y) / y - 1) / z in the Chebyshev nodes of 0 <= z <= (5/8)^2, whose relative error is 6e-10; the
+ * result is then x times a factor, which tends to 1, and the result to x, as softcap grows without
+ * bound. Elsewhere tanh |y| = 1 - 2 w and 1 - tanh^2 = 4 w (1 - w), w = 1 / (1 + exp(2 |y|)), where an
+ * exp that overflows gives w = 0. A NaN fails the comparison and passes through exp.
+ */
+FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *slope)
+{
+    const fv one = fv_set1(1.0f), two = fv_set1(2.0f), zero = fv_set1(0.0f);
+    const fv y = fv_mul(x, fv_set1(rule->reciprocal));
+    const fv size = fv_abs(y);
+
+    const fv z = fv_mul(y, y);
+    fv poly = fv_set1(0.002292744715571307f);
+    poly = fv_fma(poly, z, fv_set1(-0.008343945405831792f));
+    poly = fv_fma(poly, z, fv_set1(0.0217689186069157f));
+    poly = fv_fma(poly, z, fv_set1(-0.05395925956936714f));
+    poly = fv_fma(poly, z, fv_set1(0.13333303556857562f));
+    poly = fv_fma(poly, z, fv_set1(-0.33333333172139035f));
+    const fv factor = fv_fma(poly, z, one);
+    const fv near = fv_mul(x, factor);
+    const fv tanh_near = fv_mul(y, factor);
+    const fv slope_near = fv_sub(one, fv_mul(tanh_near, tanh_near));
+
+    const fv e = fv_exp2(fv_mul(size, fv_set1((float)(2.0 * FATTN_LOG2E))));
+    const fv w = fv_div(one, fv_add(one, e));
+    const fv size_far = fv_mul(fv_set1(rule->cap), fv_sub(one, fv_mul(two, w)));
+    const fv far = fv_select(fv_lt(x, zero), fv_sub(zero, size_far), size_far);
+    const fv slope_far = fv_mul(fv_mul(fv_set1(4.0f), w), fv_sub(one, w));
+
+    const mv is_near = fv_lt(size, fv_set1(0.625f));
+    *slope = fv_select(is_near, slope_near, slope_far);
+    return fv_select(is_near, near, far);
+}
+
+/* A bias in log2 units. A finite one is kept to +-2^126, so that it is finite in log2 units too. */
+FATTN_HD fv SCORE_NAME(fattn_score_bias)(fv bias)
+{
+    const fv limit = fv_set1(0x1p126f);
+    const fv infinity = fv_set1(fattn_f32_from_bits(0x7f800000u));
+    const fv clamped = fv_max(fv_sub(fv_set1(0.0f), limit), fv_min(limit, bias));
+    const mv infinite = fv_eq(fv_abs(bias), infinity);
+    return fv_mul(fv_select(infinite, bias, clamped), fv_set1((float)FATTN_LOG2E));
+}
+
+/* The score of a pair from its scaled dot product. *slope is d(score) / d(scaled dot), in the same
+ * units on both sides: 1 without a cap. terms: rule->terms, and KEEP where the tile needs it. */
+FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms, fv x,
+                                    SCORE_NAME(fattn_score_pair) pair, fv *slope)
+{
+    *slope = fv_set1(1.0f);
+    if (terms & FATTN_SCORE_CAP) {
+        x = fv_mul(SCORE_NAME(fattn_score_cap)(rule, x, slope), fv_set1((float)FATTN_LOG2E));
+    }
+    if (terms & FATTN_SCORE_BIAS) { x = fv_add(x, SCORE_NAME(fattn_score_bias)(pair.bias)); }
+    if (terms & FATTN_SCORE_ALIBI) { x = fv_sub(x, fv_mul(pair.slope, pair.distance)); }
+    if (terms & FATTN_SCORE_KEEP) {
+        x = fv_select(pair.keep, x, fv_set1(fattn_f32_from_bits(0xff800000u)));
+    }
+    return x;
+}
+
+#undef SCORE_NAME
+#ifdef FATTN_SUFFIX
+#undef SCORE_PASTE
+#undef SCORE_PASTE_EXPANDED
+#endif
+
+#endif

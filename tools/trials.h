@@ -42,6 +42,7 @@ typedef struct trials {
 
     trials_row *rows;
     int row_count;
+    bool one_row; /* of the device's, named */
     int64_t passed, failed, skipped; /* cases: a case passes when every row that takes it does */
     int64_t told;                    /* failures, printed or not */
 } trials;

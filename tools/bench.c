@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `fattn bench`: kernels as a share of what the machine can do in the same second. A repetition runs
+ * the ceiling's loop, the kernel, and the peer where one is asked for, one after the other; the medians
+ * over the repetitions are reported.
+ */
+#define _POSIX_C_SOURCE 200809L /* setenv, isatty */
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/env.h"
+#include "core/plan.h"
+#include "core/status.h"
+#include "tools/bench.h"
+#include "tools/ceiling.h"
+#include "tools/materialised.h"
+#include "tools/tool.h"
+#include "tools/workload.h"
+
+enum { REPS_MIN = 5, REPS_MAX = 101 };
+static const double budget_s = 1.0; /* of a case, where --reps does not say how many */
+static const double slice_ms = 5.0; /* a repetition of a kernel lasts at least so long */
+static const double ratio_max = 1.02;
+
+static const char *const peer_words[] = {"none", "materialised", NULL};
+
+double bench_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof *x, compare);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Output
+ * ------------------------------------------------------------------------------------------------- */
+
+static void clear_progress(void)
+{
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, "\r\033[K");
+    }
+}
+
+static void show_progress(int64_t done, int64_t count)
+{
+    enum { WIDTH = 30 };
+    if (!isatty(STDERR_FILENO)) {
+        return;
+    }
+    const int full = (int)((double)WIDTH * (double)done / (double)count);
+    fprintf(stderr, "\r\033[K[%.*s%*s] %" PRId64 "/%" PRId64, full,
+            "##############################", WIDTH - full, "", done, count);
+}
+
+/* The columns: a name, then a number (NAN: none) or a text. */
+typedef struct cell {
+    const char *name, *text;
+    double number;
+    const char *format;
+} cell;
+
+static void print_cell(const bench *b, const cell *c, bool first)
+{
+    if (b->json) {
+        printf("%s\"%s\": ", first ? "{" : ", ", c->name);
+        if (c->text) {
+            tool_json_string(c->text);
+            return;
+        }
+    } else {
+        printf("%s", first ? "" : "\t");
+        if (c->text) {
+            printf("%s", c->text);
+            return;
+        }
+    }
+    if (isfinite(c->number)) {
+        printf(c->format, c->number);
+    } else {
+        printf("%s", b->json ? "null" : "-");
+    }
+}
+
+void bench_report(bench *b, const bench_row *row)
+{
+    const fattn_problem *const p = &row->of->problem;
+    const cell cells[] = {
+        {"device", row->device, 0, NULL},
+        {"kernel", row->kernel, 0, NULL},
+        {"dir", row->dir, 0, NULL},
+        {"dtype", row->of->dtype, 0, NULL},
+        {"mask", sweep_mask_word(row->of), 0, NULL},
+        {"B", NULL, (double)p->batch, "%.0f"},
+        {"Hq", NULL, (double)p->heads_q, "%.0f"},
+        {"Hk", NULL, (double)p->heads_k, "%.0f"},
+        {"Sq", NULL, (double)p->seqlen_q, "%.0f"},
+        {"Sk", NULL, (double)p->seqlen_k, "%.0f"},
+        {"D", NULL, (double)p->dim, "%.0f"},
+        {"Dv", NULL, (double)p->dim_v, "%.0f"},
+        {"median_ms", NULL, row->median_ms, "%.6g"},
+        {"gflops", NULL, row->gflops, "%.5g"},
+        {"gbytes_s", NULL, row->gbytes_s, "%.5g"},
+        {"ceiling", NULL, row->ceiling, "%.5g"},
+        {"ratio", NULL, row->ratio, "%.4f"},
+        {"workspace_bytes", NULL, (double)row->workspace, "%.0f"},
+    };
+    enum { CELLS = sizeof cells / sizeof cells[0] };
+
+    clear_progress();
+    if (!b->json && !b->header) {
+        for (int i = 0; i < CELLS; i++) {
+            printf("%s%s", i ? "\t" : "", cells[i].name);
+        }
+        putchar('\n');
+        b->header = true;
+    }
+    for (int i = 0; i < CELLS; i++) {
+        print_cell(b, &cells[i], i == 0);
+    }
+    printf("%s\n", b->json ? "}" : "");
+    fflush(stdout);
+    if (row->ratio > ratio_max) {
+        fprintf(stderr, "fattn bench: %s %s: a ratio of %.3f is above %.2f\n", row->kernel,
+                row->dir, row->ratio, ratio_max);
+        b->failed = true;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Timing
+ * ------------------------------------------------------------------------------------------------- */
+
+/* What is timed: a plan on its buffers, or the peer where plan is NULL. */
+typedef struct subject {
+    const fattn_plan *plan;
+    const workload *work;
+    void *workspace;
+    materialised *peer;
+    const fattn_problem *problem;
+    fattn_event *start, *stop;
+    int64_t calls; /* a repetition */
+    double seconds[REPS_MAX], ratio[REPS_MAX];
+} subject;
+
+static fattn_status repeat(const subject *s, int64_t calls, double *seconds)
+{
+    double ms = 0;
+    fattn_status status = fattn_event_record(s->start, NULL);
+    for (int64_t i = 0; status == FATTN_OK && i < calls; i++) {
+        if (s->plan) {
+            status = fattn_execute(s->plan, &s->work->buffers, s->workspace, NULL);
+        } else {
+            materialised_run(s->peer, s->problem, &s->work->buffers);
+        }
+    }
+    if (status == FATTN_OK) {
+        status = fattn_event_record(s->stop, NULL);
+    }
+    if (status == FATTN_OK) {
+        status = fattn_event_elapsed(s->start, s->stop, &ms);
+    }
+    *seconds = ms * 1e-3 / (double)calls;
+    return status;
+}
+
+/* Warms up and finds out how many calls fill a slice. *seconds is what a repetition takes. */
+static fattn_status calibrate(subject *s, double *seconds)
+{
+    double once = 0;
+    fattn_status status = repeat(s, 1, &once);
+    if (status == FATTN_OK) {
+        status = repeat(s, 1, &once);
+    }
+    const double calls = ceil(slice_ms * 1e-3 / (once > 1e-7 ? once : 1e-7));
+    s->calls = calls < 1 ? 1 : (int64_t)calls;
+    *seconds = once * (double)s->calls;
+    return status;
+}
+
+static int repetitions(const bench *b, double seconds)
+{
+    if (b->reps) {
+        return (int)b->reps;
+    }
+    const double fit = budget_s / seconds;
+    return fit < REPS_MIN ? REPS_MIN : fit > REPS_MAX ? REPS_MAX : (int)fit;
+}
+
+/* Work of a call in the unit of its ceiling: bytes for decoding, else flops. */
+static double work_of(const sweep_case *c, const fattn_plan_info *info)
+{
+    return c->dir == SWEEP_DECODE ? info->lower_bound_bytes : sweep_flops(c);
+}
+
+/* All repetitions of the kernel and, where there is one, the peer. */
+static fattn_status time_subjects(const bench *b, const sweep_case *c, const fattn_plan_info *info,
+                                  ceiling *ceil, subject *const subjects[], int count, int *reps,
+                                  double *ceiling_rate)
+{
+    double total = 0, rates[REPS_MAX];
+    fattn_status status = FATTN_OK;
+    for (int s = 0; status == FATTN_OK && s < count; s++) {
+        double seconds;
+        status = calibrate(subjects[s], &seconds);
+        total += seconds;
+    }
+    *reps = repetitions(b, total);
+    for (int r = 0; status == FATTN_OK && r < *reps; r++) {
+        const workload *const w = subjects[0]->work;
+        rates[r] = NAN;
+        if (ceil->peak) {
+            status = ceiling_measure(ceil, w->buffers.k, w->keys_bytes, &rates[r]);
+        }
+        for (int s = 0; status == FATTN_OK && s < count; s++) {
+            status = repeat(subjects[s], subjects[s]->calls, &subjects[s]->seconds[r]);
+            subjects[s]->ratio[r] = work_of(c, info) / subjects[s]->seconds[r] / rates[r];
+        }
+    }
+    if (status == FATTN_OK) {
+        *ceiling_rate = ceil->peak ? bench_median(rates, *reps) : NAN;
+    }
+    return status;
+}
+
+static void report_subject(bench *b, const char *device_word, const char *kernel,
+                           const sweep_case *c, const fattn_plan_info *info, subject *s, int reps,
+                           double ceiling_rate, int64_t workspace)
+{
+    const double seconds = bench_median(s->seconds, reps);
+    const bench_row row = {
+        .device = device_word,
+        .kernel = kernel,
+        .dir = c->dir_word,
+        .of = c,
+        .median_ms = 1e3 * seconds,
+        .gflops = 1e-9 * sweep_flops(c) / seconds,
+        .gbytes_s = 1e-9 * info->lower_bound_bytes / seconds,
+        .ceiling = 1e-9 * ceiling_rate,
+        .ratio = isnan(ceiling_rate) ? NAN : bench_median(s->ratio, reps),
+        .workspace = workspace,
+    };
+    bench_report(b, &row);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * A case
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Backward needs the o and lse of these inputs. */
+static fattn_status run_forward(fattn_device *device, const sweep_case *c, const workload *w)
+{
+    fattn_problem forward = c->problem;
+    forward.op = FATTN_FORWARD;
+    forward.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    const fattn_status status = fattn_attention(device, &forward, &w->buffers, NULL);
+    fattn_cache_clear();
+    return status;
+}
+
+/* Whether the peer takes the case; when it does not, why is said. */
+static bool prepare_peer(const bench *b, const sweep_case *c, const fattn_device_info *info,
+                         materialised *peer)
+{
+    char why[160] = "it needs a device that reads host memory";
+    if (b->peer == 0) {
+        return false;
+    }
+    if (info->host_memory && materialised_open(peer, why, sizeof why)) {
+        if (materialised_prepare(peer, &c->problem, info->units, why, sizeof why)) {
+            return true;
+        }
+        materialised_close(peer);
+    }
+    clear_progress();
+    fprintf(stderr, "fattn bench: no peer materialised: %s\n", why);
+    return false;
+}
+
+static void check_ceiling(bench *b, const char *device_word, ceiling *ceil)
+{
+    char line[128];
+    snprintf(line, sizeof line, "%s %s\n", device_word, ceil->peak ? ceil->peak->name : "");
+    if (!ceil->peak || strstr(b->checked, line)) {
+        return;
+    }
+    clear_progress();
+    fprintf(stderr, "%s: ", device_word);
+    b->failed |= !ceiling_check(ceil);
+    const size_t used = strlen(b->checked);
+    snprintf(b->checked + used, sizeof b->checked - used, "%s", line);
+}
+
+static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_device_info *about,
+                                  const char *device_word, const sweep_case *c, fattn_plan *plan)
+{
+    fattn_plan_info info = {.struct_size = sizeof info};
+    fattn_status status = fattn_plan_get_info(plan, &info);
+    workload w = {0};
+    materialised peer = {0};
+    subject kernel = {.plan = plan, .work = &w},
+            other = {.peer = &peer, .work = &w, .problem = &c->problem};
+    subject *const subjects[] = {&kernel, &other};
+    int count = 1, reps = 0;
+    double rate = NAN;
+    ceiling ceil = ceiling_of(device, c);
+
+    if (status == FATTN_OK) {
+        status = workload_create(device, c, &w);
+    }
+    if (status == FATTN_OK) {
+        status = fattn_device_malloc(device, (size_t)info.workspace_bytes, &kernel.workspace);
+    }
+    if (status == FATTN_OK) {
+        status = fattn_event_create(device, &kernel.start);
+    }
+    if (status == FATTN_OK) {
+        status = fattn_event_create(device, &kernel.stop);
+    }
+    if (status == FATTN_OK && c->dir == SWEEP_BWD) {
+        status = run_forward(device, c, &w);
+    }
+    if (status == FATTN_OK) {
+        other.start = kernel.start;
+        other.stop = kernel.stop;
+        count += prepare_peer(b, c, about, &peer);
+        status = time_subjects(b, c, &info, &ceil, subjects, count, &reps, &rate);
+    }
+    if (status == FATTN_OK) {
+        report_subject(b, device_word, info.kernel, c, &info, &kernel, reps, rate,
+                       info.workspace_bytes);
+        check_ceiling(b, device_word, &ceil);
+    }
+    if (status == FATTN_OK && count > 1) {
+        report_subject(b, device_word, "peer:materialised", c, &info, &other, reps, rate,
+                       peer.scores_bytes);
+        const double apart = materialised_difference(&peer, &c->problem, w.buffers.o);
+        if (!(apart < 1e-4)) {
+            fprintf(stderr, "fattn bench: %s and its peer differ by %g\n", info.kernel, apart);
+            b->failed = true;
+        }
+    }
+    materialised_release(&peer);
+    materialised_close(&peer);
+    fattn_event_destroy(kernel.start);
+    fattn_event_destroy(kernel.stop);
+    fattn_device_free(device, kernel.workspace);
+    workload_free(&w);
+    return status;
+}
+
+/* The case with one kernel, NULL for the planner's choice. may_decline: a kernel that does not take it
+ * is passed over. */
+static fattn_status bench_kernel(bench *b, fattn_device *device, const fattn_device_info *about,
+                                 const char *device_word, const sweep_case *c, const char *kernel,
+                                 bool may_decline)
+{
+    fattn_plan *plan;
+    fattn_status status = fattn_plan_create_with(device, &c->problem, kernel, NULL, &plan);
+    if (status == FATTN_UNSUPPORTED && may_decline) {
+        clear_progress();
+        fprintf(stderr, "fattn bench: %s\n", fattn_last_reason());
+        return FATTN_OK;
+    }
+    if (status == FATTN_OK) {
+        status = bench_plan_of(b, device, about, device_word, c, plan);
+        fattn_plan_destroy(plan);
+    }
+    return status;
+}
+
+static fattn_status bench_all(bench *b, fattn_device *device, const fattn_device_info *about,
+                              const char *device_word, const sweep_case *c)
+{
+    fattn_status status = FATTN_OK;
+    const fattn_kernel *row;
+    const char *missing;
+    for (int i = 0;
+         status == FATTN_OK && (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        status = bench_kernel(b, device, about, device_word, c, row->name, true);
+    }
+    return status;
+}
+
+static fattn_status set_threads(int64_t threads)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, threads);
+    if (setenv("FATTN_NUM_THREADS", text, 1) != 0) {
+        return fattn_fail_memory((int64_t)strlen(text), "FATTN_NUM_THREADS");
+    }
+    fattn_env_reload();
+    return FATTN_OK;
+}
+
+static fattn_status bench_case(bench *b, const sweep_case *c)
+{
+    fattn_device *device = NULL;
+    fattn_device_info about = {.struct_size = sizeof about};
+    fattn_status status = c->threads ? set_threads(c->threads) : FATTN_OK;
+    if (status == FATTN_OK) {
+        status = fattn_device_open(c->device, &device);
+    }
+    if (status == FATTN_OK) {
+        status = fattn_device_get_info(device, &about);
+    }
+    if (status == FATTN_OK) {
+        char word[OPTION_WORD_MAX + 32];
+        const int used = snprintf(word, sizeof word, "%s", c->device ? c->device : about.backend);
+        if (c->threads) {
+            snprintf(word + used, sizeof word - (size_t)used, "@%" PRId64, c->threads);
+        }
+        if (c->dir == SWEEP_PLAN) {
+            status = bench_plan(b, device, word, c);
+        } else if (c->kernel && strcmp(c->kernel, "all") == 0) {
+            status = bench_all(b, device, &about, word, c);
+        } else {
+            status = bench_kernel(b, device, &about, word, c, c->kernel, false);
+        }
+    }
+    fattn_device_close(device);
+    return status;
+}
+
+int fattn_tool_bench(int argc, char **argv)
+{
+    sweep s;
+    bench b;
+    memset(&s, 0, sizeof s);
+    memset(&b, 0, sizeof b);
+    option rows[SWEEP_OPTIONS + 4] = {
+        [SWEEP_OPTIONS] = {"peer", "OpenBLAS with the score matrix in memory, interleaved",
+                           OPTION_CHOICE, .value = &b.peer, .words = peer_words},
+        {"reps N", "repetitions; default: those of about a second", OPTION_INTEGER,
+         .value = &b.reps, .min = 1, .max = REPS_MAX},
+        {"json", "a JSON object a line instead of TSV", OPTION_SWITCH, .value = &b.json},
+        {.name = NULL},
+    };
+    sweep_options(&s, rows);
+    const option_set set = {
+        "bench", "Kernels as a share of the machine's ceiling, measured in the same repetition.",
+        rows,
+        "Lists of values are separated by commas; every combination is measured. The device column\n"
+        "ends in @N with --threads N.\n"
+        "\n"
+        "gflops    matrix products only; a causal square counts as half\n"
+        "gbytes_s  every input read once and every output written once\n"
+        "ceiling   GFLOP/s of a loop of multiply-adds, for decode GB/s of reading k and v; the loop is\n"
+        "          printed on stderr beside what the clock allows\n"
+        "ratio     median over the repetitions of gflops (decode: gbytes_s) by the ceiling just before\n"
+        "\n"
+        "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
+        "fattn_execute(); there ceiling is the budget in ms.\n"
+        "\n"
+        "The benchmark fails (exit status 1) when a ratio is above 1.02, when the loop of the ceiling\n"
+        "is more than 3 % from a whole number of instructions a cycle, or when the peer disagrees."};
+    const int parsed = options_parse(&set, argc, argv);
+    if (parsed != 0) {
+        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    const int64_t count = sweep_count(&s);
+    for (int64_t n = 0; n < count; n++) {
+        sweep_case c;
+        sweep_at(&s, n, &c);
+        show_progress(n, count);
+        const fattn_status status = bench_case(&b, &c);
+        clear_progress();
+        if (status != FATTN_OK) {
+            return tool_failure(status);
+        }
+    }
+    return b.failed ? TOOL_FAILED : TOOL_OK;
+}

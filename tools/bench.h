@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of `fattn bench` share: a row of its table. */
+#ifndef FATTN_TOOLS_BENCH_H
+#define FATTN_TOOLS_BENCH_H
+
+#include "tools/sweep.h"
+
+typedef struct bench_row {
+    const char *device, *kernel, *dir;
+    const sweep_case *of;
+    double median_ms;
+    double gflops, gbytes_s, ceiling, ratio; /* NAN where there is none */
+    int64_t workspace;
+} bench_row;
+
+typedef struct bench {
+    bool json;
+    int64_t reps;       /* 0: as many as fit a second */
+    int peer;           /* of peer_words: 0 none */
+    bool failed;        /* a ratio or a ceiling cannot be true, or a budget was exceeded */
+    bool header;        /* has been printed */
+    char checked[1024]; /* the devices whose ceilings were checked, one a line */
+} bench;
+
+/* Prints a row, and notes a ratio above 1.02 as a failure. */
+void bench_report(bench *b, const bench_row *row);
+
+/* The median of n values, which are sorted by it. */
+double bench_median(double *x, int n);
+
+/* Seconds since some moment in the past. */
+double bench_now(void);
+
+/* `--dir plan`: what planning and the one-shot cache cost, against their budgets. */
+fattn_status bench_plan(bench *b, fattn_device *device, const char *device_word,
+                        const sweep_case *c);
+
+#endif

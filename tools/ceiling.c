@@ -48,31 +48,31 @@ static bool within(const ceiling *ceil)
     return share >= 0.97 && share <= 1.03;
 }
 
-bool ceiling_check(ceiling *ceil)
+bool ceiling_check(ceiling *ceil, const char *device_word)
 {
     enum {
         MORE = 200
     }; /* measurements of about a millisecond: neighbours may be busy for a while */
-    if (!ceil->peak || ceil->peak->reads_memory) {
+    const fattn_peak *const peak = ceil->peak;
+    const bool fused = peak->flops > 1;
+    if (peak->reads_memory) {
         return true;
     }
-    const bool fused = ceil->peak->flops > 1;
     for (int i = 0; i < MORE && fused && !within(ceil); i++) {
         double rate;
         if (ceiling_measure(ceil, NULL, 0, &rate) != FATTN_OK) {
             return false;
         }
     }
-    const fattn_peak *const peak = ceil->peak;
-    const double clock = ceil->best.clock * 1e-9;
-    const double a_cycle = (double)peak->lanes * peak->flops;
+    const double clock = ceil->best.clock * 1e-9, share = ceil->best.issue / ports(ceil);
+    const double allowed = ports(ceil) * peak->lanes * peak->flops * clock;
     fprintf(
         stderr,
-        "ceiling %s: %.1f GFLOP/s measured a thread; %.0f ports x %d lanes x %d x %.3f GHz = %.1f (%.3f)%s\n",
-        peak->name, ceil->best.issue * a_cycle * clock, ports(ceil), peak->lanes, peak->flops,
-        clock, ports(ceil) * a_cycle * clock, ceil->best.issue / ports(ceil),
+        "%s: %s: %.1f GFLOP/s a thread; %.0f ports x %d lanes x %d x %.3f GHz = %.1f; %.3f of it%s\n",
+        device_word, peak->name, share * allowed, ports(ceil), peak->lanes, peak->flops, clock,
+        allowed, share,
         within(ceil) ? ""
-        : fused      ? ": NOT within 3 %"
-                     : "; products and sums are apart here");
+        : fused      ? ", NOT within 3 %"
+                     : " (nothing is fused)");
     return within(ceil) || !fused;
 }

@@ -23,6 +23,6 @@ fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes, dou
 
 /* Prints the loop beside what the clock allows on stderr, measuring on for a while when they are apart.
  * False when a fused loop stays more than 3 % from a whole number of instructions a cycle. */
-bool ceiling_check(ceiling *ceil);
+bool ceiling_check(ceiling *ceil, const char *device_word);
 
 #endif

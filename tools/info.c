@@ -171,8 +171,8 @@ static void text_kernel(const fattn_kernel *row, const char *missing)
 static void text_device(const fattn_device *device, const fattn_device_info *info)
 {
     printf("\ndevice    %s:%d  %s\n", info->backend, info->ordinal, info->name);
-    printf("          isa %s, %d %s, fast memory ", info->isa, info->units,
-           info->host_memory ? "threads" : "multiprocessors");
+    printf("          isa %s, %d %s%s, fast memory ", info->isa, info->units,
+           info->host_memory ? "thread" : "multiprocessor", info->units == 1 ? "" : "s");
     print_bytes(info->fast_memory);
     if (info->total_memory) {
         printf(", memory ");

@@ -56,6 +56,7 @@ bool materialised_prepare(materialised *m, const fattn_problem *p, int threads, 
         materialised_release(m);
         return false;
     }
+    m->threads = threads;
     m->set_threads(threads);
     return true;
 }
@@ -142,7 +143,7 @@ static void run_head(const materialised *m, const fattn_problem *p, const float 
 
     m->sgemm(ROW_MAJOR, NO_TRANS, TRANS, sq, sk, d, scale, q, d * q_heads, k, d * k_heads, 0,
              m->scores, sk);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(m->threads)
     for (int i = 0; i < sq; i++) {
         const int64_t seen = p->features & FATTN_CAUSAL ? (int64_t)i + sk - sq + 1 : sk;
         softmax(m->scores + (int64_t)i * sk, seen < 0 ? 0 : seen, sk);

@@ -17,6 +17,7 @@ typedef struct materialised {
     void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
                   const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
     void (*set_threads)(int threads);
+    int threads;
     float *scores; /* [Sq][Sk], one head at a time */
     float *o;      /* like the problem's o */
     int64_t scores_bytes;

@@ -27,11 +27,14 @@ DOORS = {
     "tests/consumer": ["include"],
 }
 
-# Files with doors of their own besides their room's: the parts of the tool that judge kernels.
+# Files with doors of their own besides their room's: the parts of the tool that show, time or judge what
+# the library hides.
+INSIDE = ["core/backend.h", "core/io_model.h", "core/kernel.h", "core/peak.h", "core/plan.h",
+          "core/problem.h"]
 KEYS = {
-    r"tools/(check|draw\w*|judge|trials|io|bench)\.[ch]":
-        ["core/kernel.h", "core/backend.h", "core/plan.h", "core/problem.h", "core/io_model.h",
-         "backends/reference"],
+    r"tools/(explain|info)\.c": INSIDE,
+    r"tools/(bench\w*|ceiling)\.[ch]": INSIDE + ["core/env.h"],
+    r"tools/(check|draw\w*|io|judge|sweep|trials)\.[ch]": INSIDE + ["backends/reference"],
 }
 
 # Written by the build: header, and the room that it counts for.

@@ -274,15 +274,20 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
         team = omp_get_num_threads();
 #endif
         fattn_cpu_peak_work(measured, worker, team, data, bytes, &own);
+        /* Not a critical section: its lock would be a symbol that the library exports. */
 #ifdef _OPENMP
-#pragma omp critical(fattn_cpu_peak)
+#pragma omp atomic
 #endif
-        {
-            reading->rate += own.rate;
-            reading->clock += own.clock;
-            reading->issue += own.issue;
-            workers = team;
-        }
+        reading->rate += own.rate;
+#ifdef _OPENMP
+#pragma omp atomic
+#endif
+        reading->clock += own.clock;
+#ifdef _OPENMP
+#pragma omp atomic
+#endif
+        reading->issue += own.issue;
+        if (worker == 0) { workers = team; }
     }
     reading->clock /= workers;
     reading->issue /= workers;

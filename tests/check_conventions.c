@@ -137,7 +137,8 @@ static bool overflows_at(fattn_dtype dtype, double largest, double limit)
 {
     return fattn_naive_round(largest, dtype) == largest && fattn_naive_round(limit, dtype) == inf &&
            fattn_naive_round(nextafter(limit, 0), dtype) == largest &&
-           fattn_naive_round(-limit, dtype) == -inf && fattn_naive_round(1e300, dtype) == inf &&
+           fattn_naive_round(-limit, dtype) == -inf &&
+           fattn_naive_round(1.1 * limit, dtype) == inf && fattn_naive_round(1e300, dtype) == inf &&
            fattn_naive_round(inf, dtype) == inf && isnan(fattn_naive_round((double)NAN, dtype)) &&
            signbit(fattn_naive_round(-0.0, dtype)) && fattn_naive_round(1e-300, dtype) == 0;
 }
@@ -716,13 +717,14 @@ static void check_seqused(void)
         buf.seqused_q = used_q, buf.seqused_k = used_k;
         for (int n = 2; n < 4; n++) q[n] = dout[n] = dlse[n] = (double)NAN;
         for (int n = 3; n < 5; n++) k[n] = v[n] = n == 3 ? (double)NAN : inf;
+        if (accumulate) dk[3] = -0.0;
         const double past = accumulate ? untouched : 0, before = accumulate ? untouched : 0;
         good = good && execute_both() && memcmp(o, want[0], 2 * sizeof(double)) == 0;
         for (int n = 0; n < 3; n++) good = good && near(dk[n], before + want[1][n]);
         for (int n = 0; n < 2; n++) good = good && near(dq[n], before + want[2][n]);
-        good = good && all_are(dk, 3, 5, past) && all_are(dv, 3, 5, past) && dk[5] == untouched &&
-               all_are(o, 2, 4, untouched) && all_are(lse, 2, 4, untouched) &&
-               all_are(dq, 2, 4, untouched);
+        good = good && (accumulate ? signbit(dk[3]) && dk[3] == 0 : dk[3] == 0) && dk[4] == past &&
+               all_are(dv, 3, 5, past) && dk[5] == untouched && all_are(o, 2, 4, untouched) &&
+               all_are(lse, 2, 4, untouched) && all_are(dq, 2, 4, untouched);
         tap_check(good, "hazard_A10: past seqused nothing is read, dk and dv are %s",
                   accumulate ? "left, the rest added" : "0");
     }
@@ -744,6 +746,9 @@ static void check_accumulate(void)
             good = good && (first[n][c] == untouched ? outputs[n][c] == untouched
                                                      : near(outputs[n][c], 2 * first[n][c]));
     tap_check(good, "accumulate adds to every gradient");
+    begin(FATTN_FORWARD, 2, 3, 0);
+    p.outputs = FATTN_OUT_O;
+    tap_check(execute() && o[0] != untouched && lse[0] == untouched, "lse is written when wanted");
     begin(FATTN_BACKWARD, 2, 3, features);
     p.outputs = FATTN_OUT_DV;
     tap_check(execute_both() && dv[0] != untouched && dq[0] == untouched && dk[0] == untouched &&
@@ -866,6 +871,33 @@ static void check_absolute_sums(void)
         fattn_naive_free(&r);
     }
     tap_check(good, "forward: sums of absolute values by hand");
+
+    /* |scale| sum |q k| + |bias| + |ALiBi| = 2 + 1.5 + 0.5 * 1 at key 0, the farther one */
+    begin(FATTN_FORWARD, 1, 2, FATTN_SCALE | FATTN_BIAS | FATTN_ALIBI | FATTN_SINK);
+    p.scale = -1;
+    q[0] = 2, k[0] = k[1] = 1, bias[0] = 1.5, slopes[0] = -0.5, sink[0] = -3;
+    good = normalise(&normal) && fattn_naive_run(&normal, &buf, &r) == FATTN_OK;
+    if (good) {
+        good = near(r.lse_scale[0], 4) && near(r.x_max[0], log(1 + exp(-0.5) + exp(-3)));
+        fattn_naive_free(&r);
+    }
+    sink[0] = -5;
+    good = good && fattn_naive_run(&normal, &buf, &r) == FATTN_OK;
+    if (good) {
+        good = near(r.lse_scale[0], 5);
+        fattn_naive_free(&r);
+    }
+    tap_check(good, "the scale of lse by hand: every summand, and the sink");
+
+    begin(FATTN_FORWARD, 1, 1, FATTN_SINK | FATTN_MASK);
+    sink[0] = 9;
+    mask[0] = 0;
+    good = normalise(&normal) && fattn_naive_run(&normal, &buf, &r) == FATTN_OK;
+    if (good) {
+        good = near(r.x_max[0], 9);
+        fattn_naive_free(&r);
+    }
+    tap_check(good, "x_max takes lse in");
 
     begin(FATTN_BACKWARD, 1, 2, FATTN_SCALE | FATTN_BIAS | FATTN_DLSE | FATTN_SINK);
     p.scale = -1;

@@ -721,6 +721,7 @@ static void emit(const fattn_problem *p, void *array, fattn_dtype dtype, int64_t
     store(array, dtype, index, accumulate ? fattn_naive_load(array, dtype, index) + x : x);
 }
 
+/* A forward always wants o. */
 static void write_forward(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive *r)
 {
     for (int64_t b = 0; b < p->batch; b++)
@@ -729,7 +730,7 @@ static void write_forward(const fattn_problem *p, const fattn_buffers *buf, cons
                 const fattn_naive_sequence *seq = &r->sequences[b];
                 const int64_t row = (b * p->heads_q + h) * p->seqlen_q + i;
                 const int64_t at = row_index(p, seq, &p->o, b, h, i);
-                for (int64_t c = 0; (p->outputs & FATTN_OUT_O) && c < p->dim_v; c++)
+                for (int64_t c = 0; c < p->dim_v; c++)
                     store(buf->o, p->dtype_o, at + c, r->o[row * p->dim_v + c]);
                 if (p->outputs & FATTN_OUT_LSE)
                     store(buf->lse, fattn_naive_dtype_lse(p), lse_index(p, seq, b, h, i),

@@ -4,14 +4,18 @@
  * seen of it is {m, l}, its largest score and the sum of 2^(x - m). Every kernel, split and merge of
  * fattn runs these lines. A tile of scores x and values v joins a row by
  *
- *     alpha = raise(&state, the largest x)        m = max(m, x)
- *     p     = exp2(x - base(state))
- *     add(&state, the sum of p)                   l = alpha l + sum p
+ *     alpha = raise(&state, unit * the largest x)      m = max(m, x)
+ *     p     = weight(x, unit, base(state))             p = 2^(x - m)
+ *     add(&state, the sum of p)                        l = alpha l + sum p
  *     o     = alpha o + sum p v
  *
  * In the end the row is o * normaliser(state), and its log-sum-exp is lse(state).
  *
- * Scores are in log2 units. -inf and NaN come out as the formula has them because
+ * The state is in log2 units; scores may come in any unit > 0, log2 e for natural ones, and the fused
+ * product in weight() converts them without a rounding of the size of x. (A query multiplied by
+ * scale * log2 e in advance would round every one of its products.)
+ *
+ * -inf and NaN come out as the formula has them because
  *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met nothing but
  *     scores of -inf, whose p is 0;
  *   - m may lose a NaN, as every max instruction does, but p keeps it, and with it l and o for good;
@@ -20,7 +24,9 @@
  * This is a template header over the vocabulary of the unit that includes it, a lane being a row:
  *
  *     fv, mv                                   vectors of floats, and of conditions
- *     fv_set1 fv_add fv_sub fv_mul fv_div fv_exp2 fv_log2
+ *     fv_set1 fv_add fv_sub fv_mul fv_div
+ *     fv_fma(a, b, c)                          a * b + c with one rounding
+ *     fv_exp2 fv_log2                          exp2 of an integer is exact
  *     fv_max(a, b)                             a > b ? a : b, which is b when either is NaN
  *     fv_eq(a, b), fv_select(m, a, b)          m ? a : b
  *
@@ -40,7 +46,6 @@
 #define SOFTMAX_NAME(name) name
 #endif
 #define SOFTMAX_MINUS_INFINITY fv_set1(fattn_f32_from_bits(0xff800000u))
-#define SOFTMAX_LN2 0.693147180559945309f
 
 typedef struct SOFTMAX_NAME(fattn_softmax) {
     fv m; /* the largest score met, in log2 units */
@@ -70,6 +75,12 @@ FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x)
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_base)(SOFTMAX_NAME(fattn_softmax) state)
 {
     return fv_select(fv_eq(state.m, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), state.m);
+}
+
+/* 2^(unit x - base). */
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_weight)(fv x, fv unit, fv base)
+{
+    return fv_exp2(fv_fma(x, unit, fv_sub(fv_set1(0.0f), base)));
 }
 
 /* Meets scores of which x is the largest, and returns what all sums so far must be multiplied by. */
@@ -106,16 +117,41 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_normaliser)(SOFTMAX_NAME(fattn_softmax) s
     return fv_select(fv_eq(state.l, zero), zero, fv_div(fv_set1(1.0f), state.l));
 }
 
-/* The natural logarithm of the sum of exp(x), and -inf for an empty row. */
+/* x to the nearest integer, for |x| <= 2^22: there the sum has no bits for a fraction. */
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_round)(fv x)
+{
+    const fv magic = fv_set1(0x1.8p23f);
+    return fv_sub(fv_add(x, magic), magic);
+}
+
+/*
+ * The natural logarithm of the sum of exp(x), and -inf for an empty row: (m + log2 l) ln 2, within half
+ * an ulp and 2^-23. A number of this size in log2 units, and its product with a rounded ln 2, would
+ * each be off by half an ulp more, so both factors are cut in two. l = 2^n f, f about 1, and
+ * m + n = s + e exactly (Knuth's two-sum). The integer part of s, while below 2^15, times the 9 bits of
+ * 355/512 is exact, and what remains to be added is small. |m| > 2^22 makes the parts wrong by no more
+ * than the rounding of m itself.
+ */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state)
 {
-    const fv lse = fv_mul(fv_add(state.m, fv_log2(state.l)), fv_set1(SOFTMAX_LN2));
-    return fv_select(fv_eq(state.l, fv_set1(0.0f)), SOFTMAX_MINUS_INFINITY, lse);
+    const fv ln2 = fv_set1(0.69314718f), ln2_head = fv_set1(0.693359375f);
+    const fv ln2_tail = fv_set1(-2.12194440e-4f); /* ln 2 - 355/512 */
+    const fv zero = fv_set1(0.0f), m = state.m, l = state.l;
+
+    const fv n = SOFTMAX_NAME(fattn_softmax_round)(fv_log2(l));
+    const fv f = fv_mul(l, fv_exp2(fv_sub(zero, n)));
+    const fv s = fv_add(m, n);
+    const fv back = fv_sub(s, m);
+    const fv e = fv_add(fv_sub(m, fv_sub(s, back)), fv_sub(n, back));
+    const fv whole = SOFTMAX_NAME(fattn_softmax_round)(s);
+    const fv rest = fv_add(fv_sub(s, whole), fv_add(e, fv_log2(f)));
+    const fv small = fv_add(fv_mul(whole, ln2_tail), fv_mul(rest, ln2));
+    const fv lse = fv_add(fv_mul(whole, ln2_head), small);
+    return fv_select(fv_eq(l, zero), SOFTMAX_MINUS_INFINITY, lse);
 }
 
 #undef SOFTMAX_NAME
 #undef SOFTMAX_MINUS_INFINITY
-#undef SOFTMAX_LN2
 #ifdef FATTN_SUFFIX
 #undef SOFTMAX_PASTE
 #undef SOFTMAX_PASTE_EXPANDED

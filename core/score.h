@@ -2,21 +2,23 @@
 /*
  * The score of a query and a key, and its derivative: what lies between the dot product and softmax.
  *
- *     x    = scale * dot(q, k)
- *     x    = softcap * tanh(x / softcap)                    FATTN_SCORE_CAP
- *     x   += bias                                           FATTN_SCORE_BIAS
- *     x   += -slope * |i + off - j|                         FATTN_SCORE_ALIBI
- *     x    = keep ? x : -inf                                FATTN_SCORE_KEEP
+ *     x  = dot(q, k)
+ *     x *= scale                                        FATTN_SCORE_SCALE
+ *     x  = softcap * tanh(x / softcap)                  FATTN_SCORE_CAP
+ *     x += bias                                         FATTN_SCORE_BIAS
+ *     x -= slope * |i + off - j|                        FATTN_SCORE_ALIBI
+ *     x  = keep ? x : -inf                              FATTN_SCORE_KEEP
  *
- * The result is in log2 units (times log2 e). Without a cap the dot product comes in these units too,
- * because its query was multiplied by scale * log2 e; with a cap it comes as scale * dot. What is not
+ * Rounding errors of x count in full in exp(x), so a score sees the roundings of the formula and no
+ * others. A run without cap, bias and ALiBi does not multiply by scale either: its scores are dot
+ * products, and scale is part of the unit that the exponential is told (online_softmax.h). What is not
  * kept is selected away, never added to, so that a masked NaN is masked.
  *
  * This is a template header over the vocabulary of the unit that includes it:
  *
  *     fv, mv                                         vectors of floats, and of conditions
  *     fv_set1 fv_add fv_sub fv_mul fv_div fv_exp2
- *     fv_fma(a, b, c)                                a * b + c
+ *     fv_muladd(a, b, c)                             a * b + c, in one rounding or two
  *     fv_abs, fv_min(a, b), fv_max(a, b)             a < b ? a : b, a > b ? a : b: b when unordered
  *     fv_lt(a, b), fv_eq(a, b), fv_select(m, a, b)   m ? a : b
  *
@@ -31,26 +33,30 @@
 #define FATTN_LOG2E 1.44269504088896340736 /* double */
 
 enum {
-    FATTN_SCORE_CAP = 1,
-    FATTN_SCORE_BIAS = 2,
-    FATTN_SCORE_ALIBI = 4,
-    FATTN_SCORE_KEEP = 8
+    FATTN_SCORE_SCALE = 1,
+    FATTN_SCORE_CAP = 2,
+    FATTN_SCORE_BIAS = 4,
+    FATTN_SCORE_ALIBI = 8,
+    FATTN_SCORE_KEEP = 16
 };
 
-/* What is the same for every pair of a run; a kernel adds FATTN_SCORE_KEEP for tiles that need it. */
+/* What is the same for every pair of a run. */
 typedef struct fattn_score_rule {
-    unsigned terms;      /* FATTN_SCORE_*, of which CAP, BIAS and ALIBI hold for the whole run */
-    float query;         /* multiplies q before the dot product */
-    float scale;         /* multiplies dS' after it: d(scale * dot) / d(dot) */
-    float cap;           /* softcap */
-    float reciprocal;    /* 1 / softcap */
+    unsigned terms;   /* FATTN_SCORE_*; a kernel adds KEEP for tiles that need it */
+    float unit;       /* a score times this is in log2 units; > 0 */
+    float scale;      /* d(scale * dot) / d(dot) */
+    float cap;        /* softcap */
+    float reciprocal; /* 1 / softcap */
 } fattn_score_rule;
 
+/* terms: of CAP, BIAS and ALIBI. A unit must be > 0, so that maxima are maxima and -inf stays what it
+ * is; a scale that is not, in float, is multiplied with. */
 FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, double softcap)
 {
+    const float folded = (float)(scale * FATTN_LOG2E);
     fattn_score_rule rule;
-    rule.terms = terms;
-    rule.query = (float)(terms & FATTN_SCORE_CAP ? scale : scale * FATTN_LOG2E);
+    rule.terms = terms || !(folded > 0) ? terms | FATTN_SCORE_SCALE : 0;
+    rule.unit = rule.terms ? (float)FATTN_LOG2E : folded;
     rule.scale = (float)scale;
     rule.cap = (float)softcap;
     rule.reciprocal = terms & FATTN_SCORE_CAP ? (float)(1.0 / softcap) : 0.0f;
@@ -73,7 +79,7 @@ FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, do
 /* What belongs to a pair; a term that is off is not looked at. */
 typedef struct SCORE_NAME(fattn_score_pair) {
     fv bias;     /* as the caller gave it */
-    fv slope;    /* times log2 e */
+    fv slope;
     fv distance; /* |i + off - j| */
     mv keep;
 } SCORE_NAME(fattn_score_pair);
@@ -95,12 +101,12 @@ FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *
 
     const fv z = fv_mul(y, y);
     fv poly = fv_set1(0.002292744715571307f);
-    poly = fv_fma(poly, z, fv_set1(-0.008343945405831792f));
-    poly = fv_fma(poly, z, fv_set1(0.0217689186069157f));
-    poly = fv_fma(poly, z, fv_set1(-0.05395925956936714f));
-    poly = fv_fma(poly, z, fv_set1(0.13333303556857562f));
-    poly = fv_fma(poly, z, fv_set1(-0.33333333172139035f));
-    const fv factor = fv_fma(poly, z, one);
+    poly = fv_muladd(poly, z, fv_set1(-0.008343945405831792f));
+    poly = fv_muladd(poly, z, fv_set1(0.0217689186069157f));
+    poly = fv_muladd(poly, z, fv_set1(-0.05395925956936714f));
+    poly = fv_muladd(poly, z, fv_set1(0.13333303556857562f));
+    poly = fv_muladd(poly, z, fv_set1(-0.33333333172139035f));
+    const fv factor = fv_muladd(poly, z, one);
     const fv near = fv_mul(x, factor);
     const fv tanh_near = fv_mul(y, factor);
     const fv slope_near = fv_sub(one, fv_mul(tanh_near, tanh_near));
@@ -116,25 +122,23 @@ FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *
     return fv_select(is_near, near, far);
 }
 
-/* A bias in log2 units. A finite one is kept to +-2^126, so that it is finite in log2 units too. */
+/* A finite bias is kept to +-2^126, so that it is finite in log2 units too. */
 FATTN_HD fv SCORE_NAME(fattn_score_bias)(fv bias)
 {
     const fv limit = fv_set1(0x1p126f);
     const fv infinity = fv_set1(fattn_f32_from_bits(0x7f800000u));
     const fv clamped = fv_max(fv_sub(fv_set1(0.0f), limit), fv_min(limit, bias));
-    const mv infinite = fv_eq(fv_abs(bias), infinity);
-    return fv_mul(fv_select(infinite, bias, clamped), fv_set1((float)FATTN_LOG2E));
+    return fv_select(fv_eq(fv_abs(bias), infinity), bias, clamped);
 }
 
-/* The score of a pair from its scaled dot product. *slope is d(score) / d(scaled dot), in the same
- * units on both sides: 1 without a cap. terms: rule->terms, and KEEP where the tile needs it. */
+/* The score of a pair from its dot product, and in *slope d(score) / d(scale * dot): 1 without a cap.
+ * terms: rule->terms, and KEEP where the tile needs it. */
 FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms, fv x,
                                     SCORE_NAME(fattn_score_pair) pair, fv *slope)
 {
     *slope = fv_set1(1.0f);
-    if (terms & FATTN_SCORE_CAP) {
-        x = fv_mul(SCORE_NAME(fattn_score_cap)(rule, x, slope), fv_set1((float)FATTN_LOG2E));
-    }
+    if (terms & FATTN_SCORE_SCALE) { x = fv_mul(x, fv_set1(rule->scale)); }
+    if (terms & FATTN_SCORE_CAP) { x = SCORE_NAME(fattn_score_cap)(rule, x, slope); }
     if (terms & FATTN_SCORE_BIAS) { x = fv_add(x, SCORE_NAME(fattn_score_bias)(pair.bias)); }
     if (terms & FATTN_SCORE_ALIBI) { x = fv_sub(x, fv_mul(pair.slope, pair.distance)); }
     if (terms & FATTN_SCORE_KEEP) {

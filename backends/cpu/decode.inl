@@ -38,7 +38,7 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, int64_t q_strid
         for (int m = 0; m < FV_ND / nr; m++) {
             const fv key = load_as(dtype, k[m], c, part);
             for (int n = 0; n < nr; n++) {
-                sum[m * nr + n] = fv_fma(key, row[n], sum[m * nr + n]);
+                sum[m * nr + n] = fv_muladd(key, row[n], sum[m * nr + n]);
             }
         }
     }
@@ -73,7 +73,7 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
         for (int u = 0; u < nv; u++) { value[u] = load_as(dtype, v[j], c + u * FV_LANES, part); }
         for (int n = 0; n < nr; n++) {
             const fv weight = fv_set1(p[j * p_stride + n]);
-            for (int u = 0; u < nv; u++) { sum[n][u] = fv_fma(weight, value[u], sum[n][u]); }
+            for (int u = 0; u < nv; u++) { sum[n][u] = fv_muladd(weight, value[u], sum[n][u]); }
         }
     }
     for (int n = 0; n < nr; n++) {

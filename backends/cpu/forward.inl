@@ -2,7 +2,7 @@
 /*
  * Forward: a panel of queries against a part of its keys, one tile of keys at a time.
  *
- *     S^T = K Q^T         scores, log2 units, with every feature of score.h
+ *     S^T = K Q^T         scores, with every feature of score.h
  *     P^T                 online softmax; l and the factors alpha for what came before
  *     O^T = O^T alpha + V^T P^T
  *
@@ -72,12 +72,7 @@ INLINE void forward_begin(forward *f, bool narrow, int64_t split)
     const fattn_problem *const p = pn->p;
 
     load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
-    if (narrow) {
-        multiply(pn->q, pn->dp, pn->width, pn->dp, pn->rule.query);
-    } else {
-        transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
-        multiply(pn->qt, pn->br, p->dim, pn->width, pn->rule.query);
-    }
+    if (!narrow) { transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br); }
     fill(narrow ? f->o : f->ot, pn->br * pn->dvp, 0);
 
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
@@ -108,11 +103,16 @@ static void score_tile(panel *pn, span s)
     }
 }
 
+/* Keys whose probabilities are summed apart: rounding errors of l reach lse in full. */
+#define PARTIAL_SUMS 4
+_Static_assert(FV_ND % PARTIAL_SUMS == 0, "tiles hold whole steps");
+
 /* Scores in x become probabilities relative to the new maximum. Whether some alpha is not 1. */
 static bool soften_tile(forward *f, span s)
 {
     panel *const pn = &f->panel;
-    mv steady = fv_eq(fv_set1(0), fv_set1(0));
+    const fv unit = fv_set1(pn->rule.unit), zero = fv_set1(0);
+    mv steady = fv_eq(zero, zero);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         float *const x = pn->x + r;
         fv largest = fv_load(x);
@@ -120,14 +120,18 @@ static bool soften_tile(forward *f, span s)
             largest = fv_max(largest, fv_load(x + j * pn->br));
         }
         fattn_softmax state = state_load(f, r);
-        const fv alpha = fattn_softmax_raise(&state, largest), base = fattn_softmax_base(state);
-        fv sum = fv_set1(0);
-        for (int64_t j = 0; j < s.padded; j++) {
-            const fv weight = fv_exp2(fv_sub(fv_load(x + j * pn->br), base));
-            sum = fv_add(sum, weight);
-            fv_store(x + j * pn->br, weight);
+        const fv alpha = fattn_softmax_raise(&state, fv_mul(largest, unit));
+        const fv base = fattn_softmax_base(state);
+        fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero};
+        for (int64_t j = 0; j < s.padded; j += PARTIAL_SUMS) {
+            for (int n = 0; n < PARTIAL_SUMS; n++) {
+                float *const at = x + (j + n) * pn->br;
+                const fv weight = fattn_softmax_weight(fv_load(at), unit, base);
+                sum[n] = fv_add(sum[n], weight);
+                fv_store(at, weight);
+            }
         }
-        fattn_softmax_add(&state, sum);
+        fattn_softmax_add(&state, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
         state_store(f, r, state);
         fv_store(f->alpha + r, alpha);
         steady = mv_and(steady, fv_eq(alpha, fv_set1(1)));

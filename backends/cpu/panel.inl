@@ -39,13 +39,13 @@ typedef struct panel {
     /* Scratch. dp and dvp: D and Dv rounded up to vectors. */
     int64_t dp, dvp;
     query_row *row;         /* [br] */
-    float *slope;           /* [br] ALiBi, times log2 e */
+    float *slope;           /* [br] of ALiBi */
     float *at;              /* [br] i + off - (first key of the tile) */
     float *lo, *hi;         /* [br] keys of the tile that are kept: lo <= j < hi */
     uint32_t *drop_i;       /* [br] query and global head, for dropout */
     uint32_t *drop_h;
     float *q;               /* [br][dp] */
-    float *qt;              /* [dp][br], times rule.query */
+    float *qt;              /* [dp][br] */
     float *x;               /* [bc][br] scores, then probabilities */
     float **x_rows;         /* [bc] */
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
@@ -192,16 +192,6 @@ static void transpose(const float *from, int64_t from_stride, int64_t rows, int6
     }
 }
 
-static void multiply(float *x, int64_t stride, int64_t rows, int64_t columns, float factor)
-{
-    for (int64_t r = 0; r < rows; r++) {
-        for (int64_t c = 0; c < columns; c += FV_LANES) {
-            float *const at = x + r * stride + c;
-            fv_store(at, fv_mul(fv_load(at), fv_set1(factor)));
-        }
-    }
-}
-
 /* --- Opening a panel ------------------------------------------------------------------------------ */
 
 static fattn_score_rule rule_of(const fattn_problem *p)
@@ -231,7 +221,7 @@ static void panel_row(panel *pn, int64_t r)
     pn->slope[r] = 0;
     if (p->features & FATTN_ALIBI && !dead) {
         const float *const slopes = pn->buf->alibi_slopes;
-        pn->slope[r] = slopes[pn->b * p->alibi_batch_stride + h] * (float)FATTN_LOG2E;
+        pn->slope[r] = slopes[pn->b * p->alibi_batch_stride + h];
     }
     pn->drop_i[r] = (uint32_t)i;
     pn->drop_h[r] = (uint32_t)(p->head_offset + h);

@@ -37,7 +37,7 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
         for (int q = 0; q < nq; q++) { row[q] = fv_load(b + r * b_stride + q * FV_LANES); }
         for (int k = 0; k < FV_NK; k++) {
             const fv factor = fv_set1(a[k][r]);
-            for (int q = 0; q < nq; q++) { sum[k][q] = fv_fma(factor, row[q], sum[k][q]); }
+            for (int q = 0; q < nq; q++) { sum[k][q] = fv_muladd(factor, row[q], sum[k][q]); }
         }
     }
     for (int k = 0; k < FV_NK; k++) {
@@ -87,7 +87,7 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
         for (int q = 0; q < nq; q++) { row[q] = fv_load(b + r * b_stride + q * FV_LANES); }
         for (int m = 0; m < nm; m++) {
             const fv factor = fv_set1(factors[m]);
-            for (int q = 0; q < nq; q++) { sum[m][q] = fv_fma(factor, row[q], sum[m][q]); }
+            for (int q = 0; q < nq; q++) { sum[m][q] = fv_muladd(factor, row[q], sum[m][q]); }
         }
     }
     for (int m = 0; m < nm; m++) {

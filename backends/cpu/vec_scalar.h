@@ -11,8 +11,8 @@
  *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
  *
  * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <= FV_LANES,
- * and load 0 into the others. exp2 and log2 have an error below 2 ulp, keep NaN, and are exact at 0,
- * -inf and +inf: exp2(-inf) = 0, log2(0) = -inf.
+ * and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2 is exact for
+ * integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf) = +inf.
  */
 #ifndef FATTN_CPU_VEC_SCALAR_H
 #define FATTN_CPU_VEC_SCALAR_H
@@ -52,8 +52,11 @@ static inline fv fv_abs(fv a) { return fabsf(a); }
 static inline fv fv_exp2(fv a) { return exp2f(a); }
 static inline fv fv_log2(fv a) { return log2f(a); }
 
-/* a * b + c, in one rounding where that is an instruction and in two elsewhere. */
-static inline fv fv_fma(fv a, fv b, fv c)
+/* a * b + c with one rounding. The product of two floats is exact in double. */
+static inline fv fv_fma(fv a, fv b, fv c) { return (float)((double)a * b + c); }
+
+/* a * b + c with one rounding or two, whichever is faster. */
+static inline fv fv_muladd(fv a, fv b, fv c)
 {
 #ifdef __FP_FAST_FMAF
     return fmaf(a, b, c);

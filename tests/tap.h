@@ -29,6 +29,13 @@ static inline void tap_check(bool passed, const char *format, ...)
     tap_failures += !passed;
 }
 
+/* A check that cannot be made here, and why. */
+static inline void tap_skip(const char *name, const char *why)
+{
+    printf("ok %d - %s # SKIP %s\n", ++tap_count, name, why);
+    fflush(stdout);
+}
+
 /* For main to return: 0 when every check passed. A program without a check has failed. */
 static inline int tap_done(void)
 {

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every kernel row of every backend of this machine against the oracle, over the problems that
+ * `fattn check` draws: a row that exists is a row that is tested.
+ *
+ * usage: check_kernels [CASES [SEED]]
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/backend.h"
+#include "tests/tap.h"
+#include "tools/trials.h"
+
+static void check_backend(const char *name, int64_t cases, uint64_t seed)
+{
+    char command[64];
+    trials t = {.prefix = "# ", .command = command, .seed = seed, .count = cases, .jobs = 4};
+    snprintf(command, sizeof command, "fattn check --device %s", name);
+    if (fattn_device_open(name, &t.device) != FATTN_OK || trials_open(&t, NULL) != FATTN_OK) {
+        tap_check(false, "%s: %s", name, fattn_last_reason());
+        fattn_device_close(t.device);
+        return;
+    }
+    trials_run(&t);
+    const int findings = trials_report(&t);
+    for (int n = 0; n < t.row_count; n++) {
+        const trials_row *const row = &t.rows[n];
+        char title[128];
+        snprintf(title, sizeof title, "%s %s", name, row->kernel->name);
+        if (row->missing) {
+            tap_skip(title, row->missing);
+        } else {
+            tap_check(row->failed == 0 && row->passed > 0, "%s: %lld of %lld cases fail", title,
+                      (long long)row->failed, (long long)(row->passed + row->failed));
+        }
+    }
+    tap_check(t.failed == 0, "%s: %lld of %lld cases fail, seed %llu", name, (long long)t.failed,
+              (long long)cases, (unsigned long long)seed);
+    tap_check(findings == 0, "%s: %d gaps in what the cases cover", name, findings);
+    trials_close(&t);
+    fattn_device_close(t.device);
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t cases = argc > 1 ? strtoll(argv[1], NULL, 10) : TRIALS_ENOUGH;
+    const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    const fattn_backend *backend;
+    for (int i = 0; (backend = fattn_backend_at(i)) != NULL; i++) {
+        if (backend->count() > 0) {
+            check_backend(backend->name, cases, seed);
+        } else {
+            tap_skip(backend->name, "no such device");
+        }
+    }
+    return tap_done();
+}

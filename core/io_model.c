@@ -553,11 +553,15 @@ static double sum_of_spans(double outer, double step, double inner, double low, 
 {
     const double full = floor(outer / step), rest = outer - full * step;
     const double blocks = rest > 0 ? full + 1 : full;
-    const double begin = low - mean_excess(-low, step, unit);
     const double end = step + high;
-    double sum = sum_clipped(end + mean_excess(end, step, unit), step, full, inner);
-    if (rest > 0) sum += isfinite(high) ? clip(ceil_to(outer + high, unit), inner) : inner;
-    return sum - sum_clipped(begin, step, blocks, inner);
+    double ends = sum_clipped(end + mean_excess(end, step, unit), step, full, inner);
+    if (rest > 0) ends += isfinite(high) ? clip(ceil_to(outer + high, unit), inner) : inner;
+
+    /* Blocks that begin past the last position see nothing; the tile below it must not count. */
+    const double seeing = clip(ceil((inner - low) / step), blocks);
+    const double begin = low - mean_excess(-low, step, unit);
+    const double begins = sum_clipped(begin, step, seeing, inner) + (blocks - seeing) * inner;
+    return ends - begins;
 }
 
 static double kept_pairs(const extent *e)

@@ -54,20 +54,20 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
     return NULL;
 }
 
-/* Finds the row for plan->problem, or fails with every reason. */
+/* Finds the row for plan->problem, or fails with the reason of the last one that was meant: the last row
+ * takes everything the contract allows, so its reason is the one that counts. */
 static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits,
                                   declined *notes)
 {
     const fattn_backend *const backend = plan->device->backend;
     const fattn_kernel *row = NULL;
     const char *missing = NULL;
-    bool known = false;
+    char reason[320] = "";
     for (int i = 0; (row = backend->kernel(plan->device->impl, i, &missing)); i++) {
         if (wanted && strcmp(wanted, row->name) != 0) {
             continue;
         }
         char text[256];
-        known = true;
         const char *const why =
             declines(row, &plan->problem, missing, wanted != NULL, splits, text, sizeof text);
         if (!why) {
@@ -75,20 +75,16 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
             return FATTN_OK;
         }
         note(notes, row->name, why);
+        if (wanted || !row->by_name) {
+            snprintf(reason, sizeof reason, "%s %s", row->name, why);
+        }
     }
-    if (!known) {
+    if (!reason[0]) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row",
-                          wanted, backend->name);
+                          wanted ? wanted : "", backend->name);
     }
-    /* The last row takes everything the contract allows, so its reason is the one that counts. */
-    const size_t end =
-        notes->used && notes->used < sizeof notes->text ? notes->used - 1 : notes->used;
-    size_t start = end;
-    while (start > 0 && notes->text[start - 1] != '\n') {
-        start--;
-    }
-    return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %.*s",
-                      backend->name, (int)(end - start), notes->text + start);
+    return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no kernel for the problem: %s",
+                      backend->name, reason);
 }
 
 static fattn_limits device_limits(const fattn_device *device, const fattn_env *env)

@@ -1,0 +1,854 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices, the environment, planning, executing, the one-shot call, and the small public functions. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/env.h"
+#include "core/host.h"
+#include "core/io_model.h"
+#include "core/memory.h"
+#include "core/plan.h"
+#include "core/problem.h"
+
+/* What a call answered, in the words of a failed assertion. */
+#define ANSWERS(call, status)                                              \
+    do {                                                                   \
+        const fattn_status got_ = (call);                                  \
+        cr_assert_eq(got_, status, #call " gives %s, not " #status ": %s", \
+                     fattn_status_string(got_), fattn_last_reason());      \
+    } while (0)
+#define REASON_HAS(words)                                                               \
+    cr_assert(strstr(fattn_last_reason(), words) != NULL, "reason \"%s\" lacks \"%s\"", \
+              fattn_last_reason(), words)
+
+static void set_environment(const char *name, const char *value)
+{
+    if (value) {
+        setenv(name, value, 1);
+    } else {
+        unsetenv(name);
+    }
+    fattn_env_reload();
+}
+
+static fattn_device *open_device(const char *spec)
+{
+    fattn_device *device = NULL;
+    ANSWERS(fattn_device_open(spec, &device), FATTN_OK);
+    return device;
+}
+
+/* A small forward: 2 x 3 queries on 2 x 4 keys. */
+static _Alignas(256) float arrays[4][256];
+
+static fattn_problem small(void)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.batch = 2;
+    p.seqlen_q = 3;
+    p.seqlen_k = 4;
+    p.dim = p.dim_v = 8;
+    return p;
+}
+
+static fattn_buffers small_buffers(void)
+{
+    fattn_buffers b;
+    fattn_buffers_init(&b);
+    for (int i = 0; i < 256; i++) {
+        arrays[0][i] = sinf((float)i);
+        arrays[1][i] = cosf((float)i);
+        arrays[2][i] = (float)i;
+        arrays[3][i] = NAN;
+    }
+    b.q = arrays[0], b.k = arrays[1], b.v = arrays[2], b.o = arrays[3];
+    return b;
+}
+
+static bool written(void)
+{
+    return !isnan(arrays[3][0]) && !isnan(arrays[3][47]) && isnan(arrays[3][48]);
+}
+
+/* --- Status and version --------------------------------------------------------------------------- */
+
+Test(status, every_code_has_its_name)
+{
+    const fattn_status all[] = {FATTN_OK,
+                                FATTN_INVALID_ARGUMENT,
+                                FATTN_INVALID_STRUCT,
+                                FATTN_INVALID_SHAPE,
+                                FATTN_INVALID_STRIDE,
+                                FATTN_NULL_POINTER,
+                                FATTN_MISALIGNED,
+                                FATTN_OVERLAP,
+                                FATTN_OVERFLOW,
+                                FATTN_INVALID_DATA,
+                                FATTN_UNSUPPORTED,
+                                FATTN_NO_DEVICE,
+                                FATTN_UNKNOWN_DEVICE,
+                                FATTN_OUT_OF_MEMORY,
+                                FATTN_BAD_ENVIRONMENT};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        cr_assert(strncmp(fattn_status_string(all[i]), "FATTN_", 6) == 0);
+        for (size_t j = 0; j < i; j++) {
+            cr_assert_neq(all[i], all[j]);
+            cr_assert_str_neq(fattn_status_string(all[i]), fattn_status_string(all[j]));
+        }
+    }
+    cr_assert_str_eq(fattn_status_string((fattn_status)-1), "unknown fattn_status");
+    cr_assert_str_eq(fattn_version(), FATTN_VERSION_STRING);
+    cr_assert_str_eq(fattn_last_reason(), "");
+}
+
+/* --- Environment ---------------------------------------------------------------------------------- */
+
+Test(env, bad_values_are_errors_that_name_them)
+{
+    static const char *const bad[][2] = {
+        {"FATTN_VERBOSE", "4"},
+        {"FATTN_VERBOSE", "yes"},
+        {"FATTN_VERBOSE", ""},
+        {"FATTN_NUM_THREADS", "0"},
+        {"FATTN_NUM_THREADS", "-1"},
+        {"FATTN_NUM_THREADS", "4x"},
+        {"FATTN_NUM_THREADS", " 4"},
+        {"FATTN_TILE", "64"},
+        {"FATTN_TILE", "64,0"},
+        {"FATTN_TILE", "64,32,1"},
+        {"FATTN_SRAM", "1e6"},
+        {"FATTN_SPLITS", "0"},
+        {"FATTN_SRAM", "99999999999999999999999"},
+        {"FATTN_KERNEL", ""},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        set_environment(bad[i][0], bad[i][1]);
+        fattn_device *device = (fattn_device *)arrays;
+        ANSWERS(fattn_device_open("reference", &device), FATTN_BAD_ENVIRONMENT);
+        cr_assert_null(device);
+        REASON_HAS(bad[i][0]);
+        REASON_HAS(bad[i][1]);
+        set_environment(bad[i][0], NULL);
+    }
+    char longest[200];
+    memset(longest, 'x', sizeof longest);
+    longest[199] = '\0';
+    set_environment("FATTN_BACKEND", longest);
+    fattn_device *device = NULL;
+    ANSWERS(fattn_device_open(NULL, &device), FATTN_BAD_ENVIRONMENT);
+}
+
+Test(env, values_are_read)
+{
+    set_environment("FATTN_TILE", "64,32");
+    set_environment("FATTN_NUM_THREADS", "7");
+    set_environment("FATTN_SRAM", "1048576");
+    set_environment("FATTN_SPLITS", "3");
+    set_environment("FATTN_CPU_ISA", "scalar");
+    const fattn_env *env = NULL;
+    ANSWERS(fattn_env_get(&env), FATTN_OK);
+    cr_assert_eq(env->tile.br, 64);
+    cr_assert_eq(env->tile.bc, 32);
+    cr_assert_eq(env->threads, 7);
+    cr_assert_eq(env->sram, 1048576);
+    cr_assert_eq(env->splits, 3);
+    cr_assert_str_eq(env->cpu_isa, "scalar");
+    cr_assert_null(env->kernel);
+}
+
+/* --- Devices -------------------------------------------------------------------------------------- */
+
+Test(device, specs)
+{
+    fattn_device *device = (fattn_device *)arrays;
+    ANSWERS(fattn_device_open("nonsense", &device), FATTN_UNKNOWN_DEVICE);
+    cr_assert_null(device);
+    REASON_HAS("nonsense");
+    REASON_HAS("reference");
+    ANSWERS(fattn_device_open("reference:1", &device), FATTN_NO_DEVICE);
+    ANSWERS(fattn_device_open("reference:x", &device), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_open("reference:", &device), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_open("reference:99999999", &device), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_open("", &device), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_open("reference", NULL), FATTN_NULL_POINTER);
+    set_environment("FATTN_BACKEND", "nonsense");
+    ANSWERS(fattn_device_open(NULL, &device), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("FATTN_BACKEND");
+
+    set_environment("FATTN_BACKEND", "reference:0");
+    fattn_device *const opened = open_device(NULL);
+    fattn_device_info info = {.struct_size = sizeof info};
+    ANSWERS(fattn_device_get_info(opened, &info), FATTN_OK);
+    cr_assert_str_eq(info.backend, "reference");
+    cr_assert_eq(info.host_memory, 1);
+    cr_assert_eq(info.struct_size, sizeof info);
+    fattn_device_close(opened);
+    fattn_device_close(NULL);
+
+    cr_assert_eq(fattn_device_count("reference"), 1);
+    cr_assert_eq(fattn_device_count("nonsense"), 0);
+    cr_assert_eq(fattn_device_count(NULL), 0);
+    cr_assert_not_null(fattn_backend_name(0));
+    cr_assert_null(fattn_backend_name(99));
+    cr_assert_null(fattn_backend_name(-1));
+}
+
+Test(device, auto_is_the_best_that_is_no_reference)
+{
+    fattn_device *device = NULL;
+    const fattn_status status = fattn_device_open("auto", &device);
+    cr_assert_eq(status, FATTN_OK);
+    cr_assert_str_neq(device->backend->name, "reference");
+    fattn_device_close(device);
+}
+
+Test(device, memory_streams_and_events)
+{
+    fattn_device *const device = open_device("reference");
+    void *memory = arrays;
+    ANSWERS(fattn_device_malloc(device, 0, &memory), FATTN_OK);
+    cr_assert_null(memory);
+    ANSWERS(fattn_device_malloc(device, 1000, &memory), FATTN_OK);
+    cr_assert_eq((uintptr_t)memory % 256, 0);
+    ANSWERS(fattn_device_free(device, memory), FATTN_OK);
+    ANSWERS(fattn_device_malloc(device, SIZE_MAX, &memory), FATTN_OVERFLOW);
+    ANSWERS(fattn_device_malloc(device, (size_t)INT64_MAX, &memory), FATTN_OUT_OF_MEMORY);
+    ANSWERS(fattn_device_malloc(device, 8, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_device_malloc(NULL, 8, &memory), FATTN_NULL_POINTER);
+    ANSWERS(fattn_device_malloc(device, 1000, &memory), FATTN_OK);
+    ANSWERS(fattn_device_copy(device, memory, arrays, 1000, NULL), FATTN_OK);
+    cr_assert(memcmp(memory, arrays, 1000) == 0);
+    ANSWERS(fattn_device_copy(device, NULL, arrays, 1000, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_device_copy(device, memory, NULL, 1000, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_device_copy(device, NULL, NULL, 0, NULL), FATTN_OK);
+    ANSWERS(fattn_device_copy(device, memory, arrays, 8, arrays), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_device_free(device, memory), FATTN_OK);
+    ANSWERS(fattn_device_free(device, NULL), FATTN_OK);
+    ANSWERS(fattn_device_free(NULL, NULL), FATTN_NULL_POINTER);
+
+    fattn_stream stream = arrays;
+    ANSWERS(fattn_stream_create(device, &stream), FATTN_OK);
+    cr_assert_null(stream);
+    ANSWERS(fattn_stream_synchronize(device, stream), FATTN_OK);
+    ANSWERS(fattn_stream_synchronize(device, arrays), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_stream_destroy(device, stream), FATTN_OK);
+    ANSWERS(fattn_stream_create(device, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_stream_destroy(NULL, NULL), FATTN_NULL_POINTER);
+
+    fattn_event *start = NULL;
+    fattn_event *stop = NULL;
+    double ms = -1;
+    ANSWERS(fattn_event_create(device, &start), FATTN_OK);
+    ANSWERS(fattn_event_create(device, &stop), FATTN_OK);
+    ANSWERS(fattn_event_elapsed(start, stop, &ms), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("start");
+    ANSWERS(fattn_event_record(start, NULL), FATTN_OK);
+    ANSWERS(fattn_event_elapsed(start, stop, &ms), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("stop");
+    ANSWERS(fattn_event_record(stop, arrays), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_event_record(stop, NULL), FATTN_OK);
+    ANSWERS(fattn_event_elapsed(start, stop, &ms), FATTN_OK);
+    cr_assert(ms >= 0 && ms < 10000);
+    ANSWERS(fattn_event_elapsed(start, NULL, &ms), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_record(NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_create(device, NULL), FATTN_NULL_POINTER);
+    fattn_device *const other = open_device("reference");
+    fattn_event *foreign = NULL;
+    ANSWERS(fattn_event_create(other, &foreign), FATTN_OK);
+    ANSWERS(fattn_event_elapsed(start, foreign, &ms), FATTN_INVALID_ARGUMENT);
+    fattn_event_destroy(foreign);
+    fattn_event_destroy(start);
+    fattn_event_destroy(stop);
+    fattn_event_destroy(NULL);
+    fattn_device_close(other);
+    fattn_device_close(device);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+/* --- Tiling: a pure function, so an imaginary device will do -------------------------------------- */
+
+static int64_t square_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    return 4 * (tile.br * tile.bc + (tile.br + 2 * tile.bc) * p->dim);
+}
+
+static int64_t partial_bytes(const fattn_problem *p, const fattn_tiling *t)
+{
+    return t->splits > 1 ? t->splits * p->batch * p->heads_q * p->seqlen_q * (p->dim_v + 2) * 4 : 0;
+}
+
+static int64_t endless_bytes(const fattn_problem *p, const fattn_tiling *t)
+{
+    (void)p, (void)t;
+    return -1;
+}
+
+static const fattn_tile menu[] = {{32, 32}, {64, 64}, {128, 64}, {256, 128}, {0, 0}};
+
+static fattn_kernel imaginary(void)
+{
+    return (fattn_kernel){.name = "imaginary",
+                          .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                          .dtypes = FATTN_DTYPE_BIT(FATTN_F32),
+                          .features = FATTN_FEATURES_ALL & ~FATTN_SINK & ~FATTN_BIAS,
+                          .dim_max = 128,
+                          .rows_max = 1024,
+                          .splits_keys = true,
+                          .tiles = menu,
+                          .fast_bytes = square_bytes,
+                          .workspace = partial_bytes};
+}
+
+static fattn_problem normal(int64_t sq, int64_t sk, int64_t dim)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.heads_q = 8;
+    p.heads_k = 2;
+    p.seqlen_q = sq;
+    p.seqlen_k = sk;
+    p.dim = p.dim_v = dim;
+    ANSWERS(fattn_problem_normalise(&p, &p), FATTN_OK);
+    return p;
+}
+
+Test(tiling, the_largest_tile_that_fits)
+{
+    const fattn_kernel k = imaginary();
+    const fattn_problem p = normal(1000, 3000, 64);
+    const fattn_wish none = {{0, 0}, 0};
+    const struct {
+        int64_t fast, br, bc;
+    } cases[] = {{1 << 30, 256, 128},
+                 {128 << 10, 128, 64},
+                 {80 << 10, 64, 64},
+                 {40 << 10, 32, 32},
+                 {1, 32, 32}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_limits limits = {cases[i].fast, 1, 1 << 20};
+        fattn_tiling t;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, cases[i].br, "%lld fast bytes: br %lld", (long long)cases[i].fast,
+                     (long long)t.br);
+        cr_assert_eq(t.bc, cases[i].bc);
+        cr_assert_eq(t.q_blocks, (1000 + t.br - 1) / t.br);
+        cr_assert_eq(t.k_blocks, (3000 + t.bc - 1) / t.bc);
+        cr_assert_eq(t.items, 8 * t.q_blocks);
+        cr_assert_eq(t.splits, 1);
+        cr_assert_eq(t.workspace, 0);
+        cr_assert_gt(t.traffic, 0);
+    }
+}
+
+Test(tiling, keys_are_split_when_queries_are_few)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {{0, 0}, 0};
+    const fattn_limits limits = {1 << 20, 64, 1024};
+    fattn_problem p = normal(1, 65536, 64);
+    fattn_tiling t;
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+    cr_assert_eq(t.splits, 8);
+    cr_assert_eq(t.split_blocks * t.splits, t.k_blocks);
+    cr_assert_eq(t.items, 64);
+    cr_assert_gt(t.workspace, 0);
+
+    p.features |= FATTN_BATCH_INVARIANT;
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+    cr_assert_eq(t.splits, 1);
+    p.features = 0;
+    k.packs_groups = true; /* 4 heads to a block: a quarter of the items */
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+    cr_assert_eq(t.splits, 32);
+
+    /* Whatever was asked for: no part is empty and all keys are covered. */
+    for (int64_t keys = 0; keys < 2000; keys += 37) {
+        for (int64_t splits = 1; splits < 40; splits++) {
+            const fattn_wish wish = {{0, 0}, splits};
+            p = normal(1, keys, 64);
+            ANSWERS(fattn_tiling_choose(&p, &limits, &k, &wish, &t), FATTN_OK);
+            cr_assert(t.splits >= 1 && t.splits <= splits);
+            cr_assert(t.splits * t.split_blocks >= t.k_blocks);
+            cr_assert((t.splits - 1) * t.split_blocks < t.k_blocks || t.k_blocks == 0);
+        }
+    }
+}
+
+Test(tiling, refusals)
+{
+    fattn_kernel k = imaginary();
+    const fattn_limits limits = {1 << 20, 64, 1024};
+    const fattn_problem p = normal(100, 100, 64);
+    fattn_tiling t;
+    const fattn_wish odd = {{33, 32}, 0};
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &odd, &t), FATTN_UNSUPPORTED);
+    REASON_HAS("33,32");
+    const fattn_wish known = {{64, 64}, 0};
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &known, &t), FATTN_OK);
+    cr_assert_eq(t.br, 64);
+    k.workspace = endless_bytes;
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &known, &t), FATTN_OVERFLOW);
+}
+
+Test(kernel, declines_with_a_reason)
+{
+    fattn_kernel k = imaginary();
+    char text[256];
+    fattn_problem p = normal(10, 10, 64);
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    p.features = FATTN_SINK | FATTN_BIAS | FATTN_CAUSAL;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "does not honour bias sink");
+    p.features = 0, p.op = FATTN_BACKWARD;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "computes no backward");
+    k.ops = 0, p.op = FATTN_FORWARD;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "computes no forward");
+    k = imaginary(), p.dtype = FATTN_BF16;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "takes no bf16");
+    p = normal(10, 10, 129);
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "129"));
+    p = normal(257, 10, 64);
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "1028"));
+    cr_assert_str_eq(fattn_feature_name(0), "causal");
+    cr_assert_str_eq(fattn_feature_name(20), "checked");
+    cr_assert_null(fattn_feature_name(21));
+}
+
+/* --- Plans ---------------------------------------------------------------------------------------- */
+
+static char logged[8192];
+
+static void keep_log(void *user, const char *line)
+{
+    cr_assert_eq(user, arrays);
+    strncat(logged, line, sizeof logged - strlen(logged) - 2);
+    strcat(logged, "\n");
+}
+
+Test(plan, made_asked_and_run)
+{
+    fattn_device *const device = open_device("reference");
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_plan *plan = NULL;
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+    ANSWERS(fattn_support(device, &p), FATTN_OK);
+    fattn_device_close(device); /* the plan holds it */
+
+    fattn_plan_info info = {.struct_size = sizeof info};
+    ANSWERS(fattn_plan_get_info(plan, &info), FATTN_OK);
+    cr_assert_str_eq(info.kernel, "naive");
+    cr_assert_gt(info.flops, 0);
+    ANSWERS(fattn_plan_get_info(plan, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_plan_get_info(NULL, &info), FATTN_NULL_POINTER);
+    info.struct_size = 1;
+    ANSWERS(fattn_plan_get_info(plan, &info), FATTN_INVALID_STRUCT);
+
+    char text[2000];
+    const size_t length = fattn_plan_describe(plan, text, sizeof text);
+    cr_assert_eq(length, strlen(text));
+    cr_assert_not_null(strstr(text, "kernel naive"));
+    char cut[10];
+    cr_assert_eq(fattn_plan_describe(plan, cut, sizeof cut), length);
+    cr_assert_eq(strlen(cut), 9);
+    cr_assert_eq(fattn_plan_describe(plan, NULL, 0), length);
+    cr_assert_eq(fattn_plan_describe(NULL, text, sizeof text), 0);
+
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert(written());
+    ANSWERS(fattn_execute(NULL, &b, NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_execute(plan, NULL, NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_execute(plan, &b, (char *)arrays + 8, NULL), FATTN_MISALIGNED);
+    ANSWERS(fattn_execute(plan, &b, NULL, arrays), FATTN_INVALID_ARGUMENT);
+    fattn_plan_destroy(plan);
+    fattn_plan_destroy(NULL);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+Test(plan, refusals)
+{
+    fattn_device *const device = open_device("reference");
+    fattn_problem p = small();
+    fattn_plan *plan = (fattn_plan *)arrays;
+    ANSWERS(fattn_plan_create(device, &p, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_NULL_POINTER);
+    cr_assert_null(plan);
+    ANSWERS(fattn_support(NULL, &p), FATTN_NULL_POINTER);
+    p.heads_q = -1;
+    ANSWERS(fattn_support(device, &p), FATTN_INVALID_SHAPE);
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_INVALID_SHAPE);
+    p = small();
+    ANSWERS(fattn_plan_create_with(device, &p, "nonsense", NULL, &plan), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("nonsense");
+    const fattn_wish splits = {{0, 0}, 4};
+    ANSWERS(fattn_plan_create_with(device, &p, NULL, &splits, &plan), FATTN_UNSUPPORTED);
+    REASON_HAS("splits");
+    set_environment("FATTN_KERNEL", "nonsense");
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_INVALID_ARGUMENT);
+    set_environment("FATTN_KERNEL", "naive");
+    set_environment("FATTN_TILE", "3,3");
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_UNSUPPORTED);
+    set_environment("FATTN_TILE", "x");
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_BAD_ENVIRONMENT);
+    fattn_device_close(device);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+Test(plan, verbose_says_what_and_why)
+{
+    set_environment("FATTN_VERBOSE", "3");
+    fattn_set_log_callback(keep_log, arrays);
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    arrays[1][3] = NAN;
+    arrays[2][3] = INFINITY;
+    fattn_device *const cpu = open_device("cpu");
+    ANSWERS(fattn_attention(cpu, &p, &b, NULL), FATTN_OK);
+    cr_assert_not_null(strstr(logged, "plan forward f32"), "%s", logged);
+    cr_assert_not_null(strstr(logged, "tensor k f32: 64 elements, 1 NaN, 0 Inf"), "%s", logged);
+    cr_assert_not_null(strstr(logged, "tensor v f32: 64 elements, 0 NaN, 1 Inf"), "%s", logged);
+    fattn_problem f64 = p;
+    fattn_plan *plan = NULL;
+    f64.dtype = FATTN_F64;
+    ANSWERS(fattn_plan_create(cpu, &f64, &plan), FATTN_UNSUPPORTED);
+    REASON_HAS("f64");
+    cr_assert_not_null(strstr(logged, "declines: it takes no f64"), "%s", logged);
+    fattn_set_log_callback(NULL, NULL);
+    fattn_cache_clear();
+    fattn_device_close(cpu);
+}
+
+/* --- The one-shot call ---------------------------------------------------------------------------- */
+
+Test(one_shot, plans_once_and_runs)
+{
+    set_environment("FATTN_BACKEND", "reference");
+    const fattn_problem p = small();
+    fattn_buffers b = small_buffers();
+    ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    cr_assert(written());
+    const int64_t alive = fattn_memory_alive();
+    for (int i = 0; i < 100; i++) {
+        ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    }
+    cr_assert_eq(fattn_memory_alive(), alive, "a cached call allocates nothing that stays");
+    for (int i = 0; i < 200; i++) { /* more problems than the cache holds */
+        fattn_problem other = p;
+        other.seqlen_q = 1 + i % 3;
+        other.features = FATTN_SCALE;
+        other.scale = i;
+        ANSWERS(fattn_attention(NULL, &other, &b, NULL), FATTN_OK);
+    }
+    cr_assert_leq(fattn_memory_alive(), 2 * 32 + 2, "the cache is bounded");
+    ANSWERS(fattn_attention(NULL, NULL, &b, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_attention(NULL, &p, NULL, NULL), FATTN_NULL_POINTER);
+    b.q = arrays[0] + 1; /* only as aligned as a float: the call promises no more than that */
+    ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    b.q = (char *)arrays[0] + 1;
+    ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_MISALIGNED);
+    b.q = NULL;
+    ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_NULL_POINTER);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+static void *attend_often(void *argument)
+{
+    const fattn_buffers *const b = argument;
+    for (int i = 0; i < 300; i++) {
+        fattn_problem p = small();
+        p.seqlen_q = 1 + i % 3;
+        p.features = i % 40 < 20 ? 0 : FATTN_SCALE;
+        p.scale = i % 40;
+        if (fattn_attention(NULL, &p, b, NULL) != FATTN_OK) {
+            return argument;
+        }
+        if (i % 97 == 0) {
+            fattn_cache_clear();
+        }
+    }
+    return NULL;
+}
+
+Test(one_shot, from_many_threads)
+{
+    set_environment("FATTN_BACKEND", "cpu");
+    static _Alignas(256) float outputs[8][256];
+    fattn_buffers b[8];
+    pthread_t threads[8];
+    for (int t = 0; t < 8; t++) {
+        b[t] = small_buffers();
+        b[t].o = outputs[t];
+        pthread_create(&threads[t], NULL, attend_often, &b[t]);
+    }
+    for (int t = 0; t < 8; t++) {
+        void *failed = NULL;
+        pthread_join(threads[t], &failed);
+        cr_assert_null(failed);
+        cr_assert(memcmp(outputs[t], outputs[0], sizeof outputs[0]) == 0);
+    }
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+/* --- Staging: backend reference behind memory of its own ------------------------------------------ */
+
+/* Allocations of the remote device: what lies outside them it cannot read. */
+static struct {
+    char *first;
+    size_t bytes;
+} remote[64];
+static int remote_fails_at; /* the n-th allocation from now on fails */
+
+static bool remote_reads(void *impl, const void *pointer)
+{
+    (void)impl;
+    for (int i = 0; i < 64; i++) {
+        if (remote[i].first && (const char *)pointer >= remote[i].first &&
+            (const char *)pointer < remote[i].first + remote[i].bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fattn_status remote_alloc(void *impl, size_t bytes, void **memory)
+{
+    if (remote_fails_at > 0 && --remote_fails_at == 0) {
+        *memory = NULL;
+        return FATTN_OUT_OF_MEMORY;
+    }
+    const fattn_status status = fattn_host_alloc(impl, bytes, memory);
+    for (int i = 0; !status && i < 64; i++) {
+        if (!remote[i].first) {
+            remote[i].first = *memory;
+            remote[i].bytes = bytes;
+            return status;
+        }
+    }
+    return status;
+}
+
+static fattn_status remote_free(void *impl, void *memory)
+{
+    for (int i = 0; i < 64; i++) {
+        if (remote[i].first == memory) {
+            remote[i].first = NULL;
+        }
+    }
+    return fattn_host_free(impl, memory);
+}
+
+static fattn_backend remote_backend;
+
+static fattn_device *open_remote(void)
+{
+    fattn_device *const device = open_device("reference");
+    remote_backend = *device->backend;
+    remote_backend.host_memory = false;
+    remote_backend.reads = remote_reads;
+    remote_backend.alloc = remote_alloc;
+    remote_backend.free = remote_free;
+    device->backend = &remote_backend;
+    return device;
+}
+
+Test(staging, host_memory_on_a_device_of_its_own)
+{
+    fattn_device *const device = open_remote();
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    cr_assert(written());
+    float expected[256];
+    memcpy(expected, arrays[3], sizeof expected);
+
+    /* q, k, v and o as slices of one array, which is one range to copy. */
+    static _Alignas(256) float packed[2 * 4 * 4 * 8];
+    fattn_problem s = p;
+    fattn_buffers sb = b;
+    s.layout = FATTN_STRIDED;
+    s.q = s.k = s.v = s.o = (fattn_strides){128, 32, 8};
+    for (int i = 0; i < 256; i++) {
+        packed[i] = -7;
+    }
+    for (int batch = 0; batch < 2; batch++) {
+        for (int i = 0; i < 4 * 8; i++) {
+            float *const row = packed + batch * 128 + i / 8 * 32 + i % 8;
+            row[0] = i < 24 ? arrays[0][batch * 24 + i] : -7;
+            row[8] = arrays[1][batch * 32 + i];
+            row[16] = arrays[2][batch * 32 + i];
+        }
+    }
+    sb.q = packed, sb.k = packed + 8, sb.v = packed + 16, sb.o = packed + 24;
+    ANSWERS(fattn_attention(device, &s, &sb, NULL), FATTN_OK);
+    for (int batch = 0; batch < 2; batch++) {
+        for (int i = 0; i < 4 * 8; i++) {
+            const float got = packed[batch * 128 + i / 8 * 32 + 24 + i % 8];
+            cr_assert_eq(got, i < 24 ? expected[batch * 24 + i] : -7);
+        }
+    }
+
+    for (int n = 1; n <= 4; n++) { /* a device that runs out of memory half way */
+        arrays[3][0] = NAN;
+        remote_fails_at = n;
+        ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OUT_OF_MEMORY);
+        cr_assert(isnan(arrays[3][0]));
+    }
+    remote_fails_at = 0;
+
+    set_environment("FATTN_VERBOSE", "3");
+    fattn_set_log_callback(keep_log, arrays);
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    cr_assert_not_null(strstr(logged, "tensor o f32: 48 elements, 0 NaN"), "%s", logged);
+    set_environment("FATTN_VERBOSE", NULL);
+    fattn_cache_clear();
+    fattn_device_close(device);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+/* --- Merge and dropout ---------------------------------------------------------------------------- */
+
+static fattn_merge_args merge_args(void)
+{
+    static float lse[3][4];
+    fattn_merge_args a = {.struct_size = sizeof a, .batch = 1, .heads = 2, .seqlen = 2, .dim_v = 8};
+    (void)small_buffers();
+    for (int i = 0; i < 4; i++) {
+        lse[0][i] = (float)i;
+        lse[1][i] = i == 2 ? -INFINITY : 1;
+    }
+    a.o1 = arrays[0], a.o2 = arrays[1], a.o = arrays[3];
+    a.lse1 = lse[0], a.lse2 = lse[1], a.lse = lse[2];
+    a.o1_stride = a.o2_stride = a.o_stride = (fattn_strides){32, 16, 8};
+    return a;
+}
+
+Test(merge, refusals)
+{
+    fattn_device *const device = open_device("reference");
+    fattn_merge_args a = merge_args();
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OK);
+    cr_assert_eq(arrays[3][8], arrays[0][8]); /* head 1, row 0: lse2 is -inf, o1 alone counts */
+    ANSWERS(fattn_merge(NULL, &a, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_merge(device, NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_merge(device, &a, arrays), FATTN_INVALID_ARGUMENT);
+    a.batch = -1;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_INVALID_SHAPE);
+    a = merge_args(), a.dim_v = 0;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_INVALID_SHAPE);
+    a = merge_args(), a.o2 = NULL;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_NULL_POINTER);
+    a = merge_args(), a.lse1 = NULL;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_NULL_POINTER);
+    a = merge_args(), a.o1 = (const float *)((const char *)a.o1 + 2);
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_MISALIGNED);
+    a = merge_args(), a.o = arrays[0] + 8;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
+    a = merge_args(), a.o_stride.seq = 4;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
+    a = merge_args(), a.lse = arrays[3];
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
+    a = merge_args(), a.o1_stride.head = -8;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_INVALID_STRIDE);
+    a = merge_args(), a.o1_stride.head = a.o1_stride.batch = INT64_MAX / 9, a.batch = 100;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERFLOW);
+    a = merge_args(), a.heads = a.seqlen = 2147483647, a.batch = 0;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERFLOW);
+    a = merge_args(), a.o = arrays[0], a.lse = (float *)a.lse1; /* in place */
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OK);
+    fattn_device_close(device);
+}
+
+Test(dropout_mask, refusals)
+{
+    fattn_device *const device = open_device("reference");
+    uint8_t keep[64];
+    const fattn_dropout_args sound = {.struct_size = sizeof sound,
+                                      .batch = 1,
+                                      .heads = 2,
+                                      .seqlen_q = 4,
+                                      .seqlen_k = 8,
+                                      .p = 0.5,
+                                      .keep = keep};
+    fattn_dropout_args a = sound;
+    ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_OK);
+    ANSWERS(fattn_dropout_mask(NULL, &a, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_dropout_mask(device, NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_dropout_mask(device, &a, keep), FATTN_INVALID_ARGUMENT);
+    a.keep = NULL;
+    ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_NULL_POINTER);
+    a = sound, a.p = NAN;
+    ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_INVALID_ARGUMENT);
+    a = sound, a.seqlen_q = -1;
+    ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_INVALID_SHAPE);
+    a = sound, a.q_offset = INT64_C(1) << 33;
+    ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_INVALID_SHAPE);
+    a = sound, a.heads = a.seqlen_q = a.seqlen_k = 2147483647;
+    ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_OVERFLOW);
+    fattn_device_close(device);
+}
+
+/* --- Allocation failure --------------------------------------------------------------------------- */
+
+static fattn_status everything(void)
+{
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    fattn_event *event = NULL;
+    void *memory = NULL;
+    fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_status status = fattn_device_open("cpu", &device);
+    status = status ? status : fattn_device_malloc(device, 100, &memory);
+    status = status ? status : fattn_event_create(device, &event);
+    status = status ? status : fattn_plan_create(device, &p, &plan);
+    status = status ? status : fattn_execute(plan, &b, NULL, NULL);
+    status = status ? status : fattn_attention(device, &p, &b, NULL);
+    fattn_event_destroy(event);
+    if (device) {
+        fattn_device_free(device, memory);
+    }
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    fattn_cache_clear();
+    return status;
+}
+
+Test(memory, the_nth_allocation_fails_and_nothing_leaks)
+{
+    cr_assert_eq(everything(), FATTN_OK, "%s", fattn_last_reason());
+    cr_assert_eq(fattn_memory_alive(), 0);
+    int64_t n = 1;
+    for (; n < 1000; n++) {
+        fattn_memory_fail_at(n);
+        const fattn_status status = everything();
+        const int failed = fattn_memory_fail_at(0);
+        cr_assert_eq(fattn_memory_alive(), 0, "allocation %lld leaks", (long long)n);
+        if (!failed) {
+            cr_assert_eq(status, FATTN_OK);
+            break;
+        }
+        cr_assert_eq(status, FATTN_OUT_OF_MEMORY, "allocation %lld: %s", (long long)n,
+                     fattn_status_string(status));
+        REASON_HAS("no memory");
+    }
+    cr_assert(n > 5 && n < 1000);
+}
+
+Test(memory, absurd_sizes)
+{
+    cr_assert_null(fattn_memory_alloc_aligned(SIZE_MAX));
+    void *const none = fattn_memory_alloc(0);
+    cr_assert_not_null(none);
+    fattn_memory_free(none);
+    fattn_memory_free(NULL);
+    fattn_memory_free_aligned(NULL);
+}

@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public door: every wrong problem and every wrong buffer is refused with its status and a reason
+ * that names the field, outputs stay untouched, and what is accepted comes out in normal form. */
+#include <criterion/criterion.h>
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/operands.h"
+#include "core/problem.h"
+
+static fattn_problem sound(void)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.batch = 2;
+    p.heads_q = 4;
+    p.heads_k = 2;
+    p.seqlen_q = 5;
+    p.seqlen_k = 7;
+    p.dim = 8;
+    p.dim_v = 6;
+    return p;
+}
+
+/* The problem is refused with this status, and the reason contains these words. */
+static void refused(const fattn_problem *p, fattn_status status, const char *words)
+{
+    fattn_problem out;
+    fattn_problem before;
+    memset(&out, 0x5a, sizeof out);
+    memset(&before, 0x5a, sizeof before);
+    const fattn_status got = fattn_problem_normalise(p, &out);
+    cr_assert_eq(got, status, "%s, not %s: %s", fattn_status_string(got),
+                 fattn_status_string(status), fattn_last_reason());
+    cr_assert(strstr(fattn_last_reason(), words) != NULL, "reason \"%s\" lacks \"%s\"",
+              fattn_last_reason(), words);
+    cr_assert(memcmp(&out, &before, sizeof out) == 0, "%s: output touched", words);
+}
+
+#define REFUSED(status, words, ...) \
+    do {                            \
+        fattn_problem p = sound();  \
+        __VA_ARGS__;                \
+        refused(&p, status, words); \
+    } while (0)
+
+Test(problem, the_default_is_sound)
+{
+    const fattn_problem p = sound();
+    fattn_problem out;
+    cr_assert_eq(fattn_problem_normalise(&p, &out), FATTN_OK, "%s", fattn_last_reason());
+}
+
+Test(problem, struct_sizes)
+{
+    REFUSED(FATTN_INVALID_STRUCT, "struct_size", p.struct_size = 0);
+    REFUSED(FATTN_INVALID_STRUCT, "struct_size", p.struct_size = (size_t)1 << 40);
+    cr_assert_eq(fattn_problem_normalise(NULL, NULL), FATTN_NULL_POINTER);
+
+    struct {
+        fattn_problem known;
+        char tail[64];
+    } longer = {.known = sound()};
+    longer.known.struct_size = sizeof longer;
+    fattn_problem out;
+    cr_assert_eq(fattn_problem_normalise(&longer.known, &out), FATTN_OK);
+    cr_assert_eq(out.struct_size, sizeof out);
+    longer.tail[63] = 1;
+    cr_assert_eq(fattn_problem_normalise(&longer.known, &out), FATTN_INVALID_STRUCT);
+
+    /* An older caller's struct ends earlier: the alignment reads as 0, which is refused by name. */
+    REFUSED(FATTN_INVALID_ARGUMENT, "pointer_alignment",
+            p.struct_size = offsetof(fattn_problem, pointer_alignment));
+}
+
+Test(problem, enums)
+{
+    REFUSED(FATTN_INVALID_ARGUMENT, "op is 7", p.op = (fattn_op)7);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype is 0", p.dtype = (fattn_dtype)0);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype is 99", p.dtype = (fattn_dtype)99);
+    REFUSED(FATTN_UNSUPPORTED, "e4m3", p.dtype = FATTN_E4M3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_o is f16", p.dtype_o = FATTN_F16);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_o", p.dtype_o = (fattn_dtype)-3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_bias is bf16", p.features = FATTN_BIAS,
+            p.dtype_bias = FATTN_BF16);
+    REFUSED(FATTN_INVALID_ARGUMENT, "layout is 0", p.layout = (fattn_layout)0);
+    REFUSED(FATTN_INVALID_ARGUMENT, "anchor is 3", p.anchor = (fattn_anchor)3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "unknown bits", p.features = UINT64_C(1) << 40);
+    REFUSED(FATTN_INVALID_ARGUMENT, "reserved", p.reserved = 1);
+}
+
+Test(problem, sizes)
+{
+    REFUSED(FATTN_INVALID_SHAPE, "batch is -1", p.batch = -1);
+    REFUSED(FATTN_INVALID_SHAPE, "batch", p.batch = INT64_C(1) << 31);
+    REFUSED(FATTN_INVALID_SHAPE, "heads_q", p.heads_q = -4);
+    REFUSED(FATTN_INVALID_SHAPE, "heads_k", p.heads_k = 0);
+    REFUSED(FATTN_INVALID_SHAPE, "heads_q is 4, not a multiple", p.heads_k = 3);
+    REFUSED(FATTN_INVALID_SHAPE, "seqlen_q", p.seqlen_q = INT64_MAX);
+    REFUSED(FATTN_INVALID_SHAPE, "seqlen_k", p.seqlen_k = INT64_MIN);
+    REFUSED(FATTN_INVALID_SHAPE, "dim is 0", p.dim = 0);
+    REFUSED(FATTN_INVALID_SHAPE, "dim is 577", p.dim = 577);
+    REFUSED(FATTN_INVALID_SHAPE, "dim_v is 0", p.dim_v = 0);
+    REFUSED(FATTN_INVALID_SHAPE, "total_q", p.features = FATTN_CU_SEQLENS_Q, p.total_q = -1);
+    REFUSED(FATTN_INVALID_SHAPE, "total_k", p.features = FATTN_CU_SEQLENS_K, p.total_k = -1);
+    REFUSED(FATTN_INVALID_SHAPE, "page_size", p.features = FATTN_PAGED);
+    REFUSED(FATTN_INVALID_SHAPE, "max_pages", p.features = FATTN_PAGED, p.page_size = 3,
+            p.num_pages = 9, p.max_pages = 2);
+    REFUSED(FATTN_INVALID_STRIDE, "block_table_stride", p.features = FATTN_PAGED, p.page_size = 3,
+            p.num_pages = 9, p.max_pages = 3, p.block_table_stride = 2);
+    REFUSED(FATTN_INVALID_SHAPE, "block_m", p.features = FATTN_BLOCK_MASK, p.block_n = 4);
+    REFUSED(FATTN_INVALID_SHAPE, "block_n", p.features = FATTN_BLOCK_MASK, p.block_m = 4);
+}
+
+Test(problem, options)
+{
+    const double bad_scales[] = {NAN, INFINITY, -INFINITY, 1e300};
+    for (size_t i = 0; i < sizeof bad_scales / sizeof bad_scales[0]; i++) {
+        REFUSED(FATTN_INVALID_ARGUMENT, "scale", p.features = FATTN_SCALE, p.scale = bad_scales[i]);
+    }
+    const double bad_caps[] = {NAN, INFINITY, 0, -1, 1e300, 1e-300};
+    for (size_t i = 0; i < sizeof bad_caps / sizeof bad_caps[0]; i++) {
+        REFUSED(FATTN_INVALID_ARGUMENT, "softcap", p.features = FATTN_SOFTCAP,
+                p.softcap = bad_caps[i]);
+    }
+    const double bad_p[] = {NAN, -0.1, 1.1, INFINITY};
+    for (size_t i = 0; i < sizeof bad_p / sizeof bad_p[0]; i++) {
+        REFUSED(FATTN_INVALID_ARGUMENT, "dropout_p", p.features = FATTN_DROPOUT,
+                p.dropout_p = bad_p[i]);
+    }
+    REFUSED(FATTN_INVALID_ARGUMENT, "window_left is -2", p.features = FATTN_WINDOW,
+            p.window_left = -2);
+    REFUSED(FATTN_INVALID_ARGUMENT, "window_right", p.features = FATTN_WINDOW, p.window_right = -9);
+    REFUSED(FATTN_INVALID_STRIDE, "alibi_batch_stride", p.features = FATTN_ALIBI,
+            p.alibi_batch_stride = 3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "batch_offset", p.features = FATTN_DROPOUT, p.dropout_p = 0.5,
+            p.batch_offset = -1);
+    REFUSED(FATTN_INVALID_ARGUMENT, "head_offset", p.features = FATTN_DROPOUT, p.dropout_p = 0.5,
+            p.head_offset = (INT64_C(1) << 32) - 3);
+    const int64_t bad_alignments[] = {0, -16, 24, 8192};
+    for (size_t i = 0; i < sizeof bad_alignments / sizeof bad_alignments[0]; i++) {
+        REFUSED(FATTN_INVALID_ARGUMENT, "pointer_alignment",
+                p.pointer_alignment = bad_alignments[i]);
+    }
+}
+
+Test(problem, outputs)
+{
+    REFUSED(FATTN_INVALID_ARGUMENT, "forward", p.outputs = FATTN_OUT_O | FATTN_OUT_DQ);
+    REFUSED(FATTN_INVALID_ARGUMENT, "alone", p.outputs = FATTN_OUT_LSE);
+    REFUSED(FATTN_INVALID_ARGUMENT, "backward", p.op = FATTN_BACKWARD, p.outputs = FATTN_OUT_O);
+    REFUSED(FATTN_INVALID_ARGUMENT, "DBIAS", p.op = FATTN_BACKWARD, p.outputs = FATTN_OUT_DBIAS);
+    REFUSED(FATTN_INVALID_ARGUMENT, "DSINK", p.op = FATTN_BACKWARD, p.outputs = FATTN_OUT_DSINK);
+    REFUSED(FATTN_INVALID_ARGUMENT, "DLSE", p.features = FATTN_DLSE);
+    REFUSED(FATTN_INVALID_ARGUMENT, "ACCUMULATE", p.features = FATTN_ACCUMULATE);
+    REFUSED(FATTN_UNSUPPORTED, "PAGED", p.op = FATTN_BACKWARD, p.features = FATTN_PAGED,
+            p.page_size = 4, p.num_pages = 4, p.max_pages = 4);
+    REFUSED(FATTN_UNSUPPORTED, "BATCH_INVARIANT", p.op = FATTN_BACKWARD,
+            p.features = FATTN_BATCH_INVARIANT);
+}
+
+Test(problem, strides)
+{
+#define STRIDED p.layout = FATTN_STRIDED, p.q = p.o = (fattn_strides){256, 32, 8}, p.k = p.v = p.q
+    REFUSED(FATTN_INVALID_STRIDE, "seq stride of k is -8", STRIDED, p.k.seq = -8);
+    REFUSED(FATTN_OVERFLOW, "head stride of v", STRIDED, p.v.head = INT64_MAX / 2);
+    REFUSED(FATTN_OVERFLOW, "q spans", STRIDED, p.q.batch = p.q.head = p.q.seq = INT64_MAX / 8);
+    REFUSED(FATTN_OVERLAP, "o overlaps itself", STRIDED, p.o.head = 5);
+    REFUSED(FATTN_OVERLAP, "o overlaps itself", STRIDED, p.o.batch = 0);
+    REFUSED(FATTN_INVALID_STRIDE, "query stride of bias", p.features = FATTN_BIAS,
+            p.bias_stride[2] = -1);
+    REFUSED(FATTN_INVALID_STRIDE, "key stride of mask", p.features = FATTN_MASK,
+            p.mask_stride[3] = -1);
+    REFUSED(FATTN_OVERLAP, "dbias overlaps itself", p.op = FATTN_BACKWARD, p.features = FATTN_BIAS,
+            p.outputs = FATTN_OUT_DBIAS, p.dbias_stride[2] = 6, p.dbias_stride[3] = 1);
+    REFUSED(FATTN_OVERFLOW, "q has", p.batch = p.heads_q = p.heads_k = 2147483647,
+            p.seqlen_q = 2147483647, p.dim = 576);
+    fattn_problem p = sound();
+    fattn_problem out;
+    STRIDED, p.k.batch = p.k.head = p.v.seq = 0;
+    cr_assert_eq(fattn_problem_normalise(&p, &out), FATTN_OK, "inputs may broadcast: %s",
+                 fattn_last_reason());
+}
+
+Test(problem, normal_form)
+{
+    fattn_problem p = sound();
+    fattn_problem out;
+    p.features = FATTN_CAUSAL | FATTN_DROPOUT; /* p = 0: no dropout */
+    p.window_left = 9;                         /* not FATTN_WINDOW: does not count */
+    cr_assert_eq(fattn_problem_normalise(&p, &out), FATTN_OK);
+    cr_assert_eq(out.layout, FATTN_STRIDED);
+    cr_assert_eq(out.window_left, -1);
+    cr_assert_eq(out.window_right, 0);
+    cr_assert_eq(out.features, FATTN_CAUSAL);
+    cr_assert_eq(out.outputs, FATTN_OUT_O);
+    cr_assert_eq(out.dtype_o, FATTN_F32);
+    cr_assert_float_eq(out.scale, 1 / sqrt(8.0), 1e-15);
+    cr_assert_eq(out.q.batch, 5 * 4 * 8);
+    cr_assert_eq(out.q.seq, 4 * 8);
+    cr_assert_eq(out.v.seq, 2 * 6);
+    cr_assert_eq(out.o.head, 6);
+
+    p.layout = FATTN_BHSD;
+    p.op = FATTN_BACKWARD;
+    p.features = FATTN_WINDOW | FATTN_CAUSAL | FATTN_CU_SEQLENS_Q | FATTN_ACCUMULATE;
+    p.window_left = 3;
+    p.window_right = 5;
+    p.total_q = 9;
+    p.dtype = FATTN_BF16;
+    cr_assert_eq(fattn_problem_normalise(&p, &out), FATTN_OK, "%s", fattn_last_reason());
+    cr_assert_eq(out.window_left, 3);
+    cr_assert_eq(out.window_right, 0);
+    cr_assert_eq(out.outputs, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV);
+    cr_assert_eq(out.q.head, 9 * 8);
+    cr_assert_eq(out.q.batch, 0);
+    cr_assert_eq(out.k.head, 7 * 8);
+    cr_assert_eq(fattn_gradient_dtype(&out), FATTN_F32);
+    fattn_problem twice;
+    cr_assert_eq(fattn_problem_normalise(&out, &twice), FATTN_OK);
+    cr_assert(memcmp(&out, &twice, sizeof out) == 0, "the normal form is its own normal form");
+}
+
+Test(problem, dropout_threshold)
+{
+    cr_assert_eq(fattn_dropout_threshold(0), 0);
+    cr_assert_eq(fattn_dropout_threshold(1e-9), 1);
+    cr_assert_eq(fattn_dropout_threshold(0.1), 6554);
+    cr_assert_eq(fattn_dropout_threshold(0.9999999), 65535);
+    cr_assert_eq(fattn_dropout_threshold(1), 65536);
+}
+
+/* --- Buffers -------------------------------------------------------------------------------------- */
+
+static _Alignas(256) float memory[4096];
+
+typedef struct world {
+    fattn_problem p;
+    fattn_buffers b;
+} world;
+
+/* The sound problem, normal, with q, k, v, o side by side. */
+static world sound_world(uint64_t features)
+{
+    world w;
+    const fattn_problem p = sound();
+    w.p = p;
+    w.p.features = features;
+    w.p.total_q = w.p.total_k = 12;
+    w.p.page_size = 2, w.p.num_pages = 6, w.p.max_pages = 4;
+    cr_assert_eq(fattn_problem_normalise(&w.p, &w.p), FATTN_OK, "%s", fattn_last_reason());
+    fattn_buffers_init(&w.b);
+    w.b.q = memory;
+    w.b.k = memory + 1024;
+    w.b.v = memory + 2048;
+    w.b.o = memory + 3072;
+    return w;
+}
+
+static void refused_buffers(const world *w, fattn_status status, const char *words)
+{
+    fattn_buffers out;
+    fattn_status got = fattn_buffers_normalise(&w->p, &w->b, &out);
+    got = got ? got : fattn_buffers_validate(&w->p, &out);
+    cr_assert_eq(got, status, "%s, not %s: %s", fattn_status_string(got),
+                 fattn_status_string(status), fattn_last_reason());
+    cr_assert(status == FATTN_OK || strstr(fattn_last_reason(), words) != NULL,
+              "reason \"%s\" lacks \"%s\"", fattn_last_reason(), words);
+}
+
+Test(buffers, pointers)
+{
+    world w = sound_world(0);
+    refused_buffers(&w, FATTN_OK, "");
+    w.b.k = NULL;
+    refused_buffers(&w, FATTN_NULL_POINTER, "k is NULL");
+    w.b.k = memory + 1025;
+    refused_buffers(&w, FATTN_MISALIGNED, "k is");
+    w.b.k = (const void *)(UINTPTR_MAX - 15);
+    refused_buffers(&w, FATTN_OVERFLOW, "end of memory");
+    w.b.k = memory + 1024;
+    w.b.o = memory + 1024 + 16;
+    refused_buffers(&w, FATTN_OVERLAP, "o overlaps k");
+    w.b.struct_size = 3;
+    refused_buffers(&w, FATTN_INVALID_STRUCT, "fattn_buffers");
+}
+
+Test(buffers, empty_tensors_need_no_pointer)
+{
+    world w = sound_world(0);
+    w.p.seqlen_k = w.p.total_k = 0;
+    w.b.k = w.b.v = NULL;
+    refused_buffers(&w, FATTN_OK, "");
+}
+
+Test(buffers, slices_of_one_array_do_not_overlap)
+{
+    /* q, k, v and o interleaved along a row of one array: (B, S, 4, H, D). */
+    world w = sound_world(0);
+    w.p = sound();
+    w.p.heads_k = 4;
+    w.p.seqlen_k = 5;
+    w.p.dim_v = 8;
+    w.p.layout = FATTN_STRIDED;
+    w.p.q = w.p.k = w.p.v = w.p.o = (fattn_strides){5 * 128, 128, 8};
+    cr_assert_eq(fattn_problem_normalise(&w.p, &w.p), FATTN_OK);
+    w.b.q = memory;
+    w.b.k = memory + 32;
+    w.b.v = memory + 64;
+    w.b.o = memory + 96;
+    refused_buffers(&w, FATTN_OK, "");
+    w.b.o = memory + 92;
+    refused_buffers(&w, FATTN_OVERLAP, "o overlaps v");
+    w.b.o = memory + 100; /* its last head runs into the next row's q */
+    refused_buffers(&w, FATTN_OVERLAP, "o overlaps q");
+}
+
+Test(buffers, lengths)
+{
+    int32_t cu[3] = {0, 5, 10};
+    world w = sound_world(FATTN_CU_SEQLENS_Q);
+    refused_buffers(&w, FATTN_NULL_POINTER, "cu_seqlens_q");
+    w.b.cu_seqlens_q = cu;
+    refused_buffers(&w, FATTN_OK, "");
+    cu[0] = -1;
+    refused_buffers(&w, FATTN_INVALID_DATA, "cu_seqlens_q[0] is -1");
+    cu[0] = 0, cu[1] = 4, cu[2] = 3;
+    refused_buffers(&w, FATTN_INVALID_DATA, "less than the 4 before it");
+    cu[2] = 13;
+    refused_buffers(&w, FATTN_INVALID_DATA, "cu_seqlens_q[2] is 13");
+    cu[2] = 10;
+    refused_buffers(&w, FATTN_INVALID_DATA, "a sequence of 6");
+
+    int32_t used[2] = {7, 8};
+    w = sound_world(FATTN_SEQUSED_K);
+    w.b.seqused_k = used;
+    refused_buffers(&w, FATTN_INVALID_DATA, "seqused_k[1] is 8");
+    used[1] = -1;
+    refused_buffers(&w, FATTN_INVALID_DATA, "seqused_k[1] is -1");
+    used[1] = 0;
+    refused_buffers(&w, FATTN_OK, "");
+}
+
+Test(buffers, pages)
+{
+    int32_t table[2][4] = {{0, 1, 2, 5}, {3, 4, 0, 99}};
+    int32_t used[2] = {7, 6};
+    world w = sound_world(FATTN_PAGED | FATTN_SEQUSED_K);
+    w.b.block_table = table[0];
+    w.b.seqused_k = used;
+    refused_buffers(&w, FATTN_OK, ""); /* the entry past 6 keys is never read */
+    used[1] = 7;
+    refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 99");
+    table[1][3] = -1;
+    refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is -1");
+}
+
+Test(buffers, positions)
+{
+    world w = sound_world(FATTN_POSITIONS | FATTN_DROPOUT);
+    refused_buffers(&w, FATTN_OK, "");
+    w.b.q_offset = INT64_MAX;
+    refused_buffers(&w, FATTN_INVALID_DATA, "q_offset");
+    w.b.q_offset = 0, w.b.whole_k = -2;
+    refused_buffers(&w, FATTN_INVALID_DATA, "whole_k");
+    w = sound_world(FATTN_POSITIONS);
+    const int64_t offsets[2] = {3, -(INT64_C(1) << 41)};
+    w.b.k_offsets = offsets;
+    refused_buffers(&w, FATTN_INVALID_DATA, "k_offset of sequence 1");
+
+    w = sound_world(FATTN_POSITIONS | FATTN_DROPOUT);
+    w.p.features |= FATTN_DROPOUT;
+    w.p.dropout_p = 0.5;
+    w.b.q_offset = -1;
+    refused_buffers(&w, FATTN_INVALID_DATA, "dropout");
+    w.b.q_offset = (INT64_C(1) << 33) - 5;
+    refused_buffers(&w, FATTN_OK, "");
+    w.b.q_offset++;
+    refused_buffers(&w, FATTN_INVALID_DATA, "dropout");
+}
+
+Test(buffers, sequences)
+{
+    const int32_t cu[3] = {1, 4, 9};
+    const int32_t used[2] = {2, 5};
+    world w =
+        sound_world(FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K | FATTN_POSITIONS);
+    w.b.cu_seqlens_q = w.b.cu_seqlens_k = cu;
+    w.b.seqused_k = used;
+    w.b.q_offset = 10;
+    fattn_sequence s = fattn_sequence_of(&w.p, &w.b, 0);
+    cr_assert_eq(s.sq, 3);
+    cr_assert_eq(s.sk, 2);
+    cr_assert_eq(s.slot_k, 3);
+    cr_assert_eq(s.q_row, 1);
+    cr_assert_eq(s.q_batch, 0);
+    cr_assert_eq(s.diagonal, 2 - 3 + 10);
+    cr_assert_eq(fattn_lse_index(&w.p, &s, 0, 3), 3 * 12 + 1);
+    w.b.whole_q = 20, w.b.whole_k = 30;
+    s = fattn_sequence_of(&w.p, &w.b, 1);
+    cr_assert_eq(s.diagonal, 10 + 10);
+    w.p.anchor = FATTN_TOP_LEFT;
+    s = fattn_sequence_of(&w.p, &w.b, 1);
+    cr_assert_eq(s.diagonal, 10);
+}
+
+/* --- Regions: against every address, one by one --------------------------------------------------- */
+
+static void mark(const fattn_region *r, uint8_t *bytes)
+{
+    for (int64_t x = 0; x < r->extent[0]; x++)
+        for (int64_t y = 0; y < r->extent[1]; y++)
+            for (int64_t z = 0; z < r->extent[2]; z++)
+                for (int64_t c = 0; c < r->run; c++)
+                    bytes[(int64_t)r->base + x * r->stride[0] + y * r->stride[1] +
+                          z * r->stride[2] + c]++;
+}
+
+static uint64_t state = 1;
+
+static int64_t draw(int64_t n)
+{
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (int64_t)((state >> 33) % (uint64_t)n);
+}
+
+static fattn_region draw_region(void)
+{
+    fattn_region r = {.base = (uintptr_t)draw(64), .extent[3] = 1, .run = 1 + draw(4)};
+    for (int a = 0; a < 3; a++) {
+        r.extent[a] = draw(12) == 0 ? 0 : 1 + draw(4);
+        r.stride[a] = 4 * draw(12);
+    }
+    return r;
+}
+
+Test(region, never_denies_an_overlap)
+{
+    int seen_apart = 0;
+    for (int round = 0; round < 200000; round++) {
+        uint8_t a_bytes[1024] = {0};
+        uint8_t b_bytes[1024] = {0};
+        const fattn_region a = draw_region();
+        const fattn_region b = draw_region();
+        bool shared = false;
+        bool doubled = false;
+        mark(&a, a_bytes);
+        mark(&b, b_bytes);
+        for (int i = 0; i < 1024; i++) {
+            shared = shared || (a_bytes[i] && b_bytes[i]);
+            doubled = doubled || a_bytes[i] > 1;
+        }
+        cr_assert(!shared || fattn_regions_overlap(&a, &b));
+        cr_assert(!doubled || fattn_region_overlaps_itself(&a));
+        seen_apart += !fattn_regions_overlap(&a, &b);
+    }
+    cr_assert_gt(seen_apart, 40000, "boxes that lie apart are mostly seen to: %d", seen_apart);
+}
+
+/* Spans against 128-bit arithmetic, which C11 lacks and every compiler of ours has. */
+__extension__ typedef __int128 int128;
+
+Test(region, spans_do_not_wrap)
+{
+    for (int round = 0; round < 200000; round++) {
+        fattn_region r = {.run = 1 + draw(1000)};
+        int128 exact = r.run;
+        bool empty = false;
+        for (int a = 0; a < 4; a++) {
+            r.extent[a] = draw(8) == 0 ? 0 : (int64_t)(state >> (20 + draw(40)));
+            r.stride[a] = (int64_t)(state >> (1 + draw(60)));
+            exact += (int128)(r.extent[a] - 1) * r.stride[a];
+            empty = empty || r.extent[a] == 0;
+            (void)draw(2);
+        }
+        int64_t bytes = -1;
+        const bool fits = fattn_region_span(&r, &bytes);
+        if (empty) {
+            cr_assert(fits && bytes == 0);
+        } else {
+            cr_assert_eq(fits, exact <= INT64_MAX);
+            cr_assert(!fits || bytes == (int64_t)exact);
+        }
+    }
+}

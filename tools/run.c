@@ -781,16 +781,18 @@ static fattn_status compute(job *j)
 static bool write_outputs(const job *j)
 {
     npy_staged staged[OUTPUTS] = {{0}};
+    int count = 0;
     char why[LINE];
     bool fine = true;
 
     for (int i = 0; fine && i < OUTPUTS; i++) {
-        fine = !j->out_path[i] ||
-               npy_stage(j->out_path[i], &j->out[i], &staged[i], why, sizeof why) == 0;
+        if (j->out_path[i]) {
+            fine = npy_stage(j->out_path[i], &j->out[i], &staged[count++], why, sizeof why) == 0;
+        }
     }
-    fine = fine && npy_commit(staged, OUTPUTS, why, sizeof why) == 0;
+    fine = fine && npy_commit(staged, count, why, sizeof why) == 0;
     if (!fine) {
-        npy_abandon(staged, OUTPUTS);
+        npy_abandon(staged, count);
     }
     return fine || complain(why);
 }

@@ -1,0 +1,212 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""How the tool answers wrong use, as a TAP program: exit status, one line on stderr, no file left behind.
+
+    tool_usage.py FATTN
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+except ImportError:
+    print("1..0 # SKIP NumPy is not installed")
+    sys.exit(0)
+
+count = failures = 0
+
+
+def ok(passed, name):
+    global count, failures
+    count += 1
+    failures += not passed
+    print("ok" if passed else "not ok", count, "-", name, flush=True)
+
+
+QKV = "--q q.npy --k k.npy --v v.npy --o out.npy"
+BACKWARD = "--q q.npy --k k.npy --v v.npy --backward --do o.npy --dq dq.npy"
+
+# command line, exit status, what the line on stderr holds
+REFUSED = [
+    ("", 2, None),
+    ("flash", 2, 'no command "flash"'),
+    ("run --frob", 2, 'unknown option "--frob"'),
+    ("run q.npy", 2, 'unknown argument "q.npy"'),
+    ("run -q q.npy", 2, 'unknown argument "-q"'),
+    ("run --q", 2, "--q needs a value"),
+    ("run --q --k k.npy", 2, "--q needs a value"),
+    ("run --q a --q b", 2, "--q is given twice"),
+    ("run --causal=1", 2, "--causal takes no value"),
+    ("run --scale 1e", 2, '--scale: "1e" is not a number'),
+    ("run --scale=", 2, '--scale: "" is not a number'),
+    ("run --window 3", 2, '--window: "3" has 1 values where 2 are needed'),
+    ("run --window 3,x", 2, '--window: "x" is not an integer'),
+    ("run --window 3,99999999999999999999", 2, "--window"),
+    ("run --seed -1", 2, '--seed: "-1" is not an integer between 0'),
+    ("run --align left", 2, '--align: "left" is not one of bottom-right, top-left'),
+    ("run --dtype f8", 2, "one of f32, f16, bf16, f64"),
+    ("run --q q.npy", 2, "needs --q, --k and --v"),
+    ("run --q q.npy --k k.npy --v v.npy", 2, "needs --o or --lse"),
+    (f"run {QKV} --lse out.npy", 2, "two outputs are named out.npy"),
+    (f"run {QKV} --dq dq.npy", 2, "--dq needs --backward"),
+    (f"run {QKV} --backward --dq dq.npy", 2, "--backward needs --do"),
+    (f"run {QKV} --backward --do o.npy", 2, "--backward needs one of --dq"),
+    (f"run {BACKWARD} --dbias db.npy", 2, "--dbias needs --backward and --bias"),
+    (f"run {BACKWARD} --dsink ds.npy", 2, "--dsink needs --backward and --sink"),
+    (f"run {QKV} --seed 3", 2, "--seed needs --dropout"),
+    (f"run {QKV} --block-mask mask.npy", 2, "--block-mask needs --block-size"),
+    (f"run {QKV} --block-size 0,4", 2, '--block-size: "0" is not between 1 and'),
+    (f"run {QKV.replace('q.npy', 'absent.npy', 1)}", 2, "absent.npy"),
+    (f"run {QKV.replace('q.npy', 'text.npy', 1)}", 2, "text.npy"),
+    (f"run {QKV.replace('q.npy', 'short.npy', 1)}", 2, "short.npy"),
+    (f"run {QKV.replace('q.npy', 'i4.npy', 1)}", 2, "i4.npy holds i32 where floating-point numbers are needed"),
+    (f"run {QKV.replace('k.npy', 'i4.npy', 1)} --dtype f32", 2, "i4.npy holds i32"),
+    (f"run {QKV.replace('q.npy', 'vector.npy', 1)}", 2,
+     "vector.npy: shape (7) is not (any, any, any, any) = (B, Sq, Hq, D)"),
+    (f"run {QKV.replace('k.npy', 'wide.npy', 1)}", 2,
+     "wide.npy: shape (2, 7, 2, 9) is not (2, any, any, 8) = (B, Sk, Hk, D)"),
+    (f"run {QKV.replace('v.npy', 'q.npy', 1)}", 2, "q.npy: shape (2, 5, 4, 8) is not (2, 7, 2, any) = (B, Sk, Hk, Dv)"),
+    (f"run {BACKWARD.replace('o.npy', 'q.npy')}", 2, "q.npy: shape (2, 5, 4, 8) is not (2, 5, 4, 6)"),
+    (f"run {QKV} --bias vector.npy --sink vector.npy", 2, "vector.npy: shape (7) is not (4) = (Hq)"),
+    (f"run {QKV} --bias bias.npy", 2, "bias.npy: shape (3, 7) does not broadcast to (2, 4, 5, 7) = (B, Hq, Sq, Sk)"),
+    (f"run {QKV} --bias deep.npy", 2, "deep.npy: shape (1, 1, 1, 1, 1) does not broadcast"),
+    (f"run {QKV} --mask q.npy", 2, "q.npy holds f32 where bool or u8 is needed"),
+    (f"run {QKV} --alibi bias.npy", 2, "bias.npy: shape (3, 7) is not (2, 4) = (B, Hq)"),
+    (f"run {QKV} --seqused-k q.npy", 2, "q.npy holds f32 where integers are needed"),
+    (f"run {QKV} --seqused-k big.npy", 2, "big.npy: element 1 is 2147483648, which int32 cannot hold"),
+    (f"run {QKV} --seqused-k i4.npy", 2, "i4.npy: shape (3) is not (2) = (B)"),
+    (f"run {QKV} --cu-seqlens-q i4.npy", 2, "q.npy: shape (2, 5, 4, 8) is not (any, any, any) = (total_q, Hq, D)"),
+    (f"run {QKV.replace('out.npy', 'no/folder/out.npy')}", 2, "no/folder/out.npy"),
+    (f"run {QKV} --lse no/folder/lse.npy", 2, "no/folder/lse.npy"),
+    (f"run {QKV} --device quantum", 3, "fattn: FATTN_UNKNOWN_DEVICE: "),
+    (f"run {QKV} --softcap -2", 3, "fattn: FATTN_INVALID_ARGUMENT: "),
+    (f"run {QKV} --scale nan", 3, "fattn: FATTN_INVALID_ARGUMENT: "),
+    (f"run {QKV} --seqused-k used.npy", 3, "fattn: FATTN_INVALID_DATA: "),
+    (f"run {QKV} --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
+    ("info --jso", 2, 'unknown option "--jso"'),
+    ("bench --sq 12,x", 2, '--sq: "x" is not an integer'),
+    ("bench --sq 12,,13", 2, '--sq: "" is not an integer'),
+    ("bench --sq -1", 2, '--sq: "-1" is not between 0 and'),
+    ("bench --dir sideways", 2, "one of fwd, bwd, decode, plan"),
+    ("bench --causal=2", 2, '--causal: "2" is not one of 0, 1'),
+    ("bench --threads 0", 2, '--threads: "0" is not between 1'),
+    ("bench --sq " + ",".join(["1"] * 33), 2, "--sq: a list has at most 32 values"),
+    ("bench --device " + "x" * 64, 2, "--device: a list has at most"),
+    ("bench --peer me", 2, "one of none, materialised"),
+    ("bench --reps 0", 2, '--reps: "0" is not between 1'),
+    ("bench --hq 3 --hk 2", 3, "fattn: FATTN_INVALID_SHAPE: "),
+    ("bench --kernel fast", 3, 'kernel is "fast"'),
+    ("explain --d 100000", 3, "fattn: FATTN_"),
+]
+
+
+def make_files(folder):
+    rng = np.random.default_rng(3)
+    real = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    arrays = {
+        "q": real(2, 5, 4, 8), "k": real(2, 7, 2, 8), "v": real(2, 7, 2, 6), "o": real(2, 5, 4, 6),
+        "wide": real(2, 7, 2, 9), "vector": real(7), "bias": real(3, 7), "deep": real(1, 1, 1, 1, 1),
+        "mask": np.ones((2, 4, 1, 1), bool), "i4": np.arange(3, dtype=np.int32),
+        "big": np.array([1, 2 ** 31]), "used": np.array([8, 3]),
+    }
+    for name, array in arrays.items():
+        np.save(os.path.join(folder, name + ".npy"), array)
+    with open(os.path.join(folder, "q.npy"), "rb") as whole, open(os.path.join(folder, "short.npy"), "wb") as cut:
+        cut.write(whole.read()[:-1])
+    with open(os.path.join(folder, "text.npy"), "w", encoding="ascii") as text:
+        text.write("attention\n")
+
+
+def start(tool, folder, line):
+    return subprocess.run([tool, *line.split()], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_refusals(tool, folder):
+    before = sorted(os.listdir(folder))
+    for line, status, holds in REFUSED:
+        ran = start(tool, folder, line)
+        fine = ran.returncode == status and ran.stdout == ""
+        if holds is not None:
+            fine = fine and ran.stderr.count("\n") == 1 and holds in ran.stderr and ran.stderr.startswith("fattn")
+        left = sorted(os.listdir(folder))
+        if not fine or left != before:
+            print("# exit", ran.returncode, repr(ran.stderr), set(left) - set(before))
+        ok(fine and left == before, ("fattn " + line)[:100])
+
+
+def test_help(tool, folder):
+    for line in ("--help", "-h", "run --help", "run --q x --help", "bench --help", "info --help", "explain --help",
+                 "check --help", "io --help"):
+        ran = start(tool, folder, line)
+        ok(ran.returncode == 0 and ran.stderr == "" and "usage: fattn" in ran.stdout, "fattn " + line)
+    codes = start(tool, folder, "--help").stdout
+    ok(all(re.search(rf"^  {n}  ", codes, re.M) for n in range(4)), "--help documents the exit statuses")
+    ran = start(tool, folder, "--version")
+    ok(re.fullmatch(r"fattn \d+\.\d+\.\d+\n", ran.stdout) and ran.returncode == 0, "fattn --version")
+
+
+def test_full_output(tool, folder):
+    if not os.path.exists("/dev/full"):
+        return
+    with open("/dev/full", "w", encoding="ascii") as full:
+        ran = subprocess.run([tool, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    ok(ran.returncode == 3 and "standard output cannot be written" in ran.stderr, "a full standard output is an error")
+
+
+def test_info(tool, folder):
+    about = json.loads(start(tool, folder, "info --json").stdout)
+    text = start(tool, folder, "info").stdout
+    rows = [row for backend in about["backends"] for device in backend["devices"] for row in device["kernels"]]
+    ok(len(rows) > 0 and all(row["name"] in text for row in rows), "info and info --json list the same kernels")
+    ok(all(row["ops"] and row["dtypes"] and row["tiles"] and row["dim_max"] > 0 for row in rows),
+       "every kernel has ops, dtypes, tiles and a largest dimension")
+    ok(about["version"] in start(tool, folder, "--version").stdout, "info knows the version")
+
+
+COLUMNS = ("device kernel dir dtype mask B Hq Hk Sq Sk D Dv median_ms gflops gbytes_s ceiling ratio "
+           "workspace_bytes").split()
+
+
+def test_bench(tool, folder):
+    sweep = "bench --device reference --sq 4,8 --causal=0,1 --hq 2 --d 4 --reps 1 --dir fwd,bwd"
+    ran = start(tool, folder, sweep)
+    rows = [line.split("\t") for line in ran.stdout.splitlines()]
+    ok(ran.returncode == 0 and rows[0] == COLUMNS, "bench begins with its header")
+    ok(len(rows) == 9 and all(len(row) == len(COLUMNS) for row in rows), "bench prints every combination")
+    ran = start(tool, folder, sweep + " --json")
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    ok([list(line) for line in lines] == [COLUMNS] * 8, "JSON lines have the same columns")
+    ok([[str(line[name]) for name in COLUMNS[:12]] for line in lines] == [row[:12] for row in rows[1:]],
+       "and the same cases in the same order")
+    ok({(line["Sq"], line["mask"], line["dir"]) for line in lines} ==
+       {(s, m, d) for s in (4, 8) for m in ("none", "causal") for d in ("fwd", "bwd")}, "no combination is missing")
+    halves = {(l["Sq"], l["dir"], l["mask"]): l["gflops"] * l["median_ms"] for l in lines}
+    ok(all(abs(halves[s, d, "causal"] / halves[s, d, "none"] - 0.5) < 1e-3 for s in (4, 8) for d in ("fwd", "bwd")),
+       "causal flops count as half")
+    ran = start(tool, folder, "bench --dir decode --device cpu --threads 1,2 --sk 512 --hq 2 --reps 1 --json")
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    ok([line["device"] for line in lines] == ["cpu@1", "cpu@2"] and all(line["ceiling"] > 0 for line in lines),
+       "--threads is in the device column, and decoding on a CPU has a ceiling")
+    ok(all(line["Sq"] == 1 for line in lines), "decoding has one query by default")
+
+
+def main():
+    tool = os.path.abspath(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        make_files(folder)
+        test_refusals(tool, folder)
+        test_help(tool, folder)
+        test_full_output(tool, folder)
+        test_info(tool, folder)
+        test_bench(tool, folder)
+    print(f"1..{count}")
+    return failures != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

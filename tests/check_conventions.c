@@ -996,6 +996,49 @@ static void check_memory(void)
               "hazard_B10: sizes that overflow are out of memory");
 }
 
+/* ---------------------------------------------------------------------------------------------------
+ * The comparator
+ * ------------------------------------------------------------------------------------------------- */
+
+static void check_comparator(void)
+{
+    static uint16_t thirds[8], zeros[8];
+    fattn_problem normal;
+    fattn_naive r;
+    begin(FATTN_FORWARD, 1, 3, 0);
+    p.dtype = FATTN_BF16;
+    p.dtype_o = FATTN_F32;
+    thirds[0] = fattn_bf16_from_f64(1); /* v = (1, 0, 0), p = 1/3 */
+    buf.q = buf.k = zeros, buf.v = thirds;
+    bool good = normalise(&normal) && fattn_comparator_run(&normal, &buf, &r) == FATTN_OK;
+    if (good) {
+        good = r.o[0] == fattn_naive_round(1.0 / 3, FATTN_BF16);
+        fattn_naive_free(&r);
+    }
+    tap_check(good, "comparator: probabilities are rounded to the input dtype");
+    thirds[0] = fattn_bf16_from_f64(1.0 / 3);
+    normal.dtype_o = FATTN_BF16;
+    good = good && fattn_comparator_run(&normal, &buf, &r) == FATTN_OK;
+    if (good) {
+        good = r.o[0] != 0 && r.o[0] == fattn_naive_round(r.o[0], FATTN_BF16);
+        fattn_naive_free(&r);
+    }
+    tap_check(good, "comparator: o is rounded to its dtype");
+
+    begin(FATTN_BACKWARD, 2, 3, FATTN_BIAS | FATTN_SINK | FATTN_DLSE);
+    fill(bias, -inf);
+    sink[0] = -inf;
+    fill(dlse, (double)NAN);
+    good =
+        execute_both() && normalise(&normal) && fattn_comparator_run(&normal, &buf, &r) == FATTN_OK;
+    if (good) {
+        good = all_are(r.o, 0, 2, 0) && all_are(r.dq, 0, 2, 0) && all_are(r.dk, 0, 3, 0) &&
+               all_are(r.dv, 0, 3, 0) && all_are(r.dbias, 0, 1, 0) && r.dsink[0] == 0;
+        fattn_naive_free(&r);
+    }
+    tap_check(good, "comparator: empty rows are out of every gradient");
+}
+
 int main(void)
 {
     check_formats();
@@ -1020,5 +1063,6 @@ int main(void)
     check_absolute_sums();
     check_given_state();
     check_memory();
+    check_comparator();
     return tap_done();
 }

@@ -11,6 +11,7 @@
 #include "backends/reference/tiled.h"
 #include "core/backend.h"
 #include "core/host.h"
+#include "core/status.h"
 
 /* The oracle holds a row of scores at a time and has no tiles: one block is the whole matrix. */
 static const fattn_tile whole[] = {{INT64_C(1) << 31, INT64_C(1) << 31}, {0, 0}};
@@ -30,7 +31,10 @@ static int64_t no_workspace(const fattn_problem *problem, const fattn_tiling *ti
 static fattn_status run_naive(const fattn_plan *made, const fattn_buffers *buffers, void *workspace)
 {
     (void)workspace;
-    return fattn_naive_execute(&made->problem, buffers);
+    const fattn_status status = fattn_naive_execute(&made->problem, buffers);
+    if (status == FATTN_OUT_OF_MEMORY)
+        fattn_fail(status, "no memory for the oracle's results in double precision");
+    return status;
 }
 
 /* Wide, tall and square, down to tiles that leave a rest everywhere. */

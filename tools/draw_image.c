@@ -233,11 +233,11 @@ static int64_t round_up(int64_t n, int64_t multiple)
 }
 
 /* What no kernel may let into a result. Outputs begin as NaN of a bit pattern that no operation makes. */
-static void poison(draw_image *image, fattn_dtype dtype, int64_t size)
+static void poison(draw_image *image, fattn_dtype dtype, int64_t size, bool clean)
 {
     const double values[] = {NAN, INFINITY, -INFINITY, NAN};
-    memset(image->bytes, image->output ? 0xff : 0x80, (size_t)image->size);
-    for (int64_t n = 0; dtype && !image->output && n < image->size / size; n++) {
+    memset(image->bytes, image->output ? 0xff : clean ? 0 : 0x80, (size_t)image->size);
+    for (int64_t n = 0; dtype && !clean && !image->output && n < image->size / size; n++) {
         fattn_dtype_store(dtype, image->bytes, n, values[n % 4]);
     }
 }
@@ -253,7 +253,7 @@ static int add_image(draw_case *c, int64_t bytes, draw_id id, bool output)
     }
     c->image_count++;
     image->output = output;
-    poison(image, c->tensors[id].dtype, c->tensors[id].size);
+    poison(image, c->tensors[id].dtype, c->tensors[id].size, c->clean);
     return 0;
 }
 

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tests/hazard.h"
+
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/tap.h"
+
+enum { PLACES_MAX = 64, WATCHDOG_SECONDS = 240, TOLD_MAX = 5 };
+
+place hazard_places[PLACES_MAX];
+int hazard_place_count;
+
+static const char *running = "no hazard";
+static int64_t checks, failures;
+
+bool hazard_check(bool holds, const char *format, ...)
+{
+    checks++;
+    if (holds) {
+        return true;
+    }
+    if (failures++ < TOLD_MAX) {
+        va_list arguments;
+        va_start(arguments, format);
+        printf("# %s: ", running);
+        vprintf(format, arguments);
+        putchar('\n');
+        va_end(arguments);
+    }
+    return false;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Places
+ * ------------------------------------------------------------------------------------------------- */
+
+static void find_places(fattn_device *devices[], int *device_count)
+{
+    const fattn_backend *backend;
+    for (int i = 0; (backend = fattn_backend_at(i)) != NULL; i++) {
+        fattn_device *device = NULL;
+        if (backend->count() == 0 || fattn_device_open(backend->name, &device) != FATTN_OK) {
+            continue;
+        }
+        devices[(*device_count)++] = device;
+        const char *missing = NULL;
+        const fattn_kernel *row;
+        for (int n = 0; (row = backend->kernel(device->impl, n, &missing)) != NULL; n++) {
+            if (missing == NULL && backend->host_memory && hazard_place_count < PLACES_MAX) {
+                hazard_places[hazard_place_count++] = (place){device, row, backend->name};
+            }
+        }
+    }
+}
+
+bool hazard_takes(const place *at, const draw_case *c)
+{
+    fattn_plan *plan = NULL;
+    const fattn_status status =
+        fattn_plan_create_with(at->device, &c->problem, at->kernel->name, NULL, &plan);
+    fattn_plan_destroy(plan);
+    hazard_check(status == FATTN_OK || status == FATTN_UNSUPPORTED, "%s: %s: %s", at->kernel->name,
+                 fattn_status_string(status), fattn_last_reason());
+    return status == FATTN_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Cases
+ * ------------------------------------------------------------------------------------------------- */
+
+draw_case hazard_case(fattn_op op, fattn_dtype dtype, int64_t batch, int64_t heads_q,
+                      int64_t heads_k, int64_t rows, int64_t keys, int64_t dim)
+{
+    draw_case c;
+    draw_blank(&c, (uint64_t)(rows * 1000003 + keys * 1009 + dim));
+    fattn_problem *const p = &c.problem;
+    p->op = op, p->dtype = dtype;
+    p->batch = batch, p->heads_q = heads_q, p->heads_k = heads_k;
+    p->seqlen_q = rows, p->seqlen_k = keys, p->dim = p->dim_v = dim;
+    p->outputs = op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
+    if (draw_sequences(&c) != 0) {
+        printf("Bail out! out of memory\n");
+        exit(1);
+    }
+    return c;
+}
+
+bool hazard_build(draw_case *c)
+{
+    return hazard_check(draw_build(c) == 0, "a case of %lld x %lld cannot be allocated",
+                        (long long)c->problem.seqlen_q, (long long)c->problem.seqlen_k);
+}
+
+static int menu_size(const fattn_kernel *kernel)
+{
+    int entries = 0;
+    while (kernel->tiles[entries].br != 0) {
+        entries++;
+    }
+    return entries;
+}
+
+static void judge_at(const place *at, draw_case *c, judge_truth *truth, int splits,
+                     const char *words)
+{
+    const bool cuts = at->kernel->splits_keys && c->problem.op == FATTN_FORWARD &&
+                      !(c->problem.features & FATTN_BATCH_INVARIANT);
+    for (c->tile = 0; c->tile <= menu_size(at->kernel); c->tile++) {
+        for (c->splits = 0; c->splits <= (cuts ? splits : 0); c->splits++) {
+            judge_verdict v;
+            judge_run(at->device, at->kernel, c, truth, &v);
+            if (v.outcome == JUDGE_DECLINED) {
+                return;
+            }
+            hazard_check(v.outcome == JUDGE_PASSED, "%s, tile %lldx%lld, splits %lld: %s: %s",
+                         at->kernel->name, (long long)v.br, (long long)v.bc, (long long)v.splits,
+                         words, v.reason);
+        }
+    }
+}
+
+static void judge_everywhere(draw_case *c, int splits, const char *words)
+{
+    judge_truth truth = {0};
+    const fattn_status status = draw_save(c);
+    const int64_t before = checks;
+    if (hazard_check(status == FATTN_OK, "%s: the oracle: %s", words, fattn_last_reason())) {
+        for (int n = 0; n < hazard_place_count; n++) {
+            judge_at(&hazard_places[n], c, &truth, splits, words);
+        }
+        hazard_check(checks - before > 1, "%s: no row takes it: %s", words, fattn_last_reason());
+    }
+    judge_truth_free(&truth);
+    draw_free(c);
+}
+
+void hazard_judge(draw_case *c, int splits, const char *format, ...)
+{
+    char words[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(words, sizeof words, format, arguments);
+    va_end(arguments);
+    judge_everywhere(c, splits, words);
+}
+
+void hazard_judge_drawn(draw_case *c, int splits, const char *format, ...)
+{
+    char words[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(words, sizeof words, format, arguments);
+    va_end(arguments);
+    if (hazard_build(c)) {
+        judge_everywhere(c, splits, words);
+    } else {
+        draw_free(c);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Runs whose outputs a hazard reads itself
+ * ------------------------------------------------------------------------------------------------- */
+
+fattn_status hazard_run(const place *at, const draw_case *c, const fattn_wish *wish)
+{
+    fattn_plan *plan = NULL;
+    fattn_status status =
+        fattn_plan_create_with(at->device, &c->problem, at->kernel->name, wish, &plan);
+    if (status == FATTN_OK) {
+        status = fattn_execute(plan, &c->buffers, NULL, NULL);
+    }
+    fattn_plan_destroy(plan);
+    return status;
+}
+
+void hazard_clear_outputs(draw_case *c)
+{
+    for (int n = 0; n < c->image_count; n++) {
+        if (c->images[n].output) {
+            memset(c->images[n].bytes, 0xff, (size_t)c->images[n].size);
+        }
+    }
+}
+
+unsigned char *hazard_copy(const draw_case *c, draw_id id)
+{
+    const draw_image *const image = &c->images[c->tensors[id].image];
+    unsigned char *const bytes = malloc((size_t)image->size);
+    if (bytes == NULL) {
+        printf("Bail out! out of memory\n");
+        exit(1);
+    }
+    return memcpy(bytes, image->bytes, (size_t)image->size);
+}
+
+bool hazard_equals(const draw_case *c, draw_id id, const unsigned char *bytes)
+{
+    const draw_image *const image = &c->images[c->tensors[id].image];
+    return memcmp(image->bytes, bytes, (size_t)image->size) == 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * The act
+ * ------------------------------------------------------------------------------------------------- */
+
+static void bark(int number)
+{
+    static const char text[] = "Bail out! the watchdog bit: see the last test begun\n";
+    (void)number;
+    _exit(write(STDOUT_FILENO, text, sizeof text - 1) < 0 ? 3 : 2);
+}
+
+static bool wanted(const char *id, int argc, char **argv)
+{
+    for (int n = 1; n < argc; n++) {
+        if (strcmp(argv[n], id) == 0) {
+            return true;
+        }
+    }
+    return argc <= 1;
+}
+
+static void run_one(const hazard *h)
+{
+    char title[256];
+    snprintf(title, sizeof title, "%s: %s", h->id, h->broke);
+    if (h->test == NULL) {
+        tap_skip(title, h->skip);
+        return;
+    }
+    running = h->id;
+    checks = failures = 0;
+    alarm(WATCHDOG_SECONDS);
+    h->test();
+    alarm(0);
+    if (failures > TOLD_MAX) {
+        printf("# %s: %lld failures more\n", h->id, (long long)(failures - TOLD_MAX));
+    }
+    tap_check(failures == 0 && checks > 0, "%s (%lld checks)", title, (long long)checks);
+}
+
+int hazard_main(const hazard *table, int argc, char **argv)
+{
+    fattn_device *devices[PLACES_MAX];
+    int device_count = 0;
+    signal(SIGALRM, bark);
+    find_places(devices, &device_count);
+    tap_check(hazard_place_count > 0, "%d kernel rows to run on", hazard_place_count);
+    for (const hazard *h = table; h->id != NULL; h++) {
+        if (wanted(h->id, argc, argv)) {
+            run_one(h);
+        }
+    }
+    for (int n = 0; n < device_count; n++) {
+        fattn_device_close(devices[n]);
+    }
+    return tap_done();
+}

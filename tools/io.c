@@ -1,0 +1,499 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `fattn io`: slow-memory traffic, counted. Runs the published algorithms of backends/reference/tiled.h
+ * on one head and prints what they read and write beside what core/io_model.h predicts, beside the law
+ * N^2 d^2 / M, standard attention and the lower bound. --paper sets the counts of one problem against
+ * measurements published for it.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/reference/tiled.h"
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "tools/draw.h"
+#include "tools/options.h"
+#include "tools/tool.h"
+
+/* ---------------------------------------------------------------------------------------------------
+ * One head
+ * ------------------------------------------------------------------------------------------------- */
+
+/* What a row of the report is about. */
+typedef struct setting {
+    fattn_io_schedule schedule;
+    fattn_op op;
+    fattn_dtype dtype;
+    int64_t n, d, m; /* m: elements of fast memory */
+    uint64_t features;
+    double dropout;
+    double density; /* of the block mask; 1: there is none */
+    int64_t block;
+} setting;
+
+typedef struct head {
+    fattn_problem problem; /* normalised */
+    fattn_buffers buffers;
+    fattn_tile tile;
+    uint8_t *block_mask;
+    double density; /* what the block mask came to */
+    void *tensors, *workspace;
+} head;
+
+static const char *dir_name(fattn_op op) { return op == FATTN_FORWARD ? "fwd" : "bwd"; }
+
+static void head_free(head *a)
+{
+    fattn_memory_free_aligned(a->workspace);
+    fattn_memory_free_aligned(a->tensors);
+    fattn_memory_free(a->block_mask);
+    *a = (head){.tensors = NULL};
+}
+
+/* Blocks kept by chance, the same for every schedule. */
+static fattn_status draw_block_mask(const setting *s, head *a)
+{
+    const int64_t side = (s->n + s->block - 1) / s->block, count = side * side;
+    draw_rng rng = draw_stream(1, s->n, (uint64_t)s->block);
+    int64_t kept = 0;
+    a->block_mask = fattn_memory_alloc((size_t)count);
+    if (!a->block_mask) {
+        return fattn_fail_memory(count, "a block mask");
+    }
+    for (int64_t n = 0; n < count; n++) {
+        a->block_mask[n] = draw_unit(&rng) < s->density;
+        kept += a->block_mask[n];
+    }
+    a->density = (double)kept / (double)count;
+    a->buffers.block_mask = a->block_mask;
+    return FATTN_OK;
+}
+
+static fattn_status head_create(const setting *s, head *a)
+{
+    *a = (head){.density = 1};
+    fattn_problem *const p = &a->problem;
+    fattn_problem_init(p);
+    fattn_buffers_init(&a->buffers);
+    p->op = s->op;
+    p->dtype = s->dtype;
+    p->seqlen_q = p->seqlen_k = s->n;
+    p->dim = p->dim_v = s->d;
+    p->features = s->features;
+    p->dropout_p = s->dropout;
+    p->outputs = s->op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
+    if (s->density < 1) {
+        const int64_t side = (s->n + s->block - 1) / s->block;
+        p->features |= FATTN_BLOCK_MASK;
+        p->block_m = p->block_n = s->block;
+        p->block_mask_stride[2] = side;
+        p->block_mask_stride[3] = 1;
+    }
+    fattn_status status = fattn_problem_normalise(p, p);
+    if (status == FATTN_OK && s->density < 1) {
+        status = draw_block_mask(s, a);
+    }
+    if (status == FATTN_OK) {
+        a->tile = fattn_io_paper_tile(p, s->m);
+        if (s->schedule == FATTN_IO_FLASH2) {
+            a->tile.br = a->tile.bc; /* its forward reads keys once a block of queries */
+        }
+    }
+    return status;
+}
+
+/* Memory for the arithmetic: q k v o dout dq dk dv and lse, in the problem's dtype and f32. */
+static fattn_status head_fill(head *a)
+{
+    const fattn_problem *const p = &a->problem;
+    const int64_t count = p->seqlen_q * p->dim, size = fattn_dtype_size(p->dtype);
+    const int64_t bytes = 8 * count * size + p->seqlen_q * 4;
+    const int64_t work = fattn_tiled_workspace(p, FATTN_IO_STANDARD, a->tile);
+    char *at = fattn_memory_alloc_aligned((size_t)bytes);
+    a->tensors = at;
+    a->workspace = work < 0 ? NULL : fattn_memory_alloc_aligned((size_t)work);
+    if (!a->tensors || !a->workspace) {
+        return fattn_fail_memory(a->tensors ? work : bytes, "a head");
+    }
+    void *const inputs[] = {at, at + count * size, at + 2 * count * size, at + 3 * count * size};
+    draw_rng rng = draw_stream(2, p->seqlen_q, (uint64_t)p->dim);
+    for (int t = 0; t < 4; t++) {
+        for (int64_t n = 0; n < count; n++) {
+            fattn_dtype_store(p->dtype, inputs[t], n, draw_normal(&rng));
+        }
+    }
+    fattn_buffers *const b = &a->buffers;
+    b->q = inputs[0], b->k = inputs[1], b->v = inputs[2], b->dout = inputs[3];
+    b->o = at + 4 * count * size;
+    b->dq = at + 5 * count * size, b->dk = at + 6 * count * size, b->dv = at + 7 * count * size;
+    b->lse = at + 8 * count * size;
+    return FATTN_OK;
+}
+
+/* Runs with arithmetic; backward after the forward that it needs, which is not counted. */
+static fattn_status execute(head *a, const fattn_tiled_options *options, fattn_io_counts *counts)
+{
+    fattn_status status = head_fill(a);
+    if (status == FATTN_OK && a->problem.op == FATTN_BACKWARD) {
+        fattn_problem forward = a->problem;
+        fattn_io_counts nowhere = {0};
+        forward.op = FATTN_FORWARD;
+        forward.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+        fattn_tiled_run(&forward, &a->buffers, options, a->workspace, &nowhere);
+    }
+    if (status == FATTN_OK) {
+        fattn_tiled_run(&a->problem, &a->buffers, options, a->workspace, counts);
+    }
+    return status;
+}
+
+/* Counts a setting and predicts it. *a is to be freed in any case. */
+static fattn_status measure(const setting *s, bool arithmetic, head *a, fattn_io_counts *counts,
+                            fattn_io_counts *predicted)
+{
+    fattn_status status = head_create(s, a);
+    if (status != FATTN_OK) {
+        return status;
+    }
+    const fattn_tiled_options options = {
+        .schedule = s->schedule, .tile = a->tile, .count_only = !arithmetic};
+    *counts = (fattn_io_counts){0};
+    if (arithmetic) {
+        status = execute(a, &options, counts);
+    } else {
+        fattn_tiled_run(&a->problem, &a->buffers, &options, NULL, counts);
+    }
+    fattn_io_predict(&a->problem, &a->buffers, s->schedule, a->tile, predicted);
+    return status;
+}
+
+static double sum_of(const fattn_io_counts *counts)
+{
+    const fattn_io total = fattn_io_total(counts);
+    return total.reads + total.writes;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * The sweep
+ * ------------------------------------------------------------------------------------------------- */
+
+static const char *const schedule_words[] = {"standard", "flash1", "flash2", NULL};
+static const char *const dir_words[] = {"fwd", "bwd", NULL};
+
+typedef struct request {
+    option_choices schedules, dirs;
+    option_integers n, d, m;
+    option_reals density;
+    int64_t block;
+    bool causal, execute, json, paper;
+} request;
+
+/* A column: its name and how its value is printed. */
+static void print_number(bool json, bool first, const char *name, double value)
+{
+    if (json) {
+        printf("%s\"%s\": %.17g", first ? "" : ", ", name, value);
+    } else {
+        printf("%s%.10g", first ? "" : "\t", value);
+    }
+}
+
+static void print_row(const request *r, const setting *s, const head *a,
+                      const fattn_io_counts *counts, const fattn_io_counts *predicted)
+{
+    fattn_io_counts standard;
+    fattn_io_predict(&a->problem, &a->buffers, FATTN_IO_STANDARD, a->tile, &standard);
+    const fattn_io total = fattn_io_total(counts);
+    const double nd = (double)s->n * (double)s->d, sum = total.reads + total.writes;
+    const struct {
+        const char *name;
+        double value;
+    } columns[] = {
+        {"n", (double)s->n},
+        {"d", (double)s->d},
+        {"m", (double)s->m},
+        {"br", (double)a->tile.br},
+        {"bc", s->schedule == FATTN_IO_STANDARD ? (double)s->n : (double)a->tile.bc},
+        {"density", a->density},
+        {"reads", total.reads},
+        {"writes", total.writes},
+        {"total", sum},
+        {"predicted", sum_of(predicted)},
+        {"law", nd * nd / (double)s->m},
+        {"standard", sum_of(&standard)},
+        {"lower_bound", fattn_io_lower_bound_bytes(&a->problem) / 4}, /* all f32 */
+    };
+    const char *const schedule = fattn_io_schedule_name(s->schedule);
+    if (r->json) {
+        printf("{\"schedule\": \"%s\", \"dir\": \"%s\", ", schedule, dir_name(s->op));
+    } else {
+        printf("%s\t%s\t", schedule, dir_name(s->op));
+    }
+    for (size_t n = 0; n < sizeof columns / sizeof columns[0]; n++) {
+        print_number(r->json, n == 0, columns[n].name, columns[n].value);
+    }
+    printf(r->json ? "}\n" : "\n");
+}
+
+static int report_row(const request *r, const setting *s)
+{
+    head a;
+    fattn_io_counts counts, predicted;
+    const fattn_status status = measure(s, r->execute, &a, &counts, &predicted);
+    int code = TOOL_OK;
+    if (status == FATTN_OK) {
+        print_row(r, s, &a, &counts, &predicted);
+        if (memcmp(&counts, &predicted, sizeof counts) != 0) {
+            fprintf(stderr, "fattn io: the last row was not predicted\n");
+            code = TOOL_FAILED;
+        }
+    } else {
+        code = status == FATTN_OUT_OF_MEMORY ? tool_failure(status)
+                                             : tool_usage("io", "%s", fattn_last_reason());
+    }
+    head_free(&a);
+    return code;
+}
+
+/* Counts the combinations of all lists; the last list runs fastest. */
+static int sweep_rows(const request *r)
+{
+    const int lengths[] = {r->dirs.count, r->schedules.count, r->d.count,
+                           r->n.count,    r->density.count,   r->m.count};
+    int rows = 1, worst = TOOL_OK;
+    for (int axis = 0; axis < 6; axis++) {
+        rows *= lengths[axis];
+    }
+    if (!r->json) {
+        printf("schedule\tdir\tn\td\tm\tbr\tbc\tdensity\treads\twrites\ttotal\tpredicted\tlaw\t"
+               "standard\tlower_bound\n");
+    }
+    for (int row = 0; row < rows && worst <= TOOL_FAILED; row++) {
+        int at[6], rest = row;
+        for (int axis = 5; axis >= 0; axis--) {
+            at[axis] = rest % lengths[axis];
+            rest /= lengths[axis];
+        }
+        const setting s = {
+            .op = r->dirs.at[at[0]] == 0 ? FATTN_FORWARD : FATTN_BACKWARD,
+            .schedule = (fattn_io_schedule)r->schedules.at[at[1]],
+            .dtype = FATTN_F32,
+            .d = r->d.at[at[2]],
+            .n = r->n.at[at[3]],
+            .density = r->density.at[at[4]],
+            .m = r->m.at[at[5]],
+            .features = r->causal ? FATTN_CAUSAL : 0,
+            .block = r->block,
+        };
+        const int code = report_row(r, &s);
+        worst = code > worst ? code : worst;
+    }
+    return worst;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * The paper's table
+ * ------------------------------------------------------------------------------------------------- */
+
+/* "FlashAttention", figure 2: GPT-2 medium on an A100, forward + backward, f16, mask and dropout. An
+ * A100 has 192 KiB of fast memory a multiprocessor. */
+enum { PAPER_N = 1024, PAPER_D = 64, PAPER_HEADS = 16, PAPER_BATCH = 64, PAPER_M = 192 * 1024 / 2 };
+static const double paper_dropout = 0.1;
+static const double paper_gigabytes[FATTN_IO_SCHEDULES] = {40.3, 4.4,
+                                                           0}; /* not of FlashAttention-2 */
+
+typedef struct paper_table {
+    double gigabytes[FATTN_IO_SCHEDULES][2][FATTN_IO_TENSORS]; /* forward, backward */
+    bool predicted;
+} paper_table;
+
+static fattn_status fill_paper_table(paper_table *t)
+{
+    t->predicted = true;
+    for (int n = 0; n < FATTN_IO_SCHEDULES * 2; n++) {
+        const int schedule = n / 2, dir = n % 2;
+        const setting s = {.schedule = (fattn_io_schedule)schedule,
+                           .op = dir == 0 ? FATTN_FORWARD : FATTN_BACKWARD,
+                           .dtype = FATTN_F16,
+                           .n = PAPER_N,
+                           .d = PAPER_D,
+                           .m = PAPER_M,
+                           .features = FATTN_CAUSAL | FATTN_DROPOUT,
+                           .dropout = paper_dropout,
+                           .density = 1};
+        head a;
+        fattn_io_counts counts, predicted;
+        const fattn_status status = measure(&s, true, &a, &counts, &predicted);
+        for (int i = 0; i < FATTN_IO_TENSORS && status == FATTN_OK; i++) {
+            const double bytes = fattn_io_element_bytes(&a.problem, (fattn_io_tensor)i);
+            t->gigabytes[schedule][dir][i] = (counts.tensor[i].reads + counts.tensor[i].writes) *
+                                             bytes * PAPER_HEADS * PAPER_BATCH / 1e9;
+        }
+        t->predicted = t->predicted && memcmp(&counts, &predicted, sizeof counts) == 0;
+        head_free(&a);
+        if (status != FATTN_OK) {
+            return status;
+        }
+    }
+    return FATTN_OK;
+}
+
+static double column_sum(const double *column)
+{
+    double sum = 0;
+    for (int i = 0; i < FATTN_IO_TENSORS; i++) {
+        sum += column[i];
+    }
+    return sum;
+}
+
+static void print_cell(double gigabytes)
+{
+    if (gigabytes != 0) {
+        printf(" %9.3f", gigabytes);
+    } else {
+        printf(" %9s", "");
+    }
+}
+
+static void print_paper_text(const paper_table *t)
+{
+    printf("N %d, d %d, %d heads, batch %d, f16, causal mask, dropout %.1f, forward + backward.\n"
+           "One head executed and multiplied by %d; M = %d elements (192 KiB). In GB:\n\n",
+           PAPER_N, PAPER_D, PAPER_HEADS, PAPER_BATCH, paper_dropout, PAPER_HEADS * PAPER_BATCH,
+           PAPER_M);
+    printf("%-10s", "");
+    for (int n = 0; n < FATTN_IO_SCHEDULES * 2; n++) {
+        printf(" %9s", n % 2 ? "" : schedule_words[n / 2]);
+    }
+    printf("\n%-10s", "");
+    for (int n = 0; n < FATTN_IO_SCHEDULES * 2; n++) {
+        printf(" %9s", dir_words[n % 2]);
+    }
+    printf("\n");
+    for (int i = 0; i < FATTN_IO_TENSORS; i++) {
+        double any = 0;
+        for (int n = 0; n < FATTN_IO_SCHEDULES * 2; n++) {
+            any += t->gigabytes[n / 2][n % 2][i];
+        }
+        if (any == 0) {
+            continue;
+        }
+        printf("%-10s", fattn_io_tensor_name((fattn_io_tensor)i));
+        for (int n = 0; n < FATTN_IO_SCHEDULES * 2; n++) {
+            print_cell(t->gigabytes[n / 2][n % 2][i]);
+        }
+        printf("\n");
+    }
+    printf("%-10s", "sum");
+    for (int n = 0; n < FATTN_IO_SCHEDULES * 2; n++) {
+        print_cell(column_sum(t->gigabytes[n / 2][n % 2]));
+    }
+    printf("\n\n");
+    for (int s = 0; s < FATTN_IO_SCHEDULES; s++) {
+        printf("%-10s %9.2f GB", schedule_words[s],
+               column_sum(t->gigabytes[s][0]) + column_sum(t->gigabytes[s][1]));
+        if (paper_gigabytes[s] != 0) {
+            printf("   measured in the paper: %.1f GB", paper_gigabytes[s]);
+        }
+        printf("\n");
+    }
+}
+
+static void print_paper_json(const paper_table *t)
+{
+    for (int n = 0; n < FATTN_IO_SCHEDULES * 2 * FATTN_IO_TENSORS; n++) {
+        const int s = n / (2 * FATTN_IO_TENSORS), dir = n / FATTN_IO_TENSORS % 2;
+        const int i = n % FATTN_IO_TENSORS;
+        if (t->gigabytes[s][dir][i] != 0) {
+            printf("{\"schedule\": \"%s\", \"dir\": \"%s\", \"tensor\": \"%s\", \"gb\": %.17g}\n",
+                   schedule_words[s], dir_words[dir], fattn_io_tensor_name((fattn_io_tensor)i),
+                   t->gigabytes[s][dir][i]);
+        }
+    }
+    for (int s = 0; s < FATTN_IO_SCHEDULES; s++) {
+        printf("{\"schedule\": \"%s\", \"gb\": %.17g", schedule_words[s],
+               column_sum(t->gigabytes[s][0]) + column_sum(t->gigabytes[s][1]));
+        if (paper_gigabytes[s] != 0) {
+            printf(", \"paper_gb\": %.1f", paper_gigabytes[s]);
+        }
+        printf("}\n");
+    }
+}
+
+static int report_paper(bool json)
+{
+    paper_table table = {.predicted = false};
+    const fattn_status status = fill_paper_table(&table);
+    if (status != FATTN_OK) {
+        return tool_failure(status);
+    }
+    (json ? print_paper_json : print_paper_text)(&table);
+    if (!table.predicted) {
+        fprintf(stderr, "fattn io: the counts were not predicted\n");
+    }
+    return table.predicted ? TOOL_OK : TOOL_FAILED;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * The command
+ * ------------------------------------------------------------------------------------------------- */
+
+int fattn_tool_io(int argc, char **argv)
+{
+    request r = {
+        .schedules = {3, {FATTN_IO_STANDARD, FATTN_IO_FLASH1, FATTN_IO_FLASH2}},
+        .dirs = {2, {0, 1}},
+        .n = {3, {1024, 2048, 4096}},
+        .d = {1, {64}},
+        .m = {2, {16384, 98304}},
+        .density = {1, {1}},
+        .block = 64,
+    };
+    const option table[] = {
+        {"schedule", "how the score matrix is gone through; default: all", OPTION_CHOICES,
+         .value = &r.schedules, .words = schedule_words},
+        {"dir", "forward, backward; default: both", OPTION_CHOICES, .value = &r.dirs,
+         .words = dir_words},
+        {"n N", "lengths, of queries and keys; default 1024,2048,4096", OPTION_INTEGERS,
+         .value = &r.n, .min = 1, .max = 1 << 20},
+        {"d D", "head dimensions; default 64", OPTION_INTEGERS, .value = &r.d, .min = 1,
+         .max = 576},
+        {"m M", "elements of fast memory; default 16384,98304", OPTION_INTEGERS, .value = &r.m,
+         .min = 1, .max = INT64_C(1) << 40},
+        {"density P", "shares of blocks that a block mask keeps; default 1, no mask", OPTION_REALS,
+         .value = &r.density},
+        {"block N", "queries and keys a block of the mask; default 64", OPTION_INTEGER,
+         .value = &r.block, .min = 1, .max = 1 << 20},
+        {"causal", "hide the keys after each query", OPTION_SWITCH, .value = &r.causal},
+        {"execute", "do the arithmetic too, on random numbers", OPTION_SWITCH, .value = &r.execute},
+        {"json", "JSON lines instead of tab-separated columns", OPTION_SWITCH, .value = &r.json},
+        {"paper", "the problem of the paper's figure 2, tensor by tensor, and nothing else",
+         OPTION_SWITCH, .value = &r.paper},
+        {.name = NULL},
+    };
+    const option_set set = {
+        .command = "io",
+        .summary =
+            "Counts the elements that one head of attention moves between slow and fast memory:\n"
+            "standard attention op by op, FlashAttention (flash1) and FlashAttention-2 (flash2),\n"
+            "by running them on a machine with two memories.",
+        .table = table,
+        .notes = "Columns: reads, writes and their total are counted; predicted is the formula's\n"
+                 "total; law is N^2 d^2 / M; standard and lower_bound are for the same problem.\n"
+                 "Tiles are those of FlashAttention's Algorithm 1 for M; flash2 has br = bc.\n\n"
+                 "exit status: 0 all as predicted, 1 not, 2 wrong options, 3 no memory",
+    };
+    const int parsed = options_parse(&set, argc, argv);
+    if (parsed != 0) {
+        return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    for (int n = 0; n < r.density.count; n++) {
+        if (!(r.density.at[n] >= 0 && r.density.at[n] <= 1)) {
+            return tool_usage("io", "--density: %g is not in 0..1", r.density.at[n]);
+        }
+    }
+    return r.paper ? report_paper(r.json) : sweep_rows(&r);
+}

@@ -63,10 +63,7 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
 {
     fv sum[4][DECODE_VECTORS];
     for (int n = 0; n < nr; n++) {
-        for (int u = 0; u < nv; u++) {
-            const float *const at = o + n * o_stride + c + u * FV_LANES;
-            sum[n][u] = fv_mul(fv_load(at), fv_set1(alpha[n]));
-        }
+        for (int u = 0; u < nv; u++) { sum[n][u] = fv_set1(0); }
     }
     for (int64_t j = 0; j < keys; j++) {
         fv value[DECODE_VECTORS];
@@ -78,7 +75,8 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
     }
     for (int n = 0; n < nr; n++) {
         for (int u = 0; u < nv; u++) {
-            fv_store(o + n * o_stride + c + u * FV_LANES, sum[n][u]);
+            float *const at = o + n * o_stride + c + u * FV_LANES;
+            fv_store(at, fv_muladd(fv_load(at), fv_set1(alpha[n]), sum[n][u]));
         }
     }
 }

@@ -3,7 +3,8 @@
  * The matrix products, all of one shape: a register tile of FV_NK rows by up to FV_NQ vectors, to which
  * every step adds a broadcast number times a row of vectors. Rows are given by pointers, so that keys
  * in pages, with any stride and past the end (a row of zeros, or one whose results nobody reads) are
- * the same code. Numbers of rows are multiples of FV_NK.
+ * the same code. Numbers of rows are multiples of FV_NK. A tile is summed from zero and then added to
+ * what C holds: rounding errors grow with the length of a tile, not with that of the sequence.
  *
  *     product_rows      C_k  (+)=  sum_r A_k[r] B[r]          A_k contiguous along the sum
  *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along the rows of C
@@ -25,12 +26,7 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
 {
     fv sum[FV_NK][FV_NQ];
     for (int k = 0; k < FV_NK; k++) {
-        for (int q = 0; q < nq; q++) {
-            const float *const at = c[k] + column + q * FV_LANES;
-            sum[k][q] = !add                               ? fv_set1(0.0f)
-                        : q == nq - 1 && last < FV_LANES ? fv_load_part(at, last)
-                                                           : fv_load(at);
-        }
+        for (int q = 0; q < nq; q++) { sum[k][q] = fv_set1(0); }
     }
     for (int64_t r = 0; r < depth; r++) {
         fv row[FV_NQ];
@@ -44,9 +40,10 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
         for (int q = 0; q < nq; q++) {
             float *const at = c[k] + column + q * FV_LANES;
             if (q == nq - 1 && last < FV_LANES) {
-                fv_store_part(at, sum[k][q], last);
+                const fv before = add ? fv_load_part(at, last) : fv_set1(0);
+                fv_store_part(at, fv_add(before, sum[k][q]), last);
             } else {
-                fv_store(at, sum[k][q]);
+                fv_store(at, add ? fv_add(fv_load(at), sum[k][q]) : sum[k][q]);
             }
         }
     }
@@ -76,10 +73,7 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
 {
     fv sum[FV_NK][FV_NQ];
     for (int m = 0; m < nm; m++) {
-        for (int q = 0; q < nq; q++) {
-            sum[m][q] = fv_load(c + m * c_stride + q * FV_LANES);
-            if (alpha) { sum[m][q] = fv_mul(sum[m][q], alpha[q]); }
-        }
+        for (int q = 0; q < nq; q++) { sum[m][q] = fv_set1(0); }
     }
     for (int64_t r = 0; r < depth; r++) {
         const float *const factors = a[r] + first;
@@ -91,7 +85,11 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
         }
     }
     for (int m = 0; m < nm; m++) {
-        for (int q = 0; q < nq; q++) { fv_store(c + m * c_stride + q * FV_LANES, sum[m][q]); }
+        for (int q = 0; q < nq; q++) {
+            float *const at = c + m * c_stride + q * FV_LANES;
+            const fv before = fv_load(at);
+            fv_store(at, alpha ? fv_muladd(before, alpha[q], sum[m][q]) : fv_add(before, sum[m][q]));
+        }
     }
 }
 

@@ -42,6 +42,7 @@ static const struct {
 typedef struct cpu {
     const fattn_cpu_isa *isa;     /* the best that may be used */
     const char *lacks[ISA_COUNT]; /* why one may not: what follows "needs"; NULL when it may */
+    int64_t fast_memory;          /* bytes; asked once, because the answer lies in a file */
 } cpu;
 
 /* "avx2, scalar": what this machine runs. */
@@ -298,6 +299,13 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
 
 static int count(void) { return 1; }
 
+/* A worker plans with half of its core's second-level cache: keys and values stream through the rest. */
+static int64_t fast_memory(void)
+{
+    const int64_t second = fattn_cpuid_cache(2);
+    return (second ? second : 256 * 1024) / 2;
+}
+
 static fattn_status open(int ordinal, void **impl)
 {
     (void)ordinal;
@@ -312,18 +320,12 @@ static fattn_status open(int ordinal, void **impl)
         fattn_memory_free(device);
         return status;
     }
+    device->fast_memory = fast_memory();
     *impl = device;
     return FATTN_OK;
 }
 
 static void close(void *impl) { fattn_memory_free(impl); }
-
-/* A worker plans with half of its core's second-level cache: keys and values stream through the rest. */
-static int64_t fast_memory(void)
-{
-    const int64_t second = fattn_cpuid_cache(2);
-    return (second ? second : 256 * 1024) / 2;
-}
 
 static void describe(void *impl, fattn_device_info *info)
 {
@@ -332,16 +334,16 @@ static void describe(void *impl, fattn_device_info *info)
     snprintf(info->isa, sizeof info->isa, "%s", device->isa->name);
     info->units = threads_wanted();
     info->host_memory = 1;
-    info->fast_memory = fast_memory();
+    info->fast_memory = device->fast_memory;
     info->total_memory = fattn_cpuid_memory();
 }
 
 /* Enough parts for any number of workers: results may not depend on how many there are. */
 static void limits(void *impl, fattn_limits *limits)
 {
-    (void)impl;
+    const cpu *const device = impl;
     *limits =
-        (fattn_limits){.fast_memory = fast_memory(), .parallelism = 128, .split_keys = 512};
+        (fattn_limits){.fast_memory = device->fast_memory, .parallelism = 128, .split_keys = 512};
 }
 
 static const fattn_kernel *kernel(void *impl, int i, const char **missing)

@@ -84,6 +84,22 @@ static const fattn_cpu_kernel kernels[] = {
         .shared = forward_shared,
         .phases = {{forward_count, forward_work}, {merge_count, merge_work}},
     },
+    {
+        .row = {.name = KERNEL_NAME("backward"),
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),
+                .dtypes = CPU_DTYPES,
+                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .dim_max = 256,
+                .packs_groups = true,
+                .tiles = backward_tiles,
+                .fast_bytes = backward_fast_bytes,
+                .workspace = backward_workspace},
+        .scratch = backward_scratch,
+        .shared = backward_shared,
+        .phases = {{clear_count, clear_work},
+                   {backward_count, backward_work},
+                   {finish_count, finish_work}},
+    },
 };
 
 const fattn_cpu_isa PASTE(fattn_cpu_, FATTN_ISA) = {

@@ -88,6 +88,7 @@ REFUSED = [
     (f"run {QKV} --scale nan", 3, "fattn: FATTN_INVALID_ARGUMENT: "),
     (f"run {QKV} --seqused-k used.npy", 3, "fattn: FATTN_INVALID_DATA: "),
     (f"run {QKV} --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
+    ("run --q f8.npy --k k.npy --v v.npy --o out.npy --device cpu", 3, "(f8.npy holds f64; --dtype f32 converts)"),
     ("info --jso", 2, 'unknown option "--jso"'),
     ("bench --sq 12,x", 2, '--sq: "x" is not an integer'),
     ("bench --sq 12,,13", 2, '--sq: "" is not an integer'),
@@ -98,6 +99,7 @@ REFUSED = [
     ("bench --sq " + ",".join(["1"] * 33), 2, "--sq: a list has at most 32 values"),
     ("bench --device " + "x" * 64, 2, "--device: a list has at most"),
     ("bench --peer me", 2, "one of none, materialised"),
+    ("bench --peer materialised --dir plan", 2, "--peer has nothing to run in --dir plan"),
     ("bench --reps 0", 2, '--reps: "0" is not between 1'),
     ("bench --hq 3 --hk 2", 3, "fattn: FATTN_INVALID_SHAPE: "),
     ("bench --kernel fast", 3, 'kernel is "fast"'),
@@ -112,7 +114,7 @@ def make_files(folder):
         "q": real(2, 5, 4, 8), "k": real(2, 7, 2, 8), "v": real(2, 7, 2, 6), "o": real(2, 5, 4, 6),
         "wide": real(2, 7, 2, 9), "vector": real(7), "bias": real(3, 7), "deep": real(1, 1, 1, 1, 1),
         "mask": np.ones((2, 4, 1, 1), bool), "i4": np.arange(3, dtype=np.int32),
-        "big": np.array([1, 2 ** 31]), "used": np.array([8, 3]),
+        "f8": np.ones((2, 5, 4, 8)), "big": np.array([1, 2 ** 31]), "used": np.array([8, 3]),
     }
     for name, array in arrays.items():
         np.save(os.path.join(folder, name + ".npy"), array)

@@ -23,7 +23,7 @@
 #include "tools/tool.h"
 #include "tools/workload.h"
 
-enum { REPS_MIN = 5, REPS_MAX = 101 };
+enum { REPS_MIN = 5 };
 static const double budget_s = 1.0; /* of a case, where --reps does not say how many */
 static const double slice_ms = 5.0; /* a repetition of a kernel lasts at least so long */
 static const double ratio_max = 1.02;
@@ -158,7 +158,7 @@ typedef struct subject {
     const fattn_problem *problem;
     fattn_event *start, *stop;
     int64_t calls; /* a repetition */
-    double seconds[REPS_MAX], ratio[REPS_MAX];
+    double seconds[BENCH_REPS_MAX], ratio[BENCH_REPS_MAX];
 } subject;
 
 static fattn_status repeat(const subject *s, int64_t calls, double *seconds)
@@ -202,7 +202,7 @@ static int repetitions(const bench *b, double seconds)
         return (int)b->reps;
     }
     const double fit = budget_s / seconds;
-    return fit < REPS_MIN ? REPS_MIN : fit > REPS_MAX ? REPS_MAX : (int)fit;
+    return fit < REPS_MIN ? REPS_MIN : fit > BENCH_REPS_MAX ? BENCH_REPS_MAX : (int)fit;
 }
 
 /* Work of a call in the unit of its ceiling: bytes for decoding, else flops. */
@@ -216,7 +216,7 @@ static fattn_status time_subjects(const bench *b, const sweep_case *c, const fat
                                   ceiling *ceil, subject *const subjects[], int count, int *reps,
                                   double *ceiling_rate)
 {
-    double total = 0, rates[REPS_MAX];
+    double total = 0, rates[BENCH_REPS_MAX];
     fattn_status status = FATTN_OK;
     for (int s = 0; status == FATTN_OK && s < count; s++) {
         double seconds;
@@ -450,7 +450,7 @@ int fattn_tool_bench(int argc, char **argv)
         [SWEEP_OPTIONS] = {"peer", "OpenBLAS with the score matrix in memory, interleaved",
                            OPTION_CHOICE, .value = &b.peer, .words = peer_words},
         {"reps N", "repetitions; default: those of about a second", OPTION_INTEGER,
-         .value = &b.reps, .min = 1, .max = REPS_MAX},
+         .value = &b.reps, .min = 1, .max = BENCH_REPS_MAX},
         {"json", "a JSON object a line instead of TSV", OPTION_SWITCH, .value = &b.json},
         {.name = NULL},
     };
@@ -480,6 +480,9 @@ int fattn_tool_bench(int argc, char **argv)
     for (int64_t n = 0; n < count; n++) {
         sweep_case c;
         sweep_at(&s, n, &c);
+        if (b.peer && c.dir == SWEEP_PLAN) {
+            return tool_usage("bench", "--peer has nothing to run in --dir plan");
+        }
         show_progress(n, count);
         const fattn_status status = bench_case(&b, &c);
         clear_progress();

@@ -5,6 +5,8 @@
 
 #include "tools/sweep.h"
 
+enum { BENCH_REPS_MAX = 301 };
+
 typedef struct bench_row {
     const char *device, *kernel, *dir;
     const sweep_case *of;

@@ -9,12 +9,12 @@
 static const double plan_budget_ms = 0.020;     /* to create a plan */
 static const double one_shot_budget_ms = 0.001; /* that a cached one-shot call adds to executing */
 
-enum { REPETITIONS = 301, CALLS = 64 };
+enum { CALLS = 64 }; /* a repetition of the one-shot call */
 
-static fattn_status time_planning(fattn_device *device, const sweep_case *c, double *ms)
+static fattn_status time_planning(fattn_device *device, const sweep_case *c, int reps, double *ms)
 {
-    double times[REPETITIONS];
-    for (int i = 0; i < REPETITIONS; i++) {
+    double times[BENCH_REPS_MAX];
+    for (int i = 0; i < reps; i++) {
         fattn_plan *plan;
         const double start = bench_now();
         const fattn_status status =
@@ -25,18 +25,18 @@ static fattn_status time_planning(fattn_device *device, const sweep_case *c, dou
         }
         fattn_plan_destroy(plan);
     }
-    *ms = bench_median(times, REPETITIONS);
+    *ms = bench_median(times, reps);
     return FATTN_OK;
 }
 
 /* Both ways to run a problem, alternating, so that both meet the same disturbances. */
 static fattn_status compare_calls(fattn_device *device, const fattn_problem *p,
                                   const fattn_plan *plan, const fattn_buffers *buffers,
-                                  void *workspace, double *added_ms)
+                                  void *workspace, int reps, double *added_ms)
 {
-    double added[REPETITIONS];
+    double added[BENCH_REPS_MAX];
     fattn_status status = fattn_attention(device, p, buffers, NULL);
-    for (int i = 0; status == FATTN_OK && i < REPETITIONS; i++) {
+    for (int i = 0; status == FATTN_OK && i < reps; i++) {
         const double start = bench_now();
         for (int n = 0; status == FATTN_OK && n < CALLS; n++) {
             status = fattn_execute(plan, buffers, workspace, NULL);
@@ -47,12 +47,13 @@ static fattn_status compare_calls(fattn_device *device, const fattn_problem *p,
         }
         added[i] = 1e3 * ((bench_now() - middle) - (middle - start)) / CALLS;
     }
-    *added_ms = bench_median(added, REPETITIONS);
+    *added_ms = bench_median(added, reps);
     return status;
 }
 
 /* The case shrunk to one query and one key, so that the call itself is most of what is timed. */
-static fattn_status time_one_shot(fattn_device *device, const sweep_case *c, double *added_ms)
+static fattn_status time_one_shot(fattn_device *device, const sweep_case *c, int reps,
+                                  double *added_ms)
 {
     sweep_case small = *c;
     fattn_problem *const p = &small.problem;
@@ -74,7 +75,7 @@ static fattn_status time_one_shot(fattn_device *device, const sweep_case *c, dou
         status = workload_create(device, &small, &w);
     }
     if (status == FATTN_OK) {
-        status = compare_calls(device, p, plan, &w.buffers, workspace, added_ms);
+        status = compare_calls(device, p, plan, &w.buffers, workspace, reps, added_ms);
     }
     workload_free(&w);
     fattn_device_free(device, workspace);
@@ -86,10 +87,11 @@ static fattn_status time_one_shot(fattn_device *device, const sweep_case *c, dou
 fattn_status bench_plan(bench *b, fattn_device *device, const char *device_word,
                         const sweep_case *c)
 {
+    const int reps = b->reps ? (int)b->reps : BENCH_REPS_MAX;
     double plan_ms, added_ms;
-    fattn_status status = time_planning(device, c, &plan_ms);
+    fattn_status status = time_planning(device, c, reps, &plan_ms);
     if (status == FATTN_OK) {
-        status = time_one_shot(device, c, &added_ms);
+        status = time_one_shot(device, c, reps, &added_ms);
     }
     if (status != FATTN_OK) {
         return status;

@@ -797,6 +797,17 @@ static bool write_outputs(const job *j)
     return fine || complain(why);
 }
 
+/* Arrays of NumPy are f64 unless somebody asked for less, and most devices are not for f64. */
+static int report(const job *j, fattn_status status)
+{
+    if (status != FATTN_UNSUPPORTED || j->has_dtype || j->problem.dtype != FATTN_F64) {
+        return tool_failure(status);
+    }
+    fprintf(stderr, "fattn: %s: %s (%s holds f64; --dtype f32 converts)\n",
+            fattn_status_string(status), fattn_last_reason(), j->in_path[IN_Q]);
+    return TOOL_LIBRARY;
+}
+
 int fattn_tool_run(int argc, char **argv)
 {
     job j = {0};
@@ -813,7 +824,7 @@ int fattn_tool_run(int argc, char **argv)
         point(&j);
         const fattn_status status = compute(&j);
         if (status != FATTN_OK) {
-            code = tool_failure(status);
+            code = report(&j, status);
         } else if (write_outputs(&j)) {
             code = TOOL_OK;
         }

@@ -122,7 +122,9 @@ static uint32_t peak_read(const void *data, int64_t bytes)
 #define EIGHT(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
     const uint32_t *x = data;
     EIGHT(START)
-    for (int64_t left = bytes / 4; left >= STEP; left -= STEP, x += STEP) { EIGHT(ADD) }
+    for (int64_t left = bytes / 4; left >= STEP; left -= STEP, x += STEP) {
+        EIGHT(ADD)
+    }
     const peak_uv low = peak_sum(peak_sum(s0, s1), peak_sum(s2, s3));
     const peak_uv high = peak_sum(peak_sum(s4, s5), peak_sum(s6, s7));
     const peak_uv sum = peak_sum(low, high);
@@ -134,19 +136,25 @@ static uint32_t peak_read(const void *data, int64_t bytes)
     return first;
 }
 
-#define PEAK_DTYPES                                                                                \
+#define PEAK_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
 /* Ends with a row whose name is NULL. */
 static const fattn_cpu_peak peaks[] = {
     {
-        .row = {.name = PEAK_NAME, .dtypes = PEAK_DTYPES, .lanes = PEAK_LANES, .flops = 1 + PEAK_FUSED,
+        .row = {.name = PEAK_NAME,
+                .dtypes = PEAK_DTYPES,
+                .lanes = PEAK_LANES,
+                .flops = 1 + PEAK_FUSED,
                 .measure = fattn_cpu_peak_measure},
         .instructions = PEAK_INSTRUCTIONS,
         .compute = peak_compute,
     },
     {
-        .row = {.name = "read", .reads_memory = true, .dtypes = PEAK_DTYPES, .lanes = PEAK_LANES,
+        .row = {.name = "read",
+                .reads_memory = true,
+                .dtypes = PEAK_DTYPES,
+                .lanes = PEAK_LANES,
                 .measure = fattn_cpu_peak_measure},
         .read = peak_read,
     },

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How far exp2, log2, the softcap and lse of one instruction set are from the truth, measured and
+ * compared with what the headers promise and docs/NUMERICS.md counts on. Compiled once for each instruction
+ * set, with FATTN_ISA and FATTN_VEC as for isa_tmpl.c.
+ *
+ * usage: numerics_functions_<isa> [--all]
+ * Every 61st float of each range, or with --all every one; double precision is the truth.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "backends/cpu/cpuid.h"
+#include "tests/tap.h"
+
+#include FATTN_VEC
+
+#include "core/online_softmax.h"
+#include "core/score.h"
+
+#define PASTE_EXPANDED(a, b) a##b
+#define PASTE(a, b) PASTE_EXPANDED(a, b)
+
+/* One rounding of f32, relative: half of the distance between 1 and the next number. */
+static const double u = 0x1p-24;
+
+typedef struct worst {
+    double error;
+    float at;
+} worst;
+
+static void grow(worst *w, double error, float at)
+{
+    if (!(error <= w->error)) {
+        w->error = error;
+        w->at = at;
+    }
+}
+
+static double ulp(double x)
+{
+    int exponent = 0;
+    frexp(x, &exponent); /* |x| in [1/2, 1) 2^exponent */
+    return ldexp(1, (exponent < -125 ? -125 : exponent) - 24);
+}
+
+/* Vectors of neighbouring samples from `first` to `last`, floats of one sign by ascending size. */
+typedef struct samples {
+    uint32_t next, last, step;
+} samples;
+
+static samples samples_of(float first, float last, uint32_t step)
+{
+    return (samples){fattn_f32_bits(first), fattn_f32_bits(last), step};
+}
+
+static bool samples_take(samples *s, float x[FV_LANES])
+{
+    const bool any = s->next <= s->last;
+    for (int n = 0; n < FV_LANES; n++) {
+        x[n] = fattn_f32_from_bits(s->next <= s->last ? s->next : s->last);
+        s->next += s->step;
+    }
+    return any;
+}
+
+/* 2^x for x in first .. last, in ulp of the result where that is normal, else in 2^-149. */
+static worst measure_exp2(float first, float last, uint32_t step)
+{
+    samples s = samples_of(first, last, step);
+    float x[FV_LANES], y[FV_LANES];
+    worst w = {0, 0};
+    while (samples_take(&s, x)) {
+        fv_store(y, fv_exp2(fv_load(x)));
+        for (int n = 0; n < FV_LANES; n++) {
+            const double exact = exp2((double)x[n]);
+            grow(&w, fabs((double)y[n] - exact) / ulp(exact), x[n]);
+        }
+    }
+    return w;
+}
+
+static worst measure_log2(float first, float last, uint32_t step)
+{
+    samples s = samples_of(first, last, step);
+    float x[FV_LANES], y[FV_LANES];
+    worst w = {0, 0};
+    while (samples_take(&s, x)) {
+        fv_store(y, fv_log2(fv_load(x)));
+        for (int n = 0; n < FV_LANES; n++) {
+            const double exact = log2((double)x[n]);
+            grow(&w, exact == 0 ? (y[n] != 0) * 1e9 : fabs((double)y[n] - exact) / ulp(exact),
+                 x[n]);
+        }
+    }
+    return w;
+}
+
+/* tanh x and 1 - tanh^2 x: the cap is 1, so that y = x is exact. The relative error of the derivative
+ * grows as its exponential's argument does, so it is taken in u (1 + |x|). */
+static void measure_cap(float first, float last, uint32_t step, worst *value, worst *slope)
+{
+    const fattn_score_rule rule = fattn_score_rule_make(FATTN_SCORE_CAP, 1, 1);
+    samples s = samples_of(first, last, step);
+    float x[FV_LANES], y[FV_LANES], d[FV_LANES];
+    while (samples_take(&s, x)) {
+        fv derivative;
+        fv_store(y, fattn_score_cap(&rule, fv_load(x), &derivative));
+        fv_store(d, derivative);
+        for (int n = 0; n < FV_LANES; n++) {
+            const double exact = tanh((double)x[n]), sech = 1 / cosh((double)x[n]);
+            grow(value, fabs((double)y[n] - exact) / fabs(exact) / u, x[n]);
+            const double error = fabs((double)d[n] - sech * sech) / (sech * sech);
+            grow(slope, error / u / (1 + (double)x[n]), x[n]);
+        }
+    }
+}
+
+/* lse of states of l in 1 .. 2^21 and |m| to `reach`, beyond `ulps` ulp, in 2^-23. */
+static worst measure_lse(float reach, double ulps, int64_t count)
+{
+    uint64_t random = 1;
+    worst w = {0, 0};
+    for (int64_t done = 0; done < count; done += FV_LANES) {
+        float m[FV_LANES], l[FV_LANES], y[FV_LANES];
+        for (int n = 0; n < FV_LANES; n++) {
+            random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            m[n] = reach * ((float)(random >> 40) * 0x1p-23f - 1);
+            l[n] = exp2f((float)(random >> 16 & 0xffffff) * (21 * 0x1p-24f));
+        }
+        const fattn_softmax state = {.m = fv_load(m), .l = fv_load(l)};
+        fv_store(y, fattn_softmax_lse(state));
+        for (int n = 0; n < FV_LANES; n++) {
+            const double exact = ((double)m[n] + log2((double)l[n])) * 0.69314718055994530942;
+            grow(&w, (fabs((double)y[n] - exact) - ulps * ulp(exact)) / 0x1p-23, m[n]);
+        }
+    }
+    return w;
+}
+
+static float exp2_of(float x)
+{
+    float y[FV_LANES];
+    fv_store(y, fv_exp2(fv_set1(x)));
+    return y[FV_LANES - 1];
+}
+
+static float log2_of(float x)
+{
+    float y[FV_LANES];
+    fv_store(y, fv_log2(fv_set1(x)));
+    return y[FV_LANES - 1];
+}
+
+static float cap_of(float x, float *slope)
+{
+    const fattn_score_rule rule = fattn_score_rule_make(FATTN_SCORE_CAP, 1, 30);
+    float y[FV_LANES], d[FV_LANES];
+    fv derivative;
+    fv_store(y, fattn_score_cap(&rule, fv_set1(x), &derivative));
+    fv_store(d, derivative);
+    *slope = d[0];
+    return y[0];
+}
+
+static void check_specials(void)
+{
+    bool exact = true;
+    for (int n = -149; n < 128; n++) {
+        exact = exact && exp2_of((float)n) == ldexpf(1, n);
+    }
+    tap_check(exact, "exp2 is exact at every integer of -149..127");
+    tap_check(exp2_of(-INFINITY) == 0 && exp2_of(-1e30f) == 0 && exp2_of(-151) == 0,
+              "exp2 of -inf, and of what underflows, is 0");
+    tap_check(exp2_of(INFINITY) == INFINITY && exp2_of(1e30f) == INFINITY &&
+                  exp2_of(128) == INFINITY,
+              "exp2 of inf, and of what overflows, is inf");
+    tap_check(isnan(exp2_of(NAN)) && isnan(log2_of(NAN)), "exp2 and log2 keep NaN");
+    tap_check(log2_of(0) == -INFINITY && log2_of(1) == 0 && log2_of(INFINITY) == INFINITY,
+              "log2 of 0, 1 and inf is -inf, 0 and inf");
+    float slope = 1;
+    tap_check(isnan(cap_of(NAN, &slope)) && isnan(slope), "the softcap keeps NaN");
+    tap_check(cap_of(INFINITY, &slope) == 30 && slope == 0, "the softcap of inf is the cap");
+    tap_check(cap_of(-INFINITY, &slope) == -30 && slope == 0,
+              "the softcap of -inf is minus the cap");
+}
+
+int main(int argc, char **argv)
+{
+    const char *const lacks = PASTE(fattn_cpuid_, FATTN_ISA)();
+    const uint32_t step = argc > 1 && strcmp(argv[1], "--all") == 0 ? 1 : 61;
+    if (lacks) {
+        printf("1..0 # SKIP this machine lacks %s\n", lacks);
+        return 0;
+    }
+    check_specials();
+
+    worst w = measure_exp2(-0x1p-30f, -126, step);
+    tap_check(w.error <= 2, "exp2 errs by %.3f ulp on -126..0 (at %.9g)", w.error, (double)w.at);
+    w = measure_exp2(-126, -151, step);
+    tap_check(w.error <= 1, "exp2 errs by %.3f of 2^-149 on -151..-126 (at %.9g)", w.error,
+              (double)w.at);
+    w = measure_exp2(0x1p-30f, 127.99999f, step);
+    tap_check(w.error <= 2, "exp2 errs by %.3f ulp on 0..128 (at %.9g)", w.error, (double)w.at);
+    w = measure_log2(0x1p-126f, 0x1.fffffep127f, step);
+    tap_check(w.error <= 2, "log2 errs by %.3f ulp on the normal numbers (at %.9g)", w.error,
+              (double)w.at);
+
+    w = measure_lse(64, 0.5, 61000000 / step);
+    tap_check(w.error <= 1, "lse errs by 0.5 ulp and %.3f of 2^-23 for |m| < 64 (at %.9g)", w.error,
+              (double)w.at);
+    w = measure_lse(0x1p15f, 0.501, 61000000 / step);
+    tap_check(w.error <= 1, "lse errs by 0.501 ulp and %.3f of 2^-23 for |m| < 2^15 (at %.9g)",
+              w.error, (double)w.at);
+    w = measure_lse(0x1p40f, 1.5, 61000000 / step);
+    tap_check(w.error <= 1, "lse errs by 1.5 ulp and %.3f of 2^-23 for |m| < 2^40 (at %.9g)",
+              w.error, (double)w.at);
+
+    worst near = {0, 0}, near_slope = {0, 0}, far = {0, 0}, far_slope = {0, 0};
+    measure_cap(0x1p-30f, 0.62499994f, step, &near, &near_slope);
+    measure_cap(0.625f, 40, step, &far, &far_slope);
+    tap_check(near.error <= 4, "the softcap errs by %.3f u on |y| < 5/8 (at %.9g)", near.error,
+              (double)near.at);
+    tap_check(far.error <= 4, "the softcap errs by %.3f u on |y| >= 5/8 (at %.9g)", far.error,
+              (double)far.at);
+    tap_check(near_slope.error <= 4,
+              "its derivative errs by %.3f u (1 + |y|) on |y| < 5/8 (at %.9g)", near_slope.error,
+              (double)near_slope.at);
+    tap_check(far_slope.error <= 4,
+              "its derivative errs by %.3f u (1 + |y|) on |y| >= 5/8 (at %.9g)", far_slope.error,
+              (double)far_slope.at);
+    return tap_done();
+}

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a device can do at best, measured: loops that do one thing only, as rows of a backend's table.
- * `fattn bench` runs one before every repetition of a kernel and reports the kernel as a share of it.
+ * What a device can do at best, measured: loops that do one thing only, as rows of a backend's
+ * table. `fattn bench` runs one before every repetition of a kernel and reports the kernel as a
+ * share of it.
  *
  * A loop can be wrong too (a spilled accumulator halves it), and then flatters every kernel. So a
- * reading also holds the clock, from a chain of dependent additions that take one cycle each, and the
- * loop must reach a whole number of instructions a cycle.
+ * reading also holds the clock, from a chain of dependent additions that take one cycle each, and
+ * the loop must reach a whole number of instructions a cycle.
  */
 #ifndef FATTN_CORE_PEAK_H
 #define FATTN_CORE_PEAK_H
@@ -26,7 +27,7 @@ struct fattn_peak {
     bool reads_memory; /* the rate is bytes of data read; else flops */
     uint32_t dtypes;   /* FATTN_DTYPE_BIT(...): whose matrix products this limits. First row wins */
     int lanes;         /* elements an instruction works on */
-    int flops;         /* a lane and instruction: 2 when fused, 1 when products and sums are apart */
+    int flops; /* a lane and instruction: 2 when fused, 1 when products and sums are apart */
 
     /* Takes some milliseconds on all units. data is bytes of device memory, read by loops that read
      * memory; the working set of the kernel itself, so that both meet the same caches. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn bench`: kernels as a share of what the machine can do in the same second. A repetition runs
- * the ceiling's loop, the kernel, and the peer where one is asked for, one after the other; the medians
- * over the repetitions are reported.
+ * `fattn bench`: kernels as a share of what the machine can do in the same second. A repetition
+ * runs the ceiling's loop, the kernel, and the peer where one is asked for, one after the other;
+ * the medians over the repetitions are reported.
  */
 #define _POSIX_C_SOURCE 200809L /* setenv, isatty */
 
@@ -49,9 +49,9 @@ double bench_median(double *x, int n)
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Output
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void clear_progress(void)
 {
@@ -145,9 +145,9 @@ void bench_report(bench *b, const bench_row *row)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Timing
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* What is timed: a plan on its buffers, or the peer where plan is NULL. */
 typedef struct subject {
@@ -262,9 +262,9 @@ static void report_subject(bench *b, const char *device_word, const char *kernel
     bench_report(b, &row);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * A case
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Backward needs the o and lse of these inputs. */
 static fattn_status run_forward(fattn_device *device, const sweep_case *c, const workload *w)
@@ -367,8 +367,8 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
     return status;
 }
 
-/* The case with one kernel, NULL for the planner's choice. may_decline: a kernel that does not take it
- * is passed over. */
+/* The case with one kernel, NULL for the planner's choice. may_decline: a kernel that does not take
+ * it is passed over. */
 static fattn_status bench_kernel(bench *b, fattn_device *device, const fattn_device_info *about,
                                  const char *device_word, const sweep_case *c, const char *kernel,
                                  bool may_decline)
@@ -440,6 +440,22 @@ static fattn_status bench_case(bench *b, const sweep_case *c)
     return status;
 }
 
+static const char notes[] =
+    "Lists of values are separated by commas; every combination is measured. The device column\n"
+    "ends in @N with --threads N.\n"
+    "\n"
+    "gflops    matrix products only; a causal square counts as half\n"
+    "gbytes_s  every input read once and every output written once\n"
+    "ceiling   GFLOP/s of a loop of multiply-adds, which is printed on stderr beside what the\n"
+    "          clock allows; for decode, GB/s of reading k and v\n"
+    "ratio     of gflops (decode: gbytes_s) to the ceiling just before; the median\n"
+    "\n"
+    "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
+    "fattn_execute(); there ceiling is the budget in ms.\n"
+    "\n"
+    "The benchmark fails (exit status 1) when a ratio is above 1.02, when the loop of the ceiling\n"
+    "is over 3 % from a whole number of instructions a cycle, or when the peer disagrees.";
+
 int fattn_tool_bench(int argc, char **argv)
 {
     sweep s;
@@ -457,21 +473,7 @@ int fattn_tool_bench(int argc, char **argv)
     sweep_options(&s, rows);
     const option_set set = {
         "bench", "Kernels as a share of the machine's ceiling, measured in the same repetition.",
-        rows,
-        "Lists of values are separated by commas; every combination is measured. The device column\n"
-        "ends in @N with --threads N.\n"
-        "\n"
-        "gflops    matrix products only; a causal square counts as half\n"
-        "gbytes_s  every input read once and every output written once\n"
-        "ceiling   GFLOP/s of a loop of multiply-adds, for decode GB/s of reading k and v; the loop is\n"
-        "          printed on stderr beside what the clock allows\n"
-        "ratio     median over the repetitions of gflops (decode: gbytes_s) by the ceiling just before\n"
-        "\n"
-        "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
-        "fattn_execute(); there ceiling is the budget in ms.\n"
-        "\n"
-        "The benchmark fails (exit status 1) when a ratio is above 1.02, when the loop of the ceiling\n"
-        "is more than 3 % from a whole number of instructions a cycle, or when the peer disagrees."};
+        rows, notes};
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;

@@ -66,13 +66,11 @@ bool ceiling_check(ceiling *ceil, const char *device_word)
     }
     const double clock = ceil->best.clock * 1e-9, share = ceil->best.issue / ports(ceil);
     const double allowed = ports(ceil) * peak->lanes * peak->flops * clock;
-    fprintf(
-        stderr,
-        "%s: %s: %.1f GFLOP/s a thread; %.0f ports x %d lanes x %d x %.3f GHz = %.1f; %.3f of it%s\n",
-        device_word, peak->name, share * allowed, ports(ceil), peak->lanes, peak->flops, clock,
-        allowed, share,
-        within(ceil) ? ""
-        : fused      ? ", NOT within 3 %"
-                     : " (nothing is fused)");
+    fprintf(stderr, "%s: %s: %.1f GFLOP/s a thread; ", device_word, peak->name, share * allowed);
+    fprintf(stderr, "%.0f ports x %d lanes x %d x %.3f GHz = %.1f; %.3f of it%s\n", ports(ceil),
+            peak->lanes, peak->flops, clock, allowed, share,
+            within(ceil) ? ""
+            : fused      ? ", NOT within 3 %"
+                         : " (nothing is fused)");
     return within(ceil) || !fused;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ceiling of a benchmark: which peak loop of the device limits a case, its rate just before each
- * repetition, and whether the loop itself can be believed (core/peak.h).
+ * The ceiling of a benchmark: which peak loop of the device limits a case, its rate just before
+ * each repetition, and whether the loop itself can be believed (core/peak.h).
  */
 #ifndef FATTN_TOOLS_CEILING_H
 #define FATTN_TOOLS_CEILING_H
@@ -21,8 +21,8 @@ ceiling ceiling_of(fattn_device *device, const sweep_case *c);
 /* Measures the rate, in flops or bytes a second; data is what a decoding kernel reads. */
 fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes, double *rate);
 
-/* Prints the loop beside what the clock allows on stderr, measuring on for a while when they are apart.
- * False when a fused loop stays more than 3 % from a whole number of instructions a cycle. */
+/* Prints the loop beside what the clock allows on stderr, measuring on for a while when they are
+ * apart. False when a fused loop stays over 3 % from a whole number of instructions a cycle. */
 bool ceiling_check(ceiling *ceil, const char *device_word);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn info`: the build, the machine, and what each kernel takes. The support matrix is read from the
- * kernel tables, so it cannot disagree with what runs.
+ * `fattn info`: the build, the machine, and what each kernel takes. The support matrix is read from
+ * the kernel tables, so it cannot disagree with what runs.
  */
 #define _DEFAULT_SOURCE /* the cache sizes of sysconf */
 
@@ -15,9 +15,9 @@
 #include "tools/options.h"
 #include "tools/tool.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Facts
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 #if defined(__clang__)
 static const char compiler[] = "clang " __clang_version__;
@@ -92,9 +92,9 @@ static fattn_status open_device(const fattn_backend *backend, int ordinal, fattn
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Text
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void print_bytes(int64_t bytes)
 {
@@ -209,9 +209,9 @@ static fattn_status text(void)
     return FATTN_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * JSON
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void json_field(const char *name, const char *value)
 {

@@ -19,7 +19,7 @@ bool materialised_open(materialised *m, char *why, int size)
         snprintf(why, (size_t)size, "%s is not installed", name);
         return false;
     }
-    /* ISO C has no conversion from an object pointer to a function pointer; POSIX defines this one. */
+    /* ISO C cannot convert an object pointer to a function pointer; POSIX defines it this way. */
     *(void **)&m->sgemm = dlsym(m->library, "cblas_sgemm");
     *(void **)&m->set_threads = dlsym(m->library, "openblas_set_num_threads");
     if (!m->sgemm || !m->set_threads) {
@@ -68,8 +68,8 @@ void materialised_release(materialised *m)
     m->scores = m->o = NULL;
 }
 
-/* 2^x for x <= 0 to 2e-6, written so that a compiler makes vectors of it: 2^(n + f) with f in -0.5..0.5
- * as a polynomial (Taylor coefficients ln(2)^k / k!) and n added to the exponent. */
+/* 2^x for x <= 0 to 2e-6, written so that a compiler makes vectors of it: 2^(n + f) with f in
+ * -0.5..0.5 as a polynomial (Taylor coefficients ln(2)^k / k!) and n added to the exponent. */
 static float exp2_of(float x)
 {
     const float magic = 0x1.8p23f; /* adding it rounds to an integer, in the low bits */
@@ -91,8 +91,8 @@ static float exp2_of(float x)
 
 enum { LANES = 16 };
 
-/* Softmax of the first `keys` entries, 0 in the others. x is in log2 units. Partial results in lanes:
- * without them the order of the sum would forbid vectors. */
+/* Softmax of the first `keys` entries, 0 in the others. x is in log2 units. Partial results in
+ * lanes: without them the order of the sum would forbid vectors. */
 static void softmax(float *x, int64_t keys, int64_t length)
 {
     float most[LANES], sum[LANES] = {0};

@@ -27,7 +27,8 @@ typedef struct materialised {
 bool materialised_open(materialised *m, char *why, int size);
 void materialised_close(materialised *m);
 
-/* Allocates for a problem: f32, forward, no feature but causal. False, with why, for other problems. */
+/* Allocates for a problem: f32, forward, no feature but causal. False, with why, for other
+ * problems. */
 bool materialised_prepare(materialised *m, const fattn_problem *p, int threads, char *why,
                           int size);
 void materialised_release(materialised *m);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Command-line options from a table: what a subcommand accepts, where values go and what --help says
- * are one list. The syntax is that of getopt_long: `--name value` or `--name=value`; lists are comma
- * separated. What is wrong is one line on stderr. Nothing here allocates.
+ * Command-line options from a table: what a subcommand accepts, where values go and what --help
+ * says are one list. The syntax is that of getopt_long: `--name value` or `--name=value`; lists are
+ * comma separated. What is wrong is one line on stderr. Nothing here allocates.
  */
 #ifndef FATTN_TOOLS_OPTIONS_H
 #define FATTN_TOOLS_OPTIONS_H

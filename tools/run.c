@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn run`: attention on NumPy's arrays. Reads .npy files, brings them to the types that the library
- * takes, runs forward (and backward), and writes all of the outputs or none.
+ * `fattn run`: attention on NumPy's arrays. Reads .npy files, brings them to the types that the
+ * library takes, runs forward (and backward), and writes all of the outputs or none.
  *
  * Read it from the end: fattn_tool_run() is the list of steps.
  */
@@ -92,9 +92,9 @@ typedef struct job {
     fattn_buffers buffers;
 } job;
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Options
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
@@ -102,6 +102,12 @@ static const char *const layout_words[] = {"bshd", "bhsd", NULL};
 static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
 static const char *const align_words[] = {"bottom-right", "top-left", NULL};
 static const fattn_anchor anchors[] = {FATTN_BOTTOM_RIGHT, FATTN_TOP_LEFT};
+
+static const char notes[] =
+    "Shapes are those of --layout bshd; bhsd has heads before the sequence axis. f16, f32 and\n"
+    "f64 files are converted to --dtype. NumPy has no bf16: with --dtype bf16, arrays of u2 (or\n"
+    "V2) are read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that\n"
+    "belong to no sequence are 0.";
 
 static int parse(int argc, char **argv, job *j)
 {
@@ -177,10 +183,7 @@ static int parse(int argc, char **argv, job *j)
         "run",
         "Attention on NumPy's .npy files. All outputs appear, or none.",
         table,
-        "Shapes are those of --layout bshd; bhsd has heads before the sequence axis. f16, f32 and f64\n"
-        "files are converted to --dtype. NumPy has no bf16: with --dtype bf16, arrays of u2 (or V2) are\n"
-        "read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that belong to no\n"
-        "sequence are 0.",
+        notes,
     };
     return options_parse(&set, argc, argv);
 }
@@ -233,9 +236,9 @@ static bool consistent(const job *j)
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Reading and converting
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static bool complain(const char *why)
 {
@@ -394,9 +397,9 @@ static bool convert_inputs(job *j)
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Shapes
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 enum { ANY = -1 };
 
@@ -483,7 +486,7 @@ static bool broadcast(const job *j, int input, const int64_t wanted[4], const ch
     return fits || refuse_shape(j, input, "does not broadcast to", 4, wanted, letters);
 }
 
-/* The longest sequence of a cumulative array; what is wrong in it is left for the library to say. */
+/* The longest sequence of a cumulative array; what is wrong in it is left to the library. */
 static int64_t longest(const npy_array *cu)
 {
     const int32_t *const at = cu->data;
@@ -560,7 +563,7 @@ static bool shape_keys(job *j)
         p->num_pages = batch;
         p->page_size = p->seqlen_k;
         p->max_pages = j->in[IN_TABLE].shape[1];
-        /* The capacity of the table. Where the product wraps, the library refuses max_pages itself. */
+        /* The capacity of the table. Where the product wraps, the library refuses max_pages. */
         p->seqlen_k = (int64_t)((uint64_t)p->max_pages * (uint64_t)p->page_size);
     }
     return true;
@@ -622,9 +625,9 @@ static bool shape_extras(job *j)
            match_vector(j, IN_USED_K, p->batch, "(B)");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The problem and its buffers
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static bool describe(job *j)
 {

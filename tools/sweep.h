@@ -44,8 +44,8 @@ void sweep_at(const sweep *s, int64_t n, sweep_case *c);
 int64_t sweep_bias_count(const fattn_problem *p);
 int64_t sweep_mask_count(const fattn_problem *p);
 
-/* Floating-point operations of the matrix products by the usual convention: all pairs, or those under
- * the diagonal, which is half of them for a causal square. */
+/* Floating-point operations of the matrix products by the usual convention: all pairs, or those
+ * under the diagonal, which is half of them for a causal square. */
 double sweep_flops(const sweep_case *c);
 
 /* What limits which keys are seen, in a word: "none", "causal", "mask", "causal+mask". */

@@ -3,7 +3,8 @@
  * What the subcommands of `fattn` share: how they are called and how they end.
  *
  * A subcommand gets its own name in argv[0] and its options after it, prints results to stdout and
- * everything else to stderr, frees what it allocated and returns its exit code; it never calls exit().
+ * everything else to stderr, frees what it allocated and returns its exit code; it never calls
+ * exit().
  */
 #ifndef FATTN_TOOLS_TOOL_H
 #define FATTN_TOOLS_TOOL_H

@@ -3,7 +3,8 @@
  * One worker's share of measuring a peak; see peak.h.
  *
  * Loops run in slices so short that most of them are not interrupted, and the median slice counts.
- * Each slice of arithmetic lies between two of the clock, whose faster one is taken to be its clock.
+ * Each slice of arithmetic lies between two of the clock, whose faster one is taken to be its
+ * clock.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -86,8 +87,8 @@ static void measure_compute(const fattn_cpu_peak *peak, fattn_peak_reading *read
     reading->rate = median(rate, SLICES) * peak->row.lanes * peak->row.flops;
 }
 
-/* Each worker reads its part of the data over and over; once before time counts, as a kernel that is
- * timed has run before. */
+/* Each worker reads its part of the data over and over; once before time counts, as a kernel that
+ * is timed has run before. */
 static void measure_read(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
                          int64_t bytes, fattn_peak_reading *reading)
 {

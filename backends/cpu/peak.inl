@@ -3,8 +3,8 @@
  * Peak loops of the instruction set that this unit is compiled for: `peaks`, best first.
  *
  * Accumulators are scalars by name, not arrays: compilers keep arrays of this size in memory, and a
- * loop that spills measures the cache. There must be at least latency x ports of them (4 x 2 on x86,
- * 4 x 4 on the widest Arm cores), and with two operands they must fit the registers.
+ * loop that spills measures the cache. There must be at least latency x ports of them (4 x 2 on
+ * x86, 4 x 4 on the widest Arm cores), and with two operands they must fit the registers.
  */
 #include "backends/cpu/peak.h"
 

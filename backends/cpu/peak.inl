@@ -13,7 +13,7 @@
 typedef fv peak_fv;
 typedef uv peak_uv;
 static inline peak_fv peak_set1(float x) { return fv_set1(x); }
-static inline peak_fv peak_fma(peak_fv a, peak_fv b, peak_fv c) { return fv_fma(a, b, c); }
+static inline peak_fv peak_fma(peak_fv a, peak_fv b, peak_fv c) { return fv_muladd(a, b, c); }
 static inline peak_uv peak_load(const uint32_t *x) { return uv_load(x); }
 static inline peak_uv peak_sum(peak_uv a, peak_uv b) { return uv_add(a, b); }
 #define PEAK_FUSED 1

@@ -60,6 +60,9 @@ bool ceiling_check(ceiling *ceil, const char *device_word)
     }
     for (int i = 0; i < MORE && fused && !within(ceil); i++) {
         double rate;
+        if (ceil->best.issue > ports(ceil)) {
+            ceil->best.issue = 0; /* the clock's chain was disturbed */
+        }
         if (ceiling_measure(ceil, NULL, 0, &rate) != FATTN_OK) {
             return false;
         }

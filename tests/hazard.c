@@ -112,7 +112,8 @@ static void judge_at(const place *at, draw_case *c, judge_truth *truth, int spli
 {
     const bool cuts = at->kernel->splits_keys && c->problem.op == FATTN_FORWARD &&
                       !(c->problem.features & FATTN_BATCH_INVARIANT);
-    for (c->tile = 0; c->tile <= menu_size(at->kernel); c->tile++) {
+    const int tiles = splits < 0 ? 0 : menu_size(at->kernel);
+    for (c->tile = 0; c->tile <= tiles; c->tile++) {
         for (c->splits = 0; c->splits <= (cuts ? splits : 0); c->splits++) {
             judge_verdict v;
             judge_run(at->device, at->kernel, c, truth, &v);

@@ -50,7 +50,8 @@ draw_case hazard_case(fattn_op op, fattn_dtype dtype, int64_t batch, int64_t hea
 bool hazard_build(draw_case *c);
 
 /* Saves o and lse of a backward, judges the built case at every place with every tile, and with up to
- * `splits` splits where the row can cut keys, and frees it. The words say which variant it is. */
+ * `splits` splits where the row can cut keys, and frees it. The words say which variant it is. Large
+ * cases pass -1: the planner's tile alone. */
 void hazard_judge(draw_case *c, int splits, const char *format, ...) FATTN_PRINTF(3, 4);
 
 /* hazard_build and hazard_judge. */

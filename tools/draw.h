@@ -143,6 +143,7 @@ typedef struct draw_case {
     bool packed;        /* q, k, v (and dq, dk, dv) are slices of one array; FATTN_STRIDED only */
     bool given;         /* outputs that are not wanted have pointers all the same */
     bool clean;         /* zeros where there would be poison, outputs excepted */
+    int64_t lead;       /* rows of nobody before the first sequence of packed tensors */
     int64_t page_slack; /* unused pages */
     bool position_arrays, seed_pointers; /* instead of scalars */
 

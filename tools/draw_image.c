@@ -153,7 +153,7 @@ static void declare_options(draw_case *c)
 static void pack_sequences(draw_case *c, draw_rng *rng)
 {
     fattn_problem *const p = &c->problem;
-    int64_t row = draw_between(rng, 0, 2), key = draw_between(rng, 0, 2);
+    int64_t row = c->lead + draw_between(rng, 0, 2), key = c->lead + draw_between(rng, 0, 2);
     for (int64_t b = 0; b < p->batch; b++) {
         draw_sequence *const s = &c->sequences[b];
         s->first_row = has(c, FATTN_CU_SEQLENS_Q) ? row : 0;
@@ -593,6 +593,12 @@ static bool mask_entry(pattern kind, int64_t i, int64_t j, int64_t edge, draw_rn
     }
 }
 
+/* How many entries there are to write along an axis, one when they are all the same. */
+static int64_t once(const draw_tensor *t, int axis, int64_t count)
+{
+    return count > 1 && t->stride[axis] == 0 ? 1 : count;
+}
+
 static void paint_pairs(draw_case *c, draw_id id, draw_rng *rng)
 {
     const fattn_problem *const p = &c->problem;
@@ -602,9 +608,10 @@ static void paint_pairs(draw_case *c, draw_id id, draw_rng *rng)
     const pattern kind = draw_chance(rng, 2) ? PLAIN : (pattern)draw_between(rng, 0, PATTERNS - 1);
     const int64_t edge = draw_between(rng, 0, t->extent[3]);
     for (int64_t b = 0; b < p->batch; b++) {
-        const int64_t rows = (c->sequences[b].rows + bm - 1) / bm;
-        const int64_t keys = (c->sequences[b].keys + bn - 1) / bn;
-        for (int64_t h = 0; h < (t->stride[1] ? t->extent[1] : t->extent[1] > 0); h++) {
+        const int64_t heads = once(t, 1, p->heads_q);
+        const int64_t rows = once(t, 2, (c->sequences[b].rows + bm - 1) / bm);
+        const int64_t keys = once(t, 3, (c->sequences[b].keys + bn - 1) / bn);
+        for (int64_t h = 0; h < heads; h++) {
             for (int64_t i = 0; i < rows; i++) {
                 for (int64_t j = 0; j < keys; j++) {
                     const int64_t at = draw_at(c, id, b, h, i, j);

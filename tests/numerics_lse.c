@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How much of the bound on lse is used as keys and channels grow: backend cpu in f32 against backend
+ * reference in f64 on the same numbers. docs/NUMERICS.md has the figures and why the bound is what it is.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "fattn/fattn.h"
+#include "tests/tap.h"
+
+enum { ROWS = 32 };
+
+/* Sums of uniforms: about normal, of variance 1. */
+static double normal(uint64_t *random)
+{
+    double sum = -6;
+    for (int n = 0; n < 12; n++) {
+        *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        sum += (double)(*random >> 40) * 0x1p-24;
+    }
+    return sum;
+}
+
+/* The same rows in both formats: [count]. */
+typedef struct numbers {
+    float *narrow;
+    double *wide;
+} numbers;
+
+static numbers numbers_draw(int64_t count, double size, uint64_t *random)
+{
+    numbers x = {malloc((size_t)count * sizeof(float)), malloc((size_t)count * sizeof(double))};
+    for (int64_t n = 0; x.narrow && x.wide && n < count; n++) {
+        x.narrow[n] = (float)(size * normal(random));
+        x.wide[n] = (double)x.narrow[n];
+    }
+    return x;
+}
+
+static void numbers_free(numbers x)
+{
+    free(x.narrow);
+    free(x.wide);
+}
+
+static bool attend(const char *spec, fattn_dtype dtype, int64_t keys, int64_t dim, const void *q,
+                   const void *k, void *o, void *lse)
+{
+    fattn_device *device = NULL;
+    fattn_problem problem;
+    fattn_buffers buffers;
+    fattn_problem_init(&problem);
+    problem.dtype = dtype;
+    problem.seqlen_q = ROWS;
+    problem.seqlen_k = keys;
+    problem.dim = dim;
+    problem.dim_v = 1;
+    problem.features = FATTN_SCALE;
+    problem.scale = 1 / sqrt((double)dim);
+    problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    fattn_buffers_init(&buffers);
+    buffers.q = q;
+    buffers.k = buffers.v = k; /* any numbers do for v: keys x 1 of them */
+    buffers.o = o;
+    buffers.lse = lse;
+    const bool done = fattn_device_open(spec, &device) == FATTN_OK &&
+                      fattn_attention(device, &problem, &buffers, NULL) == FATTN_OK;
+    fattn_device_close(device);
+    return done;
+}
+
+/* max(1, max_j |scale| sum_c |q_c k_c|) of a row. */
+static double scale_of(const double *q, const double *k, int64_t keys, int64_t dim)
+{
+    double largest = 1;
+    for (int64_t j = 0; j < keys; j++) {
+        double sum = 0;
+        for (int64_t c = 0; c < dim; c++) {
+            sum += fabs(q[c] * k[j * dim + c]);
+        }
+        largest = fmax(largest, sum / sqrt((double)dim));
+    }
+    return largest;
+}
+
+/* The largest error of a row's lse, in 2^-24 max(1, ...); negative when a run failed. */
+static double measure(int64_t keys, int64_t dim, double size)
+{
+    uint64_t random = (uint64_t)(keys * 1000 + dim);
+    float o[ROWS], lse[ROWS];
+    double o_exact[ROWS], lse_exact[ROWS], worst = -1;
+    const numbers q = numbers_draw(ROWS * dim, size, &random);
+    const numbers k = numbers_draw(keys * dim, 1, &random);
+    if (q.narrow && q.wide && k.narrow && k.wide &&
+        attend("cpu", FATTN_F32, keys, dim, q.narrow, k.narrow, o, lse) &&
+        attend("reference", FATTN_F64, keys, dim, q.wide, k.wide, o_exact, lse_exact)) {
+        worst = 0;
+        for (int i = 0; i < ROWS; i++) {
+            const double error = fabs((double)lse[i] - lse_exact[i]);
+            worst = fmax(worst, error / 0x1p-24 / scale_of(q.wide + i * dim, k.wide, keys, dim));
+        }
+    }
+    numbers_free(q);
+    numbers_free(k);
+    return worst;
+}
+
+int main(void)
+{
+    static const double sizes[] = {0.01, 1, 30};
+    static const int64_t dims[] = {1, 16, 128}, keys[] = {16, 2048, 16384};
+    for (int n = 0; n < 27; n++) {
+        const double size = sizes[n / 9], bound = 8 + (double)dims[n / 3 % 3] / 2;
+        const int64_t dim = dims[n / 3 % 3], count = keys[n % 3];
+        if (count > 2980 * dim) { /* e^8: half an ulp of lse is most of the bound */
+            continue;
+        }
+        const double worst = measure(count, dim, size);
+        tap_check(worst >= 0 && worst <= bound,
+                  "size %g, D %lld, Sk %lld: lse errs by %.2f of the %.1f units allowed", size,
+                  (long long)dim, (long long)count, worst, bound);
+    }
+    fattn_cache_clear();
+    return tap_done();
+}

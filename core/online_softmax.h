@@ -61,13 +61,20 @@ FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_empty)(void)
     return state;
 }
 
-/* One score x met, of a key whose value is 0: a sink. x - x is 0 for a number and NaN for +inf and NaN,
- * as in the formula; a sink of -inf is no key. */
-FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x)
+/* 2^(unit x - base). */
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_weight)(fv x, fv unit, fv base)
+{
+    return fv_exp2(fv_fma(x, unit, fv_sub(fv_set1(0.0f), base)));
+}
+
+/* One score x met, of a key whose value is 0: a sink. What m loses in rounding l has; for +inf and NaN l
+ * is NaN, as in the formula, and a sink of -inf is no key. */
+FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x, fv unit)
 {
     SOFTMAX_NAME(fattn_softmax) state;
-    state.m = x;
-    state.l = fv_select(fv_eq(x, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), fv_exp2(fv_sub(x, x)));
+    state.m = fv_mul(x, unit);
+    const fv l = SOFTMAX_NAME(fattn_softmax_weight)(x, unit, state.m);
+    state.l = fv_select(fv_eq(x, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), l);
     return state;
 }
 
@@ -75,12 +82,6 @@ FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x)
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_base)(SOFTMAX_NAME(fattn_softmax) state)
 {
     return fv_select(fv_eq(state.m, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), state.m);
-}
-
-/* 2^(unit x - base). */
-FATTN_HD fv SOFTMAX_NAME(fattn_softmax_weight)(fv x, fv unit, fv base)
-{
-    return fv_exp2(fv_fma(x, unit, fv_sub(fv_set1(0.0f), base)));
 }
 
 /* Meets scores of which x is the largest, and returns what all sums so far must be multiplied by. */

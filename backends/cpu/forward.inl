@@ -81,10 +81,11 @@ INLINE void forward_begin(forward *f, bool narrow, int64_t split)
     if (p->features & FATTN_SINK && split == 0) {
         const float *const sink = pn->buf->sink;
         for (int64_t r = 0; r < pn->width; r++) {
-            f->alpha[r] = sink[pn->row[r].h] * (float)FATTN_LOG2E;
+            f->alpha[r] = sink[pn->row[r].h];
         }
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            state_store(f, r, fattn_softmax_sink(fv_load(f->alpha + r)));
+            const fv natural = fv_set1((float)FATTN_LOG2E);
+            state_store(f, r, fattn_softmax_sink(fv_load(f->alpha + r), natural));
         }
     }
 }

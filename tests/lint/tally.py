@@ -31,17 +31,21 @@ def count(record):
 
 
 def failing_output(record):
-    """What a reader needs to see of a failure: the failing lines with their remarks, then the end."""
+    """What a reader needs to see of a failure: the failing lines with the remarks that follow them, or
+    with all remarks where none follows; the end of an output without failing lines; what went to stderr.
+    """
     out = (record.get("stdout") or "").splitlines()
-    wanted = []
+    failing = []
     keep = False
     for line in out:
         if re.match(r"(not )?ok\b", line):
             keep = line.startswith("not ok")
         if keep or line.startswith("Bail out!"):
-            wanted.append(line)
-    wanted = wanted[:LINES_SHOWN] or out[-LINES_SHOWN:]
-    return wanted + (record.get("stderr") or "").splitlines()[-LINES_SHOWN:]
+            failing.append(line)
+    if all(re.match(r"not ok\b|1\.\.", line) for line in failing):
+        failing += [line for line in out if line.startswith("#")]
+    shown = failing[:LINES_SHOWN] or out[-LINES_SHOWN:]
+    return shown + (record.get("stderr") or "").splitlines()[-LINES_SHOWN:]
 
 
 def tally(records):

@@ -5,6 +5,8 @@
  *
  * usage: check_kernels [CASES [SEED]]
  */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -47,6 +49,7 @@ int main(int argc, char **argv)
     const int64_t cases = argc > 1 ? strtoll(argv[1], NULL, 10) : TRIALS_ENOUGH;
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     const fattn_backend *backend;
+    setenv("FATTN_NUM_THREADS", "1", 0); /* cases run side by side already */
     for (int i = 0; (backend = fattn_backend_at(i)) != NULL; i++) {
         if (backend->count() > 0) {
             check_backend(backend->name, cases, seed);

@@ -9,13 +9,72 @@
 
 const char *fattn_cpuid_scalar(void) { return NULL; }
 
+/* --- x86 ------------------------------------------------------------------------------------------ */
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+
+/* Register states that the system saves (XCR0): what it does not save may not be used. */
+#define STATE_AVX 0x6u     /* xmm, ymm */
+#define STATE_AVX512 0xe6u /* and the masks, the upper halves, zmm16 to 31 */
+
+typedef struct x86 {
+    unsigned basic_ecx;     /* leaf 1 */
+    unsigned ebx, ecx, edx; /* leaf 7 */
+    unsigned states;        /* XCR0 */
+} x86;
+
+static x86 ask_x86(void)
+{
+    x86 cpu = {0};
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx)) {
+        cpu.basic_ecx = ecx;
+    }
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+        cpu.ebx = ebx, cpu.ecx = ecx, cpu.edx = edx;
+    }
+    if (cpu.basic_ecx & bit_OSXSAVE) {
+        unsigned high = 0;
+        __asm__ volatile("xgetbv" : "=a"(cpu.states), "=d"(high) : "c"(0));
+    }
+    return cpu;
+}
+
+static int has(unsigned have, unsigned need) { return (have & need) == need; }
+
+const char *fattn_cpuid_avx2(void)
+{
+    const x86 cpu = ask_x86();
+    if (!has(cpu.basic_ecx, bit_FMA | bit_F16C | bit_AVX) || !has(cpu.ebx, bit_AVX2)) {
+        return "a processor with AVX2, FMA and F16C";
+    }
+    return has(cpu.states, STATE_AVX) ? NULL : "a system that saves the AVX registers";
+}
+
+const char *fattn_cpuid_avx512(void)
+{
+    const x86 cpu = ask_x86();
+    const char *const lacks = fattn_cpuid_avx2();
+    if (lacks) {
+        return lacks;
+    }
+    if (!has(cpu.ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL)) {
+        return "a processor with AVX-512 F, DQ, BW and VL";
+    }
+    return has(cpu.states, STATE_AVX512) ? NULL : "a system that saves the AVX-512 registers";
+}
+#endif
+
 /* The first line of a file below Linux's description of the caches of core 0. */
 static int read_cache(int index, const char *field, char *line, int size)
 {
     char path[96];
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index, field);
     FILE *const file = fopen(path, "r");
-    if (!file) { return 0; }
+    if (!file) {
+        return 0;
+    }
     const int read = fgets(line, size, file) != NULL;
     fclose(file);
     return read;
@@ -28,8 +87,12 @@ int64_t fattn_cpuid_cache(int level)
         int found = 0;
         long long size = 0;
         char unit = 'K';
-        if (sscanf(line, "%d", &found) != 1 || found != level) { continue; }
-        if (!read_cache(index, "type", line, sizeof line) || line[0] == 'I') { continue; }
+        if (sscanf(line, "%d", &found) != 1 || found != level) {
+            continue;
+        }
+        if (!read_cache(index, "type", line, sizeof line) || line[0] == 'I') {
+            continue;
+        }
         if (read_cache(index, "size", line, sizeof line) &&
             sscanf(line, "%lld%c", &size, &unit) >= 1 && size > 0 && size < 1 << 20) {
             return (int64_t)size << (unit == 'M' ? 20 : unit == 'K' ? 10 : 0);
@@ -57,5 +120,7 @@ void fattn_cpuid_name(char *name, size_t size)
             break;
         }
     }
-    if (file) { fclose(file); }
+    if (file) {
+        fclose(file);
+    }
 }

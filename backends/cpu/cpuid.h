@@ -9,6 +9,8 @@
 /* One function for each row of isa_table in meson.build: NULL when this machine runs the instruction
  * set, else what it lacks, to follow "needs". */
 const char *fattn_cpuid_scalar(void);
+const char *fattn_cpuid_avx2(void);
+const char *fattn_cpuid_avx512(void);
 
 /* Bytes of a core's data cache of the level, 1..3; 0 when the system does not say. */
 int64_t fattn_cpuid_cache(int level);

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The vocabulary in AVX2 with FMA and F16C: 8 lanes, 16 registers. vec_scalar.h says what each word
+ * means. The register tile is 4 rows by 3 vectors: 12 accumulators, 3 operands and a broadcast.
+ */
+#ifndef FATTN_CPU_VEC_AVX2_H
+#define FATTN_CPU_VEC_AVX2_H
+
+#include "backends/cpu/vec_x86.h"
+
+#define FV_LANES 8
+#define FV_NQ 3
+#define FV_NK 4
+#define FV_ND 8
+
+typedef __m256 fv;
+typedef __m256i uv;
+typedef __m256 mv; /* all bits of a lane, or none */
+
+/* All bits of the first n lanes. */
+static inline __m256i first_lanes(int n)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
+}
+
+static inline fv fv_set1(float x) { return _mm256_set1_ps(x); }
+static inline fv fv_load(const float *x) { return _mm256_loadu_ps(x); }
+static inline fv fv_load_part(const float *x, int n)
+{
+    return _mm256_maskload_ps(x, first_lanes(n));
+}
+static inline fv fv_load_f16(const uint16_t *x)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
+}
+static inline fv fv_load_bf16(const uint16_t *x)
+{
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+static inline void fv_store(float *to, fv x) { _mm256_storeu_ps(to, x); }
+static inline void fv_store_part(float *to, fv x, int n)
+{
+    _mm256_maskstore_ps(to, first_lanes(n), x);
+}
+static inline void fv_store_f16(uint16_t *to, fv x)
+{
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+/* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN, quiet. */
+static inline void fv_store_bf16(uint16_t *to, fv x)
+{
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i kept = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
+    _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(halves));
+}
+
+static inline fv fv_add(fv a, fv b) { return _mm256_add_ps(a, b); }
+static inline fv fv_sub(fv a, fv b) { return _mm256_sub_ps(a, b); }
+static inline fv fv_mul(fv a, fv b) { return _mm256_mul_ps(a, b); }
+static inline fv fv_div(fv a, fv b) { return _mm256_div_ps(a, b); }
+static inline fv fv_abs(fv a) { return _mm256_andnot_ps(fv_set1(-0.0f), a); }
+static inline fv fv_fma(fv a, fv b, fv c) { return _mm256_fmadd_ps(a, b, c); }
+static inline fv fv_muladd(fv a, fv b, fv c) { return _mm256_fmadd_ps(a, b, c); }
+static inline fv fv_max(fv a, fv b) { return _mm256_max_ps(a, b); }
+static inline fv fv_min(fv a, fv b) { return _mm256_min_ps(a, b); }
+
+/* 2^n for integers n of -126 .. 127, by writing the exponent. */
+static inline fv power_of_two(__m256i n)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+
+/*
+ * 2^a = 2^(a - floor a) * 2^(floor a), the latter in two factors, because results reach from 2^-150 to
+ * beyond 2^127. Clamping keeps NaN: max and min return their second operand then. At -inf the clamped
+ * power, 2^-151, rounds to 0.
+ */
+static inline fv fv_exp2(fv a)
+{
+    const fv clamped = fv_min(fv_set1(129.0f), fv_max(fv_set1(-151.0f), a));
+    const fv whole = _mm256_floor_ps(clamped);
+    const fv x = fv_sub(clamped, whole);
+    fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
+    y = fv_muladd(x, y, fv_set1(EXP2_C4));
+    y = fv_muladd(x, y, fv_set1(EXP2_C3));
+    y = fv_muladd(x, y, fv_set1(EXP2_C2));
+    y = fv_muladd(x, y, fv_set1(EXP2_C1));
+    y = fv_muladd(x, y, fv_set1(1.0f));
+    const __m256i n = _mm256_cvtps_epi32(whole);
+    const __m256i half = _mm256_srai_epi32(n, 1);
+    return fv_mul(fv_mul(y, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)));
+}
+
+static inline fv fv_log2(fv a)
+{
+    float lanes[FV_LANES];
+    fv_store(lanes, a);
+    log2_lanes(lanes, FV_LANES);
+    return fv_load(lanes);
+}
+
+static inline mv fv_eq(fv a, fv b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+static inline mv fv_lt(fv a, fv b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+static inline mv fv_le(fv a, fv b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
+static inline mv mv_and(mv a, mv b) { return _mm256_and_ps(a, b); }
+static inline int mv_all(mv a) { return _mm256_movemask_ps(a) == 0xff; }
+static inline fv fv_select(mv m, fv a, fv b) { return _mm256_blendv_ps(b, a, m); }
+
+static inline uv uv_set1(uint32_t x) { return _mm256_set1_epi32((int)x); }
+static inline uv uv_load(const uint32_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
+static inline uv uv_add(uv a, uv b) { return _mm256_add_epi32(a, b); }
+static inline uv uv_and(uv a, uv b) { return _mm256_and_si256(a, b); }
+static inline uv uv_xor(uv a, uv b) { return _mm256_xor_si256(a, b); }
+static inline uv uv_shr(uv a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline uv uv_mulhilo(uv a, uv b, uv *hi)
+{
+    const uv even = _mm256_mul_epu32(a, b);
+    const uv odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32));
+    *hi = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+    return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+static inline fv fv_from_bits(uv a) { return _mm256_castsi256_ps(a); }
+
+static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
+                                int64_t to_stride)
+{
+    fv x[8], y[8];
+    for (int r = 0; r < 8; r++) {
+        x[r] = fv_load(from + r * from_stride);
+    }
+    for (int r = 0; r < 8; r += 2) {
+        y[r] = _mm256_unpacklo_ps(x[r], x[r + 1]);
+        y[r + 1] = _mm256_unpackhi_ps(x[r], x[r + 1]);
+    }
+    for (int r = 0; r < 8; r += 4) { /* x[r + c]: column c of rows r .. r + 3, in both halves */
+        for (int c = 0; c < 2; c++) {
+            const __m256d a = _mm256_castps_pd(y[r + c]), b = _mm256_castps_pd(y[r + c + 2]);
+            x[r + 2 * c] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+            x[r + 2 * c + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+        }
+    }
+    for (int c = 0; c < 4; c++) {
+        fv_store(to + c * to_stride, _mm256_permute2f128_ps(x[c], x[c + 4], 0x20));
+        fv_store(to + (c + 4) * to_stride, _mm256_permute2f128_ps(x[c], x[c + 4], 0x31));
+    }
+}
+
+/* Sums of four vectors, each half on its own: lane 4 b + n is the sum of half b of x[n]. */
+static inline fv half_sums(const fv x[4])
+{
+    return _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+}
+
+static inline fv fv_sums(const fv x[FV_LANES])
+{
+    const fv low = half_sums(x), high = half_sums(x + 4);
+    return fv_add(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+
+#endif

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The vocabulary in AVX-512 (F, DQ, BW, VL): 16 lanes, 32 registers. vec_scalar.h says what each word
+ * means.
+ *
+ * The register tile is 8 rows by 3 vectors: 24 accumulators, 3 operands and a broadcast. Every FMA
+ * then waits for nothing but one of two ports, and a step of 24 FMAs needs 3 loads and 8 broadcasts,
+ * within what two load ports deliver.
+ */
+#ifndef FATTN_CPU_VEC_AVX512_H
+#define FATTN_CPU_VEC_AVX512_H
+
+#include "backends/cpu/vec_x86.h"
+
+#define FV_LANES 16
+#define FV_NQ 3
+#define FV_NK 8
+#define FV_ND 16
+
+typedef __m512 fv;
+typedef __m512i uv;
+typedef __mmask16 mv;
+
+static inline mv first_lanes(int n) { return (mv)((1u << n) - 1); }
+
+static inline fv fv_set1(float x) { return _mm512_set1_ps(x); }
+static inline fv fv_load(const float *x) { return _mm512_loadu_ps(x); }
+static inline fv fv_load_part(const float *x, int n)
+{
+    return _mm512_maskz_loadu_ps(first_lanes(n), x);
+}
+static inline fv fv_load_f16(const uint16_t *x)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+}
+static inline fv fv_load_bf16(const uint16_t *x)
+{
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+static inline void fv_store(float *to, fv x) { _mm512_storeu_ps(to, x); }
+static inline void fv_store_part(float *to, fv x, int n)
+{
+    _mm512_mask_storeu_ps(to, first_lanes(n), x);
+}
+static inline void fv_store_f16(uint16_t *to, fv x)
+{
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+/* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN, quiet. */
+static inline void fv_store_bf16(uint16_t *to, fv x)
+{
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_add_epi32(bits, half);
+    const mv nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+}
+
+static inline fv fv_add(fv a, fv b) { return _mm512_add_ps(a, b); }
+static inline fv fv_sub(fv a, fv b) { return _mm512_sub_ps(a, b); }
+static inline fv fv_mul(fv a, fv b) { return _mm512_mul_ps(a, b); }
+static inline fv fv_div(fv a, fv b) { return _mm512_div_ps(a, b); }
+static inline fv fv_abs(fv a) { return _mm512_abs_ps(a); }
+static inline fv fv_fma(fv a, fv b, fv c) { return _mm512_fmadd_ps(a, b, c); }
+static inline fv fv_muladd(fv a, fv b, fv c) { return _mm512_fmadd_ps(a, b, c); }
+static inline fv fv_max(fv a, fv b) { return _mm512_max_ps(a, b); }
+static inline fv fv_min(fv a, fv b) { return _mm512_min_ps(a, b); }
+
+/* 2^a = 2^(a - floor a) scaled by floor a: both steps are one instruction, and both take infinities,
+ * NaN and results below the normal range as they come. */
+static inline fv fv_exp2(fv a)
+{
+    const fv x = _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
+    y = fv_muladd(x, y, fv_set1(EXP2_C4));
+    y = fv_muladd(x, y, fv_set1(EXP2_C3));
+    y = fv_muladd(x, y, fv_set1(EXP2_C2));
+    y = fv_muladd(x, y, fv_set1(EXP2_C1));
+    y = fv_muladd(x, y, fv_set1(1.0f));
+    return _mm512_scalef_ps(y, a);
+}
+
+static inline fv fv_log2(fv a)
+{
+    float lanes[FV_LANES];
+    fv_store(lanes, a);
+    log2_lanes(lanes, FV_LANES);
+    return fv_load(lanes);
+}
+
+static inline mv fv_eq(fv a, fv b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+static inline mv fv_lt(fv a, fv b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static inline mv fv_le(fv a, fv b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+static inline mv mv_and(mv a, mv b) { return (mv)(a & b); }
+static inline int mv_all(mv a) { return a == 0xffff; }
+static inline fv fv_select(mv m, fv a, fv b) { return _mm512_mask_blend_ps(m, b, a); }
+
+static inline uv uv_set1(uint32_t x) { return _mm512_set1_epi32((int)x); }
+static inline uv uv_load(const uint32_t *x) { return _mm512_loadu_si512(x); }
+static inline uv uv_add(uv a, uv b) { return _mm512_add_epi32(a, b); }
+static inline uv uv_and(uv a, uv b) { return _mm512_and_si512(a, b); }
+static inline uv uv_xor(uv a, uv b) { return _mm512_xor_si512(a, b); }
+static inline uv uv_shr(uv a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline uv uv_mulhilo(uv a, uv b, uv *hi)
+{
+    const uv even = _mm512_mul_epu32(a, b);
+    const uv odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
+    *hi = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+    return _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+}
+static inline fv fv_from_bits(uv a) { return _mm512_castsi512_ps(a); }
+
+/* In four rounds of 16 shuffles: within pairs of rows, pairs of pairs, then across 128-bit blocks. */
+static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
+                                int64_t to_stride)
+{
+    fv x[16], y[16];
+    for (int r = 0; r < 16; r++) {
+        x[r] = fv_load(from + r * from_stride);
+    }
+    for (int r = 0; r < 16; r += 2) {
+        y[r] = _mm512_unpacklo_ps(x[r], x[r + 1]);
+        y[r + 1] = _mm512_unpackhi_ps(x[r], x[r + 1]);
+    }
+    for (int r = 0; r < 16; r += 4) { /* x[r + c]: column c of rows r .. r + 3, in every block */
+        for (int c = 0; c < 2; c++) {
+            const __m512d a = _mm512_castps_pd(y[r + c]), b = _mm512_castps_pd(y[r + c + 2]);
+            x[r + 2 * c] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+            x[r + 2 * c + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        }
+    }
+    for (int c = 0; c < 4; c++) {
+        y[c] = _mm512_shuffle_f32x4(x[c], x[c + 4], 0x88);
+        y[c + 4] = _mm512_shuffle_f32x4(x[c], x[c + 4], 0xdd);
+        y[c + 8] = _mm512_shuffle_f32x4(x[c + 8], x[c + 12], 0x88);
+        y[c + 12] = _mm512_shuffle_f32x4(x[c + 8], x[c + 12], 0xdd);
+    }
+    for (int c = 0; c < 4; c++) {
+        fv_store(to + c * to_stride, _mm512_shuffle_f32x4(y[c], y[c + 8], 0x88));
+        fv_store(to + (c + 8) * to_stride, _mm512_shuffle_f32x4(y[c], y[c + 8], 0xdd));
+        fv_store(to + (c + 4) * to_stride, _mm512_shuffle_f32x4(y[c + 4], y[c + 12], 0x88));
+        fv_store(to + (c + 12) * to_stride, _mm512_shuffle_f32x4(y[c + 4], y[c + 12], 0xdd));
+    }
+}
+
+/* Sums of four vectors, each block of 128 bits on its own: lane 4 b + n is the sum of block b of x[n]. */
+static inline fv block_sums(const fv x[4])
+{
+    const fv a = fv_add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const fv b = fv_add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+    return fv_add(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)),
+                  _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+}
+
+/* Adds the even blocks of a and b to their odd ones: a's two sums, then b's. */
+static inline fv fold_blocks(fv a, fv b)
+{
+    return fv_add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+static inline fv fv_sums(const fv x[FV_LANES])
+{
+    const fv low = fold_blocks(block_sums(x), block_sums(x + 4));
+    const fv high = fold_blocks(block_sums(x + 8), block_sums(x + 12));
+    return fold_blocks(low, high);
+}
+
+#endif

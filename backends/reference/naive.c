@@ -561,6 +561,13 @@ static void scores(const fattn_problem *p, const fattn_naive_slice *s, int64_t i
     }
 }
 
+/* What |x_j| could be at most: its products and summands made absolute. */
+static double score_abs(const fattn_problem *p, const fattn_naive_slice *s, const scratch *w,
+                        int64_t j)
+{
+    return fabs(p->scale) * w->dot_abs[j] + fabs(s->bias[j]) + fabs(s->alibi[j]);
+}
+
 /* lse_i = ln(sum_j exp(x_ij) + exp(sink)), o_i = sum_j Z_ij exp(x_ij - lse_i) v_j. */
 static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int64_t i, scratch *w,
                         fattn_naive *r)
@@ -575,7 +582,7 @@ static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int6
     for (int64_t j = 0; j < keys; j++) {
         if (s->keep[j] == 0) continue;
         if (w->x[j] > m) m = w->x[j];
-        grow(&scale, fabs(p->scale) * w->dot_abs[j] + fabs(s->bias[j]) + fabs(s->alibi[j]));
+        grow(&scale, score_abs(p, s, w, j));
     }
     r->lse_scale[row] = scale;
     if (m == -(double)INFINITY) m = 0;
@@ -591,7 +598,7 @@ static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int6
         if (s->keep[j] == 0) continue;
         const double zp = s->z[j] * (exp(w->x[j] - m) / l); /* exact where lse swallows ln(l) */
         add(zp, zp, s->v + j * p->dim_v, p->dim_v, o, w->o_abs);
-        grow(&r->x_max[slice], w->x[j]);
+        grow(&r->x_max[slice], score_abs(p, s, w, j));
     }
     grow(&r->x_max[slice], r->lse[row]);
     grow_all(&r->a_o[slice], w->o_abs, p->dim_v);
@@ -631,7 +638,7 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
         if (s->keep[j] == 0) continue;
         const int64_t key = kv * p->seqlen_k + j;
         const double prob = exp(w->x[j] - lse), zp = s->z[j] * prob;
-        grow(&r->x_max[slice], w->x[j]);
+        grow(&r->x_max[slice], score_abs(p, s, w, j));
         add(zp, zp, dout, dim_v, r->dv + key * dim_v, w->dv_abs + j * dim_v);
 
         const double ds = prob * (s->z[j] * w->dp[j] - delta);

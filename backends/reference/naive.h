@@ -47,7 +47,8 @@ typedef struct fattn_naive {
     double *a_dk, *a_dv; /* [b][hk] */
     double *a_dbias;     /* [b or 1][hq or 1] */
     double *a_dsink;     /* [hq] */
-    double *x_max;       /* [b][hq]: max of |x| over kept pairs and of |lse| */
+    double *
+        x_max; /* [b][hq]: max of |lse|, and of |scale| sum_c |q_c k_c| + |bias| + |ALiBi| over kept pairs */
     double *lse_scale; /* [b][hq][sq]: max(1, |sink|, |scale| sum_c |q_c k_c| + |bias| + |ALiBi|) */
 
     void *memory; /* all of the above */

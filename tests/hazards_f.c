@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hazards of group F: split-KV, lse, merging, invariance. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/hazard.h"
+
+#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+
+static bool cuts_keys(const place *at, const draw_case *c)
+{
+    return at->kernel->splits_keys && hazard_takes(at, c);
+}
+
+static fattn_status run_split(const place *at, const draw_case *c, int64_t splits)
+{
+    const fattn_wish wish = {.tile = at->kernel->tiles[0], .splits = splits};
+    return hazard_run(at, c, &wish);
+}
+
+static void f1(void)
+{
+    static const int64_t groups[] = {1, 3, 8};
+    for
+        EACH(g, groups)
+        {
+            for (int64_t rows = 1; rows <= 5; rows++) {
+                draw_case c =
+                    hazard_case(FATTN_FORWARD, FATTN_F32, 2, 2 * groups[g], 2, rows, 300, 16);
+                c.problem.features = FATTN_CAUSAL;
+                hazard_judge_drawn(&c, 8, "%lld rows, groups of %lld", (long long)rows,
+                                   (long long)groups[g]);
+            }
+        }
+}
+
+static void f2(void)
+{
+    static const int64_t rows[] = {1, 0, 3, 0, 0, 2}, keys[] = {300, 40, 0, 0, 1, 70};
+    draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 6, 4, 2, 3, 300, 8);
+    c.problem.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+    for (int b = 0; b < 6; b++) {
+        c.sequences[b].rows = c.sequences[b].own_rows = rows[b];
+        c.sequences[b].keys = c.sequences[b].own_keys = keys[b];
+    }
+    hazard_judge_drawn(&c, 9, "a batch with empty sequences");
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Merging
+ * ------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 40, CHANNELS = 8 };
+
+typedef struct state {
+    float o[ROWS][CHANNELS], lse[ROWS];
+} state;
+
+/* Every fifth row is empty: what is in it must not be read. */
+static state random_state(uint64_t seed, bool with_empty)
+{
+    draw_rng rng = draw_stream(seed, 3, 0);
+    state s;
+    for (int i = 0; i < ROWS; i++) {
+        const bool empty = with_empty && draw_chance(&rng, 3);
+        s.lse[i] = empty ? -INFINITY : (float)(20 * draw_normal(&rng));
+        for (int n = 0; n < CHANNELS; n++) {
+            s.o[i][n] = empty ? NAN : (float)draw_normal(&rng);
+        }
+    }
+    return s;
+}
+
+static state merged(fattn_device *device, const state *a, const state *b)
+{
+    state result;
+    memset(&result, 0xff, sizeof result);
+    const fattn_strides strides = {
+        .batch = ROWS * CHANNELS, .seq = CHANNELS, .head = ROWS * CHANNELS};
+    const fattn_merge_args args = {
+        .struct_size = sizeof args,
+        .batch = 1,
+        .heads = 1,
+        .seqlen = ROWS,
+        .dim_v = CHANNELS,
+        .o1 = &a->o[0][0],
+        .lse1 = a->lse,
+        .o2 = &b->o[0][0],
+        .lse2 = b->lse,
+        .o = &result.o[0][0],
+        .lse = result.lse,
+        .o1_stride = strides,
+        .o2_stride = strides,
+        .o_stride = strides,
+    };
+    hazard_check(fattn_merge(device, &args, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    return result;
+}
+
+static void check_row(const state *s, int i, double lse, const double o[CHANNELS], const char *law)
+{
+    const double slack = 1e-6 * (1 + fabs(lse));
+    hazard_check(s->lse[i] == (float)lse || fabs(s->lse[i] - lse) <= slack,
+                 "%s: lse %g, expected %g", law, (double)s->lse[i], lse);
+    for (int n = 0; n < CHANNELS; n++) {
+        hazard_check(fabs((double)s->o[i][n] - o[n]) <= 1e-5, "%s: o %g, expected %g", law,
+                     (double)s->o[i][n], o[n]);
+    }
+}
+
+/* Against the formula in double, row by row. */
+static void check_formula(const state *a, const state *b, const state *s)
+{
+    for (int i = 0; i < ROWS; i++) {
+        const double m = fmax((double)a->lse[i], (double)b->lse[i]);
+        const bool none = m == -(double)INFINITY;
+        const double wa = none ? 0 : exp((double)a->lse[i] - m),
+                     wb = none ? 0 : exp((double)b->lse[i] - m);
+        double o[CHANNELS];
+        for (int n = 0; n < CHANNELS; n++) {
+            const double xa = wa == 0 ? 0 : wa * (double)a->o[i][n];
+            const double xb = wb == 0 ? 0 : wb * (double)b->o[i][n];
+            o[n] = none ? 0 : (xa + xb) / (wa + wb);
+        }
+        check_row(s, i, none ? -(double)INFINITY : m + log(wa + wb), o, "formula");
+    }
+}
+
+static void check_merge_laws(fattn_device *device, uint64_t seed)
+{
+    const state a = random_state(seed, true), b = random_state(seed + 1000, true),
+                c = random_state(seed + 2000, true);
+    state nothing = random_state(seed + 3000, false);
+    for (int i = 0; i < ROWS; i++) {
+        nothing.lse[i] = -INFINITY;
+        for (int n = 0; n < CHANNELS; n++) {
+            nothing.o[i][n] = NAN;
+        }
+    }
+    const state ab = merged(device, &a, &b), ba = merged(device, &b, &a);
+    check_formula(&a, &b, &ab);
+    hazard_check(memcmp(&ab, &ba, sizeof ab) == 0, "merging does not commute");
+
+    const state left = merged(device, &ab, &c), bc = merged(device, &b, &c);
+    const state right = merged(device, &a, &bc);
+    for (int i = 0; i < ROWS; i++) {
+        double o[CHANNELS];
+        for (int n = 0; n < CHANNELS; n++) {
+            o[n] = (double)right.o[i][n];
+        }
+        check_row(&left, i, (double)right.lse[i], o, "associativity");
+    }
+    const state with_nothing = merged(device, &a, &nothing),
+                twice = merged(device, &nothing, &nothing);
+    for (int i = 0; i < ROWS; i++) {
+        const bool empty = a.lse[i] == -INFINITY;
+        hazard_check(with_nothing.lse[i] == a.lse[i], "the empty state changes lse");
+        hazard_check(twice.lse[i] == -INFINITY, "two empty states give lse %g",
+                     (double)twice.lse[i]);
+        for (int n = 0; n < CHANNELS; n++) {
+            hazard_check(with_nothing.o[i][n] == (empty ? 0 : a.o[i][n]),
+                         "the empty state changes o");
+            hazard_check(twice.o[i][n] == 0, "two empty states give o %g", (double)twice.o[i][n]);
+        }
+    }
+}
+
+static void f3(void)
+{
+    for (int n = 0; n < hazard_place_count; n++) {
+        if (n > 0 && hazard_places[n].device == hazard_places[n - 1].device) {
+            continue;
+        }
+        for (uint64_t seed = 0; seed < 30; seed++) {
+            check_merge_laws(hazard_places[n].device, seed);
+        }
+    }
+}
+
+/* Runs the case's keys in `parts` shards, each knowing where it stands in the whole, and merges. */
+static bool run_shards(const place *at, const draw_case *c, int64_t parts, state *sum)
+{
+    const fattn_problem *const p = &c->problem;
+    const int64_t keys = p->seqlen_k, rows = p->seqlen_q;
+    bool good = true;
+    for (int64_t part = 0; part < parts && good; part++) {
+        const int64_t first = keys * part / parts, end = keys * (part + 1) / parts;
+        state shard;
+        fattn_problem local = *p;
+        fattn_buffers buf = c->buffers;
+        local.features |= FATTN_POSITIONS;
+        local.seqlen_k = end - first;
+        local.dtype_o = FATTN_F32;
+        local.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+        local.pointer_alignment = 1;
+        const int64_t bytes = c->tensors[DRAW_K].size;
+        buf.k = (const char *)buf.k + first * CHANNELS * bytes;
+        buf.v = (const char *)buf.v + first * CHANNELS * bytes;
+        buf.k_offset = first, buf.whole_k = keys, buf.whole_q = rows;
+        buf.o = &shard.o[0][0], buf.lse = shard.lse;
+        fattn_plan *plan = NULL;
+        good =
+            fattn_plan_create_with(at->device, &local, at->kernel->name, NULL, &plan) == FATTN_OK &&
+            fattn_execute(plan, &buf, NULL, NULL) == FATTN_OK;
+        fattn_plan_destroy(plan);
+        if (good && part == 0) {
+            *sum = shard;
+        } else if (good) {
+            *sum = merged(at->device, sum, &shard);
+        }
+    }
+    return good;
+}
+
+/* Shards of the keys give what the whole gives, o in f32 between them; error of the merged result
+ * against float64 is at most twice that of a single pass. */
+static void check_shards(fattn_dtype dtype, uint64_t features, int64_t parts)
+{
+    draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 1, 1, ROWS, 173, CHANNELS);
+    c.problem.features = features;
+    c.problem.dtype_o = FATTN_F32;
+    fattn_naive exact = {0};
+    judge_truth truth = {0};
+    if (!hazard_build(&c)) {
+        return;
+    }
+    judge_verdict v;
+    judge_run(hazard_places[0].device, NULL, &c, &truth, &v); /* for the oracle's answer */
+    exact = truth.exact;
+    for (int n = 0; n < hazard_place_count; n++) {
+        state sum;
+        if (!hazard_takes(&hazard_places[n], &c) || hazard_places[n].kernel->rows_max != 0) {
+            continue;
+        }
+        hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s",
+                     fattn_last_reason());
+        if (!hazard_check(run_shards(&hazard_places[n], &c, parts, &sum), "%s: %s",
+                          hazard_places[n].kernel->name, fattn_last_reason())) {
+            continue;
+        }
+        double single = 0, shards = 0, largest = 0;
+        for (int64_t i = 0; i < ROWS; i++) {
+            const double lse = exact.lse[i];
+            hazard_check((double)sum.lse[i] == lse || fabs((double)sum.lse[i] - lse) <= 2e-5,
+                         "%s: lse of %lld shards is %g, expected %g", hazard_places[n].kernel->name,
+                         (long long)parts, (double)sum.lse[i], lse);
+            for (int64_t d = 0; d < CHANNELS; d++) {
+                const double x = exact.o[i * CHANNELS + d];
+                const double o = draw_get(&c, DRAW_O, draw_at(&c, DRAW_O, 0, i, 0, d));
+                single = fmax(single, fabs(o - x));
+                shards = fmax(shards, fabs((double)sum.o[i][d] - x));
+                largest = fmax(largest, fabs(x));
+            }
+        }
+        hazard_check(shards <= 2 * single + 1e-6 * largest,
+                     "%s: error %g of %lld shards, %g of one pass", hazard_places[n].kernel->name,
+                     shards, (long long)parts, single);
+    }
+    judge_truth_free(&truth);
+    draw_free(&c);
+}
+
+static void f8(void)
+{
+    static const uint64_t features[] = {0, FATTN_CAUSAL, FATTN_ALIBI, FATTN_ALIBI | FATTN_CAUSAL};
+    for
+        EACH(f, features)
+        {
+            for (int64_t parts = 2; parts <= 7; parts++) {
+                check_shards(FATTN_F32, features[f], parts);
+            }
+        }
+}
+
+static void f12(void)
+{
+    static const fattn_dtype dtypes[] = {FATTN_F16, FATTN_BF16};
+    for
+        EACH(t, dtypes)
+        {
+            for (int64_t parts = 2; parts <= 16; parts *= 2) {
+                check_shards(dtypes[t], FATTN_CAUSAL, parts);
+            }
+        }
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * lse
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Natural logarithm: exp(score - lse) sums to 1. */
+static void f4(void)
+{
+    for (int n = 0; n < hazard_place_count; n++) {
+        draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 7, 90, 16);
+        if (hazard_build(&c) && hazard_takes(&hazard_places[n], &c)) {
+            hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s",
+                         fattn_last_reason());
+            for (int64_t i = 0; i < 7; i++) {
+                double sum = 0;
+                for (int64_t j = 0; j < 90; j++) {
+                    double x = 0;
+                    for (int64_t d = 0; d < 16; d++) {
+                        x += draw_get(&c, DRAW_Q, i * 16 + d) * draw_get(&c, DRAW_K, j * 16 + d);
+                    }
+                    sum += exp(x / 4 - draw_get(&c, DRAW_LSE, i));
+                }
+                hazard_check(fabs(sum - 1) <= 1e-5, "%s: probabilities sum to %g",
+                             hazard_places[n].kernel->name, sum);
+            }
+        }
+        draw_free(&c);
+    }
+}
+
+/* Splits need lse inside, whether or not the caller wants it. */
+static void f5(void)
+{
+    for (int n = 0; n < hazard_place_count; n++) {
+        draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 2, 2, 1, 2, 500, 16);
+        for (int64_t splits = 1;
+             splits <= 8 && hazard_build(&c) && cuts_keys(&hazard_places[n], &c); splits++) {
+            c.problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+            hazard_check(run_split(&hazard_places[n], &c, splits) == FATTN_OK, "%s",
+                         fattn_last_reason());
+            unsigned char *const o = hazard_copy(&c, DRAW_O);
+            hazard_clear_outputs(&c);
+            void *const lse = c.buffers.lse;
+            c.buffers.lse = NULL;
+            c.problem.outputs = FATTN_OUT_O;
+            hazard_check(run_split(&hazard_places[n], &c, splits) == FATTN_OK &&
+                             hazard_equals(&c, DRAW_O, o),
+                         "%s: %lld splits without lse differ: %s", hazard_places[n].kernel->name,
+                         (long long)splits, fattn_last_reason());
+            c.buffers.lse = lse;
+            free(o);
+            draw_free(&c);
+            c = hazard_case(FATTN_FORWARD, FATTN_F32, 2, 2, 1, 2, 500, 16);
+        }
+        draw_free(&c);
+    }
+    hazard_check(hazard_place_count > 0, "no places");
+}
+
+static void f6(void)
+{
+    judge_truth truth = {0};
+    draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 4, 2, 1, 700, 16);
+    if (!hazard_build(&c)) {
+        return;
+    }
+    for (int n = 0; n < hazard_place_count; n++) {
+        for (c.splits = 1; c.splits <= 128 && cuts_keys(&hazard_places[n], &c); c.splits++) {
+            judge_verdict v;
+            c.tile = 1;
+            judge_run(hazard_places[n].device, hazard_places[n].kernel, &c, &truth, &v);
+            hazard_check(v.outcome == JUDGE_PASSED, "%s, %lld splits: %s",
+                         hazard_places[n].kernel->name, (long long)c.splits, v.reason);
+        }
+    }
+    judge_truth_free(&truth);
+    draw_free(&c);
+}
+
+/* Every way through the library that tests count on is really taken. */
+static void f7(void)
+{
+    int cutting = 0, by_itself = 0;
+    for (int n = 0; n < hazard_place_count; n++) {
+        const place *const at = &hazard_places[n];
+        draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 1, 16384, 16);
+        for (const fattn_tile *tile = at->kernel->tiles; tile->br != 0; tile++) {
+            c.problem.op =
+                at->kernel->ops & FATTN_OP_BIT(FATTN_FORWARD) ? FATTN_FORWARD : FATTN_BACKWARD;
+            c.problem.outputs = 0;
+            const bool splits = at->kernel->splits_keys && c.problem.op == FATTN_FORWARD;
+            const fattn_wish wish = {.tile = *tile, .splits = splits ? 4 : 0};
+            fattn_plan *plan = NULL;
+            const fattn_status status =
+                fattn_plan_create_with(at->device, &c.problem, at->kernel->name, &wish, &plan);
+            hazard_check(status == FATTN_OK, "%s: %s", at->kernel->name, fattn_last_reason());
+            hazard_check(plan == NULL ||
+                             (plan->tiling.br == tile->br && plan->tiling.bc == tile->bc &&
+                              plan->tiling.splits == (splits ? 4 : 1) &&
+                              plan->kernel == at->kernel),
+                         "%s: the plan is not what was asked for", at->kernel->name);
+            cutting += splits;
+            fattn_plan_destroy(plan);
+        }
+        fattn_plan *plan = NULL;
+        if (fattn_plan_create(at->device, &c.problem, &plan) == FATTN_OK) {
+            by_itself += plan->tiling.splits > 1;
+        }
+        fattn_plan_destroy(plan);
+        draw_free(&c);
+    }
+    hazard_check(cutting > 0, "no row can cut keys");
+    hazard_check(by_itself > 0, "the planner never cuts the keys of one query by itself");
+}
+
+static void f9(void)
+{
+    for (int64_t rows = 1; rows <= 130; rows++) {
+        draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 3, 1, rows, 40, 4);
+        hazard_judge_drawn(&c, 0, "%lld rows", (long long)rows);
+    }
+    for (int64_t rows = 1; rows <= 130; rows += 16) {
+        draw_case c = hazard_case(FATTN_BACKWARD, FATTN_F32, 1, 3, 1, rows, 40, 4);
+        hazard_judge_drawn(&c, 0, "backward of %lld rows", (long long)rows);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Invariance
+ * ------------------------------------------------------------------------------------------------- */
+
+/* With FATTN_BATCH_INVARIANT a sequence alone has the bits that it has among others, and a row those
+ * that it has with other rows around it. */
+static void check_invariance(const place *at, int64_t rows, int64_t keys, uint64_t features)
+{
+    enum { BATCH = 5, HEADS = 2, DIM = 8 };
+    draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, BATCH, HEADS, 1, rows, keys, DIM);
+    c.problem.features = FATTN_BATCH_INVARIANT | features;
+    if (!hazard_build(&c) || !hazard_takes(at, &c)) {
+        draw_free(&c);
+        return;
+    }
+    hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t b = 0; b < BATCH; b++) {
+        for (int64_t first = 0; first<rows; first += rows> 4 ? 3 : 1) {
+            /* Rows first .. rows - 1 of sequence b alone: the diagonal stays, being bottom-right. */
+            float o[64 * HEADS * DIM], lse[64 * HEADS];
+            fattn_problem p = c.problem;
+            fattn_buffers buf = c.buffers;
+            p.batch = 1, p.seqlen_q = rows - first;
+            p.pointer_alignment = 1;
+            buf.q = (const float *)buf.q + (b * rows + first) * HEADS * DIM;
+            buf.k = (const float *)buf.k + b * keys * DIM;
+            buf.v = (const float *)buf.v + b * keys * DIM;
+            buf.o = o, buf.lse = lse;
+            fattn_plan *plan = NULL;
+            hazard_check(fattn_plan_create_with(at->device, &p, at->kernel->name, NULL, &plan) ==
+                                 FATTN_OK &&
+                             fattn_execute(plan, &buf, NULL, NULL) == FATTN_OK,
+                         "%s", fattn_last_reason());
+            fattn_plan_destroy(plan);
+            const float *const among =
+                (const float *)c.buffers.o + (b * rows + first) * HEADS * DIM;
+            const size_t bytes = (size_t)((rows - first) * HEADS * DIM) * sizeof *o;
+            hazard_check(memcmp(o, among, bytes) == 0,
+                         "%s: %lld x %lld: rows from %lld of sequence %lld depend on their mates",
+                         at->kernel->name, (long long)rows, (long long)keys, (long long)first,
+                         (long long)b);
+        }
+    }
+    draw_free(&c);
+}
+
+static void f10(void)
+{
+    static const int64_t rows[] = {1, 2, 7, 33, 64}, keys[] = {64, 130, 600};
+    for (int n = 0; n < hazard_place_count; n++) {
+        for
+            EACH(r, rows)
+            {
+            for
+                EACH(k, keys)
+                {
+                    check_invariance(&hazard_places[n], rows[r], keys[k], 0);
+                    check_invariance(&hazard_places[n], rows[r], keys[k], FATTN_CAUSAL);
+                }
+            }
+    }
+}
+
+static void f11(void)
+{
+    for (uint32_t subset = 1; subset < 32; subset++) {
+        for (int others = 0; others < 2; others++) {
+            draw_case c = hazard_case(FATTN_BACKWARD, FATTN_F32, 2, 4, 2, 21, 35, 16);
+            c.problem.features = FATTN_BIAS | FATTN_SINK | FATTN_CAUSAL;
+            c.problem.outputs = subset << 2;
+            c.given = others;
+            hazard_judge_drawn(&c, 0, "gradients 0x%x", (unsigned)c.problem.outputs);
+        }
+    }
+}
+
+static const hazard table[] = {
+    {"hazard_F1", "lse transposed where heads were packed and keys split", f1, NULL},
+    {"hazard_F2", "an early exit wrote -inf into another sequence's lse", f2, NULL},
+    {"hazard_F3", "merging two empty states gave NaN", f3, NULL},
+    {"hazard_F4", "lse in base 2 was taken for base e", f4, NULL},
+    {"hazard_F5", "splits needed the lse that nobody had asked for", f5, NULL},
+    {"hazard_F6", "the number of splits changed the result", f6, NULL},
+    {"hazard_F7", "the split path was dead and tests never noticed", f7, NULL},
+    {"hazard_F8", "lse off by a constant: seen only when shards are merged", f8, NULL},
+    {"hazard_F9", "lse wrong for some remainders of a tile", f9, NULL},
+    {"hazard_F10", "a result depended on its batch mates", f10, NULL},
+    {"hazard_F11", "a subset of gradients dereferenced a null pointer", f11, NULL},
+    {"hazard_F12", "partial results in half precision lost accuracy", f12, NULL},
+    {NULL, NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv) { return hazard_main(table, argc, argv); }

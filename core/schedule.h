@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The list of work of a tiling, as formulas: item n of tiling->items is a block of rows of one head,
- * and one part of its keys. Nothing is stored, so that planning costs the same for any size.
+ * and one part of its keys. Nothing is stored, so that planning costs the same for any size. Kernels of
+ * every backend ask here.
  */
 #ifndef FATTN_CORE_SCHEDULE_H
 #define FATTN_CORE_SCHEDULE_H
 
+#include "core/host_device.h"
 #include "core/kernel.h"
 
 typedef struct fattn_work {
@@ -21,9 +23,24 @@ typedef struct fattn_work {
  * workers run out of work, is light. In a batch of ragged lengths they are the rows that a short
  * sequence does not have, which are over at once and hold up nobody.
  */
-fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item);
+FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
+{
+    const int64_t block = item / tiling->splits, head = block / tiling->q_blocks;
+    fattn_work work;
+    work.batch = head / heads;
+    work.head = head % heads;
+    work.block = tiling->q_blocks - 1 - block % tiling->q_blocks;
+    work.split = item % tiling->splits;
+    return work;
+}
 
 /* The key blocks of a part: first .. past - 1. */
-void fattn_schedule_keys(const fattn_tiling *tiling, int64_t split, int64_t *first, int64_t *past);
+FATTN_HD void fattn_schedule_keys(const fattn_tiling *tiling, int64_t split, int64_t *first,
+                                  int64_t *past)
+{
+    const int64_t begin = split * tiling->split_blocks, end = begin + tiling->split_blocks;
+    *first = begin < tiling->k_blocks ? begin : tiling->k_blocks;
+    *past = end < tiling->k_blocks ? end : tiling->k_blocks;
+}
 
 #endif

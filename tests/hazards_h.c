@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hazards of group H: dropout and random numbers. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/reference/naive.h"
+#include "tests/hazard.h"
+
+static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
+
+#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+
+enum { LENGTH = 64 };
+
+static draw_case dropping(fattn_op op, double p)
+{
+    draw_case c = hazard_case(op, FATTN_F32, 2, 2, 2, LENGTH, LENGTH, LENGTH);
+    c.problem.features = FATTN_DROPOUT;
+    c.problem.dropout_p = p;
+    c.seed_value = UINT64_C(0x0123456789abcdef), c.offset_value = UINT64_C(0xfedcba9876543210);
+    return c;
+}
+
+static void h1(void)
+{
+    static const double probabilities[] = {0, 1e-9, 0.1, 0.5, 0.9, 0.99999999, 1};
+    for
+        EACH(o, ops)
+        {
+        for
+            EACH(p, probabilities)
+            {
+                draw_case c = hazard_case(ops[o], FATTN_F32, 2, 4, 2, 37, 69, 16);
+                c.problem.features = FATTN_DROPOUT | FATTN_CAUSAL;
+                c.problem.dropout_p = probabilities[p];
+                hazard_judge_drawn(&c, 2, "p = %g", probabilities[p]);
+            }
+        }
+    static const double bad[] = {-0.1, 1.0000001, NAN, INFINITY};
+    for
+        EACH(p, bad)
+        {
+            draw_case c = dropping(FATTN_FORWARD, bad[p]);
+            const fattn_status status = fattn_support(hazard_places[0].device, &c.problem);
+            hazard_check(status == FATTN_INVALID_ARGUMENT, "p = %g: %s", bad[p],
+                         fattn_status_string(status));
+            draw_free(&c);
+        }
+}
+
+/* Makes what comes out show the mask: q = 0, so that every probability is 1 / LENGTH, and v the
+ * identity, so that o[i][j] is Z / LENGTH; in backward dO is the identity and dv[j][i] is Z / LENGTH. */
+static void expose_mask(draw_case *c)
+{
+    static const draw_id tensors[] = {DRAW_Q, DRAW_V, DRAW_DOUT};
+    for
+        EACH(t, tensors)
+        {
+            for (int64_t b = 0; c->tensors[tensors[t]].present && b < 2; b++) {
+                for (int64_t n = 0; n < 2 * LENGTH * LENGTH; n++) {
+                    const int64_t s = n / LENGTH % LENGTH, h = n / LENGTH / LENGTH, d = n % LENGTH;
+                    draw_set(c, tensors[t], draw_at(c, tensors[t], b, s, h, d), t > 0 && s == d);
+                }
+            }
+        }
+}
+
+static bool kept(const draw_case *c, int64_t b, int64_t h, int64_t i, int64_t j)
+{
+    return c->problem.op == FATTN_FORWARD
+               ? draw_get(c, DRAW_O, draw_at(c, DRAW_O, b, i, h, j)) != 0
+               : draw_get(c, DRAW_DV, draw_at(c, DRAW_DV, b, j, h, i)) != 0;
+}
+
+/* The mask of a place, [2][2][LENGTH][LENGTH]; NULL when it declines. */
+static uint8_t *mask_of(const place *at, fattn_op op, double p, uint64_t offset)
+{
+    draw_case c = dropping(op, p);
+    uint8_t *mask = NULL;
+    c.offset_value = offset;
+    if (hazard_build(&c) && hazard_takes(at, &c)) {
+        expose_mask(&c);
+        hazard_check(draw_save(&c) == FATTN_OK, "%s", fattn_last_reason());
+        hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+        mask = malloc(4 * LENGTH * LENGTH);
+        for (int64_t n = 0; mask != NULL && n < 4 * LENGTH * LENGTH; n++) {
+            mask[n] = kept(&c, n / (2 * LENGTH * LENGTH), n / (LENGTH * LENGTH) % 2,
+                           n / LENGTH % LENGTH, n % LENGTH);
+        }
+    }
+    draw_free(&c);
+    return mask;
+}
+
+/* The definition, by the oracle's own Philox. */
+static uint8_t *mask_defined(const fattn_dropout_args *a)
+{
+    const size_t size = (size_t)(a->batch * a->heads * a->seqlen_q * a->seqlen_k);
+    uint8_t *const mask = malloc(size);
+    uint32_t key[2];
+    fattn_naive_dropout_key(a->seed, a->offset, key);
+    const int64_t threshold = fattn_naive_dropout_threshold(a->p);
+    for (int64_t n = 0; mask != NULL && n < (int64_t)size; n++) {
+        const int64_t j = n % a->seqlen_k, i = n / a->seqlen_k % a->seqlen_q;
+        const int64_t h = n / a->seqlen_k / a->seqlen_q % a->heads;
+        const int64_t b = n / a->seqlen_k / a->seqlen_q / a->heads;
+        mask[n] = fattn_naive_dropout(key, threshold, b + a->batch_offset, h + a->head_offset,
+                                      i + a->q_offset, j + a->k_offset) != 0;
+    }
+    return mask;
+}
+
+static void h2(void)
+{
+    const fattn_dropout_args args = {.struct_size = sizeof args,
+                                     .batch = 2,
+                                     .heads = 2,
+                                     .seqlen_q = LENGTH,
+                                     .seqlen_k = LENGTH,
+                                     .p = 0.3,
+                                     .seed = UINT64_C(0x0123456789abcdef),
+                                     .offset = 77};
+    uint8_t *const defined = mask_defined(&args);
+    int taken[2] = {0, 0};
+    for (int n = 0; defined != NULL && n < hazard_place_count; n++) {
+        for
+            EACH(o, ops)
+            {
+                uint8_t *const mask = mask_of(&hazard_places[n], ops[o], args.p, args.offset);
+                taken[o] += mask != NULL;
+                hazard_check(mask == NULL || memcmp(mask, defined, 4 * LENGTH * LENGTH) == 0,
+                             "%s: the mask of %s is another one", hazard_places[n].kernel->name,
+                             ops[o] == FATTN_FORWARD ? "forward" : "backward");
+                free(mask);
+            }
+    }
+    hazard_check(taken[0] > 0 && taken[1] > 0, "no row drops out");
+    free(defined);
+}
+
+/* The next offset gives another mask, the same one the same: p of the entries differ, roughly. */
+static void h3(void)
+{
+    for (int n = 0; n < hazard_place_count; n++) {
+        uint8_t *const first = mask_of(&hazard_places[n], FATTN_FORWARD, 0.5, 5);
+        uint8_t *const again = mask_of(&hazard_places[n], FATTN_FORWARD, 0.5, 5);
+        uint8_t *const next = mask_of(&hazard_places[n], FATTN_FORWARD, 0.5, 6);
+        if (first != NULL && again != NULL && next != NULL) {
+            int64_t differ = 0, dropped = 0;
+            for (int64_t m = 0; m < 4 * LENGTH * LENGTH; m++) {
+                differ += first[m] != next[m];
+                dropped += !first[m];
+            }
+            const double share = (double)differ / (4 * LENGTH * LENGTH);
+            hazard_check(memcmp(first, again, 4 * LENGTH * LENGTH) == 0, "%s: not reproducible",
+                         hazard_places[n].kernel->name);
+            hazard_check(fabs(share - 0.5) < 0.05 && dropped > 7000 && dropped < 9400,
+                         "%s: %g of the mask differs at the next offset, %lld dropped",
+                         hazard_places[n].kernel->name, share, (long long)dropped);
+        }
+        free(first);
+        free(again);
+        free(next);
+    }
+    hazard_check(hazard_place_count > 0, "no places");
+}
+
+/* seed and offset by value and by pointer: the same bits; and a plan reads the pointers at each run. */
+static void h4(void)
+{
+    for (int n = 0; n < hazard_place_count; n++) {
+        draw_case c = dropping(FATTN_FORWARD, 0.4);
+        if (!hazard_build(&c) || !hazard_takes(&hazard_places[n], &c)) {
+            draw_free(&c);
+            continue;
+        }
+        uint64_t seed = c.seed_value, offset = c.offset_value;
+        fattn_plan *plan = NULL;
+        hazard_check(fattn_plan_create_with(hazard_places[n].device, &c.problem,
+                                            hazard_places[n].kernel->name, NULL,
+                                            &plan) == FATTN_OK &&
+                         fattn_execute(plan, &c.buffers, NULL, NULL) == FATTN_OK,
+                     "%s", fattn_last_reason());
+        unsigned char *const o = hazard_copy(&c, DRAW_O);
+        c.buffers.seed = c.buffers.offset = 0;
+        c.buffers.seed_ptr = &seed, c.buffers.offset_ptr = &offset;
+        for (int step = 0; step < 3; step++) {
+            offset = c.offset_value + (uint64_t)(step % 2);
+            hazard_check(fattn_execute(plan, &c.buffers, NULL, NULL) == FATTN_OK, "%s",
+                         fattn_last_reason());
+            hazard_check(hazard_equals(&c, DRAW_O, o) == (step % 2 == 0),
+                         "%s: a pointer to offset + %d", hazard_places[n].kernel->name, step % 2);
+        }
+        fattn_plan_destroy(plan);
+        free(o);
+        draw_free(&c);
+    }
+}
+
+/* fattn_dropout_mask of every backend is the definition, wherever the rectangle lies. */
+static void h6(void)
+{
+    draw_rng rng = draw_stream(6, 6, 6);
+    for (int round = 0; round < 60; round++) {
+        fattn_dropout_args a = {.struct_size = sizeof a};
+        a.batch = draw_between(&rng, 0, 2), a.heads = draw_between(&rng, 1, 3);
+        a.seqlen_q = draw_between(&rng, 1, 70), a.seqlen_k = draw_between(&rng, 1, 70);
+        a.batch_offset = draw_between(&rng, 0, 9), a.head_offset = draw_between(&rng, 0, 9);
+        a.q_offset = draw_chance(&rng, 3) ? INT64_C(5000000001) : draw_between(&rng, 0, 50);
+        a.k_offset = draw_chance(&rng, 3) ? INT64_C(5000000007) : draw_between(&rng, 0, 50);
+        a.p = draw_unit(&rng);
+        a.seed = draw_bits(&rng), a.offset = draw_bits(&rng);
+        const size_t size = (size_t)(a.batch * a.heads * a.seqlen_q * a.seqlen_k);
+        uint8_t *const defined = mask_defined(&a), *const mask = malloc(size + 1);
+        a.keep = mask;
+        for (int n = 0; mask != NULL && n < hazard_place_count; n++) {
+            memset(mask, 0xee, size + 1);
+            hazard_check(fattn_dropout_mask(hazard_places[n].device, &a, NULL) == FATTN_OK, "%s",
+                         fattn_last_reason());
+            hazard_check(memcmp(mask, defined, size) == 0 && mask[size] == 0xee,
+                         "%s: round %d: not the definition", hazard_places[n].backend, round);
+        }
+        free(defined);
+        free(mask);
+    }
+    /* And what kernels multiply with is that, across splits of batch, heads, rows and keys. */
+    for (int64_t shift = 0; shift < 40; shift += 13) {
+        for
+            EACH(o, ops)
+            {
+                draw_case c = hazard_case(ops[o], FATTN_F32, 2, 2, 1, 35, 41, 8);
+                c.problem.features = FATTN_DROPOUT | FATTN_POSITIONS;
+                c.problem.dropout_p = 0.5;
+                c.problem.batch_offset = shift, c.problem.head_offset = 2 * shift;
+                for (int b = 0; b < 2; b++) {
+                    c.sequences[b].q_offset = shift, c.sequences[b].k_offset = 3 * shift;
+                }
+                hazard_judge_drawn(&c, 3, "shift %lld", (long long)shift);
+            }
+    }
+}
+
+static const hazard table[] = {
+    {"hazard_H1", "backward was wrong with dropout", h1, NULL},
+    {"hazard_H2", "forward and backward dropped different entries", h2, NULL},
+    {"hazard_H3", "the same mask at every call", h3, NULL},
+    {"hazard_H4", "a wild pointer to the generator's state", h4, NULL},
+    {"hazard_H5", "the seed was saved by the wrong block under graphs", NULL,
+     "graphs need a GPU; hazard_H4 runs one plan again with another offset behind the pointer"},
+    {"hazard_H6", "the mask depended on tiles, backend or batch split", h6, NULL},
+    {NULL, NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv) { return hazard_main(table, argc, argv); }

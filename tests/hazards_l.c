@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hazards of group L: semantics that users get wrong. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/hazard.h"
+
+#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+
+enum { LENGTH_MAX = 6 };
+
+/* Which keys each row sees: q is 0 and v the identity, so that o[i][j] is not 0 where i sees j. */
+static bool visible(const place *at, const draw_case *c, char seen[LENGTH_MAX][LENGTH_MAX + 1])
+{
+    draw_case t = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, c->problem.seqlen_q,
+                              c->problem.seqlen_k, LENGTH_MAX);
+    t.problem.features = c->problem.features, t.problem.anchor = c->problem.anchor;
+    t.problem.window_left = c->problem.window_left,
+    t.problem.window_right = c->problem.window_right;
+    bool good = hazard_build(&t) && hazard_takes(at, &t);
+    for (int64_t n = 0; good && n < t.problem.seqlen_q * LENGTH_MAX; n++) {
+        draw_set(&t, DRAW_Q, n, 0);
+    }
+    for (int64_t n = 0; good && n < t.problem.seqlen_k * LENGTH_MAX; n++) {
+        draw_set(&t, DRAW_V, n, n / LENGTH_MAX == n % LENGTH_MAX);
+    }
+    good = good && hazard_check(hazard_run(at, &t, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    memset(seen, 0, LENGTH_MAX * (LENGTH_MAX + 1));
+    for (int64_t i = 0; good && i < t.problem.seqlen_q; i++) {
+        for (int64_t j = 0; j < t.problem.seqlen_k; j++) {
+            seen[i][j] = draw_get(&t, DRAW_O, i * LENGTH_MAX + j) != 0 ? 'x' : '.';
+        }
+    }
+    draw_free(&t);
+    return good;
+}
+
+static draw_case masked(int64_t rows, int64_t keys, uint64_t features, fattn_anchor anchor,
+                        int64_t left, int64_t right)
+{
+    draw_case c;
+    draw_blank(&c, 0);
+    c.problem.seqlen_q = rows, c.problem.seqlen_k = keys;
+    c.problem.features = features, c.problem.anchor = anchor;
+    c.problem.window_left = left, c.problem.window_right = right;
+    return c;
+}
+
+/* Tables that a reader can check by eye. */
+static void l1(void)
+{
+    static const struct {
+        fattn_anchor anchor;
+        int64_t rows, keys;
+        const char *seen[5];
+    } expected[] = {
+        {FATTN_BOTTOM_RIGHT, 2, 5, {"xxxx.", "xxxxx"}},
+        {FATTN_TOP_LEFT, 2, 5, {"x....", "xx..."}},
+        {FATTN_BOTTOM_RIGHT, 5, 2, {"..", "..", "..", "x.", "xx"}},
+        {FATTN_TOP_LEFT, 5, 2, {"x.", "xx", "xx", "xx", "xx"}},
+        {FATTN_BOTTOM_RIGHT, 3, 3, {"x..", "xx.", "xxx"}},
+        {FATTN_TOP_LEFT, 3, 3, {"x..", "xx.", "xxx"}},
+    };
+    for
+        EACH(e, expected)
+        {
+            for (int n = 0; n < hazard_place_count; n++) {
+                char seen[LENGTH_MAX][LENGTH_MAX + 1];
+                const draw_case c = masked(expected[e].rows, expected[e].keys, FATTN_CAUSAL,
+                                           expected[e].anchor, -1, -1);
+                for (int64_t i = 0; visible(&hazard_places[n], &c, seen) && i < expected[e].rows;
+                     i++) {
+                    hazard_check(strcmp(seen[i], expected[e].seen[i]) == 0,
+                                 "%s: table %zu, row %lld sees %s, expected %s",
+                                 hazard_places[n].kernel->name, e, (long long)i, seen[i],
+                                 expected[e].seen[i]);
+                }
+            }
+        }
+    fattn_problem p;
+    fattn_problem_init(&p);
+    hazard_check(p.anchor == FATTN_BOTTOM_RIGHT, "bottom-right is not the default");
+}
+
+/* keep = -left <= j - (i + off) <= right, closed, -1 unbounded; causal makes right 0. */
+static void check_window(const place *at, const draw_case *c)
+{
+    char seen[LENGTH_MAX][LENGTH_MAX + 1];
+    const fattn_problem *const p = &c->problem;
+    if (!visible(at, c, seen)) {
+        return;
+    }
+    const int64_t off = p->anchor == FATTN_BOTTOM_RIGHT ? p->seqlen_k - p->seqlen_q : 0;
+    const int64_t right = p->features & FATTN_CAUSAL ? 0 : p->window_right;
+    for (int64_t i = 0; i < p->seqlen_q; i++) {
+        for (int64_t j = 0; j < p->seqlen_k; j++) {
+            const int64_t distance = j - (i + off);
+            const bool keep = (p->window_left < 0 || distance >= -p->window_left) &&
+                              (right < 0 || distance <= right);
+            hazard_check(
+                (seen[i][j] == 'x') == keep,
+                "%s: %lld x %lld, window (%lld, %lld), features 0x%llx, anchor %d: row %lld %s "
+                "key %lld",
+                at->kernel->name, (long long)p->seqlen_q, (long long)p->seqlen_k,
+                (long long)p->window_left, (long long)p->window_right,
+                (unsigned long long)p->features, (int)p->anchor, (long long)i,
+                keep ? "misses" : "sees", (long long)j);
+        }
+    }
+}
+
+static void l2(void)
+{
+    static const int64_t sizes[][2] = {{1, 1}, {1, 6}, {6, 1}, {3, 5}, {5, 3}, {6, 6}};
+    for
+        EACH(s, sizes)
+        {
+            for (int64_t left = -1; left <= LENGTH_MAX; left++) {
+                for (int64_t right = -1; right <= LENGTH_MAX; right++) {
+                    for (int more = 0; more < 4; more++) {
+                        const draw_case c = masked(
+                            sizes[s][0], sizes[s][1], FATTN_WINDOW | (more & 1 ? FATTN_CAUSAL : 0),
+                            more & 2 ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT, left, right);
+                        for (int n = 0; n < hazard_place_count; n++) {
+                            check_window(&hazard_places[n], &c);
+                        }
+                    }
+                }
+            }
+        }
+    static const int64_t bad[][2] = {{-2, 0}, {0, -2}, {INT64_MIN, 3}};
+    for
+        EACH(b, bad)
+        {
+            draw_case c = masked(3, 3, FATTN_WINDOW, FATTN_BOTTOM_RIGHT, bad[b][0], bad[b][1]);
+            c.problem.dim = c.problem.dim_v = 4;
+            const fattn_status status = fattn_support(hazard_places[0].device, &c.problem);
+            hazard_check(status == FATTN_INVALID_ARGUMENT, "window (%lld, %lld): %s",
+                         (long long)bad[b][0], (long long)bad[b][1], fattn_status_string(status));
+        }
+}
+
+/* A plan says every size by its name, and both contiguous layouts are the same tensors. */
+static void l3(void)
+{
+    static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
+    for (int n = 0; n < hazard_place_count; n++) {
+        double o[2][3 * 5 * 4 * 8];
+        for
+            EACH(l, layouts)
+            {
+                draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 3, 4, 2, 5, 7, 8);
+                c.problem.layout = layouts[l];
+                fattn_plan *plan = NULL;
+                if (!hazard_build(&c) || !hazard_takes(&hazard_places[n], &c) ||
+                    fattn_plan_create_with(hazard_places[n].device, &c.problem,
+                                           hazard_places[n].kernel->name, NULL,
+                                           &plan) != FATTN_OK) {
+                    draw_free(&c);
+                    continue;
+                }
+                char words[8192];
+                static const char *const names[] = {"B 3",  "Hq 4", "Hk 2", "Sq 5",
+                                                    "Sk 7", "D 8",  "Dv 8"};
+                fattn_plan_describe(plan, words, sizeof words);
+            for
+                EACH(name, names)
+                {
+                    hazard_check(strstr(words, names[name]) != NULL, "%s: the plan does not say %s",
+                                 hazard_places[n].kernel->name, names[name]);
+                }
+            /* The same values, tensor by tensor, whatever the layout. */
+            for (draw_id id = DRAW_Q; id <= DRAW_V; id++) {
+                const int64_t rows = id == DRAW_Q ? 5 : 7, heads = id == DRAW_Q ? 4 : 2;
+                for (int64_t m = 0; m < 3 * rows * heads * 8; m++) {
+                    draw_rng rng = draw_stream(3, m, id);
+                    draw_set(&c, id,
+                             draw_at(&c, id, m / (rows * heads * 8), m / (heads * 8) % rows,
+                                     m / 8 % heads, m % 8),
+                             draw_normal(&rng));
+                }
+            }
+            hazard_check(fattn_execute(plan, &c.buffers, NULL, NULL) == FATTN_OK, "%s",
+                         fattn_last_reason());
+            for (int64_t m = 0; m < 3 * 5 * 4 * 8; m++) {
+                o[l][m] = draw_get(&c, DRAW_O,
+                                   draw_at(&c, DRAW_O, m / 160, m / 32 % 5, m / 8 % 4, m % 8));
+            }
+            fattn_plan_destroy(plan);
+            draw_free(&c);
+            hazard_check(l == 0 || memcmp(o[0], o[1], sizeof o[0]) == 0, "%s: layouts disagree",
+                         hazard_places[n].kernel->name);
+            }
+    }
+}
+
+static const hazard table[] = {
+    {"hazard_L1", "causal anchored to the other corner", l1, NULL},
+    {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
+    {"hazard_L3", "heads and sequence exchanged without an error", l3, NULL},
+    {NULL, NULL, NULL, NULL},
+};
+
+int main(int argc, char **argv) { return hazard_main(table, argc, argv); }

@@ -156,7 +156,6 @@ static int64_t window_end(const head *a, int64_t i)
 {
     const int64_t right = a->p->window_right, at = i + a->seq.diagonal, keys = a->seq.sk;
     if (right < 0 || at >= keys) return keys;
-    if (at < 0) return larger(0, smaller(keys, right + at + 1));
     return right >= keys - at ? keys : at + right + 1;
 }
 
@@ -533,7 +532,8 @@ static double ceil_to(double x, double unit) { return ceil(x / unit) * unit; }
 static double mean_excess(double start, double step, double unit)
 {
     double a = step, g = unit;
-    if (!isfinite(start) || floor(step) != step) return isfinite(start) ? (unit - 1) / 2 : 0;
+    if (!isfinite(start)) return 0;
+    if (floor(step) != step) return (unit - 1) / 2; /* packed blocks begin between positions */
     while (a > 0) {
         const double rest = fmod(g, a);
         g = a;

@@ -347,6 +347,20 @@ static void check_packed(void)
               "a packed group reads keys once");
     tap_check(fattn_io_plan_bytes(&p, 8, 64, false) == 8 * keys + rows,
               "an unpacked one once a head");
+
+    /* Three heads in blocks of eight rows: r is position r / 3, and a block begins between positions. */
+    fattn_problem causal = square(FATTN_FORWARD, 500, 64, FATTN_CAUSAL);
+    causal.heads_q = 3, causal.heads_k = 1;
+    normalise(&causal);
+    double seen = 0;
+    for (int64_t r = 0; r < 1500; r += 8) {
+        const int64_t last = (r + 7 < 1500 ? r + 7 : 1499) / 3, end = (last / 64 + 1) * 64;
+        seen += (double)(end < 500 ? end : 500);
+    }
+    const double want = 4 * (seen * 128 + 1500 * 128);
+    const double got = fattn_io_plan_bytes(&causal, 8, 64, true);
+    tap_check(fabs(got / want - 1) < 0.005, "packed causal blocks: %.4f of what they read",
+              got / want);
 }
 
 /* Broadcast tensors exist once, and shared pages no more often than there are pages. */

@@ -180,6 +180,51 @@ static void check_subsets(fattn_io_schedule schedule)
 }
 
 /* ---------------------------------------------------------------------------------------------------
+ * Values at the edge of what a score can be
+ * ------------------------------------------------------------------------------------------------- */
+
+static bool same_class(double x, double y)
+{
+    if (isnan(y)) return isnan(x);
+    if (isinf(y)) return x == y;
+    return fabs(x - y) <= 1e-5 * (1 + fabs(y));
+}
+
+/* Every bias -FLT_MAX, or -inf, and each kind of sink: o and lse as the oracle has them. */
+static void check_extremes(fattn_io_schedule schedule)
+{
+    static const double biases[] = {-3.4028234663852886e38, -(double)INFINITY, 0};
+    static const double sinks[] = {-(double)INFINITY, (double)INFINITY, 1, -1e30};
+    static scenario want, got;
+    const uint32_t traits = 1u << BIAS | 1u << SINK;
+    const char *wrong = NULL;
+    for (int n = 0; n < 12 && wrong == NULL; n++) {
+        scenario *const both[] = {&want, &got};
+        for (int w = 0; w < 2; w++) {
+            if (!scenario_create(both[w], traits, 0, FATTN_F32, 7, 5, 3)) wrong = "scenario";
+            for (int64_t e = 0; e < both[w]->tensors[BIAS_IN].count; e++) {
+                tensor_set(&both[w]->tensors[BIAS_IN], e, biases[n % 3]);
+            }
+            for (int64_t e = 0; e < both[w]->tensors[SINK_IN].count; e++) {
+                tensor_set(&both[w]->tensors[SINK_IN], e, sinks[n / 3]);
+            }
+        }
+        fattn_io_counts counts;
+        if (fattn_naive_execute(&want.forward, &want.buffers) != FATTN_OK) wrong = "oracle";
+        if (wrong == NULL) wrong = run(&got.forward, &got.buffers, schedule, tiles[4], &counts);
+        for (int t = O; t <= LSE && wrong == NULL; t++) {
+            for (int64_t e = 0; e < want.tensors[t].count; e++) {
+                const double x = tensor_get(&got.tensors[t], e),
+                             y = tensor_get(&want.tensors[t], e);
+                if (!same_class(x, y)) wrong = t == O ? "o" : "lse";
+            }
+        }
+    }
+    tap_check(wrong == NULL, "%s at the ends of the range%s%s", fattn_io_schedule_name(schedule),
+              wrong ? ": wrong " : "", wrong ? wrong : "");
+}
+
+/* ---------------------------------------------------------------------------------------------------
  * As kernels
  * ------------------------------------------------------------------------------------------------- */
 
@@ -235,7 +280,10 @@ int main(int argc, char **argv)
 {
     const int64_t cases = argc > 1 ? strtoll(argv[1], NULL, 10) : 150;
     check_traits();
-    for (int s = 0; s < FATTN_IO_SCHEDULES; s++) check_subsets((fattn_io_schedule)s);
+    for (int s = 0; s < FATTN_IO_SCHEDULES; s++) {
+        check_subsets((fattn_io_schedule)s);
+        check_extremes((fattn_io_schedule)s);
+    }
     check_overflow();
     check_rows(20260102, cases);
     return tap_done();

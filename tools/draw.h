@@ -127,9 +127,7 @@ typedef struct draw_case {
     uint64_t seed;
     int64_t index;
 
-    fattn_problem problem; /* as it is handed to the library */
-    fattn_problem
-        spelled; /* the same under FATTN_STRIDED with strides computed here: the oracle's */
+    fattn_problem problem;    /* as it is handed to the library */
     fattn_buffers buffers;    /* scalars; pointers into the images */
     draw_sequence *sequences; /* [batch] */
     draw_tensor tensors[DRAW_IDS];
@@ -166,6 +164,10 @@ int draw_sequences(draw_case *c);
 
 /* Lays out, allocates, poisons and fills in. Returns 0, or -1 when memory is short. */
 int draw_build(draw_case *c);
+
+/* The problem of a built case under FATTN_STRIDED, with strides as they were laid out here: what the
+ * oracle is given, so that it does not share the library's idea of a layout. */
+fattn_problem draw_spelled(const draw_case *c);
 
 /* Backward: computes o and lse, rounded to their types, as a user has them. Forward: nothing. */
 fattn_status draw_save(draw_case *c);

@@ -736,6 +736,27 @@ static void write_scalars(draw_case *c)
     }
 }
 
+static const struct {
+    draw_id id;
+    size_t offset; /* in fattn_problem */
+} strided[] = {
+    {DRAW_Q, offsetof(fattn_problem, q)},       {DRAW_K, offsetof(fattn_problem, k)},
+    {DRAW_V, offsetof(fattn_problem, v)},       {DRAW_O, offsetof(fattn_problem, o)},
+    {DRAW_DOUT, offsetof(fattn_problem, dout)}, {DRAW_DQ, offsetof(fattn_problem, dq)},
+    {DRAW_DK, offsetof(fattn_problem, dk)},     {DRAW_DV, offsetof(fattn_problem, dv)},
+};
+
+static fattn_strides *strides_of(fattn_problem *p, size_t n)
+{
+    return (fattn_strides *)(void *)((char *)p + strided[n].offset);
+}
+
+static fattn_strides tensor_strides(const draw_case *c, draw_id id)
+{
+    const int64_t *const s = c->tensors[id].stride;
+    return (fattn_strides){.batch = s[0], .seq = s[1], .head = s[2]};
+}
+
 static void write_strides(draw_case *c)
 {
     fattn_problem *const p = &c->problem;
@@ -751,23 +772,21 @@ static void write_strides(draw_case *c)
     for (size_t n = 0; n < sizeof scores / sizeof *scores; n++) {
         memcpy(scores[n].strides, c->tensors[scores[n].id].stride, sizeof p->bias_stride);
     }
-    c->spelled = *p;
-    c->spelled.layout = FATTN_STRIDED;
-    const struct {
-        draw_id id;
-        fattn_strides *given, *spelled;
-    } tensors[] = {
-        {DRAW_Q, &p->q, &c->spelled.q},          {DRAW_K, &p->k, &c->spelled.k},
-        {DRAW_V, &p->v, &c->spelled.v},          {DRAW_O, &p->o, &c->spelled.o},
-        {DRAW_DOUT, &p->dout, &c->spelled.dout}, {DRAW_DQ, &p->dq, &c->spelled.dq},
-        {DRAW_DK, &p->dk, &c->spelled.dk},       {DRAW_DV, &p->dv, &c->spelled.dv},
-    };
-    for (size_t n = 0; n < sizeof tensors / sizeof *tensors; n++) {
-        const int64_t *const s = c->tensors[tensors[n].id].stride;
-        const fattn_strides nonsense = {-3, -5, -7}; /* only FATTN_STRIDED reads them */
-        *tensors[n].spelled = (fattn_strides){.batch = s[0], .seq = s[1], .head = s[2]};
-        *tensors[n].given = p->layout == FATTN_STRIDED ? *tensors[n].spelled : nonsense;
+    const fattn_strides nonsense = {-3, -5, -7}; /* only FATTN_STRIDED reads them */
+    for (size_t n = 0; n < sizeof strided / sizeof *strided; n++) {
+        *strides_of(p, n) =
+            p->layout == FATTN_STRIDED ? tensor_strides(c, strided[n].id) : nonsense;
     }
+}
+
+fattn_problem draw_spelled(const draw_case *c)
+{
+    fattn_problem p = c->problem;
+    p.layout = FATTN_STRIDED;
+    for (size_t n = 0; n < sizeof strided / sizeof *strided; n++) {
+        *strides_of(&p, n) = tensor_strides(c, strided[n].id);
+    }
+    return p;
 }
 
 /* ---------------------------------------------------------------------------------------------------
@@ -825,7 +844,7 @@ fattn_status draw_save(draw_case *c)
     if (c->problem.op != FATTN_BACKWARD) {
         return FATTN_OK;
     }
-    fattn_problem forward = c->spelled;
+    fattn_problem forward = draw_spelled(c);
     fattn_buffers buffers = c->buffers;
     forward.op = FATTN_FORWARD;
     forward.features &= ~(FATTN_DLSE | FATTN_ACCUMULATE);

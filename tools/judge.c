@@ -180,7 +180,8 @@ static fattn_status find_truth(const draw_case *c, judge_truth *truth)
     if (truth->known) {
         return FATTN_OK;
     }
-    fattn_status status = fattn_problem_normalise(&c->spelled, &truth->problem);
+    const fattn_problem spelled = draw_spelled(c);
+    fattn_status status = fattn_problem_normalise(&spelled, &truth->problem);
     if (status == FATTN_OK) {
         status = fattn_buffers_normalise(&truth->problem, &c->buffers, &truth->buffers);
     }

@@ -110,9 +110,9 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     }
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
-        .splits = wish && wish->splits                ? wish->splits
-                  : plan->problem.op == FATTN_FORWARD ? env->splits
-                                                      : 0,
+        .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */
+                  : wish && wish->splits            ? wish->splits
+                                                    : env->splits,
     };
     status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, notes);
     if (status) {

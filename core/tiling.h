@@ -20,7 +20,7 @@ typedef struct fattn_limits {
 /* What the environment or a test wants instead; 0 leaves the choice to the planner. */
 typedef struct fattn_wish {
     fattn_tile tile; /* FATTN_TILE */
-    int64_t splits;  /* FATTN_SPLITS */
+    int64_t splits;  /* FATTN_SPLITS; of a forward, a backward has none */
 } fattn_wish;
 
 /* FATTN_UNSUPPORTED when the menu lacks the wished tile, FATTN_OVERFLOW when a size passes 2^63. */

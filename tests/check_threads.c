@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bits of a result do not depend on the number of threads: drawn problems on every row of backend
+ * cpu with 1, 2, 3, 4 and 7 threads, forward and backward, each with every tile of the row's menu and
+ * with the splits and the outputs of the draw. */
+#define _POSIX_C_SOURCE 200809L
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/env.h"
+#include "core/memory.h"
+#include "core/plan.h"
+#include "tests/tap.h"
+#include "tools/draw.h"
+
+static const char *const thread_counts[] = {"1", "2", "3", "4", "7"};
+enum { COUNTS = sizeof thread_counts / sizeof thread_counts[0], SEED = 20 };
+
+/* Copies of all images of a case, for one run to write into. */
+typedef struct world {
+    unsigned char *images[DRAW_IDS];
+    fattn_buffers buffers;
+} world;
+
+static void world_make(world *w, const draw_case *c)
+{
+    w->buffers = c->buffers;
+    for (int n = 0; n < c->image_count; n++) {
+        const size_t size = (size_t)c->images[n].size;
+        w->images[n] = fattn_memory_alloc_aligned(size);
+        if (!w->images[n]) {
+            exit(1);
+        }
+        memcpy(w->images[n], c->images[n].bytes, size);
+    }
+    for (int id = 0; id < DRAW_IDS; id++) {
+        const draw_tensor *const t = &c->tensors[id];
+        if (t->present) {
+            draw_point(&w->buffers, (draw_id)id, w->images[t->image] + t->offset);
+        }
+    }
+}
+
+static void world_free(world *w, const draw_case *c)
+{
+    for (int n = 0; n < c->image_count; n++) {
+        fattn_memory_free_aligned(w->images[n]);
+    }
+}
+
+static bool world_equals(const world *a, const world *b, const draw_case *c)
+{
+    bool equal = true;
+    for (int n = 0; n < c->image_count; n++) {
+        equal = equal && memcmp(a->images[n], b->images[n], (size_t)c->images[n].size) == 0;
+    }
+    return equal;
+}
+
+static fattn_status run(const draw_case *c, const char *threads, const char *kernel,
+                        const fattn_wish *wish, world *w)
+{
+    setenv("FATTN_NUM_THREADS", threads, 1);
+    fattn_env_reload();
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    fattn_status status = fattn_device_open("cpu", &device);
+    status = status ? status : fattn_plan_create_with(device, &c->problem, kernel, wish, &plan);
+    world_make(w, c);
+    status = status ? status : fattn_execute(plan, &w->buffers, NULL, NULL);
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    return status;
+}
+
+/* Runs where the row takes the case with this tile; whether all thread counts gave the same bytes. */
+static bool same_bits(const draw_case *c, const char *kernel, const fattn_wish *wish,
+                      int64_t *compared)
+{
+    world first, other;
+    const bool taken = run(c, thread_counts[0], kernel, wish, &first) == FATTN_OK;
+    bool same = true;
+    for (int n = 1; taken && n < COUNTS; n++) {
+        const fattn_status status = run(c, thread_counts[n], kernel, wish, &other);
+        same = same && status == FATTN_OK && world_equals(&first, &other, c);
+        world_free(&other, c);
+        ++*compared;
+    }
+    world_free(&first, c);
+    return same;
+}
+
+static void check_row(const fattn_kernel *row, int64_t cases)
+{
+    int64_t compared = 0, different = 0;
+    for (int64_t index = 0; index < cases; index++) {
+        draw_case c;
+        if (draw_problem(&c, SEED, index) || draw_build(&c) || draw_save(&c)) {
+            exit(1);
+        }
+        for (const fattn_tile *tile = row->tiles; tile->br; tile++) {
+            const fattn_wish wish = {.tile = *tile, .splits = c.splits};
+            if (!same_bits(&c, row->name, &wish, &compared)) {
+                printf("# %s, case %d of seed %d, tile %d,%d\n", row->name, (int)index, SEED,
+                       (int)tile->br, (int)tile->bc);
+                different++;
+            }
+        }
+        draw_free(&c);
+    }
+    tap_check(different == 0 && compared >= cases / 2,
+              "%s: the same bits with 1, 2, 3, 4 and 7 threads in %d runs", row->name,
+              (int)compared);
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t cases = argc > 1 ? atoll(argv[1]) : 100;
+    fattn_device *device = NULL;
+    if (fattn_device_open("cpu", &device)) {
+        return 1;
+    }
+    const char *missing = NULL;
+    const fattn_kernel *row;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)) != NULL; i++) {
+        if (!missing) {
+            check_row(row, cases);
+        }
+    }
+    fattn_device_close(device);
+    return tap_done();
+}

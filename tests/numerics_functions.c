@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How far exp2, log2, the softcap and lse of one instruction set are from the truth, measured and
- * compared with what the headers promise and docs/NUMERICS.md counts on. Compiled once for each instruction
- * set, with FATTN_ISA and FATTN_VEC as for isa_tmpl.c.
+ * compared with what the headers promise and docs/NUMERICS.md counts on. Compiled once for each
+ * instruction set, with FATTN_ISA and FATTN_VEC as for isa_tmpl.c.
  *
  * usage: numerics_functions_<isa> [--all]
  * Every 61st float of each range, or with --all every one; double precision is the truth.
@@ -97,8 +97,8 @@ static worst measure_log2(float first, float last, uint32_t step)
     return w;
 }
 
-/* tanh x and 1 - tanh^2 x: the cap is 1, so that y = x is exact. The relative error of the derivative
- * grows as its exponential's argument does, so it is taken in u (1 + |x|). */
+/* tanh x and 1 - tanh^2 x: the cap is 1, so that y = x is exact. The relative error of the
+ * derivative grows as its exponential's argument does, so it is taken in u (1 + |x|). */
 static void measure_cap(float first, float last, uint32_t step, worst *value, worst *slope)
 {
     const fattn_score_rule rule = fattn_score_rule_make(FATTN_SCORE_CAP, 1, 1);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much of the bound on lse is used as keys and channels grow: backend cpu in f32 against backend
- * reference in f64 on the same numbers. docs/NUMERICS.md has the figures and why the bound is what it is.
+ * How much of the bound on lse is used as keys and channels grow: backend cpu in f32 against
+ * backend reference in f64 on the same numbers. docs/NUMERICS.md has the figures and why the bound
+ * is what it is.
  */
 #include <math.h>
 #include <stdlib.h>

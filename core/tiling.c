@@ -8,12 +8,14 @@ static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* The tile that moves the fewest bytes among those that fit fast memory; the smallest where none does. */
+/* The tile that moves the fewest bytes among those that fit fast memory; the smallest where none does.
+ * Traffic depends on lengths and batch, so rows that may not notice them take the first that fits. */
 static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
     fattn_tile best = kernel->tiles[0];
     int64_t best_bytes = kernel->fast_bytes(problem, best);
+    const bool by_traffic = !(problem->features & FATTN_BATCH_INVARIANT);
     double best_traffic = fattn_io_plan_bytes(problem, best.br, best.bc, kernel->packs_groups);
     for (const fattn_tile *tile = kernel->tiles + 1; tile->br; tile++) {
         const int64_t bytes = kernel->fast_bytes(problem, *tile);
@@ -21,7 +23,8 @@ static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *li
             fattn_io_plan_bytes(problem, tile->br, tile->bc, kernel->packs_groups);
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;
-        if (fits ? !best_fits || traffic < best_traffic : !best_fits && bytes < best_bytes) {
+        const bool better = by_traffic && traffic < best_traffic;
+        if (fits ? !best_fits || better : !best_fits && bytes < best_bytes) {
             best = *tile;
             best_bytes = bytes;
             best_traffic = traffic;

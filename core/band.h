@@ -41,9 +41,8 @@ FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
     const int64_t at = i + band->diagonal;
     fattn_range keys;
     keys.first = band->left < 0 ? 0 : fattn_max64(0, at - fattn_min64(band->left, limit));
-    keys.past = band->right < 0
-                    ? band->keys
-                    : fattn_min64(band->keys, at + fattn_min64(band->right, limit) + 1);
+    keys.past = band->right < 0 ? band->keys
+                                : fattn_min64(band->keys, at + fattn_min64(band->right, limit) + 1);
     return keys;
 }
 

@@ -78,7 +78,7 @@ FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, do
 
 /* What belongs to a pair; a term that is off is not looked at. */
 typedef struct SCORE_NAME(fattn_score_pair) {
-    fv bias;     /* as the caller gave it */
+    fv bias; /* as the caller gave it */
     fv slope;
     fv distance; /* |i + off - j| */
     mv keep;
@@ -137,10 +137,18 @@ FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms
                                     SCORE_NAME(fattn_score_pair) pair, fv *slope)
 {
     *slope = fv_set1(1.0f);
-    if (terms & FATTN_SCORE_SCALE) { x = fv_mul(x, fv_set1(rule->scale)); }
-    if (terms & FATTN_SCORE_CAP) { x = SCORE_NAME(fattn_score_cap)(rule, x, slope); }
-    if (terms & FATTN_SCORE_BIAS) { x = fv_add(x, SCORE_NAME(fattn_score_bias)(pair.bias)); }
-    if (terms & FATTN_SCORE_ALIBI) { x = fv_sub(x, fv_mul(pair.slope, pair.distance)); }
+    if (terms & FATTN_SCORE_SCALE) {
+        x = fv_mul(x, fv_set1(rule->scale));
+    }
+    if (terms & FATTN_SCORE_CAP) {
+        x = SCORE_NAME(fattn_score_cap)(rule, x, slope);
+    }
+    if (terms & FATTN_SCORE_BIAS) {
+        x = fv_add(x, SCORE_NAME(fattn_score_bias)(pair.bias));
+    }
+    if (terms & FATTN_SCORE_ALIBI) {
+        x = fv_sub(x, fv_mul(pair.slope, pair.distance));
+    }
     if (terms & FATTN_SCORE_KEEP) {
         x = fv_select(pair.keep, x, fv_set1(fattn_f32_from_bits(0xff800000u)));
     }

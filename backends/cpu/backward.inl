@@ -48,8 +48,7 @@ static bool dbias_crosses(const fattn_problem *p)
 
 static bool dbias_is_shared(const fattn_problem *p)
 {
-    return wants(p, FATTN_OUT_DBIAS) &&
-           (dbias_crosses(p) || p->dbias_stride[2] == 0);
+    return wants(p, FATTN_OUT_DBIAS) && (dbias_crosses(p) || p->dbias_stride[2] == 0);
 }
 
 static bool is_chained(const fattn_problem *p)
@@ -81,7 +80,9 @@ static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tili
     void *parts[4];
     int64_t used = 0;
     for (int n = 0; n < 4; n++) {
-        if (sizes[n] < 0 || used > INT64_MAX / 4) { return -1; }
+        if (sizes[n] < 0 || used > INT64_MAX / 4) {
+            return -1;
+        }
         parts[n] = base ? base + used : NULL;
         used += sizes[n];
     }
@@ -110,8 +111,8 @@ typedef struct backward {
     float **dp_rows;    /* [bc] */
     float *ds;          /* [bc][br] and, transposed, [br][bc]; dbias only */
     float *ds_rows;
-    float **out;        /* [bc] rows of dk or dv */
-    float *nowhere;     /* [max(dp, dvp)] the row of keys past the end */
+    float **out;    /* [bc] rows of dk or dv */
+    float *nowhere; /* [max(dp, dvp)] the row of keys past the end */
 } backward;
 
 static void backward_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
@@ -157,7 +158,9 @@ static int64_t backward_shared(const fattn_problem *p, const fattn_tiling *tilin
 static float *sum_row(const panel *pn, void *tensor, const fattn_strides *strides, float *apart,
                       int64_t stride, int64_t j)
 {
-    if (!adds_up_apart(pn->p)) { return (float *)tensor + key_index(pn, strides, j); }
+    if (!adds_up_apart(pn->p)) {
+        return (float *)tensor + key_index(pn, strides, j);
+    }
     const int64_t row = pn->seq.k_batch * pn->p->seqlen_k + pn->seq.k_row + j;
     return apart + (row * pn->p->heads_k + pn->hk) * stride;
 }
@@ -198,7 +201,9 @@ static void clear_dbias_row(const fattn_cpu_run *run, int64_t row)
     const int64_t rows = dbias_extent(p, 2), heads = dbias_extent(p, 1), keys = dbias_extent(p, 3);
     float *const to = (float *)run->buffers->dbias + row / rows / heads * p->dbias_stride[0] +
                       row / rows % heads * p->dbias_stride[1] + row % rows * p->dbias_stride[2];
-    for (int64_t j = 0; j < keys; j++) { to[j * p->dbias_stride[3]] = 0; }
+    for (int64_t j = 0; j < keys; j++) {
+        to[j * p->dbias_stride[3]] = 0;
+    }
 }
 
 #define CLEAR_ROWS 64 /* of dbias an item */
@@ -207,7 +212,9 @@ static int64_t clear_heads(const fattn_problem *p) { return p->batch * p->heads_
 
 static int64_t dbias_rows(const fattn_problem *p)
 {
-    if (!wants(p, FATTN_OUT_DBIAS) || p->features & FATTN_ACCUMULATE) { return 0; }
+    if (!wants(p, FATTN_OUT_DBIAS) || p->features & FATTN_ACCUMULATE) {
+        return 0;
+    }
     return dbias_extent(p, 0) * dbias_extent(p, 1) * dbias_extent(p, 2);
 }
 
@@ -225,7 +232,9 @@ static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     if (item >= heads) {
         const int64_t first = (item - heads) * CLEAR_ROWS;
         const int64_t past = fattn_min64(first + CLEAR_ROWS, dbias_rows(p));
-        for (int64_t row = first; row < past; row++) { clear_dbias_row(run, row); }
+        for (int64_t row = first; row < past; row++) {
+            clear_dbias_row(run, row);
+        }
         return;
     }
 
@@ -235,7 +244,9 @@ static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     for (int64_t n = 0; is_chained(p) && n < blocks; n++) {
         fattn_cpu_publish(&g.progress[item * blocks + n], 0);
     }
-    if (p->features & FATTN_ACCUMULATE) { return; }
+    if (p->features & FATTN_ACCUMULATE) {
+        return;
+    }
     if (wants(p, FATTN_OUT_DK)) {
         clear_keys(&pn, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
     }
@@ -261,7 +272,9 @@ static float delta_of(backward *g, int64_t r)
         total = fv_muladd(fv_load(dout + c), fv_load(g->o + c), total);
     }
     fv_store(lanes, total);
-    for (int n = 0; n < FV_LANES; n++) { sum += lanes[n]; }
+    for (int n = 0; n < FV_LANES; n++) {
+        sum += lanes[n];
+    }
     if (p->features & FATTN_DLSE) {
         const float *const dlse = pn->buf->dlse;
         sum -= dlse[fattn_lse_index(p, &pn->seq, pn->b, pn->row[r].h) + pn->row[r].i];
@@ -282,8 +295,7 @@ static void backward_begin(backward *g)
     pn->ragged = pn->rows < pn->width;
     for (int64_t r = 0; r < pn->width; r++) {
         query_row *const row = &pn->row[r];
-        const float x =
-            row->dead ? 0 : lse[fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i];
+        const float x = row->dead ? 0 : lse[fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i];
         if (x == fattn_f32_from_bits(0xff800000u)) {
             row->dead = pn->ragged = true;
             fill(g->dout + r * pn->dvp, pn->dvp, 0);
@@ -316,7 +328,9 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
             const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dp + at)), delta));
             fv_store(pn->x + at, fv_mul(z, weight));
             fv_store(g->dp + at, fv_mul(fv_mul(ds, slope), scale));
-            if (keeps_ds) { fv_store(g->ds + at, ds); }
+            if (keeps_ds) {
+                fv_store(g->ds + at, ds);
+            }
         }
     }
 }
@@ -332,11 +346,15 @@ static void add_dbias(backward *g, span s)
         const float *const ds = g->ds_rows + r * pn->bc;
         if (stride[3] == 0) {
             float sum = 0;
-            for (int64_t j = 0; j < s.live; j++) { sum += ds[j]; }
+            for (int64_t j = 0; j < s.live; j++) {
+                sum += ds[j];
+            }
             *to += sum;
             continue;
         }
-        for (int64_t j = 0; j < s.live; j++) { to[j * stride[3]] += ds[j]; }
+        for (int64_t j = 0; j < s.live; j++) {
+            to[j * stride[3]] += ds[j];
+        }
     }
 }
 
@@ -346,8 +364,8 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
 {
     panel *const pn = &g->panel;
     for (int64_t j = 0; j < s.padded; j++) {
-        g->out[j] = j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j)
-                               : g->nowhere;
+        g->out[j] =
+            j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
     }
     product_rows(1, s.padded, (const float *const *)weights, pn->width, rows, stride, g->out, dim);
 }
@@ -371,7 +389,9 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
 
     /* 2. Z P^T and dS'^T. */
     const unsigned terms = load_terms(pn, s);
-    if (p->features & FATTN_DROPOUT) { load_dropout(pn, s); }
+    if (p->features & FATTN_DROPOUT) {
+        load_dropout(pn, s);
+    }
     differentiate_tile(g, s, terms);
 
     /* 3. dQ^T += K^T dS'^T. */
@@ -380,8 +400,12 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
     }
 
     /* 4. What is shared, when the panel before has added to these keys. */
-    if (before) { fattn_cpu_wait(before, s.first / pn->bc + 1); }
-    if (wants(p, FATTN_OUT_DBIAS)) { add_dbias(g, s); }
+    if (before) {
+        fattn_cpu_wait(before, s.first / pn->bc + 1);
+    }
+    if (wants(p, FATTN_OUT_DBIAS)) {
+        add_dbias(g, s);
+    }
     if (wants(p, FATTN_OUT_DV)) {
         add_keys(g, s, pn->x_rows, g->dout, buf->dv, &p->dv, p->dim_v, g->shared.dv, pn->dvp);
     }
@@ -401,7 +425,9 @@ static void store_dq(backward *g)
         float *const row = g->dq + r * pn->dp;
         if (p->features & FATTN_ACCUMULATE) { /* f32, then */
             const float *const old = (const float *)pn->buf->dq + at;
-            for (int64_t c = 0; c < p->dim; c++) { row[c] += old[c]; }
+            for (int64_t c = 0; c < p->dim; c++) {
+                row[c] += old[c];
+            }
         }
         row_store((char *)pn->buf->dq + at * fattn_dtype_size(dtype), dtype, row, p->dim, 1);
     }
@@ -414,7 +440,9 @@ static void store_dsink(const backward *g, float *parts)
     const float *const sink = pn->buf->sink;
     for (int64_t r = 0; r < pn->rows; r++) {
         const query_row *const row = &pn->row[r];
-        if (row->dead) { continue; }
+        if (row->dead) {
+            continue;
+        }
         float weight[FV_LANES];
         fv_store(weight, fattn_softmax_weight(fv_set1(sink[row->h]), fv_set1((float)FATTN_LOG2E),
                                               fv_set1(g->lse[r])));
@@ -437,14 +465,22 @@ static void backward_panel(backward *g, const fattn_cpu_progress *before, fattn_
 
     backward_begin(g);
     panel_blocks(pn, &block, &past);
-    if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) { past = 0; }
+    if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
+        past = 0;
+    }
     for (; block < past; block++) {
         const span s = span_of(pn, block);
-        if (s.kind == FATTN_TILE_EMPTY) { continue; }
+        if (s.kind == FATTN_TILE_EMPTY) {
+            continue;
+        }
         backward_tile(g, s, before);
-        if (own) { fattn_cpu_publish(own, block + 1); }
+        if (own) {
+            fattn_cpu_publish(own, block + 1);
+        }
     }
-    if (wants(p, FATTN_OUT_DQ)) { store_dq(g); }
+    if (wants(p, FATTN_OUT_DQ)) {
+        store_dq(g);
+    }
 }
 
 static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
@@ -458,21 +494,28 @@ static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     g.shared = gradients_of(run);
 
     fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
-    const fattn_cpu_progress *const before =
-        own && item % chain_length(run) != 0 ? own - 1 : NULL;
+    const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
     const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block);
     if (has_rows) {
-        for (int64_t j = 0; j < pn->bc; j++) { g.dp_rows[j] = g.dp + j * pn->br; }
+        for (int64_t j = 0; j < pn->bc; j++) {
+            g.dp_rows[j] = g.dp + j * pn->br;
+        }
         fill(g.nowhere, fattn_max64(pn->dp, pn->dvp), 0);
         backward_panel(&g, before, own);
     }
     if (wants(p, FATTN_OUT_DSINK)) {
         float *const parts = g.shared.dsink + item * pn->group;
         fill(parts, pn->group, 0);
-        if (has_rows) { store_dsink(&g, parts); }
+        if (has_rows) {
+            store_dsink(&g, parts);
+        }
     }
-    if (before) { fattn_cpu_wait(before, INT64_MAX); }
-    if (own) { fattn_cpu_publish(own, INT64_MAX); }
+    if (before) {
+        fattn_cpu_wait(before, INT64_MAX);
+    }
+    if (own) {
+        fattn_cpu_publish(own, INT64_MAX);
+    }
 }
 
 static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->items; }
@@ -498,7 +541,9 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
     float sum = p->features & FATTN_ACCUMULATE ? dsink[h] : 0;
     for (int64_t b = 0; b < p->batch; b++) {
         const int64_t first = (b * p->heads_k + h / group) * blocks;
-        for (int64_t n = 0; n < blocks; n++) { sum += g->dsink[(first + n) * group + h % group]; }
+        for (int64_t n = 0; n < blocks; n++) {
+            sum += g->dsink[(first + n) * group + h % group];
+        }
     }
     dsink[h] = sum;
 }
@@ -525,7 +570,9 @@ static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
         return;
     }
     const panel pn = keys_of(run, item / p->heads_k, item % p->heads_k);
-    if (wants(p, FATTN_OUT_DK)) { round_keys(&pn, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp); }
+    if (wants(p, FATTN_OUT_DK)) {
+        round_keys(&pn, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
+    }
     if (wants(p, FATTN_OUT_DV)) {
         round_keys(&pn, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
     }
@@ -533,13 +580,13 @@ static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 /* --- Tiles ---------------------------------------------------------------------------------------- */
 
-#define GROUP (FV_LANES * FV_NQ)
-static const fattn_tile backward_tiles[] = {{GROUP * 8, 64}, {GROUP * 4, 64}, {0, 0}};
-#undef GROUP
+static const fattn_tile backward_tiles[] = {
+    {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
 
 static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
-    return backward_scratch(p, &(fattn_tiling){.br = tile.br, .bc = tile.bc});
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return backward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling);
 }
 
 static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *tiling)

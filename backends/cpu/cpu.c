@@ -65,7 +65,9 @@ static fattn_status choose_isa(cpu *device, const char *wanted)
     for (int i = 0; i < ISA_COUNT; i++) {
         const bool other = wanted && strcmp(wanted, isas[i].isa->name) != 0;
         device->lacks[i] = other ? "FATTN_CPU_ISA to allow it" : isas[i].lacks();
-        if (!device->lacks[i] && !device->isa) { device->isa = isas[i].isa; }
+        if (!device->lacks[i] && !device->isa) {
+            device->isa = isas[i].isa;
+        }
     }
     if (!device->isa) {
         char names[128];
@@ -86,7 +88,9 @@ static int threads_wanted(void)
     (void)fattn_env_get(&env); /* a bad environment was reported when the plan was made */
     int64_t wanted = env->threads;
 #ifdef _OPENMP
-    if (!wanted) { wanted = omp_get_max_threads(); }
+    if (!wanted) {
+        wanted = omp_get_max_threads();
+    }
     return wanted < THREADS_MAX ? (int)wanted : THREADS_MAX;
 #else
     (void)wanted;
@@ -127,7 +131,9 @@ static void spread(work_function *work, const void *job, int64_t count, int thre
 #else
     (void)stride;
 #endif
-    if (team > 0) { work_off(work, job, count, &next, scratch); }
+    if (team > 0) {
+        work_off(work, job, count, &next, scratch);
+    }
 }
 
 void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
@@ -139,7 +145,9 @@ void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
 {
     for (int looks = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; looks++) {
-        if (looks > 256) { sched_yield(); }
+        if (looks > 256) {
+            sched_yield();
+        }
     }
 }
 
@@ -187,7 +195,8 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
     const int64_t scratch = kernel->scratch(&plan->problem, &plan->tiling);
     const int64_t room = (plan->tiling.workspace - shared) / scratch;
     const int wanted = threads_wanted();
-    const int threads = wanted < room ? wanted : (int)room; /* fewer may be wanted than at planning */
+    const int threads =
+        wanted < room ? wanted : (int)room; /* fewer may be wanted than at planning */
     const fattn_status status = fattn_host_stream_check(stream);
 
     for (int i = 0; !status && i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
@@ -252,7 +261,9 @@ static const fattn_peak *peak(void *impl, int i)
 {
     const fattn_cpu_peak *const peaks = ((const cpu *)impl)->isa->peaks;
     for (int n = 0; n < i && peaks->row.name; n++) {
-        if (!peaks[n].row.name) { return NULL; }
+        if (!peaks[n].row.name) {
+            return NULL;
+        }
     }
     return i >= 0 && peaks[i].row.name ? &peaks[i].row : NULL;
 }
@@ -288,7 +299,9 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
 #pragma omp atomic
 #endif
         reading->issue += own.issue;
-        if (worker == 0) { workers = team; }
+        if (worker == 0) {
+            workers = team;
+        }
     }
     reading->clock /= workers;
     reading->issue /= workers;
@@ -311,9 +324,13 @@ static fattn_status open(int ordinal, void **impl)
     (void)ordinal;
     const fattn_env *env = NULL;
     fattn_status status = fattn_env_get(&env);
-    if (status) { return status; }
+    if (status) {
+        return status;
+    }
     cpu *const device = fattn_memory_alloc(sizeof *device);
-    if (!device) { return fattn_fail_memory(sizeof *device, "a CPU device"); }
+    if (!device) {
+        return fattn_fail_memory(sizeof *device, "a CPU device");
+    }
     device->isa = NULL;
     status = choose_isa(device, env->cpu_isa);
     if (status) {

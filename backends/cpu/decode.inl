@@ -4,7 +4,7 @@
  * the lanes, and every key and value is read once, in its own type, for all rows. The rest of decoding
  * is forward.inl.
  */
-#define DECODE_ROWS 16 /* most rows of a key/value head for which this pays */
+#define DECODE_ROWS 16   /* most rows of a key/value head for which this pays */
 #define DECODE_VECTORS 4 /* of values that a tile of sums holds for each of up to four rows */
 
 /* Up to FV_LANES channels from c on: `part` of them, zeros in the other lanes. */
@@ -30,11 +30,15 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, int64_t q_strid
     const int64_t whole = dim / FV_LANES * FV_LANES;
     fv sum[FV_ND];
     float out[FV_ND];
-    for (int n = 0; n < FV_ND; n++) { sum[n] = fv_set1(0); }
+    for (int n = 0; n < FV_ND; n++) {
+        sum[n] = fv_set1(0);
+    }
     for (int64_t c = 0; c < dim; c += FV_LANES) {
         const int part = c < whole ? FV_LANES : (int)(dim - whole);
         fv row[4];
-        for (int n = 0; n < nr; n++) { row[n] = fv_load(q + n * q_stride + c); }
+        for (int n = 0; n < nr; n++) {
+            row[n] = fv_load(q + n * q_stride + c);
+        }
         for (int m = 0; m < FV_ND / nr; m++) {
             const fv key = load_as(dtype, k[m], c, part);
             for (int n = 0; n < nr; n++) {
@@ -42,9 +46,13 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, int64_t q_strid
             }
         }
     }
-    for (int n = 0; n < FV_ND; n += FV_LANES) { fv_store(out + n, fv_sums(sum + n)); }
+    for (int n = 0; n < FV_ND; n += FV_LANES) {
+        fv_store(out + n, fv_sums(sum + n));
+    }
     for (int m = 0; m < FV_ND / nr; m++) {
-        for (int n = 0; n < nr; n++) { to[m * stride + n] = out[m * nr + n]; }
+        for (int n = 0; n < nr; n++) {
+            to[m * stride + n] = out[m * nr + n];
+        }
     }
 }
 
@@ -57,20 +65,26 @@ INLINE void dots(int nr, fattn_dtype dtype, const float *q, int64_t q_stride, co
 }
 
 /* o[n] = o[n] alpha[n] + sum_j p[j][n] v[j] for nr rows and nv vectors of channels from c on. */
-INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha, const float *p,
-                     int64_t p_stride, const void *const *v, int64_t keys, int64_t c, float *o,
-                     int64_t o_stride)
+INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha,
+                     const float *p, int64_t p_stride, const void *const *v, int64_t keys,
+                     int64_t c, float *o, int64_t o_stride)
 {
     fv sum[4][DECODE_VECTORS];
     for (int n = 0; n < nr; n++) {
-        for (int u = 0; u < nv; u++) { sum[n][u] = fv_set1(0); }
+        for (int u = 0; u < nv; u++) {
+            sum[n][u] = fv_set1(0);
+        }
     }
     for (int64_t j = 0; j < keys; j++) {
         fv value[DECODE_VECTORS];
-        for (int u = 0; u < nv; u++) { value[u] = load_as(dtype, v[j], c + u * FV_LANES, part); }
+        for (int u = 0; u < nv; u++) {
+            value[u] = load_as(dtype, v[j], c + u * FV_LANES, part);
+        }
         for (int n = 0; n < nr; n++) {
             const fv weight = fv_set1(p[j * p_stride + n]);
-            for (int u = 0; u < nv; u++) { sum[n][u] = fv_muladd(weight, value[u], sum[n][u]); }
+            for (int u = 0; u < nv; u++) {
+                sum[n][u] = fv_muladd(weight, value[u], sum[n][u]);
+            }
         }
     }
     for (int n = 0; n < nr; n++) {
@@ -95,24 +109,24 @@ INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, const float *p, i
 }
 
 /* Calls `call` with literal numbers of rows and a literal type: four, two or one row at a time. */
-#define DECODE_TYPES(call, nr)                                                                     \
-    switch (dtype) {                                                                               \
-    case FATTN_F16: call(nr, FATTN_F16); break;                                                    \
-    case FATTN_BF16: call(nr, FATTN_BF16); break;                                                  \
-    default: call(nr, FATTN_F32); break;                                                           \
+#define DECODE_TYPES(call, nr)                    \
+    switch (dtype) {                              \
+    case FATTN_F16: call(nr, FATTN_F16); break;   \
+    case FATTN_BF16: call(nr, FATTN_BF16); break; \
+    default: call(nr, FATTN_F32); break;          \
     }
-#define DECODE_EACH(call)                                                                          \
-    for (int64_t r = 0; r < rows;) {                                                               \
-        if (rows - r >= 4) {                                                                       \
-            DECODE_TYPES(call, 4)                                                                  \
-            r += 4;                                                                                \
-        } else if (rows - r >= 2) {                                                                \
-            DECODE_TYPES(call, 2)                                                                  \
-            r += 2;                                                                                \
-        } else {                                                                                   \
-            DECODE_TYPES(call, 1)                                                                  \
-            r += 1;                                                                                \
-        }                                                                                          \
+#define DECODE_EACH(call)            \
+    for (int64_t r = 0; r < rows;) { \
+        if (rows - r >= 4) {         \
+            DECODE_TYPES(call, 4)    \
+            r += 4;                  \
+        } else if (rows - r >= 2) {  \
+            DECODE_TYPES(call, 2)    \
+            r += 2;                  \
+        } else {                     \
+            DECODE_TYPES(call, 1)    \
+            r += 1;                  \
+        }                            \
     }
 
 /* x[j][r] = dot(q[r], k[j]). q: [rows][dp], padded with zeros; k: [keys] rows of dim channels */
@@ -130,7 +144,7 @@ static void decode_mix(fattn_dtype dtype, const float *alpha, const float *p, in
                        int64_t rows, const void *const *v, int64_t keys, int64_t dim, float *o,
                        int64_t o_stride)
 {
-#define CALL(nr, type)                                                                             \
+#define CALL(nr, type) \
     mix(nr, type, alpha + r, p + r, p_stride, v, keys, dim, o + r * o_stride, o_stride)
     DECODE_EACH(CALL)
 #undef CALL

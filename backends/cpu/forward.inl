@@ -13,11 +13,11 @@
 
 typedef struct forward {
     panel panel;
-    float *m, *l;      /* [br] */
-    float *alpha;      /* [br] */
-    float *o;          /* [br][dvp] */
-    float *ot;         /* [dvp][br] */
-    const void **raw;  /* [bc] rows of k or v in their own type */
+    float *m, *l;     /* [br] */
+    float *alpha;     /* [br] */
+    float *o;         /* [br][dvp] */
+    float *ot;        /* [dvp][br] */
+    const void **raw; /* [bc] rows of k or v in their own type */
 } forward;
 
 static void forward_layout(forward *f, const fattn_problem *p, const fattn_tiling *tiling,
@@ -48,7 +48,9 @@ static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
 
 static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    if (tiling->splits == 1) { return 0; }
+    if (tiling->splits == 1) {
+        return 0;
+    }
     return fattn_cpu_bytes(tiling->items, part_size(p, tiling), sizeof(float));
 }
 
@@ -72,7 +74,9 @@ INLINE void forward_begin(forward *f, bool narrow, int64_t split)
     const fattn_problem *const p = pn->p;
 
     load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
-    if (!narrow) { transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br); }
+    if (!narrow) {
+        transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
+    }
     fill(narrow ? f->o : f->ot, pn->br * pn->dvp, 0);
 
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
@@ -94,12 +98,15 @@ INLINE void forward_begin(forward *f, bool narrow, int64_t split)
 static void score_tile(panel *pn, span s)
 {
     const unsigned terms = load_terms(pn, s);
-    if (!terms) { return; }
+    if (!terms) {
+        return;
+    }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         for (int64_t j = 0; j < s.padded; j++) {
             float *const x = pn->x + j * pn->br + r;
             fv slope;
-            fv_store(x, fattn_score(&pn->rule, terms, fv_load(x), pair_at(pn, terms, j, r), &slope));
+            fv_store(x,
+                     fattn_score(&pn->rule, terms, fv_load(x), pair_at(pn, terms, j, r), &slope));
         }
     }
 }
@@ -157,9 +164,8 @@ static void load_raw(const panel *pn, span s, const void *tensor, const fattn_st
                      const void **rows)
 {
     for (int64_t j = 0; j < s.padded; j++) {
-        rows[j] = j < s.live
-                      ? element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j))
-                      : pn->zeros;
+        rows[j] = j < s.live ? element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j))
+                             : pn->zeros;
     }
 }
 
@@ -181,8 +187,12 @@ INLINE void forward_tile(forward *f, span s, bool narrow)
 
     /* 2. Probabilities. */
     const bool rose = soften_tile(f, s);
-    if (!(p->outputs & FATTN_OUT_O)) { return; }
-    if (p->features & FATTN_DROPOUT) { drop_tile(pn, s); }
+    if (!(p->outputs & FATTN_OUT_O)) {
+        return;
+    }
+    if (p->features & FATTN_DROPOUT) {
+        drop_tile(pn, s);
+    }
 
     /* 3. Values. */
     if (narrow) {
@@ -248,17 +258,23 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     int64_t block, past;
 
     forward_layout(&f, run->problem, run->tiling, &from);
-    if (!panel_open(pn, run, work.batch, work.head, work.block)) { return; }
+    if (!panel_open(pn, run, work.batch, work.head, work.block)) {
+        return;
+    }
     forward_begin(&f, narrow, work.split);
 
     fattn_schedule_keys(run->tiling, work.split, &block, &past);
     panel_blocks(pn, &block, &past);
     for (; block < past; block++) {
         const span s = span_of(pn, block);
-        if (s.kind != FATTN_TILE_EMPTY) { forward_tile(&f, s, narrow); }
+        if (s.kind != FATTN_TILE_EMPTY) {
+            forward_tile(&f, s, narrow);
+        }
     }
 
-    if (!narrow) { transpose(f.ot, pn->br, pn->dvp, pn->width, f.o, pn->dvp); }
+    if (!narrow) {
+        transpose(f.ot, pn->br, pn->dvp, pn->width, f.o, pn->dvp);
+    }
     if (run->tiling->splits > 1) {
         forward_keep_part(&f, run, item);
     } else {
@@ -316,7 +332,9 @@ static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     panel *const pn = &f.panel;
 
     forward_layout(&f, run->problem, tiling, &from);
-    if (!panel_open(pn, run, work.batch, work.head, work.block)) { return; }
+    if (!panel_open(pn, run, work.batch, work.head, work.block)) {
+        return;
+    }
 
     memcpy(f.m, parts, (size_t)pn->br * sizeof(float));
     memcpy(f.l, parts + pn->br, (size_t)pn->br * sizeof(float));
@@ -334,17 +352,18 @@ static int64_t merge_count(const fattn_cpu_run *run)
 
 /* --- Tiles ---------------------------------------------------------------------------------------- */
 
-#define GROUP (FV_LANES * FV_NQ)
-static const fattn_tile forward_tiles[] = {{GROUP * 8, 64}, {GROUP * 4, 128}, {0, 0}};
-static const fattn_tile decode_tiles[] = {{16, 64}, {16, 256}, {0, 0}};
-#undef GROUP
+static const fattn_tile forward_tiles[] = {
+    {TILE_ROWS(48), 128}, {TILE_ROWS(96), 128}, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
+static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 256}, {0, 0}};
 
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
-    return forward_scratch(p, &(fattn_tiling){.br = tile.br, .bc = tile.bc});
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return forward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling);
 }
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling), tiling->items);
+    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling),
+                               tiling->items);
 }

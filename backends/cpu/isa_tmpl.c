@@ -49,7 +49,7 @@ static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
 #include "backends/cpu/peak.inl"
 
-#define CPU_DTYPES                                                                                 \
+#define CPU_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
 static const fattn_cpu_kernel kernels[] = {

@@ -18,7 +18,9 @@ static float weight(float lse, float max)
 static void merge_row(float *o, const float *o1, float w1, const float *o2, float w2, int64_t dim)
 {
     const float sum = w1 + w2;
-    for (int64_t c = 0; c < dim; c++) { o[c] = (w1 * o1[c] + w2 * o2[c]) / sum; }
+    for (int64_t c = 0; c < dim; c++) {
+        o[c] = (w1 * o1[c] + w2 * o2[c]) / sum;
+    }
 }
 
 void fattn_cpu_merge_rows(const fattn_merge_args *a, int64_t item)

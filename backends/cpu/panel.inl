@@ -23,13 +23,13 @@ typedef struct query_row {
 typedef struct panel {
     const fattn_problem *p;
     const fattn_buffers *buf;
-    int64_t br, bc;      /* tile, and the stride between its keys */
+    int64_t br, bc; /* tile, and the stride between its keys */
     int64_t b, hk, group;
     int64_t first, rows; /* numbers of the rows */
     int64_t width;
-    int64_t i0, i1;      /* their queries: i0 .. i1 - 1 */
-    bool ragged;         /* some row is dead and must be kept from the keys */
-    bool masked;         /* mask or block mask on */
+    int64_t i0, i1; /* their queries: i0 .. i1 - 1 */
+    bool ragged;    /* some row is dead and must be kept from the keys */
+    bool masked;    /* mask or block mask on */
 
     fattn_sequence seq;
     fattn_band band;
@@ -38,11 +38,11 @@ typedef struct panel {
 
     /* Scratch. dp and dvp: D and Dv rounded up to vectors. */
     int64_t dp, dvp;
-    query_row *row;         /* [br] */
-    float *slope;           /* [br] of ALiBi */
-    float *at;              /* [br] i + off - (first key of the tile) */
-    float *lo, *hi;         /* [br] keys of the tile that are kept: lo <= j < hi */
-    uint32_t *drop_i;       /* [br] query and global head, for dropout */
+    query_row *row;   /* [br] */
+    float *slope;     /* [br] of ALiBi */
+    float *at;        /* [br] i + off - (first key of the tile) */
+    float *lo, *hi;   /* [br] keys of the tile that are kept: lo <= j < hi */
+    uint32_t *drop_i; /* [br] query and global head, for dropout */
     uint32_t *drop_h;
     float *q;               /* [br][dp] */
     float *qt;              /* [dp][br] */
@@ -116,11 +116,26 @@ static void panel_layout(panel *pn, const fattn_problem *p, const fattn_tiling *
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
 }
 
+/* Bytes of a tile of keys and values that is used where it lies: it occupies cache like a copy. The
+ * sum, and with it the tile, depends on no stride. */
+static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    const int64_t dp = vectors_of(p->dim) * FV_LANES, dvp = vectors_of(p->dim_v) * FV_LANES;
+    return tiling->bc * (int64_t)sizeof(float) *
+           ((in_place(p, &p->k) ? dp : 0) + (in_place(p, &p->v) ? dvp : 0));
+}
+
+/* About n rows, as whole register tiles. */
+#define TILE_GROUP (FV_LANES * FV_NQ)
+#define TILE_ROWS(n) ((n) > TILE_GROUP ? (n) / TILE_GROUP * TILE_GROUP : TILE_GROUP)
+
 /* --- Rows of numbers ------------------------------------------------------------------------------ */
 
 static void fill(float *to, int64_t n, float x)
 {
-    for (int64_t c = 0; c < n; c++) { to[c] = x; }
+    for (int64_t c = 0; c < n; c++) {
+        to[c] = x;
+    }
 }
 
 /* to[0 .. n) = from[0 .. n), and zeros up to whole vectors. */
@@ -130,19 +145,31 @@ static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
     const int part = (int)(n - whole);
     if (dtype == FATTN_F32) {
         const float *const x = from;
-        for (int64_t c = 0; c < whole; c += FV_LANES) { fv_store(to + c, fv_load(x + c)); }
-        if (part) { fv_store(to + whole, fv_load_part(x + whole, part)); }
+        for (int64_t c = 0; c < whole; c += FV_LANES) {
+            fv_store(to + c, fv_load(x + c));
+        }
+        if (part) {
+            fv_store(to + whole, fv_load_part(x + whole, part));
+        }
         return;
     }
     const uint16_t *const x = from;
     uint16_t last[FV_LANES] = {0};
     memcpy(last, x + whole, (size_t)part * sizeof *x);
     if (dtype == FATTN_F16) {
-        for (int64_t c = 0; c < whole; c += FV_LANES) { fv_store(to + c, fv_load_f16(x + c)); }
-        if (part) { fv_store(to + whole, fv_load_f16(last)); }
+        for (int64_t c = 0; c < whole; c += FV_LANES) {
+            fv_store(to + c, fv_load_f16(x + c));
+        }
+        if (part) {
+            fv_store(to + whole, fv_load_f16(last));
+        }
     } else {
-        for (int64_t c = 0; c < whole; c += FV_LANES) { fv_store(to + c, fv_load_bf16(x + c)); }
-        if (part) { fv_store(to + whole, fv_load_bf16(last)); }
+        for (int64_t c = 0; c < whole; c += FV_LANES) {
+            fv_store(to + c, fv_load_bf16(x + c));
+        }
+        if (part) {
+            fv_store(to + whole, fv_load_bf16(last));
+        }
     }
 }
 
@@ -157,7 +184,9 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
         for (int64_t c = 0; c < whole; c += FV_LANES) {
             fv_store(x + c, fv_mul(f, fv_load(from + c)));
         }
-        if (part) { fv_store_part(x + whole, fv_mul(f, fv_load(from + whole)), part); }
+        if (part) {
+            fv_store_part(x + whole, fv_mul(f, fv_load(from + whole)), part);
+        }
         return;
     }
     uint16_t *const x = to;
@@ -166,12 +195,16 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
         for (int64_t c = 0; c < whole; c += FV_LANES) {
             fv_store_f16(x + c, fv_mul(f, fv_load(from + c)));
         }
-        if (part) { fv_store_f16(last, fv_mul(f, fv_load(from + whole))); }
+        if (part) {
+            fv_store_f16(last, fv_mul(f, fv_load(from + whole)));
+        }
     } else {
         for (int64_t c = 0; c < whole; c += FV_LANES) {
             fv_store_bf16(x + c, fv_mul(f, fv_load(from + c)));
         }
-        if (part) { fv_store_bf16(last, fv_mul(f, fv_load(from + whole))); }
+        if (part) {
+            fv_store_bf16(last, fv_mul(f, fv_load(from + whole)));
+        }
     }
     memcpy(x + whole, last, (size_t)part * sizeof *x);
 }
@@ -182,12 +215,13 @@ static const void *element(const void *array, fattn_dtype dtype, int64_t index)
 }
 
 /* to[c][r] = from[r][c]; rows and columns rounded up to vectors. */
-static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t columns, float *to,
-                      int64_t to_stride)
+static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t columns,
+                      float *to, int64_t to_stride)
 {
     for (int64_t r = 0; r < rows; r += FV_LANES) {
         for (int64_t c = 0; c < columns; c += FV_LANES) {
-            fv_transpose(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
+            fv_transpose(from + r * from_stride + c, from_stride, to + c * to_stride + r,
+                         to_stride);
         }
     }
 }
@@ -239,7 +273,9 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     pn->seq = fattn_sequence_of(p, pn->buf, b);
     pn->first = block * pn->br;
     pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
-    if (pn->rows <= 0) { return false; }
+    if (pn->rows <= 0) {
+        return false;
+    }
 
     pn->width = vectors_of(pn->rows) * FV_LANES;
     pn->i0 = pn->first / pn->group;
@@ -250,9 +286,15 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
                             .left = p->window_left,
                             .right = p->window_right};
     pn->rule = rule_of(p);
-    if (p->features & FATTN_DROPOUT) { pn->dropout = dropout_of(p, pn->buf); }
-    for (int64_t r = 0; r < pn->width; r++) { panel_row(pn, r); }
-    for (int64_t j = 0; j < pn->bc; j++) { pn->x_rows[j] = pn->x + j * pn->br; }
+    if (p->features & FATTN_DROPOUT) {
+        pn->dropout = dropout_of(p, pn->buf);
+    }
+    for (int64_t r = 0; r < pn->width; r++) {
+        panel_row(pn, r);
+    }
+    for (int64_t j = 0; j < pn->bc; j++) {
+        pn->x_rows[j] = pn->x + j * pn->br;
+    }
     fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0);
     return true;
 }
@@ -281,8 +323,8 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
 {
     for (int64_t r = 0; r < pn->width; r++) {
         if (r < pn->rows) {
-            row_load(to + r * stride, dtype,
-                     element(tensor, dtype, query_index(pn, strides, r)), dim);
+            row_load(to + r * stride, dtype, element(tensor, dtype, query_index(pn, strides, r)),
+                     dim);
         } else {
             fill(to + r * stride, stride, 0);
         }
@@ -307,24 +349,30 @@ static span span_of(const panel *pn, int64_t block)
     const int64_t past = fattn_min64(j0 + pn->bc, fattn_band_rows(&pn->band, pn->i0, pn->i1).past);
     span s = {.first = j0, .live = past - j0, .kind = FATTN_TILE_EMPTY};
     s.padded = (s.live + FV_ND - 1) / FV_ND * FV_ND;
-    if (s.live <= 0) { return s; }
+    if (s.live <= 0) {
+        return s;
+    }
 
     s.kind = fattn_band_tile(&pn->band, pn->i0, pn->i1, j0, j0 + s.padded);
     if (s.kind != FATTN_TILE_EMPTY && p->features & FATTN_BLOCK_MASK) {
         const int64_t *const stride = p->block_mask_stride;
         bool kept = false;
         for (int64_t h = pn->hk * pn->group; h < (pn->hk + 1) * pn->group && !kept; h++) {
-            const fattn_block_mask mask = {
-                .mask = pn->buf->block_mask + pn->b * stride[0] + h * stride[1],
-                .stride_i = stride[2],
-                .stride_j = stride[3],
-                .rows = p->block_m,
-                .keys = p->block_n};
+            const fattn_block_mask mask = {.mask = pn->buf->block_mask + pn->b * stride[0] +
+                                                   h * stride[1],
+                                           .stride_i = stride[2],
+                                           .stride_j = stride[3],
+                                           .rows = p->block_m,
+                                           .keys = p->block_n};
             kept = fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0, past) != FATTN_TILE_EMPTY;
         }
-        if (!kept) { s.kind = FATTN_TILE_EMPTY; }
+        if (!kept) {
+            s.kind = FATTN_TILE_EMPTY;
+        }
     }
-    if (s.kind == FATTN_TILE_FULL && (pn->masked || pn->ragged)) { s.kind = FATTN_TILE_PARTIAL; }
+    if (s.kind == FATTN_TILE_FULL && (pn->masked || pn->ragged)) {
+        s.kind = FATTN_TILE_PARTIAL;
+    }
     return s;
 }
 
@@ -360,7 +408,9 @@ static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, i
 /* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
 static void term_transpose(const panel *pn, span s, float *to)
 {
-    for (int64_t r = pn->rows; r < pn->width; r++) { fill(pn->natural + r * pn->bc, s.padded, 0); }
+    for (int64_t r = pn->rows; r < pn->width; r++) {
+        fill(pn->natural + r * pn->bc, s.padded, 0);
+    }
     transpose(pn->natural, pn->bc, pn->width, s.padded, to, pn->br);
 }
 
@@ -392,9 +442,10 @@ static void load_masks(const panel *pn, span s)
         fill(to, s.live, 1);
         fill(to + s.live, s.padded - s.live, 0);
         if (p->features & FATTN_MASK) {
-            const uint8_t *const mask =
-                pn->buf->mask + term_index(pn, p->mask_stride, r, s.first);
-            for (int64_t j = 0; j < s.live; j++) { to[j] = mask[j * p->mask_stride[3]] != 0; }
+            const uint8_t *const mask = pn->buf->mask + term_index(pn, p->mask_stride, r, s.first);
+            for (int64_t j = 0; j < s.live; j++) {
+                to[j] = mask[j * p->mask_stride[3]] != 0;
+            }
         }
         if (p->features & FATTN_BLOCK_MASK) {
             const int64_t *const stride = p->block_mask_stride;
@@ -402,7 +453,9 @@ static void load_masks(const panel *pn, span s)
                                         pn->row[r].h * stride[1] +
                                         pn->row[r].i / p->block_m * stride[2];
             for (int64_t j = 0; j < s.live; j++) {
-                if (!mask[(s.first + j) / p->block_n * stride[3]]) { to[j] = 0; }
+                if (!mask[(s.first + j) / p->block_n * stride[3]]) {
+                    to[j] = 0;
+                }
             }
         }
     }
@@ -427,11 +480,16 @@ static void load_places(const panel *pn, span s)
 /* What the scores of a tile need beyond the dot products: FATTN_SCORE_*, and the terms in scratch. */
 static unsigned load_terms(const panel *pn, span s)
 {
-    const unsigned terms =
-        pn->rule.terms | (s.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
-    if (terms & FATTN_SCORE_BIAS) { load_bias(pn, s); }
-    if (terms & (FATTN_SCORE_ALIBI | FATTN_SCORE_KEEP)) { load_places(pn, s); }
-    if (pn->masked) { load_masks(pn, s); }
+    const unsigned terms = pn->rule.terms | (s.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
+    if (terms & FATTN_SCORE_BIAS) {
+        load_bias(pn, s);
+    }
+    if (terms & (FATTN_SCORE_ALIBI | FATTN_SCORE_KEEP)) {
+        load_places(pn, s);
+    }
+    if (pn->masked) {
+        load_masks(pn, s);
+    }
     return terms;
 }
 
@@ -439,8 +497,11 @@ static unsigned load_terms(const panel *pn, span s)
 INLINE fattn_score_pair pair_at(const panel *pn, unsigned terms, int64_t j, int64_t r)
 {
     const fv key = fv_set1((float)j), zero = fv_set1(0);
-    fattn_score_pair pair = {.bias = zero, .slope = zero, .distance = zero, .keep = fv_eq(zero, zero)};
-    if (terms & FATTN_SCORE_BIAS) { pair.bias = fv_load(pn->bias + j * pn->br + r); }
+    fattn_score_pair pair = {
+        .bias = zero, .slope = zero, .distance = zero, .keep = fv_eq(zero, zero)};
+    if (terms & FATTN_SCORE_BIAS) {
+        pair.bias = fv_load(pn->bias + j * pn->br + r);
+    }
     if (terms & FATTN_SCORE_ALIBI) {
         pair.slope = fv_load(pn->slope + r);
         pair.distance = fv_abs(fv_sub(fv_load(pn->at + r), key));

@@ -12,12 +12,12 @@
 
 /* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
 _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
-#define PRODUCT_WIDTHS(vectors, call)                                                              \
-    switch (vectors) {                                                                             \
-    case 1: call(1); break;                                                                        \
-    case 2: call(2 <= FV_NQ ? 2 : 1); break;                                                       \
-    case 3: call(3 <= FV_NQ ? 3 : 1); break;                                                       \
-    default: call(FV_NQ); break;                                                                   \
+#define PRODUCT_WIDTHS(vectors, call)        \
+    switch (vectors) {                       \
+    case 1: call(1); break;                  \
+    case 2: call(2 <= FV_NQ ? 2 : 1); break; \
+    case 3: call(3 <= FV_NQ ? 3 : 1); break; \
+    default: call(FV_NQ); break;             \
     }
 
 /* last: lanes of the last vector that C has; FV_LANES for all. */
@@ -26,14 +26,20 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
 {
     fv sum[FV_NK][FV_NQ];
     for (int k = 0; k < FV_NK; k++) {
-        for (int q = 0; q < nq; q++) { sum[k][q] = fv_set1(0); }
+        for (int q = 0; q < nq; q++) {
+            sum[k][q] = fv_set1(0);
+        }
     }
     for (int64_t r = 0; r < depth; r++) {
         fv row[FV_NQ];
-        for (int q = 0; q < nq; q++) { row[q] = fv_load(b + r * b_stride + q * FV_LANES); }
+        for (int q = 0; q < nq; q++) {
+            row[q] = fv_load(b + r * b_stride + q * FV_LANES);
+        }
         for (int k = 0; k < FV_NK; k++) {
             const fv factor = fv_set1(a[k][r]);
-            for (int q = 0; q < nq; q++) { sum[k][q] = fv_muladd(factor, row[q], sum[k][q]); }
+            for (int q = 0; q < nq; q++) {
+                sum[k][q] = fv_muladd(factor, row[q], sum[k][q]);
+            }
         }
     }
     for (int k = 0; k < FV_NK; k++) {
@@ -53,8 +59,8 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
  * C_k = sum_r A_k[r] B[r], or += with add, for k < rows.
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not padded.
  */
-static void product_rows(int add, int64_t rows, const float *const *a, int64_t depth, const float *b,
-                         int64_t b_stride, float *const *c, int64_t columns)
+static void product_rows(int add, int64_t rows, const float *const *a, int64_t depth,
+                         const float *b, int64_t b_stride, float *const *c, int64_t columns)
 {
     for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
         const int64_t left = columns - column;
@@ -69,26 +75,34 @@ static void product_rows(int add, int64_t rows, const float *const *a, int64_t d
 }
 
 INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a, int64_t first,
-                         int64_t depth, const float *b, int64_t b_stride, float *c, int64_t c_stride)
+                         int64_t depth, const float *b, int64_t b_stride, float *c,
+                         int64_t c_stride)
 {
     fv sum[FV_NK][FV_NQ];
     for (int m = 0; m < nm; m++) {
-        for (int q = 0; q < nq; q++) { sum[m][q] = fv_set1(0); }
+        for (int q = 0; q < nq; q++) {
+            sum[m][q] = fv_set1(0);
+        }
     }
     for (int64_t r = 0; r < depth; r++) {
         const float *const factors = a[r] + first;
         fv row[FV_NQ];
-        for (int q = 0; q < nq; q++) { row[q] = fv_load(b + r * b_stride + q * FV_LANES); }
+        for (int q = 0; q < nq; q++) {
+            row[q] = fv_load(b + r * b_stride + q * FV_LANES);
+        }
         for (int m = 0; m < nm; m++) {
             const fv factor = fv_set1(factors[m]);
-            for (int q = 0; q < nq; q++) { sum[m][q] = fv_muladd(factor, row[q], sum[m][q]); }
+            for (int q = 0; q < nq; q++) {
+                sum[m][q] = fv_muladd(factor, row[q], sum[m][q]);
+            }
         }
     }
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
             float *const at = c + m * c_stride + q * FV_LANES;
             const fv before = fv_load(at);
-            fv_store(at, alpha ? fv_muladd(before, alpha[q], sum[m][q]) : fv_add(before, sum[m][q]));
+            fv_store(at,
+                     alpha ? fv_muladd(before, alpha[q], sum[m][q]) : fv_add(before, sum[m][q]));
         }
     }
 }
@@ -110,15 +124,15 @@ static void product_columns(int64_t rows, const float *alpha, const float *const
         const fv *const scale = alpha ? factor : NULL;
         int64_t m = 0;
         for (; m + FV_NK <= rows; m += FV_NK) {
-#define TILE(nq)                                                                                   \
-    columns_tile(FV_NK, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column,   \
+#define TILE(nq)                                                                                 \
+    columns_tile(FV_NK, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
                  c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
         for (; m < rows; m++) {
-#define TILE(nq)                                                                                   \
-    columns_tile(1, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column,       \
+#define TILE(nq)                                                                             \
+    columns_tile(1, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
                  c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE

@@ -41,7 +41,9 @@ static inline void fv_store_f16(uint16_t *to, fv x) { *to = fattn_f16_from_f32(x
 static inline void fv_store_bf16(uint16_t *to, fv x) { *to = fattn_bf16_from_f32(x); }
 static inline void fv_store_part(float *to, fv x, int n)
 {
-    if (n) { *to = x; }
+    if (n) {
+        *to = x;
+    }
 }
 
 static inline fv fv_add(fv a, fv b) { return a + b; }
@@ -91,7 +93,8 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 static inline fv fv_from_bits(uv a) { return fattn_f32_from_bits(a); }
 
 /* to[c][r] = from[r][c] for a square of FV_LANES x FV_LANES. */
-static inline void fv_transpose(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
+                                int64_t to_stride)
 {
     (void)from_stride, (void)to_stride;
     *to = *from;

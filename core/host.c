@@ -43,7 +43,7 @@ fattn_status fattn_host_copy(void *impl, void *dst, const void *src, size_t byte
 {
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
-    if (status == FATTN_OK) {
+    if (status == FATTN_OK && bytes > 0) { /* memmove takes no NULL, not even for 0 bytes */
         memmove(dst, src, bytes);
     }
     return status;

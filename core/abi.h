@@ -15,7 +15,8 @@
  * bytes; `name` is for the reason. */
 fattn_status fattn_abi_read(void *to, size_t size, const void *from, const char *name);
 
-/* Writes *from of size bytes into the caller's struct *to, as far as it goes, and zeros its tail. */
+/* Writes *from of size bytes into the caller's struct *to, as far as it goes, and zeros its
+ * tail. */
 fattn_status fattn_abi_write(void *to, const void *from, size_t size, const char *name);
 
 #endif

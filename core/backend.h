@@ -37,9 +37,9 @@ struct fattn_plan {
 
 struct fattn_backend {
     const char *name;
-    bool by_name; /* "auto" passes it over */
-    bool
-        host_memory; /* kernels read host memory, so that lengths and tables are validated before run */
+    bool by_name;     /* "auto" passes it over */
+    bool host_memory; /* kernels read host memory, so that lengths and tables are validated before
+                         run */
 
     int (*count)(void);
     fattn_status (*open)(int ordinal, void **impl);
@@ -48,7 +48,8 @@ struct fattn_backend {
                      fattn_device_info *info); /* all but struct_size, backend, ordinal */
     void (*limits)(void *impl, fattn_limits *limits);
 
-    /* The i-th kernel row, NULL past the last. *missing is NULL, or what this device lacks to run it. */
+    /* The i-th kernel row, NULL past the last. *missing is NULL, or what this device lacks to run
+     * it. */
     const fattn_kernel *(*kernel)(void *impl, int i, const char **missing);
     /* The i-th peak loop of the device (peak.h), NULL past the last. */
     const fattn_peak *(*peak)(void *impl, int i);
@@ -79,7 +80,8 @@ struct fattn_backend {
 /* The i-th backend of this build in the order of backends/meson.build, NULL past the last. */
 const fattn_backend *fattn_backend_at(int i);
 
-/* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it means. */
+/* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it
+ * means. */
 fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal);
 
 /* Reference counting of devices, for plans. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which tiles of the score matrix hold anything: for a window (causal included), lengths and a block
- * mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or partial.
+ * Which tiles of the score matrix hold anything: for a window (causal included), lengths and a
+ * block mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or partial.
  *
- * Keys of row i are those of the half-open range [first, past), both non-decreasing in i; so a block of
- * rows is described by its first and last row. Arithmetic is 64-bit: rows, keys and diagonals are below
- * 2^43 in size (problem.h bounds offsets), and windows are cut to 2^62.
+ * Keys of row i are those of the half-open range [first, past), both non-decreasing in i; so a
+ * block of rows is described by its first and last row. Arithmetic is 64-bit: rows, keys and
+ * diagonals are below 2^43 in size (problem.h bounds offsets), and windows are cut to 2^62.
  */
 #ifndef FATTN_CORE_BAND_H
 #define FATTN_CORE_BAND_H

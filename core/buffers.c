@@ -76,9 +76,10 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
     return FATTN_OK;
 }
 
-/* --- What lies behind the pointers ---------------------------------------------------------------- */
+/* --- What lies behind the pointers ------------------------------------------------------------ */
 
-/* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above longest. */
+/* cu_seqlens[0 .. batch]: not negative, not decreasing, within total rows, no length above
+ * longest. */
 static fattn_status check_cu_seqlens(const char *name, const int32_t *cu, int64_t batch,
                                      int64_t total, int64_t longest)
 {
@@ -193,7 +194,8 @@ static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *
             s.k_position + s.sk > COUNTER_LIMIT) {
             return fattn_fail(
                 FATTN_INVALID_DATA,
-                "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in 0..2^33",
+                "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in "
+                "0..2^33",
                 (long long)b, (long long)s.q_position, (long long)s.k_position);
         }
     }
@@ -215,7 +217,7 @@ fattn_status fattn_buffers_validate(const fattn_problem *p, const fattn_buffers 
     return status;
 }
 
-/* --- Sequences ------------------------------------------------------------------------------------ */
+/* --- Sequences -------------------------------------------------------------------------------- */
 
 fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
 {

@@ -16,8 +16,8 @@ typedef struct fattn_env {
     int verbose;         /* FATTN_VERBOSE, 0..3 */
 } fattn_env;
 
-/* The parsed environment; FATTN_BAD_ENVIRONMENT, naming the variable and its value, as long as one of
- * them is wrong. */
+/* The parsed environment; FATTN_BAD_ENVIRONMENT, naming the variable and its value, as long as one
+ * of them is wrong. */
 fattn_status fattn_env_get(const fattn_env **env);
 
 /* Tests only: reads the environment again. No other thread may be inside the library. */

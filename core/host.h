@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory, stream and event verbs of a backend whose memory is the host's, for the tables of such
- * backends: work is done when a call returns, NULL is the only stream, events read a clock.
+ * The memory, stream and event verbs of a backend whose memory is the host's, for the tables of
+ * such backends: work is done when a call returns, NULL is the only stream, events read a clock.
  */
 #ifndef FATTN_CORE_HOST_H
 #define FATTN_CORE_HOST_H

@@ -6,9 +6,9 @@
 #include "core/dtype.h"
 #include "core/problem.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Names and sizes
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 const char *fattn_io_tensor_name(fattn_io_tensor tensor)
 {
@@ -106,9 +106,9 @@ fattn_tile fattn_io_paper_tile(const fattn_problem *problem, int64_t fast_elemen
     return (fattn_tile){smaller(bc, d), bc};
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Counts of a head, for its n rows and k keys
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Tiles that are visited, the sums over them of their rows, keys and pairs, and the entries of the
  * block mask that were read to decide. */
@@ -142,7 +142,7 @@ static void writes(head *a, fattn_io_tensor tensor, double elements)
     a->counts->tensor[tensor].writes += elements;
 }
 
-/* --- Which tiles ---------------------------------------------------------------------------------- */
+/* --- Which tiles ------------------------------------------------------------------------------ */
 
 /* First key that row i sees through the window, and the one after the last that row i sees; for a
  * block of rows the first row's and the last row's. No sum can pass 2^63, whatever the window. */
@@ -244,10 +244,10 @@ static void dbias_counts(head *a)
     writes(a, FATTN_IO_DBIAS, entries(&a->v, a->p->dbias_stride));
 }
 
-/* --- FlashAttention ------------------------------------------------------------------------------- */
+/* --- FlashAttention --------------------------------------------------------------------------- */
 
-/* O is initialised, and read and written again at each of the Tc key blocks; with l, m and Q that is
- * Tc (3 N d + 4 N) beside K, V and the first 3 N d. */
+/* O is initialised, and read and written again at each of the Tc key blocks; with l, m and Q that
+ * is Tc (3 N d + 4 N) beside K, V and the first 3 N d. */
 static void flash1_forward(head *a)
 {
     score_counts(a);
@@ -279,7 +279,7 @@ static void flash1_backward(head *a)
     writes(a, FATTN_IO_DQ, (a->n + a->v.rows) * a->d);
 }
 
-/* --- FlashAttention-2 ----------------------------------------------------------------------------- */
+/* --- FlashAttention-2 ------------------------------------------------------------------------- */
 
 static void flash2_forward(head *a)
 {
@@ -329,7 +329,7 @@ static void key_counts(head *a)
     if (wants(a, FATTN_OUT_DV)) key_gradient(a, FATTN_IO_DV, a->dv);
 }
 
-/* --- Standard attention --------------------------------------------------------------------------- */
+/* --- Standard attention ----------------------------------------------------------------------- */
 
 /* Elementwise ops between the (capped) scores and softmax. */
 static int score_ops(const fattn_problem *p)
@@ -433,9 +433,9 @@ static visits standard_visits(const head *a)
     return v;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Counts of a problem
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef void (*part)(head *);
 
@@ -483,9 +483,9 @@ void fattn_io_predict(const fattn_problem *problem, const fattn_buffers *buffers
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Estimates for the planner: the same counts with sums over blocks in closed form
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Lengths of the mean sequence, and the window around its diagonal: row i sees the keys
  * i + low .. i + high, and key j is seen by the rows j - high .. j - low. */
@@ -527,8 +527,9 @@ static double sum_clipped(double start, double step, double count, double limit)
 
 static double ceil_to(double x, double unit) { return ceil(x / unit) * unit; }
 
-/* The mean of what rounding x up to a multiple of `unit` adds, for x = start + t step. They fall on the
- * multiples of gcd(step, unit) past start alike; when step is a multiple of unit, all on the same. */
+/* The mean of what rounding x up to a multiple of `unit` adds, for x = start + t step. They fall on
+ * the multiples of gcd(step, unit) past start alike; when step is a multiple of unit, all on the
+ * same. */
 static double mean_excess(double start, double step, double unit)
 {
     double a = step, g = unit;
@@ -544,9 +545,9 @@ static double mean_excess(double start, double step, double unit)
 
 /*
  * Blocks of `step` of the `outer` positions, each of which sees the `inner` positions from its own
- * + low to its own + high: the sum over blocks of what they see, in whole tiles of `unit`. What begins
- * at x is read from the multiple of unit below, what ends at x up to the one above. Exact where step is
- * a multiple of unit.
+ * + low to its own + high: the sum over blocks of what they see, in whole tiles of `unit`. What
+ * begins at x is read from the multiple of unit below, what ends at x up to the one above. Exact
+ * where step is a multiple of unit.
  */
 static double sum_of_spans(double outer, double step, double inner, double low, double high,
                            double unit)
@@ -649,7 +650,7 @@ double fattn_io_standard_bytes(const fattn_problem *p)
     return e.batch * bytes;
 }
 
-/* --- Lower bound ---------------------------------------------------------------------------------- */
+/* --- Lower bound ------------------------------------------------------------------------------ */
 
 /* Copies that a tensor has along batch and heads: 1 where it is broadcast. */
 static double copies(const fattn_problem *p, int64_t stride_batch, bool packed, int64_t heads,
@@ -731,7 +732,8 @@ double fattn_io_lower_bound_bytes(const fattn_problem *p)
     return fattn_io_counts_bytes(p, &counts);
 }
 
-/* Products over D and Dv: forward S = QK^T and O = PV; backward S again, dP = dO V^T, dV, dQ, dK. */
+/* Products over D and Dv: forward S = QK^T and O = PV; backward S again, dP = dO V^T, dV, dQ,
+ * dK. */
 double fattn_io_flops(const fattn_problem *p)
 {
     const extent e = extent_of(p);

@@ -3,12 +3,12 @@
  * Slow-memory traffic as formulas: of a tiling, of standard attention, and the lower bound.
  *
  * In two halves. fattn_io_predict() gives the accesses that backends/reference/tiled.c makes and
- * counts, element by element, and agrees with it exactly; `fattn io` prints both. The other functions
- * serve the planner: constant time for any size, in double so that nothing overflows, and for lengths
- * known only at run time they assume sequences of equal length.
+ * counts, element by element, and agrees with it exactly; `fattn io` prints both. The other
+ * functions serve the planner: constant time for any size, in double so that nothing overflows, and
+ * for lengths known only at run time they assume sequences of equal length.
  *
- * What counts as slow memory: tensors with a sequence axis. Scalars of a head (ALiBi slope, sink, its
- * gradient) and of a run (seed, lengths, tables) are parameters and not counted.
+ * What counts as slow memory: tensors with a sequence axis. Scalars of a head (ALiBi slope, sink,
+ * its gradient) and of a run (seed, lengths, tables) are parameters and not counted.
  */
 #ifndef FATTN_CORE_IO_MODEL_H
 #define FATTN_CORE_IO_MODEL_H
@@ -77,21 +77,22 @@ double fattn_io_element_bytes(const fattn_problem *problem, fattn_io_tensor tens
 double fattn_io_counts_bytes(const fattn_problem *problem, const fattn_io_counts *counts);
 
 /* The tile of FlashAttention's Algorithm 1, line 1, for M elements of fast memory: four blocks of
- * bc = ceil(M / 4d) rows fill it, and br = min(bc, d) bounds the scores by M / 4. With D != Dv, d is
- * their mean, rounded up. */
+ * bc = ceil(M / 4d) rows fill it, and br = min(bc, d) bounds the scores by M / 4. With D != Dv, d
+ * is their mean, rounded up. */
 fattn_tile fattn_io_paper_tile(const fattn_problem *problem, int64_t fast_elements);
 
-/* What fattn_tiled_run() will count, from the shapes, the lengths and the block mask alone: for each
- * head a formula, or a loop over tiles where a block mask hides some of them. The problem is
- * normalised and the buffers were validated; of their pointers only lengths and block mask are read. */
+/* What fattn_tiled_run() will count, from the shapes, the lengths and the block mask alone: for
+ * each head a formula, or a loop over tiles where a block mask hides some of them. The problem is
+ * normalised and the buffers were validated; of their pointers only lengths and block mask are
+ * read. */
 void fattn_io_predict(const fattn_problem *problem, const fattn_buffers *buffers,
                       fattn_io_schedule schedule, fattn_tile tile, fattn_io_counts *counts);
 
 /* Bytes that a kernel of FlashAttention-2's loop order moves with tiles of br x bc for the whole
  * (normalised) problem. Forward: every query block once, the keys and values it sees once per block
  * (per packed kv group where packs_groups). Backward: every key block once, the queries that see it
- * once per block. What a window hides counts only where it shares a tile with visible pairs: exactly
- * where the outer block is a multiple of the inner one, else on average. */
+ * once per block. What a window hides counts only where it shares a tile with visible pairs:
+ * exactly where the outer block is a multiple of the inner one, else on average. */
 double fattn_io_plan_bytes(const fattn_problem *problem, int64_t br, int64_t bc, bool packs_groups);
 
 /* Bytes that standard attention moves, which materialises the score matrix and runs op by op. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A kernel is a row in its backend's table: what it computes, on what, with which tiles. The planner
- * takes the first row that accepts a problem; tests and benchmarks walk the same tables, so that no
- * kernel exists without them. Tables are ordered best first, and the last row that is not `by_name`
- * takes everything that the contract allows.
+ * A kernel is a row in its backend's table: what it computes, on what, with which tiles. The
+ * planner takes the first row that accepts a problem; tests and benchmarks walk the same tables, so
+ * that no kernel exists without them. Tables are ordered best first, and the last row that is not
+ * `by_name` takes everything that the contract allows.
  */
 #ifndef FATTN_CORE_KERNEL_H
 #define FATTN_CORE_KERNEL_H
@@ -47,7 +47,8 @@ typedef struct fattn_kernel {
 
     /* Fast memory that a tile occupies, in bytes. Pure. */
     int64_t (*fast_bytes)(const fattn_problem *problem, fattn_tile tile);
-    /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set yet. Pure. */
+    /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set
+     * yet. Pure. */
     int64_t (*workspace)(const fattn_problem *problem, const fattn_tiling *tiling);
 } fattn_kernel;
 

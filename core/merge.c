@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public doors of fattn_merge() and fattn_dropout_mask(): arguments are checked, the backend works. */
+/* The public doors of fattn_merge() and fattn_dropout_mask(): arguments are checked, the backend
+ * works. */
 #include "core/abi.h"
 #include "core/backend.h"
 #include "core/region.h"
@@ -18,7 +19,7 @@ static fattn_status check_size(const char *name, int64_t value, int64_t low, int
     return FATTN_OK;
 }
 
-/* --- Merge ---------------------------------------------------------------------------------------- */
+/* --- Merge ------------------------------------------------------------------------------------ */
 
 typedef struct state {
     const char *name, *lse_name;
@@ -126,7 +127,7 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
     return status ? status : device->backend->merge(device->impl, &a, stream);
 }
 
-/* --- Dropout mask --------------------------------------------------------------------------------- */
+/* --- Dropout mask ----------------------------------------------------------------------------- */
 
 fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
                                 fattn_stream stream)

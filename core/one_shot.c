@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fattn_attention(): a bounded cache of plans behind one mutex. An entry lends its workspace to one
- * call at a time; a second call on the same plan brings its own, so that nothing is shared in secret.
+ * call at a time; a second call on the same plan brings its own, so that nothing is shared in
+ * secret.
  */
 #include <pthread.h>
 #include <string.h>
@@ -146,7 +147,8 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
     return status;
 }
 
-/* The workspace goes back to its plan's entry, or is freed when the entry has one again or is gone. */
+/* The workspace goes back to its plan's entry, or is freed when the entry has one again or is
+ * gone. */
 static void give_back(loan *l, fattn_stream stream)
 {
     pthread_mutex_lock(&mutex);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The recurrence of online softmax: a row of scores is met one tile at a time, and all that has been
- * seen of it is {m, l}, its largest score and the sum of 2^(x - m). Every kernel, split and merge of
- * fattn runs these lines. A tile of scores x and values v joins a row by
+ * The recurrence of online softmax: a row of scores is met one tile at a time, and all that has
+ * been seen of it is {m, l}, its largest score and the sum of 2^(x - m). Every kernel, split and
+ * merge of fattn runs these lines. A tile of scores x and values v joins a row by
  *
  *     alpha = raise(&state, unit * the largest x)      m = max(m, x)
  *     p     = weight(x, unit, base(state))             p = 2^(x - m)
@@ -11,14 +11,15 @@
  *
  * In the end the row is o * normaliser(state), and its log-sum-exp is lse(state).
  *
- * The state is in log2 units; scores may come in any unit > 0, log2 e for natural ones, and the fused
- * product in weight() converts them without a rounding of the size of x. (A query multiplied by
- * scale * log2 e in advance would round every one of its products.)
+ * The state is in log2 units; scores may come in any unit > 0, log2 e for natural ones, and the
+ * fused product in weight() converts them without a rounding of the size of x. (A query multiplied
+ * by scale * log2 e in advance would round every one of its products.)
  *
  * -inf and NaN come out as the formula has them because
- *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met nothing but
- *     scores of -inf, whose p is 0;
- *   - m may lose a NaN, as every max instruction does, but p keeps it, and with it l and o for good;
+ *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met nothing
+ * but scores of -inf, whose p is 0;
+ *   - m may lose a NaN, as every max instruction does, but p keeps it, and with it l and o for
+ * good;
  *   - a row is empty when l == 0, which is false for NaN, and never asked through m.
  *
  * This is a template header over the vocabulary of the unit that includes it, a lane being a row:
@@ -30,7 +31,8 @@
  *     fv_max(a, b)                             a > b ? a : b, which is b when either is NaN
  *     fv_eq(a, b), fv_select(m, a, b)          m ? a : b
  *
- * FATTN_SUFFIX, where defined, is appended to every name, so that two vocabularies can meet in a unit.
+ * FATTN_SUFFIX, where defined, is appended to every name, so that two vocabularies can meet in a
+ * unit.
  */
 #if defined(FATTN_SUFFIX) || !defined(FATTN_CORE_ONLINE_SOFTMAX_H)
 
@@ -67,8 +69,8 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_weight)(fv x, fv unit, fv base)
     return fv_exp2(fv_fma(x, unit, fv_sub(fv_set1(0.0f), base)));
 }
 
-/* One score x met, of a key whose value is 0: a sink. What m loses in rounding l has; for +inf and NaN l
- * is NaN, as in the formula, and a sink of -inf is no key. */
+/* One score x met, of a key whose value is 0: a sink. What m loses in rounding l has; for +inf and
+ * NaN l is NaN, as in the formula, and a sink of -inf is no key. */
 FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x, fv unit)
 {
     SOFTMAX_NAME(fattn_softmax) state;
@@ -84,7 +86,8 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_base)(SOFTMAX_NAME(fattn_softmax) state)
     return fv_select(fv_eq(state.m, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), state.m);
 }
 
-/* Meets scores of which x is the largest, and returns what all sums so far must be multiplied by. */
+/* Meets scores of which x is the largest, and returns what all sums so far must be multiplied
+ * by. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_raise)(SOFTMAX_NAME(fattn_softmax) * state, fv x)
 {
     const fv before = state->m;
@@ -126,12 +129,12 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_round)(fv x)
 }
 
 /*
- * The natural logarithm of the sum of exp(x), and -inf for an empty row: (m + log2 l) ln 2, within half
- * an ulp and 2^-23. A number of this size in log2 units, and its product with a rounded ln 2, would
- * each be off by half an ulp more, so both factors are cut in two. l = 2^n f, f about 1, and
- * m + n = s + e exactly (Knuth's two-sum). The integer part of s, while below 2^15, times the 9 bits of
- * 355/512 is exact, and what remains to be added is small. |m| > 2^22 makes the parts wrong by no more
- * than the rounding of m itself.
+ * The natural logarithm of the sum of exp(x), and -inf for an empty row: (m + log2 l) ln 2, within
+ * half an ulp and 2^-23. A number of this size in log2 units, and its product with a rounded ln 2,
+ * would each be off by half an ulp more, so both factors are cut in two. l = 2^n f, f about 1, and
+ * m + n = s + e exactly (Knuth's two-sum). The integer part of s, while below 2^15, times the 9
+ * bits of 355/512 is exact, and what remains to be added is small. |m| > 2^22 makes the parts wrong
+ * by no more than the rounding of m itself.
  */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The operands of a run, from one table: which pointers a problem needs, the bytes behind each, how
- * they must be aligned and which of them are written. Validation, staging between host and device, and
- * the tensor statistics of FATTN_VERBOSE=3 all walk this list.
+ * they must be aligned and which of them are written. Validation, staging between host and device,
+ * and the tensor statistics of FATTN_VERBOSE=3 all walk this list.
  */
 #ifndef FATTN_CORE_OPERANDS_H
 #define FATTN_CORE_OPERANDS_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making plans: validate, take the first kernel row that takes the problem, cut it into tiles, load. */
+/* Making plans: validate, take the first kernel row that takes the problem, cut it into tiles,
+ * load. */
 #include "core/plan.h"
 
 #include <stdarg.h>
@@ -54,8 +55,8 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
     return NULL;
 }
 
-/* Finds the row for plan->problem, or fails with the reason of the last one that was meant: the last row
- * takes everything the contract allows, so its reason is the one that counts. */
+/* Finds the row for plan->problem, or fails with the reason of the last one that was meant: the
+ * last row takes everything the contract allows, so its reason is the one that counts. */
 static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits,
                                   declined *notes)
 {
@@ -75,7 +76,8 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
             return FATTN_OK;
         }
         note(notes, row->name, why);
-        if (wanted || !row->by_name) {
+        const bool meant = wanted || (!row->by_name && row->ops & FATTN_OP_BIT(plan->problem.op));
+        if (meant || !reason[0]) {
             snprintf(reason, sizeof reason, "%s %s", row->name, why);
         }
     }
@@ -126,12 +128,13 @@ static void log_plan(const fattn_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
     const fattn_tiling *const t = &plan->tiling;
-    fattn_log(
-        "plan %s %s B%lld H%lld/%lld S%lldx%lld D%lld/%lld: %s, tile %lldx%lld, %lld splits, %lld bytes of workspace",
-        p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
-        (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
-        (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v, plan->kernel->name,
-        (long long)t->br, (long long)t->bc, (long long)t->splits, (long long)t->workspace);
+    fattn_log("plan %s %s B%lld H%lld/%lld S%lldx%lld D%lld/%lld: %s, tile %lldx%lld, %lld splits, "
+              "%lld bytes of workspace",
+              p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
+              (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k,
+              (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->dim,
+              (long long)p->dim_v, plan->kernel->name, (long long)t->br, (long long)t->bc,
+              (long long)t->splits, (long long)t->workspace);
 }
 
 fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
@@ -207,7 +210,7 @@ fattn_status fattn_support(fattn_device *device, const fattn_problem *problem)
     return decide(&plan, problem, NULL, NULL, &notes);
 }
 
-/* --- Asking a plan -------------------------------------------------------------------------------- */
+/* --- Asking a plan ---------------------------------------------------------------------------- */
 
 static fattn_plan_info info_of(const fattn_plan *plan)
 {

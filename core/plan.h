@@ -5,8 +5,8 @@
 
 #include "core/backend.h"
 
-/* fattn_plan_create with choices made by the caller; NULL and zeros leave them to the environment and
- * the planner. kernel is a row's name. */
+/* fattn_plan_create with choices made by the caller; NULL and zeros leave them to the environment
+ * and the planner. kernel is a row's name. */
 fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
                                     const char *kernel, const fattn_wish *wish, fattn_plan **plan);
 
@@ -20,13 +20,13 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
 /* Whether every operand of the run lies where the plan's device reads it. */
 bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers);
 
-/* Copies the operands of a run from host memory to the device, runs the plan, copies the outputs back
- * and waits. */
+/* Copies the operands of a run from host memory to the device, runs the plan, copies the outputs
+ * back and waits. */
 fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers,
                                    fattn_stream stream);
 
-/* Logs a line for each tensor of a run: how many NaNs, infinities and zeros, least and greatest. Waits
- * for the stream first. */
+/* Logs a line for each tensor of a run: how many NaNs, infinities and zeros, least and greatest.
+ * Waits for the stream first. */
 fattn_status fattn_plan_log_tensors(const fattn_plan *plan, const fattn_buffers *buffers,
                                     fattn_stream stream);
 

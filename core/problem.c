@@ -10,9 +10,11 @@
 #include "core/operands.h"
 #include "core/status.h"
 
-#define SIZE_LIMIT ((INT64_C(1) << 31) - 1) /* totals, lengths, heads and batches stay below 2^31 */
-#define STRIDE_LIMIT (INT64_MAX / 8)        /* a stride in bytes fits in 63 bits */
-#define DIM_LIMIT 576                       /* the largest head dimension any backend may take */
+#define SIZE_LIMIT \
+    ((INT64_C(1) << 31) - 1)         /* totals, lengths, heads and batches stay below 2^31
+                                             * \ */
+#define STRIDE_LIMIT (INT64_MAX / 8) /* a stride in bytes fits in 63 bits */
+#define DIM_LIMIT 576                /* the largest head dimension any backend may take */
 #define ALIGNMENT_LIMIT 4096
 
 void fattn_problem_init(fattn_problem *problem)
@@ -50,7 +52,7 @@ uint32_t fattn_dropout_threshold(double p)
     return t < 1 ? 1 : t > 65535 ? 65535 : (uint32_t)t;
 }
 
-/* --- Numbers one by one --------------------------------------------------------------------------- */
+/* --- Numbers one by one ----------------------------------------------------------------------- */
 
 static fattn_status check_range(const char *name, int64_t value, int64_t low, int64_t high,
                                 fattn_status status)
@@ -253,7 +255,7 @@ static fattn_status check_outputs(const fattn_problem *p)
     return FATTN_OK;
 }
 
-/* --- Normal form ---------------------------------------------------------------------------------- */
+/* --- Normal form ------------------------------------------------------------------------------ */
 
 /* Defaults filled in, and fields that do not count set to 0. Numbers are legal by now. */
 static void fill_options(fattn_problem *p)
@@ -312,8 +314,8 @@ static void fill_options(fattn_problem *p)
     }
 }
 
-/* Strides of a contiguous (batch, sequence, head, channel) or (batch, head, sequence, channel). A batch
- * stride that does not fit is -1, which no caller can have asked for. */
+/* Strides of a contiguous (batch, sequence, head, channel) or (batch, head, sequence, channel). A
+ * batch stride that does not fit is -1, which no caller can have asked for. */
 static fattn_strides contiguous(fattn_layout layout, bool packed, int64_t rows, int64_t heads,
                                 int64_t channels)
 {

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The public door: everything a caller can get wrong in a problem is found here, with a reason that
- * names the field and its value. Behind it every problem is *normalised* and nothing is checked again.
+ * names the field and its value. Behind it every problem is *normalised* and nothing is checked
+ * again.
  *
  * A normalised problem has
- *   - the full struct_size, layout FATTN_STRIDED and every stride filled in (outputs and gradients too);
- *   - dtype_o, dtype_bias and outputs filled in; scale filled in, whether or not FATTN_SCALE is set;
- *   - window_left and window_right filled in, -1 where unbounded, with causal folded in (right 0), so
- *     that a kernel looks at these two alone;
+ *   - the full struct_size, layout FATTN_STRIDED and every stride filled in (outputs and gradients
+ * too);
+ *   - dtype_o, dtype_bias and outputs filled in; scale filled in, whether or not FATTN_SCALE is
+ * set;
+ *   - window_left and window_right filled in, -1 where unbounded, with causal folded in (right 0),
+ * so that a kernel looks at these two alone;
  *   - total_q, total_k: rows of the packed tensor (cu_seqlens), else Sq and Sk;
  *   - block_table_stride filled in; fields whose feature bit is clear set to 0.
  */
@@ -20,15 +23,17 @@
 fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out);
 
 /* Checks the pointers of one run against a normalised problem: required ones present, as aligned as
- * promised, outputs that overlap nothing. Reads no memory behind the pointers. *out is the full struct. */
+ * promised, outputs that overlap nothing. Reads no memory behind the pointers. *out is the full
+ * struct. */
 fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
                                      fattn_buffers *out);
 
-/* Checks what lies behind the pointers, which must be host memory: lengths, cu_seqlens, block tables,
- * positions. Kernels rely on it for memory safety. */
+/* Checks what lies behind the pointers, which must be host memory: lengths, cu_seqlens, block
+ * tables, positions. Kernels rely on it for memory safety. */
 fattn_status fattn_buffers_validate(const fattn_problem *problem, const fattn_buffers *buffers);
 
-/* The dropout threshold of SEMANTICS: t = p * 65536 rounded, 1..65535 for 0 < p < 1; 65536 for p = 1. */
+/* The dropout threshold of SEMANTICS: t = p * 65536 rounded, 1..65535 for 0 < p < 1; 65536 for p
+ * = 1. */
 uint32_t fattn_dropout_threshold(double p);
 
 /* Sequence b of a run: how many rows it has, where they lie, and where they stand. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The list of work of a tiling, as formulas: item n of tiling->items is a block of rows of one head,
- * and one part of its keys. Nothing is stored, so that planning costs the same for any size. Kernels of
- * every backend ask here.
+ * The list of work of a tiling, as formulas: item n of tiling->items is a block of rows of one
+ * head, and one part of its keys. Nothing is stored, so that planning costs the same for any size.
+ * Kernels of every backend ask here.
  */
 #ifndef FATTN_CORE_SCHEDULE_H
 #define FATTN_CORE_SCHEDULE_H
@@ -18,10 +18,10 @@ typedef struct fattn_work {
 } fattn_work;
 
 /*
- * Items of a head follow one another, so that its keys and values stay in cache, and within a head the
- * last rows come first. Under a causal mask these are the heavy ones: what is handed out last, when
- * workers run out of work, is light. In a batch of ragged lengths they are the rows that a short
- * sequence does not have, which are over at once and hold up nobody.
+ * Items of a head follow one another, so that its keys and values stay in cache, and within a head
+ * the last rows come first. Under a causal mask these are the heavy ones: what is handed out last,
+ * when workers run out of work, is light. In a batch of ragged lengths they are the rows that a
+ * short sequence does not have, which are over at once and hold up nobody.
  */
 FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
 {

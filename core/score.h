@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The score of a query and a key, and its derivative: what lies between the dot product and softmax.
+ * The score of a query and a key, and its derivative: what lies between the dot product and
+ * softmax.
  *
  *     x  = dot(q, k)
  *     x *= scale                                        FATTN_SCORE_SCALE
@@ -11,8 +12,8 @@
  *
  * Rounding errors of x count in full in exp(x), so a score sees the roundings of the formula and no
  * others. A run without cap, bias and ALiBi does not multiply by scale either: its scores are dot
- * products, and scale is part of the unit that the exponential is told (online_softmax.h). What is not
- * kept is selected away, never added to, so that a masked NaN is masked.
+ * products, and scale is part of the unit that the exponential is told (online_softmax.h). What is
+ * not kept is selected away, never added to, so that a masked NaN is masked.
  *
  * This is a template header over the vocabulary of the unit that includes it:
  *
@@ -49,8 +50,8 @@ typedef struct fattn_score_rule {
     float reciprocal; /* 1 / softcap */
 } fattn_score_rule;
 
-/* terms: of CAP, BIAS and ALIBI. A unit must be > 0, so that maxima are maxima and -inf stays what it
- * is; a scale that is not, in float, is multiplied with. */
+/* terms: of CAP, BIAS and ALIBI. A unit must be > 0, so that maxima are maxima and -inf stays what
+ * it is; a scale that is not, in float, is multiplied with. */
 FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, double softcap)
 {
     const float folded = (float)(scale * FATTN_LOG2E);
@@ -87,11 +88,12 @@ typedef struct SCORE_NAME(fattn_score_pair) {
 /*
  * softcap * tanh(x / softcap), and in *slope its derivative by x, 1 - tanh^2, without cancellation.
  *
- * With y = x / softcap: for |y| < 5/8 tanh(y) = y (1 + z P(z)), z = y^2, P the degree-5 interpolation of
- * (tanh(y) / y - 1) / z in the Chebyshev nodes of 0 <= z <= (5/8)^2, whose relative error is 6e-10; the
- * result is then x times a factor, which tends to 1, and the result to x, as softcap grows without
- * bound. Elsewhere tanh |y| = 1 - 2 w and 1 - tanh^2 = 4 w (1 - w), w = 1 / (1 + exp(2 |y|)), where an
- * exp that overflows gives w = 0. A NaN fails the comparison and passes through exp.
+ * With y = x / softcap: for |y| < 5/8 tanh(y) = y (1 + z P(z)), z = y^2, P the degree-5
+ * interpolation of (tanh(y) / y - 1) / z in the Chebyshev nodes of 0 <= z <= (5/8)^2, whose
+ * relative error is 6e-10; the result is then x times a factor, which tends to 1, and the result to
+ * x, as softcap grows without bound. Elsewhere tanh |y| = 1 - 2 w and 1 - tanh^2 = 4 w (1 - w), w =
+ * 1 / (1 + exp(2 |y|)), where an exp that overflows gives w = 0. A NaN fails the comparison and
+ * passes through exp.
  */
 FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *slope)
 {
@@ -131,8 +133,8 @@ FATTN_HD fv SCORE_NAME(fattn_score_bias)(fv bias)
     return fv_select(fv_eq(fv_abs(bias), infinity), bias, clamped);
 }
 
-/* The score of a pair from its dot product, and in *slope d(score) / d(scale * dot): 1 without a cap.
- * terms: rule->terms, and KEEP where the tile needs it. */
+/* The score of a pair from its dot product, and in *slope d(score) / d(scale * dot): 1 without a
+ * cap. terms: rule->terms, and KEEP where the tile needs it. */
 FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms, fv x,
                                     SCORE_NAME(fattn_score_pair) pair, fv *slope)
 {

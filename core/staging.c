@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory on a device that cannot read it: what the one-shot call does for a program that merely
- * sets FATTN_BACKEND. Operands may interleave (slices of one packed tensor), so the unit of copying is
- * not the operand but the union of the address ranges that touch each other.
+ * Host memory on a device that cannot read it: what the one-shot call does for a program that
+ * merely sets FATTN_BACKEND. Operands may interleave (slices of one packed tensor), so the unit of
+ * copying is not the operand but the union of the address ranges that touch each other.
  */
 #include <string.h>
 
@@ -75,7 +75,8 @@ static void find_ranges(staging *s, const fattn_buffers *buffers)
     }
 }
 
-/* Keeps each operand's place modulo the alignment, which is what its promised alignment rests on. */
+/* Keeps each operand's place modulo the alignment, which is what its promised alignment rests
+ * on. */
 static fattn_status copy_in(staging *s, fattn_stream stream)
 {
     const fattn_backend *const backend = s->plan->device->backend;

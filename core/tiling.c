@@ -8,8 +8,9 @@ static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* The tile that moves the fewest bytes among those that fit fast memory; the smallest where none does.
- * Traffic depends on lengths and batch, so rows that may not notice them take the first that fits. */
+/* The tile that moves the fewest bytes among those that fit fast memory; the smallest where none
+ * does. Traffic depends on lengths and batch, so rows that may not notice them take the first that
+ * fits. */
 static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
@@ -41,7 +42,8 @@ static bool menu_has(const fattn_tile *menu, fattn_tile wanted)
     return menu->br != 0;
 }
 
-/* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for itself. */
+/* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for
+ * itself. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
                            const fattn_problem *problem, const fattn_tiling *tiling)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle against values worked out by hand: which pairs are kept, what an empty row gives, where a
- * page lies, what is left untouched. Gradients are check_gradients' business; here stands every choice
- * of the contract that differentiation cannot see. Problems are in double precision with D = Dv = 1
- * unless a test says otherwise. hazard_<id> are failures that other attention libraries had.
+ * The oracle against values worked out by hand: which pairs are kept, what an empty row gives,
+ * where a page lies, what is left untouched. Gradients are check_gradients' business; here stands
+ * every choice of the contract that differentiation cannot see. Problems are in double precision
+ * with D = Dv = 1 unless a test says otherwise. hazard_<id> are failures that other attention
+ * libraries had.
  */
 #include <math.h>
 #include <string.h>
@@ -112,11 +113,12 @@ static bool near(double got, double want)
     return fabs(got - want) <= 1e-12 * fmax(1, fabs(want));
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Number formats
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* Neighbours, and the numbers around the middle between them, for every finite pattern from 0 up. */
+/* Neighbours, and the numbers around the middle between them, for every finite pattern from 0
+ * up. */
 static bool rounds_to_nearest_even(fattn_dtype dtype, unsigned infinity)
 {
     for (unsigned n = 0; n + 1 < infinity; n++) {
@@ -202,9 +204,9 @@ static void check_output_rounding(void)
     tap_check(good, "o may be f32 with f16 inputs");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Dropout
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Known answers published with Random123 (kat_vectors, philox4x32 10). */
 static void check_philox(void)
@@ -241,7 +243,8 @@ static void check_dropout_map(void)
 {
     uint32_t key[2], words[4];
     fattn_naive_dropout_key(42, 3, key);
-    /* Block (2, 5): rows 32.., columns 80..; i = 35, j = 84: row word 2 * 8 + 3, column word 5 * 4 + 2. */
+    /* Block (2, 5): rows 32.., columns 80..; i = 35, j = 84: row word 2 * 8 + 3, column word 5 * 4
+     * + 2. */
     fattn_naive_philox((const uint32_t[]){19, 22, 6, 9}, key, words);
     static const struct {
         int64_t i, j;
@@ -320,11 +323,12 @@ static void check_dropout(void)
     tap_check(good, "p = 1 drops everything and leaves lse alone");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Which pairs are kept
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* The kept pairs of p as "110/111", rows separated: scores are 0 and v is one-hot, so o shows them. */
+/* The kept pairs of p as "110/111", rows separated: scores are 0 and v is one-hot, so o shows
+ * them. */
 static const char *kept_pairs(void)
 {
     static char text[ROOM];
@@ -479,9 +483,9 @@ static void check_shards(void)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The score, the softmax
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* With one pair and no sink, lse is the score. */
 static void check_score(void)
@@ -597,9 +601,9 @@ static void check_not_finite(void)
     tap_check(execute() && isnan(o[0]) && isnan(lse[0]), "hazard_A9: NaN beside -inf stays NaN");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Nothing to attend to
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Row 1 of 3 x 4 sees nothing; NaN in its dO and dLSE must not get anywhere. */
 static void check_empty_row(uint64_t features, const char *cause)
@@ -670,9 +674,9 @@ static void check_empty_problems(void)
               "hazard_E3: no query heads give dk = dv = 0");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Lengths and places
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Packed sequences, empty ones among them, are what they are alone. */
 static void check_packed(void)
@@ -853,9 +857,9 @@ static void check_strides(void)
     tap_check(good && execute() && o[0] == o_first, "hazard_C3: k and v with stride 0");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * What the accuracy bound is made of
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* q = 2, k = (1, 1), v = (3, -1), scale -1: x = -2 twice, p = (1/2, 1/2), and the rest on paper. */
 static void check_absolute_sums(void)
@@ -908,7 +912,8 @@ static void check_absolute_sums(void)
     sink[0] = -inf;
     good = normalise(&normal) && fattn_naive_run_pure(&normal, &buf, &r) == FATTN_OK;
     if (good) {
-        /* delta = 1 - 0.5, absolute 1 + 0.5; dS = p (3 - 0.5, -1 - 0.5), absolute p (3 + 1.5, 1 + 1.5) */
+        /* delta = 1 - 0.5, absolute 1 + 0.5; dS = p (3 - 0.5, -1 - 0.5), absolute p (3 + 1.5, 1
+         * + 1.5) */
         good = near(r.dbias[0], 1.25) && near(r.dbias[1], -0.75) && near(r.a_dbias[0], 2.25);
         good = good && near(r.dq[0], -0.5) && near(r.a_dq[0], 3.5);
         good = good && near(r.dk[0], -2.5) && near(r.dk[1], 1.5) && near(r.a_dk[0], 4.5);
@@ -997,9 +1002,9 @@ static void check_memory(void)
               "hazard_B10: sizes that overflow are out of memory");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The comparator
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void check_comparator(void)
 {

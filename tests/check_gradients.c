@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The oracle's gradients are the derivatives of its forward: in double precision they equal central
- * differences of the loss sum(o * dO) + sum(lse * dLSE), for every feature, every pair of features and
- * random sets of them, to 1e-6 of the largest entry of the gradient. And the comparator computes the
- * same thing in every dtype, so that measuring kernels in units of its error means something.
+ * differences of the loss sum(o * dO) + sum(lse * dLSE), for every feature, every pair of features
+ * and random sets of them, to 1e-6 of the largest entry of the gradient. And the comparator
+ * computes the same thing in every dtype, so that measuring kernels in units of its error means
+ * something.
  */
 #include <math.h>
 #include <string.h>
@@ -12,9 +13,9 @@
 #include "tests/scenario.h"
 #include "tests/tap.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Central differences
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Entries that no sequence owns stay 0 in o and lse, as the scenario made them. */
 static double loss(scenario *s)
@@ -84,9 +85,9 @@ static void check_differences(uint32_t traits, unsigned bias_flat, int64_t sq, i
     tap_check(good, "differences, %lld x %lld: %s%s", (long long)sq, (long long)sk, name, wrong);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The comparator
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Loose: enough for any order of at most 64 summands, far too little for a formula gone wrong. */
 static bool close_to(const double *got, const double *want, int64_t slices, int64_t slice,
@@ -160,9 +161,9 @@ static void check_comparator(uint32_t traits, unsigned bias_flat, int64_t sq, in
               what != NULL ? " in " : "", what != NULL ? in : "");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Which sets of features
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void check(uint32_t traits, unsigned bias_flat, bool wide)
 {

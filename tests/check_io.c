@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The traffic model is what the published algorithms do: fattn_io_predict() equals, to the element, what
- * tiled.c counts; the counts follow a N^2 d^2 / M + b N d; and the planner's closed forms agree with
- * both where they promise to. Large problems are counted without arithmetic, along the same path; that
- * the path is the same with arithmetic is check_tiled's business, and checked here at one size.
+ * The traffic model is what the published algorithms do: fattn_io_predict() equals, to the element,
+ * what tiled.c counts; the counts follow a N^2 d^2 / M + b N d; and the planner's closed forms
+ * agree with both where they promise to. Large problems are counted without arithmetic, along the
+ * same path; that the path is the same with arithmetic is check_tiled's business, and checked here
+ * at one size.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -66,9 +67,9 @@ static void normalise(fattn_problem *p)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Predicted against counted
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Drawn problems have every feature, layout and length; tiles are anything but aligned. */
 static void check_drawn(uint64_t seed, int64_t cases)
@@ -127,9 +128,9 @@ static void check_windows(void)
     tap_check(good, "windows of every kind are predicted%s", wrong);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The law
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Sizes with Bc | N, Bc <= N / 8 and Br = min(Bc, d), as M = 4 d Bc gives them. */
 enum { N_FIRST = 256, N_LAST = 8192, BC_FIRST = 16, SAMPLES_MAX = 512 };
@@ -161,8 +162,8 @@ static fit fit_of(const sample *samples, int count)
     return f;
 }
 
-/* FlashAttention takes the paper's tile. FlashAttention-2's forward reads keys once a query block, so
- * that M must widen its rows: Br = Bc. */
+/* FlashAttention takes the paper's tile. FlashAttention-2's forward reads keys once a query block,
+ * so that M must widen its rows: Br = Bc. */
 static fattn_tile tile_of(const fattn_problem *p, fattn_io_schedule schedule, int64_t m)
 {
     fattn_tile tile = fattn_io_paper_tile(p, m);
@@ -233,9 +234,9 @@ static void check_by_hand(void)
     tap_check(large.br == 32 && large.bc == 782, "Br is bounded by d, and Bc rounded up");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The planner's closed forms
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static double predicted_bytes(const fattn_problem *p, fattn_io_schedule schedule, fattn_tile tile)
 {
@@ -348,7 +349,8 @@ static void check_packed(void)
     tap_check(fattn_io_plan_bytes(&p, 8, 64, false) == 8 * keys + rows,
               "an unpacked one once a head");
 
-    /* Three heads in blocks of eight rows: r is position r / 3, and a block begins between positions. */
+    /* Three heads in blocks of eight rows: r is position r / 3, and a block begins between
+     * positions. */
     fattn_problem causal = square(FATTN_FORWARD, 500, 64, FATTN_CAUSAL);
     causal.heads_q = 3, causal.heads_k = 1;
     normalise(&causal);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The published algorithms compute attention. All schedules are in double, like the oracle, so they must
- * agree with it to rounding whatever the tile: for every feature, every pair of features and random
- * sets of them. What they count on the way is what they count without arithmetic, and what the model
- * predicts. The rows of backend reference are judged as kernels are, on drawn cases.
+ * The published algorithms compute attention. All schedules are in double, like the oracle, so they
+ * must agree with it to rounding whatever the tile: for every feature, every pair of features and
+ * random sets of them. What they count on the way is what they count without arithmetic, and what
+ * the model predicts. The rows of backend reference are judged as kernels are, on drawn cases.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -16,9 +16,9 @@
 #include "tests/tap.h"
 #include "tools/judge.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Against the oracle, in f64
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Every tile, a single one, one row, one key; none divides the lengths. */
 static const fattn_tile tiles[] = {{1, 1}, {100, 100}, {1, 4}, {4, 1}, {5, 3}, {2, 5}};
@@ -45,7 +45,8 @@ static const char *outputs_differ(const scenario *got, const scenario *want)
     return NULL;
 }
 
-/* Runs with a workspace that begins as NaN and ends in bytes that must stay. NULL, or what is wrong. */
+/* Runs with a workspace that begins as NaN and ends in bytes that must stay. NULL, or what is
+ * wrong. */
 static const char *run(const fattn_problem *p, const fattn_buffers *buffers,
                        fattn_io_schedule schedule, fattn_tile tile, fattn_io_counts *counts)
 {
@@ -142,9 +143,9 @@ static void check_traits(void)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Outputs that nobody asked for
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Every subset of the gradients is what the full set has, and leaves the others alone. */
 static void check_subsets(fattn_io_schedule schedule)
@@ -179,9 +180,9 @@ static void check_subsets(fattn_io_schedule schedule)
               fattn_io_schedule_name(schedule), wrong ? ": wrong " : "", wrong ? wrong : "");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Values at the edge of what a score can be
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static bool same_class(double x, double y)
 {
@@ -224,9 +225,9 @@ static void check_extremes(fattn_io_schedule schedule)
               wrong ? ": wrong " : "", wrong ? wrong : "");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * As kernels
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void check_rows(uint64_t seed, int64_t cases)
 {

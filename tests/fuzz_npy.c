@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The .npy reader as a fuzz target. Any bytes must be read or refused with one line, without a leak;
- * what was read must come back from the writer bit by bit.
+ * The .npy reader as a fuzz target. Any bytes must be read or refused with one line, without a
+ * leak; what was read must come back from the writer bit by bit.
  *
  *     clang -g -O1 -fsanitize=fuzzer,address,undefined -I. -Iinclude \
  *         tests/fuzz_npy.c tools/npy.c core/memory.c -o fuzz_npy
  *     ./fuzz_npy -max_len=512 FINDINGS tests/npy_corpus
  *
- * With -DFATTN_FUZZ_REPLAY it is a plain TAP program that runs each file, or each file of each folder,
- * that it is given.
+ * With -DFATTN_FUZZ_REPLAY it is a plain TAP program that runs each file, or each file of each
+ * folder, that it is given.
  */
 #define _XOPEN_SOURCE 700
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the hazard programs share. A hazard is a failure that some attention library really had; each
- * has an identifier (a letter for its group and a number) and a test of that name. Hazards that cannot
- * arise here, or need hardware, keep their row, with the reason in place of a function.
+ * What the hazard programs share. A hazard is a failure that some attention library really had;
+ * each has an identifier (a letter for its group and a number) and a test of that name. Hazards
+ * that cannot arise here, or need hardware, keep their row, with the reason in place of a function.
  *
  * A *place* is a kernel row that this machine can run, on an open device: every backend, every
- * instruction set. Most hazards make a case with tools/draw.h and let tools/judge.h judge it at every
- * place and with every tile of the row's menu.
+ * instruction set. Most hazards make a case with tools/draw.h and let tools/judge.h judge it at
+ * every place and with every tile of the row's menu.
  */
 #ifndef FATTN_TESTS_HAZARD_H
 #define FATTN_TESTS_HAZARD_H
@@ -23,11 +23,12 @@ typedef struct hazard {
     const char *skip;   /* why */
 } hazard;
 
-/* The body of main: runs the hazards of the table, or those named in argv, each under a watchdog. The
- * table ends with a row whose id is NULL. */
+/* The body of main: runs the hazards of the table, or those named in argv, each under a watchdog.
+ * The table ends with a row whose id is NULL. */
 int hazard_main(const hazard *table, int argc, char **argv);
 
-/* Counts a check of the running hazard; when it does not hold, prints the sentence. Returns holds. */
+/* Counts a check of the running hazard; when it does not hold, prints the sentence. Returns
+ * holds. */
 bool hazard_check(bool holds, const char *format, ...) FATTN_PRINTF(2, 3);
 
 typedef struct place {
@@ -49,9 +50,9 @@ draw_case hazard_case(fattn_op op, fattn_dtype dtype, int64_t batch, int64_t hea
 /* draw_build, reported when it fails. */
 bool hazard_build(draw_case *c);
 
-/* Saves o and lse of a backward, judges the built case at every place with every tile, and with up to
- * `splits` splits where the row can cut keys, and frees it. The words say which variant it is. Large
- * cases pass -1: the planner's tile alone. */
+/* Saves o and lse of a backward, judges the built case at every place with every tile, and with up
+ * to `splits` splits where the row can cut keys, and frees it. The words say which variant it is.
+ * Large cases pass -1: the planner's tile alone. */
 void hazard_judge(draw_case *c, int splits, const char *format, ...) FATTN_PRINTF(3, 4);
 
 /* hazard_build and hazard_judge. */

@@ -12,7 +12,8 @@ static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 
 #define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
-/* Writes value into the pairs (i, j) of bias or mask for which where says so, in every batch and head. */
+/* Writes value into the pairs (i, j) of bias or mask for which where says so, in every batch and
+ * head. */
 static void paint(draw_case *c, draw_id id, double value,
                   bool (*where)(int64_t i, int64_t j, int64_t n), int64_t n)
 {
@@ -176,8 +177,8 @@ static void a3(void)
         }
 }
 
-/* All scores moved by one constant: the same o, and lse moved. A score of size X is known to X 2^-24 in
- * f32, of which a kernel may lose a few. */
+/* All scores moved by one constant: the same o, and lse moved. A score of size X is known to X
+ * 2^-24 in f32, of which a kernel may lose a few. */
 static void a4(void)
 {
     static const double moves[] = {-1e5, -2.45e5, -1e6, 1e5};
@@ -258,7 +259,8 @@ static void a6(void)
         }
 }
 
-/* Where NaN and infinities come out is the same everywhere: the oracle's class, element by element. */
+/* Where NaN and infinities come out is the same everywhere: the oracle's class, element by
+ * element. */
 static void a7(void)
 {
     static const double wild[] = {NAN, INFINITY, -INFINITY};

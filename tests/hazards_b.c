@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hazards of group B: index width, sizes and launch limits. Tensors that span more than 2^31 elements
- * are a few pages of a reserved range of addresses: huge strides, few elements, little memory.
+ * Hazards of group B: index width, sizes and launch limits. Tensors that span more than 2^31
+ * elements are a few pages of a reserved range of addresses: huge strides, few elements, little
+ * memory.
  */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 
@@ -16,9 +17,9 @@
 
 __extension__ typedef __int128 wide;
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Far strides
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void point_strides(draw_case *c, draw_id id)
 {
@@ -41,8 +42,8 @@ static void point_strides(draw_case *c, draw_id id)
     }
 }
 
-/* Moves an operand to a range of its own where `axis` has this stride. Returns false, with the operand
- * as it was, where the machine has no room for the addresses. */
+/* Moves an operand to a range of its own where `axis` has this stride. Returns false, with the
+ * operand as it was, where the machine has no room for the addresses. */
 static bool stretch(draw_case *c, draw_id id, int axis, int64_t stride)
 {
     draw_tensor *const t = &c->tensors[id];
@@ -206,9 +207,9 @@ static void b5(void)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Many small ones
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void b2(void)
 {
@@ -303,9 +304,9 @@ static void b9(void)
     draw_free(&far);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Absurd sizes
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Bytes of workspace, -1 for FATTN_OVERFLOW, -2 for a row that declines. */
 static int64_t workspace_of(const place *at, fattn_op op, int64_t batch, int64_t heads,
@@ -333,8 +334,9 @@ static int64_t workspace_of(const place *at, fattn_op op, int64_t batch, int64_t
     return bytes;
 }
 
-/* Where there is enough work for every thread, workspace grows evenly with the batch: what it is for a
- * large batch follows from two small ones in 128 bits, or is an overflow. Sizes are rounded up to 256. */
+/* Where there is enough work for every thread, workspace grows evenly with the batch: what it is
+ * for a large batch follows from two small ones in 128 bits, or is an overflow. Sizes are rounded
+ * up to 256. */
 static void check_growth(const place *at, fattn_op op, int64_t heads, int64_t rows, int64_t keys,
                          int64_t dim)
 {
@@ -407,8 +409,8 @@ static void b13(void)
     }
 }
 
-/* 2^32 pairs of which a window keeps the diagonal: o is v and lse the score of the diagonal where the mask, whose
- * last entry lies 4 GiB from its first, keeps it. */
+/* 2^32 pairs of which a window keeps the diagonal: o is v and lse the score of the diagonal where
+ * the mask, whose last entry lies 4 GiB from its first, keeps it. */
 static void b12(void)
 {
     enum { LENGTH = 65536, KEPT = 997 };

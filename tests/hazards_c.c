@@ -56,7 +56,8 @@ static void c3(void)
         }
 }
 
-/* The channel is always innermost, so a tensor has 6 orders; each draws its own, and its padding. */
+/* The channel is always innermost, so a tensor has 6 orders; each draws its own, and its
+ * padding. */
 static void c4(void)
 {
     for
@@ -88,7 +89,8 @@ static void c7(void)
     }
 }
 
-/* Pointers aligned to an element and no better, odd lengths, rows that are no multiple of 16 bytes. */
+/* Pointers aligned to an element and no better, odd lengths, rows that are no multiple of 16
+ * bytes. */
 static void c8(void)
 {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};

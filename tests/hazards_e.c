@@ -136,7 +136,8 @@ static void e6(void)
         }
 }
 
-/* Copies every operand so that it ends (or begins) where memory ends, runs, and reads outputs back. */
+/* Copies every operand so that it ends (or begins) where memory ends, runs, and reads outputs
+ * back. */
 static void run_guarded(const place *at, const draw_case *c, bool end)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -47,9 +47,9 @@ static void f2(void)
     hazard_judge_drawn(&c, 9, "a batch with empty sequences");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Merging
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 40, CHANNELS = 8 };
 
@@ -285,9 +285,9 @@ static void f12(void)
         }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * lse
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Natural logarithm: exp(score - lse) sums to 1. */
 static void f4(void)
@@ -411,12 +411,12 @@ static void f9(void)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Invariance
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* With FATTN_BATCH_INVARIANT a sequence alone has the bits that it has among others, and a row those
- * that it has with other rows around it. */
+/* With FATTN_BATCH_INVARIANT a sequence alone has the bits that it has among others, and a row
+ * those that it has with other rows around it. */
 static void check_invariance(const place *at, int64_t rows, int64_t keys, uint64_t features)
 {
     enum { BATCH = 5, HEADS = 2, DIM = 8 };
@@ -429,7 +429,8 @@ static void check_invariance(const place *at, int64_t rows, int64_t keys, uint64
     hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
     for (int64_t b = 0; b < BATCH; b++) {
         for (int64_t first = 0; first<rows; first += rows> 4 ? 3 : 1) {
-            /* Rows first .. rows - 1 of sequence b alone: the diagonal stays, being bottom-right. */
+            /* Rows first .. rows - 1 of sequence b alone: the diagonal stays, being
+             * bottom-right. */
             float o[64 * HEADS * DIM], lse[64 * HEADS];
             fattn_problem p = c.problem;
             fattn_buffers buf = c.buffers;

@@ -50,7 +50,8 @@ static void h1(void)
 }
 
 /* Makes what comes out show the mask: q = 0, so that every probability is 1 / LENGTH, and v the
- * identity, so that o[i][j] is Z / LENGTH; in backward dO is the identity and dv[j][i] is Z / LENGTH. */
+ * identity, so that o[i][j] is Z / LENGTH; in backward dO is the identity and dv[j][i] is Z /
+ * LENGTH. */
 static void expose_mask(draw_case *c)
 {
     static const draw_id tensors[] = {DRAW_Q, DRAW_V, DRAW_DOUT};
@@ -166,7 +167,8 @@ static void h3(void)
     hazard_check(hazard_place_count > 0, "no places");
 }
 
-/* seed and offset by value and by pointer: the same bits; and a plan reads the pointers at each run. */
+/* seed and offset by value and by pointer: the same bits; and a plan reads the pointers at each
+ * run. */
 static void h4(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {

@@ -11,9 +11,9 @@
 
 #define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * I3: threads
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 enum { THREADS = 8, RUNS = 25 };
 
@@ -56,7 +56,8 @@ static void run_all(worker workers[], const char *what)
     }
 }
 
-/* Cases of one shape and different values; half of the threads use the plan, half the one-shot call. */
+/* Cases of one shape and different values; half of the threads use the plan, half the one-shot
+ * call. */
 static void check_threads(const place *at, fattn_op op)
 {
     worker workers[THREADS];
@@ -129,9 +130,9 @@ static void i3(void)
     fattn_cache_clear();
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * I5: nothing falls back in silence
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void set(const char *name, const char *value)
 {

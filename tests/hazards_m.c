@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hazards of group M: failures of the tests themselves. The judge is judged here: a backend that wraps
- * the oracle spoils one thing after another in what it computed, and each must be noticed.
+ * Hazards of group M: failures of the tests themselves. The judge is judged here: a backend that
+ * wraps the oracle spoils one thing after another in what it computed, and each must be noticed.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -13,9 +13,9 @@
 
 #define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * A backend that can be told to err
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef void spoiler(const fattn_plan *plan, const fattn_buffers *buffers, char *workspace);
 
@@ -194,9 +194,9 @@ static void spoil_gradient_row(const fattn_plan *p, const fattn_buffers *b, char
     memset(b->dk, 0, (size_t)p->problem.dim * sizeof(float));
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The judge
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static draw_case ordinary(fattn_op op)
 {
@@ -359,9 +359,9 @@ static void m7(void)
     draw_free(&c);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * M4: every option counts
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct option_flip {
     const char *name;

@@ -75,9 +75,9 @@ typedef struct scenario {
     int64_t q_offsets[SCENARIO_BATCH], k_offsets[SCENARIO_BATCH];
 } scenario;
 
-/* Bits of bias_flat: axes (batch, head, query, key) along which bias and dbias have stride 0. Outputs
- * begin as 0, or as a pattern with ACCUMULATE. Returns false, and prints why, when the library's own
- * validation refuses the scenario. */
+/* Bits of bias_flat: axes (batch, head, query, key) along which bias and dbias have stride 0.
+ * Outputs begin as 0, or as a pattern with ACCUMULATE. Returns false, and prints why, when the
+ * library's own validation refuses the scenario. */
 bool scenario_create(scenario *s, uint32_t traits, unsigned bias_flat, fattn_dtype dtype,
                      int64_t sq, int64_t sk, uint64_t seed);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices, the environment, planning, executing, the one-shot call, and the small public functions. */
+/* Devices, the environment, planning, executing, the one-shot call, and the small public
+ * functions. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <criterion/criterion.h>
@@ -78,7 +79,7 @@ static bool written(void)
     return !isnan(arrays[3][0]) && !isnan(arrays[3][47]) && isnan(arrays[3][48]);
 }
 
-/* --- Status and version --------------------------------------------------------------------------- */
+/* --- Status and version ----------------------------------------------------------------------- */
 
 Test(status, every_code_has_its_name)
 {
@@ -109,7 +110,7 @@ Test(status, every_code_has_its_name)
     cr_assert_str_eq(fattn_last_reason(), "");
 }
 
-/* --- Environment ---------------------------------------------------------------------------------- */
+/* --- Environment ------------------------------------------------------------------------------ */
 
 Test(env, bad_values_are_errors_that_name_them)
 {
@@ -164,7 +165,7 @@ Test(env, values_are_read)
     cr_assert_null(env->kernel);
 }
 
-/* --- Devices -------------------------------------------------------------------------------------- */
+/* --- Devices ---------------------------------------------------------------------------------- */
 
 Test(device, specs)
 {
@@ -273,7 +274,7 @@ Test(device, memory_streams_and_events)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
-/* --- Tiling: a pure function, so an imaginary device will do -------------------------------------- */
+/* --- Tiling: a pure function, so an imaginary device will do ---------------------------------- */
 
 static int64_t square_bytes(const fattn_problem *p, fattn_tile tile)
 {
@@ -421,7 +422,7 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_feature_name(21));
 }
 
-/* --- Plans ---------------------------------------------------------------------------------------- */
+/* --- Plans ------------------------------------------------------------------------------------ */
 
 static char logged[8192];
 
@@ -525,7 +526,7 @@ Test(plan, verbose_says_what_and_why)
     fattn_device_close(cpu);
 }
 
-/* --- The one-shot call ---------------------------------------------------------------------------- */
+/* --- The one-shot call ------------------------------------------------------------------------ */
 
 Test(one_shot, plans_once_and_runs)
 {
@@ -598,7 +599,7 @@ Test(one_shot, from_many_threads)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
-/* --- Staging: backend reference behind memory of its own ------------------------------------------ */
+/* --- Staging: backend reference behind memory of its own -------------------------------------- */
 
 /* Allocations of the remote device: what lies outside them it cannot read. */
 static struct {
@@ -714,7 +715,7 @@ Test(staging, host_memory_on_a_device_of_its_own)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
-/* --- Merge and dropout ---------------------------------------------------------------------------- */
+/* --- Merge and dropout ------------------------------------------------------------------------ */
 
 static fattn_merge_args merge_args(void)
 {
@@ -796,7 +797,7 @@ Test(dropout_mask, refusals)
     fattn_device_close(device);
 }
 
-/* --- Allocation failure --------------------------------------------------------------------------- */
+/* --- Allocation failure ----------------------------------------------------------------------- */
 
 static fattn_status everything(void)
 {

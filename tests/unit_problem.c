@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public door: every wrong problem and every wrong buffer is refused with its status and a reason
- * that names the field, outputs stay untouched, and what is accepted comes out in normal form. */
+/* The public door: every wrong problem and every wrong buffer is refused with its status and a
+ * reason that names the field, outputs stay untouched, and what is accepted comes out in normal
+ * form. */
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
@@ -231,7 +232,7 @@ Test(problem, dropout_threshold)
     cr_assert_eq(fattn_dropout_threshold(1), 65536);
 }
 
-/* --- Buffers -------------------------------------------------------------------------------------- */
+/* --- Buffers ---------------------------------------------------------------------------------- */
 
 static _Alignas(256) float memory[4096];
 
@@ -405,7 +406,7 @@ Test(buffers, sequences)
     cr_assert_eq(s.diagonal, 10);
 }
 
-/* --- Regions: against every address, one by one --------------------------------------------------- */
+/* --- Regions: against every address, one by one ----------------------------------------------- */
 
 static void mark(const fattn_region *r, uint8_t *bytes)
 {

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Test cases from a seed: problems, where their tensors lie, and what is in them. Everything about a
- * case follows from (seed, index), with integer arithmetic and exact conversions only, so that a line
- * such as `fattn check --seed 7 --case 1234` shows the same case on every machine.
+ * Test cases from a seed: problems, where their tensors lie, and what is in them. Everything about
+ * a case follows from (seed, index), with integer arithmetic and exact conversions only, so that a
+ * line such as `fattn check --seed 7 --case 1234` shows the same case on every machine.
  *
- * A case is made in three steps, so that a test may write its own problem and still have it laid out,
- * poisoned and judged like any other:
+ * A case is made in three steps, so that a test may write its own problem and still have it laid
+ * out, poisoned and judged like any other:
  *
  *     draw_problem()  or  draw_blank() and assignments     sizes, options, lengths: no memory yet
  *     draw_build()    and draw_set() for special values    images of the operands, inputs filled in
- *     draw_save()                                          o and lse of a backward case, by the oracle
+ *     draw_save()                                          o and lse of a backward case, by the
+ * oracle
  *
  * Memory is poisoned everywhere: what no kernel may let into a result (rows past a sequence, gaps
  * between strides, channels past D, unused pages) is NaN or infinite, and outputs begin as NaN.
@@ -21,9 +22,9 @@
 
 #include "fattn/fattn.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Random numbers: SplitMix64 (Steele, Lea and Flood 2014), a stream for each purpose
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct draw_rng {
     uint64_t state;
@@ -36,9 +37,9 @@ bool draw_chance(draw_rng *rng, int64_t one_in);
 double draw_unit(draw_rng *rng);   /* [0, 1) */
 double draw_normal(draw_rng *rng); /* twelve uniforms: exact everywhere, and never beyond 6 */
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Operands
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Every pointer of fattn_buffers, in the order of the table in draw.c. */
 typedef enum draw_id {
@@ -83,8 +84,9 @@ typedef struct draw_image {
     bool output;
 } draw_image;
 
-/* Axes are (batch or page, sequence or slot, head, channel) for tensors and lse, (batch, head, query,
- * key) for bias and masks, (batch, entry) for slopes and the block table; arrays use axis 1 alone. */
+/* Axes are (batch or page, sequence or slot, head, channel) for tensors and lse, (batch, head,
+ * query, key) for bias and masks, (batch, entry) for slopes and the block table; arrays use axis 1
+ * alone. */
 typedef struct draw_tensor {
     bool present;
     fattn_dtype dtype; /* 0: integers */
@@ -102,9 +104,9 @@ typedef struct draw_sequence {
     int64_t q_offset, k_offset, whole_q, whole_k;
 } draw_sequence;
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Cases
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* What inputs look like: a Gaussian alone has let wrong kernels pass. */
 typedef enum draw_family {
@@ -159,14 +161,15 @@ void draw_blank(draw_case *c, uint64_t seed);
 int draw_problem(draw_case *c, uint64_t seed, int64_t index);
 
 /* Gives c->problem.batch sequences the full length. Call it before changing single ones: room comes
- * from seqlen_q and seqlen_k, or is what a test writes into own_rows and own_keys with cu_seqlens. */
+ * from seqlen_q and seqlen_k, or is what a test writes into own_rows and own_keys with
+ * cu_seqlens. */
 int draw_sequences(draw_case *c);
 
 /* Lays out, allocates, poisons and fills in. Returns 0, or -1 when memory is short. */
 int draw_build(draw_case *c);
 
-/* The problem of a built case under FATTN_STRIDED, with strides as they were laid out here: what the
- * oracle is given, so that it does not share the library's idea of a layout. */
+/* The problem of a built case under FATTN_STRIDED, with strides as they were laid out here: what
+ * the oracle is given, so that it does not share the library's idea of a layout. */
 fattn_problem draw_spelled(const draw_case *c);
 
 /* Backward: computes o and lse, rounded to their types, as a user has them. Forward: nothing. */

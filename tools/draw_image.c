@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gives a drawn case its memory: where operands lie, poison everywhere, then the values that exist. */
+/* Gives a drawn case its memory: where operands lie, poison everywhere, then the values that
+ * exist. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -59,9 +60,9 @@ void draw_point(fattn_buffers *buffers, draw_id id, void *pointer)
     memcpy((char *)buffers + operands[id].offset, &pointer, sizeof pointer);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Which operands there are
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void declare(draw_case *c, draw_id id, bool present, fattn_dtype dtype, int64_t e0,
                     int64_t e1, int64_t e2, int64_t e3)
@@ -78,7 +79,8 @@ static bool has(const draw_case *c, uint64_t feature)
     return (c->problem.features & feature) != 0;
 }
 
-/* An output is there when it is wanted, or when the case hands over pointers that must not count. */
+/* An output is there when it is wanted, or when the case hands over pointers that must not
+ * count. */
 static bool writes(const draw_case *c, fattn_op op, uint32_t output)
 {
     const uint32_t usual =
@@ -145,11 +147,12 @@ static void declare_options(draw_case *c)
     declare(c, DRAW_OFFSET, seeds, f32, 1, 1, 1, 1);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Sizes that follow from the lengths
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* Packed tensors begin and end with rows of nobody; so does every sequence that does not use its own. */
+/* Packed tensors begin and end with rows of nobody; so does every sequence that does not use its
+ * own. */
 static void pack_sequences(draw_case *c, draw_rng *rng)
 {
     fattn_problem *const p = &c->problem;
@@ -185,9 +188,9 @@ static void count_pages(draw_case *c, draw_rng *rng)
     p->block_table_stride = draw_chance(rng, 2) ? 0 : p->max_pages + draw_between(rng, 0, 3);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Layout
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Axes from the innermost outwards; -1 ends the list. Padding is at most `gap` elements an axis. */
 static void lay_out(draw_tensor *t, const int axes[4], int64_t gap, draw_rng *rng)
@@ -232,7 +235,8 @@ static int64_t round_up(int64_t n, int64_t multiple)
     return (n + multiple - 1) / multiple * multiple;
 }
 
-/* What no kernel may let into a result. Outputs begin as NaN of a bit pattern that no operation makes. */
+/* What no kernel may let into a result. Outputs begin as NaN of a bit pattern that no operation
+ * makes. */
 static void poison(draw_image *image, fattn_dtype dtype, int64_t size, bool clean)
 {
     const double values[] = {NAN, INFINITY, -INFINITY, NAN};
@@ -413,9 +417,9 @@ static int place(draw_case *c, draw_rng *rng)
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Elements
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static bool has_rows_of_q(draw_id id)
 {
@@ -475,9 +479,9 @@ void draw_set(draw_case *c, draw_id id, int64_t at, double value)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Values
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* What a tensor of a family is made of. */
 typedef struct painter {
@@ -669,9 +673,9 @@ static void paint_gradients(draw_case *c, draw_rng *rng)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Lengths, tables and scalars
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void write_lengths(draw_case *c)
 {
@@ -789,9 +793,9 @@ fattn_problem draw_spelled(const draw_case *c)
     return p;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The act
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 int draw_build(draw_case *c)
 {

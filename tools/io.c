@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn io`: slow-memory traffic, counted. Runs the published algorithms of backends/reference/tiled.h
- * on one head and prints what they read and write beside what core/io_model.h predicts, beside the law
- * N^2 d^2 / M, standard attention and the lower bound. --paper sets the counts of one problem against
- * measurements published for it.
+ * `fattn io`: slow-memory traffic, counted. Runs the published algorithms of
+ * backends/reference/tiled.h on one head and prints what they read and write beside what
+ * core/io_model.h predicts, beside the law N^2 d^2 / M, standard attention and the lower bound.
+ * --paper sets the counts of one problem against measurements published for it.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,9 +17,9 @@
 #include "tools/options.h"
 #include "tools/tool.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * One head
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* What a row of the report is about. */
 typedef struct setting {
@@ -175,9 +175,9 @@ static double sum_of(const fattn_io_counts *counts)
     return total.reads + total.writes;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The sweep
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static const char *const schedule_words[] = {"standard", "flash1", "flash2", NULL};
 static const char *const dir_words[] = {"fwd", "bwd", NULL};
@@ -293,12 +293,12 @@ static int sweep_rows(const request *r)
     return worst;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The paper's table
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* "FlashAttention", figure 2: GPT-2 medium on an A100, forward + backward, f16, mask and dropout. An
- * A100 has 192 KiB of fast memory a multiprocessor. */
+/* "FlashAttention", figure 2: GPT-2 medium on an A100, forward + backward, f16, mask and dropout.
+ * An A100 has 192 KiB of fast memory a multiprocessor. */
 enum { PAPER_N = 1024, PAPER_D = 64, PAPER_HEADS = 16, PAPER_BATCH = 64, PAPER_M = 192 * 1024 / 2 };
 static const double paper_dropout = 0.1;
 static const double paper_gigabytes[FATTN_IO_SCHEDULES] = {40.3, 4.4,
@@ -437,9 +437,9 @@ static int report_paper(bool json)
     return table.predicted ? TOOL_OK : TOOL_FAILED;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The command
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 int fattn_tool_io(int argc, char **argv)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In three parts: running a row on device memory of its own, the accuracy bound, bytes left alone. */
+/* In three parts: running a row on device memory of its own, the accuracy bound, bytes left
+ * alone. */
 #include "tools/judge.h"
 
 #include <float.h>
@@ -35,9 +36,9 @@ static void fail_status(judge_verdict *v, const char *what, fattn_status status)
     fail(v, "%s: %s: %s", what, fattn_status_string(status), fattn_last_reason());
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Running
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 enum { WORKSPACE_RING = 0xa5 };
 
@@ -164,9 +165,9 @@ static fattn_status execute(const fattn_plan *plan, const draw_case *c, int fill
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The truth
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 void judge_truth_free(judge_truth *truth)
 {
@@ -195,9 +196,9 @@ static fattn_status find_truth(const draw_case *c, judge_truth *truth)
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The accuracy bound
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct format {
     int digits, exponent_min, exponent_max; /* of normal numbers: 2^exponent_min .. < 2^(max + 1) */
@@ -223,9 +224,9 @@ static double ulp(fattn_dtype dtype, double x)
                  (exponent - 1 > f.exponent_min ? exponent - 1 : f.exponent_min) - (f.digits - 1));
 }
 
-/* What arithmetic may lose, relative to A: u by input dtype, what a unit of X adds, and how much of the
- * comparator's error is allowed. In f64, which is the oracle's own format, the f32 comparator is no
- * yardstick; the rounding of a few thousand summands is. */
+/* What arithmetic may lose, relative to A: u by input dtype, what a unit of X adds, and how much of
+ * the comparator's error is allowed. In f64, which is the oracle's own format, the f32 comparator
+ * is no yardstick; the rounding of a few thousand summands is. */
 typedef struct slack {
     double u, x, comparator;
 } slack;
@@ -241,15 +242,16 @@ static slack slack_of(const fattn_problem *p)
     }
 }
 
-/* Below the normal range a sum is rounded to a multiple of 2^-149 at every step, whatever its size. */
+/* Below the normal range a sum is rounded to a multiple of 2^-149 at every step, whatever its
+ * size. */
 static double underflow(const fattn_problem *p)
 {
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
     return p->dtype == FATTN_F64 ? 0 : 0x1p-150 * (double)(group * p->seqlen_q + p->seqlen_k);
 }
 
-/* An output that is judged slice by slice: (n0, n1) counts slices, each rows x columns, dense in this
- * order in the oracle. */
+/* An output that is judged slice by slice: (n0, n1) counts slices, each rows x columns, dense in
+ * this order in the oracle. */
 typedef struct output {
     draw_id id;
     uint32_t bit;
@@ -318,11 +320,12 @@ static bool same_class(double a, double b)
     return isnan(a) ? isnan(b) : isinf(a) ? a == b : isfinite(b);
 }
 
-/* Infinities that rounding makes of numbers just past the largest one are that number again. */
+/* Infinities that rounding makes of numbers past the largest one are those numbers again. */
 static double unsaturated(double got, double exact, fattn_dtype dtype)
 {
     const double edge = ldexp(1, format_of(dtype).exponent_max) * 2;
-    return isinf(got) && isfinite(exact) && fabs(exact) > 0.99 * edge ? copysign(edge, got) : got;
+    const bool saturated = isinf(got) && isfinite(exact) && fabs(exact) > 0.99 * edge;
+    return saturated ? copysign(fmax(edge, fabs(exact)), got) : got;
 }
 
 /* Whether the slice may hold non-finite values where float64 has none, because inputs do. */
@@ -392,11 +395,12 @@ double judge_median(const judge_ratios *ratios)
 }
 
 /*
- * X of a slice: the largest over the (batch, head) pairs that it sums over. X bounds |x| with its products
- * made absolute, because that is what the rounding errors of a dot product are in proportion to. It counts
- * in forward as well: a score that is off by 2^-24 X moves its probability by that fraction and the
- * normaliser by up to as much, so no algorithm in f32 can promise less than 2^-23 X A. The comparator's
- * own error shows it on average, but not in every small slice (docs/NUMERICS.md).
+ * X of a slice: the largest over the (batch, head) pairs that it sums over. X bounds |x| with its
+ * products made absolute, because that is what the rounding errors of a dot product are in
+ * proportion to. It counts in forward as well: a score that is off by 2^-24 X moves its probability
+ * by that fraction and the normaliser by up to as much, so no algorithm in f32 can promise less
+ * than 2^-23 X A. The comparator's own error shows it on average, but not in every small slice
+ * (docs/NUMERICS.md).
  */
 static double x_of(const trial *t, const output *out, const int64_t n[4])
 {
@@ -502,12 +506,11 @@ static void judge_slice(trial *t, const output *out, int64_t n0, int64_t n1)
     const double tolerance = s.comparator * y.plain + ulp(dtype, y.largest) + (s.u + s.x * x) * a +
                              underflow(&t->truth->problem);
     if (!(y.error <= tolerance)) {
-        fail(
-            t->v,
-            "%s[%lld,%lld,%lld,%lld] is %.9g, expected %.9g: error %.3g, tolerance %.3g (comparator "
-            "%.3g, A %.3g, X %.3g)",
-            draw_name(out->id), (long long)y.at[0], (long long)y.at[1], (long long)y.at[2],
-            (long long)y.at[3], y.got, y.exact, y.error, tolerance, y.plain, a, x);
+        fail(t->v,
+             "%s[%lld,%lld,%lld,%lld] is %.9g, expected %.9g: error %.3g, tolerance %.3g "
+             "(comparator %.3g, A %.3g, X %.3g)",
+             draw_name(out->id), (long long)y.at[0], (long long)y.at[1], (long long)y.at[2],
+             (long long)y.at[3], y.got, y.exact, y.error, tolerance, y.plain, a, x);
     }
     if (y.entries >= 16 && 4 * y.zeros > y.entries) {
         fail(t->v, "%s[%lld,%lld]: %lld of %lld entries are 0 and should not be",
@@ -583,9 +586,9 @@ static void judge_outputs(trial *t)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * What must not change
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static const char *owner(const draw_case *c, int image)
 {
@@ -624,9 +627,9 @@ static void compare_runs(const draw_case *c, const copy *first, const copy *seco
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The act
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static bool tensor_is_wild(const draw_case *c, draw_id id, int64_t b, int64_t h)
 {

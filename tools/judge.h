@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a kernel row on a case and judges what comes out: against the oracle within the accuracy bound
- * of docs/NUMERICS.md, element by element in class (finite, infinite, NaN), and byte by byte in what
- * must not change: inputs, gaps, rings around every tensor and the workspace.
+ * Runs a kernel row on a case and judges what comes out: against the oracle within the accuracy
+ * bound of docs/NUMERICS.md, element by element in class (finite, infinite, NaN), and byte by byte
+ * in what must not change: inputs, gaps, rings around every tensor and the workspace.
  */
 #ifndef FATTN_TOOLS_JUDGE_H
 #define FATTN_TOOLS_JUDGE_H

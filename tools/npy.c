@@ -2,16 +2,17 @@
 /*
  * Reading and writing .npy files; see npy.h for what is promised.
  *
- * A file is, byte after byte: the magic string, a major and a minor version, the length of the header
- * (little-endian, 2 bytes in version 1 and 4 in versions 2 and 3), the header, the data. The header is
- * a Python dictionary literal with exactly the keys descr, fortran_order and shape, padded with blanks:
+ * A file is, byte after byte: the magic string, a major and a minor version, the length of the
+ * header (little-endian, 2 bytes in version 1 and 4 in versions 2 and 3), the header, the data. The
+ * header is a Python dictionary literal with exactly the keys descr, fortran_order and shape,
+ * padded with blanks:
  *
  *     {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
  *
- * Source: the format specification in NumPy's reference manual (numpy.lib.format). Where NumPy would
- * evaluate the literal, this reader knows only the literals that NumPy writes, in any spacing and order.
- * It refuses some files that NumPy reads: a key given twice, a negative size, a dtype whose byte order
- * is left to the machine, bytes after the data.
+ * Source: the format specification in NumPy's reference manual (numpy.lib.format). Where NumPy
+ * would evaluate the literal, this reader knows only the literals that NumPy writes, in any spacing
+ * and order. It refuses some files that NumPy reads: a key given twice, a negative size, a dtype
+ * whose byte order is left to the machine, bytes after the data.
  */
 #define _XOPEN_SOURCE 700 /* realpath */
 #define _FILE_OFFSET_BITS 64
@@ -55,9 +56,9 @@ static const struct {
 
 const char *npy_kind_name(npy_kind kind) { return kinds[kind].name; }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Reasons, shapes, byte order
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Where a reason goes, and the path that it begins with. */
 typedef struct complaint {
@@ -99,8 +100,8 @@ static int64_t bytes_of(const npy_array *array)
     return array->count * (int64_t)array->item; /* fits: shape_set has checked it */
 }
 
-/* Fills *array but for its data. The bound holds for the non-empty axes alone too, so that strides can
- * be computed from the shape of an empty array. */
+/* Fills *array but for its data. The bound holds for the non-empty axes alone too, so that strides
+ * can be computed from the shape of an empty array. */
 static int shape_set(npy_array *array, npy_kind kind, int rank, const int64_t *shape,
                      const complaint *to)
 {
@@ -156,9 +157,9 @@ static void swap_bytes(unsigned char *data, int64_t count, size_t item)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The header
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* What a header says. */
 typedef struct header {
@@ -355,9 +356,9 @@ static int parse_header(cursor *c, header *h)
     return c->at == c->end ? 0 : expected(c, "nothing but blanks");
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Reading
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct source {
     int file;
@@ -506,9 +507,9 @@ void npy_free(npy_array *array)
     memset(array, 0, sizeof *array);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Writing
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static int emit(int file, const void *bytes, size_t size, const complaint *to)
 {
@@ -671,8 +672,9 @@ int npy_stage(const char *path, const npy_array *array, npy_staged *staged, char
     return 0;
 }
 
-/* Puts one output in its place; a name that is empty afterwards stands for no file. The file that was
- * there is kept where there is a way back to go: not for the last output, whose renaming is the end. */
+/* Puts one output in its place; a name that is empty afterwards stands for no file. The file that
+ * was there is kept where there is a way back to go: not for the last output, whose renaming is the
+ * end. */
 static int replace(npy_staged *one, int last, const complaint *to)
 {
     if (check_replaceable(one->target, to)) return -1;

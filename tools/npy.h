@@ -4,11 +4,11 @@
  *
  * Input files are hostile until proved otherwise: a file is either read whole or refused with one
  * sentence, and nothing is allocated before the file is known to hold what its header announces.
- * Output files appear whole or not at all: they are written beside their place under a temporary name
- * and renamed, several of them together where one call makes several (npy_stage, npy_commit).
+ * Output files appear whole or not at all: they are written beside their place under a temporary
+ * name and renamed, several of them together where one call makes several (npy_stage, npy_commit).
  *
- * Functions that can fail return 0 or -1. On failure results are untouched, and `why` holds one line
- * that begins with the path, cut to why_size bytes and always terminated.
+ * Functions that can fail return 0 or -1. On failure results are untouched, and `why` holds one
+ * line that begins with the path, cut to why_size bytes and always terminated.
  */
 #ifndef FATTN_TOOLS_NPY_H
 #define FATTN_TOOLS_NPY_H
@@ -49,20 +49,21 @@ typedef struct npy_array {
 /* "f16", "i64" and so on. Static. */
 const char *npy_kind_name(npy_kind kind);
 
-/* Makes *out an array of this shape whose contents are undefined. name stands in for the path in the
- * reason: "o", or the file that the array is meant for. */
+/* Makes *out an array of this shape whose contents are undefined. name stands in for the path in
+ * the reason: "o", or the file that the array is meant for. */
 int npy_create(const char *name, npy_kind kind, int rank, const int64_t *shape, npy_array *out,
                char *why, size_t why_size);
 
-/* Reads a regular file. Either byte order and either storage order is converted. as_bf16 reads arrays
- * of u2 and V2 as NPY_BF16 and leaves other dtypes what they are; without it V2 is refused. */
+/* Reads a regular file. Either byte order and either storage order is converted. as_bf16 reads
+ * arrays of u2 and V2 as NPY_BF16 and leaves other dtypes what they are; without it V2 is
+ * refused. */
 int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size);
 
 /* Frees the data of an array made here and empties it. An array of zero bytes may be freed too. */
 void npy_free(npy_array *array);
 
-/* Writes version 1.0, little-endian, C order; bf16 as <u2. Replaces a regular file, or the one that a
- * symbolic link points to, and refuses to replace anything else, such as a device. */
+/* Writes version 1.0, little-endian, C order; bf16 as <u2. Replaces a regular file, or the one that
+ * a symbolic link points to, and refuses to replace anything else, such as a device. */
 int npy_write(const char *path, const npy_array *array, char *why, size_t why_size);
 
 /*
@@ -76,9 +77,9 @@ int npy_write(const char *path, const npy_array *array, char *why, size_t why_si
  *
  * npy_stage writes the temporary file. npy_commit renames all; when one cannot be renamed, files
  * replaced so far are put back. It takes no memory, so that what was staged fails through the file
- * system only. npy_abandon removes what is still staged; entries of zero bytes are skipped. A process
- * that is killed may leave files named `.fattn-*` behind. It should ignore SIGXFSZ, so that a limit on
- * file sizes is an error here instead of its death.
+ * system only. npy_abandon removes what is still staged; entries of zero bytes are skipped. A
+ * process that is killed may leave files named `.fattn-*` behind. It should ignore SIGXFSZ, so that
+ * a limit on file sizes is an error here instead of its death.
  */
 typedef struct npy_staged {
     char *target;    /* resolved path of the output; owns the memory of the other two */

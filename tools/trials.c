@@ -32,9 +32,9 @@ static void line(const trials *s, const char *format, ...)
     va_end(arguments);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Rows
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 fattn_status trials_open(trials *s, const char *kernel)
 {
@@ -70,11 +70,12 @@ void trials_close(trials *s)
     s->rows = NULL;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * One case
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* A case that kills the process is told by the signal handler: everything is in this line already. */
+/* A case that kills the process is told by the signal handler: everything is in this line
+ * already. */
 static _Thread_local char epitaph[256];
 
 static void die(int number)
@@ -283,9 +284,9 @@ static judge_outcome judge_case(crew *w, int64_t index)
     return outcome;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * All cases
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void *work(void *argument)
 {
@@ -324,9 +325,9 @@ void trials_run(trials *s)
     pthread_mutex_destroy(&w.lock);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Report
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static void report_rows(const trials *s)
 {
@@ -422,8 +423,8 @@ static int report_row_pairs(const trials *s, const trials_row *row)
     return s->count >= TRIALS_ENOUGH ? rare : 0;
 }
 
-/* A fifth of what a row runs spans more than 4 tiles, unless it takes few query rows only, or its tile
- * holds everything. */
+/* A fifth of what a row runs spans more than 4 tiles, unless it takes few query rows only, or its
+ * tile holds everything. */
 static int report_row_tiles(const trials *s, const trials_row *row)
 {
     const int64_t runs = row->passed + row->failed;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many drawn cases against every kernel row of a device, and what they covered: behind `fattn check`
- * and tests/check_kernels.c. A row that exists is judged; a pair of features that a row was never seen
- * with is listed, with the refusal that explains it, or counts as a finding.
+ * Many drawn cases against every kernel row of a device, and what they covered: behind `fattn
+ * check` and tests/check_kernels.c. A row that exists is judged; a pair of features that a row was
+ * never seen with is listed, with the refusal that explains it, or counts as a finding.
  */
 #ifndef FATTN_TOOLS_TRIALS_H
 #define FATTN_TOOLS_TRIALS_H
@@ -42,7 +42,7 @@ typedef struct trials {
 
     trials_row *rows;
     int row_count;
-    bool one_row; /* of the device's, named */
+    bool one_row;                    /* of the device's, named */
     int64_t passed, failed, skipped; /* cases: a case passes when every row that takes it does */
     int64_t told;                    /* failures, printed or not */
 } trials;
@@ -53,8 +53,8 @@ fattn_status trials_open(trials *s, const char *kernel);
 void trials_run(trials *s);
 
 /* Prints what was covered. Returns how many findings there are besides failed cases: medians above
- * 1.2, pairs that were neither seen nor refused, too few runs over many tiles. Fewer than TRIALS_ENOUGH
- * cases print the same and find nothing: too little was drawn to say. */
+ * 1.2, pairs that were neither seen nor refused, too few runs over many tiles. Fewer than
+ * TRIALS_ENOUGH cases print the same and find nothing: too little was drawn to say. */
 int trials_report(const trials *s);
 
 void trials_close(trials *s);

@@ -14,18 +14,19 @@
  *     dV   += (Z P)^T dO                  added to memory, rows of keys
  *     dK   += dS'^T Q
  *
- * Sums over queries are the same for any number of threads because panels that add to the same memory
- * do so in the order of their numbers: they form a chain, and each publishes how many key blocks it and
- * all before it are through with. Panels of a chain still run side by side, one key block apart, since
- * only the additions wait. Items are handed out in ascending order, so the first of those at work never
- * waits and the rest follow.
+ * Sums over queries are the same for any number of threads because panels that add to the same
+ * memory do so in the order of their numbers: they form a chain, and each publishes how many key
+ * blocks it and all before it are through with. Panels of a chain still run side by side, one key
+ * block apart, since only the additions wait. Items are handed out in ascending order, so the first
+ * of those at work never waits and the rest follow.
  *
- * A chain is a key/value head of a sequence: all that add to the same dK and dV, or to a dBias whose
- * sums stay within a head. Where dBias is summed over sequences or heads, one chain holds everything.
- * f32 gradients are added up where they are; 16-bit ones in the workspace, and rounded once at the end.
+ * A chain is a key/value head of a sequence: all that add to the same dK and dV, or to a dBias
+ * whose sums stay within a head. Where dBias is summed over sequences or heads, one chain holds
+ * everything. f32 gradients are added up where they are; 16-bit ones in the workspace, and rounded
+ * once at the end.
  */
 
-/* --- What a run consists of ----------------------------------------------------------------------- */
+/* --- What a run consists of ------------------------------------------------------------------- */
 
 static bool wants(const fattn_problem *p, uint32_t outputs) { return p->outputs & outputs; }
 
@@ -152,9 +153,10 @@ static int64_t backward_shared(const fattn_problem *p, const fattn_tiling *tilin
     return gradients_layout(p, tiling, NULL, &g);
 }
 
-/* --- Phase 1: gradients start from zero ----------------------------------------------------------- */
+/* --- Phase 1: gradients start from zero ------------------------------------------------------- */
 
-/* Element 0 of row j of dk or dv of (sequence, key/value head), in the output or in the workspace. */
+/* Element 0 of row j of dk or dv of (sequence, key/value head), in the output or in the
+ * workspace. */
 static float *sum_row(const panel *pn, void *tensor, const fattn_strides *strides, float *apart,
                       int64_t stride, int64_t j)
 {
@@ -255,7 +257,7 @@ static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     }
 }
 
-/* --- Phase 2: panels ------------------------------------------------------------------------------ */
+/* --- Phase 2: panels -------------------------------------------------------------------------- */
 
 /* delta = sum_c dO_c o_c - dlse of row r. */
 static float delta_of(backward *g, int64_t r)
@@ -282,8 +284,8 @@ static float delta_of(backward *g, int64_t r)
     return sum;
 }
 
-/* Rows q, dO, lse and delta. A row whose lse is -inf has no probabilities: it is dead, like those past
- * the last, and gives 0 whatever its dO and dlse are. */
+/* Rows q, dO, lse and delta. A row whose lse is -inf has no probabilities: it is dead, like those
+ * past the last, and gives 0 whatever its dO and dlse are. */
 static void backward_begin(backward *g)
 {
     panel *const pn = &g->panel;
@@ -520,7 +522,7 @@ static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->items; }
 
-/* --- Phase 3: rounding, and the sums of dSink ----------------------------------------------------- */
+/* --- Phase 3: rounding, and the sums of dSink ------------------------------------------------- */
 
 static void round_keys(const panel *pn, void *tensor, const fattn_strides *strides, int64_t dim,
                        float *apart, int64_t stride)
@@ -578,7 +580,7 @@ static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     }
 }
 
-/* --- Tiles ---------------------------------------------------------------------------------------- */
+/* --- Tiles ------------------------------------------------------------------------------------ */
 
 static const fattn_tile backward_tiles[] = {
     {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Backend "cpu": the table of instruction sets, the choice among them, and the only threads of the
- * library. Results do not depend on the number of threads: they take items from a counter, and what an
- * item computes depends on its number alone.
+ * library. Results do not depend on the number of threads: they take items from a counter, and what
+ * an item computes depends on its number alone.
  */
 #include <fenv.h>
 #include <sched.h>
@@ -21,7 +21,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-/* --- Instruction sets ----------------------------------------------------------------------------- */
+/* --- Instruction sets ------------------------------------------------------------------------- */
 
 #define FATTN_CPU_ISA(name) extern const fattn_cpu_isa fattn_cpu_##name;
 #include "backends/cpu/isas.inc"
@@ -78,7 +78,7 @@ static fattn_status choose_isa(cpu *device, const char *wanted)
     return FATTN_OK;
 }
 
-/* --- Threads -------------------------------------------------------------------------------------- */
+/* --- Threads ---------------------------------------------------------------------------------- */
 
 #define THREADS_MAX 4096
 
@@ -100,8 +100,8 @@ static int threads_wanted(void)
 
 typedef void work_function(const void *job, int64_t item, void *scratch);
 
-/* Takes items until there are none left. Kernels count on rounding to nearest and on subnormal numbers,
- * whatever the caller has set; the caller finds everything as it was. */
+/* Takes items until there are none left. Kernels count on rounding to nearest and on subnormal
+ * numbers, whatever the caller has set; the caller finds everything as it was. */
 static void work_off(work_function *work, const void *job, int64_t count,
                      atomic_int_least64_t *next, void *scratch)
 {
@@ -115,8 +115,8 @@ static void work_off(work_function *work, const void *job, int64_t count,
     fesetenv(&callers);
 }
 
-/* Runs work on items 0 .. count - 1, handed out in ascending order: whoever waits for a lower item waits
- * for one that some thread has begun. Thread t has scratch + t * stride. */
+/* Runs work on items 0 .. count - 1, handed out in ascending order: whoever waits for a lower item
+ * waits for one that some thread has begun. Thread t has scratch + t * stride. */
 static void spread(work_function *work, const void *job, int64_t count, int threads, char *scratch,
                    int64_t stride)
 {
@@ -141,7 +141,8 @@ void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
     __atomic_store_n(&progress->done, done, __ATOMIC_RELEASE);
 }
 
-/* Whoever is waited for is at work, so a short while is spent looking; but it may have lost its core. */
+/* Whoever is waited for is at work, so a short while is spent looking; but it may have lost its
+ * core. */
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
 {
     for (int looks = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; looks++) {
@@ -151,7 +152,7 @@ void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
     }
 }
 
-/* --- Runs ----------------------------------------------------------------------------------------- */
+/* --- Runs ------------------------------------------------------------------------------------- */
 
 int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c)
 {
@@ -215,7 +216,7 @@ static fattn_status plan(fattn_plan *made)
 
 static void release(fattn_plan *made) { (void)made; }
 
-/* --- Merge, dropout, peaks ------------------------------------------------------------------------ */
+/* --- Merge, dropout, peaks -------------------------------------------------------------------- */
 
 /* Items of FATTN_CPU_VERB_ROWS rows of one head. The doors keep batch * heads * rows below 2^62. */
 static int64_t verb_items(int64_t batch, int64_t heads, int64_t rows)
@@ -308,11 +309,12 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
     return FATTN_OK;
 }
 
-/* --- The device ----------------------------------------------------------------------------------- */
+/* --- The device ------------------------------------------------------------------------------- */
 
 static int count(void) { return 1; }
 
-/* A worker plans with half of its core's second-level cache: keys and values stream through the rest. */
+/* A worker plans with half of its core's second-level cache: keys and values stream through the
+ * rest. */
 static int64_t fast_memory(void)
 {
     const int64_t second = fattn_cpuid_cache(2);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What cpu.c and the kernels compiled from isa_tmpl.c know of each other. cpu.c owns the threads: a run
- * is a sequence of phases, a phase a number of items, an item a function call with scratch of its own.
- * The kernels own the arithmetic.
+ * What cpu.c and the kernels compiled from isa_tmpl.c know of each other. cpu.c owns the threads: a
+ * run is a sequence of phases, a phase a number of items, an item a function call with scratch of
+ * its own. The kernels own the arithmetic.
  */
 #ifndef FATTN_CPU_H
 #define FATTN_CPU_H
@@ -29,7 +29,8 @@ typedef struct fattn_cpu_phase {
 
 typedef struct fattn_cpu_kernel {
     fattn_kernel row;
-    /* Bytes of workspace: of one worker, and of all together (-1: too many). Multiples of 64. Pure. */
+    /* Bytes of workspace: of one worker, and of all together (-1: too many). Multiples of 64.
+     * Pure. */
     int64_t (*scratch)(const fattn_problem *problem, const fattn_tiling *tiling);
     int64_t (*shared)(const fattn_problem *problem, const fattn_tiling *tiling);
     fattn_cpu_phase phases[FATTN_CPU_PHASES]; /* those without a work function are over at once */
@@ -46,11 +47,12 @@ typedef struct fattn_cpu_isa {
 /* a * b * c bytes, rounded up to 256; -1 when that passes 2^62 or a factor is -1. */
 int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c);
 
-/* Workspace of a run: what is shared, and scratch for as many workers as there may be; -1 on overflow.
- * The number of workers changes the size of the workspace and nothing else. */
+/* Workspace of a run: what is shared, and scratch for as many workers as there may be; -1 on
+ * overflow. The number of workers changes the size of the workspace and nothing else. */
 int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch, int64_t items);
 
-/* A counter that one worker advances and others wait for; a cache line each, or they disturb each other. */
+/* A counter that one worker advances and others wait for; a cache line each, or they disturb each
+ * other. */
 typedef struct fattn_cpu_progress {
     _Alignas(64) int64_t done;
 } fattn_cpu_progress;

@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One function for each row of isa_table in meson.build: NULL when this machine runs the instruction
- * set, else what it lacks, to follow "needs". */
+/* One function for each row of isa_table in meson.build: NULL when this machine runs the
+ * instruction set, else what it lacks, to follow "needs". */
 const char *fattn_cpuid_scalar(void);
 const char *fattn_cpuid_avx2(void);
 const char *fattn_cpuid_avx512(void);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two matrix products for few rows, where lanes of queries would be mostly empty: channels are in
- * the lanes, and every key and value is read once, in its own type, for all rows. The rest of decoding
- * is forward.inl.
+ * The two matrix products for few rows, where lanes of queries would be mostly empty: channels are
+ * in the lanes, and every key and value is read once, in its own type, for all rows. The rest of
+ * decoding is forward.inl.
  */
 #define DECODE_ROWS 16   /* most rows of a key/value head for which this pays */
 #define DECODE_VECTORS 4 /* of values that a tile of sums holds for each of up to four rows */

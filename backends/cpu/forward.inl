@@ -6,9 +6,9 @@
  *     P^T                 online softmax; l and the factors alpha for what came before
  *     O^T = O^T alpha + V^T P^T
  *
- * With one part the panel ends in o and lse; with several, each leaves {m, l, o} in the workspace and a
- * second phase merges them in ascending order. Decoding is the same walk with other products: `narrow`,
- * a literal, chooses them, and o then lies row by row.
+ * With one part the panel ends in o and lse; with several, each leaves {m, l, o} in the workspace
+ * and a second phase merges them in ascending order. Decoding is the same walk with other products:
+ * `narrow`, a literal, chooses them, and o then lies row by row.
  */
 
 typedef struct forward {
@@ -54,7 +54,7 @@ static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling
     return fattn_cpu_bytes(tiling->items, part_size(p, tiling), sizeof(float));
 }
 
-/* --- One part ------------------------------------------------------------------------------------- */
+/* --- One part --------------------------------------------------------------------------------- */
 
 static fattn_softmax state_load(const forward *f, int64_t r)
 {
@@ -294,7 +294,7 @@ static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->items; }
 
-/* --- Merging the parts ---------------------------------------------------------------------------- */
+/* --- Merging the parts ------------------------------------------------------------------------ */
 
 /* {m, l, o} of the panel becomes that of both; other: m, l, o of a part. */
 static void merge_part(forward *f, const float *other)
@@ -350,7 +350,7 @@ static int64_t merge_count(const fattn_cpu_run *run)
     return run->tiling->splits > 1 ? run->tiling->items / run->tiling->splits : 0;
 }
 
-/* --- Tiles ---------------------------------------------------------------------------------------- */
+/* --- Tiles ------------------------------------------------------------------------------------ */
 
 static const fattn_tile forward_tiles[] = {
     {TILE_ROWS(48), 128}, {TILE_ROWS(96), 128}, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};

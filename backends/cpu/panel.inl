@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A panel: a block of rows of one key/value head on its way along the keys, queries in the lanes. What
- * forward, decoding and backward share: where rows and keys lie, the scratch that holds them, and the
- * score of a tile with all its features.
+ * A panel: a block of rows of one key/value head on its way along the keys, queries in the lanes.
+ * What forward, decoding and backward share: where rows and keys lie, the scratch that holds them,
+ * and the score of a tile with all its features.
  *
- * Rows of a panel are numbered r = i * group + g over the queries i of a sequence and the heads g of the
- * group that shares a key/value head: neighbours see nearly the same keys, and keys are read once for
- * the whole group. A tile of scores lies as x[j][r]. `width` is the number of rows rounded up to
- * vectors; rows past the last are dead: they hold zeros and nobody reads their results.
+ * Rows of a panel are numbered r = i * group + g over the queries i of a sequence and the heads g
+ * of the group that shares a key/value head: neighbours see nearly the same keys, and keys are read
+ * once for the whole group. A tile of scores lies as x[j][r]. `width` is the number of rows rounded
+ * up to vectors; rows past the last are dead: they hold zeros and nobody reads their results.
  *
- * Keys of a tile are reached through pointers to rows of float, one a key: into the tensor itself where
- * that can be (float, and a stride that spreads over the cache), else to a copy. Keys past the end
- * point to a row of zeros, so padding is never read.
+ * Keys of a tile are reached through pointers to rows of float, one a key: into the tensor itself
+ * where that can be (float, and a stride that spreads over the cache), else to a copy. Keys past
+ * the end point to a row of zeros, so padding is never read.
  */
 
 /* One row: its query and head. */
@@ -55,7 +55,7 @@ typedef struct panel {
     float *zeros;           /* [max(dp, dvp)] */
 } panel;
 
-/* --- Scratch -------------------------------------------------------------------------------------- */
+/* --- Scratch ---------------------------------------------------------------------------------- */
 
 /* Hands out memory from base; with base NULL it only counts. */
 typedef struct arena {
@@ -76,8 +76,8 @@ static bool is_masked(const fattn_problem *p)
 }
 
 /*
- * Whether products can read the rows of k or v in place. A stride of a multiple of 4 KiB maps all rows
- * of a tile to the same set of the first-level cache, where they evict each other.
+ * Whether products can read the rows of k or v in place. A stride of a multiple of 4 KiB maps all
+ * rows of a tile to the same set of the first-level cache, where they evict each other.
  */
 static bool in_place(const fattn_problem *p, const fattn_strides *strides)
 {
@@ -129,7 +129,7 @@ static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *t
 #define TILE_GROUP (FV_LANES * FV_NQ)
 #define TILE_ROWS(n) ((n) > TILE_GROUP ? (n) / TILE_GROUP * TILE_GROUP : TILE_GROUP)
 
-/* --- Rows of numbers ------------------------------------------------------------------------------ */
+/* --- Rows of numbers -------------------------------------------------------------------------- */
 
 static void fill(float *to, int64_t n, float x)
 {
@@ -226,7 +226,7 @@ static void transpose(const float *from, int64_t from_stride, int64_t rows, int6
     }
 }
 
-/* --- Opening a panel ------------------------------------------------------------------------------ */
+/* --- Opening a panel -------------------------------------------------------------------------- */
 
 static fattn_score_rule rule_of(const fattn_problem *p)
 {
@@ -261,8 +261,8 @@ static void panel_row(panel *pn, int64_t r)
     pn->drop_h[r] = (uint32_t)(p->head_offset + h);
 }
 
-/* Finds the rows of a block of (sequence b, key/value head hk), after panel_layout(). False when it has
- * none. */
+/* Finds the rows of a block of (sequence b, key/value head hk), after panel_layout(). False when it
+ * has none. */
 static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t block)
 {
     const fattn_problem *const p = run->problem;
@@ -331,7 +331,7 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
     }
 }
 
-/* --- Keys ----------------------------------------------------------------------------------------- */
+/* --- Keys ------------------------------------------------------------------------------------- */
 
 /* The keys of a tile that some row may see. */
 typedef struct span {
@@ -397,7 +397,7 @@ static void load_keys(const panel *pn, span s, const void *tensor, const fattn_s
     }
 }
 
-/* --- Scores --------------------------------------------------------------------------------------- */
+/* --- Scores ----------------------------------------------------------------------------------- */
 
 /* Where a term with strides (batch, head, query, key) has row r and the first key of the tile. */
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
@@ -477,7 +477,8 @@ static void load_places(const panel *pn, span s)
     }
 }
 
-/* What the scores of a tile need beyond the dot products: FATTN_SCORE_*, and the terms in scratch. */
+/* What the scores of a tile need beyond the dot products: FATTN_SCORE_*, and the terms in
+ * scratch. */
 static unsigned load_terms(const panel *pn, span s)
 {
     const unsigned terms = pn->rule.terms | (s.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);

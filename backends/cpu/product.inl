@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The matrix products, all of one shape: a register tile of FV_NK rows by up to FV_NQ vectors, to which
- * every step adds a broadcast number times a row of vectors. Rows are given by pointers, so that keys
- * in pages, with any stride and past the end (a row of zeros, or one whose results nobody reads) are
- * the same code. Numbers of rows are multiples of FV_NK. A tile is summed from zero and then added to
- * what C holds: rounding errors grow with the length of a tile, not with that of the sequence.
+ * The matrix products, all of one shape: a register tile of FV_NK rows by up to FV_NQ vectors, to
+ * which every step adds a broadcast number times a row of vectors. Rows are given by pointers, so
+ * that keys in pages, with any stride and past the end (a row of zeros, or one whose results nobody
+ * reads) are the same code. Numbers of rows are multiples of FV_NK. A tile is summed from zero and
+ * then added to what C holds: rounding errors grow with the length of a tile, not with that of the
+ * sequence.
  *
  *     product_rows      C_k  (+)=  sum_r A_k[r] B[r]          A_k contiguous along the sum
- *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along the rows of C
+ *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along the rows of
+ * C
  */
 
 /* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
@@ -57,7 +59,8 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
 
 /*
  * C_k = sum_r A_k[r] B[r], or += with add, for k < rows.
- * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not padded.
+ * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
+ * padded.
  */
 static void product_rows(int add, int64_t rows, const float *const *a, int64_t depth,
                          const float *b, int64_t b_stride, float *const *c, int64_t columns)
@@ -109,7 +112,8 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
 
 /*
  * C[m] = C[m] alpha + sum_r A_r[m] B[r] for m < rows, any number. alpha: NULL for 1.
- * a: [depth][rows] by rows; b: [depth][columns], c: [rows][columns], alpha: [columns], padded to vectors.
+ * a: [depth][rows] by rows; b: [depth][columns], c: [rows][columns], alpha: [columns], padded to
+ * vectors.
  */
 static void product_columns(int64_t rows, const float *alpha, const float *const *a, int64_t depth,
                             const float *b, int64_t b_stride, float *c, int64_t c_stride,

@@ -48,7 +48,8 @@ static inline void fv_store_f16(uint16_t *to, fv x)
 {
     _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
-/* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN, quiet. */
+/* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN,
+ * quiet. */
 static inline void fv_store_bf16(uint16_t *to, fv x)
 {
     const __m256i bits = _mm256_castps_si256(x);
@@ -79,9 +80,9 @@ static inline fv power_of_two(__m256i n)
 }
 
 /*
- * 2^a = 2^(a - floor a) * 2^(floor a), the latter in two factors, because results reach from 2^-150 to
- * beyond 2^127. Clamping keeps NaN: max and min return their second operand then. At -inf the clamped
- * power, 2^-151, rounds to 0.
+ * 2^a = 2^(a - floor a) * 2^(floor a), the latter in two factors, because results reach from 2^-150
+ * to beyond 2^127. Clamping keeps NaN: max and min return their second operand then. At -inf the
+ * clamped power, 2^-151, rounds to 0.
  */
 static inline fv fv_exp2(fv a)
 {

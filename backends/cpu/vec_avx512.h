@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vocabulary in AVX-512 (F, DQ, BW, VL): 16 lanes, 32 registers. vec_scalar.h says what each word
- * means.
+ * The vocabulary in AVX-512 (F, DQ, BW, VL): 16 lanes, 32 registers. vec_scalar.h says what each
+ * word means.
  *
  * The register tile is 8 rows by 3 vectors: 24 accumulators, 3 operands and a broadcast. Every FMA
- * then waits for nothing but one of two ports, and a step of 24 FMAs needs 3 loads and 8 broadcasts,
- * within what two load ports deliver.
+ * then waits for nothing but one of two ports, and a step of 24 FMAs needs 3 loads and 8
+ * broadcasts, within what two load ports deliver.
  */
 #ifndef FATTN_CPU_VEC_AVX512_H
 #define FATTN_CPU_VEC_AVX512_H
@@ -47,7 +47,8 @@ static inline void fv_store_f16(uint16_t *to, fv x)
 {
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
-/* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN, quiet. */
+/* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN,
+ * quiet. */
 static inline void fv_store_bf16(uint16_t *to, fv x)
 {
     const __m512i bits = _mm512_castps_si512(x);
@@ -69,8 +70,8 @@ static inline fv fv_muladd(fv a, fv b, fv c) { return _mm512_fmadd_ps(a, b, c); 
 static inline fv fv_max(fv a, fv b) { return _mm512_max_ps(a, b); }
 static inline fv fv_min(fv a, fv b) { return _mm512_min_ps(a, b); }
 
-/* 2^a = 2^(a - floor a) scaled by floor a: both steps are one instruction, and both take infinities,
- * NaN and results below the normal range as they come. */
+/* 2^a = 2^(a - floor a) scaled by floor a: both steps are one instruction, and both take
+ * infinities, NaN and results below the normal range as they come. */
 static inline fv fv_exp2(fv a)
 {
     const fv x = _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -113,7 +114,8 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return _mm512_castsi512_ps(a); }
 
-/* In four rounds of 16 shuffles: within pairs of rows, pairs of pairs, then across 128-bit blocks. */
+/* In four rounds of 16 shuffles: within pairs of rows, pairs of pairs, then across 128-bit
+ * blocks. */
 static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
                                 int64_t to_stride)
 {
@@ -146,7 +148,8 @@ static inline void fv_transpose(const float *from, int64_t from_stride, float *t
     }
 }
 
-/* Sums of four vectors, each block of 128 bits on its own: lane 4 b + n is the sum of block b of x[n]. */
+/* Sums of four vectors, each block of 128 bits on its own: lane 4 b + n is the sum of block b of
+ * x[n]. */
 static inline fv block_sums(const fv x[4])
 {
     const fv a = fv_add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));

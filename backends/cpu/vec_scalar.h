@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The vocabulary of the CPU kernels, spoken in plain C: a vector of one lane. It is the smallest
- * example of a vec_*.h and says what every other one must do; intrinsics appear in those files only.
+ * example of a vec_*.h and says what every other one must do; intrinsics appear in those files
+ * only.
  *
  *     FV_LANES         lanes of a vector, a power of two up to 32
  *     FV_NQ, FV_NK     shape of the register tile of a matrix product: FV_NQ vectors (of queries or
  *                      channels) by FV_NK rows. FV_NQ * FV_NK accumulators, FV_NQ operands and a
  *                      broadcast must fit the registers
- *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES and 4
- *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
+ *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES
+ * and 4 fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
  *
- * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <= FV_LANES,
- * and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2 is exact for
- * integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf) = +inf.
+ * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <=
+ * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2
+ * is exact for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf)
+ * = +inf.
  */
 #ifndef FATTN_CPU_VEC_SCALAR_H
 #define FATTN_CPU_VEC_SCALAR_H

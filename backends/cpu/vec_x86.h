@@ -8,8 +8,9 @@
 #include <stdint.h>
 
 /*
- * 2^x on [0, 1) as 1 + x (c1 + x (c2 + ... )): minimax in relative error, 2.0e-9 in exact arithmetic,
- * 6.5e-8 in f32 with FMA. The constant is exactly 1, so that exp2 is exact at every integer.
+ * 2^x on [0, 1) as 1 + x (c1 + x (c2 + ... )): minimax in relative error, 2.0e-9 in exact
+ * arithmetic, 6.5e-8 in f32 with FMA. The constant is exactly 1, so that exp2 is exact at every
+ * integer.
  */
 #define EXP2_C1 0.693147063f
 #define EXP2_C2 0.240229309f

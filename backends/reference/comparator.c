@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The yardstick of the accuracy bound: what the plain formula, written by somebody who never heard of
- * tiles, loses in f32 arithmetic with operands of matrix products in the input dtype. A kernel may err
- * a small multiple of this. Finding and decoding the data is naive.c's; every sum is written here, in
- * float, in ascending order of the index that is summed over.
+ * The yardstick of the accuracy bound: what the plain formula, written by somebody who never heard
+ * of tiles, loses in f32 arithmetic with operands of matrix products in the input dtype. A kernel
+ * may err a small multiple of this. Finding and decoding the data is naive.c's; every sum is
+ * written here, in float, in ascending order of the index that is summed over.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -31,7 +31,8 @@ typedef struct piece {
     int64_t rows, columns;
 } piece;
 
-/* Products of extents do not overflow: lengths stay below 2^31, and all of dbias exists in double. */
+/* Products of extents do not overflow: lengths stay below 2^31, and all of dbias exists in
+ * double. */
 static fattn_status work_create(const fattn_problem *p, const fattn_naive *r, work *w)
 {
     *w = (work){0};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle: see naive.h. In three parts: finding and decoding the data (shared with comparator.c),
- * the formulas, and writing outputs. Number formats, Philox and sequence arithmetic are written out
- * again here, because an oracle that borrowed them from core/ could not witness against core/.
+ * The oracle: see naive.h. In three parts: finding and decoding the data (shared with
+ * comparator.c), the formulas, and writing outputs. Number formats, Philox and sequence arithmetic
+ * are written out again here, because an oracle that borrowed them from core/ could not witness
+ * against core/.
  */
 #include "backends/reference/naive.h"
 
@@ -13,9 +14,9 @@
 
 #include "core/memory.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Number formats
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* A 16-bit binary format: a sign, an exponent field, digits - 1 bits of fraction. */
 typedef struct format {
@@ -100,9 +101,9 @@ fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p)
     return p->features & FATTN_ACCUMULATE ? fattn_naive_dtype_lse(p) : p->dtype;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Dropout
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011. */
 void fattn_naive_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4])
@@ -152,9 +153,9 @@ double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, 
     return bits < threshold ? 0 : 65536.0 / (double)(65536 - threshold);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Memory: one block per object, cut into arrays
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct piece {
     double **place;
@@ -198,9 +199,9 @@ static fattn_status allocate(const piece *pieces, size_t count, void **memory)
     return FATTN_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Where things are
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static fattn_naive_sequence sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
 {
@@ -274,9 +275,9 @@ int64_t fattn_naive_dbias_index(const fattn_problem *p, const fattn_naive *resul
     return index;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Results and slices
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 fattn_status fattn_naive_allocate(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result)
@@ -461,9 +462,9 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The formulas
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* What a row needs besides its results; names that end in _abs hold the sums of absolute values. */
 typedef struct scratch {
@@ -717,9 +718,9 @@ fattn_status fattn_naive_run_pure(const fattn_problem *p, const fattn_buffers *b
     return run(p, buf, true, result);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Outputs
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Writes a gradient, or adds it to what is there: both round once. */
 static void emit(const fattn_problem *p, void *array, fattn_dtype dtype, int64_t index, double x)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle: attention and its gradients straight from the formulas, in double precision, a whole row
- * of scores at a time. No tiles, no running maximum, no log2 units, and nothing shared with the code it
- * judges: only the public header says what it means. Slow on purpose, and never a fallback: it is what
- * the device "reference" runs and what every test compares with.
+ * The oracle: attention and its gradients straight from the formulas, in double precision, a whole
+ * row of scores at a time. No tiles, no running maximum, no log2 units, and nothing shared with the
+ * code it judges: only the public header says what it means. Slow on purpose, and never a fallback:
+ * it is what the device "reference" runs and what every test compares with.
  *
- * All functions take a *normalised* problem (strides, scale, window and dtypes filled in, causal folded
- * into the window, outputs chosen) and buffers in host memory whose lengths and tables were validated.
+ * All functions take a *normalised* problem (strides, scale, window and dtypes filled in, causal
+ * folded into the window, outputs chosen) and buffers in host memory whose lengths and tables were
+ * validated.
  */
 #ifndef FATTN_REFERENCE_NAIVE_H
 #define FATTN_REFERENCE_NAIVE_H
@@ -24,9 +25,9 @@ typedef struct fattn_naive_sequence {
 
 /*
  * Results, dense and in double; rows and keys by local index, sq and sk being the problem's maxima.
- * Entries of rows and keys that do not exist are 0: sequences[b] says which do. Gradients are those of
- * this call alone: what FATTN_ACCUMULATE adds to is not in them. Arrays that the op does not have, and
- * dbias and dsink when they are not wanted, are NULL.
+ * Entries of rows and keys that do not exist are 0: sequences[b] says which do. Gradients are those
+ * of this call alone: what FATTN_ACCUMULATE adds to is not in them. Arrays that the op does not
+ * have, and dbias and dsink when they are not wanted, are NULL.
  *
  * a_*: for the accuracy bound, the maximum over a slice of the same formula with every product and
  * summand made absolute. Maxima skip what is not finite.
@@ -47,8 +48,8 @@ typedef struct fattn_naive {
     double *a_dk, *a_dv; /* [b][hk] */
     double *a_dbias;     /* [b or 1][hq or 1] */
     double *a_dsink;     /* [hq] */
-    double *
-        x_max; /* [b][hq]: max of |lse|, and of |scale| sum_c |q_c k_c| + |bias| + |ALiBi| over kept pairs */
+    double *x_max; /* [b][hq]: max of |lse|, and of |scale| sum_c |q_c k_c| + |bias| + |ALiBi| over
+                      kept pairs */
     double *lse_scale; /* [b][hq][sq]: max(1, |sink|, |scale| sum_c |q_c k_c| + |bias| + |ALiBi|) */
 
     void *memory; /* all of the above */
@@ -70,16 +71,17 @@ void fattn_naive_free(fattn_naive *result);
 fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf);
 
 /*
- * The yardstick: the plain formula in f32 arithmetic, with the probabilities and dS rounded to the input
- * dtype where they enter a matrix product, sums in ascending order of their index, results rounded once
- * to the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and lse_scale stay 0.
+ * The yardstick: the plain formula in f32 arithmetic, with the probabilities and dS rounded to the
+ * input dtype where they enter a matrix product, sums in ascending order of their index, results
+ * rounded once to the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and
+ * lse_scale stay 0.
  */
 fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * What naive.c and comparator.c share: finding and decoding the data, never computing with it
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* The value at index of an array, and the value that x becomes when it is stored as dtype. */
 double fattn_naive_load(const void *array, fattn_dtype dtype, int64_t index);
@@ -132,7 +134,8 @@ int64_t fattn_naive_dbias_index(const fattn_problem *p, const fattn_naive *resul
                                 const fattn_naive_slice *slice, int64_t i, int64_t j);
 
 /* Philox4x32-10, and the dropout multiplier of a pair at global indices b, h, i, j. threshold is in
- * 0..65536; key is words 0 and 1 of Philox at counter {offset_lo, offset_hi, 0, 0} under the seed. */
+ * 0..65536; key is words 0 and 1 of Philox at counter {offset_lo, offset_hi, 0, 0} under the
+ * seed. */
 void fattn_naive_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
 int64_t fattn_naive_dropout_threshold(double probability);
 void fattn_naive_dropout_key(uint64_t seed, uint64_t offset, uint32_t key[2]);

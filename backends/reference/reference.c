@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Backend "reference": what everything else is compared with. Row "naive" is the oracle, in double
- * precision; it is what the device runs unless FATTN_KERNEL names another row. The rows "tiled_*" are
- * the published algorithms with the tile that the plan chose, judged by the oracle as any kernel is.
+ * precision; it is what the device runs unless FATTN_KERNEL names another row. The rows "tiled_*"
+ * are the published algorithms with the tile that the plan chose, judged by the oracle as any
+ * kernel is.
  */
 #include <math.h>
 #include <string.h>
@@ -173,7 +174,7 @@ static fattn_status run(const fattn_plan *made, const fattn_buffers *buffers, vo
 
 static void release(fattn_plan *made) { (void)made; }
 
-/* --- Merge and dropout in double precision -------------------------------------------------------- */
+/* --- Merge and dropout in double precision ---------------------------------------------------- */
 
 /* Weight of a state: exp(lse - max), 0 for the empty state, which is never read. */
 static double weight(double lse, double max) { return lse == -INFINITY ? 0 : exp(lse - max); }

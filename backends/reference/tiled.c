@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The published algorithms on a whole problem: the workspace cut into the machine's two memories, every
- * head of it found in the caller's tensors, and the program of the schedule run on each. See tiled.h.
+ * The published algorithms on a whole problem: the workspace cut into the machine's two memories,
+ * every head of it found in the caller's tensors, and the program of the schedule run on each. See
+ * tiled.h.
  */
 #include "backends/reference/tiled.h"
 
@@ -10,9 +11,9 @@
 #include "backends/reference/tiled_machine.h"
 #include "core/dtype.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Memory
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct piece {
     double **place;
@@ -20,8 +21,8 @@ typedef struct piece {
     bool wanted;
 } piece;
 
-/* Sum of the wanted pieces in doubles, or -1 when their bytes do not fit in 63 bits. With memory, cuts
- * it into them. */
+/* Sum of the wanted pieces in doubles, or -1 when their bytes do not fit in 63 bits. With memory,
+ * cuts it into them. */
 static int64_t cut(const piece *pieces, size_t count, double *memory)
 {
     const int64_t most = INT64_MAX / (int64_t)sizeof(double) - 32; /* room for rounding up */
@@ -127,9 +128,9 @@ int64_t fattn_tiled_fast_bytes(const fattn_problem *problem, fattn_tile tile_)
     return bytes_of(cut_fast(&c, NULL));
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Heads
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static matrix tensor_of_rows(const machine *c, fattn_io_tensor name, const void *base,
                              fattn_dtype dtype, const fattn_strides *stride, int64_t width)
@@ -235,9 +236,9 @@ void fattn_machine_select(machine *c, int64_t b, int64_t h)
     find_states(c);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The problem
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* dbias is summed in place by all heads, so it begins with 0 once, as a whole. */
 static void initialise_dbias(machine *c)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The published algorithms, line by line, on a machine with two memories: tensors live in slow memory,
- * arithmetic happens on blocks in fast memory, and every element that passes between the two is counted
- * under its tensor's name. core/io_model.h predicts the counts.
+ * The published algorithms, line by line, on a machine with two memories: tensors live in slow
+ * memory, arithmetic happens on blocks in fast memory, and every element that passes between the
+ * two is counted under its tensor's name. core/io_model.h predicts the counts.
  *
  *     FATTN_IO_FLASH1    FlashAttention (Dao, Fu, Ermon, Rudra, Re, 2022, arXiv:2205.14135):
  *                        Algorithms 1, 2 and 5 (forward, block-sparse), Algorithm 4 (backward)
@@ -13,11 +13,13 @@
  *                        rows of N scores, so that every op reads each operand once: the best case
  *
  * Arithmetic is in double, whatever the tensors hold. What differs from naive.c by more than a few
- * 2^-53 is then a mistake in a schedule and never rounding, and sweeping M does not sweep the accuracy:
- * Algorithm 1 renormalises O at every key block, so in f32 its error would grow with N / Bc.
+ * 2^-53 is then a mistake in a schedule and never rounding, and sweeping M does not sweep the
+ * accuracy: Algorithm 1 renormalises O at every key block, so in f32 its error would grow with N /
+ * Bc.
  *
- * The algorithms keep O, dQ, l and m in slow memory while they change. Those live in the workspace, in
- * double, for the same reason; copying them out at the end is not part of any algorithm and not counted.
+ * The algorithms keep O, dQ, l and m in slow memory while they change. Those live in the workspace,
+ * in double, for the same reason; copying them out at the end is not part of any algorithm and not
+ * counted.
  */
 #ifndef FATTN_REFERENCE_TILED_H
 #define FATTN_REFERENCE_TILED_H
@@ -38,15 +40,17 @@ typedef struct fattn_tiled_options {
 int64_t fattn_tiled_workspace(const fattn_problem *problem, fattn_io_schedule schedule,
                               fattn_tile tile);
 
-/* Bytes of fast memory that the blocks of FLASH1 and FLASH2 take, in doubles as they are held here. */
+/* Bytes of fast memory that the blocks of FLASH1 and FLASH2 take, in doubles as they are held
+ * here. */
 int64_t fattn_tiled_fast_bytes(const fattn_problem *problem, fattn_tile tile);
 
 /*
- * Runs a normalised problem on validated buffers in host memory, and adds what it counts to *counts.
- * Standard attention needs in backward what its forward kept (P, Z ...): it is made again, uncounted.
+ * Runs a normalised problem on validated buffers in host memory, and adds what it counts to
+ * *counts. Standard attention needs in backward what its forward kept (P, Z ...): it is made again,
+ * uncounted.
  *
- * With count_only, workspace may be NULL, of the buffers only lengths and block mask are read, and no
- * output is written.
+ * With count_only, workspace may be NULL, of the buffers only lengths and block mask are read, and
+ * no output is written.
  */
 void fattn_tiled_run(const fattn_problem *problem, const fattn_buffers *buffers,
                      const fattn_tiled_options *options, void *workspace, fattn_io_counts *counts);

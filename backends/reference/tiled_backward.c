@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward of FlashAttention and of FlashAttention-2 for the query heads of one kv head. Numbers in the
- * margin are the lines of the printed algorithms (tiled.h says where).
+ * Backward of FlashAttention and of FlashAttention-2 for the query heads of one kv head. Numbers in
+ * the margin are the lines of the printed algorithms (tiled.h says where).
  *
- * The papers have one query head a kv head. With several, the blocks dK~ and dV~ stay on the chip while
- * all of them pass: the loop over heads lies between the loops over keys and over queries. With
- * FATTN_ACCUMULATE the gradients are added to instead of initialised. Outputs that nobody wants are
- * neither made nor counted. A row with lse = -inf is empty: its P and dS are 0 by definition.
+ * The papers have one query head a kv head. With several, the blocks dK~ and dV~ stay on the chip
+ * while all of them pass: the loop over heads lies between the loops over keys and over queries.
+ * With FATTN_ACCUMULATE the gradients are added to instead of initialised. Outputs that nobody
+ * wants are neither made nor counted. A row with lse = -inf is empty: its P and dS are 0 by
+ * definition.
  */
 #include <math.h>
 
@@ -15,10 +16,10 @@
 
 static bool is_empty(double lse) { return lse == -(double)INFINITY; }
 
-/* --- What both share ------------------------------------------------------------------------------ */
+/* --- What both share -------------------------------------------------------------------------- */
 
-/* dQ, dK, dV = 0 in slow memory; FLASH2 initialises only the keys that no block writes, those that the
- * sequence owns and does not use. */
+/* dQ, dK, dV = 0 in slow memory; FLASH2 initialises only the keys that no block writes, those that
+ * the sequence owns and does not use. */
 static void initialise_gradients(machine *c, int64_t b, int64_t h)
 {
     const int64_t first = c->schedule == FATTN_IO_FLASH2 ? c->seq.sk : 0;
@@ -122,8 +123,8 @@ static void product_gradients(machine *c, const tile *t)
     }
 }
 
-/* dSink -= sum over rows of exp(sink - lse) D: the sink is a key whose score has no other inputs, and
- * the rows of a head meet it once, not once a tile. */
+/* dSink -= sum over rows of exp(sink - lse) D: the sink is a key whose score has no other inputs,
+ * and the rows of a head meet it once, not once a tile. */
 static void sink_gradient(machine *c, int64_t count)
 {
     if (!c->compute) return;
@@ -143,7 +144,7 @@ static void return_dq(machine *c, int64_t b, int64_t h)
     }
 }
 
-/* --- FlashAttention ------------------------------------------------------------------------------- */
+/* --- FlashAttention --------------------------------------------------------------------------- */
 
 /* What forward left in slow memory: the contract saves lse = m + ln l, and (m, l) = (lse, 1) is the
  * same state. */
@@ -227,7 +228,7 @@ void fattn_tiled_flash1_backward(machine *c, int64_t b, int64_t h)
     return_dq(c, b, h); /* 26 */
 }
 
-/* --- FlashAttention-2 ----------------------------------------------------------------------------- */
+/* --- FlashAttention-2 ------------------------------------------------------------------------- */
 
 /* D = rowsum(dO o) of the selected head, to slow memory. */
 static void flash2_delta(machine *c)
@@ -252,8 +253,8 @@ static void flash2_sink(machine *c)
     }
 }
 
-/* Line 9 also loads O, which nothing reads after line 4, and dQ, which line 15 loads again: here O is
- * not loaded and dQ once. */
+/* Line 9 also loads O, which nothing reads after line 4, and dQ, which line 15 loads again: here O
+ * is not loaded and dQ once. */
 static void flash2_tile(machine *c, const tile *t)
 {
     const bool wants_dq = machine_wants(c, FATTN_OUT_DQ);

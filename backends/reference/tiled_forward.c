@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward of FlashAttention and of FlashAttention-2 for one head. Numbers in the margin are the lines
- * of the printed algorithms (tiled.h says where); Tr and Tc are the numbers of blocks of queries and
- * keys. What the contract adds is said where it enters: a sink is one more key whose value is 0, so
- * that rows begin with its state instead of an empty one, and rows without any key stay empty.
+ * Forward of FlashAttention and of FlashAttention-2 for one head. Numbers in the margin are the
+ * lines of the printed algorithms (tiled.h says where); Tr and Tc are the numbers of blocks of
+ * queries and keys. What the contract adds is said where it enters: a sink is one more key whose
+ * value is 0, so that rows begin with its state instead of an empty one, and rows without any key
+ * stay empty.
  */
 #include <math.h>
 
@@ -26,7 +27,7 @@ static double max_of_sink(const machine *c) { return c->compute ? sink_of(c) : 0
 /* A comparison with NaN is false: m stays what it is, and NaN comes back through l. */
 static double larger(double m, double x) { return x > m ? x : m; }
 
-/* --- FlashAttention ------------------------------------------------------------------------------- */
+/* --- FlashAttention --------------------------------------------------------------------------- */
 
 /* m~ = rowmax(S), P~ = exp(S - m~) in the place of S, l~ = rowsum(P~). */
 static void softmax_of_tile(machine *c, const tile *t)
@@ -58,8 +59,6 @@ static void merge_tile(machine *c, const tile *t)
         const double l_old = alpha * c->l_i[r], l_new = l_old + beta * c->l_ij[r];
         c->m_i[r] = m_new;
         c->l_i[r] = l_new;
-        if (l_new == 0) continue; /* no key yet: O stays 0 */
-
         double *const o = c->o_i + r * dv; /* [dv] */
         for (int64_t n = 0; n < dv; n++) o[n] *= l_old;
         for (int64_t k = 0; k < t->keys; k++) {
@@ -67,6 +66,8 @@ static void merge_tile(machine *c, const tile *t)
             const double p = beta * c->s_ij[r * t->keys + k] * c->z_ij[r * t->keys + k];
             for (int64_t n = 0; n < dv; n++) o[n] += p * c->v_j[k * dv + n];
         }
+        if (l_new == 0)
+            continue; /* no key yet: O is 0, or what 0 times a value that is NaN gives */
         for (int64_t n = 0; n < dv; n++) o[n] /= l_new;
     }
 }
@@ -85,8 +86,8 @@ static void return_rows(machine *c)
     }
 }
 
-/* Algorithm 2; 1 is the same without lines 1, 11 and 14, and 5 adds the condition. Line 1 is the seed
- * in the buffers; lines 2, 4 and 5, the sizes of blocks, are the caller's. */
+/* Algorithm 2; 1 is the same without lines 1, 11 and 14, and 5 adds the condition. Line 1 is the
+ * seed in the buffers; lines 2, 4 and 5, the sizes of blocks, are the caller's. */
 void fattn_tiled_flash1_forward(machine *c)
 {
     const int64_t rows = c->seq.sq, keys = c->seq.sk;
@@ -117,7 +118,7 @@ void fattn_tiled_flash1_forward(machine *c)
     return_rows(c);                                                 /* 19 */
 }
 
-/* --- FlashAttention-2 ----------------------------------------------------------------------------- */
+/* --- FlashAttention-2 ------------------------------------------------------------------------- */
 
 static void start_rows(machine *c, int64_t count)
 {

@@ -2,8 +2,8 @@
 /*
  * The two memories and what happens to a tile of scores: see tiled_machine.h.
  *
- * Counting and computing share one path: each function counts first and then, unless the machine only
- * counts, does what it counted.
+ * Counting and computing share one path: each function counts first and then, unless the machine
+ * only counts, does what it counted.
  */
 #include "backends/reference/tiled_machine.h"
 
@@ -11,9 +11,9 @@
 
 #include "core/dtype.h"
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Slow memory
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static int64_t index_of(const matrix *a, int64_t row)
 {
@@ -102,9 +102,9 @@ void fattn_machine_publish(machine *c, const matrix *state, const matrix *out, i
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Tensors over pairs: bias, mask, block mask, dbias
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 static int64_t pair_index(const machine *c, const int64_t stride[4], int64_t i, int64_t j)
 {
@@ -160,7 +160,8 @@ void fattn_machine_add_dbias(machine *c, const tile *t)
     }
 }
 
-/* The pairs of a tile lie at distances j - (i + off) from its lower left corner to its upper right. */
+/* The pairs of a tile lie at distances j - (i + off) from its lower left corner to its upper
+ * right. */
 static bool window_sees(const machine *c, const tile *t)
 {
     const int64_t least = t->key - (t->row + t->rows - 1 + c->seq.diagonal);
@@ -205,9 +206,9 @@ bool fattn_machine_sees(machine *c, const tile *t)
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Scores: x = cap(scale q.k) + bias - slope |i + off - j|, kept where all masks say so
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 void fattn_machine_product(machine *c, const tile *t)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The machine that tiled_*.c program: slow memory, fast memory, and the counters between them. Private
- * to those files; tiled.h says what it is for.
+ * The machine that tiled_*.c program: slow memory, fast memory, and the counters between them.
+ * Private to those files; tiled.h says what it is for.
  */
 #ifndef FATTN_REFERENCE_TILED_MACHINE_H
 #define FATTN_REFERENCE_TILED_MACHINE_H
@@ -10,7 +10,8 @@
 #include "core/philox.h"
 #include "core/problem.h"
 
-/* A matrix of one head in slow memory: row n begins `pitch` elements after row n - 1, or in a page. */
+/* A matrix of one head in slow memory: row n begins `pitch` elements after row n - 1, or in a
+ * page. */
 typedef struct matrix {
     fattn_io_tensor name;
     fattn_dtype dtype;
@@ -27,8 +28,8 @@ typedef struct tile {
     int64_t row, rows, key, keys;
 } tile;
 
-/* A program sees one head at a time. In backward the G heads of a kv head share dk and dv, so each has
- * its own part of the state (dq, l, m, delta), chosen by fattn_machine_select(). */
+/* A program sees one head at a time. In backward the G heads of a kv head share dk and dv, so each
+ * has its own part of the state (dq, l, m, delta), chosen by fattn_machine_select(). */
 typedef struct machine {
     const fattn_problem *p;
     const fattn_buffers *buf;
@@ -71,7 +72,7 @@ typedef struct machine {
 /* The head h of sequence b, and the part of the state that belongs to it. */
 void fattn_machine_select(machine *c, int64_t b, int64_t h);
 
-/* --- Between the memories: every function here counts --------------------------------------------- */
+/* --- Between the memories: every function here counts ----------------------------------------- */
 
 /* Copies rows first .. first + count into or out of fast memory, [count][width]. */
 void fattn_machine_load(machine *c, const matrix *a, int64_t first, int64_t count, double *fast);
@@ -83,8 +84,8 @@ void fattn_machine_add(machine *c, const matrix *a, int64_t first, int64_t count
 /* Writes one value everywhere. */
 void fattn_machine_fill(machine *c, const matrix *a, int64_t first, int64_t count, double value);
 
-/* Block sparsity, read for this tile, and for FLASH2 the window: false when the whole tile is hidden.
- * Else keep_ij says which pairs the block mask leaves. */
+/* Block sparsity, read for this tile, and for FLASH2 the window: false when the whole tile is
+ * hidden. Else keep_ij says which pairs the block mask leaves. */
 bool fattn_machine_sees(machine *c, const tile *t);
 
 /* Score, op by op on s_ij; fattn_machine_score() does all. Bias and masks are read. */
@@ -98,7 +99,7 @@ void fattn_machine_score(machine *c, const tile *t);
 /* dbias += ds_ij, summed over the axes that are broadcast. */
 void fattn_machine_add_dbias(machine *c, const tile *t);
 
-/* --- On the chip or outside the algorithm: nothing is counted ------------------------------------- */
+/* --- On the chip or outside the algorithm: nothing is counted --------------------------------- */
 
 /* z_ij of a tile. */
 void fattn_machine_dropout(machine *c, const tile *t);
@@ -122,7 +123,7 @@ static inline bool machine_has(const machine *c, uint64_t feature)
 
 static inline int64_t machine_least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* --- The programs --------------------------------------------------------------------------------- */
+/* --- The programs ----------------------------------------------------------------------------- */
 
 /* One query head ... */
 void fattn_tiled_flash1_forward(machine *c);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Standard attention, op by op: what FlashAttention is compared with. Every op reads its operands from
- * slow memory and writes its result there, matrices of N x N included; numbers in the margin are the
- * lines of Algorithms 0 (forward) and 3 (backward) of the first paper, which leaves out masks and
- * dropout. An op is a sweep over blocks of br rows. The operand that all rows need (K, V, or the
- * gradient that they add to) stays in fast memory meanwhile: a tile is br rows of all keys.
+ * Standard attention, op by op: what FlashAttention is compared with. Every op reads its operands
+ * from slow memory and writes its result there, matrices of N x N included; numbers in the margin
+ * are the lines of Algorithms 0 (forward) and 3 (backward) of the first paper, which leaves out
+ * masks and dropout. An op is a sweep over blocks of br rows. The operand that all rows need (K, V,
+ * or the gradient that they add to) stays in fast memory meanwhile: a tile is br rows of all keys.
  *
- * Scale is part of the product, as matrix libraries have it. Cap, bias, ALiBi, mask (window, mask and
- * block mask are one) and dropout are ops of their own where the problem has them. Backward keeps to
- * Algorithm 3: delta is rowsum(P dP), not rowsum(dO o).
+ * Scale is part of the product, as matrix libraries have it. Cap, bias, ALiBi, mask (window, mask
+ * and block mask are one) and dropout are ops of their own where the problem has them. Backward
+ * keeps to Algorithm 3: delta is rowsum(P dP), not rowsum(dO o).
  */
 #include <math.h>
 
@@ -22,7 +22,7 @@ static tile rows_from(const machine *c, int64_t i)
     return t;
 }
 
-/* --- Forward -------------------------------------------------------------------------------------- */
+/* --- Forward ---------------------------------------------------------------------------------- */
 
 static void op_product(machine *c)
 {
@@ -157,7 +157,7 @@ void fattn_tiled_standard_forward(machine *c)
     op_output(c); /* 3 */
 }
 
-/* --- Backward ------------------------------------------------------------------------------------- */
+/* --- Backward --------------------------------------------------------------------------------- */
 
 /* A gradient of the kv head, [sk][width] in fast memory: the first query head stores it, the others
  * add to it. */

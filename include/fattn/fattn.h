@@ -2,8 +2,8 @@
 /*
  * fattn: exact, IO-aware attention (FlashAttention) on CPUs, NVIDIA and AMD GPUs.
  *
- * The whole public interface. Describe what is to be computed in a `fattn_problem`, make a plan of it
- * once, execute the plan on `fattn_buffers` as often as you like:
+ * The whole public interface. Describe what is to be computed in a `fattn_problem`, make a plan of
+ * it once, execute the plan on `fattn_buffers` as often as you like:
  *
  *     fattn_problem problem;
  *     fattn_problem_init(&problem);
@@ -19,19 +19,19 @@
  *     if (status != FATTN_OK) fprintf(stderr, "%s\n", fattn_last_reason());
  *
  * What is computed, formula by formula, is derived in docs/MATH.md; how accurate it is, in
- * docs/NUMERICS.md. Letters used below: B batch, Hq and Hk query and key/value heads, Sq and Sk query
- * and key lengths, D and Dv head dimensions of (q, k) and (v, o); i a query, j a key, c a channel.
+ * docs/NUMERICS.md. Letters used below: B batch, Hq and Hk query and key/value heads, Sq and Sk
+ * query and key lengths, D and Dv head dimensions of (q, k) and (v, o); i a query, j a key, c a
+ * channel.
  *
  * Rules that hold for every function here:
- *   Errors     Functions that can fail return a `fattn_status`. On failure outputs are untouched (an
- *              error reported by a device after a kernel has started is the exception), handles
- *              written through a pointer are NULL, and fattn_last_reason() explains, naming the field
- *              and its value. The library never aborts, exits or throws.
- *   Threads    Every function may be called from any thread. Plans and devices may be shared between
- *              threads; one workspace serves one execution at a time.
- *   Ownership  The caller owns all memory passed in. It must stay valid until the work is done: until
- *              the call returns on a CPU, until the stream has reached that point on a GPU.
- *   Units      Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
+ *   Errors     Functions that can fail return a `fattn_status`. On failure outputs are untouched
+ * (an error reported by a device after a kernel has started is the exception), handles written
+ * through a pointer are NULL, and fattn_last_reason() explains, naming the field and its value. The
+ * library never aborts, exits or throws. Threads    Every function may be called from any thread.
+ * Plans and devices may be shared between threads; one workspace serves one execution at a time.
+ *   Ownership  The caller owns all memory passed in. It must stay valid until the work is done:
+ * until the call returns on a CPU, until the stream has reached that point on a GPU. Units Strides
+ * are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
  *
  * Not promised: the ABI before version 1.0, and bit-identical results between different backends,
  * instruction sets or versions.
@@ -58,9 +58,9 @@
 extern "C" {
 #endif
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Status
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Numbered in groups of ten by cause; a number is never reused for another meaning. */
 typedef enum fattn_status {
@@ -92,19 +92,21 @@ typedef enum fattn_status {
     FATTN_BAD_ENVIRONMENT = 50 /* a FATTN_* variable has a value outside docs/BUILDING.md's table */
 } fattn_status;
 
-/* The name of a status, such as "FATTN_OVERLAP"; "unknown fattn_status" for any other number. Static. */
+/* The name of a status, such as "FATTN_OVERLAP"; "unknown fattn_status" for any other number.
+ * Static. */
 FATTN_API const char *fattn_status_string(fattn_status status);
 
-/* A sentence about this thread's most recent failure, naming the field and the value that were wrong;
- * empty before the first failure. Valid until the next failure in this thread. Never NULL. */
+/* A sentence about this thread's most recent failure, naming the field and the value that were
+ * wrong; empty before the first failure. Valid until the next failure in this thread. Never
+ * NULL. */
 FATTN_API const char *fattn_last_reason(void);
 
 /* The version of the library that is running, as "major.minor.patch". */
 FATTN_API const char *fattn_version(void);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * The problem
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef enum fattn_dtype {
     FATTN_F32 = 1,
@@ -120,16 +122,18 @@ typedef enum fattn_op {
     FATTN_BACKWARD = 2 /* q k v o lse dout -> dq dk dv dbias dsink */
 } fattn_op;
 
-/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous; strides count under
- * STRIDED only. With cu_seqlens a tensor has no batch axis and BSHD means (total, head, channel), BHSD
- * (head, total, channel). Paged k and v are (page, slot, head, channel) and (page, head, slot, channel). */
+/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous; strides count
+ * under STRIDED only. With cu_seqlens a tensor has no batch axis and BSHD means (total, head,
+ * channel), BHSD (head, total, channel). Paged k and v are (page, slot, head, channel) and (page,
+ * head, slot, channel). */
 typedef enum fattn_layout {
     FATTN_BSHD = 1,   /* (batch, sequence, head, channel) */
     FATTN_BHSD = 2,   /* (batch, head, sequence, channel) */
     FATTN_STRIDED = 3 /* any strides, 0 included for inputs; the channel stride is always 1 */
 } fattn_layout;
 
-/* Which corner of the score matrix causal masks, windows and ALiBi are anchored to when Sq != Sk. */
+/* Which corner of the score matrix causal masks, windows and ALiBi are anchored to when Sq !=
+ * Sk. */
 typedef enum fattn_anchor {
     FATTN_BOTTOM_RIGHT = 1, /* the default: the last query sees the last key, as decoding needs */
     FATTN_TOP_LEFT = 2      /* query 0 sees key 0; PyTorch's is_causal */
@@ -170,9 +174,9 @@ typedef enum fattn_anchor {
 #define FATTN_OUT_DBIAS (UINT32_C(1) << 5) /* needs FATTN_BIAS */
 #define FATTN_OUT_DSINK (UINT32_C(1) << 6) /* needs FATTN_SINK */
 
-/* Strides of a rank-4 tensor (batch, sequence, head, channel), in elements. The channel stride is 1: a
- * DLPack tensor maps to this one to one. With cu_seqlens `batch` is ignored; a paged k or v reads
- * `batch` as the stride between pages and `seq` as the stride between the slots of a page. */
+/* Strides of a rank-4 tensor (batch, sequence, head, channel), in elements. The channel stride is
+ * 1: a DLPack tensor maps to this one to one. With cu_seqlens `batch` is ignored; a paged k or v
+ * reads `batch` as the stride between pages and `seq` as the stride between the slots of a page. */
 typedef struct fattn_strides {
     int64_t batch, seq, head;
 } fattn_strides;
@@ -237,17 +241,17 @@ typedef struct fattn_problem {
      * problem runs whole or split over devices. */
     int64_t batch_offset, head_offset;
 
-    int64_t
-        pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many bytes;
-                                * a power of two, default 16 */
+    int64_t pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many
+                                * bytes; a power of two, default 16 */
 } fattn_problem;
 
 /* Fills *problem with the defaults named above. */
 FATTN_API void fattn_problem_init(fattn_problem *problem);
 
 /*
- * The pointers, and what may change from run to run of one plan. Set it up with fattn_buffers_init().
- * On a GPU plan every pointer is device memory, except that the scalars are read at the call.
+ * The pointers, and what may change from run to run of one plan. Set it up with
+ * fattn_buffers_init(). On a GPU plan every pointer is device memory, except that the scalars are
+ * read at the call.
  */
 typedef struct fattn_buffers {
     size_t struct_size; /* sizeof(fattn_buffers); set by fattn_buffers_init */
@@ -279,9 +283,9 @@ typedef struct fattn_buffers {
     const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
     const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
 
-    /* FATTN_POSITIONS. Position of the first local row and key in the whole sequence, and the lengths
-     * of the whole sequence (-1: the local ones). The arrays, where not NULL, are per sequence (B) and
-     * replace the scalars. */
+    /* FATTN_POSITIONS. Position of the first local row and key in the whole sequence, and the
+     * lengths of the whole sequence (-1: the local ones). The arrays, where not NULL, are per
+     * sequence (B) and replace the scalars. */
     int64_t q_offset, k_offset;
     int64_t whole_q, whole_k;
     const int64_t *q_offsets, *k_offsets;
@@ -296,14 +300,14 @@ typedef struct fattn_buffers {
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */
 FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Devices
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fattn_device fattn_device;
 
-/* A device's queue of work: CUstream or hipStream_t on a GPU, where NULL is the default stream. On a
- * CPU work is done when a call returns, and only NULL is a stream. */
+/* A device's queue of work: CUstream or hipStream_t on a GPU, where NULL is the default stream. On
+ * a CPU work is done when a call returns, and only NULL is a stream. */
 typedef void *fattn_stream;
 
 /*
@@ -320,8 +324,8 @@ FATTN_API void fattn_device_close(fattn_device *device);
 /* How many devices the named backend ("cpu", "cuda" ...) has now; 0 for unknown names too. */
 FATTN_API int fattn_device_count(const char *backend);
 
-/* Name of the i-th backend of this build, in the order in which "auto" looks for a device; NULL past
- * the last. Static. */
+/* Name of the i-th backend of this build, in the order in which "auto" looks for a device; NULL
+ * past the last. Static. */
 FATTN_API const char *fattn_backend_name(int i);
 
 typedef struct fattn_device_info {
@@ -361,9 +365,9 @@ FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream strea
 FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
                                            double *milliseconds);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Plans
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct fattn_plan fattn_plan;
 
@@ -400,34 +404,36 @@ FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_in
 FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
 
 /*
- * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256, any
- * contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait). Work is
- * queued on stream; on a CPU it is done on return.
+ * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256,
+ * any contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait).
+ * Work is queued on stream; on a CPU it is done on return.
  */
 FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
                                      void *workspace, fattn_stream stream);
 
 /*
  * One shot: plans through a cache of recent plans and executes. device NULL is the one that
- * fattn_device_open(NULL) opens, kept open. The pointer alignment is taken from the pointers, and the
- * workspace is allocated where one is needed. With a GPU device and host pointers it copies to the
- * device and back and waits.
+ * fattn_device_open(NULL) opens, kept open. The pointer alignment is taken from the pointers, and
+ * the workspace is allocated where one is needed. With a GPU device and host pointers it copies to
+ * the device and back and waits.
  */
 FATTN_API fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                                        const fattn_buffers *buffers, fattn_stream stream);
 
-/* Frees the cached plans, workspaces and default device of fattn_attention() that are not in use. */
+/* Frees the cached plans, workspaces and default device of fattn_attention() that are not in
+ * use. */
 FATTN_API void fattn_cache_clear(void);
 
 /* FATTN_OK when the device has a kernel for the problem; else the status that fattn_plan_create()
  * would return, with fattn_last_reason(). Loads nothing. */
 FATTN_API fattn_status fattn_support(fattn_device *device, const fattn_problem *problem);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Merging and inspection
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* Two results over disjoint keys, f32. Any lse is contiguous (B, H, S); o strides are in elements. */
+/* Two results over disjoint keys, f32. Any lse is contiguous (B, H, S); o strides are in
+ * elements. */
 typedef struct fattn_merge_args {
     size_t struct_size;
     int64_t batch, heads, seqlen, dim_v;
@@ -439,8 +445,8 @@ typedef struct fattn_merge_args {
 
 /*
  * Merges two results: m = max(lse1, lse2), w = exp(lse - m), lse = m + ln(w1 + w2),
- * o = (w1 o1 + w2 o2) / (w1 + w2). A state with lse = -inf is not read and is the identity; two empty
- * states give the empty state. Commutative exactly, associative up to rounding.
+ * o = (w1 o1 + w2 o2) / (w1 + w2). A state with lse = -inf is not read and is the identity; two
+ * empty states give the empty state. Commutative exactly, associative up to rounding.
  */
 FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args,
                                    fattn_stream stream);
@@ -459,13 +465,14 @@ typedef struct fattn_dropout_args {
 FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
                                           fattn_stream stream);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Messages
- * ------------------------------------------------------------------------------------------------- */
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef void (*fattn_log_callback)(void *user, const char *line);
 
-/* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores stderr. */
+/* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores
+ * stderr. */
 FATTN_API void fattn_set_log_callback(fattn_log_callback callback, void *user);
 
 #ifdef __cplusplus

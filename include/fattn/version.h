@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The version of fattn. This is the only place where it is written; the build reads it from here. */
+/* The version of fattn. This is the only place where it is written; the build reads it from
+ * here. */
 #ifndef FATTN_VERSION_H
 #define FATTN_VERSION_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a user of an installed fattn writes. Built by the consumer test through pkg-config, CMake and
- * as a Meson subproject, with nothing but what each of them says about compiling and linking.
+ * What a user of an installed fattn writes. Built by the consumer test through pkg-config, CMake
+ * and as a Meson subproject, with nothing but what each of them says about compiling and linking.
  */
 #include <fattn/fattn.h>
 

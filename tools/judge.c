@@ -369,14 +369,14 @@ static bool comparable(trial *t, const output *out, const int64_t n[4], double g
     return false;
 }
 
-static void count_ratio(judge_ratios *ratios, double error, double plain)
+/* An output is rounded once, so errors below half a unit in its last place are all the same: a comparator
+ * that happens to be exact, as it is where one key has all the weight, is no yardstick. */
+static void count_ratio(judge_ratios *ratios, double error, double plain, double unit)
 {
     if (error == 0 && plain == 0) {
         return;
     }
-    const double steps = error == 0   ? -JUDGE_ONE
-                         : plain == 0 ? JUDGE_ONE
-                                      : 16 * log2(error / plain);
+    const double steps = 16 * log2(fmax(error, unit / 2) / fmax(plain, unit / 2));
     const double bin = floor(steps + 0.5) + JUDGE_ONE;
     ratios->bins[bin < 0 ? 0 : bin >= JUDGE_BINS ? JUDGE_BINS - 1 : (int)bin]++;
     ratios->count++;
@@ -519,7 +519,7 @@ static void judge_slice(trial *t, const output *out, int64_t n0, int64_t n1)
     }
     t->v->worst = fmax(t->v->worst, tolerance > 0 ? y.error / tolerance : 0);
     t->largest = fmax(t->largest, y.largest);
-    count_ratio(&t->v->ratios, y.error, y.plain);
+    count_ratio(&t->v->ratios, y.error, y.plain, ulp(dtype, y.largest));
 }
 
 /* lse has a bound of its own, row by row. */

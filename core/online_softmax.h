@@ -16,10 +16,9 @@
  * by scale * log2 e in advance would round every one of its products.)
  *
  * -inf and NaN come out as the formula has them because
- *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met nothing
- * but scores of -inf, whose p is 0;
- *   - m may lose a NaN, as every max instruction does, but p keeps it, and with it l and o for
- * good;
+ *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met
+ *     nothing but scores of -inf, whose p is 0;
+ *   - m may lose a NaN, as every max instruction does, but p keeps it, and with it l and o;
  *   - a row is empty when l == 0, which is false for NaN, and never asked through m.
  *
  * This is a template header over the vocabulary of the unit that includes it, a lane being a row:

@@ -5,12 +5,10 @@
  * again.
  *
  * A normalised problem has
- *   - the full struct_size, layout FATTN_STRIDED and every stride filled in (outputs and gradients
- * too);
- *   - dtype_o, dtype_bias and outputs filled in; scale filled in, whether or not FATTN_SCALE is
- * set;
+ *   - the full struct_size, layout FATTN_STRIDED and every stride filled in (gradients too);
+ *   - dtype_o, dtype_bias and outputs filled in; scale filled in, with FATTN_SCALE or without;
  *   - window_left and window_right filled in, -1 where unbounded, with causal folded in (right 0),
- * so that a kernel looks at these two alone;
+ *     so that a kernel looks at these two alone;
  *   - total_q, total_k: rows of the packed tensor (cu_seqlens), else Sq and Sk;
  *   - block_table_stride filled in; fields whose feature bit is clear set to 0.
  */

@@ -25,6 +25,7 @@ FATTN_HD fv fv_sub(fv a, fv b) { return a - b; }
 FATTN_HD fv fv_mul(fv a, fv b) { return a * b; }
 FATTN_HD fv fv_div(fv a, fv b) { return a / b; }
 FATTN_HD fv fv_fma(fv a, fv b, fv c) { return fmaf(a, b, c); }
+FATTN_HD fv fv_muladd(fv a, fv b, fv c) { return fmaf(a, b, c); }
 FATTN_HD fv fv_abs(fv a) { return fattn_f32_from_bits(fattn_f32_bits(a) & INT32_MAX); }
 FATTN_HD fv fv_exp2(fv a) { return exp2f(a); }
 FATTN_HD fv fv_log2(fv a) { return log2f(a); }
@@ -84,7 +85,8 @@ extern "C" __global__ void drop(uint32_t threshold, const uint64_t *seed, const 
 extern "C" __global__ void attend(const float *dot, const float *bias, const float *v, int64_t keys,
                                   fattn_score_rule rule, float sink, float *o, float *lse)
 {
-    fattn_softmax state[2] = {fattn_softmax_sink(sink), fattn_softmax_empty()};
+    const float unit = (float)FATTN_LOG2E;
+    fattn_softmax state[2] = {fattn_softmax_sink(sink, unit), fattn_softmax_empty()};
     float sum[2] = {0, 0};
 
     for (int part = 0; part < 2; part++) {
@@ -92,8 +94,8 @@ extern "C" __global__ void attend(const float *dot, const float *bias, const flo
             const fattn_score_pair pair = {bias[j], 0.5f, (float)(keys - j), j != 3};
             float slope;
             const float x = fattn_score(&rule, rule.terms | FATTN_SCORE_KEEP, dot[j], pair, &slope);
-            const float alpha = fattn_softmax_raise(&state[part], x);
-            const float p = fv_exp2(x - fattn_softmax_base(state[part]));
+            const float alpha = fattn_softmax_raise(&state[part], unit * x);
+            const float p = fattn_softmax_weight(x, unit, fattn_softmax_base(state[part]));
             fattn_softmax_add(&state[part], p);
             sum[part] = alpha * sum[part] + p * slope * v[j];
         }

@@ -7,10 +7,9 @@
  * A case is made in three steps, so that a test may write its own problem and still have it laid
  * out, poisoned and judged like any other:
  *
- *     draw_problem()  or  draw_blank() and assignments     sizes, options, lengths: no memory yet
- *     draw_build()    and draw_set() for special values    images of the operands, inputs filled in
- *     draw_save()                                          o and lse of a backward case, by the
- * oracle
+ *     draw_problem()  or  draw_blank() and assignments   sizes, options, lengths: no memory yet
+ *     draw_build()    and draw_set() for special values  images of the operands, inputs filled in
+ *     draw_save()                                        o and lse of a backward, by the oracle
  *
  * Memory is poisoned everywhere: what no kernel may let into a result (rows past a sequence, gaps
  * between strides, channels past D, unused pages) is NaN or infinite, and outputs begin as NaN.

@@ -3,8 +3,7 @@
  * The CPU kernels, compiled once for each instruction set. Parameters:
  *
  *     FATTN_ISA    its name, a word: the object's only global is fattn_cpu_<name>
- *     FATTN_VEC    the header with its vocabulary, in quotes; vec_scalar.h says what a vocabulary
- * is
+ *     FATTN_VEC    the header with its vocabulary, in quotes; vec_scalar.h says what that is
  *
  * Nothing but standard C and that vocabulary is used below, so a new instruction set is a new
  * header.

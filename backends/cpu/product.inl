@@ -7,9 +7,8 @@
  * then added to what C holds: rounding errors grow with the length of a tile, not with that of the
  * sequence.
  *
- *     product_rows      C_k  (+)=  sum_r A_k[r] B[r]          A_k contiguous along the sum
- *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along the rows of
- * C
+ *     product_rows      C_k  (+)=  sum_r A_k[r] B[r]            A_k contiguous along the sum
+ *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
  */
 
 /* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */

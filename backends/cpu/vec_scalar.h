@@ -9,7 +9,8 @@
  *                      channels) by FV_NK rows. FV_NQ * FV_NK accumulators, FV_NQ operands and a
  *                      broadcast must fit the registers
  *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES
- * and 4 fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
+ *                      and of 4
+ *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
  *
  * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <=
  * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2

@@ -24,14 +24,15 @@
  * channel.
  *
  * Rules that hold for every function here:
- *   Errors     Functions that can fail return a `fattn_status`. On failure outputs are untouched
- * (an error reported by a device after a kernel has started is the exception), handles written
- * through a pointer are NULL, and fattn_last_reason() explains, naming the field and its value. The
- * library never aborts, exits or throws. Threads    Every function may be called from any thread.
- * Plans and devices may be shared between threads; one workspace serves one execution at a time.
+ *   Errors     Functions that can fail return a `fattn_status`. On failure outputs are untouched,
+ *              handles written through a pointer are NULL, and fattn_last_reason() explains,
+ *              naming the field and its value. (An error that a device reports after a kernel has
+ *              started may leave outputs half written.) The library never aborts, exits or throws.
+ *   Threads    Every function may be called from any thread. Plans and devices may be shared
+ *              between threads; one workspace serves one execution at a time.
  *   Ownership  The caller owns all memory passed in. It must stay valid until the work is done:
- * until the call returns on a CPU, until the stream has reached that point on a GPU. Units Strides
- * are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
+ *              until the call returns on a CPU, until the stream has come that far on a GPU.
+ *   Units      Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
  *
  * Not promised: the ABI before version 1.0, and bit-identical results between different backends,
  * instruction sets or versions.

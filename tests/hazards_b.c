@@ -12,7 +12,7 @@
 
 #include "tests/hazard.h"
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 #define FAR (INT64_C(1) << 31)
 
 __extension__ typedef __int128 wide;
@@ -183,16 +183,14 @@ static void b7(void)
 static void b14(void)
 {
     static const draw_id ids[] = {DRAW_Q, DRAW_K, DRAW_V, DRAW_O};
-    for
-        EACH(n, ids)
-        {
-            draw_case near = hazard_case(FATTN_FORWARD, FATTN_F16, 1, 1, 1, 514, 514, 4);
-            draw_case far = hazard_case(FATTN_FORWARD, FATTN_F16, 1, 1, 1, 514, 514, 4);
-            near.problem.layout = far.problem.layout = FATTN_STRIDED;
-            if (hazard_build(&near) && hazard_build(&far)) {
-                compare_stretched(&near, &far, ids[n], 1, FAR / 512);
-            }
+    EACH (n, ids) {
+        draw_case near = hazard_case(FATTN_FORWARD, FATTN_F16, 1, 1, 1, 514, 514, 4);
+        draw_case far = hazard_case(FATTN_FORWARD, FATTN_F16, 1, 1, 1, 514, 514, 4);
+        near.problem.layout = far.problem.layout = FATTN_STRIDED;
+        if (hazard_build(&near) && hazard_build(&far)) {
+            compare_stretched(&near, &far, ids[n], 1, FAR / 512);
         }
+    }
 }
 
 /* Sequences that begin more than a million tokens into packed tensors. */
@@ -258,27 +256,23 @@ static void b3(void)
 static void b6(void)
 {
     static const int64_t counts[] = {65535, 65536, 65537};
-    for
-        EACH(n, counts)
-        {
-            draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, counts[n], 1, 1, 1, 2, 2);
-            hazard_judge_drawn(&c, -1, "batch %lld", (long long)counts[n]);
-            c = hazard_case(FATTN_BACKWARD, FATTN_F32, 1, counts[n], counts[n], 1, 1, 2);
-            hazard_judge_drawn(&c, -1, "%lld heads", (long long)counts[n]);
-        }
+    EACH (n, counts) {
+        draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, counts[n], 1, 1, 1, 2, 2);
+        hazard_judge_drawn(&c, -1, "batch %lld", (long long)counts[n]);
+        c = hazard_case(FATTN_BACKWARD, FATTN_F32, 1, counts[n], counts[n], 1, 1, 2);
+        hazard_judge_drawn(&c, -1, "%lld heads", (long long)counts[n]);
+    }
 }
 
 static void b8(void)
 {
     static const int64_t lengths[] = {32767, 32768, 32769};
-    for
-        EACH(n, lengths)
-        {
-            draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 2, lengths[n], 2);
-            hazard_judge_drawn(&c, 2, "%lld keys", (long long)lengths[n]);
-            c = hazard_case(FATTN_BACKWARD, FATTN_F32, 1, 1, 1, lengths[n], 2, 2);
-            hazard_judge_drawn(&c, 0, "%lld rows", (long long)lengths[n]);
-        }
+    EACH (n, lengths) {
+        draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 2, lengths[n], 2);
+        hazard_judge_drawn(&c, 2, "%lld keys", (long long)lengths[n]);
+        c = hazard_case(FATTN_BACKWARD, FATTN_F32, 1, 1, 1, lengths[n], 2, 2);
+        hazard_judge_drawn(&c, 0, "%lld rows", (long long)lengths[n]);
+    }
 }
 
 /* A stride of an axis that has one entry is never walked and refuses nothing. */
@@ -361,22 +355,16 @@ static void b10(void)
 {
     static const int64_t heads[] = {1, 64}, rows[] = {1, 4096, 1000000}, dims[] = {1, 64, 256};
     for (int n = 0; n < hazard_place_count; n++) {
-        for
-            EACH(h, heads)
-            {
-            for
-                EACH(r, rows)
-                {
-                for
-                    EACH(d, dims)
-                    {
-                        check_growth(&hazard_places[n], FATTN_FORWARD, heads[h], rows[r], rows[r],
-                                     dims[d]);
-                        check_growth(&hazard_places[n], FATTN_BACKWARD, heads[h], rows[r], rows[r],
-                                     dims[d]);
-                    }
+        EACH (h, heads) {
+            EACH (r, rows) {
+                EACH (d, dims) {
+                    check_growth(&hazard_places[n], FATTN_FORWARD, heads[h], rows[r], rows[r],
+                                 dims[d]);
+                    check_growth(&hazard_places[n], FATTN_BACKWARD, heads[h], rows[r], rows[r],
+                                 dims[d]);
                 }
             }
+        }
     }
     /* Sizes that do not fit 63 bits are refused before anything else happens. */
     fattn_problem p;

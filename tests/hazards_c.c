@@ -7,7 +7,7 @@
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 static draw_case strided(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t keys, int64_t dim,
                          uint64_t seed)
@@ -42,32 +42,27 @@ static void c2(void)
 static void c3(void)
 {
     static const int64_t keys[] = {1, 33, 65, 129, 1025};
-    for
-        EACH(k, keys)
-        {
-            for (int axes = 1; axes < 8; axes++) {
-                draw_case c = strided(FATTN_FORWARD, FATTN_BF16, 5, keys[k], 16, 3);
-                for (int axis = 0; axis < 3; axis++) {
-                    c.tensors[DRAW_K].flat[axis] = c.tensors[DRAW_V].flat[axis] = axes >> axis & 1;
-                }
-                hazard_judge_drawn(&c, 3, "%lld keys repeated along axes %d", (long long)keys[k],
-                                   axes);
+    EACH (k, keys) {
+        for (int axes = 1; axes < 8; axes++) {
+            draw_case c = strided(FATTN_FORWARD, FATTN_BF16, 5, keys[k], 16, 3);
+            for (int axis = 0; axis < 3; axis++) {
+                c.tensors[DRAW_K].flat[axis] = c.tensors[DRAW_V].flat[axis] = axes >> axis & 1;
             }
+            hazard_judge_drawn(&c, 3, "%lld keys repeated along axes %d", (long long)keys[k], axes);
         }
+    }
 }
 
 /* The channel is always innermost, so a tensor has 6 orders; each draws its own, and its
  * padding. */
 static void c4(void)
 {
-    for
-        EACH(o, ops)
-        {
-            for (uint64_t seed = 0; seed < 24; seed++) {
-                draw_case c = strided(ops[o], FATTN_F16, 9, 21, 8, 100 + seed);
-                hazard_judge_drawn(&c, 2, "seed %llu", (unsigned long long)seed);
-            }
+    EACH (o, ops) {
+        for (uint64_t seed = 0; seed < 24; seed++) {
+            draw_case c = strided(ops[o], FATTN_F16, 9, 21, 8, 100 + seed);
+            hazard_judge_drawn(&c, 2, "seed %llu", (unsigned long long)seed);
         }
+    }
 }
 
 /* Splits write partial results and combine them: nothing lands outside, lse included. */
@@ -94,21 +89,17 @@ static void c7(void)
 static void c8(void)
 {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
-    for
-        EACH(o, ops)
-        {
-        for
-            EACH(t, dtypes)
-            {
-                for (uint64_t seed = 0; seed < 4; seed++) {
-                    draw_case c = strided(ops[o], dtypes[t], 7, 35, 17, seed);
-                    c.problem.pointer_alignment = 1;
-                    c.problem.features = FATTN_BIAS | FATTN_MASK;
-                    c.problem.dtype_bias = seed % 2 ? dtypes[t] : 0;
-                    hazard_judge_drawn(&c, 2, "seed %llu", (unsigned long long)seed);
-                }
+    EACH (o, ops) {
+        EACH (t, dtypes) {
+            for (uint64_t seed = 0; seed < 4; seed++) {
+                draw_case c = strided(ops[o], dtypes[t], 7, 35, 17, seed);
+                c.problem.pointer_alignment = 1;
+                c.problem.features = FATTN_BIAS | FATTN_MASK;
+                c.problem.dtype_bias = seed % 2 ? dtypes[t] : 0;
+                hazard_judge_drawn(&c, 2, "seed %llu", (unsigned long long)seed);
             }
         }
+    }
     draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 4, 4, 4);
     if (hazard_build(&c)) { /* a promise that is not kept is an error */
         c.buffers.q = (const char *)c.buffers.q + 4;
@@ -126,14 +117,12 @@ static void c8(void)
 
 static void c9(void)
 {
-    for
-        EACH(o, ops)
-        {
-            for (uint64_t seed = 0; seed < 6; seed++) {
-                draw_case c = strided(ops[o], FATTN_F32, 9, 21, 256, 900 + seed);
-                hazard_judge_drawn(&c, 0, "seed %llu", (unsigned long long)seed);
-            }
+    EACH (o, ops) {
+        for (uint64_t seed = 0; seed < 6; seed++) {
+            draw_case c = strided(ops[o], FATTN_F32, 9, 21, 256, 900 + seed);
+            hazard_judge_drawn(&c, 0, "seed %llu", (unsigned long long)seed);
         }
+    }
 }
 
 /* One shape, strides that alternate, through the cache of the one-shot call. */
@@ -141,41 +130,39 @@ static void c10(void)
 {
     enum { VARIANTS = 4 };
     static const char *const devices[] = {"cpu", "reference"};
-    for
-        EACH(d, devices)
-        {
-            fattn_device *device = NULL;
-            if (fattn_device_open(devices[d], &device) != FATTN_OK) {
-                continue;
-            }
-            draw_case cases[VARIANTS];
-            unsigned char *alone[VARIANTS];
-            for (int v = 0; v < VARIANTS; v++) {
-                cases[v] = strided(FATTN_FORWARD, FATTN_F32, 11, 29, 16, 1000 + (uint64_t)v);
-                cases[v].tensors[DRAW_K].flat[2] = v == 3;
-                hazard_build(&cases[v]);
-                fattn_plan *plan = NULL;
-                const fattn_status made = fattn_plan_create(device, &cases[v].problem, &plan);
-                hazard_check(made == FATTN_OK &&
-                                 fattn_execute(plan, &cases[v].buffers, NULL, NULL) == FATTN_OK,
-                             "%s", fattn_last_reason());
-                fattn_plan_destroy(plan);
-                alone[v] = hazard_copy(&cases[v], DRAW_O);
-            }
-            for (int turn = 0; turn < 5 * VARIANTS; turn++) {
-                draw_case *const c = &cases[turn * 3 % VARIANTS];
-                hazard_clear_outputs(c);
-                const fattn_status status = fattn_attention(device, &c->problem, &c->buffers, NULL);
-                hazard_check(status == FATTN_OK && hazard_equals(c, DRAW_O, alone[c - cases]),
-                             "%s: turn %d: the one-shot call differs from a plan: %s", devices[d],
-                             turn, fattn_last_reason());
-            }
-            for (int v = 0; v < VARIANTS; v++) {
-                free(alone[v]);
-                draw_free(&cases[v]);
-            }
-            fattn_device_close(device);
+    EACH (d, devices) {
+        fattn_device *device = NULL;
+        if (fattn_device_open(devices[d], &device) != FATTN_OK) {
+            continue;
         }
+        draw_case cases[VARIANTS];
+        unsigned char *alone[VARIANTS];
+        for (int v = 0; v < VARIANTS; v++) {
+            cases[v] = strided(FATTN_FORWARD, FATTN_F32, 11, 29, 16, 1000 + (uint64_t)v);
+            cases[v].tensors[DRAW_K].flat[2] = v == 3;
+            hazard_build(&cases[v]);
+            fattn_plan *plan = NULL;
+            const fattn_status made = fattn_plan_create(device, &cases[v].problem, &plan);
+            hazard_check(made == FATTN_OK &&
+                             fattn_execute(plan, &cases[v].buffers, NULL, NULL) == FATTN_OK,
+                         "%s", fattn_last_reason());
+            fattn_plan_destroy(plan);
+            alone[v] = hazard_copy(&cases[v], DRAW_O);
+        }
+        for (int turn = 0; turn < 5 * VARIANTS; turn++) {
+            draw_case *const c = &cases[turn * 3 % VARIANTS];
+            hazard_clear_outputs(c);
+            const fattn_status status = fattn_attention(device, &c->problem, &c->buffers, NULL);
+            hazard_check(status == FATTN_OK && hazard_equals(c, DRAW_O, alone[c - cases]),
+                         "%s: turn %d: the one-shot call differs from a plan: %s", devices[d], turn,
+                         fattn_last_reason());
+        }
+        for (int v = 0; v < VARIANTS; v++) {
+            free(alone[v]);
+            draw_free(&cases[v]);
+        }
+        fattn_device_close(device);
+    }
     fattn_cache_clear();
 }
 

@@ -12,7 +12,7 @@
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 #define PACKED (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K)
 
 /* A packed case of these lengths; keys NULL: as many as rows. */
@@ -37,12 +37,10 @@ static draw_case packed(fattn_op op, fattn_dtype dtype, int64_t batch, const int
 static void e1(void)
 {
     static const int64_t rows[] = {5, 9, 3}, keys[] = {0, 40, 0};
-    for
-        EACH(o, ops)
-        {
-            draw_case c = packed(ops[o], FATTN_F32, 3, rows, keys, 2, 1, 16);
-            hazard_judge_drawn(&c, 4, "sequences without keys");
-        }
+    EACH (o, ops) {
+        draw_case c = packed(ops[o], FATTN_F32, 3, rows, keys, 2, 1, 16);
+        hazard_judge_drawn(&c, 4, "sequences without keys");
+    }
 }
 
 static void e2(void)
@@ -68,40 +66,34 @@ static void e3(void)
     static const int64_t sizes[][4] = {/* batch, heads, rows, keys */
                                        {2, 2, 5, 0}, {2, 2, 0, 5}, {0, 2, 5, 5}, {2, 0, 5, 5},
                                        {2, 2, 0, 0}, {0, 0, 0, 0}, {1, 1, 1, 0}, {0, 2, 0, 5}};
-    for
-        EACH(o, ops)
-        {
-        for
-            EACH(s, sizes)
-            {
-                for (int more = 0; more < 2; more++) {
-                    const int64_t *const z = sizes[s];
-                    draw_case c = hazard_case(ops[o], FATTN_F32, z[0], z[1], z[1], z[2], z[3], 8);
-                    c.problem.features = more ? FATTN_SINK | FATTN_BIAS | FATTN_CAUSAL : 0;
-                    c.tensors[DRAW_BIAS].flat[0] = c.tensors[DRAW_DBIAS].flat[0] = true;
-                    c.problem.outputs = ops[o] == FATTN_FORWARD ? c.problem.outputs
-                                        : more ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV |
-                                                     FATTN_OUT_DBIAS | FATTN_OUT_DSINK
-                                               : 0;
-                    hazard_judge_drawn(&c, 2, "B %lld, H %lld, Sq %lld, Sk %lld", (long long)z[0],
-                                       (long long)z[1], (long long)z[2], (long long)z[3]);
-                }
+    EACH (o, ops) {
+        EACH (s, sizes) {
+            for (int more = 0; more < 2; more++) {
+                const int64_t *const z = sizes[s];
+                draw_case c = hazard_case(ops[o], FATTN_F32, z[0], z[1], z[1], z[2], z[3], 8);
+                c.problem.features = more ? FATTN_SINK | FATTN_BIAS | FATTN_CAUSAL : 0;
+                c.tensors[DRAW_BIAS].flat[0] = c.tensors[DRAW_DBIAS].flat[0] = true;
+                c.problem.outputs = ops[o] == FATTN_FORWARD ? c.problem.outputs
+                                    : more ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV |
+                                                 FATTN_OUT_DBIAS | FATTN_OUT_DSINK
+                                           : 0;
+                hazard_judge_drawn(&c, 2, "B %lld, H %lld, Sq %lld, Sk %lld", (long long)z[0],
+                                   (long long)z[1], (long long)z[2], (long long)z[3]);
             }
         }
+    }
 }
 
 static void e4(void)
 {
     static const int64_t rows[] = {1, 0, 1, 1, 0, 0, 1}, keys[] = {20, 3, 0, 65, 0, 7, 1};
     static const int64_t few[] = {0, 0, 1, 0, 0, 1, 0};
-    for
-        EACH(o, ops)
-        {
-            draw_case c = packed(ops[o], FATTN_F32, 7, rows, keys, 4, 2, 16);
-            hazard_judge_drawn(&c, 4, "one row at most");
-            c = packed(ops[o], FATTN_F32, 7, few, few, 8, 1, 16);
-            hazard_judge_drawn(&c, 4, "fewer tokens than sequences");
-        }
+    EACH (o, ops) {
+        draw_case c = packed(ops[o], FATTN_F32, 7, rows, keys, 4, 2, 16);
+        hazard_judge_drawn(&c, 4, "one row at most");
+        c = packed(ops[o], FATTN_F32, 7, few, few, 8, 1, 16);
+        hazard_judge_drawn(&c, 4, "fewer tokens than sequences");
+    }
 }
 
 static void e5(void)
@@ -117,23 +109,19 @@ static void e5(void)
 static void e6(void)
 {
     static const int64_t nobody[] = {0, 0, 0};
-    for
-        EACH(o, ops)
-        {
-            draw_case c = packed(ops[o], FATTN_F16, 3, nobody, NULL, 2, 1, 8);
-            hazard_judge_drawn(&c, 2, "three empty sequences");
-        }
+    EACH (o, ops) {
+        draw_case c = packed(ops[o], FATTN_F16, 3, nobody, NULL, 2, 1, 8);
+        hazard_judge_drawn(&c, 2, "three empty sequences");
+    }
     static const int64_t dims[][2] = {{0, 8}, {8, 0}};
-    for
-        EACH(d, dims)
-        {
-            fattn_problem p;
-            fattn_problem_init(&p);
-            p.seqlen_q = p.seqlen_k = 4, p.dim = dims[d][0], p.dim_v = dims[d][1];
-            const fattn_status status = fattn_support(hazard_places[0].device, &p);
-            hazard_check(status == FATTN_INVALID_SHAPE, "D %lld, Dv %lld: %s", (long long)p.dim,
-                         (long long)p.dim_v, fattn_status_string(status));
-        }
+    EACH (d, dims) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.seqlen_q = p.seqlen_k = 4, p.dim = dims[d][0], p.dim_v = dims[d][1];
+        const fattn_status status = fattn_support(hazard_places[0].device, &p);
+        hazard_check(status == FATTN_INVALID_SHAPE, "D %lld, Dv %lld: %s", (long long)p.dim,
+                     (long long)p.dim_v, fattn_status_string(status));
+    }
 }
 
 /* Copies every operand so that it ends (or begins) where memory ends, runs, and reads outputs
@@ -232,27 +220,23 @@ static draw_case paged(int64_t rows, int64_t keys, int64_t page_size)
 static void e8(void)
 {
     static const double entries[] = {-1, 1e6, INT32_MAX, INT32_MIN};
-    for
-        EACH(e, entries)
-        {
-            draw_case c = paged(3, 40, 16);
-            if (hazard_build(&c)) {
-                draw_set(&c, DRAW_TABLE, 1, entries[e]);
-                check_refused(&c, "a page out of range");
-            }
-            draw_free(&c);
+    EACH (e, entries) {
+        draw_case c = paged(3, 40, 16);
+        if (hazard_build(&c)) {
+            draw_set(&c, DRAW_TABLE, 1, entries[e]);
+            check_refused(&c, "a page out of range");
         }
+        draw_free(&c);
+    }
     static const double used[] = {41, -1, INT32_MAX};
-    for
-        EACH(u, used)
-        {
-            draw_case c = paged(3, 40, 16);
-            if (hazard_build(&c)) {
-                draw_set(&c, DRAW_USED_K, 1, used[u]);
-                check_refused(&c, "more keys than there is room for");
-            }
-            draw_free(&c);
+    EACH (u, used) {
+        draw_case c = paged(3, 40, 16);
+        if (hazard_build(&c)) {
+            draw_set(&c, DRAW_USED_K, 1, used[u]);
+            check_refused(&c, "more keys than there is room for");
         }
+        draw_free(&c);
+    }
 }
 
 static void e9(void)
@@ -270,66 +254,55 @@ static void e10(void)
     static const uint64_t keys[] = {0, FATTN_CU_SEQLENS_K, FATTN_SEQUSED_K,
                                     FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K};
     static const int64_t pages[] = {0, 1, 7, 16, 100};
-    for
-        EACH(q, queries)
-        {
-        for
-            EACH(k, keys)
-            {
-            for
-                EACH(p, pages)
-                {
-                    draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 3, 2, 1, 4, 90, 8);
-                    c.problem.features =
-                        queries[q] | keys[k] | (pages[p] ? FATTN_PAGED : 0) | FATTN_CAUSAL;
-                    c.problem.page_size = pages[p] ? pages[p] : -1;
-                    for (int64_t b = 0; b < 3; b++) {
-                        draw_sequence *const s = &c.sequences[b];
-                        s->own_rows = queries[q] & FATTN_CU_SEQLENS_Q ? 4 - b : 4;
-                        s->own_keys = keys[k] & FATTN_CU_SEQLENS_K ? 90 - 40 * b : 90;
-                        s->rows = queries[q] & FATTN_SEQUSED_Q ? s->own_rows - 1 : s->own_rows;
-                        s->keys = keys[k] & FATTN_SEQUSED_K ? s->own_keys - 9 : s->own_keys;
-                    }
-                    hazard_judge_drawn(&c, 4, "features 0x%llx, pages of %lld",
-                                       (unsigned long long)c.problem.features, (long long)pages[p]);
+    EACH (q, queries) {
+        EACH (k, keys) {
+            EACH (p, pages) {
+                draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 3, 2, 1, 4, 90, 8);
+                c.problem.features =
+                    queries[q] | keys[k] | (pages[p] ? FATTN_PAGED : 0) | FATTN_CAUSAL;
+                c.problem.page_size = pages[p] ? pages[p] : -1;
+                for (int64_t b = 0; b < 3; b++) {
+                    draw_sequence *const s = &c.sequences[b];
+                    s->own_rows = queries[q] & FATTN_CU_SEQLENS_Q ? 4 - b : 4;
+                    s->own_keys = keys[k] & FATTN_CU_SEQLENS_K ? 90 - 40 * b : 90;
+                    s->rows = queries[q] & FATTN_SEQUSED_Q ? s->own_rows - 1 : s->own_rows;
+                    s->keys = keys[k] & FATTN_SEQUSED_K ? s->own_keys - 9 : s->own_keys;
                 }
+                hazard_judge_drawn(&c, 4, "features 0x%llx, pages of %lld",
+                                   (unsigned long long)c.problem.features, (long long)pages[p]);
             }
         }
+    }
 }
 
 static void e11(void)
 {
     static const int64_t rows[] = {3, 60, 17}, keys[] = {200, 1, 33};
-    for
-        EACH(o, ops)
-        {
-            for (int room = 0; room < 2; room++) {
-                draw_case c = packed(ops[o], FATTN_F32, 3, rows, keys, 2, 2, 8);
-                c.problem.seqlen_q = 500,
-                c.problem.seqlen_k = 600; /* maxima far above every length */
-                if (room) {
-                    c.problem.features = FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
-                    for (int b = 0; b < 3; b++) {
-                        c.sequences[b].own_rows = 500, c.sequences[b].own_keys = 600;
-                    }
+    EACH (o, ops) {
+        for (int room = 0; room < 2; room++) {
+            draw_case c = packed(ops[o], FATTN_F32, 3, rows, keys, 2, 2, 8);
+            c.problem.seqlen_q = 500, c.problem.seqlen_k = 600; /* maxima far above every length */
+            if (room) {
+                c.problem.features = FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
+                for (int b = 0; b < 3; b++) {
+                    c.sequences[b].own_rows = 500, c.sequences[b].own_keys = 600;
                 }
-                hazard_judge_drawn(&c, 3, "ragged, room %d", room);
             }
+            hazard_judge_drawn(&c, 3, "ragged, room %d", room);
         }
+    }
 }
 
 /* The watchdog of hazard_main would bite. */
 static void e12(void)
 {
     static const int64_t rows[] = {0, 300, 0, 0, 1}, keys[] = {300, 0, 0, 1, 0};
-    for
-        EACH(o, ops)
-        {
-            draw_case c = packed(ops[o], FATTN_F32, 5, rows, keys, 4, 1, 8);
-            c.problem.features |= FATTN_WINDOW;
-            c.problem.window_left = c.problem.window_right = 0;
-            hazard_judge_drawn(&c, 6, "nothing but empty tiles");
-        }
+    EACH (o, ops) {
+        draw_case c = packed(ops[o], FATTN_F32, 5, rows, keys, 4, 1, 8);
+        c.problem.features |= FATTN_WINDOW;
+        c.problem.window_left = c.problem.window_right = 0;
+        hazard_judge_drawn(&c, 6, "nothing but empty tiles");
+    }
 }
 
 static void e13(void)
@@ -342,21 +315,19 @@ static void e13(void)
     } wrong[] = {{DRAW_CU_Q, 0, -1}, {DRAW_CU_Q, 1, 0},         {DRAW_CU_Q, 3, 1000},
                  {DRAW_CU_K, 2, 3},  {DRAW_CU_K, 3, INT32_MIN}, {DRAW_USED_Q, 1, -3},
                  {DRAW_USED_K, 2, 8}};
-    for
-        EACH(w, wrong)
-        {
-            draw_case c = packed(FATTN_FORWARD, FATTN_F32, 3, lengths, NULL, 1, 1, 8);
-            c.problem.features |= FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
-            if (hazard_build(&c)) {
-                if (wrong[w].id == DRAW_CU_Q && wrong[w].at == 1) { /* decreasing */
-                    draw_set(&c, DRAW_CU_Q, 0, draw_get(&c, DRAW_CU_Q, 1) + 1);
-                } else {
-                    draw_set(&c, wrong[w].id, wrong[w].at, wrong[w].value);
-                }
-                check_refused(&c, draw_name(wrong[w].id));
+    EACH (w, wrong) {
+        draw_case c = packed(FATTN_FORWARD, FATTN_F32, 3, lengths, NULL, 1, 1, 8);
+        c.problem.features |= FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
+        if (hazard_build(&c)) {
+            if (wrong[w].id == DRAW_CU_Q && wrong[w].at == 1) { /* decreasing */
+                draw_set(&c, DRAW_CU_Q, 0, draw_get(&c, DRAW_CU_Q, 1) + 1);
+            } else {
+                draw_set(&c, wrong[w].id, wrong[w].at, wrong[w].value);
             }
-            draw_free(&c);
+            check_refused(&c, draw_name(wrong[w].id));
         }
+        draw_free(&c);
+    }
 }
 
 /* A plan keeps its own copy of the problem: what happens to the caller's changes nothing. */

@@ -6,7 +6,7 @@
 
 #include "tests/hazard.h"
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 static bool cuts_keys(const place *at, const draw_case *c)
 {
@@ -22,17 +22,14 @@ static fattn_status run_split(const place *at, const draw_case *c, int64_t split
 static void f1(void)
 {
     static const int64_t groups[] = {1, 3, 8};
-    for
-        EACH(g, groups)
-        {
-            for (int64_t rows = 1; rows <= 5; rows++) {
-                draw_case c =
-                    hazard_case(FATTN_FORWARD, FATTN_F32, 2, 2 * groups[g], 2, rows, 300, 16);
-                c.problem.features = FATTN_CAUSAL;
-                hazard_judge_drawn(&c, 8, "%lld rows, groups of %lld", (long long)rows,
-                                   (long long)groups[g]);
-            }
+    EACH (g, groups) {
+        for (int64_t rows = 1; rows <= 5; rows++) {
+            draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 2, 2 * groups[g], 2, rows, 300, 16);
+            c.problem.features = FATTN_CAUSAL;
+            hazard_judge_drawn(&c, 8, "%lld rows, groups of %lld", (long long)rows,
+                               (long long)groups[g]);
         }
+    }
 }
 
 static void f2(void)
@@ -264,25 +261,21 @@ static void check_shards(fattn_dtype dtype, uint64_t features, int64_t parts)
 static void f8(void)
 {
     static const uint64_t features[] = {0, FATTN_CAUSAL, FATTN_ALIBI, FATTN_ALIBI | FATTN_CAUSAL};
-    for
-        EACH(f, features)
-        {
-            for (int64_t parts = 2; parts <= 7; parts++) {
-                check_shards(FATTN_F32, features[f], parts);
-            }
+    EACH (f, features) {
+        for (int64_t parts = 2; parts <= 7; parts++) {
+            check_shards(FATTN_F32, features[f], parts);
         }
+    }
 }
 
 static void f12(void)
 {
     static const fattn_dtype dtypes[] = {FATTN_F16, FATTN_BF16};
-    for
-        EACH(t, dtypes)
-        {
-            for (int64_t parts = 2; parts <= 16; parts *= 2) {
-                check_shards(dtypes[t], FATTN_CAUSAL, parts);
-            }
+    EACH (t, dtypes) {
+        for (int64_t parts = 2; parts <= 16; parts *= 2) {
+            check_shards(dtypes[t], FATTN_CAUSAL, parts);
         }
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -462,16 +455,12 @@ static void f10(void)
 {
     static const int64_t rows[] = {1, 2, 7, 33, 64}, keys[] = {64, 130, 600};
     for (int n = 0; n < hazard_place_count; n++) {
-        for
-            EACH(r, rows)
-            {
-            for
-                EACH(k, keys)
-                {
-                    check_invariance(&hazard_places[n], rows[r], keys[k], 0);
-                    check_invariance(&hazard_places[n], rows[r], keys[k], FATTN_CAUSAL);
-                }
+        EACH (r, rows) {
+            EACH (k, keys) {
+                check_invariance(&hazard_places[n], rows[r], keys[k], 0);
+                check_invariance(&hazard_places[n], rows[r], keys[k], FATTN_CAUSAL);
             }
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 enum { LENGTH = 64 };
 
@@ -25,28 +25,22 @@ static draw_case dropping(fattn_op op, double p)
 static void h1(void)
 {
     static const double probabilities[] = {0, 1e-9, 0.1, 0.5, 0.9, 0.99999999, 1};
-    for
-        EACH(o, ops)
-        {
-        for
-            EACH(p, probabilities)
-            {
-                draw_case c = hazard_case(ops[o], FATTN_F32, 2, 4, 2, 37, 69, 16);
-                c.problem.features = FATTN_DROPOUT | FATTN_CAUSAL;
-                c.problem.dropout_p = probabilities[p];
-                hazard_judge_drawn(&c, 2, "p = %g", probabilities[p]);
-            }
+    EACH (o, ops) {
+        EACH (p, probabilities) {
+            draw_case c = hazard_case(ops[o], FATTN_F32, 2, 4, 2, 37, 69, 16);
+            c.problem.features = FATTN_DROPOUT | FATTN_CAUSAL;
+            c.problem.dropout_p = probabilities[p];
+            hazard_judge_drawn(&c, 2, "p = %g", probabilities[p]);
         }
+    }
     static const double bad[] = {-0.1, 1.0000001, NAN, INFINITY};
-    for
-        EACH(p, bad)
-        {
-            draw_case c = dropping(FATTN_FORWARD, bad[p]);
-            const fattn_status status = fattn_support(hazard_places[0].device, &c.problem);
-            hazard_check(status == FATTN_INVALID_ARGUMENT, "p = %g: %s", bad[p],
-                         fattn_status_string(status));
-            draw_free(&c);
-        }
+    EACH (p, bad) {
+        draw_case c = dropping(FATTN_FORWARD, bad[p]);
+        const fattn_status status = fattn_support(hazard_places[0].device, &c.problem);
+        hazard_check(status == FATTN_INVALID_ARGUMENT, "p = %g: %s", bad[p],
+                     fattn_status_string(status));
+        draw_free(&c);
+    }
 }
 
 /* Makes what comes out show the mask: q = 0, so that every probability is 1 / LENGTH, and v the
@@ -55,16 +49,14 @@ static void h1(void)
 static void expose_mask(draw_case *c)
 {
     static const draw_id tensors[] = {DRAW_Q, DRAW_V, DRAW_DOUT};
-    for
-        EACH(t, tensors)
-        {
-            for (int64_t b = 0; c->tensors[tensors[t]].present && b < 2; b++) {
-                for (int64_t n = 0; n < 2 * LENGTH * LENGTH; n++) {
-                    const int64_t s = n / LENGTH % LENGTH, h = n / LENGTH / LENGTH, d = n % LENGTH;
-                    draw_set(c, tensors[t], draw_at(c, tensors[t], b, s, h, d), t > 0 && s == d);
-                }
+    EACH (t, tensors) {
+        for (int64_t b = 0; c->tensors[tensors[t]].present && b < 2; b++) {
+            for (int64_t n = 0; n < 2 * LENGTH * LENGTH; n++) {
+                const int64_t s = n / LENGTH % LENGTH, h = n / LENGTH / LENGTH, d = n % LENGTH;
+                draw_set(c, tensors[t], draw_at(c, tensors[t], b, s, h, d), t > 0 && s == d);
             }
         }
+    }
 }
 
 static bool kept(const draw_case *c, int64_t b, int64_t h, int64_t i, int64_t j)
@@ -125,16 +117,14 @@ static void h2(void)
     uint8_t *const defined = mask_defined(&args);
     int taken[2] = {0, 0};
     for (int n = 0; defined != NULL && n < hazard_place_count; n++) {
-        for
-            EACH(o, ops)
-            {
-                uint8_t *const mask = mask_of(&hazard_places[n], ops[o], args.p, args.offset);
-                taken[o] += mask != NULL;
-                hazard_check(mask == NULL || memcmp(mask, defined, 4 * LENGTH * LENGTH) == 0,
-                             "%s: the mask of %s is another one", hazard_places[n].kernel->name,
-                             ops[o] == FATTN_FORWARD ? "forward" : "backward");
-                free(mask);
-            }
+        EACH (o, ops) {
+            uint8_t *const mask = mask_of(&hazard_places[n], ops[o], args.p, args.offset);
+            taken[o] += mask != NULL;
+            hazard_check(mask == NULL || memcmp(mask, defined, 4 * LENGTH * LENGTH) == 0,
+                         "%s: the mask of %s is another one", hazard_places[n].kernel->name,
+                         ops[o] == FATTN_FORWARD ? "forward" : "backward");
+            free(mask);
+        }
     }
     hazard_check(taken[0] > 0 && taken[1] > 0, "no row drops out");
     free(defined);
@@ -228,18 +218,16 @@ static void h6(void)
     }
     /* And what kernels multiply with is that, across splits of batch, heads, rows and keys. */
     for (int64_t shift = 0; shift < 40; shift += 13) {
-        for
-            EACH(o, ops)
-            {
-                draw_case c = hazard_case(ops[o], FATTN_F32, 2, 2, 1, 35, 41, 8);
-                c.problem.features = FATTN_DROPOUT | FATTN_POSITIONS;
-                c.problem.dropout_p = 0.5;
-                c.problem.batch_offset = shift, c.problem.head_offset = 2 * shift;
-                for (int b = 0; b < 2; b++) {
-                    c.sequences[b].q_offset = shift, c.sequences[b].k_offset = 3 * shift;
-                }
-                hazard_judge_drawn(&c, 3, "shift %lld", (long long)shift);
+        EACH (o, ops) {
+            draw_case c = hazard_case(ops[o], FATTN_F32, 2, 2, 1, 35, 41, 8);
+            c.problem.features = FATTN_DROPOUT | FATTN_POSITIONS;
+            c.problem.dropout_p = 0.5;
+            c.problem.batch_offset = shift, c.problem.head_offset = 2 * shift;
+            for (int b = 0; b < 2; b++) {
+                c.sequences[b].q_offset = shift, c.sequences[b].k_offset = 3 * shift;
             }
+            hazard_judge_drawn(&c, 3, "shift %lld", (long long)shift);
+        }
     }
 }
 

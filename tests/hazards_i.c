@@ -9,7 +9,7 @@
 #include "core/env.h"
 #include "tests/hazard.h"
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 /* -------------------------------------------------------------------------------------------------
  * I3: threads
@@ -117,16 +117,14 @@ static void check_one_shot(fattn_device *device, const char *name, fattn_op op)
 static void i3(void)
 {
     static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
-    for
-        EACH(o, ops)
-        {
-            for (int n = 0; n < hazard_place_count; n++) {
-                check_threads(&hazard_places[n], ops[o]);
-                if (n == 0 || hazard_places[n].device != hazard_places[n - 1].device) {
-                    check_one_shot(hazard_places[n].device, hazard_places[n].backend, ops[o]);
-                }
+    EACH (o, ops) {
+        for (int n = 0; n < hazard_place_count; n++) {
+            check_threads(&hazard_places[n], ops[o]);
+            if (n == 0 || hazard_places[n].device != hazard_places[n - 1].device) {
+                check_one_shot(hazard_places[n].device, hazard_places[n].backend, ops[o]);
             }
         }
+    }
     fattn_cache_clear();
 }
 
@@ -155,20 +153,18 @@ static void check_names(void)
         {"FATTN_BACKEND", "cpu:7", FATTN_NO_DEVICE},
         {"FATTN_CPU_ISA", "nonsense", FATTN_BAD_ENVIRONMENT},
     };
-    for
-        EACH(w, wrong)
-        {
-            fattn_device *device = NULL;
-            set(wrong[w].variable, wrong[w].spec);
-            const fattn_status status = fattn_device_open(
-                strcmp(wrong[w].variable, "FATTN_CPU_ISA") == 0 ? "cpu" : NULL, &device);
-            hazard_check(status == wrong[w].status && device == NULL, "%s=%s: %s",
-                         wrong[w].variable, wrong[w].spec, fattn_status_string(status));
-            hazard_check(strstr(fattn_last_reason(), wrong[w].spec) != NULL,
-                         "\"%s\" does not say %s", fattn_last_reason(), wrong[w].spec);
-            fattn_device_close(device);
-            set(wrong[w].variable, NULL);
-        }
+    EACH (w, wrong) {
+        fattn_device *device = NULL;
+        set(wrong[w].variable, wrong[w].spec);
+        const fattn_status status = fattn_device_open(
+            strcmp(wrong[w].variable, "FATTN_CPU_ISA") == 0 ? "cpu" : NULL, &device);
+        hazard_check(status == wrong[w].status && device == NULL, "%s=%s: %s", wrong[w].variable,
+                     wrong[w].spec, fattn_status_string(status));
+        hazard_check(strstr(fattn_last_reason(), wrong[w].spec) != NULL, "\"%s\" does not say %s",
+                     fattn_last_reason(), wrong[w].spec);
+        fattn_device_close(device);
+        set(wrong[w].variable, NULL);
+    }
 }
 
 static void check_kernel_names(void)

@@ -6,7 +6,7 @@
 
 #include "tests/hazard.h"
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 enum { LENGTH_MAX = 6 };
 
@@ -62,22 +62,19 @@ static void l1(void)
         {FATTN_BOTTOM_RIGHT, 3, 3, {"x..", "xx.", "xxx"}},
         {FATTN_TOP_LEFT, 3, 3, {"x..", "xx.", "xxx"}},
     };
-    for
-        EACH(e, expected)
-        {
-            for (int n = 0; n < hazard_place_count; n++) {
-                char seen[LENGTH_MAX][LENGTH_MAX + 1];
-                const draw_case c = masked(expected[e].rows, expected[e].keys, FATTN_CAUSAL,
-                                           expected[e].anchor, -1, -1);
-                for (int64_t i = 0; visible(&hazard_places[n], &c, seen) && i < expected[e].rows;
-                     i++) {
-                    hazard_check(strcmp(seen[i], expected[e].seen[i]) == 0,
-                                 "%s: table %zu, row %lld sees %s, expected %s",
-                                 hazard_places[n].kernel->name, e, (long long)i, seen[i],
-                                 expected[e].seen[i]);
-                }
+    EACH (e, expected) {
+        for (int n = 0; n < hazard_place_count; n++) {
+            char seen[LENGTH_MAX][LENGTH_MAX + 1];
+            const draw_case c = masked(expected[e].rows, expected[e].keys, FATTN_CAUSAL,
+                                       expected[e].anchor, -1, -1);
+            for (int64_t i = 0; visible(&hazard_places[n], &c, seen) && i < expected[e].rows; i++) {
+                hazard_check(strcmp(seen[i], expected[e].seen[i]) == 0,
+                             "%s: table %zu, row %lld sees %s, expected %s",
+                             hazard_places[n].kernel->name, e, (long long)i, seen[i],
+                             expected[e].seen[i]);
             }
         }
+    }
     fattn_problem p;
     fattn_problem_init(&p);
     hazard_check(p.anchor == FATTN_BOTTOM_RIGHT, "bottom-right is not the default");
@@ -113,32 +110,28 @@ static void check_window(const place *at, const draw_case *c)
 static void l2(void)
 {
     static const int64_t sizes[][2] = {{1, 1}, {1, 6}, {6, 1}, {3, 5}, {5, 3}, {6, 6}};
-    for
-        EACH(s, sizes)
-        {
-            for (int64_t left = -1; left <= LENGTH_MAX; left++) {
-                for (int64_t right = -1; right <= LENGTH_MAX; right++) {
-                    for (int more = 0; more < 4; more++) {
-                        const draw_case c = masked(
-                            sizes[s][0], sizes[s][1], FATTN_WINDOW | (more & 1 ? FATTN_CAUSAL : 0),
-                            more & 2 ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT, left, right);
-                        for (int n = 0; n < hazard_place_count; n++) {
-                            check_window(&hazard_places[n], &c);
-                        }
+    EACH (s, sizes) {
+        for (int64_t left = -1; left <= LENGTH_MAX; left++) {
+            for (int64_t right = -1; right <= LENGTH_MAX; right++) {
+                for (int more = 0; more < 4; more++) {
+                    const draw_case c = masked(
+                        sizes[s][0], sizes[s][1], FATTN_WINDOW | (more & 1 ? FATTN_CAUSAL : 0),
+                        more & 2 ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT, left, right);
+                    for (int n = 0; n < hazard_place_count; n++) {
+                        check_window(&hazard_places[n], &c);
                     }
                 }
             }
         }
+    }
     static const int64_t bad[][2] = {{-2, 0}, {0, -2}, {INT64_MIN, 3}};
-    for
-        EACH(b, bad)
-        {
-            draw_case c = masked(3, 3, FATTN_WINDOW, FATTN_BOTTOM_RIGHT, bad[b][0], bad[b][1]);
-            c.problem.dim = c.problem.dim_v = 4;
-            const fattn_status status = fattn_support(hazard_places[0].device, &c.problem);
-            hazard_check(status == FATTN_INVALID_ARGUMENT, "window (%lld, %lld): %s",
-                         (long long)bad[b][0], (long long)bad[b][1], fattn_status_string(status));
-        }
+    EACH (b, bad) {
+        draw_case c = masked(3, 3, FATTN_WINDOW, FATTN_BOTTOM_RIGHT, bad[b][0], bad[b][1]);
+        c.problem.dim = c.problem.dim_v = 4;
+        const fattn_status status = fattn_support(hazard_places[0].device, &c.problem);
+        hazard_check(status == FATTN_INVALID_ARGUMENT, "window (%lld, %lld): %s",
+                     (long long)bad[b][0], (long long)bad[b][1], fattn_status_string(status));
+    }
 }
 
 /* A plan says every size by its name, and both contiguous layouts are the same tensors. */
@@ -147,29 +140,24 @@ static void l3(void)
     static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
     for (int n = 0; n < hazard_place_count; n++) {
         double o[2][3 * 5 * 4 * 8];
-        for
-            EACH(l, layouts)
-            {
-                draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 3, 4, 2, 5, 7, 8);
-                c.problem.layout = layouts[l];
-                fattn_plan *plan = NULL;
-                if (!hazard_build(&c) || !hazard_takes(&hazard_places[n], &c) ||
-                    fattn_plan_create_with(hazard_places[n].device, &c.problem,
-                                           hazard_places[n].kernel->name, NULL,
-                                           &plan) != FATTN_OK) {
-                    draw_free(&c);
-                    continue;
-                }
-                char words[8192];
-                static const char *const names[] = {"B 3",  "Hq 4", "Hk 2", "Sq 5",
-                                                    "Sk 7", "D 8",  "Dv 8"};
-                fattn_plan_describe(plan, words, sizeof words);
-            for
-                EACH(name, names)
-                {
-                    hazard_check(strstr(words, names[name]) != NULL, "%s: the plan does not say %s",
-                                 hazard_places[n].kernel->name, names[name]);
-                }
+        EACH (l, layouts) {
+            draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 3, 4, 2, 5, 7, 8);
+            c.problem.layout = layouts[l];
+            fattn_plan *plan = NULL;
+            if (!hazard_build(&c) || !hazard_takes(&hazard_places[n], &c) ||
+                fattn_plan_create_with(hazard_places[n].device, &c.problem,
+                                       hazard_places[n].kernel->name, NULL, &plan) != FATTN_OK) {
+                draw_free(&c);
+                continue;
+            }
+            char words[8192];
+            static const char *const names[] = {"B 3",  "Hq 4", "Hk 2", "Sq 5",
+                                                "Sk 7", "D 8",  "Dv 8"};
+            fattn_plan_describe(plan, words, sizeof words);
+            EACH (name, names) {
+                hazard_check(strstr(words, names[name]) != NULL, "%s: the plan does not say %s",
+                             hazard_places[n].kernel->name, names[name]);
+            }
             /* The same values, tensor by tensor, whatever the layout. */
             for (draw_id id = DRAW_Q; id <= DRAW_V; id++) {
                 const int64_t rows = id == DRAW_Q ? 5 : 7, heads = id == DRAW_Q ? 4 : 2;
@@ -191,7 +179,7 @@ static void l3(void)
             draw_free(&c);
             hazard_check(l == 0 || memcmp(o[0], o[1], sizeof o[0]) == 0, "%s: layouts disagree",
                          hazard_places[n].kernel->name);
-            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@
 #include "core/problem.h"
 #include "tests/hazard.h"
 
-#define EACH(i, list) (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 /* -------------------------------------------------------------------------------------------------
  * A backend that can be told to err
@@ -321,13 +321,11 @@ static void m5(void)
         hazard_check(count[f] >= 60, "%s is drawn %lld times in 2000", draw_family_names[f],
                      (long long)count[f]);
         static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
-        for
-            EACH(o, ops)
-            {
-                draw_case c = hazard_case(ops[o], FATTN_F32, 2, 2, 1, 33, 130, 16);
-                c.family = (draw_family)f;
-                hazard_judge_drawn(&c, 2, "family %s", draw_family_names[f]);
-            }
+        EACH (o, ops) {
+            draw_case c = hazard_case(ops[o], FATTN_F32, 2, 2, 1, 33, 130, 16);
+            c.family = (draw_family)f;
+            hazard_judge_drawn(&c, 2, "family %s", draw_family_names[f]);
+        }
     }
 }
 
@@ -469,17 +467,15 @@ static uint64_t outputs_of(const place *at, draw_case *c, fattn_status *status)
         }
     }
     *status = hazard_run(at, c, NULL);
-    for
-        EACH(o, outputs)
-        {
-            if (!c->tensors[outputs[o]].present || backward != (outputs[o] >= DRAW_DQ)) {
-                continue;
-            }
-            const draw_image *const image = &c->images[c->tensors[outputs[o]].image];
-            for (int64_t n = 0; n < image->size; n++) {
-                hash = (hash ^ image->bytes[n]) * UINT64_C(1099511628211);
-            }
+    EACH (o, outputs) {
+        if (!c->tensors[outputs[o]].present || backward != (outputs[o] >= DRAW_DQ)) {
+            continue;
         }
+        const draw_image *const image = &c->images[c->tensors[outputs[o]].image];
+        for (int64_t n = 0; n < image->size; n++) {
+            hash = (hash ^ image->bytes[n]) * UINT64_C(1099511628211);
+        }
+    }
     return hash;
 }
 

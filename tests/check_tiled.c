@@ -225,6 +225,35 @@ static void check_extremes(fattn_io_schedule schedule)
               wrong ? ": wrong " : "", wrong ? wrong : "");
 }
 
+/* A value that is NaN under probability 0: it reaches rows that have other keys, 0 times NaN being
+ * NaN, and no empty row, even where the tile that holds it is all -inf. (Standard attention
+ * multiplies the rows of P whether they are empty or not.) */
+static void check_nan_values(fattn_io_schedule schedule)
+{
+    static scenario want, got;
+    const char *wrong = NULL;
+    for (int hidden = 3; hidden <= 5 && wrong == NULL; hidden++) { /* of 5 keys, in tiles of 3 */
+        scenario *const both[] = {&want, &got};
+        for (int w = 0; w < 2; w++) {
+            if (!scenario_create(both[w], 1u << BIAS, 7, FATTN_F32, 7, 5, 3)) wrong = "scenario";
+            for (int j = 0; j < hidden; j++) {
+                tensor_set(&both[w]->tensors[BIAS_IN], j, -(double)INFINITY);
+            }
+            tensor_set(&both[w]->tensors[V], 0, (double)NAN);
+        }
+        fattn_io_counts counts;
+        if (fattn_naive_execute(&want.forward, &want.buffers) != FATTN_OK) wrong = "oracle";
+        if (wrong == NULL) wrong = run(&got.forward, &got.buffers, schedule, tiles[4], &counts);
+        for (int64_t e = 0; e < want.tensors[O].count && wrong == NULL; e++) {
+            const double x = tensor_get(&got.tensors[O], e), y = tensor_get(&want.tensors[O], e);
+            if (!same_class(x, y)) wrong = "o";
+        }
+        if (isnan(tensor_get(&want.tensors[O], 0)) != (hidden < 5)) wrong = "expectation";
+    }
+    tap_check(wrong == NULL, "%s with NaN among the values%s%s", fattn_io_schedule_name(schedule),
+              wrong ? ": wrong " : "", wrong ? wrong : "");
+}
+
 /* -------------------------------------------------------------------------------------------------
  * As kernels
  * ---------------------------------------------------------------------------------------------- */
@@ -285,6 +314,8 @@ int main(int argc, char **argv)
         check_subsets((fattn_io_schedule)s);
         check_extremes((fattn_io_schedule)s);
     }
+    check_nan_values(FATTN_IO_FLASH1);
+    check_nan_values(FATTN_IO_FLASH2);
     check_overflow();
     check_rows(20260102, cases);
     return tap_done();

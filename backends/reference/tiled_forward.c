@@ -66,24 +66,24 @@ static void merge_tile(machine *c, const tile *t)
             const double p = beta * c->s_ij[r * t->keys + k] * c->z_ij[r * t->keys + k];
             for (int64_t n = 0; n < dv; n++) o[n] += p * c->v_j[k * dv + n];
         }
-        if (l_new == 0)
-            continue; /* no key yet: O is 0, or what 0 times a value that is NaN gives */
+        if (l_new == 0) continue; /* no key yet: O is 0, or NaN from 0 times a value that is NaN */
         for (int64_t n = 0; n < dv; n++) o[n] /= l_new;
     }
 }
 
-/* Return O and, as the contract asks, lse = m + ln l. */
+/* Return O and, as the contract asks, lse = m + ln l; a row without any key has o = 0. */
 static void return_rows(machine *c)
 {
-    const int64_t rows = c->seq.sq;
-    fattn_machine_publish(c, &c->o_state, &c->o, rows, false);
-    if (!c->compute || !machine_wants(c, FATTN_OUT_LSE)) return;
-    for (int64_t i = 0; i < rows; i++) {
-        const double m = fattn_dtype_load(c->m.dtype, c->m.base, c->m.origin + i);
-        const double l = fattn_dtype_load(c->l.dtype, c->l.base, c->l.origin + i);
-        fattn_dtype_store(c->lse.dtype, c->lse.base, c->lse.origin + i,
-                          l == 0 ? -(double)INFINITY : m + log(l));
+    const int64_t dv = c->p->dim_v;
+    for (int64_t i = 0; i < c->seq.sq && c->compute; i++) {
+        const double l = c->state.l[i], m = c->state.m[i];
+        for (int64_t n = 0; n < dv && l == 0; n++) c->state.o[i * dv + n] = 0;
+        if (machine_wants(c, FATTN_OUT_LSE)) {
+            fattn_dtype_store(c->lse.dtype, c->lse.base, c->lse.origin + i,
+                              l == 0 ? -(double)INFINITY : m + log(l));
+        }
     }
+    fattn_machine_publish(c, &c->o_state, &c->o, c->seq.sq, false);
 }
 
 /* Algorithm 2; 1 is the same without lines 1, 11 and 14, and 5 adds the condition. Line 1 is the

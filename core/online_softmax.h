@@ -128,12 +128,11 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_round)(fv x)
 }
 
 /*
- * The natural logarithm of the sum of exp(x), and -inf for an empty row: (m + log2 l) ln 2, within
- * half an ulp and 2^-23. A number of this size in log2 units, and its product with a rounded ln 2,
- * would each be off by half an ulp more, so both factors are cut in two. l = 2^n f, f about 1, and
- * m + n = s + e exactly (Knuth's two-sum). The integer part of s, while below 2^15, times the 9
- * bits of 355/512 is exact, and what remains to be added is small. |m| > 2^22 makes the parts wrong
- * by no more than the rounding of m itself.
+ * The natural logarithm of the sum of exp(x), and -inf for an empty row: (m + log2 l) ln 2, within half
+ * an ulp and 2^-23 while it is below 2^14, and within 3/2 ulp beyond. A number of this size in log2
+ * units, and its product with a rounded ln 2, would each be off by half an ulp more, so both factors
+ * are cut in two. l = 2^n f, f about 1, and m + n = s + e exactly (Knuth's two-sum). The integer part of
+ * s, while below 2^15, times the 9 bits of 355/512 is exact, and what remains to be added is small.
  */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state)
 {

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * band.h against a loop over pairs, for every small window, diagonal, length and tile; and the work
+ * list of schedule.h, which must hold every block of every part once.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/band.h"
+#include "core/schedule.h"
+#include "tests/tap.h"
+
+/* --- Bands ---------------------------------------------------------------------------------------- */
+
+/* The contract's words: j exists, and -left <= j - (i + off) <= right. */
+static bool keeps(const fattn_band *band, int64_t i, int64_t j)
+{
+    const int64_t at = j - (i + band->diagonal);
+    return j >= 0 && j < band->keys && (band->left < 0 || at >= -band->left) &&
+           (band->right < 0 || at <= band->right);
+}
+
+static bool row_is_right(const fattn_band *band, int64_t i, int64_t limit)
+{
+    const fattn_range keys = fattn_band_row(band, i);
+    for (int64_t j = 0; j < limit; j++) {
+        if (keeps(band, i, j) != (j >= keys.first && j < keys.past)) {
+            return false;
+        }
+    }
+    return keys.first >= 0 && keys.past <= band->keys;
+}
+
+/* Full and empty are promises; partial is always allowed, but must not be the answer to everything. */
+static bool tile_is_right(const fattn_band *band, const int64_t at[4], int64_t counts[3])
+{
+    bool all = true, any = false;
+    for (int64_t i = at[0]; i < at[1]; i++) {
+        for (int64_t j = at[2]; j < at[3]; j++) {
+            any = any || keeps(band, i, j);
+            all = all && keeps(band, i, j);
+        }
+    }
+    const fattn_tile_kind kind = fattn_band_tile(band, at[0], at[1], at[2], at[3]);
+    counts[kind]++;
+    const fattn_range keys = fattn_band_rows(band, at[0], at[1]);
+    const bool seen = keys.first < at[3] && keys.past > at[2];
+    if (kind == FATTN_TILE_FULL) {
+        return all && seen;
+    }
+    if (kind == FATTN_TILE_EMPTY) {
+        return !any;
+    }
+    return !all && seen;
+}
+
+static void check_bands(void)
+{
+    enum { ROWS = 5, KEYS = 7 };
+    int64_t bands = 0, wrong_rows = 0, tiles = 0, wrong_tiles = 0, counts[3] = {0};
+    for (int64_t keys = 0; keys <= KEYS; keys++) {
+        for (int64_t n = 0; n < 16 * 8 * 8; n++) {
+            const fattn_band band = {
+                .keys = keys, .diagonal = n % 16 - 8, .left = n / 16 % 8 - 1, .right = n / 128 - 1};
+            bands++;
+            for (int64_t i = 0; i < ROWS; i++) {
+                wrong_rows += !row_is_right(&band, i, KEYS + 2);
+            }
+            for (int64_t t = 0; t < 4 * 4 * 4 * 4; t++) {
+                const int64_t i0 = t % 4, j0 = t / 16 % 4 * 2;
+                const int64_t at[4] = {i0, i0 + 1 + t / 4 % 4, j0, j0 + 1 + t / 64};
+                tiles++;
+                wrong_tiles += !tile_is_right(&band, at, counts);
+            }
+        }
+    }
+    tap_check(wrong_rows == 0, "rows of %lld bands: %lld wrong", (long long)bands,
+              (long long)wrong_rows);
+    tap_check(wrong_tiles == 0, "%lld tiles: %lld wrong", (long long)tiles, (long long)wrong_tiles);
+    tap_check(counts[FATTN_TILE_EMPTY] > tiles / 10 && counts[FATTN_TILE_FULL] > tiles / 50,
+              "%lld empty, %lld full", (long long)counts[FATTN_TILE_EMPTY],
+              (long long)counts[FATTN_TILE_FULL]);
+}
+
+static void check_far(void)
+{
+    const int64_t far = INT64_C(1) << 41, end = INT64_MAX;
+    const fattn_band open = {.keys = 100, .diagonal = far, .left = end, .right = end};
+    const fattn_range all = fattn_band_row(&open, 0);
+    tap_check(all.first == 0 && all.past == 100, "the widest window far away sees every key");
+    const fattn_band back = {.keys = 100, .diagonal = -far, .left = end, .right = end};
+    const fattn_range also = fattn_band_row(&back, 5);
+    tap_check(also.first == 0 && also.past == 100, "and on the other side");
+    const fattn_band past = {.keys = 100, .diagonal = far, .left = 10, .right = 0};
+    tap_check(fattn_band_tile(&past, 0, 64, 0, 100) == FATTN_TILE_EMPTY,
+              "a narrow one there sees none");
+}
+
+static void check_block_masks(void)
+{
+    enum { SIDE = 4 };
+    int64_t wrong = 0, tiles = 0;
+    for (int64_t n = 0; n < 20000; n++) {
+        uint8_t mask[SIDE * SIDE];
+        for (int k = 0; k < SIDE * SIDE; k++) {
+            mask[k] = (uint8_t)((n * 2654435761u >> k & 1) * (unsigned)(n % 3 + 1));
+        }
+        const fattn_block_mask m = {.mask = mask,
+                                    .stride_i = n % 5 ? SIDE : 0,
+                                    .stride_j = n % 7 ? 1 : 0,
+                                    .rows = 1 + n % 3,
+                                    .keys = 1 + n / 3 % 4};
+        const int64_t i0 = n % 3, j0 = n / 5 % 3;
+        const int64_t i1 = fattn_min64(SIDE * m.rows, i0 + 1 + n / 11 % 6);
+        const int64_t j1 = fattn_min64(SIDE * m.keys, j0 + 1 + n / 13 % 6);
+        bool any = false, all = true;
+        for (int64_t i = i0; i < i1; i++) {
+            for (int64_t j = j0; j < j1; j++) {
+                const bool kept = fattn_block_mask_keeps(&m, i, j);
+                any = any || kept;
+                all = all && kept;
+            }
+        }
+        const fattn_tile_kind expected = !any  ? FATTN_TILE_EMPTY
+                                         : all ? FATTN_TILE_FULL
+                                               : FATTN_TILE_PARTIAL;
+        if (i0 < i1 && j0 < j1) {
+            tiles++;
+            wrong += fattn_block_mask_tile(&m, i0, i1, j0, j1) != expected;
+        }
+    }
+    tap_check(wrong == 0 && tiles > 10000, "%lld tiles under block masks: %lld wrong",
+              (long long)tiles, (long long)wrong);
+}
+
+/* --- The work list -------------------------------------------------------------------------------- */
+
+static void check_schedule(void)
+{
+    enum { BATCH = 3, HEADS = 4, BLOCKS = 5, SPLITS = 3, ITEMS = BATCH * HEADS * BLOCKS * SPLITS };
+    const fattn_tiling tiling = {
+        .q_blocks = BLOCKS, .k_blocks = 7, .splits = SPLITS, .split_blocks = 3, .items = ITEMS};
+    bool seen[BATCH][HEADS][BLOCKS][SPLITS];
+    int64_t twice = 0, light_first = 0;
+    memset(seen, 0, sizeof seen);
+    fattn_work before = {.batch = -1};
+    for (int64_t n = 0; n < ITEMS; n++) {
+        const fattn_work w = fattn_schedule_item(&tiling, HEADS, n);
+        bool *const here = &seen[w.batch][w.head][w.block][w.split];
+        const bool same_head = w.batch == before.batch && w.head == before.head;
+        twice += *here;
+        light_first += same_head && w.block > before.block;
+        *here = true;
+        before = w;
+    }
+    tap_check(twice == 0, "%d items are all different", ITEMS);
+    tap_check(light_first == 0, "the last rows of a head come first");
+
+    int keys[7] = {0};
+    for (int64_t split = 0; split < SPLITS; split++) {
+        int64_t first, past;
+        fattn_schedule_keys(&tiling, split, &first, &past);
+        for (int64_t block = first; block < past; block++) {
+            keys[block]++;
+        }
+    }
+    bool once = true;
+    for (int block = 0; block < 7; block++) {
+        once = once && keys[block] == 1;
+    }
+    tap_check(once, "every key block belongs to one part");
+}
+
+int main(void)
+{
+    check_bands();
+    check_far();
+    check_block_masks();
+    check_schedule();
+    return tap_done();
+}

@@ -108,7 +108,7 @@ fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend,
                           source, spec, list_names(names, sizeof names));
     }
     const int count = found->count();
-    if (number >= count) {
+    if (number >= count && count > 0) { /* a backend without devices says why when it is opened */
         return fattn_fail(FATTN_NO_DEVICE, "%s is \"%.64s\": backend %s has %d device%s", source,
                           spec, found->name, count, count == 1 ? "" : "s");
     }

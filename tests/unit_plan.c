@@ -96,6 +96,7 @@ Test(status, every_code_has_its_name)
                                 FATTN_UNSUPPORTED,
                                 FATTN_NO_DEVICE,
                                 FATTN_UNKNOWN_DEVICE,
+                                FATTN_DEVICE_ERROR,
                                 FATTN_OUT_OF_MEMORY,
                                 FATTN_BAD_ENVIRONMENT};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {

@@ -85,6 +85,7 @@ typedef enum fattn_status {
     /* Devices. */
     FATTN_NO_DEVICE = 30,      /* the backend is known, but no such device is present */
     FATTN_UNKNOWN_DEVICE = 31, /* the name is not a backend's */
+    FATTN_DEVICE_ERROR = 32,   /* a device's driver reported an error; the reason has its words */
 
     /* Resources. */
     FATTN_OUT_OF_MEMORY = 40,

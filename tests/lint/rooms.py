@@ -38,7 +38,8 @@ KEYS = {
 }
 
 # Written by the build: header, and the room that it counts for.
-GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu"}
+GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu",
+             "backends/cuda/images.inc": "backends/cuda"}
 
 # (what the code may not say, where it is at home, why). Paths are regular expressions; comments and
 # strings are not code.

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backend "cuda": NVIDIA's driver, opened when it is first asked for. The library links nothing of
+ * CUDA's, so it starts on machines that have no driver, and there has no devices.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/gpu/gpu.h"
+
+#define LIBRARY "libcuda.so.1"
+
+static fattn_gpu_api api = {
+    .out_of_memory = 2,
+    .no_device = 100,
+    .no_image = 209,
+    .units = 16,
+    .major = 75,
+    .minor = 76,
+    .shared_memory = 97, /* a block may ask for */
+    .registers = 4,
+    .dynamic_shared = 8,
+    .device_pointer = 3,
+};
+
+/* The driver keeps old signatures under the plain name and gives new ones a number. */
+#define AT(field) offsetof(fattn_gpu_api, field)
+static const struct {
+    const char *name;
+    size_t at;
+} symbols[] = {
+    {"cuInit", AT(init)},
+    {"cuGetErrorName", AT(error_name)},
+    {"cuGetErrorString", AT(error_string)},
+    {"cuDeviceGetCount", AT(device_count)},
+    {"cuDeviceGet", AT(device_get)},
+    {"cuDeviceGetName", AT(device_name)},
+    {"cuDeviceTotalMem_v2", AT(device_memory)},
+    {"cuDeviceGetAttribute", AT(device_attribute)},
+    {"cuDevicePrimaryCtxRetain", AT(primary_retain)},
+    {"cuDevicePrimaryCtxRelease_v2", AT(primary_release)},
+    {"cuCtxGetCurrent", AT(context_current)},
+    {"cuCtxGetDevice", AT(context_device)},
+    {"cuCtxPushCurrent_v2", AT(context_push)},
+    {"cuCtxPopCurrent_v2", AT(context_pop)},
+    {"cuModuleLoadData", AT(module_load)},
+    {"cuModuleUnload", AT(module_unload)},
+    {"cuModuleGetFunction", AT(module_function)},
+    {"cuFuncGetAttribute", AT(function_get)},
+    {"cuFuncSetAttribute", AT(function_set)},
+    {"cuLaunchKernel", AT(launch)},
+    {"cuMemAlloc_v2", AT(memory_alloc)},
+    {"cuMemFree_v2", AT(memory_free)},
+    {"cuMemcpyAsync", AT(memory_copy)},
+    {"cuPointerGetAttribute", AT(pointer_attribute)},
+    {"cuStreamCreate", AT(stream_create)},
+    {"cuStreamDestroy_v2", AT(stream_destroy)},
+    {"cuStreamSynchronize", AT(stream_synchronize)},
+    {"cuStreamGetCtx", AT(stream_context)},
+    {"cuEventCreate", AT(event_create)},
+    {"cuEventDestroy_v2", AT(event_destroy)},
+    {"cuEventRecord", AT(event_record)},
+    {"cuEventSynchronize", AT(event_synchronize)},
+    {"cuEventElapsedTime", AT(event_elapsed)},
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char absent[192]; /* why there is no driver; empty when there is */
+
+/* The driver stays open: its threads outlive what we hold. */
+static void load(void)
+{
+    void *const library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(absent, sizeof absent, "no driver: %s", dlerror());
+        return;
+    }
+    for (size_t n = 0; n < sizeof symbols / sizeof symbols[0]; n++) {
+        void *const symbol = dlsym(library, symbols[n].name);
+        if (!symbol) {
+            snprintf(absent, sizeof absent, LIBRARY " is too old: it has no %s", symbols[n].name);
+            return;
+        }
+        memcpy((char *)&api + symbols[n].at, &symbol, sizeof symbol);
+    }
+    const int result = api.init(0);
+    if (result) {
+        const char *name = NULL;
+        (void)api.error_name(result, &name);
+        snprintf(absent, sizeof absent, "cuInit failed with %d, %s", result,
+                 name ? name : "no name");
+    }
+}
+
+static const fattn_gpu_api *find_api(const char **why)
+{
+    pthread_once(&once, load);
+    *why = absent;
+    return absent[0] ? NULL : &api;
+}
+
+#define FATTN_CUDA_IMAGE(name) extern const unsigned char fattn_cuda_image_##name[];
+#include "backends/cuda/images.inc"
+#undef FATTN_CUDA_IMAGE
+
+static const fattn_gpu_kernel *const tables[] = {fattn_gpu_simt, NULL};
+
+static const fattn_gpu_vendor vendor = {
+    .name = "cuda",
+    .isa_prefix = "sm_",
+    .targets = FATTN_CUDA_TARGETS,
+    .api = find_api,
+    .tables = tables,
+    .images =
+        {
+#define FATTN_CUDA_IMAGE(name) {#name, fattn_cuda_image_##name},
+#include "backends/cuda/images.inc"
+#undef FATTN_CUDA_IMAGE
+        },
+};
+
+static int count(void) { return fattn_gpu_count(&vendor); }
+
+static fattn_status open(int ordinal, void **impl)
+{
+    return fattn_gpu_open(&vendor, ordinal, impl);
+}
+
+const fattn_backend fattn_backend_cuda = {
+    .name = "cuda",
+    .count = count,
+    .open = open,
+    .close = fattn_gpu_close,
+    .describe = fattn_gpu_describe,
+    .limits = fattn_gpu_limits,
+    .kernel = fattn_gpu_kernel_at,
+    .peak = fattn_gpu_peak_at,
+    .plan = fattn_gpu_plan,
+    .run = fattn_gpu_run,
+    .release = fattn_gpu_release,
+    .merge = fattn_gpu_merge,
+    .dropout_mask = fattn_gpu_dropout_mask,
+    .reads = fattn_gpu_reads,
+    .alloc = fattn_gpu_alloc,
+    .free = fattn_gpu_free,
+    .copy = fattn_gpu_copy,
+    .stream_create = fattn_gpu_stream_create,
+    .stream_destroy = fattn_gpu_stream_destroy,
+    .stream_synchronize = fattn_gpu_stream_synchronize,
+    .event_create = fattn_gpu_event_create,
+    .event_destroy = fattn_gpu_event_destroy,
+    .event_record = fattn_gpu_event_record,
+    .event_elapsed = fattn_gpu_event_elapsed,
+};

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CUDA's words for what device code says in neutral ones. A vendor's header is the first that a
+ * kernel file includes.
+ *
+ *     GPU_KERNEL(threads, blocks)   opens a kernel: most threads of a block, and blocks that should
+ *                                   fit a multiprocessor
+ *     GPU_PARAM                     marks its parameter, which is then read where it lies
+ *     GPU_DEVICE GPU_SHARED GPU_UNROLL
+ *     GPU_WAVE                      threads that run together
+ *     gpu_thread gpu_threads gpu_block gpu_blocks    numbers along the one axis that is used
+ *     gpu_sync                      all threads of the block, and what they wrote to shared memory
+ *     gpu_any(x)                    the same, and whether any thread's x is not 0
+ *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE
+ *     gpu_max                       the larger; a NaN may be dropped
+ *     gpu_f16_to_f32 gpu_f16_from_f32
+ *     gpu_f2 gpu_f4 gpu_u2          2 and 4 floats, 2 words, aligned to their size
+ */
+#ifndef FATTN_CUDA_VENDOR_H
+#define FATTN_CUDA_VENDOR_H
+
+#include <stdint.h>
+
+#define GPU_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+#define GPU_PARAM __grid_constant__
+#define GPU_DEVICE static __device__ __forceinline__
+#define GPU_SHARED __shared__
+#define GPU_UNROLL _Pragma("unroll")
+#define GPU_WAVE 32
+
+typedef float2 gpu_f2;
+typedef float4 gpu_f4;
+typedef uint2 gpu_u2;
+
+GPU_DEVICE int gpu_thread(void) { return (int)threadIdx.x; }
+GPU_DEVICE int gpu_threads(void) { return (int)blockDim.x; }
+GPU_DEVICE int64_t gpu_block(void) { return blockIdx.x; }
+GPU_DEVICE int64_t gpu_blocks(void) { return gridDim.x; }
+GPU_DEVICE void gpu_sync(void) { __syncthreads(); }
+GPU_DEVICE bool gpu_any(bool x) { return __syncthreads_or(x) != 0; }
+GPU_DEVICE float gpu_shfl_xor(float x, int n) { return __shfl_xor_sync(0xffffffffu, x, n); }
+GPU_DEVICE float gpu_max(float a, float b) { return fmaxf(a, b); }
+
+GPU_DEVICE float gpu_f16_to_f32(uint16_t x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
+GPU_DEVICE uint16_t gpu_f16_from_f32(float x)
+{
+    uint16_t y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+#endif

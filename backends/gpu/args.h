@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a kernel of a run is given: the problem and the buffers as the core made them, by value, in
+ * the one parameter that every entry takes. Read by the host in C and by device code alike. Kernel
+ * parameters may hold 4 KB, and uniform reads of them cost a GPU nothing.
+ */
+#ifndef FATTN_GPU_ARGS_H
+#define FATTN_GPU_ARGS_H
+
+#include "backends/gpu/scalar.h"
+#include "core/kernel.h"
+#include "core/score.h"
+#include "fattn/fattn.h"
+
+/* Tensors whose rows may be read and written four elements at a time. */
+enum {
+    FATTN_GPU_QUADS_Q = 1,
+    FATTN_GPU_QUADS_K = 2,
+    FATTN_GPU_QUADS_V = 4,
+    FATTN_GPU_QUADS_O = 8,
+    FATTN_GPU_QUADS_DOUT = 16,
+    FATTN_GPU_QUADS_DQ = 32,
+    FATTN_GPU_QUADS_DK = 64,
+    FATTN_GPU_QUADS_DV = 128
+};
+
+typedef struct fattn_gpu_args {
+    fattn_problem problem; /* normalised */
+    fattn_buffers buffers; /* normalised; what they point to may be wrong, and must not do harm */
+    fattn_tiling tiling;
+    fattn_score_rule rule;
+    fattn_dtype dtype_gradient; /* of dq, dk, dv */
+    uint32_t dropout_threshold;
+    unsigned quads; /* FATTN_GPU_QUADS_* */
+    char *workspace;
+} fattn_gpu_args;
+
+/* Of the kernel behind fattn_dropout_mask(). */
+typedef struct fattn_gpu_dropout_args {
+    fattn_dropout_args args;
+    uint32_t threshold;
+} fattn_gpu_dropout_args;
+
+/* Everything but buffers and workspace. */
+void fattn_gpu_args_fill(const fattn_problem *problem, const fattn_tiling *tiling,
+                         fattn_gpu_args *args);
+
+#endif

@@ -1,0 +1,604 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* In four parts: driver calls, the device, plans and runs, and the small verbs. */
+#include "backends/gpu/gpu.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/gpu/args.h"
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/operands.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+/* An open device: a context, and what has been loaded into it. */
+typedef struct device {
+    const fattn_gpu_vendor *vendor;
+    const fattn_gpu_api *api;
+    int number; /* the driver's handle */
+    gpu_context context;
+    bool retained; /* the primary context, to be released */
+    int isa;       /* 10 * major + minor */
+    int units;
+    int64_t shared_memory;
+    pthread_mutex_t mutex;
+    gpu_module modules[FATTN_GPU_IMAGES]; /* under mutex; NULL: not loaded */
+    gpu_function merge, dropout;
+} device;
+
+/* --- Driver calls ----------------------------------------------------------------------------- */
+
+/* The status of a driver's result, with the driver's own words as the reason. */
+static fattn_status check(const fattn_gpu_vendor *vendor, const fattn_gpu_api *api, int result,
+                          const char *what)
+{
+    const char *name = NULL, *text = NULL;
+    if (result == 0) {
+        return FATTN_OK;
+    }
+    (void)api->error_name(result, &name);
+    (void)api->error_string(result, &text);
+    const fattn_status status = result == api->out_of_memory ? FATTN_OUT_OF_MEMORY
+                                : result == api->no_device   ? FATTN_NO_DEVICE
+                                : result == api->no_image    ? FATTN_UNSUPPORTED
+                                                             : FATTN_DEVICE_ERROR;
+    return fattn_fail(status, "%s: %s failed with %d, %s: %s", vendor->name, what, result,
+                      name ? name : "no name", text ? text : "no text");
+}
+
+static fattn_status check_on(const device *d, int result, const char *what)
+{
+    return check(d->vendor, d->api, result, what);
+}
+
+/* Makes the device's context current; leave() restores the caller's. */
+static fattn_status enter(const device *d)
+{
+    return check_on(d, d->api->context_push(d->context), "entering the context");
+}
+
+static fattn_status leave(const device *d)
+{
+    gpu_context own;
+    return check_on(d, d->api->context_pop(&own), "leaving the context");
+}
+
+/* leave() after something that may have failed: the first failure counts. */
+static fattn_status leave_with(const device *d, fattn_status status)
+{
+    if (status) {
+        gpu_context own;
+        (void)d->api->context_pop(&own); /* the reason stays that of the failure */
+        return status;
+    }
+    return leave(d);
+}
+
+/* --- The device ------------------------------------------------------------------------------- */
+
+int fattn_gpu_count(const fattn_gpu_vendor *vendor)
+{
+    const char *why = NULL;
+    const fattn_gpu_api *const api = vendor->api(&why);
+    int count = 0;
+    return api && api->device_count(&count) == 0 && count > 0 ? count : 0;
+}
+
+/* Loads the image of a name once. Under the mutex, in the context. */
+static fattn_status load_locked(device *d, const char *name, gpu_module *module)
+{
+    const fattn_gpu_image *const images = d->vendor->images;
+    int n = 0;
+    while (strcmp(images[n].name, name) != 0) {
+        n++;
+    }
+    if (!d->modules[n]) {
+        const int result = d->api->module_load(&d->modules[n], images[n].bytes);
+        if (result == d->api->no_image) {
+            return fattn_fail(FATTN_UNSUPPORTED,
+                              "%s: this build has no code for a device of version %d.%d: it has %s",
+                              d->vendor->name, d->isa / 10, d->isa % 10, d->vendor->targets);
+        }
+        if (result) {
+            d->modules[n] = NULL;
+            return check_on(d, result, "loading a module");
+        }
+    }
+    *module = d->modules[n];
+    return FATTN_OK;
+}
+
+/* Resolves a function of an image. Asking for its registers makes the driver load it now, not at
+ * the first launch. In the context. */
+static fattn_status resolve(device *d, const char *image, const char *entry, gpu_function *function)
+{
+    gpu_module module = NULL;
+    int registers = 0;
+    pthread_mutex_lock(&d->mutex);
+    fattn_status status = load_locked(d, image, &module);
+    pthread_mutex_unlock(&d->mutex);
+    if (!status) {
+        status =
+            check_on(d, d->api->module_function(function, module, entry), "finding a function");
+    }
+    return status ? status
+                  : check_on(d, d->api->function_get(&registers, d->api->registers, *function),
+                             "loading a function");
+}
+
+/* The caller's current context when it belongs to this device, else the device's primary one. */
+static fattn_status find_context(device *d)
+{
+    int number = -1;
+    d->context = NULL;
+    fattn_status status =
+        check_on(d, d->api->context_current(&d->context), "asking for the context");
+    if (!status && d->context) {
+        status = check_on(d, d->api->context_device(&number), "asking for the context's device");
+    }
+    if (status || (d->context && number == d->number)) {
+        return status;
+    }
+    status = check_on(d, d->api->primary_retain(&d->context, d->number),
+                      "retaining the primary context");
+    d->retained = status == FATTN_OK;
+    return status;
+}
+
+static fattn_status find_attributes(device *d)
+{
+    const fattn_gpu_api *const api = d->api;
+    int major = 0, minor = 0, shared = 0;
+    const struct {
+        int *value, attribute;
+    } wanted[] = {{&major, api->major},
+                  {&minor, api->minor},
+                  {&d->units, api->units},
+                  {&shared, api->shared_memory}};
+    fattn_status status = FATTN_OK;
+    for (size_t n = 0; !status && n < sizeof wanted / sizeof wanted[0]; n++) {
+        status = check_on(d, api->device_attribute(wanted[n].value, wanted[n].attribute, d->number),
+                          "asking for an attribute");
+    }
+    d->isa = 10 * major + minor;
+    d->shared_memory = shared;
+    return status;
+}
+
+/* What merge and dropout_mask launch. */
+static fattn_status load_verbs(device *d)
+{
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = resolve(d, "verbs", "merge", &d->merge);
+    status = status ? status : resolve(d, "verbs", "dropout_mask", &d->dropout);
+    return leave_with(d, status);
+}
+
+fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **impl)
+{
+    const char *why = NULL;
+    const fattn_gpu_api *const api = vendor->api(&why);
+    int count = 0;
+    if (!api) {
+        return fattn_fail(FATTN_NO_DEVICE, "%s: no device: %s", vendor->name, why);
+    }
+    fattn_status status = check(vendor, api, api->device_count(&count), "counting devices");
+    if (status) {
+        return status;
+    }
+    if (ordinal >= count) {
+        return fattn_fail(FATTN_NO_DEVICE, "%s: device %d of %d", vendor->name, ordinal, count);
+    }
+    device *const d = fattn_memory_alloc(sizeof *d);
+    if (!d) {
+        return fattn_fail_memory(sizeof *d, "a GPU device");
+    }
+    memset(d, 0, sizeof *d);
+    d->vendor = vendor;
+    d->api = api;
+    pthread_mutex_init(&d->mutex, NULL);
+    status = check_on(d, api->device_get(&d->number, ordinal), "finding a device");
+    status = status ? status : find_attributes(d);
+    status = status ? status : find_context(d);
+    status = status ? status : load_verbs(d);
+    if (status) {
+        fattn_gpu_close(d);
+        return status;
+    }
+    *impl = d;
+    return FATTN_OK;
+}
+
+void fattn_gpu_close(void *impl)
+{
+    device *const d = impl;
+    gpu_context own;
+    if (d->context && d->api->context_push(d->context) == 0) {
+        for (int n = 0; n < FATTN_GPU_IMAGES; n++) {
+            if (d->modules[n]) {
+                (void)d->api->module_unload(d->modules[n]);
+            }
+        }
+        (void)d->api->context_pop(&own);
+    }
+    if (d->retained) {
+        (void)d->api->primary_release(d->number);
+    }
+    pthread_mutex_destroy(&d->mutex);
+    fattn_memory_free(d);
+}
+
+void fattn_gpu_describe(void *impl, fattn_device_info *info)
+{
+    const device *const d = impl;
+    size_t memory = 0;
+    (void)d->api->device_name(info->name, sizeof info->name, d->number);
+    info->name[sizeof info->name - 1] = '\0';
+    snprintf(info->isa, sizeof info->isa, "%s%d", d->vendor->isa_prefix, d->isa);
+    info->units = d->units;
+    info->fast_memory = d->shared_memory;
+    if (d->api->device_memory(&memory, d->number) == 0) {
+        info->total_memory = (int64_t)memory;
+    }
+}
+
+/* Two blocks a unit hide each other's waits; a part of the keys must be worth writing and merging
+ * o. */
+void fattn_gpu_limits(void *impl, fattn_limits *limits)
+{
+    const device *const d = impl;
+    *limits = (fattn_limits){
+        .fast_memory = d->shared_memory, .parallelism = 2 * (int64_t)d->units, .split_keys = 256};
+}
+
+const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
+{
+    const device *const d = impl;
+    for (const fattn_gpu_kernel *const *table = d->vendor->tables; *table; table++) {
+        for (const fattn_gpu_kernel *kernel = *table; kernel->row.name; kernel++) {
+            if (i-- == 0) {
+                *missing = d->isa < kernel->isa ? kernel->needs : NULL;
+                return &kernel->row;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* --- Plans and runs --------------------------------------------------------------------------- */
+
+#define GRID_MAX INT32_MAX /* blocks of a launch; kernels loop over more */
+
+typedef struct launch {
+    gpu_function function;
+    unsigned blocks, threads, shared;
+} launch;
+
+typedef struct made {
+    fattn_gpu_args args; /* all but buffers and workspace */
+    launch launches[FATTN_GPU_PHASES];
+    int count;
+} made;
+
+static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
+                                launch *l)
+{
+    l->blocks = (unsigned)(shape->blocks < GRID_MAX ? shape->blocks : GRID_MAX);
+    l->threads = (unsigned)shape->threads;
+    l->shared = (unsigned)shape->shared;
+    const fattn_status status = resolve(d, image, shape->entry, &l->function);
+    if (status || !shape->shared) {
+        return status;
+    }
+    return check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shape->shared),
+                    "setting the shared memory of a function");
+}
+
+fattn_status fattn_gpu_plan(fattn_plan *plan)
+{
+    device *const d = plan->device->impl;
+    const fattn_gpu_kernel *const kernel = (const fattn_gpu_kernel *)plan->kernel;
+    made *const m = fattn_memory_alloc(sizeof *m);
+    if (!m) {
+        return fattn_fail_memory(sizeof *m, "a plan's launches");
+    }
+    memset(m, 0, sizeof *m);
+    fattn_gpu_args_fill(&plan->problem, &plan->tiling, &m->args);
+
+    fattn_status status = enter(d);
+    if (!status) {
+        for (int n = 0; !status && n < FATTN_GPU_PHASES && kernel->phases[n]; n++) {
+            fattn_gpu_shape shape;
+            memset(&shape, 0, sizeof shape);
+            kernel->phases[n](&plan->problem, &plan->tiling, &shape);
+            if (shape.blocks > 0) {
+                status = make_launch(d, kernel->image, &shape, &m->launches[m->count++]);
+            }
+        }
+        status = leave_with(d, status);
+    }
+    if (status) {
+        fattn_memory_free(m);
+        return status;
+    }
+    plan->impl = m;
+    return FATTN_OK;
+}
+
+void fattn_gpu_release(fattn_plan *plan) { fattn_memory_free(plan->impl); }
+
+/* A stream must belong to the device's context. NULL and the driver's small numbers are its own
+ * default streams, which belong to whichever context is current. */
+static fattn_status check_stream(const device *d, fattn_stream stream)
+{
+    gpu_context context = NULL;
+    if ((uintptr_t)stream <= 2) {
+        return FATTN_OK;
+    }
+    const fattn_status status = check_on(d, d->api->stream_context((gpu_stream)stream, &context),
+                                         "asking for the stream's context");
+    if (!status && context != d->context) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "stream is %p: it belongs to another context",
+                          stream);
+    }
+    return status;
+}
+
+static fattn_status launch_one(const device *d, const launch *l, void *args, fattn_stream stream)
+{
+    void *parameters[] = {args};
+    return check_on(d,
+                    d->api->launch(l->function, l->blocks, 1, 1, l->threads, 1, 1, l->shared,
+                                   (gpu_stream)stream, parameters, NULL),
+                    "launching a kernel");
+}
+
+/* What fattn_buffers_validate() looks at: lengths, tables, positions. */
+static bool is_table(const fattn_operand *operand)
+{
+    return operand->dtype == 0 && operand->offset != offsetof(fattn_buffers, mask) &&
+           operand->offset != offsetof(fattn_buffers, block_mask) && operand->region.base;
+}
+
+/* FATTN_CHECKED: copies lengths and tables to the host and validates them there. Waits. */
+static fattn_status validate(const fattn_plan *plan, const fattn_buffers *buffers,
+                             fattn_stream stream)
+{
+    void *const impl = plan->device->impl;
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    void *copies[FATTN_OPERANDS_MAX] = {NULL};
+    fattn_buffers host = *buffers;
+    fattn_status status = FATTN_OK;
+    const int count = fattn_operands(&plan->problem, buffers, operands);
+    for (int n = 0; !status && n < count; n++) {
+        int64_t bytes = 0;
+        if (!is_table(&operands[n]) || !fattn_region_span(&operands[n].region, &bytes) || !bytes) {
+            continue;
+        }
+        copies[n] = fattn_memory_alloc((size_t)bytes);
+        status = copies[n] ? fattn_gpu_copy(impl, copies[n], (const void *)operands[n].region.base,
+                                            (size_t)bytes, stream)
+                           : fattn_fail_memory(bytes, "a copy of lengths and tables");
+        memcpy((char *)&host + operands[n].offset, &copies[n], sizeof copies[n]);
+    }
+    status = status ? status : fattn_gpu_stream_synchronize(impl, stream);
+    status = status ? status : fattn_buffers_validate(&plan->problem, &host);
+    for (int n = 0; n < count; n++) {
+        fattn_memory_free(copies[n]);
+    }
+    return status;
+}
+
+fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                           fattn_stream stream)
+{
+    const device *const d = plan->device->impl;
+    const made *const m = plan->impl;
+    fattn_status status = FATTN_OK;
+    if (plan->problem.features & FATTN_CHECKED) {
+        status = validate(plan, buffers, stream);
+    }
+    if (status) {
+        return status;
+    }
+
+    fattn_gpu_args args = m->args;
+    args.buffers = *buffers;
+    args.workspace = workspace;
+    status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_stream(d, stream);
+    for (int n = 0; !status && n < m->count; n++) {
+        status = launch_one(d, &m->launches[n], &args, stream);
+    }
+    return leave_with(d, status);
+}
+
+/* --- Small verbs ------------------------------------------------------------------------------ */
+
+/* Launches a kernel of its own arguments over so many pieces of work. */
+static fattn_status run_verb(const device *d, gpu_function function, void *args, int64_t pieces,
+                             fattn_stream stream)
+{
+    const launch l = {.function = function,
+                      .blocks = (unsigned)(pieces < GRID_MAX ? pieces : GRID_MAX),
+                      .threads = 128};
+    if (pieces == 0) {
+        return FATTN_OK;
+    }
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_stream(d, stream);
+    status = status ? status : launch_one(d, &l, args, stream);
+    return leave_with(d, status);
+}
+
+/* A block a row. The door keeps batch * heads * rows below 2^62. */
+fattn_status fattn_gpu_merge(void *impl, const fattn_merge_args *args, fattn_stream stream)
+{
+    const device *const d = impl;
+    fattn_merge_args a = *args;
+    return run_verb(d, d->merge, &a, a.batch * a.heads * a.seqlen, stream);
+}
+
+fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
+{
+    const device *const d = impl;
+    fattn_gpu_dropout_args a = {.args = *args, .threshold = fattn_dropout_threshold(args->p)};
+    const int64_t rows = args->batch * args->heads * args->seqlen_q;
+    return run_verb(d, d->dropout, &a, args->seqlen_k ? rows : 0, stream);
+}
+
+/* Device memory, and host memory that the driver has made visible to the device. */
+bool fattn_gpu_reads(void *impl, const void *pointer)
+{
+    const device *const d = impl;
+    void *seen = NULL;
+    gpu_context own;
+    if (d->api->context_push(d->context) != 0) {
+        return false;
+    }
+    const int result = d->api->pointer_attribute(&seen, d->api->device_pointer, pointer);
+    (void)d->api->context_pop(&own);
+    return result == 0 && seen == pointer;
+}
+
+/* The body of a verb: one driver call in the device's context. */
+#define VERB(d, call, what)                                                          \
+    do {                                                                             \
+        const fattn_status entered = enter(d);                                       \
+        return entered ? entered : leave_with(d, check_on(d, (d)->api->call, what)); \
+    } while (0)
+
+fattn_status fattn_gpu_alloc(void *impl, size_t bytes, void **memory)
+{
+    const device *const d = impl;
+    *memory = NULL;
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    const int result = d->api->memory_alloc(memory, bytes);
+    if (result == d->api->out_of_memory) {
+        status = fattn_fail_memory((int64_t)bytes, "device memory");
+    } else {
+        status = check_on(d, result, "allocating memory");
+    }
+    if (status) {
+        *memory = NULL;
+    }
+    return leave_with(d, status);
+}
+
+fattn_status fattn_gpu_free(void *impl, void *memory)
+{
+    const device *const d = impl;
+    VERB(d, memory_free(memory), "freeing memory");
+}
+
+fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes,
+                            fattn_stream stream)
+{
+    const device *const d = impl;
+    if (bytes == 0) {
+        return FATTN_OK;
+    }
+    VERB(d, memory_copy(dst, src, bytes, (gpu_stream)stream), "copying");
+}
+
+fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream)
+{
+    const device *const d = impl;
+    gpu_stream made_stream = NULL;
+    *stream = NULL;
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_on(d, d->api->stream_create(&made_stream, 0), "creating a stream");
+    if (!status) {
+        *stream = made_stream;
+    }
+    return leave_with(d, status);
+}
+
+fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream)
+{
+    const device *const d = impl;
+    if (!stream) {
+        return FATTN_OK;
+    } /* the default stream is nobody's */
+    VERB(d, stream_destroy((gpu_stream)stream), "destroying a stream");
+}
+
+fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream)
+{
+    const device *const d = impl;
+    VERB(d, stream_synchronize((gpu_stream)stream), "waiting for a stream");
+}
+
+fattn_status fattn_gpu_event_create(void *impl, void **event)
+{
+    const device *const d = impl;
+    gpu_event made_event = NULL;
+    *event = NULL;
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_on(d, d->api->event_create(&made_event, 0), "creating an event");
+    if (!status) {
+        *event = made_event;
+    }
+    return leave_with(d, status);
+}
+
+void fattn_gpu_event_destroy(void *impl, void *event)
+{
+    const device *const d = impl;
+    gpu_context own;
+    if (d->api->context_push(d->context) == 0) {
+        (void)d->api->event_destroy(event);
+        (void)d->api->context_pop(&own);
+    }
+}
+
+fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream)
+{
+    const device *const d = impl;
+    VERB(d, event_record(event, (gpu_stream)stream), "recording an event");
+}
+
+fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds)
+{
+    const device *const d = impl;
+    float elapsed = 0;
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_on(d, d->api->event_synchronize(start), "waiting for an event");
+    status = status ? status : check_on(d, d->api->event_synchronize(stop), "waiting for an event");
+    status = status ? status
+                    : check_on(d, d->api->event_elapsed(&elapsed, start, stop), "timing events");
+    if (!status) {
+        *milliseconds = (double)elapsed;
+    }
+    return leave_with(d, status);
+}
+
+/* The peak loops of a GPU are not written yet: a benchmark then has no ceiling to divide by. */
+const fattn_peak *fattn_gpu_peak_at(void *impl, int i)
+{
+    (void)impl, (void)i;
+    return NULL;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The host half of a GPU backend, in plain C, shared by the vendors: a vendor brings a table of
+ * driver functions, images of compiled kernels and a list of kernel rows, and gets the verbs of a
+ * backend's table. Everything is loaded when a device is opened or a plan is made, so that a run
+ * does nothing but launch: it can be captured into a graph.
+ */
+#ifndef FATTN_GPU_H
+#define FATTN_GPU_H
+
+#include "backends/gpu/gpu_api.h"
+#include "core/backend.h"
+
+/* One launch of a run. */
+typedef struct fattn_gpu_shape {
+    char entry[48]; /* name of the function */
+    int64_t blocks; /* 0: not launched. A kernel loops where there are more than a grid holds */
+    int threads;    /* a block */
+    int shared;     /* bytes of dynamic shared memory a block */
+} fattn_gpu_shape;
+
+/* A phase says what it launches for a plan. Pure. Phases of a run follow one another. */
+typedef void fattn_gpu_phase(const fattn_problem *problem, const fattn_tiling *tiling,
+                             fattn_gpu_shape *shape);
+
+#define FATTN_GPU_PHASES 5
+
+typedef struct fattn_gpu_kernel {
+    fattn_kernel row;
+    const char *image; /* that has its functions */
+    int isa;           /* the least that it needs, 10 * major + minor; 0: any */
+    const char *needs; /* the same in words, or NULL */
+    fattn_gpu_phase *phases[FATTN_GPU_PHASES];
+} fattn_gpu_kernel;
+
+/* Rows for any GPU (simt.c), best first; the last has no name. */
+extern const fattn_gpu_kernel fattn_gpu_simt[];
+
+/* Compiled kernels, embedded as bytes. */
+typedef struct fattn_gpu_image {
+    const char *name;
+    const void *bytes;
+} fattn_gpu_image;
+
+#define FATTN_GPU_IMAGES 8
+
+typedef struct fattn_gpu_vendor {
+    const char *name;       /* of the backend */
+    const char *isa_prefix; /* "sm_", before 10 * major + minor */
+    const char *targets;    /* what the images were compiled for: "sm_80 sm_90" */
+    /* The driver, opened at the first call; NULL, and in *why a sentence, where there is none. */
+    const fattn_gpu_api *(*api)(const char **why);
+    const fattn_gpu_kernel *const *tables; /* of kernel rows, best first; ends with NULL */
+    fattn_gpu_image images[FATTN_GPU_IMAGES];
+} fattn_gpu_vendor;
+
+int fattn_gpu_count(const fattn_gpu_vendor *vendor);
+fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **impl);
+
+/* The rest of a backend's table. */
+void fattn_gpu_close(void *impl);
+void fattn_gpu_describe(void *impl, fattn_device_info *info);
+void fattn_gpu_limits(void *impl, fattn_limits *limits);
+const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing);
+const fattn_peak *fattn_gpu_peak_at(void *impl, int i);
+fattn_status fattn_gpu_plan(fattn_plan *plan);
+fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                           fattn_stream stream);
+void fattn_gpu_release(fattn_plan *plan);
+fattn_status fattn_gpu_merge(void *impl, const fattn_merge_args *args, fattn_stream stream);
+fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args,
+                                    fattn_stream stream);
+bool fattn_gpu_reads(void *impl, const void *pointer);
+fattn_status fattn_gpu_alloc(void *impl, size_t bytes, void **memory);
+fattn_status fattn_gpu_free(void *impl, void *memory);
+fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes,
+                            fattn_stream stream);
+fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream);
+fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream);
+fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream);
+fattn_status fattn_gpu_event_create(void *impl, void **event);
+void fattn_gpu_event_destroy(void *impl, void *event);
+fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream);
+fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
+
+#endif

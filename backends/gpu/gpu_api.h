@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A vendor's driver as a table of functions, filled at run time from a shared library that may be
+ * absent. CUDA's driver interface and HIP's have the same shape; where their numbers differ, the
+ * number is in the table too.
+ *
+ * Handles are opaque. Device pointers are `void *`, which has the representation of either vendor's
+ * own type on the 64-bit machines that GPUs are found in. A result of 0 is success.
+ */
+#ifndef FATTN_GPU_API_H
+#define FATTN_GPU_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct gpu_context_handle *gpu_context;
+typedef struct gpu_module_handle *gpu_module;
+typedef struct gpu_function_handle *gpu_function;
+typedef struct gpu_stream_handle *gpu_stream;
+typedef struct gpu_event_handle *gpu_event;
+
+typedef struct fattn_gpu_api {
+    int (*init)(unsigned flags);
+    int (*error_name)(int result, const char **name);
+    int (*error_string)(int result, const char **text);
+
+    int (*device_count)(int *count);
+    int (*device_get)(int *device, int ordinal);
+    int (*device_name)(char *name, int size, int device);
+    int (*device_memory)(size_t *bytes, int device);
+    int (*device_attribute)(int *value, int attribute, int device);
+
+    int (*primary_retain)(gpu_context *context, int device);
+    int (*primary_release)(int device);
+    int (*context_current)(gpu_context *context);
+    int (*context_device)(int *device); /* of the current context */
+    int (*context_push)(gpu_context context);
+    int (*context_pop)(gpu_context *context);
+
+    int (*module_load)(gpu_module *module, const void *image);
+    int (*module_unload)(gpu_module module);
+    int (*module_function)(gpu_function *function, gpu_module module, const char *name);
+    int (*function_get)(int *value, int attribute, gpu_function function);
+    int (*function_set)(gpu_function function, int attribute, int value);
+    int (*launch)(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                  unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                  gpu_stream stream, void **parameters, void **extra);
+
+    int (*memory_alloc)(void **memory, size_t bytes);
+    int (*memory_free)(void *memory);
+    int (*memory_copy)(void *dst, const void *src, size_t bytes, gpu_stream stream);
+    int (*pointer_attribute)(void *value, int attribute, const void *pointer);
+
+    int (*stream_create)(gpu_stream *stream, unsigned flags);
+    int (*stream_destroy)(gpu_stream stream);
+    int (*stream_synchronize)(gpu_stream stream);
+    int (*stream_context)(gpu_stream stream, gpu_context *context);
+
+    int (*event_create)(gpu_event *event, unsigned flags);
+    int (*event_destroy)(gpu_event event);
+    int (*event_record)(gpu_event event, gpu_stream stream);
+    int (*event_synchronize)(gpu_event event);
+    int (*event_elapsed)(float *milliseconds, gpu_event start, gpu_event stop);
+
+    /* Numbers of results. */
+    int out_of_memory, no_device, no_image;
+    /* Numbers of attributes: of a device, of a function, of a pointer. */
+    int units, major, minor, shared_memory;
+    int registers, dynamic_shared;
+    int device_pointer;
+} fattn_gpu_api;
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the score of a pair of a query and a key depends on besides their dot product, with every
+ * feature: bias, distance, masks, dropout. Features that a run does not have cost a uniform branch.
+ *
+ * Rows of a tile of queries are numbered r = i * group + g over the queries i of a sequence and the
+ * heads g of the group that shares a key/value head: all rows of a tile read the same keys.
+ */
+#ifndef FATTN_GPU_PAIRS_CUH
+#define FATTN_GPU_PAIRS_CUH
+
+#include "backends/gpu/element.cuh"
+#include "backends/gpu/sequence.cuh"
+
+/* A query of a tile: its row, and its head, -1 for rows past the last. */
+typedef struct gpu_query {
+    int32_t i, h;
+} gpu_query;
+
+/* Row `number` of the group of query heads from h0 on. */
+GPU_DEVICE gpu_query gpu_query_of(int64_t number, int64_t group, int64_t h0)
+{
+    gpu_query q;
+    q.i = (int32_t)(number / group);
+    q.h = (int32_t)(h0 + number % group);
+    return q;
+}
+
+/* What all pairs of a sequence share. */
+typedef struct gpu_pairs {
+    int64_t b;
+    fattn_sequence seq;
+    fattn_band band;
+    fattn_dropout dropout;
+} gpu_pairs;
+
+GPU_DEVICE gpu_pairs gpu_pairs_of(const fattn_gpu_args &g, int64_t b)
+{
+    gpu_pairs t;
+    t.b = b;
+    t.seq = gpu_sequence(g, b);
+    t.band = gpu_band(g.problem, t.seq);
+    if (g.problem.features & FATTN_DROPOUT) {
+        t.dropout = gpu_dropout(g);
+    }
+    return t;
+}
+
+/* Element (i, j) of a term with strides (batch, head, query, key). */
+GPU_DEVICE int64_t gpu_term_at(const gpu_pairs &t, const int64_t stride[4], gpu_query q, int64_t j)
+{
+    return t.b * stride[0] + q.h * stride[1] + q.i * stride[2] + j * stride[3];
+}
+
+/* Whether the masks keep a pair that exists. */
+GPU_DEVICE bool gpu_masks_keep(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int64_t j)
+{
+    const fattn_problem &p = g.problem;
+    bool keep = true;
+    if (p.features & FATTN_MASK) {
+        keep = g.buffers.mask[gpu_term_at(t, p.mask_stride, q, j)] != 0;
+    }
+    if (p.features & FATTN_BLOCK_MASK) {
+        gpu_query block = q;
+        block.i = q.i / (int32_t)p.block_m;
+        const int64_t at =
+            gpu_term_at(t, p.block_mask_stride, block, (int32_t)j / (int32_t)p.block_n);
+        keep = keep && g.buffers.block_mask[at] != 0;
+    }
+    return keep;
+}
+
+/* The terms of query q and key j; nothing is read for a pair that does not exist. */
+GPU_DEVICE fattn_score_pair gpu_pair(const fattn_gpu_args &g, const gpu_pairs &t, unsigned terms,
+                                     gpu_query q, int64_t j)
+{
+    const fattn_problem &p = g.problem;
+    const bool exists = q.h >= 0 && j < t.seq.sk;
+    fattn_score_pair pair;
+    pair.bias = pair.slope = pair.distance = 0;
+    pair.keep = true;
+    if (terms & FATTN_SCORE_BIAS && exists) {
+        pair.bias = gpu_load(g.buffers.bias, p.dtype_bias, gpu_term_at(t, p.bias_stride, q, j));
+    }
+    if (terms & FATTN_SCORE_ALIBI && exists) {
+        const float *const slopes = (const float *)g.buffers.alibi_slopes;
+        pair.slope = slopes[t.b * p.alibi_batch_stride + q.h];
+        pair.distance = fv_abs((float)(q.i + t.band.diagonal - j));
+    }
+    if (terms & FATTN_SCORE_KEEP) {
+        const fattn_range keys = fattn_band_row(&t.band, q.i);
+        pair.keep = exists && keys.first <= j && j < keys.past && gpu_masks_keep(g, t, q, j);
+    }
+    return pair;
+}
+
+/* Z of query q and the N keys from j on. A call of the generator serves two neighbours from an even
+ * position on. */
+template <int N>
+GPU_DEVICE void gpu_drop(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int64_t j,
+                         float *z)
+{
+    const fattn_dropout_rows row = fattn_dropout_rows_at(t.seq.q_position, (uint32_t)q.i,
+                                                         (uint32_t)(g.problem.batch_offset + t.b),
+                                                         (uint32_t)(g.problem.head_offset + q.h));
+    const int64_t key = t.seq.k_position + j;
+    if (N % 2 || key % 2) {
+        for (int n = 0; n < N; n++) {
+            z[n] = fattn_dropout_at(&t.dropout, row, key + n);
+        }
+        return;
+    }
+    GPU_UNROLL
+    for (int n = 0; n < N; n += 2) {
+        uint32_t words[4];
+        fattn_dropout_words(&t.dropout, row, key + n, words);
+        const uint32_t first = key + n & 8 ? words[1] : words[0];
+        const uint32_t second = key + n & 8 ? words[3] : words[2];
+        const uint32_t word = fattn_dropout_pick(row, first, second);
+        z[n] = fattn_dropout_multiplier(&t.dropout, word, 0);
+        z[n + 1] = fattn_dropout_multiplier(&t.dropout, word, 1);
+    }
+}
+
+/* What a tile is: rows i0 .. i1 - 1 of the heads h0 .. h0 + group - 1, keys j0 .. j1 - 1. All
+ * threads of the block must ask. `padded`: the last key that is computed, and one. */
+GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
+                                         int64_t i1, int64_t h0, int64_t group, int64_t j0,
+                                         int64_t j1, int64_t padded)
+{
+    const fattn_problem &p = g.problem;
+    const fattn_tile_kind kind = fattn_band_tile(&t.band, i0, i1, j0, padded);
+    if (kind == FATTN_TILE_EMPTY || !(p.features & (FATTN_MASK | FATTN_BLOCK_MASK))) {
+        return kind;
+    }
+    if (p.features & FATTN_BLOCK_MASK) {
+        const int64_t *const stride = p.block_mask_stride;
+        const int64_t bi = i0 / p.block_m, rows = (i1 - 1) / p.block_m + 1 - bi;
+        const int64_t bj = j0 / p.block_n, columns = (j1 - 1) / p.block_n + 1 - bj;
+        bool kept = false;
+        for (int64_t n = gpu_thread(); n < rows * columns * group; n += gpu_threads()) {
+            const int64_t at = t.b * stride[0] + (h0 + n / (rows * columns)) * stride[1] +
+                               (bi + n / columns % rows) * stride[2] +
+                               (bj + n % columns) * stride[3];
+            kept = kept || g.buffers.block_mask[at] != 0;
+        }
+        if (!gpu_any(kept)) {
+            return FATTN_TILE_EMPTY;
+        }
+    }
+    return FATTN_TILE_PARTIAL;
+}
+
+#endif

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rows of the SIMT kernels (simt_forward.cuh, simt_backward.cuh): plain multiply-adds, any GPU,
+ * every feature. What is the same for one plan is settled here: which width of slab, how many
+ * blocks.
+ */
+#include <stdio.h>
+
+#include "backends/gpu/args.h"
+#include "backends/gpu/gpu.h"
+#include "core/dtype.h"
+#include "core/problem.h"
+
+#define SIMT_DTYPES \
+    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
+#define SIMT_DIM_MAX 576
+#define SIMT_COLUMNS 64 /* of a tile */
+#define DECODE_ROWS 16
+
+static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* a * b, -1 on overflow or when a factor is -1. */
+static int64_t times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product) ? -1 : product;
+}
+
+/* Bytes of a workspace for so many floats. */
+static int64_t bytes_of(int64_t floats)
+{
+    return floats < 0 || floats > INT64_MAX / 8 ? -1 : ceil_div(floats * 4, 256) * 256;
+}
+
+static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 0; }
+
+static void name(fattn_gpu_shape *shape, const char *kernel, int64_t width)
+{
+    snprintf(shape->entry, sizeof shape->entry, "%s_%d", kernel, (int)width);
+}
+
+/* The narrowest slab of channels that holds `dim`, of 64, 128 and `widest`. */
+static int64_t slab_width(int64_t dim, int64_t widest)
+{
+    const int64_t width = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+    return width < widest ? width : widest;
+}
+
+/* --- Arguments
+ * ------------------------------------------------------------------------------------ */
+
+/* Whether rows of a tensor may be touched four elements at a time: they begin at multiples of four,
+ * and the pointer is promised to. */
+static bool has_quads(const fattn_problem *p, const fattn_strides *s, fattn_dtype dtype)
+{
+    const int64_t bytes = 4 * fattn_dtype_size(dtype);
+    return p->pointer_alignment >= bytes && s->batch % 4 == 0 && s->seq % 4 == 0 &&
+           s->head % 4 == 0;
+}
+
+void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fattn_gpu_args *args)
+{
+    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
+                           (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
+                           (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
+                           (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
+    const fattn_dtype gradient = fattn_gradient_dtype(p);
+    const struct {
+        unsigned bit;
+        const fattn_strides *strides;
+        fattn_dtype dtype;
+    } tensors[] = {
+        {FATTN_GPU_QUADS_Q, &p->q, p->dtype},         {FATTN_GPU_QUADS_K, &p->k, p->dtype},
+        {FATTN_GPU_QUADS_V, &p->v, p->dtype},         {FATTN_GPU_QUADS_O, &p->o, p->dtype_o},
+        {FATTN_GPU_QUADS_DOUT, &p->dout, p->dtype_o}, {FATTN_GPU_QUADS_DQ, &p->dq, gradient},
+        {FATTN_GPU_QUADS_DK, &p->dk, gradient},       {FATTN_GPU_QUADS_DV, &p->dv, gradient},
+    };
+    args->problem = *p;
+    args->tiling = *tiling;
+    args->rule = fattn_score_rule_make(terms, p->scale, p->softcap);
+    args->dtype_gradient = gradient;
+    args->dropout_threshold =
+        p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
+    args->quads = 0;
+    for (size_t n = 0; n < sizeof tensors / sizeof tensors[0]; n++) {
+        if (has_quads(p, tensors[n].strides, tensors[n].dtype)) {
+            args->quads |= tensors[n].bit;
+        }
+    }
+}
+
+/* --- Forward
+ * -------------------------------------------------------------------------------------- */
+
+/* Items, and the slabs of each. */
+static int64_t forward_blocks(const fattn_problem *p, const fattn_tiling *t, int64_t width)
+{
+    return t->items * ceil_div(p->dim_v, width);
+}
+
+static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const int64_t width = slab_width(p->dim_v, 256);
+    name(shape, "simt_forward", width);
+    shape->blocks = forward_blocks(p, t, width);
+    shape->threads = width == 256 ? 256 : 128;
+}
+
+static void decode_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const int64_t width = slab_width(p->dim_v, 256);
+    name(shape, "simt_decode", width);
+    shape->blocks = forward_blocks(p, t, width);
+    shape->threads = 128;
+}
+
+/* Rows of an item that can exist. */
+static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
+{
+    const int64_t rows = group_of(p) * p->seqlen_q;
+    return rows < t->br ? rows : t->br;
+}
+
+static void combine_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "simt_combine");
+    shape->blocks = t->splits > 1 ? t->items / t->splits * item_rows(p, t) : 0;
+    shape->threads = 128;
+}
+
+/* m, l and o of every row of every item. */
+static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *t)
+{
+    if (times(times(t->items, ceil_div(p->dim_v, 64)), 2) < 0) {
+        return -1;
+    }
+    if (t->splits == 1) {
+        return 0;
+    }
+    return bytes_of(times(times(t->items, item_rows(p, t)), 2 + p->dim_v));
+}
+
+/* --- Tables
+ * --------------------------------------------------------------------------------------- */
+
+/* Shared memory is static, below what every GPU has, and the same for every problem. */
+static int64_t tile_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    (void)p;
+    return 4 * (larger(32 * (tile.br + tile.bc), 4096) + tile.br * tile.bc) + 16 * tile.br * 2 +
+           16 * tile.bc;
+}
+
+static const fattn_tile decode_tiles[] = {{DECODE_ROWS, SIMT_COLUMNS}, {0, 0}};
+static const fattn_tile square_tiles[] = {{64, SIMT_COLUMNS}, {0, 0}};
+
+const fattn_gpu_kernel fattn_gpu_simt[] = {
+    {
+        .row = {.name = "simt_decode",
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                .dtypes = SIMT_DTYPES,
+                .features = FATTN_FEATURES_ALL & ~FATTN_BATCH_INVARIANT,
+                .dim_max = SIMT_DIM_MAX,
+                .rows_max = DECODE_ROWS,
+                .packs_groups = true,
+                .splits_keys = true,
+                .tiles = decode_tiles,
+                .fast_bytes = tile_bytes,
+                .workspace = forward_workspace},
+        .image = "simt_forward",
+        .phases = {decode_shape, combine_shape},
+    },
+    {
+        .row = {.name = "simt_forward",
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                .dtypes = SIMT_DTYPES,
+                .features = FATTN_FEATURES_ALL,
+                .dim_max = SIMT_DIM_MAX,
+                .packs_groups = true,
+                .splits_keys = true,
+                .tiles = square_tiles,
+                .fast_bytes = tile_bytes,
+                .workspace = forward_workspace},
+        .image = "simt_forward",
+        .phases = {forward_shape, combine_shape},
+    },
+    {.row = {.name = NULL}},
+};

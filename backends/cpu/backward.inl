@@ -52,6 +52,12 @@ static bool dbias_is_shared(const fattn_problem *p)
     return wants(p, FATTN_OUT_DBIAS) && (dbias_crosses(p) || p->dbias_stride[2] == 0);
 }
 
+/* Whether different panels sum different keys in one entry of dbias. */
+static bool dbias_sums_keys(const fattn_problem *p)
+{
+    return dbias_is_shared(p) && p->dbias_stride[3] == 0;
+}
+
 static bool is_chained(const fattn_problem *p)
 {
     return wants(p, FATTN_OUT_DK | FATTN_OUT_DV) || dbias_is_shared(p);
@@ -105,8 +111,8 @@ typedef struct backward {
     panel panel;
     gradients shared;
     float *dout, *dot;  /* [br][dvp], [dvp][br] */
-    float *o;           /* [dvp] one row */
-    float *lse, *delta; /* [br]; lse in log2 units */
+    float *o, *ot;      /* [FV_LANES][dvp], [dvp][FV_LANES] */
+    float *lse, *delta; /* [br]; lse in units of the scores */
     float *dqt, *dq;    /* [dp][br], [br][dp] */
     float *dp;          /* [bc][br] dP, then dS' */
     float **dp_rows;    /* [bc] */
@@ -126,7 +132,8 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
     panel_layout(pn, p, tiling, from);
     g->dout = carve(from, br * pn->dvp, sizeof(float));
     g->dot = carve(from, br * pn->dvp, sizeof(float));
-    g->o = carve(from, pn->dvp, sizeof(float));
+    g->o = carve(from, FV_LANES * pn->dvp, sizeof(float));
+    g->ot = carve(from, pn->dvp * FV_LANES, sizeof(float));
     g->lse = carve(from, br, sizeof(float));
     g->delta = carve(from, br, sizeof(float));
     g->dqt = carve(from, br * pn->dp, sizeof(float));
@@ -259,29 +266,35 @@ static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 /* --- Phase 2: panels -------------------------------------------------------------------------- */
 
-/* delta = sum_c dO_c o_c - dlse of row r. */
-static float delta_of(backward *g, int64_t r)
+/* delta = sum_c dO_c o_c - dlse of the rows at r, after g->dot. The sum runs as those of dP do, so
+ * that a row whose o is one of its v has a dS of exactly 0 there. */
+static void load_delta(backward *g, int64_t r)
 {
     const panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
-    const float *const dout = g->dout + r * pn->dvp;
-    float lanes[FV_LANES], sum = 0;
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        float *const o = g->o + n * pn->dvp;
+        if (pn->row[r + n].dead) {
+            fill(o, pn->dvp, 0);
+        } else {
+            row_load(o, p->dtype_o, element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)),
+                     p->dim_v);
+        }
+    }
+    transpose(g->o, pn->dvp, FV_LANES, pn->dvp, g->ot, FV_LANES);
 
-    row_load(g->o, p->dtype_o, element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r)),
-             p->dim_v);
-    fv total = fv_set1(0);
-    for (int64_t c = 0; c < pn->dvp; c += FV_LANES) {
-        total = fv_muladd(fv_load(dout + c), fv_load(g->o + c), total);
+    fv delta = fv_set1(0);
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        delta = fv_muladd(fv_load(g->ot + c * FV_LANES), fv_load(g->dot + c * pn->br + r), delta);
     }
-    fv_store(lanes, total);
-    for (int n = 0; n < FV_LANES; n++) {
-        sum += lanes[n];
+    fv_store(g->delta + r, delta);
+    for (int64_t n = r; n < r + FV_LANES && p->features & FATTN_DLSE; n++) {
+        const query_row *const row = &pn->row[n];
+        if (!row->dead) {
+            const float *const dlse = pn->buf->dlse;
+            g->delta[n] -= dlse[fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i];
+        }
     }
-    if (p->features & FATTN_DLSE) {
-        const float *const dlse = pn->buf->dlse;
-        sum -= dlse[fattn_lse_index(p, &pn->seq, pn->b, pn->row[r].h) + pn->row[r].i];
-    }
-    return sum;
 }
 
 /* Rows q, dO, lse and delta. A row whose lse is -inf has no probabilities: it is dead, like those
@@ -302,11 +315,13 @@ static void backward_begin(backward *g)
             row->dead = pn->ragged = true;
             fill(g->dout + r * pn->dvp, pn->dvp, 0);
         }
-        g->lse[r] = row->dead ? 0 : x * (float)FATTN_LOG2E;
-        g->delta[r] = row->dead ? 0 : delta_of(g, r);
+        g->lse[r] = row->dead ? 0 : x / pn->rule.natural;
     }
     transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
     transpose(g->dout, pn->dvp, pn->width, pn->dvp, g->dot, pn->br);
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        load_delta(g, r);
+    }
     fill(g->dqt, pn->br * pn->dp, 0);
 }
 
@@ -401,9 +416,10 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
         product_columns(p->dim, NULL, pn->k, s.padded, g->dp, pn->br, g->dqt, pn->br, pn->width);
     }
 
-    /* 4. What is shared, when the panel before has added to these keys. */
+    /* 4. What is shared, when the panel before has added to these keys: to all keys where they
+     * share an entry of dbias. */
     if (before) {
-        fattn_cpu_wait(before, s.first / pn->bc + 1);
+        fattn_cpu_wait(before, dbias_sums_keys(p) ? INT64_MAX : s.first / pn->bc + 1);
     }
     if (wants(p, FATTN_OUT_DBIAS)) {
         add_dbias(g, s);

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The recurrence of online softmax: a row of scores is met one tile at a time, and all that has
- * been seen of it is {m, l}, its largest score and the sum of 2^(x - m). Every kernel, split and
- * merge of fattn runs these lines. A tile of scores x and values v joins a row by
+ * been seen of it is {m, l}, its largest score and the sum of 2^(unit (x - m)). Every kernel, split
+ * and merge of fattn runs these lines. A tile of scores x and values v joins a row by
  *
- *     alpha = raise(&state, unit * the largest x)      m = max(m, x)
- *     p     = weight(x, unit, base(state))             p = 2^(x - m)
+ *     alpha = raise(&state, the largest x, unit)       m = max(m, x)
+ *     p     = weight(x, unit, base(state))             p = 2^(unit (x - m))
  *     add(&state, the sum of p)                        l = alpha l + sum p
  *     o     = alpha o + sum p v
  *
- * In the end the row is o * normaliser(state), and its log-sum-exp is lse(state).
+ * In the end the row is o * normaliser(state), and its log-sum-exp is lse(state, natural).
  *
- * The state is in log2 units; scores may come in any unit > 0, log2 e for natural ones, and the
- * fused product in weight() converts them without a rounding of the size of x. (A query multiplied
- * by scale * log2 e in advance would round every one of its products.)
+ * Scores come in any unit > 0, log2 e for natural ones, and m is one of them: it has no rounding of
+ * its own, the largest key weighs exactly 1 however large its score is, and what is rounded are
+ * differences, which are small where the weight is not. (A query multiplied by scale * log2 e in
+ * advance would round every one of its products.)
  *
  * -inf and NaN come out as the formula has them because
  *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met
@@ -49,8 +50,8 @@
 #define SOFTMAX_MINUS_INFINITY fv_set1(fattn_f32_from_bits(0xff800000u))
 
 typedef struct SOFTMAX_NAME(fattn_softmax) {
-    fv m; /* the largest score met, in log2 units */
-    fv l; /* the sum of 2^(x - m) over the scores met */
+    fv m; /* the largest score met */
+    fv l; /* the sum of 2^(unit (x - m)) over the scores met */
 } SOFTMAX_NAME(fattn_softmax);
 
 /* Nothing met. */
@@ -62,20 +63,19 @@ FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_empty)(void)
     return state;
 }
 
-/* 2^(unit x - base). */
+/* 2^(unit (x - base)): 1 for x == base, whatever their size. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_weight)(fv x, fv unit, fv base)
 {
-    return fv_exp2(fv_fma(x, unit, fv_sub(fv_set1(0.0f), base)));
+    return fv_exp2(fv_mul(fv_sub(x, base), unit));
 }
 
-/* One score x met, of a key whose value is 0: a sink. What m loses in rounding l has; for +inf and
- * NaN l is NaN, as in the formula, and a sink of -inf is no key. */
-FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x, fv unit)
+/* One score x met, of a key whose value is 0: a sink. x - x is 0 for a number and NaN for +inf and
+ * NaN, as in the formula; a sink of -inf is no key. */
+FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x)
 {
     SOFTMAX_NAME(fattn_softmax) state;
-    state.m = fv_mul(x, unit);
-    const fv l = SOFTMAX_NAME(fattn_softmax_weight)(x, unit, state.m);
-    state.l = fv_select(fv_eq(x, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), l);
+    state.m = x;
+    state.l = fv_select(fv_eq(x, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), fv_exp2(fv_sub(x, x)));
     return state;
 }
 
@@ -87,16 +87,17 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_base)(SOFTMAX_NAME(fattn_softmax) state)
 
 /* Meets scores of which x is the largest, and returns what all sums so far must be multiplied
  * by. */
-FATTN_HD fv SOFTMAX_NAME(fattn_softmax_raise)(SOFTMAX_NAME(fattn_softmax) * state, fv x)
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_raise)(SOFTMAX_NAME(fattn_softmax) * state, fv x, fv unit)
 {
     const fv before = state->m;
     state->m = fv_max(before, x);
-    const fv alpha = fv_exp2(fv_sub(before, SOFTMAX_NAME(fattn_softmax_base)(*state)));
+    const fv base = SOFTMAX_NAME(fattn_softmax_base)(*state);
+    const fv alpha = SOFTMAX_NAME(fattn_softmax_weight)(before, unit, base);
     state->l = fv_mul(state->l, alpha);
     return alpha;
 }
 
-/* Adds the sum of 2^(x - base) over those scores. */
+/* Adds the sum of their weights. */
 FATTN_HD void SOFTMAX_NAME(fattn_softmax_add)(SOFTMAX_NAME(fattn_softmax) * state, fv sum)
 {
     state->l = fv_add(state->l, sum);
@@ -105,11 +106,12 @@ FATTN_HD void SOFTMAX_NAME(fattn_softmax_add)(SOFTMAX_NAME(fattn_softmax) * stat
 /* Joins what two parts of a row have met: into becomes both, and their unnormalised o are to be
  * multiplied by *alpha (into) and *beta (other) and added. Exactly commutative. */
 FATTN_HD void SOFTMAX_NAME(fattn_softmax_merge)(SOFTMAX_NAME(fattn_softmax) * into,
-                                                SOFTMAX_NAME(fattn_softmax) other, fv *alpha,
-                                                fv *beta)
+                                                SOFTMAX_NAME(fattn_softmax) other, fv unit,
+                                                fv *alpha, fv *beta)
 {
-    *alpha = SOFTMAX_NAME(fattn_softmax_raise)(into, other.m);
-    *beta = fv_exp2(fv_sub(other.m, SOFTMAX_NAME(fattn_softmax_base)(*into)));
+    *alpha = SOFTMAX_NAME(fattn_softmax_raise)(into, other.m, unit);
+    const fv base = SOFTMAX_NAME(fattn_softmax_base)(*into);
+    *beta = SOFTMAX_NAME(fattn_softmax_weight)(other.m, unit, base);
     SOFTMAX_NAME(fattn_softmax_add)(into, fv_mul(other.l, *beta));
 }
 
@@ -128,13 +130,14 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_round)(fv x)
 }
 
 /*
- * The natural logarithm of the sum of exp(x), and -inf for an empty row: (m + log2 l) ln 2, within half
- * an ulp and 2^-23 while it is below 2^14, and within 3/2 ulp beyond. A number of this size in log2
- * units, and its product with a rounded ln 2, would each be off by half an ulp more, so both factors
- * are cut in two. l = 2^n f, f about 1, and m + n = s + e exactly (Knuth's two-sum). The integer part of
- * s, while below 2^15, times the 9 bits of 355/512 is exact, and what remains to be added is small.
+ * The natural logarithm of the sum of exp(x), and -inf for an empty row: natural m + ln l, within
+ * half an ulp and 2^-23. natural: a score times this is in natural units.
+ *
+ * l = 2^n f, f about 1. An integer n times the 9 bits of 355/512 is exact and the rest of ln l
+ * small, so that large parts meet in one sum, whose rounding error is put back (Knuth's two-sum),
+ * like that of the product.
  */
-FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state)
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state, fv natural)
 {
     const fv ln2 = fv_set1(0.69314718f), ln2_head = fv_set1(0.693359375f);
     const fv ln2_tail = fv_set1(-2.12194440e-4f); /* ln 2 - 355/512 */
@@ -142,13 +145,13 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state)
 
     const fv n = SOFTMAX_NAME(fattn_softmax_round)(fv_log2(l));
     const fv f = fv_mul(l, fv_exp2(fv_sub(zero, n)));
-    const fv s = fv_add(m, n);
-    const fv back = fv_sub(s, m);
-    const fv e = fv_add(fv_sub(m, fv_sub(s, back)), fv_sub(n, back));
-    const fv whole = SOFTMAX_NAME(fattn_softmax_round)(s);
-    const fv rest = fv_add(fv_sub(s, whole), fv_add(e, fv_log2(f)));
-    const fv small = fv_add(fv_mul(whole, ln2_tail), fv_mul(rest, ln2));
-    const fv lse = fv_add(fv_mul(whole, ln2_head), small);
+    const fv small = fv_add(fv_mul(n, ln2_tail), fv_mul(fv_log2(f), ln2));
+
+    const fv a = fv_mul(m, natural), b = fv_mul(n, ln2_head);
+    const fv lost = fv_fma(m, natural, fv_sub(zero, a));
+    const fv sum = fv_add(a, b), back = fv_sub(sum, a);
+    const fv error = fv_add(fv_sub(a, fv_sub(sum, back)), fv_sub(b, back));
+    const fv lse = fv_add(sum, fv_add(fv_add(error, lost), small));
     return fv_select(fv_eq(l, zero), SOFTMAX_MINUS_INFINITY, lse);
 }
 

@@ -45,19 +45,22 @@ enum {
 typedef struct fattn_score_rule {
     unsigned terms;   /* FATTN_SCORE_*; a kernel adds KEEP for tiles that need it */
     float unit;       /* a score times this is in log2 units; > 0 */
+    float natural;    /* a score times this is in natural units: scale, or 1 */
     float scale;      /* d(scale * dot) / d(dot) */
     float cap;        /* softcap */
     float reciprocal; /* 1 / softcap */
 } fattn_score_rule;
 
-/* terms: of CAP, BIAS and ALIBI. A unit must be > 0, so that maxima are maxima and -inf stays what
- * it is; a scale that is not, in float, is multiplied with. */
+/* terms: of CAP, BIAS and ALIBI, and SCALE for a run that needs natural scores. A unit must be > 0,
+ * so that maxima are maxima and -inf stays what it is, and not so small that an lse in units of the
+ * scores overflows; any other scale is multiplied with. */
 FATTN_HD fattn_score_rule fattn_score_rule_make(unsigned terms, double scale, double softcap)
 {
     const float folded = (float)(scale * FATTN_LOG2E);
     fattn_score_rule rule;
-    rule.terms = terms || !(folded > 0) ? terms | FATTN_SCORE_SCALE : 0;
+    rule.terms = terms || !(folded > 0x1p-64f) ? terms | FATTN_SCORE_SCALE : 0;
     rule.unit = rule.terms ? (float)FATTN_LOG2E : folded;
+    rule.natural = rule.terms ? 1.0f : (float)scale;
     rule.scale = (float)scale;
     rule.cap = (float)softcap;
     rule.reciprocal = terms & FATTN_SCORE_CAP ? (float)(1.0 / softcap) : 0.0f;

@@ -10,7 +10,7 @@
 #include "core/schedule.h"
 #include "tests/tap.h"
 
-/* --- Bands ---------------------------------------------------------------------------------------- */
+/* --- Bands ------------------------------------------------------------------------------------ */
 
 /* The contract's words: j exists, and -left <= j - (i + off) <= right. */
 static bool keeps(const fattn_band *band, int64_t i, int64_t j)
@@ -31,7 +31,8 @@ static bool row_is_right(const fattn_band *band, int64_t i, int64_t limit)
     return keys.first >= 0 && keys.past <= band->keys;
 }
 
-/* Full and empty are promises; partial is always allowed, but must not be the answer to everything. */
+/* Full and empty are promises; partial is always allowed, but must not be the answer to
+ * everything. */
 static bool tile_is_right(const fattn_band *band, const int64_t at[4], int64_t counts[3])
 {
     bool all = true, any = false;
@@ -133,7 +134,7 @@ static void check_block_masks(void)
               (long long)tiles, (long long)wrong);
 }
 
-/* --- The work list -------------------------------------------------------------------------------- */
+/* --- The work list ---------------------------------------------------------------------------- */
 
 static void check_schedule(void)
 {

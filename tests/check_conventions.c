@@ -883,7 +883,7 @@ static void check_absolute_sums(void)
     q[0] = 2, k[0] = k[1] = 1, bias[0] = 1.5, slopes[0] = -0.5, sink[0] = -3;
     good = normalise(&normal) && fattn_naive_run(&normal, &buf, &r) == FATTN_OK;
     if (good) {
-        good = near(r.lse_scale[0], 4) && near(r.x_max[0], log(1 + exp(-0.5) + exp(-3)));
+        good = near(r.lse_scale[0], 4) && near(r.x_max[0], 4);
         fattn_naive_free(&r);
     }
     sink[0] = -5;
@@ -937,7 +937,7 @@ static void check_absolute_sums(void)
     good = normalise(&normal) && fattn_naive_run_pure(&normal, &buf, &r) == FATTN_OK;
     if (good) {
         good = near(r.dk[0], -2 * (1 - t * t)) && near(r.a_dk[0], 4 * (1 + t * t)) &&
-               near(r.x_max[0], 2 * t);
+               near(r.x_max[0], 2);
         fattn_naive_free(&r);
     }
     tap_check(good, "the softcap's derivative and its absolute value by hand");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The caller's floating-point environment: backend cpu gives the same bits under any rounding mode and
- * with subnormal numbers flushed to zero, and leaves all of it as it was.
+ * The caller's floating-point environment: backend cpu gives the same bits under any rounding mode
+ * and with subnormal numbers flushed to zero, and leaves all of it as it was.
  */
 #include <fenv.h>
 #include <stdint.h>
@@ -16,7 +16,7 @@
 
 enum { ROWS = 150, DIM = 24, COUNT = ROWS * DIM };
 
-/* --- The control word ----------------------------------------------------------------------------- */
+/* --- The control word ------------------------------------------------------------------------- */
 
 #if defined(__SSE__)
 static uint64_t control(void) { return _mm_getcsr() & ~0x3fu; } /* but for the flags raised */
@@ -41,7 +41,7 @@ static void flush_subnormals(void) {}
 #define CAN_FLUSH false
 #endif
 
-/* --- A problem whose values and gradients are subnormal ------------------------------------------- */
+/* --- A problem whose values and gradients are subnormal --------------------------------------- */
 
 typedef struct tensors {
     float q[COUNT], k[COUNT], v[COUNT], o[COUNT], lse[ROWS], dout[COUNT];

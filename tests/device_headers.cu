@@ -86,7 +86,7 @@ extern "C" __global__ void attend(const float *dot, const float *bias, const flo
                                   fattn_score_rule rule, float sink, float *o, float *lse)
 {
     const float unit = (float)FATTN_LOG2E;
-    fattn_softmax state[2] = {fattn_softmax_sink(sink, unit), fattn_softmax_empty()};
+    fattn_softmax state[2] = {fattn_softmax_sink(sink), fattn_softmax_empty()};
     float sum[2] = {0, 0};
 
     for (int part = 0; part < 2; part++) {
@@ -94,14 +94,14 @@ extern "C" __global__ void attend(const float *dot, const float *bias, const flo
             const fattn_score_pair pair = {bias[j], 0.5f, (float)(keys - j), j != 3};
             float slope;
             const float x = fattn_score(&rule, rule.terms | FATTN_SCORE_KEEP, dot[j], pair, &slope);
-            const float alpha = fattn_softmax_raise(&state[part], unit * x);
+            const float alpha = fattn_softmax_raise(&state[part], x, unit);
             const float p = fattn_softmax_weight(x, unit, fattn_softmax_base(state[part]));
             fattn_softmax_add(&state[part], p);
             sum[part] = alpha * sum[part] + p * slope * v[j];
         }
     }
     float alpha, beta;
-    fattn_softmax_merge(&state[0], state[1], &alpha, &beta);
+    fattn_softmax_merge(&state[0], state[1], unit, &alpha, &beta);
     *o = (alpha * sum[0] + beta * sum[1]) * fattn_softmax_normaliser(state[0]);
-    *lse = fattn_softmax_lse(state[0]);
+    *lse = fattn_softmax_lse(state[0], rule.natural);
 }

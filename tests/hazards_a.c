@@ -416,7 +416,7 @@ static void a13(void)
 
 static void a14(void)
 {
-    static const double floors[] = {-(double)FLT_MAX, -65504};
+    static const double floors[] = {-(double)FLT_MAX, -65504, -1e10, -1e30, 1e30};
     EACH (o, ops) {
         EACH (f, floors) {
             for (int whole = 0; whole < 2; whole++) {

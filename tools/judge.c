@@ -369,8 +369,9 @@ static bool comparable(trial *t, const output *out, const int64_t n[4], double g
     return false;
 }
 
-/* An output is rounded once, so errors below half a unit in its last place are all the same: a comparator
- * that happens to be exact, as it is where one key has all the weight, is no yardstick. */
+/* An output is rounded once, so errors below half a unit in its last place are all the same: a
+ * comparator that happens to be exact, as it is where one key has all the weight, is no
+ * yardstick. */
 static void count_ratio(judge_ratios *ratios, double error, double plain, double unit)
 {
     if (error == 0 && plain == 0) {
@@ -540,7 +541,8 @@ static void judge_lse(trial *t, const output *out)
                     t->wild[n[0] * p->heads_k + hk]) { /* a capped infinite score has no bound */
                     continue;
                 }
-                const double tolerance = unit * t->truth->exact.lse_scale[dense];
+                const double tolerance = unit * t->truth->exact.lse_scale[dense] +
+                                         ulp(t->c->tensors[out->id].dtype, exact) / 2;
                 const double error = fabs(got - exact);
                 t->v->worst = fmax(t->v->worst, error / tolerance);
                 t->largest = fmax(t->largest, fabs(exact));

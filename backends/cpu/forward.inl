@@ -88,8 +88,7 @@ INLINE void forward_begin(forward *f, bool narrow, int64_t split)
             f->alpha[r] = sink[pn->row[r].h];
         }
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            const fv natural = fv_set1((float)FATTN_LOG2E);
-            state_store(f, r, fattn_softmax_sink(fv_load(f->alpha + r), natural));
+            state_store(f, r, fattn_softmax_sink(fv_load(f->alpha + r)));
         }
     }
 }
@@ -128,7 +127,7 @@ static bool soften_tile(forward *f, span s)
             largest = fv_max(largest, fv_load(x + j * pn->br));
         }
         fattn_softmax state = state_load(f, r);
-        const fv alpha = fattn_softmax_raise(&state, fv_mul(largest, unit));
+        const fv alpha = fattn_softmax_raise(&state, largest, unit);
         const fv base = fattn_softmax_base(state);
         fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero};
         for (int64_t j = 0; j < s.padded; j += PARTIAL_SUMS) {
@@ -215,7 +214,7 @@ static void forward_store(forward *f)
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fattn_softmax state = state_load(f, r);
         fv_store(f->alpha + r, fattn_softmax_normaliser(state));
-        fv_store(f->m + r, fattn_softmax_lse(state));
+        fv_store(f->m + r, fattn_softmax_lse(state, fv_set1(pn->rule.natural)));
     }
     for (int64_t r = 0; r < pn->rows; r++) {
         const int64_t i = pn->row[r].i, h = pn->row[r].h;
@@ -307,7 +306,7 @@ static void merge_part(forward *f, const float *other)
         fattn_softmax state = state_load(f, r);
         const fattn_softmax part = {.m = fv_load(m + r), .l = fv_load(l + r)};
         fv a, b;
-        fattn_softmax_merge(&state, part, &a, &b);
+        fattn_softmax_merge(&state, part, fv_set1(pn->rule.unit), &a, &b);
         state_store(f, r, state);
         fv_store(alpha + r, a);
         fv_store(beta + r, b);

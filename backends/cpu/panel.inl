@@ -230,7 +230,8 @@ static void transpose(const float *from, int64_t from_stride, int64_t rows, int6
 
 static fattn_score_rule rule_of(const fattn_problem *p)
 {
-    const unsigned terms = (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
+    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
+                           (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
                            (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
                            (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
     return fattn_score_rule_make(terms, p->scale, p->softcap);

@@ -129,7 +129,8 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
     const int64_t bias = wants(p, FATTN_OUT_DBIAS) ? bc * br : 0;
     panel *const pn = &g->panel;
 
-    panel_layout(pn, p, tiling, from);
+    panel_layout(pn, p, br, bc, from);
+    panel_layout_rows(pn, from);
     g->dout = carve(from, br * pn->dvp, sizeof(float));
     g->dot = carve(from, br * pn->dvp, sizeof(float));
     g->o = carve(from, FV_LANES * pn->dvp, sizeof(float));
@@ -513,7 +514,7 @@ static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 
     fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
     const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
-    const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block);
+    const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br);
     if (has_rows) {
         for (int64_t j = 0; j < pn->bc; j++) {
             g.dp_rows[j] = g.dp + j * pn->br;

@@ -43,6 +43,7 @@ typedef struct cpu {
     const fattn_cpu_isa *isa;     /* the best that may be used */
     const char *lacks[ISA_COUNT]; /* why one may not: what follows "needs"; NULL when it may */
     int64_t fast_memory;          /* bytes; asked once, because the answer lies in a file */
+    int64_t cores;                /* of the machine */
 } cpu;
 
 /* "avx2, scalar": what this machine runs. */
@@ -340,6 +341,7 @@ static fattn_status open(int ordinal, void **impl)
         return status;
     }
     device->fast_memory = fast_memory();
+    device->cores = fattn_cpuid_cores();
     *impl = device;
     return FATTN_OK;
 }
@@ -357,12 +359,13 @@ static void describe(void *impl, fattn_device_info *info)
     info->total_memory = fattn_cpuid_memory();
 }
 
-/* Enough parts for any number of workers: results may not depend on how many there are. */
+/* Parts for the cores that the machine has, not for the workers there happen to be: results may not
+ * depend on those. Parts cost a trip of their sums through memory. */
 static void limits(void *impl, fattn_limits *limits)
 {
     const cpu *const device = impl;
-    *limits =
-        (fattn_limits){.fast_memory = device->fast_memory, .parallelism = 128, .split_keys = 512};
+    *limits = (fattn_limits){
+        .fast_memory = device->fast_memory, .parallelism = 2 * device->cores, .split_keys = 512};
 }
 
 static const fattn_kernel *kernel(void *impl, int i, const char **missing)

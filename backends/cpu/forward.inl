@@ -1,46 +1,79 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward: a panel of queries against a part of its keys, one tile of keys at a time.
+ * Forward: a block of queries against a part of its keys, one tile of keys at a time.
  *
  *     S^T = K Q^T         scores, with every feature of score.h
  *     P^T                 online softmax; l and the factors alpha for what came before
  *     O^T = O^T alpha + V^T P^T
  *
- * With one part the panel ends in o and lse; with several, each leaves {m, l, o} in the workspace
+ * A block is cut into strips, panels of one register tile's width. The scores of a strip, its
+ * queries and a few rows of the tile fill the first-level cache and are contiguous there; the
+ * strips of a block take turns with a tile of keys and values that is loaded once and stays in the
+ * second.
+ *
+ * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
  * and a second phase merges them in ascending order. Decoding is the same walk with other products:
  * `narrow`, a literal, chooses them, and o then lies row by row.
  */
 
+/* One strip. */
 typedef struct forward {
     panel panel;
-    float *m, *l;     /* [br] */
+    float *m, *l; /* [br] */
+    float *ot;    /* [dvp][br] */
+
+    /* Scratch that the strips share. */
     float *alpha;     /* [br] */
     float *o;         /* [br][dvp] */
-    float *ot;        /* [dvp][br] */
     const void **raw; /* [bc] rows of k or v in their own type */
 } forward;
 
-static void forward_layout(forward *f, const fattn_problem *p, const fattn_tiling *tiling,
-                           arena *from)
+#define STRIP_ROWS TILE_ROWS(DECODE_ROWS)
+#define BLOCK_ROWS TILE_ROWS(192) /* most rows of a block */
+#define STRIPS (BLOCK_ROWS / STRIP_ROWS)
+_Static_assert(BLOCK_ROWS % STRIP_ROWS == 0 && STRIP_ROWS >= DECODE_ROWS, "blocks are strips");
+
+/* Returns the number of strips. */
+static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                              arena *from)
 {
-    panel_layout(&f->panel, p, tiling, from);
-    f->m = carve(from, tiling->br, sizeof(float));
-    f->l = carve(from, tiling->br, sizeof(float));
-    f->alpha = carve(from, tiling->br, sizeof(float));
-    f->o = carve(from, tiling->br * f->panel.dvp, sizeof(float));
-    f->ot = carve(from, tiling->br * f->panel.dvp, sizeof(float));
-    f->raw = carve(from, tiling->bc, sizeof *f->raw);
+    const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
+    panel_layout(&strips->panel, p, br, tiling->bc, from);
+    strips->alpha = carve(from, br, sizeof(float));
+    strips->o = carve(from, br * strips->panel.dvp, sizeof(float));
+    strips->raw = carve(from, tiling->bc, sizeof *strips->raw);
+    for (int64_t n = 0; n < count; n++) {
+        forward *const f = &strips[n];
+        *f = strips[0];
+        panel_layout_rows(&f->panel, from);
+        f->m = carve(from, br, sizeof(float));
+        f->l = carve(from, br, sizeof(float));
+        f->ot = carve(from, br * f->panel.dvp, sizeof(float));
+    }
+    return count;
+}
+
+/* Opens the strips of a block of rows; returns how many have any. */
+static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run *run,
+                            fattn_work work)
+{
+    int64_t n = 0;
+    while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
+                                   work.block * run->tiling->br + n * strips->panel.br)) {
+        n++;
+    }
+    return n;
 }
 
 static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    forward f;
+    forward strips[STRIPS];
     arena from = {0};
-    forward_layout(&f, p, tiling, &from);
+    (void)forward_layout(strips, p, tiling, &from);
     return from.used;
 }
 
-/* Floats that one part leaves behind: m, l, o. */
+/* Floats that one part leaves behind: m, l, o of each strip. */
 static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
 {
     return tiling->br * (2 + vectors_of(p->dim_v) * FV_LANES);
@@ -55,6 +88,12 @@ static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling
 }
 
 /* --- One part --------------------------------------------------------------------------------- */
+
+/* Where a part has strip n. */
+static float *part_of(const forward *f, float *part, int64_t n)
+{
+    return part + n * f->panel.br * (2 + f->panel.dvp);
+}
 
 static fattn_softmax state_load(const forward *f, int64_t r)
 {
@@ -122,10 +161,16 @@ static bool soften_tile(forward *f, span s)
     mv steady = fv_eq(zero, zero);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         float *const x = pn->x + r;
-        fv largest = fv_load(x);
-        for (int64_t j = 1; j < s.padded; j++) {
-            largest = fv_max(largest, fv_load(x + j * pn->br));
+        fv most[PARTIAL_SUMS];
+        for (int n = 0; n < PARTIAL_SUMS; n++) {
+            most[n] = fv_load(x + n * pn->br);
         }
+        for (int64_t j = PARTIAL_SUMS; j < s.padded; j += PARTIAL_SUMS) {
+            for (int n = 0; n < PARTIAL_SUMS; n++) {
+                most[n] = fv_max(most[n], fv_load(x + (j + n) * pn->br));
+            }
+        }
+        const fv largest = fv_max(fv_max(most[0], most[1]), fv_max(most[2], most[3]));
         fattn_softmax state = state_load(f, r);
         const fv alpha = fattn_softmax_raise(&state, largest, unit);
         const fv base = fattn_softmax_base(state);
@@ -179,7 +224,6 @@ INLINE void forward_tile(forward *f, span s, bool narrow)
         load_raw(pn, s, buf->k, &p->k, f->raw);
         decode_scores(p->dtype, pn->q, pn->dp, pn->rows, f->raw, s.padded, p->dim, pn->x, pn->br);
     } else {
-        load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
         product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, pn->width);
     }
     score_tile(pn, s);
@@ -199,7 +243,6 @@ INLINE void forward_tile(forward *f, span s, bool narrow)
         decode_mix(p->dtype, f->alpha, pn->x, pn->br, pn->rows, f->raw, s.padded, p->dim_v, f->o,
                    pn->dvp);
     } else {
-        load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
         product_columns(p->dim_v, rose ? f->alpha : NULL, pn->v, s.padded, pn->x, pn->br, f->ot,
                         pn->br, pn->width);
     }
@@ -231,10 +274,9 @@ static void forward_store(forward *f)
     }
 }
 
-static void forward_keep_part(const forward *f, const fattn_cpu_run *run, int64_t item)
+static void forward_keep_part(const forward *f, float *part)
 {
     const panel *const pn = &f->panel;
-    float *const part = (float *)run->shared + item * part_size(pn->p, run->tiling);
     memcpy(part, f->m, (size_t)pn->br * sizeof(float));
     memcpy(part + pn->br, f->l, (size_t)pn->br * sizeof(float));
     memcpy(part + 2 * pn->br, f->o, (size_t)(pn->br * pn->dvp) * sizeof(float));
@@ -248,36 +290,64 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
     *past = fattn_min64(*past, (fattn_max64(0, keys.past) + pn->bc - 1) / pn->bc);
 }
 
+/* A tile of keys for all strips. */
+INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool narrow)
+{
+    const panel *const pn = &strips->panel;
+    const fattn_problem *const p = pn->p;
+    span spans[STRIPS], all = {.kind = FATTN_TILE_EMPTY};
+    for (int64_t n = 0; n < count; n++) {
+        spans[n] = span_of(&strips[n].panel, block);
+        if (spans[n].kind != FATTN_TILE_EMPTY && spans[n].live > all.live) {
+            all = spans[n];
+        }
+    }
+    if (!narrow && all.live) {
+        load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
+        if (p->outputs & FATTN_OUT_O) {
+            load_keys(pn, all, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
+        }
+    }
+    for (int64_t n = 0; n < count; n++) {
+        if (spans[n].kind != FATTN_TILE_EMPTY) {
+            forward_tile(&strips[n], spans[n], narrow);
+        }
+    }
+}
+
 INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, bool narrow)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
     arena from = {.base = scratch};
-    forward f;
-    panel *const pn = &f.panel;
-    int64_t block, past;
+    forward strips[STRIPS];
+    const int64_t count =
+        forward_open(strips, forward_layout(strips, run->problem, run->tiling, &from), run, work);
+    int64_t first, past, begin = INT64_MAX, end = 0;
 
-    forward_layout(&f, run->problem, run->tiling, &from);
-    if (!panel_open(pn, run, work.batch, work.head, work.block)) {
-        return;
+    for (int64_t n = 0; n < count; n++) {
+        forward_begin(&strips[n], narrow, work.split);
+        fattn_schedule_keys(run->tiling, work.split, &first, &past);
+        panel_blocks(&strips[n].panel, &first, &past);
+        begin = fattn_min64(begin, first);
+        end = fattn_max64(end, past);
     }
-    forward_begin(&f, narrow, work.split);
+    for (int64_t block = begin; block < end; block++) {
+        forward_block(strips, count, block, narrow);
+    }
 
-    fattn_schedule_keys(run->tiling, work.split, &block, &past);
-    panel_blocks(pn, &block, &past);
-    for (; block < past; block++) {
-        const span s = span_of(pn, block);
-        if (s.kind != FATTN_TILE_EMPTY) {
-            forward_tile(&f, s, narrow);
+    for (int64_t n = 0; n < count; n++) {
+        forward *const f = &strips[n];
+        const panel *const pn = &f->panel;
+        if (!narrow) {
+            transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
         }
-    }
-
-    if (!narrow) {
-        transpose(f.ot, pn->br, pn->dvp, pn->width, f.o, pn->dvp);
-    }
-    if (run->tiling->splits > 1) {
-        forward_keep_part(&f, run, item);
-    } else {
-        forward_store(&f);
+        if (run->tiling->splits > 1) {
+            float *const parts = (float *)run->shared;
+            const int64_t size = part_size(run->problem, run->tiling);
+            forward_keep_part(f, part_of(f, parts + item * size, n));
+        } else {
+            forward_store(f);
+        }
     }
 }
 
@@ -325,23 +395,24 @@ static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     const fattn_tiling *const tiling = run->tiling;
     const int64_t size = part_size(run->problem, tiling), first = item * tiling->splits;
     const fattn_work work = fattn_schedule_item(tiling, run->problem->heads_k, first);
-    const float *const parts = (const float *)run->shared + first * size;
+    float *const shared = (float *)run->shared;
     arena from = {.base = scratch};
-    forward f;
-    panel *const pn = &f.panel;
+    forward strips[STRIPS];
+    const int64_t count =
+        forward_open(strips, forward_layout(strips, run->problem, tiling, &from), run, work);
 
-    forward_layout(&f, run->problem, tiling, &from);
-    if (!panel_open(pn, run, work.batch, work.head, work.block)) {
-        return;
+    for (int64_t n = 0; n < count; n++) {
+        forward *const f = &strips[n];
+        const panel *const pn = &f->panel;
+        const float *const parts = part_of(f, shared + first * size, n);
+        memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
+        memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
+        memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->br * pn->dvp) * sizeof(float));
+        for (int64_t split = 1; split < tiling->splits; split++) {
+            merge_part(f, parts + split * size);
+        }
+        forward_store(f);
     }
-
-    memcpy(f.m, parts, (size_t)pn->br * sizeof(float));
-    memcpy(f.l, parts + pn->br, (size_t)pn->br * sizeof(float));
-    memcpy(f.o, parts + 2 * pn->br, (size_t)(pn->br * pn->dvp) * sizeof(float));
-    for (int64_t split = 1; split < tiling->splits; split++) {
-        merge_part(&f, parts + split * size);
-    }
-    forward_store(&f);
 }
 
 static int64_t merge_count(const fattn_cpu_run *run)
@@ -351,8 +422,9 @@ static int64_t merge_count(const fattn_cpu_run *run)
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-static const fattn_tile forward_tiles[] = {
-    {TILE_ROWS(48), 128}, {TILE_ROWS(96), 128}, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
+static const fattn_tile forward_tiles[] = {{TILE_ROWS(48), 64}, {TILE_ROWS(96), 64},
+                                           {BLOCK_ROWS, 64},    {BLOCK_ROWS, 128},
+                                           {TILE_ROWS(16), 32}, {0, 0}};
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 256}, {0, 0}};
 
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)

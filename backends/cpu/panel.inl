@@ -40,12 +40,14 @@ typedef struct panel {
     int64_t dp, dvp;
     query_row *row;   /* [br] */
     float *slope;     /* [br] of ALiBi */
-    float *at;        /* [br] i + off - (first key of the tile) */
-    float *lo, *hi;   /* [br] keys of the tile that are kept: lo <= j < hi */
     uint32_t *drop_i; /* [br] query and global head, for dropout */
     uint32_t *drop_h;
+    float *qt; /* [dp][br] */
+
+    /* Scratch that panels of one thread can share. */
+    float *at;              /* [br] i + off - (first key of the tile) */
+    float *lo, *hi;         /* [br] keys of the tile that are kept: lo <= j < hi */
     float *q;               /* [br][dp] */
-    float *qt;              /* [dp][br] */
     float *x;               /* [bc][br] scores, then probabilities */
     float **x_rows;         /* [bc] */
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
@@ -84,9 +86,9 @@ static bool in_place(const fattn_problem *p, const fattn_strides *strides)
     return p->dtype == FATTN_F32 && strides->seq % 1024 != 0;
 }
 
-static void panel_layout(panel *pn, const fattn_problem *p, const fattn_tiling *tiling, arena *from)
+/* What panels that one thread works on in turn can share. */
+static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t bc, arena *from)
 {
-    const int64_t br = tiling->br, bc = tiling->bc;
     pn->p = p;
     pn->br = br;
     pn->bc = bc;
@@ -94,15 +96,10 @@ static void panel_layout(panel *pn, const fattn_problem *p, const fattn_tiling *
     pn->dvp = vectors_of(p->dim_v) * FV_LANES;
     pn->masked = is_masked(p);
 
-    pn->row = carve(from, br, sizeof *pn->row);
-    pn->slope = carve(from, br, sizeof(float));
     pn->at = carve(from, br, sizeof(float));
     pn->lo = carve(from, br, sizeof(float));
     pn->hi = carve(from, br, sizeof(float));
-    pn->drop_i = carve(from, br, sizeof(uint32_t));
-    pn->drop_h = carve(from, br, sizeof(uint32_t));
     pn->q = carve(from, br * pn->dp, sizeof(float));
-    pn->qt = carve(from, br * pn->dp, sizeof(float));
     pn->x = carve(from, bc * br, sizeof(float));
     pn->x_rows = carve(from, bc, sizeof *pn->x_rows);
     pn->bias = carve(from, p->features & FATTN_BIAS ? bc * br : 0, sizeof(float));
@@ -114,6 +111,16 @@ static void panel_layout(panel *pn, const fattn_problem *p, const fattn_tiling *
     pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : bc * pn->dp, sizeof(float));
     pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : bc * pn->dvp, sizeof(float));
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
+}
+
+/* What a panel keeps for itself, after panel_layout(). */
+static void panel_layout_rows(panel *pn, arena *from)
+{
+    pn->row = carve(from, pn->br, sizeof *pn->row);
+    pn->slope = carve(from, pn->br, sizeof(float));
+    pn->drop_i = carve(from, pn->br, sizeof(uint32_t));
+    pn->drop_h = carve(from, pn->br, sizeof(uint32_t));
+    pn->qt = carve(from, pn->br * pn->dp, sizeof(float));
 }
 
 /* Bytes of a tile of keys and values that is used where it lies: it occupies cache like a copy. The
@@ -262,9 +269,9 @@ static void panel_row(panel *pn, int64_t r)
     pn->drop_h[r] = (uint32_t)(p->head_offset + h);
 }
 
-/* Finds the rows of a block of (sequence b, key/value head hk), after panel_layout(). False when it
- * has none. */
-static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t block)
+/* Finds the rows from number `first` on of (sequence b, key/value head hk), after the layout. False
+ * when there are none. */
+static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first)
 {
     const fattn_problem *const p = run->problem;
     pn->buf = run->buffers;
@@ -272,7 +279,7 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     pn->hk = hk;
     pn->group = p->heads_q / p->heads_k;
     pn->seq = fattn_sequence_of(p, pn->buf, b);
-    pn->first = block * pn->br;
+    pn->first = first;
     pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
     if (pn->rows <= 0) {
         return false;

@@ -35,14 +35,15 @@ typedef struct fattn_tiling {
 
 typedef struct fattn_kernel {
     const char *name;
-    uint32_t ops;      /* FATTN_OP_BIT(...) */
-    uint32_t dtypes;   /* FATTN_DTYPE_BIT(...) of q, k, v */
-    uint64_t features; /* FATTN_* bits that it honours */
-    int64_t dim_max;   /* largest D and Dv */
-    int64_t rows_max;  /* most rows G * Sq that share a kv head; 0 any */
-    bool packs_groups; /* the G query heads of a kv head form the rows of one block */
-    bool splits_keys;  /* can cut the keys of a row into parts and merge them */
-    bool by_name;      /* taken only when FATTN_KERNEL asks for it */
+    uint32_t ops;       /* FATTN_OP_BIT(...) */
+    uint32_t dtypes;    /* FATTN_DTYPE_BIT(...) of q, k, v */
+    uint64_t features;  /* FATTN_* bits that it honours */
+    int64_t dim_max;    /* largest D and Dv */
+    int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */
+    bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
+    bool splits_keys;   /* can cut the keys of a row into parts and merge them */
+    int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */
+    bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
     /* Fast memory that a tile occupies, in bytes. Pure. */

@@ -50,8 +50,8 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
     if (!kernel->splits_keys || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
     }
-    return smaller(ceil_div(limits->parallelism, tiling->items),
-                   problem->seqlen_k / limits->split_keys);
+    const int64_t keys = kernel->split_keys ? kernel->split_keys : limits->split_keys;
+    return smaller(ceil_div(limits->parallelism, tiling->items), problem->seqlen_k / keys);
 }
 
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,

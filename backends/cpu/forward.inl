@@ -422,9 +422,9 @@ static int64_t merge_count(const fattn_cpu_run *run)
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-static const fattn_tile forward_tiles[] = {{TILE_ROWS(48), 64}, {TILE_ROWS(96), 64},
-                                           {BLOCK_ROWS, 64},    {BLOCK_ROWS, 128},
-                                           {TILE_ROWS(16), 32}, {0, 0}};
+static const fattn_tile forward_tiles[] = {{TILE_ROWS(48), 128}, {TILE_ROWS(96), 128},
+                                           {BLOCK_ROWS, 128},    {TILE_ROWS(48), 64},
+                                           {TILE_ROWS(16), 32},  {0, 0}};
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 256}, {0, 0}};
 
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)

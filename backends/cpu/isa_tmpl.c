@@ -78,6 +78,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .dim_max = 256,
                 .packs_groups = true,
                 .splits_keys = true,
+                .split_keys = 2048, /* a part sends a block's sums through memory */
                 .tiles = forward_tiles,
                 .fast_bytes = forward_fast_bytes,
                 .workspace = forward_workspace},

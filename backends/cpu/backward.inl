@@ -110,13 +110,14 @@ static gradients gradients_of(const fattn_cpu_run *run)
 typedef struct backward {
     panel panel;
     gradients shared;
-    float *dout, *dot;  /* [br][dvp], [dvp][br] */
-    float *o, *ot;      /* [FV_LANES][dvp], [dvp][FV_LANES] */
-    float *lse, *delta; /* [br]; lse in units of the scores */
-    float *dqt, *dq;    /* [dp][br], [br][dp] */
-    float *dp;          /* [bc][br] dP, then dS' */
-    float **dp_rows;    /* [bc] */
-    float *ds;          /* [bc][br] and, transposed, [br][bc]; dbias only */
+    float *dout, *dot; /* [br][dvp], [dvp][br] */
+    float *o, *ot;     /* [FV_LANES][dvp], [dvp][FV_LANES] */
+    float *lse, *rest; /* [br] lse in units of the scores, and what its rounding left */
+    float *delta;      /* [br] */
+    float *dqt, *dq;   /* [dp][br], [br][dp] */
+    float *dp;         /* [bc][br] dP, then dS' */
+    float **dp_rows;   /* [bc] */
+    float *ds;         /* [bc][br] and, transposed, [br][bc]; dbias only */
     float *ds_rows;
     float **out;    /* [bc] rows of dk or dv */
     float *nowhere; /* [max(dp, dvp)] the row of keys past the end */
@@ -136,6 +137,7 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
     g->o = carve(from, FV_LANES * pn->dvp, sizeof(float));
     g->ot = carve(from, pn->dvp * FV_LANES, sizeof(float));
     g->lse = carve(from, br, sizeof(float));
+    g->rest = carve(from, br, sizeof(float));
     g->delta = carve(from, br, sizeof(float));
     g->dqt = carve(from, br * pn->dp, sizeof(float));
     g->dq = carve(from, br * pn->dp, sizeof(float));
@@ -298,6 +300,16 @@ static void load_delta(backward *g, int64_t r)
     }
 }
 
+/* lse in units of the scores, in two floats: one would be off by 2^-24 of lse, and all
+ * probabilities of the row by as much. */
+static void load_lse(backward *g, int64_t r, float natural)
+{
+    const double exact = (double)natural / g->panel.rule.natural;
+    g->lse[r] = (float)exact;
+    const double rest = exact - g->lse[r];
+    g->rest[r] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
+}
+
 /* Rows q, dO, lse and delta. A row whose lse is -inf has no probabilities: it is dead, like those
  * past the last, and gives 0 whatever its dO and dlse are. */
 static void backward_begin(backward *g)
@@ -316,7 +328,7 @@ static void backward_begin(backward *g)
             row->dead = pn->ragged = true;
             fill(g->dout + r * pn->dvp, pn->dvp, 0);
         }
-        g->lse[r] = row->dead ? 0 : x / pn->rule.natural;
+        load_lse(g, r, row->dead ? 0 : x);
     }
     transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
     transpose(g->dout, pn->dvp, pn->width, pn->dvp, g->dot, pn->br);
@@ -335,14 +347,15 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
     const fv unit = fv_set1(pn->rule.unit), scale = fv_set1(pn->rule.scale);
 
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fv lse = fv_load(g->lse + r), delta = fv_load(g->delta + r);
+        const fv lse = fv_load(g->lse + r), rest = fv_load(g->rest + r);
+        const fv delta = fv_load(g->delta + r);
         for (int64_t j = 0; j < s.padded; j++) {
             const int64_t at = j * pn->br + r;
             const fattn_score_pair pair = pair_at(pn, terms, j, r);
             fv slope;
             const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + at), pair, &slope);
             const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
-            const fv weight = fattn_softmax_weight(x, unit, lse);
+            const fv weight = fattn_softmax_weight(fv_sub(x, lse), unit, rest);
             const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dp + at)), delta));
             fv_store(pn->x + at, fv_mul(z, weight));
             fv_store(g->dp + at, fv_mul(fv_mul(ds, slope), scale));

@@ -65,11 +65,12 @@ INLINE void dots(int nr, fattn_dtype dtype, const float *q, int64_t q_stride, co
 }
 
 /* o[n] = o[n] alpha[n] + sum_j p[j][n] v[j] for nr rows and nv vectors of channels from c on. */
-INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha,
-                     const float *p, int64_t p_stride, const void *const *v, int64_t keys,
-                     int64_t c, float *o, int64_t o_stride)
+/* Keys that are summed from zero before they join o: rounding errors grow with their number. */
+#define MIX_KEYS 64
+
+INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p, int64_t p_stride,
+                     const void *const *v, int64_t keys, int64_t c, fv sum[4][DECODE_VECTORS])
 {
-    fv sum[4][DECODE_VECTORS];
     for (int n = 0; n < nr; n++) {
         for (int u = 0; u < nv; u++) {
             sum[n][u] = fv_set1(0);
@@ -87,10 +88,22 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
             }
         }
     }
-    for (int n = 0; n < nr; n++) {
-        for (int u = 0; u < nv; u++) {
-            float *const at = o + n * o_stride + c + u * FV_LANES;
-            fv_store(at, fv_muladd(fv_load(at), fv_set1(alpha[n]), sum[n][u]));
+}
+
+INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha,
+                     const float *p, int64_t p_stride, const void *const *v, int64_t keys,
+                     int64_t c, float *o, int64_t o_stride)
+{
+    for (int64_t j = 0; j < keys; j += MIX_KEYS) {
+        fv sum[4][DECODE_VECTORS];
+        mix_keys(nr, nv, part, dtype, p + j * p_stride, p_stride, v + j,
+                 fattn_min64(keys - j, MIX_KEYS), c, sum);
+        for (int n = 0; n < nr; n++) {
+            const fv factor = fv_set1(j == 0 ? alpha[n] : 1.0f);
+            for (int u = 0; u < nv; u++) {
+                float *const at = o + n * o_stride + c + u * FV_LANES;
+                fv_store(at, fv_muladd(fv_load(at), factor, sum[n][u]));
+            }
         }
     }
 }
@@ -150,5 +163,6 @@ static void decode_mix(fattn_dtype dtype, const float *alpha, const float *p, in
 #undef CALL
 }
 
+#undef MIX_KEYS
 #undef DECODE_EACH
 #undef DECODE_TYPES

@@ -235,10 +235,10 @@ static slack slack_of(const fattn_problem *p)
 {
     const double factor = p->op == FATTN_FORWARD ? 2 : 3;
     switch (p->dtype) {
-    case FATTN_F16: return (slack){0x1p-11, 0x1p-23, factor};
-    case FATTN_BF16: return (slack){0x1p-8, 0x1p-23, factor};
+    case FATTN_F16: return (slack){0x1p-11, 0x1p-22, factor};
+    case FATTN_BF16: return (slack){0x1p-8, 0x1p-22, factor};
     case FATTN_F64: return (slack){0x1p-44, 0x1p-50, 0};
-    default: return (slack){0x1p-22, 0x1p-23, factor};
+    default: return (slack){0x1p-22, 0x1p-22, factor};
     }
 }
 
@@ -398,10 +398,9 @@ double judge_median(const judge_ratios *ratios)
 /*
  * X of a slice: the largest over the (batch, head) pairs that it sums over. X bounds |x| with its
  * products made absolute, because that is what the rounding errors of a dot product are in
- * proportion to. It counts in forward as well: a score that is off by 2^-24 X moves its probability
- * by that fraction and the normaliser by up to as much, so no algorithm in f32 can promise less
- * than 2^-23 X A. The comparator's own error shows it on average, but not in every small slice
- * (docs/NUMERICS.md).
+ * proportion to. It counts in forward as well: a score, its difference from the base of the row and
+ * the product with the unit are each rounded, by 2^-24 X, and move a probability by that fraction
+ * (docs/NUMERICS.md). The comparator's own error shows it on average, not in every small slice.
  */
 static double x_of(const trial *t, const output *out, const int64_t n[4])
 {

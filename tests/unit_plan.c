@@ -17,6 +17,7 @@
 #include "core/memory.h"
 #include "core/plan.h"
 #include "core/problem.h"
+#include "core/status.h"
 
 /* What a call answered, in the words of a failed assertion. */
 #define ANSWERS(call, status)                                              \
@@ -648,6 +649,16 @@ static fattn_status remote_free(void *impl, void *memory)
     return fattn_host_free(impl, memory);
 }
 
+static bool remote_breaks; /* work that was queued fails */
+
+static fattn_status remote_synchronize(void *impl, fattn_stream stream)
+{
+    if (remote_breaks) {
+        return fattn_fail(FATTN_DEVICE_ERROR, "the remote device broke");
+    }
+    return fattn_host_stream_synchronize(impl, stream);
+}
+
 static fattn_backend remote_backend;
 
 static fattn_device *open_remote(void)
@@ -658,6 +669,7 @@ static fattn_device *open_remote(void)
     remote_backend.reads = remote_reads;
     remote_backend.alloc = remote_alloc;
     remote_backend.free = remote_free;
+    remote_backend.stream_synchronize = remote_synchronize;
     device->backend = &remote_backend;
     return device;
 }
@@ -705,6 +717,10 @@ Test(staging, host_memory_on_a_device_of_its_own)
         cr_assert(isnan(arrays[3][0]));
     }
     remote_fails_at = 0;
+    remote_breaks = true;
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_DEVICE_ERROR);
+    REASON_HAS("broke");
+    remote_breaks = false;
 
     set_environment("FATTN_VERBOSE", "3");
     fattn_set_log_callback(keep_log, arrays);

@@ -50,6 +50,17 @@ typedef struct gpu_tensor {
     int dim;
 } gpu_tensor;
 
+GPU_DEVICE gpu_tensor gpu_tensor_of(const fattn_gpu_args &g, const void *data, fattn_dtype dtype,
+                                    unsigned quads, int64_t dim)
+{
+    gpu_tensor t;
+    t.data = (void *)data;
+    t.dtype = dtype;
+    t.quads = g.quads & quads;
+    t.dim = (int)dim;
+    return t;
+}
+
 /* Channels c .. c + 3 of the row that begins at element `at`: zeros past the last, and for at < 0.
  * c is a multiple of 4. */
 GPU_DEVICE void gpu_load_quad(const gpu_tensor &t, int64_t at, int c, float x[4])

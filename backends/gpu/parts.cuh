@@ -11,17 +11,6 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-GPU_DEVICE gpu_tensor gpu_tensor_of(const fattn_gpu_args &g, const void *data, fattn_dtype dtype,
-                                    unsigned quads, int64_t dim)
-{
-    gpu_tensor t;
-    t.data = (void *)data;
-    t.dtype = dtype;
-    t.quads = g.quads & quads;
-    t.dim = (int)dim;
-    return t;
-}
-
 /* A row's place. */
 typedef struct gpu_part {
     float *m, *l; /* of a part */

@@ -48,8 +48,7 @@ static int64_t slab_width(int64_t dim, int64_t widest)
     return width < widest ? width : widest;
 }
 
-/* --- Arguments
- * ------------------------------------------------------------------------------------ */
+/* --- Arguments -------------------------------------------------------------------------------- */
 
 /* Whether rows of a tensor may be touched four elements at a time: they begin at multiples of four,
  * and the pointer is promised to. */
@@ -91,8 +90,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
     }
 }
 
-/* --- Forward
- * -------------------------------------------------------------------------------------- */
+/* --- Forward ---------------------------------------------------------------------------------- */
 
 /* Items, and the slabs of each. */
 static int64_t forward_blocks(const fattn_problem *p, const fattn_tiling *t, int64_t width)
@@ -142,8 +140,77 @@ static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *t)
     return bytes_of(times(times(t->items, item_rows(p, t)), 2 + p->dim_v));
 }
 
-/* --- Tables
- * --------------------------------------------------------------------------------------- */
+/* --- Backward --------------------------------------------------------------------------------- */
+
+#define BACKWARD_SIDE 64  /* of its tiles */
+#define BACKWARD_ROWS 128 /* of a block of simt_backward_rows */
+
+static void rows_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "simt_backward_rows");
+    shape->blocks = p->batch * p->heads_q * ceil_div(p->seqlen_q, BACKWARD_ROWS);
+    shape->threads = BACKWARD_ROWS;
+}
+
+/* Key blocks of every key/value head, and slabs of dk and dv. */
+static void keys_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const int64_t dim = larger(p->dim, p->dim_v), width = slab_width(dim, 256);
+    name(shape, "simt_backward_keys", width);
+    shape->blocks = p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV)
+                        ? p->batch * p->heads_k * t->k_blocks * ceil_div(dim, width)
+                        : 0;
+    shape->threads = width == 64 ? 128 : 256;
+}
+
+/* Items, and slabs of dq. */
+static void queries_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const int64_t width = slab_width(p->dim, 256);
+    name(shape, "simt_backward_queries", width);
+    shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * ceil_div(p->dim, width) : 0;
+    shape->threads = width == 256 ? 256 : 128;
+}
+
+/* Tiles of dbias. */
+static int64_t bias_blocks(const fattn_problem *p)
+{
+    const int64_t *const stride = p->dbias_stride;
+    const int64_t heads = times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1);
+    return times(times(heads, stride[2] ? ceil_div(p->seqlen_q, BACKWARD_SIDE) : 1),
+                 stride[3] ? ceil_div(p->seqlen_k, BACKWARD_SIDE) : 1);
+}
+
+static void bias_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "simt_backward_bias");
+    shape->blocks = p->outputs & FATTN_OUT_DBIAS ? bias_blocks(p) : 0;
+    shape->threads = 128;
+}
+
+static void sink_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "simt_backward_sink");
+    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
+    shape->threads = 256;
+}
+
+/* Three numbers a row. What is counted besides must be countable. */
+static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t)
+{
+    const int64_t heads = times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
+    const int64_t slabs = ceil_div(larger(p->dim, p->dim_v), 64);
+    const int64_t key_blocks = times(times(p->batch, p->heads_k), t->k_blocks);
+    const bool countable = times(t->items, slabs) >= 0 && times(key_blocks, slabs) >= 0 &&
+                           times(times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&
+                           (!(p->outputs & FATTN_OUT_DBIAS) || bias_blocks(p) >= 0);
+    return countable ? bytes_of(times(times(heads, p->total_q), 3)) : -1;
+}
+
+/* --- Tables ----------------------------------------------------------------------------------- */
 
 /* Shared memory is static, below what every GPU has, and the same for every problem. */
 static int64_t tile_bytes(const fattn_problem *p, fattn_tile tile)
@@ -185,6 +252,19 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .workspace = forward_workspace},
         .image = "simt_forward",
         .phases = {forward_shape, combine_shape},
+    },
+    {
+        .row = {.name = "simt_backward",
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),
+                .dtypes = SIMT_DTYPES,
+                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .dim_max = SIMT_DIM_MAX,
+                .packs_groups = true,
+                .tiles = square_tiles,
+                .fast_bytes = tile_bytes,
+                .workspace = backward_workspace},
+        .image = "simt_backward",
+        .phases = {rows_shape, keys_shape, queries_shape, bias_shape, sink_shape},
     },
     {.row = {.name = NULL}},
 };

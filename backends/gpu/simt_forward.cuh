@@ -252,8 +252,7 @@ template <class S, int W> GPU_DEVICE void gpu_forward_all(const fattn_gpu_args &
     }
 }
 
-/* --- Entries: simt.c chooses among them by name
- * ---------------------------------------------------- */
+/* --- Entries: simt.c chooses among them by name ----------------------------------------------- */
 
 #define GPU_FORWARD(name, shape, width)                                  \
     GPU_KERNEL(shape::THREADS, 1) name(const GPU_PARAM fattn_gpu_args g) \

@@ -1,0 +1,666 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward by plain multiply-adds: any GPU, any head dimension, every feature, and the same bits
+ * from run to run. With the forward
+ *
+ *     x = score(q . k),  p = exp(x - lse),  o = sum_j Z p v_j
+ *
+ * and delta_i = sum_c dO_ic o_ic - dlse_i, a pair has
+ *
+ *     dP  = dO_i . v_j
+ *     dS  = p (Z dP - delta_i)       derivative by x
+ *     dS' = dS slope scale           derivative by the dot product
+ *
+ * and every gradient is a sum over pairs:
+ *
+ *     dV_j = sum_i Z p dO_i     dK_j = sum_i dS' q_i     dQ_i = sum_j dS' k_j
+ *     dBias = sum of dS over the axes that share an entry
+ *     dSink_h = -sum_i exp(sink_h - lse_i) delta_i
+ *
+ * Each entry of a gradient has one owner, a block that meets all of its pairs in ascending order:
+ * nothing is added up across blocks, and no sum depends on which block runs first. The price is
+ * that x and dP are computed by each kernel again, seven products of tiles where five would do, and
+ * two more for dBias. A run is
+ *
+ *     simt_backward_rows         delta and lse of every row, into the workspace
+ *     simt_backward_keys_W       dK and dV, a block of keys and W channels of both
+ *     simt_backward_queries_W    dQ, a block of rows and W channels
+ *     simt_backward_bias         dBias, a tile of it
+ *     simt_backward_sink         dSink, a head
+ *
+ * of which those run whose gradients are wanted. Where a block's registers do not hold all channels
+ * of a gradient, it computes a slab of W of them, and the scores are computed once for each slab.
+ */
+#ifndef FATTN_GPU_SIMT_BACKWARD_CUH
+#define FATTN_GPU_SIMT_BACKWARD_CUH
+
+#include "backends/gpu/pairs.cuh"
+#include "backends/gpu/tile.cuh"
+#include "core/online_softmax.h"
+#include "core/schedule.h"
+
+/* --- Rows ------------------------------------------------------------------------------------- */
+
+/* What pairs need to know of a row. */
+typedef struct gpu_row {
+    gpu_query query; /* h is -1 for a row that has no probabilities: past the last, or empty */
+    float lse, rest; /* in units of the scores, and what its rounding left */
+    float delta;
+} gpu_row;
+
+/* The workspace: of every row, in the order of lse. */
+typedef struct gpu_saved {
+    float *lse, *rest, *delta;
+} gpu_saved;
+
+GPU_DEVICE gpu_saved gpu_saved_of(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t batch = p.features & FATTN_CU_SEQLENS_Q ? 1 : p.batch;
+    const int64_t rows = batch * p.heads_q * p.total_q;
+    gpu_saved saved;
+    saved.lse = (float *)g.workspace;
+    saved.rest = saved.lse + rows;
+    saved.delta = saved.rest + rows;
+    return saved;
+}
+
+GPU_DEVICE bool gpu_is_empty(float lse) { return lse == fattn_f32_from_bits(0xff800000u); }
+
+/* sum_c dO_c o_c of the rows at those elements. The sum runs as those of dP do, so that a row whose
+ * o is one of its v has a dS of exactly 0 there. */
+GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor &dout,
+                             int64_t dout_at)
+{
+    float sum = 0;
+    for (int c = 0; c < o.dim; c += 4) {
+        float a[4], b[4];
+        gpu_load_quad(o, o_at, c, a);
+        gpu_load_quad(dout, dout_at, c, b);
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            sum = fmaf(a[e], b[e], sum);
+        }
+    }
+    return sum;
+}
+
+/* Saves row q of a sequence. One float for lse in units of the scores would be off by 2^-24 of lse,
+ * and all probabilities of the row by as much. An empty row has no probabilities, whatever its dO
+ * and dlse are: they are not looked at. */
+GPU_DEVICE void gpu_save_row(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
+                             gpu_query q)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
+    const gpu_tensor dout =
+        gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
+    const gpu_saved saved = gpu_saved_of(g);
+    const int64_t at = gpu_lse_at(p, seq, b, q.h) + q.i;
+    const float *const dlse = (const float *)g.buffers.dlse;
+    const float natural = ((const float *)g.buffers.lse)[at];
+    if (gpu_is_empty(natural)) {
+        saved.lse[at] = natural;
+        return;
+    }
+    const double exact = (double)natural / g.rule.natural;
+    const double rest = exact - (float)exact;
+    const float delta =
+        gpu_row_dot(o, gpu_query_at(seq, p.o, q.i, q.h), dout, gpu_query_at(seq, p.dout, q.i, q.h));
+    saved.lse[at] = (float)exact;
+    saved.rest[at] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
+    saved.delta[at] = p.features & FATTN_DLSE ? delta - dlse[at] : delta;
+}
+
+/* --- Pairs ------------------------------------------------------------------------------------ */
+
+/* The tiles of all kernels are square. */
+typedef gpu_shape<8, 8> gpu_keen;  /* fewest reads of shared memory a product */
+typedef gpu_shape<4, 16> gpu_wide; /* fewest registers a thread */
+
+template <class S> struct gpu_backward_scratch : gpu_scratch<S> {
+    gpu_row row[GPU_COLS];
+    int64_t q_at[GPU_COLS], dout_at[GPU_COLS], k_at[GPU_COLS], v_at[GPU_COLS];
+};
+
+/* The rows of some query heads of a sequence, and their keys. */
+typedef struct gpu_backward {
+    gpu_pairs pairs;
+    gpu_tensor q, k, v, dout;
+    int64_t hk, h0, group; /* key/value head; query heads h0 .. h0 + group - 1 */
+    int64_t rows;          /* of all these heads, numbered as in pairs.cuh */
+} gpu_backward;
+
+GPU_DEVICE gpu_backward gpu_backward_of(const fattn_gpu_args &g, int64_t b, int64_t h0,
+                                        int64_t group)
+{
+    const fattn_problem &p = g.problem;
+    gpu_backward f;
+    f.pairs = gpu_pairs_of(g, b);
+    f.q = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
+    f.k = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
+    f.v = gpu_tensor_of(g, g.buffers.v, p.dtype, FATTN_GPU_QUADS_V, p.dim_v);
+    f.dout = gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
+    f.hk = h0 / (p.heads_q / p.heads_k);
+    f.h0 = h0;
+    f.group = group;
+    f.rows = f.pairs.seq.sq * group;
+    return f;
+}
+
+/* Finds the rows of a tile. Nobody may still need those before. */
+template <class S>
+GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
+                              const gpu_backward &f, int64_t first)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_saved saved = gpu_saved_of(g);
+    for (int r = gpu_thread(); r < GPU_COLS; r += S::THREADS) {
+        gpu_row row;
+        row.query = gpu_query_of(first + r, f.group, f.h0);
+        row.lse = row.rest = row.delta = 0;
+        const bool exists = first + r < f.rows;
+        const int64_t at = gpu_lse_at(p, f.pairs.seq, f.pairs.b, row.query.h) + row.query.i;
+        if (exists && !gpu_is_empty(saved.lse[at])) {
+            row.lse = saved.lse[at], row.rest = saved.rest[at], row.delta = saved.delta[at];
+            s.q_at[r] = gpu_query_at(f.pairs.seq, p.q, row.query.i, row.query.h);
+            s.dout_at[r] = gpu_query_at(f.pairs.seq, p.dout, row.query.i, row.query.h);
+        } else {
+            row.query.h = -1;
+            s.q_at[r] = s.dout_at[r] = -1;
+        }
+        s.row[r] = row;
+    }
+}
+
+template <class S>
+GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
+                              const gpu_backward &f, int64_t j0)
+{
+    const fattn_problem &p = g.problem;
+    const fattn_sequence &seq = f.pairs.seq;
+    for (int n = gpu_thread(); n < GPU_COLS; n += S::THREADS) {
+        const bool exists = j0 + n < seq.sk;
+        s.k_at[n] = exists ? gpu_key_at(g, seq, p.k, f.pairs.b, f.hk, j0 + n) : -1;
+        s.v_at[n] = exists ? gpu_key_at(g, seq, p.v, f.pairs.b, f.hk, j0 + n) : -1;
+    }
+}
+
+/* Rows of the tile from number `first` on that exist; > 0 for those that the kernels look at. */
+GPU_DEVICE int gpu_live_rows(const gpu_backward &f, int64_t first)
+{
+    return (int)fattn_min64(GPU_COLS, f.rows - first);
+}
+
+/* The terms of the scores of a tile; false where it holds nothing. */
+GPU_DEVICE bool gpu_tile_terms(const fattn_gpu_args &g, const gpu_backward &f, int64_t first,
+                               int64_t j0, unsigned *terms)
+{
+    const int64_t last = first + gpu_live_rows(f, first) - 1;
+    const fattn_tile_kind kind =
+        gpu_tile_kind(g, f.pairs, first / f.group, last / f.group + 1, f.h0, f.group, j0,
+                      fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk), j0 + GPU_COLS);
+    *terms = g.rule.terms | (kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
+    return kind != FATTN_TILE_EMPTY;
+}
+
+/* A row and N keys from j on: dot products in x become Z p, and dP in dp becomes dS, or dS' where
+ * the gradient is that of the dot product. */
+template <bool OF_DOT, int N>
+GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_backward &f, unsigned terms,
+                                  const gpu_row &row, int64_t j, float x[N], float dp[N])
+{
+    float z[N];
+    GPU_UNROLL
+    for (int n = 0; n < N; n++) {
+        z[n] = 1;
+    }
+    if (g.problem.features & FATTN_DROPOUT && row.query.h >= 0) {
+        gpu_drop<N>(g, f.pairs, row.query, j, z);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < N; n++) {
+        float slope;
+        const fattn_score_pair pair = gpu_pair(g, f.pairs, terms, row.query, j + n);
+        const float score = fattn_score(&g.rule, terms, x[n], pair, &slope);
+        const float p = fattn_softmax_weight(score - row.lse, g.rule.unit, row.rest);
+        const float ds = p * (z[n] * dp[n] - row.delta);
+        const bool counts = row.query.h >= 0;
+        x[n] = counts ? z[n] * p : 0;
+        dp[n] = !counts ? 0 : OF_DOT ? ds * slope * g.rule.scale : ds;
+    }
+}
+
+/* Adds sums to a thread's rows of a gradient, or writes them: channels c0 .. of row `at`. */
+template <int W>
+GPU_DEVICE void gpu_store_gradient(const fattn_gpu_args &g, const gpu_tensor &t, int64_t at, int c0,
+                                   bool zero, const float sum[W / GPU_TX])
+{
+    GPU_UNROLL
+    for (int u = 0; u < W / GPU_COLS; u++) {
+        const int c = c0 + gpu_channel(u);
+        float x[4] = {0, 0, 0, 0};
+        if (g.problem.features & FATTN_ACCUMULATE) {
+            gpu_load_quad(t, at, c, x);
+        }
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            x[e] = zero ? x[e] : x[e] + sum[u * 4 + e];
+        }
+        gpu_store_quad(t, at, c, x);
+    }
+}
+
+/* --- dK and dV: a block of keys along its rows; tiles hold S^T = K Q^T ------------------------ */
+
+/* The rows, of all heads of a group, that see any of the keys j0 .. j1 - 1: those numbered first ..
+ * past - 1. */
+GPU_DEVICE fattn_range gpu_rows_of_keys(const gpu_backward &f, int64_t j0, int64_t j1)
+{
+    const int64_t limit = INT64_C(1) << 62;
+    const fattn_band &band = f.pairs.band;
+    const int64_t low = j0 - band.diagonal, high = j1 - band.diagonal; /* aligned with the keys */
+    fattn_range rows;
+    rows.first = band.right < 0 ? 0 : fattn_max64(0, low - fattn_min64(band.right, limit));
+    rows.past = band.left < 0 ? f.pairs.seq.sq
+                              : fattn_min64(f.pairs.seq.sq, high + fattn_min64(band.left, limit));
+    rows.first *= f.group;
+    rows.past *= f.group;
+    return rows;
+}
+
+/* What a thread has of its keys. */
+template <class S, int W> struct gpu_key_sums {
+    float dk[S::TM][W / GPU_TX], dv[S::TM][W / GPU_TX];
+};
+
+template <class S, int W>
+GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
+                              const gpu_backward &f, int64_t first, int64_t j0, int c0,
+                              unsigned outputs, gpu_key_sums<S, W> &sums)
+{
+    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const int live = gpu_live_rows(f, first);
+    unsigned terms;
+    if (!gpu_tile_terms(g, f, first, j0, &terms)) {
+        return;
+    }
+
+    gpu_find_rows<S>(g, s, f, first);
+    float x[S::TM][GPU_TN] = {}, dp[S::TM][GPU_TN] = {};
+    gpu_dots<S>(s, f.k, s.k_at, f.q, s.q_at, x);
+    if (outputs & FATTN_OUT_DK) {
+        gpu_dots<S>(s, f.v, s.v_at, f.dout, s.dout_at, dp);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < GPU_TN; n++) {
+        float column[S::TM], dp_column[S::TM];
+        GPU_UNROLL
+        for (int m = 0; m < S::TM; m++) {
+            column[m] = x[m][n], dp_column[m] = dp[m][n];
+        }
+        gpu_differentiate<true, S::TM>(g, f, terms, s.row[tx * GPU_TN + n], j0 + ty * S::TM, column,
+                                       dp_column);
+        GPU_UNROLL
+        for (int m = 0; m < S::TM; m++) {
+            x[m][n] = column[m], dp[m][n] = dp_column[m];
+        }
+    }
+    if (outputs & FATTN_OUT_DV) {
+        gpu_put_tile<S>(s.weights, x);
+        gpu_mix<S, W>(s, f.dout, s.dout_at, live, c0, sums.dv);
+    }
+    if (outputs & FATTN_OUT_DK) {
+        gpu_sync(); /* the other weights are used no more */
+        gpu_put_tile<S>(s.weights, dp);
+        gpu_mix<S, W>(s, f.q, s.q_at, live, c0, sums.dk);
+    }
+}
+
+/* Keys that a sequence owns and does not use get zeros, where gradients are not added to. */
+template <class S, int W>
+GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &g, const gpu_backward &f, int64_t j0, int c0,
+                               unsigned outputs, const gpu_key_sums<S, W> &sums)
+{
+    const fattn_problem &p = g.problem;
+    const fattn_sequence &seq = f.pairs.seq;
+    const gpu_tensor dk =
+        gpu_tensor_of(g, g.buffers.dk, g.dtype_gradient, FATTN_GPU_QUADS_DK, p.dim);
+    const gpu_tensor dv =
+        gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
+    GPU_UNROLL
+    for (int m = 0; m < S::TM; m++) {
+        const int64_t j = j0 + gpu_thread() / GPU_TX * S::TM + m;
+        if (j >= (p.features & FATTN_ACCUMULATE ? seq.sk : seq.slot_k)) {
+            continue;
+        }
+        if (outputs & FATTN_OUT_DK) {
+            gpu_store_gradient<W>(g, dk, gpu_key_at(g, seq, p.dk, f.pairs.b, f.hk, j), c0,
+                                  j >= seq.sk, sums.dk[m]);
+        }
+        if (outputs & FATTN_OUT_DV) {
+            gpu_store_gradient<W>(g, dv, gpu_key_at(g, seq, p.dv, f.pairs.b, f.hk, j), c0,
+                                  j >= seq.sk, sums.dv[m]);
+        }
+    }
+}
+
+/* Key block `block` of (sequence, key/value head) number `head`. */
+template <class S, int W>
+GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &s, int64_t head,
+                              int64_t block, int c0)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t group = p.heads_q / p.heads_k, j0 = block * GPU_COLS;
+    const gpu_backward f = gpu_backward_of(g, head / p.heads_k, head % p.heads_k * group, group);
+    const unsigned outputs = p.outputs & ((c0 < p.dim ? FATTN_OUT_DK : 0) | /* of this slab */
+                                          (c0 < p.dim_v ? FATTN_OUT_DV : 0));
+    if (j0 >= f.pairs.seq.slot_k || !outputs) {
+        return;
+    }
+
+    gpu_key_sums<S, W> sums;
+    GPU_UNROLL
+    for (int m = 0; m < S::TM; m++) {
+        GPU_UNROLL
+        for (int c = 0; c < W / GPU_TX; c++) {
+            sums.dk[m][c] = sums.dv[m][c] = 0;
+        }
+    }
+    if (j0 < f.pairs.seq.sk) {
+        const fattn_range rows =
+            gpu_rows_of_keys(f, j0, fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk));
+        gpu_find_keys<S>(g, s, f, j0);
+        for (int64_t first = rows.first / GPU_COLS * GPU_COLS; first < rows.past;
+             first += GPU_COLS) {
+            gpu_keys_tile<S, W>(g, s, f, first, j0, c0, outputs, sums);
+        }
+    }
+    gpu_keys_store<S, W>(g, f, j0, c0, outputs, sums);
+}
+
+template <class S, int W> GPU_DEVICE void gpu_keys_all(const fattn_gpu_args &g)
+{
+    GPU_SHARED gpu_backward_scratch<S> s;
+    const fattn_problem &p = g.problem;
+    const int64_t blocks = g.tiling.k_blocks;
+    const int64_t slabs = (fattn_max64(p.dim, p.dim_v) + W - 1) / W;
+    for (int64_t n = gpu_block(); n < p.batch * p.heads_k * blocks * slabs; n += gpu_blocks()) {
+        const int64_t block = n / slabs;
+        gpu_keys_item<S, W>(g, s, block / blocks, block % blocks, (int)(n % slabs) * W);
+    }
+}
+
+/* --- dQ: a block of rows along its keys ------------------------------------------------------- */
+
+template <class S, int W>
+GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
+                                 const gpu_backward &f, int64_t first, int64_t j0, int c0,
+                                 float dq[S::TM][W / GPU_TX])
+{
+    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const int live = (int)fattn_min64(GPU_COLS, f.pairs.seq.sk - j0);
+    unsigned terms;
+    if (!gpu_tile_terms(g, f, first, j0, &terms)) {
+        return;
+    }
+
+    gpu_find_keys<S>(g, s, f, j0);
+    float x[S::TM][GPU_TN] = {}, dp[S::TM][GPU_TN] = {};
+    gpu_dots<S>(s, f.q, s.q_at, f.k, s.k_at, x);
+    gpu_dots<S>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
+    GPU_UNROLL
+    for (int m = 0; m < S::TM; m++) {
+        gpu_differentiate<true, GPU_TN>(g, f, terms, s.row[ty * S::TM + m], j0 + tx * GPU_TN, x[m],
+                                        dp[m]);
+    }
+    gpu_put_tile<S>(s.weights, dp);
+    gpu_mix<S, W>(s, f.k, s.k_at, live, c0, dq);
+}
+
+template <class S, int W>
+GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &s, int64_t item,
+                                 int c0)
+{
+    const fattn_problem &p = g.problem;
+    const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
+    const int64_t group = p.heads_q / p.heads_k, first = work.block * GPU_COLS;
+    const gpu_backward f = gpu_backward_of(g, work.batch, work.head * group, group);
+    if (first >= f.rows) {
+        return;
+    }
+    const int live = gpu_live_rows(f, first);
+    gpu_sync(); /* the item before may still be read */
+    gpu_find_rows<S>(g, s, f, first);
+    gpu_sync();
+
+    float dq[S::TM][W / GPU_TX] = {};
+    const fattn_range keys =
+        fattn_band_rows(&f.pairs.band, first / group, (first + live - 1) / group + 1);
+    for (int64_t j0 = keys.first / GPU_COLS * GPU_COLS; j0 < keys.past; j0 += GPU_COLS) {
+        gpu_queries_tile<S, W>(g, s, f, first, j0, c0, dq);
+    }
+
+    const gpu_tensor to =
+        gpu_tensor_of(g, g.buffers.dq, g.dtype_gradient, FATTN_GPU_QUADS_DQ, p.dim);
+    GPU_UNROLL
+    for (int m = 0; m < S::TM; m++) {
+        const int r = gpu_thread() / GPU_TX * S::TM + m;
+        const gpu_query q = gpu_query_of(first + r, group, f.h0);
+        if (r < live) {
+            gpu_store_gradient<W>(g, to, gpu_query_at(f.pairs.seq, p.dq, q.i, q.h), c0,
+                                  s.row[r].query.h < 0, dq[m]);
+        }
+    }
+}
+
+template <class S, int W> GPU_DEVICE void gpu_queries_all(const fattn_gpu_args &g)
+{
+    GPU_SHARED gpu_backward_scratch<S> s;
+    const int64_t slabs = (g.problem.dim + W - 1) / W;
+    for (int64_t n = gpu_block(); n < g.tiling.items * slabs; n += gpu_blocks()) {
+        gpu_queries_item<S, W>(g, s, n / slabs, (int)(n % slabs) * W);
+    }
+}
+
+/* --- dBias: a tile of it along the axes that it is summed over -------------------------------- */
+
+/* Some of an axis of pairs: all of it where dbias is summed over the axis, else step `n` of it. */
+GPU_DEVICE fattn_range gpu_axis(int64_t stride, int64_t extent, int64_t step, int64_t n)
+{
+    fattn_range range;
+    range.first = stride ? n * step : 0;
+    range.past = stride ? fattn_min64(range.first + step, extent) : extent;
+    return range;
+}
+
+/* sum += dS of a tile of head h. */
+template <class S>
+GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
+                              const gpu_backward &f, int64_t i0, int64_t j0,
+                              float sum[S::TM][GPU_TN])
+{
+    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    unsigned terms;
+    if (!gpu_tile_terms(g, f, i0, j0, &terms)) {
+        return;
+    }
+    gpu_sync(); /* the tile before may still be read */
+    gpu_find_rows<S>(g, s, f, i0);
+    gpu_find_keys<S>(g, s, f, j0);
+    float x[S::TM][GPU_TN] = {}, dp[S::TM][GPU_TN] = {};
+    gpu_dots<S>(s, f.q, s.q_at, f.k, s.k_at, x);
+    gpu_dots<S>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
+    GPU_UNROLL
+    for (int m = 0; m < S::TM; m++) {
+        gpu_differentiate<false, GPU_TN>(g, f, terms, s.row[ty * S::TM + m], j0 + tx * GPU_TN, x[m],
+                                         dp[m]);
+        GPU_UNROLL
+        for (int n = 0; n < GPU_TN; n++) {
+            sum[m][n] += dp[m][n];
+        }
+    }
+}
+
+/* Sums over rows and columns of the tile in s.weights, whichever dbias is summed over, end in row 0
+ * and column 0. */
+template <class S> GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch<S> &s)
+{
+    for (int axis = 2; axis < 4; axis++) {
+        for (int half = GPU_COLS / 2; half > 0 && p.dbias_stride[axis] == 0; half /= 2) {
+            gpu_sync();
+            for (int n = gpu_thread(); n < half * GPU_COLS; n += S::THREADS) {
+                const int near = n / GPU_COLS, along = n % GPU_COLS;
+                float *const to = s.weights + (axis == 2 ? gpu_place<GPU_COLS>(along, near)
+                                                         : gpu_place<GPU_COLS>(near, along));
+                *to += s.weights[axis == 2 ? gpu_place<GPU_COLS>(along, near + half)
+                                           : gpu_place<GPU_COLS>(near + half, along)];
+            }
+        }
+    }
+}
+
+/* Entry (b, h, tile of i, tile of j) number n of dbias. */
+template <class S>
+GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &s, int64_t eb,
+                              int64_t eh, int64_t ei, int64_t ej)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.dbias_stride;
+    const fattn_range batch = gpu_axis(stride[0], p.batch, 1, eb);
+    const fattn_range heads = gpu_axis(stride[1], p.heads_q, 1, eh);
+    const fattn_range rows = gpu_axis(stride[2], p.seqlen_q, GPU_COLS, ei);
+    const fattn_range keys = gpu_axis(stride[3], p.seqlen_k, GPU_COLS, ej);
+
+    float sum[S::TM][GPU_TN] = {};
+    for (int64_t b = batch.first; b < batch.past; b++) {
+        for (int64_t h = heads.first; h < heads.past; h++) {
+            const gpu_backward f = gpu_backward_of(g, b, h, 1);
+            for (int64_t i0 = rows.first; i0 < fattn_min64(rows.past, f.rows); i0 += GPU_COLS) {
+                const fattn_range seen =
+                    fattn_band_rows(&f.pairs.band, i0, i0 + gpu_live_rows(f, i0));
+                const int64_t low = fattn_max64(keys.first, seen.first / GPU_COLS * GPU_COLS);
+                const int64_t past = fattn_min64(keys.past, seen.past);
+                for (int64_t j0 = low; j0 < past; j0 += GPU_COLS) {
+                    gpu_bias_tile<S>(g, s, f, i0, j0, sum);
+                }
+            }
+        }
+    }
+
+    gpu_sync();
+    gpu_put_tile<S>(s.weights, sum);
+    gpu_bias_fold<S>(p, s);
+    gpu_sync();
+    const int64_t tall = stride[2] ? rows.past - rows.first : 1;
+    const int64_t broad = stride[3] ? keys.past - keys.first : 1;
+    float *const to = (float *)g.buffers.dbias + eb * stride[0] + eh * stride[1] +
+                      rows.first * stride[2] + keys.first * stride[3];
+    for (int n = gpu_thread(); n < tall * GPU_COLS; n += S::THREADS) {
+        const int r = n / GPU_COLS, c = n % GPU_COLS;
+        if (c < broad) {
+            float *const at = to + r * stride[2] + c * stride[3];
+            const float total = s.weights[gpu_place<GPU_COLS>(c, r)];
+            *at = p.features & FATTN_ACCUMULATE ? *at + total : total;
+        }
+    }
+}
+
+template <class S> GPU_DEVICE void gpu_bias_all(const fattn_gpu_args &g)
+{
+    GPU_SHARED gpu_backward_scratch<S> s;
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.dbias_stride;
+    const int64_t batch = stride[0] ? p.batch : 1, heads = stride[1] ? p.heads_q : 1;
+    const int64_t tall = stride[2] ? (p.seqlen_q + GPU_COLS - 1) / GPU_COLS : 1;
+    const int64_t broad = stride[3] ? (p.seqlen_k + GPU_COLS - 1) / GPU_COLS : 1;
+    for (int64_t n = gpu_block(); n < batch * heads * tall * broad; n += gpu_blocks()) {
+        const int64_t row = n / broad;
+        gpu_bias_item<S>(g, s, row / tall / heads, row / tall % heads, row % tall, n % broad);
+    }
+}
+
+/* --- dSink: a head ---------------------------------------------------------------------------- */
+
+template <int THREADS>
+GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_saved saved = gpu_saved_of(g);
+    const float sink = ((const float *)g.buffers.sink)[h];
+    float sum = 0;
+    for (int64_t n = gpu_thread(); n < p.batch * p.seqlen_q; n += THREADS) {
+        const int64_t b = n / p.seqlen_q, i = n % p.seqlen_q;
+        const fattn_sequence seq = gpu_sequence(g, b);
+        const int64_t at = gpu_lse_at(p, seq, b, h) + i;
+        if (i < seq.sq && !gpu_is_empty(saved.lse[at])) {
+            const float weight = /* scores are natural where there is a sink */
+                fattn_softmax_weight(sink, (float)FATTN_LOG2E, saved.lse[at]);
+            sum -= weight * saved.delta[at];
+        }
+    }
+    gpu_sync(); /* the head before may still be read */
+    sums[gpu_thread()] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        gpu_sync();
+        if (gpu_thread() < half) {
+            sums[gpu_thread()] += sums[gpu_thread() + half];
+        }
+    }
+    if (gpu_thread() == 0) {
+        float *const dsink = (float *)g.buffers.dsink;
+        dsink[h] = p.features & FATTN_ACCUMULATE ? dsink[h] + sums[0] : sums[0];
+    }
+}
+
+/* --- Entries: simt.c chooses among them by name ----------------------------------------------- */
+
+#define GPU_KEYS(name, shape, width)                                     \
+    GPU_KERNEL(shape::THREADS, 1) name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                    \
+        gpu_keys_all<shape, width>(g);                                   \
+    }
+#define GPU_QUERIES(name, shape, width)                                  \
+    GPU_KERNEL(shape::THREADS, 1) name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                    \
+        gpu_queries_all<shape, width>(g);                                \
+    }
+
+GPU_KEYS(simt_backward_keys_64, gpu_keen, 64)
+GPU_KEYS(simt_backward_keys_128, gpu_wide, 128)
+GPU_KEYS(simt_backward_keys_256, gpu_wide, 256)
+GPU_QUERIES(simt_backward_queries_64, gpu_keen, 64)
+GPU_QUERIES(simt_backward_queries_128, gpu_keen, 128)
+GPU_QUERIES(simt_backward_queries_256, gpu_wide, 256)
+
+GPU_KERNEL(128, 1) simt_backward_bias(const GPU_PARAM fattn_gpu_args g)
+{
+    gpu_bias_all<gpu_keen>(g);
+}
+
+/* Rows of a head, a thread each. */
+GPU_KERNEL(128, 1) simt_backward_rows(const GPU_PARAM fattn_gpu_args g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t chunks = (p.seqlen_q + 127) / 128;
+    for (int64_t n = gpu_block(); n < p.batch * p.heads_q * chunks; n += gpu_blocks()) {
+        const int64_t head = n / chunks, b = head / p.heads_q;
+        const fattn_sequence seq = gpu_sequence(g, b);
+        const int64_t i = n % chunks * 128 + gpu_thread();
+        if (i < seq.sq) {
+            gpu_query q;
+            q.i = (int32_t)i, q.h = (int32_t)(head % p.heads_q);
+            gpu_save_row(g, seq, b, q);
+        }
+    }
+}
+
+GPU_KERNEL(256, 1) simt_backward_sink(const GPU_PARAM fattn_gpu_args g)
+{
+    GPU_SHARED float sums[256];
+    for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) {
+        gpu_sink_head<256>(g, sums, h);
+    }
+}
+
+#endif

@@ -28,10 +28,11 @@ typedef struct forward {
     const void **raw; /* [bc] rows of k or v in their own type */
 } forward;
 
-#define STRIP_ROWS TILE_ROWS(DECODE_ROWS)
+/* The fewest register tiles that hold the rows of decoding. */
+#define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
 #define BLOCK_ROWS TILE_ROWS(192) /* most rows of a block */
 #define STRIPS (BLOCK_ROWS / STRIP_ROWS)
-_Static_assert(BLOCK_ROWS % STRIP_ROWS == 0 && STRIP_ROWS >= DECODE_ROWS, "blocks are strips");
+_Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
 /* Returns the number of strips. */
 static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,

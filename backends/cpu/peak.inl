@@ -10,6 +10,7 @@
 
 #if FV_LANES > 1
 #define PEAK_LANES FV_LANES
+#define PEAK_READ_LANES FV_LANES
 typedef fv peak_fv;
 typedef uv peak_uv;
 static inline peak_fv peak_set1(float x) { return fv_set1(x); }
@@ -20,10 +21,8 @@ static inline peak_uv peak_sum(peak_uv a, peak_uv b) { return uv_add(a, b); }
 #else
 /* Plain C may be compiled to whatever vectors every processor of the family has, so these are its
  * ceiling, and not the single float of the vocabulary. */
-#define PEAK_LANES 4
-typedef float peak_fv __attribute__((vector_size(16)));
+#define PEAK_READ_LANES 4
 typedef uint32_t peak_uv __attribute__((vector_size(16)));
-static inline peak_fv peak_set1(float x) { return (peak_fv){x, x, x, x}; }
 static inline peak_uv peak_load(const uint32_t *x)
 {
     peak_uv y;
@@ -32,14 +31,17 @@ static inline peak_uv peak_load(const uint32_t *x)
 }
 static inline peak_uv peak_sum(peak_uv a, peak_uv b) { return a + b; }
 #ifdef __FP_FAST_FMAF
+/* But there is no fused product of such vectors to write. */
+#define PEAK_LANES 1
 #define PEAK_FUSED 1
-static inline peak_fv peak_fma(peak_fv a, peak_fv b, peak_fv c)
-{
-    return (peak_fv){fmaf(a[0], b[0], c[0]), fmaf(a[1], b[1], c[1]), fmaf(a[2], b[2], c[2]),
-                     fmaf(a[3], b[3], c[3])};
-}
+typedef float peak_fv;
+static inline peak_fv peak_set1(float x) { return x; }
+static inline peak_fv peak_fma(peak_fv a, peak_fv b, peak_fv c) { return fmaf(a, b, c); }
 #else
+#define PEAK_LANES 4
 #define PEAK_FUSED 0
+typedef float peak_fv __attribute__((vector_size(16)));
+static inline peak_fv peak_set1(float x) { return (peak_fv){x, x, x, x}; }
 #endif
 #endif
 
@@ -56,11 +58,12 @@ static inline peak_fv peak_fma(peak_fv a, peak_fv b, peak_fv c)
 #define PEAK_COUNT 16
 #endif
 
-/* Each accumulator tends to summand / (1 - factor), so that it stays an ordinary number. */
+/* Sums of products, the form that every instruction set has without a copy. They grow by little, so
+ * that they stay ordinary numbers. */
 static float peak_compute(int64_t rounds, float factor, float summand)
 {
 #define START(i) peak_fv a##i = peak_set1((float)(i));
-#define STEP(i) a##i = peak_fma(a##i, b, c);
+#define STEP(i) a##i = peak_fma(b, c, a##i);
 #define TOTAL(i) total = peak_fma(a##i, b, total);
     const peak_fv b = peak_set1(factor), c = peak_set1(summand);
     PEAK_EACH(START)
@@ -116,9 +119,9 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 /* Sums whole lines as integers: no bit pattern is slow to add, as it is among floats. */
 static uint32_t peak_read(const void *data, int64_t bytes)
 {
-    enum { STEP = 8 * PEAK_LANES };
+    enum { STEP = 8 * PEAK_READ_LANES };
 #define START(i) peak_uv s##i = {0};
-#define ADD(i) s##i = peak_sum(s##i, peak_load(x + i * PEAK_LANES));
+#define ADD(i) s##i = peak_sum(s##i, peak_load(x + i * PEAK_READ_LANES));
 #define EIGHT(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
     const uint32_t *x = data;
     EIGHT(START)
@@ -154,7 +157,7 @@ static const fattn_cpu_peak peaks[] = {
         .row = {.name = "read",
                 .reads_memory = true,
                 .dtypes = PEAK_DTYPES,
-                .lanes = PEAK_LANES,
+                .lanes = PEAK_READ_LANES,
                 .measure = fattn_cpu_peak_measure},
         .read = peak_read,
     },

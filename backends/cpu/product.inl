@@ -11,6 +11,23 @@
  *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
  */
 
+/* Where a factor must be spread over the lanes first, a group of factors is a single one. ff_muladd
+ * adds factor n of the group times b to c. */
+#ifndef FV_FACTORS
+#define FV_FACTORS 1
+typedef fv ff;
+static inline ff ff_set1(float x) { return fv_set1(x); }
+static inline ff ff_load(const float *x) { return fv_set1(*x); }
+static inline fv ff_muladd(ff a, int n, fv b, fv c)
+{
+    (void)n;
+    return fv_muladd(a, b, c);
+}
+#endif
+
+enum { ROWS_UNROLL = 4 / FV_FACTORS };
+_Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
+
 /* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
 _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
 #define PRODUCT_WIDTHS(vectors, call)        \
@@ -31,20 +48,32 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
             sum[k][q] = fv_set1(0);
         }
     }
+    int64_t r = 0;
     /* Unrolled, one step of the FV_NK pointers serves four terms: 2 % of a forward at d 128. */
-#pragma GCC unroll 4
-    for (int64_t r = 0; r < depth; r++) {
-        fv row[FV_NQ];
-        for (int q = 0; q < nq; q++) {
-            row[q] = fv_load(b + r * b_stride + q * FV_LANES);
+#pragma GCC unroll ROWS_UNROLL
+    for (; r + FV_FACTORS <= depth; r += FV_FACTORS) {
+        fv row[FV_FACTORS * FV_NQ];
+        for (int n = 0; n < FV_FACTORS * nq; n++) {
+            row[n] = fv_load(b + (r + n / nq) * b_stride + n % nq * FV_LANES);
         }
         for (int k = 0; k < FV_NK; k++) {
-            const fv factor = fv_set1(a[k][r]);
-            for (int q = 0; q < nq; q++) {
-                sum[k][q] = fv_muladd(factor, row[q], sum[k][q]);
+            const ff factors = ff_load(a[k] + r);
+            for (int n = 0; n < FV_FACTORS * nq; n++) {
+                sum[k][n % nq] = ff_muladd(factors, n / nq, row[n], sum[k][n % nq]);
             }
         }
     }
+    if (FV_FACTORS > 1 && r < depth) {
+        for (int k = 0; k < FV_NK; k++) {
+            const fv factor = fv_set1(a[k][r]);
+            for (int q = 0; q < nq; q++) {
+                const fv row = fv_load(b + r * b_stride + q * FV_LANES);
+                sum[k][q] = fv_muladd(factor, row, sum[k][q]);
+            }
+        }
+    }
+    /* Unrolled, or gcc keeps the sums in memory to find them by number. */
+#pragma GCC unroll 8
     for (int k = 0; k < FV_NK; k++) {
         for (int q = 0; q < nq; q++) {
             float *const at = c[k] + column + q * FV_LANES;
@@ -82,6 +111,7 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
                          int64_t depth, const float *b, int64_t b_stride, float *c,
                          int64_t c_stride)
 {
+    const int group = nm < FV_FACTORS ? nm : FV_FACTORS;
     fv sum[FV_NK][FV_NQ];
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
@@ -94,13 +124,15 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
         for (int q = 0; q < nq; q++) {
             row[q] = fv_load(b + r * b_stride + q * FV_LANES);
         }
-        for (int m = 0; m < nm; m++) {
-            const fv factor = fv_set1(factors[m]);
-            for (int q = 0; q < nq; q++) {
-                sum[m][q] = fv_muladd(factor, row[q], sum[m][q]);
+        for (int m = 0; m < nm; m += group) {
+            const ff factor = group == 1 ? ff_set1(factors[m]) : ff_load(factors + m);
+            for (int n = 0; n < group * nq; n++) {
+                fv *const at = &sum[m + n / nq][n % nq];
+                *at = ff_muladd(factor, n / nq, row[n % nq], *at);
             }
         }
     }
+#pragma GCC unroll 8
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
             float *const at = c + m * c_stride + q * FV_LANES;

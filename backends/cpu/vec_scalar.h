@@ -11,6 +11,9 @@
  *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES
  *                      and of 4
  *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
+ *     FV_FACTORS       2 where a multiplication can take its factor from a lane; ff is then a pair
+ *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
+ *                      ff_muladd. Others leave these four words to product.inl
  *
  * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <=
  * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2

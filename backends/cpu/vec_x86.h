@@ -1,30 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the x86 vocabularies share: the polynomial of exp2, and log2 lane by lane. */
+/* What the x86 vocabularies share. */
 #ifndef FATTN_CPU_VEC_X86_H
 #define FATTN_CPU_VEC_X86_H
 
 #include <immintrin.h>
-#include <math.h>
-#include <stdint.h>
 
-/*
- * 2^x on [0, 1) as 1 + x (c1 + x (c2 + ... )): minimax in relative error, 2.0e-9 in exact
- * arithmetic, 6.5e-8 in f32 with FMA. The constant is exactly 1, so that exp2 is exact at every
- * integer.
- */
-#define EXP2_C1 0.693147063f
-#define EXP2_C2 0.240229309f
-#define EXP2_C3 0.0554852821f
-#define EXP2_C4 0.00967545155f
-#define EXP2_C5 0.0012467847f
-#define EXP2_C6 0.000216129149f
-
-/* log2 happens once a row, not once a pair: the C library's is exact enough and fast enough. */
-static inline void log2_lanes(float *x, int lanes)
-{
-    for (int n = 0; n < lanes; n++) {
-        x[n] = log2f(x[n]);
-    }
-}
+#include "backends/cpu/vec_math.h"
 
 #endif

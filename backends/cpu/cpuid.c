@@ -66,6 +66,25 @@ const char *fattn_cpuid_avx512(void)
 }
 #endif
 
+/* --- Arm -------------------------------------------------------------------------------------- */
+
+#if defined(__aarch64__)
+#ifdef __linux__
+#include <sys/auxv.h>
+
+const char *fattn_cpuid_neon(void)
+{
+    const unsigned long need = HWCAP_FP | HWCAP_ASIMD;
+    return (getauxval(AT_HWCAP) & need) == need ? NULL : "a processor with Advanced SIMD";
+}
+#else
+/* Other systems for AArch64 take it for granted. */
+const char *fattn_cpuid_neon(void) { return NULL; }
+#endif
+#endif
+
+/* --- The machine ------------------------------------------------------------------------------ */
+
 /* The first line of a file below Linux's description of the caches of core 0. */
 static int read_cache(int index, const char *field, char *line, int size)
 {

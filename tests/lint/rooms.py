@@ -43,7 +43,8 @@ GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu
 
 # (what the code may not say, where it is at home, why). Paths are regular expressions; comments and
 # strings are not code.
-INTRINSIC = r"\b_mm\d*_\w+|\b__m\d{2,3}[di]?\b|\b__builtin_ia32_\w+|\bv(ld|st)1q?_[fsu]\d+\b"
+INTRINSIC = (r"\b_mm\d*_\w+|\b__m\d{2,3}[di]?\b|\b__builtin_(ia32|aarch64)_\w+|"
+             r"\bv[a-z]\w*_b?[fsu]\d+\b|\b(b?float|u?int)\d+x\d+(x\d)?_t\b")
 WORDS = [
     (INTRINSIC, r"backends/cpu/vec_\w+\.h|tests/.*|bench/.*", "intrinsics live in vec_*.h"),
     (r"<(x86|imm|xmm|emm|zmm|avx\w*)intrin\.h>|<arm_(neon|bf16)\.h>",

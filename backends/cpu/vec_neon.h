@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The vocabulary in Advanced SIMD of AArch64 (NEON): 4 lanes, 32 registers. vec_scalar.h says what
+ * each word means.
+ *
+ * The register tile is 8 rows by 3 vectors: 24 accumulators, the 6 vectors of two steps, and a pair
+ * of factors, one for each step. FMLA takes its factor from a lane, so a factor is loaded and never
+ * spread: two steps, 48 FMLA, need 6 loads of vectors and 8 of pairs.
+ */
+#ifndef FATTN_CPU_VEC_NEON_H
+#define FATTN_CPU_VEC_NEON_H
+
+#include <arm_neon.h>
+
+#include "backends/cpu/vec_math.h"
+
+#define FV_LANES 4
+#define FV_NQ 3
+#define FV_NK 8
+#define FV_ND 16
+
+typedef float32x4_t fv;
+typedef uint32x4_t uv;
+typedef uint32x4_t mv; /* all bits of a lane, or none */
+
+#define FV_FACTORS 2
+typedef float32x2_t ff;
+static inline ff ff_set1(float x) { return vdup_n_f32(x); }
+static inline ff ff_load(const float *x)
+{
+    ff pair = vld1_f32(x);
+    __asm__("" : "+w"(pair)); /* or gcc loads each lane on its own */
+    return pair;
+}
+static inline fv ff_muladd(ff a, int n, fv b, fv c)
+{
+    return n == 0 ? vfmaq_lane_f32(c, b, a, 0) : vfmaq_lane_f32(c, b, a, 1);
+}
+
+static inline fv fv_set1(float x) { return vdupq_n_f32(x); }
+static inline fv fv_load(const float *x) { return vld1q_f32(x); }
+static inline fv fv_load_part(const float *x, int n)
+{
+    fv y = fv_set1(0);
+    y = n > 0 ? vld1q_lane_f32(x, y, 0) : y;
+    y = n > 1 ? vld1q_lane_f32(x + 1, y, 1) : y;
+    y = n > 2 ? vld1q_lane_f32(x + 2, y, 2) : y;
+    return n > 3 ? vld1q_lane_f32(x + 3, y, 3) : y;
+}
+static inline fv fv_load_f16(const uint16_t *x)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x)));
+}
+static inline fv fv_load_bf16(const uint16_t *x)
+{
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x), 16));
+}
+static inline void fv_store(float *to, fv x) { vst1q_f32(to, x); }
+static inline void fv_store_part(float *to, fv x, int n)
+{
+    if (n > 0) {
+        vst1q_lane_f32(to, x, 0);
+    }
+    if (n > 1) {
+        vst1q_lane_f32(to + 1, x, 1);
+    }
+    if (n > 2) {
+        vst1q_lane_f32(to + 2, x, 2);
+    }
+    if (n > 3) {
+        vst1q_lane_f32(to + 3, x, 3);
+    }
+}
+static inline void fv_store_f16(uint16_t *to, fv x)
+{
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
+/* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN,
+ * quiet. */
+static inline void fv_store_bf16(uint16_t *to, fv x)
+{
+    const uint32x4_t bits = vreinterpretq_u32_f32(x);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint16x4_t rounded = vaddhn_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint16x4_t quiet = vorr_u16(vshrn_n_u32(bits, 16), vdup_n_u16(0x40));
+    const uint16x4_t number = vmovn_u32(vceqq_f32(x, x));
+    vst1_u16(to, vbsl_u16(number, rounded, quiet));
+}
+
+static inline fv fv_add(fv a, fv b) { return vaddq_f32(a, b); }
+static inline fv fv_sub(fv a, fv b) { return vsubq_f32(a, b); }
+static inline fv fv_mul(fv a, fv b) { return vmulq_f32(a, b); }
+static inline fv fv_div(fv a, fv b) { return vdivq_f32(a, b); }
+static inline fv fv_abs(fv a) { return vabsq_f32(a); }
+static inline fv fv_fma(fv a, fv b, fv c) { return vfmaq_f32(c, a, b); }
+static inline fv fv_muladd(fv a, fv b, fv c) { return vfmaq_f32(c, a, b); }
+/* FMAX would give NaN when either is; the vocabulary wants the second. */
+static inline fv fv_max(fv a, fv b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline fv fv_min(fv a, fv b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+
+/*
+ * 2^a = 2^(a - floor a) * 2^(floor a), the latter in two factors, because results reach from 2^-150
+ * to beyond 2^127. The first is added to an exponent that it cannot overflow: the polynomial is in
+ * 1 .. 2, half of floor a in -76 .. 64. NaN passes: FMAX and FMIN keep it, and its integer is 0. At
+ * -inf the clamped power, 2^-151, rounds to 0.
+ */
+static inline fv fv_exp2(fv a)
+{
+    const fv clamped = vminq_f32(vmaxq_f32(a, fv_set1(-151.0f)), fv_set1(129.0f));
+    const fv x = fv_sub(clamped, vrndmq_f32(clamped));
+    fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
+    y = fv_muladd(x, y, fv_set1(EXP2_C4));
+    y = fv_muladd(x, y, fv_set1(EXP2_C3));
+    y = fv_muladd(x, y, fv_set1(EXP2_C2));
+    y = fv_muladd(x, y, fv_set1(EXP2_C1));
+    y = fv_muladd(x, y, fv_set1(1.0f));
+    const int32x4_t n = vcvtmq_s32_f32(clamped), half = vshrq_n_s32(n, 1);
+    const int32x4_t first = vaddq_s32(vreinterpretq_s32_f32(y), vshlq_n_s32(half, 23));
+    const int32x4_t rest = vaddq_s32(vsubq_s32(n, half), vdupq_n_s32(127));
+    return fv_mul(vreinterpretq_f32_s32(first), vreinterpretq_f32_s32(vshlq_n_s32(rest, 23)));
+}
+
+static inline fv fv_log2(fv a)
+{
+    float lanes[FV_LANES];
+    fv_store(lanes, a);
+    log2_lanes(lanes, FV_LANES);
+    return fv_load(lanes);
+}
+
+static inline mv fv_eq(fv a, fv b) { return vceqq_f32(a, b); }
+static inline mv fv_lt(fv a, fv b) { return vcltq_f32(a, b); }
+static inline mv fv_le(fv a, fv b) { return vcleq_f32(a, b); }
+static inline mv mv_and(mv a, mv b) { return vandq_u32(a, b); }
+static inline int mv_all(mv a) { return vminvq_u32(a) != 0; }
+static inline fv fv_select(mv m, fv a, fv b) { return vbslq_f32(m, a, b); }
+
+static inline uv uv_set1(uint32_t x) { return vdupq_n_u32(x); }
+static inline uv uv_load(const uint32_t *x) { return vld1q_u32(x); }
+static inline uv uv_add(uv a, uv b) { return vaddq_u32(a, b); }
+static inline uv uv_and(uv a, uv b) { return vandq_u32(a, b); }
+static inline uv uv_xor(uv a, uv b) { return veorq_u32(a, b); }
+static inline uv uv_shr(uv a, int n) { return vshlq_u32(a, vdupq_n_s32(-n)); }
+static inline uv uv_mulhilo(uv a, uv b, uv *hi)
+{
+    const uv low = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a), vget_low_u32(b)));
+    const uv high = vreinterpretq_u32_u64(vmull_high_u32(a, b));
+    *hi = vuzp2q_u32(low, high);
+    return vuzp1q_u32(low, high);
+}
+static inline fv fv_from_bits(uv a) { return vreinterpretq_f32_u32(a); }
+
+static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
+                                int64_t to_stride)
+{
+    const fv a = fv_load(from), b = fv_load(from + from_stride);
+    const fv c = fv_load(from + 2 * from_stride), d = fv_load(from + 3 * from_stride);
+    const fv ac_low = vzip1q_f32(a, c), ac_high = vzip2q_f32(a, c);
+    const fv bd_low = vzip1q_f32(b, d), bd_high = vzip2q_f32(b, d);
+    fv_store(to, vzip1q_f32(ac_low, bd_low));
+    fv_store(to + to_stride, vzip2q_f32(ac_low, bd_low));
+    fv_store(to + 2 * to_stride, vzip1q_f32(ac_high, bd_high));
+    fv_store(to + 3 * to_stride, vzip2q_f32(ac_high, bd_high));
+}
+
+static inline fv fv_sums(const fv x[FV_LANES])
+{
+    return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]));
+}
+
+#endif

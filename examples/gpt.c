@@ -1049,7 +1049,7 @@ static uint8_t draw_token(const float *logits, int64_t vocabulary, uint64_t *rng
     const double temperature = 0.8;
     double chance[256], sum = 0, largest = -INFINITY;
     for (int64_t v = 0; v < vocabulary; v++) {
-        largest = fmax(largest, logits[v]);
+        largest = logits[v] > largest ? logits[v] : largest; /* gcc 12 fails over fmax on Arm */
     }
     for (int64_t v = 0; v < vocabulary; v++) {
         sum += chance[v] = exp((logits[v] - largest) / temperature);

@@ -14,6 +14,7 @@ import environment
 import execstack
 import format as formatting
 import headers
+import instructions
 import rooms
 import shared_object
 import spdx
@@ -185,6 +186,49 @@ def library_case(folder):
     yield "a library that needs another", judge(tidy[3], says(needy)[3])
 
 
+def instruction_case(folder):
+    """One object of each sort; then disassemblies, which need no compiler."""
+    objdump = shutil.which("objdump")
+    machine = subprocess.run(CC + ["-dumpmachine"], check=True, capture_output=True, text=True).stdout
+    plain, avx = 'void f(void) { __asm__("paddd %xmm0, %xmm1"); }\n', 'void f(void) { __asm__("vzeroupper"); }\n'
+    title = "AVX in an object for every processor"
+    if not objdump or not machine.startswith("x86_64"):
+        yield title, tap.Skip("no objdump of x86")
+    else:
+        def says(lint, flags, name, text):
+            path = compiled(folder, name, text, "-c")
+            allowed = instructions.extensions("x86_64", flags)
+            return list(lint("x86_64", allowed, path, instructions.disassemble(objdump, [path])[path]))
+        yield title, judge(says(instructions.foreign, [], "plain.o", plain),
+                           says(instructions.foreign, [], "avx.o", avx))
+        yield "kernels that are not what they are named", judge(
+            says(instructions.unused, ["-mavx2", "-mfma"], "avx.o", avx),
+            says(instructions.unused, ["-mavx2", "-mfma"], "plain.o", plain))
+
+    def disassembly(*code):
+        return {"f": [f"   {4 * n:x}:\t{line}" for n, line in enumerate(code)]}
+    def uses(family, flags, text):
+        return list(instructions.foreign(family, instructions.extensions(family, flags), "a.o", disassembly(text)))
+    for family, flags, more, text in (
+            ("x86_64", ["-mavx2"], ["-mavx512f"], "62 f1 7c 48 58 c0 \tvaddps %zmm0,%zmm0,%zmm0"),
+            ("x86_64", ["-mavx2"], ["-mavx512f"], "65 62 f1 7c 48 58 00 \tvaddps %gs:(%rax),%zmm0,%zmm0"),
+            ("x86_64", ["-mavx2"], ["-mavx512f"], "c5 f8 92 c8 \tkmovw  %eax,%k1"),
+            ("x86_64", ["-mavx2", "-mavx512f"], ["-mavx512bf16"], "62 f2 6e 48 52 d9 \tvdpbf16ps %zmm1,%zmm2,%zmm3"),
+            ("aarch64", [], ["-march=armv8.2-a+bf16"], "2e40fc00 \tbfdot\tv0.4s, v0.8h, v0.8h")):
+        yield f"code for {more[0]} without it", judge(uses(family, flags + more, text), uses(family, flags, text))
+
+    def loop(family, *more):
+        text = {"x86_64": "c4 \tvfmadd231ps %zmm1,%zmm2,%zmm3", "aarch64": "4f \tfmla\tv1.4s, v2.4s, v3.s[0]"}[family]
+        jump = {"x86_64": "75 \tjne    0 <f>", "aarch64": "54 \tb.ne\t0 <f>"}[family]
+        return list(instructions.spills(family, "a.o", disassembly(*[text] * 8, *more, jump)))
+    for family, tidy, planted in (("x86_64", "62 \tvmovups (%rbp),%zmm1", "62 \tvmovaps %zmm1,-0x50(%rbp)"),
+                                  ("x86_64", "48 \tmov    0x8(%rsp),%rax", "62 \tvaddps 0x40(%rsp),%zmm1,%zmm2"),
+                                  ("aarch64", "3d \tldr\tq1, [x1]", "ad \tstp\tq1, q2, [sp, #32]")):
+        yield f"a spill: {planted.split()[1]}", judge(loop(family, tidy), loop(family, planted))
+    yield "kernels without a loop of products", judge(
+        loop("x86_64"), list(instructions.spills("x86_64", "a.o", disassembly("90 \tnop"))))
+
+
 def report_case():
     """A lint that finds nothing to look at, or something wrong, fails."""
     def status(results):
@@ -216,7 +260,7 @@ def tally_case():
 def results():
     for title, lint, tidy, planted in TREES:
         yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
-    for case in (header_case, stack_case, library_case):
+    for case in (header_case, stack_case, library_case, instruction_case):
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)
     yield "the report fails when it should", report_case()

@@ -142,6 +142,7 @@ static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *t)
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
+#define BACKWARD_THREADS 256
 #define BACKWARD_SIDE 64  /* of its tiles */
 #define BACKWARD_ROWS 128 /* of a block of simt_backward_rows */
 
@@ -161,7 +162,7 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
     shape->blocks = p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV)
                         ? p->batch * p->heads_k * t->k_blocks * ceil_div(dim, width)
                         : 0;
-    shape->threads = width == 64 ? 128 : 256;
+    shape->threads = BACKWARD_THREADS;
 }
 
 /* Items, and slabs of dq. */
@@ -170,7 +171,7 @@ static void queries_shape(const fattn_problem *p, const fattn_tiling *t, fattn_g
     const int64_t width = slab_width(p->dim, 256);
     name(shape, "simt_backward_queries", width);
     shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * ceil_div(p->dim, width) : 0;
-    shape->threads = width == 256 ? 256 : 128;
+    shape->threads = BACKWARD_THREADS;
 }
 
 /* Tiles of dbias. */
@@ -187,7 +188,7 @@ static void bias_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
     (void)t;
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_bias");
     shape->blocks = p->outputs & FATTN_OUT_DBIAS ? bias_blocks(p) : 0;
-    shape->threads = 128;
+    shape->threads = BACKWARD_THREADS;
 }
 
 static void sink_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -195,7 +196,7 @@ static void sink_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
     (void)t;
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_sink");
     shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
-    shape->threads = 256;
+    shape->threads = BACKWARD_THREADS;
 }
 
 /* Three numbers a row. What is counted besides must be countable. */

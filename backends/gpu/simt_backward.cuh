@@ -114,15 +114,6 @@ GPU_DEVICE void gpu_save_row(const fattn_gpu_args &g, const fattn_sequence &seq,
 
 /* --- Pairs ------------------------------------------------------------------------------------ */
 
-/* The tiles of all kernels are square. */
-typedef gpu_shape<8, 8> gpu_keen;  /* fewest reads of shared memory a product */
-typedef gpu_shape<4, 16> gpu_wide; /* fewest registers a thread */
-
-template <class S> struct gpu_backward_scratch : gpu_scratch<S> {
-    gpu_row row[GPU_COLS];
-    int64_t q_at[GPU_COLS], dout_at[GPU_COLS], k_at[GPU_COLS], v_at[GPU_COLS];
-};
-
 /* The rows of some query heads of a sequence, and their keys. */
 typedef struct gpu_backward {
     gpu_pairs pairs;
@@ -131,31 +122,44 @@ typedef struct gpu_backward {
     int64_t rows;          /* of all these heads, numbered as in pairs.cuh */
 } gpu_backward;
 
-GPU_DEVICE gpu_backward gpu_backward_of(const fattn_gpu_args &g, int64_t b, int64_t h0,
-                                        int64_t group)
+/* Tiles are square, of few elements a thread, so that the registers serve two blocks. What is the
+ * same for a block's threads leaves their registers too. */
+typedef gpu_shape<4, 16> gpu_square;
+
+struct gpu_backward_scratch : gpu_scratch<gpu_square> {
+    gpu_backward job;
+    gpu_row row[GPU_COLS];
+    int64_t q_at[GPU_COLS], dout_at[GPU_COLS], k_at[GPU_COLS], v_at[GPU_COLS];
+};
+
+/* Turns to query heads h0 .. h0 + group - 1 of sequence b. */
+GPU_DEVICE void gpu_open(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t b, int64_t h0,
+                         int64_t group)
 {
     const fattn_problem &p = g.problem;
-    gpu_backward f;
-    f.pairs = gpu_pairs_of(g, b);
-    f.q = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
-    f.k = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
-    f.v = gpu_tensor_of(g, g.buffers.v, p.dtype, FATTN_GPU_QUADS_V, p.dim_v);
-    f.dout = gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
-    f.hk = h0 / (p.heads_q / p.heads_k);
-    f.h0 = h0;
-    f.group = group;
-    f.rows = f.pairs.seq.sq * group;
-    return f;
+    gpu_sync(); /* the job before may still be looked at */
+    if (gpu_thread() == 0) {
+        gpu_backward &f = s.job;
+        f.pairs = gpu_pairs_of(g, b);
+        f.q = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
+        f.k = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
+        f.v = gpu_tensor_of(g, g.buffers.v, p.dtype, FATTN_GPU_QUADS_V, p.dim_v);
+        f.dout = gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
+        f.hk = h0 / (p.heads_q / p.heads_k);
+        f.h0 = h0;
+        f.group = group;
+        f.rows = f.pairs.seq.sq * group;
+    }
+    gpu_sync();
 }
 
 /* Finds the rows of a tile. Nobody may still need those before. */
-template <class S>
-GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
-                              const gpu_backward &f, int64_t first)
+GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t first)
 {
+    const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const gpu_saved saved = gpu_saved_of(g);
-    for (int r = gpu_thread(); r < GPU_COLS; r += S::THREADS) {
+    for (int r = gpu_thread(); r < GPU_COLS; r += gpu_square::THREADS) {
         gpu_row row;
         row.query = gpu_query_of(first + r, f.group, f.h0);
         row.lse = row.rest = row.delta = 0;
@@ -173,13 +177,12 @@ GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &g, gpu_backward_scratch<S> &
     }
 }
 
-template <class S>
-GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
-                              const gpu_backward &f, int64_t j0)
+GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t j0)
 {
+    const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const fattn_sequence &seq = f.pairs.seq;
-    for (int n = gpu_thread(); n < GPU_COLS; n += S::THREADS) {
+    for (int n = gpu_thread(); n < GPU_COLS; n += gpu_square::THREADS) {
         const bool exists = j0 + n < seq.sk;
         s.k_at[n] = exists ? gpu_key_at(g, seq, p.k, f.pairs.b, f.hk, j0 + n) : -1;
         s.v_at[n] = exists ? gpu_key_at(g, seq, p.v, f.pairs.b, f.hk, j0 + n) : -1;
@@ -204,31 +207,88 @@ GPU_DEVICE bool gpu_tile_terms(const fattn_gpu_args &g, const gpu_backward &f, i
     return kind != FATTN_TILE_EMPTY;
 }
 
-/* A row and N keys from j on: dot products in x become Z p, and dP in dp becomes dS, or dS' where
- * the gradient is that of the dot product. */
-template <bool OF_DOT, int N>
-GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_backward &f, unsigned terms,
-                                  const gpu_row &row, int64_t j, float x[N], float dp[N])
+/* A pair: its score x and dP become Z p and dS, or dS' where the gradient is that of the dot
+ * product. */
+template <bool OF_DOT>
+GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_row &row, float z, float slope,
+                                  float *x, float *dp)
 {
-    float z[N];
-    GPU_UNROLL
-    for (int n = 0; n < N; n++) {
-        z[n] = 1;
-    }
+    const float p = fattn_softmax_weight(*x - row.lse, g.rule.unit, row.rest);
+    const float ds = p * (z * *dp - row.delta);
+    const bool counts = row.query.h >= 0;
+    *x = counts ? z * p : 0;
+    *dp = !counts ? 0 : OF_DOT ? ds * slope * g.rule.scale : ds;
+}
+
+/* A row and two neighbouring keys, with every feature; in x dot products. */
+template <bool OF_DOT>
+GPU_DEVICE void gpu_differentiate_two(const fattn_gpu_args &g, const gpu_backward &f,
+                                      unsigned terms, const gpu_row &row, int64_t j, float x[2],
+                                      float dp[2])
+{
+    float z[2] = {1, 1};
     if (g.problem.features & FATTN_DROPOUT && row.query.h >= 0) {
-        gpu_drop<N>(g, f.pairs, row.query, j, z);
+        gpu_drop<2>(g, f.pairs, row.query, j, z);
     }
     GPU_UNROLL
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < 2; n++) {
         float slope;
         const fattn_score_pair pair = gpu_pair(g, f.pairs, terms, row.query, j + n);
-        const float score = fattn_score(&g.rule, terms, x[n], pair, &slope);
-        const float p = fattn_softmax_weight(score - row.lse, g.rule.unit, row.rest);
-        const float ds = p * (z[n] * dp[n] - row.delta);
-        const bool counts = row.query.h >= 0;
-        x[n] = counts ? z[n] * p : 0;
-        dp[n] = !counts ? 0 : OF_DOT ? ds * slope * g.rule.scale : ds;
+        x[n] = fattn_score(&g.rule, terms, x[n], pair, &slope);
+        gpu_differentiate<OF_DOT>(g, row, z[n], slope, &x[n], &dp[n]);
     }
+}
+
+/*
+ * A tile: dot products in x become Z p, and dP in dp becomes dS or dS'. Rows of the tile are
+ * queries, or keys.
+ *
+ * Features take much code. It is there once, in a loop over the thread's elements, which wait in
+ * shared memory, because registers cannot be counted through; tiles without features go past it.
+ */
+template <bool OF_DOT, bool KEYS_ARE_ROWS>
+GPU_DEVICE void gpu_differentiate_tile(const fattn_gpu_args &g, gpu_backward_scratch &s,
+                                       unsigned terms, int64_t j0, float x[gpu_square::TM][GPU_TN],
+                                       float dp[gpu_square::TM][GPU_TN])
+{
+    const gpu_backward &f = s.job;
+    const int tx = gpu_tx(), ty = gpu_ty();
+    if (!terms && !(g.problem.features & FATTN_DROPOUT)) {
+        GPU_UNROLL
+        for (int m = 0; m < gpu_square::TM; m++) {
+            GPU_UNROLL
+            for (int n = 0; n < GPU_TN; n++) {
+                const gpu_row &row =
+                    s.row[KEYS_ARE_ROWS ? tx * GPU_TN + n : ty * gpu_square::TM + m];
+                gpu_differentiate<OF_DOT>(g, row, 1, 1, &x[m][n], &dp[m][n]);
+            }
+        }
+        return;
+    }
+
+    enum {
+        ALONG = KEYS_ARE_ROWS ? gpu_square::TM : GPU_TN,
+        ACROSS = gpu_square::TM * GPU_TN / ALONG
+    };          /* the keys */
+    gpu_sync(); /* the steps of dp are used no more */
+    gpu_put_tile<gpu_square>(s.weights, x);
+    gpu_put_tile<gpu_square>(s.step, dp);
+#pragma unroll 1
+    for (int e = 0; e < ALONG * ACROSS; e += 2) {
+        const int key = (KEYS_ARE_ROWS ? ty : tx) * ALONG + e % ALONG;
+        const int query = (KEYS_ARE_ROWS ? tx : ty) * ACROSS + e / ALONG;
+        const int at[2] = {KEYS_ARE_ROWS ? gpu_place<GPU_COLS>(query, key)
+                                         : gpu_place<GPU_COLS>(key, query),
+                           KEYS_ARE_ROWS ? gpu_place<GPU_COLS>(query, key + 1)
+                                         : gpu_place<GPU_COLS>(key + 1, query)};
+        float x2[2] = {s.weights[at[0]], s.weights[at[1]]};
+        float dp2[2] = {s.step[at[0]], s.step[at[1]]};
+        gpu_differentiate_two<OF_DOT>(g, f, terms, s.row[query], j0 + key, x2, dp2);
+        s.weights[at[0]] = x2[0], s.weights[at[1]] = x2[1];
+        s.step[at[0]] = dp2[0], s.step[at[1]] = dp2[1];
+    }
+    gpu_get_tile<gpu_square>(s.weights, x);
+    gpu_get_tile<gpu_square>(s.step, dp);
 }
 
 /* Adds sums to a thread's rows of a gradient, or writes them: channels c0 .. of row `at`. */
@@ -270,57 +330,43 @@ GPU_DEVICE fattn_range gpu_rows_of_keys(const gpu_backward &f, int64_t j0, int64
 }
 
 /* What a thread has of its keys. */
-template <class S, int W> struct gpu_key_sums {
-    float dk[S::TM][W / GPU_TX], dv[S::TM][W / GPU_TX];
+template <int W> struct gpu_key_sums {
+    float dk[gpu_square::TM][W / GPU_TX], dv[gpu_square::TM][W / GPU_TX];
 };
 
-template <class S, int W>
-GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
-                              const gpu_backward &f, int64_t first, int64_t j0, int c0,
-                              unsigned outputs, gpu_key_sums<S, W> &sums)
+template <int W>
+GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t first,
+                              int64_t j0, int c0, unsigned outputs, gpu_key_sums<W> &sums)
 {
-    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const gpu_backward &f = s.job;
     const int live = gpu_live_rows(f, first);
     unsigned terms;
     if (!gpu_tile_terms(g, f, first, j0, &terms)) {
         return;
     }
 
-    gpu_find_rows<S>(g, s, f, first);
-    float x[S::TM][GPU_TN] = {}, dp[S::TM][GPU_TN] = {};
-    gpu_dots<S>(s, f.k, s.k_at, f.q, s.q_at, x);
+    gpu_find_rows(g, s, first);
+    float x[gpu_square::TM][GPU_TN] = {}, dp[gpu_square::TM][GPU_TN] = {};
+    gpu_dots<gpu_square>(s, f.k, s.k_at, f.q, s.q_at, x);
     if (outputs & FATTN_OUT_DK) {
-        gpu_dots<S>(s, f.v, s.v_at, f.dout, s.dout_at, dp);
+        gpu_dots<gpu_square>(s, f.v, s.v_at, f.dout, s.dout_at, dp);
     }
-    GPU_UNROLL
-    for (int n = 0; n < GPU_TN; n++) {
-        float column[S::TM], dp_column[S::TM];
-        GPU_UNROLL
-        for (int m = 0; m < S::TM; m++) {
-            column[m] = x[m][n], dp_column[m] = dp[m][n];
-        }
-        gpu_differentiate<true, S::TM>(g, f, terms, s.row[tx * GPU_TN + n], j0 + ty * S::TM, column,
-                                       dp_column);
-        GPU_UNROLL
-        for (int m = 0; m < S::TM; m++) {
-            x[m][n] = column[m], dp[m][n] = dp_column[m];
-        }
-    }
+    gpu_differentiate_tile<true, true>(g, s, terms, j0, x, dp);
     if (outputs & FATTN_OUT_DV) {
-        gpu_put_tile<S>(s.weights, x);
-        gpu_mix<S, W>(s, f.dout, s.dout_at, live, c0, sums.dv);
+        gpu_put_tile<gpu_square>(s.weights, x);
+        gpu_mix<gpu_square, W>(s, f.dout, s.dout_at, live, c0, sums.dv);
     }
     if (outputs & FATTN_OUT_DK) {
         gpu_sync(); /* the other weights are used no more */
-        gpu_put_tile<S>(s.weights, dp);
-        gpu_mix<S, W>(s, f.q, s.q_at, live, c0, sums.dk);
+        gpu_put_tile<gpu_square>(s.weights, dp);
+        gpu_mix<gpu_square, W>(s, f.q, s.q_at, live, c0, sums.dk);
     }
 }
 
 /* Keys that a sequence owns and does not use get zeros, where gradients are not added to. */
-template <class S, int W>
+template <int W>
 GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &g, const gpu_backward &f, int64_t j0, int c0,
-                               unsigned outputs, const gpu_key_sums<S, W> &sums)
+                               unsigned outputs, const gpu_key_sums<W> &sums)
 {
     const fattn_problem &p = g.problem;
     const fattn_sequence &seq = f.pairs.seq;
@@ -329,8 +375,8 @@ GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &g, const gpu_backward &f, i
     const gpu_tensor dv =
         gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
     GPU_UNROLL
-    for (int m = 0; m < S::TM; m++) {
-        const int64_t j = j0 + gpu_thread() / GPU_TX * S::TM + m;
+    for (int m = 0; m < gpu_square::TM; m++) {
+        const int64_t j = j0 + gpu_ty() * gpu_square::TM + m;
         if (j >= (p.features & FATTN_ACCUMULATE ? seq.sk : seq.slot_k)) {
             continue;
         }
@@ -346,22 +392,23 @@ GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &g, const gpu_backward &f, i
 }
 
 /* Key block `block` of (sequence, key/value head) number `head`. */
-template <class S, int W>
-GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &s, int64_t head,
+template <int W>
+GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t head,
                               int64_t block, int c0)
 {
     const fattn_problem &p = g.problem;
     const int64_t group = p.heads_q / p.heads_k, j0 = block * GPU_COLS;
-    const gpu_backward f = gpu_backward_of(g, head / p.heads_k, head % p.heads_k * group, group);
+    const gpu_backward &f = s.job;
     const unsigned outputs = p.outputs & ((c0 < p.dim ? FATTN_OUT_DK : 0) | /* of this slab */
                                           (c0 < p.dim_v ? FATTN_OUT_DV : 0));
+    gpu_open(g, s, head / p.heads_k, head % p.heads_k * group, group);
     if (j0 >= f.pairs.seq.slot_k || !outputs) {
         return;
     }
 
-    gpu_key_sums<S, W> sums;
+    gpu_key_sums<W> sums;
     GPU_UNROLL
-    for (int m = 0; m < S::TM; m++) {
+    for (int m = 0; m < gpu_square::TM; m++) {
         GPU_UNROLL
         for (int c = 0; c < W / GPU_TX; c++) {
             sums.dk[m][c] = sums.dv[m][c] = 0;
@@ -370,82 +417,77 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &
     if (j0 < f.pairs.seq.sk) {
         const fattn_range rows =
             gpu_rows_of_keys(f, j0, fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk));
-        gpu_find_keys<S>(g, s, f, j0);
+        gpu_find_keys(g, s, j0);
         for (int64_t first = rows.first / GPU_COLS * GPU_COLS; first < rows.past;
              first += GPU_COLS) {
-            gpu_keys_tile<S, W>(g, s, f, first, j0, c0, outputs, sums);
+            gpu_keys_tile<W>(g, s, first, j0, c0, outputs, sums);
         }
     }
-    gpu_keys_store<S, W>(g, f, j0, c0, outputs, sums);
+    gpu_keys_store<W>(g, f, j0, c0, outputs, sums);
 }
 
-template <class S, int W> GPU_DEVICE void gpu_keys_all(const fattn_gpu_args &g)
+template <int W> GPU_DEVICE void gpu_keys_all(const fattn_gpu_args &g)
 {
-    GPU_SHARED gpu_backward_scratch<S> s;
+    GPU_SHARED gpu_backward_scratch s;
     const fattn_problem &p = g.problem;
     const int64_t blocks = g.tiling.k_blocks;
     const int64_t slabs = (fattn_max64(p.dim, p.dim_v) + W - 1) / W;
     for (int64_t n = gpu_block(); n < p.batch * p.heads_k * blocks * slabs; n += gpu_blocks()) {
         const int64_t block = n / slabs;
-        gpu_keys_item<S, W>(g, s, block / blocks, block % blocks, (int)(n % slabs) * W);
+        gpu_keys_item<W>(g, s, block / blocks, block % blocks, (int)(n % slabs) * W);
     }
 }
 
 /* --- dQ: a block of rows along its keys ------------------------------------------------------- */
 
-template <class S, int W>
-GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
-                                 const gpu_backward &f, int64_t first, int64_t j0, int c0,
-                                 float dq[S::TM][W / GPU_TX])
+template <int W>
+GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t first,
+                                 int64_t j0, int c0, float dq[gpu_square::TM][W / GPU_TX])
 {
-    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const gpu_backward &f = s.job;
     const int live = (int)fattn_min64(GPU_COLS, f.pairs.seq.sk - j0);
     unsigned terms;
     if (!gpu_tile_terms(g, f, first, j0, &terms)) {
         return;
     }
 
-    gpu_find_keys<S>(g, s, f, j0);
-    float x[S::TM][GPU_TN] = {}, dp[S::TM][GPU_TN] = {};
-    gpu_dots<S>(s, f.q, s.q_at, f.k, s.k_at, x);
-    gpu_dots<S>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
-    GPU_UNROLL
-    for (int m = 0; m < S::TM; m++) {
-        gpu_differentiate<true, GPU_TN>(g, f, terms, s.row[ty * S::TM + m], j0 + tx * GPU_TN, x[m],
-                                        dp[m]);
-    }
-    gpu_put_tile<S>(s.weights, dp);
-    gpu_mix<S, W>(s, f.k, s.k_at, live, c0, dq);
+    gpu_find_keys(g, s, j0);
+    float x[gpu_square::TM][GPU_TN] = {}, dp[gpu_square::TM][GPU_TN] = {};
+    gpu_dots<gpu_square>(s, f.q, s.q_at, f.k, s.k_at, x);
+    gpu_dots<gpu_square>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
+    gpu_differentiate_tile<true, false>(g, s, terms, j0, x, dp);
+    gpu_put_tile<gpu_square>(s.weights, dp);
+    gpu_mix<gpu_square, W>(s, f.k, s.k_at, live, c0, dq);
 }
 
-template <class S, int W>
-GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &s, int64_t item,
+template <int W>
+GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t item,
                                  int c0)
 {
     const fattn_problem &p = g.problem;
     const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
     const int64_t group = p.heads_q / p.heads_k, first = work.block * GPU_COLS;
-    const gpu_backward f = gpu_backward_of(g, work.batch, work.head * group, group);
+    const gpu_backward &f = s.job;
+    gpu_open(g, s, work.batch, work.head * group, group);
     if (first >= f.rows) {
         return;
     }
     const int live = gpu_live_rows(f, first);
-    gpu_sync(); /* the item before may still be read */
-    gpu_find_rows<S>(g, s, f, first);
+    gpu_find_rows(g, s, first);
     gpu_sync();
 
-    float dq[S::TM][W / GPU_TX] = {};
+    float dq[gpu_square::TM][W / GPU_TX] = {};
     const fattn_range keys =
         fattn_band_rows(&f.pairs.band, first / group, (first + live - 1) / group + 1);
     for (int64_t j0 = keys.first / GPU_COLS * GPU_COLS; j0 < keys.past; j0 += GPU_COLS) {
-        gpu_queries_tile<S, W>(g, s, f, first, j0, c0, dq);
+        gpu_queries_tile<W>(g, s, first, j0, c0, dq);
     }
 
     const gpu_tensor to =
         gpu_tensor_of(g, g.buffers.dq, g.dtype_gradient, FATTN_GPU_QUADS_DQ, p.dim);
     GPU_UNROLL
-    for (int m = 0; m < S::TM; m++) {
-        const int r = gpu_thread() / GPU_TX * S::TM + m;
+    for (int m = 0; m < gpu_square::TM; m++) {
+        const int r = gpu_ty() * gpu_square::TM + m;
         const gpu_query q = gpu_query_of(first + r, group, f.h0);
         if (r < live) {
             gpu_store_gradient<W>(g, to, gpu_query_at(f.pairs.seq, p.dq, q.i, q.h), c0,
@@ -454,12 +496,12 @@ GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &g, gpu_backward_scratch<S
     }
 }
 
-template <class S, int W> GPU_DEVICE void gpu_queries_all(const fattn_gpu_args &g)
+template <int W> GPU_DEVICE void gpu_queries_all(const fattn_gpu_args &g)
 {
-    GPU_SHARED gpu_backward_scratch<S> s;
+    GPU_SHARED gpu_backward_scratch s;
     const int64_t slabs = (g.problem.dim + W - 1) / W;
     for (int64_t n = gpu_block(); n < g.tiling.items * slabs; n += gpu_blocks()) {
-        gpu_queries_item<S, W>(g, s, n / slabs, (int)(n % slabs) * W);
+        gpu_queries_item<W>(g, s, n / slabs, (int)(n % slabs) * W);
     }
 }
 
@@ -475,26 +517,23 @@ GPU_DEVICE fattn_range gpu_axis(int64_t stride, int64_t extent, int64_t step, in
 }
 
 /* sum += dS of a tile of head h. */
-template <class S>
-GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &g, gpu_backward_scratch<S> &s,
-                              const gpu_backward &f, int64_t i0, int64_t j0,
-                              float sum[S::TM][GPU_TN])
+GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t i0,
+                              int64_t j0, float sum[gpu_square::TM][GPU_TN])
 {
-    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const gpu_backward &f = s.job;
     unsigned terms;
     if (!gpu_tile_terms(g, f, i0, j0, &terms)) {
         return;
     }
     gpu_sync(); /* the tile before may still be read */
-    gpu_find_rows<S>(g, s, f, i0);
-    gpu_find_keys<S>(g, s, f, j0);
-    float x[S::TM][GPU_TN] = {}, dp[S::TM][GPU_TN] = {};
-    gpu_dots<S>(s, f.q, s.q_at, f.k, s.k_at, x);
-    gpu_dots<S>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
+    gpu_find_rows(g, s, i0);
+    gpu_find_keys(g, s, j0);
+    float x[gpu_square::TM][GPU_TN] = {}, dp[gpu_square::TM][GPU_TN] = {};
+    gpu_dots<gpu_square>(s, f.q, s.q_at, f.k, s.k_at, x);
+    gpu_dots<gpu_square>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
+    gpu_differentiate_tile<false, false>(g, s, terms, j0, x, dp);
     GPU_UNROLL
-    for (int m = 0; m < S::TM; m++) {
-        gpu_differentiate<false, GPU_TN>(g, f, terms, s.row[ty * S::TM + m], j0 + tx * GPU_TN, x[m],
-                                         dp[m]);
+    for (int m = 0; m < gpu_square::TM; m++) {
         GPU_UNROLL
         for (int n = 0; n < GPU_TN; n++) {
             sum[m][n] += dp[m][n];
@@ -504,12 +543,12 @@ GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &g, gpu_backward_scratch<S> &
 
 /* Sums over rows and columns of the tile in s.weights, whichever dbias is summed over, end in row 0
  * and column 0. */
-template <class S> GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch<S> &s)
+GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch &s)
 {
     for (int axis = 2; axis < 4; axis++) {
         for (int half = GPU_COLS / 2; half > 0 && p.dbias_stride[axis] == 0; half /= 2) {
             gpu_sync();
-            for (int n = gpu_thread(); n < half * GPU_COLS; n += S::THREADS) {
+            for (int n = gpu_thread(); n < half * GPU_COLS; n += gpu_square::THREADS) {
                 const int near = n / GPU_COLS, along = n % GPU_COLS;
                 float *const to = s.weights + (axis == 2 ? gpu_place<GPU_COLS>(along, near)
                                                          : gpu_place<GPU_COLS>(near, along));
@@ -521,10 +560,10 @@ template <class S> GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_bac
 }
 
 /* Entry (b, h, tile of i, tile of j) number n of dbias. */
-template <class S>
-GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &s, int64_t eb,
+GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t eb,
                               int64_t eh, int64_t ei, int64_t ej)
 {
+    const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const int64_t *const stride = p.dbias_stride;
     const fattn_range batch = gpu_axis(stride[0], p.batch, 1, eb);
@@ -532,31 +571,31 @@ GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &
     const fattn_range rows = gpu_axis(stride[2], p.seqlen_q, GPU_COLS, ei);
     const fattn_range keys = gpu_axis(stride[3], p.seqlen_k, GPU_COLS, ej);
 
-    float sum[S::TM][GPU_TN] = {};
+    float sum[gpu_square::TM][GPU_TN] = {};
     for (int64_t b = batch.first; b < batch.past; b++) {
         for (int64_t h = heads.first; h < heads.past; h++) {
-            const gpu_backward f = gpu_backward_of(g, b, h, 1);
+            gpu_open(g, s, b, h, 1);
             for (int64_t i0 = rows.first; i0 < fattn_min64(rows.past, f.rows); i0 += GPU_COLS) {
                 const fattn_range seen =
                     fattn_band_rows(&f.pairs.band, i0, i0 + gpu_live_rows(f, i0));
                 const int64_t low = fattn_max64(keys.first, seen.first / GPU_COLS * GPU_COLS);
                 const int64_t past = fattn_min64(keys.past, seen.past);
                 for (int64_t j0 = low; j0 < past; j0 += GPU_COLS) {
-                    gpu_bias_tile<S>(g, s, f, i0, j0, sum);
+                    gpu_bias_tile(g, s, i0, j0, sum);
                 }
             }
         }
     }
 
     gpu_sync();
-    gpu_put_tile<S>(s.weights, sum);
-    gpu_bias_fold<S>(p, s);
+    gpu_put_tile<gpu_square>(s.weights, sum);
+    gpu_bias_fold(p, s);
     gpu_sync();
     const int64_t tall = stride[2] ? rows.past - rows.first : 1;
     const int64_t broad = stride[3] ? keys.past - keys.first : 1;
     float *const to = (float *)g.buffers.dbias + eb * stride[0] + eh * stride[1] +
                       rows.first * stride[2] + keys.first * stride[3];
-    for (int n = gpu_thread(); n < tall * GPU_COLS; n += S::THREADS) {
+    for (int n = gpu_thread(); n < tall * GPU_COLS; n += gpu_square::THREADS) {
         const int r = n / GPU_COLS, c = n % GPU_COLS;
         if (c < broad) {
             float *const at = to + r * stride[2] + c * stride[3];
@@ -566,9 +605,9 @@ GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &g, gpu_backward_scratch<S> &
     }
 }
 
-template <class S> GPU_DEVICE void gpu_bias_all(const fattn_gpu_args &g)
+GPU_DEVICE void gpu_bias_all(const fattn_gpu_args &g)
 {
-    GPU_SHARED gpu_backward_scratch<S> s;
+    GPU_SHARED gpu_backward_scratch s;
     const fattn_problem &p = g.problem;
     const int64_t *const stride = p.dbias_stride;
     const int64_t batch = stride[0] ? p.batch : 1, heads = stride[1] ? p.heads_q : 1;
@@ -576,7 +615,7 @@ template <class S> GPU_DEVICE void gpu_bias_all(const fattn_gpu_args &g)
     const int64_t broad = stride[3] ? (p.seqlen_k + GPU_COLS - 1) / GPU_COLS : 1;
     for (int64_t n = gpu_block(); n < batch * heads * tall * broad; n += gpu_blocks()) {
         const int64_t row = n / broad;
-        gpu_bias_item<S>(g, s, row / tall / heads, row / tall % heads, row % tall, n % broad);
+        gpu_bias_item(g, s, row / tall / heads, row / tall % heads, row % tall, n % broad);
     }
 }
 
@@ -615,27 +654,30 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
 
 /* --- Entries: simt.c chooses among them by name ----------------------------------------------- */
 
-#define GPU_KEYS(name, shape, width)                                     \
-    GPU_KERNEL(shape::THREADS, 1) name(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                    \
-        gpu_keys_all<shape, width>(g);                                   \
+#define GPU_KEYS(name, width)                                                 \
+    GPU_KERNEL(gpu_square::THREADS, 2) name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                         \
+        gpu_keys_all<width>(g);                                               \
     }
-#define GPU_QUERIES(name, shape, width)                                  \
-    GPU_KERNEL(shape::THREADS, 1) name(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                    \
-        gpu_queries_all<shape, width>(g);                                \
+#define GPU_QUERIES(name, width)                                              \
+    GPU_KERNEL(gpu_square::THREADS, 2) name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                         \
+        gpu_queries_all<width>(g);                                            \
     }
 
-GPU_KEYS(simt_backward_keys_64, gpu_keen, 64)
-GPU_KEYS(simt_backward_keys_128, gpu_wide, 128)
-GPU_KEYS(simt_backward_keys_256, gpu_wide, 256)
-GPU_QUERIES(simt_backward_queries_64, gpu_keen, 64)
-GPU_QUERIES(simt_backward_queries_128, gpu_keen, 128)
-GPU_QUERIES(simt_backward_queries_256, gpu_wide, 256)
-
-GPU_KERNEL(128, 1) simt_backward_bias(const GPU_PARAM fattn_gpu_args g)
+GPU_KEYS(simt_backward_keys_64, 64)
+GPU_KEYS(simt_backward_keys_128, 128)
+GPU_KERNEL(gpu_square::THREADS, 1) simt_backward_keys_256(const GPU_PARAM fattn_gpu_args g)
 {
-    gpu_bias_all<gpu_keen>(g);
+    gpu_keys_all<256>(g);
+}
+GPU_QUERIES(simt_backward_queries_64, 64)
+GPU_QUERIES(simt_backward_queries_128, 128)
+GPU_QUERIES(simt_backward_queries_256, 256)
+
+GPU_KERNEL(gpu_square::THREADS, 2) simt_backward_bias(const GPU_PARAM fattn_gpu_args g)
+{
+    gpu_bias_all(g);
 }
 
 /* Rows of a head, a thread each. */

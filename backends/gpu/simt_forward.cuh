@@ -58,12 +58,12 @@ GPU_DEVICE void gpu_forward_begin(const fattn_gpu_args &g, gpu_forward_scratch<S
     gpu_sync();
     GPU_UNROLL
     for (int m = 0; m < S::TM; m++) {
-        const int h = s.query[gpu_thread() / GPU_TX * S::TM + m].h;
+        const int h = s.query[gpu_ty() * S::TM + m].h;
         f.state[m] = fattn_softmax_empty();
         if (p.features & FATTN_SINK && split == 0 && h >= 0) {
             const float sink = ((const float *)g.buffers.sink)[h];
             f.state[m] = fattn_softmax_sink(sink);
-            if (gpu_thread() % GPU_TX != 0) {
+            if (gpu_tx() != 0) {
                 f.state[m].l = 0;
             }
         }
@@ -80,7 +80,7 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &g, const gpu_forward_scr
                                   const gpu_forward<S, W> &f, unsigned terms, int64_t j0,
                                   float x[S::TM][GPU_TN])
 {
-    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const int tx = gpu_tx(), ty = gpu_ty();
     if (!terms) {
         return;
     }
@@ -102,7 +102,7 @@ template <class S, int W>
 GPU_DEVICE void gpu_forward_soften(const fattn_gpu_args &g, const gpu_forward_scratch<S> &s,
                                    gpu_forward<S, W> &f, int64_t j0, float x[S::TM][GPU_TN])
 {
-    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const int tx = gpu_tx(), ty = gpu_ty();
     const float unit = g.rule.unit;
     GPU_UNROLL
     for (int m = 0; m < S::TM; m++) {
@@ -169,8 +169,8 @@ template <class S, int W>
 GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &g, const gpu_forward_scratch<S> &s,
                                 gpu_forward<S, W> &f, int64_t item)
 {
-    const int ty = gpu_thread() / GPU_TX;
-    const bool speaks = gpu_thread() % GPU_TX == 0 && f.c0 == 0; /* for the row */
+    const int ty = gpu_ty();
+    const bool speaks = gpu_tx() == 0 && f.c0 == 0; /* for the row */
     GPU_UNROLL
     for (int m = 0; m < S::TM; m++) {
         const int r = ty * S::TM + m;

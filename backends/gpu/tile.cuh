@@ -28,6 +28,11 @@ enum {
     GPU_MIX_FLOATS = 4096 /* of a step of gpu_mix */
 };
 
+/* Column and row of a thread. Neighbours share a column, and threads two apart a row: shared memory
+ * serves 16 bytes a thread in half the passes where each thread agrees with such a neighbour. */
+GPU_DEVICE int gpu_tx(void) { return gpu_thread() % (2 * GPU_TX) / 2; }
+GPU_DEVICE int gpu_ty(void) { return gpu_thread() / (2 * GPU_TX) * 2 + gpu_thread() % 2; }
+
 template <int tm, int ty> struct gpu_shape {
     enum { TM = tm, TY = ty, ROWS = tm * ty, THREADS = GPU_TX * ty };
 };
@@ -88,7 +93,7 @@ template <int ROWS, int N> GPU_DEVICE void gpu_put(float *lines, int inner, int 
 /* Writes the thread's own elements, weights[col][row]. */
 template <class S> GPU_DEVICE void gpu_put_tile(float *weights, const float x[S::TM][GPU_TN])
 {
-    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const int tx = gpu_tx(), ty = gpu_ty();
     GPU_UNROLL
     for (int n = 0; n < GPU_TN; n++) {
         float column[S::TM];
@@ -97,6 +102,20 @@ template <class S> GPU_DEVICE void gpu_put_tile(float *weights, const float x[S:
             column[m] = x[m][n];
         }
         gpu_put<S::ROWS, S::TM>(weights, tx * GPU_TN + n, ty * S::TM, column);
+    }
+}
+
+/* The inverse. */
+template <class S> GPU_DEVICE void gpu_get_tile(const float *weights, float x[S::TM][GPU_TN])
+{
+    GPU_UNROLL
+    for (int n = 0; n < GPU_TN; n++) {
+        float column[S::TM];
+        gpu_pick<S::ROWS, S::TM>(weights, gpu_tx() * GPU_TN + n, gpu_ty() * S::TM, column);
+        GPU_UNROLL
+        for (int m = 0; m < S::TM; m++) {
+            x[m][n] = column[m];
+        }
     }
 }
 
@@ -122,7 +141,7 @@ template <class S>
 GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *a_at,
                          const gpu_tensor &b, const int64_t *b_at, float x[S::TM][GPU_TN])
 {
-    const int tx = gpu_thread() % GPU_TX, ty = gpu_thread() / GPU_TX;
+    const int tx = gpu_tx(), ty = gpu_ty();
     float *const a_lines = s.step, *const b_lines = s.step + S::ROWS * GPU_CHANNELS;
     for (int c0 = 0; c0 < a.dim; c0 += GPU_CHANNELS) {
         gpu_sync();
@@ -146,7 +165,7 @@ GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *
 }
 
 /* Channels of a slab of W that a thread owns: c0 + gpu_channel(u) + 0 .. 3 for u < W / 64. */
-GPU_DEVICE int gpu_channel(int u) { return u * GPU_COLS + gpu_thread() % GPU_TX * 4; }
+GPU_DEVICE int gpu_channel(int u) { return u * GPU_COLS + gpu_tx() * 4; }
 
 /* y[row][channel] += sum over the first `live` columns of weights[col][row] t[at[col]][c0 +
  * channel]. weights and at may just have been written. */
@@ -155,7 +174,7 @@ GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *a
                         float y[S::TM][W / GPU_TX])
 {
     enum { STEP = GPU_MIX_FLOATS / W };
-    const int ty = gpu_thread() / GPU_TX;
+    const int ty = gpu_ty();
     for (int j0 = 0; j0 < live; j0 += STEP) {
         gpu_sync();
         for (int n = gpu_thread(); n < GPU_MIX_FLOATS / 4; n += S::THREADS) {
@@ -190,7 +209,7 @@ GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *a
 GPU_DEVICE float gpu_row_sum(float x)
 {
     GPU_UNROLL
-    for (int n = GPU_TX / 2; n > 0; n /= 2) {
+    for (int n = GPU_TX; n > 1; n /= 2) {
         x += gpu_shfl_xor(x, n);
     }
     return x;
@@ -199,7 +218,7 @@ GPU_DEVICE float gpu_row_sum(float x)
 GPU_DEVICE float gpu_row_max(float x)
 {
     GPU_UNROLL
-    for (int n = GPU_TX / 2; n > 0; n /= 2) {
+    for (int n = GPU_TX; n > 1; n /= 2) {
         x = gpu_max(x, gpu_shfl_xor(x, n));
     }
     return x;

@@ -145,7 +145,7 @@ def test_help(tool, folder):
     for line in ("--help", "-h", "run --help", "run --q x --help", "bench --help", "info --help", "explain --help",
                  "check --help", "io --help"):
         ran = start(tool, folder, line)
-        ok(ran.returncode == 0 and ran.stderr == "" and "usage: fattn" in ran.stdout, "fattn " + line)
+        ok(ran.returncode == 0 and ran.stderr == "" and "Usage: fattn" in ran.stdout, "fattn " + line)
     codes = start(tool, folder, "--help").stdout
     ok(all(re.search(rf"^  {n}  ", codes, re.M) for n in range(4)), "--help documents the exit statuses")
     ran = start(tool, folder, "--version")

@@ -57,12 +57,11 @@ int fattn_tool_check(int argc, char **argv)
     const option_set set = {
         .command = "check",
         .summary =
-            "usage: fattn check [--device SPEC] [--cases N] [--seed S] [OPTION ...]\n\n"
             "Draws problems from a seed and judges every kernel row of a device against the\n"
             "reference in double precision. The last line is `N passed, N failed, N skipped`;\n"
             "a failure prints the command that shows it again.",
         .table = table,
-        .notes = "exit status: 0 all passed, 1 something failed, 2 wrong options, 3 no such device",
+        .notes = "Exit status: 0 all passed, 1 something failed, 2 wrong options, 3 no such device",
     };
     const int parsed = options_parse(&set, argc, argv);
     if (parsed) {

@@ -26,7 +26,9 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "usage: fattn COMMAND [OPTION ...]\n\n");
+    fprintf(out, "Usage: fattn COMMAND [OPTION ...]\n\n"
+                 "Exact attention: describes devices, runs, checks, explains and measures it.\n\n"
+                 "Commands:\n");
     for (int i = 0; i < COMMANDS; i++) {
         fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
     }
@@ -34,7 +36,7 @@ static void print_help(FILE *out)
                  "  fattn COMMAND --help   the options of a command\n"
                  "  fattn --version        the version of the library\n"
                  "\n"
-                 "exit status:\n"
+                 "Exit status:\n"
                  "  0  success\n"
                  "  1  a check or a benchmark found a failure\n"
                  "  2  wrong options or input files\n"

@@ -484,7 +484,7 @@ int fattn_tool_io(int argc, char **argv)
         .notes = "Columns: reads, writes and their total are counted; predicted is the formula's\n"
                  "total; law is N^2 d^2 / M; standard and lower_bound are for the same problem.\n"
                  "Tiles are those of FlashAttention's Algorithm 1 for M; flash2 has br = bc.\n\n"
-                 "exit status: 0 all as predicted, 1 not, 2 wrong options, 3 no memory",
+                 "Exit status: 0 all as predicted, 1 not, 2 wrong options, 3 no memory",
     };
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {

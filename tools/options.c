@@ -186,7 +186,7 @@ static void print_usage_of(const option *o, char *text, size_t size)
 static void print_help(const option_set *set)
 {
     enum { COLUMN = 32 };
-    printf("usage: fattn %s [OPTION ...]\n\n%s\n\n", set->command, set->summary);
+    printf("Usage: fattn %s [OPTION ...]\n\n%s\n\nOptions:\n", set->command, set->summary);
     for (const option *o = set->table; o->name; o++) {
         char usage[128];
         print_usage_of(o, usage, sizeof usage);

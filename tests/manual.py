@@ -1,0 +1,83 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Manual pages say what the tool says, and are clean, as a TAP program.
+
+    manual.py FATTN PAGE...
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+count = failures = 0
+
+
+def ok(passed, name):
+    global count, failures
+    count += 1
+    failures += not passed
+    print("ok" if passed else "not ok", count, "-", name, flush=True)
+
+
+def skip(name, why):
+    global count
+    count += 1
+    print("ok", count, "-", name, "# SKIP", why, flush=True)
+
+
+def helped(tool, *words):
+    return subprocess.run([tool, *words, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def source(page):
+    """What a page holds, without the escapes that its words have."""
+    with open(page, encoding="utf-8") as file:
+        return re.sub(r"\\(f.|[,/&])", "", file.read().replace("\\-", "-"))
+
+
+def test_page(tool, command, summary, text):
+    name = "fattn" + (command and "-" + command)
+    ok(f".TH {name.upper()} " in text and f".SH NAME\n{name} - {summary}\n" in text, name + " has a title and a name")
+    ok(f".SH SYNOPSIS\n.B fattn\n{command or 'COMMAND'}" in text, name + " has a synopsis")
+    words = re.findall(r"^  (--[\w-]+)", helped(tool, command), re.M) if command else ["--version"]
+    absent = [word for word in words if not re.search(rf"^(fattn )?{word}\b", text, re.M)]
+    if absent:
+        print("# absent:", *absent)
+    ok(words and not absent, name + " has every option")
+    ok(all(f".SH {section}\n" in text for section in ("DESCRIPTION", "ENVIRONMENT", '"SEE ALSO"')),
+       name + " has the other sections")
+
+
+def test_formatting(page):
+    """groff has nothing to complain about."""
+    name = "warnings of " + os.path.basename(page)
+    if shutil.which("groff") is None:
+        skip(name, "groff is not installed")
+        return
+    ran = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z", page], capture_output=True, text=True, check=False)
+    if ran.stderr:
+        print("#", ran.stderr.replace("\n", "\n# "))
+    ok(ran.returncode == 0 and not ran.stderr, name)
+
+
+def main():
+    tool, pages = os.path.abspath(sys.argv[1]), sys.argv[2:]
+    if not pages:
+        print("1..0 # SKIP this build has no manual pages")
+        return 0
+    commands = dict(re.findall(r"^  (\w+) +(.*)$", helped(tool).split("Commands:\n")[1].split("\n\n")[0], re.M))
+    expected = ["fattn.1"] + [f"fattn-{command}.1" for command in sorted(commands)]
+    ok(sorted(os.path.basename(page) for page in pages) == sorted(expected), "each command has a page")
+    for page in pages:
+        command = os.path.basename(page)[len("fattn"):-len(".1")].lstrip("-")
+        summary = commands.get(command, "exact attention: the tool of the fattn library")
+        test_page(tool, command, summary.replace("\\", ""), source(page))
+        test_formatting(page)
+    print(f"1..{count}")
+    return failures != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -34,6 +34,25 @@ static const char *name_missing(uint64_t missing, char *text, size_t size)
     return text;
 }
 
+/* The name of the tensor whose rows may begin elsewhere than at multiples of `align` bytes, or
+ * NULL. */
+static const char *misaligned(const fattn_problem *p, int64_t align)
+{
+    const struct {
+        const char *name;
+        const fattn_strides *strides;
+    } tensors[] = {{"q", &p->q}, {"k", &p->k}, {"v", &p->v}};
+    const int64_t elements = align / fattn_dtype_size(p->dtype);
+    for (size_t n = 0; align && n < sizeof tensors / sizeof tensors[0]; n++) {
+        const fattn_strides *const s = tensors[n].strides;
+        if (p->pointer_alignment < align || s->batch % elements || s->seq % elements ||
+            s->head % elements) {
+            return tensors[n].name;
+        }
+    }
+    return NULL;
+}
+
 const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *p, char *text,
                                   size_t size)
 {
@@ -56,6 +75,12 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
     if (kernel->rows_max && rows > kernel->rows_max) {
         snprintf(text, size, "takes %lld query rows a key/value head, not %lld",
                  (long long)kernel->rows_max, (long long)rows);
+        return text;
+    }
+    const char *const tensor = misaligned(p, kernel->align);
+    if (tensor) {
+        snprintf(text, size, "needs rows aligned to %lld bytes, not those of %s",
+                 (long long)kernel->align, tensor);
         return text;
     }
     return NULL;

@@ -17,6 +17,15 @@ typedef struct fattn_work {
     int64_t split; /* part of the keys */
 } fattn_work;
 
+/* a / b for a >= 0, b > 0. Divisions are slow on a GPU, above all those of 64 bits. */
+FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
+{
+    if (b == 1) {
+        return a;
+    }
+    return (a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
+}
+
 /*
  * Items of a head follow one another, so that its keys and values stay in cache, and within a head
  * the last rows come first. Under a causal mask these are the heavy ones: what is handed out last,
@@ -25,12 +34,13 @@ typedef struct fattn_work {
  */
 FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
 {
-    const int64_t block = item / tiling->splits, head = block / tiling->q_blocks;
+    const int64_t block = fattn_quotient(item, tiling->splits);
+    const int64_t head = fattn_quotient(block, tiling->q_blocks);
     fattn_work work;
-    work.batch = head / heads;
-    work.head = head % heads;
-    work.block = tiling->q_blocks - 1 - block % tiling->q_blocks;
-    work.split = item % tiling->splits;
+    work.batch = fattn_quotient(head, heads);
+    work.head = head - work.batch * heads;
+    work.block = tiling->q_blocks - 1 - (block - head * tiling->q_blocks);
+    work.split = item - block * tiling->splits;
     return work;
 }
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backends/gpu/gpu.h"
+#include "backends/cuda/cuda.h"
 
 #define LIBRARY "libcuda.so.1"
 
@@ -105,7 +105,7 @@ static const fattn_gpu_api *find_api(const char **why)
 #include "backends/cuda/images.inc"
 #undef FATTN_CUDA_IMAGE
 
-static const fattn_gpu_kernel *const tables[] = {fattn_gpu_simt, NULL};
+static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_gpu_simt, NULL};
 
 static const fattn_gpu_vendor vendor = {
     .name = "cuda",

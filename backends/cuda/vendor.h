@@ -14,7 +14,7 @@
  *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE
  *     gpu_max                       the larger; a NaN may be dropped
  *     gpu_f16_to_f32 gpu_f16_from_f32
- *     gpu_f2 gpu_f4 gpu_u2          2 and 4 floats, 2 words, aligned to their size
+ *     gpu_f2 gpu_f4 gpu_u2 gpu_u4   2 and 4 floats, 2 and 4 words, aligned to their size
  */
 #ifndef FATTN_CUDA_VENDOR_H
 #define FATTN_CUDA_VENDOR_H
@@ -31,6 +31,7 @@
 typedef float2 gpu_f2;
 typedef float4 gpu_f4;
 typedef uint2 gpu_u2;
+typedef uint4 gpu_u4;
 
 GPU_DEVICE int gpu_thread(void) { return (int)threadIdx.x; }
 GPU_DEVICE int gpu_threads(void) { return (int)blockDim.x; }

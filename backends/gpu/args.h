@@ -12,7 +12,8 @@
 #include "core/score.h"
 #include "fattn/fattn.h"
 
-/* Tensors whose rows may be read and written four elements at a time. */
+/* Tensors: those whose rows may be read and written four elements at a time are set in `quads`,
+ * those whose rows begin at multiples of 16 bytes in `chunks`. */
 enum {
     FATTN_GPU_QUADS_Q = 1,
     FATTN_GPU_QUADS_K = 2,
@@ -31,7 +32,7 @@ typedef struct fattn_gpu_args {
     fattn_score_rule rule;
     fattn_dtype dtype_gradient; /* of dq, dk, dv */
     uint32_t dropout_threshold;
-    unsigned quads; /* FATTN_GPU_QUADS_* */
+    unsigned quads, chunks; /* FATTN_GPU_QUADS_* */
     char *workspace;
 } fattn_gpu_args;
 

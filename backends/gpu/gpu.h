@@ -36,6 +36,11 @@ typedef struct fattn_gpu_kernel {
 /* Rows for any GPU (simt.c), best first; the last has no name. */
 extern const fattn_gpu_kernel fattn_gpu_simt[];
 
+/* What every forward kernel shares that packs groups and splits keys (parts.cuh): the workspace for
+ * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */
+int64_t fattn_gpu_parts_workspace(const fattn_problem *problem, const fattn_tiling *tiling);
+fattn_gpu_phase fattn_gpu_combine;
+
 /* Compiled kernels, embedded as bytes. */
 typedef struct fattn_gpu_image {
     const char *name;

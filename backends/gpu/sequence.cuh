@@ -37,6 +37,16 @@ GPU_DEVICE fattn_sequence gpu_sequence(const fattn_gpu_args &g, int64_t b)
 {
     const fattn_problem &p = g.problem;
     const fattn_buffers &buf = g.buffers;
+    if (!(p.features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                        FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS))) {
+        fattn_sequence same; /* all sequences are alike */
+        same.q_row = same.k_row = same.q_position = same.k_position = 0;
+        same.q_batch = same.k_batch = b;
+        same.sq = p.seqlen_q;
+        same.sk = same.slot_k = p.seqlen_k;
+        same.diagonal = p.anchor == FATTN_BOTTOM_RIGHT ? p.seqlen_k - p.seqlen_q : 0;
+        return same;
+    }
     const bool paged = p.features & FATTN_PAGED;
     fattn_sequence s;
     int64_t own_q = p.seqlen_q, own_k = p.seqlen_k, whole_q = -1, whole_k = -1;

@@ -50,13 +50,14 @@ static int64_t slab_width(int64_t dim, int64_t widest)
 
 /* --- Arguments -------------------------------------------------------------------------------- */
 
-/* Whether rows of a tensor may be touched four elements at a time: they begin at multiples of four,
- * and the pointer is promised to. */
-static bool has_quads(const fattn_problem *p, const fattn_strides *s, fattn_dtype dtype)
+/* Whether rows of a tensor begin at multiples of so many bytes: by their strides, and by what is
+ * promised of the pointer. */
+static bool is_aligned(const fattn_problem *p, const fattn_strides *s, fattn_dtype dtype,
+                       int64_t bytes)
 {
-    const int64_t bytes = 4 * fattn_dtype_size(dtype);
-    return p->pointer_alignment >= bytes && s->batch % 4 == 0 && s->seq % 4 == 0 &&
-           s->head % 4 == 0;
+    const int64_t elements = bytes / fattn_dtype_size(dtype);
+    return p->pointer_alignment >= bytes && s->batch % elements == 0 && s->seq % elements == 0 &&
+           s->head % elements == 0;
 }
 
 void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fattn_gpu_args *args)
@@ -82,10 +83,15 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
     args->dtype_gradient = gradient;
     args->dropout_threshold =
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
-    args->quads = 0;
+    args->quads = args->chunks = 0;
     for (size_t n = 0; n < sizeof tensors / sizeof tensors[0]; n++) {
-        if (has_quads(p, tensors[n].strides, tensors[n].dtype)) {
+        const fattn_strides *const strides = tensors[n].strides;
+        const fattn_dtype dtype = tensors[n].dtype;
+        if (is_aligned(p, strides, dtype, 4 * fattn_dtype_size(dtype))) {
             args->quads |= tensors[n].bit;
+        }
+        if (is_aligned(p, strides, dtype, 16)) {
+            args->chunks |= tensors[n].bit;
         }
     }
 }
@@ -121,15 +127,15 @@ static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
     return rows < t->br ? rows : t->br;
 }
 
-static void combine_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+void fattn_gpu_combine(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "simt_combine");
+    snprintf(shape->entry, sizeof shape->entry, "combine");
     shape->blocks = t->splits > 1 ? t->items / t->splits * item_rows(p, t) : 0;
     shape->threads = 128;
 }
 
 /* m, l and o of every row of every item. */
-static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *t)
+int64_t fattn_gpu_parts_workspace(const fattn_problem *p, const fattn_tiling *t)
 {
     if (times(times(t->items, ceil_div(p->dim_v, 64)), 2) < 0) {
         return -1;
@@ -236,9 +242,9 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .splits_keys = true,
                 .tiles = decode_tiles,
                 .fast_bytes = tile_bytes,
-                .workspace = forward_workspace},
+                .workspace = fattn_gpu_parts_workspace},
         .image = "simt_forward",
-        .phases = {decode_shape, combine_shape},
+        .phases = {decode_shape, fattn_gpu_combine},
     },
     {
         .row = {.name = "simt_forward",
@@ -250,9 +256,9 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .splits_keys = true,
                 .tiles = square_tiles,
                 .fast_bytes = tile_bytes,
-                .workspace = forward_workspace},
+                .workspace = fattn_gpu_parts_workspace},
         .image = "simt_forward",
-        .phases = {forward_shape, combine_shape},
+        .phases = {forward_shape, fattn_gpu_combine},
     },
     {
         .row = {.name = "simt_backward",

@@ -271,6 +271,6 @@ GPU_FORWARD(simt_decode_64, gpu_rows_16, 64)
 GPU_FORWARD(simt_decode_128, gpu_rows_16, 128)
 GPU_FORWARD(simt_decode_256, gpu_rows_16, 256)
 
-GPU_KERNEL(128, 1) simt_combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
+GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
 
 #endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of backend "cuda". */
+#ifndef FATTN_CUDA_H
+#define FATTN_CUDA_H
+
+#include "backends/gpu/gpu.h"
+
+/* Rows of the tensor cores' kernels (mma.c), best first; the last has no name. */
+extern const fattn_gpu_kernel fattn_cuda_mma[];
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What mma.c, which plans them, and the mma.sync kernels must agree on. */
+#ifndef FATTN_CUDA_MMA_H
+#define FATTN_CUDA_MMA_H
+
+/*
+ * The shapes that are compiled: X(variant, width, rows, keys, tiles, warps, blocks), with width the
+ * padded channels, rows = 16 * tiles * warps, tiles of 16 rows that a warp owns, and blocks that a
+ * multiprocessor is to hold. A warp of 32 rows reads keys and values from shared memory half as
+ * often as two of 16, and its accumulators leave no registers to spare; at 256 channels they would
+ * not fit. docs/PERFORMANCE.md has the measurements.
+ */
+#define MMA_SHAPES(X)              \
+    X(lean, 64, 128, 128, 2, 4, 2) \
+    X(lean, 128, 128, 64, 2, 4, 2) \
+    X(lean, 256, 128, 64, 1, 8, 1) \
+    X(lean, 256, 64, 32, 1, 4, 2)  \
+    X(full, 64, 64, 64, 1, 4, 2)   \
+    X(full, 128, 64, 64, 1, 4, 2)  \
+    X(full, 256, 64, 32, 1, 4, 1)
+
+/* Bytes of shared memory of a block: a tile of queries, two of keys, two of values, all of `width`
+ * elements a row, who the rows are, and the item. */
+#define MMA_SHARED(width, rows, keys) (2 * (width) * ((rows) + 4 * (keys)) + 32 * (rows) + 512)
+
+#endif

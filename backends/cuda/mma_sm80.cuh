@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tensor cores as NVIDIA has them since Ampere: a warp multiplies 16 x 16 by 16 x 8 of 16-bit
+ * elements and adds to 16 x 8 floats (mma.sync.m16n8k16). Operands come from shared memory, filled
+ * by asynchronous copies of 16 bytes.
+ *
+ * Fragments, for lane 4 g + t of a warp:
+ *
+ *     A   a[0] (g, 2t)   a[1] (g + 8, 2t)   a[2] (g, 2t + 8)   a[3] (g + 8, 2t + 8)
+ *     B   b[0] (2t, g)   b[1] (2t + 8, g)
+ *     C   c[0] (g, 2t)   c[1] (g, 2t + 1)   c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
+ *
+ * where a and b hold that element and its neighbour in the direction of the sum;
+ * so the products of two neighbouring C tiles, rounded, are an A: probabilities go from one product
+ * to the next without leaving their registers.
+ *
+ * A tile in shared memory has rows of `pitch` elements, a multiple of 64, in chunks of 8; chunk c
+ * of row r lies at c ^ (r % 8). Eight rows of one chunk then cover all 32 banks, for copies as for
+ * ldmatrix, which reads eight rows of 16 bytes a phase.
+ */
+#ifndef FATTN_CUDA_MMA_SM80_CUH
+#define FATTN_CUDA_MMA_SM80_CUH
+
+#include "backends/gpu/element.cuh"
+
+/* Two floats to a pair of 16 bits, lo first in memory; and the product. */
+struct mma_f16 {
+    GPU_DEVICE uint32_t pack(float lo, float hi)
+    {
+        uint32_t pair;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+        return pair;
+    }
+    GPU_DEVICE void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])
+    {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+};
+
+struct mma_bf16 {
+    GPU_DEVICE uint32_t pack(float lo, float hi)
+    {
+        uint32_t pair;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+        return pair;
+    }
+    GPU_DEVICE void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])
+    {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+};
+
+/* The address of shared memory that the instructions below want. */
+GPU_DEVICE uint32_t mma_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* Four 8 x 8 matrices, lanes 8 n .. 8 n + 7 giving the rows of matrix n. */
+GPU_DEVICE void mma_load(uint32_t x[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at));
+}
+
+/* The same, each transposed. */
+GPU_DEVICE void mma_load_transposed(uint32_t x[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at));
+}
+
+/* Begins to copy the first `bytes` of 16 and zeros for the rest. */
+GPU_DEVICE void mma_copy(uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+GPU_DEVICE void mma_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* Waits until at most N groups of this thread's copies are under way. */
+template <int N> GPU_DEVICE void mma_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* 2^x to 2 ulp, subnormal results 0. */
+GPU_DEVICE float mma_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Address of chunk c of row r in a tile. */
+template <int PITCH> GPU_DEVICE uint32_t mma_place(uint32_t tile, int r, int c)
+{
+    return tile + 2 * PITCH * r + ((c ^ r & 7) << 4);
+}
+
+/* From the address of a chunk to that of sixteen rows times `rows` further down, 2 * `chunks` to
+ * the right. Rows are aligned to 128 bytes, so that swizzling and stepping are bits apart. */
+template <int PITCH> GPU_DEVICE uint32_t mma_step(uint32_t at, int rows, int chunks)
+{
+    return (at ^ chunks % 4 << 5) + 32 * PITCH * rows + 128 * (chunks / 4);
+}
+
+#endif

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""fattn beside PyTorch's scaled_dot_product_attention on one GPU, in one process, interleaved.
+
+Prints a table of tab-separated values: for each shape the median rate of fattn and of each of
+PyTorch's backends (flash is FlashAttention-2), in TFLOP/s of the products that the formula has, and
+fattn's ratio to each. With --plot, also a picture per head dimension and direction. Inputs are
+normal random numbers; every contender runs in turn, `--repeats` times.
+
+    bench/pytorch.py --library build/libfattn.so.0 --dim 64 128 --dir fwd bwd
+"""
+import argparse
+import ctypes
+import statistics
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+I64, F64, U64, PTR = ctypes.c_int64, ctypes.c_double, ctypes.c_uint64, ctypes.c_void_p
+
+
+class Strides(ctypes.Structure):
+    _fields_ = [(name, I64) for name in "batch seq head".split()]
+
+
+class Problem(ctypes.Structure):
+    """fattn_problem of include/fattn/fattn.h."""
+    _fields_ = (
+        [("struct_size", ctypes.c_size_t)]
+        + [(name, ctypes.c_int) for name in "op dtype dtype_o dtype_bias layout anchor".split()]
+        + [("features", U64), ("outputs", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+        + [(name, I64) for name in """batch heads_q heads_k seqlen_q seqlen_k dim dim_v total_q
+            total_k page_size num_pages max_pages block_table_stride""".split()]
+        + [(name, Strides) for name in "q k v o dout dq dk dv".split()]
+        + [(name, F64) for name in "scale softcap dropout_p".split()]
+        + [(name, I64) for name in "window_left window_right".split()]
+        + [(name, I64 * 4) for name in """bias_stride mask_stride block_mask_stride
+            dbias_stride""".split()]
+        + [(name, I64) for name in """block_m block_n alibi_batch_stride batch_offset head_offset
+            pointer_alignment""".split()])
+
+
+class Buffers(ctypes.Structure):
+    """fattn_buffers."""
+    _fields_ = (
+        [("struct_size", ctypes.c_size_t)]
+        + [(name, PTR) for name in """q k v o lse dout dlse dq dk dv dbias dsink bias mask block_mask
+            alibi_slopes sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k block_table""".split()]
+        + [(name, I64) for name in "q_offset k_offset whole_q whole_k".split()]
+        + [(name, PTR) for name in "q_offsets k_offsets wholes_q wholes_k".split()]
+        + [("seed", U64), ("offset", U64), ("seed_ptr", PTR), ("offset_ptr", PTR)])
+
+
+class PlanInfo(ctypes.Structure):
+    """fattn_plan_info."""
+    _fields_ = (
+        [("struct_size", ctypes.c_size_t), ("kernel", ctypes.c_char * 64)]
+        + [(name, I64) for name in "br bc splits work_items workspace_bytes".split()]
+        + [(name, F64) for name in """predicted_bytes standard_bytes lower_bound_bytes flops
+            effective_dropout""".split()])
+
+
+CAUSAL, OUT_O, OUT_LSE = 1, 1, 2
+BHSD, TOP_LEFT = 2, 2
+DTYPES = {"f32": (torch.float32, 1), "f16": (torch.float16, 2), "bf16": (torch.bfloat16, 3)}
+PEERS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class Fattn:
+    """A forward and a backward plan of one shape, on PyTorch's tensors and stream."""
+
+    def __init__(self, library, q, k, v, causal, dout):
+        self.lib = library
+        self.stream = PTR(torch.cuda.current_stream().cuda_stream)
+        self.tensors = dict(q=q, k=k, v=v, dout=dout, o=torch.empty_like(dout),
+                            lse=torch.empty(q.shape[:3], device=q.device),
+                            dq=torch.empty_like(q), dk=torch.empty_like(k),
+                            dv=torch.empty_like(v))
+        self.buffers = Buffers()
+        library.fattn_buffers_init(ctypes.byref(self.buffers))
+        for name, tensor in self.tensors.items():
+            setattr(self.buffers, name, tensor.data_ptr())
+        self.plans = {}
+        self.causal = causal
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.lib.fattn_last_reason().decode())
+
+    def plan(self, direction):
+        q, k, v = (self.tensors[name] for name in "qkv")
+        p = Problem()
+        self.lib.fattn_problem_init(ctypes.byref(p))
+        p.op = 2 if direction == "bwd" else 1
+        p.dtype = next(number for kind, number in DTYPES.values() if kind == q.dtype)
+        p.layout = BHSD
+        p.features = CAUSAL if self.causal else 0
+        p.anchor = TOP_LEFT
+        p.outputs = OUT_O | OUT_LSE if direction == "fwd" else 0
+        p.batch, p.heads_q, p.seqlen_q, p.dim = q.shape
+        p.heads_k, p.seqlen_k, p.dim_v = v.shape[1:]
+        plan, info = PTR(), PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
+        self.check(self.lib.fattn_plan_create(self.lib.device, ctypes.byref(p),
+                                              ctypes.byref(plan)))
+        self.check(self.lib.fattn_plan_get_info(plan, ctypes.byref(info)))
+        workspace = torch.empty(max(info.workspace_bytes, 256), dtype=torch.uint8, device=q.device)
+        self.plans[direction] = plan, workspace, info
+        return info
+
+    def run(self, direction):
+        plan, workspace, _ = self.plans[direction]
+        self.check(self.lib.fattn_execute(plan, ctypes.byref(self.buffers),
+                                          PTR(workspace.data_ptr()), self.stream))
+
+    def close(self):
+        for plan, _, _ in self.plans.values():
+            self.lib.fattn_plan_destroy(plan)
+
+
+def load(path):
+    library = ctypes.CDLL(path)
+    library.fattn_last_reason.restype = ctypes.c_char_p
+    library.fattn_plan_destroy.argtypes = [PTR]
+    library.device = PTR()
+    if library.fattn_device_open(b"cuda", ctypes.byref(library.device)):
+        sys.exit(library.fattn_last_reason().decode())
+    return library
+
+
+def contenders(fattn, direction, q, k, v, dout, causal, peers):
+    """Name to a function that does one run. A backend that refuses the shape is left out."""
+    found = {"fattn": lambda: fattn.run(direction)}
+    for name in peers:
+        backend = PEERS[name]
+
+        def forward(backend=backend):
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+        try:
+            o = forward()
+        except RuntimeError:
+            continue
+        if direction == "fwd":
+            found[name] = lambda forward=forward: forward()
+        else:
+            found[name] = lambda o=o: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True)
+    return found
+
+
+def seconds(run, count):
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(count):
+        run()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3 / count
+
+
+def measure(runs, repeats):
+    """Median seconds of each, interleaved; each sample lasts about ten milliseconds."""
+    counts, samples = {}, {name: [] for name in runs}
+    for name, run in runs.items():
+        seconds(run, 2)
+        counts[name] = max(1, int(0.01 / seconds(run, 3)))
+    for _ in range(repeats):
+        for name, run in runs.items():
+            samples[name].append(seconds(run, counts[name]))
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def shapes(options):
+    for direction in options.dir:
+        for dim in options.dim:
+            for causal in options.mask:
+                for length in options.length:
+                    heads = options.heads or options.width // dim
+                    batch = max(1, options.tokens // length)
+                    yield direction, dim, causal == "causal", length, batch, heads
+
+
+def draw(rows, path):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plot
+    panels = sorted({(row["dir"], row["d"], row["mask"]) for row in rows})
+    figure, axes = plot.subplots(1, len(panels), figsize=(4 * len(panels), 3.5), squeeze=False)
+    for axis, panel in zip(axes[0], panels):
+        mine = [row for row in rows if (row["dir"], row["d"], row["mask"]) == panel]
+        for name in mine[0]["rates"]:
+            points = [(row["N"], row["rates"][name]) for row in mine if name in row["rates"]]
+            axis.plot(*zip(*points), marker="o", label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{panel[0]}, d = {panel[1]}, {panel[2]}")
+        axis.set_xlabel("N")
+        axis.set_ylabel("TFLOP/s")
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--library", default="libfattn.so.0")
+    parser.add_argument("--dir", nargs="+", default=["fwd"], choices=["fwd", "bwd"])
+    parser.add_argument("--dim", nargs="+", type=int, default=[64, 128])
+    parser.add_argument("--mask", nargs="+", default=["full", "causal"],
+                        choices=["full", "causal"])
+    parser.add_argument("--length", nargs="+", type=int,
+                        default=[512, 1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
+    parser.add_argument("--tokens", type=int, default=16384, help="batch * length")
+    parser.add_argument("--width", type=int, default=2048, help="heads * dim, without --heads")
+    parser.add_argument("--heads", type=int)
+    parser.add_argument("--heads-k", type=int)
+    parser.add_argument("--peers", nargs="+", default=["flash", "cudnn"], choices=PEERS)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--plot", metavar="FILE.png")
+    options = parser.parse_args()
+
+    library = load(options.library)
+    rows = []
+    print("dir", "dtype", "d", "mask", "N", "B", "H", "kernel", "fattn", *options.peers,
+          *("/" + name for name in options.peers), "error", sep="\t")
+    for direction, dim, causal, length, batch, heads in shapes(options):
+        kind = DTYPES[options.dtype][0]
+
+        def normal(heads):
+            return torch.randn(batch, heads, length, dim, device="cuda", dtype=kind,
+                               requires_grad=direction == "bwd")
+        q, k, v = normal(heads), normal(options.heads_k or heads), normal(options.heads_k or heads)
+        dout = torch.randn_like(q)
+        fattn = Fattn(library, q, k, v, causal, dout)
+        info = fattn.plan("fwd")
+        fattn.run("fwd")
+        if direction == "bwd":
+            info = fattn.plan("bwd")
+        runs = contenders(fattn, direction, q, k, v, dout, causal, options.peers)
+        median = measure(runs, options.repeats)
+        flops = 4 * batch * heads * length * length * dim / (2 if causal else 1)
+        flops *= 2.5 if direction == "bwd" else 1
+        rates = {name: flops / value / 1e12 for name, value in median.items()}
+        error = difference(fattn, runs, direction, options.peers)
+        rows.append(dict(dir=direction, d=dim, mask="causal" if causal else "full", N=length,
+                         rates=rates))
+        print(direction, options.dtype, dim, "causal" if causal else "full", length, batch, heads,
+              info.kernel.decode(), f"{rates['fattn']:.1f}",
+              *(f"{rates[n]:.1f}" if n in rates else "-" for n in options.peers),
+              *(f"{rates['fattn'] / rates[n]:.3f}" if n in rates else "-" for n in options.peers),
+              f"{error:.1e}", sep="\t", flush=True)
+        fattn.close()
+    if options.plot:
+        draw(rows, options.plot)
+
+
+def difference(fattn, runs, direction, peers):
+    """The largest difference between fattn's outputs and the first peer's, so that no row times a
+    wrong result."""
+    peer = next((name for name in peers if name in runs), None)
+    if not peer:
+        return float("nan")
+    theirs = runs[peer]()
+    ours = [fattn.tensors[name] for name in (["o"] if direction == "fwd" else ["dq", "dk", "dv"])]
+    theirs = [theirs] if direction == "fwd" else theirs
+    return max((a.float() - b.float()).abs().max().item() for a, b in zip(ours, theirs))
+
+
+if __name__ == "__main__":
+    main()

@@ -33,7 +33,15 @@ typedef float4 gpu_f4;
 typedef uint2 gpu_u2;
 typedef uint4 gpu_u4;
 
-GPU_DEVICE int gpu_thread(void) { return (int)threadIdx.x; }
+/* Read anew each time. The compiler would make every address that depends on it before the first
+ * loop, and then has no registers left for sums. */
+GPU_DEVICE int gpu_thread(void)
+{
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 GPU_DEVICE int gpu_threads(void) { return (int)blockDim.x; }
 GPU_DEVICE int64_t gpu_block(void) { return blockIdx.x; }
 GPU_DEVICE int64_t gpu_blocks(void) { return gridDim.x; }

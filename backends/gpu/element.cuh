@@ -61,28 +61,60 @@ GPU_DEVICE gpu_tensor gpu_tensor_of(const fattn_gpu_args &g, const void *data, f
     return t;
 }
 
+/* Four elements as they lie in memory: the bits of a float each, or of two 16-bit elements. What is
+ * only moved need not wait for what it is. */
+typedef struct gpu_quad {
+    uint32_t word[4];
+} gpu_quad;
+
 /* Channels c .. c + 3 of the row that begins at element `at`: zeros past the last, and for at < 0.
  * c is a multiple of 4. */
+GPU_DEVICE gpu_quad gpu_fetch_quad(const gpu_tensor &t, int64_t at, int c)
+{
+    gpu_quad quad = {{0, 0, 0, 0}};
+    if (at < 0 || c >= t.dim) {
+        return quad;
+    }
+    const bool whole = t.quads && c + 4 <= t.dim;
+    if (t.dtype == FATTN_F32) {
+        const float *const row = (const float *)t.data + at + c;
+        if (whole) {
+            const gpu_f4 four = *(const gpu_f4 *)row;
+            quad.word[0] = fattn_f32_bits(four.x), quad.word[1] = fattn_f32_bits(four.y);
+            quad.word[2] = fattn_f32_bits(four.z), quad.word[3] = fattn_f32_bits(four.w);
+            return quad;
+        }
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            quad.word[e] = c + e < t.dim ? fattn_f32_bits(row[e]) : 0;
+        }
+        return quad;
+    }
+    const uint16_t *const row = (const uint16_t *)t.data + at + c;
+    if (whole) {
+        const gpu_u2 four = *(const gpu_u2 *)row;
+        quad.word[0] = four.x, quad.word[1] = four.y;
+        return quad;
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        quad.word[e / 2] |= c + e < t.dim ? (uint32_t)row[e] << e % 2 * 16 : 0;
+    }
+    return quad;
+}
+
+GPU_DEVICE void gpu_unpack_quad(fattn_dtype dtype, gpu_quad quad, float x[4])
+{
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        x[e] = dtype == FATTN_F32 ? fattn_f32_from_bits(quad.word[e])
+                                  : gpu_widen(dtype, (uint16_t)(quad.word[e / 2] >> e % 2 * 16));
+    }
+}
+
 GPU_DEVICE void gpu_load_quad(const gpu_tensor &t, int64_t at, int c, float x[4])
 {
-    x[0] = x[1] = x[2] = x[3] = 0;
-    if (at < 0 || c >= t.dim) {
-        return;
-    }
-    if (!t.quads || c + 4 > t.dim) {
-        for (int e = 0; e < 4 && c + e < t.dim; e++) {
-            x[e] = gpu_load(t.data, t.dtype, at + c + e);
-        }
-    } else if (t.dtype == FATTN_F32) {
-        const gpu_f4 four = *(const gpu_f4 *)((const float *)t.data + at + c);
-        x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-    } else {
-        const gpu_u2 four = *(const gpu_u2 *)((const uint16_t *)t.data + at + c);
-        x[0] = gpu_widen(t.dtype, (uint16_t)four.x);
-        x[1] = gpu_widen(t.dtype, (uint16_t)(four.x >> 16));
-        x[2] = gpu_widen(t.dtype, (uint16_t)four.y);
-        x[3] = gpu_widen(t.dtype, (uint16_t)(four.y >> 16));
-    }
+    gpu_unpack_quad(t.dtype, gpu_fetch_quad(t, at, c), x);
 }
 
 /* The inverse, for the channels that exist. */

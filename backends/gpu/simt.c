@@ -109,7 +109,7 @@ static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_g
     const int64_t width = slab_width(p->dim_v, 256);
     name(shape, "simt_forward", width);
     shape->blocks = forward_blocks(p, t, width);
-    shape->threads = width == 256 ? 256 : 128;
+    shape->threads = 256;
 }
 
 static void decode_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)

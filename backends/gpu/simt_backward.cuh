@@ -117,7 +117,6 @@ GPU_DEVICE void gpu_save_row(const fattn_gpu_args &g, const fattn_sequence &seq,
 /* The rows of some query heads of a sequence, and their keys. */
 typedef struct gpu_backward {
     gpu_pairs pairs;
-    gpu_tensor q, k, v, dout;
     int64_t hk, h0, group; /* key/value head; query heads h0 .. h0 + group - 1 */
     int64_t rows;          /* of all these heads, numbered as in pairs.cuh */
 } gpu_backward;
@@ -131,6 +130,7 @@ struct gpu_backward_scratch : gpu_scratch<gpu_square> {
     gpu_row row[GPU_COLS];
     int64_t q_at[GPU_COLS], dout_at[GPU_COLS], k_at[GPU_COLS], v_at[GPU_COLS];
 };
+static_assert(2 * gpu_backward_scratch::STEP_FLOATS >= GPU_COLS * GPU_COLS, "room for a tile");
 
 /* Turns to query heads h0 .. h0 + group - 1 of sequence b. */
 GPU_DEVICE void gpu_open(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t b, int64_t h0,
@@ -141,16 +141,34 @@ GPU_DEVICE void gpu_open(const fattn_gpu_args &g, gpu_backward_scratch &s, int64
     if (gpu_thread() == 0) {
         gpu_backward &f = s.job;
         f.pairs = gpu_pairs_of(g, b);
-        f.q = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
-        f.k = gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim);
-        f.v = gpu_tensor_of(g, g.buffers.v, p.dtype, FATTN_GPU_QUADS_V, p.dim_v);
-        f.dout = gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
         f.hk = h0 / (p.heads_q / p.heads_k);
         f.h0 = h0;
         f.group = group;
         f.rows = f.pairs.seq.sq * group;
     }
     gpu_sync();
+}
+
+/* The inputs of the products. */
+GPU_DEVICE gpu_tensor gpu_tensor_q(const fattn_gpu_args &g)
+{
+    return gpu_tensor_of(g, g.buffers.q, g.problem.dtype, FATTN_GPU_QUADS_Q, g.problem.dim);
+}
+
+GPU_DEVICE gpu_tensor gpu_tensor_k(const fattn_gpu_args &g)
+{
+    return gpu_tensor_of(g, g.buffers.k, g.problem.dtype, FATTN_GPU_QUADS_K, g.problem.dim);
+}
+
+GPU_DEVICE gpu_tensor gpu_tensor_v(const fattn_gpu_args &g)
+{
+    return gpu_tensor_of(g, g.buffers.v, g.problem.dtype, FATTN_GPU_QUADS_V, g.problem.dim_v);
+}
+
+GPU_DEVICE gpu_tensor gpu_tensor_dout(const fattn_gpu_args &g)
+{
+    return gpu_tensor_of(g, g.buffers.dout, g.problem.dtype_o, FATTN_GPU_QUADS_DOUT,
+                         g.problem.dim_v);
 }
 
 /* Finds the rows of a tile. Nobody may still need those before. */
@@ -269,10 +287,11 @@ GPU_DEVICE void gpu_differentiate_tile(const fattn_gpu_args &g, gpu_backward_scr
     enum {
         ALONG = KEYS_ARE_ROWS ? gpu_square::TM : GPU_TN,
         ACROSS = gpu_square::TM * GPU_TN / ALONG
-    };          /* the keys */
-    gpu_sync(); /* the steps of dp are used no more */
+    };                              /* the keys */
+    float *const steps = s.step[0]; /* both have room for a tile */
+    gpu_sync();                     /* and dp used them */
     gpu_put_tile<gpu_square>(s.weights, x);
-    gpu_put_tile<gpu_square>(s.step, dp);
+    gpu_put_tile<gpu_square>(steps, dp);
 #pragma unroll 1
     for (int e = 0; e < ALONG * ACROSS; e += 2) {
         const int key = (KEYS_ARE_ROWS ? ty : tx) * ALONG + e % ALONG;
@@ -282,13 +301,13 @@ GPU_DEVICE void gpu_differentiate_tile(const fattn_gpu_args &g, gpu_backward_scr
                            KEYS_ARE_ROWS ? gpu_place<GPU_COLS>(query, key + 1)
                                          : gpu_place<GPU_COLS>(key + 1, query)};
         float x2[2] = {s.weights[at[0]], s.weights[at[1]]};
-        float dp2[2] = {s.step[at[0]], s.step[at[1]]};
+        float dp2[2] = {steps[at[0]], steps[at[1]]};
         gpu_differentiate_two<OF_DOT>(g, f, terms, s.row[query], j0 + key, x2, dp2);
         s.weights[at[0]] = x2[0], s.weights[at[1]] = x2[1];
-        s.step[at[0]] = dp2[0], s.step[at[1]] = dp2[1];
+        steps[at[0]] = dp2[0], steps[at[1]] = dp2[1];
     }
     gpu_get_tile<gpu_square>(s.weights, x);
-    gpu_get_tile<gpu_square>(s.step, dp);
+    gpu_get_tile<gpu_square>(steps, dp);
 }
 
 /* Adds sums to a thread's rows of a gradient, or writes them: channels c0 .. of row `at`. */
@@ -338,6 +357,7 @@ template <int W>
 GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t first,
                               int64_t j0, int c0, unsigned outputs, gpu_key_sums<W> &sums)
 {
+    enum { EARLY = W != 128 }; /* where sums and dp leave too few registers */
     const gpu_backward &f = s.job;
     const int live = gpu_live_rows(f, first);
     unsigned terms;
@@ -347,19 +367,19 @@ GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, 
 
     gpu_find_rows(g, s, first);
     float x[gpu_square::TM][GPU_TN] = {}, dp[gpu_square::TM][GPU_TN] = {};
-    gpu_dots<gpu_square>(s, f.k, s.k_at, f.q, s.q_at, x);
+    gpu_dots<gpu_square>(s, gpu_tensor_k(g), s.k_at, gpu_tensor_q(g), s.q_at, x);
     if (outputs & FATTN_OUT_DK) {
-        gpu_dots<gpu_square>(s, f.v, s.v_at, f.dout, s.dout_at, dp);
+        gpu_dots<gpu_square>(s, gpu_tensor_v(g), s.v_at, gpu_tensor_dout(g), s.dout_at, dp);
     }
     gpu_differentiate_tile<true, true>(g, s, terms, j0, x, dp);
     if (outputs & FATTN_OUT_DV) {
         gpu_put_tile<gpu_square>(s.weights, x);
-        gpu_mix<gpu_square, W>(s, f.dout, s.dout_at, live, c0, sums.dv);
+        gpu_mix<gpu_square, W, EARLY>(s, gpu_tensor_dout(g), s.dout_at, live, c0, sums.dv);
     }
     if (outputs & FATTN_OUT_DK) {
         gpu_sync(); /* the other weights are used no more */
         gpu_put_tile<gpu_square>(s.weights, dp);
-        gpu_mix<gpu_square, W>(s, f.q, s.q_at, live, c0, sums.dk);
+        gpu_mix<gpu_square, W, EARLY>(s, gpu_tensor_q(g), s.q_at, live, c0, sums.dk);
     }
 }
 
@@ -453,11 +473,11 @@ GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &g, gpu_backward_scratch &
 
     gpu_find_keys(g, s, j0);
     float x[gpu_square::TM][GPU_TN] = {}, dp[gpu_square::TM][GPU_TN] = {};
-    gpu_dots<gpu_square>(s, f.q, s.q_at, f.k, s.k_at, x);
-    gpu_dots<gpu_square>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
+    gpu_dots<gpu_square>(s, gpu_tensor_q(g), s.q_at, gpu_tensor_k(g), s.k_at, x);
+    gpu_dots<gpu_square>(s, gpu_tensor_dout(g), s.dout_at, gpu_tensor_v(g), s.v_at, dp);
     gpu_differentiate_tile<true, false>(g, s, terms, j0, x, dp);
     gpu_put_tile<gpu_square>(s.weights, dp);
-    gpu_mix<gpu_square, W>(s, f.k, s.k_at, live, c0, dq);
+    gpu_mix < gpu_square, W, W<256>(s, gpu_tensor_k(g), s.k_at, live, c0, dq);
 }
 
 template <int W>
@@ -529,8 +549,8 @@ GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, 
     gpu_find_rows(g, s, i0);
     gpu_find_keys(g, s, j0);
     float x[gpu_square::TM][GPU_TN] = {}, dp[gpu_square::TM][GPU_TN] = {};
-    gpu_dots<gpu_square>(s, f.q, s.q_at, f.k, s.k_at, x);
-    gpu_dots<gpu_square>(s, f.dout, s.dout_at, f.v, s.v_at, dp);
+    gpu_dots<gpu_square>(s, gpu_tensor_q(g), s.q_at, gpu_tensor_k(g), s.k_at, x);
+    gpu_dots<gpu_square>(s, gpu_tensor_dout(g), s.dout_at, gpu_tensor_v(g), s.v_at, dp);
     gpu_differentiate_tile<false, false>(g, s, terms, j0, x, dp);
     GPU_UNROLL
     for (int m = 0; m < gpu_square::TM; m++) {
@@ -667,6 +687,7 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
 
 GPU_KEYS(simt_backward_keys_64, 64)
 GPU_KEYS(simt_backward_keys_128, 128)
+/* Its sums alone are 128 registers. */
 GPU_KERNEL(gpu_square::THREADS, 1) simt_backward_keys_256(const GPU_PARAM fattn_gpu_args g)
 {
     gpu_keys_all<256>(g);

@@ -160,7 +160,7 @@ GPU_DEVICE void gpu_forward_tile(const fattn_gpu_args &g, gpu_forward_scratch<S>
     gpu_forward_soften<S, W>(g, s, f, j0, x);
     if (p.outputs & FATTN_OUT_O) {
         gpu_put_tile<S>(s.weights, x);
-        gpu_mix<S, W>(s, f.v, s.v_at, live, f.c0, f.o);
+        gpu_mix<S, W, true>(s, f.v, s.v_at, live, f.c0, f.o);
     }
 }
 
@@ -254,22 +254,21 @@ template <class S, int W> GPU_DEVICE void gpu_forward_all(const fattn_gpu_args &
 
 /* --- Entries: simt.c chooses among them by name ----------------------------------------------- */
 
-#define GPU_FORWARD(name, shape, width)                                  \
-    GPU_KERNEL(shape::THREADS, 1) name(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                    \
-        gpu_forward_all<shape, width>(g);                                \
+#define GPU_FORWARD(name, shape, blocks, width)                               \
+    GPU_KERNEL(shape::THREADS, blocks) name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                         \
+        gpu_forward_all<shape, width>(g);                                     \
     }
 
-typedef gpu_shape<8, 8> gpu_rows_64;
-typedef gpu_shape<4, 16> gpu_rows_64_by_16;
+typedef gpu_shape<4, 16> gpu_rows_64;
 typedef gpu_shape<2, 8> gpu_rows_16;
 
-GPU_FORWARD(simt_forward_64, gpu_rows_64, 64)
-GPU_FORWARD(simt_forward_128, gpu_rows_64, 128)
-GPU_FORWARD(simt_forward_256, gpu_rows_64_by_16, 256)
-GPU_FORWARD(simt_decode_64, gpu_rows_16, 64)
-GPU_FORWARD(simt_decode_128, gpu_rows_16, 128)
-GPU_FORWARD(simt_decode_256, gpu_rows_16, 256)
+GPU_FORWARD(simt_forward_64, gpu_rows_64, 2, 64)
+GPU_FORWARD(simt_forward_128, gpu_rows_64, 2, 128)
+GPU_FORWARD(simt_forward_256, gpu_rows_64, 1, 256)
+GPU_FORWARD(simt_decode_64, gpu_rows_16, 1, 64)
+GPU_FORWARD(simt_decode_128, gpu_rows_16, 1, 128)
+GPU_FORWARD(simt_decode_256, gpu_rows_16, 1, 256)
 
 GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
 

@@ -10,10 +10,12 @@
  *     gpu_mix    y[row][c]   += sum over cols of weight[col][row] t[col][c]   P V, dS K, ...
  *
  * Both walk their sums in steps that fit shared memory, where operands lie as floats, the summed
- * index first. A thread reads four rows at a time; rows are exclusive-or'ed with bits of the summed
- * index, so that writing four channels of a row, which lie in four rows of the chunk, meets no bank
- * twice. Shared memory does not grow with the head dimension: queries too are read again for every
- * tile, which costs 1/TX of the time that the products take, and comes from the cache.
+ * index first. A step is on its way from memory while the one before is used; two take turns, so
+ * that threads meet once a step. A thread reads four rows at a time; rows are exclusive-or'ed with
+ * bits of the summed index, so that writing four channels of a row, which lie in four rows of the
+ * chunk, meets no bank twice. Shared memory does not grow with the head dimension: queries too are
+ * read again for every tile, which costs 1/TX of the time that the products take, and comes from
+ * the cache.
  */
 #ifndef FATTN_GPU_TILE_CUH
 #define FATTN_GPU_TILE_CUH
@@ -24,8 +26,8 @@ enum {
     GPU_TX = 16,
     GPU_TN = 4,
     GPU_COLS = GPU_TX * GPU_TN,
-    GPU_CHANNELS = 32,    /* of a step of gpu_dots */
-    GPU_MIX_FLOATS = 4096 /* of a step of gpu_mix */
+    GPU_CHANNELS = 16,    /* of a step of gpu_dots */
+    GPU_MIX_FLOATS = 2048 /* of a step of gpu_mix */
 };
 
 /* Column and row of a thread. Neighbours share a column, and threads two apart a row: shared memory
@@ -43,7 +45,7 @@ template <class S> struct gpu_scratch {
         DOT_FLOATS = (S::ROWS + GPU_COLS) * GPU_CHANNELS,
         STEP_FLOATS = DOT_FLOATS > GPU_MIX_FLOATS ? DOT_FLOATS : GPU_MIX_FLOATS
     };
-    alignas(16) float step[STEP_FLOATS];
+    alignas(16) float step[2][STEP_FLOATS];        /* one is filled while the other is used */
     alignas(16) float weights[GPU_COLS * S::ROWS]; /* [col][row], placed by gpu_place */
 };
 
@@ -51,7 +53,8 @@ template <class S> struct gpu_scratch {
  * 4 on stay together. */
 template <int ROWS> GPU_DEVICE int gpu_place(int inner, int row)
 {
-    return inner * ROWS + (row ^ (inner & (ROWS - 4) & 28));
+    const int turned = (inner & 12) * 2 | (inner & 16) / 4;
+    return inner * ROWS + (row ^ (turned & (ROWS - 4)));
 }
 
 /* x = rows row .. row + N - 1 of line inner; row is a multiple of N, 1, 2 or a multiple of 4. */
@@ -108,10 +111,11 @@ template <class S> GPU_DEVICE void gpu_put_tile(float *weights, const float x[S:
 /* The inverse. */
 template <class S> GPU_DEVICE void gpu_get_tile(const float *weights, float x[S::TM][GPU_TN])
 {
+    const int tx = gpu_tx(), ty = gpu_ty();
     GPU_UNROLL
     for (int n = 0; n < GPU_TN; n++) {
         float column[S::TM];
-        gpu_pick<S::ROWS, S::TM>(weights, gpu_tx() * GPU_TN + n, gpu_ty() * S::TM, column);
+        gpu_pick<S::ROWS, S::TM>(weights, tx * GPU_TN + n, ty * S::TM, column);
         GPU_UNROLL
         for (int m = 0; m < S::TM; m++) {
             x[m][n] = column[m];
@@ -119,47 +123,90 @@ template <class S> GPU_DEVICE void gpu_get_tile(const float *weights, float x[S:
     }
 }
 
-/* lines[c][row] = channels c0 + c of rows at[row]. */
+/* A step of gpu_dots on its way: channels c0 .. of rows at[row], and then lines[c][row]. */
+template <int ROWS, int THREADS> struct gpu_dots_part {
+    enum { QUADS = ROWS * GPU_CHANNELS / 4, OWN = (QUADS + THREADS - 1) / THREADS };
+    gpu_quad quad[OWN];
+};
+
 template <int ROWS, int THREADS>
-GPU_DEVICE void gpu_fill_lines(float *lines, const gpu_tensor &t, const int64_t *at, int c0)
+GPU_DEVICE void gpu_dots_fetch(gpu_dots_part<ROWS, THREADS> &part, const gpu_tensor &t,
+                               const int64_t *at, int c0)
 {
-    for (int n = gpu_thread(); n < ROWS * GPU_CHANNELS / 4; n += THREADS) {
-        const int row = n / (GPU_CHANNELS / 4), c = n % (GPU_CHANNELS / 4) * 4;
-        float x[4];
-        gpu_load_quad(t, at[row], c0 + c, x);
+    const int thread = gpu_thread();
+    GPU_UNROLL
+    for (int own = 0; own < part.OWN; own++) {
+        const int n = own * THREADS + thread, row = n / (GPU_CHANNELS / 4);
+        if (part.QUADS % THREADS == 0 || row < ROWS) {
+            part.quad[own] = gpu_fetch_quad(t, at[row], c0 + n % (GPU_CHANNELS / 4) * 4);
+        }
+    }
+}
+
+template <int ROWS, int THREADS>
+GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dtype dtype,
+                             float *lines)
+{
+    const int thread = gpu_thread();
+    GPU_UNROLL
+    for (int own = 0; own < part.OWN; own++) {
+        const int n = own * THREADS + thread, row = n / (GPU_CHANNELS / 4);
+        if (part.QUADS % THREADS == 0 || row < ROWS) {
+            float x[4];
+            gpu_unpack_quad(dtype, part.quad[own], x);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) {
+                lines[gpu_place<ROWS>(n % (GPU_CHANNELS / 4) * 4 + e, row)] = x[e];
+            }
+        }
+    }
+}
+
+/* x += a step: lines of a, and after them lines of b. */
+template <class S> GPU_DEVICE void gpu_dots_step(const float *lines, float x[S::TM][GPU_TN])
+{
+    const int tx = gpu_tx(), ty = gpu_ty();
+    GPU_UNROLL
+    for (int c = 0; c < GPU_CHANNELS; c++) {
+        float ax[S::TM], bx[GPU_TN];
+        gpu_pick<S::ROWS, S::TM>(lines, c, ty * S::TM, ax);
+        gpu_pick<GPU_COLS, GPU_TN>(lines + S::ROWS * GPU_CHANNELS, c, tx * GPU_TN, bx);
         GPU_UNROLL
-        for (int e = 0; e < 4; e++) {
-            lines[gpu_place<ROWS>(c + e, row)] = x[e];
+        for (int m = 0; m < S::TM; m++) {
+            GPU_UNROLL
+            for (int n = 0; n < GPU_TN; n++) {
+                x[m][n] = fmaf(ax[m], bx[n], x[m][n]);
+            }
         }
     }
 }
 
 /* x[row][col] += sum over the channels of a and b. a, b: elements where rows begin, [ROWS], [COLS].
  * All threads must be through with s.step before they come here or be at one of its barriers; the
- * first barrier also shows them what was written to `at`. */
+ * first barrier also shows them what was written to `at`. A step comes from memory while the one
+ * before is used. */
 template <class S>
 GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *a_at,
                          const gpu_tensor &b, const int64_t *b_at, float x[S::TM][GPU_TN])
 {
-    const int tx = gpu_tx(), ty = gpu_ty();
-    float *const a_lines = s.step, *const b_lines = s.step + S::ROWS * GPU_CHANNELS;
-    for (int c0 = 0; c0 < a.dim; c0 += GPU_CHANNELS) {
-        gpu_sync();
-        gpu_fill_lines<S::ROWS, S::THREADS>(a_lines, a, a_at, c0);
-        gpu_fill_lines<GPU_COLS, S::THREADS>(b_lines, b, b_at, c0);
-        gpu_sync();
-        GPU_UNROLL
-        for (int c = 0; c < GPU_CHANNELS; c++) {
-            float ax[S::TM], bx[GPU_TN];
-            gpu_pick<S::ROWS, S::TM>(a_lines, c, ty * S::TM, ax);
-            gpu_pick<GPU_COLS, GPU_TN>(b_lines, c, tx * GPU_TN, bx);
-            GPU_UNROLL
-            for (int m = 0; m < S::TM; m++) {
-                GPU_UNROLL
-                for (int n = 0; n < GPU_TN; n++) {
-                    x[m][n] = fmaf(ax[m], bx[n], x[m][n]);
-                }
-            }
+    gpu_dots_part<S::ROWS, S::THREADS> a_part;
+    gpu_dots_part<GPU_COLS, S::THREADS> b_part;
+    int turn = 0;
+    gpu_sync();
+#pragma unroll 1
+    for (int c0 = -GPU_CHANNELS; c0 < a.dim; c0 += GPU_CHANNELS, turn ^= 1) {
+        const bool more = c0 + GPU_CHANNELS < a.dim;
+        if (more) {
+            gpu_dots_fetch(a_part, a, a_at, c0 + GPU_CHANNELS);
+            gpu_dots_fetch(b_part, b, b_at, c0 + GPU_CHANNELS);
+        }
+        if (c0 >= 0) {
+            gpu_dots_step<S>(s.step[turn ^ 1], x);
+        }
+        if (more) {
+            gpu_dots_put(a_part, a.dtype, s.step[turn]);
+            gpu_dots_put(b_part, b.dtype, s.step[turn] + S::ROWS * GPU_CHANNELS);
+            gpu_sync();
         }
     }
 }
@@ -167,40 +214,88 @@ GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *
 /* Channels of a slab of W that a thread owns: c0 + gpu_channel(u) + 0 .. 3 for u < W / 64. */
 GPU_DEVICE int gpu_channel(int u) { return u * GPU_COLS + gpu_tx() * 4; }
 
-/* y[row][channel] += sum over the first `live` columns of weights[col][row] t[at[col]][c0 +
- * channel]. weights and at may just have been written. */
+/* y += a step: rows of W channels, weighed by lines j0 .. of weights. */
 template <class S, int W>
+GPU_DEVICE void gpu_mix_step(const float *rows, const float *weights, int j0,
+                             float y[S::TM][W / GPU_TX])
+{
+    const int ty = gpu_ty(), first = gpu_channel(0);
+    GPU_UNROLL
+    for (int j = 0; j < GPU_MIX_FLOATS / W; j++) {
+        float weight[S::TM];
+        gpu_pick<S::ROWS, S::TM>(weights, j0 + j, ty * S::TM, weight);
+        GPU_UNROLL
+        for (int u = 0; u < W / GPU_COLS; u++) {
+            const gpu_f4 v = *(const gpu_f4 *)(rows + j * W + first + u * GPU_COLS);
+            GPU_UNROLL
+            for (int m = 0; m < S::TM; m++) {
+                y[m][u * 4] = fmaf(weight[m], v.x, y[m][u * 4]);
+                y[m][u * 4 + 1] = fmaf(weight[m], v.y, y[m][u * 4 + 1]);
+                y[m][u * 4 + 2] = fmaf(weight[m], v.z, y[m][u * 4 + 2]);
+                y[m][u * 4 + 3] = fmaf(weight[m], v.w, y[m][u * 4 + 3]);
+            }
+        }
+    }
+}
+
+/* A step of gpu_mix on its way: rows at[0 .. STEP - 1] from channel c0 on. */
+template <class S, int W> struct gpu_mix_part {
+    enum { STEP = GPU_MIX_FLOATS / W, OWN = GPU_MIX_FLOATS / 4 / S::THREADS };
+    gpu_quad quad[OWN];
+};
+
+template <class S, int W>
+GPU_DEVICE void gpu_mix_fetch(gpu_mix_part<S, W> &part, const gpu_tensor &t, const int64_t *at,
+                              int c0)
+{
+    const int thread = gpu_thread();
+    GPU_UNROLL
+    for (int own = 0; own < part.OWN; own++) {
+        const int n = own * S::THREADS + thread;
+        part.quad[own] = gpu_fetch_quad(t, at[n / (W / 4)], c0 + n % (W / 4) * 4);
+    }
+}
+
+template <class S, int W>
+GPU_DEVICE void gpu_mix_put(const gpu_mix_part<S, W> &part, fattn_dtype dtype, float *rows)
+{
+    const int thread = gpu_thread();
+    GPU_UNROLL
+    for (int own = 0; own < part.OWN; own++) {
+        float x[4];
+        gpu_f4 four;
+        gpu_unpack_quad(dtype, part.quad[own], x);
+        four.x = x[0], four.y = x[1], four.z = x[2], four.w = x[3];
+        *(gpu_f4 *)(rows + (own * S::THREADS + thread) * 4) = four;
+    }
+}
+
+/* y[row][channel] += sum over the first `live` columns of weights[col][row] t[at[col]][c0 +
+ * channel]. weights and at may just have been written. EARLY: a step comes from memory while the
+ * one before is used, where there are registers to hold it. */
+template <class S, int W, bool EARLY>
 GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *at, int live, int c0,
                         float y[S::TM][W / GPU_TX])
 {
-    enum { STEP = GPU_MIX_FLOATS / W };
-    const int ty = gpu_ty();
-    for (int j0 = 0; j0 < live; j0 += STEP) {
-        gpu_sync();
-        for (int n = gpu_thread(); n < GPU_MIX_FLOATS / 4; n += S::THREADS) {
-            const int j = n / (W / 4), c = n % (W / 4) * 4;
-            float x[4];
-            gpu_load_quad(t, at[j0 + j], c0 + c, x);
-            gpu_f4 four;
-            four.x = x[0], four.y = x[1], four.z = x[2], four.w = x[3];
-            *(gpu_f4 *)(s.step + j * W + c) = four;
+    enum { STEP = gpu_mix_part<S, W>::STEP };
+    gpu_mix_part<S, W> part;
+    int turn = 0;
+    gpu_sync();
+#pragma unroll 1
+    for (int j0 = -STEP; j0 < live; j0 += STEP, turn ^= 1) {
+        const bool more = j0 + STEP < live;
+        if (EARLY && more) {
+            gpu_mix_fetch(part, t, at + j0 + STEP, c0);
         }
-        gpu_sync();
-#pragma unroll 8
-        for (int j = 0; j < STEP; j++) {
-            float weight[S::TM];
-            gpu_pick<S::ROWS, S::TM>(s.weights, j0 + j, ty * S::TM, weight);
-            GPU_UNROLL
-            for (int u = 0; u < W / GPU_COLS; u++) {
-                const gpu_f4 v = *(const gpu_f4 *)(s.step + j * W + gpu_channel(u));
-                GPU_UNROLL
-                for (int m = 0; m < S::TM; m++) {
-                    y[m][u * 4] = fmaf(weight[m], v.x, y[m][u * 4]);
-                    y[m][u * 4 + 1] = fmaf(weight[m], v.y, y[m][u * 4 + 1]);
-                    y[m][u * 4 + 2] = fmaf(weight[m], v.z, y[m][u * 4 + 2]);
-                    y[m][u * 4 + 3] = fmaf(weight[m], v.w, y[m][u * 4 + 3]);
-                }
-            }
+        if (j0 >= 0) {
+            gpu_mix_step<S, W>(s.step[turn ^ 1], s.weights, j0, y);
+        }
+        if (!EARLY && more) {
+            gpu_mix_fetch(part, t, at + j0 + STEP, c0);
+        }
+        if (more) {
+            gpu_mix_put(part, t.dtype, s.step[turn]);
+            gpu_sync();
         }
     }
 }

@@ -1,0 +1,158 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""examples/gpt.c from the outside, on the licence of this project: fattn and materialised attention learn
+alike, a checkpoint continues, and what cannot be used is refused.
+
+usage: example_gpt.py GPT
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+gpt = os.path.abspath(sys.argv[1])
+licence = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "LICENSE")
+small = ["--layers", "2", "--heads", "2", "--width", "32", "--context", "48", "--batch", "2", "--every", "1"]
+# Threads that wait for each other in a loop are slow on a busy machine.
+os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
+count = failures = 0
+
+
+def check(passed, what):
+    global count, failures
+    count += 1
+    failures += not passed
+    print("ok" if passed else "not ok", count, "-", what, flush=True)
+
+
+def run(*arguments):
+    return subprocess.run([gpt, *arguments], capture_output=True, check=False)
+
+
+def losses(ran):
+    """{step: loss} of a run that succeeded."""
+    if ran.returncode != 0:
+        print("#", ran.stderr)
+        return {}
+    rows = re.findall(rb"^ *(\d+) +(\d+\.\d{6}) +\d+ +(\d+\.\d\d) MB$", ran.stdout, re.M)
+    return {int(step): float(loss) for step, loss, _ in rows}
+
+
+def written(ran):
+    """What the model wrote at the end: all behind the line with the time."""
+    return ran.stdout.split(b" s\n", 1)[-1]
+
+
+def differ(one, other, bound):
+    """Whether two curves are of other steps, or further apart than bound anywhere."""
+    return one.keys() != other.keys() or not one or max(abs(one[n] - other[n]) for n in one) > bound
+
+
+def test_curves():
+    for name, more in (("small", small), ("four heads of 3", [*small, "--heads", "4", "--width", "12"])):
+        fused = losses(run(*more, "--steps", "100", "--sample", "0", licence))
+        plain = losses(run(*more, "--steps", "100", "--sample", "0", "--materialised", licence))
+        check(not differ(fused, plain, 1e-4) and len(fused) == 100, f"{name}: the same losses to 1e-4, 100 steps")
+        check(fused and fused[100] < fused[1] - 0.5, f"{name}: it learns")
+        other = losses(run(*more, "--steps", "100", "--sample", "0", "--seed", "2", licence))
+        check(differ(fused, other, 1e-2), f"{name}: another seed has another curve")
+
+
+def test_threads():
+    curves = []
+    for threads in "1", "3":
+        environment = dict(os.environ, OMP_NUM_THREADS=threads)
+        ran = subprocess.run([gpt, *small, "--steps", "20", "--sample", "50", licence], capture_output=True,
+                             check=False, env=environment)
+        curves.append((losses(ran), written(ran)))
+    check(curves[0] == curves[1] and len(curves[0][0]) == 20, "any number of threads gives the same losses and text")
+
+
+def test_checkpoint(folder):
+    half, end = os.path.join(folder, "half"), os.path.join(folder, "end")
+    whole = run(*small, "--steps", "40", "--save", end, licence)
+    first = run(*small, "--steps", "15", "--sample", "0", "--save", half, licence)
+    again = os.path.join(folder, "again")
+    rest = run("--load", half, "--batch", "2", "--every", "1", "--steps", "40", "--save", again, licence)
+    joined = {**losses(first), **losses(rest)}
+    check(not differ(losses(whole), joined, 0) and len(joined) == 40, "a checkpoint continues with the same losses")
+    check(written(rest) == written(whole), "and writes the same")
+    with open(end, "rb") as one, open(again, "rb") as other:
+        check(one.read() == other.read(), "and ends with the same weights")
+    wrong = [("--load", half, "--width", "32", licence), ("--load", half, licence + ".absent")]
+    with open(half, "rb") as file:
+        good = file.read()
+    damaged = {"cut": good[:-1], "long": good + b"x", "header": good[:20], "other": b"X" + good[1:], "empty": b"",
+               "layers": good[:8] + b"\xff" * 8 + good[16:], "heads": good[:16] + b"\5" + good[17:],
+               "step": good[:48 + 7] + b"\x80" + good[48 + 8:], "characters": good[:64] + b"zz" + good[66:]}
+    for name, content in damaged.items():
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
+        wrong.append(("--load", os.path.join(folder, name)))
+    for arguments in wrong:
+        refused(arguments, 2, None)
+    with open(os.path.join(folder, "foreign"), "w", encoding="utf-8") as file:
+        file.write("characters that no licence has: ~" * 9)
+    refused(("--load", half, os.path.join(folder, "foreign")), 2, "which the checkpoint's text did not hold")
+    refused(("--steps", "0", *small, "--save", os.path.join(folder, "no", "folder"), licence), 2, "no/folder")
+
+
+def test_sampling(folder):
+    saved = os.path.join(folder, "saved")
+    trained = run(*small, "--steps", "30", "--sample", "200", "--save", saved, licence)
+    loaded = run("--load", saved, "--sample", "200")
+    text = written(trained)
+    with open(licence, "rb") as file:
+        check(len(text) == 201 and set(text) <= set(file.read()), "200 characters of the text's are written")
+    check(loaded.returncode == 0 and loaded.stdout.endswith(text), "a checkpoint writes without a text")
+    check(run("--load", saved, "--sample", "200", "--seed", "9").stdout[-200:] != text[-200:], "a seed changes it")
+    check(written(run(*small, "--steps", "1", "--sample", "0", licence)) == b"\n", "or nothing")
+
+
+def refused(arguments, status, holds):
+    ran = run(*arguments)
+    line = ran.stderr.decode()
+    fine = ran.returncode == status and line.count("\n") == 1 and line.startswith("gpt: ")
+    if not fine or (holds and holds not in line):
+        print("# exit", ran.returncode, repr(line))
+    check(fine and (holds is None or holds in line), "refused: " + " ".join(arguments[-3:])[-80:])
+
+
+def test_refusals(folder):
+    for name, content in (("empty", b""), ("binary", b"text\0more"), ("short", b"text"), ("elf", b"\x7fELF" * 100)):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
+    at = lambda name: os.path.join(folder, name)
+    refused([at("absent")], 2, "absent: No such file or directory")
+    refused([at("empty")], 2, "empty: 0 characters are too few for a context of")
+    refused([at("short")], 2, "short: 4 characters are too few for a context of")
+    refused([at("binary")], 2, "binary: byte 4 is 0x00: this is not a text file")
+    refused([at("elf")], 2, "elf: byte 0 is 0x7f: this is not a text file")
+    refused([folder], 2, "Is a directory")
+    refused([], 2, "needs the name of a text file")
+    refused(["--frob", licence], 2, 'unknown argument "--frob"')
+    refused([licence, licence], 2, "unknown argument")
+    refused([licence, "--steps"], 2, "--steps needs a value")
+    refused([licence, "--load"], 2, "--load needs a value")
+    for option, value in (("--steps", "-1"), ("--steps", "1.5"), ("--steps", "x"), ("--steps", ""), ("--width", "0"),
+                          ("--layers", "65"), ("--batch", "1e9"), ("--rate", "nan"), ("--seed", "5z")):
+        refused([option, value, licence], 2, option + " needs an integer between")
+    refused(["--heads", "3", licence], 2, "128 channels cannot be cut into 3 heads")
+    refused(["--width", "512", "--heads", "1", licence], 2, "512 channels cannot be cut into 1 heads of 1 to 256")
+    ran = run("--help")
+    check(ran.returncode == 0 and b"usage: gpt" in ran.stdout and ran.stderr == b"", "there is help")
+    environment = dict(os.environ, FATTN_BACKEND="quantum")
+    ran = subprocess.run([gpt, licence], capture_output=True, check=False, env=environment)
+    check(ran.returncode == 3 and b"FATTN_UNKNOWN_DEVICE" in ran.stderr, "an unknown device is not replaced")
+
+
+test_curves()
+test_threads()
+with tempfile.TemporaryDirectory() as place:
+    test_checkpoint(place)
+with tempfile.TemporaryDirectory() as place:
+    test_sampling(place)
+    test_refusals(place)
+print(f"1..{count}")
+sys.exit(failures != 0)

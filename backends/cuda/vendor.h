@@ -9,6 +9,9 @@
  *     GPU_DEVICE GPU_SHARED GPU_UNROLL
  *     GPU_WAVE                      threads that run together
  *     gpu_thread gpu_threads gpu_block gpu_blocks    numbers along the one axis that is used
+ *     gpu_thread_anew               gpu_thread, read each time: addresses made of it are made where
+ *                                   they stand and not, all of them, before the first loop, where
+ *                                   they would fill the registers
  *     gpu_sync                      all threads of the block, and what they wrote to shared memory
  *     gpu_any(x)                    the same, and whether any thread's x is not 0
  *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE
@@ -33,15 +36,13 @@ typedef float4 gpu_f4;
 typedef uint2 gpu_u2;
 typedef uint4 gpu_u4;
 
-/* Read anew each time. The compiler would make every address that depends on it before the first
- * loop, and then has no registers left for sums. */
-GPU_DEVICE int gpu_thread(void)
+GPU_DEVICE int gpu_thread(void) { return (int)threadIdx.x; }
+GPU_DEVICE int gpu_thread_anew(void)
 {
     int x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
 }
-
 GPU_DEVICE int gpu_threads(void) { return (int)blockDim.x; }
 GPU_DEVICE int64_t gpu_block(void) { return blockIdx.x; }
 GPU_DEVICE int64_t gpu_blocks(void) { return gridDim.x; }

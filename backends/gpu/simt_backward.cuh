@@ -177,7 +177,7 @@ GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &g, gpu_backward_scratch &s, 
     const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const gpu_saved saved = gpu_saved_of(g);
-    for (int r = gpu_thread(); r < GPU_COLS; r += gpu_square::THREADS) {
+    for (int r = gpu_thread_anew(); r < GPU_COLS; r += gpu_square::THREADS) {
         gpu_row row;
         row.query = gpu_query_of(first + r, f.group, f.h0);
         row.lse = row.rest = row.delta = 0;
@@ -200,7 +200,7 @@ GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &g, gpu_backward_scratch &s, 
     const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const fattn_sequence &seq = f.pairs.seq;
-    for (int n = gpu_thread(); n < GPU_COLS; n += gpu_square::THREADS) {
+    for (int n = gpu_thread_anew(); n < GPU_COLS; n += gpu_square::THREADS) {
         const bool exists = j0 + n < seq.sk;
         s.k_at[n] = exists ? gpu_key_at(g, seq, p.k, f.pairs.b, f.hk, j0 + n) : -1;
         s.v_at[n] = exists ? gpu_key_at(g, seq, p.v, f.pairs.b, f.hk, j0 + n) : -1;
@@ -568,7 +568,7 @@ GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch &s)
     for (int axis = 2; axis < 4; axis++) {
         for (int half = GPU_COLS / 2; half > 0 && p.dbias_stride[axis] == 0; half /= 2) {
             gpu_sync();
-            for (int n = gpu_thread(); n < half * GPU_COLS; n += gpu_square::THREADS) {
+            for (int n = gpu_thread_anew(); n < half * GPU_COLS; n += gpu_square::THREADS) {
                 const int near = n / GPU_COLS, along = n % GPU_COLS;
                 float *const to = s.weights + (axis == 2 ? gpu_place<GPU_COLS>(along, near)
                                                          : gpu_place<GPU_COLS>(near, along));
@@ -615,7 +615,7 @@ GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &g, gpu_backward_scratch &s, 
     const int64_t broad = stride[3] ? keys.past - keys.first : 1;
     float *const to = (float *)g.buffers.dbias + eb * stride[0] + eh * stride[1] +
                       rows.first * stride[2] + keys.first * stride[3];
-    for (int n = gpu_thread(); n < tall * GPU_COLS; n += gpu_square::THREADS) {
+    for (int n = gpu_thread_anew(); n < tall * GPU_COLS; n += gpu_square::THREADS) {
         const int r = n / GPU_COLS, c = n % GPU_COLS;
         if (c < broad) {
             float *const at = to + r * stride[2] + c * stride[3];

@@ -32,8 +32,12 @@ enum {
 
 /* Column and row of a thread. Neighbours share a column, and threads two apart a row: shared memory
  * serves 16 bytes a thread in half the passes where each thread agrees with such a neighbour. */
-GPU_DEVICE int gpu_tx(void) { return gpu_thread() % (2 * GPU_TX) / 2; }
-GPU_DEVICE int gpu_ty(void) { return gpu_thread() / (2 * GPU_TX) * 2 + gpu_thread() % 2; }
+GPU_DEVICE int gpu_tx(void) { return gpu_thread_anew() % (2 * GPU_TX) / 2; }
+GPU_DEVICE int gpu_ty(void)
+{
+    const int thread = gpu_thread_anew();
+    return thread / (2 * GPU_TX) * 2 + thread % 2;
+}
 
 template <int tm, int ty> struct gpu_shape {
     enum { TM = tm, TY = ty, ROWS = tm * ty, THREADS = GPU_TX * ty };
@@ -133,7 +137,7 @@ template <int ROWS, int THREADS>
 GPU_DEVICE void gpu_dots_fetch(gpu_dots_part<ROWS, THREADS> &part, const gpu_tensor &t,
                                const int64_t *at, int c0)
 {
-    const int thread = gpu_thread();
+    const int thread = gpu_thread_anew();
     GPU_UNROLL
     for (int own = 0; own < part.OWN; own++) {
         const int n = own * THREADS + thread, row = n / (GPU_CHANNELS / 4);
@@ -147,7 +151,7 @@ template <int ROWS, int THREADS>
 GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dtype dtype,
                              float *lines)
 {
-    const int thread = gpu_thread();
+    const int thread = gpu_thread_anew();
     GPU_UNROLL
     for (int own = 0; own < part.OWN; own++) {
         const int n = own * THREADS + thread, row = n / (GPU_CHANNELS / 4);
@@ -248,7 +252,7 @@ template <class S, int W>
 GPU_DEVICE void gpu_mix_fetch(gpu_mix_part<S, W> &part, const gpu_tensor &t, const int64_t *at,
                               int c0)
 {
-    const int thread = gpu_thread();
+    const int thread = gpu_thread_anew();
     GPU_UNROLL
     for (int own = 0; own < part.OWN; own++) {
         const int n = own * S::THREADS + thread;
@@ -259,7 +263,7 @@ GPU_DEVICE void gpu_mix_fetch(gpu_mix_part<S, W> &part, const gpu_tensor &t, con
 template <class S, int W>
 GPU_DEVICE void gpu_mix_put(const gpu_mix_part<S, W> &part, fattn_dtype dtype, float *rows)
 {
-    const int thread = gpu_thread();
+    const int thread = gpu_thread_anew();
     GPU_UNROLL
     for (int own = 0; own < part.OWN; own++) {
         float x[4];

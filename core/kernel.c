@@ -41,9 +41,10 @@ static const char *misaligned(const fattn_problem *p, int64_t align)
     const struct {
         const char *name;
         const fattn_strides *strides;
-    } tensors[] = {{"q", &p->q}, {"k", &p->k}, {"v", &p->v}};
+    } tensors[] = {{"q", &p->q}, {"k", &p->k}, {"v", &p->v}, {"dout", &p->dout}};
+    const size_t count = p->op == FATTN_BACKWARD ? 4 : 3;
     const int64_t elements = align / fattn_dtype_size(p->dtype);
-    for (size_t n = 0; align && n < sizeof tensors / sizeof tensors[0]; n++) {
+    for (size_t n = 0; align && n < count; n++) {
         const fattn_strides *const s = tensors[n].strides;
         if (p->pointer_alignment < align || s->batch % elements || s->seq % elements ||
             s->head % elements) {
@@ -61,6 +62,11 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
     }
     if (!(kernel->dtypes & FATTN_DTYPE_BIT(p->dtype))) {
         snprintf(text, size, "takes no %s", fattn_dtype_name(p->dtype));
+        return text;
+    }
+    if (kernel->own_dtype_o && p->dtype_o != p->dtype) {
+        snprintf(text, size, "takes no dtype_o %s beside %s", fattn_dtype_name(p->dtype_o),
+                 fattn_dtype_name(p->dtype));
         return text;
     }
     if (p->features & ~kernel->features) {

@@ -40,7 +40,8 @@ typedef struct fattn_kernel {
     uint64_t features;  /* FATTN_* bits that it honours */
     int64_t dim_max;    /* largest D and Dv */
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */
-    int64_t align;      /* bytes whose multiples rows of q, k and v begin at; 0 any */
+    int64_t align;      /* bytes whose multiples rows of q, k, v and dout begin at; 0 any */
+    bool own_dtype_o;   /* o and dout must be of the type of q, k, v */
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
     bool splits_keys;   /* can cut the keys of a row into parts and merge them */
     int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */

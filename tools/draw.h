@@ -139,6 +139,7 @@ typedef struct draw_case {
     uint64_t seed_value, offset_value; /* what DRAW_SEED and DRAW_OFFSET hold */
 
     /* Wishes about layout, used by draw_build. */
+    bool even;          /* rows of q, k, v and the like begin at multiples of 16 bytes */
     bool packed;        /* q, k, v (and dq, dk, dv) are slices of one array; FATTN_STRIDED only */
     bool given;         /* outputs that are not wanted have pointers all the same */
     bool clean;         /* zeros where there would be poison, outputs excepted */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of the mma.sync kernels (mma_forward.cuh), for f16 and bf16 from Ampere on. One row a
- * padded width, since tiles go with it; a lean one for what most runs are made of, and one for
- * everything.
+ * The rows of the mma.sync kernels (mma_forward.cuh, mma_backward.cuh), for f16 and bf16 from
+ * Ampere on. One row a padded width, since tiles go with it. Forward has lean rows for what most
+ * runs are made of, and rows for everything.
  */
 #include <stdio.h>
 
@@ -86,6 +86,93 @@ static const fattn_tile full_256[] = {{64, 32}, {0, 0}};
         .phases = {variant##_##width##_shape, fattn_gpu_combine},     \
     }
 
+/* --- Backward --------------------------------------------------------------------------------- */
+
+static void rows_shape(const fattn_problem *p, const char *entry, int width, fattn_gpu_shape *shape)
+{
+    const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
+    snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%d", entry, width);
+    shape->blocks = rows / MMA_BACKWARD_ROWS + (rows % MMA_BACKWARD_ROWS != 0);
+    shape->threads = 128;
+}
+
+static void keys_shape(const fattn_problem *p, const fattn_tiling *t, int width,
+                       fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%d_%dx%d",
+             p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->br, (int)t->bc);
+    shape->blocks = p->batch * p->heads_k * t->k_blocks;
+    shape->threads = (int)(2 * t->bc);
+    shape->shared = (int)MMA_BACKWARD_SHARED(width, t->br, t->bc);
+}
+
+/* dQ, lse and delta of every row. */
+static int64_t backward_workspace(const fattn_problem *p, int width)
+{
+    const int64_t batch = p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch;
+    int64_t floats;
+    if (__builtin_mul_overflow(batch * p->heads_q, p->total_q, &floats) ||
+        __builtin_mul_overflow(floats, 4 * (width + 2), &floats) || floats > INT64_MAX - 256) {
+        return -1;
+    }
+    return (floats + 255) / 256 * 256;
+}
+
+#define MMA_BACKWARD_FUNCTIONS(width)                                                          \
+    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile)           \
+    {                                                                                          \
+        (void)p;                                                                               \
+        return MMA_BACKWARD_SHARED(width, tile.br, tile.bc);                                   \
+    }                                                                                          \
+    static int64_t backward_##width##_workspace(const fattn_problem *p, const fattn_tiling *t) \
+    {                                                                                          \
+        (void)t;                                                                               \
+        return backward_workspace(p, width);                                                   \
+    }                                                                                          \
+    static void backward_##width##_rows(const fattn_problem *p, const fattn_tiling *t,         \
+                                        fattn_gpu_shape *shape)                                \
+    {                                                                                          \
+        (void)t;                                                                               \
+        rows_shape(p, "rows", width, shape);                                                   \
+    }                                                                                          \
+    static void backward_##width##_keys(const fattn_problem *p, const fattn_tiling *t,         \
+                                        fattn_gpu_shape *shape)                                \
+    {                                                                                          \
+        keys_shape(p, t, width, shape);                                                        \
+    }                                                                                          \
+    static void backward_##width##_dq(const fattn_problem *p, const fattn_tiling *t,           \
+                                      fattn_gpu_shape *shape)                                  \
+    {                                                                                          \
+        (void)t;                                                                               \
+        rows_shape(p, "dq", width, shape);                                                     \
+        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                         \
+    }
+MMA_BACKWARD_FUNCTIONS(64)
+MMA_BACKWARD_FUNCTIONS(128)
+
+static const fattn_tile backward_64[] = {{64, 128}, {0, 0}};
+static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};
+
+#define MMA_BACKWARD                                                                          \
+    ((MMA_LEAN & ~(FATTN_PAGED | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT)) | FATTN_DLSE | \
+     FATTN_ACCUMULATE)
+
+#define MMA_BACKWARD_ROW(width)                                                              \
+    {                                                                                        \
+        .row = {.name = "mma_backward_" #width,                                              \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                                         \
+                .dtypes = MMA_DTYPES,                                                        \
+                .features = MMA_BACKWARD,                                                    \
+                .dim_max = width,                                                            \
+                .align = 16,                                                                 \
+                .own_dtype_o = true,                                                         \
+                .tiles = backward_##width,                                                   \
+                .fast_bytes = backward_##width##_bytes,                                      \
+                .workspace = backward_##width##_workspace},                                  \
+        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",                       \
+        .phases = {backward_##width##_rows, backward_##width##_keys, backward_##width##_dq}, \
+    }
+
 const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_ROW(lean, 64, 16, MMA_LEAN),
     MMA_ROW(lean, 128, 16, MMA_LEAN),
@@ -93,5 +180,7 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_ROW(full, 64, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 128, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 256, 0, FATTN_FEATURES_ALL),
+    MMA_BACKWARD_ROW(64),
+    MMA_BACKWARD_ROW(128),
     {.row = {.name = NULL}},
 };

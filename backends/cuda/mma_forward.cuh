@@ -71,9 +71,6 @@ template <class S> struct mma_rows {
     float o[S::TILES][S::WIDTH / 8][4];
 };
 
-GPU_DEVICE int mma_lane(void) { return gpu_thread() % GPU_WAVE; }
-GPU_DEVICE int mma_warp(void) { return gpu_thread() / GPU_WAVE; }
-
 /* Row of the tile that the thread's half `h` of m-tile `m` is. */
 template <class S> GPU_DEVICE int mma_row(int m, int h)
 {
@@ -197,73 +194,6 @@ GPU_DEVICE void mma_copy_tile(const fattn_gpu_args &g, mma_scratch<S> &s, const 
 }
 
 /* --- A tile ----------------------------------------------------------------------------------- */
-
-/* x = Q K^T. Fragments are loaded two products ahead. */
-template <class S>
-GPU_DEVICE void mma_dots(mma_scratch<S> &s, int stage, float x[S::TILES][S::KEYS / 8][4])
-{
-    enum { BLOCKS = S::KEYS / 16, STEPS = S::WIDTH / 16, COUNT = BLOCKS * STEPS };
-    const int lane = mma_lane();
-    const uint32_t q =
-        mma_place<S::PITCH>(mma_shared(s.q), mma_warp() * S::TILES * 16 + lane % 16, lane / 16);
-    const uint32_t k =
-        mma_place<S::PITCH>(mma_shared(s.k[stage]), lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    uint32_t a[2][S::TILES][4], b[3][4];
-    GPU_UNROLL
-    for (int m = 0; m < S::TILES; m++) {
-        mma_load(a[0][m], mma_step<S::PITCH>(q, m, 0));
-    }
-    mma_load(b[0], mma_step<S::PITCH>(k, 0, 0));
-    mma_load(b[1], mma_step<S::PITCH>(k, 1 % BLOCKS, 1 / BLOCKS));
-    GPU_UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        const int step = i / BLOCKS, n = i % BLOCKS, ahead = i + 2;
-        if (ahead < COUNT) {
-            mma_load(b[ahead % 3], mma_step<S::PITCH>(k, ahead % BLOCKS, ahead / BLOCKS));
-        }
-        if (n < S::TILES && step + 1 < STEPS) {
-            mma_load(a[(step + 1) % 2][n], mma_step<S::PITCH>(q, n, step + 1));
-        }
-        GPU_UNROLL
-        for (int m = 0; m < S::TILES; m++) {
-            S::type::multiply(x[m][2 * n], a[step % 2][m], b[i % 3]);
-            S::type::multiply(x[m][2 * n + 1], a[step % 2][m], b[i % 3] + 2);
-        }
-    }
-}
-
-/* o += P V */
-template <class S>
-GPU_DEVICE void mma_mix(mma_scratch<S> &s, int stage, const float p[S::TILES][S::KEYS / 8][4],
-                        float o[S::TILES][S::WIDTH / 8][4])
-{
-    enum { BLOCKS = S::WIDTH / 16, COUNT = BLOCKS * S::KEYS / 16 };
-    const int lane = mma_lane();
-    const uint32_t v = mma_place<S::PITCH>(mma_shared(s.v[stage]), lane % 16, lane / 16);
-    uint32_t a[S::TILES][4], b[3][4];
-    mma_load_transposed(b[0], mma_step<S::PITCH>(v, 0, 0));
-    mma_load_transposed(b[1], mma_step<S::PITCH>(v, 0, 1));
-    GPU_UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        const int step = i / BLOCKS, n = i % BLOCKS, ahead = i + 2;
-        if (ahead < COUNT) {
-            mma_load_transposed(b[ahead % 3],
-                                mma_step<S::PITCH>(v, ahead / BLOCKS, ahead % BLOCKS));
-        }
-        GPU_UNROLL
-        for (int m = 0; m < S::TILES; m++) {
-            if (n == 0) {
-                const float *const left = p[m][2 * step], *const right = p[m][2 * step + 1];
-                a[m][0] = S::type::pack(left[0], left[1]);
-                a[m][1] = S::type::pack(left[2], left[3]);
-                a[m][2] = S::type::pack(right[0], right[1]);
-                a[m][3] = S::type::pack(right[2], right[3]);
-            }
-            S::type::multiply(o[m][2 * n], a[m], b[i % 3]);
-            S::type::multiply(o[m][2 * n + 1], a[m], b[i % 3] + 2);
-        }
-    }
-}
 
 /* Scores of pairs outside the band are selected away: keys first .. past - 1 of each row stay. */
 template <class S>
@@ -534,7 +464,9 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
             mma_copy_tile<S>(g, s, at, stage ^ 1, block);
         }
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
-        mma_dots<S>(s, stage, x);
+        mma_dots<typename S::type, S::PITCH, S::TILES, S::KEYS / 16, S::WIDTH / 16>(
+            mma_rows_a<S::PITCH>(s.q, mma_warp() * S::TILES * 16),
+            mma_rows_b<S::PITCH>(s.k[stage], 0), x);
         mma_score<S>(g, s, partial, j0, x);
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
@@ -542,7 +474,8 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
         if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
             mma_drop<S>(g, s, j0, x);
         }
-        mma_mix<S>(s, stage, x, rows.o);
+        mma_mix<typename S::type, S::PITCH, S::TILES, S::WIDTH / 16, S::KEYS / 16>(
+            x, mma_columns_b<S::PITCH>(s.v[stage], 0, 0), rows.o);
     }
 }
 

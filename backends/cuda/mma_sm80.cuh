@@ -56,6 +56,9 @@ struct mma_bf16 {
     }
 };
 
+GPU_DEVICE int mma_lane(void) { return gpu_thread() % GPU_WAVE; }
+GPU_DEVICE int mma_warp(void) { return gpu_thread() / GPU_WAVE; }
+
 /* The address of shared memory that the instructions below want. */
 GPU_DEVICE uint32_t mma_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
@@ -90,6 +93,17 @@ template <int N> GPU_DEVICE void mma_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* Adds to two neighbouring floats in global memory, of which the first lies at a multiple of 8. */
+GPU_DEVICE void mma_add_two(float *to, float x, float y)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+#else
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + 1), "f"(y) : "memory");
+#endif
+}
+
 /* 2^x to 2 ulp, subnormal results 0. */
 GPU_DEVICE float mma_exp2(float x)
 {
@@ -109,6 +123,88 @@ template <int PITCH> GPU_DEVICE uint32_t mma_place(uint32_t tile, int r, int c)
 template <int PITCH> GPU_DEVICE uint32_t mma_step(uint32_t at, int rows, int chunks)
 {
     return (at ^ chunks % 4 << 5) + 32 * PITCH * rows + 128 * (chunks / 4);
+}
+
+/*
+ * x[m][.] += A B^T for 16 * M rows of A and 16 * N rows of B along 16 * STEPS channels, both in
+ * tiles of that pitch. a, b: where the lane begins, mma_rows_a and mma_rows_b. Fragments of B are
+ * loaded two products ahead.
+ */
+template <int PITCH> GPU_DEVICE uint32_t mma_rows_a(const void *tile, int row)
+{
+    const int lane = mma_lane();
+    return mma_place<PITCH>(mma_shared(tile), row + lane % 16, lane / 16);
+}
+
+template <int PITCH> GPU_DEVICE uint32_t mma_rows_b(const void *tile, int row)
+{
+    const int lane = mma_lane();
+    return mma_place<PITCH>(mma_shared(tile), row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+template <class T, int PITCH, int M, int N, int STEPS>
+GPU_DEVICE void mma_dots(uint32_t a_at, uint32_t b_at, float x[M][2 * N][4])
+{
+    uint32_t a[2][M][4], b[3][4];
+    GPU_UNROLL
+    for (int m = 0; m < M; m++) {
+        mma_load(a[0][m], mma_step<PITCH>(a_at, m, 0));
+    }
+    mma_load(b[0], mma_step<PITCH>(b_at, 0, 0));
+    mma_load(b[1], mma_step<PITCH>(b_at, 1 % N, 1 / N));
+    GPU_UNROLL
+    for (int i = 0; i < N * STEPS; i++) {
+        const int step = i / N, n = i % N, ahead = i + 2;
+        if (ahead < N * STEPS) {
+            mma_load(b[ahead % 3], mma_step<PITCH>(b_at, ahead % N, ahead / N));
+        }
+        GPU_UNROLL
+        for (int m = n; m < M && step + 1 < STEPS; m += N) {
+            mma_load(a[(step + 1) % 2][m], mma_step<PITCH>(a_at, m, step + 1));
+        }
+        GPU_UNROLL
+        for (int m = 0; m < M; m++) {
+            T::multiply(x[m][2 * n], a[step % 2][m], b[i % 3]);
+            T::multiply(x[m][2 * n + 1], a[step % 2][m], b[i % 3] + 2);
+        }
+    }
+}
+
+/*
+ * y[m][.] += P B for 16 * M rows of P in fragments, rounded here, and 16 * STEPS rows of B of
+ * 16 * N channels. b_at: where the lane begins, mma_columns_b.
+ */
+template <int PITCH> GPU_DEVICE uint32_t mma_columns_b(const void *tile, int row, int chunk)
+{
+    const int lane = mma_lane();
+    return mma_place<PITCH>(mma_shared(tile), row + lane % 16, chunk + lane / 16);
+}
+
+template <class T, int PITCH, int M, int N, int STEPS>
+GPU_DEVICE void mma_mix(const float p[M][2 * STEPS][4], uint32_t b_at, float y[M][2 * N][4])
+{
+    uint32_t a[M][4], b[3][4];
+    mma_load_transposed(b[0], mma_step<PITCH>(b_at, 0, 0));
+    mma_load_transposed(b[1], mma_step<PITCH>(b_at, 1 / N, 1 % N));
+    GPU_UNROLL
+    for (int i = 0; i < N * STEPS; i++) {
+        const int step = i / N, n = i % N, ahead = i + 2;
+        if (ahead < N * STEPS) {
+            mma_load_transposed(b[ahead % 3], mma_step<PITCH>(b_at, ahead / N, ahead % N));
+        }
+        GPU_UNROLL
+        for (int m = 0; m < M; m++) {
+            if (n == 0) {
+                const float *const left = p[m][2 * step], *const right = p[m][2 * step + 1];
+                a[m][0] = T::pack(left[0], left[1]);
+                a[m][1] = T::pack(left[2], left[3]);
+                a[m][2] = T::pack(right[0], right[1]);
+                a[m][3] = T::pack(right[2], right[3]);
+            }
+            T::multiply(y[m][2 * n], a[m], b[i % 3]);
+            T::multiply(y[m][2 * n + 1], a[m], b[i % 3] + 2);
+        }
+    }
 }
 
 #endif

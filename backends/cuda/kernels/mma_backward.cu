@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Image "mma_backward": mma_backward_<type>_<width>_<queries>x<keys> for each shape of mma.h. */
+#include "backends/cuda/vendor.h"
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
+
+#include "backends/cuda/mma_backward.cuh"
+
+#define MMA_ENTRY(name, type, width, queries, warps, blocks)                  \
+    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)     \
+    {                                                                         \
+        mma_backward_all<mma_backward_shape<type, width, queries, warps>>(g); \
+    }
+#define MMA_ENTRIES(width, queries, keys, warps, blocks)                                       \
+    MMA_ENTRY(mma_backward_f16_##width##_##queries##x##keys, mma_f16, width, queries, warps,   \
+              blocks)                                                                          \
+    MMA_ENTRY(mma_backward_bf16_##width##_##queries##x##keys, mma_bf16, width, queries, warps, \
+              blocks)
+MMA_BACKWARD_SHAPES(MMA_ENTRIES)
+
+#define MMA_ROWS(name, visit)                                                         \
+    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                         \
+    {                                                                                 \
+        const fattn_problem &p = g.problem;                                           \
+        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                       \
+        const int64_t block = 128 / MMA_ROW_THREADS;                                  \
+        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) { \
+            const int64_t number = n + gpu_thread() / MMA_ROW_THREADS;                \
+            mma_row row = mma_row_of(g, fattn_min64(number, count - 1));              \
+            row.exists = row.exists && number < count;                                \
+            visit(g, row);                                                            \
+        }                                                                             \
+    }
+MMA_ROWS(mma_backward_rows_64, mma_save_row<64>)
+MMA_ROWS(mma_backward_rows_128, mma_save_row<128>)
+MMA_ROWS(mma_backward_dq_64, mma_finish_row<64>)
+MMA_ROWS(mma_backward_dq_128, mma_finish_row<128>)
+
+#endif

@@ -5,8 +5,13 @@
 usage: tool_io.py FATTN
 """
 import json
+import os
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
+import xml.etree.ElementTree
 
 fattn = sys.argv[1]
 count = failures = 0
@@ -64,6 +69,48 @@ for wrong in (["--density", "2"], ["--density", "nan"], ["--n", "0"], ["--m", "x
     code, out, err = io(*wrong)
     check(code == 2 and out == "" and len(err.splitlines()) == 1, f"refused: {' '.join(wrong)}")
 check(io("--help")[0] == 0, "there is help")
+
+
+def lines_of(svg):
+    """Texts in a picture, and how many lines it has that join at least three points."""
+    texts = ["".join(text.itertext()).strip() for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    paths = [path.get("d", "") for path in svg.iter("{http://www.w3.org/2000/svg}path")]
+    return texts, sum(path.lstrip().startswith("M") and path.count("L") == 2 for path in paths)
+
+
+def draw(name, *arguments):
+    """The text of the picture and its lines; None when it was refused."""
+    code, out, err = io("--plot", name, *arguments)
+    if code != 0 or err or not out.startswith("schedule"):
+        print("#", code, err)
+        return [], 0
+    return lines_of(xml.etree.ElementTree.parse(name).getroot())
+
+
+with tempfile.TemporaryDirectory() as folder:
+    svg, png = os.path.join(folder, "it's.svg"), os.path.join(folder, "a.png")
+    if shutil.which("gnuplot"):
+        texts, lines = draw(svg, "--n", "256,512,1024")
+        wanted = ("forward, d 64, density 1", "backward, d 64, density 1", "flash2, M 98304", "standard")
+        check(all(text in texts for text in wanted) and lines >= 16, "a picture along N has its lines and their names")
+        texts, _ = draw(svg, "--n", "512", "--m", "4096", "--d", "32,64,128", "--schedule", "flash1", "--dir", "bwd")
+        check("d: head dimension" in texts and "standard" not in texts, "another axis, one schedule, one direction")
+        with open(png if io("--plot", png)[0] == 0 else os.devnull, "rb") as file:
+            head = file.read(24)
+        check(head[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">2I", head[16:]) == (1320, 560), "a PNG")
+    else:
+        check(io("--plot", svg)[0] == 2, "without gnuplot there is no picture")
+    left = sorted(os.listdir(folder))
+    nowhere = {**os.environ, "PATH": folder}
+    for why, name, more, environment in (
+            ("neither in .png nor in .svg", "a.jpg", [], None), ("not installed", "b.png", [], nowhere),
+            ("No such file", "no/b.png", [], None), ("not --paper", "b.png", ["--paper"], None)):
+        if why == "No such file" and not shutil.which("gnuplot"):
+            continue
+        run = subprocess.run([os.path.abspath(fattn), "io", "--plot", os.path.join(folder, name), *more],
+                             capture_output=True, text=True, env=environment)
+        check(run.returncode == 2 and run.stdout == "" and why in run.stderr and run.stderr.count("\n") == 1
+              and sorted(os.listdir(folder)) == left, f"refused: --plot {name} {' '.join(more)}: {why}")
 
 print(f"1..{count}")
 sys.exit(failures != 0)

@@ -14,6 +14,7 @@
 #include "core/memory.h"
 #include "core/problem.h"
 #include "tools/draw.h"
+#include "tools/io_plot.h"
 #include "tools/options.h"
 #include "tools/tool.h"
 
@@ -188,6 +189,7 @@ typedef struct request {
     option_reals density;
     int64_t block;
     bool causal, execute, json, paper;
+    const char *plot; /* the file, or NULL */
 } request;
 
 /* A column: its name and how its value is printed. */
@@ -200,13 +202,21 @@ static void print_number(bool json, bool first, const char *name, double value)
     }
 }
 
+static double law_of(const setting *s)
+{
+    const double nd = (double)s->n * (double)s->d;
+    return nd * nd / (double)s->m;
+}
+
+/* In elements: all are f32. */
+static double lower_bound_of(const head *a) { return fattn_io_lower_bound_bytes(&a->problem) / 4; }
+
 static void print_row(const request *r, const setting *s, const head *a,
                       const fattn_io_counts *counts, const fattn_io_counts *predicted)
 {
     fattn_io_counts standard;
     fattn_io_predict(&a->problem, &a->buffers, FATTN_IO_STANDARD, a->tile, &standard);
     const fattn_io total = fattn_io_total(counts);
-    const double nd = (double)s->n * (double)s->d, sum = total.reads + total.writes;
     const struct {
         const char *name;
         double value;
@@ -219,11 +229,11 @@ static void print_row(const request *r, const setting *s, const head *a,
         {"density", a->density},
         {"reads", total.reads},
         {"writes", total.writes},
-        {"total", sum},
+        {"total", sum_of(counts)},
         {"predicted", sum_of(predicted)},
-        {"law", nd * nd / (double)s->m},
+        {"law", law_of(s)},
         {"standard", sum_of(&standard)},
-        {"lower_bound", fattn_io_lower_bound_bytes(&a->problem) / 4}, /* all f32 */
+        {"lower_bound", lower_bound_of(a)},
     };
     const char *const schedule = fattn_io_schedule_name(s->schedule);
     if (r->json) {
@@ -237,7 +247,8 @@ static void print_row(const request *r, const setting *s, const head *a,
     printf(r->json ? "}\n" : "\n");
 }
 
-static int report_row(const request *r, const setting *s)
+/* *point: the row for the picture, where there is one. */
+static int report_row(const request *r, const setting *s, io_plot_row *point)
 {
     head a;
     fattn_io_counts counts, predicted;
@@ -245,6 +256,9 @@ static int report_row(const request *r, const setting *s)
     int code = TOOL_OK;
     if (status == FATTN_OK) {
         print_row(r, s, &a, &counts, &predicted);
+        *point = (io_plot_row){
+            s->schedule,     s->op,     {(double)s->n, (double)s->m, (double)s->d, s->density},
+            sum_of(&counts), law_of(s), lower_bound_of(&a)};
         if (memcmp(&counts, &predicted, sizeof counts) != 0) {
             fprintf(stderr, "fattn io: the last row was not predicted\n");
             code = TOOL_FAILED;
@@ -258,14 +272,9 @@ static int report_row(const request *r, const setting *s)
 }
 
 /* Counts the combinations of all lists; the last list runs fastest. */
-static int sweep_rows(const request *r)
+static int sweep_rows(const request *r, const int lengths[6], int rows, io_plot_row *points)
 {
-    const int lengths[] = {r->dirs.count, r->schedules.count, r->d.count,
-                           r->n.count,    r->density.count,   r->m.count};
-    int rows = 1, worst = TOOL_OK;
-    for (int axis = 0; axis < 6; axis++) {
-        rows *= lengths[axis];
-    }
+    int worst = TOOL_OK;
     if (!r->json) {
         printf("schedule\tdir\tn\td\tm\tbr\tbc\tdensity\treads\twrites\ttotal\tpredicted\tlaw\t"
                "standard\tlower_bound\n");
@@ -287,10 +296,33 @@ static int sweep_rows(const request *r)
             .features = r->causal ? FATTN_CAUSAL : 0,
             .block = r->block,
         };
-        const int code = report_row(r, &s);
+        const int code = report_row(r, &s, points + row);
         worst = code > worst ? code : worst;
     }
     return worst;
+}
+
+static int report_sweep(const request *r)
+{
+    const int lengths[] = {r->dirs.count, r->schedules.count, r->d.count,
+                           r->n.count,    r->density.count,   r->m.count};
+    int rows = 1;
+    for (int axis = 0; axis < 6; axis++) {
+        rows *= lengths[axis];
+    }
+    if (r->plot && !io_plot_open(r->plot)) {
+        return TOOL_USAGE;
+    }
+    io_plot_row *const points = fattn_memory_alloc((size_t)rows * sizeof *points);
+    if (!points) {
+        return tool_failure(fattn_fail_memory(rows * (int64_t)sizeof *points, "the rows"));
+    }
+    int code = sweep_rows(r, lengths, rows, points);
+    if (r->plot && code == TOOL_OK && !io_plot_draw(r->plot, points, rows)) {
+        code = TOOL_LIBRARY;
+    }
+    fattn_memory_free(points);
+    return code;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -470,6 +502,8 @@ int fattn_tool_io(int argc, char **argv)
         {"causal", "hide the keys after each query", OPTION_SWITCH, .value = &r.causal},
         {"execute", "do the arithmetic too, on random numbers", OPTION_SWITCH, .value = &r.execute},
         {"json", "JSON lines instead of tab-separated columns", OPTION_SWITCH, .value = &r.json},
+        {"plot FILE", "draw the rows too, by gnuplot; FILE ends in .png or .svg", OPTION_TEXT,
+         .value = &r.plot},
         {"paper", "the problem of the paper's figure 2, tensor by tensor, and nothing else",
          OPTION_SWITCH, .value = &r.paper},
         {.name = NULL},
@@ -495,5 +529,8 @@ int fattn_tool_io(int argc, char **argv)
             return tool_usage("io", "--density: %g is not in 0..1", r.density.at[n]);
         }
     }
-    return r.paper ? report_paper(r.json) : sweep_rows(&r);
+    if (r.paper && r.plot) {
+        return tool_usage("io", "--plot draws sweeps, not --paper");
+    }
+    return r.paper ? report_paper(r.json) : report_sweep(&r);
 }

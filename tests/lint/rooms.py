@@ -34,7 +34,7 @@ INSIDE = ["core/backend.h", "core/io_model.h", "core/kernel.h", "core/peak.h", "
 KEYS = {
     r"tools/(explain|info)\.c": INSIDE,
     r"tools/(bench\w*|ceiling)\.[ch]": INSIDE + ["core/env.h"],
-    r"tools/(check|draw\w*|io|judge|sweep|trials)\.[ch]": INSIDE + ["backends/reference"],
+    r"tools/(check|draw\w*|io\w*|judge|sweep|trials)\.[ch]": INSIDE + ["backends/reference"],
 }
 
 # Written by the build: header, and the room that it counts for.

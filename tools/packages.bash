@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Read by the programs beside it: what they need is installed where the system is Debian's.
+
+# install_missing LOG PACKAGE...: those that are not installed, as root or with sudo. Elsewhere than on
+# Debian it does nothing. Fails with a sentence on stderr.
+install_missing() {
+    local log=$1 missing=() package root=()
+    shift
+    command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || return 0
+    for package; do
+        [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] ||
+            missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || {
+            echo "neither root nor sudo; please install: ${missing[*]}" >&2
+            return 1
+        }
+        root=(sudo)
+    fi
+    echo "installing ${missing[*]}"
+    if ! { "${root[@]}" apt-get -qq update &&
+        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends \
+            "${missing[@]}"; } >"$log" 2>&1; then
+        tail -n 5 "$log" >&2
+        echo "installing failed, see $log" >&2
+        return 1
+    fi
+}

@@ -102,7 +102,7 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, int width,
     snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%d_%dx%d",
              p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->br, (int)t->bc);
     shape->blocks = p->batch * p->heads_k * t->k_blocks;
-    shape->threads = (int)(2 * t->bc);
+    shape->threads = MMA_BACKWARD_THREADS;
     shape->shared = (int)MMA_BACKWARD_SHARED(width, t->br, t->bc);
 }
 
@@ -149,9 +149,11 @@ static int64_t backward_workspace(const fattn_problem *p, int width)
     }
 MMA_BACKWARD_FUNCTIONS(64)
 MMA_BACKWARD_FUNCTIONS(128)
+MMA_BACKWARD_FUNCTIONS(256)
 
-static const fattn_tile backward_64[] = {{64, 128}, {0, 0}};
+static const fattn_tile backward_64[] = {{128, 128}, {0, 0}};
 static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};
+static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
 
 #define MMA_BACKWARD                                                                          \
     ((MMA_LEAN & ~(FATTN_PAGED | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT)) | FATTN_DLSE | \
@@ -182,5 +184,6 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_ROW(full, 256, 0, FATTN_FEATURES_ALL),
     MMA_BACKWARD_ROW(64),
     MMA_BACKWARD_ROW(128),
+    MMA_BACKWARD_ROW(256),
     {.row = {.name = NULL}},
 };

@@ -23,17 +23,19 @@
  * elements a row, who the rows are, and the item. */
 #define MMA_SHARED(width, rows, keys) (2 * (width) * ((rows) + 4 * (keys)) + 32 * (rows) + 512)
 
-/* Of backward: X(width, queries, keys, warps, blocks), keys = 16 * warps. */
+/* Of backward: X(width, queries, keys), eight warps. */
+#define MMA_BACKWARD_THREADS 256
 #define MMA_BACKWARD_SHAPES(X) \
-    X(64, 64, 128, 8, 1)       \
-    X(128, 64, 128, 8, 1)
+    X(64, 128, 128)            \
+    X(128, 64, 128)            \
+    X(256, 64, 64)
 
 /* Rows that a block of the kernels before and after it takes, of 128 threads. */
 #define MMA_BACKWARD_ROWS 16
 
-/* Bytes of shared memory of a block: keys and values, two tiles of queries and of dO, dS, lse and
- * delta, and the job. */
+/* Bytes of shared memory of a block: keys and values, two tiles of queries and of dO, P, dS, lse
+ * and delta, and the job. */
 #define MMA_BACKWARD_SHARED(width, queries, keys) \
-    (4 * (width) * ((keys) + 2 * (queries)) + 2 * (queries) * (keys) + 16 * (queries) + 512)
+    (4 * (width) * ((keys) + 2 * (queries)) + 4 * (queries) * (keys) + 16 * (queries) + 512)
 
 #endif

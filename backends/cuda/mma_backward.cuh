@@ -3,12 +3,14 @@
  * Backward on tensor cores, for 16-bit types: FlashAttention-2's loop (Dao 2023, algorithm 2) with
  * mma.sync. Its equations are those of simt_backward.cuh.
  *
- * A block owns a tile of keys, 16 of them a warp, with dK and dV in fragments, and walks along the
- * rows that see them, head by head of the group. Scores are held transposed, keys by queries: what
- * is a C of one product is then an A of the next, and only dS goes through shared memory, once:
+ * A block owns a tile of keys, with dK and dV in fragments, and walks along the queries that see
+ * them, head by head of the group:
  *
  *     S^T = K Q^T        P^T = exp(S^T - lse)               dV += P^T dO
  *     dP^T = V dO^T      dS^T = P^T (dP^T - delta)          dK += dS^T Q         dQ += dS K
+ *
+ * What limits it is the reading of shared memory, so all five products are cut into parts of 32
+ * rows a warp, which lie differently over a tile in each, and P and dS pass through shared memory.
  *
  * dQ is a sum over blocks, which add to it in any order, in floats of the workspace: two runs may
  * differ in their last bits. A run is
@@ -48,18 +50,18 @@ template <int W> GPU_DEVICE mma_saved mma_saved_of(const fattn_gpu_args &g)
 }
 
 /* Row n of the problem, of those that may exist. */
-typedef struct mma_row {
+typedef struct mma_query {
     fattn_sequence seq;
     int64_t b, at; /* at: in lse */
     gpu_query q;
     bool exists;
-} mma_row;
+} mma_query;
 
-GPU_DEVICE mma_row mma_row_of(const fattn_gpu_args &g, int64_t n)
+GPU_DEVICE mma_query mma_query_of(const fattn_gpu_args &g, int64_t n)
 {
     const fattn_problem &p = g.problem;
     const int64_t head = fattn_quotient(n, p.seqlen_q);
-    mma_row row;
+    mma_query row;
     row.b = fattn_quotient(head, p.heads_q);
     row.q.h = (int32_t)(head - row.b * p.heads_q);
     row.q.i = (int32_t)(n - head * p.seqlen_q);
@@ -69,13 +71,13 @@ GPU_DEVICE mma_row mma_row_of(const fattn_gpu_args &g, int64_t n)
     return row;
 }
 
-enum { MMA_ROW_THREADS = 128 / MMA_BACKWARD_ROWS };
+enum { MMA_QUERY_THREADS = 128 / MMA_BACKWARD_ROWS };
 
-template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma_row &row)
+template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma_query &row)
 {
     const fattn_problem &p = g.problem;
     const mma_saved saved = mma_saved_of<W>(g);
-    const int lane = gpu_thread() % MMA_ROW_THREADS;
+    const int lane = gpu_thread() % MMA_QUERY_THREADS;
     const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
     const gpu_tensor dout =
         gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
@@ -83,7 +85,7 @@ template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma
     if (row.exists) {
         const int64_t o_at = gpu_query_at(row.seq, p.o, row.q.i, row.q.h);
         const int64_t dout_at = gpu_query_at(row.seq, p.dout, row.q.i, row.q.h);
-        for (int c = 4 * lane; c < o.dim; c += 4 * MMA_ROW_THREADS) {
+        for (int c = 4 * lane; c < o.dim; c += 4 * MMA_QUERY_THREADS) {
             float a[4], b[4];
             gpu_load_quad(o, o_at, c, a);
             gpu_load_quad(dout, dout_at, c, b);
@@ -92,13 +94,13 @@ template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma
                 sum = fmaf(a[e], b[e], sum);
             }
         }
-        for (int c = 4 * lane; c < W; c += 4 * MMA_ROW_THREADS) {
+        for (int c = 4 * lane; c < W; c += 4 * MMA_QUERY_THREADS) {
             const gpu_f4 zeros = {0, 0, 0, 0};
             *(gpu_f4 *)(saved.dq + row.at * W + c) = zeros;
         }
     }
     GPU_UNROLL
-    for (int n = 1; n < MMA_ROW_THREADS; n *= 2) {
+    for (int n = 1; n < MMA_QUERY_THREADS; n *= 2) {
         sum += gpu_shfl_xor(sum, n);
     }
     if (row.exists && lane == 0) {
@@ -111,7 +113,7 @@ template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma
 }
 
 /* dQ of a row: from the workspace, times scale, to its place. */
-template <int W> GPU_DEVICE void mma_finish_row(const fattn_gpu_args &g, const mma_row &row)
+template <int W> GPU_DEVICE void mma_finish_row(const fattn_gpu_args &g, const mma_query &row)
 {
     const fattn_problem &p = g.problem;
     const mma_saved saved = mma_saved_of<W>(g);
@@ -121,7 +123,7 @@ template <int W> GPU_DEVICE void mma_finish_row(const fattn_gpu_args &g, const m
         return;
     }
     const int64_t to = gpu_query_at(row.seq, p.dq, row.q.i, row.q.h);
-    for (int c = 4 * (gpu_thread() % MMA_ROW_THREADS); c < dq.dim; c += 4 * MMA_ROW_THREADS) {
+    for (int c = 4 * (gpu_thread() % MMA_QUERY_THREADS); c < dq.dim; c += 4 * MMA_QUERY_THREADS) {
         const gpu_f4 sum = *(const gpu_f4 *)(saved.dq + row.at * W + c);
         const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
         float x[4] = {0, 0, 0, 0};
@@ -136,20 +138,41 @@ template <int W> GPU_DEVICE void mma_finish_row(const fattn_gpu_args &g, const m
     }
 }
 
+/* Writes channels c and c + 1 of row `at` of a gradient, or adds to them. c is even. */
+GPU_DEVICE void mma_store_two(const gpu_tensor &t, int64_t at, int c, bool adds, float x, float y)
+{
+    const float two[2] = {x, y};
+    if (!adds && t.quads && c + 2 <= t.dim && t.dtype != FATTN_F32) {
+        *(uint32_t *)((uint16_t *)t.data + at + c) =
+            gpu_narrow(t.dtype, x) | (uint32_t)gpu_narrow(t.dtype, y) << 16;
+        return;
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 2; e++) {
+        if (c + e < t.dim) {
+            const float old = adds ? ((const float *)t.data)[at + c + e] : 0;
+            gpu_store(t.data, t.dtype, at + c + e, old + two[e]);
+        }
+    }
+}
+
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile. dQ of a tile is cut into parts
- * of 32 queries for each warp. */
-template <class T, int W, int N, int WARPS> struct mma_backward_shape {
+/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. */
+template <class T, int W, int N, int BN, int WARPS> struct mma_backward_shape {
     typedef T type;
     enum {
         WIDTH = W,
         PITCH = W,
         QUERIES = N,
-        KEYS = 16 * WARPS,
+        KEYS = BN,
         THREADS = 32 * WARPS,
-        ACROSS = N / 32,              /* parts along the queries */
-        PART = W / (WARPS / (N / 32)) /* channels of a part */
+        HIGH = BN / 32,            /* warps along the keys, of S^T, dV and dK */
+        BROAD = WARPS / HIGH,      /* and along the queries, or channels */
+        PART_QUERIES = N / BROAD,  /* of S^T, a warp */
+        PART_CHANNELS = W / BROAD, /* of dV and dK */
+        DQ_HIGH = N / 32,          /* warps along the queries, of dQ */
+        DQ_CHANNELS = W / (WARPS / DQ_HIGH)
     };
 };
 
@@ -157,22 +180,25 @@ template <class T, int W, int N, int WARPS> struct mma_backward_shape {
 typedef struct mma_job {
     gpu_pairs pairs;
     int64_t hk, group, j0;
-    int64_t first, past; /* tiles of queries */
-    const uint16_t *k, *v;
-    int keys; /* that exist from j0 on; may be more than a tile, or less than 1 */
+    int keys;                 /* that exist from j0 on; may be more than a tile, or none */
+    int first, past;          /* tiles of queries */
+    int full, full_past;      /* those whose pairs are all kept */
+    const uint16_t *k, *v;    /* key j0 */
+    const uint16_t *q, *dout; /* query 0 of the group's first head */
+    int64_t at;               /* the same in lse */
 } mma_job;
 
 template <class S> struct mma_backward_scratch {
-    alignas(128) uint16_t k[S::KEYS * S::PITCH], v[S::KEYS * S::PITCH]; /* in the end dk, dv */
+    alignas(128) uint16_t k[S::KEYS * S::PITCH], v[S::KEYS * S::PITCH];
     uint16_t q[2][S::QUERIES * S::PITCH], dout[2][S::QUERIES * S::PITCH];
-    uint16_t ds[S::KEYS * S::QUERIES];
+    uint16_t p[S::KEYS * S::QUERIES], ds[S::KEYS * S::QUERIES]; /* keys by queries */
     alignas(16) float lse[2][S::QUERIES], delta[2][S::QUERIES];
     mma_job job;
 };
 
-/* dK and dV of a warp's 16 keys. */
+/* dK and dV, a warp's part. */
 template <class S> struct mma_sums {
-    float dk[1][S::WIDTH / 8][4], dv[1][S::WIDTH / 8][4];
+    float dk[2][S::PART_CHANNELS / 8][4], dv[2][S::PART_CHANNELS / 8][4];
 };
 
 /* Copies `live` rows from `from` on, and zeros up to ROWS. */
@@ -181,184 +207,174 @@ GPU_DEVICE void mma_copy_rows(uint16_t *tile, const uint16_t *from, int64_t stri
                               int live)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
-    const int c = gpu_thread() % CHUNKS;
+    const int c = gpu_thread_anew() % CHUNKS;
     const int bytes = (int)gpu_clamp(2 * dim - 16 * c, 0, 16);
-    const uint16_t *row = from + gpu_thread() / CHUNKS * stride + 8 * c;
+    const uint16_t *row = from + gpu_thread_anew() / CHUNKS * stride + 8 * c;
     GPU_UNROLL
     for (int n = 0; n < ROWS / STEP; n++, row += STEP * stride) {
-        const int r = gpu_thread() / CHUNKS + n * STEP;
+        const int r = gpu_thread_anew() / CHUNKS + n * STEP;
         mma_copy(mma_place<S::PITCH>(mma_shared(tile), r, c), row, r < live ? bytes : 0);
     }
 }
 
-/* Begins to copy a tile of queries of head h: q, dO, lse and delta. */
+/* Begins to copy tile `tile` of the queries of the group's head `head`: q, dO, lse and delta. */
 template <class S>
 GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
-                                 int64_t h, int64_t i0)
+                                 int head, int tile)
 {
     const fattn_problem &p = g.problem;
-    const fattn_sequence &seq = s.job.pairs.seq;
-    const int live = (int)fattn_min64(seq.sq - i0, S::QUERIES);
-    mma_copy_rows<S, S::QUERIES>(s.q[stage],
-                                 (const uint16_t *)g.buffers.q + gpu_query_at(seq, p.q, i0, h),
-                                 p.q.seq, (int)p.dim, live);
-    mma_copy_rows<S, S::QUERIES>(
-        s.dout[stage], (const uint16_t *)g.buffers.dout + gpu_query_at(seq, p.dout, i0, h),
-        p.dout.seq, (int)p.dim_v, live);
-    const int r = gpu_thread();
+    const mma_job &job = s.job;
+    const int64_t i0 = (int64_t)tile * S::QUERIES;
+    const int live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
+    mma_copy_rows<S, S::QUERIES>(s.q[stage], job.q + i0 * p.q.seq + head * p.q.head, p.q.seq,
+                                 (int)p.dim, live);
+    mma_copy_rows<S, S::QUERIES>(s.dout[stage], job.dout + i0 * p.dout.seq + head * p.dout.head,
+                                 p.dout.seq, (int)p.dim_v, live);
+    /* Rows that do not exist get lse = 0: their q and dO are 0, and so is what comes of them. */
+    const int r = gpu_thread_anew();
     if (r < S::QUERIES) {
         const mma_saved saved = mma_saved_of<S::WIDTH>(g);
-        const int64_t at = gpu_lse_at(p, seq, s.job.pairs.b, h) + i0 + r;
-        const bool exists = r < live;
-        s.lse[stage][r] = exists ? saved.lse[at] : fattn_f32_from_bits(0x7f800000u);
-        s.delta[stage][r] = exists ? saved.delta[at] : 0;
+        const int64_t at = job.at + head * p.total_q + i0 + r;
+        mma_copy_word(mma_shared(s.lse[stage] + r), saved.lse + at, r < live);
+        mma_copy_word(mma_shared(s.delta[stage] + r), saved.delta + at, r < live);
     }
     mma_commit();
 }
 
+/* Where the warp's part of S^T begins. */
+template <class S> GPU_DEVICE int mma_part_key(void) { return mma_warp() % S::HIGH * 32; }
+template <class S> GPU_DEVICE int mma_part_query(void)
+{
+    return mma_warp() / S::HIGH * S::PART_QUERIES;
+}
+
 /* Scores of pairs outside the band are selected away. Rows of x are keys. */
 template <class S>
-GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0, float x[S::QUERIES / 8][4])
+GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0, float x[2][S::PART_QUERIES / 8][4])
 {
     const fattn_band &band = job.pairs.band;
     const int64_t limit = INT64_C(1) << 62;
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
-        const int key = mma_warp() * 16 + mma_lane() / 4 + 8 * h;
-        /* query i sees key j when j - right <= i + diagonal <= j + left */
-        const int64_t aligned = job.j0 + key - band.diagonal - i0 - mma_lane() % 4 * 2;
-        int64_t first = band.right < 0 ? 0 : aligned - fattn_min64(band.right, limit);
-        const int64_t last = band.left < 0 ? S::QUERIES : aligned + fattn_min64(band.left, limit);
-        first = key < job.keys ? first : S::QUERIES;
-        const int low = (int)gpu_clamp(first, -8, S::QUERIES);
-        const int high = (int)gpu_clamp(last, -9, S::QUERIES);
-        GPU_UNROLL
-        for (int n = 0; n < S::QUERIES / 4; n++) {
-            const int i = n / 2 * 8 + n % 2;
-            float *const score = &x[n / 2][2 * h + n % 2];
-            *score = low <= i & i <= high ? *score : fattn_f32_from_bits(0xff800000u);
-        }
-    }
-}
-
-/* Scores in x become P, and dP in dp becomes dS. */
-template <class S>
-GPU_DEVICE void mma_differentiate(const fattn_gpu_args &g, const mma_backward_scratch<S> &s,
-                                  int stage, float x[S::QUERIES / 8][4],
-                                  float dp[S::QUERIES / 8][4])
-{
-    const float unit = g.rule.unit;
-    const int column = mma_lane() % 4 * 2;
-    GPU_UNROLL
-    for (int n = 0; n < S::QUERIES / 8; n++) {
-        const gpu_f2 lse = *(const gpu_f2 *)(s.lse[stage] + 8 * n + column);
-        const gpu_f2 delta = *(const gpu_f2 *)(s.delta[stage] + 8 * n + column);
-        GPU_UNROLL
-        for (int e = 0; e < 4; e++) {
-            const float p = mma_exp2(fmaf(x[n][e], unit, e % 2 ? -lse.y : -lse.x));
-            dp[n][e] = p * (dp[n][e] - (e % 2 ? delta.y : delta.x));
-            x[n][e] = p;
-        }
-    }
-}
-
-/* dS of the warp's keys, rounded, to shared memory, keys by queries. */
-template <class S>
-GPU_DEVICE void mma_put_ds(mma_backward_scratch<S> &s, const float ds[S::QUERIES / 8][4])
-{
-    const int key = mma_warp() * 16 + mma_lane() / 4;
-    GPU_UNROLL
-    for (int n = 0; n < S::QUERIES / 4; n++) {
-        const float *const pair = ds[n / 2] + n % 2 * 2;
-        const uint32_t at = mma_place<S::QUERIES>(mma_shared(s.ds), key + n % 2 * 8, n / 2);
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + mma_lane() % 4 * 4),
-                     "r"(S::type::pack(pair[0], pair[1]))
-                     : "memory");
-    }
-}
-
-/* Adds a part of dS K to dQ in the workspace: 32 queries and PART channels for each warp. */
-template <class S>
-GPU_DEVICE void mma_add_dq(const fattn_gpu_args &g, const mma_backward_scratch<S> &s, int64_t h,
-                           int64_t i0)
-{
-    enum { N = S::PART / 16, STEPS = S::KEYS / 16 };
-    const int lane = mma_lane(), row = mma_warp() % S::ACROSS * 32;
-    const int chunk = mma_warp() / S::ACROSS * S::PART / 8;
-    const uint32_t a_at =
-        mma_place<S::QUERIES>(mma_shared(s.ds), lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2);
-    const uint32_t b_at = mma_columns_b<S::PITCH>(s.k, 0, chunk);
-    float y[2][2 * N][4] = {};
-    GPU_UNROLL
-    for (int step = 0; step < STEPS; step++) {
-        uint32_t a[2][4];
-        GPU_UNROLL
-        for (int m = 0; m < 2; m++) {
-            mma_load_transposed(a[m], mma_step<S::QUERIES>(a_at, step, m));
-        }
-        GPU_UNROLL
-        for (int n = 0; n < N; n++) {
-            uint32_t b[4];
-            mma_load_transposed(b, mma_step<S::PITCH>(b_at, step, n));
-            GPU_UNROLL
-            for (int m = 0; m < 2; m++) {
-                S::type::multiply(y[m][2 * n], a[m], b);
-                S::type::multiply(y[m][2 * n + 1], a[m], b + 2);
-            }
-        }
-    }
-
-    const mma_saved saved = mma_saved_of<S::WIDTH>(g);
-    const int64_t first = gpu_lse_at(g.problem, s.job.pairs.seq, s.job.pairs.b, h) + i0;
-    const int live = (int)fattn_min64(s.job.pairs.seq.sq - i0, S::QUERIES);
+    const int64_t column = i0 + mma_part_query<S>() + mma_lane() % 4 * 2;
     GPU_UNROLL
     for (int m = 0; m < 2; m++) {
         GPU_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int i = row + 16 * m + 8 * half + lane / 4;
-            float *const to = saved.dq + (first + i) * S::WIDTH + 8 * chunk + lane % 4 * 2;
+        for (int h = 0; h < 2; h++) {
+            const int key = mma_part_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
+            /* query i sees key j when j - right <= i + diagonal <= j + left */
+            const int64_t aligned = job.j0 + key - band.diagonal - column;
+            const int64_t first = band.right < 0 ? 0 : aligned - fattn_min64(band.right, limit);
+            const int64_t last =
+                band.left < 0 ? S::QUERIES : aligned + fattn_min64(band.left, limit);
+            const int low = (int)gpu_clamp(key < job.keys ? first : S::QUERIES, -8, S::QUERIES);
+            const int high = (int)gpu_clamp(last, -9, S::QUERIES);
             GPU_UNROLL
-            for (int n = 0; n < 2 * N && i < live; n++) {
-                mma_add_two(to + 8 * n, y[m][n][2 * half], y[m][n][2 * half + 1]);
+            for (int n = 0; n < S::PART_QUERIES / 4; n++) {
+                const int i = n / 2 * 8 + n % 2;
+                float *const score = &x[m][n / 2][2 * h + n % 2];
+                *score = low <= i & i <= high ? *score : fattn_f32_from_bits(0xff800000u);
             }
+        }
+    }
+}
+
+/* Of scores in x and dP in dp, P and dS go to shared memory, rounded. */
+template <class S>
+GPU_DEVICE void mma_differentiate(float unit, mma_backward_scratch<S> &s, int stage,
+                                  const float x[2][S::PART_QUERIES / 8][4],
+                                  const float dp[2][S::PART_QUERIES / 8][4])
+{
+    const int query = mma_part_query<S>(), key = mma_part_key<S>() + mma_lane() / 4;
+    const int inside = mma_lane() % 4 * 2; /* a chunk of 8 queries */
+    GPU_UNROLL
+    for (int n = 0; n < S::PART_QUERIES / 8; n++) {
+        const gpu_f2 lse = *(const gpu_f2 *)(s.lse[stage] + query + 8 * n + inside);
+        const gpu_f2 delta = *(const gpu_f2 *)(s.delta[stage] + query + 8 * n + inside);
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const int m = e / 2, h = e % 2;
+            const float p0 = mma_exp2(fmaf(x[m][n][2 * h], unit, -lse.x));
+            const float p1 = mma_exp2(fmaf(x[m][n][2 * h + 1], unit, -lse.y));
+            const uint32_t at =
+                mma_place<S::QUERIES>(2 * inside, key + 16 * m + 8 * h, query / 8 + n);
+            mma_put(mma_shared(s.p) + at, S::type::pack(p0, p1));
+            mma_put(mma_shared(s.ds) + at, S::type::pack(p0 * (dp[m][n][2 * h] - delta.x),
+                                                         p1 * (dp[m][n][2 * h + 1] - delta.y)));
+        }
+    }
+}
+
+/* A warp's part of dS K, on its way to dQ in the workspace. */
+template <class S> struct mma_dq_part {
+    enum { COUNT = S::DQ_CHANNELS / 2 }; /* pairs of elements */
+    float y[2][S::DQ_CHANNELS / 8][4];
+    float *to; /* the thread's first element */
+    int live;  /* rows from there on that exist */
+};
+
+template <class S>
+GPU_DEVICE void mma_dq_make(const fattn_gpu_args &g, const mma_backward_scratch<S> &s, int head,
+                            int64_t i0, mma_dq_part<S> &part)
+{
+    const int row = mma_warp() % S::DQ_HIGH * 32, i = row + mma_lane() / 4;
+    const int channel = mma_warp() / S::DQ_HIGH * S::DQ_CHANNELS;
+    mma_times<typename S::type, S::QUERIES, S::PITCH, 2, S::DQ_CHANNELS / 16, S::KEYS / 16, true>(
+        mma_columns_a<S::QUERIES>(s.ds, row / 8), mma_columns_b<S::PITCH>(s.k, 0, channel / 8),
+        part.y, [](int) {});
+    part.live = (int)fattn_min64(s.job.pairs.seq.sq - i0, S::QUERIES) - i;
+    part.to = mma_saved_of<S::WIDTH>(g).dq + channel + mma_lane() % 4 * 2 +
+              (s.job.at + head * g.problem.total_q + i0 + i) * S::WIDTH;
+}
+
+/* Adds the pairs of slot `slot` of `slots`. */
+template <class S> GPU_DEVICE void mma_dq_add(const mma_dq_part<S> &part, int slot, int slots)
+{
+    enum { COUNT = mma_dq_part<S>::COUNT };
+    GPU_UNROLL
+    for (int n = slot * COUNT / slots; n < (slot + 1) * COUNT / slots; n++) {
+        const int m = n / (COUNT / 2), h = n / (COUNT / 4) % 2, c = n % (COUNT / 4);
+        if (16 * m + 8 * h < part.live) {
+            mma_add_two(part.to + (16 * m + 8 * h) * S::WIDTH + 8 * c, part.y[m][c][2 * h],
+                        part.y[m][c][2 * h + 1]);
         }
     }
 }
 
 /* --- A tile of keys --------------------------------------------------------------------------- */
 
-/* Whether all pairs of the job's keys and the queries from i0 on are kept. */
-template <class S> GPU_DEVICE bool mma_is_partial(const mma_job &job, int64_t i0)
-{
-    const int64_t i1 = fattn_min64(i0 + S::QUERIES, job.pairs.seq.sq);
-    return fattn_band_tile(&job.pairs.band, i0, i1, job.j0, job.j0 + S::KEYS) != FATTN_TILE_FULL;
-}
-
 template <class S>
 GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
-                              int64_t h, int64_t i0, bool partial, mma_sums<S> &sums)
+                              int head, int tile, mma_sums<S> &sums)
 {
     typedef typename S::type T;
-    enum { P = S::PITCH, N = S::QUERIES / 16, STEPS = S::WIDTH / 16 };
-    float x[1][2 * N][4] = {}, dp[1][2 * N][4] = {};
-    const int row = mma_warp() * 16;
-    mma_dots<T, P, 1, N, STEPS>(mma_rows_a<P>(s.k, row), mma_rows_b<P>(s.q[stage], 0), x);
-    mma_dots<T, P, 1, N, STEPS>(mma_rows_a<P>(s.v, row), mma_rows_b<P>(s.dout[stage], 0), dp);
+    enum { P = S::PITCH, Q = S::QUERIES, N = S::PART_QUERIES / 16, STEPS = S::WIDTH / 16 };
+    const int key = mma_part_key<S>(), query = mma_part_query<S>();
+    const int64_t i0 = (int64_t)tile * S::QUERIES;
+    float x[2][2 * N][4] = {}, dp[2][2 * N][4] = {};
+    mma_dots<T, P, 2, N, STEPS>(mma_rows_a<P>(s.k, key), mma_rows_b<P>(s.q[stage], query), x);
+    mma_dots<T, P, 2, N, STEPS>(mma_rows_a<P>(s.v, key), mma_rows_b<P>(s.dout[stage], query), dp);
     if (g.rule.terms) { /* a scale that cannot be part of the unit */
         GPU_UNROLL
-        for (int n = 0; n < 8 * N; n++) {
-            x[0][n / 4][n % 4] *= g.rule.scale;
+        for (int n = 0; n < 16 * N; n++) {
+            x[n / (8 * N)][n / 4 % (2 * N)][n % 4] *= g.rule.scale;
         }
     }
-    if (partial) {
-        mma_keep_queries<S>(s.job, i0, x[0]);
+    if (tile < s.job.full || tile >= s.job.full_past) {
+        mma_keep_queries<S>(s.job, i0, x);
     }
-    mma_differentiate<S>(g, s, stage, x[0], dp[0]);
-    mma_put_ds<S>(s, dp[0]);
-    mma_mix<T, P, 1, STEPS, N>(x, mma_columns_b<P>(s.dout[stage], 0, 0), sums.dv);
-    mma_mix<T, P, 1, STEPS, N>(dp, mma_columns_b<P>(s.q[stage], 0, 0), sums.dk);
-    gpu_sync(); /* dS of all warps */
-    mma_add_dq<S>(g, s, h, i0);
+    mma_differentiate<S>(g.rule.unit, s, stage, x, dp);
+    gpu_sync();
+
+    mma_dq_part<S> part = {};
+    mma_dq_make<S>(g, s, head, i0, part);
+    /* Additions go out one by one beside the other products: all at once they would wait. */
+    enum { SLOTS = S::PART_CHANNELS / 16 * (Q / 16) };
+    const int chunk = mma_warp() / S::HIGH * S::PART_CHANNELS / 8;
+    mma_times<T, Q, P, 2, S::PART_CHANNELS / 16, Q / 16, false>(
+        mma_rows_a<Q>(s.p, key), mma_columns_b<P>(s.dout[stage], 0, chunk), sums.dv,
+        [&](int i) { mma_dq_add<S>(part, i, 2 * SLOTS); });
+    mma_times<T, Q, P, 2, S::PART_CHANNELS / 16, Q / 16, false>(
+        mma_rows_a<Q>(s.ds, key), mma_columns_b<P>(s.q[stage], 0, chunk), sums.dk,
+        [&](int i) { mma_dq_add<S>(part, SLOTS + i, 2 * SLOTS); });
 }
 
 /* Walks along the queries of every head of the group. */
@@ -366,62 +382,50 @@ template <class S>
 GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
                               mma_sums<S> &sums)
 {
-    const int64_t h0 = s.job.hk * s.job.group, first = s.job.first;
-    const int64_t tiles = s.job.past - first, count = tiles * s.job.group;
-    int64_t head = h0, tile = 0;
-    if (count > 0) {
-        mma_copy_queries<S>(g, s, 0, h0, first * S::QUERIES);
+    const int first = s.job.first, past = s.job.past;
+    int heads = first < past ? (int)s.job.group : 0, head = 0, tile = first, stage = 0;
+    if (heads > 0) {
+        mma_copy_queries<S>(g, s, 0, 0, first);
     }
-    for (int64_t n = 0; n < count; n++) {
-        const int64_t h = head, i0 = (first + tile) * S::QUERIES;
-        const int stage = (int)(n % 2);
-        if (++tile == tiles) {
-            tile = 0;
+    while (head < heads) {
+        const int h = head, t = tile;
+        if (++tile == past) {
+            tile = first;
             head++;
         }
         mma_wait<0>();
         gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
-        if (n + 1 < count) {
-            mma_copy_queries<S>(g, s, stage ^ 1, head, (first + tile) * S::QUERIES);
+        if (head < heads) {
+            mma_copy_queries<S>(g, s, stage ^ 1, head, tile);
         }
-        mma_keys_tile<S>(g, s, stage, h, i0, mma_is_partial<S>(s.job, i0), sums);
+        mma_keys_tile<S>(g, s, stage, h, t, sums);
+        stage ^= 1;
     }
 }
 
-/* dk or dv, times `factor`, of the warp's keys; 0 for keys that the sequence owns and does not
- * use. */
+/* The warp's part of dk or dv, times `factor`; 0 for keys that are owned and not used. */
 template <class S>
 GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, const gpu_tensor &t,
                                const fattn_strides &stride, float factor,
-                               const float sum[S::WIDTH / 8][4])
+                               const float sum[2][S::PART_CHANNELS / 8][4])
 {
     const bool adds = g.problem.features & FATTN_ACCUMULATE;
     const fattn_sequence &seq = job.pairs.seq;
+    const int channel = mma_warp() / S::HIGH * S::PART_CHANNELS + mma_lane() % 4 * 2;
     GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
-        const int key = mma_warp() * 16 + mma_lane() / 4 + 8 * h;
+    for (int e = 0; e < 4; e++) {
+        const int m = e / 2, h = e % 2;
+        const int key = mma_part_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
         const int64_t j = job.j0 + key;
         const int64_t at = gpu_key_at(g, seq, stride, job.pairs.b, job.hk, j);
+        const float alive = key < job.keys ? factor : 0;
         if (j >= (adds ? seq.sk : seq.slot_k)) {
             continue;
         }
         GPU_UNROLL
-        for (int n = 0; n < S::WIDTH / 8; n++) {
-            const int c = 8 * n + mma_lane() % 4 * 2;
-            float x[2] = {sum[n][2 * h] * factor, sum[n][2 * h + 1] * factor};
-            x[0] = key < job.keys ? x[0] : 0;
-            x[1] = key < job.keys ? x[1] : 0;
-            if (!adds && t.quads && t.dtype != FATTN_F32 && c + 2 <= t.dim) {
-                *(uint32_t *)((uint16_t *)t.data + at + c) = S::type::pack(x[0], x[1]);
-                continue;
-            }
-            GPU_UNROLL
-            for (int e = 0; e < 2; e++) {
-                if (c + e < t.dim) {
-                    const float old = adds ? ((const float *)t.data)[at + c + e] : 0;
-                    gpu_store(t.data, t.dtype, at + c + e, old + x[e]);
-                }
-            }
+        for (int n = 0; n < S::PART_CHANNELS / 8; n++) {
+            mma_store_two(t, at, channel + 8 * n, adds, alive == 0 ? 0 : sum[m][n][2 * h] * factor,
+                          alive == 0 ? 0 : sum[m][n][2 * h + 1] * factor);
         }
     }
 }
@@ -447,17 +451,31 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     const int64_t b = fattn_quotient(head, p.heads_k);
     job.pairs = gpu_pairs_of(g, b);
     const fattn_sequence &seq = job.pairs.seq;
+    const fattn_band &band = job.pairs.band;
     job.hk = head - b * p.heads_k;
     job.group = fattn_quotient(p.heads_q, p.heads_k);
     job.j0 = (number - head * g.tiling.k_blocks) * S::KEYS;
-    job.keys = (int)gpu_clamp(seq.sk - job.j0, -1, INT32_MAX);
-    const fattn_range rows =
-        mma_queries_of(job.pairs, job.j0, fattn_min64(job.j0 + S::KEYS, seq.sk));
-    job.first = rows.first / S::QUERIES;
-    job.past = job.keys > 0 ? fattn_max64(job.first, (rows.past + S::QUERIES - 1) / S::QUERIES)
-                            : job.first;
+    job.keys = (int)gpu_clamp(seq.sk - job.j0, 0, INT32_MAX);
+
+    const int64_t j1 = job.j0 + S::KEYS, h0 = job.hk * job.group, limit = INT64_C(1) << 62;
+    const fattn_range rows = mma_queries_of(job.pairs, job.j0, fattn_min64(j1, seq.sk));
+    job.first = (int)(rows.first / S::QUERIES);
+    job.past = job.keys > 0 ? (int)((rows.past + S::QUERIES - 1) / S::QUERIES) : 0;
+    /* The first query that sees key j1 - 1, and the last that sees key j0. */
+    const int64_t low =
+        band.right < 0 ? 0 : j1 - 1 - band.diagonal - fattn_min64(band.right, limit);
+    const int64_t high =
+        band.left < 0 ? limit : job.j0 - band.diagonal + fattn_min64(band.left, limit);
+    job.full =
+        j1 > seq.sk ? INT32_MAX : (int)gpu_clamp((low + S::QUERIES - 1) / S::QUERIES, 0, INT32_MAX);
+    job.full_past =
+        high >= seq.sq - 1 ? INT32_MAX : (int)gpu_clamp((high + 1) / S::QUERIES, 0, INT32_MAX);
+
     job.k = (const uint16_t *)g.buffers.k + gpu_key_at(g, seq, p.k, b, job.hk, job.j0);
     job.v = (const uint16_t *)g.buffers.v + gpu_key_at(g, seq, p.v, b, job.hk, job.j0);
+    job.q = (const uint16_t *)g.buffers.q + gpu_query_at(seq, p.q, 0, h0);
+    job.dout = (const uint16_t *)g.buffers.dout + gpu_query_at(seq, p.dout, 0, h0);
+    job.at = gpu_lse_at(p, seq, b, h0);
 }
 
 template <class S>
@@ -474,11 +492,7 @@ GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<
     if (job.j0 >= job.pairs.seq.slot_k) {
         return;
     }
-    mma_sums<S> sums;
-    GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 2; n++) {
-        sums.dk[0][n / 4][n % 4] = sums.dv[0][n / 4][n % 4] = 0;
-    }
+    mma_sums<S> sums = {};
     mma_copy_rows<S, S::KEYS>(s.k, job.k, p.k.seq, (int)p.dim, job.keys);
     mma_copy_rows<S, S::KEYS>(s.v, job.v, p.v.seq, (int)p.dim_v, job.keys);
     mma_keys_walk<S>(g, s, sums);
@@ -486,12 +500,12 @@ GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<
     if (p.outputs & FATTN_OUT_DK) {
         const gpu_tensor dk =
             gpu_tensor_of(g, g.buffers.dk, g.dtype_gradient, FATTN_GPU_QUADS_DK, p.dim);
-        mma_store_keys<S>(g, job, dk, p.dk, g.rule.scale, sums.dk[0]);
+        mma_store_keys<S>(g, job, dk, p.dk, g.rule.scale, sums.dk);
     }
     if (p.outputs & FATTN_OUT_DV) {
         const gpu_tensor dv =
             gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
-        mma_store_keys<S>(g, job, dv, p.dv, 1, sums.dv[0]);
+        mma_store_keys<S>(g, job, dv, p.dv, 1, sums.dv);
     }
 }
 

@@ -56,8 +56,9 @@ struct mma_bf16 {
     }
 };
 
-GPU_DEVICE int mma_lane(void) { return gpu_thread() % GPU_WAVE; }
-GPU_DEVICE int mma_warp(void) { return gpu_thread() / GPU_WAVE; }
+/* Read anew at each use: what follows from them would be kept in registers that are not there. */
+GPU_DEVICE int mma_lane(void) { return gpu_thread_anew() % GPU_WAVE; }
+GPU_DEVICE int mma_warp(void) { return gpu_thread_anew() / GPU_WAVE; }
 
 /* The address of shared memory that the instructions below want. */
 GPU_DEVICE uint32_t mma_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -78,6 +79,11 @@ GPU_DEVICE void mma_load_transposed(uint32_t x[4], uint32_t at)
                  : "r"(at));
 }
 
+GPU_DEVICE void mma_put(uint32_t to, uint32_t x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
 /* Begins to copy the first `bytes` of 16 and zeros for the rest. */
 GPU_DEVICE void mma_copy(uint32_t to, const void *from, int bytes)
 {
@@ -86,6 +92,14 @@ GPU_DEVICE void mma_copy(uint32_t to, const void *from, int bytes)
 }
 
 GPU_DEVICE void mma_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* The same for 4 bytes: all of them, or zero. */
+GPU_DEVICE void mma_copy_word(uint32_t to, const void *from, bool exists)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(exists ? 4 : 0)
+                 : "memory");
+}
 
 /* Waits until at most N groups of this thread's copies are under way. */
 template <int N> GPU_DEVICE void mma_wait(void)
@@ -127,8 +141,8 @@ template <int PITCH> GPU_DEVICE uint32_t mma_step(uint32_t at, int rows, int chu
 
 /*
  * x[m][.] += A B^T for 16 * M rows of A and 16 * N rows of B along 16 * STEPS channels, both in
- * tiles of that pitch. a, b: where the lane begins, mma_rows_a and mma_rows_b. Fragments of B are
- * loaded two products ahead.
+ * tiles of that pitch. a_at, b_at: where the lane begins, mma_rows_a and mma_rows_b. Fragments of
+ * B are loaded two products ahead.
  */
 template <int PITCH> GPU_DEVICE uint32_t mma_rows_a(const void *tile, int row)
 {
@@ -204,6 +218,55 @@ GPU_DEVICE void mma_mix(const float p[M][2 * STEPS][4], uint32_t b_at, float y[M
             T::multiply(y[m][2 * n], a[m], b[i % 3]);
             T::multiply(y[m][2 * n + 1], a[m], b[i % 3] + 2);
         }
+    }
+}
+
+/*
+ * y[m][.] += A B with A in a tile too: of 16 * M rows, or, TRANSPOSED, as many columns. a_at:
+ * mma_rows_a, or mma_columns_a. beside(i) is called after product i of N * STEPS, with i known to
+ * the compiler.
+ */
+template <int PITCH> GPU_DEVICE uint32_t mma_columns_a(const void *tile, int chunk)
+{
+    const int lane = mma_lane();
+    return mma_place<PITCH>(mma_shared(tile), lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
+}
+
+template <int PITCH, int M, bool TRANSPOSED>
+GPU_DEVICE void mma_load_a(uint32_t a[M][4], uint32_t a_at, int step, int first, int every)
+{
+    GPU_UNROLL
+    for (int m = first; m < M; m += every) {
+        if (TRANSPOSED) {
+            mma_load_transposed(a[m], mma_step<PITCH>(a_at, step, m));
+        } else {
+            mma_load(a[m], mma_step<PITCH>(a_at, m, step));
+        }
+    }
+}
+
+template <class T, int PITCH_A, int PITCH_B, int M, int N, int STEPS, bool TRANSPOSED, class Beside>
+GPU_DEVICE void mma_times(uint32_t a_at, uint32_t b_at, float y[M][2 * N][4], const Beside &beside)
+{
+    uint32_t a[2][M][4], b[3][4];
+    mma_load_a<PITCH_A, M, TRANSPOSED>(a[0], a_at, 0, 0, 1);
+    mma_load_transposed(b[0], mma_step<PITCH_B>(b_at, 0, 0));
+    mma_load_transposed(b[1], mma_step<PITCH_B>(b_at, 1 / N, 1 % N));
+    GPU_UNROLL
+    for (int i = 0; i < N * STEPS; i++) {
+        const int step = i / N, n = i % N, ahead = i + 2;
+        if (ahead < N * STEPS) {
+            mma_load_transposed(b[ahead % 3], mma_step<PITCH_B>(b_at, ahead / N, ahead % N));
+        }
+        if (step + 1 < STEPS) {
+            mma_load_a<PITCH_A, M, TRANSPOSED>(a[(step + 1) % 2], a_at, step + 1, n, N);
+        }
+        GPU_UNROLL
+        for (int m = 0; m < M; m++) {
+            T::multiply(y[m][2 * n], a[step % 2][m], b[i % 3]);
+            T::multiply(y[m][2 * n + 1], a[step % 2][m], b[i % 3] + 2);
+        }
+        beside(i);
     }
 }
 

@@ -6,16 +6,15 @@
 
 #include "backends/cuda/mma_backward.cuh"
 
-#define MMA_ENTRY(name, type, width, queries, warps, blocks)                  \
-    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)     \
-    {                                                                         \
-        mma_backward_all<mma_backward_shape<type, width, queries, warps>>(g); \
+#define MMA_ENTRY(name, type, width, queries, keys)                                        \
+    GPU_KERNEL(MMA_BACKWARD_THREADS, 1) name(const GPU_PARAM fattn_gpu_args g)             \
+    {                                                                                      \
+        mma_backward_all<                                                                  \
+            mma_backward_shape<type, width, queries, keys, MMA_BACKWARD_THREADS / 32>>(g); \
     }
-#define MMA_ENTRIES(width, queries, keys, warps, blocks)                                       \
-    MMA_ENTRY(mma_backward_f16_##width##_##queries##x##keys, mma_f16, width, queries, warps,   \
-              blocks)                                                                          \
-    MMA_ENTRY(mma_backward_bf16_##width##_##queries##x##keys, mma_bf16, width, queries, warps, \
-              blocks)
+#define MMA_ENTRIES(width, queries, keys)                                                   \
+    MMA_ENTRY(mma_backward_f16_##width##_##queries##x##keys, mma_f16, width, queries, keys) \
+    MMA_ENTRY(mma_backward_bf16_##width##_##queries##x##keys, mma_bf16, width, queries, keys)
 MMA_BACKWARD_SHAPES(MMA_ENTRIES)
 
 #define MMA_ROWS(name, visit)                                                         \
@@ -23,17 +22,19 @@ MMA_BACKWARD_SHAPES(MMA_ENTRIES)
     {                                                                                 \
         const fattn_problem &p = g.problem;                                           \
         const int64_t count = p.batch * p.heads_q * p.seqlen_q;                       \
-        const int64_t block = 128 / MMA_ROW_THREADS;                                  \
+        const int64_t block = 128 / MMA_QUERY_THREADS;                                \
         for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) { \
-            const int64_t number = n + gpu_thread() / MMA_ROW_THREADS;                \
-            mma_row row = mma_row_of(g, fattn_min64(number, count - 1));              \
+            const int64_t number = n + gpu_thread() / MMA_QUERY_THREADS;              \
+            mma_query row = mma_query_of(g, fattn_min64(number, count - 1));          \
             row.exists = row.exists && number < count;                                \
             visit(g, row);                                                            \
         }                                                                             \
     }
 MMA_ROWS(mma_backward_rows_64, mma_save_row<64>)
 MMA_ROWS(mma_backward_rows_128, mma_save_row<128>)
+MMA_ROWS(mma_backward_rows_256, mma_save_row<256>)
 MMA_ROWS(mma_backward_dq_64, mma_finish_row<64>)
 MMA_ROWS(mma_backward_dq_128, mma_finish_row<128>)
+MMA_ROWS(mma_backward_dq_256, mma_finish_row<256>)
 
 #endif

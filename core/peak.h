@@ -6,7 +6,7 @@
  *
  * A loop can be wrong too (a spilled accumulator halves it), and then flatters every kernel. So a
  * reading also holds the clock, from a chain of dependent additions that take one cycle each, and
- * the loop must reach a whole number of instructions a cycle.
+ * the loop must reach a whole number of instructions a cycle, or one in a whole number of cycles.
  */
 #ifndef FATTN_CORE_PEAK_H
 #define FATTN_CORE_PEAK_H
@@ -27,7 +27,8 @@ struct fattn_peak {
     bool reads_memory; /* the rate is bytes of data read; else flops */
     uint32_t dtypes;   /* FATTN_DTYPE_BIT(...): whose matrix products this limits. First row wins */
     int lanes;         /* elements an instruction works on */
-    int flops; /* a lane and instruction: 2 when fused, 1 when products and sums are apart */
+    int flops; /* a lane and instruction: 1 when products and sums are apart, 2 when fused, 4 when
+                * of pairs */
 
     /* Takes some milliseconds on all units. data is bytes of device memory, read by loops that read
      * memory; the working set of the kernel itself, so that both meet the same caches. */

@@ -362,7 +362,9 @@ static void f7(void)
     int cutting = 0, by_itself = 0;
     for (int n = 0; n < hazard_place_count; n++) {
         const place *const at = &hazard_places[n];
-        draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 1, 16384, 16);
+        const bool any = at->kernel->dtypes & FATTN_DTYPE_BIT(FATTN_F32);
+        draw_case c =
+            hazard_case(FATTN_FORWARD, any ? FATTN_F32 : FATTN_BF16, 1, 1, 1, 1, 16384, 16);
         for (const fattn_tile *tile = at->kernel->tiles; tile->br != 0; tile++) {
             c.problem.op =
                 at->kernel->ops & FATTN_OP_BIT(FATTN_FORWARD) ? FATTN_FORWARD : FATTN_BACKWARD;

@@ -35,11 +35,12 @@ fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes, dou
     return status;
 }
 
-/* Instructions a cycle that an undisturbed loop issues: the ports that take them. */
+/* Instructions a cycle that an undisturbed loop issues: the ports that take them, or one port for
+ * a whole number of cycles. */
 static double ports(const ceiling *ceil)
 {
-    const double nearest = round(ceil->best.issue);
-    return nearest < 1 ? 1 : nearest;
+    const double issue = ceil->best.issue;
+    return issue >= 0.75 || !(issue > 0) ? fmax(1, round(issue)) : 1 / round(1 / issue);
 }
 
 static bool within(const ceiling *ceil)
@@ -70,7 +71,7 @@ bool ceiling_check(ceiling *ceil, const char *device_word)
     const double clock = ceil->best.clock * 1e-9, share = ceil->best.issue / ports(ceil);
     const double allowed = ports(ceil) * peak->lanes * peak->flops * clock;
     fprintf(stderr, "%s: %s: %.1f GFLOP/s a thread; ", device_word, peak->name, share * allowed);
-    fprintf(stderr, "%.0f ports x %d lanes x %d x %.3f GHz = %.1f; %.3f of it%s\n", ports(ceil),
+    fprintf(stderr, "%.3g ports x %d lanes x %d x %.3f GHz = %.1f; %.3f of it%s\n", ports(ceil),
             peak->lanes, peak->flops, clock, allowed, share,
             within(ceil) ? ""
             : fused      ? ", NOT within 3 %"

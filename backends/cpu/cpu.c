@@ -27,7 +27,7 @@
 #include "backends/cpu/isas.inc"
 #undef FATTN_CPU_ISA
 
-/* Best first. */
+/* Best first on most processors. */
 #define FATTN_CPU_ISA(name) {&fattn_cpu_##name, fattn_cpuid_##name},
 static const struct {
     const fattn_cpu_isa *isa;
@@ -41,6 +41,7 @@ static const struct {
 /* An open device. */
 typedef struct cpu {
     const fattn_cpu_isa *isa;     /* the best that may be used */
+    int order[ISA_COUNT];         /* of isas[], best first on this one */
     const char *lacks[ISA_COUNT]; /* why one may not: what follows "needs"; NULL when it may */
     int64_t fast_memory;          /* bytes; asked once, because the answer lies in a file */
     int64_t cores;                /* of the machine */
@@ -60,15 +61,31 @@ static const char *list_isas(char *text, size_t size)
     return text;
 }
 
+/* Slow products of pairs come after those of floats: the two neighbours change places. */
+static void order_isas(cpu *device)
+{
+    for (int i = 0; i < ISA_COUNT; i++) {
+        device->order[i] = i;
+    }
+    for (int i = 0; i + 1 < ISA_COUNT && fattn_cpuid_pairs_are_slow(); i++) {
+        if (strcmp(isas[i].isa->name, "avx512bf16") == 0) {
+            device->order[i] = i + 1;
+            device->order[i + 1] = i;
+        }
+    }
+}
+
 /* FATTN_CPU_ISA is an exact choice: the named instruction set and no other. */
 static fattn_status choose_isa(cpu *device, const char *wanted)
 {
     for (int i = 0; i < ISA_COUNT; i++) {
         const bool other = wanted && strcmp(wanted, isas[i].isa->name) != 0;
         device->lacks[i] = other ? "FATTN_CPU_ISA to allow it" : isas[i].lacks();
-        if (!device->lacks[i] && !device->isa) {
-            device->isa = isas[i].isa;
-        }
+    }
+    order_isas(device);
+    for (int n = 0; n < ISA_COUNT && !device->isa; n++) {
+        const int i = device->order[n];
+        device->isa = device->lacks[i] ? NULL : isas[i].isa;
     }
     if (!device->isa) {
         char names[128];
@@ -372,9 +389,10 @@ static const fattn_kernel *kernel(void *impl, int i, const char **missing)
 {
     const cpu *const device = impl;
     for (int n = 0; n < ISA_COUNT; n++) {
-        const fattn_cpu_isa *const isa = isas[n].isa;
+        const int which = device->order[n];
+        const fattn_cpu_isa *const isa = isas[which].isa;
         if (i >= 0 && i < isa->kernel_count) {
-            *missing = device->lacks[n];
+            *missing = device->lacks[which];
             return &isa->kernels[i].row;
         }
         i -= isa->kernel_count;

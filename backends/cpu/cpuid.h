@@ -11,7 +11,11 @@
 const char *fattn_cpuid_scalar(void);
 const char *fattn_cpuid_avx2(void);
 const char *fattn_cpuid_avx512(void);
+const char *fattn_cpuid_avx512bf16(void);
 const char *fattn_cpuid_neon(void);
+
+/* Whether products of bf16 pairs take so long here that floats multiply faster. */
+int fattn_cpuid_pairs_are_slow(void);
 
 /* Bytes of a core's data cache of the level, 1..3; 0 when the system does not say. */
 int64_t fattn_cpuid_cache(int level);

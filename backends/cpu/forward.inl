@@ -13,8 +13,13 @@
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
  * and a second phase merges them in ascending order. Decoding is the same walk with other products:
- * `narrow`, a literal, chooses them, and o then lies row by row.
+ * `way`, a literal, chooses them, and with NARROW o then lies row by row.
  */
+typedef enum way {
+    WIDE,   /* products of floats */
+    PAIRED, /* products of bf16 pairs */
+    NARROW  /* decoding */
+} way;
 
 /* One strip. */
 typedef struct forward {
@@ -108,16 +113,20 @@ static void state_store(forward *f, int64_t r, fattn_softmax state)
 }
 
 /* Queries in scratch, and nothing met but the sink, which belongs to the first part. */
-INLINE void forward_begin(forward *f, bool narrow, int64_t split)
+INLINE void forward_begin(forward *f, way how, int64_t split)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
 
-    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
-    if (!narrow) {
+    if (how == PAIRED) {
+        pairs_load_queries(pn);
+    } else {
+        load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
+    }
+    if (how == WIDE) {
         transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
     }
-    fill(narrow ? f->o : f->ot, pn->br * pn->dvp, 0);
+    fill(how == NARROW ? f->o : f->ot, pn->br * pn->dvp, 0);
 
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         state_store(f, r, fattn_softmax_empty());
@@ -155,7 +164,7 @@ static void score_tile(panel *pn, span s)
 _Static_assert(FV_ND % PARTIAL_SUMS == 0, "tiles hold whole steps");
 
 /* Scores in x become probabilities relative to the new maximum. Whether some alpha is not 1. */
-static bool soften_tile(forward *f, span s)
+INLINE bool soften_tile(forward *f, span s, bool pairs)
 {
     panel *const pn = &f->panel;
     const fv unit = fv_set1(pn->rule.unit), zero = fv_set1(0);
@@ -177,11 +186,13 @@ static bool soften_tile(forward *f, span s)
         const fv base = fattn_softmax_base(state);
         fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero};
         for (int64_t j = 0; j < s.padded; j += PARTIAL_SUMS) {
+            fv weight[PARTIAL_SUMS];
             for (int n = 0; n < PARTIAL_SUMS; n++) {
-                float *const at = x + (j + n) * pn->br;
-                const fv weight = fattn_softmax_weight(fv_load(at), unit, base);
-                sum[n] = fv_add(sum[n], weight);
-                fv_store(at, weight);
+                weight[n] = fattn_softmax_weight(fv_load(x + (j + n) * pn->br), unit, base);
+                sum[n] = fv_add(sum[n], weight[n]);
+            }
+            for (int n = 0; n < PARTIAL_SUMS; n += 2) {
+                keep_weights(x, pn->br, j + n, weight[n], weight[n + 1], pairs);
             }
         }
         fattn_softmax_add(&state, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
@@ -193,13 +204,15 @@ static bool soften_tile(forward *f, span s)
 }
 
 /* p = Z p, after l has seen p. */
-static void drop_tile(panel *pn, span s)
+INLINE void drop_tile(panel *pn, span s, bool pairs)
 {
     load_dropout(pn, s);
-    for (int64_t j = 0; j < s.padded; j++) {
+    for (int64_t j = 0; j < s.padded; j += 2) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            float *const x = pn->x + j * pn->br + r;
-            fv_store(x, fv_mul(fv_load(x), fv_load(pn->z + j * pn->br + r)));
+            const int64_t at = j * pn->br + r;
+            const fv first = fv_mul(fv_load(pn->x + at), fv_load(pn->z + at));
+            const fv second = fv_mul(fv_load(pn->x + at + pn->br), fv_load(pn->z + at + pn->br));
+            keep_weights(pn->x + r, pn->br, j, first, second, pairs);
         }
     }
 }
@@ -214,35 +227,41 @@ static void load_raw(const panel *pn, span s, const void *tensor, const fattn_st
     }
 }
 
-INLINE void forward_tile(forward *f, span s, bool narrow)
+/* pairs: probabilities and values are pairs, where `how` is PAIRED. */
+INLINE void forward_tile(forward *f, span s, way how, bool pairs)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const fattn_buffers *const buf = pn->buf;
 
     /* 1. Scores. */
-    if (narrow) {
+    if (how == NARROW) {
         load_raw(pn, s, buf->k, &p->k, f->raw);
         decode_scores(p->dtype, pn->q, pn->dp, pn->rows, f->raw, s.padded, p->dim, pn->x, pn->br);
+    } else if (how == PAIRED) {
+        pairs_scores(pn, s);
     } else {
         product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, pn->width);
     }
     score_tile(pn, s);
 
     /* 2. Probabilities. */
-    const bool rose = soften_tile(f, s);
+    const bool drops = p->features & FATTN_DROPOUT;
+    const bool rose = pairs && !drops ? soften_tile(f, s, true) : soften_tile(f, s, false);
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }
-    if (p->features & FATTN_DROPOUT) {
-        drop_tile(pn, s);
+    if (drops) {
+        drop_tile(pn, s, pairs);
     }
 
     /* 3. Values. */
-    if (narrow) {
+    if (how == NARROW) {
         load_raw(pn, s, buf->v, &p->v, f->raw);
         decode_mix(p->dtype, f->alpha, pn->x, pn->br, pn->rows, f->raw, s.padded, p->dim_v, f->o,
                    pn->dvp);
+    } else if (pairs) {
+        pairs_mix(pn, s, rose ? f->alpha : NULL, f->ot);
     } else {
         product_columns(p->dim_v, rose ? f->alpha : NULL, pn->v, s.padded, pn->x, pn->br, f->ot,
                         pn->br, pn->width);
@@ -292,7 +311,7 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
 }
 
 /* A tile of keys for all strips. */
-INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool narrow)
+INLINE void forward_block(forward *strips, int64_t count, int64_t block, way how)
 {
     const panel *const pn = &strips->panel;
     const fattn_problem *const p = pn->p;
@@ -303,20 +322,24 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool na
             all = spans[n];
         }
     }
-    if (!narrow && all.live) {
+    const bool values = how != NARROW && all.live && p->outputs & FATTN_OUT_O;
+    if (how == WIDE && all.live) {
         load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
-        if (p->outputs & FATTN_OUT_O) {
-            load_keys(pn, all, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
-        }
+    } else if (how == PAIRED && all.live) {
+        pairs_load_keys(pn, all);
+    }
+    const bool pairs = how == PAIRED && values && pairs_load_values(pn, all);
+    if (values && !pairs) {
+        load_keys(pn, all, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
     }
     for (int64_t n = 0; n < count; n++) {
         if (spans[n].kind != FATTN_TILE_EMPTY) {
-            forward_tile(&strips[n], spans[n], narrow);
+            forward_tile(&strips[n], spans[n], how, pairs);
         }
     }
 }
 
-INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, bool narrow)
+INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, way how)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
     arena from = {.base = scratch};
@@ -326,20 +349,20 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     int64_t first, past, begin = INT64_MAX, end = 0;
 
     for (int64_t n = 0; n < count; n++) {
-        forward_begin(&strips[n], narrow, work.split);
+        forward_begin(&strips[n], how, work.split);
         fattn_schedule_keys(run->tiling, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
     }
     for (int64_t block = begin; block < end; block++) {
-        forward_block(strips, count, block, narrow);
+        forward_block(strips, count, block, how);
     }
 
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         const panel *const pn = &f->panel;
-        if (!narrow) {
+        if (how != NARROW) {
             transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
         }
         if (run->tiling->splits > 1) {
@@ -354,12 +377,19 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
 
 static void forward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
-    attention(run, item, scratch, false);
+    attention(run, item, scratch, WIDE);
 }
+
+#if FV_PAIRS
+static void pairs_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    attention(run, item, scratch, PAIRED);
+}
+#endif
 
 static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
-    attention(run, item, scratch, true);
+    attention(run, item, scratch, NARROW);
 }
 
 static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->items; }

@@ -19,6 +19,10 @@
 
 #include FATTN_VEC
 
+#ifndef FV_PAIRS
+#define FV_PAIRS 0
+#endif
+
 #define FATTN_SUFFIX _fv
 #include "core/philox.h"
 #undef FATTN_SUFFIX
@@ -35,12 +39,24 @@
 
 _Static_assert(FV_ND % FV_NK == 0 && FV_ND % FV_LANES == 0, "tiles of keys hold whole steps");
 
+/* Two neighbours along a sum. Memory of them has the alignment of one. */
+typedef struct bf16_pair {
+    uint16_t first, second;
+} bf16_pair;
+
 /* Vectors that hold n numbers. */
 static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
 #include "backends/cpu/product.inl"
+#if FV_PAIRS
+#define FATTN_PAIRS
+#include "backends/cpu/product.inl"
+#undef FATTN_PAIRS
+#endif
 
 #include "backends/cpu/panel.inl"
+
+#include "backends/cpu/pairs.inl"
 
 #include "backends/cpu/decode.inl"
 
@@ -70,6 +86,24 @@ static const fattn_cpu_kernel kernels[] = {
         .shared = forward_shared,
         .phases = {{forward_count, decode_work}, {merge_count, merge_work}},
     },
+#if FV_PAIRS
+    {
+        .row = {.name = KERNEL_NAME("forward_pairs"),
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
+                .features = FATTN_FEATURES_ALL,
+                .dim_max = 256,
+                .packs_groups = true,
+                .splits_keys = true,
+                .split_keys = 2048,
+                .tiles = forward_tiles,
+                .fast_bytes = forward_fast_bytes,
+                .workspace = forward_workspace},
+        .scratch = forward_scratch,
+        .shared = forward_shared,
+        .phases = {{forward_count, pairs_work}, {merge_count, merge_work}},
+    },
+#endif
     {
         .row = {.name = KERNEL_NAME("forward"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),

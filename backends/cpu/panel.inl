@@ -53,8 +53,9 @@ typedef struct panel {
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
     float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
     const float **k, **v;   /* [bc] rows of the tile */
-    float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
-    float *zeros;           /* [max(dp, dvp)] */
+    const bf16_pair **k_pairs, **v_pairs; /* [bc], [bc / 2] the same where pairs are multiplied */
+    float *k_copy, *v_copy;               /* [bc][dp], [bc][dvp] */
+    float *zeros;                         /* [max(dp, dvp)] */
 } panel;
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
@@ -108,6 +109,8 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->natural = carve(from, p->features & FATTN_BIAS || pn->masked ? bc * br : 0, sizeof(float));
     pn->k = carve(from, bc, sizeof *pn->k);
     pn->v = carve(from, bc, sizeof *pn->v);
+    pn->k_pairs = carve(from, FV_PAIRS ? bc : 0, sizeof *pn->k_pairs);
+    pn->v_pairs = carve(from, FV_PAIRS ? bc / 2 : 0, sizeof *pn->v_pairs);
     pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : bc * pn->dp, sizeof(float));
     pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : bc * pn->dvp, sizeof(float));
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));

@@ -9,7 +9,31 @@
  *
  *     product_rows      C_k  (+)=  sum_r A_k[r] B[r]            A_k contiguous along the sum
  *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
+ *
+ * A and B consist of words: floats, or with FATTN_PAIRS defined and _pairs after every name, pairs
+ * of bf16 that are neighbours along the sum. depth counts words.
  */
+
+#ifdef FATTN_PAIRS
+#define PRODUCT(name) name##_pairs
+#define WORD bf16_pair
+#define GROUP 1
+#define ROW pv
+#define ROW_LOAD(x) pv_load(x)
+#define FACTORS pv
+#define FACTORS_ONE(x) pv_set1(x)
+#define FACTORS_LOAD(x) pv_set1(x)
+#define MULADD(a, n, b, c) ((void)(n), fv_muladd_pairs(a, b, c))
+#else
+#define PRODUCT(name) name
+#define WORD float
+#define GROUP FV_FACTORS
+#define ROW fv
+#define ROW_LOAD(x) fv_load(x)
+#define FACTORS ff
+#define FACTORS_ONE(x) ff_set1(*(x))
+#define FACTORS_LOAD(x) ff_load(x)
+#define MULADD(a, n, b, c) ff_muladd(a, n, b, c)
 
 /* Where a factor must be spread over the lanes first, a group of factors is a single one. ff_muladd
  * adds factor n of the group times b to c. */
@@ -27,6 +51,7 @@ static inline fv ff_muladd(ff a, int n, fv b, fv c)
 
 enum { ROWS_UNROLL = 4 / FV_FACTORS };
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
+#endif
 
 /* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
 _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
@@ -39,8 +64,8 @@ _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
     }
 
 /* last: lanes of the last vector that C has; FV_LANES for all. */
-INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t depth,
-                      const float *b, int64_t b_stride, float *const *c, int64_t column)
+INLINE void PRODUCT(rows_tile)(int nq, int last, int add, const WORD *const *a, int64_t depth,
+                               const WORD *b, int64_t b_stride, float *const *c, int64_t column)
 {
     fv sum[FV_NK][FV_NQ];
     for (int k = 0; k < FV_NK; k++) {
@@ -51,24 +76,24 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
     int64_t r = 0;
     /* Unrolled, one step of the FV_NK pointers serves four terms: 2 % of a forward at d 128. */
 #pragma GCC unroll ROWS_UNROLL
-    for (; r + FV_FACTORS <= depth; r += FV_FACTORS) {
-        fv row[FV_FACTORS * FV_NQ];
-        for (int n = 0; n < FV_FACTORS * nq; n++) {
-            row[n] = fv_load(b + (r + n / nq) * b_stride + n % nq * FV_LANES);
+    for (; r + GROUP <= depth; r += GROUP) {
+        ROW row[GROUP * FV_NQ];
+        for (int n = 0; n < GROUP * nq; n++) {
+            row[n] = ROW_LOAD(b + (r + n / nq) * b_stride + n % nq * FV_LANES);
         }
         for (int k = 0; k < FV_NK; k++) {
-            const ff factors = ff_load(a[k] + r);
-            for (int n = 0; n < FV_FACTORS * nq; n++) {
-                sum[k][n % nq] = ff_muladd(factors, n / nq, row[n], sum[k][n % nq]);
+            const FACTORS factors = FACTORS_LOAD(a[k] + r);
+            for (int n = 0; n < GROUP * nq; n++) {
+                sum[k][n % nq] = MULADD(factors, n / nq, row[n], sum[k][n % nq]);
             }
         }
     }
-    if (FV_FACTORS > 1 && r < depth) {
+    if (GROUP > 1 && r < depth) {
         for (int k = 0; k < FV_NK; k++) {
-            const fv factor = fv_set1(a[k][r]);
+            const FACTORS factor = FACTORS_ONE(a[k] + r);
             for (int q = 0; q < nq; q++) {
-                const fv row = fv_load(b + r * b_stride + q * FV_LANES);
-                sum[k][q] = fv_muladd(factor, row, sum[k][q]);
+                const ROW row = ROW_LOAD(b + r * b_stride + q * FV_LANES);
+                sum[k][q] = MULADD(factor, 0, row, sum[k][q]);
             }
         }
     }
@@ -92,26 +117,27 @@ INLINE void rows_tile(int nq, int last, int add, const float *const *a, int64_t 
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
  * padded.
  */
-static void product_rows(int add, int64_t rows, const float *const *a, int64_t depth,
-                         const float *b, int64_t b_stride, float *const *c, int64_t columns)
+static void PRODUCT(product_rows)(int add, int64_t rows, const WORD *const *a, int64_t depth,
+                                  const WORD *b, int64_t b_stride, float *const *c, int64_t columns)
 {
     for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
         const int64_t left = columns - column;
         const int64_t vectors = fattn_min64(vectors_of(left), FV_NQ);
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
-#define TILE(nq) rows_tile(nq, last, add, a + k, depth, b + column, b_stride, c + k, column)
+#define TILE(nq) \
+    PRODUCT(rows_tile)(nq, last, add, a + k, depth, b + column, b_stride, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
     }
 }
 
-INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a, int64_t first,
-                         int64_t depth, const float *b, int64_t b_stride, float *c,
-                         int64_t c_stride)
+INLINE void PRODUCT(columns_tile)(int nm, int nq, const fv *alpha, const WORD *const *a,
+                                  int64_t first, int64_t depth, const WORD *b, int64_t b_stride,
+                                  float *c, int64_t c_stride)
 {
-    const int group = nm < FV_FACTORS ? nm : FV_FACTORS;
+    const int group = nm < GROUP ? nm : GROUP;
     fv sum[FV_NK][FV_NQ];
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
@@ -119,16 +145,17 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
         }
     }
     for (int64_t r = 0; r < depth; r++) {
-        const float *const factors = a[r] + first;
-        fv row[FV_NQ];
+        const WORD *const factors = a[r] + first;
+        ROW row[FV_NQ];
         for (int q = 0; q < nq; q++) {
-            row[q] = fv_load(b + r * b_stride + q * FV_LANES);
+            row[q] = ROW_LOAD(b + r * b_stride + q * FV_LANES);
         }
         for (int m = 0; m < nm; m += group) {
-            const ff factor = group == 1 ? ff_set1(factors[m]) : ff_load(factors + m);
+            const FACTORS factor =
+                group == 1 ? FACTORS_ONE(factors + m) : FACTORS_LOAD(factors + m);
             for (int n = 0; n < group * nq; n++) {
                 fv *const at = &sum[m + n / nq][n % nq];
-                *at = ff_muladd(factor, n / nq, row[n % nq], *at);
+                *at = MULADD(factor, n / nq, row[n % nq], *at);
             }
         }
     }
@@ -148,9 +175,9 @@ INLINE void columns_tile(int nm, int nq, const fv *alpha, const float *const *a,
  * a: [depth][rows] by rows; b: [depth][columns], c: [rows][columns], alpha: [columns], padded to
  * vectors.
  */
-static void product_columns(int64_t rows, const float *alpha, const float *const *a, int64_t depth,
-                            const float *b, int64_t b_stride, float *c, int64_t c_stride,
-                            int64_t columns)
+static void PRODUCT(product_columns)(int64_t rows, const float *alpha, const WORD *const *a,
+                                     int64_t depth, const WORD *b, int64_t b_stride, float *c,
+                                     int64_t c_stride, int64_t columns)
 {
     for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
         const int64_t vectors = fattn_min64(vectors_of(columns - column), FV_NQ);
@@ -161,16 +188,16 @@ static void product_columns(int64_t rows, const float *alpha, const float *const
         const fv *const scale = alpha ? factor : NULL;
         int64_t m = 0;
         for (; m + FV_NK <= rows; m += FV_NK) {
-#define TILE(nq)                                                                                 \
-    columns_tile(FV_NK, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
-                 c_stride)
+#define TILE(nq)          \
+    PRODUCT(columns_tile) \
+    (FV_NK, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
         for (; m < rows; m++) {
-#define TILE(nq)                                                                             \
-    columns_tile(1, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
-                 c_stride)
+#define TILE(nq)          \
+    PRODUCT(columns_tile) \
+    (1, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
@@ -178,3 +205,12 @@ static void product_columns(int64_t rows, const float *alpha, const float *const
 }
 
 #undef PRODUCT_WIDTHS
+#undef PRODUCT
+#undef WORD
+#undef GROUP
+#undef ROW
+#undef ROW_LOAD
+#undef FACTORS
+#undef FACTORS_ONE
+#undef FACTORS_LOAD
+#undef MULADD

@@ -14,6 +14,11 @@
  *     FV_FACTORS       2 where a multiplication can take its factor from a lane; ff is then a pair
  *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
  *                      ff_muladd. Others leave these four words to product.inl
+ *     FV_PAIRS         1 where pairs of bf16 can be multiplied: pv is a vector of as many pairs as
+ *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_join
+ *                      rounds two fv to pairs, and pv_zip makes them of two rows of FV_LANES bf16;
+ *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c, and may take
+ *                      and give 0 for subnormal numbers
  *
  * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <=
  * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2

@@ -78,12 +78,9 @@ static double draw(uint64_t *state)
  * Options
  * ---------------------------------------------------------------------------------------------- */
 
+/* The first SIZES of them come from a checkpoint where there is one. */
 enum { LAYERS, HEADS, WIDTH, CONTEXT, STEPS, BATCH, RATE, SEED, EVERY, SAMPLE, NUMBERS };
-enum {
-    SIZES = CONTEXT + 1,
-    MAX_LAYERS = 64,
-    MAX_HEADS = 256
-}; /* those that a checkpoint brings along */
+enum { SIZES = CONTEXT + 1, MAX_LAYERS = 64, MAX_HEADS = 256 };
 
 static struct {
     const char *name, *help;
@@ -519,7 +516,7 @@ typedef struct model {
     matrix embed, last;      /* (V, C), (C, V) */
     layer layer[MAX_LAYERS];
     norm norm;
-    float *x, *dx, *dnorm; /* (R, C) */
+    float *x, *dx, *dnorm; /* (R, C); x: the sum, dnorm: the gradient of what is normalised */
     float *dwide, *logits; /* (R, 4 C), (R, V) */
     attention attention;
 } model;
@@ -701,6 +698,9 @@ static text text_read(const char *name)
     if (ferror(file)) {
         quit(WRONG_INPUT, "%s: %s", name, strerror(errno));
     }
+    if (t.length == 0) {
+        quit(WRONG_INPUT, "%s: this file is empty", name);
+    }
     fclose(file);
     return t;
 }
@@ -708,19 +708,15 @@ static text text_read(const char *name)
 /* The characters that occur, ascending. */
 static void find_vocabulary(const text *t, header *h)
 {
-    bool seen[256] = {false};
-    for (int64_t n = 0; n < t->length; n++) {
-        seen[t->tokens[n]] = true;
-    }
     for (int byte = 0; byte < 256; byte++) {
-        if (seen[byte]) {
+        if (memchr(t->tokens, byte, (size_t)t->length)) {
             h->characters[h->vocabulary++] = (uint8_t)byte;
         }
     }
 }
 
 /* Bytes become places in the vocabulary. */
-static void text_encode(text *t, const header *h, const char *name)
+static void text_encode(const text *t, const header *h, const char *name)
 {
     for (int64_t n = 0; n < t->length; n++) {
         const uint8_t *const place = memchr(h->characters, t->tokens[n], (size_t)h->vocabulary);
@@ -758,21 +754,16 @@ static void checkpoint_save(const char *name, model *m)
 static void check_header(const char *where, const header *h)
 {
     const int64_t sizes[SIZES] = {h->layers, h->heads, h->width, h->context};
+    bool fine = h->vocabulary >= 1 && h->vocabulary <= 256 && h->step >= 0;
     for (int n = 0; n < SIZES; n++) {
-        if (!((double)sizes[n] >= numbers[n].low && (double)sizes[n] <= numbers[n].high)) {
-            quit(WRONG_INPUT, "%s: %s is %lld", where, numbers[n].name + 2, (long long)sizes[n]);
-        }
+        fine = fine && sizes[n] >= numbers[n].low && sizes[n] <= numbers[n].high;
     }
-    if (h->width % h->heads != 0 || h->width / h->heads > 256) {
-        quit(WRONG_INPUT, "%s: %lld channels cannot be cut into %lld heads of 1 to 256", where,
-             (long long)h->width, (long long)h->heads);
-    }
-    bool fine = h->step >= 0 && h->vocabulary >= 1 && h->vocabulary <= 256;
-    for (int64_t v = 0; fine && v < h->vocabulary; v++) {
-        fine = is_text(h->characters[v]) && (v == 0 || h->characters[v - 1] < h->characters[v]);
-    }
-    if (!fine) {
-        quit(WRONG_INPUT, "%s: the step or the characters cannot be", where);
+    if (!fine || h->width % h->heads != 0 || h->width / h->heads > 256) {
+        quit(WRONG_INPUT,
+             "%s: there is no model of %lld layers, %lld heads, width %lld, context %lld, "
+             "%lld characters, at step %lld",
+             where, (long long)h->layers, (long long)h->heads, (long long)h->width,
+             (long long)h->context, (long long)h->vocabulary, (long long)h->step);
     }
 }
 
@@ -838,6 +829,7 @@ static void train(model *m, const text *t, int64_t batch)
     }
     printf("%lld steps of %lld characters in %.1f s\n", (long long)(m->head.step - first),
            (long long)rows, seconds() - start);
+    free(tokens);
 }
 
 /* Draws from softmax(logits / temperature). */
@@ -875,65 +867,59 @@ static void sample(model *m, int64_t count, uint64_t seed)
         window[length++] = (uint8_t)token;
     }
     putchar('\n');
+    free(window);
 }
 
-static void describe(const model *m, const fattn_device *device)
+static void describe(const header *h, const fattn_device *device)
 {
-    const header *const h = &m->head;
-    printf("model: %lld layers, %lld heads, width %lld, context %lld, %lld characters, "
-           "%.2f million weights\nattention: ",
+    fattn_device_info info = {.struct_size = sizeof info};
+    printf("model: %lld layers, %lld heads, width %lld, context %lld, %lld characters\n",
            (long long)h->layers, (long long)h->heads, (long long)h->width, (long long)h->context,
-           (long long)h->vocabulary, (double)m->count / 1e6);
+           (long long)h->vocabulary);
     if (device) {
-        fattn_device_info info = {.struct_size = sizeof info};
         check(fattn_device_get_info(device, &info));
-        printf("fattn on %s, %s\n", info.backend, info.isa);
+        printf("attention: fattn on %s, %s\n", info.backend, info.isa);
     } else {
-        puts("materialised");
+        puts("attention: materialised");
     }
 }
 
-/* Weights: those of a checkpoint, or new ones for the characters of the text. */
-static void begin(model *m, const settings *s, text *t)
+/* New weights, for the characters of the text. */
+static void begin(model *m, const text *t)
 {
-    if (s->text) {
-        *t = text_read(s->text);
-    }
-    if (s->load) {
-        checkpoint_load(s->load, m);
-    } else {
-        m->head = (header){.layers = number(LAYERS),
-                           .heads = number(HEADS),
-                           .width = number(WIDTH),
-                           .context = number(CONTEXT),
-                           .rng = (uint64_t)number(SEED)};
-        find_vocabulary(t, &m->head);
-    }
-    if (s->text && t->length <= m->head.context) {
-        quit(WRONG_INPUT, "%s: %lld characters are too few for a context of %lld", s->text,
-             (long long)t->length, (long long)m->head.context);
-    }
-    if (!s->load) {
-        check_header("options", &m->head);
-        weights_create(m);
-        weights_draw(m);
-    }
-    text_encode(t, &m->head, s->text);
+    m->head = (header){.layers = number(LAYERS),
+                       .heads = number(HEADS),
+                       .width = number(WIDTH),
+                       .context = number(CONTEXT),
+                       .rng = (uint64_t)number(SEED)};
+    find_vocabulary(t, &m->head);
+    check_header("options", &m->head);
+    weights_create(m);
+    weights_draw(m);
 }
 
 int main(int argc, char **argv)
 {
     static model m; /* large for a stack */
     const settings s = parse(argc, argv);
-    const int64_t batch = s.text ? number(BATCH) : 1;
-    text t = {.tokens = NULL};
+    const text t = s.text ? text_read(s.text) : (text){.length = 0};
+    if (s.load) {
+        checkpoint_load(s.load, &m);
+    } else {
+        begin(&m, &t);
+    }
+    text_encode(&t, &m.head, s.text);
+    if (s.text && t.length <= m.head.context) {
+        quit(WRONG_INPUT, "%s: %lld characters are too few for a context of %lld", s.text,
+             (long long)t.length, (long long)m.head.context);
+    }
     fattn_device *device = NULL;
-    begin(&m, &s, &t);
     if (!s.materialised) {
         check(fattn_device_open(NULL, &device));
     }
+    const int64_t batch = s.text ? number(BATCH) : 1;
     rows_create(&m, batch, device);
-    describe(&m, device);
+    describe(&m.head, device);
     if (s.text) {
         train(&m, &t, batch);
     }
@@ -941,6 +927,7 @@ int main(int argc, char **argv)
         checkpoint_save(s.save, &m);
     }
     sample(&m, number(SAMPLE), (uint64_t)number(SEED));
+    free(t.tokens);
     fattn_device_close(device);
     fattn_cache_clear();
     if (fflush(stdout) != 0 || ferror(stdout)) {

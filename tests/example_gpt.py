@@ -85,7 +85,7 @@ def test_checkpoint(folder):
         good = file.read()
     damaged = {"cut": good[:-1], "long": good + b"x", "header": good[:20], "other": b"X" + good[1:], "empty": b"",
                "layers": good[:8] + b"\xff" * 8 + good[16:], "heads": good[:16] + b"\5" + good[17:],
-               "step": good[:48 + 7] + b"\x80" + good[48 + 8:], "characters": good[:64] + b"zz" + good[66:]}
+               "step": good[:48 + 7] + b"\x80" + good[48 + 8:], "no characters": good[:40] + bytes(8) + good[48:]}
     for name, content in damaged.items():
         with open(os.path.join(folder, name), "wb") as file:
             file.write(content)
@@ -125,7 +125,7 @@ def test_refusals(folder):
             file.write(content)
     at = lambda name: os.path.join(folder, name)
     refused([at("absent")], 2, "absent: No such file or directory")
-    refused([at("empty")], 2, "empty: 0 characters are too few for a context of")
+    refused([at("empty")], 2, "empty: this file is empty")
     refused([at("short")], 2, "short: 4 characters are too few for a context of")
     refused([at("binary")], 2, "binary: byte 4 is 0x00: this is not a text file")
     refused([at("elf")], 2, "elf: byte 0 is 0x7f: this is not a text file")
@@ -138,8 +138,8 @@ def test_refusals(folder):
     for option, value in (("--steps", "-1"), ("--steps", "1.5"), ("--steps", "x"), ("--steps", ""), ("--width", "0"),
                           ("--layers", "65"), ("--batch", "1e9"), ("--rate", "nan"), ("--seed", "5z")):
         refused([option, value, licence], 2, option + " needs an integer between")
-    refused(["--heads", "3", licence], 2, "128 channels cannot be cut into 3 heads")
-    refused(["--width", "512", "--heads", "1", licence], 2, "512 channels cannot be cut into 1 heads of 1 to 256")
+    refused(["--heads", "3", licence], 2, "options: there is no model of 3 layers, 3 heads, width 128")
+    refused(["--width", "512", "--heads", "1", licence], 2, "no model of 3 layers, 1 heads, width 512")
     ran = run("--help")
     check(ran.returncode == 0 and b"usage: gpt" in ran.stdout and ran.stderr == b"", "there is help")
     environment = dict(os.environ, FATTN_BACKEND="quantum")

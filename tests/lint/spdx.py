@@ -14,7 +14,7 @@ LICENCE = "SPDX-License-Identifier: Apache-2.0"
 # ending: the line that says it
 STYLES = [
     (tap.SOURCE, f"/* {LICENCE} */"),
-    ((".py", ".sh", "meson.build", "meson_options.txt", ".cmake.in", "CMakeLists.txt"), f"# {LICENCE}"),
+    ((".py", ".sh", ".bash", "meson.build", "meson_options.txt", ".cmake.in", "CMakeLists.txt"), f"# {LICENCE}"),
 ]
 TOP = ["meson.build", "meson_options.txt", "tools/demo", "tools/test", ".ci/run"]
 

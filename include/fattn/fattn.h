@@ -24,15 +24,16 @@
  * channel.
  *
  * Rules that hold for every function here:
- *   Errors     Functions that can fail return a `fattn_status`. On failure outputs are untouched,
- *              handles written through a pointer are NULL, and fattn_last_reason() explains,
- *              naming the field and its value. (An error that a device reports after a kernel has
- *              started may leave outputs half written.) The library never aborts, exits or throws.
- *   Threads    Every function may be called from any thread. Plans and devices may be shared
- *              between threads; one workspace serves one execution at a time.
- *   Ownership  The caller owns all memory passed in. It must stay valid until the work is done:
- *              until the call returns on a CPU, until the stream has come that far on a GPU.
- *   Units      Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
+ *
+ * - Errors. Functions that can fail return a `fattn_status`. On failure outputs are untouched,
+ *   handles written through a pointer are NULL, and fattn_last_reason() explains, naming the field
+ *   and its value. (An error that a device reports after a kernel has started may leave outputs
+ *   half written.) The library never aborts, exits or throws.
+ * - Threads. Every function may be called from any thread. Plans and devices may be shared between
+ *   threads; one workspace serves one execution at a time.
+ * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
+ *   until the call returns on a CPU, until the stream has come that far on a GPU.
+ * - Units. Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
  *
  * Not promised: the ABI before version 1.0, and bit-identical results between different backends,
  * instruction sets or versions.
@@ -65,7 +66,7 @@ extern "C" {
 
 /* Numbered in groups of ten by cause; a number is never reused for another meaning. */
 typedef enum fattn_status {
-    FATTN_OK = 0,
+    FATTN_OK = 0, /* done as asked */
 
     /* The request is wrong whatever the device. */
     FATTN_INVALID_ARGUMENT = 10, /* an unknown enum value or bit, or a number out of its range */
@@ -80,7 +81,7 @@ typedef enum fattn_status {
     FATTN_INVALID_DATA = 18,   /* lengths, cu_seqlens or a block table contradict the problem */
 
     /* The request is legal and this device, build or backend cannot honour it. */
-    FATTN_UNSUPPORTED = 20,
+    FATTN_UNSUPPORTED = 20, /* the reason says what is in the way */
 
     /* Devices. */
     FATTN_NO_DEVICE = 30,      /* the backend is known, but no such device is present */
@@ -88,7 +89,7 @@ typedef enum fattn_status {
     FATTN_DEVICE_ERROR = 32,   /* a device's driver reported an error; the reason has its words */
 
     /* Resources. */
-    FATTN_OUT_OF_MEMORY = 40,
+    FATTN_OUT_OF_MEMORY = 40, /* the reason says how many bytes were wanted */
 
     /* Environment. */
     FATTN_BAD_ENVIRONMENT = 50 /* a FATTN_* variable has a value outside docs/BUILDING.md's table */
@@ -110,15 +111,17 @@ FATTN_API const char *fattn_version(void);
  * The problem
  * ---------------------------------------------------------------------------------------------- */
 
+/* What the elements of a tensor are, in the processor's byte order. */
 typedef enum fattn_dtype {
-    FATTN_F32 = 1,
-    FATTN_F16 = 2,
-    FATTN_BF16 = 3,
+    FATTN_F32 = 1,  /* IEEE binary32 */
+    FATTN_F16 = 2,  /* IEEE binary16 */
+    FATTN_BF16 = 3, /* the upper half of a binary32 */
     FATTN_F64 =
         4, /* backend "reference" only; then lse, bias, sink, slopes and gradients are f64 */
     FATTN_E4M3 = 5 /* reserved: fp8 inputs, not accepted by any backend yet */
 } fattn_dtype;
 
+/* Which way a problem is gone through. */
 typedef enum fattn_op {
     FATTN_FORWARD = 1, /* q k v -> o, lse. Decoding is a forward with few queries */
     FATTN_BACKWARD = 2 /* q k v o lse dout -> dq dk dv dbias dsink */
@@ -165,22 +168,24 @@ typedef enum fattn_anchor {
 #define FATTN_BATCH_INVARIANT \
     (UINT64_C(1) << 19)                   /* a row's result depends on its own inputs only */
 #define FATTN_CHECKED (UINT64_C(1) << 20) /* GPU: validate lengths and tables, synchronously */
+/* All of these bits. */
 #define FATTN_FEATURES_ALL ((UINT64_C(1) << 21) - 1)
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
-#define FATTN_OUT_O (UINT32_C(1) << 0)
-#define FATTN_OUT_LSE (UINT32_C(1) << 1)
-#define FATTN_OUT_DQ (UINT32_C(1) << 2)
-#define FATTN_OUT_DK (UINT32_C(1) << 3)
-#define FATTN_OUT_DV (UINT32_C(1) << 4)
-#define FATTN_OUT_DBIAS (UINT32_C(1) << 5) /* needs FATTN_BIAS */
-#define FATTN_OUT_DSINK (UINT32_C(1) << 6) /* needs FATTN_SINK */
+
+#define FATTN_OUT_O (UINT32_C(1) << 0)     /* o */
+#define FATTN_OUT_LSE (UINT32_C(1) << 1)   /* lse; backward reads it */
+#define FATTN_OUT_DQ (UINT32_C(1) << 2)    /* dq */
+#define FATTN_OUT_DK (UINT32_C(1) << 3)    /* dk */
+#define FATTN_OUT_DV (UINT32_C(1) << 4)    /* dv */
+#define FATTN_OUT_DBIAS (UINT32_C(1) << 5) /* dbias; needs FATTN_BIAS */
+#define FATTN_OUT_DSINK (UINT32_C(1) << 6) /* dsink; needs FATTN_SINK */
 
 /* Strides of a rank-4 tensor (batch, sequence, head, channel), in elements. The channel stride is
  * 1: a DLPack tensor maps to this one to one. With cu_seqlens `batch` is ignored; a paged k or v
  * reads `batch` as the stride between pages and `seq` as the stride between the slots of a page. */
 typedef struct fattn_strides {
-    int64_t batch, seq, head;
+    int64_t batch, seq, head; /* between neighbours along that axis */
 } fattn_strides;
 
 /*
@@ -221,8 +226,8 @@ typedef struct fattn_problem {
     int64_t max_pages; /* FATTN_PAGED: columns of block_table; max_pages * page_size >= Sk */
     int64_t block_table_stride; /* FATTN_PAGED: between rows of block_table; 0 means max_pages */
 
-    /* Used under FATTN_STRIDED. dout, dq, dk, dv in backward only. */
-    fattn_strides q, k, v, o, dout, dq, dk, dv;
+    fattn_strides q, k, v, o;       /* FATTN_STRIDED */
+    fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
     double scale;        /* FATTN_SCALE: any finite value */
     double softcap;      /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
@@ -232,16 +237,16 @@ typedef struct fattn_problem {
         window_right; /* FATTN_WINDOW: keys kept to the right, -1 for all; causal sets it to 0 */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. Local i and j. */
-    int64_t bias_stride[4];
-    int64_t mask_stride[4];
-    int64_t block_mask_stride[4]; /* of (batch, head, i / block_m, j / block_n) */
+    int64_t bias_stride[4];       /* FATTN_BIAS */
+    int64_t mask_stride[4];       /* FATTN_MASK */
+    int64_t block_mask_stride[4]; /* FATTN_BLOCK_MASK: of (batch, head, i / block_m, j / block_n) */
     int64_t dbias_stride[4];  /* FATTN_OUT_DBIAS: dbias is summed over the axes whose stride is 0 */
     int64_t block_m, block_n; /* FATTN_BLOCK_MASK: queries and keys a block, >= 1 */
     int64_t alibi_batch_stride; /* FATTN_ALIBI: 0 for slopes (Hq), Hq or more for (B, Hq) */
 
-    /* Global index of the first local batch entry and query head: dropout is the same whether a
-     * problem runs whole or split over devices. */
-    int64_t batch_offset, head_offset;
+    int64_t batch_offset, head_offset; /* global index of the first local batch entry and query
+                                        * head: dropout is the same whether a problem runs whole or
+                                        * split over devices */
 
     int64_t pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many
                                 * bytes; a power of two, default 16 */
@@ -285,18 +290,15 @@ typedef struct fattn_buffers {
     const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
     const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
 
-    /* FATTN_POSITIONS. Position of the first local row and key in the whole sequence, and the
-     * lengths of the whole sequence (-1: the local ones). The arrays, where not NULL, are per
-     * sequence (B) and replace the scalars. */
-    int64_t q_offset, k_offset;
-    int64_t whole_q, whole_k;
-    const int64_t *q_offsets, *k_offsets;
-    const int64_t *wholes_q, *wholes_k;
+    /* FATTN_POSITIONS. The arrays, where not NULL, are per sequence (B) and replace the scalars. */
+    int64_t q_offset, k_offset; /* position of the first local row and key in the whole sequence */
+    int64_t whole_q, whole_k;   /* lengths of the whole sequence; -1: the local ones */
+    const int64_t *q_offsets, *k_offsets; /* (B), like q_offset and k_offset */
+    const int64_t *wholes_q, *wholes_k;   /* (B), like whole_q and whole_k */
 
-    /* FATTN_DROPOUT. A call consumes one offset: the next call uses offset + 1. The pointers, where
-     * not NULL, replace the values (device memory on a GPU, for graphs). */
-    uint64_t seed, offset;
-    const uint64_t *seed_ptr, *offset_ptr;
+    /* FATTN_DROPOUT. The pointers, where not NULL, replace the values. */
+    uint64_t seed, offset; /* a call consumes one offset: the next call uses offset + 1 */
+    const uint64_t *seed_ptr, *offset_ptr; /* one each; device memory on a GPU, for graphs */
 } fattn_buffers;
 
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */
@@ -306,6 +308,7 @@ FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
  * Devices
  * ---------------------------------------------------------------------------------------------- */
 
+/* An open device. Several threads may use one. */
 typedef struct fattn_device fattn_device;
 
 /* A device's queue of work: CUstream or hipStream_t on a GPU, where NULL is the default stream. On
@@ -330,8 +333,9 @@ FATTN_API int fattn_device_count(const char *backend);
  * past the last. Static. */
 FATTN_API const char *fattn_backend_name(int i);
 
+/* What a device is. */
 typedef struct fattn_device_info {
-    size_t struct_size;
+    size_t struct_size;   /* sizeof(fattn_device_info); set by the caller */
     char backend[16];     /* "cpu" */
     char name[96];        /* "AMD EPYC ..." */
     char isa[32];         /* "avx512", "sm_90" */
@@ -342,11 +346,13 @@ typedef struct fattn_device_info {
     int64_t total_memory; /* bytes, 0 when unknown */
 } fattn_device_info;
 
-/* Describes a device; info->struct_size must be set by the caller. */
+/* Describes a device. */
 FATTN_API fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info);
 
 /* Memory on the device, aligned to 256 bytes. bytes = 0 gives NULL. Contents are undefined. */
 FATTN_API fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memory);
+
+/* Gives memory of fattn_device_malloc() back; nothing queued may still use it. NULL is allowed. */
 FATTN_API fattn_status fattn_device_free(fattn_device *device, void *memory);
 
 /* Copies bytes; either side may be host or device memory. Ordered on the stream; host memory may be
@@ -354,16 +360,28 @@ FATTN_API fattn_status fattn_device_free(fattn_device *device, void *memory);
 FATTN_API fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src,
                                          size_t bytes, fattn_stream stream);
 
+/* Makes a queue besides the default one, for fattn_stream_destroy(); on a CPU it is NULL. */
 FATTN_API fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream);
+
+/* Gives a stream up. Work that is queued on it still gets done. NULL is allowed. */
 FATTN_API fattn_status fattn_stream_destroy(fattn_device *device, fattn_stream stream);
+
 /* Waits until all work queued on the stream is done, and reports what went wrong in it. */
 FATTN_API fattn_status fattn_stream_synchronize(fattn_device *device, fattn_stream stream);
 
-/* Points in a stream, for timing. elapsed waits for both events. */
+/* A point in a stream, for timing. */
 typedef struct fattn_event fattn_event;
+
+/* Makes an event, for fattn_event_destroy(). It holds the device open. */
 FATTN_API fattn_status fattn_event_create(fattn_device *device, fattn_event **event);
+
+/* Gives an event up. NULL is allowed. */
 FATTN_API void fattn_event_destroy(fattn_event *event);
+
+/* Puts the event behind all that is queued on the stream by now; a second time moves it. */
 FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream stream);
+
+/* Waits for two recorded events of one device, and gives the time from start to stop. */
 FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
                                            double *milliseconds);
 
@@ -371,6 +389,7 @@ FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop
  * Plans
  * ---------------------------------------------------------------------------------------------- */
 
+/* A problem, a device, and the choice how the one is computed on the other. */
 typedef struct fattn_plan fattn_plan;
 
 /*
@@ -384,8 +403,9 @@ FATTN_API fattn_status fattn_plan_create(fattn_device *device, const fattn_probl
 /* NULL is allowed. No execution of the plan may still be running. */
 FATTN_API void fattn_plan_destroy(fattn_plan *plan);
 
+/* What was chosen, and what it costs. */
 typedef struct fattn_plan_info {
-    size_t struct_size;
+    size_t struct_size;       /* sizeof(fattn_plan_info); set by the caller */
     char kernel[64];          /* name of the kernel row */
     int64_t br, bc;           /* tile: queries, keys */
     int64_t splits;           /* how many parts the keys of a row are cut into */
@@ -398,7 +418,7 @@ typedef struct fattn_plan_info {
     double effective_dropout; /* the dropout probability after rounding, 0 without dropout */
 } fattn_plan_info;
 
-/* Describes a plan; info->struct_size must be set by the caller. */
+/* Describes a plan. */
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
 
 /* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
@@ -434,15 +454,14 @@ FATTN_API fattn_status fattn_support(fattn_device *device, const fattn_problem *
  * Merging and inspection
  * ---------------------------------------------------------------------------------------------- */
 
-/* Two results over disjoint keys, f32. Any lse is contiguous (B, H, S); o strides are in
- * elements. */
+/* Two results over disjoint keys, all f32. On a GPU the pointers are device memory. */
 typedef struct fattn_merge_args {
-    size_t struct_size;
-    int64_t batch, heads, seqlen, dim_v;
-    const float *o1, *lse1;
-    const float *o2, *lse2;
-    float *o, *lse; /* may be (o1, lse1) or (o2, lse2), with the same strides */
-    fattn_strides o1_stride, o2_stride, o_stride;
+    size_t struct_size;                  /* sizeof(fattn_merge_args); set by the caller */
+    int64_t batch, heads, seqlen, dim_v; /* B, H, S, Dv */
+    const float *o1, *lse1; /* first state: (B, S, H, Dv) in o1_stride, contiguous (B, H, S) */
+    const float *o2, *lse2; /* second state, likewise */
+    float *o, *lse; /* result, likewise; may be (o1, lse1) or (o2, lse2), with the same strides */
+    fattn_strides o1_stride, o2_stride, o_stride; /* of o1, o2 and o, in elements */
 } fattn_merge_args;
 
 /*
@@ -455,11 +474,11 @@ FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args 
 
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {
-    size_t struct_size;
-    int64_t batch, heads, seqlen_q, seqlen_k;
-    int64_t batch_offset, head_offset, q_offset, k_offset;
-    double p;
-    uint64_t seed, offset;
+    size_t struct_size;                       /* sizeof(fattn_dropout_args); set by the caller */
+    int64_t batch, heads, seqlen_q, seqlen_k; /* how large the rectangle is */
+    int64_t batch_offset, head_offset, q_offset, k_offset; /* where it begins */
+    double p;                                              /* probability to drop, 0..1 */
+    uint64_t seed, offset;                                 /* as in fattn_buffers */
     uint8_t *keep; /* contiguous (batch, heads, seqlen_q, seqlen_k): 1 kept, 0 dropped */
 } fattn_dropout_args;
 
@@ -471,6 +490,8 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * Messages
  * ---------------------------------------------------------------------------------------------- */
 
+/* Is given one line without a newline, which lasts until it returns. May be called from any thread,
+ * and from several at a time. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 
 /* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores

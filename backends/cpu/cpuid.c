@@ -13,12 +13,19 @@ const char *fattn_cpuid_scalar(void) { return NULL; }
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 
 /* Register states that the system saves (XCR0): what it does not save may not be used. */
 #define STATE_AVX 0x6u     /* xmm, ymm */
 #define STATE_AVX512 0xe6u /* and the masks, the upper halves, zmm16 to 31 */
 
-#define LEAF_AVX512_BF16 0x20u /* in leaf 7, subleaf 1 */
+#define STATE_AMX 0x600e6u /* and tiles, with their shapes */
+
+#define LEAF_AMX_BF16 0x400000u  /* in leaf 7, edx */
+#define LEAF_AMX_TILE 0x1000000u /* there too */
+#define LEAF_AVX512_BF16 0x20u   /* in leaf 7, subleaf 1 */
 
 typedef struct x86 {
     unsigned basic_ecx;     /* leaf 1 */
@@ -78,6 +85,34 @@ const char *fattn_cpuid_avx512bf16(void)
         return lacks;
     }
     return has(ask_x86().more_eax, LEAF_AVX512_BF16) ? NULL : "a processor with AVX-512 BF16";
+}
+
+/* The state of tiles is large, so Linux saves it only for processes that have asked. From then on
+ * it refuses alternate signal stacks too small for it. */
+static int may_use_tiles(void)
+{
+#if defined(__linux__) && defined(__x86_64__)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+#else
+    return 0;
+#endif
+}
+
+const char *fattn_cpuid_amx(void)
+{
+    const char *const lacks = fattn_cpuid_avx512bf16();
+    if (lacks) {
+        return lacks;
+    }
+    const x86 cpu = ask_x86();
+    if (!has(cpu.edx, LEAF_AMX_BF16 | LEAF_AMX_TILE)) {
+        return "a processor with AMX in bf16";
+    }
+    if (!has(cpu.states, STATE_AMX)) {
+        return "a system that saves the AMX registers";
+    }
+    return may_use_tiles() ? NULL : "the system's leave to use AMX, which it refuses";
 }
 
 /* vdpbf16ps: one in two cycles on Intel's (measured on Sapphire Rapids), half the terms of two FMAs

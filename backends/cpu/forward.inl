@@ -36,7 +36,9 @@ typedef struct forward {
 /* The fewest register tiles that hold the rows of decoding. */
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
 #define BLOCK_ROWS TILE_ROWS(192) /* most rows of a block */
-#define STRIPS (BLOCK_ROWS / STRIP_ROWS)
+/* Products in matrix registers take so little time that loading keys must serve more rows. */
+#define PAIRS_ROWS (FV_TILES ? 2 * BLOCK_ROWS : BLOCK_ROWS)
+#define STRIPS (PAIRS_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
 /* Returns the number of strips. */
@@ -383,7 +385,9 @@ static void forward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 #if FV_PAIRS
 static void pairs_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
+    pairs_open();
     attention(run, item, scratch, PAIRED);
+    pairs_close();
 }
 #endif
 
@@ -456,6 +460,15 @@ static int64_t merge_count(const fattn_cpu_run *run)
 static const fattn_tile forward_tiles[] = {{TILE_ROWS(48), 128}, {TILE_ROWS(96), 128},
                                            {BLOCK_ROWS, 128},    {TILE_ROWS(48), 64},
                                            {TILE_ROWS(16), 32},  {0, 0}};
+#if FV_PAIRS
+static const fattn_tile pairs_tiles[] = {{TILE_ROWS(48), 128},
+                                         {TILE_ROWS(96), 128},
+                                         {BLOCK_ROWS, 128},
+                                         {PAIRS_ROWS, 128},
+                                         {TILE_ROWS(48), 64},
+                                         {TILE_ROWS(16), 32},
+                                         {0, 0}};
+#endif
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 256}, {0, 0}};
 
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)

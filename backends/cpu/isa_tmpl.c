@@ -22,6 +22,9 @@
 #ifndef FV_PAIRS
 #define FV_PAIRS 0
 #endif
+#ifndef FV_TILES
+#define FV_TILES 0
+#endif
 
 #define FATTN_SUFFIX _fv
 #include "core/philox.h"
@@ -48,7 +51,7 @@ typedef struct bf16_pair {
 static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
 #include "backends/cpu/product.inl"
-#if FV_PAIRS
+#if FV_PAIRS && !FV_TILES
 #define FATTN_PAIRS
 #include "backends/cpu/product.inl"
 #undef FATTN_PAIRS
@@ -96,7 +99,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .packs_groups = true,
                 .splits_keys = true,
                 .split_keys = 2048,
-                .tiles = forward_tiles,
+                .tiles = pairs_tiles,
                 .fast_bytes = forward_fast_bytes,
                 .workspace = forward_workspace},
         .scratch = forward_scratch,

@@ -13,11 +13,11 @@
 /* Pairs in a row of dim channels. */
 static int64_t pairs_of(int64_t dim) { return (dim + 1) / 2; }
 
-/* Whether rows of k can be read where they lie: not when the last pair would reach past the row;
- * and see in_place(). */
+/* Whether rows of k can be read where they lie: not when the last pair would reach past the row, or
+ * when they must be whole vectors; and see in_place(). */
 static bool pairs_in_place(const fattn_problem *p)
 {
-    return p->dim % 2 == 0 && p->k.seq % 2048 != 0;
+    return !FV_TILES && p->dim % 2 == 0 && p->k.seq % 2048 != 0;
 }
 
 /* to[0 .. n) = from[0 .. n), and zeros up to whole vectors of pairs. */
@@ -48,12 +48,13 @@ static void pairs_load_keys(const panel *pn, span s)
 {
     const fattn_problem *const p = pn->p;
     const bool direct = pairs_in_place(p);
+    const int64_t stride = vectors_of(pairs_of(p->dim)) * FV_LANES;
     for (int64_t j = 0; j < s.padded; j++) {
         const void *row = pn->zeros;
         if (j < s.live) {
             const void *const from =
                 element(pn->buf->k, p->dtype, key_index(pn, &p->k, s.first + j));
-            float *const copy = pn->k_copy + j * pn->dp;
+            float *const copy = pn->k_copy + j * stride;
             if (!direct) {
                 row_copy(copy, from, p->dim);
             }
@@ -79,6 +80,9 @@ static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second
     }
 }
 
+/* Pairs of v take half of v_copy; in the other they are transposed, [dvp][bc / 2]. */
+static float *values_transposed(const panel *pn) { return pn->v_copy + pn->bc / 2 * pn->dvp; }
+
 /* Bits of a bf16 that are all clear below 2^-63. */
 #define EXPONENT_HIGH 0x6000
 
@@ -100,8 +104,54 @@ static bool pairs_load_values(const panel *pn, span s)
         }
         pn->v_pairs[j / 2] = to;
     }
+    if (FV_TILES) {
+        transpose(pn->v_copy, pn->dvp, s.padded / 2, pn->dvp, values_transposed(pn), pn->bc / 2);
+    }
     return bits & EXPONENT_HIGH;
 }
+
+#if FV_TILES
+
+/* Products in matrix registers take contiguous rows along the sum: k as copied, v transposed. */
+static void pairs_open(void) { tiles_open(); }
+static void pairs_close(void) { tiles_close(); }
+
+/* C (+)= A B for whole tiles; a: [rows][depth], b: [depth][columns] with the strides of c. */
+static void tiles_product(int add, int64_t rows, const void *a, int64_t a_stride, int64_t depth,
+                          const float *b, float *c, int64_t stride, int64_t columns)
+{
+    for (int64_t column = 0; column < columns; column += 48) {
+        const int nq = (int)fattn_min64(columns - column, 48) / 16;
+        for (int64_t row = 0; row < rows; row += 32) {
+            const int nm = (int)fattn_min64(rows - row, 32) / 16;
+            tiles_multiply(nm, nq, add, (const bf16_pair *)a + row * a_stride, 4 * a_stride, depth,
+                           b + column, 4 * stride, c + row * stride + column, 4 * stride);
+        }
+    }
+}
+
+static void pairs_scores(const panel *pn, span s)
+{
+    const int64_t depth = vectors_of(pairs_of(pn->p->dim)) * FV_LANES;
+    tiles_product(0, s.padded, pn->k_copy, depth, depth, pn->qt, pn->x, pn->br, pn->width);
+}
+
+static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
+{
+    for (int64_t c = 0; alpha && c < pn->dvp; c++) {
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            float *const at = ot + c * pn->br + r;
+            fv_store(at, fv_mul(fv_load(at), fv_load(alpha + r)));
+        }
+    }
+    tiles_product(1, pn->dvp, values_transposed(pn), pn->bc / 2, s.padded / 2, pn->x, ot, pn->br,
+                  pn->width);
+}
+
+#else
+
+static void pairs_open(void) {}
+static void pairs_close(void) {}
 
 /* x[j][r] = k[j] . q[r] */
 static void pairs_scores(const panel *pn, span s)
@@ -116,6 +166,8 @@ static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
     product_columns_pairs(pn->p->dim_v, alpha, pn->v_pairs, s.padded / 2, (const void *)pn->x,
                           pn->br, ot, pn->br, pn->width);
 }
+
+#endif
 
 #else
 

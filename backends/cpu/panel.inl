@@ -344,6 +344,9 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
 
 /* --- Keys ------------------------------------------------------------------------------------- */
 
+/* Products work on whole steps of keys: matrix registers on 16 pairs. */
+#define KEYS_STEP (FV_TILES ? 32 : FV_ND)
+
 /* The keys of a tile that some row may see. */
 typedef struct span {
     int64_t first;  /* key of x[0] */
@@ -359,7 +362,7 @@ static span span_of(const panel *pn, int64_t block)
     const int64_t j0 = block * pn->bc;
     const int64_t past = fattn_min64(j0 + pn->bc, fattn_band_rows(&pn->band, pn->i0, pn->i1).past);
     span s = {.first = j0, .live = past - j0, .kind = FATTN_TILE_EMPTY};
-    s.padded = (s.live + FV_ND - 1) / FV_ND * FV_ND;
+    s.padded = (s.live + KEYS_STEP - 1) / KEYS_STEP * KEYS_STEP;
     if (s.live <= 0) {
         return s;
     }

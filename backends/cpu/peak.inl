@@ -168,11 +168,33 @@ static uint32_t peak_read(const void *data, int64_t bytes)
     return first;
 }
 
+#if FV_TILES
+static float peak_compute_tiles(int64_t rounds, float factor, float summand)
+{
+    tiles_open();
+    tiles_spin(rounds);
+    tiles_close();
+    return factor + summand;
+}
+#endif
+
 #define PEAK_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
 /* Ends with a row whose name is NULL. */
 static const fattn_cpu_peak peaks[] = {
+#if FV_TILES
+    /* A product of tiles works on one of its 16 rows a cycle: 16 numbers of 32 products each. */
+    {
+        .row = {.name = "tiles bf16",
+                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
+                .lanes = 16,
+                .flops = 64,
+                .measure = fattn_cpu_peak_measure},
+        .instructions = 6 * 16,
+        .compute = peak_compute_tiles,
+    },
+#endif
 #if FV_PAIRS
     {
         .row = {.name = "pairs bf16",

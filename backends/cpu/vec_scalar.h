@@ -19,6 +19,7 @@
  *                      rounds two fv to pairs, and pv_zip makes them of two rows of FV_LANES bf16;
  *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c, and may take
  *                      and give 0 for subnormal numbers
+ *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words
  *
  * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <=
  * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2

@@ -26,8 +26,8 @@ def check(passed, what):
     print("ok" if passed else "not ok", count, "-", what, flush=True)
 
 
-def run(*arguments):
-    return subprocess.run([gpt, *arguments], capture_output=True, check=False)
+def run(*arguments, **settings):
+    return subprocess.run([gpt, *arguments], capture_output=True, check=False, env={**os.environ, **settings})
 
 
 def losses(ran):
@@ -59,14 +59,15 @@ def test_curves():
         check(differ(fused, other, 1e-2), f"{name}: another seed has another curve")
 
 
-def test_threads():
-    curves = []
-    for threads in "1", "3":
-        environment = dict(os.environ, OMP_NUM_THREADS=threads)
-        ran = subprocess.run([gpt, *small, "--steps", "20", "--sample", "50", licence], capture_output=True,
-                             check=False, env=environment)
-        curves.append((losses(ran), written(ran)))
-    check(curves[0] == curves[1] and len(curves[0][0]) == 20, "any number of threads gives the same losses and text")
+def test_threads_and_devices():
+    one, three = (run(*small, "--steps", "20", "--sample", "50", licence, OMP_NUM_THREADS=n) for n in "13")
+    check(losses(one) == losses(three) and len(losses(one)) == 20 and written(one) == written(three),
+          "any number of threads gives the same losses and text")
+    other = run(*small, "--steps", "20", "--sample", "0", licence, FATTN_BACKEND="reference")
+    check(b"fattn on reference" in other.stdout and not differ(losses(one), losses(other), 1e-4),
+          "FATTN_BACKEND chooses the device, with the same losses to 1e-4")
+    unknown = run(licence, FATTN_BACKEND="quantum")
+    check(unknown.returncode == 3 and b"FATTN_UNKNOWN_DEVICE" in unknown.stderr, "an unknown device is not replaced")
 
 
 def test_checkpoint(folder):
@@ -142,13 +143,10 @@ def test_refusals(folder):
     refused(["--width", "512", "--heads", "1", licence], 2, "no model of 3 layers, 1 heads, width 512")
     ran = run("--help")
     check(ran.returncode == 0 and b"usage: gpt" in ran.stdout and ran.stderr == b"", "there is help")
-    environment = dict(os.environ, FATTN_BACKEND="quantum")
-    ran = subprocess.run([gpt, licence], capture_output=True, check=False, env=environment)
-    check(ran.returncode == 3 and b"FATTN_UNKNOWN_DEVICE" in ran.stderr, "an unknown device is not replaced")
 
 
 test_curves()
-test_threads()
+test_threads_and_devices()
 with tempfile.TemporaryDirectory() as place:
     test_checkpoint(place)
 with tempfile.TemporaryDirectory() as place:

@@ -170,16 +170,17 @@ INLINE bool soften_tile(forward *f, span s, bool pairs)
 {
     panel *const pn = &f->panel;
     const fv unit = fv_set1(pn->rule.unit), zero = fv_set1(0);
+    const int64_t stride = pn->br;
     mv steady = fv_eq(zero, zero);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         float *const x = pn->x + r;
         fv most[PARTIAL_SUMS];
         for (int n = 0; n < PARTIAL_SUMS; n++) {
-            most[n] = fv_load(x + n * pn->br);
+            most[n] = fv_load(x + n * stride);
         }
         for (int64_t j = PARTIAL_SUMS; j < s.padded; j += PARTIAL_SUMS) {
             for (int n = 0; n < PARTIAL_SUMS; n++) {
-                most[n] = fv_max(most[n], fv_load(x + (j + n) * pn->br));
+                most[n] = fv_max(most[n], fv_load(x + (j + n) * stride));
             }
         }
         const fv largest = fv_max(fv_max(most[0], most[1]), fv_max(most[2], most[3]));
@@ -190,11 +191,11 @@ INLINE bool soften_tile(forward *f, span s, bool pairs)
         for (int64_t j = 0; j < s.padded; j += PARTIAL_SUMS) {
             fv weight[PARTIAL_SUMS];
             for (int n = 0; n < PARTIAL_SUMS; n++) {
-                weight[n] = fattn_softmax_weight(fv_load(x + (j + n) * pn->br), unit, base);
+                weight[n] = fattn_softmax_weight(fv_load(x + (j + n) * stride), unit, base);
                 sum[n] = fv_add(sum[n], weight[n]);
             }
             for (int n = 0; n < PARTIAL_SUMS; n += 2) {
-                keep_weights(x, pn->br, j + n, weight[n], weight[n + 1], pairs);
+                keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs);
             }
         }
         fattn_softmax_add(&state, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));

@@ -138,10 +138,14 @@ static void pairs_scores(const panel *pn, span s)
 
 static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
 {
-    for (int64_t c = 0; alpha && c < pn->dvp; c++) {
-        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+    for (int64_t r = 0; alpha && r < pn->width; r += FV_LANES) {
+        const fv factor = fv_load(alpha + r);
+        if (mv_all(fv_eq(factor, fv_set1(1)))) {
+            continue;
+        }
+        for (int64_t c = 0; c < pn->dvp; c++) {
             float *const at = ot + c * pn->br + r;
-            fv_store(at, fv_mul(fv_load(at), fv_load(alpha + r)));
+            fv_store(at, fv_mul(fv_load(at), factor));
         }
     }
     tiles_product(1, pn->dvp, values_transposed(pn), pn->bc / 2, s.padded / 2, pn->x, ot, pn->br,

@@ -131,22 +131,36 @@ static int64_t draw_dim(draw_rng *rng)
     return draw_between(rng, low, 2 * low);
 }
 
+/* The longest of so many. */
+static int64_t draw_longest(draw_rng *rng, int count)
+{
+    int64_t longest = 0;
+    for (int n = 0; n < count; n++) {
+        const int64_t length = draw_length(rng);
+        longest = length > longest ? length : longest;
+    }
+    return longest;
+}
+
 /* Sizes whose oracle does not cost more than a budget of multiplications, which is drawn as well:
- * lengths are kept, and what is cut is batch, heads and dimensions, then lengths. */
-static void draw_sizes(fattn_problem *p, draw_rng *rng)
+ * lengths are kept, and what is cut is batch, heads and dimensions, then lengths. Plain problems
+ * are for kernels with large tiles, of which they must span several. */
+static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
 {
     static const int64_t batches[] = {1, 1, 1, 2, 2, 3, 4};
     static const int64_t groups[] = {1, 1, 1, 1, 2, 3, 5, 7, 8};
     static const int64_t heads[] = {1, 1, 2, 3};
     int64_t group = PICK(rng, groups);
-    p->seqlen_q = draw_length(rng);
-    p->seqlen_k = draw_length(rng);
+    p->seqlen_q = draw_longest(rng, plain ? 3 : 1);
+    p->seqlen_k = draw_longest(rng, plain ? 3 : 1);
     p->batch = draw_chance(rng, 64) ? 0 : PICK(rng, batches);
     p->heads_k = PICK(rng, heads);
     p->dim = draw_dim(rng);
     p->dim_v = draw_chance(rng, 2) ? p->dim : draw_dim(rng);
 
-    const int64_t budget = INT64_C(1) << draw_between(rng, 15, draw_chance(rng, 24) ? 24 : 20);
+    const int64_t budget = INT64_C(1)
+                           << (plain ? draw_between(rng, 19, 23)
+                                     : draw_between(rng, 15, draw_chance(rng, 24) ? 24 : 20));
     int64_t *const cuts[] = {&p->batch, &group,  &p->heads_k, &p->dim,
                              &p->dim_v, &p->dim, &p->dim_v};
     for (int tries = 0; tries < 64; tries++) {
@@ -330,7 +344,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     p->layout = (fattn_layout)draw_between(rng, FATTN_BSHD, FATTN_STRIDED);
     static const int64_t alignments[] = {16, 16, 1, 2, 4, 8, 32, 64};
     p->pointer_alignment = PICK(rng, alignments);
-    draw_sizes(p, rng);
+    draw_sizes(p, plain, rng);
     if (plain) {
         p->pointer_alignment = p->pointer_alignment < 16 ? 16 : p->pointer_alignment;
         p->dim = (p->dim + 7) / 8 * 8;

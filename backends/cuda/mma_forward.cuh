@@ -48,6 +48,7 @@ typedef struct mma_item {
     int64_t hk, group;
     int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
     int rows, split;
+    float kept;            /* Z of a pair that dropout keeps; pairs.dropout says 1 */
     int keys;              /* of the sequence */
     int block, past;       /* tiles of keys that the part has */
     int full, full_past;   /* those whose pairs are all inside the band */
@@ -347,7 +348,7 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
     }
 }
 
-/* Weights in x are multiplied by Z. */
+/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. */
 template <class S>
 GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
                          float x[S::TILES][S::KEYS / 8][4])
@@ -370,7 +371,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Who the rows are, and nothing met but the sink, which belongs to the first part. */
+/* Who the rows are, and nothing met. */
 template <class S>
 GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
                           mma_rows<S> &rows)
@@ -394,14 +395,7 @@ GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_
     for (int m = 0; m < S::TILES; m++) {
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            const int head = s.query[mma_row<S>(m, h)].h;
             rows.state[m][h] = fattn_softmax_empty();
-            if (!S::IS_LEAN && g.problem.features & FATTN_SINK && w.split == 0 && head >= 0) {
-                rows.state[m][h] = fattn_softmax_sink(((const float *)g.buffers.sink)[head]);
-                if (mma_lane() % 4 != 0) {
-                    rows.state[m][h].l = 0;
-                }
-            }
         }
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH / 2; n++) {
@@ -565,6 +559,20 @@ GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &
     }
 }
 
+/* The sink, which belongs to the first part. It comes last: were it the reference of the row,
+ * weights might be too small to be told apart. Returns what sums are to be multiplied by. */
+GPU_DEVICE float mma_meet_sink(const fattn_gpu_args &g, const mma_item &w, gpu_query q,
+                               fattn_softmax *state)
+{
+    float alpha, beta;
+    if (!(g.problem.features & FATTN_SINK) || w.split != 0 || q.h < 0) {
+        return 1;
+    }
+    const fattn_softmax sink = fattn_softmax_sink(((const float *)g.buffers.sink)[q.h]);
+    fattn_softmax_merge(state, sink, g.rule.unit, &alpha, &beta);
+    return alpha;
+}
+
 /* Rows in o and lse, or their parts in the workspace. */
 template <class S>
 GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows, int64_t item)
@@ -576,11 +584,15 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
         for (int h = 0; h < 2; h++) {
             fattn_softmax *const state = &rows.state[m][h];
             state->l = mma_quad_sum(state->l);
-            const float normaliser = whole ? fattn_softmax_normaliser(*state) : 1;
+            float factor = 1;
+            if (!S::IS_LEAN) {
+                factor = mma_meet_sink(g, s.item, s.query[mma_row<S>(m, h)], state) * s.item.kept;
+            }
+            factor *= whole ? fattn_softmax_normaliser(*state) : 1;
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH / 4; n++) { /* 0 selected: a sum may be 0 * inf */
                 float *const o = &rows.o[m][n / 2][2 * h + n % 2];
-                *o = state->l == 0 ? 0 : *o * normaliser;
+                *o = state->l == 0 ? 0 : *o * factor;
             }
         }
     }
@@ -601,6 +613,11 @@ GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &
     const fattn_problem &p = g.problem;
     const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, number);
     w.pairs = gpu_pairs_of(g, work.batch);
+    w.kept = 1;
+    if (p.features & FATTN_DROPOUT) {
+        w.kept = w.pairs.dropout.multiplier;
+        w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
+    }
     w.hk = work.head;
     w.split = (int)work.split;
     w.group = fattn_quotient(p.heads_q, p.heads_k);

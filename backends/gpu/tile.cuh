@@ -218,25 +218,34 @@ GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *
 /* Channels of a slab of W that a thread owns: c0 + gpu_channel(u) + 0 .. 3 for u < W / 64. */
 GPU_DEVICE int gpu_channel(int u) { return u * GPU_COLS + gpu_tx() * 4; }
 
-/* y += a step: rows of W channels, weighed by lines j0 .. of weights. */
+/* y += a step: rows of W channels, weighed by lines j0 .. of weights. A step is summed by itself
+ * first, so that rounding errors grow with the number of steps and not with that of rows. */
 template <class S, int W>
 GPU_DEVICE void gpu_mix_step(const float *rows, const float *weights, int j0,
                              float y[S::TM][W / GPU_TX])
 {
     const int ty = gpu_ty(), first = gpu_channel(0);
     GPU_UNROLL
-    for (int j = 0; j < GPU_MIX_FLOATS / W; j++) {
-        float weight[S::TM];
-        gpu_pick<S::ROWS, S::TM>(weights, j0 + j, ty * S::TM, weight);
+    for (int u = 0; u < W / GPU_COLS; u++) {
+        float sum[S::TM][4] = {};
         GPU_UNROLL
-        for (int u = 0; u < W / GPU_COLS; u++) {
+        for (int j = 0; j < GPU_MIX_FLOATS / W; j++) {
+            float weight[S::TM];
+            gpu_pick<S::ROWS, S::TM>(weights, j0 + j, ty * S::TM, weight);
             const gpu_f4 v = *(const gpu_f4 *)(rows + j * W + first + u * GPU_COLS);
             GPU_UNROLL
             for (int m = 0; m < S::TM; m++) {
-                y[m][u * 4] = fmaf(weight[m], v.x, y[m][u * 4]);
-                y[m][u * 4 + 1] = fmaf(weight[m], v.y, y[m][u * 4 + 1]);
-                y[m][u * 4 + 2] = fmaf(weight[m], v.z, y[m][u * 4 + 2]);
-                y[m][u * 4 + 3] = fmaf(weight[m], v.w, y[m][u * 4 + 3]);
+                sum[m][0] = fmaf(weight[m], v.x, sum[m][0]);
+                sum[m][1] = fmaf(weight[m], v.y, sum[m][1]);
+                sum[m][2] = fmaf(weight[m], v.z, sum[m][2]);
+                sum[m][3] = fmaf(weight[m], v.w, sum[m][3]);
+            }
+        }
+        GPU_UNROLL
+        for (int m = 0; m < S::TM; m++) {
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) {
+                y[m][u * 4 + e] += sum[m][e];
             }
         }
     }

@@ -418,14 +418,14 @@ GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, cons
         const int key = mma_part_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
         const int64_t j = job.j0 + key;
         const int64_t at = gpu_key_at(g, seq, stride, job.pairs.b, job.hk, j);
-        const float alive = key < job.keys ? factor : 0;
+        const bool used = key < job.keys;
         if (j >= (adds ? seq.sk : seq.slot_k)) {
             continue;
         }
         GPU_UNROLL
         for (int n = 0; n < S::PART_CHANNELS / 8; n++) {
-            mma_store_two(t, at, channel + 8 * n, adds, alive == 0 ? 0 : sum[m][n][2 * h] * factor,
-                          alive == 0 ? 0 : sum[m][n][2 * h + 1] * factor);
+            mma_store_two(t, at, channel + 8 * n, adds, used ? sum[m][n][2 * h] * factor : 0,
+                          used ? sum[m][n][2 * h + 1] * factor : 0);
         }
     }
 }

@@ -333,7 +333,7 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
     for (int m = 0; m < S::TILES; m++) {
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            const float shift = fattn_softmax_base(rows.state[m][h]) * unit;
+            const float shift = fattn_softmax_base(rows.state[m][h]) * unit - S::type::LIFT;
             float even = 0, odd = 0;
             GPU_UNROLL
             for (int n = 0; n < S::KEYS / 8; n++) {
@@ -583,16 +583,18 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             fattn_softmax *const state = &rows.state[m][h];
-            state->l = mma_quad_sum(state->l);
-            float factor = 1;
+            const float lower = 1.0f / (1 << S::type::LIFT);
+            state->l = mma_quad_sum(state->l) * lower;
+            float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
             if (!S::IS_LEAN) {
-                factor = mma_meet_sink(g, s.item, s.query[mma_row<S>(m, h)], state) * s.item.kept;
+                factor *= s.item.kept;
+                alpha = mma_meet_sink(g, s.item, s.query[mma_row<S>(m, h)], state);
             }
             factor *= whole ? fattn_softmax_normaliser(*state) : 1;
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH / 4; n++) { /* 0 selected: a sum may be 0 * inf */
                 float *const o = &rows.o[m][n / 2][2 * h + n % 2];
-                *o = state->l == 0 ? 0 : *o * factor;
+                *o = state->l == 0 ? 0 : *o * factor * alpha;
             }
         }
     }

@@ -25,6 +25,7 @@
 
 /* Two floats to a pair of 16 bits, lo first in memory; and the product. */
 struct mma_f16 {
+    enum { LIFT = 7 }; /* weights are 2^LIFT times what they are: small ones stay normal numbers */
     GPU_DEVICE uint32_t pack(float lo, float hi)
     {
         uint32_t pair;
@@ -41,6 +42,7 @@ struct mma_f16 {
 };
 
 struct mma_bf16 {
+    enum { LIFT = 0 };
     GPU_DEVICE uint32_t pack(float lo, float hi)
     {
         uint32_t pair;

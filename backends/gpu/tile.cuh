@@ -166,10 +166,11 @@ GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dty
     }
 }
 
-/* x += a step: lines of a, and after them lines of b. */
+/* x += a step: lines of a, and after them lines of b. It is summed by itself, as in gpu_mix_step. */
 template <class S> GPU_DEVICE void gpu_dots_step(const float *lines, float x[S::TM][GPU_TN])
 {
     const int tx = gpu_tx(), ty = gpu_ty();
+    float sum[S::TM][GPU_TN] = {};
     GPU_UNROLL
     for (int c = 0; c < GPU_CHANNELS; c++) {
         float ax[S::TM], bx[GPU_TN];
@@ -179,8 +180,15 @@ template <class S> GPU_DEVICE void gpu_dots_step(const float *lines, float x[S::
         for (int m = 0; m < S::TM; m++) {
             GPU_UNROLL
             for (int n = 0; n < GPU_TN; n++) {
-                x[m][n] = fmaf(ax[m], bx[n], x[m][n]);
+                sum[m][n] = fmaf(ax[m], bx[n], sum[m][n]);
             }
+        }
+    }
+    GPU_UNROLL
+    for (int m = 0; m < S::TM; m++) {
+        GPU_UNROLL
+        for (int n = 0; n < GPU_TN; n++) {
+            x[m][n] += sum[m][n];
         }
     }
 }

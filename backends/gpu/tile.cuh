@@ -166,7 +166,7 @@ GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dty
     }
 }
 
-/* x += a step: lines of a, and after them lines of b. It is summed by itself, as in gpu_mix_step. */
+/* x += a step: lines of a, and after them lines of b. Summed alone first, as in gpu_mix_step. */
 template <class S> GPU_DEVICE void gpu_dots_step(const float *lines, float x[S::TM][GPU_TN])
 {
     const int tx = gpu_tx(), ty = gpu_ty();

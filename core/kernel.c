@@ -77,6 +77,10 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
                  (long long)kernel->dim_max, (long long)p->dim, (long long)p->dim_v);
         return text;
     }
+    if (kernel->dropout_max && p->features & FATTN_DROPOUT && p->dropout_p > kernel->dropout_max) {
+        snprintf(text, size, "takes dropout_p to %g, not %g", kernel->dropout_max, p->dropout_p);
+        return text;
+    }
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
     if (kernel->rows_max && rows > kernel->rows_max) {
         snprintf(text, size, "takes %lld query rows a key/value head, not %lld",

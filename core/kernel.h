@@ -42,6 +42,7 @@ typedef struct fattn_kernel {
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */
     int64_t align;      /* bytes whose multiples rows of q, k, v and dout begin at; 0 any */
     bool own_dtype_o;   /* o and dout must be of the type of q, k, v */
+    double dropout_max; /* largest dropout_p; 0 any */
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
     bool splits_keys;   /* can cut the keys of a row into parts and merge them */
     int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */

@@ -105,7 +105,11 @@ def test_keys(tool, script, folder):
     keys = "fattn bench --device reference:\t--dir dec\t--dtype=b\t"
     path = os.path.dirname(tool) + os.pathsep + os.environ["PATH"]
     typed = f"source '{script}'\n{keys}\x01echo 'is <\x05>'\nexit\n"
-    shell, terminal = pty.openpty()
+    try:
+        shell, terminal = pty.openpty()
+    except OSError as error:  # a bare chroot has no /dev/pts
+        ok(True, f"the tabulator key completes # SKIP {error}")
+        return
     os.write(shell, typed.encode())
     ran = subprocess.run(["bash", "--norc", "--noprofile", "-i"], cwd=folder, stdin=terminal, capture_output=True,
                          text=True, check=False, timeout=60,

@@ -69,6 +69,9 @@ static const fattn_tile full_64[] = {{64, 64}, {0, 0}};
 static const fattn_tile full_128[] = {{64, 64}, {0, 0}};
 static const fattn_tile full_256[] = {{64, 32}, {0, 0}};
 
+/* Beyond it the few pairs that are kept may be too small beside the others for f16. */
+#define MMA_DROPOUT_MAX 0.99
+
 #define MMA_ROW(variant, width, bytes, bits)                          \
     {                                                                 \
         .row = {.name = "mma_" #variant "_" #width,                   \
@@ -77,6 +80,7 @@ static const fattn_tile full_256[] = {{64, 32}, {0, 0}};
                 .features = bits,                                     \
                 .dim_max = width,                                     \
                 .align = bytes,                                       \
+                .dropout_max = MMA_DROPOUT_MAX,                       \
                 .packs_groups = true,                                 \
                 .splits_keys = true,                                  \
                 .tiles = variant##_##width,                           \

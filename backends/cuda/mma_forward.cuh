@@ -217,26 +217,71 @@ GPU_DEVICE void mma_keep(const mma_scratch<S> &s, int j0, float x[S::TILES][S::K
     }
 }
 
-/* Dot products in x become scores, of a tile with features. */
-template <class S>
-GPU_DEVICE void mma_pairs(const fattn_gpu_args &g, const mma_scratch<S> &s, unsigned terms, int j0,
-                          float x[S::TILES][S::KEYS / 8][4])
+/* Calls visit(score, j) for the thread's scores of a row, j keys from its first one on. */
+template <class S, class Visit>
+GPU_DEVICE void mma_each(int m, int h, float x[S::TILES][S::KEYS / 8][4], Visit visit)
 {
-    const int column = j0 + mma_lane() % 4 * 2;
     GPU_UNROLL
-    for (int m = 0; m < S::TILES; m++) {
-        GPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            const gpu_query q = s.query[mma_row<S>(m, h)];
-            GPU_UNROLL
-            for (int n = 0; n < S::KEYS / 4; n++) {
-                float *const dot = &x[m][n / 2][2 * h + n % 2];
-                float slope;
-                const fattn_score_pair pair =
-                    gpu_pair(g, s.item.pairs, terms, q, column + n / 2 * 8 + n % 2);
-                *dot = fattn_score(&g.rule, terms, *dot, pair, &slope);
-            }
-        }
+    for (int n = 0; n < S::KEYS / 4; n++) {
+        visit(x[m][n / 2][2 * h + n % 2], n / 2 * 8 + n % 2);
+    }
+}
+
+/* A term of the formula. */
+template <unsigned TERM>
+GPU_DEVICE void mma_term(const fattn_gpu_args &g, fattn_score_pair pair, float &score)
+{
+    float slope;
+    score = fattn_score(&g.rule, TERM, score, pair, &slope);
+}
+
+/* Dot products of a row become scores, term by term, so that what is the same along it is looked up
+ * once. Nothing is read for pairs that do not exist. */
+template <class S>
+GPU_DEVICE void mma_row_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, unsigned terms,
+                              int j0, int m, int h, float x[S::TILES][S::KEYS / 8][4])
+{
+    const fattn_problem &p = g.problem;
+    const gpu_pairs &t = s.item.pairs;
+    const gpu_query q = s.query[mma_row<S>(m, h)];
+    const int column = j0 + mma_lane() % 4 * 2, live = q.h < 0 ? 0 : s.item.keys - column;
+    fattn_score_pair pair = {};
+    if (terms & FATTN_SCORE_SCALE) {
+        mma_each<S>(m, h, x,
+                    [&](float &score, int) { mma_term<FATTN_SCORE_SCALE>(g, pair, score); });
+    }
+    if (terms & FATTN_SCORE_CAP) {
+        mma_each<S>(m, h, x, [&](float &score, int) { mma_term<FATTN_SCORE_CAP>(g, pair, score); });
+    }
+    if (terms & FATTN_SCORE_BIAS) {
+        const int64_t at = gpu_term_at(t, p.bias_stride, q, column), stride = p.bias_stride[3];
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            pair.bias = j < live ? gpu_load(g.buffers.bias, p.dtype_bias, at + j * stride) : 0;
+            mma_term<FATTN_SCORE_BIAS>(g, pair, score);
+        });
+    }
+    if (terms & FATTN_SCORE_ALIBI && live > 0) {
+        const float *const slopes = (const float *)g.buffers.alibi_slopes;
+        const int64_t distance = q.i + t.band.diagonal - column;
+        const bool is_short = -INT32_MAX / 2 < distance && distance < INT32_MAX / 2;
+        pair.slope = slopes[t.b * p.alibi_batch_stride + q.h];
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            pair.distance = fv_abs(is_short ? (float)((int)distance - j) : (float)(distance - j));
+            mma_term<FATTN_SCORE_ALIBI>(g, pair, score);
+        });
+    }
+    if (terms & FATTN_SCORE_KEEP && p.features & FATTN_MASK) {
+        const int64_t at = gpu_term_at(t, p.mask_stride, q, column), stride = p.mask_stride[3];
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            pair.keep = j < live && g.buffers.mask[at + j * stride] != 0;
+            mma_term<FATTN_SCORE_KEEP>(g, pair, score);
+        });
+    }
+    if (terms & FATTN_SCORE_KEEP && p.features & FATTN_BLOCK_MASK) {
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            pair.keep = j < live && gpu_block_keeps(g, t, q, column + j);
+            mma_term<FATTN_SCORE_KEEP>(g, pair, score);
+        });
     }
 }
 
@@ -247,12 +292,12 @@ GPU_DEVICE void mma_score(const fattn_gpu_args &g, const mma_scratch<S> &s, bool
 {
     if (!S::IS_LEAN) {
         const unsigned terms = g.rule.terms | (partial ? (unsigned)FATTN_SCORE_KEEP : 0u);
-        if (terms) {
-            mma_pairs(g, s, terms, j0, x);
+        GPU_UNROLL
+        for (int n = 0; n < 2 * S::TILES && terms; n++) {
+            mma_row_terms(g, s, terms, j0, n / 2, n % 2, x);
         }
-        return;
     }
-    if (g.rule.terms) { /* a scale that cannot be part of the unit */
+    if (S::IS_LEAN && g.rule.terms) { /* a scale that cannot be part of the unit */
         GPU_UNROLL
         for (int n = 0; n < S::TILES * S::KEYS / 2; n++) {
             x[n / (S::KEYS / 2)][n / 4 % (S::KEYS / 8)][n % 4] *= g.rule.scale;
@@ -348,10 +393,10 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
     }
 }
 
-/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. */
+/* mma_drop() wherever the tile lies. */
 template <class S>
-GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
-                         float x[S::TILES][S::KEYS / 8][4])
+GPU_DEVICE void mma_drop_singly(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+                                float x[S::TILES][S::KEYS / 8][4])
 {
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
@@ -365,6 +410,39 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
             }
             weight[0] *= z[0];
             weight[1] *= z[1];
+        }
+    }
+}
+
+/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. One
+ * call of the generator serves eight of a thread's pairs, where the tile lies on its patches and
+ * rows are queries of one head. */
+template <class S>
+GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+                         float x[S::TILES][S::KEYS / 8][4])
+{
+    const gpu_pairs &t = s.item.pairs;
+    const int64_t row = t.seq.q_position + s.item.i0, key = t.seq.k_position + j0;
+    if (s.item.group != 1 || row % 16 || key % 16) {
+        mma_drop_singly(g, s, j0, x);
+        return;
+    }
+    GPU_UNROLL
+    for (int m = 0; m < S::TILES; m++) {
+        const gpu_query q = s.query[mma_row<S>(m, 0)]; /* its bit 3 is clear */
+        const fattn_dropout_rows rows = fattn_dropout_rows_at(
+            t.seq.q_position, (uint32_t)q.i, (uint32_t)(g.problem.batch_offset + t.b),
+            (uint32_t)(g.problem.head_offset + (q.h < 0 ? 0 : q.h)));
+        GPU_UNROLL
+        for (int n = 0; n < S::KEYS / 16; n++) {
+            uint32_t words[4];
+            fattn_dropout_words(&t.dropout, rows, key + 16 * n + mma_lane() % 4 * 2, words);
+            GPU_UNROLL
+            for (int e = 0; e < 8; e++) { /* keys j, j + 1 and their neighbours 8 on, of two rows */
+                const int right = e / 4, below = e / 2 % 2, odd = e % 2;
+                x[m][2 * n + right][2 * below + odd] *=
+                    fattn_dropout_multiplier(&t.dropout, words[2 * below + right], odd);
+            }
         }
     }
 }

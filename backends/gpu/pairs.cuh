@@ -52,6 +52,16 @@ GPU_DEVICE int64_t gpu_term_at(const gpu_pairs &t, const int64_t stride[4], gpu_
     return t.b * stride[0] + q.h * stride[1] + q.i * stride[2] + j * stride[3];
 }
 
+/* Whether the block mask keeps a pair that exists. */
+GPU_DEVICE bool gpu_block_keeps(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int64_t j)
+{
+    const fattn_problem &p = g.problem;
+    gpu_query block = q;
+    block.i = q.i / (int32_t)p.block_m;
+    const int64_t at = gpu_term_at(t, p.block_mask_stride, block, (int32_t)j / (int32_t)p.block_n);
+    return g.buffers.block_mask[at] != 0;
+}
+
 /* Whether the masks keep a pair that exists. */
 GPU_DEVICE bool gpu_masks_keep(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int64_t j)
 {
@@ -60,14 +70,7 @@ GPU_DEVICE bool gpu_masks_keep(const fattn_gpu_args &g, const gpu_pairs &t, gpu_
     if (p.features & FATTN_MASK) {
         keep = g.buffers.mask[gpu_term_at(t, p.mask_stride, q, j)] != 0;
     }
-    if (p.features & FATTN_BLOCK_MASK) {
-        gpu_query block = q;
-        block.i = q.i / (int32_t)p.block_m;
-        const int64_t at =
-            gpu_term_at(t, p.block_mask_stride, block, (int32_t)j / (int32_t)p.block_n);
-        keep = keep && g.buffers.block_mask[at] != 0;
-    }
-    return keep;
+    return keep && (!(p.features & FATTN_BLOCK_MASK) || gpu_block_keeps(g, t, q, j));
 }
 
 /* The terms of query q and key j; nothing is read for a pair that does not exist. */

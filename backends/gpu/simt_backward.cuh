@@ -72,17 +72,21 @@ GPU_DEVICE bool gpu_is_empty(float lse) { return lse == fattn_f32_from_bits(0xff
 GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor &dout,
                              int64_t dout_at)
 {
-    float sum = 0;
-    for (int c = 0; c < o.dim; c += 4) {
-        float a[4], b[4];
-        gpu_load_quad(o, o_at, c, a);
-        gpu_load_quad(dout, dout_at, c, b);
-        GPU_UNROLL
-        for (int e = 0; e < 4; e++) {
-            sum = fmaf(a[e], b[e], sum);
+    float total = 0;
+    for (int c0 = 0; c0 < o.dim; c0 += GPU_CHANNELS) {
+        float sum = 0;
+        for (int c = c0; c < c0 + GPU_CHANNELS; c += 4) {
+            float a[4], b[4];
+            gpu_load_quad(o, o_at, c, a);
+            gpu_load_quad(dout, dout_at, c, b);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) {
+                sum = fmaf(a[e], b[e], sum);
+            }
         }
+        total += sum;
     }
-    return sum;
+    return total;
 }
 
 /* Saves row q of a sequence. One float for lse in units of the scores would be off by 2^-24 of lse,

@@ -419,9 +419,39 @@ Test(kernel, declines_with_a_reason)
     cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "129"));
     p = normal(257, 10, 64);
     cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "1028"));
+
+    p = normal(10, 10, 64), p.dtype_o = FATTN_BF16;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.own_dtype_o = true;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "dtype_o bf16"));
+    p = normal(10, 10, 64), p.features = FATTN_DROPOUT, p.dropout_p = 0.75;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.dropout_max = 0.5;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "0.75"));
     cr_assert_str_eq(fattn_feature_name(0), "causal");
     cr_assert_str_eq(fattn_feature_name(20), "checked");
     cr_assert_null(fattn_feature_name(21));
+}
+
+Test(kernel, rows_begin_where_it_needs_them)
+{
+    fattn_kernel k = imaginary();
+    k.align = 16; /* four floats */
+    k.ops = FATTN_OP_BIT(FATTN_FORWARD) | FATTN_OP_BIT(FATTN_BACKWARD);
+    fattn_problem p = normal(10, 10, 64);
+    char text[256];
+    const fattn_strides even = {.batch = 64, .seq = 8, .head = 4};
+    p.q = p.k = p.v = p.dout = even;
+    p.pointer_alignment = 16;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    p.v.head = 6;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "those of v"));
+    p.v = even, p.dout.seq = 7;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "forward has no dout");
+    p.op = FATTN_BACKWARD;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "those of dout"));
+    p.dout = even, p.pointer_alignment = 8;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "16 bytes"));
 }
 
 /* --- Plans ------------------------------------------------------------------------------------ */

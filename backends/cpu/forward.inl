@@ -161,8 +161,10 @@ static void score_tile(panel *pn, span s)
     }
 }
 
-/* Keys whose probabilities are summed apart: rounding errors of l reach lse in full. */
+/* Keys whose probabilities are summed apart, and keys after which the sums join: rounding errors of
+ * l reach lse in full, and grow with the length of a sum. */
 #define PARTIAL_SUMS 4
+#define SUMMED_KEYS 64
 _Static_assert(FV_ND % PARTIAL_SUMS == 0, "tiles hold whole steps");
 
 /* Scores in x become probabilities relative to the new maximum. Whether some alpha is not 1. */
@@ -187,9 +189,13 @@ INLINE bool soften_tile(forward *f, span s, bool pairs)
         fattn_softmax state = state_load(f, r);
         const fv alpha = fattn_softmax_raise(&state, largest, unit);
         const fv base = fattn_softmax_base(state);
-        fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero};
+        fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, total = zero;
         for (int64_t j = 0; j < s.padded; j += PARTIAL_SUMS) {
             fv weight[PARTIAL_SUMS];
+            if (j % SUMMED_KEYS == 0) {
+                total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+                sum[0] = sum[1] = sum[2] = sum[3] = zero;
+            }
             for (int n = 0; n < PARTIAL_SUMS; n++) {
                 weight[n] = fattn_softmax_weight(fv_load(x + (j + n) * stride), unit, base);
                 sum[n] = fv_add(sum[n], weight[n]);
@@ -198,7 +204,8 @@ INLINE bool soften_tile(forward *f, span s, bool pairs)
                 keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs);
             }
         }
-        fattn_softmax_add(&state, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+        total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+        fattn_softmax_add(&state, total);
         state_store(f, r, state);
         fv_store(f->alpha + r, alpha);
         steady = mv_and(steady, fv_eq(alpha, fv_set1(1)));

@@ -430,19 +430,6 @@ GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, cons
     }
 }
 
-/* Queries that see any of the keys j0 .. j1 - 1. */
-GPU_DEVICE fattn_range mma_queries_of(const gpu_pairs &pairs, int64_t j0, int64_t j1)
-{
-    const int64_t limit = INT64_C(1) << 62;
-    const fattn_band &band = pairs.band;
-    const int64_t low = j0 - band.diagonal, high = j1 - band.diagonal; /* aligned with the keys */
-    fattn_range rows;
-    rows.first = band.right < 0 ? 0 : fattn_max64(0, low - fattn_min64(band.right, limit));
-    rows.past = band.left < 0 ? pairs.seq.sq
-                              : fattn_min64(pairs.seq.sq, high + fattn_min64(band.left, limit));
-    return rows;
-}
-
 template <class S>
 GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &job)
 {
@@ -458,7 +445,7 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     job.keys = (int)gpu_clamp(seq.sk - job.j0, 0, INT32_MAX);
 
     const int64_t j1 = job.j0 + S::KEYS, h0 = job.hk * job.group, limit = INT64_C(1) << 62;
-    const fattn_range rows = mma_queries_of(job.pairs, job.j0, fattn_min64(j1, seq.sk));
+    const fattn_range rows = gpu_queries_of(job.pairs, job.j0, fattn_min64(j1, seq.sk));
     job.first = (int)(rows.first / S::QUERIES);
     job.past = job.keys > 0 ? (int)((rows.past + S::QUERIES - 1) / S::QUERIES) : 0;
     /* The first query that sees key j1 - 1, and the last that sees key j0. */

@@ -336,22 +336,6 @@ GPU_DEVICE void gpu_store_gradient(const fattn_gpu_args &g, const gpu_tensor &t,
 
 /* --- dK and dV: a block of keys along its rows; tiles hold S^T = K Q^T ------------------------ */
 
-/* The rows, of all heads of a group, that see any of the keys j0 .. j1 - 1: those numbered first ..
- * past - 1. */
-GPU_DEVICE fattn_range gpu_rows_of_keys(const gpu_backward &f, int64_t j0, int64_t j1)
-{
-    const int64_t limit = INT64_C(1) << 62;
-    const fattn_band &band = f.pairs.band;
-    const int64_t low = j0 - band.diagonal, high = j1 - band.diagonal; /* aligned with the keys */
-    fattn_range rows;
-    rows.first = band.right < 0 ? 0 : fattn_max64(0, low - fattn_min64(band.right, limit));
-    rows.past = band.left < 0 ? f.pairs.seq.sq
-                              : fattn_min64(f.pairs.seq.sq, high + fattn_min64(band.left, limit));
-    rows.first *= f.group;
-    rows.past *= f.group;
-    return rows;
-}
-
 /* What a thread has of its keys. */
 template <int W> struct gpu_key_sums {
     float dk[gpu_square::TM][W / GPU_TX], dv[gpu_square::TM][W / GPU_TX];
@@ -439,10 +423,11 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &g, gpu_backward_scratch &s, 
         }
     }
     if (j0 < f.pairs.seq.sk) {
-        const fattn_range rows =
-            gpu_rows_of_keys(f, j0, fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk));
+        const fattn_range queries =
+            gpu_queries_of(f.pairs, j0, fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk));
+        const int64_t past = queries.past * f.group; /* rows of all heads of the group */
         gpu_find_keys(g, s, j0);
-        for (int64_t first = rows.first / GPU_COLS * GPU_COLS; first < rows.past;
+        for (int64_t first = queries.first * f.group / GPU_COLS * GPU_COLS; first < past;
              first += GPU_COLS) {
             gpu_keys_tile<W>(g, s, first, j0, c0, outputs, sums);
         }

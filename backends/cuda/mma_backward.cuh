@@ -163,7 +163,6 @@ template <class T, int W, int N, int BN, int WARPS> struct mma_backward_shape {
     typedef T type;
     enum {
         WIDTH = W,
-        PITCH = W,
         QUERIES = N,
         KEYS = BN,
         THREADS = 32 * WARPS,
@@ -189,8 +188,8 @@ typedef struct mma_job {
 } mma_job;
 
 template <class S> struct mma_backward_scratch {
-    alignas(128) uint16_t k[S::KEYS * S::PITCH], v[S::KEYS * S::PITCH];
-    uint16_t q[2][S::QUERIES * S::PITCH], dout[2][S::QUERIES * S::PITCH];
+    alignas(128) uint16_t k[S::KEYS * S::WIDTH], v[S::KEYS * S::WIDTH];
+    uint16_t q[2][S::QUERIES * S::WIDTH], dout[2][S::QUERIES * S::WIDTH];
     uint16_t p[S::KEYS * S::QUERIES], ds[S::KEYS * S::QUERIES]; /* keys by queries */
     alignas(16) float lse[2][S::QUERIES], delta[2][S::QUERIES];
     mma_job job;
@@ -208,12 +207,12 @@ GPU_DEVICE void mma_copy_rows(uint16_t *tile, const uint16_t *from, int64_t stri
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
     const int c = gpu_thread_anew() % CHUNKS;
-    const int bytes = (int)gpu_clamp(2 * dim - 16 * c, 0, 16);
+    const int bytes = mma_chunk_bytes(c, dim);
     const uint16_t *row = from + gpu_thread_anew() / CHUNKS * stride + 8 * c;
     GPU_UNROLL
     for (int n = 0; n < ROWS / STEP; n++, row += STEP * stride) {
         const int r = gpu_thread_anew() / CHUNKS + n * STEP;
-        mma_copy(mma_place<S::PITCH>(mma_shared(tile), r, c), row, r < live ? bytes : 0);
+        mma_copy(mma_place<S::WIDTH>(mma_shared(tile), r, c), row, r < live ? bytes : 0);
     }
 }
 
@@ -317,8 +316,8 @@ GPU_DEVICE void mma_dq_make(const fattn_gpu_args &g, const mma_backward_scratch<
 {
     const int row = mma_warp() % S::DQ_HIGH * 32, i = row + mma_lane() / 4;
     const int channel = mma_warp() / S::DQ_HIGH * S::DQ_CHANNELS;
-    mma_times<typename S::type, S::QUERIES, S::PITCH, 2, S::DQ_CHANNELS / 16, S::KEYS / 16, true>(
-        mma_columns_a<S::QUERIES>(s.ds, row / 8), mma_columns_b<S::PITCH>(s.k, 0, channel / 8),
+    mma_times<typename S::type, S::QUERIES, S::WIDTH, 2, S::DQ_CHANNELS / 16, S::KEYS / 16, true>(
+        mma_columns_a<S::QUERIES>(s.ds, row / 8), mma_columns_b<S::WIDTH>(s.k, 0, channel / 8),
         part.y, [](int) {});
     part.live = (int)fattn_min64(s.job.pairs.seq.sq - i0, S::QUERIES) - i;
     part.to = mma_saved_of<S::WIDTH>(g).dq + channel + mma_lane() % 4 * 2 +
@@ -346,7 +345,7 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
                               int head, int tile, mma_sums<S> &sums)
 {
     typedef typename S::type T;
-    enum { P = S::PITCH, Q = S::QUERIES, N = S::PART_QUERIES / 16, STEPS = S::WIDTH / 16 };
+    enum { P = S::WIDTH, Q = S::QUERIES, N = S::PART_QUERIES / 16, STEPS = S::WIDTH / 16 };
     const int key = mma_part_key<S>(), query = mma_part_query<S>();
     const int64_t i0 = (int64_t)tile * S::QUERIES;
     float x[2][2 * N][4] = {}, dp[2][2 * N][4] = {};

@@ -37,8 +37,7 @@ template <class T, int W, int M, int WARPS, int BN, bool LEAN> struct mma_shape 
         ROWS = 16 * M * WARPS,
         THREADS = 32 * WARPS,
         KEYS = BN,
-        IS_LEAN = LEAN,
-        PITCH = (W + 63) / 64 * 64
+        IS_LEAN = LEAN
     };
 };
 
@@ -58,8 +57,8 @@ typedef struct mma_item {
 /* Shared memory: tiles aligned to eight rows of 16 bytes. The item is here because accumulators
  * leave no registers for it. */
 template <class S> struct mma_scratch {
-    alignas(128) uint16_t q[S::ROWS * S::PITCH]; /* in the end o */
-    uint16_t k[2][S::KEYS * S::PITCH], v[2][S::KEYS * S::PITCH];
+    alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* in the end o */
+    uint16_t k[2][S::KEYS * S::WIDTH], v[2][S::KEYS * S::WIDTH];
     mma_item item;
     gpu_query query[S::ROWS];
     int64_t q_at[S::ROWS], o_at[S::ROWS];  /* where they begin; 0 for rows that do not exist */
@@ -79,9 +78,6 @@ template <class S> GPU_DEVICE int mma_row(int m, int h)
 }
 
 /* --- Copies ----------------------------------------------------------------------------------- */
-
-/* Bytes of chunk c in a row of `dim` elements. */
-GPU_DEVICE int mma_chunk_bytes(int c, int dim) { return (int)gpu_clamp(2 * dim - 16 * c, 0, 16); }
 
 /* Begins to fill a chunk with the first `bytes` from a row, and zeros. (A copy of no bytes does not
  * look at its address.) Lean kernels are given rows that begin at multiples of 16 bytes; `odd` ones
@@ -114,7 +110,7 @@ template <class S> GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma
     GPU_UNROLL
     for (int n = 0; n < S::ROWS / STEP; n++) {
         const int r = gpu_thread() / CHUNKS + n * STEP;
-        mma_fill<S>(mma_place<S::PITCH>(mma_shared(s.q), r, c), q + s.q_at[r],
+        mma_fill<S>(mma_place<S::WIDTH>(mma_shared(s.q), r, c), q + s.q_at[r],
                     r < s.item.rows ? bytes : 0, odd);
     }
 }
@@ -129,11 +125,11 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *row, int64_t stride, 
     if (live >= S::KEYS) {
         GPU_UNROLL
         for (int r = 0; r < S::KEYS; r += STEP, row += STEP * stride) {
-            mma_fill<S>(mma_place<S::PITCH>(to, r0 + r, c), row, bytes, odd);
+            mma_fill<S>(mma_place<S::WIDTH>(to, r0 + r, c), row, bytes, odd);
         }
     } else {
         for (int r = r0; r < S::KEYS; r += STEP, row += STEP * stride) {
-            mma_fill<S>(mma_place<S::PITCH>(to, r, c), row, r < live ? bytes : 0, odd);
+            mma_fill<S>(mma_place<S::WIDTH>(to, r, c), row, r < live ? bytes : 0, odd);
         }
     }
 }
@@ -149,7 +145,7 @@ GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint1
     for (int r = gpu_thread() / CHUNKS; r < S::KEYS; r += STEP) {
         const bool exists = j0 + r < w.keys;
         const int64_t at = exists ? gpu_key_at(g, w.pairs.seq, stride, w.pairs.b, w.hk, j0 + r) : 0;
-        mma_fill<S>(mma_place<S::PITCH>(mma_shared(tile), r, c),
+        mma_fill<S>(mma_place<S::WIDTH>(mma_shared(tile), r, c),
                     (const uint16_t *)from + at + 8 * c, exists ? bytes : 0, odd);
     }
 }
@@ -536,9 +532,9 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
             mma_copy_tile<S>(g, s, at, stage ^ 1, block);
         }
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
-        mma_dots<typename S::type, S::PITCH, S::TILES, S::KEYS / 16, S::WIDTH / 16>(
-            mma_rows_a<S::PITCH>(s.q, mma_warp() * S::TILES * 16),
-            mma_rows_b<S::PITCH>(s.k[stage], 0), x);
+        mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16>(
+            mma_rows_a<S::WIDTH>(s.q, mma_warp() * S::TILES * 16),
+            mma_rows_b<S::WIDTH>(s.k[stage], 0), x);
         mma_score<S>(g, s, partial, j0, x);
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
@@ -546,8 +542,8 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
         if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
             mma_drop<S>(g, s, j0, x);
         }
-        mma_mix<typename S::type, S::PITCH, S::TILES, S::WIDTH / 16, S::KEYS / 16>(
-            x, mma_columns_b<S::PITCH>(s.v[stage], 0, 0), rows.o);
+        mma_mix<typename S::type, S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16>(
+            x, mma_columns_b<S::WIDTH>(s.v[stage], 0, 0), rows.o);
     }
 }
 
@@ -565,14 +561,14 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         for (int n = 0; n < 2 * CHUNKS; n++) {
             const int r = mma_row<S>(m, n % 2);
             const float *const pair = rows.o[m][n / 2] + 2 * (n % 2);
-            *(uint32_t *)(s.q + r * S::PITCH + (n / 2 ^ r & 7) * 8 + lane % 4 * 2) =
+            *(uint32_t *)(s.q + r * S::WIDTH + (n / 2 ^ r & 7) * 8 + lane % 4 * 2) =
                 S::type::pack(pair[0], pair[1]);
         }
     }
     __syncwarp();
     for (int n = lane; n < S::TILES * 16 * CHUNKS; n += GPU_WAVE) {
         const int r = top + n / CHUNKS, c = n % CHUNKS, live = dim - 8 * c;
-        const uint16_t *const from = s.q + r * S::PITCH + (c ^ r & 7) * 8;
+        const uint16_t *const from = s.q + r * S::WIDTH + (c ^ r & 7) * 8;
         uint16_t *const to = (uint16_t *)g.buffers.o + s.o_at[r] + 8 * c;
         if (r >= s.item.rows || live <= 0) {
             continue;
@@ -738,7 +734,7 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
 
 template <class S> GPU_DEVICE void mma_forward_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(mma_scratch<S>) <= MMA_SHARED(S::PITCH, S::ROWS, S::KEYS), "too small");
+    static_assert(sizeof(mma_scratch<S>) <= MMA_SHARED(S::WIDTH, S::ROWS, S::KEYS), "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
     for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {

@@ -22,41 +22,31 @@
 #define FATTN_CUDA_MMA_SM80_CUH
 
 #include "backends/gpu/element.cuh"
+#include "backends/gpu/sequence.cuh"
 
-/* Two floats to a pair of 16 bits, lo first in memory; and the product. */
-struct mma_f16 {
-    enum { LIFT = 7 }; /* weights are 2^LIFT times what they are: small ones stay normal numbers */
-    GPU_DEVICE uint32_t pack(float lo, float hi)
-    {
-        uint32_t pair;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
-        return pair;
+/*
+ * A 16-bit type: two floats to a pair, lo first in memory, and the product. Weights are 2^LIFT times
+ * what they are, so that small ones stay normal numbers.
+ */
+#define MMA_TYPE(name, type, lift)                                                            \
+    struct name {                                                                             \
+        enum { LIFT = lift };                                                                 \
+        GPU_DEVICE uint32_t pack(float lo, float hi)                                          \
+        {                                                                                     \
+            uint32_t pair;                                                                    \
+            asm("cvt.rn." type "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));         \
+            return pair;                                                                      \
+        }                                                                                     \
+        GPU_DEVICE void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])        \
+        {                                                                                     \
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "       \
+                         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"    \
+                         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                     \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
+        }                                                                                     \
     }
-    GPU_DEVICE void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])
-    {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
-                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-};
-
-struct mma_bf16 {
-    enum { LIFT = 0 };
-    GPU_DEVICE uint32_t pack(float lo, float hi)
-    {
-        uint32_t pair;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
-        return pair;
-    }
-    GPU_DEVICE void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])
-    {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-};
+MMA_TYPE(mma_f16, "f16", 7);
+MMA_TYPE(mma_bf16, "bf16", 0);
 
 /* Read anew at each use: what follows from them would be kept in registers that are not there. */
 GPU_DEVICE int mma_lane(void) { return gpu_thread_anew() % GPU_WAVE; }
@@ -85,6 +75,9 @@ GPU_DEVICE void mma_put(uint32_t to, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
+
+/* Bytes of chunk c in a row of `dim` elements. */
+GPU_DEVICE int mma_chunk_bytes(int c, int dim) { return (int)gpu_clamp(2 * dim - 16 * c, 0, 16); }
 
 /* Begins to copy the first `bytes` of 16 and zeros for the rest. */
 GPU_DEVICE void mma_copy(uint32_t to, const void *from, int bytes)

@@ -81,6 +81,8 @@ FATTN_HD float fattn_f32_from_bits(uint32_t bits)
     return x;
 }
 
+FATTN_HD float fattn_f32_infinity(void) { return fattn_f32_from_bits(0x7f800000u); }
+
 FATTN_HD uint64_t fattn_f64_bits(double x)
 {
     uint64_t bits;

@@ -2,7 +2,8 @@
 /*
  * The recurrence of online softmax: a row of scores is met one tile at a time, and all that has
  * been seen of it is {m, l}, its largest score and the sum of 2^(unit (x - m)). Every kernel, split
- * and merge of fattn runs these lines. A tile of scores x and values v joins a row by
+ * and merge of fattn runs these lines, but for weight() in tensor-core kernels, where scores are
+ * of 16-bit inputs and one multiply-add does. A tile of scores x and values v joins a row by
  *
  *     alpha = raise(&state, the largest x, unit)       m = max(m, x)
  *     p     = weight(x, unit, base(state))             p = 2^(unit (x - m))
@@ -47,7 +48,7 @@
 #define FATTN_CORE_ONLINE_SOFTMAX_H
 #define SOFTMAX_NAME(name) name
 #endif
-#define SOFTMAX_MINUS_INFINITY fv_set1(fattn_f32_from_bits(0xff800000u))
+#define SOFTMAX_MINUS_INFINITY fv_set1(-fattn_f32_infinity())
 
 typedef struct SOFTMAX_NAME(fattn_softmax) {
     fv m; /* the largest score met */

@@ -131,7 +131,7 @@ FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *
 FATTN_HD fv SCORE_NAME(fattn_score_bias)(fv bias)
 {
     const fv limit = fv_set1(0x1p126f);
-    const fv infinity = fv_set1(fattn_f32_from_bits(0x7f800000u));
+    const fv infinity = fv_set1(fattn_f32_infinity());
     const fv clamped = fv_max(fv_sub(fv_set1(0.0f), limit), fv_min(limit, bias));
     return fv_select(fv_eq(fv_abs(bias), infinity), bias, clamped);
 }
@@ -155,7 +155,7 @@ FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms
         x = fv_sub(x, fv_mul(pair.slope, pair.distance));
     }
     if (terms & FATTN_SCORE_KEEP) {
-        x = fv_select(pair.keep, x, fv_set1(fattn_f32_from_bits(0xff800000u)));
+        x = fv_select(pair.keep, x, fv_set1(-fattn_f32_infinity()));
     }
     return x;
 }

@@ -15,26 +15,7 @@
 #define fmaf __builtin_fmaf
 #endif
 
-/* The vocabulary of the template headers: a vector is what a thread holds, one number. */
-typedef float fv;
-typedef bool mv;
-
-FATTN_HD fv fv_set1(float x) { return x; }
-FATTN_HD fv fv_add(fv a, fv b) { return a + b; }
-FATTN_HD fv fv_sub(fv a, fv b) { return a - b; }
-FATTN_HD fv fv_mul(fv a, fv b) { return a * b; }
-FATTN_HD fv fv_div(fv a, fv b) { return a / b; }
-FATTN_HD fv fv_fma(fv a, fv b, fv c) { return fmaf(a, b, c); }
-FATTN_HD fv fv_muladd(fv a, fv b, fv c) { return fmaf(a, b, c); }
-FATTN_HD fv fv_abs(fv a) { return fattn_f32_from_bits(fattn_f32_bits(a) & INT32_MAX); }
-FATTN_HD fv fv_exp2(fv a) { return exp2f(a); }
-FATTN_HD fv fv_log2(fv a) { return log2f(a); }
-FATTN_HD fv fv_min(fv a, fv b) { return a < b ? a : b; }
-FATTN_HD fv fv_max(fv a, fv b) { return a > b ? a : b; }
-FATTN_HD mv fv_eq(fv a, fv b) { return a == b; }
-FATTN_HD mv fv_lt(fv a, fv b) { return a < b; }
-FATTN_HD fv fv_select(mv m, fv a, fv b) { return m ? a : b; }
-
+#include "backends/gpu/scalar.h"
 #include "core/online_softmax.h"
 #include "core/score.h"
 

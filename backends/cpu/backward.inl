@@ -324,7 +324,7 @@ static void backward_begin(backward *g)
     for (int64_t r = 0; r < pn->width; r++) {
         query_row *const row = &pn->row[r];
         const float x = row->dead ? 0 : lse[fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i];
-        if (x == fattn_f32_from_bits(0xff800000u)) {
+        if (x == -fattn_f32_infinity()) {
             row->dead = pn->ragged = true;
             fill(g->dout + r * pn->dvp, pn->dvp, 0);
         }

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
+#include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
 #define MMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
@@ -96,7 +97,7 @@ static void rows_shape(const fattn_problem *p, const char *entry, int width, fat
 {
     const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
     snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%d", entry, width);
-    shape->blocks = rows / MMA_BACKWARD_ROWS + (rows % MMA_BACKWARD_ROWS != 0);
+    shape->blocks = gpu_ceil_div(rows, MMA_BACKWARD_ROWS);
     shape->threads = 128;
 }
 
@@ -113,13 +114,8 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, int width,
 /* dQ, lse and delta of every row. */
 static int64_t backward_workspace(const fattn_problem *p, int width)
 {
-    const int64_t batch = p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch;
-    int64_t floats;
-    if (__builtin_mul_overflow(batch * p->heads_q, p->total_q, &floats) ||
-        __builtin_mul_overflow(floats, 4 * (width + 2), &floats) || floats > INT64_MAX - 256) {
-        return -1;
-    }
-    return (floats + 255) / 256 * 256;
+    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
+    return gpu_floats(gpu_times(gpu_times(heads, p->total_q), width + 2));
 }
 
 #define MMA_BACKWARD_FUNCTIONS(width)                                                          \

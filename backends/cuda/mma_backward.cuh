@@ -105,9 +105,9 @@ template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma
     }
     if (row.exists && lane == 0) {
         const float lse = ((const float *)g.buffers.lse)[row.at];
-        const bool empty = lse == fattn_f32_from_bits(0xff800000u);
+        const bool empty = lse == -fattn_f32_infinity();
         const float dlse = p.features & FATTN_DLSE ? ((const float *)g.buffers.dlse)[row.at] : 0;
-        saved.lse[row.at] = empty ? fattn_f32_from_bits(0x7f800000u) : lse * (float)FATTN_LOG2E;
+        saved.lse[row.at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
         saved.delta[row.at] = empty ? 0 : sum - dlse;
     }
 }
@@ -270,7 +270,7 @@ GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0, float x[2][S::P
             for (int n = 0; n < S::PART_QUERIES / 4; n++) {
                 const int i = n / 2 * 8 + n % 2;
                 float *const score = &x[m][n / 2][2 * h + n % 2];
-                *score = low <= i & i <= high ? *score : fattn_f32_from_bits(0xff800000u);
+                *score = low <= i & i <= high ? *score : -fattn_f32_infinity();
             }
         }
     }

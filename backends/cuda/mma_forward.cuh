@@ -207,7 +207,7 @@ GPU_DEVICE void mma_keep(const mma_scratch<S> &s, int j0, float x[S::TILES][S::K
             for (int n = 0; n < S::KEYS / 4; n++) {
                 const int j = n / 2 * 8 + n % 2;
                 float *const score = &x[m][n / 2][2 * h + n % 2];
-                *score = first <= j & j < past ? *score : fattn_f32_from_bits(0xff800000u);
+                *score = first <= j & j < past ? *score : -fattn_f32_infinity();
             }
         }
     }

@@ -25,8 +25,8 @@
 #include "backends/gpu/sequence.cuh"
 
 /*
- * A 16-bit type: two floats to a pair, lo first in memory, and the product. Weights are 2^LIFT times
- * what they are, so that small ones stay normal numbers.
+ * A 16-bit type: two floats to a pair, lo first in memory, and the product. Weights are 2^LIFT
+ * times what they are, so that small ones stay normal numbers.
  */
 #define MMA_TYPE(name, type, lift)                                                            \
     struct name {                                                                             \

@@ -8,6 +8,7 @@
 
 #include "backends/gpu/args.h"
 #include "backends/gpu/gpu.h"
+#include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 #include "core/problem.h"
 
@@ -17,22 +18,7 @@
 #define SIMT_COLUMNS 64 /* of a tile */
 #define DECODE_ROWS 16
 
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* a * b, -1 on overflow or when a factor is -1. */
-static int64_t times(int64_t a, int64_t b)
-{
-    int64_t product;
-    return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product) ? -1 : product;
-}
-
-/* Bytes of a workspace for so many floats. */
-static int64_t bytes_of(int64_t floats)
-{
-    return floats < 0 || floats > INT64_MAX / 8 ? -1 : ceil_div(floats * 4, 256) * 256;
-}
 
 static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 0; }
 
@@ -101,7 +87,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
 /* Items, and the slabs of each. */
 static int64_t forward_blocks(const fattn_problem *p, const fattn_tiling *t, int64_t width)
 {
-    return t->items * ceil_div(p->dim_v, width);
+    return t->items * gpu_ceil_div(p->dim_v, width);
 }
 
 static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -137,13 +123,13 @@ void fattn_gpu_combine(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 /* m, l and o of every row of every item. */
 int64_t fattn_gpu_parts_workspace(const fattn_problem *p, const fattn_tiling *t)
 {
-    if (times(times(t->items, ceil_div(p->dim_v, 64)), 2) < 0) {
+    if (gpu_times(gpu_times(t->items, gpu_ceil_div(p->dim_v, 64)), 2) < 0) {
         return -1;
     }
     if (t->splits == 1) {
         return 0;
     }
-    return bytes_of(times(times(t->items, item_rows(p, t)), 2 + p->dim_v));
+    return gpu_floats(gpu_times(gpu_times(t->items, item_rows(p, t)), 2 + p->dim_v));
 }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -156,7 +142,7 @@ static void rows_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 {
     (void)t;
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_rows");
-    shape->blocks = p->batch * p->heads_q * ceil_div(p->seqlen_q, BACKWARD_ROWS);
+    shape->blocks = p->batch * p->heads_q * gpu_ceil_div(p->seqlen_q, BACKWARD_ROWS);
     shape->threads = BACKWARD_ROWS;
 }
 
@@ -166,7 +152,7 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
     const int64_t dim = larger(p->dim, p->dim_v), width = slab_width(dim, 256);
     name(shape, "simt_backward_keys", width);
     shape->blocks = p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV)
-                        ? p->batch * p->heads_k * t->k_blocks * ceil_div(dim, width)
+                        ? p->batch * p->heads_k * t->k_blocks * gpu_ceil_div(dim, width)
                         : 0;
     shape->threads = BACKWARD_THREADS;
 }
@@ -176,7 +162,7 @@ static void queries_shape(const fattn_problem *p, const fattn_tiling *t, fattn_g
 {
     const int64_t width = slab_width(p->dim, 256);
     name(shape, "simt_backward_queries", width);
-    shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * ceil_div(p->dim, width) : 0;
+    shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * gpu_ceil_div(p->dim, width) : 0;
     shape->threads = BACKWARD_THREADS;
 }
 
@@ -184,9 +170,9 @@ static void queries_shape(const fattn_problem *p, const fattn_tiling *t, fattn_g
 static int64_t bias_blocks(const fattn_problem *p)
 {
     const int64_t *const stride = p->dbias_stride;
-    const int64_t heads = times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1);
-    return times(times(heads, stride[2] ? ceil_div(p->seqlen_q, BACKWARD_SIDE) : 1),
-                 stride[3] ? ceil_div(p->seqlen_k, BACKWARD_SIDE) : 1);
+    const int64_t heads = gpu_times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1);
+    return gpu_times(gpu_times(heads, stride[2] ? gpu_ceil_div(p->seqlen_q, BACKWARD_SIDE) : 1),
+                     stride[3] ? gpu_ceil_div(p->seqlen_k, BACKWARD_SIDE) : 1);
 }
 
 static void bias_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -208,13 +194,13 @@ static void sink_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 /* Three numbers a row. What is counted besides must be countable. */
 static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t)
 {
-    const int64_t heads = times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
-    const int64_t slabs = ceil_div(larger(p->dim, p->dim_v), 64);
-    const int64_t key_blocks = times(times(p->batch, p->heads_k), t->k_blocks);
-    const bool countable = times(t->items, slabs) >= 0 && times(key_blocks, slabs) >= 0 &&
-                           times(times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&
+    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
+    const int64_t slabs = gpu_ceil_div(larger(p->dim, p->dim_v), 64);
+    const int64_t key_blocks = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
+    const bool countable = gpu_times(t->items, slabs) >= 0 && gpu_times(key_blocks, slabs) >= 0 &&
+                           gpu_times(gpu_times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&
                            (!(p->outputs & FATTN_OUT_DBIAS) || bias_blocks(p) >= 0);
-    return countable ? bytes_of(times(times(heads, p->total_q), 3)) : -1;
+    return countable ? gpu_floats(gpu_times(gpu_times(heads, p->total_q), 3)) : -1;
 }
 
 /* --- Tables ----------------------------------------------------------------------------------- */

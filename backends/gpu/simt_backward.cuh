@@ -65,7 +65,7 @@ GPU_DEVICE gpu_saved gpu_saved_of(const fattn_gpu_args &g)
     return saved;
 }
 
-GPU_DEVICE bool gpu_is_empty(float lse) { return lse == fattn_f32_from_bits(0xff800000u); }
+GPU_DEVICE bool gpu_is_empty(float lse) { return lse == -fattn_f32_infinity(); }
 
 /* sum_c dO_c o_c of the rows at those elements. The sum runs as those of dP do, so that a row whose
  * o is one of its v has a dS of exactly 0 there. */

@@ -9,15 +9,14 @@
 /* Weight of a state relative to the larger lse: exactly 1 for the larger, 0 for an empty one. */
 GPU_DEVICE float gpu_merge_weight(float lse, float largest)
 {
-    return lse == fattn_f32_from_bits(0xff800000u) ? 0
-                                                   : exp2f((lse - largest) * (float)FATTN_LOG2E);
+    return lse == -fattn_f32_infinity() ? 0 : exp2f((lse - largest) * (float)FATTN_LOG2E);
 }
 
 /* Row n of (batch, head, row). The output may be one of the inputs: a thread reads each element
  * that it writes before, and lse is written when all have read it. */
 GPU_DEVICE void gpu_merge_row(const fattn_merge_args &a, int64_t n)
 {
-    const float empty = fattn_f32_from_bits(0xff800000u);
+    const float empty = -fattn_f32_infinity();
     const int64_t i = n % a.seqlen, h = n / a.seqlen % a.heads, b = n / a.seqlen / a.heads;
     const fattn_strides &s1 = a.o1_stride, &s2 = a.o2_stride, &s = a.o_stride;
     const float *const o1 = a.o1 + b * s1.batch + i * s1.seq + h * s1.head;

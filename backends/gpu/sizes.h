@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Counts of blocks and of bytes for the kernel rows; what cannot be counted is -1. */
+#ifndef FATTN_GPU_SIZES_H
+#define FATTN_GPU_SIZES_H
+
+#include <stdint.h>
+
+static inline int64_t gpu_ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+/* a * b, -1 on overflow or when a factor is -1. */
+static inline int64_t gpu_times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product) ? -1 : product;
+}
+
+/* Bytes of a workspace for so many floats. */
+static inline int64_t gpu_floats(int64_t count)
+{
+    return count < 0 || count > INT64_MAX / 8 ? -1 : gpu_ceil_div(count * 4, 256) * 256;
+}
+
+#endif

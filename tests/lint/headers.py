@@ -26,11 +26,13 @@ LANGUAGES = {
     "cuda": (("nvcc", "/usr/local/cuda/bin/nvcc"), ".cu",
              ["-c", "-std=c++17", "-arch=sm_80", "-Werror", "all-warnings", "-Xcompiler",
               "-Wall,-Wextra,-Wshadow,-Werror"]),
-    # To assembler: AMD's linker may be missing where its compiler is not.
-    "hip": (("clang++-22", "amdclang++"), ".hip",
-            ["-x", "hip", "-std=c++17", "--offload-arch=gfx942", "--cuda-device-only", "-nogpuinc",
-             "-nogpulib", "-S"] + STRICT),
 }
+
+# To assembler: AMD's linker may be missing where its compiler is not. Processors of either width.
+for name, arch in {"hip64": "gfx942", "hip32": "gfx1100"}.items():
+    LANGUAGES[name] = (("clang++-22", "amdclang++"), ".hip",
+                       ["-x", "hip", "-std=c++17", "--offload-arch=" + arch, "--cuda-device-only",
+                        "-nogpuinc", "-nogpulib", "-S"] + STRICT)
 
 
 def compiler_for(language):

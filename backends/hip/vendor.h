@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * AMD's words for what device code says in neutral ones; backends/cuda/vendor.h explains the words.
+ * Built by clang alone: the attributes and builtins are the compiler's own, so neither ROCm's
+ * headers nor its device libraries are needed.
+ */
+#ifndef FATTN_HIP_VENDOR_H
+#define FATTN_HIP_VENDOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A block has exactly that many threads. How many blocks fit is left to the compiler: it trades
+ * registers for waves better than one number for every chip could say. */
+#define GPU_KERNEL(threads, blocks)    \
+    extern "C" __attribute__((global)) \
+    __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
+#define GPU_PARAM
+#define GPU_DEVICE static inline __attribute__((device)) __attribute__((always_inline))
+#define GPU_SHARED __attribute__((shared))
+#define GPU_UNROLL _Pragma("unroll")
+
+/* GCN and CDNA run 64 threads together, RDNA, as it is compiled for here, 32. */
+#if defined(__GFX9__)
+#define GPU_WAVE 64
+#else
+#define GPU_WAVE 32
+#endif
+
+/* What the core's headers call by the C library's names. */
+#define exp2f __builtin_exp2f
+#define log2f __builtin_log2f
+#define fmaf __builtin_fmaf
+
+struct alignas(8) gpu_f2 {
+    float x, y;
+};
+struct alignas(16) gpu_f4 {
+    float x, y, z, w;
+};
+struct alignas(8) gpu_u2 {
+    uint32_t x, y;
+};
+struct alignas(16) gpu_u4 {
+    uint32_t x, y, z, w;
+};
+
+GPU_DEVICE int gpu_thread(void) { return (int)__builtin_amdgcn_workitem_id_x(); }
+
+/* The compiler may not look through the empty statement, so that what is made of its result is made
+ * after it. */
+GPU_DEVICE int gpu_thread_anew(void)
+{
+    int x = gpu_thread();
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
+GPU_DEVICE int gpu_threads(void) { return (int)__builtin_amdgcn_workgroup_size_x(); }
+GPU_DEVICE int64_t gpu_block(void) { return __builtin_amdgcn_workgroup_id_x(); }
+GPU_DEVICE int64_t gpu_blocks(void)
+{
+    return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
+}
+
+/* The fences order shared memory alone: one that ordered global memory too would throw the caches
+ * away at each barrier on RDNA. */
+GPU_DEVICE void gpu_sync(void)
+{
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
+/* Three barriers: the one before must have been read before it is cleared. */
+GPU_DEVICE bool gpu_any(bool x)
+{
+    GPU_SHARED uint32_t seen;
+    gpu_sync();
+    if (gpu_thread() == 0) {
+        seen = 0;
+    }
+    gpu_sync();
+    if (x) {
+        __hip_atomic_fetch_or(&seen, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+    }
+    gpu_sync();
+    return seen != 0;
+}
+
+GPU_DEVICE float gpu_shfl_xor(float x, int n)
+{
+    const int from = (gpu_thread() % GPU_WAVE ^ n) * 4;
+    return __builtin_bit_cast(float,
+                              __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, x)));
+}
+
+GPU_DEVICE float gpu_max(float a, float b) { return __builtin_fmaxf(a, b); }
+
+GPU_DEVICE float gpu_f16_to_f32(uint16_t x) { return (float)__builtin_bit_cast(_Float16, x); }
+GPU_DEVICE uint16_t gpu_f16_from_f32(float x) { return __builtin_bit_cast(uint16_t, (_Float16)x); }
+
+#endif

@@ -61,9 +61,11 @@ class PlanInfo(ctypes.Structure):
             effective_dropout""".split()])
 
 
-CAUSAL, OUT_O, OUT_LSE = 1, 1, 2
+CAUSAL, SOFTCAP, BIAS, ALIBI, MASK, DROPOUT = 1 << 0, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 9
+OUT_O, OUT_LSE = 1, 2
 BHSD, TOP_LEFT = 2, 2
 DTYPES = {"f32": (torch.float32, 1), "f16": (torch.float16, 2), "bf16": (torch.bfloat16, 3)}
+FEATURES = ["plain", "bias", "mask", "alibi", "softcap", "dropout"]
 PEERS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -72,10 +74,63 @@ PEERS = {
 }
 
 
+class Feature:
+    """An option of a run: what it is for fattn, and what PyTorch is given for the same; peers that
+    have no such option are not asked."""
+
+    def __init__(self, name, q, k):
+        heads, lengths, device = q.shape[1], (q.shape[2], k.shape[2]), q.device
+        self.name, self.tensor, self.arguments, self.bits = name, None, {}, 0
+        if name == "bias":
+            self.bits = BIAS
+            self.tensor = torch.randn(1, heads, *lengths, device=device, dtype=q.dtype)
+            self.arguments = dict(attn_mask=self.tensor)
+        elif name == "mask":
+            self.bits = MASK
+            self.tensor = torch.rand(1, 1, *lengths, device=device) < 0.9
+            self.arguments = dict(attn_mask=self.tensor)
+        elif name == "alibi":
+            self.bits = ALIBI
+            self.tensor = torch.exp2(-8 * torch.arange(1, heads + 1, device=device) / heads)
+            distance = (torch.arange(lengths[0], device=device)[:, None] -
+                        torch.arange(lengths[1], device=device)).abs()
+            self.arguments = dict(attn_mask=(-self.tensor[:, None, None] * distance)
+                                  .to(q.dtype)[None])
+        elif name == "softcap":
+            self.bits = SOFTCAP
+        elif name == "dropout":
+            self.bits = DROPOUT
+            self.arguments = dict(dropout_p=0.1)
+
+    def peers(self, names):
+        return [] if self.name == "softcap" else names
+
+    def set(self, problem, buffers):
+        problem.features |= self.bits
+        if self.name == "bias":
+            problem.dtype_bias = dtype_number(self.tensor)
+            problem.bias_stride = (0, *self.tensor.stride()[1:])
+            buffers.bias = self.tensor.data_ptr()
+        elif self.name == "mask":
+            problem.mask_stride = (0, 0, *self.tensor.stride()[2:])
+            buffers.mask = self.tensor.data_ptr()
+        elif self.name == "alibi":
+            buffers.alibi_slopes = self.tensor.data_ptr()
+        elif self.name == "softcap":
+            problem.softcap = 30.0
+        elif self.name == "dropout":
+            problem.dropout_p = 0.1
+            buffers.seed = 1
+
+
+def dtype_number(tensor):
+    return next(number for kind, number in DTYPES.values() if kind == tensor.dtype)
+
+
 class Fattn:
     """A forward and a backward plan of one shape, on PyTorch's tensors and stream."""
 
-    def __init__(self, library, q, k, v, causal, dout):
+    def __init__(self, library, q, k, v, causal, dout, feature):
         self.lib = library
         self.stream = PTR(torch.cuda.current_stream().cuda_stream)
         self.tensors = dict(q=q, k=k, v=v, dout=dout, o=torch.empty_like(dout),
@@ -87,7 +142,7 @@ class Fattn:
         for name, tensor in self.tensors.items():
             setattr(self.buffers, name, tensor.data_ptr())
         self.plans = {}
-        self.causal = causal
+        self.causal, self.feature = causal, feature
 
     def check(self, status):
         if status:
@@ -98,13 +153,14 @@ class Fattn:
         p = Problem()
         self.lib.fattn_problem_init(ctypes.byref(p))
         p.op = 2 if direction == "bwd" else 1
-        p.dtype = next(number for kind, number in DTYPES.values() if kind == q.dtype)
+        p.dtype = dtype_number(q)
         p.layout = BHSD
         p.features = CAUSAL if self.causal else 0
         p.anchor = TOP_LEFT
         p.outputs = OUT_O | OUT_LSE if direction == "fwd" else 0
         p.batch, p.heads_q, p.seqlen_q, p.dim = q.shape
         p.heads_k, p.seqlen_k, p.dim_v = v.shape[1:]
+        self.feature.set(p, self.buffers)
         plan, info = PTR(), PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
         self.check(self.lib.fattn_plan_create(self.lib.device, ctypes.byref(p),
                                               ctypes.byref(plan)))
@@ -133,16 +189,17 @@ def load(path):
     return library
 
 
-def contenders(fattn, direction, q, k, v, dout, causal, peers):
+def contenders(fattn, direction, q, k, v, dout, causal, feature, peers):
     """Name to a function that does one run. A backend that refuses the shape is left out."""
     found = {"fattn": lambda: fattn.run(direction)}
-    for name in peers:
+    for name in feature.peers(peers):
         backend = PEERS[name]
 
         def forward(backend=backend):
             with sdpa_kernel(backend):
                 return torch.nn.functional.scaled_dot_product_attention(
-                    q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+                    q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1],
+                    **feature.arguments)
         try:
             o = forward()
         except RuntimeError:
@@ -183,23 +240,25 @@ def shapes(options):
                 for length in options.length:
                     heads = options.heads or options.width // dim
                     batch = max(1, options.tokens // length)
-                    yield direction, dim, causal == "causal", length, batch, heads
+                    for feature in options.feature:
+                        yield direction, dim, causal == "causal", length, batch, heads, feature
 
 
 def draw(rows, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plot
-    panels = sorted({(row["dir"], row["d"], row["mask"]) for row in rows})
+    panels = sorted({(row["dir"], row["d"], row["mask"], row["feature"]) for row in rows})
     figure, axes = plot.subplots(1, len(panels), figsize=(4 * len(panels), 3.5), squeeze=False)
     for axis, panel in zip(axes[0], panels):
-        mine = [row for row in rows if (row["dir"], row["d"], row["mask"]) == panel]
+        mine = [row for row in rows
+                if (row["dir"], row["d"], row["mask"], row["feature"]) == panel]
         for name in mine[0]["rates"]:
             points = [(row["N"], row["rates"][name]) for row in mine if name in row["rates"]]
             axis.plot(*zip(*points), marker="o", label=name)
         axis.set_xscale("log", base=2)
         axis.set_ylim(bottom=0)
-        axis.set_title(f"{panel[0]}, d = {panel[1]}, {panel[2]}")
+        axis.set_title(f"{panel[0]}, d = {panel[1]}, {panel[2]}, {panel[3]}")
         axis.set_xlabel("N")
         axis.set_ylabel("TFLOP/s")
         axis.legend()
@@ -214,6 +273,7 @@ def main():
     parser.add_argument("--dim", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--mask", nargs="+", default=["full", "causal"],
                         choices=["full", "causal"])
+    parser.add_argument("--feature", nargs="+", default=["plain"], choices=FEATURES)
     parser.add_argument("--length", nargs="+", type=int,
                         default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
@@ -228,9 +288,9 @@ def main():
 
     library = load(options.library)
     rows = []
-    print("dir", "dtype", "d", "mask", "N", "B", "H", "kernel", "fattn", *options.peers,
+    print("dir", "dtype", "d", "mask", "feature", "N", "B", "H", "kernel", "fattn", *options.peers,
           *("/" + name for name in options.peers), "error", sep="\t")
-    for direction, dim, causal, length, batch, heads in shapes(options):
+    for direction, dim, causal, length, batch, heads, name in shapes(options):
         kind = DTYPES[options.dtype][0]
 
         def normal(heads):
@@ -238,20 +298,22 @@ def main():
                                requires_grad=direction == "bwd")
         q, k, v = normal(heads), normal(options.heads_k or heads), normal(options.heads_k or heads)
         dout = torch.randn_like(q)
-        fattn = Fattn(library, q, k, v, causal, dout)
+        feature = Feature(name, q, k)
+        fattn = Fattn(library, q, k, v, causal, dout, feature)
         info = fattn.plan("fwd")
         fattn.run("fwd")
         if direction == "bwd":
             info = fattn.plan("bwd")
-        runs = contenders(fattn, direction, q, k, v, dout, causal, options.peers)
+        runs = contenders(fattn, direction, q, k, v, dout, causal, feature, options.peers)
         median = measure(runs, options.repeats)
         flops = 4 * batch * heads * length * length * dim / (2 if causal else 1)
         flops *= 2.5 if direction == "bwd" else 1
         rates = {name: flops / value / 1e12 for name, value in median.items()}
-        error = difference(fattn, runs, direction, options.peers)
-        rows.append(dict(dir=direction, d=dim, mask="causal" if causal else "full", N=length,
-                         rates=rates))
-        print(direction, options.dtype, dim, "causal" if causal else "full", length, batch, heads,
+        error = difference(fattn, runs, direction, [] if name == "dropout" else options.peers)
+        rows.append(dict(dir=direction, d=dim, mask="causal" if causal else "full", feature=name,
+                         N=length, rates=rates))
+        print(direction, options.dtype, dim, "causal" if causal else "full", name, length, batch,
+              heads,
               info.kernel.decode(), f"{rates['fattn']:.1f}",
               *(f"{rates[n]:.1f}" if n in rates else "-" for n in options.peers),
               *(f"{rates['fattn'] / rates[n]:.3f}" if n in rates else "-" for n in options.peers),

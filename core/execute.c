@@ -30,9 +30,13 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
     }
     status = backend->run(plan, buffers, own ? own : workspace, stream);
     if (own) {
+        fattn_reason_hold(status);
         const fattn_status waited = backend->stream_synchronize(impl, stream);
-        backend->free(impl, own);
         status = status ? status : waited;
+        fattn_reason_hold(status);
+        const fattn_status freed = backend->free(impl, own);
+        status = status ? status : freed;
+        fattn_reason_let();
     }
     if (!status && fattn_log_wants(3)) {
         status = fattn_plan_log_tensors(plan, buffers, stream);

@@ -58,16 +58,14 @@ static int64_t alignment_of(const fattn_buffers *b)
     return (int64_t)(bits & (~bits + 1));
 }
 
-static void free_workspace(const fattn_plan *plan, void *workspace)
+static fattn_status free_workspace(const fattn_plan *plan, void *workspace)
 {
-    if (workspace) {
-        plan->device->backend->free(plan->device->impl, workspace);
-    }
+    return workspace ? plan->device->backend->free(plan->device->impl, workspace) : FATTN_OK;
 }
 
 static void drop(entry *e)
 {
-    free_workspace(e->plan, e->workspace);
+    (void)free_workspace(e->plan, e->workspace); /* of an earlier call: nobody waits for news */
     fattn_plan_destroy(e->plan);
     e->plan = NULL;
     e->workspace = NULL;
@@ -148,8 +146,8 @@ static fattn_status borrow(fattn_device *device, const fattn_problem *problem, f
 }
 
 /* The workspace goes back to its plan's entry, or is freed when the entry has one again or is
- * gone. */
-static void give_back(loan *l, fattn_stream stream)
+ * gone. Returns status, or the first failure after it. */
+static fattn_status give_back(loan *l, fattn_stream stream, fattn_status status)
 {
     pthread_mutex_lock(&mutex);
     for (entry *e = entries; l->workspace && e < entries + ENTRIES; e++) {
@@ -161,10 +159,17 @@ static void give_back(loan *l, fattn_stream stream)
     }
     pthread_mutex_unlock(&mutex);
     if (l->workspace) {
-        l->plan->device->backend->stream_synchronize(l->plan->device->impl, stream);
-        free_workspace(l->plan, l->workspace);
+        fattn_reason_hold(status);
+        const fattn_status waited =
+            l->plan->device->backend->stream_synchronize(l->plan->device->impl, stream);
+        status = status ? status : waited;
+        fattn_reason_hold(status);
+        const fattn_status freed = free_workspace(l->plan, l->workspace);
+        status = status ? status : freed;
+        fattn_reason_let();
     }
     fattn_plan_destroy(l->plan);
+    return status;
 }
 
 static fattn_status attend(fattn_device *device, const fattn_problem *problem,
@@ -189,8 +194,7 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
     } else if (!status) {
         status = fattn_plan_run_staged(l.plan, &given, stream);
     }
-    give_back(&l, stream);
-    return status;
+    return give_back(&l, stream, status);
 }
 
 /* The device of FATTN_BACKEND, opened at the first use; retained for the caller. */

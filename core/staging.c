@@ -9,6 +9,7 @@
 #include "core/memory.h"
 #include "core/operands.h"
 #include "core/plan.h"
+#include "core/status.h"
 
 /* An address range of the host and its copy on the device. */
 typedef struct range {
@@ -131,14 +132,20 @@ static fattn_status copy_out(const staging *s, fattn_stream stream)
     return backend->stream_synchronize(impl, stream);
 }
 
-static void release(staging *s)
+/* Frees the copies. Returns status, or the first failure after it. */
+static fattn_status release(staging *s, fattn_status status)
 {
     for (int i = 0; i < s->range_count; i++) {
         if (s->ranges[i].device) {
             char *const memory = s->ranges[i].device - s->ranges[i].first % FATTN_MEMORY_ALIGNMENT;
-            s->plan->device->backend->free(s->plan->device->impl, memory);
+            fattn_reason_hold(status);
+            const fattn_status freed =
+                s->plan->device->backend->free(s->plan->device->impl, memory);
+            status = status ? status : freed;
         }
     }
+    fattn_reason_let();
+    return status;
 }
 
 fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers,
@@ -152,6 +159,5 @@ fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *
         status = fattn_plan_run(plan, &moved, NULL, stream);
     }
     status = status ? status : copy_out(&s, stream);
-    release(&s);
-    return status;
+    return release(&s, status);
 }

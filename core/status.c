@@ -6,6 +6,7 @@
 
 /* Long enough for a sentence with a name and three 64-bit numbers. */
 static _Thread_local char reason[512];
+static _Thread_local int held; /* the reason stays */
 
 static const struct {
     fattn_status status;
@@ -46,11 +47,18 @@ const char *fattn_version(void) { return FATTN_VERSION_STRING; }
 fattn_status fattn_fail(fattn_status status, const char *format, ...)
 {
     va_list arguments;
+    if (held) {
+        return status;
+    }
     va_start(arguments, format);
     vsnprintf(reason, sizeof reason, format, arguments);
     va_end(arguments);
     return status;
 }
+
+void fattn_reason_hold(fattn_status status) { held = held || status; }
+
+void fattn_reason_let(void) { held = 0; }
 
 fattn_status fattn_fail_memory(int64_t bytes, const char *what)
 {

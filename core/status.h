@@ -14,6 +14,11 @@
 /* Stores the sentence as this thread's reason and returns status. */
 fattn_status fattn_fail(fattn_status status, const char *format, ...) FATTN_PRINTF(2, 3);
 
+/* Cleaning up after a failure may fail too. Holding with that failure's status keeps its reason
+ * until it is let go; holding with FATTN_OK does nothing. */
+void fattn_reason_hold(fattn_status status);
+void fattn_reason_let(void);
+
 /* fattn_fail for an allocation of bytes that came back NULL. */
 fattn_status fattn_fail_memory(int64_t bytes, const char *what);
 

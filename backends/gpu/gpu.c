@@ -479,24 +479,42 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
         return entered ? entered : leave_with(d, check_on(d, (d)->api->call, what)); \
     } while (0)
 
+/* Leaves the context with something new for *kept. When that fails the new thing is undone, and
+ * *kept stays as it is. */
+static fattn_status keep_or_undo(void *impl, fattn_status status, void *thing, void **kept,
+                                 void (*undo)(void *impl, void *thing))
+{
+    const fattn_status left = leave_with(impl, status);
+    if (!left) {
+        *kept = thing;
+    } else if (!status) {
+        fattn_reason_hold(left);
+        undo(impl, thing);
+        fattn_reason_let();
+    }
+    return left;
+}
+
+static void undo_alloc(void *impl, void *memory) { (void)fattn_gpu_free(impl, memory); }
+
+static void undo_stream(void *impl, void *stream) { (void)fattn_gpu_stream_destroy(impl, stream); }
+
 fattn_status fattn_gpu_alloc(void *impl, size_t bytes, void **memory)
 {
     const device *const d = impl;
+    void *made_memory = NULL;
     *memory = NULL;
     fattn_status status = enter(d);
     if (status) {
         return status;
     }
-    const int result = d->api->memory_alloc(memory, bytes);
+    const int result = d->api->memory_alloc(&made_memory, bytes);
     if (result == d->api->out_of_memory) {
         status = fattn_fail_memory((int64_t)bytes, "device memory");
     } else {
         status = check_on(d, result, "allocating memory");
     }
-    if (status) {
-        *memory = NULL;
-    }
-    return leave_with(d, status);
+    return keep_or_undo(impl, status, made_memory, memory, undo_alloc);
 }
 
 fattn_status fattn_gpu_free(void *impl, void *memory)
@@ -525,10 +543,7 @@ fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream)
         return status;
     }
     status = check_on(d, d->api->stream_create(&made_stream, 0), "creating a stream");
-    if (!status) {
-        *stream = made_stream;
-    }
-    return leave_with(d, status);
+    return keep_or_undo(impl, status, made_stream, stream, undo_stream);
 }
 
 fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream)
@@ -556,10 +571,7 @@ fattn_status fattn_gpu_event_create(void *impl, void **event)
         return status;
     }
     status = check_on(d, d->api->event_create(&made_event, 0), "creating an event");
-    if (!status) {
-        *event = made_event;
-    }
-    return leave_with(d, status);
+    return keep_or_undo(impl, status, made_event, event, fattn_gpu_event_destroy);
 }
 
 void fattn_gpu_event_destroy(void *impl, void *event)

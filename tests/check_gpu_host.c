@@ -1,0 +1,934 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The host half of backend "cuda" on a driver without a GPU (stub/): every driver call fails in
+ * turn, contexts, streams and devices change, streams are captured, and what a driver may lack is
+ * missing. Run with the stub's folder in LD_LIBRARY_PATH.
+ */
+#define _GNU_SOURCE /* dladdr, setenv, mkdtemp */
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/env.h"
+#include "core/memory.h"
+#include "tests/driver.h"
+#include "tests/tap.h"
+
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
+
+static const driver *cuda;
+static stub_cuda *stub;
+
+/* -------------------------------------------------------------------------------------------------
+ * Remarks
+ * ---------------------------------------------------------------------------------------------- */
+
+static const char *running = "";
+static int wrong; /* of the check that is running */
+
+#if defined(__GNUC__)
+static bool expect(bool holds, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#endif
+
+/* Part of a check: says what is wrong, and counts it. Returns holds. */
+static bool expect(bool holds, const char *format, ...)
+{
+    if (!holds) {
+        va_list arguments;
+        wrong++;
+        printf("# %s: ", running);
+        va_start(arguments, format);
+        vprintf(format, arguments);
+        va_end(arguments);
+        printf("\n");
+    }
+    return holds;
+}
+
+static bool expect_ok(fattn_status status, const char *what)
+{
+    return expect(status == FATTN_OK, "%s: %s: %s", what, fattn_status_string(status),
+                  fattn_last_reason());
+}
+
+static bool says(const char *words) { return strstr(fattn_last_reason(), words) != NULL; }
+
+/* -------------------------------------------------------------------------------------------------
+ * Scenes: a device, a plan and its operands
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum work { FORWARD, BACKWARD, DECODE, WORKS } work;
+
+static const char *const work_names[WORKS] = {"forward", "backward", "decode"};
+
+enum { OPERAND = 1 << 17, OPERANDS = 10 }; /* bytes of room for each operand, and how many */
+
+static _Alignas(256) char host_memory[OPERANDS * OPERAND];
+
+typedef struct scene {
+    const char *spec;
+    fattn_device *device;
+    fattn_problem problem;
+    fattn_plan *plan;
+    fattn_buffers buffers;
+    void *operands, *workspace;
+    int64_t workspace_bytes;
+    fattn_stream stream;
+    fattn_event *events[2];
+    int64_t launches; /* of the stub before the act */
+} scene;
+
+/* Several launches each: a causal square in groups, and one query on keys worth splitting. */
+static fattn_problem problem_of(work w)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.op = w == BACKWARD ? FATTN_BACKWARD : FATTN_FORWARD;
+    p.dtype = FATTN_F16;
+    p.features = FATTN_CAUSAL;
+    p.batch = w == DECODE ? 1 : 2;
+    p.heads_q = w == DECODE ? 1 : 4, p.heads_k = w == DECODE ? 1 : 2;
+    p.seqlen_q = w == DECODE ? 1 : 65, p.seqlen_k = w == DECODE ? 2048 : 70;
+    p.dim = p.dim_v = w == DECODE ? 16 : 64;
+    return p;
+}
+
+static fattn_buffers buffers_at(char *memory)
+{
+    fattn_buffers b;
+    fattn_buffers_init(&b);
+    void *const places[OPERANDS] = {memory,
+                                    memory + OPERAND,
+                                    memory + 2 * OPERAND,
+                                    memory + 3 * OPERAND,
+                                    memory + 4 * OPERAND,
+                                    memory + 5 * OPERAND,
+                                    memory + 6 * OPERAND,
+                                    memory + 7 * OPERAND,
+                                    memory + 8 * OPERAND,
+                                    memory + 9 * OPERAND};
+    b.q = places[0], b.k = places[1], b.v = places[2], b.o = places[3], b.lse = places[4];
+    b.dout = places[5], b.dq = places[6], b.dk = places[7], b.dv = places[8];
+    b.seqused_k = places[9];
+    return b;
+}
+
+static void open_device(scene *s) { expect_ok(fattn_device_open(s->spec, &s->device), "opening"); }
+
+/* A device, memory for the operands, a stream and a plan with its workspace. */
+static void set_up(scene *s, work w, uint64_t features)
+{
+    fattn_plan_info info = {.struct_size = sizeof info};
+    s->problem = problem_of(w);
+    s->problem.features |= features;
+    if (!s->device) {
+        open_device(s);
+    }
+    expect_ok(fattn_device_malloc(s->device, OPERANDS * OPERAND, &s->operands), "memory");
+    memset(s->operands, 0, OPERANDS * OPERAND);
+    s->buffers = buffers_at(s->operands);
+    expect_ok(fattn_stream_create(s->device, &s->stream), "a stream");
+    expect_ok(fattn_plan_create(s->device, &s->problem, &s->plan), "a plan");
+    expect_ok(fattn_plan_get_info(s->plan, &info), "asking the plan");
+    expect(w != DECODE || info.splits > 1, "decoding does not split");
+    s->workspace_bytes = info.workspace_bytes;
+    expect_ok(fattn_device_malloc(s->device, (size_t)s->workspace_bytes, &s->workspace),
+              "a workspace");
+}
+
+static void tear_down(scene *s)
+{
+    fattn_cache_clear();
+    for (int n = 0; n < 2; n++) {
+        fattn_event_destroy(s->events[n]);
+    }
+    fattn_plan_destroy(s->plan);
+    if (s->device) {
+        fattn_device_free(s->device, s->workspace);
+        fattn_device_free(s->device, s->operands);
+        fattn_stream_destroy(s->device, s->stream);
+    }
+    fattn_device_close(s->device);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Acts: what the n-th driver call fails in
+ * ---------------------------------------------------------------------------------------------- */
+
+static fattn_status act_open(scene *s)
+{
+    const fattn_status status = fattn_device_open(s->spec, &s->device);
+    expect(!status == (s->device != NULL), "a device beside a failure, or none");
+    return status;
+}
+
+static fattn_status plan_of(scene *s, work w)
+{
+    s->problem = problem_of(w);
+    const fattn_status status = fattn_plan_create(s->device, &s->problem, &s->plan);
+    expect(!status == (s->plan != NULL), "a plan beside a failure, or none");
+    return status;
+}
+
+static fattn_status act_plan_forward(scene *s) { return plan_of(s, FORWARD); }
+static fattn_status act_plan_backward(scene *s) { return plan_of(s, BACKWARD); }
+static fattn_status act_plan_decode(scene *s) { return plan_of(s, DECODE); }
+
+static void prepare_forward(scene *s) { set_up(s, FORWARD, 0); }
+static void prepare_backward(scene *s) { set_up(s, BACKWARD, 0); }
+static void prepare_decode(scene *s) { set_up(s, DECODE, 0); }
+static void prepare_checked(scene *s) { set_up(s, FORWARD, FATTN_CHECKED | FATTN_SEQUSED_K); }
+
+/* A run is a success when it launched something. */
+static fattn_status launched(const scene *s, fattn_status status)
+{
+    expect(status || stub->launches > s->launches, "nothing was launched");
+    return status;
+}
+
+static fattn_status act_run(scene *s)
+{
+    return launched(s, fattn_execute(s->plan, &s->buffers, s->workspace, s->stream));
+}
+
+static fattn_status act_run_allocating(scene *s)
+{
+    return launched(s, fattn_execute(s->plan, &s->buffers, NULL, s->stream));
+}
+
+static fattn_status act_one_shot(scene *s)
+{
+    return launched(s, fattn_attention(s->device, &s->problem, &s->buffers, NULL));
+}
+
+/* Host memory, on the device of FATTN_BACKEND. */
+static fattn_status act_one_shot_staged(scene *s)
+{
+    const fattn_buffers buffers = buffers_at(host_memory);
+    const fattn_problem problem = problem_of(BACKWARD);
+    return launched(s, fattn_attention(NULL, &problem, &buffers, NULL));
+}
+
+static fattn_status act_merge(scene *s)
+{
+    float *const m = s->operands;
+    const fattn_strides strides = {.batch = 64, .seq = 8, .head = 64};
+    const fattn_merge_args args = {.struct_size = sizeof args,
+                                   .batch = 1,
+                                   .heads = 1,
+                                   .seqlen = 8,
+                                   .dim_v = 8,
+                                   .o1 = m,
+                                   .lse1 = m + 64,
+                                   .o2 = m + 128,
+                                   .lse2 = m + 192,
+                                   .o = m + 256,
+                                   .lse = m + 320,
+                                   .o1_stride = strides,
+                                   .o2_stride = strides,
+                                   .o_stride = strides};
+    return launched(s, fattn_merge(s->device, &args, s->stream));
+}
+
+static fattn_status act_dropout_mask(scene *s)
+{
+    const fattn_dropout_args args = {.struct_size = sizeof args,
+                                     .batch = 1,
+                                     .heads = 1,
+                                     .seqlen_q = 8,
+                                     .seqlen_k = 8,
+                                     .p = 0.5,
+                                     .keep = s->operands};
+    return launched(s, fattn_dropout_mask(s->device, &args, s->stream));
+}
+
+static fattn_status act_memory(scene *s)
+{
+    fattn_status status = fattn_device_malloc(s->device, 1000, &s->operands);
+    expect(!status == (s->operands != NULL), "memory beside a failure, or none");
+    if (!status) {
+        status = fattn_device_copy(s->device, s->operands, host_memory, 1000, NULL);
+    }
+    return status;
+}
+
+static fattn_status act_free(scene *s)
+{
+    const fattn_status status = fattn_device_free(s->device, s->operands);
+    s->operands = NULL;
+    return status;
+}
+
+static fattn_status act_stream(scene *s)
+{
+    fattn_status status = fattn_stream_create(s->device, &s->stream);
+    expect(!status == (s->stream != NULL), "a stream beside a failure, or none");
+    return status ? status : fattn_stream_synchronize(s->device, s->stream);
+}
+
+static fattn_status act_stream_destroy(scene *s)
+{
+    const fattn_status status = fattn_stream_destroy(s->device, s->stream);
+    s->stream = NULL;
+    return status;
+}
+
+static fattn_status act_events(scene *s)
+{
+    double milliseconds = 0;
+    fattn_status status = FATTN_OK;
+    for (int n = 0; n < 2 && !status; n++) {
+        status = fattn_event_create(s->device, &s->events[n]);
+        expect(!status == (s->events[n] != NULL), "an event beside a failure, or none");
+        status = status ? status : fattn_event_record(s->events[n], NULL);
+    }
+    return status ? status : fattn_event_elapsed(s->events[0], s->events[1], &milliseconds);
+}
+
+static void prepare_event(scene *s)
+{
+    open_device(s);
+    expect_ok(fattn_event_create(s->device, &s->events[0]), "an event");
+}
+
+static fattn_status act_event_destroy(scene *s)
+{
+    fattn_event_destroy(s->events[0]);
+    s->events[0] = NULL;
+    return FATTN_OK;
+}
+
+static fattn_status act_close(scene *s)
+{
+    fattn_device_close(s->device);
+    s->device = NULL;
+    return FATTN_OK;
+}
+
+typedef struct act {
+    const char *name;
+    void (*prepare)(scene *s); /* with calls that succeed; NULL: nothing */
+    fattn_status (*act)(scene *s);
+    bool silent; /* returns nothing: failures have nobody to tell */
+} act;
+
+static const act acts[] = {
+    {"opening a device", NULL, act_open, false},
+    {"planning a forward", open_device, act_plan_forward, false},
+    {"planning a backward", open_device, act_plan_backward, false},
+    {"planning a decoding", open_device, act_plan_decode, false},
+    {"running a forward", prepare_forward, act_run, false},
+    {"running a backward", prepare_backward, act_run, false},
+    {"running a decoding", prepare_decode, act_run, false},
+    {"running with FATTN_CHECKED", prepare_checked, act_run, false},
+    {"running a backward without a workspace", prepare_backward, act_run_allocating, false},
+    {"running a decoding without a workspace", prepare_decode, act_run_allocating, false},
+    {"one shot", prepare_backward, act_one_shot, false},
+    {"one shot from host memory", NULL, act_one_shot_staged, false},
+    {"merging", prepare_forward, act_merge, false},
+    {"writing a dropout mask", prepare_forward, act_dropout_mask, false},
+    {"allocating and copying", open_device, act_memory, false},
+    {"freeing", prepare_forward, act_free, false},
+    {"making a stream and waiting", open_device, act_stream, false},
+    {"destroying a stream", prepare_forward, act_stream_destroy, false},
+    {"timing", open_device, act_events, false},
+    {"destroying an event", prepare_event, act_event_destroy, true},
+    {"closing a device", open_device, act_close, true},
+};
+
+/* What a reason says of each driver function. */
+static const struct {
+    const char *function, *words;
+} words[] = {
+    {"cuDeviceGetCount", "counting devices"},
+    {"cuDeviceGet", "finding a device"},
+    {"cuDeviceGetAttribute", "asking for an attribute"},
+    {"cuDevicePrimaryCtxRetain", "retaining the primary context"},
+    {"cuCtxGetCurrent", "asking for the context"},
+    {"cuCtxGetDevice", "asking for the context's device"},
+    {"cuCtxPushCurrent_v2", "entering the context"},
+    {"cuCtxPopCurrent_v2", "leaving the context"},
+    {"cuModuleLoadData", "loading a module"},
+    {"cuModuleGetFunction", "finding a function"},
+    {"cuFuncGetAttribute", "loading a function"},
+    {"cuFuncSetAttribute", "setting the shared memory"},
+    {"cuLaunchKernel", "launching a kernel"},
+    {"cuMemAlloc_v2", "allocating memory"},
+    {"cuMemFree_v2", "freeing memory"},
+    {"cuMemcpyAsync", "copying"},
+    {"cuStreamCreate", "creating a stream"},
+    {"cuStreamDestroy_v2", "destroying a stream"},
+    {"cuStreamSynchronize", "waiting for a stream"},
+    {"cuStreamGetCtx", "asking for the stream's context"},
+    {"cuEventCreate", "creating an event"},
+    {"cuEventRecord", "recording an event"},
+    {"cuEventSynchronize", "waiting for an event"},
+    {"cuEventElapsedTime", "timing events"},
+};
+
+static const char *words_for(const char *function)
+{
+    EACH (n, words) {
+        if (strcmp(words[n].function, function) == 0) {
+            return words[n].words;
+        }
+    }
+    return "a call that has no words";
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * The n-th call fails
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The calls of an act when nothing fails. */
+typedef struct trace {
+    const char *names[STUB_LOG + 2]; /* from 1; "" at both ends */
+    int64_t count;
+} trace;
+
+static bool is(const trace *t, int64_t n, const char *name)
+{
+    return strcmp(t->names[n], name) == 0;
+}
+
+/* A question whose failure is an answer: the driver does not know the pointer, so it is host memory
+ * and is copied; the backend has no devices now, which opening one asks again. */
+static bool is_question(const trace *t, int64_t n)
+{
+    return is(t, n, "cuPointerGetAttribute") ||
+           (is(t, n, "cuCtxPushCurrent_v2") && is(t, n + 1, "cuPointerGetAttribute")) ||
+           (is(t, n, "cuCtxPopCurrent_v2") && is(t, n - 1, "cuPointerGetAttribute")) ||
+           (is(t, n, "cuDeviceGetCount") && is(t, n + 1, "cuDeviceGetCount"));
+}
+
+/* Nothing can be given back in a context that cannot be entered. */
+static bool loses(const trace *t, int64_t n)
+{
+    static const char *const releases[] = {"cuMemFree_v2", "cuModuleUnload", "cuStreamDestroy_v2",
+                                           "cuEventDestroy_v2"};
+    bool any = false;
+    EACH (r, releases) {
+        any = any || is(t, n + 1, releases[r]);
+    }
+    return any && is(t, n, "cuCtxPushCurrent_v2");
+}
+
+/* How calls fail: with what, and whether all that follow fail too, as after a kernel's crash. */
+typedef struct failure {
+    int result;
+    bool lasting;
+} failure;
+
+static void expect_reported(const trace *t, int64_t n, fattn_status status, failure f)
+{
+    const char *const name = t->names[n];
+    if (!expect(status != FATTN_OK, "call %d, %s, failed and nobody was told", (int)n, name)) {
+        return;
+    }
+    if (f.result == STUB_OUT_OF_MEMORY) {
+        expect(status == FATTN_OUT_OF_MEMORY, "call %d, %s: %s", (int)n, name,
+               fattn_status_string(status));
+        return;
+    }
+    expect(status == FATTN_DEVICE_ERROR, "call %d, %s: %s", (int)n, name,
+           fattn_status_string(status));
+    expect(is_question(t, n) ||
+               (says(words_for(name)) && says("719") && says("CUDA_ERROR_LAUNCH_FAILED")),
+           "call %d, %s: the reason is \"%s\"", (int)n, name, fattn_last_reason());
+}
+
+/* Call n of the act fails; 0: none does, and *t is filled in. */
+static void run_act(const act *a, const char *spec, int64_t n, failure f, trace *t)
+{
+    int64_t alive[STUB_KINDS];
+    gpu_context before = NULL, after = NULL;
+    const int64_t blocks = fattn_memory_alive();
+    scene s = {.spec = spec};
+    cuda->context_get(&before);
+    memcpy(alive, stub->alive, sizeof alive);
+    if (a->prepare) {
+        a->prepare(&s);
+    }
+    s.launches = stub->launches;
+    stub->calls = 0, stub->fired = false;
+    stub->fail_at = n, stub->fail_with = f.result, stub->fail_on = f.lasting;
+    const fattn_status status = a->act(&s);
+    stub->fail_at = 0, stub->fail_on = false;
+    if (n == 0) {
+        expect_ok(status, "without a failure");
+        t->count = stub->calls;
+        expect(t->count > 0 && t->count <= STUB_LOG, "%d calls", (int)t->count);
+        t->names[0] = t->names[t->count + 1] = "";
+        memcpy(t->names + 1, stub->log, (size_t)t->count * sizeof *t->names);
+    } else {
+        expect(stub->fired, "call %d was not reached", (int)n);
+        if (!a->silent && !(is_question(t, n) && status == FATTN_OK)) {
+            expect_reported(t, n, status, f);
+        }
+    }
+    cuda->context_get(&after);
+    expect(after == before, "call %d, %s: another context is current than before", (int)n,
+           t->names[n]);
+    tear_down(&s);
+    expect(fattn_memory_alive() == blocks, "call %d, %s: host memory leaks", (int)n, t->names[n]);
+    for (int kind = 0; kind < STUB_KINDS; kind++) {
+        expect(stub->alive[kind] == alive[kind] || f.lasting || loses(t, n),
+               "call %d, %s: %d of kind %d more than before", (int)n, t->names[n],
+               (int)(stub->alive[kind] - alive[kind]), kind);
+    }
+}
+
+static void check_act(const act *a, const char *spec, failure f, const char *situation)
+{
+    static trace t;
+    running = a->name;
+    wrong = 0;
+    setenv("FATTN_BACKEND", spec, 1);
+    fattn_env_reload();
+    run_act(a, spec, 0, f, &t);
+    for (int64_t n = 1; n <= t.count; n++) {
+        run_act(a, spec, n, f, &t);
+    }
+    unsetenv("FATTN_BACKEND");
+    fattn_env_reload();
+    tap_check(wrong == 0, "%s on %s, %s: each of %d calls fails with %d%s", a->name, spec,
+              situation, (int)t.count, f.result, f.lasting ? ", and all after it" : "");
+}
+
+/* Whatever context the caller has is the caller's again. */
+static void check_failures(void)
+{
+    gpu_context own = NULL, other = NULL, primary = NULL;
+    cuda->context_create(&own, 0, 0);
+    cuda->context_create(&other, 0, 1);
+    cuda->primary_retain(&primary, 0);
+    const struct {
+        const char *name;
+        gpu_context context;
+    } situations[] = {{"no context", NULL},
+                      {"a context of the device", own},
+                      {"a context of another device", other},
+                      {"the primary context", primary}};
+    EACH (c, situations) {
+        cuda->context_set(situations[c].context);
+        EACH (a, acts) {
+            check_act(&acts[a], "cuda:0", (failure){STUB_LAUNCH_FAILED, false}, situations[c].name);
+        }
+    }
+    cuda->context_set(NULL);
+    EACH (a, acts) {
+        check_act(&acts[a], "cuda:1", (failure){STUB_OUT_OF_MEMORY, false}, "no context");
+        check_act(&acts[a], "cuda:1", (failure){STUB_LAUNCH_FAILED, true}, "no context");
+    }
+    cuda->primary_release(0);
+    cuda->context_destroy(other);
+    cuda->context_destroy(own);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Devices
+ * ---------------------------------------------------------------------------------------------- */
+
+static void check_any_device(void)
+{
+    running = "device", wrong = 0;
+    stub->devices = 4;
+    for (int n = 0; n < stub->devices; n++) {
+        char spec[16];
+        snprintf(spec, sizeof spec, "cuda:%d", n);
+        for (work w = FORWARD; w < WORKS; w++) {
+            scene s = {.spec = spec};
+            set_up(&s, w, 0);
+            stub->launch_device = -1;
+            expect_ok(act_run(&s), spec);
+            expect(stub->launch_device == n, "%s: %s ran on device %d", spec, work_names[w],
+                   stub->launch_device);
+            tear_down(&s);
+        }
+    }
+    fattn_device *device = NULL;
+    expect(fattn_device_open("cuda:4", &device) == FATTN_NO_DEVICE && !device && says("cuda:4"),
+           "cuda:4 of 4: %s", fattn_last_reason());
+    stub->devices = 2;
+    tap_check(wrong == 0, "work runs on the device that was named, whichever is current");
+}
+
+/* Images hold code for some architectures: a device older than those is told so. */
+static void check_old_device(void)
+{
+    running = "an old device", wrong = 0;
+    const int64_t modules = stub->alive[STUB_MODULE], contexts = stub->alive[STUB_CONTEXT];
+    const int capability = stub->capability;
+    fattn_device *device = NULL;
+    stub->capability = 52;
+    const fattn_status status = fattn_device_open("cuda", &device);
+    stub->capability = capability;
+    expect(status == FATTN_UNSUPPORTED && !device && says("5.2") && says("sm_"), "%s: %s",
+           fattn_status_string(status), fattn_last_reason());
+    expect(stub->alive[STUB_MODULE] == modules && stub->alive[STUB_CONTEXT] == contexts,
+           "something leaks");
+    tap_check(wrong == 0, "a device below the lowest architecture is refused with a reason");
+}
+
+/* Results that have a status of their own, and one that a driver older than the images gives. */
+static void check_statuses(void)
+{
+    static const struct {
+        int result;
+        fattn_status status;
+        const char *words;
+    } rows[] = {
+        {STUB_NO_DEVICE, FATTN_NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
+        {STUB_NO_IMAGE, FATTN_UNSUPPORTED, "no code for a device"},
+        {STUB_OUT_OF_MEMORY, FATTN_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {STUB_OLD_DRIVER, FATTN_DEVICE_ERROR, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
+        {12345, FATTN_DEVICE_ERROR, "12345"}, /* a number that the driver has no name for */
+    };
+    running = "statuses", wrong = 0;
+    EACH (r, rows) {
+        fattn_device *device = NULL;
+        stub->calls = 0, stub->fail_at = 0;
+        expect_ok(fattn_device_open("cuda", &device), "opening");
+        int64_t load = 0;
+        while (load < stub->calls && strcmp(stub->log[load], "cuModuleLoadData") != 0) {
+            load++;
+        }
+        fattn_device_close(device);
+        stub->fail_at = load + 1, stub->fail_with = rows[r].result;
+        const fattn_status status = fattn_device_open("cuda", &device);
+        stub->fail_at = 0;
+        expect(status == rows[r].status && !device && says(rows[r].words), "%d gives %s: %s",
+               rows[r].result, fattn_status_string(status), fattn_last_reason());
+        fattn_device_close(device);
+    }
+    tap_check(wrong == 0, "a driver's results become statuses");
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Contexts and streams
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Two devices of one GPU, each opened in a context of its own; the stub refuses a launch whose
+ * function, stream and context do not belong together. Then streams change sides. */
+static void check_two_contexts(void)
+{
+    gpu_context contexts[2] = {NULL, NULL};
+    scene scenes[2] = {{.spec = "cuda:0"}, {.spec = "cuda:0"}};
+    running = "two contexts", wrong = 0;
+    for (int n = 0; n < 2; n++) {
+        cuda->context_create(&contexts[n], 0, 0);
+        set_up(&scenes[n], BACKWARD, 0);
+        cuda->context_set(NULL);
+    }
+    for (int turn = 0; turn < 6; turn++) {
+        gpu_context now = NULL;
+        cuda->context_set(turn % 3 < 2 ? contexts[turn % 3] : NULL);
+        expect_ok(act_run(&scenes[turn % 2]), "a run in its context");
+        cuda->context_get(&now);
+        expect(now == (turn % 3 < 2 ? contexts[turn % 3] : NULL), "the context changed");
+    }
+    const int64_t launches = stub->launches;
+    const fattn_status status =
+        fattn_execute(scenes[0].plan, &scenes[0].buffers, scenes[0].workspace, scenes[1].stream);
+    expect(status == FATTN_INVALID_ARGUMENT && says("another context"),
+           "a stream of another context: %s: %s", fattn_status_string(status), fattn_last_reason());
+    expect(stub->launches == launches, "kernels were launched all the same");
+    for (int n = 0; n < 2; n++) {
+        tear_down(&scenes[n]);
+        cuda->context_destroy(contexts[n]);
+    }
+    tap_check(wrong == 0, "hazard_I1: two contexts on one device do not mix");
+}
+
+/* Only these may happen where a caller captures a run. */
+static void expect_capturable(const char *what)
+{
+    static const char *const allowed[] = {"cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
+                                          "cuStreamGetCtx", "cuLaunchKernel"};
+    for (int64_t n = 0; n < stub->calls; n++) {
+        bool good = false;
+        EACH (a, allowed) {
+            good = good || strcmp(stub->log[n], allowed[a]) == 0;
+        }
+        expect(good, "%s: %s", what, stub->log[n]);
+    }
+}
+
+/* Captures the act on the scene's stream. Returns whether there is a graph. */
+static bool capture(scene *s, fattn_status (*what)(scene *s), fattn_status *status)
+{
+    gpu_context context = NULL;
+    driver_graph graph = NULL;
+    cuda->primary_retain(&context, 0);
+    cuda->context_set(context);
+    s->launches = stub->launches;
+    expect(cuda->capture_begin(s->stream, 0) == 0, "capturing did not begin");
+    stub->calls = 0;
+    *status = what(s);
+    const int64_t calls = stub->calls;
+    const bool made = cuda->capture_end(s->stream, &graph) == 0 && graph;
+    cuda->context_set(NULL);
+    cuda->primary_release(0);
+    stub->calls = calls; /* the log of the act alone */
+    return made;
+}
+
+static fattn_status run_default_stream(scene *s)
+{
+    return fattn_execute(s->plan, &s->buffers, s->workspace, NULL);
+}
+
+static void check_capture(work w)
+{
+    static const struct {
+        const char *name;
+        fattn_status (*act)(scene *s);
+        bool captured; /* else an error */
+    } rows[] = {
+        {"a run", act_run, true},
+        {"a merge", act_merge, true},
+        {"a dropout mask", act_dropout_mask, true},
+        {"a run without a workspace", act_run_allocating, false},
+        {"a run on the default stream", run_default_stream, false},
+    };
+    running = work_names[w], wrong = 0;
+    EACH (r, rows) {
+        const int64_t memory = stub->alive[STUB_MEMORY];
+        fattn_status status = FATTN_OK;
+        scene s = {.spec = "cuda:0"};
+        set_up(&s, w, 0);
+        const bool made = capture(&s, rows[r].act, &status);
+        if (rows[r].captured || (rows[r].act == act_run_allocating && s.workspace_bytes == 0)) {
+            expect_ok(status, rows[r].name);
+            expect_capturable(rows[r].name);
+            expect(made, "%s: no graph", rows[r].name);
+        } else {
+            expect(status != FATTN_OK && says("CAPTURE"), "%s: %s: %s", rows[r].name,
+                   fattn_status_string(status), fattn_last_reason());
+        }
+        tear_down(&s);
+        expect(stub->alive[STUB_MEMORY] == memory, "%s: memory leaks", rows[r].name);
+    }
+    scene s = {.spec = "cuda:0"};
+    fattn_status status = FATTN_OK;
+    set_up(&s, w, FATTN_CHECKED | FATTN_SEQUSED_K);
+    capture(&s, act_run, &status);
+    expect(status != FATTN_OK && says("CAPTURE"), "FATTN_CHECKED waits, and was captured: %s",
+           fattn_status_string(status));
+    tear_down(&s);
+    tap_check(wrong == 0, "%s is captured into a graph, or refuses", work_names[w]);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Drivers that lack something: each in a process of its own, since a driver is opened once
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The functions that backend "cuda" may not do without. */
+static const char *const functions[] = {
+    "cuInit",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemcpyAsync",
+    "cuPointerGetAttribute",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamGetCtx",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuEventElapsedTime",
+};
+
+/* Without a usable driver: asking for it by name or by FATTN_BACKEND is an error that says why,
+ * nothing is counted, and "auto" means the next backend. */
+static void expect_no_driver(const char *why)
+{
+    fattn_device *device = NULL;
+    expect(fattn_device_count("cuda") == 0, "%d devices", fattn_device_count("cuda"));
+    static const char *const specs[] = {"cuda", "cuda:1", NULL};
+    setenv("FATTN_BACKEND", "cuda", 1);
+    fattn_env_reload();
+    EACH (n, specs) {
+        const fattn_status status = fattn_device_open(specs[n], &device);
+        expect(status == FATTN_NO_DEVICE && !device && says(why), "%s, expected \"%s\": %s",
+               fattn_status_string(status), why, fattn_last_reason());
+    }
+    unsetenv("FATTN_BACKEND");
+    fattn_env_reload();
+    fattn_device_info info = {.struct_size = sizeof info};
+    expect_ok(fattn_device_open("auto", &device), "auto");
+    expect_ok(fattn_device_get_info(device, &info), "auto");
+    expect(strcmp(info.backend, "cpu") == 0, "auto takes %s", info.backend);
+    fattn_device_close(device);
+}
+
+enum { ANOTHER_DRIVER = 77 }; /* exit status of a child that finds the system's */
+
+/* What this process is to see, by its second argument. */
+static int be_child(const char *what, const char *why)
+{
+    running = what;
+    const driver *const library = driver_open();
+    stub = library ? library->stub : NULL;
+    if (strcmp(what, "no driver") == 0 && library) {
+        return ANOTHER_DRIVER;
+    }
+    if (strcmp(what, "no devices") == 0 && expect(stub != NULL, "no stub")) {
+        stub->devices = 0;
+    } else if (strcmp(what, "no start") == 0 && expect(stub != NULL, "no stub")) {
+        stub->fail_at = 1, stub->fail_with = STUB_OLD_DRIVER;
+    }
+    expect_no_driver(why);
+    return wrong;
+}
+
+/* Runs this program again, with libcuda.so.1 looked for in a folder first. Returns its exit status,
+ * 0 when it was content. */
+static int run_child(const char *program, const char *folder, const char *what, const char *why)
+{
+    int status = -1;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        setenv("LD_LIBRARY_PATH", folder, 1);
+        execl(program, program, what, why, (char *)NULL);
+        _exit(127);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+               ? WEXITSTATUS(status)
+               : -1;
+}
+
+/* The bytes of a file; the caller frees. */
+static char *read_file(const char *path, size_t *size)
+{
+    enum { MOST = 1 << 22 };
+    char *const bytes = malloc(MOST);
+    FILE *const file = fopen(path, "rb");
+    *size = bytes && file ? fread(bytes, 1, MOST, file) : 0;
+    if (file) {
+        fclose(file);
+    }
+    return bytes;
+}
+
+static bool write_file(const char *path, const char *bytes, size_t size)
+{
+    FILE *const file = fopen(path, "wb");
+    const bool written = file && fwrite(bytes, 1, size, file) == size;
+    return file && fclose(file) == 0 && written;
+}
+
+/* Renames a symbol wherever the file has its name, so that no one finds it. */
+static int hide(char *bytes, size_t size, const char *name, char first)
+{
+    const size_t length = strlen(name);
+    int found = 0;
+    for (size_t at = 1; at + length < size; at++) {
+        const bool here = bytes[at - 1] == '\0' && bytes[at + length] == '\0' &&
+                          memcmp(bytes + at + 1, name + 1, length - 1) == 0;
+        if (here) {
+            bytes[at] = first;
+            found++;
+        }
+    }
+    return found;
+}
+
+static void check_drivers(const char *program, const char *stub_path)
+{
+    char folder[] = "/tmp/fattn-cuda-XXXXXX", path[64], home[4096];
+    size_t size = 0;
+    char *const bytes = read_file(stub_path, &size);
+    if (!mkdtemp(folder) || !size) {
+        tap_check(false, "a folder for drivers is made");
+        free(bytes);
+        return;
+    }
+    snprintf(path, sizeof path, "%s/libcuda.so.1", folder);
+    EACH (n, functions) {
+        const bool hidden = hide(bytes, size, functions[n], 'X') > 0;
+        tap_check(hidden && write_file(path, bytes, size) &&
+                      run_child(program, folder, "a missing function", functions[n]) == 0,
+                  "a driver without %s is too old, and its name is said", functions[n]);
+        hide(bytes, size, functions[n], 'c');
+    }
+    tap_check(write_file(path, bytes, 10) &&
+                  run_child(program, folder, "no library", "no driver") == 0,
+              "a file that is no library is no driver");
+    free(bytes);
+    remove(path);
+    snprintf(home, sizeof home, "%s", stub_path);
+    *strrchr(home, '/') = '\0';
+    tap_check(run_child(program, home, "no devices", "cuInit failed with 100") == 0,
+              "a driver without devices");
+    tap_check(run_child(program, home, "no start", "cuInit failed with 222") == 0,
+              "a driver that does not start");
+    const int absent = run_child(program, folder, "no driver", "no driver");
+    if (absent == ANOTHER_DRIVER) {
+        tap_skip("no driver at all", "this system has one");
+    } else {
+        tap_check(absent == 0, "no driver at all");
+    }
+    tap_check(rmdir(folder) == 0, "no other file is left behind");
+}
+
+int main(int argc, char **argv)
+{
+    for (const char *const *name = (const char *const[]){"FATTN_BACKEND", "FATTN_KERNEL", NULL};
+         *name; name++) {
+        unsetenv(*name);
+    }
+    if (argc == 3) {
+        return be_child(argv[1], argv[2]);
+    }
+    cuda = driver_open();
+    stub = cuda ? cuda->stub : NULL;
+    if (!stub) {
+        tap_check(false, "libcuda.so.1 is the stub: LD_LIBRARY_PATH names its folder");
+        return tap_done();
+    }
+    Dl_info self;
+    const int located = dladdr((void *)(uintptr_t)stub, &self);
+    if (fattn_device_count("cuda") != stub->devices) { /* the first call opens the driver */
+        tap_check(false, "the stub has %d devices", stub->devices);
+        return tap_done();
+    }
+    check_failures();
+    check_any_device();
+    check_old_device();
+    check_statuses();
+    check_two_contexts();
+    for (work w = FORWARD; w < WORKS; w++) {
+        check_capture(w);
+    }
+    tap_check(located != 0, "the stub's file is known");
+    if (located) {
+        check_drivers(argv[0], self.dli_fname);
+    }
+    return tap_done();
+}

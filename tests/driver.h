@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What tests ask of NVIDIA's driver behind the library's back: contexts that a caller makes
+ * current, streams that are captured, graphs. From the library that backend "cuda" opens too, be it
+ * a driver or the stub (stub/).
+ */
+#ifndef FATTN_TESTS_DRIVER_H
+#define FATTN_TESTS_DRIVER_H
+
+#include "backends/gpu/gpu_api.h"
+#include "tests/stub/stub_cuda.h"
+
+typedef struct driver_graph_handle *driver_graph;
+typedef struct driver_exec_handle *driver_exec;
+
+/* Results of 0 are success. */
+typedef struct driver {
+    int (*context_create)(gpu_context *context, unsigned flags, int device); /* and current */
+    int (*context_destroy)(gpu_context context);
+    int (*context_set)(gpu_context context);
+    int (*context_get)(gpu_context *context);
+    int (*primary_retain)(gpu_context *context, int device);
+    int (*primary_release)(int device);
+    int (*capture_begin)(gpu_stream stream, int mode); /* 0: no unsafe call in any thread */
+    int (*capture_end)(gpu_stream stream, driver_graph *graph);
+
+    /* NULL with the stub. */
+    int (*graph_make)(driver_exec *exec, driver_graph graph, unsigned long long flags);
+    int (*graph_launch)(driver_exec exec, gpu_stream stream);
+    int (*graph_exec_destroy)(driver_exec exec);
+    int (*graph_destroy)(driver_graph graph);
+
+    stub_cuda *stub; /* NULL with a driver */
+} driver;
+
+/* NULL where there is no libcuda.so.1. */
+const driver *driver_open(void);
+
+#endif

@@ -1,0 +1,673 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* In four parts: objects, the frame of a call, the functions of a backend, those of tests. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tests/stub/stub_cuda.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static stub_cuda state = {.devices = 2, .capability = STUB_CAPABILITY};
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* held through every call */
+
+stub_cuda *stub_cuda_state(void) { return &state; }
+
+/* --- Objects ---------------------------------------------------------------------------------- */
+
+enum { DEVICES_MAX = 8, STACK_MAX = 64, SHARED_DEFAULT = 49152 };
+
+/* A handle is the address of its object; memory is found by what it points to. */
+typedef struct object {
+    struct object *next;
+    stub_kind kind;
+    struct object *owner; /* a function's module, everything else's context */
+    int device;           /* of a context */
+    int retained;         /* of a primary context */
+    int shared;           /* bytes that a launch of a function may ask for */
+    bool recorded;        /* of an event */
+    char *memory;
+    size_t bytes;
+} object;
+
+static object *objects;
+static object primaries[DEVICES_MAX];
+static object *capturing; /* a stream, or NULL */
+static bool capture_broken, initialised;
+
+/* Contexts that are current in this thread; the last is the one. */
+static _Thread_local object *stack[STACK_MAX];
+static _Thread_local int depth;
+
+static object *current(void) { return depth ? stack[depth - 1] : NULL; }
+
+static int add(stub_kind kind, object *owner, object **made)
+{
+    object *const o = calloc(1, sizeof *o);
+    if (!o) {
+        return STUB_OUT_OF_MEMORY;
+    }
+    o->kind = kind, o->owner = owner, o->next = objects;
+    objects = o;
+    state.alive[kind]++;
+    *made = o;
+    return 0;
+}
+
+static object *find(stub_kind kind, const void *handle)
+{
+    object *o = objects;
+    while (o && (o->kind != kind || (kind == STUB_MEMORY ? o->memory : (void *)o) != handle)) {
+        o = o->next;
+    }
+    return o;
+}
+
+static int drop(object *o)
+{
+    if (!o) {
+        return STUB_INVALID_HANDLE;
+    }
+    object **link = &objects;
+    while (*link != o) {
+        link = &(*link)->next;
+    }
+    *link = o->next;
+    state.alive[o->kind]--;
+    free(o->memory);
+    free(o);
+    return 0;
+}
+
+static void drop_owned(const object *owner)
+{
+    for (object *o = objects, *next; o; o = next) {
+        next = o->next;
+        if (o->owner == owner) {
+            drop(o);
+        }
+    }
+}
+
+static bool is_context(const object *context)
+{
+    for (int n = 0; n < DEVICES_MAX; n++) {
+        if (context == &primaries[n]) {
+            return context->retained > 0;
+        }
+    }
+    return find(STUB_CONTEXT, context) != NULL;
+}
+
+/* The context of a stream; NULL, 1 and 2 are the current context's own streams. */
+static object *context_of(object *stream)
+{
+    const object *const found = (uintptr_t)stream > 2 ? find(STUB_STREAM, stream) : NULL;
+    return found ? found->owner : (uintptr_t)stream > 2 ? NULL : current();
+}
+
+/* --- The frame of a call ---------------------------------------------------------------------- */
+
+/* What a call needs or does. One that is told to fail does nothing, except that a RELEASE does its
+ * work: a driver reports there what went wrong earlier, in a kernel. */
+enum { CONTEXT = 1, WAITS = 2, RELEASE = 4 };
+
+static int late; /* the result of a RELEASE that was told to fail; under mutex */
+
+static int begin(const char *name, unsigned what)
+{
+    pthread_mutex_lock(&mutex);
+    late = 0;
+    state.log[state.calls++ % STUB_LOG] = name;
+    const bool now = state.fail_at && --state.fail_at == 0;
+    if (now || (state.fired && state.fail_on)) {
+        state.fired = true;
+        if (!(what & RELEASE)) {
+            return state.fail_with;
+        }
+        late = state.fail_with;
+    }
+    if (!initialised && strcmp(name, "cuInit") != 0) {
+        return STUB_NOT_INITIALIZED;
+    }
+    if (what & CONTEXT && (!current() || !is_context(current()))) {
+        return STUB_INVALID_CONTEXT;
+    }
+    if (what & WAITS && capturing) { /* memory, modules and waiting have no place in a graph */
+        capture_broken = true;
+        return STUB_CAPTURE_UNSUPPORTED;
+    }
+    return 0;
+}
+
+static int end(int result)
+{
+    pthread_mutex_unlock(&mutex);
+    return result ? result : late;
+}
+
+/* Every function begins with BEGIN and ends with end(result). The header that would declare it is
+ * the driver's. */
+#define CALL(name, ...)    \
+    int name(__VA_ARGS__); \
+    int name(__VA_ARGS__)
+#define BEGIN(what) int result = begin(__func__, what)
+
+/* --- The functions of a backend --------------------------------------------------------------- */
+
+static const struct {
+    int result;
+    const char *name, *text;
+} errors[] = {
+    {STUB_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {STUB_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {STUB_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {STUB_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {STUB_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {STUB_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {STUB_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {STUB_NO_IMAGE, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image for the device"},
+    {STUB_OLD_DRIVER, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "PTX of a newer toolchain"},
+    {STUB_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {STUB_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {STUB_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {STUB_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not while capturing"},
+    {STUB_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "an earlier call"},
+    {STUB_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "the default stream"},
+};
+
+CALL(cuGetErrorName, int result, const char **name)
+{
+    for (size_t n = 0; n < sizeof errors / sizeof errors[0]; n++) {
+        if (errors[n].result == result) {
+            *name = errors[n].name;
+            return 0;
+        }
+    }
+    *name = NULL;
+    return STUB_INVALID_VALUE;
+}
+
+CALL(cuGetErrorString, int result, const char **text)
+{
+    for (size_t n = 0; n < sizeof errors / sizeof errors[0]; n++) {
+        if (errors[n].result == result) {
+            *text = errors[n].text;
+            return 0;
+        }
+    }
+    *text = NULL;
+    return STUB_INVALID_VALUE;
+}
+
+CALL(cuInit, unsigned flags)
+{
+    BEGIN(0);
+    if (!result) {
+        result = flags ? STUB_INVALID_VALUE : state.devices ? 0 : STUB_NO_DEVICE;
+        initialised = !result;
+    }
+    return end(result);
+}
+
+CALL(cuDeviceGetCount, int *count)
+{
+    BEGIN(0);
+    if (!result) {
+        *count = state.devices;
+    }
+    return end(result);
+}
+
+CALL(cuDeviceGet, int *device, int ordinal)
+{
+    BEGIN(0);
+    if (!result && (ordinal < 0 || ordinal >= state.devices || ordinal >= DEVICES_MAX)) {
+        result = STUB_INVALID_DEVICE;
+    }
+    if (!result) {
+        *device = ordinal;
+    }
+    return end(result);
+}
+
+CALL(cuDeviceGetName, char *name, int size, int device)
+{
+    BEGIN(0);
+    if (!result) {
+        snprintf(name, (size_t)size, "stub %d", device);
+    }
+    return end(result);
+}
+
+CALL(cuDeviceTotalMem_v2, size_t *bytes, int device)
+{
+    BEGIN(0);
+    if (!result) {
+        *bytes = (size_t)(device + 1) << 30;
+    }
+    return end(result);
+}
+
+/* What a block may ask for, as the programming guide has it for each compute capability. */
+static int shared_memory(void)
+{
+    const int c = state.capability;
+    return c < 80 ? 65536 : c == 80 || c == 87 ? 166912 : c < 90 || c >= 120 ? 101376 : 232448;
+}
+
+CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
+{
+    BEGIN(0);
+    (void)device;
+    if (!result) {
+        switch (attribute) {
+        case 16: *value = 4; break; /* multiprocessors */
+        case 75: *value = state.capability / 10; break;
+        case 76: *value = state.capability % 10; break;
+        case 97: *value = shared_memory(); break;
+        default: result = STUB_INVALID_VALUE;
+        }
+    }
+    return end(result);
+}
+
+CALL(cuDevicePrimaryCtxRetain, object **context, int device)
+{
+    BEGIN(0);
+    if (!result) {
+        object *const primary = &primaries[device];
+        state.alive[STUB_CONTEXT] += primary->retained++ == 0;
+        primary->kind = STUB_CONTEXT;
+        primary->device = device;
+        *context = primary;
+    }
+    return end(result);
+}
+
+/* What the last user leaves behind stays alive, so that a test sees it. */
+CALL(cuDevicePrimaryCtxRelease_v2, int device)
+{
+    BEGIN(RELEASE);
+    if (!result && primaries[device].retained == 0) {
+        result = STUB_INVALID_CONTEXT;
+    }
+    if (!result) {
+        state.alive[STUB_CONTEXT] -= --primaries[device].retained == 0;
+    }
+    return end(result);
+}
+
+CALL(cuCtxGetCurrent, object **context)
+{
+    BEGIN(0);
+    if (!result) {
+        *context = current();
+    }
+    return end(result);
+}
+
+CALL(cuCtxGetDevice, int *device)
+{
+    BEGIN(CONTEXT);
+    if (!result) {
+        *device = current()->device;
+    }
+    return end(result);
+}
+
+CALL(cuCtxPushCurrent_v2, object *context)
+{
+    BEGIN(0);
+    if (!result && (!is_context(context) || depth == STACK_MAX)) {
+        result = STUB_INVALID_CONTEXT;
+    }
+    if (!result) {
+        stack[depth++] = context;
+    }
+    return end(result);
+}
+
+CALL(cuCtxPopCurrent_v2, object **context)
+{
+    BEGIN(RELEASE);
+    if (!result && !depth) {
+        result = STUB_INVALID_CONTEXT;
+    }
+    if (!result) {
+        *context = stack[--depth];
+    }
+    return end(result);
+}
+
+/* Whether a fat binary has code for the device. It begins with a magic number, its header's size
+ * and how many bytes of entries follow; an entry with its kind (1: PTX, 2: machine code), the sizes
+ * of its header and of what follows it, and, 28 bytes in, the architecture. PTX runs on newer
+ * chips, machine code on those of its generation. */
+static int check_image(const unsigned char *image)
+{
+    static const uint32_t magic = 0xba55ed50;
+    uint16_t header, kind;
+    uint32_t entry_header, arch;
+    uint64_t bytes, size;
+    if (memcmp(image, &magic, sizeof magic) != 0) {
+        return STUB_INVALID_IMAGE;
+    }
+    memcpy(&header, image + 6, sizeof header);
+    memcpy(&bytes, image + 8, sizeof bytes);
+    const unsigned char *entry = image + header, *const stop = entry + bytes;
+    for (; entry < stop; entry += entry_header + size) {
+        memcpy(&kind, entry, sizeof kind);
+        memcpy(&entry_header, entry + 4, sizeof entry_header);
+        memcpy(&size, entry + 8, sizeof size);
+        memcpy(&arch, entry + 28, sizeof arch);
+        const int chip = state.capability, code = (int)arch;
+        if (code <= chip && (kind == 1 || code / 10 == chip / 10)) {
+            return 0;
+        }
+    }
+    return STUB_NO_IMAGE;
+}
+
+CALL(cuModuleLoadData, object **module, const void *image)
+{
+    BEGIN(CONTEXT | WAITS);
+    if (!result) {
+        result = check_image(image);
+    }
+    if (!result) {
+        result = add(STUB_MODULE, current(), module);
+    }
+    return end(result);
+}
+
+CALL(cuModuleUnload, object *module)
+{
+    BEGIN(CONTEXT | WAITS | RELEASE);
+    if (!result && find(STUB_MODULE, module)) {
+        drop_owned(module);
+    }
+    return end(result ? result : drop(find(STUB_MODULE, module)));
+}
+
+CALL(cuModuleGetFunction, object **function, object *module, const char *name)
+{
+    BEGIN(CONTEXT);
+    if (!result && (!find(STUB_MODULE, module) || module->owner != current() || !name[0])) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result) {
+        result = add(STUB_FUNCTION, module, function);
+    }
+    if (!result) {
+        (*function)->shared = SHARED_DEFAULT;
+    }
+    return end(result);
+}
+
+CALL(cuFuncGetAttribute, int *value, int attribute, object *function)
+{
+    BEGIN(CONTEXT);
+    if (!result && (attribute != 4 || !find(STUB_FUNCTION, function))) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        *value = 64; /* registers */
+    }
+    return end(result);
+}
+
+CALL(cuFuncSetAttribute, object *function, int attribute, int value)
+{
+    BEGIN(CONTEXT);
+    if (!result && (attribute != 8 || value < 0 || value > shared_memory() ||
+                    !find(STUB_FUNCTION, function))) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        function->shared = value;
+    }
+    return end(result);
+}
+
+static int check_launch(const object *function, unsigned grid_x, unsigned block_x, unsigned shared,
+                        object *stream, void **parameters)
+{
+    if (!find(STUB_FUNCTION, function) || function->owner->owner != current() ||
+        context_of(stream) != current()) {
+        return STUB_INVALID_HANDLE;
+    }
+    if (grid_x == 0 || grid_x > INT32_MAX || block_x == 0 || block_x > 1024 ||
+        shared > (unsigned)function->shared || !parameters || !parameters[0]) {
+        return STUB_INVALID_VALUE;
+    }
+    if (capturing && !stream) {
+        capture_broken = true;
+        return STUB_CAPTURE_IMPLICIT;
+    }
+    return 0;
+}
+
+CALL(cuLaunchKernel, object *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, object *stream,
+     void **parameters, void **extra)
+{
+    BEGIN(CONTEXT);
+    if (!result && (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        result = check_launch(function, grid_x, block_x, shared, stream, parameters);
+    }
+    if (!result) {
+        state.launches++;
+        state.launch_device = current()->device;
+    }
+    return end(result);
+}
+
+CALL(cuMemAlloc_v2, void **memory, size_t bytes)
+{
+    BEGIN(CONTEXT | WAITS);
+    object *made = NULL;
+    if (!result) {
+        result = bytes ? add(STUB_MEMORY, current(), &made) : STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        made->bytes = bytes;
+        made->memory = bytes < SIZE_MAX / 2 ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
+        if (!made->memory) {
+            drop(made);
+            return end(STUB_OUT_OF_MEMORY);
+        }
+        memset(made->memory, 0xff, bytes); /* NaN */
+        *memory = made->memory;
+    }
+    return end(result);
+}
+
+CALL(cuMemFree_v2, void *memory)
+{
+    BEGIN(CONTEXT | WAITS | RELEASE);
+    return end(result ? result : drop(find(STUB_MEMORY, memory)));
+}
+
+CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
+{
+    BEGIN(CONTEXT);
+    if (!result && context_of(stream) != current()) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result && capturing && !stream) {
+        capture_broken = true;
+        result = STUB_CAPTURE_IMPLICIT;
+    }
+    if (!result && !capturing) {
+        memmove(dst, src, bytes);
+    }
+    return end(result);
+}
+
+/* Memory of the device is found by any address inside. */
+CALL(cuPointerGetAttribute, void *value, int attribute, const void *pointer)
+{
+    BEGIN(CONTEXT);
+    if (!result) {
+        result = STUB_INVALID_VALUE;
+        for (const object *o = objects; o && attribute == 3; o = o->next) {
+            const char *const at = pointer;
+            if (o->kind == STUB_MEMORY && at >= o->memory && at < o->memory + o->bytes) {
+                memcpy(value, &pointer, sizeof pointer);
+                result = 0;
+            }
+        }
+    }
+    return end(result);
+}
+
+CALL(cuStreamCreate, object **stream, unsigned flags)
+{
+    BEGIN(CONTEXT);
+    (void)flags;
+    return end(result ? result : add(STUB_STREAM, current(), stream));
+}
+
+CALL(cuStreamDestroy_v2, object *stream)
+{
+    BEGIN(CONTEXT | RELEASE);
+    return end(result ? result : drop(find(STUB_STREAM, stream)));
+}
+
+CALL(cuStreamSynchronize, object *stream)
+{
+    BEGIN(CONTEXT | WAITS);
+    return end(result ? result : context_of(stream) ? 0 : STUB_INVALID_HANDLE);
+}
+
+CALL(cuStreamGetCtx, object *stream, object **context)
+{
+    BEGIN(CONTEXT);
+    if (!result && !context_of(stream)) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result) {
+        *context = context_of(stream);
+    }
+    return end(result);
+}
+
+CALL(cuEventCreate, object **event, unsigned flags)
+{
+    BEGIN(CONTEXT);
+    (void)flags;
+    return end(result ? result : add(STUB_EVENT, current(), event));
+}
+
+CALL(cuEventDestroy_v2, object *event)
+{
+    BEGIN(CONTEXT | RELEASE);
+    return end(result ? result : drop(find(STUB_EVENT, event)));
+}
+
+CALL(cuEventRecord, object *event, object *stream)
+{
+    BEGIN(CONTEXT);
+    if (!result && (!find(STUB_EVENT, event) || event->owner != context_of(stream))) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result) {
+        event->recorded = true;
+    }
+    return end(result);
+}
+
+CALL(cuEventSynchronize, object *event)
+{
+    BEGIN(CONTEXT | WAITS);
+    return end(result ? result : find(STUB_EVENT, event) ? 0 : STUB_INVALID_HANDLE);
+}
+
+CALL(cuEventElapsedTime, float *milliseconds, object *start, object *stop)
+{
+    BEGIN(CONTEXT | WAITS);
+    if (!result && (!find(STUB_EVENT, start) || !find(STUB_EVENT, stop) || !start->recorded ||
+                    !stop->recorded)) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result) {
+        *milliseconds = 0.5f;
+    }
+    return end(result);
+}
+
+/* --- The functions of tests ------------------------------------------------------------------- */
+
+CALL(cuCtxCreate_v2, object **context, unsigned flags, int device)
+{
+    BEGIN(0);
+    if (!result && (flags || device < 0 || device >= state.devices || depth == STACK_MAX)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        result = add(STUB_CONTEXT, NULL, context);
+    }
+    if (!result) {
+        (*context)->device = device;
+        stack[depth++] = *context;
+    }
+    return end(result);
+}
+
+/* What lives in it goes with it; it is the test that looks before. */
+CALL(cuCtxDestroy_v2, object *context)
+{
+    BEGIN(RELEASE);
+    if (!result && find(STUB_CONTEXT, context)) {
+        depth -= current() == context;
+        drop_owned(context);
+    }
+    return end(result ? result : drop(find(STUB_CONTEXT, context)));
+}
+
+CALL(cuCtxSetCurrent, object *context)
+{
+    BEGIN(0);
+    if (!result && context && !is_context(context)) {
+        result = STUB_INVALID_CONTEXT;
+    }
+    if (!result) {
+        depth -= depth > 0;
+        if (context) {
+            stack[depth++] = context;
+        }
+    }
+    return end(result);
+}
+
+CALL(cuStreamBeginCapture_v2, object *stream, int mode)
+{
+    BEGIN(CONTEXT);
+    if (!result && (mode || capturing || !find(STUB_STREAM, stream))) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        capturing = stream;
+        capture_broken = false;
+    }
+    return end(result);
+}
+
+/* The graph is a name without a thing. */
+CALL(cuStreamEndCapture, object *stream, void **graph)
+{
+    BEGIN(CONTEXT);
+    if (!result) {
+        result = capturing != stream ? STUB_INVALID_VALUE
+                 : capture_broken    ? STUB_CAPTURE_INVALIDATED
+                                     : 0;
+        capturing = capturing == stream ? NULL : capturing;
+    }
+    *graph = result ? NULL : stream;
+    return end(result);
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A libcuda.so.1 of our own for machines without a GPU: every driver function that backend "cuda"
+ * resolves, and those that tests call besides (driver.h), on host memory. It keeps what a driver
+ * keeps (contexts, modules, memory, streams, events), refuses what a driver refuses, and makes any
+ * call fail on request. Launches are checked and recorded; nothing runs.
+ *
+ * A test reaches all this through the one function that a real driver does not have.
+ */
+#ifndef FATTN_TESTS_STUB_CUDA_H
+#define FATTN_TESTS_STUB_CUDA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Results, by the driver's numbers. */
+enum {
+    STUB_INVALID_VALUE = 1,
+    STUB_OUT_OF_MEMORY = 2,
+    STUB_NOT_INITIALIZED = 3,
+    STUB_NO_DEVICE = 100,
+    STUB_INVALID_DEVICE = 101,
+    STUB_INVALID_IMAGE = 200,
+    STUB_INVALID_CONTEXT = 201,
+    STUB_NO_IMAGE = 209,
+    STUB_OLD_DRIVER = 222, /* for the PTX that it is given */
+    STUB_INVALID_HANDLE = 400,
+    STUB_NOT_FOUND = 500,
+    STUB_LAUNCH_FAILED = 719,
+    STUB_CAPTURE_UNSUPPORTED = 900,
+    STUB_CAPTURE_INVALIDATED = 901,
+    STUB_CAPTURE_IMPLICIT = 906
+};
+
+/* What can be alive. */
+typedef enum stub_kind {
+    STUB_CONTEXT, /* made, or a primary one that is retained */
+    STUB_MODULE,
+    STUB_FUNCTION,
+    STUB_MEMORY,
+    STUB_STREAM,
+    STUB_EVENT,
+    STUB_KINDS
+} stub_kind;
+
+enum { STUB_LOG = 1024 };
+
+typedef struct stub_cuda {
+    /* For the test to set. */
+    int devices;     /* default 2 */
+    int capability;  /* of every device, 10 * major + minor */
+    int64_t fail_at; /* this call from now on fails, counting from 1; 0: none */
+    bool fail_on;    /* and so do all after it */
+    int fail_with;   /* with this result */
+
+    /* For the test to read. `calls` and the log begin again when the test sets calls to 0. */
+    int64_t calls;
+    const char *log[STUB_LOG]; /* names of the calls; those that say errors' names do not count */
+    bool fired;                /* the call that was to fail has failed */
+    int64_t alive[STUB_KINDS];
+    int64_t launches;
+    int launch_device; /* that the last launch ran on */
+} stub_cuda;
+
+/* The name under which dlsym finds it. */
+stub_cuda *stub_cuda_state(void);
+
+#endif

@@ -24,6 +24,10 @@
  * whose sums stay within a head. Where dBias is summed over sequences or heads, one chain holds
  * everything. f32 gradients are added up where they are; 16-bit ones in the workspace, and rounded
  * once at the end.
+ *
+ * Products of pairs take Z P^T and dS^T as bf16, and a tile in strips of a register tile's columns,
+ * whose scores and dP stay in the first-level cache. scale, which might carry dS below the normal
+ * range, comes after their sums.
  */
 
 /* --- What a run consists of ------------------------------------------------------------------- */
@@ -110,21 +114,36 @@ static gradients gradients_of(const fattn_cpu_run *run)
 typedef struct backward {
     panel panel;
     gradients shared;
-    float *dout, *dot; /* [br][dvp], [dvp][br] */
+    float *dot;        /* [dvp][br] */
     float *o, *ot;     /* [FV_LANES][dvp], [dvp][FV_LANES] */
     float *lse, *rest; /* [br] lse in units of the scores, and what its rounding left */
     float *delta;      /* [br] */
-    float *dqt, *dq;   /* [dp][br], [br][dp] */
-    float *dp;         /* [bc][br] dP, then dS' */
+    float *dqt, *dq;   /* [dp][br], [FV_LANES][dp] */
+    float *dp;         /* [bc][br] dP, then dS'; of a strip with pairs */
     float **dp_rows;   /* [bc] */
     float *ds;         /* [bc][br] and, transposed, [br][bc]; dbias only */
     float *ds_rows;
+    float lowered; /* what lift() owes dS: 1 for products of floats */
+
+    /* Products of floats. */
+    float *dout;    /* [br][dvp] */
     float **out;    /* [bc] rows of dk or dv */
     float *nowhere; /* [max(dp, dvp)] the row of keys past the end */
+
+    /* Products of pairs, which also take pairs of rows of q, dO and k. */
+    const bf16_pair **v_rows;                /* [bc] */
+    float *q_zipped, *dout_zipped;           /* [br / 2][dp], [dvp] */
+    float *k_zipped, *k_transposed;          /* [bc / 2][dp], [dp][bc / 2] */
+    uint16_t *p16, *ds16;                    /* [bc][br] Z P^T, dS^T */
+    const bf16_pair **p16_rows, **ds16_rows; /* [bc] */
+    float *ds_pairs;                         /* [bc / 2][strip] of keys */
+    float *sums, **sum_rows;                 /* [bc][max(dp, dvp)] what dv or dk gets */
+    float lowered_dv;
 } backward;
 
-static void backward_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
-                            arena *from)
+/* What both kinds of products need; scores and dP are `columns` wide. */
+static void backward_layout_both(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+                                 int64_t columns, arena *from)
 {
     const int64_t br = tiling->br, bc = tiling->bc;
     const int64_t bias = wants(p, FATTN_OUT_DBIAS) ? bc * br : 0;
@@ -132,19 +151,31 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
 
     panel_layout(pn, p, br, bc, from);
     panel_layout_rows(pn, from);
-    g->dout = carve(from, br * pn->dvp, sizeof(float));
-    g->dot = carve(from, br * pn->dvp, sizeof(float));
     g->o = carve(from, FV_LANES * pn->dvp, sizeof(float));
     g->ot = carve(from, pn->dvp * FV_LANES, sizeof(float));
     g->lse = carve(from, br, sizeof(float));
     g->rest = carve(from, br, sizeof(float));
     g->delta = carve(from, br, sizeof(float));
     g->dqt = carve(from, br * pn->dp, sizeof(float));
-    g->dq = carve(from, br * pn->dp, sizeof(float));
-    g->dp = carve(from, bc * br, sizeof(float));
+    g->dq = carve(from, FV_LANES * pn->dp, sizeof(float));
+    pn->x = carve(from, bc * columns, sizeof(float));
+    g->dp = carve(from, bc * columns, sizeof(float));
     g->dp_rows = carve(from, bc, sizeof *g->dp_rows);
     g->ds = carve(from, bias, sizeof(float));
     g->ds_rows = carve(from, bias, sizeof(float));
+}
+
+static void backward_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+                            arena *from)
+{
+    const int64_t br = tiling->br, bc = tiling->bc;
+    panel *const pn = &g->panel;
+
+    backward_layout_both(g, p, tiling, br, from);
+    pn->q = carve(from, br * pn->dp, sizeof(float));
+    pn->qt = carve(from, br * pn->dp, sizeof(float));
+    g->dout = carve(from, br * pn->dvp, sizeof(float));
+    g->dot = carve(from, br * pn->dvp, sizeof(float));
     g->out = carve(from, bc, sizeof *g->out);
     g->nowhere = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
 }
@@ -156,6 +187,39 @@ static int64_t backward_scratch(const fattn_problem *p, const fattn_tiling *tili
     backward_layout(&g, p, tiling, &from);
     return from.used;
 }
+
+#if FV_PAIRS
+static void backward_layout_pairs(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+                                  arena *from)
+{
+    const int64_t br = tiling->br, bc = tiling->bc;
+    panel *const pn = &g->panel;
+
+    backward_layout_both(g, p, tiling, TILE_GROUP, from);
+    pn->qt = carve(from, pairs_stride(p->dim) * br, sizeof(float));
+    g->dot = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
+    g->v_rows = carve(from, bc, sizeof *g->v_rows);
+    g->q_zipped = carve(from, br / 2 * pn->dp, sizeof(float));
+    g->dout_zipped = carve(from, br / 2 * pn->dvp, sizeof(float));
+    g->k_zipped = carve(from, bc / 2 * pn->dp, sizeof(float));
+    g->k_transposed = carve(from, FV_TILES ? bc / 2 * pn->dp : 0, sizeof(float));
+    g->p16 = carve(from, bc * br, sizeof *g->p16);
+    g->ds16 = carve(from, bc * br, sizeof *g->ds16);
+    g->p16_rows = carve(from, bc, sizeof *g->p16_rows);
+    g->ds16_rows = carve(from, bc, sizeof *g->ds16_rows);
+    g->ds_pairs = carve(from, bc / 2 * TILE_GROUP, sizeof(float));
+    g->sums = carve(from, bc * fattn_max64(pn->dp, pn->dvp), sizeof(float));
+    g->sum_rows = carve(from, bc, sizeof *g->sum_rows);
+}
+
+static int64_t pairs_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    backward g;
+    arena from = {0};
+    backward_layout_pairs(&g, p, tiling, &from);
+    return from.used;
+}
+#endif
 
 static int64_t backward_shared(const fattn_problem *p, const fattn_tiling *tiling)
 {
@@ -269,8 +333,8 @@ static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 /* --- Phase 2: panels -------------------------------------------------------------------------- */
 
-/* delta = sum_c dO_c o_c - dlse of the rows at r, after g->dot. The sum runs as those of dP do, so
- * that a row whose o is one of its v has a dS of exactly 0 there. */
+/* delta, which was dlse, = sum_c dO_c o_c - dlse of the rows at r, after g->dot. The sum runs as
+ * those of dP do, so that a row whose o is one of its v has a dS of exactly 0 there. */
 static void load_delta(backward *g, int64_t r)
 {
     const panel *const pn = &g->panel;
@@ -290,14 +354,7 @@ static void load_delta(backward *g, int64_t r)
     for (int64_t c = 0; c < p->dim_v; c++) {
         delta = fv_muladd(fv_load(g->ot + c * FV_LANES), fv_load(g->dot + c * pn->br + r), delta);
     }
-    fv_store(g->delta + r, delta);
-    for (int64_t n = r; n < r + FV_LANES && p->features & FATTN_DLSE; n++) {
-        const query_row *const row = &pn->row[n];
-        if (!row->dead) {
-            const float *const dlse = pn->buf->dlse;
-            g->delta[n] -= dlse[fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i];
-        }
-    }
+    fv_store(g->delta + r, fv_sub(delta, fv_load(g->delta + r)));
 }
 
 /* lse in units of the scores, in two floats: one would be off by 2^-24 of lse, and all
@@ -310,32 +367,48 @@ static void load_lse(backward *g, int64_t r, float natural)
     g->rest[r] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
 }
 
-/* Rows q, dO, lse and delta. A row whose lse is -inf has no probabilities: it is dead, like those
- * past the last, and gives 0 whatever its dO and dlse are. */
-static void backward_begin(backward *g)
+/* lse and dlse, the latter in delta. A row whose lse is -inf has no probabilities: it is dead, like
+ * those past the last, and gives 0 whatever its dO and dlse are. */
+static void load_numbers(backward *g)
 {
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
-    const float *const lse = pn->buf->lse;
+    const float *const lse = pn->buf->lse, *const dlse = pn->buf->dlse;
 
-    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
-    load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, pn->dvp);
     pn->ragged = pn->rows < pn->width;
     for (int64_t r = 0; r < pn->width; r++) {
         query_row *const row = &pn->row[r];
-        const float x = row->dead ? 0 : lse[fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i];
+        const int64_t at = row->dead ? 0 : fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
+        const float x = row->dead ? 0 : lse[at];
         if (x == -fattn_f32_infinity()) {
             row->dead = pn->ragged = true;
-            fill(g->dout + r * pn->dvp, pn->dvp, 0);
         }
         load_lse(g, r, row->dead ? 0 : x);
+        g->delta[r] = p->features & FATTN_DLSE && !row->dead ? dlse[at] : 0;
     }
+}
+
+/* Rows q, dO and delta. */
+static void load_rows(backward *g)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+
+    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
+    load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, pn->dvp);
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (pn->row[r].dead) {
+            fill(g->dout + r * pn->dvp, pn->dvp, 0);
+        }
+    }
+    point_rows(pn->x_rows, pn->bc, pn->x, pn->br);
+    point_rows(g->dp_rows, pn->bc, g->dp, pn->br);
+    fill(g->nowhere, fattn_max64(pn->dp, pn->dvp), 0);
     transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
     transpose(g->dout, pn->dvp, pn->width, pn->dvp, g->dot, pn->br);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta(g, r);
     }
-    fill(g->dqt, pn->br * pn->dp, 0);
 }
 
 /* Scores in x and dP in dp become Z P and dS'; ds gets dS where dbias is wanted. */
@@ -401,6 +474,16 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     product_rows(1, s.padded, (const float *const *)weights, pn->width, rows, stride, g->out, dim);
 }
 
+/* Waits until the panel before has added to the keys of the tile: to all keys where they share an
+ * entry of dbias. */
+static void wait_for(const backward *g, span s, const fattn_cpu_progress *before)
+{
+    if (before) {
+        const bool all = dbias_sums_keys(g->panel.p);
+        fattn_cpu_wait(before, all ? INT64_MAX : s.first / g->panel.bc + 1);
+    }
+}
+
 static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
 {
     panel *const pn = &g->panel;
@@ -430,11 +513,8 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
         product_columns(p->dim, NULL, pn->k, s.padded, g->dp, pn->br, g->dqt, pn->br, pn->width);
     }
 
-    /* 4. What is shared, when the panel before has added to these keys: to all keys where they
-     * share an entry of dbias. */
-    if (before) {
-        fattn_cpu_wait(before, dbias_sums_keys(p) ? INT64_MAX : s.first / pn->bc + 1);
-    }
+    /* 4. What is shared. */
+    wait_for(g, s, before);
     if (wants(p, FATTN_OUT_DBIAS)) {
         add_dbias(g, s);
     }
@@ -446,22 +526,274 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
     }
 }
 
-static void store_dq(backward *g)
+/* to += factor from */
+static void add_row(float *to, const float *from, int64_t n, float factor)
+{
+    const fv f = fv_set1(factor);
+    int64_t c = 0;
+    for (; c + FV_LANES <= n; c += FV_LANES) {
+        fv_store(to + c, fv_muladd(f, fv_load(from + c), fv_load(to + c)));
+    }
+    if (c < n) {
+        const int part = (int)(n - c);
+        const fv sum = fv_muladd(f, fv_load(from + c), fv_load_part(to + c, part));
+        fv_store_part(to + c, sum, part);
+    }
+}
+
+/* --- Phase 2 by products of pairs ------------------------------------------------------------- */
+
+#if FV_PAIRS
+
+/* Products take whole steps of rows: matrix registers 16 pairs. */
+#define ROWS_STEP (FV_TILES ? 32 : FV_LANES)
+
+/* Dead rows up to a whole step. */
+static void widen(panel *pn)
+{
+    const int64_t past = (pn->width + ROWS_STEP - 1) / ROWS_STEP * ROWS_STEP;
+    for (; pn->width < past; pn->width++) {
+        panel_row(pn, pn->width);
+    }
+}
+
+/* Rows of q or dO, zeros for dead ones, both ways that they are summed over: along channels,
+ * t[c][r], and along rows, zipped[r / 2][c]. rows: scratch, [FV_LANES][pairs_stride(dim)]. Returns
+ * the bits that some number has. */
+static unsigned load_both_ways(const panel *pn, const void *tensor, const fattn_strides *strides,
+                               int64_t dim, float *rows, float *t, float *zipped)
+{
+    const int64_t stride = pairs_stride(dim), row = vectors_of(dim) * FV_LANES;
+    unsigned bits = 0;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        for (int64_t n = 0; n < FV_LANES; n++) {
+            if (pn->row[r + n].dead) {
+                fill(rows + n * stride, stride, 0);
+            } else {
+                row_copy(rows + n * stride,
+                         element(tensor, pn->p->dtype, query_index(pn, strides, r + n)), dim);
+            }
+        }
+        const uint16_t *const x = (const uint16_t *)(const void *)rows;
+        for (int64_t n = 0; n < 2 * FV_LANES * stride; n++) {
+            bits |= x[n];
+        }
+        transpose(rows, stride, FV_LANES, stride, t + r, pn->br);
+        for (int64_t n = 0; n < FV_LANES; n += 2) {
+            row_zip((bf16_pair *)(void *)(zipped + (r + n) / 2 * row), x + 2 * n * stride,
+                    x + 2 * (n + 1) * stride, dim);
+        }
+    }
+    return bits;
+}
+
+/* pairs *= 2^64, which is exact; pairs: [rows][stride], of which n count. */
+static void raise_pairs(float *pairs, int64_t rows, int64_t stride, int64_t n)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        uint16_t *const x = (uint16_t *)(void *)(pairs + r * stride);
+        for (int64_t c = 0; c < 2 * n; c++) {
+            x[c] = fattn_bf16_from_f32(0x1p64f * fattn_bf16_to_f32(x[c]));
+        }
+    }
+}
+
+/*
+ * Products of pairs drop what is below the normal range, as all is that comes of a dO of that size.
+ * Where all dO of a panel are below 2^-63 they are therefore taken 2^64 times as large, and what is
+ * summed of them is lowered again; dS only if dlse is small as well, else it is what dS is about.
+ */
+static void lift(backward *g, unsigned bits)
+{
+    const panel *const pn = &g->panel;
+    const int64_t dim_v = pn->p->dim_v;
+    bool small = true;
+    g->lowered = g->lowered_dv = 1;
+    if (bits & EXPONENT_HIGH) {
+        return;
+    }
+    raise_pairs(g->dout_zipped, pn->width / 2, pn->dvp, pn->dvp);
+    g->lowered_dv = 0x1p-64f;
+    for (int64_t r = 0; r < pn->width; r++) {
+        small = small && g->delta[r] < 0x1p-63f && g->delta[r] > -0x1p-63f;
+    }
+    if (small) {
+        raise_pairs(g->dot, pairs_stride(dim_v), pn->br, pn->width);
+        for (int64_t r = 0; r < pn->width; r++) {
+            g->delta[r] *= 0x1p64f;
+        }
+        g->lowered = 0x1p-64f;
+    }
+}
+
+/* As load_delta(). */
+static void load_delta_pairs(backward *g, int64_t r)
+{
+    const panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t stride = pairs_stride(p->dim_v);
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        if (pn->row[r + n].dead) {
+            fill(g->o + n * stride, stride, 0);
+        } else {
+            row_copy(g->o + n * stride,
+                     element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)), p->dim_v);
+        }
+    }
+    float delta[FV_LANES];
+    pairs_dots(g->o, stride, g->ot, pairs_of(p->dim_v), g->dot + r, pn->br, delta);
+    fv_store(g->delta + r, fv_sub(fv_load(delta), fv_load(g->delta + r)));
+}
+
+static void load_rows_pairs(backward *g)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+
+    (void)load_both_ways(pn, pn->buf->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
+    lift(g, load_both_ways(pn, pn->buf->dout, &p->dout, p->dim_v, g->o, g->dot, g->dout_zipped));
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        load_delta_pairs(g, r);
+    }
+    point_rows(pn->x_rows, pn->bc, pn->x, TILE_GROUP);
+    point_rows(g->dp_rows, pn->bc, g->dp, TILE_GROUP);
+    point_rows(g->sum_rows, pn->bc, g->sums, fattn_max64(pn->dp, pn->dvp));
+    for (int64_t j = 0; j < pn->bc; j++) {
+        g->p16_rows[j] = (const bf16_pair *)(void *)(g->p16 + j * pn->br);
+        g->ds16_rows[j] = (const bf16_pair *)(void *)(g->ds16 + j * pn->br);
+    }
+}
+
+/* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16. */
+INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t columns, unsigned terms,
+                                bool drops, bool keeps_ds)
+{
+    const panel *const pn = &g->panel;
+    const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(g->lowered);
+    for (int64_t j = 0; j < s.padded; j += 2) {
+        for (int64_t r = 0; r < columns; r += FV_LANES) {
+            const fv lse = fv_load(g->lse + first + r), rest = fv_load(g->rest + first + r);
+            const fv delta = fv_load(g->delta + first + r);
+            const int64_t to = j * pn->br + first + r;
+            fv weight[2], ds[2];
+            for (int64_t n = 0; n < 2; n++) {
+                const int64_t from = (j + n) * TILE_GROUP + r, at = to + n * pn->br;
+                const fattn_score_pair pair = pair_at(pn, terms, j + n, first + r);
+                fv slope;
+                const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + from), pair, &slope);
+                const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
+                weight[n] = fattn_softmax_weight(fv_sub(x, lse), unit, rest);
+                ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(g->dp + from)), delta));
+                weight[n] = fv_mul(z, weight[n]);
+                if (keeps_ds) {
+                    fv_store(g->ds + at, fv_mul(lowered, ds[n]));
+                }
+                ds[n] = fv_mul(ds[n], slope);
+            }
+            pv_store_rows(g->p16 + to, g->p16 + to + pn->br, pv_round(weight[0], weight[1]));
+            const pv rounded = pv_round(ds[0], ds[1]);
+            pv_store_rows(g->ds16 + to, g->ds16 + to + pn->br, rounded);
+            pv_store(g->ds_pairs + j / 2 * TILE_GROUP + r, pv_twist(rounded));
+        }
+    }
+}
+
+/* tensor[j] += factor weights[j] rows for the keys of the tile, whose turn it is after the sums.
+ * weights: [bc] rows of [br]; rows: zipped */
+static void add_keys_pairs(backward *g, span s, const bf16_pair *const *weights, const float *rows,
+                           float factor, void *tensor, const fattn_strides *strides, int64_t dim,
+                           float *apart, int64_t stride, const fattn_cpu_progress *before)
+{
+    const panel *const pn = &g->panel;
+    pairs_rows(s.padded, weights, pn->br / 2, pn->width / 2, rows, stride, g->sum_rows,
+               fattn_max64(pn->dp, pn->dvp), stride);
+    wait_for(g, s, before);
+    for (int64_t j = 0; j < s.live; j++) {
+        add_row(sum_row(pn, tensor, strides, apart, stride, s.first + j), g->sum_rows[j], dim,
+                factor);
+    }
+}
+
+static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *before)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const fattn_buffers *const buf = pn->buf;
+    const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
+    const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
+
+    pairs_load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    if (needs_ds) {
+        pairs_load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, g->v_rows);
+        pairs_zip_keys(pn, s, buf->k, &p->k, p->dim, g->k_zipped, g->k_transposed, pn->v_pairs);
+    }
+    const unsigned terms = load_terms(pn, s);
+    if (drops) {
+        load_dropout(pn, s);
+    }
+
+    /* 1. Strips: S^T and dP^T, Z P^T and dS^T, dQ^T += K^T dS^T. */
+    for (int64_t r = 0; r < pn->width; r += TILE_GROUP) {
+        const int64_t columns = fattn_min64(TILE_GROUP, pn->width - r);
+        pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
+                   pn->br, pn->x_rows, TILE_GROUP, columns);
+        if (needs_ds) {
+            pairs_rows(s.padded, g->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v), g->dot + r,
+                       pn->br, g->dp_rows, TILE_GROUP, columns);
+        } else {
+            fill(g->dp, s.padded * TILE_GROUP, 0);
+        }
+        if (terms || drops || keeps_ds) {
+            differentiate_strip(g, s, r, columns, terms, drops, keeps_ds);
+        } else {
+            differentiate_strip(g, s, r, columns, 0, false, false);
+        }
+        if (wants(p, FATTN_OUT_DQ)) {
+            pairs_columns(pn, p->dim, pn->v_pairs, g->k_transposed, s.padded / 2, g->ds_pairs,
+                          TILE_GROUP, g->dqt + r, columns);
+        }
+    }
+
+    /* 2. What is shared. */
+    if (keeps_ds) {
+        wait_for(g, s, before);
+        add_dbias(g, s);
+    }
+    if (wants(p, FATTN_OUT_DV)) {
+        add_keys_pairs(g, s, g->p16_rows, g->dout_zipped, g->lowered_dv, buf->dv, &p->dv, p->dim_v,
+                       g->shared.dv, pn->dvp, before);
+    }
+    if (wants(p, FATTN_OUT_DK)) {
+        add_keys_pairs(g, s, g->ds16_rows, g->q_zipped, pn->rule.scale * g->lowered, buf->dk,
+                       &p->dk, p->dim, g->shared.dk, pn->dp, before);
+    }
+}
+
+#else
+
+#define backward_layout_pairs(g, p, tiling, from) ((void)(g), (void)(p), (void)(from))
+#define widen(pn) ((void)(pn))
+#define load_rows_pairs(g) ((void)(g))
+#define backward_tile_pairs(g, s, before) ((void)(g), (void)(s), (void)(before))
+
+#endif
+
+/* dq of the rows at first. */
+static void store_dq(backward *g, int64_t first, float factor)
 {
     const panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     const fattn_dtype dtype = fattn_gradient_dtype(p);
-    transpose(g->dqt, pn->br, pn->dp, pn->width, g->dq, pn->dp);
-    for (int64_t r = 0; r < pn->rows; r++) {
+    transpose(g->dqt + first, pn->br, pn->dp, FV_LANES, g->dq, pn->dp);
+    for (int64_t r = first; r < fattn_min64(first + FV_LANES, pn->rows); r++) {
         const int64_t at = query_index(pn, &p->dq, r);
-        float *const row = g->dq + r * pn->dp;
+        float *const row = g->dq + (r - first) * pn->dp;
         if (p->features & FATTN_ACCUMULATE) { /* f32, then */
-            const float *const old = (const float *)pn->buf->dq + at;
-            for (int64_t c = 0; c < p->dim; c++) {
-                row[c] += old[c];
-            }
+            add_row((float *)pn->buf->dq + at, row, p->dim, factor);
+        } else {
+            row_store((char *)pn->buf->dq + at * fattn_dtype_size(dtype), dtype, row, p->dim,
+                      factor);
         }
-        row_store((char *)pn->buf->dq + at * fattn_dtype_size(dtype), dtype, row, p->dim, 1);
     }
 }
 
@@ -478,7 +810,7 @@ static void store_dsink(const backward *g, float *parts)
         float weight[FV_LANES];
         fv_store(weight, fattn_softmax_weight(fv_set1(sink[row->h]), fv_set1((float)FATTN_LOG2E),
                                               fv_set1(g->lse[r])));
-        parts[row->h - pn->hk * pn->group] -= weight[0] * g->delta[r];
+        parts[row->h - pn->hk * pn->group] -= weight[0] * g->delta[r] * g->lowered;
     }
 }
 
@@ -489,13 +821,20 @@ static int64_t chain_length(const fattn_cpu_run *run)
 }
 
 /* A panel that adds: everything but the chain. */
-static void backward_panel(backward *g, const fattn_cpu_progress *before, fattn_cpu_progress *own)
+INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *before,
+                           fattn_cpu_progress *own)
 {
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     int64_t block = 0, past = INT64_MAX;
 
-    backward_begin(g);
+    load_numbers(g);
+    if (pairs) {
+        load_rows_pairs(g);
+    } else {
+        load_rows(g);
+    }
+    fill(g->dqt, pn->br * pn->dp, 0);
     panel_blocks(pn, &block, &past);
     if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
         past = 0;
@@ -505,35 +844,43 @@ static void backward_panel(backward *g, const fattn_cpu_progress *before, fattn_
         if (s.kind == FATTN_TILE_EMPTY) {
             continue;
         }
-        backward_tile(g, s, before);
+        if (pairs) {
+            backward_tile_pairs(g, s, before);
+        } else {
+            backward_tile(g, s, before);
+        }
         if (own) {
             fattn_cpu_publish(own, block + 1);
         }
     }
-    if (wants(p, FATTN_OUT_DQ)) {
-        store_dq(g);
+    for (int64_t r = 0; r < pn->rows && wants(p, FATTN_OUT_DQ); r += FV_LANES) {
+        store_dq(g, r, pairs ? pn->rule.scale * g->lowered : 1);
     }
 }
 
-static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+INLINE void differentiate(const fattn_cpu_run *run, int64_t item, void *scratch, bool pairs)
 {
     const fattn_problem *const p = run->problem;
     const fattn_work work = fattn_schedule_item(run->tiling, p->heads_k, item);
     arena from = {.base = scratch};
     backward g;
     panel *const pn = &g.panel;
-    backward_layout(&g, p, run->tiling, &from);
+    if (pairs) {
+        backward_layout_pairs(&g, p, run->tiling, &from);
+    } else {
+        backward_layout(&g, p, run->tiling, &from);
+    }
     g.shared = gradients_of(run);
+    g.lowered = 1;
 
     fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
     const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
     const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br);
+    if (has_rows && pairs) {
+        widen(pn);
+    }
     if (has_rows) {
-        for (int64_t j = 0; j < pn->bc; j++) {
-            g.dp_rows[j] = g.dp + j * pn->br;
-        }
-        fill(g.nowhere, fattn_max64(pn->dp, pn->dvp), 0);
-        backward_panel(&g, before, own);
+        backward_panel(&g, pairs, before, own);
     }
     if (wants(p, FATTN_OUT_DSINK)) {
         float *const parts = g.shared.dsink + item * pn->group;
@@ -549,6 +896,20 @@ static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
         fattn_cpu_publish(own, INT64_MAX);
     }
 }
+
+static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    differentiate(run, item, scratch, false);
+}
+
+#if FV_PAIRS
+static void backward_work_pairs(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    pairs_open();
+    differentiate(run, item, scratch, true);
+    pairs_close();
+}
+#endif
 
 static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->items; }
 
@@ -626,3 +987,29 @@ static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *ti
     return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling),
                                tiling->items);
 }
+
+#if FV_PAIRS
+/* Products in matrix registers take so little time that loading keys and adding to dK and dV must
+ * serve more rows. */
+static const fattn_tile backward_pairs_tiles[] = {
+#if FV_TILES
+    {96, 32}, {96, 64}, {192, 128}, {288, 128}, {384, 128},
+#else
+    {TILE_ROWS(144), 96},
+    {TILE_ROWS(96), 96},
+    {TILE_ROWS(48), 64},
+    {TILE_ROWS(16), 32},
+#endif
+    {0, 0}};
+
+static int64_t pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return pairs_scratch(p, &tiling);
+}
+
+static int64_t pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(backward_shared(p, tiling), pairs_scratch(p, tiling), tiling->items);
+}
+#endif

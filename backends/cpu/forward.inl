@@ -47,6 +47,8 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
 {
     const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
     panel_layout(&strips->panel, p, br, tiling->bc, from);
+    strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
+    strips->panel.x = carve(from, br * tiling->bc, sizeof(float));
     strips->alpha = carve(from, br, sizeof(float));
     strips->o = carve(from, br * strips->panel.dvp, sizeof(float));
     strips->raw = carve(from, tiling->bc, sizeof *strips->raw);
@@ -54,6 +56,7 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
         forward *const f = &strips[n];
         *f = strips[0];
         panel_layout_rows(&f->panel, from);
+        f->panel.qt = carve(from, br * f->panel.dp, sizeof(float));
         f->m = carve(from, br, sizeof(float));
         f->l = carve(from, br, sizeof(float));
         f->ot = carve(from, br * f->panel.dvp, sizeof(float));
@@ -66,6 +69,7 @@ static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run 
                             fattn_work work)
 {
     int64_t n = 0;
+    point_rows(strips->panel.x_rows, strips->panel.bc, strips->panel.x, strips->panel.br);
     while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
                                    work.block * run->tiling->br + n * strips->panel.br)) {
         n++;
@@ -336,7 +340,7 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, way how
     if (how == WIDE && all.live) {
         load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
     } else if (how == PAIRED && all.live) {
-        pairs_load_keys(pn, all);
+        pairs_load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
     }
     const bool pairs = how == PAIRED && values && pairs_load_values(pn, all);
     if (values && !pairs) {

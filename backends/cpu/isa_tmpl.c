@@ -123,6 +123,25 @@ static const fattn_cpu_kernel kernels[] = {
         .shared = forward_shared,
         .phases = {{forward_count, forward_work}, {merge_count, merge_work}},
     },
+#if FV_PAIRS
+    {
+        .row = {.name = KERNEL_NAME("backward_pairs"),
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),
+                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
+                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .dim_max = 256,
+                .own_dtype_o = true, /* dO is an operand */
+                .packs_groups = true,
+                .tiles = backward_pairs_tiles,
+                .fast_bytes = pairs_fast_bytes,
+                .workspace = pairs_workspace},
+        .scratch = pairs_scratch,
+        .shared = backward_shared,
+        .phases = {{clear_count, clear_work},
+                   {backward_count, backward_work_pairs},
+                   {finish_count, finish_work}},
+    },
+#endif
     {
         .row = {.name = KERNEL_NAME("backward"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),

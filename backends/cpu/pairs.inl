@@ -10,14 +10,15 @@
 
 #if FV_PAIRS
 
-/* Pairs in a row of dim channels. */
+/* Pairs in a row of dim channels, and in a copy of it: whole vectors. */
 static int64_t pairs_of(int64_t dim) { return (dim + 1) / 2; }
+static int64_t pairs_stride(int64_t dim) { return vectors_of(pairs_of(dim)) * FV_LANES; }
 
-/* Whether rows of k can be read where they lie: not when the last pair would reach past the row, or
- * when they must be whole vectors; and see in_place(). */
-static bool pairs_in_place(const fattn_problem *p)
+/* Whether rows of k or v can be read where they lie: not when the last pair would reach past the
+ * row, or when they must be whole vectors; and see in_place(). */
+static bool pairs_in_place(int64_t dim, const fattn_strides *strides)
 {
-    return !FV_TILES && p->dim % 2 == 0 && p->k.seq % 2048 != 0;
+    return !FV_TILES && dim % 2 == 0 && strides->seq % 2048 != 0;
 }
 
 /* to[0 .. n) = from[0 .. n), and zeros up to whole vectors of pairs. */
@@ -43,24 +44,28 @@ static void pairs_load_queries(panel *pn)
     transpose(pn->q, pn->dp, pn->width, pairs_of(p->dim), pn->qt, pn->br);
 }
 
-/* Rows of k. */
-static void pairs_load_keys(const panel *pn, span s)
+/* rows[j] = row of k or v of the tile; copies are [bc][pairs_stride(dim)]. Matrix registers take
+ * all rows from the copy, so that it has zeros past the last. */
+static void pairs_load_keys(const panel *pn, span s, const void *tensor,
+                            const fattn_strides *strides, int64_t dim, float *copy,
+                            const bf16_pair **rows)
 {
-    const fattn_problem *const p = pn->p;
-    const bool direct = pairs_in_place(p);
-    const int64_t stride = vectors_of(pairs_of(p->dim)) * FV_LANES;
+    const bool direct = pairs_in_place(dim, strides);
+    const int64_t stride = pairs_stride(dim);
     for (int64_t j = 0; j < s.padded; j++) {
-        const void *row = pn->zeros;
+        float *const to = copy + j * stride;
+        const void *row = FV_TILES ? to : pn->zeros;
         if (j < s.live) {
             const void *const from =
-                element(pn->buf->k, p->dtype, key_index(pn, &p->k, s.first + j));
-            float *const copy = pn->k_copy + j * stride;
+                element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j));
             if (!direct) {
-                row_copy(copy, from, p->dim);
+                row_copy(to, from, dim);
             }
-            row = direct ? from : copy;
+            row = direct ? from : to;
+        } else if (FV_TILES) {
+            fill(to, stride, 0);
         }
-        pn->k_pairs[j] = row;
+        rows[j] = row;
     }
 }
 
@@ -80,6 +85,27 @@ static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second
     }
 }
 
+/* to[j / 2] = rows j and j + 1 of k or v, zipped, at a stride of dim in whole vectors; and, for
+ * matrix registers, transposed: [stride][bc / 2]. */
+static void pairs_zip_keys(const panel *pn, span s, const void *tensor,
+                           const fattn_strides *strides, int64_t dim, float *to, float *transposed,
+                           const bf16_pair **zipped)
+{
+    const int64_t stride = vectors_of(dim) * FV_LANES;
+    for (int64_t j = 0; j < s.padded; j += 2) {
+        const void *rows[2] = {pn->zeros, pn->zeros};
+        for (int64_t n = 0; n < 2 && j + n < s.live; n++) {
+            rows[n] = element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j + n));
+        }
+        bf16_pair *const pairs = (bf16_pair *)(void *)(to + j / 2 * stride);
+        row_zip(pairs, rows[0], rows[1], dim);
+        zipped[j / 2] = pairs;
+    }
+    if (FV_TILES) {
+        transpose(to, stride, s.padded / 2, stride, transposed, pn->bc / 2);
+    }
+}
+
 /* Pairs of v take half of v_copy; in the other they are transposed, [dvp][bc / 2]. */
 static float *values_transposed(const panel *pn) { return pn->v_copy + pn->bc / 2 * pn->dvp; }
 
@@ -92,20 +118,12 @@ static bool pairs_load_values(const panel *pn, span s)
 {
     const fattn_problem *const p = pn->p;
     uint16_t bits = 0;
-    for (int64_t j = 0; j < s.padded; j += 2) {
-        const void *rows[2] = {pn->zeros, pn->zeros};
-        for (int64_t n = 0; n < 2 && j + n < s.live; n++) {
-            rows[n] = element(pn->buf->v, p->dtype, key_index(pn, &p->v, s.first + j + n));
-        }
-        bf16_pair *const to = (bf16_pair *)(void *)(pn->v_copy + j / 2 * pn->dvp);
-        row_zip(to, rows[0], rows[1], p->dim_v);
+    pairs_zip_keys(pn, s, pn->buf->v, &p->v, p->dim_v, pn->v_copy, values_transposed(pn),
+                   pn->v_pairs);
+    for (int64_t j = 0; j < s.padded / 2; j++) {
         for (int64_t c = 0; c < p->dim_v; c++) {
-            bits |= to[c].first | to[c].second;
+            bits |= pn->v_pairs[j][c].first | pn->v_pairs[j][c].second;
         }
-        pn->v_pairs[j / 2] = to;
-    }
-    if (FV_TILES) {
-        transpose(pn->v_copy, pn->dvp, s.padded / 2, pn->dvp, values_transposed(pn), pn->bc / 2);
     }
     return bits & EXPONENT_HIGH;
 }
@@ -116,27 +134,55 @@ static bool pairs_load_values(const panel *pn, span s)
 static void pairs_open(void) { tiles_open(); }
 static void pairs_close(void) { tiles_close(); }
 
-/* C (+)= A B for whole tiles; a: [rows][depth], b: [depth][columns] with the strides of c. */
+/* C (+)= A B for whole tiles; a: [rows][depth], b: [depth][columns]. */
 static void tiles_product(int add, int64_t rows, const void *a, int64_t a_stride, int64_t depth,
-                          const float *b, float *c, int64_t stride, int64_t columns)
+                          const float *b, int64_t b_stride, float *c, int64_t c_stride,
+                          int64_t columns)
 {
     for (int64_t column = 0; column < columns; column += 48) {
         const int nq = (int)fattn_min64(columns - column, 48) / 16;
         for (int64_t row = 0; row < rows; row += 32) {
             const int nm = (int)fattn_min64(rows - row, 32) / 16;
             tiles_multiply(nm, nq, add, (const bf16_pair *)a + row * a_stride, 4 * a_stride, depth,
-                           b + column, 4 * stride, c + row * stride + column, 4 * stride);
+                           b + column, 4 * b_stride, c + row * c_stride + column, 4 * c_stride);
         }
     }
 }
 
-static void pairs_scores(const panel *pn, span s)
+/* C = A B; a: [rows][depth] by rows, of which matrix registers take the first and a_stride;
+ * b: [depth][columns], columns whole vectors; c: [rows][columns], likewise. */
+static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride, int64_t depth,
+                       const float *b, int64_t b_stride, float *const *c, int64_t c_stride,
+                       int64_t columns)
 {
-    const int64_t depth = vectors_of(pairs_of(pn->p->dim)) * FV_LANES;
-    tiles_product(0, s.padded, pn->k_copy, depth, depth, pn->qt, pn->x, pn->br, pn->width);
+    tiles_product(0, rows, a[0], a_stride, vectors_of(depth) * FV_LANES, b, b_stride, c[0],
+                  c_stride, columns);
 }
 
-static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
+/* C += A^T B; a: [depth][rows] by rows, and transposed, which is what matrix registers take. */
+static void pairs_columns(const panel *pn, int64_t rows, const bf16_pair *const *a,
+                          const float *transposed, int64_t depth, const float *b, int64_t b_stride,
+                          float *c, int64_t columns)
+{
+    (void)a;
+    tiles_product(1, vectors_of(rows) * FV_LANES, transposed, pn->bc / 2, depth, b, b_stride, c,
+                  pn->br, columns);
+}
+
+/* to[r] = row r of a . column r of b, summed as pairs_rows() sums; FV_LANES of them. t: scratch,
+ * [stride][FV_LANES] */
+static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,
+                       int64_t b_stride, float *to)
+{
+    float square[16 * 16];
+    (void)t, (void)depth;
+    tiles_product(0, 16, a, stride, stride, b, b_stride, square, 16, 16);
+    for (int64_t r = 0; r < 16; r++) {
+        to[r] = square[17 * r];
+    }
+}
+
+static void pairs_scale(const panel *pn, const float *alpha, float *ot)
 {
     for (int64_t r = 0; alpha && r < pn->width; r += FV_LANES) {
         const fv factor = fv_load(alpha + r);
@@ -148,8 +194,14 @@ static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
             fv_store(at, fv_mul(fv_load(at), factor));
         }
     }
-    tiles_product(1, pn->dvp, values_transposed(pn), pn->bc / 2, s.padded / 2, pn->x, ot, pn->br,
-                  pn->width);
+}
+
+/* ot = ot alpha + V^T P^T */
+static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
+{
+    pairs_scale(pn, alpha, ot);
+    pairs_columns(pn, pn->p->dim_v, pn->v_pairs, values_transposed(pn), s.padded / 2, pn->x, pn->br,
+                  ot, pn->width);
 }
 
 #else
@@ -157,11 +209,31 @@ static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
 static void pairs_open(void) {}
 static void pairs_close(void) {}
 
-/* x[j][r] = k[j] . q[r] */
-static void pairs_scores(const panel *pn, span s)
+static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride, int64_t depth,
+                       const float *b, int64_t b_stride, float *const *c, int64_t c_stride,
+                       int64_t columns)
 {
-    product_rows_pairs(0, s.padded, pn->k_pairs, pairs_of(pn->p->dim), (const void *)pn->qt, pn->br,
-                       pn->x_rows, pn->width);
+    (void)a_stride, (void)c_stride;
+    product_rows_pairs(0, rows, a, depth, (const void *)b, b_stride, c, columns);
+}
+
+static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,
+                       int64_t b_stride, float *to)
+{
+    fv sum = fv_set1(0);
+    transpose(a, stride, FV_LANES, stride, t, FV_LANES);
+    for (int64_t c = 0; c < depth; c++) {
+        sum = fv_muladd_pairs(pv_load(t + c * FV_LANES), pv_load(b + c * b_stride), sum);
+    }
+    fv_store(to, sum);
+}
+
+static void pairs_columns(const panel *pn, int64_t rows, const bf16_pair *const *a,
+                          const float *transposed, int64_t depth, const float *b, int64_t b_stride,
+                          float *c, int64_t columns)
+{
+    (void)transposed;
+    product_columns_pairs(rows, NULL, a, depth, (const void *)b, b_stride, c, pn->br, columns);
 }
 
 /* ot = ot alpha + V^T P^T */
@@ -173,11 +245,19 @@ static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
 
 #endif
 
+/* x[j][r] = k[j] . q[r] */
+static void pairs_scores(const panel *pn, span s)
+{
+    const int64_t dim = pn->p->dim;
+    pairs_rows(s.padded, pn->k_pairs, pairs_stride(dim), pairs_of(dim), pn->qt, pn->br, pn->x_rows,
+               pn->br, pn->width);
+}
+
 #else
 
 /* The table has no row that would ask for pairs, and what is left of the question is nothing. */
 #define pairs_load_queries(pn) ((void)(pn))
-#define pairs_load_keys(pn, s) ((void)(pn), (void)(s))
+#define pairs_load_keys(pn, s, tensor, strides, dim, copy, rows) ((void)(pn), (void)(s))
 #define pairs_load_values(pn, s) ((void)(pn), (void)(s), false)
 #define pairs_scores(pn, s) ((void)(pn), (void)(s))
 #define pairs_mix(pn, s, alpha, ot) ((void)(pn), (void)(s), (void)(alpha), (void)(ot))
@@ -190,7 +270,7 @@ INLINE void keep_weights(float *x, int64_t stride, int64_t j, fv first, fv secon
 {
 #if FV_PAIRS
     if (pairs) {
-        pv_store(x + j / 2 * stride, pv_join(first, second));
+        pv_store(x + j / 2 * stride, pv_twist(pv_round(first, second)));
         return;
     }
 #endif

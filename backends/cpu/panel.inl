@@ -42,20 +42,21 @@ typedef struct panel {
     float *slope;     /* [br] of ALiBi */
     uint32_t *drop_i; /* [br] query and global head, for dropout */
     uint32_t *drop_h;
-    float *qt; /* [dp][br] */
 
     /* Scratch that panels of one thread can share. */
     float *at;              /* [br] i + off - (first key of the tile) */
     float *lo, *hi;         /* [br] keys of the tile that are kept: lo <= j < hi */
-    float *q;               /* [br][dp] */
-    float *x;               /* [bc][br] scores, then probabilities */
-    float **x_rows;         /* [bc] */
+    float **x_rows;         /* [bc] of x */
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
     float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
     const float **k, **v;   /* [bc] rows of the tile */
     const bf16_pair **k_pairs, **v_pairs; /* [bc], [bc / 2] the same where pairs are multiplied */
     float *k_copy, *v_copy;               /* [bc][dp], [bc][dvp] */
     float *zeros;                         /* [max(dp, dvp)] */
+
+    /* Scratch that each kernel lays out as its products want it. */
+    float *q, *qt; /* [br][dp], [dp][br] */
+    float *x;      /* [bc][br] scores, then probabilities */
 } panel;
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
@@ -100,8 +101,6 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->at = carve(from, br, sizeof(float));
     pn->lo = carve(from, br, sizeof(float));
     pn->hi = carve(from, br, sizeof(float));
-    pn->q = carve(from, br * pn->dp, sizeof(float));
-    pn->x = carve(from, bc * br, sizeof(float));
     pn->x_rows = carve(from, bc, sizeof *pn->x_rows);
     pn->bias = carve(from, p->features & FATTN_BIAS ? bc * br : 0, sizeof(float));
     pn->keep = carve(from, pn->masked ? bc * br : 0, sizeof(float));
@@ -123,7 +122,6 @@ static void panel_layout_rows(panel *pn, arena *from)
     pn->slope = carve(from, pn->br, sizeof(float));
     pn->drop_i = carve(from, pn->br, sizeof(uint32_t));
     pn->drop_h = carve(from, pn->br, sizeof(uint32_t));
-    pn->qt = carve(from, pn->br * pn->dp, sizeof(float));
 }
 
 /* Bytes of a tile of keys and values that is used where it lies: it occupies cache like a copy. The
@@ -219,6 +217,14 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
     memcpy(x + whole, last, (size_t)part * sizeof *x);
 }
 
+/* rows[n] = row n of an array. */
+static void point_rows(float **rows, int64_t count, float *first, int64_t stride)
+{
+    for (int64_t n = 0; n < count; n++) {
+        rows[n] = first + n * stride;
+    }
+}
+
 static const void *element(const void *array, fattn_dtype dtype, int64_t index)
 {
     return (const char *)array + index * fattn_dtype_size(dtype);
@@ -302,9 +308,6 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     }
     for (int64_t r = 0; r < pn->width; r++) {
         panel_row(pn, r);
-    }
-    for (int64_t j = 0; j < pn->bc; j++) {
-        pn->x_rows[j] = pn->x + j * pn->br;
     }
     fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0);
     return true;

@@ -127,8 +127,8 @@ static float peak_compute_pairs(int64_t rounds, float factor, float summand)
 #define START(i) fv a##i = fv_set1((float)(i));
 #define STEP(i) a##i = fv_muladd_pairs(b, c, a##i);
 #define TOTAL(i) total = fv_add(total, a##i);
-    const pv b = pv_join(fv_set1(factor), fv_set1(factor));
-    const pv c = pv_join(fv_set1(summand), fv_set1(summand));
+    const pv b = pv_round(fv_set1(factor), fv_set1(factor));
+    const pv c = pv_round(fv_set1(summand), fv_set1(summand));
     PEAK_24(START)
     for (; rounds > 0; rounds--) {
         PEAK_24(STEP)

@@ -29,13 +29,20 @@ static inline fv fv_muladd_pairs(pv a, pv b, fv c)
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
 
-/* cvtne2 leaves the second vector's halves above the first's. */
-static inline pv pv_join(fv first, fv second)
+static inline pv pv_round(fv first, fv second)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
+static inline pv pv_twist(pv rounded)
 {
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i above = _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(16)), 16);
-    return _mm512_permutexvar_epi16(_mm512_or_si512(lane, above),
-                                    (__m512i)_mm512_cvtne2ps_pbh(second, first));
+    return _mm512_permutexvar_epi16(_mm512_or_si512(lane, above), rounded);
+}
+static inline void pv_store_rows(uint16_t *first, uint16_t *second, pv rounded)
+{
+    _mm256_storeu_si256((__m256i *)first, _mm512_castsi512_si256(rounded));
+    _mm256_storeu_si256((__m256i *)second, _mm512_extracti64x4_epi64(rounded, 1));
 }
 static inline pv pv_zip(const uint16_t *first, const uint16_t *second)
 {

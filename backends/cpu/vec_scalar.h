@@ -15,8 +15,9 @@
  *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
  *                      ff_muladd. Others leave these four words to product.inl
  *     FV_PAIRS         1 where pairs of bf16 can be multiplied: pv is a vector of as many pairs as
- *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_join
- *                      rounds two fv to pairs, and pv_zip makes them of two rows of FV_LANES bf16;
+ *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_round
+ *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES
+ *                      and pv_twist pairs; pv_zip makes pairs of two such rows;
  *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c, and may take
  *                      and give 0 for subnormal numbers
  *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words

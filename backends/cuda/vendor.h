@@ -12,6 +12,12 @@
  *     gpu_thread_anew               gpu_thread, read each time: addresses made of it are made where
  *                                   they stand and not, all of them, before the first loop, where
  *                                   they would fill the registers
+ *     gpu_anew(x)                   x, a kernel's arguments or a number that is the same for all
+ *                                   threads, of which what is made is made where it stands
+ *     gpu_uniform(x)                an x that is the same for all threads of a wave, where the
+ *                                   compiler cannot know it
+ *     GPU_EARLY(sums)               whether beside so many sums a thread has registers for operands
+ *                                   that are on their way, when it has a block's share of them
  *     gpu_sync                      all threads of the block, and what they wrote to shared memory
  *     gpu_any(x)                    the same, and whether any thread's x is not 0
  *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE
@@ -30,6 +36,7 @@
 #define GPU_SHARED __shared__
 #define GPU_UNROLL _Pragma("unroll")
 #define GPU_WAVE 32
+#define GPU_EARLY(sums) ((sums) <= 128)
 
 typedef float2 gpu_f2;
 typedef float4 gpu_f4;
@@ -43,6 +50,9 @@ GPU_DEVICE int gpu_thread_anew(void)
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
 }
+/* Arguments are operands of instructions here, and registers hold what is uniform like the rest. */
+template <class T> GPU_DEVICE const T &gpu_anew(const T &x) { return x; }
+GPU_DEVICE int64_t gpu_uniform(int64_t x) { return x; }
 GPU_DEVICE int gpu_threads(void) { return (int)blockDim.x; }
 GPU_DEVICE int64_t gpu_block(void) { return blockIdx.x; }
 GPU_DEVICE int64_t gpu_blocks(void) { return gridDim.x; }

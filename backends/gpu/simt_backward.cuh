@@ -137,9 +137,10 @@ struct gpu_backward_scratch : gpu_scratch<gpu_square> {
 static_assert(2 * gpu_backward_scratch::STEP_FLOATS >= GPU_COLS * GPU_COLS, "room for a tile");
 
 /* Turns to query heads h0 .. h0 + group - 1 of sequence b. */
-GPU_DEVICE void gpu_open(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t b, int64_t h0,
+GPU_DEVICE void gpu_open(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t b, int64_t h0,
                          int64_t group)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     gpu_sync(); /* the job before may still be looked at */
     if (gpu_thread() == 0) {
@@ -154,30 +155,35 @@ GPU_DEVICE void gpu_open(const fattn_gpu_args &g, gpu_backward_scratch &s, int64
 }
 
 /* The inputs of the products. */
-GPU_DEVICE gpu_tensor gpu_tensor_q(const fattn_gpu_args &g)
+GPU_DEVICE gpu_tensor gpu_tensor_q(const fattn_gpu_args &args)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     return gpu_tensor_of(g, g.buffers.q, g.problem.dtype, FATTN_GPU_QUADS_Q, g.problem.dim);
 }
 
-GPU_DEVICE gpu_tensor gpu_tensor_k(const fattn_gpu_args &g)
+GPU_DEVICE gpu_tensor gpu_tensor_k(const fattn_gpu_args &args)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     return gpu_tensor_of(g, g.buffers.k, g.problem.dtype, FATTN_GPU_QUADS_K, g.problem.dim);
 }
 
-GPU_DEVICE gpu_tensor gpu_tensor_v(const fattn_gpu_args &g)
+GPU_DEVICE gpu_tensor gpu_tensor_v(const fattn_gpu_args &args)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     return gpu_tensor_of(g, g.buffers.v, g.problem.dtype, FATTN_GPU_QUADS_V, g.problem.dim_v);
 }
 
-GPU_DEVICE gpu_tensor gpu_tensor_dout(const fattn_gpu_args &g)
+GPU_DEVICE gpu_tensor gpu_tensor_dout(const fattn_gpu_args &args)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     return gpu_tensor_of(g, g.buffers.dout, g.problem.dtype_o, FATTN_GPU_QUADS_DOUT,
                          g.problem.dim_v);
 }
 
 /* Finds the rows of a tile. Nobody may still need those before. */
-GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t first)
+GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t first)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const gpu_saved saved = gpu_saved_of(g);
@@ -199,8 +205,9 @@ GPU_DEVICE void gpu_find_rows(const fattn_gpu_args &g, gpu_backward_scratch &s, 
     }
 }
 
-GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t j0)
+GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t j0)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const fattn_sequence &seq = f.pairs.seq;
@@ -214,13 +221,14 @@ GPU_DEVICE void gpu_find_keys(const fattn_gpu_args &g, gpu_backward_scratch &s, 
 /* Rows of the tile from number `first` on that exist; > 0 for those that the kernels look at. */
 GPU_DEVICE int gpu_live_rows(const gpu_backward &f, int64_t first)
 {
-    return (int)fattn_min64(GPU_COLS, f.rows - first);
+    return (int)gpu_uniform(fattn_min64(GPU_COLS, f.rows - first));
 }
 
 /* The terms of the scores of a tile; false where it holds nothing. */
-GPU_DEVICE bool gpu_tile_terms(const fattn_gpu_args &g, const gpu_backward &f, int64_t first,
+GPU_DEVICE bool gpu_tile_terms(const fattn_gpu_args &args, const gpu_backward &f, int64_t first,
                                int64_t j0, unsigned *terms)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const int64_t last = first + gpu_live_rows(f, first) - 1;
     const fattn_tile_kind kind =
         gpu_tile_kind(g, f.pairs, first / f.group, last / f.group + 1, f.h0, f.group, j0,
@@ -244,10 +252,11 @@ GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_row &row, f
 
 /* A row and two neighbouring keys, with every feature; in x dot products. */
 template <bool OF_DOT>
-GPU_DEVICE void gpu_differentiate_two(const fattn_gpu_args &g, const gpu_backward &f,
+GPU_DEVICE void gpu_differentiate_two(const fattn_gpu_args &args, const gpu_backward &f,
                                       unsigned terms, const gpu_row &row, int64_t j, float x[2],
                                       float dp[2])
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     float z[2] = {1, 1};
     if (g.problem.features & FATTN_DROPOUT && row.query.h >= 0) {
         gpu_drop<2>(g, f.pairs, row.query, j, z);
@@ -342,10 +351,11 @@ template <int W> struct gpu_key_sums {
 };
 
 template <int W>
-GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t first,
+GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t first,
                               int64_t j0, int c0, unsigned outputs, gpu_key_sums<W> &sums)
 {
-    enum { EARLY = W != 128 }; /* where sums and dp leave too few registers */
+    const fattn_gpu_args &g = gpu_anew(args);
+    enum { EARLY = W != 128 && GPU_EARLY(2 * gpu_square::TM * W / GPU_TX) };
     const gpu_backward &f = s.job;
     const int live = gpu_live_rows(f, first);
     unsigned terms;
@@ -373,9 +383,10 @@ GPU_DEVICE void gpu_keys_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, 
 
 /* Keys that a sequence owns and does not use get zeros, where gradients are not added to. */
 template <int W>
-GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &g, const gpu_backward &f, int64_t j0, int c0,
-                               unsigned outputs, const gpu_key_sums<W> &sums)
+GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &args, const gpu_backward &f, int64_t j0,
+                               int c0, unsigned outputs, const gpu_key_sums<W> &sums)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     const fattn_sequence &seq = f.pairs.seq;
     const gpu_tensor dk =
@@ -401,9 +412,10 @@ GPU_DEVICE void gpu_keys_store(const fattn_gpu_args &g, const gpu_backward &f, i
 
 /* Key block `block` of (sequence, key/value head) number `head`. */
 template <int W>
-GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t head,
+GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t head,
                               int64_t block, int c0)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     const int64_t group = p.heads_q / p.heads_k, j0 = block * GPU_COLS;
     const gpu_backward &f = s.job;
@@ -425,10 +437,10 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &g, gpu_backward_scratch &s, 
     if (j0 < f.pairs.seq.sk) {
         const fattn_range queries =
             gpu_queries_of(f.pairs, j0, fattn_min64(j0 + GPU_COLS, f.pairs.seq.sk));
-        const int64_t past = queries.past * f.group; /* rows of all heads of the group */
+        const int64_t past = gpu_uniform(queries.past * f.group); /* rows of all heads */
         gpu_find_keys(g, s, j0);
-        for (int64_t first = queries.first * f.group / GPU_COLS * GPU_COLS; first < past;
-             first += GPU_COLS) {
+        for (int64_t first = gpu_uniform(queries.first * f.group / GPU_COLS * GPU_COLS);
+             first < past; first += GPU_COLS) {
             gpu_keys_tile<W>(g, s, first, j0, c0, outputs, sums);
         }
     }
@@ -442,19 +454,21 @@ template <int W> GPU_DEVICE void gpu_keys_all(const fattn_gpu_args &g)
     const int64_t blocks = g.tiling.k_blocks;
     const int64_t slabs = (fattn_max64(p.dim, p.dim_v) + W - 1) / W;
     for (int64_t n = gpu_block(); n < p.batch * p.heads_k * blocks * slabs; n += gpu_blocks()) {
-        const int64_t block = n / slabs;
-        gpu_keys_item<W>(g, s, block / blocks, block % blocks, (int)(n % slabs) * W);
+        const int64_t block = n / gpu_anew(slabs); /* reciprocals must not wait in registers */
+        gpu_keys_item<W>(g, s, block / gpu_anew(blocks), block % gpu_anew(blocks),
+                         (int)(n % gpu_anew(slabs)) * W);
     }
 }
 
 /* --- dQ: a block of rows along its keys ------------------------------------------------------- */
 
 template <int W>
-GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t first,
+GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t first,
                                  int64_t j0, int c0, float dq[gpu_square::TM][W / GPU_TX])
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const gpu_backward &f = s.job;
-    const int live = (int)fattn_min64(GPU_COLS, f.pairs.seq.sk - j0);
+    const int live = (int)gpu_uniform(fattn_min64(GPU_COLS, f.pairs.seq.sk - j0));
     unsigned terms;
     if (!gpu_tile_terms(g, f, first, j0, &terms)) {
         return;
@@ -470,9 +484,10 @@ GPU_DEVICE void gpu_queries_tile(const fattn_gpu_args &g, gpu_backward_scratch &
 }
 
 template <int W>
-GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t item,
+GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t item,
                                  int c0)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
     const int64_t group = p.heads_q / p.heads_k, first = work.block * GPU_COLS;
@@ -488,7 +503,8 @@ GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &g, gpu_backward_scratch &
     float dq[gpu_square::TM][W / GPU_TX] = {};
     const fattn_range keys =
         fattn_band_rows(&f.pairs.band, first / group, (first + live - 1) / group + 1);
-    for (int64_t j0 = keys.first / GPU_COLS * GPU_COLS; j0 < keys.past; j0 += GPU_COLS) {
+    const int64_t past = gpu_uniform(keys.past);
+    for (int64_t j0 = gpu_uniform(keys.first / GPU_COLS * GPU_COLS); j0 < past; j0 += GPU_COLS) {
         gpu_queries_tile<W>(g, s, first, j0, c0, dq);
     }
 
@@ -526,9 +542,10 @@ GPU_DEVICE fattn_range gpu_axis(int64_t stride, int64_t extent, int64_t step, in
 }
 
 /* sum += dS of a tile of head h. */
-GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t i0,
+GPU_DEVICE void gpu_bias_tile(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t i0,
                               int64_t j0, float sum[gpu_square::TM][GPU_TN])
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const gpu_backward &f = s.job;
     unsigned terms;
     if (!gpu_tile_terms(g, f, i0, j0, &terms)) {
@@ -569,9 +586,10 @@ GPU_DEVICE void gpu_bias_fold(const fattn_problem &p, gpu_backward_scratch &s)
 }
 
 /* Entry (b, h, tile of i, tile of j) number n of dbias. */
-GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &g, gpu_backward_scratch &s, int64_t eb,
+GPU_DEVICE void gpu_bias_item(const fattn_gpu_args &args, gpu_backward_scratch &s, int64_t eb,
                               int64_t eh, int64_t ei, int64_t ej)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const gpu_backward &f = s.job;
     const fattn_problem &p = g.problem;
     const int64_t *const stride = p.dbias_stride;

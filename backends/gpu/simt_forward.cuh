@@ -41,9 +41,10 @@ template <class S, int W> struct gpu_forward {
 
 /* Rows of the tile; nothing met but the sink, which belongs to the first part. */
 template <class S, int W>
-GPU_DEVICE void gpu_forward_begin(const fattn_gpu_args &g, gpu_forward_scratch<S> &s,
+GPU_DEVICE void gpu_forward_begin(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
                                   gpu_forward<S, W> &f, int64_t split)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     const int64_t h0 = f.hk * f.group;
     gpu_sync(); /* the item before may still be read */
@@ -76,10 +77,11 @@ GPU_DEVICE void gpu_forward_begin(const fattn_gpu_args &g, gpu_forward_scratch<S
 
 /* Dot products in x become scores. */
 template <class S, int W>
-GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &g, const gpu_forward_scratch<S> &s,
+GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, const gpu_forward_scratch<S> &s,
                                   const gpu_forward<S, W> &f, unsigned terms, int64_t j0,
                                   float x[S::TM][GPU_TN])
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const int tx = gpu_tx(), ty = gpu_ty();
     if (!terms) {
         return;
@@ -99,9 +101,10 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &g, const gpu_forward_scr
 /* Scores in x become probabilities relative to the new maximum, and o takes the factor for what
  * came before. With dropout x becomes Z p, after l has seen p. */
 template <class S, int W>
-GPU_DEVICE void gpu_forward_soften(const fattn_gpu_args &g, const gpu_forward_scratch<S> &s,
+GPU_DEVICE void gpu_forward_soften(const fattn_gpu_args &args, const gpu_forward_scratch<S> &s,
                                    gpu_forward<S, W> &f, int64_t j0, float x[S::TM][GPU_TN])
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const int tx = gpu_tx(), ty = gpu_ty();
     const float unit = g.rule.unit;
     GPU_UNROLL
@@ -138,9 +141,10 @@ GPU_DEVICE void gpu_forward_soften(const fattn_gpu_args &g, const gpu_forward_sc
 
 /* One tile of keys: j0 .. past - 1. */
 template <class S, int W>
-GPU_DEVICE void gpu_forward_tile(const fattn_gpu_args &g, gpu_forward_scratch<S> &s,
+GPU_DEVICE void gpu_forward_tile(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
                                  gpu_forward<S, W> &f, int64_t j0, int64_t past)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     const int live = (int)(past - j0);
     const fattn_tile_kind kind =
@@ -166,9 +170,10 @@ GPU_DEVICE void gpu_forward_tile(const fattn_gpu_args &g, gpu_forward_scratch<S>
 
 /* Rows in o and lse, or their parts in the workspace. */
 template <class S, int W>
-GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &g, const gpu_forward_scratch<S> &s,
+GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &args, const gpu_forward_scratch<S> &s,
                                 gpu_forward<S, W> &f, int64_t item)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const int ty = gpu_ty();
     const bool speaks = gpu_tx() == 0 && f.c0 == 0; /* for the row */
     GPU_UNROLL
@@ -208,9 +213,10 @@ GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &g, const gpu_forward_scrat
 }
 
 template <class S, int W>
-GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &g, gpu_forward_scratch<S> &s, int64_t item,
-                                 int c0)
+GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
+                                 int64_t item, int c0)
 {
+    const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
     gpu_forward<S, W> f;

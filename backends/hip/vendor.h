@@ -27,6 +27,8 @@
 #define GPU_WAVE 32
 #endif
 
+#define GPU_EARLY(sums) ((sums) < 128)
+
 /* What the core's headers call by the C library's names. */
 #define exp2f __builtin_exp2f
 #define log2f __builtin_log2f
@@ -54,6 +56,28 @@ GPU_DEVICE int gpu_thread_anew(void)
     int x = gpu_thread();
     asm volatile("" : "+v"(x));
     return x;
+}
+
+/* An entry's one parameter is what its segment of arguments begins with. */
+template <class T> GPU_DEVICE const T &gpu_anew(const T &)
+{
+    typedef __attribute__((address_space(4))) const T *constant;
+    constant args = (constant)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(args));
+    return *(const T *)args;
+}
+
+GPU_DEVICE int64_t gpu_anew(int64_t x)
+{
+    asm volatile("" : "+s"(x));
+    return x;
+}
+
+GPU_DEVICE int64_t gpu_uniform(int64_t x)
+{
+    const int low = __builtin_amdgcn_readfirstlane((int)x);
+    const int high = __builtin_amdgcn_readfirstlane((int)(x >> 32));
+    return (int64_t)((uint64_t)(uint32_t)high << 32 | (uint32_t)low);
 }
 
 GPU_DEVICE int gpu_threads(void) { return (int)__builtin_amdgcn_workgroup_size_x(); }

@@ -32,7 +32,7 @@ LANGUAGES = {
 for name, arch in {"hip64": "gfx942", "hip32": "gfx1100"}.items():
     LANGUAGES[name] = (("clang++-22", "amdclang++"), ".hip",
                        ["-x", "hip", "-std=c++17", "--offload-arch=" + arch, "--cuda-device-only",
-                        "-nogpuinc", "-nogpulib", "-S"] + STRICT)
+                        "-nogpuinc", "-nogpulib", "-S", "-O1"] + STRICT)
 
 
 def compiler_for(language):

@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""fattn beside PyTorch's scaled_dot_product_attention on one GPU, in one process, interleaved.
+"""fattn beside PyTorch's scaled_dot_product_attention on one device, in one process, interleaved.
 
 Prints a table of tab-separated values: for each shape the median rate of fattn and of each of
-PyTorch's backends (flash is FlashAttention-2), in TFLOP/s of the products that the formula has, and
-fattn's ratio to each. With --plot, also a picture per head dimension and direction. Inputs are
-normal random numbers; every contender runs in turn, `--repeats` times.
+PyTorch's backends (flash is FlashAttention-2 on a GPU), in TFLOP/s of the products that the formula
+has, and fattn's ratio to each; then the geometric mean of the ratios of each direction. With --plot,
+also a picture per head dimension and direction. Inputs are normal random numbers; every contender
+runs in turn, `--repeats` times.
 
     bench/pytorch.py --library build/libfattn.so.0 --dim 64 128 --dir fwd bwd
+    OMP_NUM_THREADS=16 bench/pytorch.py --device cpu --dtype f32 --tokens 0 --heads 8
+
+On a CPU both have OMP_NUM_THREADS threads, each its own: a contender runs once before its clock
+starts, while the threads of the other one go to sleep.
 """
 import argparse
 import ctypes
+import math
 import statistics
 import sys
+import time
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -132,7 +139,7 @@ class Fattn:
 
     def __init__(self, library, q, k, v, causal, dout, feature):
         self.lib = library
-        self.stream = PTR(torch.cuda.current_stream().cuda_stream)
+        self.stream = PTR(torch.cuda.current_stream().cuda_stream if q.is_cuda else None)
         self.tensors = dict(q=q, k=k, v=v, dout=dout, o=torch.empty_like(dout),
                             lse=torch.empty(q.shape[:3], device=q.device),
                             dq=torch.empty_like(q), dk=torch.empty_like(k),
@@ -165,26 +172,27 @@ class Fattn:
         self.check(self.lib.fattn_plan_create(self.lib.device, ctypes.byref(p),
                                               ctypes.byref(plan)))
         self.check(self.lib.fattn_plan_get_info(plan, ctypes.byref(info)))
-        workspace = torch.empty(max(info.workspace_bytes, 256), dtype=torch.uint8, device=q.device)
+        workspace = torch.empty(info.workspace_bytes + 256, dtype=torch.uint8, device=q.device)
         self.plans[direction] = plan, workspace, info
         return info
 
     def run(self, direction):
         plan, workspace, _ = self.plans[direction]
         self.check(self.lib.fattn_execute(plan, ctypes.byref(self.buffers),
-                                          PTR(workspace.data_ptr()), self.stream))
+                                          PTR((workspace.data_ptr() + 255) // 256 * 256),
+                                          self.stream))
 
     def close(self):
         for plan, _, _ in self.plans.values():
             self.lib.fattn_plan_destroy(plan)
 
 
-def load(path):
+def load(path, device):
     library = ctypes.CDLL(path)
     library.fattn_last_reason.restype = ctypes.c_char_p
     library.fattn_plan_destroy.argtypes = [PTR]
     library.device = PTR()
-    if library.fattn_device_open(b"cuda", ctypes.byref(library.device)):
+    if library.fattn_device_open(device.encode(), ctypes.byref(library.device)):
         sys.exit(library.fattn_last_reason().decode())
     return library
 
@@ -211,7 +219,13 @@ def contenders(fattn, direction, q, k, v, dout, causal, feature, peers):
     return found
 
 
-def seconds(run, count):
+def seconds(run, count, cuda):
+    if not cuda:
+        run()
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        return (time.perf_counter() - start) / count
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(count):
@@ -221,15 +235,15 @@ def seconds(run, count):
     return start.elapsed_time(stop) / 1e3 / count
 
 
-def measure(runs, repeats):
+def measure(runs, repeats, cuda):
     """Median seconds of each, interleaved; each sample lasts about ten milliseconds."""
     counts, samples = {}, {name: [] for name in runs}
     for name, run in runs.items():
-        seconds(run, 2)
-        counts[name] = max(1, int(0.01 / seconds(run, 3)))
+        seconds(run, 2, cuda)
+        counts[name] = max(1, int(0.01 / seconds(run, 3, cuda)))
     for _ in range(repeats):
         for name, run in runs.items():
-            samples[name].append(seconds(run, counts[name]))
+            samples[name].append(seconds(run, counts[name], cuda))
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -242,6 +256,18 @@ def shapes(options):
                     batch = max(1, options.tokens // length)
                     for feature in options.feature:
                         yield direction, dim, causal == "causal", length, batch, heads, feature
+
+
+def means(rows, peers):
+    """A line for each direction and peer: the geometric mean of the ratios, and their range."""
+    for direction in dict.fromkeys(row["dir"] for row in rows):
+        for name in peers:
+            ratios = [row["rates"]["fattn"] / row["rates"][name] for row in rows
+                      if row["dir"] == direction and name in row["rates"]]
+            if ratios:
+                mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+                yield (f"# {direction}: {mean:.2f} times {name} over {len(ratios)} rows, "
+                       f"{min(ratios):.2f} to {max(ratios):.2f}")
 
 
 def draw(rows, path):
@@ -269,6 +295,7 @@ def draw(rows, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", default="libfattn.so.0")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--dir", nargs="+", default=["fwd"], choices=["fwd", "bwd"])
     parser.add_argument("--dim", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--mask", nargs="+", default=["full", "causal"],
@@ -281,12 +308,15 @@ def main():
     parser.add_argument("--width", type=int, default=2048, help="heads * dim, without --heads")
     parser.add_argument("--heads", type=int)
     parser.add_argument("--heads-k", type=int)
-    parser.add_argument("--peers", nargs="+", default=["flash", "cudnn"], choices=PEERS)
+    parser.add_argument("--peers", nargs="+", choices=PEERS,
+                        help="default flash, on a GPU also cudnn")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--plot", metavar="FILE.png")
     options = parser.parse_args()
 
-    library = load(options.library)
+    library = load(options.library, options.device)
+    cuda = options.device == "cuda"
+    options.peers = options.peers or (["flash", "cudnn"] if cuda else ["flash"])
     rows = []
     print("dir", "dtype", "d", "mask", "feature", "N", "B", "H", "kernel", "fattn", *options.peers,
           *("/" + name for name in options.peers), "error", sep="\t")
@@ -294,7 +324,7 @@ def main():
         kind = DTYPES[options.dtype][0]
 
         def normal(heads):
-            return torch.randn(batch, heads, length, dim, device="cuda", dtype=kind,
+            return torch.randn(batch, heads, length, dim, device=options.device, dtype=kind,
                                requires_grad=direction == "bwd")
         q, k, v = normal(heads), normal(options.heads_k or heads), normal(options.heads_k or heads)
         dout = torch.randn_like(q)
@@ -305,7 +335,7 @@ def main():
         if direction == "bwd":
             info = fattn.plan("bwd")
         runs = contenders(fattn, direction, q, k, v, dout, causal, feature, options.peers)
-        median = measure(runs, options.repeats)
+        median = measure(runs, options.repeats, cuda)
         flops = 4 * batch * heads * length * length * dim / (2 if causal else 1)
         flops *= 2.5 if direction == "bwd" else 1
         rates = {name: flops / value / 1e12 for name, value in median.items()}
@@ -314,11 +344,13 @@ def main():
                          N=length, rates=rates))
         print(direction, options.dtype, dim, "causal" if causal else "full", name, length, batch,
               heads,
-              info.kernel.decode(), f"{rates['fattn']:.1f}",
-              *(f"{rates[n]:.1f}" if n in rates else "-" for n in options.peers),
+              info.kernel.decode(), f"{rates['fattn']:#.4g}",
+              *(f"{rates[n]:#.4g}" if n in rates else "-" for n in options.peers),
               *(f"{rates['fattn'] / rates[n]:.3f}" if n in rates else "-" for n in options.peers),
               f"{error:.1e}", sep="\t", flush=True)
         fattn.close()
+    for line in means(rows, options.peers):
+        print(line)
     if options.plot:
         draw(rows, options.plot)
 

@@ -137,9 +137,19 @@ const char *fattn_cpuid_neon(void)
     const unsigned long need = HWCAP_FP | HWCAP_ASIMD;
     return (getauxval(AT_HWCAP) & need) == need ? NULL : "a processor with Advanced SIMD";
 }
+
+#ifndef HWCAP2_BF16
+#define HWCAP2_BF16 (1ul << 14)
+#endif
+
+const char *fattn_cpuid_neonbf16(void)
+{
+    return getauxval(AT_HWCAP2) & HWCAP2_BF16 ? NULL : "a processor with Advanced SIMD and BF16";
+}
 #else
-/* Other systems for AArch64 take it for granted. */
+/* Other systems for AArch64 take it for granted, and tell about BF16 each in its own way. */
 const char *fattn_cpuid_neon(void) { return NULL; }
+const char *fattn_cpuid_neonbf16(void) { return "a system that tells whether there is BF16"; }
 #endif
 #endif
 

@@ -14,6 +14,7 @@ const char *fattn_cpuid_avx512(void);
 const char *fattn_cpuid_avx512bf16(void);
 const char *fattn_cpuid_amx(void); /* asks the system for leave to use it, for the whole process */
 const char *fattn_cpuid_neon(void);
+const char *fattn_cpuid_neonbf16(void);
 
 /* Whether products of bf16 pairs take so long here that floats multiply faster. */
 int fattn_cpuid_pairs_are_slow(void);

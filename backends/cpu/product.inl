@@ -17,13 +17,24 @@
 #ifdef FATTN_PAIRS
 #define PRODUCT(name) name##_pairs
 #define WORD bf16_pair
-#define GROUP 1
+#define GROUP FV_FACTORS
 #define ROW pv
 #define ROW_LOAD(x) pv_load(x)
-#define FACTORS pv
-#define FACTORS_ONE(x) pv_set1(x)
-#define FACTORS_LOAD(x) pv_set1(x)
-#define MULADD(a, n, b, c) ((void)(n), fv_muladd_pairs(a, b, c))
+#define FACTORS pf
+#define FACTORS_ONE(x) pf_set1(x)
+#define FACTORS_LOAD(x) pf_load(x)
+#define MULADD(a, n, b, c) pf_muladd(a, n, b, c)
+
+#if FV_FACTORS == 1
+typedef pv pf;
+static inline pf pf_set1(const void *pair) { return pv_set1(pair); }
+static inline pf pf_load(const void *pair) { return pv_set1(pair); }
+static inline fv pf_muladd(pf a, int n, pv b, fv c)
+{
+    (void)n;
+    return fv_muladd_pairs(a, b, c);
+}
+#endif
 #else
 #define PRODUCT(name) name
 #define WORD float

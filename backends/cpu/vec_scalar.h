@@ -13,7 +13,8 @@
  *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
  *     FV_FACTORS       2 where a multiplication can take its factor from a lane; ff is then a pair
  *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
- *                      ff_muladd. Others leave these four words to product.inl
+ *                      ff_muladd; likewise pf, of pairs of bf16. Others leave these words to
+ *                      product.inl
  *     FV_PAIRS         1 where pairs of bf16 can be multiplied: pv is a vector of as many pairs as
  *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_round
  *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES

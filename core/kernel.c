@@ -87,6 +87,11 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
                  (long long)kernel->rows_max, (long long)rows);
         return text;
     }
+    if (rows < kernel->rows_min && !(p->features & FATTN_BATCH_INVARIANT)) {
+        snprintf(text, size, "takes %lld query rows a key/value head and more, not %lld",
+                 (long long)kernel->rows_min, (long long)rows);
+        return text;
+    }
     const char *const tensor = misaligned(p, kernel->align);
     if (tensor) {
         snprintf(text, size, "needs rows aligned to %lld bytes, not those of %s",

@@ -40,6 +40,7 @@ typedef struct fattn_kernel {
     uint64_t features;  /* FATTN_* bits that it honours */
     int64_t dim_max;    /* largest D and Dv */
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */
+    int64_t rows_min;   /* fewest; FATTN_BATCH_INVARIANT, which may not notice them, has none */
     int64_t align;      /* bytes whose multiples rows of q, k, v and dout begin at; 0 any */
     bool own_dtype_o;   /* o and dout must be of the type of q, k, v */
     double dropout_max; /* largest dropout_p; 0 any */

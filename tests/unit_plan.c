@@ -419,6 +419,14 @@ Test(kernel, declines_with_a_reason)
     cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "129"));
     p = normal(257, 10, 64);
     cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "1028"));
+    p = normal(10, 10, 64), k.rows_min = 40; /* four heads of ten rows */
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.rows_min = 41;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text),
+                     "takes 41 query rows a key/value head and more, not 40");
+    p.features = FATTN_BATCH_INVARIANT;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "rows may not count");
+    k.rows_min = 0;
 
     p = normal(10, 10, 64), p.dtype_o = FATTN_BF16;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));

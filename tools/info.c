@@ -159,6 +159,9 @@ static void text_kernel(const fattn_kernel *row, const char *missing)
     if (row->rows_max) {
         printf("; at most %" PRId64 " rows a kv head", row->rows_max);
     }
+    if (row->rows_min) {
+        printf("; at least %" PRId64 " rows a kv head", row->rows_min);
+    }
     if (row->by_name) {
         printf("; by name only");
     }
@@ -241,7 +244,8 @@ static void json_kernel(const fattn_kernel *row, const char *missing)
     json_names("ops", row->ops, op_name);
     json_names("dtypes", row->dtypes, dtype_name);
     json_names("features", row->features, fattn_feature_name);
-    printf(", \"dim_max\": %" PRId64 ", \"rows_max\": %" PRId64, row->dim_max, row->rows_max);
+    printf(", \"dim_max\": %" PRId64 ", \"rows_min\": %" PRId64 ", \"rows_max\": %" PRId64,
+           row->dim_max, row->rows_min, row->rows_max);
     printf(", \"packs_groups\": %s, \"splits_keys\": %s, \"by_name\": %s",
            json_bool(row->packs_groups), json_bool(row->splits_keys), json_bool(row->by_name));
     printf(", \"tiles\": [");

@@ -105,7 +105,8 @@ static const fattn_gpu_api *find_api(const char **why)
 #include "backends/cuda/images.inc"
 #undef FATTN_CUDA_IMAGE
 
-static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_gpu_simt, NULL};
+static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_cuda_split, fattn_gpu_simt,
+                                                 NULL};
 
 static const fattn_gpu_vendor vendor = {
     .name = "cuda",

@@ -23,6 +23,19 @@
  * elements a row, who the rows are, and the item. */
 #define MMA_SHARED(width, rows, keys) (2 * (width) * ((rows) + 4 * (keys)) + 32 * (rows) + 512)
 
+/*
+ * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes. The least
+ * of each width fits the 99 KiB of a consumer's GPU.
+ */
+#define SPLIT_SHAPES(X)      \
+    X(64, 128, 64, 2, 4, 2)  \
+    X(64, 64, 64, 1, 4, 3)   \
+    X(128, 128, 64, 1, 8, 1) \
+    X(128, 64, 32, 1, 4, 2)
+
+/* A tile of queries, one of keys, one of values, all in three planes; and as above. */
+#define SPLIT_SHARED(width, rows, keys) (6 * (width) * ((rows) + 2 * (keys)) + 36 * (rows) + 512)
+
 /* Of backward: X(width, queries, keys), eight warps. */
 #define MMA_BACKWARD_THREADS 256
 #define MMA_BACKWARD_SHAPES(X) \

@@ -47,18 +47,21 @@ typedef struct mma_item {
     int64_t hk, group;
     int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
     int rows, split;
-    float kept;            /* Z of a pair that dropout keeps; pairs.dropout says 1 */
-    int keys;              /* of the sequence */
-    int block, past;       /* tiles of keys that the part has */
-    int full, full_past;   /* those whose pairs are all inside the band */
-    const uint16_t *k, *v; /* key 0, where keys are not in pages */
+    float kept;          /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    int keys;            /* of the sequence */
+    int block, past;     /* tiles of keys that the part has */
+    int full, full_past; /* those whose pairs are all inside the band */
+    const void *k, *v;   /* key 0, where keys are not in pages */
 } mma_item;
 
-/* Shared memory: tiles aligned to eight rows of 16 bytes. The item is here because accumulators
- * leave no registers for it. */
-template <class S> struct mma_scratch {
+/* Tiles, aligned to eight rows of 16 bytes. */
+template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
     alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* in the end o */
     uint16_t k[2][S::KEYS * S::WIDTH], v[2][S::KEYS * S::WIDTH];
+};
+
+/* Shared memory. The item is here because accumulators leave no registers for it. */
+template <class S> struct mma_scratch : mma_tiles<S> {
     mma_item item;
     gpu_query query[S::ROWS];
     int64_t q_at[S::ROWS], o_at[S::ROWS];  /* where they begin; 0 for rows that do not exist */
@@ -161,8 +164,8 @@ template <class S> GPU_DEVICE mma_walker mma_walker_of(const fattn_gpu_args &g, 
     enum { CHUNKS = S::WIDTH / 8 };
     const int c = gpu_thread() % CHUNKS, r = gpu_thread() / CHUNKS;
     mma_walker walker;
-    walker.k = w.k + r * g.problem.k.seq + 8 * c;
-    walker.v = w.v + r * g.problem.v.seq + 8 * c;
+    walker.k = (const uint16_t *)w.k + r * g.problem.k.seq + 8 * c;
+    walker.v = (const uint16_t *)w.v + r * g.problem.v.seq + 8 * c;
     walker.keys = w.keys;
     walker.past = w.past;
     walker.full = w.full;
@@ -374,13 +377,13 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
     for (int m = 0; m < S::TILES; m++) {
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            const float shift = fattn_softmax_base(rows.state[m][h]) * unit - S::type::LIFT;
+            const float base = fattn_softmax_base(rows.state[m][h]);
             float even = 0, odd = 0;
             GPU_UNROLL
             for (int n = 0; n < S::KEYS / 8; n++) {
                 float *const weight = x[m][n] + 2 * h;
-                weight[0] = mma_exp2(fmaf(weight[0], unit, -shift));
-                weight[1] = mma_exp2(fmaf(weight[1], unit, -shift));
+                weight[0] = S::type::weight(weight[0], unit, base);
+                weight[1] = S::type::weight(weight[1], unit, base);
                 even += weight[0];
                 odd += weight[1];
             }
@@ -445,10 +448,9 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Who the rows are, and nothing met. */
+/* Who the rows are. */
 template <class S>
-GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
-                          mma_rows<S> &rows)
+GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
     const int group = (int)w.group, offset = (int)(w.first - w.i0 * w.group);
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
@@ -463,8 +465,11 @@ GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_
         s.past[r] = q.h < 0 ? 0 : (int32_t)gpu_clamp(keys.past, 0, INT32_MAX);
     }
     gpu_sync();
-    mma_copy_queries(g, s);
-    mma_commit();
+}
+
+/* Nothing met. */
+template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
+{
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
         GPU_UNROLL
@@ -517,7 +522,10 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
     if (block < at.past) {
         mma_copy_tile<S>(g, s, at, 0, block);
     }
-    mma_begin(g, s, s.item, rows);
+    mma_begin(g, s, s.item);
+    mma_copy_queries(g, s);
+    mma_commit();
+    mma_rows_empty(rows);
     if (block >= at.past) {
         mma_wait<0>();
         gpu_sync(); /* o leaves where the queries are still on their way to */
@@ -678,7 +686,9 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             mma_store_floats<S>(g, s, item, rows);
         }
     } else if (g.problem.outputs & FATTN_OUT_O) {
-        mma_store_lines<S>(g, s, rows);
+        if constexpr (S::type::PLANES == 1) { /* o of f32 is f32 */
+            mma_store_lines<S>(g, s, rows);
+        }
     }
 }
 
@@ -712,8 +722,9 @@ GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &
     w.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, INT32_MAX);
     w.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, INT32_MAX);
     if (!(p.features & FATTN_PAGED)) {
-        w.k = (const uint16_t *)g.buffers.k + gpu_key_at(g, w.pairs.seq, p.k, w.pairs.b, w.hk, 0);
-        w.v = (const uint16_t *)g.buffers.v + gpu_key_at(g, w.pairs.seq, p.v, w.pairs.b, w.hk, 0);
+        typedef typename S::type::element element;
+        w.k = (const element *)g.buffers.k + gpu_key_at(g, w.pairs.seq, p.k, w.pairs.b, w.hk, 0);
+        w.v = (const element *)g.buffers.v + gpu_key_at(g, w.pairs.seq, p.v, w.pairs.b, w.hk, 0);
     }
 }
 

@@ -24,18 +24,33 @@
 #include "backends/gpu/element.cuh"
 #include "backends/gpu/sequence.cuh"
 
+/* 2^x to 2 ulp, subnormal results 0. */
+GPU_DEVICE float mma_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /*
- * A 16-bit type: two floats to a pair, lo first in memory, and the product. Weights are 2^LIFT
- * times what they are, so that small ones stay normal numbers.
+ * A 16-bit type: two floats to a pair, lo first in memory, the weight of a score relative to a
+ * base, and the product. Weights are 2^LIFT times what they are, so that small ones stay normal
+ * numbers. PLANES: 16-bit numbers that an element is the sum of; mma_split.cuh has three.
  */
 #define MMA_TYPE(name, type, lift)                                                            \
     struct name {                                                                             \
-        enum { LIFT = lift };                                                                 \
+        typedef uint16_t element;                                                             \
+        enum { LIFT = lift, PLANES = 1 };                                                     \
         GPU_DEVICE uint32_t pack(float lo, float hi)                                          \
         {                                                                                     \
             uint32_t pair;                                                                    \
             asm("cvt.rn." type "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));         \
             return pair;                                                                      \
+        }                                                                                     \
+        GPU_DEVICE float weight(float x, float unit, float base)                              \
+        {                                                                                     \
+            const float shift = base * unit - LIFT;                                           \
+            return mma_exp2(fmaf(x, unit, -shift));                                           \
         }                                                                                     \
         GPU_DEVICE void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])        \
         {                                                                                     \
@@ -111,14 +126,6 @@ GPU_DEVICE void mma_add_two(float *to, float x, float y)
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + 1), "f"(y) : "memory");
 #endif
-}
-
-/* 2^x to 2 ulp, subnormal results 0. */
-GPU_DEVICE float mma_exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* Address of chunk c of row r in a tile. */

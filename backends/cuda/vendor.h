@@ -7,6 +7,7 @@
  *                                   fit a multiprocessor
  *     GPU_PARAM                     marks its parameter, which is then read where it lies
  *     GPU_DEVICE GPU_SHARED GPU_UNROLL
+ *     GPU_ROLLED                    before a loop that stays one
  *     GPU_WAVE                      threads that run together
  *     gpu_thread gpu_threads gpu_block gpu_blocks    numbers along the one axis that is used
  *     gpu_thread_anew               gpu_thread, read each time: addresses made of it are made where
@@ -35,6 +36,7 @@
 #define GPU_DEVICE static __device__ __forceinline__
 #define GPU_SHARED __shared__
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_ROLLED _Pragma("unroll 1")
 #define GPU_WAVE 32
 #define GPU_EARLY(sums) ((sums) <= 128)
 

@@ -133,7 +133,7 @@ static void append_tensors(list *l)
             l, "dbias", AT(dbias), statistics, fattn_dtype_size(statistics), p->dbias_stride, 1, 1);
         dbias->output = true;
         for (int a = 0; a < 4; a++) { /* axes that are summed over have one place in the output */
-            if (p->dbias_stride[a] == 0 && dbias->region.extent[a] > 1) {
+            if (p->dbias_stride[a] == 0) { /* and is written even when nothing is summed */
                 dbias->region.extent[a] = 1;
             }
         }

@@ -12,10 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backends/gpu/args.h"
 #include "core/env.h"
 #include "core/memory.h"
+#include "core/operands.h"
 #include "tests/driver.h"
 #include "tests/tap.h"
+#include "tools/draw.h"
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
@@ -723,6 +726,77 @@ static void check_capture(work w)
 }
 
 /* -------------------------------------------------------------------------------------------------
+ * Operands from host memory
+ * ---------------------------------------------------------------------------------------------- */
+
+static int64_t watched; /* operands that kernels were given */
+
+/* Every operand that the problem has, where it has elements, is in the device's memory. */
+static void watch_operands(void **parameters)
+{
+    const fattn_gpu_args *const args = parameters[0];
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(&args->problem, &args->buffers, operands);
+    for (int n = 0; n < count; n++) {
+        const void *const base = (const void *)operands[n].region.base;
+        if (base && !fattn_region_is_empty(&operands[n].region)) {
+            expect(cuda->stub_owns(base), "%s is host memory", operands[n].name);
+            watched++;
+        }
+    }
+}
+
+/* An output that is summed over an axis has a place even where the axis has no entries. */
+static void watch_dbias(void **parameters)
+{
+    const fattn_gpu_args *const args = parameters[0];
+    expect(cuda->stub_owns(args->buffers.dbias), "dbias is host memory");
+    watched++;
+}
+
+static void check_staging(void)
+{
+    enum { CASES = 300 };
+    fattn_device *device = NULL;
+    running = "staging", wrong = 0, watched = 0;
+    expect_ok(fattn_device_open("cuda", &device), "opening");
+    stub->watch = watch_operands;
+    for (int64_t index = 0; index < CASES; index++) {
+        draw_case c;
+        if (expect(!draw_problem(&c, 5, index) && !draw_build(&c), "no memory") &&
+            c.problem.dtype != FATTN_F64) { /* which is the reference's */
+            expect_ok(fattn_attention(device, &c.problem, &c.buffers, NULL), "a drawn problem");
+        }
+        draw_free(&c);
+    }
+    expect(watched > 10 * CASES, "%d operands in all", (int)watched);
+    tap_check(wrong == 0, "every operand of %d problems is copied to the device", CASES);
+
+    wrong = 0, watched = 0;
+    stub->watch = watch_dbias;
+    for (int axis = 0; axis < 4; axis++) {
+        fattn_problem p = problem_of(BACKWARD);
+        fattn_buffers buffers = buffers_at(host_memory);
+        int64_t *const empty[] = {&p.batch, NULL, &p.seqlen_q, &p.seqlen_k};
+        p.features = FATTN_BIAS;
+        p.outputs = FATTN_OUT_DBIAS;
+        if (empty[axis]) {
+            *empty[axis] = 0;
+        }
+        buffers.bias = buffers.dq, buffers.dbias = buffers.dk;
+        expect_ok(fattn_attention(device, &p, &buffers, NULL), "an empty axis");
+        buffers.dbias = NULL;
+        expect(fattn_attention(device, &p, &buffers, NULL) == FATTN_NULL_POINTER && says("dbias"),
+               "dbias NULL: %s", fattn_last_reason());
+    }
+    stub->watch = NULL;
+    expect(watched >= 4, "dbias was not written");
+    fattn_cache_clear();
+    fattn_device_close(device);
+    tap_check(wrong == 0, "dbias is written where it is summed over nothing");
+}
+
+/* -------------------------------------------------------------------------------------------------
  * Drivers that lack something: each in a process of its own, since a driver is opened once
  * ---------------------------------------------------------------------------------------------- */
 
@@ -923,6 +997,7 @@ int main(int argc, char **argv)
     check_old_device();
     check_statuses();
     check_two_contexts();
+    check_staging();
     for (work w = FORWARD; w < WORKS; w++) {
         check_capture(w);
     }

@@ -17,12 +17,15 @@ static const struct {
     {"cuCtxGetCurrent", offsetof(driver, context_get)},
     {"cuDevicePrimaryCtxRetain", offsetof(driver, primary_retain)},
     {"cuDevicePrimaryCtxRelease_v2", offsetof(driver, primary_release)},
+    {"cuStreamCreate", offsetof(driver, stream_create)},
+    {"cuStreamDestroy_v2", offsetof(driver, stream_destroy)},
     {"cuStreamBeginCapture_v2", offsetof(driver, capture_begin)},
     {"cuStreamEndCapture", offsetof(driver, capture_end)},
     {"cuGraphInstantiateWithFlags", offsetof(driver, graph_make)},
     {"cuGraphLaunch", offsetof(driver, graph_launch)},
     {"cuGraphExecDestroy", offsetof(driver, graph_exec_destroy)},
     {"cuGraphDestroy", offsetof(driver, graph_destroy)},
+    {"stub_cuda_owns", offsetof(driver, stub_owns)},
 };
 
 const driver *driver_open(void)

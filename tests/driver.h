@@ -21,6 +21,8 @@ typedef struct driver {
     int (*context_get)(gpu_context *context);
     int (*primary_retain)(gpu_context *context, int device);
     int (*primary_release)(int device);
+    int (*stream_create)(gpu_stream *stream, unsigned flags); /* 1: waits for no default stream */
+    int (*stream_destroy)(gpu_stream stream);
     int (*capture_begin)(gpu_stream stream, int mode); /* 0: no unsafe call in any thread */
     int (*capture_end)(gpu_stream stream, driver_graph *graph);
 
@@ -31,6 +33,7 @@ typedef struct driver {
     int (*graph_destroy)(driver_graph graph);
 
     stub_cuda *stub; /* NULL with a driver */
+    bool (*stub_owns)(const void *address);
 } driver;
 
 /* NULL where there is no libcuda.so.1. */

@@ -80,6 +80,16 @@ static int drop(object *o)
     return 0;
 }
 
+bool stub_cuda_owns(const void *address)
+{
+    const char *const at = address;
+    const object *o = objects;
+    while (o && (o->kind != STUB_MEMORY || at < o->memory || at >= o->memory + o->bytes)) {
+        o = o->next;
+    }
+    return o != NULL;
+}
+
 static void drop_owned(const object *owner)
 {
     for (object *o = objects, *next; o; o = next) {
@@ -461,6 +471,9 @@ CALL(cuLaunchKernel, object *function, unsigned grid_x, unsigned grid_y, unsigne
         result = check_launch(function, grid_x, block_x, shared, stream, parameters);
     }
     if (!result) {
+        if (state.watch) {
+            state.watch(parameters);
+        }
         state.launches++;
         state.launch_device = current()->device;
     }
@@ -514,14 +527,10 @@ CALL(cuPointerGetAttribute, void *value, int attribute, const void *pointer)
 {
     BEGIN(CONTEXT);
     if (!result) {
-        result = STUB_INVALID_VALUE;
-        for (const object *o = objects; o && attribute == 3; o = o->next) {
-            const char *const at = pointer;
-            if (o->kind == STUB_MEMORY && at >= o->memory && at < o->memory + o->bytes) {
-                memcpy(value, &pointer, sizeof pointer);
-                result = 0;
-            }
-        }
+        result = attribute == 3 && stub_cuda_owns(pointer) ? 0 : STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        memcpy(value, &pointer, sizeof pointer);
     }
     return end(result);
 }

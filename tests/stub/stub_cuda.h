@@ -52,6 +52,8 @@ typedef struct stub_cuda {
     int64_t fail_at; /* this call from now on fails, counting from 1; 0: none */
     bool fail_on;    /* and so do all after it */
     int fail_with;   /* with this result */
+    /* Is given the parameters of every launch, and must make no call of the driver; or NULL. */
+    void (*watch)(void **parameters);
 
     /* For the test to read. `calls` and the log begin again when the test sets calls to 0. */
     int64_t calls;
@@ -64,5 +66,8 @@ typedef struct stub_cuda {
 
 /* The name under which dlsym finds it. */
 stub_cuda *stub_cuda_state(void);
+
+/* Whether an address is in live memory of the device; for a watch. */
+bool stub_cuda_owns(const void *address);
 
 #endif

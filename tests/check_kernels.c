@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every kernel row of every backend of this machine against the oracle, over the problems that
- * `fattn check` draws: a row that exists is a row that is tested.
+ * Every kernel row of every backend of this machine, or of the one that FATTN_BACKEND names, against
+ * the oracle, over the problems that `fattn check` draws: a row that exists is a row that is tested.
  *
  * usage: check_kernels [CASES [SEED]]
  */
@@ -9,9 +9,10 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/backend.h"
-#include "tests/tap.h"
+#include "tests/device.h"
 #include "tools/trials.h"
 
 static void check_backend(const char *name, int64_t cases, uint64_t seed)
@@ -48,9 +49,16 @@ int main(int argc, char **argv)
 {
     const int64_t cases = argc > 1 ? strtoll(argv[1], NULL, 10) : TRIALS_ENOUGH;
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    const char *const named = device_named();
     const fattn_backend *backend;
+    if (device_absent(named)) {
+        return 0;
+    }
     setenv("FATTN_NUM_THREADS", "1", 0); /* cases run side by side already */
     for (int i = 0; (backend = fattn_backend_at(i)) != NULL; i++) {
+        if (named && strcmp(named, backend->name) != 0) {
+            continue;
+        }
         if (backend->count() > 0) {
             check_backend(backend->name, cases, seed);
         } else {

@@ -4,9 +4,11 @@
  * each has an identifier (a letter for its group and a number) and a test of that name. Hazards
  * that cannot arise here, or need hardware, keep their row, with the reason in place of a function.
  *
- * A *place* is a kernel row that this machine can run, on an open device: every backend, every
- * instruction set. Most hazards make a case with tools/draw.h and let tools/judge.h judge it at
- * every place and with every tile of the row's menu.
+ * A *place* is a kernel row that this machine can run, on an open device: every backend whose memory
+ * is the host's, every instruction set; or, with FATTN_BACKEND in the environment, the rows of that
+ * backend alone. Most hazards make a case with tools/draw.h and let tools/judge.h judge it at every
+ * place and with every tile of the row's menu. Those that run a case themselves use hazard_run and
+ * hazard_execute, or a twin, and so need not know where a device's memory is.
  */
 #ifndef FATTN_TESTS_HAZARD_H
 #define FATTN_TESTS_HAZARD_H
@@ -30,6 +32,9 @@ int hazard_main(const hazard *table, int argc, char **argv);
 /* Counts a check of the running hazard; when it does not hold, prints the sentence. Returns
  * holds. */
 bool hazard_check(bool holds, const char *format, ...) FATTN_PRINTF(2, 3);
+
+/* Passes the running hazard over, from within, and says why. */
+void hazard_skip(const char *why);
 
 typedef struct place {
     fattn_device *device;
@@ -58,9 +63,28 @@ void hazard_judge(draw_case *c, int splits, const char *format, ...) FATTN_PRINT
 /* hazard_build and hazard_judge. */
 void hazard_judge_drawn(draw_case *c, int splits, const char *format, ...) FATTN_PRINTF(3, 4);
 
-/* Runs the case at a place on the images themselves, so that draw_get reads the outputs. wish NULL:
- * the planner's tile. The device's memory must be the host's. */
+bool hazard_on_host(const place *at); /* kernels read host memory */
+
+/* Runs the case at a place on the images themselves, so that draw_get reads the outputs; through
+ * copies where the device has memory of its own. wish NULL: the planner's tile. */
 fattn_status hazard_run(const place *at, const draw_case *c, const fattn_wish *wish);
+
+/* The same for a plan and any buffers in host memory. */
+fattn_status hazard_execute(const fattn_plan *plan, const fattn_buffers *buffers);
+
+/* A case's images in a device's own memory. */
+typedef struct twin {
+    fattn_device *device;
+    const draw_case *c;
+    unsigned char *bytes[DRAW_IDS]; /* of each image */
+    fattn_buffers buffers;          /* pointing there */
+} twin;
+
+/* Allocates and sends. Free it even where it failed. */
+fattn_status twin_make(twin *t, fattn_device *device, const draw_case *c);
+fattn_status twin_send(const twin *t, fattn_stream stream); /* every image */
+fattn_status twin_read(const twin *t, fattn_stream stream); /* outputs, into the case's; waits */
+void twin_free(twin *t);
 
 /* Puts outputs back to what they were before a run. */
 void hazard_clear_outputs(draw_case *c);

@@ -64,7 +64,8 @@ static bool stretch(draw_case *c, draw_id id, int axis, int64_t stride)
     const unsigned char *const from = c->images[old.image].bytes + old.offset;
     t->image = c->image_count++;
     t->offset = 0;
-    c->images[t->image] = (draw_image){.bytes = memory, .size = (int64_t)bytes};
+    c->images[t->image] = (draw_image){
+        .bytes = memory, .size = (int64_t)bytes, .output = c->images[old.image].output};
     for (int64_t n = 0; n < e[0] * e[1] * e[2] * e[3]; n++) {
         const int64_t at[4] = {n / (e[1] * e[2] * e[3]), n / (e[2] * e[3]) % e[1], n / e[3] % e[2],
                                n % e[3]};
@@ -329,19 +330,20 @@ static int64_t workspace_of(const place *at, fattn_op op, int64_t batch, int64_t
 }
 
 /* Where there is enough work for every thread, workspace grows evenly with the batch: what it is
- * for a large batch follows from two small ones in 128 bits, or is an overflow. Sizes are rounded
+ * for a large batch follows from two smaller ones in 128 bits, or is an overflow. Sizes are rounded
  * up to 256. */
 static void check_growth(const place *at, fattn_op op, int64_t heads, int64_t rows, int64_t keys,
                          int64_t dim)
 {
-    const int64_t one = workspace_of(at, op, 5000, heads, rows, keys, dim);
-    const int64_t two = workspace_of(at, op, 10000, heads, rows, keys, dim);
+    enum { ONE = 500000 };
+    const int64_t one = workspace_of(at, op, ONE, heads, rows, keys, dim);
+    const int64_t two = workspace_of(at, op, 2 * ONE, heads, rows, keys, dim);
     if (one < 0 || two < 0) {
         return;
     }
-    for (int64_t batch = 20000; batch < FAR; batch *= 3) {
+    for (int64_t batch = 4 * ONE; batch < FAR; batch *= 3) {
         const int64_t bytes = workspace_of(at, op, batch, heads, rows, keys, dim);
-        const wide expected = one + (wide)(two - one) * (batch - 5000) / 5000;
+        const wide expected = one + (wide)(two - one) * (batch - ONE) / ONE;
         const wide tensor = (wide)batch * heads * (rows > keys ? rows : keys) * dim * 4;
         const bool over = expected > ((wide)1 << 62) || tensor > ((wide)1 << 62);
         const wide error = expected > bytes ? expected - bytes : bytes - expected;

@@ -129,10 +129,9 @@ static void c9(void)
 static void c10(void)
 {
     enum { VARIANTS = 4 };
-    static const char *const devices[] = {"cpu", "reference"};
-    EACH (d, devices) {
-        fattn_device *device = NULL;
-        if (fattn_device_open(devices[d], &device) != FATTN_OK) {
+    for (int n = 0; n < hazard_place_count; n++) {
+        fattn_device *const device = hazard_places[n].device;
+        if (n > 0 && device == hazard_places[n - 1].device) {
             continue;
         }
         draw_case cases[VARIANTS];
@@ -143,8 +142,7 @@ static void c10(void)
             hazard_build(&cases[v]);
             fattn_plan *plan = NULL;
             const fattn_status made = fattn_plan_create(device, &cases[v].problem, &plan);
-            hazard_check(made == FATTN_OK &&
-                             fattn_execute(plan, &cases[v].buffers, NULL, NULL) == FATTN_OK,
+            hazard_check(made == FATTN_OK && hazard_execute(plan, &cases[v].buffers) == FATTN_OK,
                          "%s", fattn_last_reason());
             fattn_plan_destroy(plan);
             alone[v] = hazard_copy(&cases[v], DRAW_O);
@@ -154,14 +152,13 @@ static void c10(void)
             hazard_clear_outputs(c);
             const fattn_status status = fattn_attention(device, &c->problem, &c->buffers, NULL);
             hazard_check(status == FATTN_OK && hazard_equals(c, DRAW_O, alone[c - cases]),
-                         "%s: turn %d: the one-shot call differs from a plan: %s", devices[d], turn,
-                         fattn_last_reason());
+                         "%s: turn %d: the one-shot call differs from a plan: %s",
+                         hazard_places[n].backend, turn, fattn_last_reason());
         }
         for (int v = 0; v < VARIANTS; v++) {
             free(alone[v]);
             draw_free(&cases[v]);
         }
-        fattn_device_close(device);
     }
     fattn_cache_clear();
 }

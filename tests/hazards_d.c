@@ -62,6 +62,7 @@ static void d3(void)
 {
     EACH (o, ops) {
         draw_case c = hazard_case(ops[o], FATTN_F16, 2, 3, 3, 50, 90, 72);
+        c.problem.features = ops[o] == FATTN_BACKWARD ? FATTN_DETERMINISTIC : 0;
         const draw_id out = ops[o] == FATTN_FORWARD ? DRAW_O : DRAW_DK;
         if (!hazard_build(&c) || draw_save(&c) != FATTN_OK) {
             continue;

@@ -51,7 +51,8 @@ static void f2(void)
 enum { ROWS = 40, CHANNELS = 8 };
 
 typedef struct state {
-    float o[ROWS][CHANNELS], lse[ROWS];
+    _Alignas(16) float o[ROWS][CHANNELS]; /* as aligned as problems promise */
+    float lse[ROWS];
 } state;
 
 /* Every fifth row is empty: what is in it must not be read. */
@@ -69,10 +70,22 @@ static state random_state(uint64_t seed, bool with_empty)
     return s;
 }
 
+/* In the device's memory. */
 static state merged(fattn_device *device, const state *a, const state *b)
 {
-    state result;
+    state result, *on = NULL; /* on[0..2]: a, b, the result */
+    void *memory = NULL;
     memset(&result, 0xff, sizeof result);
+    fattn_status status = fattn_device_malloc(device, 3 * sizeof *on, &memory);
+    on = memory;
+    const state *const sources[] = {a, b, &result};
+    for (int n = 0; n < 3 && !status; n++) {
+        status = fattn_device_copy(device, &on[n], sources[n], sizeof *on, NULL);
+    }
+    if (!hazard_check(status == FATTN_OK, "%s", fattn_last_reason())) {
+        fattn_device_free(device, memory);
+        return result;
+    }
     const fattn_strides strides = {
         .batch = ROWS * CHANNELS, .seq = CHANNELS, .head = ROWS * CHANNELS};
     const fattn_merge_args args = {
@@ -81,17 +94,21 @@ static state merged(fattn_device *device, const state *a, const state *b)
         .heads = 1,
         .seqlen = ROWS,
         .dim_v = CHANNELS,
-        .o1 = &a->o[0][0],
-        .lse1 = a->lse,
-        .o2 = &b->o[0][0],
-        .lse2 = b->lse,
-        .o = &result.o[0][0],
-        .lse = result.lse,
+        .o1 = &on[0].o[0][0],
+        .lse1 = on[0].lse,
+        .o2 = &on[1].o[0][0],
+        .lse2 = on[1].lse,
+        .o = &on[2].o[0][0],
+        .lse = on[2].lse,
         .o1_stride = strides,
         .o2_stride = strides,
         .o_stride = strides,
     };
-    hazard_check(fattn_merge(device, &args, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    hazard_check(fattn_merge(device, &args, NULL) == FATTN_OK &&
+                     fattn_device_copy(device, &result, &on[2], sizeof result, NULL) == FATTN_OK &&
+                     fattn_stream_synchronize(device, NULL) == FATTN_OK,
+                 "%s", fattn_last_reason());
+    fattn_device_free(device, memory);
     return result;
 }
 
@@ -190,7 +207,6 @@ static bool run_shards(const place *at, const draw_case *c, int64_t parts, state
         local.seqlen_k = end - first;
         local.dtype_o = FATTN_F32;
         local.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
-        local.pointer_alignment = 1;
         const int64_t bytes = c->tensors[DRAW_K].size;
         buf.k = (const char *)buf.k + first * CHANNELS * bytes;
         buf.v = (const char *)buf.v + first * CHANNELS * bytes;
@@ -199,7 +215,7 @@ static bool run_shards(const place *at, const draw_case *c, int64_t parts, state
         fattn_plan *plan = NULL;
         good =
             fattn_plan_create_with(at->device, &local, at->kernel->name, NULL, &plan) == FATTN_OK &&
-            fattn_execute(plan, &buf, NULL, NULL) == FATTN_OK;
+            hazard_execute(plan, &buf) == FATTN_OK;
         fattn_plan_destroy(plan);
         if (good && part == 0) {
             *sum = shard;
@@ -438,7 +454,7 @@ static void check_invariance(const place *at, int64_t rows, int64_t keys, uint64
             fattn_plan *plan = NULL;
             hazard_check(fattn_plan_create_with(at->device, &p, at->kernel->name, NULL, &plan) ==
                                  FATTN_OK &&
-                             fattn_execute(plan, &buf, NULL, NULL) == FATTN_OK,
+                             hazard_execute(plan, &buf) == FATTN_OK,
                          "%s", fattn_last_reason());
             fattn_plan_destroy(plan);
             const float *const among =

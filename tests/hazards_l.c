@@ -169,8 +169,7 @@ static void l3(void)
                              draw_normal(&rng));
                 }
             }
-            hazard_check(fattn_execute(plan, &c.buffers, NULL, NULL) == FATTN_OK, "%s",
-                         fattn_last_reason());
+            hazard_check(hazard_execute(plan, &c.buffers) == FATTN_OK, "%s", fattn_last_reason());
             for (int64_t m = 0; m < 3 * 5 * 4 * 8; m++) {
                 o[l][m] = draw_get(&c, DRAW_O,
                                    draw_at(&c, DRAW_O, m / 160, m / 32 % 5, m / 8 % 4, m % 8));

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backend that a test program is asked to run on: that of FATTN_BACKEND, as the suite gpu sets
+ * it, or NULL, which leaves the choice to the program.
+ */
+#ifndef FATTN_TESTS_DEVICE_H
+#define FATTN_TESTS_DEVICE_H
+
+#include <stdlib.h>
+
+#include "fattn/fattn.h"
+#include "tests/tap.h"
+
+static inline const char *device_named(void) { return getenv("FATTN_BACKEND"); }
+
+/* Whether the backend has no device; then the program's output is a skip with the reason. A device
+ * that is there and cannot be opened is no reason to skip. */
+static inline bool device_absent(const char *named)
+{
+    fattn_device *device = NULL;
+    const bool absent = named && fattn_device_open(named, &device) == FATTN_NO_DEVICE;
+    fattn_device_close(device);
+    if (absent) {
+        tap_skip_all(fattn_last_reason());
+    }
+    return absent;
+}
+
+#endif

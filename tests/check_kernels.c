@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every kernel row of every backend of this machine, or of the one that FATTN_BACKEND names, against
- * the oracle, over the problems that `fattn check` draws: a row that exists is a row that is tested.
+ * Every kernel row of every backend of this machine, or of the one that FATTN_BACKEND names,
+ * against the oracle, over the problems that `fattn check` draws: a row that exists is a row that
+ * is tested.
  *
  * usage: check_kernels [CASES [SEED]]
  */

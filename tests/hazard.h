@@ -4,11 +4,11 @@
  * each has an identifier (a letter for its group and a number) and a test of that name. Hazards
  * that cannot arise here, or need hardware, keep their row, with the reason in place of a function.
  *
- * A *place* is a kernel row that this machine can run, on an open device: every backend whose memory
- * is the host's, every instruction set; or, with FATTN_BACKEND in the environment, the rows of that
- * backend alone. Most hazards make a case with tools/draw.h and let tools/judge.h judge it at every
- * place and with every tile of the row's menu. Those that run a case themselves use hazard_run and
- * hazard_execute, or a twin, and so need not know where a device's memory is.
+ * A *place* is a kernel row that this machine can run, on an open device: every backend whose
+ * memory is the host's, every instruction set; or, with FATTN_BACKEND in the environment, the rows
+ * of that backend alone. Most hazards make a case with tools/draw.h and let tools/judge.h judge it
+ * at every place and with every tile of the row's menu. Those that run a case themselves use
+ * hazard_run and hazard_execute, or a twin, and so need not know where a device's memory is.
  */
 #ifndef FATTN_TESTS_HAZARD_H
 #define FATTN_TESTS_HAZARD_H

@@ -321,7 +321,7 @@ static const hazard table[] = {
     {"hazard_G9", "a buffer of semaphores was freed too early", g9, NULL},
     {"hazard_G10", "a bias in f32 beside 16-bit tensors", g10, NULL},
     {"hazard_G11", "sums in shared memory that were not atomic", NULL,
-     "racecheck looks for them (docs/TESTING.md); hazard_G1 and hazard_G2 would see them by chance"},
+     "racecheck looks for them (docs/TESTING.md); hazard_G1 and G2 would see them by chance"},
     {"hazard_G12", "a tile of another size than the one computed with", g12, NULL},
     {NULL, NULL, NULL, NULL},
 };

@@ -18,8 +18,8 @@
 
 enum { THREADS = 8, RUNS = 25 };
 
-/* One thread's work: a case of its own, through a plan of all on a stream of its own, or through the
- * one-shot call from host memory. */
+/* One thread's work: a case of its own, through a plan of all on a stream of its own, or through
+ * the one-shot call from host memory. */
 typedef struct worker {
     draw_case c;
     twin t;                 /* of c, for the plan */

@@ -29,3 +29,19 @@ install_missing() {
         return 1
     fi
 }
+
+# install_wanted LOG PACKAGE...: the same for those that can be done without. Where this Debian's lists lack
+# one, it says so and goes on.
+install_wanted() {
+    local log=$1 package there=()
+    shift
+    command -v apt-cache >/dev/null || return 0
+    for package; do
+        if apt-cache show "$package" >/dev/null 2>&1; then
+            there+=("$package")
+        else
+            echo "no package $package here: tests that need it will be skipped"
+        fi
+    done
+    install_missing "$log" "${there[@]}"
+}

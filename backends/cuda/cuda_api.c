@@ -23,6 +23,7 @@ static fattn_gpu_api api = {
     .registers = 4,
     .dynamic_shared = 8,
     .device_pointer = 3,
+    .blocks_max = INT32_MAX,
 };
 
 /* The driver keeps old signatures under the plain name and gives new ones a number. */
@@ -101,6 +102,13 @@ static const fattn_gpu_api *find_api(const char **why)
     return absent[0] ? NULL : &api;
 }
 
+static int find_isa(gpu_module module, int version, int *isa)
+{
+    (void)module;
+    *isa = version;
+    return 0;
+}
+
 #define FATTN_CUDA_IMAGE(name) extern const unsigned char fattn_cuda_image_##name[];
 #include "backends/cuda/images.inc"
 #undef FATTN_CUDA_IMAGE
@@ -110,9 +118,10 @@ static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_cuda_spli
 
 static const fattn_gpu_vendor vendor = {
     .name = "cuda",
-    .isa_prefix = "sm_",
+    .isa_format = "sm_%d",
     .targets = FATTN_CUDA_TARGETS,
     .api = find_api,
+    .isa = find_isa,
     .tables = tables,
     .images =
         {

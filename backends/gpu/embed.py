@@ -15,7 +15,7 @@ extern const unsigned char {symbol}[];
 __asm__(".pushsection .rodata, \\"a\\"\\n"
         ".globl {symbol}\\n"
         ".hidden {symbol}\\n"
-        ".balign 64\\n"
+        ".balign 4096\\n"
         "{symbol}:\\n"
         ".incbin \\"{os.path.abspath(binary)}\\"\\n"
         ".popsection\\n");

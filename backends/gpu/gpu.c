@@ -20,7 +20,8 @@ typedef struct device {
     int number; /* the driver's handle */
     gpu_context context;
     bool retained; /* the primary context, to be released */
-    int isa;       /* 10 * major + minor */
+    int version;   /* 10 * major + minor */
+    int isa;       /* of the vendor's numbers */
     int units;
     int64_t shared_memory;
     pthread_mutex_t mutex;
@@ -99,7 +100,8 @@ static fattn_status load_locked(device *d, const char *name, gpu_module *module)
         if (result == d->api->no_image) {
             return fattn_fail(FATTN_UNSUPPORTED,
                               "%s: this build has no code for a device of version %d.%d: it has %s",
-                              d->vendor->name, d->isa / 10, d->isa % 10, d->vendor->targets);
+                              d->vendor->name, d->version / 10, d->version % 10,
+                              d->vendor->targets);
         }
         if (result) {
             d->modules[n] = NULL;
@@ -162,19 +164,24 @@ static fattn_status find_attributes(device *d)
         status = check_on(d, api->device_attribute(wanted[n].value, wanted[n].attribute, d->number),
                           "asking for an attribute");
     }
-    d->isa = 10 * major + minor;
+    d->version = 10 * major + minor;
     d->shared_memory = shared;
     return status;
 }
 
-/* What merge and dropout_mask launch. */
+/* What merge and dropout_mask launch, and what its being loaded says of the device. */
 static fattn_status load_verbs(device *d)
 {
+    gpu_module module = NULL;
     fattn_status status = enter(d);
     if (status) {
         return status;
     }
-    status = resolve(d, "verbs", "merge", &d->merge);
+    status = load_locked(d, "verbs", &module); /* nobody else has the device yet */
+    status = status ? status
+                    : check_on(d, d->vendor->isa(module, d->version, &d->isa),
+                               "asking for the instruction set");
+    status = status ? status : resolve(d, "verbs", "merge", &d->merge);
     status = status ? status : resolve(d, "verbs", "dropout_mask", &d->dropout);
     return leave_with(d, status);
 }
@@ -239,7 +246,7 @@ void fattn_gpu_describe(void *impl, fattn_device_info *info)
     size_t memory = 0;
     (void)d->api->device_name(info->name, sizeof info->name, d->number);
     info->name[sizeof info->name - 1] = '\0';
-    snprintf(info->isa, sizeof info->isa, "%s%d", d->vendor->isa_prefix, d->isa);
+    snprintf(info->isa, sizeof info->isa, d->vendor->isa_format, d->isa);
     info->units = d->units;
     info->fast_memory = d->shared_memory;
     if (d->api->device_memory(&memory, d->number) == 0) {
@@ -272,12 +279,16 @@ const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
 
 /* --- Plans and runs --------------------------------------------------------------------------- */
 
-#define GRID_MAX INT32_MAX /* blocks of a launch; kernels loop over more */
-
 typedef struct launch {
     gpu_function function;
     unsigned blocks, threads, shared;
 } launch;
+
+/* Blocks of a launch; kernels loop over more. */
+static unsigned grid_of(const device *d, int64_t blocks)
+{
+    return (unsigned)(blocks < d->api->blocks_max ? blocks : d->api->blocks_max);
+}
 
 typedef struct made {
     fattn_gpu_args args; /* all but buffers and workspace */
@@ -288,7 +299,7 @@ typedef struct made {
 static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
                                 launch *l)
 {
-    l->blocks = (unsigned)(shape->blocks < GRID_MAX ? shape->blocks : GRID_MAX);
+    l->blocks = grid_of(d, shape->blocks);
     l->threads = (unsigned)shape->threads;
     l->shared = (unsigned)shape->shared;
     const fattn_status status = resolve(d, image, shape->entry, &l->function);
@@ -427,9 +438,7 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
 static fattn_status run_verb(const device *d, gpu_function function, void *args, int64_t pieces,
                              fattn_stream stream)
 {
-    const launch l = {.function = function,
-                      .blocks = (unsigned)(pieces < GRID_MAX ? pieces : GRID_MAX),
-                      .threads = 128};
+    const launch l = {.function = function, .blocks = grid_of(d, pieces), .threads = 128};
     if (pieces == 0) {
         return FATTN_OK;
     }

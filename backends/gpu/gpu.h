@@ -28,7 +28,7 @@ typedef void fattn_gpu_phase(const fattn_problem *problem, const fattn_tiling *t
 typedef struct fattn_gpu_kernel {
     fattn_kernel row;
     const char *image; /* that has its functions */
-    int isa;           /* the least that it needs, 10 * major + minor; 0: any */
+    int isa;           /* the least that it needs; 0: any */
     const char *needs; /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
 } fattn_gpu_kernel;
@@ -51,10 +51,13 @@ typedef struct fattn_gpu_image {
 
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */
-    const char *isa_prefix; /* "sm_", before 10 * major + minor */
+    const char *isa_format; /* "sm_%d", for the number of an instruction set */
     const char *targets;    /* what the images were compiled for: "sm_80 sm_90" */
     /* The driver, opened at the first call; NULL, and in *why a sentence, where there is none. */
     const fattn_gpu_api *(*api)(const char **why);
+    /* The number of a device's instruction set. version: what the driver says, 10 * major + minor;
+     * module: image "verbs" as the device has loaded it. A result of the driver's. */
+    int (*isa)(gpu_module module, int version, int *isa);
     const fattn_gpu_kernel *const *tables; /* of kernel rows, best first; ends with NULL */
     fattn_gpu_image images[FATTN_GPU_IMAGES];
 } fattn_gpu_vendor;

@@ -68,6 +68,8 @@ typedef struct fattn_gpu_api {
     int units, major, minor, shared_memory;
     int registers, dynamic_shared;
     int device_pointer;
+
+    int64_t blocks_max; /* of a launch */
 } fattn_gpu_api;
 
 #endif

@@ -124,4 +124,7 @@ GPU_DEVICE float gpu_max(float a, float b) { return __builtin_fmaxf(a, b); }
 GPU_DEVICE float gpu_f16_to_f32(uint16_t x) { return (float)__builtin_bit_cast(_Float16, x); }
 GPU_DEVICE uint16_t gpu_f16_from_f32(float x) { return __builtin_bit_cast(uint16_t, (_Float16)x); }
 
+/* What the code was compiled for: of several, the runtime picks one, and does not say which. */
+extern "C" __attribute__((device, used)) char fattn_target[16] = __amdgcn_processor__;
+
 #endif

@@ -39,7 +39,7 @@ KEYS = {
 
 # Written by the build: header, and the room that it counts for.
 GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu",
-             "backends/cuda/images.inc": "backends/cuda"}
+             "backends/cuda/images.inc": "backends/cuda", "backends/hip/images.inc": "backends/hip"}
 
 # (what the code may not say, where it is at home, why). Paths are regular expressions; comments and
 # strings are not code.

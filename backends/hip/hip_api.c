@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backend "hip": AMD's runtime, opened when it is first asked for. The library links nothing of
+ * ROCm's, so it starts on machines that have none, and there has no devices.
+ *
+ * HIP has a current device for each thread where CUDA's driver has a current context. A context is
+ * here the number of a device and 1, and entering one is making that device current.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/gpu/gpu.h"
+
+/* Newest first. What is called here has the same signature and numbers in all of them. */
+static const char *const libraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"};
+
+#define COPY_DEFAULT 4 /* hipMemcpyDefault: where the pointers are says which way */
+#define NOT_SUPPORTED 801
+
+/* What the table of gpu_api.h has no room for, because HIP's way of saying it is another. */
+typedef struct hip_api {
+    fattn_gpu_api gpu;
+    const char *(*error_name)(int result);
+    const char *(*error_string)(int result);
+    int (*device_current)(int *device);
+    int (*device_set)(int device);
+    int (*module_variable)(void **variable, size_t *bytes, gpu_module module, const char *name);
+    int (*copy)(void *dst, const void *src, size_t bytes, int kind, gpu_stream stream);
+    int (*stream_device)(gpu_stream stream, int *device);
+    int (*stream_device_old)(gpu_stream stream);
+} hip_api;
+
+static hip_api hip;
+
+/* --- CUDA's words ----------------------------------------------------------------------------- */
+
+static int error_name(int result, const char **name)
+{
+    *name = hip.error_name(result);
+    return 0;
+}
+
+static int error_string(int result, const char **text)
+{
+    *text = hip.error_string(result);
+    return 0;
+}
+
+static gpu_context context_of(int device) { return (gpu_context)((uintptr_t)device + 1); }
+
+static int device_of(gpu_context context) { return (int)((uintptr_t)context - 1); }
+
+static int primary_retain(gpu_context *context, int device)
+{
+    *context = context_of(device);
+    return 0;
+}
+
+static int primary_release(int device)
+{
+    (void)device;
+    return 0;
+}
+
+/* There is none but the device's own. */
+static int context_current(gpu_context *context)
+{
+    *context = NULL;
+    return 0;
+}
+
+/* Devices that were current in this thread before each one that was entered. */
+enum { DEPTH_MAX = 8 };
+static _Thread_local int before[DEPTH_MAX];
+static _Thread_local int depth;
+
+static int context_push(gpu_context context)
+{
+    if (depth == DEPTH_MAX) {
+        return NOT_SUPPORTED;
+    }
+    int result = hip.device_current(&before[depth]);
+    result = result ? result : hip.device_set(device_of(context));
+    depth += result == 0;
+    return result;
+}
+
+static int context_pop(gpu_context *context)
+{
+    int device = 0;
+    const int result = hip.device_current(&device);
+    *context = context_of(device);
+    depth--;
+    const int back = hip.device_set(before[depth]);
+    return result ? result : back;
+}
+
+/* Local memory needs no leave: a launch may ask for all of it. */
+static int function_set(gpu_function function, int attribute, int value)
+{
+    (void)function, (void)attribute, (void)value;
+    return 0;
+}
+
+static int memory_copy(void *dst, const void *src, size_t bytes, gpu_stream stream)
+{
+    return hip.copy(dst, src, bytes, COPY_DEFAULT, stream);
+}
+
+/* ROCm 5 has the older of two ways to ask. */
+static int stream_context(gpu_stream stream, gpu_context *context)
+{
+    int device = -1;
+    const int result = hip.stream_device ? hip.stream_device(stream, &device) : 0;
+    *context = context_of(hip.stream_device ? device : hip.stream_device_old(stream));
+    return result;
+}
+
+static hip_api hip = {
+    .gpu =
+        {
+            .error_name = error_name,
+            .error_string = error_string,
+            .primary_retain = primary_retain,
+            .primary_release = primary_release,
+            .context_current = context_current,
+            .context_push = context_push,
+            .context_pop = context_pop,
+            .function_set = function_set,
+            .memory_copy = memory_copy,
+            .stream_context = stream_context,
+            .out_of_memory = 2,
+            .no_device = 100,
+            .no_image = 209,
+            .units = 63,
+            .major = 23,
+            .minor = 61,
+            .shared_memory = 74, /* of a block */
+            .registers = 4,
+            .dynamic_shared = 8,
+            .device_pointer = 3,
+            .blocks_max = 1 << 22, /* of at most 1024 threads: threads are counted in 32 bits */
+        },
+};
+
+/* --- The runtime ------------------------------------------------------------------------------ */
+
+#define AT(field) offsetof(hip_api, field)
+static const struct {
+    const char *name;
+    size_t at;
+    bool optional;
+} symbols[] = {
+    {"hipInit", AT(gpu.init), false},
+    {"hipGetErrorName", AT(error_name), false},
+    {"hipGetErrorString", AT(error_string), false},
+    {"hipGetDeviceCount", AT(gpu.device_count), false},
+    {"hipDeviceGet", AT(gpu.device_get), false},
+    {"hipDeviceGetName", AT(gpu.device_name), false},
+    {"hipDeviceTotalMem", AT(gpu.device_memory), false},
+    {"hipDeviceGetAttribute", AT(gpu.device_attribute), false},
+    {"hipGetDevice", AT(gpu.context_device), false},
+    {"hipGetDevice", AT(device_current), false},
+    {"hipSetDevice", AT(device_set), false},
+    {"hipModuleLoadData", AT(gpu.module_load), false},
+    {"hipModuleUnload", AT(gpu.module_unload), false},
+    {"hipModuleGetFunction", AT(gpu.module_function), false},
+    {"hipModuleGetGlobal", AT(module_variable), false},
+    {"hipFuncGetAttribute", AT(gpu.function_get), false},
+    {"hipModuleLaunchKernel", AT(gpu.launch), false},
+    {"hipMalloc", AT(gpu.memory_alloc), false},
+    {"hipFree", AT(gpu.memory_free), false},
+    {"hipMemcpyAsync", AT(copy), false},
+    {"hipPointerGetAttribute", AT(gpu.pointer_attribute), false},
+    {"hipStreamCreateWithFlags", AT(gpu.stream_create), false},
+    {"hipStreamDestroy", AT(gpu.stream_destroy), false},
+    {"hipStreamSynchronize", AT(gpu.stream_synchronize), false},
+    {"hipStreamGetDevice", AT(stream_device), true},
+    {"hipGetStreamDeviceId", AT(stream_device_old), true},
+    {"hipEventCreateWithFlags", AT(gpu.event_create), false},
+    {"hipEventDestroy", AT(gpu.event_destroy), false},
+    {"hipEventRecord", AT(gpu.event_record), false},
+    {"hipEventSynchronize", AT(gpu.event_synchronize), false},
+    {"hipEventElapsedTime", AT(gpu.event_elapsed), false},
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char absent[256]; /* why there is no runtime; empty when there is */
+
+/* The first library that is there. */
+static void *find_library(const char **name)
+{
+    for (size_t n = 0; n < sizeof libraries / sizeof libraries[0]; n++) {
+        void *const library = dlopen(libraries[n], RTLD_NOW | RTLD_LOCAL);
+        if (library) {
+            *name = libraries[n];
+            return library;
+        }
+    }
+    return NULL;
+}
+
+/* The runtime stays open: its threads outlive what we hold. */
+static void load(void)
+{
+    const char *name = NULL;
+    void *const library = find_library(&name);
+    if (!library) {
+        snprintf(absent, sizeof absent, "no runtime: %s", dlerror());
+        return;
+    }
+    for (size_t n = 0; n < sizeof symbols / sizeof symbols[0]; n++) {
+        void *const symbol = dlsym(library, symbols[n].name);
+        if (!symbol && !symbols[n].optional) {
+            snprintf(absent, sizeof absent, "%s does not fit: it has no %s", name, symbols[n].name);
+            return;
+        }
+        memcpy((char *)&hip + symbols[n].at, &symbol, sizeof symbol);
+    }
+    if (!hip.stream_device && !hip.stream_device_old) {
+        snprintf(absent, sizeof absent, "%s does not fit: it has no hipStreamGetDevice", name);
+        return;
+    }
+    const int result = hip.gpu.init(0);
+    if (result) {
+        snprintf(absent, sizeof absent, "hipInit failed with %d, %s", result,
+                 hip.error_name(result));
+    }
+}
+
+static const fattn_gpu_api *find_api(const char **why)
+{
+    pthread_once(&once, load);
+    *why = absent;
+    return absent[0] ? NULL : &hip.gpu;
+}
+
+/* Attributes do not tell gfx908 from gfx90a; the code that the runtime chose knows what it was
+ * compiled for: "gfx90a" is 0x90a. */
+static int find_isa(gpu_module module, int version, int *isa)
+{
+    char target[16] = "";
+    void *variable = NULL;
+    size_t bytes = 0;
+    (void)version;
+    int result = hip.module_variable(&variable, &bytes, module, "fattn_target");
+    result = result ? result : memory_copy(target, variable, sizeof target, NULL);
+    result = result ? result : hip.gpu.stream_synchronize(NULL);
+    *isa = (int)strtol(target + strlen("gfx"), NULL, 16);
+    return result;
+}
+
+/* --- The backend ------------------------------------------------------------------------------ */
+
+#define FATTN_HIP_IMAGE(name) extern const unsigned char fattn_hip_image_##name[];
+#include "backends/hip/images.inc"
+#undef FATTN_HIP_IMAGE
+
+static const fattn_gpu_kernel *const tables[] = {fattn_gpu_simt, NULL};
+
+static const fattn_gpu_vendor vendor = {
+    .name = "hip",
+    .isa_format = "gfx%x",
+    .targets = FATTN_HIP_TARGETS,
+    .api = find_api,
+    .isa = find_isa,
+    .tables = tables,
+    .images =
+        {
+#define FATTN_HIP_IMAGE(name) {#name, fattn_hip_image_##name},
+#include "backends/hip/images.inc"
+#undef FATTN_HIP_IMAGE
+        },
+};
+
+static int count(void) { return fattn_gpu_count(&vendor); }
+
+static fattn_status open(int ordinal, void **impl)
+{
+    return fattn_gpu_open(&vendor, ordinal, impl);
+}
+
+const fattn_backend fattn_backend_hip = {
+    .name = "hip",
+    .count = count,
+    .open = open,
+    .close = fattn_gpu_close,
+    .describe = fattn_gpu_describe,
+    .limits = fattn_gpu_limits,
+    .kernel = fattn_gpu_kernel_at,
+    .peak = fattn_gpu_peak_at,
+    .plan = fattn_gpu_plan,
+    .run = fattn_gpu_run,
+    .release = fattn_gpu_release,
+    .merge = fattn_gpu_merge,
+    .dropout_mask = fattn_gpu_dropout_mask,
+    .reads = fattn_gpu_reads,
+    .alloc = fattn_gpu_alloc,
+    .free = fattn_gpu_free,
+    .copy = fattn_gpu_copy,
+    .stream_create = fattn_gpu_stream_create,
+    .stream_destroy = fattn_gpu_stream_destroy,
+    .stream_synchronize = fattn_gpu_stream_synchronize,
+    .event_create = fattn_gpu_event_create,
+    .event_destroy = fattn_gpu_event_destroy,
+    .event_record = fattn_gpu_event_record,
+    .event_elapsed = fattn_gpu_event_elapsed,
+};

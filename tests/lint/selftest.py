@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+import code_objects
 import environment
 import execstack
 import format as formatting
@@ -229,6 +230,43 @@ def instruction_case(folder):
         loop("x86_64"), list(instructions.spills("x86_64", "a.o", disassembly("90 \tnop"))))
 
 
+def code_object_case(folder):
+    """A kernel that a compiler made, where there is one; then what metadata and disassembly may say."""
+    source = os.path.join(folder, "k.hip")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write('extern "C" __attribute__((global)) void k(int *a, int n) {\n'
+                   "    volatile int x[99]; x[n] = a[n]; a[0] = x[a[1]]; }\n")
+    clang, title = shutil.which("clang++-22"), "a kernel with memory of its own"
+    if not clang or not shutil.which("ld.lld-22"):
+        yield title, tap.Skip("no clang++-22 and lld-22")
+    else:
+        subprocess.run([clang, "-x", "hip", "--offload-arch=gfx942", "--cuda-device-only", "-nogpuinc", "-nogpulib",
+                        "--no-gpu-bundle-output", source, "-o", source + ".co"], check=True)
+        kernels = code_objects.metadata(source + ".co")
+        calm = [{**kernel, ".private_segment_fixed_size": 0} for kernel in kernels]
+        yield title, judge(list(code_objects.spills("k", calm)), list(code_objects.spills("k", kernels)))
+
+    def kernel(name, local, registers):
+        return list(code_objects.heights("a.co", [{".name": name, ".group_segment_fixed_size": local,
+                                                   ".vgpr_count": registers}]))
+    yield "a kernel of too many registers", judge(kernel("simt_forward_64", 35840, 256),
+                                                  kernel("simt_forward_64", 35840, 257))
+    yield "a kernel of too much local memory", judge(kernel("merge", 1024, 64), kernel("merge", 1025, 64))
+
+    def loop(*more):
+        body = ["v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[0:1]"] * 48 + list(more)
+        code = [(4 * n, text, None) for n, text in enumerate(body)] + [(4 * len(body), "s_branch 65472", 0)]
+        return {"simt_forward_64": code}
+    moves = ["v_readlane_b32 s0, v1, 2"] * 5
+    yield "a loop that moves values", judge(list(code_objects.busy("a.co", loop(*moves[:4]))),
+                                            list(code_objects.busy("a.co", loop(*moves))))
+    none = {"simt_forward_64": [(0, "s_endpgm", None)]}
+    yield "a kernel without a loop of products", judge(list(code_objects.busy("a.co", loop())),
+                                                       list(code_objects.busy("a.co", none)))
+    yield "reads of 2 bytes", judge(list(code_objects.narrow("a.co", loop("ds_read_b128 v[0:3], v4"))),
+                                    list(code_objects.narrow("a.co", loop("ds_read_u16 v0, v4"))))
+
+
 def report_case():
     """A lint that finds nothing to look at, or something wrong, fails."""
     def status(results):
@@ -260,7 +298,8 @@ def tally_case():
 def results():
     for title, lint, tidy, planted in TREES:
         yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
-    for case in (header_case, stack_case, library_case, instruction_case):
+    for case in (header_case, stack_case, library_case, instruction_case,
+                 code_object_case):
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)
     yield "the report fails when it should", report_case()

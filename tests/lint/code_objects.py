@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels for AMD's processors need, read from the code objects that the library holds: nothing in
+memory of a thread's own, registers and local memory below ceilings, and loops of products that do
+products.
+
+usage: code_objects.py OBJDUMP [CODE_OBJECT]...
+
+OBJDUMP is an llvm-objdump that knows these processors; - stands for none. No code object: no backend hip.
+"""
+
+import os
+import re
+import struct
+import subprocess
+import sys
+
+import tap
+
+# Beginning of a kernel's name: most bytes of local memory, and most vector registers, those for
+# accumulators included. The first that fits counts.
+CEILINGS = [
+    ("simt_decode", 22528, 224),
+    ("simt_forward", 35840, 256),
+    ("simt_backward_keys", 36864, 288),
+    ("simt_backward_queries", 36864, 272),
+    ("simt_backward_bias", 36864, 224),
+    ("", 1024, 64),
+]
+
+# Kernels that multiply tiles, and the fewest products of a loop that does.
+TILED = r"simt_(decode|forward|backward_(keys|queries|bias))"
+PRODUCTS = 96
+
+# Products an instruction, by what matches; those that issue two say so twice.
+PRODUCT = [(r"v_pk_fma\w*_f32", 2), (r"v_(dual_)?fm(a|ac|aak|amk)_f32", 1)]
+# Values that wait in lanes of another register, or among the accumulators.
+MOVE = r"v_(read|write)lane|v_accvgpr_(read|write)"
+MOVES = 12  # at most one of so many instructions
+NARROW = r"ds_(read|load)_[ui]16"
+
+
+class Reader:
+    """MessagePack, of which metadata is made."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, form):
+        size = struct.calcsize(form)
+        value, = struct.unpack_from(form, self.data, self.at)
+        self.at += size
+        return value
+
+    def value(self):
+        tag = self.take("B")
+        if tag < 0x80 or tag >= 0xe0:
+            return tag if tag < 0x80 else tag - 256
+        if tag < 0x90:
+            return {self.value(): self.value() for _ in range(tag & 15)}
+        if tag < 0xa0:
+            return [self.value() for _ in range(tag & 15)]
+        if tag < 0xc0:
+            return self.take(f"{tag & 31}s").decode()
+        scalars = {0xcc: "B", 0xcd: ">H", 0xce: ">I", 0xcf: ">Q", 0xd0: "b", 0xd1: ">h", 0xd2: ">i", 0xd3: ">q"}
+        sizes = {0xd9: "B", 0xda: ">H", 0xdb: ">I", 0xdc: ">H", 0xdd: ">I", 0xde: ">H", 0xdf: ">I"}
+        if tag in scalars:
+            return self.take(scalars[tag])
+        if tag in sizes:
+            size = self.take(sizes[tag])
+            return (self.take(f"{size}s").decode() if tag < 0xdc else
+                    [self.value() for _ in range(size)] if tag < 0xde else
+                    {self.value(): self.value() for _ in range(size)})
+        return {0xc0: None, 0xc2: False, 0xc3: True}[tag]
+
+
+def metadata(path):
+    """The kernels of a code object: dictionaries."""
+    with open(path, "rb") as file:
+        data = file.read()
+    headers, = struct.unpack_from("<Q", data, 0x20)
+    size, count = struct.unpack_from("<HH", data, 0x36)
+    for n in range(count):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", data, headers + n * size)
+        end = offset + length
+        while kind == 4 and offset < end:  # notes
+            name, body, sort = struct.unpack_from("<III", data, offset)
+            offset += 12
+            owner = data[offset:offset + name].rstrip(b"\0")
+            offset += -(-name // 4) * 4
+            if (owner, sort) == (b"AMDGPU", 32):
+                return Reader(data[offset:offset + body]).value()["amdhsa.kernels"]
+            offset += -(-body // 4) * 4
+    return []
+
+
+def disassemble(objdump, path):
+    """Per function: (address, instruction, address that it jumps to or None)."""
+    text = subprocess.run([objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True,
+                          check=True).stdout
+    functions, code, begin = {}, [], 0
+    for line in text.split("\n"):
+        head = re.match(r"([0-9a-f]+) <(.*)>:", line)
+        match = re.match(r"\s+(.*?)\s*// ([0-9A-F]+):", line)
+        if head:
+            begin, code = int(head.group(1), 16), functions.setdefault(head.group(2), [])
+        elif match:
+            to = re.search(r"<[^>]*?(?:\+0x([0-9a-f]+))?>$", line)
+            jumps = to and "branch" in match.group(1)
+            code.append((int(match.group(2), 16), match.group(1), begin + int(to.group(1) or "0", 16) if jumps else None))
+    return functions
+
+
+def loops(code):
+    """The instructions of each innermost loop."""
+    spans = [(to, at) for at, _, to in code if to is not None and to <= at]
+    for start, end in spans:
+        if not any((s, e) != (start, end) and start <= s and e <= end for s, e in spans):
+            yield [text for at, text, _ in code if start <= at <= end]
+
+
+def products(body):
+    return sum(len(re.findall(pattern, text)) * count for text in body for pattern, count in PRODUCT)
+
+
+def spills(path, kernels):
+    for kernel in kernels:
+        for field in (".vgpr_spill_count", ".private_segment_fixed_size"):
+            if kernel[field]:
+                yield f"{path}: {kernel['.name']}: {field[1:]} is {kernel[field]}"
+
+
+def heights(path, kernels):
+    for kernel in kernels:
+        _, local, registers = next(row for row in CEILINGS if kernel[".name"].startswith(row[0]))
+        for field, most in ((".group_segment_fixed_size", local), (".vgpr_count", registers)):
+            if kernel[field] > most:
+                yield f"{path}: {kernel['.name']}: {field[1:]} is {kernel[field]}, more than {most}"
+
+
+def busy(path, functions):
+    """Loops of products that move values about, and kernels of tiles without such loops."""
+    for name, code in functions.items():
+        tiled = [body for body in loops(code) if products(body) >= PRODUCTS]
+        if re.match(TILED, name) and not tiled:
+            yield f"{path}: {name}: has no loop of products"
+        for body in tiled:
+            moves = [text for text in body if re.match(MOVE, text)]
+            if MOVES * len(moves) > len(body):
+                yield f"{path}: {name}: {len(moves)} of {len(body)} instructions move values, such as {moves[0]}"
+
+
+def narrow(path, functions):
+    for name, code in functions.items():
+        reads = [text for _, text, _ in code if re.match(NARROW, text)]
+        if reads:
+            yield f"{path}: {name}: {len(reads)} reads of 2 bytes of local memory, such as {reads[0]}"
+
+
+def results(objdump, *paths):
+    titles = ("no kernel spills", "registers and local memory", "loops of products", "local memory is read in words")
+    if not paths:
+        return [(title, tap.Skip("this build has no backend hip")) for title in titles]
+    kernels = {path: metadata(path) for path in paths}
+    code = {} if objdump == "-" else {path: disassemble(objdump, path) for path in paths}
+    def each(lint, read):
+        return ([f for path in read for f in lint(os.path.basename(path), read[path])] if read else
+                tap.Skip("there is no llvm-objdump for AMD's processors"))
+    return [
+        (f"{titles[0]}: {sum(map(len, kernels.values()))} of them",
+         [f"{path}: no kernels" for path in paths if not kernels[path]] + each(spills, kernels)),
+        (titles[1], each(heights, kernels)),
+        (titles[2], each(busy, code)),
+        (titles[3], each(narrow, code)),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(tap.report(results(*sys.argv[1:])))

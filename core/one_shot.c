@@ -192,7 +192,7 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
     if (!status && (device->backend->host_memory || fattn_plan_reads(l.plan, &given))) {
         status = fattn_plan_run(l.plan, &given, l.workspace, stream);
     } else if (!status) {
-        status = fattn_plan_run_staged(l.plan, &given, stream);
+        status = fattn_plan_run_staged(l.plan, &given, l.workspace, stream);
     }
     return give_back(&l, stream, status);
 }

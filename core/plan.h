@@ -21,9 +21,9 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
 bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers);
 
 /* Copies the operands of a run from host memory to the device, runs the plan, copies the outputs
- * back and waits. */
+ * back and waits. workspace is device memory, or NULL. */
 fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers,
-                                   fattn_stream stream);
+                                   void *workspace, fattn_stream stream);
 
 /* Logs a line for each tensor of a run: how many NaNs, infinities and zeros, least and greatest.
  * Waits for the stream first. */

@@ -149,14 +149,14 @@ static fattn_status release(staging *s, fattn_status status)
 }
 
 fattn_status fattn_plan_run_staged(const fattn_plan *plan, const fattn_buffers *buffers,
-                                   fattn_stream stream)
+                                   void *workspace, fattn_stream stream)
 {
     staging s = {.plan = plan};
     find_ranges(&s, buffers);
     fattn_status status = copy_in(&s, stream);
     if (!status) {
         const fattn_buffers moved = moved_buffers(&s, buffers);
-        status = fattn_plan_run(plan, &moved, NULL, stream);
+        status = fattn_plan_run(plan, &moved, workspace, stream);
     }
     status = status ? status : copy_out(&s, stream);
     return release(&s, status);

@@ -797,6 +797,28 @@ static void check_staging(void)
     tap_check(wrong == 0, "dbias is written where it is summed over nothing");
 }
 
+/* The workspace is made once and kept; q, k, v and o are copied at each call. */
+static void check_one_shot_memory(void)
+{
+    const fattn_problem problem = problem_of(DECODE);
+    const fattn_buffers buffers = buffers_at(host_memory);
+    fattn_device *device = NULL;
+    running = "one shot", wrong = 0;
+    expect_ok(fattn_device_open("cuda", &device), "opening");
+    for (int turn = 0; turn < 3; turn++) {
+        int made = 0;
+        stub->calls = 0;
+        expect_ok(fattn_attention(device, &problem, &buffers, NULL), "decoding");
+        for (int64_t n = 0; n < stub->calls; n++) {
+            made += strcmp(stub->log[n], "cuMemAlloc_v2") == 0;
+        }
+        expect(made == (turn ? 4 : 5), "call %d allocates %d times", turn, made);
+    }
+    fattn_cache_clear();
+    fattn_device_close(device);
+    tap_check(wrong == 0, "one shot from host memory keeps its workspace");
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Drivers that lack something: each in a process of its own, since a driver is opened once
  * ---------------------------------------------------------------------------------------------- */
@@ -1007,6 +1029,7 @@ int main(int argc, char **argv)
     check_statuses();
     check_two_contexts();
     check_staging();
+    check_one_shot_memory();
     for (work w = FORWARD; w < WORKS; w++) {
         check_capture(w);
     }

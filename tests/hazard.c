@@ -291,7 +291,7 @@ fattn_status hazard_execute(const fattn_plan *plan, const fattn_buffers *buffers
     }
     fattn_buffers checked;
     const fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &checked);
-    return status ? status : fattn_plan_run_staged(plan, &checked, NULL);
+    return status ? status : fattn_plan_run_staged(plan, &checked, NULL, NULL);
 }
 
 static fattn_status execute_twin(const fattn_plan *plan, const draw_case *c)

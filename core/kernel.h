@@ -47,6 +47,7 @@ typedef struct fattn_kernel {
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
     bool splits_keys;   /* can cut the keys of a row into parts and merge them */
     int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */
+    int64_t pieces;     /* of work for each that the device asks for, so that all end together */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 

@@ -51,7 +51,8 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
         return 1;
     }
     const int64_t keys = kernel->split_keys ? kernel->split_keys : limits->split_keys;
-    return smaller(ceil_div(limits->parallelism, tiling->items), problem->seqlen_k / keys);
+    const int64_t pieces = limits->parallelism * (kernel->pieces ? kernel->pieces : 1);
+    return smaller(ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
 }
 
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,

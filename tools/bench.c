@@ -257,7 +257,7 @@ static void report_subject(bench *b, const char *device_word, const char *kernel
         .ceiling = 1e-9 * ceiling_rate,
         .ratio = isnan(ceiling_rate) ? NAN : bench_median(s->ratio, reps),
         .workspace = workspace,
-        .exempt = !s->plan,
+        .exempt = !s->plan || c->dir == SWEEP_DECODE,
     };
     bench_report(b, &row);
 }
@@ -453,8 +453,9 @@ static const char notes[] =
     "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
     "fattn_execute(); there ceiling is the budget in ms.\n"
     "\n"
-    "The benchmark fails (exit status 1) when a ratio is above 1.02, when the loop of the ceiling\n"
-    "is over 3 % from a whole number of instructions a cycle, or when the peer disagrees.";
+    "The benchmark fails (exit status 1) when a ratio is above 1.02 (but for decode, which may\n"
+    "fetch from more places at once than a plain read), when the loop of the ceiling is over 3 %\n"
+    "from a whole number of instructions a cycle, or when the peer disagrees.";
 
 int fattn_tool_bench(int argc, char **argv)
 {

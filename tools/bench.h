@@ -25,7 +25,8 @@ typedef struct bench {
     char checked[1024]; /* the devices whose ceilings were checked, one a line */
 } bench;
 
-/* Prints a row, and notes a ratio above 1.02 as a failure unless it is exempt. */
+/* Prints a row, and notes a ratio above 1.02 as a failure unless it is exempt: peers, and decoding,
+ * which may fetch from more places at once than a plain read does. */
 void bench_report(bench *b, const bench_row *row);
 
 /* The median of n values, which are sorted by it. */

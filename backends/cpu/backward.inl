@@ -875,7 +875,7 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t item, void *scratch,
 
     fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
     const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
-    const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br);
+    const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br, false);
     if (has_rows && pairs) {
         widen(pn);
     }

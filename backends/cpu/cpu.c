@@ -206,16 +206,17 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
                         fattn_stream stream)
 {
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
-    const fattn_cpu_run now = {.problem = &plan->problem,
-                               .buffers = buffers,
-                               .tiling = &plan->tiling,
-                               .shared = workspace};
     const int64_t shared = kernel->shared(&plan->problem, &plan->tiling);
     const int64_t scratch = kernel->scratch(&plan->problem, &plan->tiling);
     const int64_t room = (plan->tiling.workspace - shared) / scratch;
     const int wanted = threads_wanted();
     const int threads =
         wanted < room ? wanted : (int)room; /* fewer may be wanted than at planning */
+    const fattn_cpu_run now = {.problem = &plan->problem,
+                               .buffers = buffers,
+                               .tiling = &plan->tiling,
+                               .threads = threads,
+                               .shared = workspace};
     const fattn_status status = fattn_host_stream_check(stream);
 
     for (int i = 0; !status && i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {

@@ -15,7 +15,8 @@ typedef struct fattn_cpu_run {
     const fattn_problem *problem;
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
-    char *shared; /* of the workspace, what all workers see; contents are arbitrary at first */
+    int64_t threads; /* that take items; results may not depend on it */
+    char *shared;    /* of the workspace, what all workers see; contents are arbitrary at first */
 } fattn_cpu_run;
 
 /* Items of a phase are independent, or wait for lower ones by fattn_cpu_wait(); phases follow one

@@ -1,20 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two matrix products for few rows, where lanes of queries would be mostly empty: channels are
- * in the lanes, and every key and value is read once, in its own type, for all rows. The rest of
- * decoding is forward.inl.
+ * Decoding: forward for so few rows that memory sets the pace. Channels are in the lanes of both
+ * products, and every key and value is read once, in its own type, for all rows of its head; scores
+ * are a dense tile (panel.inl).
+ *
+ * A core keeps memory busy only if it asks for data long before it needs them, and in the order in
+ * which they lie: then the processor's own prefetchers ask for even more than a core may. So while
+ * a tile is worked on, the next one is fetched into the second-level cache. Where the heads of a
+ * key are neighbours in memory, as in BSHD, one item takes several heads, which share the order:
+ * they take turns with a tile of keys, and each fetches its share of the next tile of all.
  */
-#define DECODE_ROWS 16   /* most rows of a key/value head for which this pays */
-#define DECODE_VECTORS 4 /* of values that a tile of sums holds for each of up to four rows */
+#define DECODE_HEADS 8 /* most of an item */
+
+/* --- Products --------------------------------------------------------------------------------- */
 
 /* Up to FV_LANES channels from c on: `part` of them, zeros in the other lanes. */
-INLINE fv load_as(fattn_dtype dtype, const void *row, int64_t c, int part)
+INLINE fv load_as(fattn_dtype dtype, const char *row, int64_t c, int part)
 {
     if (dtype == FATTN_F32) {
-        const float *const x = (const float *)row + c;
+        const float *const x = (const float *)(const void *)row + c;
         return part == FV_LANES ? fv_load(x) : fv_load_part(x, part);
     }
-    const uint16_t *x = (const uint16_t *)row + c;
+    const uint16_t *x = (const uint16_t *)(const void *)row + c;
     uint16_t some[FV_LANES] = {0};
     if (part < FV_LANES) {
         memcpy(some, x, (size_t)part * sizeof *x);
@@ -23,146 +30,536 @@ INLINE fv load_as(fattn_dtype dtype, const void *row, int64_t c, int part)
     return dtype == FATTN_F16 ? fv_load_f16(x) : fv_load_bf16(x);
 }
 
-/* to[k * stride + n] = dot(q[n], k[k]) for nr rows and FV_ND / nr keys. */
-INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, int64_t q_stride,
-                      const void *const *k, int64_t dim, float *to, int64_t stride)
+/* Two vectors of channels from c on, in the order that costs least: those of bf16 come apart as
+ * even and odd ones. Queries and o are in the same order. */
+INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
 {
-    const int64_t whole = dim / FV_LANES * FV_LANES;
-    fv sum[FV_ND];
-    float out[FV_ND];
-    for (int n = 0; n < FV_ND; n++) {
-        sum[n] = fv_set1(0);
+    if (dtype == FATTN_BF16) {
+        const uint16_t *const x = (const uint16_t *)(const void *)row + c;
+        to[0] = fv_load_bf16_even(x);
+        to[1] = fv_load_bf16_odd(x);
+    } else {
+        to[0] = load_as(dtype, row, c, FV_LANES);
+        to[1] = load_as(dtype, row, c + FV_LANES, FV_LANES);
     }
-    for (int64_t c = 0; c < dim; c += FV_LANES) {
-        const int part = c < whole ? FV_LANES : (int)(dim - whole);
-        fv row[4];
-        for (int n = 0; n < nr; n++) {
-            row[n] = fv_load(q + n * q_stride + c);
-        }
-        for (int m = 0; m < FV_ND / nr; m++) {
-            const fv key = load_as(dtype, k[m], c, part);
-            for (int n = 0; n < nr; n++) {
-                sum[m * nr + n] = fv_muladd(key, row[n], sum[m * nr + n]);
-            }
-        }
-    }
-    for (int n = 0; n < FV_ND; n += FV_LANES) {
-        fv_store(out + n, fv_sums(sum + n));
-    }
-    for (int m = 0; m < FV_ND / nr; m++) {
-        for (int n = 0; n < nr; n++) {
-            to[m * stride + n] = out[m * nr + n];
+}
+
+/* Channels that are taken two vectors at a time. */
+INLINE int64_t channels_by_two(int64_t dim) { return dim / (2 * FV_LANES) * (2 * FV_LANES); }
+
+#define CACHE_LINE 64
+#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2) /* fattn_dtype_size() that compilers know */
+
+/* Asks for the lines of `vectors` vectors of channels from c on; not for one that begins before. */
+INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
+{
+    const int64_t first = c * SIZE_OF(dtype), bytes = vectors * FV_LANES * SIZE_OF(dtype);
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
+        if (bytes >= CACHE_LINE || first % CACHE_LINE == 0) {
+            __builtin_prefetch(row + first + at, 0, 2); /* to the second-level cache */
         }
     }
 }
 
-INLINE void dots(int nr, fattn_dtype dtype, const float *q, int64_t q_stride, const void *const *k,
-                 int64_t keys, int64_t dim, float *to, int64_t stride)
+/* Rows that a product takes at a time, of `pitch`, a power of two. */
+INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
+
+/* Adds the products of `part` channels from c on. q: [nr][FV_LANES] */
+INLINE void dots_step(int nr, int part, fattn_dtype dtype, const float *q, const char *const *k,
+                      int64_t c, const char *const *ahead, fv *sum)
+{
+    for (int m = 0; m < FV_ND / nr; m++) {
+        fetch(dtype, ahead[m], c, 1);
+        const fv key = load_as(dtype, k[m], c, part);
+        for (int n = 0; n < nr; n++) {
+            sum[m * nr + n] = fv_muladd(key, fv_load(q + n * FV_LANES), sum[m * nr + n]);
+        }
+    }
+}
+
+/*
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys.
+ * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
+ */
+INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, const char *const *k, int64_t dim,
+                      float *to, const char *const *ahead)
+{
+    const int64_t by_two = channels_by_two(dim);
+    fv sum[FV_ND];
+    for (int n = 0; n < FV_ND; n++) {
+        sum[n] = fv_set1(0);
+    }
+    int64_t c = 0;
+    for (; c < by_two; c += 2 * FV_LANES, q += nr * 2 * FV_LANES) {
+        for (int m = 0; m < FV_ND / nr; m++) {
+            fv key[2];
+            fetch(dtype, ahead[m], c, 2);
+            load_two(dtype, k[m], c, key);
+            for (int n = 0; n < 2 * nr; n++) {
+                fv *const at = &sum[m * nr + n / 2];
+                *at = fv_muladd(key[n % 2], fv_load(q + n * FV_LANES), *at);
+            }
+        }
+    }
+    for (; c + FV_LANES <= dim; c += FV_LANES, q += nr * FV_LANES) {
+        dots_step(nr, FV_LANES, dtype, q, k, c, ahead, sum);
+    }
+    if (c < dim) {
+        dots_step(nr, (int)(dim - c), dtype, q, k, c, ahead, sum);
+    }
+    for (int n = 0; n < FV_ND; n += FV_LANES) {
+        fv_store(to + n, fv_sums(sum + n));
+    }
+}
+
+INLINE void dots(int nr, fattn_dtype dtype, const float *q, const char *const *k, int64_t keys,
+                 int64_t dim, float *x, int64_t pitch, const char *const *ahead)
 {
     for (int64_t j = 0; j < keys; j += FV_ND / nr) {
-        dots_tile(nr, dtype, q, q_stride, k + j, dim, to + j * stride, stride);
+        dots_tile(nr, dtype, q, k + j, dim, x + j * pitch, ahead + j);
+    }
+}
+
+/* Keys that are summed from zero before they join o: rounding errors grow with their number. */
+#define MIX_KEYS 64
+
+INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p, int64_t pitch,
+                     const char *const *v, int64_t keys, int64_t c, const char *const *ahead,
+                     fv *sum)
+{
+    for (int n = 0; n < nr * nv; n++) {
+        sum[n] = fv_set1(0);
+    }
+    for (int64_t j = 0; j < keys; j++) {
+        fv value[FV_ND];
+        fetch(dtype, ahead[j], c, nv);
+        for (int u = 0; u + 2 <= nv; u += 2) {
+            load_two(dtype, v[j], c + u * FV_LANES, value + u);
+        }
+        if (nv == 1) {
+            value[0] = load_as(dtype, v[j], c, part);
+        }
+        for (int n = 0; n < nr; n++) {
+            const fv weight = fv_set1(p[j * pitch + n]);
+            for (int u = 0; u < nv; u++) {
+                sum[n * nv + u] = fv_muladd(weight, value[u], sum[n * nv + u]);
+            }
+        }
     }
 }
 
 /* o[n] = o[n] alpha[n] + sum_j p[j][n] v[j] for nr rows and nv vectors of channels from c on. */
-/* Keys that are summed from zero before they join o: rounding errors grow with their number. */
-#define MIX_KEYS 64
-
-INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p, int64_t p_stride,
-                     const void *const *v, int64_t keys, int64_t c, fv sum[4][DECODE_VECTORS])
-{
-    for (int n = 0; n < nr; n++) {
-        for (int u = 0; u < nv; u++) {
-            sum[n][u] = fv_set1(0);
-        }
-    }
-    for (int64_t j = 0; j < keys; j++) {
-        fv value[DECODE_VECTORS];
-        for (int u = 0; u < nv; u++) {
-            value[u] = load_as(dtype, v[j], c + u * FV_LANES, part);
-        }
-        for (int n = 0; n < nr; n++) {
-            const fv weight = fv_set1(p[j * p_stride + n]);
-            for (int u = 0; u < nv; u++) {
-                sum[n][u] = fv_muladd(weight, value[u], sum[n][u]);
-            }
-        }
-    }
-}
-
 INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha,
-                     const float *p, int64_t p_stride, const void *const *v, int64_t keys,
-                     int64_t c, float *o, int64_t o_stride)
+                     const float *p, int64_t pitch, const char *const *v, int64_t keys, int64_t c,
+                     float *o, int64_t o_stride, const char *const *ahead)
 {
     for (int64_t j = 0; j < keys; j += MIX_KEYS) {
-        fv sum[4][DECODE_VECTORS];
-        mix_keys(nr, nv, part, dtype, p + j * p_stride, p_stride, v + j,
-                 fattn_min64(keys - j, MIX_KEYS), c, sum);
+        fv sum[FV_ND];
+        mix_keys(nr, nv, part, dtype, p + j * pitch, pitch, v + j, fattn_min64(keys - j, MIX_KEYS),
+                 c, ahead + j, sum);
         for (int n = 0; n < nr; n++) {
             const fv factor = fv_set1(j == 0 ? alpha[n] : 1.0f);
             for (int u = 0; u < nv; u++) {
                 float *const at = o + n * o_stride + c + u * FV_LANES;
-                fv_store(at, fv_muladd(fv_load(at), factor, sum[n][u]));
+                fv_store(at, fv_muladd(fv_load(at), factor, sum[n * nv + u]));
             }
         }
     }
 }
 
-INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, const float *p, int64_t p_stride,
-                const void *const *v, int64_t keys, int64_t dim, float *o, int64_t o_stride)
+/* Vectors of channels that as many sums of nr rows hold as there are registers for. */
+#define MIX_VECTORS(nr) (FV_ND / (nr) < 8 ? FV_ND / (nr) : 8)
+
+INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, const float *p, int64_t pitch,
+                const char *const *v, int64_t keys, int64_t dim, float *o, int64_t o_stride,
+                const char *const *ahead)
 {
     int64_t c = 0;
-    for (; c + DECODE_VECTORS * FV_LANES <= dim; c += DECODE_VECTORS * FV_LANES) {
-        mix_tile(nr, DECODE_VECTORS, FV_LANES, dtype, alpha, p, p_stride, v, keys, c, o, o_stride);
+#define WHILE_ROOM(nv)                                                                      \
+    for (; (nv) <= MIX_VECTORS(nr) && c + (nv)*FV_LANES <= dim; c += (nv)*FV_LANES) {       \
+        mix_tile(nr, nv, FV_LANES, dtype, alpha, p, pitch, v, keys, c, o, o_stride, ahead); \
     }
-    for (; c < dim; c += FV_LANES) {
-        const int part = (int)fattn_min64(dim - c, FV_LANES);
-        mix_tile(nr, 1, part, dtype, alpha, p, p_stride, v, keys, c, o, o_stride);
+    WHILE_ROOM(8)
+    WHILE_ROOM(4)
+    WHILE_ROOM(2)
+    WHILE_ROOM(1)
+#undef WHILE_ROOM
+    if (c < dim) {
+        mix_tile(nr, 1, (int)(dim - c), dtype, alpha, p, pitch, v, keys, c, o, o_stride, ahead);
     }
 }
 
-/* Calls `call` with literal numbers of rows and a literal type: four, two or one row at a time. */
-#define DECODE_TYPES(call, nr)                    \
-    switch (dtype) {                              \
-    case FATTN_F16: call(nr, FATTN_F16); break;   \
-    case FATTN_BF16: call(nr, FATTN_BF16); break; \
-    default: call(nr, FATTN_F32); break;          \
+/* Calls `call` with a literal type and a literal number of rows. */
+#define DECODE_TYPES(call, nr)                                             \
+    switch (dtype) {                                                       \
+    case FATTN_F16: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_F16); break;   \
+    case FATTN_BF16: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_BF16); break; \
+    default: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_F32); break;          \
     }
-#define DECODE_EACH(call)            \
-    for (int64_t r = 0; r < rows;) { \
-        if (rows - r >= 4) {         \
-            DECODE_TYPES(call, 4)    \
-            r += 4;                  \
-        } else if (rows - r >= 2) {  \
-            DECODE_TYPES(call, 2)    \
-            r += 2;                  \
-        } else {                     \
-            DECODE_TYPES(call, 1)    \
-            r += 1;                  \
-        }                            \
+#define DECODE_EACH(call)                        \
+    for (int64_t r = 0; r < pitch; r += FV_ND) { \
+        switch (rows_at_once(pitch)) {           \
+        case 1: DECODE_TYPES(call, 1) break;     \
+        case 2: DECODE_TYPES(call, 2) break;     \
+        case 4: DECODE_TYPES(call, 4) break;     \
+        case 8: DECODE_TYPES(call, 8) break;     \
+        default: DECODE_TYPES(call, 16) break;   \
+        }                                        \
     }
 
-/* x[j][r] = dot(q[r], k[j]). q: [rows][dp], padded with zeros; k: [keys] rows of dim channels */
-static void decode_scores(fattn_dtype dtype, const float *q, int64_t q_stride, int64_t rows,
-                          const void *const *k, int64_t keys, int64_t dim, float *x,
-                          int64_t x_stride)
-{
-#define CALL(nr, type) dots(nr, type, q + r * q_stride, q_stride, k, keys, dim, x + r, x_stride)
+/* Apart from their caller, or its variables take the registers of their loops. */
+#define APART static __attribute__((noinline))
+
+/* x[j][r] = dot(q[r], k[j]). q: as order_queries() has it; k: [keys] rows of dim channels */
+APART void decode_scores(fattn_dtype dtype, const float *q, int64_t dp, int64_t pitch,
+                         const char *const *k, int64_t keys, int64_t dim, float *x,
+                         const char *const *ahead){
+#define CALL(nr, type) dots(nr, type, q + r * dp, k, keys, dim, x + r, pitch, ahead)
     DECODE_EACH(CALL)
 #undef CALL
 }
 
-/* o[r] = o[r] alpha[r] + sum_j p[j][r] v[j]. o: [rows][dvp]; v: [keys] rows of dim channels */
-static void decode_mix(fattn_dtype dtype, const float *alpha, const float *p, int64_t p_stride,
-                       int64_t rows, const void *const *v, int64_t keys, int64_t dim, float *o,
-                       int64_t o_stride)
+/* o[r] = o[r] alpha[r] + sum_j p[j][r] v[j]. o: [pitch][dvp]; v: [keys] rows of dim channels */
+APART void decode_mix(fattn_dtype dtype, const float *alpha, const float *p, int64_t pitch,
+                      const char *const *v, int64_t keys, int64_t dim, float *o, int64_t o_stride,
+                      const char *const *ahead)
 {
 #define CALL(nr, type) \
-    mix(nr, type, alpha + r, p + r, p_stride, v, keys, dim, o + r * o_stride, o_stride)
+    mix(nr, type, alpha + r, p + r, pitch, v, keys, dim, o + r * o_stride, o_stride, ahead)
     DECODE_EACH(CALL)
 #undef CALL
 }
 
+/* The queries in pn->q as dots_tile() reads them: rows_at_once() rows side by side. */
+static void order_queries(const panel *pn, float *to)
+{
+    const int64_t by_two = channels_by_two(pn->p->dim), rows = rows_at_once(pn->pitch);
+    const bool apart = pn->p->dtype == FATTN_BF16;
+    for (int64_t r = 0; r < pn->pitch; r += rows) {
+        const float *const from = pn->q + r * pn->dp;
+        for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
+            for (int64_t n = 0; n < rows; n++, to += 2 * FV_LANES) {
+                for (int64_t lane = 0; lane < FV_LANES; lane++) {
+                    const float *const two = from + n * pn->dp + c;
+                    to[lane] = apart ? two[2 * lane] : two[lane];
+                    to[lane + FV_LANES] = apart ? two[2 * lane + 1] : two[lane + FV_LANES];
+                }
+            }
+        }
+        for (int64_t c = by_two; c < pn->dp; c += FV_LANES) {
+            for (int64_t n = 0; n < rows; n++, to += FV_LANES) {
+                fv_store(to, fv_load(from + n * pn->dp + c));
+            }
+        }
+    }
+}
+
+/* Puts channels of a row of o that mix() has apart in their order. */
+static void order_channels(const panel *pn, float *o)
+{
+    const int64_t by_two = channels_by_two(pn->p->dim_v);
+    if (pn->p->dtype != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
+        return;
+    }
+    for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
+        float some[2 * FV_LANES];
+        memcpy(some, o + c, sizeof some);
+        for (int64_t lane = 0; lane < FV_LANES; lane++) {
+            o[c + 2 * lane] = some[lane];
+            o[c + 2 * lane + 1] = some[FV_LANES + lane];
+        }
+    }
+}
+
+#undef MIX_VECTORS
 #undef MIX_KEYS
 #undef DECODE_EACH
 #undef DECODE_TYPES
+
+/* --- Rows of keys ----------------------------------------------------------------------------- */
+
+/* A tile of keys as the first head of an item has them. */
+typedef struct decode_tile {
+    int64_t block;
+    const char **k, **v;      /* [bc] */
+    span spans[DECODE_HEADS]; /* of each head; those that are not empty differ in kind alone */
+    int64_t live;
+} decode_tile;
+
+typedef struct decode {
+    forward head[DECODE_HEADS];
+    int64_t heads;
+    decode_tile now, next;
+    const char **rows;  /* [bc] of the head at work */
+    const char **ahead; /* [bc] what it fetches */
+} decode;
+
+/* Whether the heads of a key lie side by side. */
+static bool interleaved(const fattn_strides *strides)
+{
+    const int64_t head = strides->head < 0 ? -strides->head : strides->head;
+    const int64_t seq = strides->seq < 0 ? -strides->seq : strides->seq;
+    return head < seq;
+}
+
+/* Most heads of an item: all that share pages, else two, which are as many streams again. */
+static int64_t heads_most(const fattn_problem *p)
+{
+    const bool neighbours = interleaved(&p->k) || interleaved(&p->v);
+    return fattn_min64(fattn_max64(p->heads_k, 1), neighbours ? DECODE_HEADS : 2);
+}
+
+/* rows[j] = where key first + j begins. */
+static void find_rows(const panel *pn, int64_t first, int64_t live, const void *tensor,
+                      const fattn_strides *strides, const char **rows)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t page = p->features & FATTN_PAGED ? p->page_size : INT64_MAX;
+    const int64_t step = strides->seq * fattn_dtype_size(p->dtype);
+    for (int64_t j = 0; j < live;) {
+        const char *const row = element(tensor, p->dtype, key_index(pn, strides, first + j));
+        const int64_t run = fattn_min64(live - j, page - (first + j) % page);
+        for (int64_t n = 0; n < run; n++) {
+            rows[j + n] = row + n * step;
+        }
+        j += run;
+    }
+}
+
+/* The first tile from `block` on that some head looks at; live is 0 where there is none. */
+static void find_tile(const decode *d, int64_t block, int64_t end, decode_tile *tile)
+{
+    const panel *const pn = &d->head->panel;
+    const fattn_problem *const p = pn->p;
+    tile->live = 0;
+    for (; block < end && !tile->live; block++) {
+        for (int64_t n = 0; n < d->heads; n++) {
+            tile->spans[n] = span_of(&d->head[n].panel, block);
+            if (tile->spans[n].kind != FATTN_TILE_EMPTY) {
+                tile->live = tile->spans[n].live;
+            }
+        }
+        tile->block = block;
+    }
+    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, &p->k, tile->k);
+    if (p->outputs & FATTN_OUT_O) {
+        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, &p->v, tile->v);
+    }
+}
+
+/* d->rows = rows of head n, and zeros past the last. */
+static void head_rows(decode *d, int64_t n, const fattn_strides *strides, const char **first,
+                      int64_t padded)
+{
+    const panel *const pn = &d->head->panel;
+    const int64_t step = n * strides->head * fattn_dtype_size(pn->p->dtype);
+    for (int64_t j = 0; j < d->now.live; j++) {
+        d->rows[j] = first[j] + step;
+    }
+    for (int64_t j = d->now.live; j < padded; j++) {
+        d->rows[j] = (const char *)pn->zeros;
+    }
+}
+
+/* d->ahead = a share of the rows of the next tile, share 0 <= `share` < shares: keys and values of
+ * all heads by turns, in the order of keys. */
+static void rows_ahead(decode *d, int64_t share)
+{
+    const panel *const pn = &d->head->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live;
+    const int64_t k_step = p->k.head * size, v_step = p->v.head * size;
+    const bool values = p->outputs & FATTN_OUT_O;
+    int64_t n = share * live / (1 + values);
+    int64_t j = n / d->heads, h = n % d->heads;
+    for (int64_t at = 0; at < live; at += 1 + values) {
+        d->ahead[at] = d->next.k[j] + h * k_step;
+        if (values) {
+            d->ahead[at + 1] = d->next.v[j] + h * v_step;
+        }
+        if (++h == d->heads) {
+            h = 0;
+            j++;
+        }
+    }
+    for (int64_t at = live + live % 2; at < pn->bc; at++) {
+        d->ahead[at] = (const char *)pn->zeros;
+    }
+}
+
+/* --- An item ---------------------------------------------------------------------------------- */
+
+/* values[r] = the largest of the lanes that hold row r, in all of them. */
+static void fold_largest(const panel *pn, float *values)
+{
+    for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
+        for (int64_t r = 0; r < step; r++) {
+            values[r] = values[r] > values[r + step] ? values[r] : values[r + step];
+        }
+    }
+    for (int64_t r = pn->pitch; r < pn->width; r++) {
+        values[r] = values[r - pn->pitch];
+    }
+}
+
+/* Scores in x become probabilities: lanes of a row share its maximum, and each has its own part of
+ * l. */
+static void soften_dense(forward *f, span s)
+{
+    const panel *const pn = &f->panel;
+    const int64_t steps = s.padded / pn->phases;
+    const int64_t whole = (steps + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
+    fill(pn->x + steps * pn->br, (whole - steps) * pn->br, -INFINITY);
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        fv_store(f->alpha + r, largest_score(pn->x + r, pn->br, whole));
+    }
+    fold_largest(pn, f->alpha);
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        (void)soften_rows(f, r, fv_load(f->alpha + r), whole, false);
+    }
+}
+
+static void decode_head(decode *d, int64_t n)
+{
+    forward *const f = &d->head[n];
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const span s = d->now.spans[n];
+    const bool values = p->outputs & FATTN_OUT_O;
+
+    head_rows(d, n, &p->k, d->now.k, s.padded);
+    rows_ahead(d, values ? 2 * n : n);
+    decode_scores(p->dtype, pn->qt, pn->dp, pn->pitch, d->rows, s.padded, p->dim, pn->x, d->ahead);
+    score_tile(pn, s);
+    soften_dense(f, s);
+    if (!values) {
+        return;
+    }
+    if (p->features & FATTN_DROPOUT) {
+        drop_tile(pn, s, false);
+    }
+    head_rows(d, n, &p->v, d->now.v, s.padded);
+    rows_ahead(d, 2 * n + 1);
+    decode_mix(p->dtype, f->alpha, pn->x, pn->pitch, d->rows, s.padded, p->dim_v, f->o, pn->dvp,
+               d->ahead);
+}
+
+static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
+                          const fattn_tiling *tiling, arena *from)
+{
+    strips_layout(d->head, heads, p, tiling->br, tiling->bc, from);
+    for (int64_t n = 0; n < heads; n++) {
+        d->head[n].o = d->head[n].ot;
+    }
+    const char ***const lists[] = {&d->now.k,  &d->now.v, &d->next.k,
+                                   &d->next.v, &d->rows,  &d->ahead};
+    for (size_t n = 0; n < sizeof lists / sizeof lists[0]; n++) {
+        *lists[n] = carve(from, tiling->bc, sizeof **lists[n]);
+    }
+}
+
+static int64_t decode_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    decode d;
+    arena from = {0};
+    decode_layout(&d, heads_most(p), p, tiling, &from);
+    return from.used;
+}
+
+static void decode_begin(forward *f, int64_t split)
+{
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
+    order_queries(pn, pn->qt);
+    state_begin(f, split);
+    fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink is met once */
+}
+
+/* Parts of l meet, and channels are in order. */
+static void decode_end(forward *f)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
+        for (int64_t r = 0; r < step; r++) {
+            f->l[r] += f->l[r + step];
+        }
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        order_channels(pn, f->o + r * pn->dvp);
+    }
+}
+
+/* Heads of an item: fewer where there would not be items enough. Results do not depend on it. */
+static int64_t heads_of_item(const fattn_cpu_run *run)
+{
+    const int64_t most = heads_most(run->problem), heads = fattn_max64(run->problem->heads_k, 1);
+    const int64_t enough = run->tiling->items / (4 * run->threads);
+    const int64_t some = fattn_max64(1, fattn_min64(enough, most));
+    const int64_t groups = (heads + some - 1) / some;
+    return (heads + groups - 1) / groups;
+}
+
+static int64_t decode_count(const fattn_cpu_run *run)
+{
+    const int64_t heads = run->problem->heads_k, each = heads_of_item(run);
+    return heads ? run->tiling->items / heads * ((heads + each - 1) / each) : 0;
+}
+
+/* Items of a part of the keys follow one another. */
+static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    const fattn_tiling *const tiling = run->tiling;
+    const int64_t all = run->problem->heads_k, each = heads_of_item(run);
+    const int64_t groups = (all + each - 1) / each, splits = tiling->splits;
+    const int64_t b = item / groups / splits, split = item / groups % splits;
+    const int64_t hk = item % groups * each;
+    arena from = {.base = scratch};
+    decode d = {.heads = fattn_min64(each, all - hk)};
+
+    decode_layout(&d, d.heads, run->problem, tiling, &from);
+    for (int64_t n = 0; n < d.heads; n++) {
+        if (!panel_open(&d.head[n].panel, run, b, hk + n, 0, true)) {
+            return;
+        }
+        decode_begin(&d.head[n], split);
+    }
+    int64_t first, past;
+    fattn_schedule_keys(tiling, split, &first, &past);
+    panel_blocks(&d.head->panel, &first, &past);
+    find_tile(&d, first, past, &d.next);
+    while (d.next.live) {
+        const decode_tile now = d.next;
+        d.next = d.now;
+        d.now = now;
+        find_tile(&d, d.now.block + 1, past, &d.next);
+        for (int64_t n = 0; n < d.heads; n++) {
+            if (d.now.spans[n].kind != FATTN_TILE_EMPTY) {
+                decode_head(&d, n);
+            }
+        }
+    }
+    for (int64_t n = 0; n < d.heads; n++) {
+        decode_end(&d.head[n]);
+        forward_end(&d.head[n], run, ((b * all + hk + n) * splits) + split, 0);
+    }
+}
+
+static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};
+
+/* This tile of keys of all heads, and the next one, in half of the cache: what is fetched ahead by
+ * the processor itself needs room, too. */
+static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
+    return decode_scratch(p, &tiling) + 2 * 2 * tile.bc * heads_most(p) * key;
+}
+
+static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(forward_shared(p, tiling), decode_scratch(p, tiling), tiling->items);
+}
+
+#undef SIZE_OF
+#undef CACHE_LINE

@@ -12,14 +12,9 @@
  * second.
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
- * and a second phase merges them in ascending order. Decoding is the same walk with other products:
- * `way`, a literal, chooses them, and with NARROW o then lies row by row.
+ * and a second phase merges them in ascending order. Decoding (decode.inl) is the same walk with
+ * other products.
  */
-typedef enum way {
-    WIDE,   /* products of floats */
-    PAIRED, /* products of bf16 pairs */
-    NARROW  /* decoding */
-} way;
 
 /* One strip. */
 typedef struct forward {
@@ -28,9 +23,8 @@ typedef struct forward {
     float *ot;    /* [dvp][br] */
 
     /* Scratch that the strips share. */
-    float *alpha;     /* [br] */
-    float *o;         /* [br][dvp] */
-    const void **raw; /* [bc] rows of k or v in their own type */
+    float *alpha; /* [br] */
+    float *o;     /* [br][dvp] */
 } forward;
 
 /* The fewest register tiles that hold the rows of decoding. */
@@ -41,17 +35,15 @@ typedef struct forward {
 #define STRIPS (PAIRS_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
-/* Returns the number of strips. */
-static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
-                              arena *from)
+/* `count` strips of br rows. */
+static void strips_layout(forward *strips, int64_t count, const fattn_problem *p, int64_t br,
+                          int64_t bc, arena *from)
 {
-    const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
-    panel_layout(&strips->panel, p, br, tiling->bc, from);
+    panel_layout(&strips->panel, p, br, bc, from);
     strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
-    strips->panel.x = carve(from, br * tiling->bc, sizeof(float));
+    strips->panel.x = carve(from, br * bc, sizeof(float));
     strips->alpha = carve(from, br, sizeof(float));
     strips->o = carve(from, br * strips->panel.dvp, sizeof(float));
-    strips->raw = carve(from, tiling->bc, sizeof *strips->raw);
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         *f = strips[0];
@@ -61,6 +53,14 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
         f->l = carve(from, br, sizeof(float));
         f->ot = carve(from, br * f->panel.dvp, sizeof(float));
     }
+}
+
+/* Returns the number of strips of a block. */
+static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                              arena *from)
+{
+    const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
+    strips_layout(strips, count, p, br, tiling->bc, from);
     return count;
 }
 
@@ -71,7 +71,7 @@ static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run 
     int64_t n = 0;
     point_rows(strips->panel.x_rows, strips->panel.bc, strips->panel.x, strips->panel.br);
     while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
-                                   work.block * run->tiling->br + n * strips->panel.br)) {
+                                   work.block * run->tiling->br + n * strips->panel.br, false)) {
         n++;
     }
     return n;
@@ -118,22 +118,12 @@ static void state_store(forward *f, int64_t r, fattn_softmax state)
     fv_store(f->l + r, state.l);
 }
 
-/* Queries in scratch, and nothing met but the sink, which belongs to the first part. */
-INLINE void forward_begin(forward *f, way how, int64_t split)
+/* Nothing met but the sink, which belongs to the first part. */
+static void state_begin(forward *f, int64_t split)
 {
-    panel *const pn = &f->panel;
+    const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-
-    if (how == PAIRED) {
-        pairs_load_queries(pn);
-    } else {
-        load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
-    }
-    if (how == WIDE) {
-        transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
-    }
-    fill(how == NARROW ? f->o : f->ot, pn->br * pn->dvp, 0);
-
+    fill(f->ot, pn->br * pn->dvp, 0);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         state_store(f, r, fattn_softmax_empty());
     }
@@ -148,6 +138,20 @@ INLINE void forward_begin(forward *f, way how, int64_t split)
     }
 }
 
+/* Queries in scratch, and the state of a part. */
+INLINE void forward_begin(forward *f, bool paired, int64_t split)
+{
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    if (paired) {
+        pairs_load_queries(pn);
+    } else {
+        load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
+        transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
+    }
+    state_begin(f, split);
+}
+
 /* Dot products in x become scores. */
 static void score_tile(panel *pn, span s)
 {
@@ -156,7 +160,7 @@ static void score_tile(panel *pn, span s)
         return;
     }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        for (int64_t j = 0; j < s.padded; j++) {
+        for (int64_t j = 0; j < s.padded / pn->phases; j++) {
             float *const x = pn->x + j * pn->br + r;
             fv slope;
             fv_store(x,
@@ -171,48 +175,62 @@ static void score_tile(panel *pn, span s)
 #define SUMMED_KEYS 64
 _Static_assert(FV_ND % PARTIAL_SUMS == 0, "tiles hold whole steps");
 
-/* Scores in x become probabilities relative to the new maximum. Whether some alpha is not 1. */
+/* The largest of each row's scores. */
+INLINE fv largest_score(const float *x, int64_t stride, int64_t steps)
+{
+    fv most[PARTIAL_SUMS];
+    for (int n = 0; n < PARTIAL_SUMS; n++) {
+        most[n] = fv_load(x + n * stride);
+    }
+    for (int64_t j = PARTIAL_SUMS; j < steps; j += PARTIAL_SUMS) {
+        for (int n = 0; n < PARTIAL_SUMS; n++) {
+            most[n] = fv_max(most[n], fv_load(x + (j + n) * stride));
+        }
+    }
+    return fv_max(fv_max(most[0], most[1]), fv_max(most[2], most[3]));
+}
+
+/* Scores of the rows at r, of which none exceeds `largest`, become probabilities relative to the
+ * new maximum. Returns alpha. */
+INLINE fv soften_rows(forward *f, int64_t r, fv largest, int64_t steps, bool pairs)
+{
+    const int64_t stride = f->panel.br;
+    const fv unit = fv_set1(f->panel.rule.unit), zero = fv_set1(0);
+    float *const x = f->panel.x + r;
+    fattn_softmax state = state_load(f, r);
+    const fv alpha = fattn_softmax_raise(&state, largest, unit);
+    const fv base = fattn_softmax_base(state);
+    fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, total = zero;
+    for (int64_t j = 0; j < steps; j += PARTIAL_SUMS) {
+        fv weight[PARTIAL_SUMS];
+        if (j % SUMMED_KEYS == 0) {
+            total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+            sum[0] = sum[1] = sum[2] = sum[3] = zero;
+        }
+        for (int n = 0; n < PARTIAL_SUMS; n++) {
+            weight[n] = fattn_softmax_weight(fv_load(x + (j + n) * stride), unit, base);
+            sum[n] = fv_add(sum[n], weight[n]);
+        }
+        for (int n = 0; n < PARTIAL_SUMS; n += 2) {
+            keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs);
+        }
+    }
+    total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+    fattn_softmax_add(&state, total);
+    state_store(f, r, state);
+    fv_store(f->alpha + r, alpha);
+    return alpha;
+}
+
+/* Scores in x become probabilities. Whether some alpha is not 1. */
 INLINE bool soften_tile(forward *f, span s, bool pairs)
 {
-    panel *const pn = &f->panel;
-    const fv unit = fv_set1(pn->rule.unit), zero = fv_set1(0);
-    const int64_t stride = pn->br;
-    mv steady = fv_eq(zero, zero);
+    const panel *const pn = &f->panel;
+    const fv one = fv_set1(1);
+    mv steady = fv_eq(one, one);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        float *const x = pn->x + r;
-        fv most[PARTIAL_SUMS];
-        for (int n = 0; n < PARTIAL_SUMS; n++) {
-            most[n] = fv_load(x + n * stride);
-        }
-        for (int64_t j = PARTIAL_SUMS; j < s.padded; j += PARTIAL_SUMS) {
-            for (int n = 0; n < PARTIAL_SUMS; n++) {
-                most[n] = fv_max(most[n], fv_load(x + (j + n) * stride));
-            }
-        }
-        const fv largest = fv_max(fv_max(most[0], most[1]), fv_max(most[2], most[3]));
-        fattn_softmax state = state_load(f, r);
-        const fv alpha = fattn_softmax_raise(&state, largest, unit);
-        const fv base = fattn_softmax_base(state);
-        fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, total = zero;
-        for (int64_t j = 0; j < s.padded; j += PARTIAL_SUMS) {
-            fv weight[PARTIAL_SUMS];
-            if (j % SUMMED_KEYS == 0) {
-                total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
-                sum[0] = sum[1] = sum[2] = sum[3] = zero;
-            }
-            for (int n = 0; n < PARTIAL_SUMS; n++) {
-                weight[n] = fattn_softmax_weight(fv_load(x + (j + n) * stride), unit, base);
-                sum[n] = fv_add(sum[n], weight[n]);
-            }
-            for (int n = 0; n < PARTIAL_SUMS; n += 2) {
-                keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs);
-            }
-        }
-        total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
-        fattn_softmax_add(&state, total);
-        state_store(f, r, state);
-        fv_store(f->alpha + r, alpha);
-        steady = mv_and(steady, fv_eq(alpha, fv_set1(1)));
+        const fv largest = largest_score(pn->x + r, pn->br, s.padded);
+        steady = mv_and(steady, fv_eq(soften_rows(f, r, largest, s.padded, pairs), one));
     }
     return !mv_all(steady);
 }
@@ -221,7 +239,7 @@ INLINE bool soften_tile(forward *f, span s, bool pairs)
 INLINE void drop_tile(panel *pn, span s, bool pairs)
 {
     load_dropout(pn, s);
-    for (int64_t j = 0; j < s.padded; j += 2) {
+    for (int64_t j = 0; j < s.padded / pn->phases; j += 2) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
             const int64_t at = j * pn->br + r;
             const fv first = fv_mul(fv_load(pn->x + at), fv_load(pn->z + at));
@@ -231,28 +249,14 @@ INLINE void drop_tile(panel *pn, span s, bool pairs)
     }
 }
 
-/* Rows of k or v as they are. */
-static void load_raw(const panel *pn, span s, const void *tensor, const fattn_strides *strides,
-                     const void **rows)
-{
-    for (int64_t j = 0; j < s.padded; j++) {
-        rows[j] = j < s.live ? element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j))
-                             : pn->zeros;
-    }
-}
-
-/* pairs: probabilities and values are pairs, where `how` is PAIRED. */
-INLINE void forward_tile(forward *f, span s, way how, bool pairs)
+/* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
+INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    const fattn_buffers *const buf = pn->buf;
 
     /* 1. Scores. */
-    if (how == NARROW) {
-        load_raw(pn, s, buf->k, &p->k, f->raw);
-        decode_scores(p->dtype, pn->q, pn->dp, pn->rows, f->raw, s.padded, p->dim, pn->x, pn->br);
-    } else if (how == PAIRED) {
+    if (paired) {
         pairs_scores(pn, s);
     } else {
         product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, pn->width);
@@ -270,11 +274,7 @@ INLINE void forward_tile(forward *f, span s, way how, bool pairs)
     }
 
     /* 3. Values. */
-    if (how == NARROW) {
-        load_raw(pn, s, buf->v, &p->v, f->raw);
-        decode_mix(p->dtype, f->alpha, pn->x, pn->br, pn->rows, f->raw, s.padded, p->dim_v, f->o,
-                   pn->dvp);
-    } else if (pairs) {
+    if (pairs) {
         pairs_mix(pn, s, rose ? f->alpha : NULL, f->ot);
     } else {
         product_columns(p->dim_v, rose ? f->alpha : NULL, pn->v, s.padded, pn->x, pn->br, f->ot,
@@ -313,7 +313,7 @@ static void forward_keep_part(const forward *f, float *part)
     const panel *const pn = &f->panel;
     memcpy(part, f->m, (size_t)pn->br * sizeof(float));
     memcpy(part + pn->br, f->l, (size_t)pn->br * sizeof(float));
-    memcpy(part + 2 * pn->br, f->o, (size_t)(pn->br * pn->dvp) * sizeof(float));
+    memcpy(part + 2 * pn->br, f->o, (size_t)(pn->rows * pn->dvp) * sizeof(float));
 }
 
 /* Key blocks first .. past - 1 of those that the panel's rows may see. */
@@ -325,7 +325,7 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
 }
 
 /* A tile of keys for all strips. */
-INLINE void forward_block(forward *strips, int64_t count, int64_t block, way how)
+INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool paired)
 {
     const panel *const pn = &strips->panel;
     const fattn_problem *const p = pn->p;
@@ -336,24 +336,36 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, way how
             all = spans[n];
         }
     }
-    const bool values = how != NARROW && all.live && p->outputs & FATTN_OUT_O;
-    if (how == WIDE && all.live) {
-        load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
-    } else if (how == PAIRED && all.live) {
+    const bool values = all.live && p->outputs & FATTN_OUT_O;
+    if (paired && all.live) {
         pairs_load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    } else if (all.live) {
+        load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
     }
-    const bool pairs = how == PAIRED && values && pairs_load_values(pn, all);
+    const bool pairs = paired && values && pairs_load_values(pn, all);
     if (values && !pairs) {
         load_keys(pn, all, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
     }
     for (int64_t n = 0; n < count; n++) {
         if (spans[n].kind != FATTN_TILE_EMPTY) {
-            forward_tile(&strips[n], spans[n], how, pairs);
+            forward_tile(&strips[n], spans[n], paired, pairs);
         }
     }
 }
 
-INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, way how)
+/* Leaves strip n of a part where the merge finds it, or writes its results. part: of the item */
+static void forward_end(forward *f, const fattn_cpu_run *run, int64_t item, int64_t n)
+{
+    if (run->tiling->splits > 1) {
+        float *const parts = (float *)run->shared;
+        const int64_t size = part_size(run->problem, run->tiling);
+        forward_keep_part(f, part_of(f, parts + item * size, n));
+    } else {
+        forward_store(f);
+    }
+}
+
+INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, bool paired)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
     arena from = {.base = scratch};
@@ -363,50 +375,37 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, way
     int64_t first, past, begin = INT64_MAX, end = 0;
 
     for (int64_t n = 0; n < count; n++) {
-        forward_begin(&strips[n], how, work.split);
+        forward_begin(&strips[n], paired, work.split);
         fattn_schedule_keys(run->tiling, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
     }
     for (int64_t block = begin; block < end; block++) {
-        forward_block(strips, count, block, how);
+        forward_block(strips, count, block, paired);
     }
 
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         const panel *const pn = &f->panel;
-        if (how != NARROW) {
-            transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
-        }
-        if (run->tiling->splits > 1) {
-            float *const parts = (float *)run->shared;
-            const int64_t size = part_size(run->problem, run->tiling);
-            forward_keep_part(f, part_of(f, parts + item * size, n));
-        } else {
-            forward_store(f);
-        }
+        transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
+        forward_end(f, run, item, n);
     }
 }
 
 static void forward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
-    attention(run, item, scratch, WIDE);
+    attention(run, item, scratch, false);
 }
 
 #if FV_PAIRS
 static void pairs_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     pairs_open();
-    attention(run, item, scratch, PAIRED);
+    attention(run, item, scratch, true);
     pairs_close();
 }
 #endif
-
-static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
-{
-    attention(run, item, scratch, NARROW);
-}
 
 static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->items; }
 
@@ -454,7 +453,7 @@ static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
         const float *const parts = part_of(f, shared + first * size, n);
         memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
         memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
-        memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->br * pn->dvp) * sizeof(float));
+        memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dvp) * sizeof(float));
         for (int64_t split = 1; split < tiling->splits; split++) {
             merge_part(f, parts + split * size);
         }
@@ -481,7 +480,6 @@ static const fattn_tile pairs_tiles[] = {{TILE_ROWS(48), 128},
                                          {TILE_ROWS(16), 32},
                                          {0, 0}};
 #endif
-static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 256}, {0, 0}};
 
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {

@@ -8,6 +8,7 @@
  * Nothing but standard C and that vocabulary is used below, so a new instruction set is a new
  * header.
  */
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -61,9 +62,9 @@ static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
 #include "backends/cpu/pairs.inl"
 
-#include "backends/cpu/decode.inl"
-
 #include "backends/cpu/forward.inl"
+
+#include "backends/cpu/decode.inl"
 
 #include "backends/cpu/backward.inl"
 
@@ -82,12 +83,13 @@ static const fattn_cpu_kernel kernels[] = {
                 .rows_max = DECODE_ROWS,
                 .packs_groups = true,
                 .splits_keys = true,
+                .pieces = 16, /* a part's sums are small, and items of several heads few */
                 .tiles = decode_tiles,
-                .fast_bytes = forward_fast_bytes,
-                .workspace = forward_workspace},
-        .scratch = forward_scratch,
+                .fast_bytes = decode_fast_bytes,
+                .workspace = decode_workspace},
+        .scratch = decode_scratch,
         .shared = forward_shared,
-        .phases = {{forward_count, decode_work}, {merge_count, merge_work}},
+        .phases = {{decode_count, decode_work}, {merge_count, merge_work}},
     },
 #if FV_PAIRS
     {

@@ -9,6 +9,11 @@
  * once for the whole group. A tile of scores lies as x[j][r]. `width` is the number of rows rounded
  * up to vectors; rows past the last are dead: they hold zeros and nobody reads their results.
  *
+ * Decoding has few rows, and vectors of them would be mostly empty. Its tile is dense: rows are
+ * rounded up to a power of two, `pitch`, and as many neighbouring keys as fill DECODE_ROWS lie side
+ * by side. Lane r then holds row r % pitch and key `phases` * step + r / pitch, and lies at
+ * x[j * pitch + row]. What follows says "row" of a lane and "key" of a step.
+ *
  * Keys of a tile are reached through pointers to rows of float, one a key: into the tensor itself
  * where that can be (float, and a stride that spreads over the cache), else to a copy. Keys past
  * the end point to a row of zeros, so padding is never read.
@@ -17,7 +22,8 @@
 /* One row: its query and head. */
 typedef struct query_row {
     int64_t i, h;
-    bool dead; /* contributes nothing to any key */
+    int64_t phase; /* its key of a step */
+    bool dead;     /* contributes nothing to any key */
 } query_row;
 
 typedef struct panel {
@@ -27,9 +33,10 @@ typedef struct panel {
     int64_t b, hk, group;
     int64_t first, rows; /* numbers of the rows */
     int64_t width;
-    int64_t i0, i1; /* their queries: i0 .. i1 - 1 */
-    bool ragged;    /* some row is dead and must be kept from the keys */
-    bool masked;    /* mask or block mask on */
+    int64_t pitch, phases; /* br and 1, but for decoding */
+    int64_t i0, i1;        /* their queries: i0 .. i1 - 1 */
+    bool ragged;           /* some row is dead and must be kept from the keys */
+    bool masked;           /* mask or block mask on */
 
     fattn_sequence seq;
     fattn_band band;
@@ -264,11 +271,12 @@ static fattn_dropout dropout_of(const fattn_problem *p, const fattn_buffers *buf
 static void panel_row(panel *pn, int64_t r)
 {
     const fattn_problem *const p = pn->p;
-    const bool dead = r >= pn->rows;
-    const int64_t number = pn->first + (dead ? 0 : r);
+    const int64_t n = r % pn->pitch;
+    const bool dead = n >= pn->rows;
+    const int64_t number = pn->first + (dead ? 0 : n);
     const int64_t i = number / pn->group, h = pn->hk * pn->group + number % pn->group;
 
-    pn->row[r] = (query_row){.i = i, .h = h, .dead = dead};
+    pn->row[r] = (query_row){.i = i, .h = h, .phase = r / pn->pitch, .dead = dead};
     pn->slope[r] = 0;
     if (p->features & FATTN_ALIBI && !dead) {
         const float *const slopes = pn->buf->alibi_slopes;
@@ -278,9 +286,10 @@ static void panel_row(panel *pn, int64_t r)
     pn->drop_h[r] = (uint32_t)(p->head_offset + h);
 }
 
-/* Finds the rows from number `first` on of (sequence b, key/value head hk), after the layout. False
- * when there are none. */
-static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first)
+/* Finds the rows from number `first` on of (sequence b, key/value head hk), after the layout; in a
+ * dense tile, as decoding has it, or not. False when there are none. */
+static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
+                       bool dense)
 {
     const fattn_problem *const p = run->problem;
     pn->buf = run->buffers;
@@ -294,7 +303,12 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
         return false;
     }
 
-    pn->width = vectors_of(pn->rows) * FV_LANES;
+    pn->width = dense ? pn->br : vectors_of(pn->rows) * FV_LANES;
+    pn->pitch = pn->br;
+    while (dense && pn->pitch / 2 >= pn->rows) {
+        pn->pitch /= 2;
+    }
+    pn->phases = pn->br / pn->pitch;
     pn->i0 = pn->first / pn->group;
     pn->i1 = (pn->first + pn->rows - 1) / pn->group + 1;
     pn->ragged = false;
@@ -350,6 +364,11 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
 /* Products work on whole steps of keys: matrix registers on 16 pairs. */
 #define KEYS_STEP (FV_TILES ? 32 : FV_ND)
 
+/* Most rows of a key/value head for which decoding pays. */
+#define DECODE_ROWS 16
+_Static_assert(DECODE_ROWS % FV_LANES == 0, "lanes of a dense tile are whole vectors");
+_Static_assert(DECODE_ROWS % FV_ND == 0, "dense tiles hold whole steps of keys");
+
 /* The keys of a tile that some row may see. */
 typedef struct span {
     int64_t first;  /* key of x[0] */
@@ -365,7 +384,8 @@ static span span_of(const panel *pn, int64_t block)
     const int64_t j0 = block * pn->bc;
     const int64_t past = fattn_min64(j0 + pn->bc, fattn_band_rows(&pn->band, pn->i0, pn->i1).past);
     span s = {.first = j0, .live = past - j0, .kind = FATTN_TILE_EMPTY};
-    s.padded = (s.live + KEYS_STEP - 1) / KEYS_STEP * KEYS_STEP;
+    const int64_t step = fattn_max64(KEYS_STEP, pn->phases);
+    s.padded = (s.live + step - 1) / step * step;
     if (s.live <= 0) {
         return s;
     }
@@ -425,6 +445,14 @@ static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, i
 /* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
 static void term_transpose(const panel *pn, span s, float *to)
 {
+    if (pn->phases > 1) {
+        for (int64_t j = 0; j < s.padded; j++) {
+            for (int64_t r = 0; r < pn->pitch; r++) {
+                to[j * pn->pitch + r] = r < pn->rows ? pn->natural[r * pn->bc + j] : 0;
+            }
+        }
+        return;
+    }
     for (int64_t r = pn->rows; r < pn->width; r++) {
         fill(pn->natural + r * pn->bc, s.padded, 0);
     }
@@ -484,13 +512,13 @@ static void load_masks(const panel *pn, span s)
 static void load_places(const panel *pn, span s)
 {
     for (int64_t r = 0; r < pn->width; r++) {
-        const int64_t i = pn->row[r].i;
+        const int64_t i = pn->row[r].i, begin = s.first + pn->row[r].phase;
         const fattn_range keys = fattn_band_row(&pn->band, i);
-        const int64_t lo = fattn_max64(0, fattn_min64(s.padded, keys.first - s.first));
-        const int64_t hi = fattn_max64(0, fattn_min64(s.padded, keys.past - s.first));
+        const int64_t lo = fattn_max64(0, fattn_min64(s.padded, keys.first - begin));
+        const int64_t hi = fattn_max64(0, fattn_min64(s.padded, keys.past - begin));
         pn->lo[r] = (float)lo;
         pn->hi[r] = pn->row[r].dead ? 0 : (float)hi;
-        pn->at[r] = (float)(i + pn->band.diagonal - s.first);
+        pn->at[r] = (float)(i + pn->band.diagonal - begin);
     }
 }
 
@@ -511,10 +539,10 @@ static unsigned load_terms(const panel *pn, span s)
     return terms;
 }
 
-/* The terms of key j of the tile and the rows at r. */
+/* The terms of step j of the tile and the rows at r. */
 INLINE fattn_score_pair pair_at(const panel *pn, unsigned terms, int64_t j, int64_t r)
 {
-    const fv key = fv_set1((float)j), zero = fv_set1(0);
+    const fv key = fv_set1((float)(j * pn->phases)), zero = fv_set1(0);
     fattn_score_pair pair = {
         .bias = zero, .slope = zero, .distance = zero, .keep = fv_eq(zero, zero)};
     if (terms & FATTN_SCORE_BIAS) {
@@ -533,11 +561,12 @@ INLINE fattn_score_pair pair_at(const panel *pn, unsigned terms, int64_t j, int6
     return pair;
 }
 
-/* pn->z[j][r] = Z of dropout. One call of the generator serves 16 keys from a multiple of 16 on. */
+/* pn->z[j][r] = Z of dropout. One call of the generator serves 16 keys from a multiple of 16 on. A
+ * vector of which only `pitch` lanes count is overwritten by those of the next key. */
 static void load_dropout(const panel *pn, span s)
 {
     const int64_t begin = pn->seq.k_position + s.first, end = begin + s.live;
-    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+    for (int64_t r = 0; r < fattn_min64(pn->width, pn->pitch); r += FV_LANES) {
         const fattn_dropout_rows_fv rows = fattn_dropout_rows_at_fv(
             pn->seq.q_position, uv_load(pn->drop_i + r),
             uv_set1((uint32_t)(pn->p->batch_offset + pn->b)), uv_load(pn->drop_h + r));
@@ -546,11 +575,11 @@ static void load_dropout(const panel *pn, span s)
             fattn_dropout_block_fv(&pn->dropout, rows, block, z);
             const int64_t from = fattn_max64(begin, block), to = fattn_min64(end, block + 16);
             for (int64_t j = from; j < to; j++) {
-                fv_store(pn->z + (j - begin) * pn->br + r, z[j - block]);
+                fv_store(pn->z + (j - begin) * pn->pitch + r, z[j - block]);
             }
         }
         for (int64_t j = s.live; j < s.padded; j++) {
-            fv_store(pn->z + j * pn->br + r, fv_set1(0));
+            fv_store(pn->z + j * pn->pitch + r, fv_set1(0));
         }
     }
 }

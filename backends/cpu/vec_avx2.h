@@ -39,6 +39,15 @@ static inline fv fv_load_bf16(const uint16_t *x)
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+static inline fv fv_load_bf16_even(const uint16_t *x)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i *)x), 16));
+}
+static inline fv fv_load_bf16_odd(const uint16_t *x)
+{
+    const __m256i two = _mm256_loadu_si256((const __m256i *)x);
+    return _mm256_castsi256_ps(_mm256_and_si256(two, _mm256_set1_epi32((int)0xffff0000)));
+}
 static inline void fv_store(float *to, fv x) { _mm256_storeu_ps(to, x); }
 static inline void fv_store_part(float *to, fv x, int n)
 {

@@ -38,6 +38,15 @@ static inline fv fv_load_bf16(const uint16_t *x)
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+static inline fv fv_load_bf16_even(const uint16_t *x)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(x), 16));
+}
+static inline fv fv_load_bf16_odd(const uint16_t *x)
+{
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32((int)0xffff0000)));
+}
 static inline void fv_store(float *to, fv x) { _mm512_storeu_ps(to, x); }
 static inline void fv_store_part(float *to, fv x, int n)
 {

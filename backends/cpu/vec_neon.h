@@ -55,6 +55,15 @@ static inline fv fv_load_bf16(const uint16_t *x)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x), 16));
 }
+static inline fv fv_load_bf16_even(const uint16_t *x)
+{
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(x)), 16));
+}
+static inline fv fv_load_bf16_odd(const uint16_t *x)
+{
+    const uint32x4_t two = vreinterpretq_u32_u16(vld1q_u16(x));
+    return vreinterpretq_f32_u32(vandq_u32(two, vdupq_n_u32(0xffff0000u)));
+}
 static inline void fv_store(float *to, fv x) { vst1q_f32(to, x); }
 static inline void fv_store_part(float *to, fv x, int n)
 {

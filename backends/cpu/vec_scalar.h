@@ -23,10 +23,11 @@
  *                      and give 0 for subnormal numbers
  *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words
  *
- * Loads and stores take any alignment. `part` verbs touch the first n lanes alone, 0 <= n <=
- * FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2
- * is exact for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf)
- * = +inf.
+ * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
+ * of 2 FV_LANES numbers, from the first or from the second on. `part` verbs touch the first n
+ * lanes alone, 0 <= n <= FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2
+ * ulp and keep NaN; exp2 is exact for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0,
+ * log2(0) = -inf, log2(+inf) = +inf.
  */
 #ifndef FATTN_CPU_VEC_SCALAR_H
 #define FATTN_CPU_VEC_SCALAR_H
@@ -50,6 +51,8 @@ static inline fv fv_load(const float *x) { return *x; }
 static inline fv fv_load_part(const float *x, int n) { return n ? *x : 0.0f; }
 static inline fv fv_load_f16(const uint16_t *x) { return fattn_f16_to_f32(*x); }
 static inline fv fv_load_bf16(const uint16_t *x) { return fattn_bf16_to_f32(*x); }
+static inline fv fv_load_bf16_even(const uint16_t *x) { return fattn_bf16_to_f32(x[0]); }
+static inline fv fv_load_bf16_odd(const uint16_t *x) { return fattn_bf16_to_f32(x[1]); }
 static inline void fv_store(float *to, fv x) { *to = x; }
 static inline void fv_store_f16(uint16_t *to, fv x) { *to = fattn_f16_from_f32(x); }
 static inline void fv_store_bf16(uint16_t *to, fv x) { *to = fattn_bf16_from_f32(x); }

@@ -129,7 +129,7 @@ extern const char *const emu_class_names[EMU_CLASSES];
 typedef struct emu_report {
     /* Of the launch: a fault ends it; the others are counted, and the first of each is told. */
     bool fault;
-    uint64_t undefined, races;
+    uint64_t undefined, race;
     char fault_text[512], undefined_text[512], race_text[512];
 
     uint64_t executed[EMU_CLASSES]; /* wave-instructions */

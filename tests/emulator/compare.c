@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Vector comparisons: v_cmp_<relation>_<type> writes a bit for each lane, v_cmpx_ writes EXEC. The names
- * are a product of relations and types, so the table is made of both.
+ * Vector comparisons: v_cmp_<relation>_<type> writes a bit for each lane, v_cmpx_ writes EXEC. The
+ * names are a product of relations and types, so the table is made of both.
  */
 #include <math.h>
 
@@ -139,7 +139,7 @@ static void class_f64(uint32_t *restrict d, uint32_t *restrict e, const uint32_t
     }
 }
 
-/* ---- the table ------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define FORM_f16 "hh"
 #define FORM_f32 "ff"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Control: branches, barriers, the end of a wave, and what only waits or hints. A load has its value as
- * soon as it is issued here, so waiting changes nothing.
+ * Control: branches, barriers, the end of a wave, and what only waits or hints. A load has its
+ * value as soon as it is issued here, so waiting changes nothing.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,8 +82,8 @@ static void run_barrier(emu_wave *w, const emu_instr *in)
     w->state = AT_BARRIER;
 }
 
-/* In two parts on gfx12: all waves' signals open the wait. Nothing is gained by running on in between, but
- * a wait without its signal would hang. */
+/* In two parts on gfx12: all waves' signals open the wait. Nothing is gained by running on in
+ * between, but a wait without its signal would hang. */
 static void run_signal(emu_wave *w, const emu_instr *in)
 {
     (void)in;
@@ -108,8 +108,9 @@ static void run_nothing(emu_wave *w, const emu_instr *in)
     (void)in;
 }
 
-/* s_setreg and s_getreg name hwreg(HW_REG_MODE, offset, bits). The kernels may change how f32 subnormals are
- * treated; the emulator keeps them always, which is the mode it asks of the descriptor. */
+/* s_setreg and s_getreg name hwreg(HW_REG_MODE, offset, bits). The kernels may change how
+ * f32 subnormals are treated; the emulator keeps them always, which is the mode it asks
+ * of the descriptor. */
 static void run_setreg(emu_wave *w, const emu_instr *in)
 {
     if (strstr(in->text, "HW_REG_MODE") == NULL && strstr(in->text, "HW_REG_WAVE_MODE") == NULL)

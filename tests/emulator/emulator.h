@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An emulator of AMD GPUs that runs the code objects we ship: gfx90a, gfx942 and gfx950 in waves of 64
- * lanes, gfx1100 and gfx1200 in waves of 32. It exists because there is no such GPU to test on, and it
- * looks for what a GPU hides: accesses out of bounds, values nobody wrote, races in LDS.
+ * An emulator of AMD GPUs that runs the code objects we ship: gfx90a, gfx942 and gfx950 in waves of
+ * 64 lanes, gfx1100 and gfx1200 in waves of 32. It exists because there is no such GPU to test on,
+ * and it looks for what a GPU hides: accesses out of bounds, values nobody wrote, races in LDS.
  *
  * A device address is a host address, and memory is what the caller registers: nothing else may be
  * touched by a lane. One object serves one thread at a time. docs/EMULATOR.md tells the rest.
@@ -24,8 +24,8 @@ typedef struct emu_memory emu_memory; /* what lanes may touch */
 emu_memory *emu_memory_create(void);
 void emu_memory_destroy(emu_memory *memory);
 
-/* Registers size bytes at base, which the caller owns. Lanes may read and write them; what they read
- * is checked for having been written when `fresh`: bytes count as written once a lane or
+/* Registers size bytes at base, which the caller owns. Lanes may read and write them; what they
+ * read is checked for having been written when `fresh`: bytes count as written once a lane or
  * emu_memory_define has written them. False without memory, or when the region overlaps another. */
 bool emu_memory_add(emu_memory *memory, void *base, size_t size, bool fresh);
 
@@ -94,7 +94,7 @@ bool emu_kernel_decode(emu_kernel *kernel, char *why, size_t why_size);
 typedef enum emu_schedule {
     EMU_FORWARD,  /* each wave to its next barrier, wave 0 first; work-groups in order */
     EMU_REVERSED, /* the same from the last wave and the last work-group */
-    EMU_SHUFFLED, /* waves take turns of a few instructions, and work-groups come, in a drawn order */
+    EMU_SHUFFLED, /* waves take turns of a few instructions; work-groups come in a drawn order */
 } emu_schedule;
 
 typedef struct emu_launch {
@@ -137,13 +137,13 @@ typedef struct emu_report {
     uint64_t lds_cycles_ideal;      /* had there been none */
 } emu_report;
 
-/* Runs a grid to its end, in this thread. Returns false after a fault, an undefined value or a race;
- * the report, which may not be NULL, says which. */
+/* Runs a grid to its end, in this thread. Returns false after a fault, an undefined value or a
+ * race; the report, which may not be NULL, says which. */
 bool emu_launch_run(emu_kernel *kernel, const emu_launch *launch, emu_memory *memory,
                     emu_report *report);
 
-/* A line about a report, "" when there is nothing to complain of: the fault, else the first undefined
- * value, else the first race. */
+/* A line about a report, "" when there is nothing to complain of: the fault, else the first
+ * undefined value, else the first race. */
 const char *emu_report_text(const emu_report *report);
 
 #endif

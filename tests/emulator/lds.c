@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * LDS, the fast memory of a work-group: loads, stores and atomics; permutations of lanes that go through
- * its crossbar; the check for races between waves; the count of bank conflicts.
+ * LDS, the fast memory of a work-group: loads, stores and atomics; permutations of lanes that go
+ * through its crossbar; the check for races between waves; the count of bank conflicts.
  *
- * Races. Waves of a work-group run in any order between two barriers, so what one of them writes there no
- * other may read or write, but for atomics among themselves. Each dword remembers who touched it in the
- * current interval.
+ * Races. Waves of a work-group run in any order between two barriers, so what one of them writes
+ * there no other may read or write, but for atomics among themselves. Each dword remembers who
+ * touched it in the current interval.
  *
- * Bank conflicts. LDS has 32 banks of one dword (64 on gfx950). Lanes are served in order, as many at a time
- * as could fill the banks; a group takes as many cycles as there are different dwords asked of one bank.
+ * Bank conflicts. LDS has 32 banks of one dword (64 on gfx950). Lanes are served in order, as many
+ * at a time as could fill the banks; a group takes as many cycles as there are different dwords
+ * asked of one bank.
  */
 #include <string.h>
 
@@ -16,7 +17,7 @@
 
 enum { MAX_BANKS = 64 };
 
-/* ---- races ----------------------------------------------------------------------------------------- */
+/* ---- races ----------------------------------------------------------------------------------- */
 
 enum { WRITER_ATOMIC = 0xfffe };
 
@@ -81,7 +82,7 @@ uint8_t *emu_lds_at(emu_wave *w, const emu_instr *in, int lane, uint32_t address
     return g->lds + address;
 }
 
-/* ---- bank conflicts ---------------------------------------------------------------------------------- */
+/* ---- bank conflicts -------------------------------------------------------------------------- */
 
 /* Cycles of one group of lanes. */
 static int group_cycles(const uint32_t *address, uint64_t mask, int first, int lanes, int dwords,
@@ -118,7 +119,7 @@ static void count_conflicts(emu_wave *w, const uint32_t *address, uint64_t mask,
     }
 }
 
-/* ---- accesses -------------------------------------------------------------------------------------- */
+/* ---- accesses -------------------------------------------------------------------------------- */
 
 /* emu_row.data above MEM_SPACE. */
 enum {
@@ -192,7 +193,7 @@ static void run_store(emu_wave *w, const emu_instr *in)
     }
 }
 
-/* ---- atomics ---------------------------------------------------------------------------------------- */
+/* ---- atomics --------------------------------------------------------------------------------- */
 
 enum { ATOMIC_SHIFT = 20, COMPARE_FIRST = MEM_SPACE };
 
@@ -225,7 +226,7 @@ static void run_atomic(emu_wave *w, const emu_instr *in)
     if (in->dst[0].kind == VECTOR) emu_transfer_write(w, in, &t, exec_mask(w));
 }
 
-/* ---- permutations ----------------------------------------------------------------------------------- */
+/* ---- permutations ---------------------------------------------------------------------------- */
 
 static void addresses_of_lanes(emu_wave *w, const emu_instr *in, int *lane_of)
 {
@@ -256,7 +257,8 @@ static void run_bpermute(emu_wave *w, const emu_instr *in)
     gather(w, in, in->src[1].reg, from);
 }
 
-/* Each active lane sends to the one it names; the highest sender wins, and who gets nothing gets 0. */
+/* Each active lane sends to the one it names; the highest sender wins, and who gets nothing gets
+ * 0. */
 static void run_permute(emu_wave *w, const emu_instr *in)
 {
     int to[LANES];
@@ -275,7 +277,8 @@ static void run_permute(emu_wave *w, const emu_instr *in)
     emu_vector_write(w, in->dst[0].reg, d, exec_mask(w), def[0], def[1]);
 }
 
-/* The offset is a pattern: four lanes in any order, or masks on the number of the lane in its 32. */
+/* The offset is a pattern: four lanes in any order, or masks on the number of the lane in its
+ * 32. */
 static void run_swizzle(emu_wave *w, const emu_instr *in)
 {
     const int pattern = in->mod.offset;
@@ -296,8 +299,8 @@ static void run_swizzle(emu_wave *w, const emu_instr *in)
     gather(w, in, in->src[0].reg, from);
 }
 
-/* A transpose on the way, of blocks of 16 lanes: they bring 4 rows by 16 columns of 16 bits, lane i columns
- * 4 (i % 4) .. + 3 of row i / 4, and lane i gets column i of the 4 rows. */
+/* A transpose on the way, of blocks of 16 lanes: they bring 4 rows by 16 columns of 16 bits, lane i
+ * columns 4 (i % 4) .. + 3 of row i / 4, and lane i gets column i of the 4 rows. */
 static void run_transpose(emu_wave *w, const emu_instr *in)
 {
     uint32_t address[LANES];
@@ -330,7 +333,7 @@ static void run_transpose(emu_wave *w, const emu_instr *in)
     }
 }
 
-/* ---- the table -------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define ROW(name, form, run, data)                             \
     {                                                          \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Launches: what a work-group finds when it starts, the order in which its waves run, and the report.
- * Registers at the start follow "Initial Kernel Execution State" of LLVM's AMDGPU guide.
+ * Launches: what a work-group finds when it starts, the order in which its waves run, and the
+ * report. Registers at the start follow "Initial Kernel Execution State" of LLVM's AMDGPU guide.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ const char *emu_host_reason(void)
     return NULL;
 }
 
-/* ---- findings -------------------------------------------------------------------------------------- */
+/* ---- findings -------------------------------------------------------------------------------- */
 
 static void describe(const emu_wave *w, const emu_instr *in, char *text, size_t size,
                      const char *format, va_list arguments)
@@ -86,7 +86,7 @@ const uint32_t *emu_exec_lanes(emu_wave *w)
     return w->exec_lane;
 }
 
-/* ---- the start of a work-group ----------------------------------------------------------------------- */
+/* ---- the start of a work-group --------------------------------------------------------------- */
 
 /* Where things lie in a kernel's descriptor. */
 enum {
@@ -219,7 +219,7 @@ static void start_group(launch_state *s)
     for (int n = 0; n < g->waves; n++) start_wave(s, &g->wave[n]);
 }
 
-/* ---- running ---------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static uint64_t draw(uint64_t *state)
 {
@@ -304,7 +304,7 @@ static void run_grid(launch_state *s)
     }
 }
 
-/* ---- the launch -------------------------------------------------------------------------------------- */
+/* ---- the launch ------------------------------------------------------------------------------ */
 
 static bool refuse(emu_report *report, const char *why)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The machine inside the emulator: registers of a wave, a work-group and its LDS, a decoded
- * instruction, and the row of a table that says how its mnemonic is decoded and run. Everything here is
- * shared by the emulator's files and by nobody else.
+ * instruction, and the row of a table that says how its mnemonic is decoded and run. Everything
+ * here is shared by the emulator's files and by nobody else.
  *
- * What is defined. Beside every value goes whether a lane or the host ever wrote it: a bit for each bit of
- * a scalar register, a bit for each lane and half of a vector register, a byte for each byte of LDS and
- * of fresh memory. Compilers may copy what is undefined, so a copy stays silent and passes the fact on;
- * it is told when the value reaches memory, an address, a branch or EXEC.
+ * What is defined. Beside every value goes whether a lane or the host ever wrote it: a bit for each
+ * bit of a scalar register, a bit for each lane and half of a vector register, a byte for each byte
+ * of LDS and of fresh memory. Compilers may copy what is undefined, so a copy stays silent and
+ * passes the fact on; it is told when the value reaches memory, an address, a branch or EXEC.
  */
 #ifndef FATTN_TESTS_EMULATOR_MACHINE_H
 #define FATTN_TESTS_EMULATOR_MACHINE_H
@@ -48,7 +48,7 @@ typedef struct emu_machine emu_machine;
 typedef struct emu_instr emu_instr;
 typedef struct emu_row emu_row;
 
-/* ---- instructions ------------------------------------------------------------------------------ */
+/* ---- instructions ---------------------------------------------------------------------------- */
 
 typedef enum operand_kind {
     NO_OPERAND,
@@ -58,7 +58,8 @@ typedef enum operand_kind {
     OFF,
 } operand_kind;
 
-/* Which part of a register: SDWA's selections; true 16-bit operands (v0.l, v0.h) are WORD_0, WORD_1. */
+/* Which part of a register: SDWA's selections; true 16-bit operands (v0.l, v0.h)
+ * are WORD_0, WORD_1. */
 typedef enum operand_part { WHOLE, WORD_0, WORD_1, BYTE_0, BYTE_1, BYTE_2, BYTE_3 } operand_part;
 
 typedef struct emu_operand {
@@ -76,8 +77,8 @@ typedef struct emu_modifiers {
     uint8_t op_sel, op_sel_hi, neg_lo,
         neg_hi;                  /* bit i: of source i; bit 3 of op_sel: of the result */
     uint8_t row_mask, bank_mask; /* of DPP */
+    uint8_t bitop3;              /* truth table of three bits */
     uint8_t cbsz, abid, blgp;    /* of MFMA */
-    int8_t omod;                 /* result times 2^omod */
     bool clamp, returns, offen, idxen, lds, gds, bound_ctrl, fetch_inactive;
     bool has_op_sel, has_op_sel_hi;
     operand_part dst_sel;
@@ -98,8 +99,8 @@ struct emu_instr {
     int arch_major;    /* 9, 11, 12 */
 };
 
-/* Lanes of one operation: d and e are results, a b c sources, each [n], those of 64 bits with their high
- * words LANES further. Never overlapping. A fourth source comes in e. */
+/* Lanes of one operation: d and e are results, a b c sources, each [n], those of 64 bits with their
+ * high words LANES further. Never overlapping. A fourth source comes in e. */
 typedef void emu_lane_op(uint32_t *restrict d, uint32_t *restrict e, const uint32_t *restrict a,
                          const uint32_t *restrict b, const uint32_t *restrict c, int n);
 /* scc is read and written in place. */
@@ -119,8 +120,9 @@ typedef enum half_rule {
  *   k     two f32                         x     f16 or f32 as op_sel_hi says (mixed precision)
  *   m     a bit for each lane             s     a scalar register
  *   r     registers of any number, a number or "off"
- * A source that repeats the first result (v_fmac) is '+', an unwritten VCC '~'. Forms with different numbers of operands stand
- * between '|'; a row whose form is "*" has operands that change nothing here.
+ * A source that repeats the first result (v_fmac) is '+', an unwritten VCC '~'. Forms with
+ * different numbers of operands stand between '|'; a row whose form is "*" has operands that
+ * change nothing here.
  */
 struct emu_row {
     const char *name, *form;
@@ -140,7 +142,7 @@ typedef struct emu_table {
 extern const emu_table emu_scalar_table, emu_control_table, emu_vector_table, emu_compare_table,
     emu_memory_table, emu_lds_table, emu_matrix_table;
 
-/* ---- state ------------------------------------------------------------------------------------ */
+/* ---- state ----------------------------------------------------------------------------------- */
 
 typedef enum wave_state { RUNNING, AT_BARRIER, ENDED, FAULTED } wave_state;
 
@@ -199,7 +201,7 @@ struct emu_machine {
     emu_group group;
 };
 
-/* ---- helpers ---------------------------------------------------------------------------------- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static inline uint64_t pair(const uint32_t *s) { return s[0] | (uint64_t)s[1] << 32; }
 
@@ -229,7 +231,8 @@ static inline bool lane_in(uint64_t mask, int lane) { return mask >> lane & 1; }
 #define EMU_PRINTF(n)
 #endif
 
-/* machine.c. The first fault stops the launch; findings are counted, and the first of each is told. */
+/* machine.c. The first fault stops the launch; findings are counted, and the first of each is
+ * told. */
 void emu_fault(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
 void emu_undefined(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
 void emu_race(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
@@ -248,7 +251,7 @@ const uint32_t *emu_exec_lanes(emu_wave *w);
 /* vector.c: one source as lanes: a register itself, or its values in room[2 * LANES]. */
 typedef struct emu_view {
     const uint32_t *v;
-    uint64_t def[2]; /* lanes whose low and whose high half is defined */
+    uint64_t def[2]; /* lanes whose low and high half is defined; of 64 bits, their registers */
 } emu_view;
 
 emu_view emu_vector_read(const emu_wave *w, const emu_instr *in, int source, uint32_t *room);
@@ -258,7 +261,8 @@ void emu_vector_write(emu_wave *w, int reg, const uint32_t *d, uint64_t mask, ui
 /* What decoding leaves to be found out once. False with the reason in why. */
 bool emu_vector_prepare(emu_instr *in, char *why, size_t why_size);
 
-/* memory.c: the bytes at a device address, or NULL; their region's definedness, or NULL when all are. */
+/* memory.c: the bytes at a device address, or NULL; their region's definedness, or
+ * NULL when all are. */
 uint8_t *emu_memory_at(emu_memory *memory, uint64_t address, size_t size, uint8_t **def);
 /* "3 bytes after a region of 64 bytes" */
 void emu_memory_explain(const emu_memory *memory, uint64_t address, char *text, size_t size);

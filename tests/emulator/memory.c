@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory: the regions that lanes may touch, and the instructions that touch them: scalar loads, global,
- * flat, buffer and scratch accesses, and atomics. Every lane's every access is checked.
+ * Memory: the regions that lanes may touch, and the instructions that touch them: scalar loads,
+ * global, flat, buffer and scratch accesses, and atomics. Every lane's every access is checked.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "tests/emulator/memory.h"
 #include "tests/emulator/number.h"
 
-/* ---- regions -------------------------------------------------------------------------------------- */
+/* ---- regions --------------------------------------------------------------------------------- */
 
 typedef struct region {
     uintptr_t base;
@@ -126,7 +126,7 @@ void emu_memory_explain(const emu_memory *m, uint64_t address, char *text, size_
         snprintf(text, size, "there is no region");
 }
 
-/* ---- bytes and registers --------------------------------------------------------------------------- */
+/* ---- bytes and registers --------------------------------------------------------------------- */
 
 void emu_transfer_begin(emu_transfer *t, int64_t data)
 {
@@ -217,7 +217,7 @@ uint64_t emu_lane_value(const emu_wave *w, const emu_operand *o, int lane, bool 
     return value;
 }
 
-/* ---- scalar loads ---------------------------------------------------------------------------------- */
+/* ---- scalar loads ---------------------------------------------------------------------------- */
 
 static void fault_at(emu_wave *w, const emu_instr *in, int lane, uint64_t address, int bytes)
 {
@@ -231,8 +231,8 @@ static void fault_at(emu_wave *w, const emu_instr *in, int lane, uint64_t addres
                   (unsigned long long)address, where);
 }
 
-/* data: dwords, or less than one as bytes with MEM_SPACE set. A sum of a pair, a register or number, and the
- * offset; buffers add theirs to the base of a descriptor. */
+/* data: dwords, or less than one as bytes with MEM_SPACE set. A sum of a pair, a register or
+ * number, and the offset; buffers add theirs to the base of a descriptor. */
 static void run_scalar_load(emu_wave *w, const emu_instr *in)
 {
     uint64_t def[2];
@@ -275,7 +275,7 @@ static void run_memtime(emu_wave *w, const emu_instr *in)
     emu_scalar_write(w, in, &in->dst[0], w->steps, ~UINT64_C(0));
 }
 
-/* ---- addresses of lanes ---------------------------------------------------------------------------- */
+/* ---- addresses of lanes ---------------------------------------------------------------------- */
 
 /* emu_row.data above MEM_SPACE: where the address comes from. */
 enum {
@@ -383,7 +383,7 @@ static uint8_t *bytes_at(emu_wave *w, const emu_instr *in, const address_parts *
     return at;
 }
 
-/* ---- vector accesses ------------------------------------------------------------------------------- */
+/* ---- vector accesses ------------------------------------------------------------------------- */
 
 static void run_load(emu_wave *w, const emu_instr *in)
 {
@@ -461,7 +461,7 @@ static void run_store(emu_wave *w, const emu_instr *in)
     }
 }
 
-/* ---- atomics --------------------------------------------------------------------------------------- */
+/* ---- atomics --------------------------------------------------------------------------------- */
 
 static uint64_t packed_add(uint64_t a, uint64_t b, float (*to)(uint32_t), uint32_t (*from)(float))
 {
@@ -559,7 +559,7 @@ static void run_atomic(emu_wave *w, const emu_instr *in)
         emu_vector_write(w, to->reg + n, t.d[n], exec_mask(w), ~UINT64_C(0), ~UINT64_C(0));
 }
 
-/* ---- the table ------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define ROW(name, form, run, class, data)                    \
     {                                                        \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What memory and LDS instructions share: how bytes become registers and registers bytes, and atomic
- * operations.
+ * What memory and LDS instructions share: how bytes become registers and registers bytes, and
+ * atomic operations.
  */
 #ifndef FATTN_TESTS_EMULATOR_MEMORY_H
 #define FATTN_TESTS_EMULATOR_MEMORY_H
@@ -54,15 +54,16 @@ void emu_transfer_load(emu_transfer *t, int64_t data, int lane, const uint8_t *p
                        const uint8_t *def);
 /* To the destination, in the lanes of mask. */
 void emu_transfer_write(emu_wave *w, const emu_instr *in, const emu_transfer *t, uint64_t mask);
-/* A lane's bytes of register `reg` go to p; their definedness to def, unless NULL. Returns whether all are
- * defined. */
+/* A lane's bytes of register `reg` go to p; their definedness to def, unless NULL. Returns whether
+ * all are defined. */
 bool emu_transfer_store(const emu_wave *w, int reg, int64_t data, int lane, uint8_t *p,
                         uint8_t *def);
 
 /* A register or a pair of them in a lane, and whether it is defined. */
 uint64_t emu_lane_value(const emu_wave *w, const emu_operand *o, int lane, bool *def);
 
-/* lds.c: a lane's bytes of LDS, or NULL after a fault; `write` and `atomic` are for the race check. */
+/* lds.c: a lane's bytes of LDS, or NULL after a fault; `write` and `atomic` are for the race
+ * check. */
 uint8_t *emu_lds_at(emu_wave *w, const emu_instr *in, int lane, uint32_t address, int bytes,
                     bool write, bool atomic, uint8_t **def);
 

@@ -23,8 +23,8 @@ static inline uint32_t bits_of(float x)
     return bits;
 }
 
-/* The exponent is moved by a multiplication, which makes subnormal halves right too: 2^112 carries the
- * bias 15 to 127. */
+/* The exponent is moved by a multiplication, which makes subnormal halves right too: 2^112 carries
+ * the bias 15 to 127. */
 static inline float half_to_float(uint32_t h)
 {
     const uint32_t magnitude = (h & 0x7fff) << 13;
@@ -33,8 +33,9 @@ static inline float half_to_float(uint32_t h)
     return float_of(finite | (h & 0x8000) << 16);
 }
 
-/* To nearest, ties to even. Above the subnormal range the rounding is integer arithmetic on the bits;
- * below it, adding 0.5 leaves the half's bits at the end of the sum, rounded by the addition. */
+/* To nearest, ties to even. Above the subnormal range the rounding is integer arithmetic on the
+ * bits; below it, adding 0.5 leaves the half's bits at the end of the sum, rounded by the
+ * addition. */
 static inline uint32_t half_from_float(float x)
 {
     const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Code objects: the ELF file, its kernels' descriptors and metadata, its disassembly. Kernels are decoded
- * when they are first needed.
+ * Code objects: the ELF file, its kernels' descriptors and metadata, its disassembly. Kernels are
+ * decoded when they are first needed.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <elf.h>
@@ -47,7 +47,7 @@ static bool fail(char *why, size_t why_size, const char *what)
     return false;
 }
 
-/* ---- the file -------------------------------------------------------------------------------------- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 static const struct {
     uint32_t mach; /* of e_flags */
@@ -189,7 +189,7 @@ static bool relocate(emu_object *o, char *why, size_t why_size)
     return true;
 }
 
-/* ---- metadata ---------------------------------------------------------------------------------------- */
+/* ---- metadata -------------------------------------------------------------------------------- */
 
 /* MessagePack, as much of it as the metadata uses. */
 typedef struct reader {
@@ -382,7 +382,7 @@ static bool read_metadata(emu_object *o, char *why, size_t why_size)
     return true;
 }
 
-/* ---- disassembly -------------------------------------------------------------------------------------- */
+/* ---- disassembly ----------------------------------------------------------------------------- */
 
 /* Everything the command prints, ended by '\0'; NULL when it fails. */
 static char *output_of(const char *command, size_t *size)
@@ -442,7 +442,7 @@ static const char *lines_of(const emu_object *o, const char *name)
     return NULL;
 }
 
-/* ---- kernels ------------------------------------------------------------------------------------------ */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 static void run_past_end(emu_wave *w, const emu_instr *in)
 {
@@ -578,7 +578,7 @@ const uint8_t *emu_kernel_descriptor(const emu_kernel *k)
     return k->object->image + k->descriptor;
 }
 
-/* ---- objects ------------------------------------------------------------------------------------------ */
+/* ---- objects --------------------------------------------------------------------------------- */
 
 emu_object *emu_object_load(const void *bytes, size_t size, const char *objdump, char *why,
                             size_t why_size)
@@ -642,7 +642,7 @@ void *emu_object_variable(emu_object *o, const char *name, size_t *size)
     return o->image + symbol.st_value;
 }
 
-/* ---- bundles ------------------------------------------------------------------------------------------ */
+/* ---- bundles --------------------------------------------------------------------------------- */
 
 static uint64_t number_at(const uint8_t *p)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scalar arithmetic. Masks of lanes are made here, and lanes nobody wrote may leave undefined bits in
- * them, so bitwise operations follow definedness bit by bit; others ask for whole operands.
+ * Scalar arithmetic. Masks of lanes are made here, and lanes nobody wrote may leave undefined bits
+ * in them, so bitwise operations follow definedness bit by bit; others ask for whole operands.
  */
 #include <math.h>
 #include <string.h>
@@ -17,7 +17,7 @@ enum { SCC_KEPT = 2 };
 
 #define FULL ~UINT64_C(0)
 
-/* ---- operands ------------------------------------------------------------------------------------- */
+/* ---- operands -------------------------------------------------------------------------------- */
 
 uint64_t emu_scalar_read(const emu_wave *w, const emu_operand *o, uint64_t *def)
 {
@@ -60,7 +60,7 @@ void emu_scalar_write(emu_wave *w, const emu_instr *in, const emu_operand *o, ui
     w->s_def[S_EXEC] = w->s_def[S_EXEC + 1] = UINT32_MAX;
 }
 
-/* ---- running --------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static uint64_t width_of(const emu_operand *o)
 {
@@ -165,7 +165,7 @@ static void run_fma(emu_wave *w, const emu_instr *in)
     emu_scalar_write(w, in, &in->dst[0], bits_of(r), known ? FULL : 0);
 }
 
-/* ---- operations ------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 #define SCALAR_OP(name, type, truth, ...)                                   \
     static uint64_t name(uint64_t given_x, uint64_t given_y, uint32_t *scc) \
@@ -374,7 +374,7 @@ SCALAR_OP(rcp_f, uint32_t, KEEP, bits_of(1 / f(x)))
 SCALAR_OP(rsq_f, uint32_t, KEEP, bits_of((float)(1 / sqrt(f(x)))))
 SCALAR_OP(sqrt_f, uint32_t, KEEP, bits_of(sqrtf(f(x))))
 
-/* ---- the table ------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define S(name, form, op, rule)                                      \
     {                                                                \

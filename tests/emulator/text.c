@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Decoding: from a line of the disassembly to an instruction. The text is what llvm-objdump prints:
- * a mnemonic, operands between commas, modifiers between spaces, the address in a comment. The row of the
- * mnemonic says what the operands must be; whatever is not understood is an error that names it.
+ * a mnemonic, operands between commas, modifiers between spaces, the address in a comment.
+ * The row of the mnemonic says what the operands must be; whatever is not understood is an
+ * error that names it.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -27,7 +28,7 @@ static bool fail(char *why, size_t why_size, const char *what, const char *text)
     return false;
 }
 
-/* ---- splitting ---------------------------------------------------------------------------------- */
+/* ---- splitting ------------------------------------------------------------------------------- */
 
 static int depth_after(int depth, char c)
 {
@@ -80,7 +81,7 @@ static bool split(const char *text, pieces *p)
     return true;
 }
 
-/* ---- operands ------------------------------------------------------------------------------------ */
+/* ---- operands -------------------------------------------------------------------------------- */
 
 typedef struct named_register {
     const char *name;
@@ -217,6 +218,7 @@ static bool operand(const char *given, char type, emu_operand *o)
         o->kind = OFF;
         return true;
     }
+    unwrap(text, "lit(", ')'); /* a literal where a shorter constant would do */
     if (unwrap(text, "neg(", ')')) o->neg = true;
     if (unwrap(text, "sext(", ')')) o->sext = true;
     if (text[0] == '-' && !isdigit((unsigned char)text[1])) {
@@ -227,7 +229,7 @@ static bool operand(const char *given, char type, emu_operand *o)
     return register_operand(text, o) || number_operand(text, type, o);
 }
 
-/* ---- modifiers ----------------------------------------------------------------------------------- */
+/* ---- modifiers ------------------------------------------------------------------------------- */
 
 /* "[0,1,0]" as bits; with digits above 1 as a list of them in `list`. */
 static bool bit_list(const char *text, uint8_t *bits)
@@ -252,8 +254,8 @@ static operand_part part_of(const char *text)
     return WHOLE;
 }
 
-/* The lane that each lane reads, or -1; false for a control that is not known. The controls are those
- * of the ISA manuals' DPP tables; a row is 16 lanes. */
+/* The lane that each lane reads, or -1; false for a control that is not known. The controls are
+ * those of the ISA manuals' DPP tables; a row is 16 lanes. */
 static bool dpp_control(const char *key, const char *value, int8_t *from)
 {
     int list[8] = {0}, digits = 0;
@@ -370,6 +372,7 @@ static bool set_number(const char *key, const char *value, emu_modifiers *m)
         {"cbsz", offsetof(emu_modifiers, cbsz)},
         {"abid", offsetof(emu_modifiers, abid)},
         {"blgp", offsetof(emu_modifiers, blgp)},
+        {"bitop3", offsetof(emu_modifiers, bitop3)},
     };
     static const flag_word lists[] = {
         {"op_sel", offsetof(emu_modifiers, op_sel)},
@@ -399,10 +402,6 @@ static bool set_number(const char *key, const char *value, emu_modifiers *m)
         m->bound_ctrl = true;
     else if (strcmp(key, "fi") == 0)
         m->fetch_inactive = number != 0;
-    else if (strcmp(key, "mul") == 0)
-        m->omod = number == 2 ? 1 : 2;
-    else if (strcmp(key, "div") == 0)
-        m->omod = -1;
     else if (strcmp(key, "dst_sel") == 0)
         m->dst_sel = part_of(value), m->sdwa = true;
     else if (strcmp(key, "dst_unused") == 0) {
@@ -451,7 +450,7 @@ static bool modifiers(const char *text, emu_instr *in, char *why, size_t why_siz
     return true;
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static int by_name(const void *a, const void *b)
 {

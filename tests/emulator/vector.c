@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a vector instruction runs: its sources become arrays of lanes, with DPP, SDWA and sign modifiers
- * applied; the operation of its row computes all lanes; the results go back to the lanes of EXEC. What
- * is defined of the result follows a rule of the row. The operations themselves are in vector_ops.c.
+ * How a vector instruction runs: its sources become arrays of lanes, with DPP, SDWA and sign
+ * modifiers applied; the operation of its row computes all lanes; the results go back to the lanes
+ * of EXEC. What is defined of the result follows a rule of the row. The operations themselves are
+ * in vector_ops.c.
  */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/emulator/number.h"
 #include "tests/emulator/vector.h"
 
-/* ---- sources ------------------------------------------------------------------------------------- */
+/* ---- sources --------------------------------------------------------------------------------- */
 
 static bool is_half(char type) { return type == 'h' || type == 'w'; }
 static bool is_packed(char type) { return type == 'p' || type == 'i'; }
@@ -32,21 +32,18 @@ static emu_view raw_view(const emu_wave *w, const emu_operand *o, uint32_t *room
         view.def[1] = view.def[0];
     } else if (o->kind == VECTOR) {
         view.v = w->v[o->reg];
-        for (int half = 0; half < 2; half++) {
-            view.def[half] = w->v_def[o->reg][half];
-            if (o->count > 1 && o->type != 'k') /* v_pk_*_f32 look at each register by itself */
-                view.def[half] &= w->v_def[o->reg + 1][half];
-        }
+        for (int n = 0; n < 2; n++)
+            view.def[n] = is_wide(o->type) ? w->v_def[o->reg + n][0] & w->v_def[o->reg + n][1]
+                                           : w->v_def[o->reg][n];
     } else {
         uint64_t def;
         const uint64_t value = emu_scalar_read(w, o, &def);
+        const int bits = is_wide(o->type) ? 32 : 16;
+        const uint64_t part = (UINT64_C(1) << bits) - 1;
         fill(room, (uint32_t)value, w->lanes);
         if (is_wide(o->type)) fill(room + LANES, (uint32_t)(value >> 32), w->lanes);
-        const uint64_t needed = is_wide(o->type) ? ~UINT64_C(0) : UINT32_MAX;
-        const bool whole = (def & needed) == needed;
-        view.def[0] = whole || (!is_wide(o->type) && (def & 0xffff) == 0xffff) ? ~UINT64_C(0) : 0;
-        view.def[1] =
-            whole || (!is_wide(o->type) && (def >> 16 & 0xffff) == 0xffff) ? ~UINT64_C(0) : 0;
+        for (int n = 0; n < 2; n++)
+            view.def[n] = (def >> bits * n & part) == part ? ~UINT64_C(0) : 0;
     }
     return view;
 }
@@ -125,15 +122,13 @@ static emu_view packed_wide_view(const emu_wave *w, const emu_view in, const emu
                                  int source, uint32_t *room)
 {
     const emu_modifiers *const m = &instr->mod;
-    const emu_operand *const o = &instr->src[source];
     uint32_t out[2 * LANES];
     emu_view view = {room, {in.def[0], in.def[1]}};
     for (int half = 0; half < 2; half++) {
         const int from = (half == 0 ? m->op_sel : m->op_sel_hi) >> source & 1;
         const uint32_t flip = (half == 0 ? m->neg_lo : m->neg_hi) >> source & 1 ? 0x80000000 : 0;
         for (int l = 0; l < w->lanes; l++) out[half * LANES + l] = in.v[from * LANES + l] ^ flip;
-        if (o->kind == VECTOR)
-            view.def[half] = w->v_def[o->reg + from][0] & w->v_def[o->reg + from][1];
+        view.def[half] = in.def[from];
     }
     memcpy(room, out, sizeof out);
     return view;
@@ -172,14 +167,14 @@ emu_view emu_vector_read(const emu_wave *w, const emu_instr *instr, int source, 
     if (o->part != WHOLE) view = part_view(view, (operand_part)o->part, o->sext, w->lanes, room);
     if (is_packed(o->type)) return packed_view(view, instr, source, w->lanes, room);
     if (o->type == 'k') return packed_wide_view(w, view, instr, source, room);
-    if (is_half(o->type) && (m->op_sel >> source & 1) && o->kind == VECTOR)
+    if (is_half(o->type) && (m->op_sel >> source & 1) && o->part == WHOLE && o->kind == VECTOR)
         view = part_view(view, WORD_1, false, w->lanes, room);
     if (o->type == 'x') view = mixed_view(view, m, source, w->lanes, room);
     if (o->neg || o->abs) view = sign_view(view, o, w->lanes, room);
     return view;
 }
 
-/* ---- what is defined ------------------------------------------------------------------------------- */
+/* ---- what is defined ------------------------------------------------------------------------- */
 
 static uint64_t whole(const emu_view *v, char type)
 {
@@ -285,6 +280,13 @@ static uint64_t half_def(const emu_wave *w, const emu_instr *in, const emu_view 
     case DEF_ALIGN_16:
         if (!is_number(&in->src[2], 0, 16)) break;
         return half == 0 ? v[1].def[1] : v[0].def[0];
+    case DEF_SUM: {
+        uint64_t def = whole(&v[1], in->src[1].type);
+        for (int s = 0; s <= 2; s += 2)
+            def &=
+                is_wide(in->src[s].type) && half == 0 ? v[s].def[0] : whole(&v[s], in->src[s].type);
+        return def;
+    }
     case DEF_ALL: break;
     }
     uint64_t def = ~UINT64_C(0);
@@ -292,7 +294,7 @@ static uint64_t half_def(const emu_wave *w, const emu_instr *in, const emu_view 
     return def;
 }
 
-/* ---- results ------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 typedef struct results {
     uint32_t d[2 * LANES], e[2 * LANES];
@@ -318,17 +320,14 @@ void emu_vector_write(emu_wave *w, int reg, const uint32_t *d, uint64_t mask, ui
 
 static float clamped(float x) { return x > 1 ? 1 : x > 0 ? x : 0; }
 
-static void finish_floats(const emu_modifiers *m, char type, uint32_t *d, int n)
+static void clamp_floats(char type, uint32_t *d, int n)
 {
-    const float factor = ldexpf(1, m->omod);
     for (int l = 0; l < n; l++) {
         if (type == 'f') {
-            const float x = float_of(d[l]) * factor;
-            d[l] = bits_of(m->clamp ? clamped(x) : x);
+            d[l] = bits_of(clamped(float_of(d[l])));
         } else if (type == 'h') {
-            const float x = half_to_float(d[l] & 0xffff) * factor;
-            d[l] = half_from_float(m->clamp ? clamped(x) : x);
-        } else { /* two halves; they have no factor */
+            d[l] = half_from_float(clamped(half_to_float(d[l] & 0xffff)));
+        } else { /* two halves */
             d[l] = half_from_float(clamped(half_to_float(d[l] & 0xffff))) |
                    half_from_float(clamped(half_to_float(d[l] >> 16))) << 16;
         }
@@ -379,8 +378,7 @@ static void write_mask(emu_wave *w, const emu_instr *in, const emu_operand *o, c
 static void write_first(emu_wave *w, const emu_instr *in, results *r)
 {
     const emu_operand *const o = &in->dst[0];
-    if ((in->mod.clamp || in->mod.omod != 0) && strchr("fhp", o->type) != NULL)
-        finish_floats(&in->mod, o->type, r->d, w->lanes);
+    if (in->mod.clamp) clamp_floats(o->type, r->d, w->lanes);
     if (in->mod.sdwa && in->mod.dst_sel != WHOLE) {
         write_part(w, in, r, in->mod.dst_sel, in->mod.dst_preserve, in->mod.dst_sext);
     } else if (is_half(o->type)) {
@@ -389,15 +387,13 @@ static void write_first(emu_wave *w, const emu_instr *in, results *r)
         const bool keep = in->arch_major > 9 || in->row->half == HALF_KEEPS || high;
         write_part(w, in, r, high ? WORD_1 : WORD_0, keep, false);
     } else if (o->kind == VECTOR) {
-        const bool apart = o->type == 'k'; /* def is of each register, not of each half */
-        emu_vector_write(w, o->reg, r->d, r->mask, r->def[0], r->def[apart ? 0 : 1]);
-        if (is_wide(o->type))
-            emu_vector_write(w, o->reg + 1, r->d + LANES, r->mask, r->def[apart ? 1 : 0],
-                             r->def[1]);
+        const bool wide = is_wide(o->type); /* def is of each register, not of each half */
+        emu_vector_write(w, o->reg, r->d, r->mask, r->def[0], r->def[wide ? 0 : 1]);
+        if (wide) emu_vector_write(w, o->reg + 1, r->d + LANES, r->mask, r->def[1], r->def[1]);
     }
 }
 
-/* ---- running --------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static void compute(emu_wave *w, const emu_instr *in, results *r)
 {
@@ -447,7 +443,7 @@ void emu_vector_compare_exec(emu_wave *w, const emu_instr *in)
     write_mask(w, in, &exec, r.e, r.mask, r.def[0]);
 }
 
-/* ---- decoding -------------------------------------------------------------------------------------- */
+/* ---- decoding -------------------------------------------------------------------------------- */
 
 static bool is_plain(const emu_instr *in, int source)
 {
@@ -474,7 +470,7 @@ bool emu_vector_prepare(emu_instr *in, char *why, size_t why_size)
         /* A constant's second half of 16 bits is its first; two f32 constants are one. */
         in->src[s].plain = is_plain(in, s);
     }
-    if ((in->mod.clamp || in->mod.omod != 0) && strchr("fhp", in->dst[0].type) == NULL) {
+    if (in->mod.clamp && strchr("fhp", in->dst[0].type) == NULL) {
         snprintf(why, why_size, "%s: clamp is known for floating-point results only",
                  in->row->name);
         return false;

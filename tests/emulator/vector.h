@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tables of vector instructions need: how their rows run, and the rules for what is defined of
- * a result.
+ * What the tables of vector instructions need: how their rows run, and the rules for what is
+ * defined of a result.
  */
 #ifndef FATTN_TESTS_EMULATOR_VECTOR_H
 #define FATTN_TESTS_EMULATOR_VECTOR_H
@@ -23,6 +23,7 @@ typedef enum def_rule {
     DEF_PERM,     /* source 2 chooses bytes */
     DEF_FIELD,    /* bits of source 0 at source 1, source 2 of them */
     DEF_INSERT,   /* source 0 chooses bits */
+    DEF_SUM,      /* of 64 bits: the low register needs no high one */
     DEF_ALIGN_16, /* both sources shifted right together */
 } def_rule;
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What vector instructions compute, lane by lane, and their table. Operations follow the pseudo-code of
- * the CDNA 3, RDNA 3 and RDNA 4 instruction set manuals. Functions of one rounding (exp, rcp ...) are
- * rounded correctly here, where the hardware promises 1 ulp; like it they take no f32 subnormals.
+ * What vector instructions compute, lane by lane, and their table. Operations follow the
+ * pseudo-code of the CDNA 3, RDNA 3 and RDNA 4 instruction set manuals. Functions of one rounding
+ * (exp, rcp ...) are rounded correctly here, where the hardware promises 1 ulp; like it they take
+ * no f32 subnormals.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -106,7 +107,7 @@ static inline void put64f(uint32_t *d, int l, double x)
     put64(d, l, bits);
 }
 
-/* ---- moves and bits ------------------------------------------------------------------------------- */
+/* ---- moves and bits -------------------------------------------------------------------------- */
 
 static inline uint32_t ones(uint32_t x)
 {
@@ -206,7 +207,7 @@ LANE_OP(lshl_add64, put64(d, l, (get64(a, l) << (b[l] & 7)) + get64(c, l)))
 LANE_OP(pk_mov, d[l] = a[l]; d[LANES + l] = b[l])
 LANE_OP(pack, d[l] = (a[l] & 0xffff) | b[l] << 16)
 
-/* ---- integers -------------------------------------------------------------------------------------- */
+/* ---- integers -------------------------------------------------------------------------------- */
 
 #define LESS(x, y) ((x) < (y) ? (x) : (y))
 #define MORE(x, y) ((x) > (y) ? (x) : (y))
@@ -300,7 +301,7 @@ PACKED_2(pk_lshl_b16, uint32_t, LOW16, RAW, y << (x & 15))
 PACKED_2(pk_lshr_b16, uint32_t, LOW16, RAW, y >> (x & 15))
 PACKED_2(pk_ashr_i16, int32_t, SIGNED16, RAW, y >> (x & 15))
 
-/* ---- f32 ------------------------------------------------------------------------------------------- */
+/* ---- f32 ------------------------------------------------------------------------------------- */
 
 /* The number of the two, when one is NaN; -0 is below +0. */
 static inline float least(float x, float y)
@@ -415,8 +416,8 @@ LANE_OP(ubyte1, d[l] = bits_of((float)(a[l] >> 8 & 0xff)))
 LANE_OP(ubyte2, d[l] = bits_of((float)(a[l] >> 16 & 0xff)))
 LANE_OP(ubyte3, d[l] = bits_of((float)(a[l] >> 24)))
 
-/* Division in steps: scale numerator or denominator out of the way of subnormals, iterate, undo the scale,
- * mend special cases. e says that the quotient's scale must be undone. */
+/* Division in steps: scale numerator or denominator out of the way of subnormals, iterate, undo the
+ * scale, mend special cases. e says that the quotient's scale must be undone. */
 static inline int exponent_of(float x) { return (int)(bits_of(x) >> 23 & 0xff); }
 static inline bool is_subnormal(double x) { return x != 0 && fabs(x) < 0x1p-126; }
 
@@ -447,25 +448,28 @@ static inline float div_fixup(float q, float den, float num)
     if ((den == 0 && num == 0) || (isinf(den) && isinf(num))) return NAN;
     if (den == 0 || isinf(num)) return sign * INFINITY;
     if (isinf(den) || num == 0) return sign * 0.0f;
+    if (q != q) return sign * INFINITY; /* the steps before overflowed */
     if (exponent_of(num) - exponent_of(den) < -150) return sign * 0.0f;
     return copysignf(q, sign);
 }
 
-static inline float div_undo(float q, float z, uint32_t undo)
+/* In double, so that a subnormal quotient is rounded once. */
+static inline float div_fmas(float x, float y, float z, uint32_t undo)
 {
-    return undo == 0 ? q : ldexpf(q, exponent_of(z) > 127 ? 64 : -64);
+    const double q = (double)x * y + z;
+    return undo == 0 ? fmaf(x, y, z) : (float)ldexp(q, exponent_of(z) > 127 ? 64 : -64);
 }
 
 LANE_OP(div_scale_f32,
         d[l] = bits_of(div_scale(float_of(a[l]), float_of(b[l]), float_of(c[l]), &e[l])))
-LANE_OP(div_fmas_f32, const float q = fmaf(float_of(a[l]), float_of(b[l]), float_of(c[l]));
-        d[l] = bits_of(div_undo(q, float_of(c[l]), e[l])))
+LANE_OP(div_fmas_f32,
+        d[l] = bits_of(div_fmas(float_of(a[l]), float_of(b[l]), float_of(c[l]), e[l])))
 F32_3(div_fixup_f32, div_fixup(x, y, z))
 
-/* ---- f16, bf16 and mixed ---------------------------------------------------------------------------- */
+/* ---- f16, bf16 and mixed --------------------------------------------------------------------- */
 
-/* Once from double to half: a float of the same sign whose last bit is set when anything was lost keeps
- * the second rounding honest. */
+/* Once from double to half: a float of the same sign whose last bit is set when anything was lost
+ * keeps the second rounding honest. */
 static inline uint32_t half_from_double(double x)
 {
     const float near = (float)x;
@@ -558,7 +562,7 @@ LANE_OP(dot2_bf16,
                                (double)bf16_to_float(a[l] >> 16) * bf16_to_float(b[l] >> 16) +
                                float_of(c[l]))))
 
-/* ---- f64 ------------------------------------------------------------------------------------------- */
+/* ---- f64 ------------------------------------------------------------------------------------- */
 
 static inline int exponent64_of(double x)
 {
@@ -595,6 +599,7 @@ static inline double div_fixup64(double q, double den, double num)
     if ((den == 0 && num == 0) || (isinf(den) && isinf(num))) return NAN;
     if (den == 0 || isinf(num)) return sign * INFINITY;
     if (isinf(den) || num == 0) return sign * 0.0;
+    if (q != q) return sign * INFINITY;
     return exponent64_of(num) - exponent64_of(den) < -1075 ? sign * 0.0 : copysign(q, sign);
 }
 
@@ -627,7 +632,7 @@ LANE_OP(div_fmas_f64, const double q = fma(get64f(a, l), get64f(b, l), get64f(c,
         put64f(d, l, e[l] == 0 ? q : ldexp(q, exponent64_of(get64f(c, l)) > 1023 ? 128 : -128)))
 F64_3(div_fixup_f64, div_fixup64(x, y, z))
 
-/* ---- across lanes ----------------------------------------------------------------------------------- */
+/* ---- across lanes ---------------------------------------------------------------------------- */
 
 static int lane_source(emu_wave *w, const emu_instr *instr, int source)
 {
@@ -670,8 +675,8 @@ static void run_writelane(emu_wave *w, const emu_instr *instr)
     }
 }
 
-/* Writes to each lane of EXEC what lane from[] of source 0 holds. An inactive source lane counts when
- * `inactive`; otherwise its reader keeps what it had, or gets 0 with bound_ctrl. */
+/* Writes to each lane of EXEC what lane from[] of source 0 holds. An inactive source lane counts
+ * when `inactive`; otherwise its reader keeps what it had, or gets 0 with bound_ctrl. */
 static void move_lanes(emu_wave *w, const emu_instr *instr, const int *from, bool inactive)
 {
     uint32_t room[2 * LANES], d[LANES];
@@ -721,7 +726,8 @@ static void run_permlane64(emu_wave *w, const emu_instr *instr)
     move_lanes(w, instr, from, true);
 }
 
-/* Blocks of `data` lanes: odd ones of the first register change places with even ones of the second. */
+/* Blocks of `data` lanes: odd ones of the first register change places with even
+ * ones of the second. */
 static void run_permlane_swap(emu_wave *w, const emu_instr *instr)
 {
     const int x = instr->dst[0].reg, y = instr->dst[1].reg, block = (int)instr->row->data;
@@ -751,7 +757,32 @@ static void run_swap(emu_wave *w, const emu_instr *instr)
     emu_vector_write(w, y, keep, exec, def[0], def[1]);
 }
 
-/* ---- the table ------------------------------------------------------------------------------------- */
+/* Any function of three bits: bit 4 a + 2 b + c of a number is its value. A source that it does not
+ * look at need not be defined. */
+static void run_bitop3(emu_wave *w, const emu_instr *instr)
+{
+    uint32_t room[3][2 * LANES], d[LANES] = {0};
+    uint64_t def[2] = {~UINT64_C(0), ~UINT64_C(0)};
+    const uint32_t *x[3];
+    const uint32_t truth = instr->mod.bitop3;
+    static const uint8_t ones_of[3] = {0xf0, 0xcc, 0xaa}; /* where each source is 1 */
+    for (int s = 0; s < 3; s++) {
+        const emu_view view = emu_vector_read(w, instr, s, room[s]);
+        const int shift = 4 >> s;
+        const bool matters = ((truth & ones_of[s]) >> shift) != (truth & (uint8_t)~ones_of[s]);
+        for (int half = 0; half < 2 && matters; half++) def[half] &= view.def[half];
+        x[s] = view.v;
+    }
+    for (int k = 0; k < 8; k++) {
+        if (!(truth >> k & 1)) continue;
+        for (int l = 0; l < w->lanes; l++)
+            d[l] |= (k & 4 ? x[0][l] : ~x[0][l]) & (k & 2 ? x[1][l] : ~x[1][l]) &
+                    (k & 1 ? x[2][l] : ~x[2][l]);
+    }
+    emu_vector_write(w, instr->dst[0].reg, d, exec_mask(w), def[0], def[1]);
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define VALU(name, form, op, ...)                                   \
     {                                                               \
@@ -771,7 +802,7 @@ static void run_swap(emu_wave *w, const emu_instr *instr)
 
 static const emu_row rows[] = {
     VD("v_mov_b32", "u=u", mov, DEF_HALVES),
-    V("v_mov_b64", "q=q", mov64),
+    VD("v_mov_b64", "q=q", mov64, DEF_HALVES),
     V("v_mov_b16", "w=w", mov16),
     VD("v_accvgpr_read_b32", "u=u", mov, DEF_HALVES),
     VD("v_accvgpr_write_b32", "u=u", mov, DEF_HALVES),
@@ -815,7 +846,7 @@ static const emu_row rows[] = {
     V("v_lshlrev_b64", "q=uq", lshlrev64),
     V("v_lshrrev_b64", "q=uq", lshrrev64),
     V("v_ashrrev_i64", "q=uq", ashrrev64),
-    V("v_lshl_add_u64", "q=quq", lshl_add64),
+    VD("v_lshl_add_u64", "q=quq", lshl_add64, DEF_SUM),
     VD("v_pack_b32_f16", "u=hh", pack, DEF_PACK),
 
     V("v_add_u32", "u=uu", add),
@@ -861,10 +892,10 @@ static const emu_row rows[] = {
     V("v_sub_co_ci_u32", "um=uum", subb_co),
     V("v_subbrev_co_u32", "um=uum", subbrev_co),
     V("v_subrev_co_ci_u32", "um=uum", subbrev_co),
-    V("v_mad_u64_u32", "qm=uuq", mad64_u),
-    V("v_mad_co_u64_u32", "qm=uuq", mad64_u),
-    V("v_mad_i64_i32", "qm=uuq", mad64_i),
-    V("v_mad_co_i64_i32", "qm=uuq", mad64_i),
+    VD("v_mad_u64_u32", "qm=uuq", mad64_u, DEF_SUM),
+    VD("v_mad_co_u64_u32", "qm=uuq", mad64_u, DEF_SUM),
+    VD("v_mad_i64_i32", "qm=uuq", mad64_i, DEF_SUM),
+    VD("v_mad_co_i64_i32", "qm=uuq", mad64_i, DEF_SUM),
 
     V("v_add_u16", "w=ww", add16),
     VK("v_add_nc_u16", "w=ww", add16),
@@ -1073,6 +1104,7 @@ static const emu_row rows[] = {
     V("v_div_fmas_f64", "d=ddd~", div_fmas_f64),
     V("v_div_fixup_f64", "d=ddd", div_fixup_f64),
 
+    SPECIAL("v_bitop3_b32", "u=uuu", run_bitop3, 0),
     SPECIAL("v_readfirstlane_b32", "s=u", run_readfirstlane, 0),
     SPECIAL("v_readlane_b32", "s=uu", run_readlane, 0),
     SPECIAL("v_writelane_b32", "u=uu", run_writelane, 0),

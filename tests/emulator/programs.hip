@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Small kernels as a compiler makes them, each around one part of the machine. check_emulator.c
+ * computes the same on the host.
+ */
+#include "tests/emulator/device.h"
+
+typedef _Float16 half;
+
+KERNEL saxpy(float *y, const float *x, float a, long long n)
+{
+    const long long i = (long long)group() * 256 + thread();
+    if (i < n) y[i] = __builtin_fmaf(a, x[i], y[i]);
+}
+
+/* Divisions, of floats and of integers, are long sequences. */
+KERNEL divide(float *y, double *z, int *r, const float *x, const int *d, int n)
+{
+    const int i = group() * 256 + thread();
+    if (i >= n) return;
+    y[i] = y[i] / x[i];
+    z[i] = z[i] / x[i];
+    r[i] = r[i] % d[i] + (int)((unsigned long long)(unsigned)r[i] * (unsigned)d[i] >> 32);
+}
+
+/* 16-bit types, scalar and in pairs. */
+KERNEL halves(half *h, __bf16 *b, const half *x, const __bf16 *y, int n)
+{
+    const int i = group() * 256 + thread();
+    if (i >= n) return;
+    h[i] = h[i] * x[i] + (half)(float)y[i];
+    b[i] = (__bf16)((float)b[i] * (float)y[i] + (float)x[i]);
+}
+
+/* Sums of 256 numbers through LDS; BARRIER makes the mutation. */
+template <bool with_barrier> DEVICE void sum(float *y, const float *x, float *room)
+{
+    const int t = thread();
+    room[t] = x[group() * 256 + t];
+    for (int width = 128; width > 0; width /= 2) {
+        if (with_barrier || width != 64) barrier();
+        if (t < width) room[t] += room[t + width];
+    }
+    if (t == 0) y[group()] = room[0];
+}
+
+KERNEL sum_whole(float *y, const float *x)
+{
+    SHARED float room[256];
+    sum<true>(y, x, room);
+}
+
+KERNEL sum_without_a_barrier(float *y, const float *x)
+{
+    SHARED float room[256];
+    sum<false>(y, x, room);
+}
+
+/* LDS whose size the launch gives: reverses a block of n. */
+KERNEL reverse(int *y, const int *x, int n)
+{
+    extern __attribute__((shared)) int room[];
+    const int t = thread();
+    if (t < n) room[t] = x[group() * n + t];
+    barrier();
+    if (t < n) y[group() * n + t] = room[n - 1 - t];
+}
+
+/* Reads what nobody wrote: room[n - 1] when one lane too few writes. */
+KERNEL forgets(int *y, const int *x, int written)
+{
+    SHARED int room[256];
+    const int t = thread();
+    if (t < written) room[t] = x[t];
+    barrier();
+    y[t] = room[t];
+}
+
+KERNEL counts(unsigned *histogram, float *total, unsigned *largest, const unsigned *x)
+{
+    SHARED unsigned room[16];
+    const int t = thread();
+    if (t < 16) room[t] = 0;
+    barrier();
+    const unsigned value = x[group() * 256 + t];
+    __scoped_atomic_fetch_add(&room[value % 16], 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
+    barrier();
+    if (t < 16)
+        __scoped_atomic_fetch_add(&histogram[t], room[t], __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+    __scoped_atomic_fetch_max(largest, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+    __scoped_atomic_fetch_add(total, (float)(value % 16), __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+
+/* Lanes `stride` dwords apart: bank conflicts that can be counted by hand. */
+KERNEL strided(int *y, int stride)
+{
+    SHARED int room[64 * 33];
+    const int t = thread();
+    room[t * stride] = t;
+    barrier();
+    y[t] = room[t * stride];
+}
+
+KERNEL endless(int *y)
+{
+    while (__atomic_load_n(y, __ATOMIC_RELAXED) == 0)
+        ;
+}
+
+/* A workspace of which only the first n elements are written. */
+KERNEL reads_workspace(int *y, int *workspace, int n)
+{
+    const int t = thread();
+    if (t < n) workspace[t] = t;
+    barrier();
+    y[t] = workspace[t];
+}
+
+__attribute__((device, used)) int a_variable = 42;
+__attribute__((constant)) extern const int a_table[4] = {10, 20, 30, 40};
+
+KERNEL tables(int *y) { y[thread()] = a_table[thread() & 3] + a_variable; }

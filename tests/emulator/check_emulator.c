@@ -10,69 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/emulator/emulator.h"
+#include "tests/emulator/bench.h"
 #include "tests/emulator/number.h"
-#include "tests/tap.h"
 
 enum { N = 1000, ROOM = 1024 };
 
 static const emu_schedule schedules[] = {EMU_FORWARD, EMU_REVERSED, EMU_SHUFFLED};
-
-/* What the checks of one code object share. */
-typedef struct bench {
-    emu_object *object;
-    const char *arch;
-    emu_memory *memory;
-    emu_report report;
-    emu_schedule schedule;
-    uint32_t dynamic_lds;
-    uint64_t limit;
-} bench;
-
-static uint64_t random_state = 1;
-
-static uint32_t random_bits(void)
-{
-    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(random_state >> 32);
-}
-
-static float random_float(void) { return (float)(int32_t)random_bits() * 0x1p-30f; }
-
-static void *allocate(bench *b, size_t size, bool fresh)
-{
-    void *const p = calloc(1, size);
-    if (p == NULL || !emu_memory_add(b->memory, p, size, fresh)) {
-        printf("Bail out! no memory\n");
-        exit(1);
-    }
-    return p;
-}
-
-static void release(bench *b, void *p)
-{
-    emu_memory_remove(b->memory, p);
-    free(p);
-}
-
-static bool launch(bench *b, const char *name, uint32_t groups, uint32_t threads,
-                   const void *kernarg, size_t size)
-{
-    emu_kernel *const kernel = emu_object_find(b->object, name);
-    if (kernel == NULL) return false;
-    const emu_launch l = {.grid = {groups, 1, 1},
-                          .block = {threads, 1, 1},
-                          .dynamic_lds = b->dynamic_lds,
-                          .kernarg = kernarg,
-                          .kernarg_size = size,
-                          .schedule = b->schedule,
-                          .seed = random_bits(),
-                          .max_instructions = b->limit};
-    return emu_launch_run(kernel, &l, b->memory, &b->report);
-}
-
-#define LAUNCH(b, name, groups, threads, arguments) \
-    launch(b, name, groups, threads, &(arguments), sizeof(arguments))
 
 /* ---- single instructions --------------------------------------------------------------------- */
 
@@ -143,7 +86,7 @@ static uint64_t expected(const vector_row *row, int lane, int wave)
 static void check_vectors(bench *b)
 {
     const int wave = emu_object_wave(b->object);
-    uint64_t *const out = allocate(b, VECTOR_ROWS * 64 * sizeof *out, false);
+    uint64_t *const out = bench_allocate(b, VECTOR_ROWS * 64 * sizeof *out, false);
     const bool ran = LAUNCH(b, "vectors", 1, (uint32_t)wave, out);
     tap_check(ran, "%s: instructions run %s", b->arch, emu_report_text(&b->report));
     int checked = 0, wrong = 0;
@@ -162,16 +105,16 @@ static void check_vectors(bench *b)
     }
     tap_check(checked > 80 && wrong == 0, "%s: %d of %d instructions give what the manuals say",
               b->arch, checked - wrong, checked);
-    release(b, out);
+    bench_release(b, out);
 }
 
 /* ---- compiled kernels ------------------------------------------------------------------------ */
 
 static void check_saxpy(bench *b)
 {
-    float *const x = allocate(b, N * sizeof *x, false),
-                 *const y = allocate(b, N * sizeof *y, false), was[N];
-    for (int i = 0; i < N; i++) x[i] = random_float(), was[i] = y[i] = random_float();
+    float *const x = bench_allocate(b, N * sizeof *x, false),
+                 *const y = bench_allocate(b, N * sizeof *y, false), was[N];
+    for (int i = 0; i < N; i++) x[i] = bench_random_float(), was[i] = y[i] = bench_random_float();
     const struct {
         float *y;
         const float *x;
@@ -183,8 +126,8 @@ static void check_saxpy(bench *b)
     for (int i = 0; i < N; i++) wrong += !(y[i] == fmaf(1.7f, x[i], was[i]));
     tap_check(ran && wrong == 0, "%s: saxpy, %d wrong %s", b->arch, wrong,
               emu_report_text(&b->report));
-    release(b, x);
-    release(b, y);
+    bench_release(b, x);
+    bench_release(b, y);
 }
 
 /* Numbers of all sizes, subnormal ones and infinities among them. */
@@ -192,23 +135,23 @@ static float wild_float(void)
 {
     static const float edges[] = {0.0f,      -0.0f,     INFINITY,        -INFINITY,
                                   0x1p-149f, 0x1p-126f, 0x1.fffffep127f, 1};
-    const uint32_t bits = random_bits();
-    return bits % 16 < 8 ? edges[bits % 8] : float_of(random_bits() & 0xff7fffff);
+    const uint32_t bits = bench_random_bits();
+    return bits % 16 < 8 ? edges[bits % 8] : float_of(bench_random_bits() & 0xff7fffff);
 }
 
 static bool same(double x, double y) { return x == y || (x != x && y != y); }
 
 static void check_divide(bench *b)
 {
-    float *const x = allocate(b, N * sizeof *x, false),
-                 *const y = allocate(b, N * sizeof *y, false), was[N];
-    double *const z = allocate(b, N * sizeof *z, false), z_was[N];
-    int *const r = allocate(b, N * sizeof *r, false), *const d = allocate(b, N * sizeof *d, false),
-               r_was[N];
+    float *const x = bench_allocate(b, N * sizeof *x, false),
+                 *const y = bench_allocate(b, N * sizeof *y, false), was[N];
+    double *const z = bench_allocate(b, N * sizeof *z, false), z_was[N];
+    int *const r = bench_allocate(b, N * sizeof *r, false),
+               *const d = bench_allocate(b, N * sizeof *d, false), r_was[N];
     for (int i = 0; i < N; i++) {
         x[i] = wild_float(), was[i] = y[i] = wild_float(), z_was[i] = z[i] = wild_float();
-        r_was[i] = r[i] = (int)(random_bits() >> 2);
-        d[i] = 1 + (int)(random_bits() >> (2 + random_bits() % 28));
+        r_was[i] = r[i] = (int)(bench_random_bits() >> 2);
+        d[i] = 1 + (int)(bench_random_bits() >> (2 + bench_random_bits() % 28));
     }
     const struct {
         float *y;
@@ -229,19 +172,20 @@ static void check_divide(bench *b)
     }
     tap_check(ran && wrong == 0, "%s: divisions, %d wrong %s", b->arch, wrong,
               emu_report_text(&b->report));
-    release(b, x), release(b, y), release(b, z), release(b, r), release(b, d);
+    bench_release(b, x), bench_release(b, y), bench_release(b, z), bench_release(b, r),
+        bench_release(b, d);
 }
 
 static void check_halves(bench *b)
 {
-    uint16_t *const t[4] = {allocate(b, 2 * N, false), allocate(b, 2 * N, false),
-                            allocate(b, 2 * N, false), allocate(b, 2 * N, false)};
+    uint16_t *const t[4] = {bench_allocate(b, 2 * N, false), bench_allocate(b, 2 * N, false),
+                            bench_allocate(b, 2 * N, false), bench_allocate(b, 2 * N, false)};
     uint16_t want_h[N], want_b[N];
     for (int i = 0; i < N; i++) {
-        t[0][i] = (uint16_t)half_from_float(random_float());
-        t[1][i] = (uint16_t)bf16_from_float(random_float());
-        t[2][i] = (uint16_t)half_from_float(random_float());
-        t[3][i] = (uint16_t)bf16_from_float(random_float());
+        t[0][i] = (uint16_t)half_from_float(bench_random_float());
+        t[1][i] = (uint16_t)bf16_from_float(bench_random_float());
+        t[2][i] = (uint16_t)half_from_float(bench_random_float());
+        t[3][i] = (uint16_t)bf16_from_float(bench_random_float());
         const float h = half_to_float(t[0][i]), x = half_to_float(t[2][i]);
         const float c = bf16_to_float(t[1][i]), y = bf16_to_float(t[3][i]);
         const float product = half_to_float(half_from_float(h * x));
@@ -257,7 +201,7 @@ static void check_halves(bench *b)
     const bool right =
         memcmp(t[0], want_h, sizeof want_h) == 0 && memcmp(t[1], want_b, sizeof want_b) == 0;
     tap_check(ran && right, "%s: f16 and bf16 %s", b->arch, emu_report_text(&b->report));
-    for (int n = 0; n < 4; n++) release(b, t[n]);
+    for (int n = 0; n < 4; n++) bench_release(b, t[n]);
 }
 
 /* The sums in the order of the kernel's tree. */
@@ -275,9 +219,9 @@ static bool sums_right(const float *y, const float *x)
 
 static void check_sums(bench *b)
 {
-    float *const x = allocate(b, 4 * 256 * sizeof *x, false), *const y =
-                                                                  allocate(b, 4 * sizeof *y, true);
-    for (int i = 0; i < 4 * 256; i++) x[i] = random_float();
+    float *const x = bench_allocate(b, 4 * 256 * sizeof *x, false), *const y = bench_allocate(
+                                                                        b, 4 * sizeof *y, true);
+    for (int i = 0; i < 4 * 256; i++) x[i] = bench_random_float();
     const struct {
         float *y;
         const float *x;
@@ -288,18 +232,18 @@ static void check_sums(bench *b)
     LAUNCH(b, "sum_without_a_barrier", 4, 256, arguments);
     tap_check(b->report.race > 0, "%s: a missing barrier is a race, schedule %d: %s", b->arch,
               b->schedule, b->report.race_text);
-    release(b, x);
-    release(b, y);
+    bench_release(b, x);
+    bench_release(b, y);
 }
 
 static void check_counts(bench *b)
 {
-    unsigned *const x = allocate(b, 1024 * sizeof *x, false), *const h = allocate(b, 16 * sizeof *h,
-                                                                                  false);
-    unsigned *const largest = allocate(b, sizeof *largest, false), want[16] = {0}, most = 0;
-    float *const total = allocate(b, sizeof *total, false), sum = 0;
+    unsigned *const x = bench_allocate(b, 1024 * sizeof *x, false), *const h = bench_allocate(
+                                                                        b, 16 * sizeof *h, false);
+    unsigned *const largest = bench_allocate(b, sizeof *largest, false), want[16] = {0}, most = 0;
+    float *const total = bench_allocate(b, sizeof *total, false), sum = 0;
     for (int i = 0; i < 1024; i++) {
-        x[i] = random_bits();
+        x[i] = bench_random_bits();
         want[x[i] % 16]++;
         sum += (float)(x[i] % 16);
         most = x[i] > most ? x[i] : most;
@@ -313,14 +257,15 @@ static void check_counts(bench *b)
     const bool ran = LAUNCH(b, "counts", 4, 256, arguments);
     tap_check(ran && memcmp(h, want, sizeof want) == 0 && *largest == most && *total == sum,
               "%s: atomics %s", b->arch, emu_report_text(&b->report));
-    release(b, x), release(b, h), release(b, largest), release(b, total);
+    bench_release(b, x), bench_release(b, h), bench_release(b, largest), bench_release(b, total);
 }
 
 static void check_dynamic_lds(bench *b)
 {
     enum { BLOCK = 200 };
-    int *const x = allocate(b, 3 * BLOCK * sizeof *x, false), *const y = allocate(
-                                                                  b, 3 * BLOCK * sizeof *y, true);
+    int *const x = bench_allocate(b, 3 * BLOCK * sizeof *x, false), *const y = bench_allocate(
+                                                                        b, 3 * BLOCK * sizeof *y,
+                                                                        true);
     for (int i = 0; i < 3 * BLOCK; i++) x[i] = i;
     const struct {
         int *y;
@@ -338,27 +283,27 @@ static void check_dynamic_lds(bench *b)
     tap_check(!short_ran && b->report.fault, "%s: LDS one element short is a fault: %s", b->arch,
               b->report.fault_text);
     b->dynamic_lds = 0;
-    release(b, x);
-    release(b, y);
+    bench_release(b, x);
+    bench_release(b, y);
 }
 
 static void check_tables(bench *b)
 {
-    int *const y = allocate(b, 64 * sizeof *y, true);
+    int *const y = bench_allocate(b, 64 * sizeof *y, true);
     const bool ran = LAUNCH(b, "tables", 1, 64, y);
     size_t size = 0;
     int *const variable = emu_object_variable(b->object, "a_variable", &size);
     tap_check(ran && y[5] == 62 && variable != NULL && size == sizeof(int) && *variable == 42,
               "%s: variables of the object %s", b->arch, emu_report_text(&b->report));
-    release(b, y);
+    bench_release(b, y);
 }
 
 /* ---- what must be caught --------------------------------------------------------------------- */
 
 static void check_bounds(bench *b)
 {
-    float *const x = allocate(b, N * sizeof *x, false), *const y =
-                                                            allocate(b, N * sizeof *y, false);
+    float *const x = bench_allocate(b, N * sizeof *x, false), *const y = bench_allocate(
+                                                                  b, N * sizeof *y, false);
     const struct {
         float *y;
         const float *x;
@@ -369,14 +314,14 @@ static void check_bounds(bench *b)
     tap_check(!ran &&
                   strstr(b->report.fault_text, "0 bytes after the end of a region of 4000") != NULL,
               "%s: one element too many: %s", b->arch, b->report.fault_text);
-    release(b, x);
-    release(b, y);
+    bench_release(b, x);
+    bench_release(b, y);
 }
 
 static void check_undefined(bench *b)
 {
-    int *const x = allocate(b, 256 * sizeof *x, false), *const y =
-                                                            allocate(b, 256 * sizeof *y, true);
+    int *const x = bench_allocate(b, 256 * sizeof *x, false), *const y = bench_allocate(
+                                                                  b, 256 * sizeof *y, true);
     struct {
         int *y;
         const int *x;
@@ -387,7 +332,7 @@ static void check_undefined(bench *b)
     arguments.written = 255;
     tap_check(!LAUNCH(b, "forgets", 1, 256, arguments) && b->report.undefined == 1,
               "%s: LDS that one lane did not write: %s", b->arch, b->report.undefined_text);
-    int *const workspace = allocate(b, 256 * sizeof *workspace, true);
+    int *const workspace = bench_allocate(b, 256 * sizeof *workspace, true);
     struct {
         int *y, *workspace;
         int n;
@@ -397,7 +342,7 @@ static void check_undefined(bench *b)
     emu_memory_define(b->memory, workspace + 200, 56 * sizeof *workspace);
     tap_check(LAUNCH(b, "reads_workspace", 1, 256, more), "%s: memory that the host wrote %s",
               b->arch, emu_report_text(&b->report));
-    release(b, x), release(b, y), release(b, workspace);
+    bench_release(b, x), bench_release(b, y), bench_release(b, workspace);
 }
 
 /* A store and a load of 64 lanes: 2 groups of 32 lanes each, and `stride` lanes on a bank; on
@@ -406,7 +351,7 @@ static void check_banks(bench *b)
 {
     static const int strides[][3] = {{1, 1, 1}, {2, 2, 2}, {4, 4, 4}, {32, 32, 32}, {33, 1, 1}};
     const bool wide = strcmp(b->arch, "gfx950") == 0;
-    int *const y = allocate(b, 64 * sizeof *y, true), wrong = 0;
+    int *const y = bench_allocate(b, 64 * sizeof *y, true), wrong = 0;
     for (size_t n = 0; n < sizeof strides / sizeof *strides; n++) {
         const struct {
             int *y;
@@ -422,19 +367,19 @@ static void check_banks(bench *b)
         wrong += !ran || !right;
     }
     tap_check(wrong == 0, "%s: bank conflicts %s", b->arch, emu_report_text(&b->report));
-    release(b, y);
+    bench_release(b, y);
 }
 
 static void check_refusals(bench *b, const void *bytes, size_t size, const char *objdump)
 {
-    int *const y = allocate(b, sizeof *y, false);
+    int *const y = bench_allocate(b, sizeof *y, false);
     b->limit = 10000;
     tap_check(!LAUNCH(b, "endless", 1, 1, y) && b->report.fault, "%s: an endless loop: %s", b->arch,
               b->report.fault_text);
     b->limit = 0;
     tap_check(!LAUNCH(b, "endless", 1, 2000, y) && b->report.fault,
               "%s: too large a work-group: %s", b->arch, b->report.fault_text);
-    release(b, y);
+    bench_release(b, y);
     char why[256] = "";
     emu_object *const none = emu_object_load(bytes, size / 2, objdump, why, sizeof why);
     tap_check(none == NULL && why[0] != '\0', "%s: half a code object: %s", b->arch, why);
@@ -443,7 +388,7 @@ static void check_refusals(bench *b, const void *bytes, size_t size, const char 
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
-static void check_object(bench *b)
+static void check_object(bench *b, const void *bytes, size_t size, const char *objdump)
 {
     if (emu_object_find(b->object, "vectors") != NULL) {
         check_vectors(b);
@@ -463,47 +408,7 @@ static void check_object(bench *b)
     check_bounds(b);
     check_undefined(b);
     check_banks(b);
+    check_refusals(b, bytes, size, objdump);
 }
 
-static void *file_bytes(const char *path, size_t *size)
-{
-    FILE *const file = fopen(path, "rb");
-    if (file == NULL) return NULL;
-    fseek(file, 0, SEEK_END);
-    const long end = ftell(file);
-    rewind(file);
-    void *const bytes = malloc((size_t)end + 1);
-    *size = bytes == NULL ? 0 : fread(bytes, 1, (size_t)end, file);
-    fclose(file);
-    return bytes;
-}
-
-static void check_file(const char *objdump, const char *path)
-{
-    size_t size = 0;
-    char why[512] = "";
-    void *const bytes = file_bytes(path, &size);
-    bench b = {.object =
-                   bytes == NULL ? NULL : emu_object_load(bytes, size, objdump, why, sizeof why),
-               .memory = emu_memory_create()};
-    tap_check(b.object != NULL && b.memory != NULL, "%s is loaded %s", path, why);
-    if (b.object != NULL && b.memory != NULL) {
-        b.arch = emu_object_arch(b.object);
-        check_object(&b);
-        if (emu_object_find(b.object, "endless") != NULL) check_refusals(&b, bytes, size, objdump);
-    }
-    emu_memory_destroy(b.memory);
-    emu_object_unload(b.object);
-    free(bytes);
-}
-
-int main(int argc, char **argv)
-{
-    const char *const reason =
-        argc < 3 ? "no LLVM that compiles and disassembles for AMD GPUs" : emu_host_reason();
-    if (reason != NULL)
-        tap_skip("emulator", reason);
-    else
-        for (int n = 2; n < argc; n++) check_file(argv[1], argv[n]);
-    return tap_done();
-}
+int main(int argc, char **argv) { return bench_main(argc, argv, check_object); }

@@ -385,6 +385,7 @@ static bool make_group(launch_state *s)
     if (g->lds_size > (large ? 160u : 64u) * 1024)
         return refuse(m->report, "more LDS than there is");
     m->lds_banks = large ? 64 : 32;
+    m->flushes_halves = strcmp(emu_object_arch(object), "gfx90a") == 0;
     const size_t registers = VGPRS * sizeof *g->wave->v, flags = VGPRS * sizeof *g->wave->v_def;
     const size_t scratch = (size_t)m->scratch_size * LANES;
     const size_t each = registers + flags + 2 * scratch;

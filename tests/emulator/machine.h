@@ -196,8 +196,8 @@ struct emu_machine {
     uint64_t *count; /* [length]: executions */
     uint64_t base;   /* host address of the object's address 0 */
     int lds_banks;
-    int scratch_size; /* bytes per lane */
-    uint32_t mode;    /* denormals and rounding, as the kernel's descriptor sets them */
+    bool flushes_halves; /* matrix instructions take subnormals of 16 bits for zeros */
+    int scratch_size;    /* bytes per lane */
     emu_group group;
 };
 

@@ -379,8 +379,9 @@ static void f7(void)
     for (int n = 0; n < hazard_place_count; n++) {
         const place *const at = &hazard_places[n];
         const bool any = at->kernel->dtypes & FATTN_DTYPE_BIT(FATTN_F32);
+        const int64_t rows = at->kernel->rows_min > 1 ? at->kernel->rows_min : 1;
         draw_case c =
-            hazard_case(FATTN_FORWARD, any ? FATTN_F32 : FATTN_BF16, 1, 1, 1, 1, 16384, 16);
+            hazard_case(FATTN_FORWARD, any ? FATTN_F32 : FATTN_BF16, 1, 1, 1, rows, 16384, 16);
         for (const fattn_tile *tile = at->kernel->tiles; tile->br != 0; tile++) {
             c.problem.op =
                 at->kernel->ops & FATTN_OP_BIT(FATTN_FORWARD) ? FATTN_FORWARD : FATTN_BACKWARD;
@@ -442,11 +443,11 @@ static void check_invariance(const place *at, int64_t rows, int64_t keys, uint64
         for (int64_t first = 0; first<rows; first += rows> 4 ? 3 : 1) {
             /* Rows first .. rows - 1 of sequence b alone: the diagonal stays, being
              * bottom-right. */
-            float o[64 * HEADS * DIM], lse[64 * HEADS];
+            _Alignas(16) float o[64 * HEADS * DIM]; /* as aligned as the rest */
+            float lse[64 * HEADS];
             fattn_problem p = c.problem;
             fattn_buffers buf = c.buffers;
             p.batch = 1, p.seqlen_q = rows - first;
-            p.pointer_alignment = 1;
             buf.q = (const float *)buf.q + (b * rows + first) * HEADS * DIM;
             buf.k = (const float *)buf.k + b * keys * DIM;
             buf.v = (const float *)buf.v + b * keys * DIM;

@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -647,6 +648,70 @@ static void check_two_contexts(void)
     tap_check(wrong == 0, "hazard_I1: two contexts on one device do not mix");
 }
 
+/* One device, planned for and run on by several threads at a time, each in a context of its own. */
+enum { THREADS = 4, TURNS = 20 };
+
+typedef struct thread {
+    fattn_device *device;
+    gpu_context context; /* that the caller works in, or NULL */
+    int wrong;
+} thread;
+
+static void *work_aside(void *argument)
+{
+    thread *const t = argument;
+    const fattn_buffers staged = buffers_at(host_memory);
+    if (t->context) {
+        cuda->context_set(t->context);
+    }
+    for (int turn = 0; turn < TURNS; turn++) {
+        const fattn_problem problem = problem_of((work)(turn % WORKS));
+        fattn_plan *plan = NULL;
+        fattn_stream stream = NULL;
+        void *memory = NULL;
+        gpu_context now = NULL;
+        fattn_status status = fattn_plan_create(t->device, &problem, &plan);
+        status = status ? status : fattn_stream_create(t->device, &stream);
+        status = status ? status : fattn_device_malloc(t->device, OPERANDS * OPERAND, &memory);
+        const fattn_buffers buffers = buffers_at(memory);
+        status = status ? status : fattn_execute(plan, &buffers, NULL, stream);
+        status = status ? status : fattn_attention(t->device, &problem, &staged, NULL);
+        fattn_plan_destroy(plan);
+        fattn_stream_destroy(t->device, stream);
+        fattn_device_free(t->device, memory);
+        cuda->context_get(&now);
+        t->wrong += status != FATTN_OK || now != t->context;
+    }
+    return NULL;
+}
+
+static void check_threads(void)
+{
+    int64_t alive[STUB_KINDS];
+    gpu_context other = NULL;
+    fattn_device *device = NULL;
+    pthread_t threads[THREADS];
+    thread workers[THREADS];
+    running = "threads", wrong = 0;
+    memcpy(alive, stub->alive, sizeof alive);
+    cuda->context_create(&other, 0, 1);
+    cuda->context_set(NULL);
+    expect_ok(fattn_device_open("cuda", &device), "opening");
+    for (int n = 0; n < THREADS; n++) {
+        workers[n] = (thread){.device = device, .context = n % 2 ? other : NULL};
+        expect(!pthread_create(&threads[n], NULL, work_aside, &workers[n]), "no thread %d", n);
+    }
+    for (int n = 0; n < THREADS; n++) {
+        pthread_join(threads[n], NULL);
+        expect(workers[n].wrong == 0, "thread %d: %d of %d turns", n, workers[n].wrong, TURNS);
+    }
+    fattn_cache_clear();
+    fattn_device_close(device);
+    cuda->context_destroy(other);
+    expect(memcmp(alive, stub->alive, sizeof alive) == 0, "something leaks");
+    tap_check(wrong == 0, "threads share a device, whatever their contexts");
+}
+
 /* Only these may happen where a caller captures a run. */
 static void expect_capturable(const char *what)
 {
@@ -1028,6 +1093,7 @@ int main(int argc, char **argv)
     check_old_device();
     check_statuses();
     check_two_contexts();
+    check_threads();
     check_staging();
     check_one_shot_memory();
     for (work w = FORWARD; w < WORKS; w++) {

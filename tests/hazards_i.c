@@ -264,9 +264,10 @@ static void i5(void)
 static const driver *open_driver(void)
 {
     gpu_context context = NULL;
-    const driver *const cuda = hazard_on_host(&hazard_places[0]) ? NULL : driver_open();
+    const bool is_cuda = strcmp(hazard_places[0].backend, "cuda") == 0;
+    const driver *const cuda = is_cuda ? driver_open() : NULL;
     if (!cuda || !cuda->graph_launch) {
-        hazard_skip("needs a GPU and its driver");
+        hazard_skip("needs backend cuda and NVIDIA's driver");
         return NULL;
     }
     hazard_check(!cuda->primary_retain(&context, 0) && !cuda->context_set(context),

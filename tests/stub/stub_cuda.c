@@ -153,8 +153,9 @@ static int begin(const char *name, unsigned what)
 
 static int end(int result)
 {
+    const int answer = result ? result : late;
     pthread_mutex_unlock(&mutex);
-    return result ? result : late;
+    return answer;
 }
 
 /* Every function begins with BEGIN and ends with end(result). The header that would declare it is

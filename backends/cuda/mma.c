@@ -66,9 +66,9 @@ MMA_FUNCTIONS(full, 256)
 static const fattn_tile lean_64[] = {{128, 128}, {0, 0}};
 static const fattn_tile lean_128[] = {{128, 64}, {0, 0}};
 static const fattn_tile lean_256[] = {{128, 64}, {64, 32}, {0, 0}};
-static const fattn_tile full_64[] = {{64, 64}, {0, 0}};
-static const fattn_tile full_128[] = {{64, 64}, {0, 0}};
-static const fattn_tile full_256[] = {{64, 32}, {0, 0}};
+static const fattn_tile full_64[] = {{128, 128}, {0, 0}};
+static const fattn_tile full_128[] = {{128, 64}, {0, 0}};
+static const fattn_tile full_256[] = {{128, 64}, {0, 0}};
 
 /* Beyond it the few pairs that are kept may be too small beside the others for f16. */
 #define MMA_DROPOUT_MAX 0.99

@@ -15,13 +15,13 @@
     X(lean, 128, 128, 64, 2, 4, 2) \
     X(lean, 256, 128, 64, 1, 8, 1) \
     X(lean, 256, 64, 32, 1, 4, 2)  \
-    X(full, 64, 64, 64, 1, 4, 2)   \
-    X(full, 128, 64, 64, 1, 4, 2)  \
-    X(full, 256, 64, 32, 1, 4, 1)
+    X(full, 64, 128, 128, 2, 4, 2) \
+    X(full, 128, 128, 64, 2, 4, 2) \
+    X(full, 256, 128, 64, 1, 8, 1)
 
 /* Bytes of shared memory of a block: a tile of queries, two of keys, two of values, all of `width`
  * elements a row, who the rows are, and the item. */
-#define MMA_SHARED(width, rows, keys) (2 * (width) * ((rows) + 4 * (keys)) + 32 * (rows) + 512)
+#define MMA_SHARED(width, rows, keys) (2 * (width) * ((rows) + 4 * (keys)) + 56 * (rows) + 512)
 
 /*
  * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes. The least

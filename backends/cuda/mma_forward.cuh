@@ -14,71 +14,23 @@
  * 2^MMA_RISE, which costs nothing in floating point, and most tiles leave o alone. (The sums are
  * relative to a reference m; nothing needs it to be the largest score.)
  *
- * LEAN kernels know causal masks, windows, lengths and pages; the others every feature.
+ * LEAN kernels know causal masks, windows, lengths and pages; the others every feature
+ * (mma_terms.cuh, which has the layout of a tile too).
  */
 #ifndef FATTN_CUDA_MMA_FORWARD_CUH
 #define FATTN_CUDA_MMA_FORWARD_CUH
 
-#include "backends/cuda/mma.h"
-#include "backends/cuda/mma_sm80.cuh"
-#include "backends/gpu/pairs.cuh"
-#include "backends/gpu/parts.cuh"
+#include "backends/cuda/mma_terms.cuh"
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
 #define MMA_RISE 8.0f
-
-/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. */
-template <class T, int W, int M, int WARPS, int BN, bool LEAN> struct mma_shape {
-    typedef T type;
-    enum {
-        WIDTH = W,
-        TILES = M,
-        ROWS = 16 * M * WARPS,
-        THREADS = 32 * WARPS,
-        KEYS = BN,
-        IS_LEAN = LEAN
-    };
-};
-
-/* The item that a block works on. Keys and tiles of keys are below 2^31. */
-typedef struct mma_item {
-    gpu_pairs pairs;
-    int64_t hk, group;
-    int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
-    int rows, split;
-    float kept;          /* Z of a pair that dropout keeps; pairs.dropout says 1 */
-    int keys;            /* of the sequence */
-    int block, past;     /* tiles of keys that the part has */
-    int full, full_past; /* those whose pairs are all inside the band */
-    const void *k, *v;   /* key 0, where keys are not in pages */
-} mma_item;
-
-/* Tiles, aligned to eight rows of 16 bytes. */
-template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
-    alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* in the end o */
-    uint16_t k[2][S::KEYS * S::WIDTH], v[2][S::KEYS * S::WIDTH];
-};
-
-/* Shared memory. The item is here because accumulators leave no registers for it. */
-template <class S> struct mma_scratch : mma_tiles<S> {
-    mma_item item;
-    gpu_query query[S::ROWS];
-    int64_t q_at[S::ROWS], o_at[S::ROWS];  /* where they begin; 0 for rows that do not exist */
-    int32_t first[S::ROWS], past[S::ROWS]; /* the keys that a row's band holds */
-};
 
 /* What a warp's thread knows of its rows: rows g and g + 8 of each 16. */
 template <class S> struct mma_rows {
     fattn_softmax state[S::TILES][2]; /* l: of the thread's own columns */
     float o[S::TILES][S::WIDTH / 8][4];
 };
-
-/* Row of the tile that the thread's half `h` of m-tile `m` is. */
-template <class S> GPU_DEVICE int mma_row(int m, int h)
-{
-    return (mma_warp() * S::TILES + m) * 16 + mma_lane() / 4 + 8 * h;
-}
 
 /* --- Copies ----------------------------------------------------------------------------------- */
 
@@ -89,18 +41,14 @@ template <class S> GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, i
 {
     if (S::IS_LEAN || !odd) {
         mma_copy(to, from, bytes);
-        return;
-    }
-    uint32_t pair[4] = {0, 0, 0, 0};
-    GPU_UNROLL
-    for (int e = 0; e < 8; e++) {
-        if (2 * e < bytes) {
-            pair[e / 2] |= (uint32_t)from[e] << 16 * (e % 2);
+    } else {
+        GPU_ROLLED
+        for (int n = 0; n < 4; n++) {
+            const uint32_t low = 4 * n < bytes ? from[2 * n] : 0;
+            const uint32_t high = 4 * n + 2 < bytes ? from[2 * n + 1] : 0;
+            mma_put(to + 4 * n, low | high << 16);
         }
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pair[0]), "r"(pair[1]),
-                 "r"(pair[2]), "r"(pair[3])
-                 : "memory");
 }
 
 template <class S> GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s)
@@ -124,15 +72,19 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *row, int64_t stride, 
                               bool odd)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
+    static_assert(S::OWN % STEP == 0, "a step turns all alike");
     const int c = gpu_thread() % CHUNKS, r0 = gpu_thread() / CHUNKS;
-    if (live >= S::KEYS) {
+    const uint32_t at = mma_key_place<S>(to, r0, c);
+    if (live >= S::KEYS && (S::IS_LEAN || !odd)) {
         GPU_UNROLL
         for (int r = 0; r < S::KEYS; r += STEP, row += STEP * stride) {
-            mma_fill<S>(mma_place<S::WIDTH>(to, r0 + r, c), row, bytes, odd);
+            mma_copy((at ^ r / S::OWN << 5) + 2 * S::WIDTH * r, row, bytes);
         }
     } else {
-        for (int r = r0; r < S::KEYS; r += STEP, row += STEP * stride) {
-            mma_fill<S>(mma_place<S::WIDTH>(to, r, c), row, r < live ? bytes : 0, odd);
+        GPU_ROLLED
+        for (int r = 0; r < S::KEYS; r += STEP, row += STEP * stride) {
+            mma_fill<S>((at ^ r / S::OWN << 5) + 2 * S::WIDTH * r, row, r0 + r < live ? bytes : 0,
+                        odd);
         }
     }
 }
@@ -148,8 +100,8 @@ GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint1
     for (int r = gpu_thread() / CHUNKS; r < S::KEYS; r += STEP) {
         const bool exists = j0 + r < w.keys;
         const int64_t at = exists ? gpu_key_at(g, w.pairs.seq, stride, w.pairs.b, w.hk, j0 + r) : 0;
-        mma_fill<S>(mma_place<S::WIDTH>(mma_shared(tile), r, c),
-                    (const uint16_t *)from + at + 8 * c, exists ? bytes : 0, odd);
+        mma_fill<S>(mma_key_place<S>(mma_shared(tile), r, c), (const uint16_t *)from + at + 8 * c,
+                    exists ? bytes : 0, odd);
     }
 }
 
@@ -194,118 +146,6 @@ GPU_DEVICE void mma_copy_tile(const fattn_gpu_args &g, mma_scratch<S> &s, const 
 }
 
 /* --- A tile ----------------------------------------------------------------------------------- */
-
-/* Scores of pairs outside the band are selected away: keys first .. past - 1 of each row stay. */
-template <class S>
-GPU_DEVICE void mma_keep(const mma_scratch<S> &s, int j0, float x[S::TILES][S::KEYS / 8][4])
-{
-    const int column = j0 + mma_lane() % 4 * 2;
-    GPU_UNROLL
-    for (int m = 0; m < S::TILES; m++) {
-        GPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            const int r = mma_row<S>(m, h);
-            const int first = s.first[r] - column, past = s.past[r] - column;
-            GPU_UNROLL
-            for (int n = 0; n < S::KEYS / 4; n++) {
-                const int j = n / 2 * 8 + n % 2;
-                float *const score = &x[m][n / 2][2 * h + n % 2];
-                *score = first <= j & j < past ? *score : -fattn_f32_infinity();
-            }
-        }
-    }
-}
-
-/* Calls visit(score, j) for the thread's scores of a row, j keys from its first one on. */
-template <class S, class Visit>
-GPU_DEVICE void mma_each(int m, int h, float x[S::TILES][S::KEYS / 8][4], Visit visit)
-{
-    GPU_UNROLL
-    for (int n = 0; n < S::KEYS / 4; n++) {
-        visit(x[m][n / 2][2 * h + n % 2], n / 2 * 8 + n % 2);
-    }
-}
-
-/* A term of the formula. */
-template <unsigned TERM>
-GPU_DEVICE void mma_term(const fattn_gpu_args &g, fattn_score_pair pair, float &score)
-{
-    float slope;
-    score = fattn_score(&g.rule, TERM, score, pair, &slope);
-}
-
-/* Dot products of a row become scores, term by term, so that what is the same along it is looked up
- * once. Nothing is read for pairs that do not exist. */
-template <class S>
-GPU_DEVICE void mma_row_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, unsigned terms,
-                              int j0, int m, int h, float x[S::TILES][S::KEYS / 8][4])
-{
-    const fattn_problem &p = g.problem;
-    const gpu_pairs &t = s.item.pairs;
-    const gpu_query q = s.query[mma_row<S>(m, h)];
-    const int column = j0 + mma_lane() % 4 * 2, live = q.h < 0 ? 0 : s.item.keys - column;
-    fattn_score_pair pair = {};
-    if (terms & FATTN_SCORE_SCALE) {
-        mma_each<S>(m, h, x,
-                    [&](float &score, int) { mma_term<FATTN_SCORE_SCALE>(g, pair, score); });
-    }
-    if (terms & FATTN_SCORE_CAP) {
-        mma_each<S>(m, h, x, [&](float &score, int) { mma_term<FATTN_SCORE_CAP>(g, pair, score); });
-    }
-    if (terms & FATTN_SCORE_BIAS) {
-        const int64_t at = gpu_term_at(t, p.bias_stride, q, column), stride = p.bias_stride[3];
-        mma_each<S>(m, h, x, [&](float &score, int j) {
-            pair.bias = j < live ? gpu_load(g.buffers.bias, p.dtype_bias, at + j * stride) : 0;
-            mma_term<FATTN_SCORE_BIAS>(g, pair, score);
-        });
-    }
-    if (terms & FATTN_SCORE_ALIBI && live > 0) {
-        const float *const slopes = (const float *)g.buffers.alibi_slopes;
-        const int64_t distance = q.i + t.band.diagonal - column;
-        const bool is_short = -INT32_MAX / 2 < distance && distance < INT32_MAX / 2;
-        pair.slope = slopes[t.b * p.alibi_batch_stride + q.h];
-        mma_each<S>(m, h, x, [&](float &score, int j) {
-            pair.distance = fv_abs(is_short ? (float)((int)distance - j) : (float)(distance - j));
-            mma_term<FATTN_SCORE_ALIBI>(g, pair, score);
-        });
-    }
-    if (terms & FATTN_SCORE_KEEP && p.features & FATTN_MASK) {
-        const int64_t at = gpu_term_at(t, p.mask_stride, q, column), stride = p.mask_stride[3];
-        mma_each<S>(m, h, x, [&](float &score, int j) {
-            pair.keep = j < live && g.buffers.mask[at + j * stride] != 0;
-            mma_term<FATTN_SCORE_KEEP>(g, pair, score);
-        });
-    }
-    if (terms & FATTN_SCORE_KEEP && p.features & FATTN_BLOCK_MASK) {
-        mma_each<S>(m, h, x, [&](float &score, int j) {
-            pair.keep = j < live && gpu_block_keeps(g, t, q, column + j);
-            mma_term<FATTN_SCORE_KEEP>(g, pair, score);
-        });
-    }
-}
-
-/* Dot products in x become scores. */
-template <class S>
-GPU_DEVICE void mma_score(const fattn_gpu_args &g, const mma_scratch<S> &s, bool partial, int j0,
-                          float x[S::TILES][S::KEYS / 8][4])
-{
-    if (!S::IS_LEAN) {
-        const unsigned terms = g.rule.terms | (partial ? (unsigned)FATTN_SCORE_KEEP : 0u);
-        GPU_UNROLL
-        for (int n = 0; n < 2 * S::TILES && terms; n++) {
-            mma_row_terms(g, s, terms, j0, n / 2, n % 2, x);
-        }
-    }
-    if (S::IS_LEAN && g.rule.terms) { /* a scale that cannot be part of the unit */
-        GPU_UNROLL
-        for (int n = 0; n < S::TILES * S::KEYS / 2; n++) {
-            x[n / (S::KEYS / 2)][n / 4 % (S::KEYS / 8)][n % 4] *= g.rule.scale;
-        }
-    }
-    if (partial) {
-        mma_keep(s, j0, x);
-    }
-}
 
 GPU_DEVICE float mma_quad_max(float x)
 {
@@ -392,60 +232,6 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
     }
 }
 
-/* mma_drop() wherever the tile lies. */
-template <class S>
-GPU_DEVICE void mma_drop_singly(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
-                                float x[S::TILES][S::KEYS / 8][4])
-{
-    GPU_UNROLL
-    for (int m = 0; m < S::TILES; m++) {
-        GPU_UNROLL
-        for (int n = 0; n < S::KEYS / 4; n++) {
-            float *const weight = &x[m][n / 2][2 * (n % 2)];
-            const gpu_query q = s.query[mma_row<S>(m, n % 2)];
-            float z[2] = {0, 0};
-            if (q.h >= 0) {
-                gpu_drop<2>(g, s.item.pairs, q, j0 + n / 2 * 8 + mma_lane() % 4 * 2, z);
-            }
-            weight[0] *= z[0];
-            weight[1] *= z[1];
-        }
-    }
-}
-
-/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. One
- * call of the generator serves eight of a thread's pairs, where the tile lies on its patches and
- * rows are queries of one head. */
-template <class S>
-GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
-                         float x[S::TILES][S::KEYS / 8][4])
-{
-    const gpu_pairs &t = s.item.pairs;
-    const int64_t row = t.seq.q_position + s.item.i0, key = t.seq.k_position + j0;
-    if (s.item.group != 1 || row % 16 || key % 16) {
-        mma_drop_singly(g, s, j0, x);
-        return;
-    }
-    GPU_UNROLL
-    for (int m = 0; m < S::TILES; m++) {
-        const gpu_query q = s.query[mma_row<S>(m, 0)]; /* its bit 3 is clear */
-        const fattn_dropout_rows rows = fattn_dropout_rows_at(
-            t.seq.q_position, (uint32_t)q.i, (uint32_t)(g.problem.batch_offset + t.b),
-            (uint32_t)(g.problem.head_offset + (q.h < 0 ? 0 : q.h)));
-        GPU_UNROLL
-        for (int n = 0; n < S::KEYS / 16; n++) {
-            uint32_t words[4];
-            fattn_dropout_words(&t.dropout, rows, key + 16 * n + mma_lane() % 4 * 2, words);
-            GPU_UNROLL
-            for (int e = 0; e < 8; e++) { /* keys j, j + 1 and their neighbours 8 on, of two rows */
-                const int right = e / 4, below = e / 2 % 2, odd = e % 2;
-                x[m][2 * n + right][2 * below + odd] *=
-                    fattn_dropout_multiplier(&t.dropout, words[2 * below + right], odd);
-            }
-        }
-    }
-}
-
 /* --- An item ---------------------------------------------------------------------------------- */
 
 /* Who the rows are. */
@@ -461,6 +247,9 @@ GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_
         s.query[r] = q;
         s.q_at[r] = q.h < 0 ? 0 : gpu_query_at(w.pairs.seq, g.problem.q, q.i, q.h);
         s.o_at[r] = q.h < 0 ? 0 : gpu_query_at(w.pairs.seq, g.problem.o, q.i, q.h);
+        if constexpr (!S::IS_LEAN) {
+            mma_begin_row(g, s, q, r);
+        }
         s.first[r] = (int32_t)gpu_clamp(keys.first, 0, INT32_MAX);
         s.past[r] = q.h < 0 ? 0 : (int32_t)gpu_clamp(keys.past, 0, INT32_MAX);
     }
@@ -483,30 +272,18 @@ template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
     }
 }
 
-/* What tile `block` is. */
+/* The first tile from `block` on that the block mask does not rule out, or at.past. */
 template <class S>
-GPU_DEVICE fattn_tile_kind mma_kind(const fattn_gpu_args &g, const mma_item &w,
-                                    const mma_walker &at, int block)
+GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_item &w, const mma_walker &at, int block)
 {
-    if (!S::IS_LEAN && g.problem.features & (FATTN_MASK | FATTN_BLOCK_MASK)) {
-        const int64_t j0 = (int64_t)block * S::KEYS, padded = j0 + S::KEYS;
-        return gpu_tile_kind(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, j0,
-                             fattn_min64(padded, w.keys), padded);
-    }
-    return at.full <= block && block < at.full_past ? FATTN_TILE_FULL : FATTN_TILE_PARTIAL;
-}
-
-/* The first tile from `block` on that is not empty, or at.past. */
-template <class S>
-GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_item &w, const mma_walker &at, int block,
-                        fattn_tile_kind *kind)
-{
-    while (block < at.past) {
-        *kind = mma_kind<S>(g, w, at, block);
-        if (S::IS_LEAN || *kind != FATTN_TILE_EMPTY) {
-            break;
+    if (!S::IS_LEAN && g.problem.features & FATTN_BLOCK_MASK) {
+        for (; block < at.past; block++) {
+            const int64_t j0 = (int64_t)block * S::KEYS, padded = j0 + S::KEYS;
+            if (gpu_tile_kind(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, j0,
+                              fattn_min64(padded, w.keys), padded) != FATTN_TILE_EMPTY) {
+                break;
+            }
         }
-        block++;
     }
     return block;
 }
@@ -517,8 +294,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
 {
     const float unit = g.rule.unit;
     const mma_walker at = mma_walker_of<S>(g, s.item);
-    fattn_tile_kind kind = FATTN_TILE_EMPTY;
-    int block = mma_next<S>(g, s.item, at, s.item.block, &kind);
+    int block = mma_next<S>(g, s.item, at, s.item.block);
     if (block < at.past) {
         mma_copy_tile<S>(g, s, at, 0, block);
     }
@@ -531,27 +307,36 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
         gpu_sync(); /* o leaves where the queries are still on their way to */
     }
     for (int stage = 0; block < at.past; stage ^= 1) {
-        const bool partial = kind == FATTN_TILE_PARTIAL;
+        const bool partial = block < at.full || block >= at.full_past;
         const int j0 = block * S::KEYS;
-        block = mma_next<S>(g, s.item, at, block + 1, &kind);
+        block = mma_next<S>(g, s.item, at, block + 1);
         mma_wait<0>();
         gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
         if (block < at.past) {
             mma_copy_tile<S>(g, s, at, stage ^ 1, block);
         }
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
-        mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16>(
-            mma_rows_a<S::WIDTH>(s.q, mma_warp() * S::TILES * 16),
-            mma_rows_b<S::WIDTH>(s.k[stage], 0), x);
-        mma_score<S>(g, s, partial, j0, x);
+        mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
+            mma_rows_a<S::WIDTH>(s.q, mma_warp() * S::TILES * 16), mma_key_rows<S>(s.k[stage]), x);
+        if constexpr (S::IS_LEAN) {
+            mma_score<S>(g, s, partial, j0, x);
+        } else {
+            mma_terms<S>(g, s, j0, x);
+            if (block < at.past && g.problem.features & FATTN_BIAS) {
+                mma_expect<S>(g, s, block * S::KEYS);
+            }
+            if (partial) {
+                mma_keep<S>(s, j0, x);
+            }
+        }
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
         mma_weigh<S>(unit, rows, x);
         if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
             mma_drop<S>(g, s, j0, x);
         }
-        mma_mix<typename S::type, S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16>(
-            x, mma_columns_b<S::WIDTH>(s.v[stage], 0, 0), rows.o);
+        mma_mix<typename S::type, S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
+            x, mma_key_columns<S>(s.v[stage]), rows.o);
     }
 }
 
@@ -704,6 +489,8 @@ GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &
         w.kept = w.pairs.dropout.multiplier;
         w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
     }
+    w.bias_rows = mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
+    w.mask_rows = mma_are_rows(g.buffers.mask, p.mask_stride, 1);
     w.hk = work.head;
     w.split = (int)work.split;
     w.group = fattn_quotient(p.heads_q, p.heads_k);

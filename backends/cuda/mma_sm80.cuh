@@ -117,6 +117,9 @@ template <int N> GPU_DEVICE void mma_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* Asks for a line of global memory to be brought to L2. */
+GPU_DEVICE void mma_prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 /* Adds to two neighbouring floats in global memory, of which the first lies at a multiple of 8. */
 GPU_DEVICE void mma_add_two(float *to, float x, float y)
 {
@@ -128,23 +131,41 @@ GPU_DEVICE void mma_add_two(float *to, float x, float y)
 #endif
 }
 
+/* The larger size of two in each half, of one word without signs and one with. */
+GPU_DEVICE uint32_t mma_bf16_larger(uint32_t a, uint32_t b)
+{
+    uint32_t y;
+    asm("{ .reg .b32 size; abs.bf16x2 size, %2; max.bf16x2 %0, %1, size; }"
+        : "=r"(y)
+        : "r"(a), "r"(b));
+    return y;
+}
+
+/* 1 / x to an ulp. */
+GPU_DEVICE float mma_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Address of chunk c of row r in a tile. */
 template <int PITCH> GPU_DEVICE uint32_t mma_place(uint32_t tile, int r, int c)
 {
     return tile + 2 * PITCH * r + ((c ^ r & 7) << 4);
 }
 
-/* From the address of a chunk to that of sixteen rows times `rows` further down, 2 * `chunks` to
- * the right. Rows are aligned to 128 bytes, so that swizzling and stepping are bits apart. */
-template <int PITCH> GPU_DEVICE uint32_t mma_step(uint32_t at, int rows, int chunks)
+/* From the address of a chunk to that of NEXT rows times `rows` further down, 2 * `chunks` to the
+ * right. Rows are aligned to 128 bytes, so that swizzling and stepping are bits apart. */
+template <int PITCH, int NEXT = 16> GPU_DEVICE uint32_t mma_step(uint32_t at, int rows, int chunks)
 {
-    return (at ^ chunks % 4 << 5) + 32 * PITCH * rows + 128 * (chunks / 4);
+    return (at ^ chunks % 4 << 5) + 2 * PITCH * NEXT * rows + 128 * (chunks / 4);
 }
 
 /*
  * x[m][.] += A B^T for 16 * M rows of A and 16 * N rows of B along 16 * STEPS channels, both in
- * tiles of that pitch. a_at, b_at: where the lane begins, mma_rows_a and mma_rows_b. Fragments of
- * B are loaded two products ahead.
+ * tiles of that pitch. a_at, b_at: where the lane begins, mma_rows_a and mma_rows_b. From 16 rows
+ * of B to the next it is NEXT rows of the tile. Fragments of B are loaded two products ahead.
  */
 template <int PITCH> GPU_DEVICE uint32_t mma_rows_a(const void *tile, int row)
 {
@@ -158,7 +179,7 @@ template <int PITCH> GPU_DEVICE uint32_t mma_rows_b(const void *tile, int row)
     return mma_place<PITCH>(mma_shared(tile), row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-template <class T, int PITCH, int M, int N, int STEPS>
+template <class T, int PITCH, int M, int N, int STEPS, int NEXT = 16>
 GPU_DEVICE void mma_dots(uint32_t a_at, uint32_t b_at, float x[M][2 * N][4])
 {
     uint32_t a[2][M][4], b[3][4];
@@ -166,13 +187,13 @@ GPU_DEVICE void mma_dots(uint32_t a_at, uint32_t b_at, float x[M][2 * N][4])
     for (int m = 0; m < M; m++) {
         mma_load(a[0][m], mma_step<PITCH>(a_at, m, 0));
     }
-    mma_load(b[0], mma_step<PITCH>(b_at, 0, 0));
-    mma_load(b[1], mma_step<PITCH>(b_at, 1 % N, 1 / N));
+    mma_load(b[0], mma_step<PITCH, NEXT>(b_at, 0, 0));
+    mma_load(b[1], mma_step<PITCH, NEXT>(b_at, 1 % N, 1 / N));
     GPU_UNROLL
     for (int i = 0; i < N * STEPS; i++) {
         const int step = i / N, n = i % N, ahead = i + 2;
         if (ahead < N * STEPS) {
-            mma_load(b[ahead % 3], mma_step<PITCH>(b_at, ahead % N, ahead / N));
+            mma_load(b[ahead % 3], mma_step<PITCH, NEXT>(b_at, ahead % N, ahead / N));
         }
         GPU_UNROLL
         for (int m = n; m < M && step + 1 < STEPS; m += N) {
@@ -196,17 +217,17 @@ template <int PITCH> GPU_DEVICE uint32_t mma_columns_b(const void *tile, int row
     return mma_place<PITCH>(mma_shared(tile), row + lane % 16, chunk + lane / 16);
 }
 
-template <class T, int PITCH, int M, int N, int STEPS>
+template <class T, int PITCH, int M, int N, int STEPS, int NEXT = 16>
 GPU_DEVICE void mma_mix(const float p[M][2 * STEPS][4], uint32_t b_at, float y[M][2 * N][4])
 {
     uint32_t a[M][4], b[3][4];
-    mma_load_transposed(b[0], mma_step<PITCH>(b_at, 0, 0));
-    mma_load_transposed(b[1], mma_step<PITCH>(b_at, 1 / N, 1 % N));
+    mma_load_transposed(b[0], mma_step<PITCH, NEXT>(b_at, 0, 0));
+    mma_load_transposed(b[1], mma_step<PITCH, NEXT>(b_at, 1 / N, 1 % N));
     GPU_UNROLL
     for (int i = 0; i < N * STEPS; i++) {
         const int step = i / N, n = i % N, ahead = i + 2;
         if (ahead < N * STEPS) {
-            mma_load_transposed(b[ahead % 3], mma_step<PITCH>(b_at, ahead / N, ahead % N));
+            mma_load_transposed(b[ahead % 3], mma_step<PITCH, NEXT>(b_at, ahead / N, ahead % N));
         }
         GPU_UNROLL
         for (int m = 0; m < M; m++) {

@@ -159,7 +159,7 @@ GPU_DEVICE void mma_split_load_transposed(uint32_t x[3][4], uint32_t at, int byt
 
 /* mma_dots() of planes; a_bytes, b_bytes: from plane to plane. A step is not unrolled into the
  * next: the compiler would put off additions, and keep what is to be added in registers. */
-template <int PITCH, int M, int N, int STEPS>
+template <int PITCH, int M, int N, int STEPS, int NEXT = 16>
 GPU_DEVICE void mma_split_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
                                float x[M][2 * N][4])
 {
@@ -178,7 +178,7 @@ GPU_DEVICE void mma_split_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_
         GPU_UNROLL
         for (int n = 0; n < N; n++) {
             if (n + 1 < N) {
-                mma_split_load(b[(n + 1) % 2], mma_step<PITCH>(b_here, n + 1, 0), b_bytes);
+                mma_split_load(b[(n + 1) % 2], mma_step<PITCH, NEXT>(b_here, n + 1, 0), b_bytes);
             } else {
                 mma_split_load(b[(n + 1) % 2], (b_at ^ aside) + across, b_bytes);
                 GPU_UNROLL
@@ -200,7 +200,7 @@ GPU_DEVICE void mma_split_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_
 }
 
 /* mma_mix() of planes. */
-template <int PITCH, int M, int N, int STEPS>
+template <int PITCH, int M, int N, int STEPS, int NEXT = 16>
 GPU_DEVICE void mma_split_mix(const float p[M][2 * STEPS][4], uint32_t b_at, int b_bytes,
                               float y[M][2 * N][4])
 {
@@ -220,8 +220,8 @@ GPU_DEVICE void mma_split_mix(const float p[M][2 * STEPS][4], uint32_t b_at, int
             }
         }
         if (ahead < N * STEPS) {
-            mma_split_load_transposed(b[ahead % 2], mma_step<PITCH>(b_at, ahead / N, ahead % N),
-                                      b_bytes);
+            mma_split_load_transposed(b[ahead % 2],
+                                      mma_step<PITCH, NEXT>(b_at, ahead / N, ahead % N), b_bytes);
         }
         mma_split_sum<M> sum;
         mma_split_products<M>(a, b[i % 2], sum);

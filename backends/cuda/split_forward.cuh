@@ -56,7 +56,7 @@ template <class S> GPU_DEVICE bool split_put(uint16_t *tile, const split_part<S>
     uint32_t lost = 0;
     GPU_UNROLL
     for (int n = 0; n < P::COUNT; n++) {
-        lost |= mma_put_eight(mma_place<S::WIDTH>(mma_shared(tile), r0 + n * P::STEP, c),
+        lost |= mma_put_eight(mma_key_place<S>(mma_shared(tile), r0 + n * P::STEP, c),
                               2 * S::KEYS * S::WIDTH, part.eight[n]);
     }
     return lost & 0xffffu;
@@ -89,7 +89,7 @@ GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &
                                  const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
 {
     const int64_t stride = g.problem.k.seq;
-    const int first = mma_lane() % 4 * 2;
+    const int first = mma_own<S>();
     const float *q[S::TILES][2];
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
@@ -111,7 +111,7 @@ GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &
         }
         GPU_UNROLL
         for (int e = 0; e < S::KEYS / 4; e++) {
-            const int j = first + e / 2 * 8 + e % 2;
+            const int j = first + e;
             const float key = j < live ? k[j * stride + c] : 0;
             GPU_UNROLL
             for (int n = 0; n < 2 * S::TILES; n++) {
@@ -133,12 +133,14 @@ GPU_DEVICE void split_plain_mix(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     static_assert(S::THREADS / 32 * SLOT * sizeof(float) <= sizeof s.v, "too small");
     float *const slot = (float *)s.v[0] + mma_warp() * SLOT;
     const int top = mma_lane() / 4, column = mma_lane() % 4 * 2, dim = (int)g.problem.dim_v;
+    const int own = mma_own<S>();
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
         __syncwarp();
         GPU_UNROLL
         for (int e = 0; e < S::KEYS / 2; e++) {
-            slot[(top + e / 2 % 2 * 8) * S::KEYS + e / 4 * 8 + column + e % 2] = x[m][e / 4][e % 4];
+            const int key = own + e / 4 * 2 + e % 2;
+            slot[(top + e / 2 % 2 * 8) * S::KEYS + key] = x[m][e / 4][e % 4];
         }
         __syncwarp();
         GPU_ROLLED
@@ -188,9 +190,9 @@ GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<
         const bool odd_k = gpu_any(odd); /* keys are here, and everyone is through with values */
         split_fetch<S>(part, tile_v, p.v.seq, (int)p.dim_v, live);
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
-        mma_split_dots<S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16>(
+        mma_split_dots<S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q[0], mma_warp() * S::TILES * 16), Q_BYTES,
-            mma_rows_b<S::WIDTH>(s.k[0], 0), K_BYTES, x);
+            mma_key_rows<S>(s.k[0]), K_BYTES, x);
         if (odd_q || odd_k) {
             split_plain_dots<S>(g, s, odd_k, tile_k, live, x);
         }
@@ -206,8 +208,8 @@ GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<
         if (odd_v) {
             split_plain_mix<S>(g, s, tile_v, live, x, rows);
         } else {
-            mma_split_mix<S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16>(
-                x, mma_columns_b<S::WIDTH>(s.v[0], 0, 0), K_BYTES, rows.o);
+            mma_split_mix<S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
+                x, mma_key_columns<S>(s.v[0]), K_BYTES, rows.o);
         }
         odd = block + 1 < past && split_put<S>(s.k[0], part);
     }

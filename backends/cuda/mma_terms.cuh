@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block of the tensor-core forward: what it shares, which key a thread's element is, and how a
+ * thread's dot products become scores, and weights kept or dropped, with every feature.
+ *
+ * Products may see the keys of a tile in any order, so long as both see the same: column
+ * 8 n + 2 t + e of the fragments is key OWN t + 2 n + e of the tile. The OWN keys of lane t of a
+ * quad are neighbours then, whose bias and mask are read 16 bytes at a time, and among which are
+ * those that a call of dropout's generator serves.
+ */
+#ifndef FATTN_CUDA_MMA_TERMS_CUH
+#define FATTN_CUDA_MMA_TERMS_CUH
+
+#include "backends/cuda/mma.h"
+#include "backends/cuda/mma_sm80.cuh"
+#include "backends/gpu/pairs.cuh"
+#include "backends/gpu/parts.cuh"
+
+/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. */
+template <class T, int W, int M, int WARPS, int BN, bool LEAN> struct mma_shape {
+    typedef T type;
+    enum {
+        WIDTH = W,
+        TILES = M,
+        ROWS = 16 * M * WARPS,
+        THREADS = 32 * WARPS,
+        KEYS = BN,
+        OWN = BN / 4, /* of a tile's keys, a lane's */
+        NEXT = 4,     /* from 16 columns to the next, in keys */
+        IS_LEAN = LEAN
+    };
+};
+
+/* The item that a block works on. Keys and tiles of keys are below 2^31. */
+typedef struct mma_item {
+    gpu_pairs pairs;
+    int64_t hk, group;
+    int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
+    int rows, split;
+    float kept;                /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    bool bias_rows, mask_rows; /* aligned rows of neighbours */
+    int keys;                  /* of the sequence */
+    int block, past;           /* tiles of keys that the part has */
+    int full, full_past;       /* those whose pairs are all inside the band */
+    const void *k, *v;         /* key 0, where keys are not in pages */
+} mma_item;
+
+/* Tiles, aligned to eight rows of 16 bytes. */
+template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
+    alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* in the end o */
+    uint16_t k[2][S::KEYS * S::WIDTH], v[2][S::KEYS * S::WIDTH];
+};
+
+/* What features need of rows; for a row that does not exist, of another. */
+template <class S, bool LEAN = S::IS_LEAN> struct mma_looks {
+    const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
+    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
+};
+template <class S> struct mma_looks<S, true> {
+};
+
+/* Shared memory. The item is here because accumulators leave no registers for it. */
+template <class S> struct mma_scratch : mma_tiles<S>, mma_looks<S> {
+    mma_item item;
+    gpu_query query[S::ROWS];
+    int64_t q_at[S::ROWS], o_at[S::ROWS];  /* where they begin; 0 for rows that do not exist */
+    int32_t first[S::ROWS], past[S::ROWS]; /* the keys that a row's band holds */
+};
+
+/* --- Which row, which key --------------------------------------------------------------------- */
+
+/* Row of the tile that the thread's half `h` of m-tile `m` is. */
+template <class S> GPU_DEVICE int mma_row(int m, int h)
+{
+    return (mma_warp() * S::TILES + m) * 16 + mma_lane() / 4 + 8 * h;
+}
+
+/* Calls visit(m, h) for the thread's rows. */
+template <class S, class Visit> GPU_DEVICE void mma_each_row(Visit visit)
+{
+    GPU_UNROLL
+    for (int n = 0; n < 2 * S::TILES; n++) {
+        visit(n / 2, n % 2);
+    }
+}
+
+/* The first of the thread's keys in the tile. */
+template <class S> GPU_DEVICE int mma_own(void) { return mma_lane() % 4 * S::OWN; }
+
+/* Calls visit(score, j) for a row's scores of the thread's keys. */
+template <class S, class Visit>
+GPU_DEVICE void mma_each(int m, int h, float x[S::TILES][S::KEYS / 8][4], Visit visit)
+{
+    GPU_UNROLL
+    for (int j = 0; j < S::OWN; j++) {
+        visit(x[m][j / 2][2 * h + j % 2], j);
+    }
+}
+
+/* Address of chunk c of key r in a tile. Of the eight keys of a matrix, OWN t + 2 n + e for all t
+ * and e, each has four banks of shared memory to itself. */
+template <class S> GPU_DEVICE uint32_t mma_key_place(uint32_t tile, int r, int c)
+{
+    const int turn = r / S::OWN * 2 + r % 2;
+    return tile + 2 * S::WIDTH * r + ((c ^ turn) << 4);
+}
+
+/* Where the lane begins in a tile, of matrices r, n and chunks as mma_dots() and mma_mix() ask. */
+template <class S> GPU_DEVICE uint32_t mma_key_rows(const void *tile)
+{
+    const int lane = mma_lane(), r = lane % 8, n = lane / 16;
+    return mma_key_place<S>(mma_shared(tile), r / 2 * S::OWN + 2 * n + r % 2, lane / 8 % 2);
+}
+
+template <class S> GPU_DEVICE uint32_t mma_key_columns(const void *tile)
+{
+    const int lane = mma_lane(), r = lane % 8, n = lane / 8 % 2;
+    return mma_key_place<S>(mma_shared(tile), r / 2 * S::OWN + 2 * n + r % 2, lane / 16);
+}
+
+/* --- What is read for a tile ------------------------------------------------------------------ */
+
+/* What features need to know of row r, query q or none. */
+template <class S>
+GPU_DEVICE void mma_begin_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int r)
+{
+    const fattn_problem &p = g.problem;
+    const mma_item &w = s.item;
+    gpu_query near = q;
+    if (q.h < 0) {
+        near.i = (int32_t)w.i0;
+        near.h = (int32_t)(w.hk * w.group);
+    }
+    if (p.features & FATTN_BIAS) {
+        const int64_t size = p.dtype_bias == FATTN_F32 ? 4 : 2;
+        s.bias[r] =
+            (const char *)g.buffers.bias + gpu_term_at(w.pairs, p.bias_stride, near, 0) * size;
+    }
+    if (p.features & FATTN_MASK) {
+        s.mask[r] = (const char *)g.buffers.mask + gpu_term_at(w.pairs, p.mask_stride, near, 0);
+    }
+    if (p.features & FATTN_ALIBI) {
+        const float *const slopes = (const float *)g.buffers.alibi_slopes;
+        s.alibi[r].x = slopes[w.pairs.b * p.alibi_batch_stride + near.h];
+        s.alibi[r].y = (float)(near.i + w.pairs.band.diagonal);
+    }
+}
+
+/* Whether rows of elements of `size` bytes are neighbours that may be read 16 bytes at a time. */
+GPU_DEVICE bool mma_are_rows(const void *data, const int64_t stride[4], int size)
+{
+    bool aligned = (uintptr_t)data % 16 == 0 && stride[3] == 1;
+    for (int n = 0; n < 3; n++) {
+        aligned = aligned && stride[n] * size % 16 == 0;
+    }
+    return aligned;
+}
+
+/* Asks for the bias of the tile of key j0. (A mask is smaller, and mostly one for all heads.) */
+template <class S>
+GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0)
+{
+    const int64_t column = j0 + mma_own<S>(), size = g.problem.dtype_bias == FATTN_F32 ? 4 : 2;
+    if (s.item.bias_rows && j0 + S::KEYS <= s.item.keys) {
+        mma_each_row<S>(
+            [&](int m, int h) { mma_prefetch(s.bias[mma_row<S>(m, h)] + column * size); });
+    }
+}
+
+/* The thread's elements, of SIZE bytes, `step` bytes apart, of the row that begins at `row`, in the
+ * tile of key j0; 0 past the last key. ROWS: they are neighbours, aligned, and all there. */
+template <class S, int SIZE, bool ROWS>
+GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
+                          uint32_t words[S::OWN * SIZE / 4])
+{
+    const int own = j0 + mma_own<S>();
+    const char *const from = row + own * step;
+    if (ROWS) {
+        GPU_UNROLL
+        for (int n = 0; n < S::OWN * SIZE / 4; n += 4) {
+            const gpu_u4 four = __ldg((const gpu_u4 *)(from + 4 * n));
+            words[n] = four.x, words[n + 1] = four.y;
+            words[n + 2] = four.z, words[n + 3] = four.w;
+        }
+    } else {
+        GPU_UNROLL
+        for (int j = 0; j < S::OWN; j++) {
+            const char *const at = from + j * step;
+            const uint32_t bits = own + j >= keys ? 0
+                                  : SIZE == 4     ? *(const uint32_t *)at
+                                  : SIZE == 2     ? *(const uint16_t *)at
+                                                  : *(const uint8_t *)at;
+            const int n = j * SIZE / 4, shift = j * SIZE % 4 * 8;
+            words[n] = shift ? words[n] | bits << shift : bits;
+        }
+    }
+}
+
+/* --- Scores ----------------------------------------------------------------------------------- */
+
+/*
+ * softcap tanh(x / softcap), of dot products, as core/score.h has it in fewer steps, to 2^-21 of
+ * itself. With y = x / softcap, tanh(y) = y (1 + z P(z)), z = y^2, where P interpolates
+ * (tanh(y) / y - 1) / z in Chebyshev's nodes: of degree 2 for |y| < 0.3, in powers of the dot
+ * product itself, if a row is all there; of degree 3 for |y| < 0.5. Both are good to 6e-8. Beyond,
+ * it is an exponential.
+ */
+template <class S>
+GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS / 8][4])
+{
+    const float pace = rule.scale * rule.reciprocal, square = pace * pace;
+    const float c3 = -0.0511326762267774f * square * square * square * rule.scale;
+    const float c2 = 0.1332387352065708f * square * square * rule.scale;
+    const float c1 = -0.33333286129924045f * square * rule.scale;
+    const bool powers = fabsf(pace) > 0x1p-20f; /* they are there */
+    mma_each_row<S>([&](int m, int h) {
+        float largest = 0;
+        mma_each<S>(m, h, x, [&](float &score, int) { largest = gpu_max(largest, fabsf(score)); });
+        if (powers && largest * fabsf(pace) < 0.3f) {
+            mma_each<S>(m, h, x, [&](float &score, int) {
+                const float z = score * score;
+                score *= fmaf(fmaf(fmaf(c3, z, c2), z, c1), z, rule.scale);
+            });
+            return;
+        }
+        mma_each<S>(m, h, x, [&](float &score, int) {
+            const float y = score * pace, z = y * y;
+            float poly = fmaf(0.01798874440669957f, z, -0.05338711063578141f);
+            poly = fmaf(poly, z, 0.1333047649126389f);
+            poly = fmaf(poly, z, -0.3333331108469964f);
+            const float near = score * rule.scale * fmaf(poly, z, 1.0f);
+            const float below = mma_reciprocal(1 + mma_exp2(fabsf(y) * (float)(2 * FATTN_LOG2E)));
+            const float far = copysignf(fmaf(-2 * rule.cap, below, rule.cap), y);
+            score = fabsf(y) < 0.5f ? near : far;
+        });
+    });
+}
+
+/* Whether one of a row's biases is 2^126 or more: a carry out of its exponent plus 3. f16 has
+ * none. */
+template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *words)
+{
+    if (DTYPE == FATTN_F32) {
+        float largest = 0;
+        GPU_UNROLL
+        for (int j = 0; j < S::OWN; j++) {
+            largest = gpu_max(largest, fabsf(fattn_f32_from_bits(words[j])));
+        }
+        return largest >= 0x1p126f;
+    }
+    uint32_t largest = 0;
+    GPU_UNROLL
+    for (int n = 0; n < S::OWN / 2 && DTYPE == FATTN_BF16; n++) {
+        largest = mma_bf16_larger(largest, words[n]);
+    }
+    return largest + 0x01800180u & 0x80008000u;
+}
+
+/* x = factor x + bias, of a row. A finite bias is kept to what the formula allows. */
+template <class S, int DTYPE>
+GPU_DEVICE void mma_add_bias(const uint32_t *words, float factor, int m, int h,
+                             float x[S::TILES][S::KEYS / 8][4])
+{
+    const auto bias = [&](int j) {
+        return DTYPE == FATTN_F32
+                   ? fattn_f32_from_bits(words[j])
+                   : gpu_widen(
+                         (fattn_dtype)DTYPE,
+                         (uint16_t)(words[j * (DTYPE == FATTN_F32 ? 2 : 1) / 2] >> j % 2 * 16));
+    };
+    if (mma_bias_large<S, DTYPE>(words)) {
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            score = fmaf(score, factor, fattn_score_bias(bias(j)));
+        });
+    } else {
+        mma_each<S>(m, h, x, [&](float &score, int j) { score = fmaf(score, factor, bias(j)); });
+    }
+}
+
+/* The same for all of the thread's rows, two of which are on their way at a time. */
+template <class S, int DTYPE, bool ROWS>
+GPU_DEVICE void mma_bias(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, float factor,
+                         float x[S::TILES][S::KEYS / 8][4])
+{
+    enum { SIZE = DTYPE == FATTN_F32 ? 4 : 2 };
+    const int64_t step = ROWS ? SIZE : g.problem.bias_stride[3] * SIZE;
+    GPU_UNROLL
+    for (int m = 0; m < S::TILES; m++) {
+        uint32_t words[2][S::OWN * SIZE / 4];
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            mma_fetch<S, SIZE, ROWS>(s.bias[mma_row<S>(m, h)], step, j0, s.item.keys, words[h]);
+        }
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            mma_add_bias<S, DTYPE>(words[h], factor, m, h, x);
+        }
+    }
+}
+
+template <class S, int DTYPE>
+GPU_DEVICE void mma_bias_of(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, float factor,
+                            float x[S::TILES][S::KEYS / 8][4])
+{
+    if (s.item.bias_rows && j0 + S::KEYS <= s.item.keys) {
+        mma_bias<S, DTYPE, true>(g, s, j0, factor, x);
+    } else {
+        mma_bias<S, DTYPE, false>(g, s, j0, factor, x);
+    }
+}
+
+/* x = factor x - slope distance. Distances are exact up to 2^24. */
+template <class S>
+GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
+                          float x[S::TILES][S::KEYS / 8][4])
+{
+    const float column = (float)(j0 + mma_own<S>());
+    mma_each_row<S>([&](int m, int h) {
+        const gpu_f2 row = s.alibi[mma_row<S>(m, h)];
+        const float first = row.y - column;
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            score = fmaf(score, factor, -(row.x * fabsf(first - (float)j)));
+        });
+    });
+}
+
+/* Selects away what the mask does not keep. */
+template <class S, bool ROWS>
+GPU_DEVICE void mma_mask(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+                         float x[S::TILES][S::KEYS / 8][4])
+{
+    const int64_t step = ROWS ? 1 : g.problem.mask_stride[3];
+    uint32_t words[2 * S::TILES][S::OWN / 4];
+    mma_each_row<S>([&](int m, int h) {
+        const char *const row = s.mask[mma_row<S>(m, h)];
+        mma_fetch<S, 1, ROWS>(row, step, j0, s.item.keys, words[2 * m + h]);
+    });
+    mma_each_row<S>([&](int m, int h) {
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            const uint32_t word = words[2 * m + h][j / 4];
+            score = word & 0xffu << j % 4 * 8 ? score : -fattn_f32_infinity();
+        });
+    });
+}
+
+/* Of what is rarely met, bits say which of the thread's keys stay. */
+template <class S>
+GPU_DEVICE void mma_select(uint32_t bits, float other, int m, int h,
+                           float x[S::TILES][S::KEYS / 8][4])
+{
+    mma_each<S>(m, h, x, [&](float &score, int j) { score = bits >> j & 1 ? score : other; });
+}
+
+/* The thread's keys of row r that the block mask keeps. */
+template <class S>
+GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, int r)
+{
+    const bool one = g.problem.block_n % S::OWN == 0; /* block for all of them */
+    const int own = j0 + mma_own<S>();
+    const gpu_query q = s.query[r];
+    uint32_t bits = 0;
+    GPU_ROLLED
+    for (int j = 0; j < (one ? 1 : (int)S::OWN); j++) {
+        const int key = own + j;
+        if (q.h >= 0 && key < s.item.keys) {
+            bits |= (uint32_t)gpu_block_keeps(g, s.item.pairs, q, key) << j;
+        }
+    }
+    return one && bits ? UINT32_MAX : bits;
+}
+
+/* Dot products in x become scores, term by term. Nothing is read for pairs that do not exist. */
+template <class S>
+GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+                          float x[S::TILES][S::KEYS / 8][4])
+{
+    const unsigned terms = g.rule.terms;
+    const uint64_t features = g.problem.features;
+    const fattn_dtype bias = g.problem.dtype_bias;
+    float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is still to get */
+    if (terms & FATTN_SCORE_CAP) {
+        mma_cap<S>(g.rule, x);
+        factor = 1;
+    }
+    if (terms & FATTN_SCORE_BIAS) {
+        if (bias == FATTN_BF16) {
+            mma_bias_of<S, FATTN_BF16>(g, s, j0, factor, x);
+        } else if (bias == FATTN_F16) {
+            mma_bias_of<S, FATTN_F16>(g, s, j0, factor, x);
+        } else {
+            mma_bias_of<S, FATTN_F32>(g, s, j0, factor, x);
+        }
+        factor = 1;
+    }
+    if (terms & FATTN_SCORE_ALIBI) {
+        mma_alibi<S>(s, j0, factor, x);
+        factor = 1;
+    }
+    if (factor != 1) {
+        mma_each_row<S>([&](int m, int h) {
+            mma_each<S>(m, h, x, [&](float &score, int) { score *= factor; });
+        });
+    }
+    if (features & FATTN_MASK) {
+        if (s.item.mask_rows && j0 + S::KEYS <= s.item.keys) {
+            mma_mask<S, true>(g, s, j0, x);
+        } else {
+            mma_mask<S, false>(g, s, j0, x);
+        }
+    }
+    if (features & FATTN_BLOCK_MASK) {
+        mma_each_row<S>([&](int m, int h) {
+            const uint32_t bits = mma_block_bits<S>(g, s, j0, mma_row<S>(m, h));
+            mma_select<S>(bits, -fattn_f32_infinity(), m, h, x);
+        });
+    }
+}
+
+/* Scores of pairs outside the band are selected away: keys first .. past - 1 of each row stay. */
+template <class S>
+GPU_DEVICE void mma_keep(const mma_scratch<S> &s, int j0, float x[S::TILES][S::KEYS / 8][4])
+{
+    const int column = j0 + mma_own<S>();
+    mma_each_row<S>([&](int m, int h) {
+        const int r = mma_row<S>(m, h);
+        const int first = s.first[r] - column, past = s.past[r] - column;
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            score = first <= j & j < past ? score : -fattn_f32_infinity();
+        });
+    });
+}
+
+/* Dot products in x become scores, where there is no feature. */
+template <class S>
+GPU_DEVICE void mma_score(const fattn_gpu_args &g, const mma_scratch<S> &s, bool partial, int j0,
+                          float x[S::TILES][S::KEYS / 8][4])
+{
+    if (g.rule.terms) { /* a scale that cannot be part of the unit */
+        mma_each_row<S>([&](int m, int h) {
+            mma_each<S>(m, h, x, [&](float &score, int) { score *= g.rule.scale; });
+        });
+    }
+    if (partial) {
+        mma_keep<S>(s, j0, x);
+    }
+}
+
+/* --- Dropout ---------------------------------------------------------------------------------- */
+
+/* The thread's keys of query q that dropout keeps, wherever the tile lies. */
+template <class S>
+GPU_DEVICE uint32_t mma_kept_bits(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q, int j0)
+{
+    const int own = j0 + mma_own<S>();
+    uint32_t bits = 0;
+    GPU_ROLLED
+    for (int j = 0; j < S::OWN && q.h >= 0; j += 2) {
+        float z[2];
+        gpu_drop<2>(g, t, q, own + j, z);
+        bits |= (uint32_t)((z[0] != 0) | (z[1] != 0) << 1) << j;
+    }
+    return bits;
+}
+
+/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. One
+ * call of the generator serves eight of a thread's pairs, where the tile lies on its patches and
+ * rows are queries of one head: two neighbours, and the two 8 on, of two rows. */
+template <class S>
+GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+                         float x[S::TILES][S::KEYS / 8][4])
+{
+    const gpu_pairs &t = s.item.pairs;
+    const int64_t row = t.seq.q_position + s.item.i0, key = t.seq.k_position + j0;
+    if (s.item.group != 1 || row % 16 || key % 16) {
+        mma_each_row<S>([&](int m, int h) {
+            const gpu_query q = s.query[mma_row<S>(m, h)];
+            mma_select<S>(mma_kept_bits<S>(g, t, q, j0), 0, m, h, x);
+        });
+        return;
+    }
+    const uint32_t threshold = t.dropout.threshold << 16; /* below 1: mma.c */
+    GPU_UNROLL
+    for (int m = 0; m < S::TILES; m++) {
+        const gpu_query q = s.query[mma_row<S>(m, 0)]; /* its bit 3 is clear */
+        const fattn_dropout_rows rows = fattn_dropout_rows_at(
+            t.seq.q_position, (uint32_t)q.i, (uint32_t)(g.problem.batch_offset + t.b),
+            (uint32_t)(g.problem.head_offset + (q.h < 0 ? 0 : q.h)));
+        GPU_UNROLL
+        for (int n = 0; n < S::OWN / 4; n++) {
+            const int j = n / 4 * 16 + n % 4 * 2;
+            uint32_t words[4];
+            fattn_dropout_words(&t.dropout, rows, key + mma_own<S>() + j, words);
+            GPU_UNROLL
+            for (int e = 0; e < 8; e++) {
+                const int right = e / 4, below = e / 2 % 2, odd = e % 2;
+                const uint32_t word = words[2 * below + right];
+                float *const weight = &x[m][j / 2 + 4 * right][2 * below + odd];
+                *weight = (odd ? word : word << 16) < threshold ? 0 : *weight;
+            }
+        }
+    }
+}
+
+#endif

@@ -136,6 +136,7 @@ typedef struct backward {
     float *k_zipped, *k_transposed;          /* [bc / 2][dp], [dp][bc / 2] */
     uint16_t *p16, *ds16;                    /* [bc][br] Z P^T, dS^T */
     const bf16_pair **p16_rows, **ds16_rows; /* [bc] */
+    const bf16_pair **weights;               /* [bc] those of a product */
     float *ds_pairs;                         /* [bc / 2][strip] of keys */
     float *sums, **sum_rows;                 /* [bc][max(dp, dvp)] what dv or dk gets */
     float lowered_dv;
@@ -172,6 +173,7 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
     panel *const pn = &g->panel;
 
     backward_layout_both(g, p, tiling, br, from);
+    panel_layout_keys(pn, from);
     pn->q = carve(from, br * pn->dp, sizeof(float));
     pn->qt = carve(from, br * pn->dp, sizeof(float));
     g->dout = carve(from, br * pn->dvp, sizeof(float));
@@ -193,22 +195,31 @@ static void backward_layout_pairs(backward *g, const fattn_problem *p, const fat
                                   arena *from)
 {
     const int64_t br = tiling->br, bc = tiling->bc;
+    const int64_t k_size = bc * pairs_stride(p->dim), v_size = bc * pairs_stride(p->dim_v);
     panel *const pn = &g->panel;
 
     backward_layout_both(g, p, tiling, TILE_GROUP, from);
+    /* Keys and values are done with when sums begin, and matrix registers with zipped keys when
+     * they are transposed. */
+    const int64_t sums = bc * fattn_max64(pn->dp, pn->dvp), zipped = bc / 2 * pn->dp;
+    g->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
+    pn->k_copy = g->sums;
+    pn->v_copy = from->base ? g->sums + k_size : NULL;
+    float *const rounded =
+        carve(from, FV_TILES ? fattn_max64(bc * br, zipped) : bc * br, sizeof(float));
+    g->p16 = (uint16_t *)(void *)rounded;
+    g->ds16 = from->base ? g->p16 + bc * br : NULL;
+    g->k_zipped = FV_TILES ? rounded : carve(from, zipped, sizeof(float));
+    g->k_transposed = carve(from, FV_TILES ? zipped : 0, sizeof(float));
     pn->qt = carve(from, pairs_stride(p->dim) * br, sizeof(float));
     g->dot = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
     g->v_rows = carve(from, bc, sizeof *g->v_rows);
     g->q_zipped = carve(from, br / 2 * pn->dp, sizeof(float));
     g->dout_zipped = carve(from, br / 2 * pn->dvp, sizeof(float));
-    g->k_zipped = carve(from, bc / 2 * pn->dp, sizeof(float));
-    g->k_transposed = carve(from, FV_TILES ? bc / 2 * pn->dp : 0, sizeof(float));
-    g->p16 = carve(from, bc * br, sizeof *g->p16);
-    g->ds16 = carve(from, bc * br, sizeof *g->ds16);
     g->p16_rows = carve(from, bc, sizeof *g->p16_rows);
     g->ds16_rows = carve(from, bc, sizeof *g->ds16_rows);
+    g->weights = carve(from, bc, sizeof *g->weights);
     g->ds_pairs = carve(from, bc / 2 * TILE_GROUP, sizeof(float));
-    g->sums = carve(from, bc * fattn_max64(pn->dp, pn->dvp), sizeof(float));
     g->sum_rows = carve(from, bc, sizeof *g->sum_rows);
 }
 
@@ -698,15 +709,53 @@ INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t colu
     }
 }
 
+/* Columns of a tile: those of the rows that see some of its keys, in whole strips. */
+typedef struct seen_rows {
+    int64_t first, past;
+} seen_rows;
+
+#define STRIPS_STEP (FV_TILES ? 2 * TILE_GROUP : TILE_GROUP) /* and whole steps of rows */
+_Static_assert(STRIPS_STEP % ROWS_STEP == 0, "products of whole strips");
+
+static bool sees_nothing(const panel *pn, span s, int64_t r)
+{
+    const int64_t past = fattn_min64(r + STRIPS_STEP, pn->rows);
+    const int64_t i0 = (pn->first + r) / pn->group, i1 = (pn->first + past - 1) / pn->group + 1;
+    return past <= r ||
+           fattn_band_tile(&pn->band, i0, i1, s.first, s.first + s.padded) == FATTN_TILE_EMPTY;
+}
+
+/* dBias takes all columns. */
+static seen_rows rows_of(const panel *pn, span s)
+{
+    seen_rows seen = {0, pn->width};
+    if (wants(pn->p, FATTN_OUT_DBIAS)) {
+        return seen;
+    }
+    while (seen.first + STRIPS_STEP < seen.past && sees_nothing(pn, s, seen.first)) {
+        seen.first += STRIPS_STEP;
+    }
+    for (int64_t r = (seen.past - 1) / STRIPS_STEP * STRIPS_STEP;
+         r > seen.first && sees_nothing(pn, s, r); r -= STRIPS_STEP) {
+        seen.past = r;
+    }
+    return seen;
+}
+
 /* tensor[j] += factor weights[j] rows for the keys of the tile, whose turn it is after the sums.
  * weights: [bc] rows of [br]; rows: zipped */
-static void add_keys_pairs(backward *g, span s, const bf16_pair *const *weights, const float *rows,
-                           float factor, void *tensor, const fattn_strides *strides, int64_t dim,
-                           float *apart, int64_t stride, const fattn_cpu_progress *before)
+static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair *const *weights,
+                           const float *rows, float factor, void *tensor,
+                           const fattn_strides *strides, int64_t dim, float *apart, int64_t stride,
+                           const fattn_cpu_progress *before)
 {
     const panel *const pn = &g->panel;
-    pairs_rows(s.padded, weights, pn->br / 2, pn->width / 2, rows, stride, g->sum_rows,
-               fattn_max64(pn->dp, pn->dvp), stride);
+    for (int64_t j = 0; j < s.padded; j++) {
+        g->weights[j] = weights[j] + seen.first / 2;
+    }
+    pairs_rows(s.padded, g->weights, pn->br / 2, (seen.past - seen.first) / 2,
+               rows + seen.first / 2 * stride, stride, g->sum_rows, fattn_max64(pn->dp, pn->dvp),
+               stride);
     wait_for(g, s, before);
     for (int64_t j = 0; j < s.live; j++) {
         add_row(sum_row(pn, tensor, strides, apart, stride, s.first + j), g->sum_rows[j], dim,
@@ -733,8 +782,9 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
     }
 
     /* 1. Strips: S^T and dP^T, Z P^T and dS^T, dQ^T += K^T dS^T. */
-    for (int64_t r = 0; r < pn->width; r += TILE_GROUP) {
-        const int64_t columns = fattn_min64(TILE_GROUP, pn->width - r);
+    const seen_rows seen = rows_of(pn, s);
+    for (int64_t r = seen.first; r < seen.past; r += TILE_GROUP) {
+        const int64_t columns = fattn_min64(TILE_GROUP, seen.past - r);
         pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
                    pn->br, pn->x_rows, TILE_GROUP, columns);
         if (needs_ds) {
@@ -760,11 +810,11 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
         add_dbias(g, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        add_keys_pairs(g, s, g->p16_rows, g->dout_zipped, g->lowered_dv, buf->dv, &p->dv, p->dim_v,
-                       g->shared.dv, pn->dvp, before);
+        add_keys_pairs(g, s, seen, g->p16_rows, g->dout_zipped, g->lowered_dv, buf->dv, &p->dv,
+                       p->dim_v, g->shared.dv, pn->dvp, before);
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys_pairs(g, s, g->ds16_rows, g->q_zipped, pn->rule.scale * g->lowered, buf->dk,
+        add_keys_pairs(g, s, seen, g->ds16_rows, g->q_zipped, pn->rule.scale * g->lowered, buf->dk,
                        &p->dk, p->dim, g->shared.dk, pn->dp, before);
     }
 }
@@ -993,7 +1043,7 @@ static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *ti
  * serve more rows. */
 static const fattn_tile backward_pairs_tiles[] = {
 #if FV_TILES
-    {96, 32}, {96, 64}, {192, 128}, {288, 128}, {384, 128},
+    {96, 32}, {96, 64}, {384, 128}, {288, 128}, {192, 128},
 #else
     {TILE_ROWS(144), 96},
     {TILE_ROWS(96), 96},

@@ -40,6 +40,7 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
                           int64_t bc, arena *from)
 {
     panel_layout(&strips->panel, p, br, bc, from);
+    panel_layout_keys(&strips->panel, from);
     strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
     strips->panel.x = carve(from, br * bc, sizeof(float));
     strips->alpha = carve(from, br, sizeof(float));

@@ -24,9 +24,16 @@ static bool pairs_in_place(int64_t dim, const fattn_strides *strides)
 /* to[0 .. n) = from[0 .. n), and zeros up to whole vectors of pairs. */
 static void row_copy(void *to, const void *from, int64_t n)
 {
-    const int64_t whole = (n + 2 * FV_LANES - 1) / (2 * FV_LANES) * 2 * FV_LANES;
-    memcpy(to, from, (size_t)n * sizeof(uint16_t));
-    memset((uint16_t *)to + n, 0, (size_t)(whole - n) * sizeof(uint16_t));
+    const uint16_t *const x = from;
+    uint16_t *const y = to;
+    int64_t c = 0;
+    for (; c + 2 * FV_LANES <= n; c += 2 * FV_LANES) {
+        pv_store(y + c, pv_load(x + c));
+    }
+    if (c < n) {
+        memcpy(y + c, x + c, (size_t)(n - c) * sizeof *x);
+        memset(y + n, 0, (size_t)(c + 2 * FV_LANES - n) * sizeof *x);
+    }
 }
 
 /* qt[c][r]: pair c of row r. */

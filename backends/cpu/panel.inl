@@ -58,12 +58,12 @@ typedef struct panel {
     float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
     const float **k, **v;   /* [bc] rows of the tile */
     const bf16_pair **k_pairs, **v_pairs; /* [bc], [bc / 2] the same where pairs are multiplied */
-    float *k_copy, *v_copy;               /* [bc][dp], [bc][dvp] */
     float *zeros;                         /* [max(dp, dvp)] */
 
     /* Scratch that each kernel lays out as its products want it. */
-    float *q, *qt; /* [br][dp], [dp][br] */
-    float *x;      /* [bc][br] scores, then probabilities */
+    float *q, *qt;          /* [br][dp], [dp][br] */
+    float *x;               /* [bc][br] scores, then probabilities */
+    float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
 } panel;
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
@@ -117,9 +117,15 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->v = carve(from, bc, sizeof *pn->v);
     pn->k_pairs = carve(from, FV_PAIRS ? bc : 0, sizeof *pn->k_pairs);
     pn->v_pairs = carve(from, FV_PAIRS ? bc / 2 : 0, sizeof *pn->v_pairs);
-    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : bc * pn->dp, sizeof(float));
-    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : bc * pn->dvp, sizeof(float));
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
+}
+
+/* Room for the tile's keys as floats, after panel_layout(). */
+static void panel_layout_keys(panel *pn, arena *from)
+{
+    const fattn_problem *const p = pn->p;
+    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : pn->bc * pn->dp, sizeof(float));
+    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : pn->bc * pn->dvp, sizeof(float));
 }
 
 /* What a panel keeps for itself, after panel_layout(). */

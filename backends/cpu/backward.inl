@@ -71,7 +71,7 @@ static bool is_chained(const fattn_problem *p)
 typedef struct gradients {
     fattn_cpu_progress *progress; /* [items] */
     float *dsink;                 /* [items][group] parts of dsink */
-    float *dk, *dv;               /* [key rows][Hk][dp], [dvp]: sums of 16-bit gradients */
+    float *dk, *dv;               /* [Hk][key rows][dp], [dvp]: sums of 16-bit gradients */
 } gradients;
 
 /* Lays the shared memory out; returns its size, -1 when that is too large. */
@@ -249,7 +249,7 @@ static float *sum_row(const panel *pn, void *tensor, const fattn_strides *stride
         return (float *)tensor + key_index(pn, strides, j);
     }
     const int64_t row = pn->seq.k_batch * pn->p->seqlen_k + pn->seq.k_row + j;
-    return apart + (row * pn->p->heads_k + pn->hk) * stride;
+    return apart + (pn->hk * key_rows(pn->p) + row) * stride;
 }
 
 /* The part of a panel that rows of keys need. */
@@ -262,15 +262,26 @@ static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
     return pn;
 }
 
-static void clear_keys(const panel *pn, void *tensor, const fattn_strides *strides, int64_t dim,
-                       float *apart, int64_t stride)
+/* Rows of keys are cleared and rounded by the chunk: there may be fewer heads than workers. */
+#define CHUNK_KEYS 256
+
+static int64_t chunks_of(const fattn_problem *p)
+{
+    return (p->seqlen_k + CHUNK_KEYS - 1) / CHUNK_KEYS;
+}
+
+/* Sums begin at 0, and so do keys that no sum is rounded to. */
+static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
+                       int64_t dim, float *apart, int64_t stride)
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
-    for (int64_t j = 0; j < pn->seq.slot_k; j++) {
-        memset((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), 0,
-               (size_t)(dim * fattn_dtype_size(dtype)));
+    const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
+    for (int64_t j = first; j < past; j++) {
         if (adds_up_apart(pn->p) && j < pn->seq.sk) {
             fill(sum_row(pn, tensor, strides, apart, stride, j), stride, 0);
+        } else {
+            memset((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), 0,
+                   (size_t)(dim * fattn_dtype_size(dtype)));
         }
     }
 }
@@ -295,7 +306,11 @@ static void clear_dbias_row(const fattn_cpu_run *run, int64_t row)
 
 #define CLEAR_ROWS 64 /* of dbias an item */
 
-static int64_t clear_heads(const fattn_problem *p) { return p->batch * p->heads_k; }
+/* Chunks of all heads, one at least, which clears the head's progress. */
+static int64_t clear_chunks(const fattn_problem *p)
+{
+    return p->batch * p->heads_k * fattn_max64(1, chunks_of(p));
+}
 
 static int64_t dbias_rows(const fattn_problem *p)
 {
@@ -307,17 +322,17 @@ static int64_t dbias_rows(const fattn_problem *p)
 
 static int64_t clear_count(const fattn_cpu_run *run)
 {
-    return clear_heads(run->problem) + (dbias_rows(run->problem) + CLEAR_ROWS - 1) / CLEAR_ROWS;
+    return clear_chunks(run->problem) + (dbias_rows(run->problem) + CLEAR_ROWS - 1) / CLEAR_ROWS;
 }
 
-/* A key/value head, or some rows of dbias. */
+/* A chunk of a key/value head, or some rows of dbias. */
 static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_problem *const p = run->problem;
-    const int64_t heads = clear_heads(p);
+    const int64_t chunks = clear_chunks(p);
     (void)scratch;
-    if (item >= heads) {
-        const int64_t first = (item - heads) * CLEAR_ROWS;
+    if (item >= chunks) {
+        const int64_t first = (item - chunks) * CLEAR_ROWS;
         const int64_t past = fattn_min64(first + CLEAR_ROWS, dbias_rows(p));
         for (int64_t row = first; row < past; row++) {
             clear_dbias_row(run, row);
@@ -325,20 +340,22 @@ static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
         return;
     }
 
-    const panel pn = keys_of(run, item / p->heads_k, item % p->heads_k);
+    const int64_t heads = p->batch * p->heads_k, head = item % heads;
+    const int64_t first = item / heads * CHUNK_KEYS;
+    const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
     const gradients g = gradients_of(run);
     const int64_t blocks = run->tiling->q_blocks;
-    for (int64_t n = 0; is_chained(p) && n < blocks; n++) {
-        fattn_cpu_publish(&g.progress[item * blocks + n], 0);
+    for (int64_t n = 0; is_chained(p) && first == 0 && n < blocks; n++) {
+        fattn_cpu_publish(&g.progress[head * blocks + n], 0);
     }
     if (p->features & FATTN_ACCUMULATE) {
         return;
     }
     if (wants(p, FATTN_OUT_DK)) {
-        clear_keys(&pn, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
+        clear_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        clear_keys(&pn, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
+        clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
     }
 }
 
@@ -870,6 +887,21 @@ static int64_t chain_length(const fattn_cpu_run *run)
     return dbias_crosses(run->problem) ? run->tiling->items : run->tiling->q_blocks;
 }
 
+/*
+ * The number of the panel that is handed out as item n. Some heads take turns, a panel each: those
+ * of one head, were they at work at the same time, would wait for each other and send dK and dV
+ * from cache to cache.
+ */
+#define HEADS_TOGETHER 16
+static int64_t panel_number(const fattn_cpu_run *run, int64_t n)
+{
+    const int64_t blocks = run->tiling->q_blocks, set = HEADS_TOGETHER * blocks;
+    const int64_t begin = n / set * set,
+                  heads = fattn_min64(set, run->tiling->items - begin) / blocks;
+    const int64_t head = (n - begin) % heads, block = (n - begin) / heads;
+    return dbias_crosses(run->problem) ? n : begin + head * blocks + block;
+}
+
 /* A panel that adds: everything but the chain. */
 INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *before,
                            fattn_cpu_progress *own)
@@ -908,9 +940,10 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
     }
 }
 
-INLINE void differentiate(const fattn_cpu_run *run, int64_t item, void *scratch, bool pairs)
+INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bool pairs)
 {
     const fattn_problem *const p = run->problem;
+    const int64_t item = panel_number(run, n);
     const fattn_work work = fattn_schedule_item(run->tiling, p->heads_k, item);
     arena from = {.base = scratch};
     backward g;
@@ -965,11 +998,12 @@ static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->it
 
 /* --- Phase 3: rounding, and the sums of dSink ------------------------------------------------- */
 
-static void round_keys(const panel *pn, void *tensor, const fattn_strides *strides, int64_t dim,
-                       float *apart, int64_t stride)
+static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
+                       int64_t dim, float *apart, int64_t stride)
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
-    for (int64_t j = 0; j < pn->seq.sk; j++) {
+    const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
+    for (int64_t j = first; j < past; j++) {
         row_store((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), dtype,
                   sum_row(pn, tensor, strides, apart, stride, j), dim, 1);
     }
@@ -991,33 +1025,34 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
     dsink[h] = sum;
 }
 
-static int64_t finish_heads(const fattn_problem *p)
+static int64_t finish_chunks(const fattn_problem *p)
 {
-    return adds_up_apart(p) ? p->batch * p->heads_k : 0;
+    return adds_up_apart(p) ? p->batch * p->heads_k * chunks_of(p) : 0;
 }
 
 static int64_t finish_count(const fattn_cpu_run *run)
 {
     const fattn_problem *const p = run->problem;
-    return finish_heads(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
+    return finish_chunks(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
 }
 
 static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_problem *const p = run->problem;
     const gradients g = gradients_of(run);
-    const int64_t heads = finish_heads(p);
+    const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
     (void)scratch;
-    if (item >= heads) {
-        sum_dsink(run, &g, item - heads);
+    if (item >= chunks) {
+        sum_dsink(run, &g, item - chunks);
         return;
     }
-    const panel pn = keys_of(run, item / p->heads_k, item % p->heads_k);
+    const int64_t head = item % heads, first = item / heads * CHUNK_KEYS;
+    const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
     if (wants(p, FATTN_OUT_DK)) {
-        round_keys(&pn, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
+        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        round_keys(&pn, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
+        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
     }
 }
 

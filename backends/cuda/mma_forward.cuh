@@ -489,8 +489,9 @@ GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &
         w.kept = w.pairs.dropout.multiplier;
         w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
     }
-    w.bias_rows = mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
-    w.mask_rows = mma_are_rows(g.buffers.mask, p.mask_stride, 1);
+    w.bias_rows = p.features & FATTN_BIAS &&
+                  mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
+    w.mask_rows = p.features & FATTN_MASK && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
     w.hk = work.head;
     w.split = (int)work.split;
     w.group = fattn_quotient(p.heads_q, p.heads_k);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/tiling.h"
 
+#include "core/dtype.h"
 #include "core/io_model.h"
 #include "core/status.h"
 
@@ -55,6 +56,37 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
     return smaller(ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
 }
 
+/* Bytes that the blocks of a head all read: keys and values, or, in backward, all about queries. */
+static double walked_bytes(const fattn_problem *p)
+{
+    const double dims = (double)(p->dim + p->dim_v);
+    const double element = (double)fattn_dtype_size(p->dtype);
+    const double group = p->heads_k ? (double)(p->heads_q / p->heads_k) : 1;
+    return p->op == FATTN_FORWARD
+               ? (double)p->seqlen_k * dims * element
+               : (double)p->seqlen_q * group * (dims * element + (double)p->dim * sizeof(float));
+}
+
+/*
+ * Slow-memory bytes of a run. Blocks behind a shared cache read what is of their head together: as
+ * many as run at once do, and all that there are where the heads at work fit half of the cache, so
+ * that who comes later finds it there. They move what one large block would.
+ */
+static double traffic_of(const fattn_problem *p, const fattn_limits *limits,
+                         const fattn_kernel *kernel, const fattn_tiling *t)
+{
+    const bool forward = p->op == FATTN_FORWARD;
+    const int64_t blocks = forward ? t->q_blocks : t->k_blocks;
+    int64_t together = 1;
+    if (limits->shared_cache > 0 && blocks > 0) {
+        const double heads = (double)(limits->parallelism / blocks + 1);
+        const bool fits = heads * walked_bytes(p) <= (double)limits->shared_cache / 2;
+        together = fits ? blocks : smaller(blocks, limits->parallelism);
+    }
+    return fattn_io_plan_bytes(p, forward ? t->br * together : t->br,
+                               forward ? t->bc : t->bc * together, kernel->packs_groups);
+}
+
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
                                  const fattn_kernel *kernel, const fattn_wish *wish,
                                  fattn_tiling *tiling)
@@ -84,7 +116,7 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
         return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits",
                           kernel->name);
     }
-    t.traffic = fattn_io_plan_bytes(problem, t.br, t.bc, kernel->packs_groups);
+    t.traffic = traffic_of(problem, limits, kernel, &t);
     *tiling = t;
     return FATTN_OK;
 }

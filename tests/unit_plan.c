@@ -336,7 +336,7 @@ Test(tiling, the_largest_tile_that_fits)
                  {40 << 10, 32, 32},
                  {1, 32, 32}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {cases[i].fast, 1, 1 << 20};
+        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "%lld fast bytes: br %lld", (long long)cases[i].fast,
@@ -351,11 +351,32 @@ Test(tiling, the_largest_tile_that_fits)
     }
 }
 
+/* Keys and values of one of 8 heads of 3000 keys are 3000 * 2 * 64 * 4 bytes, 1.5 MB. */
+Test(tiling, a_shared_cache_spares_slow_memory)
+{
+    const fattn_kernel k = imaginary();
+    const fattn_problem p = normal(1000, 3000, 64);
+    const fattn_wish none = {{0, 0}, 0};
+    const double ends = 8 * 1000.0 * 2 * 64 * 4, keys = 8 * 3000.0 * 2 * 64 * 4;
+    const struct {
+        int64_t parallelism, cache;
+        double walks; /* of 32 blocks of 32 rows */
+    } cases[] = {{4, 0, 32}, {4, 1 << 20, 8}, {31, 1 << 20, 2}, {4, 4 << 20, 1}, {64, 4 << 20, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_limits limits = {1, cases[i].parallelism, 1 << 20, cases[i].cache};
+        fattn_tiling t;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, 32);
+        cr_assert_float_eq(t.traffic, ends + cases[i].walks * keys, 1, "case %zu: %g", i,
+                           t.traffic);
+    }
+}
+
 Test(tiling, keys_are_split_when_queries_are_few)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {{0, 0}, 0};
-    const fattn_limits limits = {1 << 20, 64, 1024};
+    const fattn_limits limits = {1 << 20, 64, 1024, 0};
     fattn_problem p = normal(1, 65536, 64);
     fattn_tiling t;
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
@@ -388,7 +409,7 @@ Test(tiling, keys_are_split_when_queries_are_few)
 Test(tiling, refusals)
 {
     fattn_kernel k = imaginary();
-    const fattn_limits limits = {1 << 20, 64, 1024};
+    const fattn_limits limits = {1 << 20, 64, 1024, 0};
     const fattn_problem p = normal(100, 100, 64);
     fattn_tiling t;
     const fattn_wish odd = {{33, 32}, 0};

@@ -20,6 +20,7 @@ static fattn_gpu_api api = {
     .major = 75,
     .minor = 76,
     .shared_memory = 97, /* a block may ask for */
+    .shared_cache = 38,  /* L2 */
     .registers = 4,
     .dynamic_shared = 8,
     .device_pointer = 3,

@@ -23,7 +23,7 @@ typedef struct device {
     int version;   /* 10 * major + minor */
     int isa;       /* of the vendor's numbers */
     int units;
-    int64_t shared_memory;
+    int64_t shared_memory, shared_cache;
     pthread_mutex_t mutex;
     gpu_module modules[FATTN_GPU_IMAGES]; /* under mutex; NULL: not loaded */
     gpu_function merge, dropout;
@@ -152,13 +152,14 @@ static fattn_status find_context(device *d)
 static fattn_status find_attributes(device *d)
 {
     const fattn_gpu_api *const api = d->api;
-    int major = 0, minor = 0, shared = 0;
+    int major = 0, minor = 0, shared = 0, cache = 0;
     const struct {
         int *value, attribute;
     } wanted[] = {{&major, api->major},
                   {&minor, api->minor},
                   {&d->units, api->units},
-                  {&shared, api->shared_memory}};
+                  {&shared, api->shared_memory},
+                  {&cache, api->shared_cache}};
     fattn_status status = FATTN_OK;
     for (size_t n = 0; !status && n < sizeof wanted / sizeof wanted[0]; n++) {
         status = check_on(d, api->device_attribute(wanted[n].value, wanted[n].attribute, d->number),
@@ -166,6 +167,7 @@ static fattn_status find_attributes(device *d)
     }
     d->version = 10 * major + minor;
     d->shared_memory = shared;
+    d->shared_cache = cache;
     return status;
 }
 
@@ -259,8 +261,10 @@ void fattn_gpu_describe(void *impl, fattn_device_info *info)
 void fattn_gpu_limits(void *impl, fattn_limits *limits)
 {
     const device *const d = impl;
-    *limits = (fattn_limits){
-        .fast_memory = d->shared_memory, .parallelism = 2 * (int64_t)d->units, .split_keys = 256};
+    *limits = (fattn_limits){.fast_memory = d->shared_memory,
+                             .parallelism = 2 * (int64_t)d->units,
+                             .split_keys = 256,
+                             .shared_cache = d->shared_cache};
 }
 
 const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)

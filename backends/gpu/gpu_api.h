@@ -65,7 +65,7 @@ typedef struct fattn_gpu_api {
     /* Numbers of results. */
     int out_of_memory, no_device, no_image;
     /* Numbers of attributes: of a device, of a function, of a pointer. */
-    int units, major, minor, shared_memory;
+    int units, major, minor, shared_memory, shared_cache;
     int registers, dynamic_shared;
     int device_pointer;
 

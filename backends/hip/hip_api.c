@@ -139,6 +139,7 @@ static hip_api hip = {
             .major = 23,
             .minor = 61,
             .shared_memory = 74, /* of a block */
+            .shared_cache = 19,  /* L2 */
             .registers = 4,
             .dynamic_shared = 8,
             .device_pointer = 3,

@@ -274,7 +274,8 @@ CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
     (void)device;
     if (!result) {
         switch (attribute) {
-        case 16: *value = 4; break; /* multiprocessors */
+        case 16: *value = 4; break;        /* multiprocessors */
+        case 38: *value = 40 << 20; break; /* L2 */
         case 75: *value = state.capability / 10; break;
         case 76: *value = state.capability % 10; break;
         case 97: *value = shared_memory(); break;

@@ -39,7 +39,8 @@ enum {
     NOT_FOUND = 500,
     LAUNCH_FAILED = 719
 };
-enum { MAJOR = 23, MINOR = 61, UNITS = 63, SHARED_MEMORY = 74, REGISTERS = 4, DEVICE_POINTER = 3 };
+enum { L2 = 19, MAJOR = 23, MINOR = 61, UNITS = 63, SHARED_MEMORY = 74 };
+enum { REGISTERS = 4, DEVICE_POINTER = 3 };
 
 static const struct {
     int result;
@@ -146,6 +147,7 @@ CALL(hipDeviceGetAttribute, int *value, int attribute, int device)
              : attribute == MINOR ? (int)(number >> 4 & 15)
              : attribute == UNITS ? 4
              : attribute == SHARED_MEMORY ? 65536
+             : attribute == L2            ? 4 << 20
                                           : -1;
     return device != 0 ? INVALID_DEVICE : *value < 0 ? INVALID_VALUE : 0;
 }

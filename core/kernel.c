@@ -100,3 +100,12 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
     }
     return NULL;
 }
+
+bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *p, int64_t memory)
+{
+    const fattn_tile *tile = kernel->tiles;
+    while (kernel->must_fit && tile->br && kernel->fast_bytes(p, *tile) > memory) {
+        tile++;
+    }
+    return tile->br != 0;
+}

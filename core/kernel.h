@@ -48,6 +48,7 @@ typedef struct fattn_kernel {
     bool splits_keys;   /* can cut the keys of a row into parts and merge them */
     int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */
     int64_t pieces;     /* of work for each that the device asks for, so that all end together */
+    bool must_fit;      /* runs with no tile but one that fits fast memory */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
@@ -64,5 +65,8 @@ const char *fattn_feature_name(int bit);
 /* Why the row does not take the problem; NULL when it does. text is scratch for the sentence. */
 const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *problem,
                                   char *text, size_t size);
+
+/* Whether a row that must fit has a tile for so many bytes of fast memory; true for others. */
+bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *problem, int64_t memory);
 
 #endif

@@ -462,6 +462,17 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_feature_name(21));
 }
 
+Test(kernel, fits_or_need_not)
+{
+    fattn_kernel k = imaginary();
+    const fattn_problem p = normal(10, 10, 64);
+    const int64_t least = k.fast_bytes(&p, menu[0]);
+    cr_assert(fattn_kernel_fits(&k, &p, 0));
+    k.must_fit = true;
+    cr_assert(fattn_kernel_fits(&k, &p, least));
+    cr_assert_not(fattn_kernel_fits(&k, &p, least - 1));
+}
+
 Test(kernel, rows_begin_where_it_needs_them)
 {
     fattn_kernel k = imaginary();

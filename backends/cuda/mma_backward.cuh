@@ -33,9 +33,10 @@
 
 /* Of every row, in the order of lse. */
 typedef struct mma_saved {
-    float *lse;   /* in log2 units; +inf for a row without probabilities */
-    float *delta; /* of such a row 0 */
-    float *dq;    /* W channels, not yet multiplied by scale */
+    float *lse;    /* in log2 units; +inf for a row without probabilities */
+    float *delta;  /* of such a row 0 */
+    float *dq;     /* W channels, not yet multiplied by scale */
+    float *factor; /* of f32: see split_backward.cuh */
 } mma_saved;
 
 template <int W> GPU_DEVICE mma_saved mma_saved_of(const fattn_gpu_args &g)
@@ -46,6 +47,7 @@ template <int W> GPU_DEVICE mma_saved mma_saved_of(const fattn_gpu_args &g)
     saved.dq = (float *)g.workspace;
     saved.lse = saved.dq + rows * W;
     saved.delta = saved.lse + rows;
+    saved.factor = saved.delta + rows;
     return saved;
 }
 
@@ -166,11 +168,14 @@ template <class T, int W, int N, int BN, int WARPS> struct mma_backward_shape {
         QUERIES = N,
         KEYS = BN,
         THREADS = 32 * WARPS,
-        HIGH = BN / 32,            /* warps along the keys, of S^T, dV and dK */
-        BROAD = WARPS / HIGH,      /* and along the queries, or channels */
-        PART_QUERIES = N / BROAD,  /* of S^T, a warp */
-        PART_CHANNELS = W / BROAD, /* of dV and dK */
-        DQ_HIGH = N / 32,          /* warps along the queries, of dQ */
+        TILES = 2,                /* of 16 keys, of S^T, a warp */
+        HIGH = BN / (16 * TILES), /* warps along the keys */
+        PART_QUERIES = N / (WARPS / HIGH),
+        SUMS_TILES = 2, /* the same of dV and dK */
+        SUMS_HIGH = BN / (16 * SUMS_TILES),
+        PART_CHANNELS = W / (WARPS / SUMS_HIGH),
+        DQ_TILES = 2, /* and of dQ: 16 queries */
+        DQ_HIGH = N / (16 * DQ_TILES),
         DQ_CHANNELS = W / (WARPS / DQ_HIGH)
     };
 };
@@ -179,12 +184,12 @@ template <class T, int W, int N, int BN, int WARPS> struct mma_backward_shape {
 typedef struct mma_job {
     gpu_pairs pairs;
     int64_t hk, group, j0;
-    int keys;                 /* that exist from j0 on; may be more than a tile, or none */
-    int first, past;          /* tiles of queries */
-    int full, full_past;      /* those whose pairs are all kept */
-    const uint16_t *k, *v;    /* key j0 */
-    const uint16_t *q, *dout; /* query 0 of the group's first head */
-    int64_t at;               /* the same in lse */
+    int keys;             /* that exist from j0 on; may be more than a tile, or none */
+    int first, past;      /* tiles of queries */
+    int full, full_past;  /* those whose pairs are all kept */
+    const void *k, *v;    /* key j0 */
+    const void *q, *dout; /* query 0 of the group's first head */
+    int64_t at;           /* the same in lse */
 } mma_job;
 
 template <class S> struct mma_backward_scratch {
@@ -197,7 +202,7 @@ template <class S> struct mma_backward_scratch {
 
 /* dK and dV, a warp's part. */
 template <class S> struct mma_sums {
-    float dk[2][S::PART_CHANNELS / 8][4], dv[2][S::PART_CHANNELS / 8][4];
+    float dk[S::SUMS_TILES][S::PART_CHANNELS / 8][4], dv[S::SUMS_TILES][S::PART_CHANNELS / 8][4];
 };
 
 /* Copies `live` rows from `from` on, and zeros up to ROWS. */
@@ -225,9 +230,11 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
     const mma_job &job = s.job;
     const int64_t i0 = (int64_t)tile * S::QUERIES;
     const int live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
-    mma_copy_rows<S, S::QUERIES>(s.q[stage], job.q + i0 * p.q.seq + head * p.q.head, p.q.seq,
+    mma_copy_rows<S, S::QUERIES>(s.q[stage],
+                                 (const uint16_t *)job.q + i0 * p.q.seq + head * p.q.head, p.q.seq,
                                  (int)p.dim, live);
-    mma_copy_rows<S, S::QUERIES>(s.dout[stage], job.dout + i0 * p.dout.seq + head * p.dout.head,
+    mma_copy_rows<S, S::QUERIES>(s.dout[stage],
+                                 (const uint16_t *)job.dout + i0 * p.dout.seq + head * p.dout.head,
                                  p.dout.seq, (int)p.dim_v, live);
     /* Rows that do not exist get lse = 0: their q and dO are 0, and so is what comes of them. */
     const int r = gpu_thread_anew();
@@ -241,21 +248,35 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
 }
 
 /* Where the warp's part of S^T begins. */
-template <class S> GPU_DEVICE int mma_part_key(void) { return mma_warp() % S::HIGH * 32; }
+template <class S> GPU_DEVICE int mma_part_key(void)
+{
+    return mma_warp() % S::HIGH * 16 * S::TILES;
+}
 template <class S> GPU_DEVICE int mma_part_query(void)
 {
     return mma_warp() / S::HIGH * S::PART_QUERIES;
 }
 
+/* And that of dV and dK. */
+template <class S> GPU_DEVICE int mma_sums_key(void)
+{
+    return mma_warp() % S::SUMS_HIGH * 16 * S::SUMS_TILES;
+}
+template <class S> GPU_DEVICE int mma_sums_channel(void)
+{
+    return mma_warp() / S::SUMS_HIGH * S::PART_CHANNELS;
+}
+
 /* Scores of pairs outside the band are selected away. Rows of x are keys. */
 template <class S>
-GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0, float x[2][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_keep_queries(const mma_job &job, int64_t i0,
+                                 float x[S::TILES][S::PART_QUERIES / 8][4])
 {
     const fattn_band &band = job.pairs.band;
     const int64_t limit = INT64_C(1) << 62;
     const int64_t column = i0 + mma_part_query<S>() + mma_lane() % 4 * 2;
     GPU_UNROLL
-    for (int m = 0; m < 2; m++) {
+    for (int m = 0; m < S::TILES; m++) {
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             const int key = mma_part_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
@@ -304,11 +325,21 @@ GPU_DEVICE void mma_differentiate(float unit, mma_backward_scratch<S> &s, int st
 
 /* A warp's part of dS K, on its way to dQ in the workspace. */
 template <class S> struct mma_dq_part {
-    enum { COUNT = S::DQ_CHANNELS / 2 }; /* pairs of elements */
-    float y[2][S::DQ_CHANNELS / 8][4];
+    enum { COUNT = S::DQ_TILES * S::DQ_CHANNELS / 4 }; /* pairs of elements */
+    float y[S::DQ_TILES][S::DQ_CHANNELS / 8][4];
     float *to; /* the thread's first element */
     int live;  /* rows from there on that exist */
 };
+
+/* It goes to row i of the tile, and to that channel. */
+template <class S>
+GPU_DEVICE void mma_dq_place(const fattn_gpu_args &g, const mma_job &job, int head, int64_t i0,
+                             int i, int channel, mma_dq_part<S> &part)
+{
+    part.live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES) - i;
+    part.to = mma_saved_of<S::WIDTH>(g).dq + channel + mma_lane() % 4 * 2 +
+              (job.at + head * g.problem.total_q + i0 + i) * S::WIDTH;
+}
 
 template <class S>
 GPU_DEVICE void mma_dq_make(const fattn_gpu_args &g, const mma_backward_scratch<S> &s, int head,
@@ -319,18 +350,16 @@ GPU_DEVICE void mma_dq_make(const fattn_gpu_args &g, const mma_backward_scratch<
     mma_times<typename S::type, S::QUERIES, S::WIDTH, 2, S::DQ_CHANNELS / 16, S::KEYS / 16, true>(
         mma_columns_a<S::QUERIES>(s.ds, row / 8), mma_columns_b<S::WIDTH>(s.k, 0, channel / 8),
         part.y, [](int) {});
-    part.live = (int)fattn_min64(s.job.pairs.seq.sq - i0, S::QUERIES) - i;
-    part.to = mma_saved_of<S::WIDTH>(g).dq + channel + mma_lane() % 4 * 2 +
-              (s.job.at + head * g.problem.total_q + i0 + i) * S::WIDTH;
+    mma_dq_place<S>(g, s.job, head, i0, i, channel, part);
 }
 
 /* Adds the pairs of slot `slot` of `slots`. */
 template <class S> GPU_DEVICE void mma_dq_add(const mma_dq_part<S> &part, int slot, int slots)
 {
-    enum { COUNT = mma_dq_part<S>::COUNT };
+    enum { COUNT = mma_dq_part<S>::COUNT, ROW = S::DQ_CHANNELS / 8 };
     GPU_UNROLL
     for (int n = slot * COUNT / slots; n < (slot + 1) * COUNT / slots; n++) {
-        const int m = n / (COUNT / 2), h = n / (COUNT / 4) % 2, c = n % (COUNT / 4);
+        const int m = n / (2 * ROW), h = n / ROW % 2, c = n % ROW;
         if (16 * m + 8 * h < part.live) {
             mma_add_two(part.to + (16 * m + 8 * h) * S::WIDTH + 8 * c, part.y[m][c][2 * h],
                         part.y[m][c][2 * h + 1]);
@@ -367,7 +396,7 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
     mma_dq_make<S>(g, s, head, i0, part);
     /* Additions go out one by one beside the other products: all at once they would wait. */
     enum { SLOTS = S::PART_CHANNELS / 16 * (Q / 16) };
-    const int chunk = mma_warp() / S::HIGH * S::PART_CHANNELS / 8;
+    const int chunk = mma_sums_channel<S>() / 8;
     mma_times<T, Q, P, 2, S::PART_CHANNELS / 16, Q / 16, false>(
         mma_rows_a<Q>(s.p, key), mma_columns_b<P>(s.dout[stage], 0, chunk), sums.dv,
         [&](int i) { mma_dq_add<S>(part, i, 2 * SLOTS); });
@@ -406,15 +435,15 @@ GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &
 template <class S>
 GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, const gpu_tensor &t,
                                const fattn_strides &stride, float factor,
-                               const float sum[2][S::PART_CHANNELS / 8][4])
+                               const float sum[S::SUMS_TILES][S::PART_CHANNELS / 8][4])
 {
     const bool adds = g.problem.features & FATTN_ACCUMULATE;
     const fattn_sequence &seq = job.pairs.seq;
-    const int channel = mma_warp() / S::HIGH * S::PART_CHANNELS + mma_lane() % 4 * 2;
+    const int channel = mma_sums_channel<S>() + mma_lane() % 4 * 2;
     GPU_UNROLL
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < 2 * S::SUMS_TILES; e++) {
         const int m = e / 2, h = e % 2;
-        const int key = mma_part_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
+        const int key = mma_sums_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
         const int64_t j = job.j0 + key;
         const int64_t at = gpu_key_at(g, seq, stride, job.pairs.b, job.hk, j);
         const bool used = key < job.keys;
@@ -426,6 +455,22 @@ GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, cons
             mma_store_two(t, at, channel + 8 * n, adds, used ? sum[m][n][2 * h] * factor : 0,
                           used ? sum[m][n][2 * h + 1] * factor : 0);
         }
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, const mma_job &job, const mma_sums<S> &sums)
+{
+    const fattn_problem &p = g.problem;
+    if (p.outputs & FATTN_OUT_DK) {
+        const gpu_tensor dk =
+            gpu_tensor_of(g, g.buffers.dk, g.dtype_gradient, FATTN_GPU_QUADS_DK, p.dim);
+        mma_store_keys<S>(g, job, dk, p.dk, g.rule.scale, sums.dk);
+    }
+    if (p.outputs & FATTN_OUT_DV) {
+        const gpu_tensor dv =
+            gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
+        mma_store_keys<S>(g, job, dv, p.dv, 1, sums.dv);
     }
 }
 
@@ -457,10 +502,11 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     job.full_past =
         high >= seq.sq - 1 ? INT32_MAX : (int)gpu_clamp((high + 1) / S::QUERIES, 0, INT32_MAX);
 
-    job.k = (const uint16_t *)g.buffers.k + gpu_key_at(g, seq, p.k, b, job.hk, job.j0);
-    job.v = (const uint16_t *)g.buffers.v + gpu_key_at(g, seq, p.v, b, job.hk, job.j0);
-    job.q = (const uint16_t *)g.buffers.q + gpu_query_at(seq, p.q, 0, h0);
-    job.dout = (const uint16_t *)g.buffers.dout + gpu_query_at(seq, p.dout, 0, h0);
+    typedef typename S::type::element element;
+    job.k = (const element *)g.buffers.k + gpu_key_at(g, seq, p.k, b, job.hk, job.j0);
+    job.v = (const element *)g.buffers.v + gpu_key_at(g, seq, p.v, b, job.hk, job.j0);
+    job.q = (const element *)g.buffers.q + gpu_query_at(seq, p.q, 0, h0);
+    job.dout = (const element *)g.buffers.dout + gpu_query_at(seq, p.dout, 0, h0);
     job.at = gpu_lse_at(p, seq, b, h0);
 }
 
@@ -479,20 +525,11 @@ GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<
         return;
     }
     mma_sums<S> sums = {};
-    mma_copy_rows<S, S::KEYS>(s.k, job.k, p.k.seq, (int)p.dim, job.keys);
-    mma_copy_rows<S, S::KEYS>(s.v, job.v, p.v.seq, (int)p.dim_v, job.keys);
+    mma_copy_rows<S, S::KEYS>(s.k, (const uint16_t *)job.k, p.k.seq, (int)p.dim, job.keys);
+    mma_copy_rows<S, S::KEYS>(s.v, (const uint16_t *)job.v, p.v.seq, (int)p.dim_v, job.keys);
     mma_keys_walk<S>(g, s, sums);
     mma_wait<0>();
-    if (p.outputs & FATTN_OUT_DK) {
-        const gpu_tensor dk =
-            gpu_tensor_of(g, g.buffers.dk, g.dtype_gradient, FATTN_GPU_QUADS_DK, p.dim);
-        mma_store_keys<S>(g, job, dk, p.dk, g.rule.scale, sums.dk);
-    }
-    if (p.outputs & FATTN_OUT_DV) {
-        const gpu_tensor dv =
-            gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
-        mma_store_keys<S>(g, job, dv, p.dv, 1, sums.dv);
-    }
+    mma_store_sums<S>(g, job, sums);
 }
 
 template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
@@ -507,5 +544,20 @@ template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
         mma_backward_item<S>(g, s, n);
     }
 }
+
+/* The kernels before and after: mma_save_row or mma_finish_row for all rows. */
+#define MMA_ROWS(name, visit)                                                         \
+    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                         \
+    {                                                                                 \
+        const fattn_problem &p = g.problem;                                           \
+        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                       \
+        const int64_t block = 128 / MMA_QUERY_THREADS;                                \
+        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) { \
+            const int64_t number = n + gpu_thread() / MMA_QUERY_THREADS;              \
+            mma_query row = mma_query_of(g, fattn_min64(number, count - 1));          \
+            row.exists = row.exists && number < count;                                \
+            visit(g, row);                                                            \
+        }                                                                             \
+    }
 
 #endif

@@ -17,19 +17,6 @@
     MMA_ENTRY(mma_backward_bf16_##width##_##queries##x##keys, mma_bf16, width, queries, keys)
 MMA_BACKWARD_SHAPES(MMA_ENTRIES)
 
-#define MMA_ROWS(name, visit)                                                         \
-    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                         \
-    {                                                                                 \
-        const fattn_problem &p = g.problem;                                           \
-        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                       \
-        const int64_t block = 128 / MMA_QUERY_THREADS;                                \
-        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) { \
-            const int64_t number = n + gpu_thread() / MMA_QUERY_THREADS;              \
-            mma_query row = mma_query_of(g, fattn_min64(number, count - 1));          \
-            row.exists = row.exists && number < count;                                \
-            visit(g, row);                                                            \
-        }                                                                             \
-    }
 MMA_ROWS(mma_backward_rows_64, mma_save_row<64>)
 MMA_ROWS(mma_backward_rows_128, mma_save_row<128>)
 MMA_ROWS(mma_backward_rows_256, mma_save_row<256>)

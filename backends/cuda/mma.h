@@ -51,4 +51,18 @@
 #define MMA_BACKWARD_SHARED(width, queries, keys) \
     (4 * (width) * ((keys) + 2 * (queries)) + 4 * (queries) * (keys) + 16 * (queries) + 512)
 
+/*
+ * Backward of f32, in three planes: X(width, queries, keys, warps, tiles of 16 rows that a warp has
+ * of S^T, of dK and dV, of dQ). Blocks: keys and values, two tiles of queries and of dO, P, dS,
+ * three numbers of each query, and the job.
+ */
+#define SPLIT_BACKWARD_SHAPES(X) \
+    X(64, 32, 128, 8, 2, 2, 1)   \
+    X(128, 32, 64, 8, 1, 2, 2)   \
+    X(64, 32, 32, 4, 1, 1, 1)    \
+    X(128, 32, 32, 4, 1, 1, 1)
+#define SPLIT_ROWS_THREADS 128 /* of the kernel before, a row each two */
+#define SPLIT_BACKWARD_SHARED(width, queries, keys) \
+    (12 * (width) * ((keys) + 2 * (queries)) + 12 * (queries) * (keys) + 24 * (queries) + 512)
+
 #endif

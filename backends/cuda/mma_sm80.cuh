@@ -16,7 +16,7 @@
  *
  * A tile in shared memory has rows of `pitch` elements, a multiple of 64, in chunks of 8; chunk c
  * of row r lies at c ^ (r % 8). Eight rows of one chunk then cover all 32 banks, for copies as for
- * ldmatrix, which reads eight rows of 16 bytes a phase.
+ * ldmatrix, which reads eight rows of 16 bytes a phase. Where the pitch is 32, two rows are one.
  */
 #ifndef FATTN_CUDA_MMA_SM80_CUH
 #define FATTN_CUDA_MMA_SM80_CUH
@@ -152,6 +152,9 @@ GPU_DEVICE float mma_reciprocal(float x)
 /* Address of chunk c of row r in a tile. */
 template <int PITCH> GPU_DEVICE uint32_t mma_place(uint32_t tile, int r, int c)
 {
+    if (PITCH == 32) {
+        return mma_place<64>(tile, r / 2, r % 2 * 4 + c);
+    }
     return tile + 2 * PITCH * r + ((c ^ r & 7) << 4);
 }
 

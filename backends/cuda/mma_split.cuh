@@ -92,6 +92,43 @@ GPU_DEVICE uint32_t mma_put_eight(uint32_t to, int plane_bytes, const mma_eight 
     return lost;
 }
 
+/* A thread's part of so many rows of WIDTH channels: chunk c of rows r, r + STEP ... */
+template <int THREADS, int WIDTH, int ROWS> struct mma_split_part {
+    enum { CHUNKS = WIDTH / 8, STEP = THREADS / CHUNKS, COUNT = ROWS / STEP };
+    mma_eight eight[COUNT];
+
+    /* Reads it: `live` rows exist from `tile` on, of `dim` channels. */
+    __device__ __forceinline__ void fetch(const float *tile, int64_t stride, int64_t dim, int live)
+    {
+        const int c = gpu_thread_anew() % CHUNKS, r0 = gpu_thread_anew() / CHUNKS;
+        const int channels = (int)gpu_clamp(dim - 8 * c, 0, 8);
+        const float *from = tile + r0 * stride + 8 * c;
+        if (live >= ROWS && channels == 8) {
+            GPU_UNROLL
+            for (int n = 0; n < COUNT; n++, from += STEP * stride) {
+                eight[n] = mma_fetch_eight(from, 8);
+            }
+            return;
+        }
+        GPU_UNROLL
+        for (int n = 0; n < COUNT; n++, from += STEP * stride) {
+            eight[n] = mma_fetch_eight(from, r0 + n * STEP < live ? channels : 0);
+        }
+    }
+
+    /* Puts chunks, split, where place(r, c) says. Whether something is lost. */
+    template <class Place> __device__ __forceinline__ bool put(const Place &place) const
+    {
+        const int c = gpu_thread_anew() % CHUNKS, r0 = gpu_thread_anew() / CHUNKS;
+        uint32_t lost = 0;
+        GPU_UNROLL
+        for (int n = 0; n < COUNT; n++) {
+            lost |= mma_put_eight(place(r0 + n * STEP, c), 2 * ROWS * WIDTH, eight[n]);
+        }
+        return lost & 0xffffu;
+    }
+};
+
 /*
  * A B for 16 * M rows of A and 16 columns of B along 16 terms, fragments of planes. Where M is 1,
  * in two parts, so that there are enough products that do not wait for one another.
@@ -157,44 +194,41 @@ GPU_DEVICE void mma_split_load_transposed(uint32_t x[3][4], uint32_t at, int byt
     }
 }
 
-/* mma_dots() of planes; a_bytes, b_bytes: from plane to plane. A step is not unrolled into the
- * next: the compiler would put off additions, and keep what is to be added in registers. */
+/* mma_dots() of planes; a_bytes, b_bytes: from plane to plane. Fragments are loaded one product
+ * ahead. More than two steps are not unrolled: the compiler would put off additions, and keep what
+ * is to be added in registers. */
 template <int PITCH, int M, int N, int STEPS, int NEXT = 16>
 GPU_DEVICE void mma_split_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
                                float x[M][2 * N][4])
 {
-    uint32_t a[M][3][4], b[2][3][4];
+    enum { MORE = N % 2 + 1 }; /* steps at a time, an even number of products */
+    uint32_t a[2][M][3][4], b[2][3][4];
     GPU_UNROLL
     for (int m = 0; m < M; m++) {
-        mma_split_load(a[m], mma_step<PITCH>(a_at, m, 0), a_bytes);
+        mma_split_load(a[0][m], mma_step<PITCH>(a_at, m, 0), a_bytes);
     }
     mma_split_load(b[0], b_at, b_bytes);
     GPU_ROLLED
-    for (int step = 0; step < STEPS; step++) {
-        const int next = (step + 1) % STEPS; /* the last loads what nobody uses */
-        const uint32_t aside = next % 4 << 5, across = 128 * (next / 4);
-        const uint32_t b_here = (b_at ^ step % 4 << 5) + 128 * (step / 4);
-        uint32_t a_next[M][3][4];
+    for (int step = 0; step < STEPS; step += MORE) {
         GPU_UNROLL
-        for (int n = 0; n < N; n++) {
-            if (n + 1 < N) {
-                mma_split_load(b[(n + 1) % 2], mma_step<PITCH, NEXT>(b_here, n + 1, 0), b_bytes);
-            } else {
-                mma_split_load(b[(n + 1) % 2], (b_at ^ aside) + across, b_bytes);
-                GPU_UNROLL
-                for (int m = 0; m < M; m++) {
-                    mma_split_load(a_next[m], mma_step<PITCH>((a_at ^ aside) + across, m, 0),
-                                   a_bytes);
-                }
+        for (int i = 0; i < N * MORE; i++) {
+            const int n = i % N, s = i / N;
+            const int ahead = (step + s + (n + 1 == N)) % STEPS; /* at the end: for nobody */
+            const uint32_t aside = ahead % 4 << 5, across = 128 * (ahead / 4);
+            mma_split_load(b[(i + 1) % 2],
+                           mma_step<PITCH, NEXT>((b_at ^ aside) + across, (n + 1) % N, 0), b_bytes);
+            GPU_UNROLL
+            for (int m = 0; m < M && n + 1 == N; m++) {
+                mma_split_load(a[(s + 1) % 2][m], mma_step<PITCH>((a_at ^ aside) + across, m, 0),
+                               a_bytes);
             }
             mma_split_sum<M> sum;
-            mma_split_products<M>(a, b[n % 2], sum);
+            mma_split_products<M>(a[s % 2], b[i % 2], sum);
             mma_split_join<M, N>(sum, n, x);
         }
-        static_assert(N % 2 == 0, "the first of the next step is in b[0]");
         GPU_UNROLL
-        for (int e = 0; e < 12 * M; e++) {
-            a[e / 12][e / 4 % 3][e % 4] = a_next[e / 12][e / 4 % 3][e % 4];
+        for (int e = 0; e < 12 * M && MORE == 1; e++) {
+            a[0][e / 12][e / 4 % 3][e % 4] = a[1][e / 12][e / 4 % 3][e % 4];
         }
     }
 }
@@ -205,7 +239,7 @@ GPU_DEVICE void mma_split_mix(const float p[M][2 * STEPS][4], uint32_t b_at, int
                               float y[M][2 * N][4])
 {
     uint32_t a[M][3][4], b[2][3][4];
-    mma_split_load_transposed(b[0], mma_step<PITCH>(b_at, 0, 0), b_bytes);
+    mma_split_load_transposed(b[0], mma_step<PITCH, NEXT>(b_at, 0, 0), b_bytes);
     GPU_UNROLL
     for (int i = 0; i < N * STEPS; i++) {
         const int step = i / N, n = i % N, ahead = i + 1;
@@ -226,6 +260,84 @@ GPU_DEVICE void mma_split_mix(const float p[M][2 * STEPS][4], uint32_t b_at, int
         mma_split_sum<M> sum;
         mma_split_products<M>(a, b[i % 2], sum);
         mma_split_join<M, N>(sum, n, y);
+    }
+}
+
+/* mma_times() of planes. */
+template <int PITCH_A, int PITCH_B, int M, int N, int STEPS, bool TRANSPOSED, class Beside>
+GPU_DEVICE void mma_split_times(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
+                                float y[M][2 * N][4], const Beside &beside)
+{
+    uint32_t a[M][3][4], b[2][3][4];
+    mma_split_load_transposed(b[0], mma_step<PITCH_B>(b_at, 0, 0), b_bytes);
+    GPU_UNROLL
+    for (int i = 0; i < N * STEPS; i++) {
+        const int step = i / N, n = i % N, ahead = i + 1;
+        GPU_UNROLL
+        for (int m = 0; m < M && n == 0; m++) {
+            if (TRANSPOSED) {
+                mma_split_load_transposed(a[m], mma_step<PITCH_A>(a_at, step, m), a_bytes);
+            } else {
+                mma_split_load(a[m], mma_step<PITCH_A>(a_at, m, step), a_bytes);
+            }
+        }
+        if (ahead < N * STEPS) {
+            mma_split_load_transposed(b[ahead % 2], mma_step<PITCH_B>(b_at, ahead / N, ahead % N),
+                                      b_bytes);
+        }
+        mma_split_sum<M> sum;
+        mma_split_products<M>(a, b[i % 2], sum);
+        mma_split_join<M, N>(sum, n, y);
+        beside(i);
+    }
+}
+
+/* --- By plain multiply-adds, in the same places ----------------------------------------------- */
+
+/* x[m][.] += A B^T for the thread's rows of A, or NULL for one that is left as it is, and of the
+ * `live` rows from b on those that column(e) says for e < 4 * N. */
+template <int M, int N, class Column>
+GPU_DEVICE void mma_plain_dots(const float *const row[M][2], const float *b, int64_t stride,
+                               int live, int64_t dim, const Column &column, float x[M][2 * N][4])
+{
+    GPU_ROLLED
+    for (int64_t c = 0; c < dim; c++) {
+        float left[M][2];
+        GPU_UNROLL
+        for (int n = 0; n < 2 * M; n++) {
+            left[n / 2][n % 2] = row[n / 2][n % 2] ? row[n / 2][n % 2][c] : 0;
+        }
+        GPU_UNROLL
+        for (int e = 0; e < 4 * N; e++) {
+            const int j = column(e);
+            const float right = j < live ? b[j * stride + c] : 0;
+            GPU_UNROLL
+            for (int n = 0; n < 2 * M; n++) {
+                float *const to = &x[n / 2][e / 2][2 * (n % 2) + e % 2];
+                *to = row[n / 2][n % 2] ? fmaf(left[n / 2][n % 2], right, *to) : *to;
+            }
+        }
+    }
+}
+
+/* y[m][.] += A B. Element (r, t) of A lies at a[r * down + t * along], a being the thread's first
+ * row; b: the row of the first term, at the thread's first channel, of `channels` from there on. */
+template <int M, int N>
+GPU_DEVICE void mma_plain_times(const float *a, int down, int along, int terms, const float *b,
+                                int64_t stride, int channels, float y[M][2 * N][4])
+{
+    GPU_ROLLED
+    for (int t = 0; t < terms; t++, a += along, b += stride) {
+        GPU_UNROLL
+        for (int e = 0; e < 4 * N; e++) {
+            const int c = e / 2 * 8 + e % 2;
+            const float right = c < channels ? b[c] : 0;
+            GPU_UNROLL
+            for (int n = 0; n < 2 * M; n++) {
+                float *const to = &y[n / 2][e / 2][2 * (n % 2) + e % 2];
+                *to = fmaf(a[(n / 2 * 16 + n % 2 * 8) * down], right, *to);
+            }
+        }
     }
 }
 

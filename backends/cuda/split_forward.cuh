@@ -20,46 +20,11 @@ template <class S> struct mma_tiles<S, 3> {
     int32_t odd[S::ROWS]; /* rows whose q three planes do not hold */
 };
 
-/* A thread's part of a tile of keys, or of values: chunk c of rows r, r + STEP ... */
-template <class S> struct split_part {
-    enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS, COUNT = S::KEYS / STEP };
-    mma_eight eight[COUNT];
-};
-
-/* Reads it: `live` keys exist from `tile` on, of `dim` channels. */
+/* Keys or values, into their tile. Whether three planes do not hold one. */
 template <class S>
-GPU_DEVICE void split_fetch(split_part<S> &part, const float *tile, int64_t stride, int dim,
-                            int live)
+GPU_DEVICE bool split_put(uint16_t *tile, const mma_split_part<S::THREADS, S::WIDTH, S::KEYS> &part)
 {
-    typedef split_part<S> P;
-    const int c = gpu_thread_anew() % P::CHUNKS, r0 = gpu_thread_anew() / P::CHUNKS;
-    const int channels = (int)gpu_clamp(dim - 8 * c, 0, 8);
-    const float *from = tile + r0 * stride + 8 * c;
-    if (live >= S::KEYS && channels == 8) {
-        GPU_UNROLL
-        for (int n = 0; n < P::COUNT; n++, from += P::STEP * stride) {
-            part.eight[n] = mma_fetch_eight(from, 8);
-        }
-        return;
-    }
-    GPU_UNROLL
-    for (int n = 0; n < P::COUNT; n++, from += P::STEP * stride) {
-        part.eight[n] = mma_fetch_eight(from, r0 + n * P::STEP < live ? channels : 0);
-    }
-}
-
-/* Puts it into its tile, split; as mma_split, whether something is lost. */
-template <class S> GPU_DEVICE bool split_put(uint16_t *tile, const split_part<S> &part)
-{
-    typedef split_part<S> P;
-    const int c = gpu_thread_anew() % P::CHUNKS, r0 = gpu_thread_anew() / P::CHUNKS;
-    uint32_t lost = 0;
-    GPU_UNROLL
-    for (int n = 0; n < P::COUNT; n++) {
-        lost |= mma_put_eight(mma_key_place<S>(mma_shared(tile), r0 + n * P::STEP, c),
-                              2 * S::KEYS * S::WIDTH, part.eight[n]);
-    }
-    return lost & 0xffffu;
+    return part.put([tile](int r, int c) { return mma_key_place<S>(mma_shared(tile), r, c); });
 }
 
 /* The queries; returns whether any row of the thread's is odd. */
@@ -88,8 +53,6 @@ template <class S>
 GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &s, bool all,
                                  const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
 {
-    const int64_t stride = g.problem.k.seq;
-    const int first = mma_own<S>();
     const float *q[S::TILES][2];
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
@@ -102,24 +65,9 @@ GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &
             *score = mine ? 0 : *score;
         }
     }
-    GPU_ROLLED
-    for (int c = 0; c < g.problem.dim; c++) {
-        float row[S::TILES][2];
-        GPU_UNROLL
-        for (int n = 0; n < 2 * S::TILES; n++) {
-            row[n / 2][n % 2] = q[n / 2][n % 2] ? q[n / 2][n % 2][c] : 0;
-        }
-        GPU_UNROLL
-        for (int e = 0; e < S::KEYS / 4; e++) {
-            const int j = first + e;
-            const float key = j < live ? k[j * stride + c] : 0;
-            GPU_UNROLL
-            for (int n = 0; n < 2 * S::TILES; n++) {
-                float *const score = &x[n / 2][e / 2][2 * (n % 2) + e % 2];
-                *score = q[n / 2][n % 2] ? fmaf(row[n / 2][n % 2], key, *score) : *score;
-            }
-        }
-    }
+    const int own = mma_own<S>();
+    mma_plain_dots<S::TILES, S::KEYS / 16>(
+        q, k, g.problem.k.seq, live, g.problem.dim, [own](int e) { return own + e; }, x);
 }
 
 /* o += p V for the `live` values from v on. Weights of a warp pass through its part of the tile of
@@ -131,30 +79,20 @@ GPU_DEVICE void split_plain_mix(const fattn_gpu_args &g, mma_scratch<S> &s, cons
 {
     enum { SLOT = 16 * S::KEYS };
     static_assert(S::THREADS / 32 * SLOT * sizeof(float) <= sizeof s.v, "too small");
+    const int column = mma_lane() % 4 * 2, own = mma_own<S>();
     float *const slot = (float *)s.v[0] + mma_warp() * SLOT;
-    const int top = mma_lane() / 4, column = mma_lane() % 4 * 2, dim = (int)g.problem.dim_v;
-    const int own = mma_own<S>();
+    float *const row = slot + mma_lane() / 4 * S::KEYS;
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
         __syncwarp();
         GPU_UNROLL
         for (int e = 0; e < S::KEYS / 2; e++) {
-            const int key = own + e / 4 * 2 + e % 2;
-            slot[(top + e / 2 % 2 * 8) * S::KEYS + key] = x[m][e / 4][e % 4];
+            row[e / 2 % 2 * 8 * S::KEYS + own + e / 4 * 2 + e % 2] = x[m][e / 4][e % 4];
         }
         __syncwarp();
-        GPU_ROLLED
-        for (int j = 0; j < S::KEYS && j < live; j++) {
-            const float *const row = v + j * g.problem.v.seq;
-            GPU_UNROLL
-            for (int e = 0; e < S::WIDTH / 4; e++) {
-                const int c = e / 2 * 8 + column + e % 2;
-                const float value = c < dim ? row[c] : 0;
-                float *const o = rows.o[m][e / 2] + e % 2;
-                o[0] = fmaf(slot[top * S::KEYS + j], value, o[0]);
-                o[2] = fmaf(slot[(top + 8) * S::KEYS + j], value, o[2]);
-            }
-        }
+        mma_plain_times<1, S::WIDTH / 16>(row, S::KEYS, 1, live < S::KEYS ? live : S::KEYS,
+                                          v + column, g.problem.v.seq,
+                                          (int)g.problem.dim_v - column, rows.o + m);
     }
 }
 
@@ -169,7 +107,7 @@ GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<
     const float unit = g.rule.unit;
     const float *const k = (const float *)s.item.k, *const v = (const float *)s.item.v;
     const int past = s.item.past, keys = s.item.keys;
-    split_part<S> part;
+    mma_split_part<S::THREADS, S::WIDTH, S::KEYS> part;
     int block = s.item.block;
 
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
@@ -180,15 +118,14 @@ GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<
     if (block >= past) {
         return;
     }
-    split_fetch<S>(part, k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, (int)p.dim,
-                   keys - block * S::KEYS);
+    part.fetch(k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, p.dim, keys - block * S::KEYS);
     const bool odd_q = gpu_any(split_queries<S>(g, s));
     bool odd = split_put<S>(s.k[0], part);
     for (; block < past; block++) {
         const int j0 = block * S::KEYS, live = keys - j0;
         const float *const tile_k = k + j0 * p.k.seq, *const tile_v = v + j0 * p.v.seq;
         const bool odd_k = gpu_any(odd); /* keys are here, and everyone is through with values */
-        split_fetch<S>(part, tile_v, p.v.seq, (int)p.dim_v, live);
+        part.fetch(tile_v, p.v.seq, p.dim_v, live);
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
         mma_split_dots<S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q[0], mma_warp() * S::TILES * 16), Q_BYTES,
@@ -203,7 +140,7 @@ GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<
         mma_weigh<S>(unit, rows, x);
         const bool odd_v = gpu_any(odd); /* values are here, and everyone is through with keys */
         if (block + 1 < past) {
-            split_fetch<S>(part, tile_k + S::KEYS * p.k.seq, p.k.seq, (int)p.dim, live - S::KEYS);
+            part.fetch(tile_k + S::KEYS * p.k.seq, p.k.seq, p.dim, live - S::KEYS);
         }
         if (odd_v) {
             split_plain_mix<S>(g, s, tile_v, live, x, rows);

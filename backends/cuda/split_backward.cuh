@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward on tensor cores for f32: mma_backward.cuh, whose loop, rows and ends these are, with
+ * elements as sums of three (mma_split.cuh). Queries and dO are split on their way to shared memory
+ * by the threads that read them, beside the products of the tile before; P and dS by those that
+ * make them. A run is
+ *
+ *     split_backward_rows_W_...   lse, delta and factor of every row, and zeros for its dQ
+ *     split_backward_W_...        dK, dV, and dQ in the workspace
+ *     split_backward_dq_W         dQ in its place
+ *
+ * P = 2^(unit x - lse) factor, where lse is rounded to a float in log2 units, which would be off by
+ * 2^-24 of itself, and with it every probability of the row, but for the factor.
+ */
+#ifndef FATTN_CUDA_SPLIT_BACKWARD_CUH
+#define FATTN_CUDA_SPLIT_BACKWARD_CUH
+
+#include "backends/cuda/mma_backward.cuh"
+#include "backends/cuda/mma_split.cuh"
+
+/* --- Rows ------------------------------------------------------------------------------------- */
+
+/* Two neighbours from channel c on; zeros past the last, and without a row. */
+GPU_DEVICE gpu_f2 split_two(const float *row, int c, int dim)
+{
+    gpu_f2 two;
+    two.x = row && c < dim ? row[c] : 0;
+    two.y = row && c + 1 < dim ? row[c + 1] : 0;
+    return two;
+}
+
+/* o dO^T of a warp's sixteen rows, of which a thread knows rows g and g + 8; delta is made of the
+ * diagonal. Products and sums run as those of dP do, so that a row whose o is one of its v has a dS
+ * of exactly 0 there. Returns whether something is lost in splitting. */
+template <int W, int M>
+GPU_DEVICE bool split_row_dots(const float *const o[2], const float *const dout[2], int dim,
+                               float y[M][2][4])
+{
+    uint32_t lost = 0;
+    GPU_UNROLL
+    for (int step = 0; step < W / 16; step++) {
+        uint32_t a[M][3][4], b[3][4];
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const int c = 16 * step + e / 2 * 8 + mma_lane() % 4 * 2;
+            const gpu_f2 left = split_two(o[e % 2], c, dim), right = split_two(dout[e % 2], c, dim);
+            uint32_t pair[3];
+            lost |= mma_split(left.x, left.y, pair);
+            GPU_UNROLL
+            for (int n = 0; n < 3 * M; n++) {
+                a[n / 3][n % 3][e] = pair[n % 3];
+            }
+            lost |= mma_split(right.x, right.y, pair);
+            GPU_UNROLL
+            for (int plane = 0; plane < 3; plane++) {
+                b[plane][e % 2 * 2 + e / 2] = pair[plane];
+            }
+        }
+        mma_split_sum<M> sum;
+        mma_split_products<M>(a, b, sum);
+        mma_split_join<M, 1>(sum, 0, y);
+    }
+    return lost & 0xffffu;
+}
+
+/* Saves rows first .. first + 15 of `count`, a warp. */
+template <int W, int M>
+GPU_DEVICE void split_save_rows(const fattn_gpu_args &g, int64_t first, int64_t count)
+{
+    const fattn_problem &p = g.problem;
+    const mma_saved saved = mma_saved_of<W>(g);
+    const int below = mma_lane() / 4, inside = mma_lane() % 4;
+    mma_query row[2];
+    const float *o[2], *dout[2];
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int64_t number = first + below + 8 * h;
+        row[h] = mma_query_of(g, fattn_min64(number, count - 1));
+        row[h].exists = row[h].exists && number < count;
+        const gpu_query q = row[h].q;
+        const bool exists = row[h].exists;
+        o[h] = exists ? (float *)g.buffers.o + gpu_query_at(row[h].seq, p.o, q.i, q.h) : NULL;
+        dout[h] =
+            exists ? (float *)g.buffers.dout + gpu_query_at(row[h].seq, p.dout, q.i, q.h) : NULL;
+        for (int c = 4 * inside; c < W && exists; c += 16) {
+            const gpu_f4 zeros = {0, 0, 0, 0};
+            *(gpu_f4 *)(saved.dq + row[h].at * W + c) = zeros;
+        }
+    }
+    float y[M][2][4] = {};
+    const bool odd = __any_sync(0xffffffffu, split_row_dots<W, M>(o, dout, (int)p.dim_v, y));
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        float sum = below % 2 ? y[0][h][2 * h + 1] : y[0][h][2 * h];
+        if (!row[h].exists || inside != below / 2) { /* the diagonal is elsewhere */
+            continue;
+        }
+        for (int c = 0; odd && c < p.dim_v; c++) {
+            sum = fmaf(o[h][c], dout[h][c], c == 0 ? 0 : sum);
+        }
+        const int64_t at = row[h].at;
+        const float lse = ((const float *)g.buffers.lse)[at];
+        const float dlse = p.features & FATTN_DLSE ? ((const float *)g.buffers.dlse)[at] : 0;
+        const bool empty = lse == -fattn_f32_infinity();
+        const double exact = lse * FATTN_LOG2E, rest = exact - (float)exact;
+        saved.lse[at] = empty ? fattn_f32_infinity() : (float)exact;
+        saved.factor[at] = rest == rest ? exp2f((float)-rest) : 1; /* infinities have no rest */
+        saved.delta[at] = empty ? 0 : sum - dlse;
+    }
+}
+
+template <int W, int M> GPU_DEVICE void split_rows_all(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t count = p.batch * p.heads_q * p.seqlen_q, block = SPLIT_ROWS_THREADS / 2;
+    for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) {
+        split_save_rows<W, M>(g, n + mma_warp() * 16, count);
+    }
+}
+
+/* --- Tiles ------------------------------------------------------------------------------------ */
+
+/* W: channels, padded. N: queries of a tile, BN keys. A warp's part has 16 * M rows of S^T, 16 * MS
+ * of dK and dV, 16 * MQ of dQ. */
+template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct split_backward_shape {
+    typedef mma_f32 type;
+    enum {
+        WIDTH = W,
+        QUERIES = N,
+        KEYS = BN,
+        THREADS = 32 * WARPS,
+        TILES = M,
+        HIGH = BN / (16 * M),
+        PART_QUERIES = N / (WARPS / HIGH),
+        SUMS_TILES = MS,
+        SUMS_HIGH = BN / (16 * MS),
+        PART_CHANNELS = W / (WARPS / SUMS_HIGH),
+        DQ_TILES = MQ,
+        DQ_HIGH = N / (16 * MQ),
+        DQ_CHANNELS = W / (WARPS / DQ_HIGH)
+    };
+    static_assert(PART_QUERIES % 16 == 0 && PART_CHANNELS % 16 == 0 && DQ_CHANNELS % 16 == 0,
+                  "a warp's part is of whole products");
+};
+
+template <class S> struct split_backward_scratch {
+    alignas(128) uint16_t k[3][S::KEYS * S::WIDTH], v[3][S::KEYS * S::WIDTH];
+    uint16_t q[2][3][S::QUERIES * S::WIDTH], dout[2][3][S::QUERIES * S::WIDTH];
+    uint16_t p[3][S::KEYS * S::QUERIES], ds[3][S::KEYS * S::QUERIES]; /* odd tiles: floats */
+    alignas(16) float lse[2][S::QUERIES], factor[2][S::QUERIES], delta[2][S::QUERIES];
+    mma_job job;
+};
+
+/* A tile of queries, of the group's head `head`, in global memory. */
+typedef struct split_queries {
+    const float *q, *dout;
+    int64_t i0;
+    int live;
+} split_queries;
+
+template <class S>
+GPU_DEVICE split_queries split_queries_at(const fattn_gpu_args &g, const mma_job &job, int head,
+                                          int tile)
+{
+    const fattn_problem &p = g.problem;
+    split_queries t;
+    t.i0 = (int64_t)tile * S::QUERIES;
+    t.live = (int)fattn_min64(job.pairs.seq.sq - t.i0, S::QUERIES);
+    t.q = (const float *)job.q + t.i0 * p.q.seq + head * p.q.head;
+    t.dout = (const float *)job.dout + t.i0 * p.dout.seq + head * p.dout.head;
+    return t;
+}
+
+/* A thread's part of a tile of q and dO, on its way. */
+template <class S> struct split_moving {
+    mma_split_part<S::THREADS, S::WIDTH, S::QUERIES> q, dout;
+};
+
+/* Begins to read a tile. Rows that do not exist get lse = 0: their q and dO are 0, and so is what
+ * comes of them. */
+template <class S>
+GPU_DEVICE void split_fetch(const fattn_gpu_args &g, split_backward_scratch<S> &s, int stage,
+                            int head, int tile, split_moving<S> &moving)
+{
+    const fattn_problem &p = g.problem;
+    const split_queries t = split_queries_at<S>(g, s.job, head, tile);
+    moving.q.fetch(t.q, p.q.seq, p.dim, t.live);
+    moving.dout.fetch(t.dout, p.dout.seq, p.dim_v, t.live);
+    const int r = gpu_thread_anew();
+    if (r < S::QUERIES) {
+        const mma_saved saved = mma_saved_of<S::WIDTH>(g);
+        const int64_t at = s.job.at + head * p.total_q + t.i0 + r;
+        mma_copy_word(mma_shared(s.lse[stage] + r), saved.lse + at, r < t.live);
+        mma_copy_word(mma_shared(s.factor[stage] + r), saved.factor + at, r < t.live);
+        mma_copy_word(mma_shared(s.delta[stage] + r), saved.delta + at, r < t.live);
+    }
+    mma_commit();
+}
+
+template <class S>
+GPU_DEVICE bool split_put(split_backward_scratch<S> &s, int stage, const split_moving<S> &moving)
+{
+    const uint32_t q = mma_shared(s.q[stage]), dout = mma_shared(s.dout[stage]);
+    const bool odd = moving.q.put([q](int r, int c) { return mma_place<S::WIDTH>(q, r, c); });
+    return moving.dout.put([dout](int r, int c) { return mma_place<S::WIDTH>(dout, r, c); }) || odd;
+}
+
+/* --- A tile of keys and one of queries -------------------------------------------------------- */
+
+/* S^T and dP^T, a warp's part. */
+template <class S>
+GPU_DEVICE void split_dots(const split_backward_scratch<S> &s, int stage,
+                           float x[S::TILES][S::PART_QUERIES / 8][4],
+                           float dp[S::TILES][S::PART_QUERIES / 8][4])
+{
+    enum { P = S::WIDTH, M = S::TILES, N = S::PART_QUERIES / 16, STEPS = S::WIDTH / 16 };
+    enum { K_BYTES = 2 * S::KEYS * P, Q_BYTES = 2 * S::QUERIES * P };
+    const int key = mma_part_key<S>(), query = mma_part_query<S>();
+    mma_split_dots<P, M, N, STEPS>(mma_rows_a<P>(s.k[0], key), K_BYTES,
+                                   mma_rows_b<P>(s.q[stage][0], query), Q_BYTES, x);
+    mma_split_dots<P, M, N, STEPS>(mma_rows_a<P>(s.v[0], key), K_BYTES,
+                                   mma_rows_b<P>(s.dout[stage][0], query), Q_BYTES, dp);
+}
+
+/* The same by plain multiply-adds. */
+template <class S>
+GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_job &job,
+                                 const split_queries &t, float x[S::TILES][S::PART_QUERIES / 8][4],
+                                 float dp[S::TILES][S::PART_QUERIES / 8][4])
+{
+    enum { M = S::TILES, N = S::PART_QUERIES / 16 };
+    const fattn_problem &p = g.problem;
+    const float *k[M][2], *v[M][2];
+    GPU_UNROLL
+    for (int n = 0; n < 2 * M; n++) {
+        const int key = mma_part_key<S>() + 8 * n + mma_lane() / 4;
+        k[n / 2][n % 2] = key < job.keys ? (const float *)job.k + key * p.k.seq : NULL;
+        v[n / 2][n % 2] = key < job.keys ? (const float *)job.v + key * p.v.seq : NULL;
+    }
+    const int first = mma_part_query<S>() + mma_lane() % 4 * 2;
+    const auto column = [first](int e) { return first + e / 2 * 8 + e % 2; };
+    mma_plain_dots<M, N>(k, t.q, p.q.seq, t.live, p.dim, column, x);
+    mma_plain_dots<M, N>(v, t.dout, p.dout.seq, t.live, p.dim_v, column, dp);
+}
+
+/* Of scores in x and dP in dp, P and dS go to shared memory: as planes, or odd, as floats. */
+template <class S>
+GPU_DEVICE void split_differentiate(float unit, split_backward_scratch<S> &s, int stage, bool odd,
+                                    const float x[S::TILES][S::PART_QUERIES / 8][4],
+                                    const float dp[S::TILES][S::PART_QUERIES / 8][4])
+{
+    enum { BYTES = 2 * S::KEYS * S::QUERIES };
+    const int query = mma_part_query<S>(), key = mma_part_key<S>() + mma_lane() / 4;
+    const int inside = mma_lane() % 4 * 2; /* a chunk of 8 queries */
+    GPU_UNROLL
+    for (int n = 0; n < S::PART_QUERIES / 8; n++) {
+        const int i = query + 8 * n + inside;
+        const gpu_f2 lse = *(const gpu_f2 *)(s.lse[stage] + i);
+        const gpu_f2 factor = *(const gpu_f2 *)(s.factor[stage] + i);
+        const gpu_f2 delta = *(const gpu_f2 *)(s.delta[stage] + i);
+        GPU_UNROLL
+        for (int e = 0; e < 2 * S::TILES; e++) {
+            const int m = e / 2, h = e % 2, j = key + 8 * e;
+            const float *const score = x[m][n] + 2 * h, *const change = dp[m][n] + 2 * h;
+            const float p0 = mma_exp2(fmaf(score[0], unit, -lse.x)) * factor.x;
+            const float p1 = mma_exp2(fmaf(score[1], unit, -lse.y)) * factor.y;
+            const float ds0 = p0 * (change[0] - delta.x), ds1 = p1 * (change[1] - delta.y);
+            if (odd) {
+                float *const p_to = (float *)s.p + j * S::QUERIES + i;
+                float *const ds_to = (float *)s.ds + j * S::QUERIES + i;
+                p_to[0] = p0, p_to[1] = p1;
+                ds_to[0] = ds0, ds_to[1] = ds1;
+                continue;
+            }
+            const uint32_t at = mma_place<S::QUERIES>(2 * inside, j, query / 8 + n);
+            uint32_t p[3], ds[3];
+            mma_split(p0, p1, p);
+            mma_split(ds0, ds1, ds);
+            GPU_UNROLL
+            for (int plane = 0; plane < 3; plane++) {
+                mma_put(mma_shared(s.p) + plane * BYTES + at, p[plane]);
+                mma_put(mma_shared(s.ds) + plane * BYTES + at, ds[plane]);
+            }
+        }
+    }
+}
+
+/* dQ += dS K, dV += P^T dO, dK += dS^T Q. Additions to dQ go out one by one beside the other
+ * products: all at once they would wait. */
+template <class S>
+GPU_DEVICE void split_products(const split_backward_scratch<S> &s, int stage, int row, int channel,
+                               mma_dq_part<S> &part, mma_sums<S> &sums)
+{
+    enum { P = S::WIDTH, Q = S::QUERIES, M = S::SUMS_TILES, N = S::PART_CHANNELS / 16 };
+    enum { K_BYTES = 2 * S::KEYS * P, Q_BYTES = 2 * Q * P, P_BYTES = 2 * S::KEYS * Q };
+    enum { SLOTS = N * (Q / 16) };
+    const int key = mma_sums_key<S>(), chunk = mma_sums_channel<S>() / 8;
+    mma_split_times<Q, P, S::DQ_TILES, S::DQ_CHANNELS / 16, S::KEYS / 16, true>(
+        mma_columns_a<Q>(s.ds[0], row / 8), P_BYTES, mma_columns_b<P>(s.k[0], 0, channel / 8),
+        K_BYTES, part.y, [](int) {});
+    mma_split_times<Q, P, M, N, Q / 16, false>(
+        mma_rows_a<Q>(s.p[0], key), P_BYTES, mma_columns_b<P>(s.dout[stage][0], 0, chunk), Q_BYTES,
+        sums.dv, [&](int i) { mma_dq_add<S>(part, i, 2 * SLOTS); });
+    mma_split_times<Q, P, M, N, Q / 16, false>(
+        mma_rows_a<Q>(s.ds[0], key), P_BYTES, mma_columns_b<P>(s.q[stage][0], 0, chunk), Q_BYTES,
+        sums.dk, [&](int i) { mma_dq_add<S>(part, SLOTS + i, 2 * SLOTS); });
+}
+
+/* The same by plain multiply-adds. */
+template <class S>
+GPU_DEVICE void split_plain_products(const fattn_gpu_args &g, const split_backward_scratch<S> &s,
+                                     const split_queries &t, int row, int channel,
+                                     mma_dq_part<S> &part, mma_sums<S> &sums)
+{
+    enum { Q = S::QUERIES, M = S::SUMS_TILES, N = S::PART_CHANNELS / 16 };
+    const fattn_problem &p = g.problem;
+    const int inside = mma_lane() % 4 * 2, below = mma_lane() / 4;
+    const int keys = s.job.keys < S::KEYS ? s.job.keys : S::KEYS;
+    const float *const weights = (const float *)s.p, *const changes = (const float *)s.ds;
+    const int down = (mma_sums_key<S>() + below) * Q, c = mma_sums_channel<S>() + inside;
+    channel += inside;
+    mma_plain_times<S::DQ_TILES, S::DQ_CHANNELS / 16>(changes + row + below, 1, Q, keys,
+                                                      (const float *)s.job.k + channel, p.k.seq,
+                                                      (int)p.dim - channel, part.y);
+    mma_plain_times<M, N>(weights + down, Q, 1, t.live, t.dout + c, p.dout.seq, (int)p.dim_v - c,
+                          sums.dv);
+    mma_plain_times<M, N>(changes + down, Q, 1, t.live, t.q + c, p.q.seq, (int)p.dim - c, sums.dk);
+    mma_dq_add<S>(part, 0, 1);
+}
+
+template <class S>
+GPU_DEVICE void split_keys_tile(const fattn_gpu_args &g, split_backward_scratch<S> &s, int stage,
+                                int head, int tile, bool odd, mma_sums<S> &sums)
+{
+    const split_queries t = split_queries_at<S>(g, s.job, head, tile);
+    float x[S::TILES][S::PART_QUERIES / 8][4] = {}, dp[S::TILES][S::PART_QUERIES / 8][4] = {};
+    if (odd) {
+        split_plain_dots<S>(g, s.job, t, x, dp);
+    } else {
+        split_dots<S>(s, stage, x, dp);
+    }
+    if (g.rule.terms) { /* a scale that cannot be part of the unit */
+        GPU_UNROLL
+        for (int n = 0; n < S::TILES * S::PART_QUERIES / 2; n++) {
+            x[n / (S::PART_QUERIES / 2)][n / 4 % (S::PART_QUERIES / 8)][n % 4] *= g.rule.scale;
+        }
+    }
+    if (tile < s.job.full || tile >= s.job.full_past) {
+        mma_keep_queries<S>(s.job, t.i0, x);
+    }
+    split_differentiate<S>(g.rule.unit, s, stage, odd, x, dp);
+    gpu_sync();
+
+    const int row = mma_warp() % S::DQ_HIGH * 16 * S::DQ_TILES;
+    const int channel = mma_warp() / S::DQ_HIGH * S::DQ_CHANNELS;
+    mma_dq_part<S> part = {};
+    mma_dq_place<S>(g, s.job, head, t.i0, row + mma_lane() / 4, channel, part);
+    if (odd) {
+        split_plain_products<S>(g, s, t, row, channel, part, sums);
+    } else {
+        split_products<S>(s, stage, row, channel, part, sums);
+    }
+}
+
+/* Walks along the queries of every head of the group. */
+template <class S>
+GPU_DEVICE void split_keys_walk(const fattn_gpu_args &g, split_backward_scratch<S> &s,
+                                bool odd_keys, mma_sums<S> &sums)
+{
+    const int first = s.job.first, past = s.job.past;
+    int heads = first < past ? (int)s.job.group : 0, head = 0, tile = first, stage = 0;
+    bool odd = false;
+    split_moving<S> moving;
+    if (heads > 0) {
+        split_fetch<S>(g, s, 0, 0, first, moving);
+        odd = split_put<S>(s, 0, moving);
+    }
+    while (head < heads) {
+        const int h = head, t = tile;
+        if (++tile == past) {
+            tile = first;
+            head++;
+        }
+        mma_wait<0>();
+        /* everyone's parts are here, and everyone is through with the other tile */
+        const bool plainly = gpu_any(odd || odd_keys);
+        if (head < heads) {
+            split_fetch<S>(g, s, stage ^ 1, head, tile, moving);
+        }
+        split_keys_tile<S>(g, s, stage, h, t, plainly, sums);
+        stage ^= 1;
+        odd = head < heads && split_put<S>(s, stage, moving);
+    }
+}
+
+/* Puts all keys of the job, or values, into their tile. */
+template <class S>
+GPU_DEVICE bool split_put_keys(uint16_t *tile, const void *from, int64_t stride, int64_t dim,
+                               int live)
+{
+    mma_split_part<S::THREADS, S::WIDTH, S::KEYS> part;
+    part.fetch((const float *)from, stride, dim, live);
+    return part.put([tile](int r, int c) { return mma_place<S::WIDTH>(mma_shared(tile), r, c); });
+}
+
+template <class S>
+GPU_DEVICE void split_backward_item(const fattn_gpu_args &g, split_backward_scratch<S> &s,
+                                    int64_t number)
+{
+    const fattn_problem &p = g.problem;
+    gpu_sync(); /* the item before may still be read */
+    if (gpu_thread() == 0) {
+        mma_job_set<S>(g, number, s.job);
+    }
+    gpu_sync();
+    const mma_job &job = s.job;
+    if (job.j0 >= job.pairs.seq.slot_k) {
+        return;
+    }
+    mma_sums<S> sums = {};
+    bool odd = split_put_keys<S>(s.k[0], job.k, p.k.seq, p.dim, job.keys);
+    odd = split_put_keys<S>(s.v[0], job.v, p.v.seq, p.dim_v, job.keys) || odd;
+    split_keys_walk<S>(g, s, odd, sums);
+    mma_store_sums<S>(g, job, sums);
+}
+
+template <class S> GPU_DEVICE void split_backward_all(const fattn_gpu_args &g)
+{
+    static_assert(sizeof(split_backward_scratch<S>) <=
+                      SPLIT_BACKWARD_SHARED(S::WIDTH, S::QUERIES, S::KEYS),
+                  "too small");
+    extern __shared__ char shared[];
+    split_backward_scratch<S> &s = *(split_backward_scratch<S> *)shared;
+    const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
+    for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
+        split_backward_item<S>(g, s, n);
+    }
+}
+
+#endif

@@ -309,6 +309,72 @@ static void check_tables(bench *b)
     bench_release(b, y);
 }
 
+static void check_privates(bench *b)
+{
+    int *const x = bench_allocate(b, 64 * sizeof *x, false);
+    int *const y = bench_allocate(b, 64 * sizeof *y, true), wrong = 0;
+    for (int t = 0; t < 64; t++) x[t] = 7 * t;
+    const void *const arguments[] = {y, x};
+    const bool ran = LAUNCH(b, "privates", 1, 64, arguments);
+    for (int t = 0; t < 64; t++) wrong += y[t] != x[t] + (x[t] % 40) * (x[t] % 40);
+    if (strcmp(b->arch, "gfx90a") == 0)
+        tap_check(!ran && strstr(b->report.fault_text, "scratch is not emulated") != NULL, "%s: %s",
+                  b->arch, b->report.fault_text);
+    else
+        tap_check(ran && wrong == 0, "%s: scratch, %d wrong %s", b->arch, wrong,
+                  emu_report_text(&b->report));
+    bench_release(b, x), bench_release(b, y);
+}
+
+static void check_generic(bench *b)
+{
+    int *const x = bench_allocate(b, 64 * sizeof *x, false);
+    int *const y = bench_allocate(b, 128 * sizeof *y, true), wrong = 0;
+    for (int t = 0; t < 64; t++) x[t] = t;
+    const void *const arguments[] = {y, x};
+    const bool ran = LAUNCH(b, "generic", 1, 64, arguments);
+    for (int t = 0; t < 64; t++) {
+        wrong += y[t] != (t % 2 ? 1000 : 0) + 63 - t;
+        wrong += x[63 - t] != (t % 2 ? 63 - t : -t); /* written by even lanes */
+        wrong += y[64 + t] != (t % 2 ? 1000 + t : t - 63);
+    }
+    tap_check(ran && wrong == 0, "%s: generic pointers, %d wrong %s", b->arch, wrong,
+              emu_report_text(&b->report));
+    bench_release(b, x), bench_release(b, y);
+}
+
+static void check_buffer(bench *b)
+{
+    enum { INSIDE = 50 };
+    int *const x = bench_allocate(b, INSIDE * sizeof *x, false);
+    int *const y = bench_allocate(b, (256 + 64) * sizeof *y, false), wrong = 0;
+    for (int t = 0; t < INSIDE; t++) x[t] = 100 + t;
+    const struct {
+        int *y, *x, n;
+    } arguments = {y, x, INSIDE * (int)sizeof *x};
+    const bool ran = LAUNCH(b, "buffer", 1, 64, arguments);
+    for (int t = 0; t < 64; t++) {
+        wrong += y[t] != (t < INSIDE ? 101 + t : 0);
+        wrong += y[256 + t] != (t < INSIDE ? 100 + t : 0);
+    }
+    tap_check(ran && wrong == 0, "%s: buffers, %d wrong %s", b->arch, wrong,
+              emu_report_text(&b->report));
+    bench_release(b, x), bench_release(b, y);
+}
+
+static void check_to_lds(bench *b)
+{
+    int *const x = bench_allocate(b, 64 * sizeof *x, false);
+    int *const y = bench_allocate(b, 64 * sizeof *y, true), wrong = 0;
+    for (int t = 0; t < 64; t++) x[t] = t;
+    const void *const arguments[] = {y, x};
+    const bool ran = LAUNCH(b, "to_lds", 1, 64, arguments);
+    for (int t = 0; t < 64; t++) wrong += y[t] != 63 - t;
+    tap_check(ran && wrong == 0, "%s: loads to LDS, %d wrong %s", b->arch, wrong,
+              emu_report_text(&b->report));
+    bench_release(b, x), bench_release(b, y);
+}
+
 /* ---- what must be caught --------------------------------------------------------------------- */
 
 static void check_bounds(bench *b)
@@ -416,6 +482,10 @@ static void check_object(bench *b, const void *bytes, size_t size, const char *o
     b->schedule = EMU_FORWARD;
     check_dynamic_lds(b);
     check_tables(b);
+    check_privates(b);
+    check_generic(b);
+    check_buffer(b);
+    if (strncmp(b->arch, "gfx9", 4) == 0) check_to_lds(b);
     check_bounds(b);
     check_undefined(b);
     check_banks(b);

@@ -3,8 +3,6 @@
  * Control: branches, barriers, the end of a wave, and what only waits or hints. A load has its
  * value as soon as it is issued here, so waiting changes nothing.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/emulator/machine.h"
@@ -173,7 +171,6 @@ static const emu_row rows[] = {
     HINT("s_sendmsg"),
     HINT("s_icache_inv"),
     HINT("s_ttracedata"),
-    HINT("sched_barrier"),
     HINT("buffer_gl0_inv"),
     HINT("buffer_gl1_inv"),
     HINT("buffer_wbl2"),

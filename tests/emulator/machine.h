@@ -266,8 +266,6 @@ bool emu_vector_prepare(emu_instr *in, char *why, size_t why_size);
 uint8_t *emu_memory_at(emu_memory *memory, uint64_t address, size_t size, uint8_t **def);
 /* "3 bytes after a region of 64 bytes" */
 void emu_memory_explain(const emu_memory *memory, uint64_t address, char *text, size_t size);
-/* Adds what is never fresh and always there, the object's own image. */
-void emu_memory_image(emu_memory *memory, void *base, size_t size);
 
 /* text.c: decodes one line of the disassembly. False with the reason in why. */
 bool emu_decode_line(const char *line, int arch_major, const emu_row *const *index, int rows,

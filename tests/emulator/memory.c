@@ -431,7 +431,8 @@ static void run_load_to_lds(emu_wave *w, const emu_instr *in)
     }
 }
 
-static void run_buffer_load(emu_wave *w, const emu_instr *in)
+/* gfx90a says by a modifier that a load goes to LDS, buffers everywhere do. */
+static void run_load_anywhere(emu_wave *w, const emu_instr *in)
 {
     if (in->mod.lds)
         run_load_to_lds(w, in);
@@ -568,11 +569,11 @@ static void run_atomic(emu_wave *w, const emu_instr *in)
 #define SMEM(name, bytes) ROW(name, "r=rr", run_scalar_load, EMU_SMEM, bytes)
 
 /* One kind of access in every space: the names of gfx9 and of gfx11. */
-#define LOAD(suffix, data)                                                         \
-    ROW("global_load_" suffix, "r=rr", run_load, EMU_VMEM, (data) | GLOBAL),       \
-        ROW("flat_load_" suffix, "r=r", run_load, EMU_VMEM, (data) | FLAT),        \
-        ROW("scratch_load_" suffix, "r=rr", run_load, EMU_VMEM, (data) | SCRATCH), \
-        ROW("buffer_load_" suffix, "r=rrr|=rrr", run_buffer_load, EMU_VMEM, (data) | BUFFER)
+#define LOAD(suffix, data)                                                                \
+    ROW("global_load_" suffix, "r=rr|=rr", run_load_anywhere, EMU_VMEM, (data) | GLOBAL), \
+        ROW("flat_load_" suffix, "r=r", run_load, EMU_VMEM, (data) | FLAT),               \
+        ROW("scratch_load_" suffix, "r=rr", run_load, EMU_VMEM, (data) | SCRATCH),        \
+        ROW("buffer_load_" suffix, "r=rrr|=rrr", run_load_anywhere, EMU_VMEM, (data) | BUFFER)
 #define STORE_ROW(suffix, data)                                                              \
     ROW("global_store_" suffix, "=rrr", run_store, EMU_VMEM, (data) | GLOBAL | STORE),       \
         ROW("flat_store_" suffix, "=rr", run_store, EMU_VMEM, (data) | FLAT | STORE),        \

@@ -101,6 +101,56 @@ KERNEL strided(int *y, int stride)
     y[t] = room[t * stride];
 }
 
+/* An array that registers cannot hold, in memory of each lane's own. */
+KERNEL privates(int *y, const int *x)
+{
+    int room[40];
+    const int t = thread();
+    for (int n = 0; n < 40; n++) room[n] = x[t] + n * n;
+    asm volatile("" ::"v"(room) : "memory");
+    y[t] = room[x[t] % 40];
+}
+
+/* A pointer that is of LDS in odd lanes and of memory in even ones. */
+KERNEL generic(int *y, int *x)
+{
+    SHARED int room[64];
+    const int t = thread();
+    room[t] = 1000 + t;
+    barrier();
+    int *const p = t % 2 ? room : x;
+    asm volatile("" ::: "memory");
+    y[t] = p[63 - t];
+    p[63 - t] = -t;
+    barrier();
+    y[64 + t] = room[t];
+}
+
+/* Through a descriptor of n bytes: reads behind them give 0, writes vanish. */
+KERNEL buffer(int *y, int *x, int n)
+{
+    const int t = thread();
+    const __amdgpu_buffer_rsrc_t of_x = __builtin_amdgcn_make_buffer_rsrc(x, 0, n, 0x27000);
+    const __amdgpu_buffer_rsrc_t of_y = __builtin_amdgcn_make_buffer_rsrc(y, 0, n, 0x27000);
+    const int value = __builtin_amdgcn_raw_buffer_load_b32(of_x, 4 * t, 0, 0);
+    __builtin_amdgcn_raw_buffer_store_b32(value + 1, of_y, 4 * t, 0, 0);
+    y[256 + t] = value;
+}
+
+#if GFX9
+/* From memory to LDS without a register between. */
+KERNEL to_lds(int *y, int *x)
+{
+    SHARED int room[64 + 1];
+    const int t = thread();
+    typedef __attribute__((address_space(3))) int local;
+    __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) int *)x + 63 - t,
+                                     (local *)room + 1, 4, 0, 0);
+    barrier();
+    y[t] = room[1 + t];
+}
+#endif
+
 KERNEL endless(int *y)
 {
     while (__atomic_load_n(y, __ATOMIC_RELAXED) == 0)

@@ -34,26 +34,26 @@ static int threads_of(int width, const fattn_tiling *t)
 }
 
 static void shape_of(const fattn_problem *p, const fattn_tiling *t, const char *variant, int width,
-                     fattn_gpu_shape *shape)
+                     int64_t shared, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "mma_%s_%s_%d_%dx%d", variant,
              p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->br, (int)t->bc);
     shape->blocks = t->items;
     shape->threads = threads_of(width, t);
-    shape->shared = (int)MMA_SHARED(width, t->br, t->bc);
+    shape->shared = (int)shared;
 }
 
 /* What belongs to a variant and a width. */
-#define MMA_FUNCTIONS(variant, width)                                                    \
-    static int64_t variant##_##width##_bytes(const fattn_problem *p, fattn_tile tile)    \
-    {                                                                                    \
-        (void)p;                                                                         \
-        return MMA_SHARED(width, tile.br, tile.bc);                                      \
-    }                                                                                    \
-    static void variant##_##width##_shape(const fattn_problem *p, const fattn_tiling *t, \
-                                          fattn_gpu_shape *shape)                        \
-    {                                                                                    \
-        shape_of(p, t, #variant, width, shape);                                          \
+#define MMA_FUNCTIONS(variant, width)                                                     \
+    static int64_t variant##_##width##_bytes(const fattn_problem *p, fattn_tile tile)     \
+    {                                                                                     \
+        (void)p;                                                                          \
+        return MMA_SHARED(variant, width, tile.br, tile.bc);                              \
+    }                                                                                     \
+    static void variant##_##width##_shape(const fattn_problem *p, const fattn_tiling *t,  \
+                                          fattn_gpu_shape *shape)                         \
+    {                                                                                     \
+        shape_of(p, t, #variant, width, MMA_SHARED(variant, width, t->br, t->bc), shape); \
     }
 MMA_FUNCTIONS(lean, 64)
 MMA_FUNCTIONS(lean, 128)
@@ -64,11 +64,11 @@ MMA_FUNCTIONS(full, 256)
 
 /* The shapes of mma.h, most rows first. */
 static const fattn_tile lean_64[] = {{128, 128}, {0, 0}};
-static const fattn_tile lean_128[] = {{128, 64}, {0, 0}};
+static const fattn_tile lean_128[] = {{128, 64}, {64, 64}, {0, 0}};
 static const fattn_tile lean_256[] = {{128, 64}, {64, 32}, {0, 0}};
 static const fattn_tile full_64[] = {{128, 128}, {0, 0}};
-static const fattn_tile full_128[] = {{128, 64}, {0, 0}};
-static const fattn_tile full_256[] = {{128, 64}, {0, 0}};
+static const fattn_tile full_128[] = {{128, 64}, {64, 64}, {0, 0}};
+static const fattn_tile full_256[] = {{128, 64}, {32, 32}, {0, 0}};
 
 /* Beyond it the few pairs that are kept may be too small beside the others for f16. */
 #define MMA_DROPOUT_MAX 0.99

@@ -8,24 +8,31 @@
  * padded channels, rows = 16 * tiles * warps, tiles of 16 rows that a warp owns, and blocks that a
  * multiprocessor is to hold. A warp of 32 rows reads keys and values from shared memory half as
  * often as two of 16, and its accumulators leave no registers to spare; at 256 channels they would
- * not fit. docs/PERFORMANCE.md has the measurements.
+ * not fit. docs/PERFORMANCE.md has the measurements. The least of each width fits the 99 KiB of a
+ * consumer's GPU.
  */
 #define MMA_SHAPES(X)              \
     X(lean, 64, 128, 128, 2, 4, 2) \
     X(lean, 128, 128, 64, 2, 4, 2) \
+    X(lean, 128, 64, 64, 1, 4, 2)  \
     X(lean, 256, 128, 64, 1, 8, 1) \
     X(lean, 256, 64, 32, 1, 4, 2)  \
     X(full, 64, 128, 128, 2, 4, 2) \
     X(full, 128, 128, 64, 2, 4, 2) \
-    X(full, 256, 128, 64, 1, 8, 1)
+    X(full, 128, 64, 64, 1, 4, 2)  \
+    X(full, 256, 128, 64, 1, 8, 1) \
+    X(full, 256, 32, 32, 1, 2, 1)
 
 /* Bytes of shared memory of a block: a tile of queries, two of keys, two of values, all of `width`
  * elements a row, who the rows are, and the item. */
-#define MMA_SHARED(width, rows, keys) (2 * (width) * ((rows) + 4 * (keys)) + 56 * (rows) + 512)
+#define MMA_SHARED(variant, width, rows, keys) \
+    (2 * (width) * ((rows) + 4 * (keys)) + MMA_ROW_##variant * (rows) + 512)
+#define MMA_ROW_lean 32
+#define MMA_ROW_full 56
 
 /*
- * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes. The least
- * of each width fits the 99 KiB of a consumer's GPU.
+ * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes, and the
+ * least fits as above.
  */
 #define SPLIT_SHAPES(X)      \
     X(64, 128, 64, 2, 4, 2)  \

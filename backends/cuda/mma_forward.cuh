@@ -533,7 +533,10 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
 
 template <class S> GPU_DEVICE void mma_forward_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(mma_scratch<S>) <= MMA_SHARED(S::WIDTH, S::ROWS, S::KEYS), "too small");
+    static_assert(sizeof(mma_scratch<S>) <= (S::IS_LEAN
+                                                 ? MMA_SHARED(lean, S::WIDTH, S::ROWS, S::KEYS)
+                                                 : MMA_SHARED(full, S::WIDTH, S::ROWS, S::KEYS)),
+                  "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
     for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {

@@ -176,8 +176,12 @@ GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
     const int own = j0 + mma_own<S>();
     const char *const from = row + own * step;
     if (ROWS) {
+        if (S::OWN * SIZE == 8) {
+            const gpu_u2 two = __ldg((const gpu_u2 *)from);
+            words[0] = two.x, words[1] = two.y;
+        }
         GPU_UNROLL
-        for (int n = 0; n < S::OWN * SIZE / 4; n += 4) {
+        for (int n = 0; n + 4 <= S::OWN * SIZE / 4; n += 4) {
             const gpu_u4 four = __ldg((const gpu_u4 *)(from + 4 * n));
             words[n] = four.x, words[n + 1] = four.y;
             words[n + 2] = four.z, words[n + 3] = four.w;
@@ -471,7 +475,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
 {
     const gpu_pairs &t = s.item.pairs;
     const int64_t row = t.seq.q_position + s.item.i0, key = t.seq.k_position + j0;
-    if (s.item.group != 1 || row % 16 || key % 16) {
+    if (S::OWN < 16 || s.item.group != 1 || row % 16 || key % 16) {
         mma_each_row<S>([&](int m, int h) {
             const gpu_query q = s.query[mma_row<S>(m, h)];
             mma_select<S>(mma_kept_bits<S>(g, t, q, j0), 0, m, h, x);
@@ -486,7 +490,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
             t.seq.q_position, (uint32_t)q.i, (uint32_t)(g.problem.batch_offset + t.b),
             (uint32_t)(g.problem.head_offset + (q.h < 0 ? 0 : q.h)));
         GPU_UNROLL
-        for (int n = 0; n < S::OWN / 4; n++) {
+        for (int n = 0; n < S::OWN / 16 * 4; n++) {
             const int j = n / 4 * 16 + n % 4 * 2;
             uint32_t words[4];
             fattn_dropout_words(&t.dropout, rows, key + mma_own<S>() + j, words);

@@ -267,26 +267,13 @@ void fattn_gpu_limits(void *impl, fattn_limits *limits)
                              .shared_cache = d->shared_cache};
 }
 
-/* Whether a block with one of the row's tiles can be. */
-static bool has_room(const device *d, const fattn_kernel *row)
-{
-    const fattn_problem any = {0};
-    const fattn_tile *tile = row->tiles;
-    while (tile->br && row->fast_bytes(&any, *tile) > d->shared_memory) {
-        tile++;
-    }
-    return tile->br != 0;
-}
-
 const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
 {
     const device *const d = impl;
     for (const fattn_gpu_kernel *const *table = d->vendor->tables; *table; table++) {
         for (const fattn_gpu_kernel *kernel = *table; kernel->row.name; kernel++) {
             if (i-- == 0) {
-                *missing = d->isa < kernel->isa         ? kernel->needs
-                           : !has_room(d, &kernel->row) ? "more shared memory a block"
-                                                        : NULL;
+                *missing = d->isa < kernel->isa ? kernel->needs : NULL;
                 return &kernel->row;
             }
         }

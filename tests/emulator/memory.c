@@ -356,31 +356,42 @@ static uint64_t lane_address(emu_wave *w, const emu_instr *in, const address_par
     return p->base + index * p->stride + (uint32_t)v;
 }
 
-static bool is_lds_address(const emu_wave *w, uint64_t address)
+typedef enum place { IN_MEMORY, IN_LDS, IN_SCRATCH } place;
+
+/* Flat addresses find LDS and scratch by their high halves. */
+static place place_of(const emu_wave *w, const address_parts *p, uint64_t address)
 {
-    return address >> 32 == w->s[S_SHARED_BASE + 1];
+    if (p->space == SCRATCH) return IN_SCRATCH;
+    if (p->space != FLAT) return IN_MEMORY;
+    return address >> 32 == w->s[S_SHARED_BASE + 1]    ? IN_LDS
+           : address >> 32 == w->s[S_PRIVATE_BASE + 1] ? IN_SCRATCH
+                                                       : IN_MEMORY;
 }
 
-/* The bytes of a lane in whichever memory the address is of; NULL after a fault. */
+static uint8_t *scratch_at(emu_wave *w, const emu_instr *in, int lane, uint32_t address, int bytes,
+                           uint8_t **def)
+{
+    const uint32_t size = (uint32_t)w->group->machine->scratch_size;
+    if (address >= size || size - address < (uint32_t)bytes) {
+        emu_fault(w, in, "lane %d: %d bytes at byte %u are out of %u bytes of scratch", lane, bytes,
+                  address, size);
+        return NULL;
+    }
+    const size_t at = (size_t)lane * size + address;
+    *def = w->scratch_def + at;
+    return w->scratch + at;
+}
+
+/* The bytes of a lane; NULL after a fault. */
 static uint8_t *bytes_at(emu_wave *w, const emu_instr *in, const address_parts *p, int lane,
                          uint64_t address, int bytes, bool write, bool atomic, uint8_t **def)
 {
-    const emu_machine *const m = w->group->machine;
-    if (p->space == FLAT && is_lds_address(w, address))
-        return emu_lds_at(w, in, lane, (uint32_t)address, bytes, write, atomic, def);
-    if (p->space == SCRATCH) {
-        if (address + (uint64_t)bytes > (uint64_t)m->scratch_size) {
-            emu_fault(w, in, "lane %d: %d bytes at %lld of %d bytes of scratch", lane, bytes,
-                      (long long)address, m->scratch_size);
-            return NULL;
-        }
-        const size_t at = (size_t)lane * (size_t)m->scratch_size + (size_t)address;
-        *def = w->scratch_def + at;
-        return w->scratch + at;
-    }
-    uint8_t *const at = emu_memory_at(m->memory, address, (size_t)bytes, def);
-    if (at == NULL) fault_at(w, in, lane, address, bytes);
-    return at;
+    const place at = place_of(w, p, address);
+    if (at == IN_LDS) return emu_lds_at(w, in, lane, (uint32_t)address, bytes, write, atomic, def);
+    if (at == IN_SCRATCH) return scratch_at(w, in, lane, (uint32_t)address, bytes, def);
+    uint8_t *const found = emu_memory_at(w->group->machine->memory, address, (size_t)bytes, def);
+    if (found == NULL) fault_at(w, in, lane, address, bytes);
+    return found;
 }
 
 /* ---- vector accesses ------------------------------------------------------------------------- */
@@ -457,8 +468,8 @@ static void run_store(emu_wave *w, const emu_instr *in)
         uint8_t *const to = bytes_at(w, in, &p, lane, address, bytes, true, false, &def);
         if (to == NULL) return;
         const bool known = emu_transfer_store(w, reg, data, lane, to, def);
-        const bool silent = p.space == SCRATCH || (p.space == FLAT && is_lds_address(w, address));
-        if (!known && !silent) emu_undefined(w, in, "lane %d: a stored value", lane);
+        if (!known && place_of(w, &p, address) == IN_MEMORY)
+            emu_undefined(w, in, "lane %d: a stored value", lane);
     }
 }
 

@@ -247,6 +247,20 @@ static void check_sums(bench *b)
     bench_release(b, y);
 }
 
+static void check_agreement(bench *b)
+{
+    int *const x = bench_allocate(b, 32 * sizeof *x, false);
+    int *const y = bench_allocate(b, 32 * sizeof *y, true);
+    for (int t = 0; t < 32; t++) x[t] = t / 2;
+    const void *const arguments[] = {y, x};
+    tap_check(LAUNCH(b, "agrees", 1, 32, arguments) && y[5] == 5, "%s: lanes that agree %s",
+              b->arch, emu_report_text(&b->report));
+    x[7] = 99;
+    tap_check(!LAUNCH(b, "agrees", 1, 32, arguments) && b->report.race == 1,
+              "%s: lanes that do not: %s", b->arch, b->report.race_text);
+    bench_release(b, x), bench_release(b, y);
+}
+
 static void check_counts(bench *b)
 {
     unsigned *const x = bench_allocate(b, 1024 * sizeof *x, false), *const h = bench_allocate(
@@ -480,6 +494,7 @@ static void check_object(bench *b, const void *bytes, size_t size, const char *o
         check_counts(b);
     }
     b->schedule = EMU_FORWARD;
+    check_agreement(b);
     check_dynamic_lds(b);
     check_tables(b);
     check_privates(b);

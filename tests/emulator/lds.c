@@ -4,8 +4,9 @@
  * through its crossbar; the check for races between waves; the count of bank conflicts.
  *
  * Races. Waves of a work-group run in any order between two barriers, so what one of them writes
- * there no other may read or write, but for atomics among themselves. Each dword remembers who
- * touched it in the current interval.
+ * there no other may read or write, but for atomics among themselves. Nor may two lanes of one
+ * store write different values to one place. Each dword remembers who touched it in the
+ * current interval.
  *
  * Bank conflicts. LDS has 32 banks of one dword (64 on gfx950). Lanes are served in order, as many
  * at a time as could fill the banks; a group takes as many cycles as there are different dwords
@@ -153,8 +154,7 @@ static void run_load(emu_wave *w, const emu_instr *in)
         uint32_t address[LANES];
         addresses(w, in, offset_of(in, part), address);
         emu_transfer_begin(&t[part], data);
-        EACH_ACTIVE(lane, exec_mask(w))
-        {
+        EACH (lane, exec_mask(w)) {
             uint8_t *def;
             const uint8_t *const p =
                 emu_lds_at(w, in, lane, address[lane], bytes, false, false, &def);
@@ -175,21 +175,47 @@ static void run_load(emu_wave *w, const emu_instr *in)
     }
 }
 
+/* Whether another lane of the same store wrote other values to these bytes, which were `before`. */
+static bool clashes(emu_group *g, uint32_t address, int bytes, const uint8_t *before)
+{
+    bool found = false;
+    for (int n = 0; n < bytes; n++) {
+        const uint32_t at = address + (uint32_t)n;
+        lds_touch *const t = &g->touch[at / 4];
+        const uint8_t bit = (uint8_t)(1 << at % 4);
+        if (t->store != g->stores) t->stored = 0;
+        found |= (t->stored & bit) && before[n] != g->lds[at];
+        t->store = g->stores;
+        t->stored |= bit;
+    }
+    return found;
+}
+
+static void store_lane(emu_wave *w, const emu_instr *in, int lane, uint32_t address, int reg)
+{
+    const int bytes = (int)(in->row->data & MEM_BYTES);
+    uint8_t *def, before[16];
+    uint8_t *const p = emu_lds_at(w, in, lane, address, bytes, true, false, &def);
+    if (p == NULL) return;
+    memcpy(before, p, (size_t)bytes);
+    emu_transfer_store(w, reg, in->row->data, lane, p, def);
+    if (clashes(w->group, address, bytes, before))
+        emu_race(w, in, "lane %d, LDS byte %u: another lane of the store writes other values", lane,
+                 address);
+}
+
 static void run_store(emu_wave *w, const emu_instr *in)
 {
     const int64_t data = in->row->data;
-    const int bytes = (int)(data & MEM_BYTES), parts = (data & TWO) ? 2 : 1;
-    for (int part = 0; part < parts; part++) {
+    for (int part = 0; part < ((data & TWO) ? 2 : 1); part++) {
         uint32_t address[LANES];
         addresses(w, in, offset_of(in, part), address);
-        EACH_ACTIVE(lane, exec_mask(w))
-        {
-            uint8_t *def;
-            uint8_t *const p = emu_lds_at(w, in, lane, address[lane], bytes, true, false, &def);
-            if (p == NULL) return;
-            emu_transfer_store(w, in->src[1 + part].reg, data, lane, p, def);
+        w->group->stores++;
+        EACH (lane, exec_mask(w)) {
+            store_lane(w, in, lane, address[lane], in->src[1 + part].reg);
+            if (w->state == FAULTED) return;
         }
-        count_conflicts(w, address, exec_mask(w), bytes);
+        count_conflicts(w, address, exec_mask(w), (int)(data & MEM_BYTES));
     }
 }
 
@@ -206,8 +232,7 @@ static void run_atomic(emu_wave *w, const emu_instr *in)
     addresses(w, in, in->mod.offset, address);
     emu_transfer t;
     emu_transfer_begin(&t, bytes);
-    EACH_ACTIVE(lane, exec_mask(w))
-    {
+    EACH (lane, exec_mask(w)) {
         uint8_t *def;
         uint8_t *const p = emu_lds_at(w, in, lane, address[lane], bytes, true, true, &def);
         if (p == NULL) return;
@@ -266,8 +291,7 @@ static void run_permute(emu_wave *w, const emu_instr *in)
     uint32_t d[LANES] = {0};
     uint64_t def[2] = {~UINT64_C(0), ~UINT64_C(0)};
     addresses_of_lanes(w, in, to);
-    EACH_ACTIVE(lane, exec_mask(w))
-    {
+    EACH (lane, exec_mask(w)) {
         d[to[lane]] = w->v[reg][lane];
         for (int half = 0; half < 2; half++) {
             const uint64_t bit = UINT64_C(1) << to[lane];

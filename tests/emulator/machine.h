@@ -171,6 +171,8 @@ typedef struct lds_touch {
     uint16_t writer;                  /* a wave, or LDS_MIXED: several, each its own bytes */
     uint8_t written;                  /* bytes, as bits */
     uint32_t readers;                 /* waves, as bits */
+    uint32_t store;                   /* the last one that wrote it, a number of its own */
+    uint8_t stored;                   /* bytes, as bits */
 } lds_touch;
 
 enum { LDS_MIXED = 0xffff };
@@ -178,7 +180,8 @@ enum { LDS_MIXED = 0xffff };
 struct emu_group {
     emu_machine *machine;
     uint32_t id[3];
-    uint32_t epoch; /* never repeats within a machine */
+    uint32_t epoch;  /* never repeats within a machine */
+    uint32_t stores; /* so far */
     uint8_t *lds, *lds_def;
     lds_touch *touch; /* [lds_size / 4] */
     uint32_t lds_size;
@@ -220,7 +223,7 @@ static inline uint64_t all_lanes(const emu_wave *w)
 
 static inline bool lane_in(uint64_t mask, int lane) { return mask >> lane & 1; }
 
-#define EACH_ACTIVE(lane, mask)                          \
+#define EACH(lane, mask)                                 \
     for (uint64_t rest_ = (mask); rest_ != 0; rest_ = 0) \
         for (int lane = 0; lane < LANES; lane++)         \
             if (rest_ >> lane & 1)

@@ -403,8 +403,7 @@ static void run_load(emu_wave *w, const emu_instr *in)
     const address_parts p = parts_of(w, in, 0, 1);
     emu_transfer t;
     emu_transfer_begin(&t, data);
-    EACH_ACTIVE(lane, exec_mask(w))
-    {
+    EACH (lane, exec_mask(w)) {
         bool inside;
         const uint64_t address = lane_address(w, in, &p, lane, bytes, &inside);
         uint8_t *def = NULL;
@@ -424,8 +423,7 @@ static void run_load_to_lds(emu_wave *w, const emu_instr *in)
     const address_parts p = parts_of(w, in, 0, 1);
     const uint32_t to = (w->s[S_M0] & 0xffff) + (uint32_t)in->mod.offset;
     if (w->s_def[S_M0] != UINT32_MAX) emu_undefined(w, in, "M0");
-    EACH_ACTIVE(lane, exec_mask(w))
-    {
+    EACH (lane, exec_mask(w)) {
         bool inside;
         const uint64_t address = lane_address(w, in, &p, lane, bytes, &inside);
         uint8_t *def = NULL, *lds_def;
@@ -458,8 +456,7 @@ static void run_store(emu_wave *w, const emu_instr *in)
     const bool buffer = (data & SPACES) == BUFFER;
     const address_parts p = parts_of(w, in, buffer ? 1 : 0, 2);
     const int reg = in->src[buffer ? 0 : 1].reg;
-    EACH_ACTIVE(lane, exec_mask(w))
-    {
+    EACH (lane, exec_mask(w)) {
         bool inside;
         const uint64_t address = lane_address(w, in, &p, lane, bytes, &inside);
         if (w->state == FAULTED) return;
@@ -545,8 +542,7 @@ static void run_atomic(emu_wave *w, const emu_instr *in)
     const bool returns = in->dst[0].kind == VECTOR || (buffer && in->mod.returns);
     emu_transfer t;
     emu_transfer_begin(&t, bytes);
-    EACH_ACTIVE(lane, exec_mask(w))
-    {
+    EACH (lane, exec_mask(w)) {
         bool inside, def_x, def_compare = true;
         const uint64_t address = lane_address(w, in, &p, lane, bytes, &inside);
         if (w->state == FAULTED) return;

@@ -76,6 +76,16 @@ KERNEL forgets(int *y, const int *x, int written)
     y[t] = room[t];
 }
 
+/* Two lanes write to one place: that is nothing only if they agree. */
+KERNEL agrees(int *y, const int *x)
+{
+    SHARED int room[32];
+    const int t = thread();
+    room[t % 32 / 2] = x[t];
+    barrier();
+    y[t] = room[t % 16];
+}
+
 KERNEL counts(unsigned *histogram, float *total, unsigned *largest, const unsigned *x)
 {
     SHARED unsigned room[16];

@@ -6,6 +6,8 @@
  * bounds, a value that nobody wrote or a race is a failed launch, told on stderr.
  *
  *     STUB_HIP_ARCH       which processor the device is; default gfx942
+ *     STUB_HIP_OBJECT     a code object that is taken instead of the one with a kernel of the name
+ *                         of its first: for tests that damage kernels
  *     STUB_HIP_SCHEDULE   forward, reversed or shuffled: how waves take turns; default: each launch
  *                         another
  */
@@ -40,6 +42,7 @@ enum {
     LAUNCH_FAILED = 719
 };
 enum { L2 = 19, MAJOR = 23, MINOR = 61, UNITS = 63, SHARED_MEMORY = 74 };
+enum { CODE_MAX = 1 << 24 }; /* bytes */
 enum { REGISTERS = 4, DEVICE_POINTER = 3 };
 
 static const struct {
@@ -181,6 +184,44 @@ static size_t size_of_bundle(const unsigned char *bundle)
     return size;
 }
 
+/* The code object of a file; NULL, and said why, when there is none. */
+static emu_object *load_file(const char *path)
+{
+    char why[512] = "cannot be read";
+    FILE *const file = fopen(path, "rb");
+    char *const bytes = malloc(CODE_MAX);
+    const size_t size = file && bytes ? fread(bytes, 1, CODE_MAX, file) : 0;
+    emu_object *const object =
+        size ? emu_object_load(bytes, size, STUB_OBJDUMP, why, sizeof why) : NULL;
+    if (!object) {
+        complain(INVALID_IMAGE, path, why);
+    }
+    if (file) {
+        fclose(file);
+    }
+    free(bytes);
+    return object;
+}
+
+/* The object, or that of STUB_HIP_OBJECT in its place. */
+static emu_object *replace(emu_object *object)
+{
+    const char *const path = getenv("STUB_HIP_OBJECT");
+    emu_object *const other = path ? load_file(path) : NULL;
+    if (!path) {
+        return object;
+    }
+    const bool fits =
+        other && emu_object_kernels(other) > 0 &&
+        emu_object_find(object, emu_kernel_describe(emu_object_kernel(other, 0))->name);
+    if (fits || !other) { /* a file that cannot be loaded must not go unnoticed */
+        emu_object_unload(object);
+        return other;
+    }
+    emu_object_unload(other);
+    return object;
+}
+
 CALL(hipModuleLoadData, emu_object **module, const void *image)
 {
     char why[512];
@@ -193,7 +234,11 @@ CALL(hipModuleLoadData, emu_object **module, const void *image)
         return NO_BINARY;
     }
     *module = emu_object_load(code, size, STUB_OBJDUMP, why, sizeof why);
-    return *module ? 0 : complain(INVALID_IMAGE, "loading a module", why);
+    if (!*module) {
+        return complain(INVALID_IMAGE, "loading a module", why);
+    }
+    *module = replace(*module);
+    return *module ? 0 : INVALID_IMAGE;
 }
 
 CALL(hipModuleUnload, emu_object *module)

@@ -12,14 +12,8 @@ import subprocess
 import sys
 import tempfile
 
-count = failures = 0
-
-
-def ok(passed, name):
-    global count, failures
-    count += 1
-    failures += not passed
-    print("ok" if passed else "not ok", count, "-", name, flush=True)
+import tap
+from tap import ok
 
 
 def build(sources, folder):
@@ -84,14 +78,12 @@ def test_harm(sources, work):
 def main():
     sources = os.path.abspath(sys.argv[1])
     if shutil.which("doxygen") is None:
-        print("1..0 # SKIP doxygen is not installed")
-        return 0
+        return tap.skip_all("doxygen is not installed")
     with tempfile.TemporaryDirectory() as work:
         test_sources(sources, os.path.join(work, "api"))
         enumerators(sources)
         test_harm(sources, work)
-    print(f"1..{count}")
-    return failures != 0
+    return tap.done()
 
 
 if __name__ == "__main__":

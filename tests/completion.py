@@ -14,15 +14,8 @@ import subprocess
 import sys
 import tempfile
 
-count = failures = 0
-
-
-def ok(passed, name):
-    global count, failures
-    count += 1
-    failures += not passed
-    print("ok" if passed else "not ok", count, "-", name, flush=True)
-
+import tap
+from tap import ok
 
 # Calls the completion as bash does, for each line that it reads, and prints what it offers.
 ASK = """
@@ -125,8 +118,7 @@ def test_keys(tool, script, folder):
 def main():
     tool, script = (os.path.abspath(path) for path in sys.argv[1:])
     if shutil.which("bash") is None:
-        print("1..0 # SKIP bash is not installed")
-        return 0
+        return tap.skip_all("bash is not installed")
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "folder"))
         for name in ("folder/q.npy", "folder/q.txt"):
@@ -135,8 +127,7 @@ def main():
         test_offers(tool, script, folder)
         test_all(tool, script, folder)
         test_keys(tool, script, folder)
-    print(f"1..{count}")
-    return failures != 0
+    return tap.done()
 
 
 if __name__ == "__main__":

@@ -11,19 +11,14 @@ import subprocess
 import sys
 import tempfile
 
+import tap
+from tap import ok
+
 gpt = os.path.abspath(sys.argv[1])
 licence = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "LICENSE")
 small = ["--layers", "2", "--heads", "2", "--width", "32", "--context", "48", "--batch", "2", "--every", "1"]
 # Threads that wait for each other in a loop are slow on a busy machine.
 os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
-count = failures = 0
-
-
-def check(passed, what):
-    global count, failures
-    count += 1
-    failures += not passed
-    print("ok" if passed else "not ok", count, "-", what, flush=True)
 
 
 def run(*arguments, **settings):
@@ -53,21 +48,21 @@ def test_curves():
     for name, more in (("small", small), ("four heads of 3", [*small, "--heads", "4", "--width", "12"])):
         fused = losses(run(*more, "--steps", "100", "--sample", "0", licence))
         plain = losses(run(*more, "--steps", "100", "--sample", "0", "--materialised", licence))
-        check(not differ(fused, plain, 1e-4) and len(fused) == 100, f"{name}: the same losses to 1e-4, 100 steps")
-        check(fused and fused[100] < fused[1] - 0.5, f"{name}: it learns")
+        ok(not differ(fused, plain, 1e-4) and len(fused) == 100, f"{name}: the same losses to 1e-4, 100 steps")
+        ok(fused and fused[100] < fused[1] - 0.5, f"{name}: it learns")
         other = losses(run(*more, "--steps", "100", "--sample", "0", "--seed", "2", licence))
-        check(differ(fused, other, 1e-2), f"{name}: another seed has another curve")
+        ok(differ(fused, other, 1e-2), f"{name}: another seed has another curve")
 
 
 def test_threads_and_devices():
     one, three = (run(*small, "--steps", "20", "--sample", "50", licence, OMP_NUM_THREADS=n) for n in "13")
-    check(losses(one) == losses(three) and len(losses(one)) == 20 and written(one) == written(three),
-          "any number of threads gives the same losses and text")
+    ok(losses(one) == losses(three) and len(losses(one)) == 20 and written(one) == written(three),
+       "any number of threads gives the same losses and text")
     other = run(*small, "--steps", "20", "--sample", "0", licence, FATTN_BACKEND="reference")
-    check(b"fattn on reference" in other.stdout and not differ(losses(one), losses(other), 1e-4),
-          "FATTN_BACKEND chooses the device, with the same losses to 1e-4")
+    ok(b"fattn on reference" in other.stdout and not differ(losses(one), losses(other), 1e-4),
+       "FATTN_BACKEND chooses the device, with the same losses to 1e-4")
     unknown = run(licence, FATTN_BACKEND="quantum")
-    check(unknown.returncode == 3 and b"FATTN_UNKNOWN_DEVICE" in unknown.stderr, "an unknown device is not replaced")
+    ok(unknown.returncode == 3 and b"FATTN_UNKNOWN_DEVICE" in unknown.stderr, "an unknown device is not replaced")
 
 
 def test_checkpoint(folder):
@@ -77,10 +72,10 @@ def test_checkpoint(folder):
     again = os.path.join(folder, "again")
     rest = run("--load", half, "--batch", "2", "--every", "1", "--steps", "40", "--save", again, licence)
     joined = {**losses(first), **losses(rest)}
-    check(not differ(losses(whole), joined, 0) and len(joined) == 40, "a checkpoint continues with the same losses")
-    check(written(rest) == written(whole), "and writes the same")
+    ok(not differ(losses(whole), joined, 0) and len(joined) == 40, "a checkpoint continues with the same losses")
+    ok(written(rest) == written(whole), "and writes the same")
     with open(end, "rb") as one, open(again, "rb") as other:
-        check(one.read() == other.read(), "and ends with the same weights")
+        ok(one.read() == other.read(), "and ends with the same weights")
     wrong = [("--load", half, "--width", "32", licence), ("--load", half, licence + ".absent")]
     with open(half, "rb") as file:
         good = file.read()
@@ -105,10 +100,10 @@ def test_sampling(folder):
     loaded = run("--load", saved, "--sample", "200")
     text = written(trained)
     with open(licence, "rb") as file:
-        check(len(text) == 201 and set(text) <= set(file.read()), "200 characters of the text's are written")
-    check(loaded.returncode == 0 and loaded.stdout.endswith(text), "a checkpoint writes without a text")
-    check(run("--load", saved, "--sample", "200", "--seed", "9").stdout[-200:] != text[-200:], "a seed changes it")
-    check(written(run(*small, "--steps", "1", "--sample", "0", licence)) == b"\n", "or nothing")
+        ok(len(text) == 201 and set(text) <= set(file.read()), "200 characters of the text's are written")
+    ok(loaded.returncode == 0 and loaded.stdout.endswith(text), "a checkpoint writes without a text")
+    ok(run("--load", saved, "--sample", "200", "--seed", "9").stdout[-200:] != text[-200:], "a seed changes it")
+    ok(written(run(*small, "--steps", "1", "--sample", "0", licence)) == b"\n", "or nothing")
 
 
 def refused(arguments, status, holds):
@@ -117,7 +112,7 @@ def refused(arguments, status, holds):
     fine = ran.returncode == status and line.count("\n") == 1 and line.startswith("gpt: ")
     if not fine or (holds and holds not in line):
         print("# exit", ran.returncode, repr(line))
-    check(fine and (holds is None or holds in line), "refused: " + " ".join(arguments[-3:])[-80:])
+    ok(fine and (holds is None or holds in line), "refused: " + " ".join(arguments[-3:])[-80:])
 
 
 def test_refusals(folder):
@@ -142,7 +137,7 @@ def test_refusals(folder):
     refused(["--heads", "3", licence], 2, "options: there is no model of 3 layers, 3 heads, width 128")
     refused(["--width", "512", "--heads", "1", licence], 2, "no model of 3 layers, 1 heads, width 512")
     ran = run("--help")
-    check(ran.returncode == 0 and b"usage: gpt" in ran.stdout and ran.stderr == b"", "there is help")
+    ok(ran.returncode == 0 and b"usage: gpt" in ran.stdout and ran.stderr == b"", "there is help")
 
 
 test_curves()
@@ -152,5 +147,4 @@ with tempfile.TemporaryDirectory() as place:
 with tempfile.TemporaryDirectory() as place:
     test_sampling(place)
     test_refusals(place)
-print(f"1..{count}")
-sys.exit(failures != 0)
+sys.exit(tap.done())

@@ -11,20 +11,8 @@ import shutil
 import subprocess
 import sys
 
-count = failures = 0
-
-
-def ok(passed, name):
-    global count, failures
-    count += 1
-    failures += not passed
-    print("ok" if passed else "not ok", count, "-", name, flush=True)
-
-
-def skip(name, why):
-    global count
-    count += 1
-    print("ok", count, "-", name, "# SKIP", why, flush=True)
+import tap
+from tap import ok, skip
 
 
 def helped(tool, *words):
@@ -65,8 +53,7 @@ def test_formatting(page):
 def main():
     tool, pages = os.path.abspath(sys.argv[1]), sys.argv[2:]
     if not pages:
-        print("1..0 # SKIP this build has no manual pages")
-        return 0
+        return tap.skip_all("this build has no manual pages")
     commands = dict(re.findall(r"^  (\w+) +(.*)$", helped(tool).split("Commands:\n")[1].split("\n\n")[0], re.M))
     expected = ["fattn.1"] + [f"fattn-{command}.1" for command in sorted(commands)]
     ok(sorted(os.path.basename(page) for page in pages) == sorted(expected), "each command has a page")
@@ -75,8 +62,7 @@ def main():
         summary = commands.get(command, "exact attention: the tool of the fattn library")
         test_page(tool, command, summary.replace("\\", ""), source(page))
         test_formatting(page)
-    print(f"1..{count}")
-    return failures != 0
+    return tap.done()
 
 
 if __name__ == "__main__":

@@ -14,25 +14,18 @@ import subprocess
 import sys
 import tempfile
 
+import tap
+from tap import ok
+
 try:
     import numpy as np
     from numpy.lib import format as npy_format
 except ImportError:
-    print("1..0 # SKIP NumPy is not installed")
-    sys.exit(0)
+    sys.exit(tap.skip_all("NumPy is not installed"))
 
 CODES = ["f2", "f4", "f8", "b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 SHAPES = [(), (1,), (7,), (0,), (3, 5), (4, 0, 2), (2, 3, 4), (1, 2, 3, 1, 2, 1, 3, 2), (300, 70)]
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
-
-count = failures = 0
-
-
-def ok(passed, name):
-    global count, failures
-    count += 1
-    failures += not passed
-    print("ok" if passed else "not ok", count, "-", name, flush=True)
 
 
 def bits(array):
@@ -151,8 +144,7 @@ def main():
         test_bf16(folder, rng)
         test_refusals(folder)
         test_corpus(folder, corpus)
-    print(f"1..{count}")
-    return failures != 0
+    return tap.done()
 
 
 if __name__ == "__main__":

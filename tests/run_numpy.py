@@ -14,30 +14,23 @@ import subprocess
 import sys
 import tempfile
 
+import tap
+from tap import ok
+
 try:
     import numpy as np
 except ImportError:
-    print("1..0 # SKIP NumPy is not installed")
-    sys.exit(0)
+    sys.exit(tap.skip_all("NumPy is not installed"))
 
 # Of the largest magnitude of the result (at least 1), per dtype of the computation.
 TOLERANCE = {"f64": 1e-12, "f32": 1e-6, "f16": 2e-3, "bf16": 1.6e-2}
 # A gradient is a sum over rows or keys of products of such numbers.
 GRADIENT = 4
 
-count = failures = 0
-
-
-def ok(passed, name):
-    global count, failures
-    count += 1
-    failures += not passed
-    print("ok" if passed else "not ok", count, "-", name, flush=True)
-
-
 # --------------------------------------------------------------------------------------------------
 # Attention of one sequence in NumPy: q (Hq, Sq, D), k (Hk, Sk, D), v (Hk, Sk, Dv)
 # --------------------------------------------------------------------------------------------------
+
 
 def kept(sq, sk, off, causal, window):
     i, j = np.arange(sq)[:, None], np.arange(sk)[None, :]
@@ -126,6 +119,7 @@ def dropout(p, seed, offset, batch, heads, sq, sk, q_offset=0, k_offset=0):
 # --------------------------------------------------------------------------------------------------
 # A case: arrays and options for the tool, and the same for attend()
 # --------------------------------------------------------------------------------------------------
+
 
 class Case:
     """Dense by default. Tensors are (B, S, H, channel), or (total, H, channel) with lengths."""
@@ -423,8 +417,7 @@ def main():
                 ok(run(tool, folder, case, device), f"{device}: {case.name}")
         ok(run(tool, folder, Case("f64", dtype="f64", causal=True, backward=True), "reference"), "reference: f64")
         test_conversions(tool, folder)
-    print(f"1..{count}")
-    return failures != 0
+    return tap.done()
 
 
 if __name__ == "__main__":

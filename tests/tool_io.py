@@ -13,15 +13,10 @@ import sys
 import tempfile
 import xml.etree.ElementTree
 
+import tap
+from tap import ok
+
 fattn = sys.argv[1]
-count = failures = 0
-
-
-def check(passed, what):
-    global count, failures
-    count += 1
-    failures += not passed
-    print(f"{'ok' if passed else 'not ok'} {count} - {what}", flush=True)
 
 
 def io(*arguments):
@@ -36,39 +31,39 @@ def rows(*arguments):
 
 sweep = ["--n", "256,512", "--d", "32,64", "--m", "4096,20000"]
 table = rows(*sweep)
-check(len(table) == 48, "a row for each combination")
-check(all(r["total"] == r["predicted"] == r["reads"] + r["writes"] for r in table),
-      "every row is predicted")
-check(all(r["total"] == r["standard"] for r in table if r["schedule"] == "standard"),
-      "the column of standard attention is that of its rows")
-check(all(r["total"] >= r["lower_bound"] for r in table), "no row is below the lower bound")
+ok(len(table) == 48, "a row for each combination")
+ok(all(r["total"] == r["predicted"] == r["reads"] + r["writes"] for r in table),
+   "every row is predicted")
+ok(all(r["total"] == r["standard"] for r in table if r["schedule"] == "standard"),
+   "the column of standard attention is that of its rows")
+ok(all(r["total"] >= r["lower_bound"] for r in table), "no row is below the lower bound")
 
 code, out, _ = io(*sweep)
 lines = [line.split("\t") for line in out.splitlines()]
 names = lines[0]
 same = all(float(cell) == float(row[name]) for row, line in zip(table, lines[1:])
            for name, cell in zip(names, line) if name not in ("schedule", "dir", "law"))
-check(code == 0 and len(lines) == 49 and same, "columns and JSON agree")
+ok(code == 0 and len(lines) == 49 and same, "columns and JSON agree")
 
 small = ["--n", "200", "--d", "16", "--m", "1000", "--density", "1,0.4", "--block", "24", "--causal"]
-check(rows(*small) == rows(*small, "--execute") != [], "arithmetic changes no count")
+ok(rows(*small) == rows(*small, "--execute") != [], "arithmetic changes no count")
 sparse = {r["density"]: r["total"] for r in rows(*small) if r["schedule"] == "flash1"
           and r["dir"] == "fwd"}
-check(len(sparse) == 2 and sparse[min(sparse)] < 0.7 * sparse[1], "a block mask saves traffic")
+ok(len(sparse) == 2 and sparse[min(sparse)] < 0.7 * sparse[1], "a block mask saves traffic")
 
 paper = {r["schedule"]: r for r in rows("--paper") if "tensor" not in r}
 for schedule in ("standard", "flash1"):
     row = paper.get(schedule, {"gb": 0, "paper_gb": 1})
-    check(abs(row["gb"] / row["paper_gb"] - 1) < 0.06,
-          f"{schedule} moves {row['gb']:.2f} GB where the paper measured {row['paper_gb']}")
+    ok(abs(row["gb"] / row["paper_gb"] - 1) < 0.06,
+       f"{schedule} moves {row['gb']:.2f} GB where the paper measured {row['paper_gb']}")
 code, out, _ = io("--paper")
-check(code == 0 and "40.27 GB   measured in the paper: 40.3 GB" in out, "the table for readers")
+ok(code == 0 and "40.27 GB   measured in the paper: 40.3 GB" in out, "the table for readers")
 
 for wrong in (["--density", "2"], ["--density", "nan"], ["--n", "0"], ["--m", "x"],
               ["--schedule", "flash3"], ["--block", "-1"], ["5"]):
     code, out, err = io(*wrong)
-    check(code == 2 and out == "" and len(err.splitlines()) == 1, f"refused: {' '.join(wrong)}")
-check(io("--help")[0] == 0, "there is help")
+    ok(code == 2 and out == "" and len(err.splitlines()) == 1, f"refused: {' '.join(wrong)}")
+ok(io("--help")[0] == 0, "there is help")
 
 
 def lines_of(svg):
@@ -92,14 +87,14 @@ with tempfile.TemporaryDirectory() as folder:
     if shutil.which("gnuplot"):
         texts, lines = draw(svg, "--n", "256,512,1024")
         wanted = ("forward, d 64, density 1", "backward, d 64, density 1", "flash2, M 98304", "standard")
-        check(all(text in texts for text in wanted) and lines >= 16, "a picture along N has its lines and their names")
+        ok(all(text in texts for text in wanted) and lines >= 16, "a picture along N has its lines and their names")
         texts, _ = draw(svg, "--n", "512", "--m", "4096", "--d", "32,64,128", "--schedule", "flash1", "--dir", "bwd")
-        check("d: head dimension" in texts and "standard" not in texts, "another axis, one schedule, one direction")
+        ok("d: head dimension" in texts and "standard" not in texts, "another axis, one schedule, one direction")
         with open(png if io("--plot", png)[0] == 0 else os.devnull, "rb") as file:
             head = file.read(24)
-        check(head[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">2I", head[16:]) == (1320, 560), "a PNG")
+        ok(head[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">2I", head[16:]) == (1320, 560), "a PNG")
     else:
-        check(io("--plot", svg)[0] == 2, "without gnuplot there is no picture")
+        ok(io("--plot", svg)[0] == 2, "without gnuplot there is no picture")
     left = sorted(os.listdir(folder))
     nowhere = {**os.environ, "PATH": folder}
     for why, name, more, environment in (
@@ -109,8 +104,7 @@ with tempfile.TemporaryDirectory() as folder:
             continue
         run = subprocess.run([os.path.abspath(fattn), "io", "--plot", os.path.join(folder, name), *more],
                              capture_output=True, text=True, env=environment)
-        check(run.returncode == 2 and run.stdout == "" and why in run.stderr and run.stderr.count("\n") == 1
-              and sorted(os.listdir(folder)) == left, f"refused: --plot {name} {' '.join(more)}: {why}")
+        ok(run.returncode == 2 and run.stdout == "" and why in run.stderr and run.stderr.count("\n") == 1
+           and sorted(os.listdir(folder)) == left, f"refused: --plot {name} {' '.join(more)}: {why}")
 
-print(f"1..{count}")
-sys.exit(failures != 0)
+sys.exit(tap.done())

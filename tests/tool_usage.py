@@ -12,21 +12,13 @@ import subprocess
 import sys
 import tempfile
 
+import tap
+from tap import ok
+
 try:
     import numpy as np
 except ImportError:
-    print("1..0 # SKIP NumPy is not installed")
-    sys.exit(0)
-
-count = failures = 0
-
-
-def ok(passed, name):
-    global count, failures
-    count += 1
-    failures += not passed
-    print("ok" if passed else "not ok", count, "-", name, flush=True)
-
+    sys.exit(tap.skip_all("NumPy is not installed"))
 
 QKV = "--q q.npy --k k.npy --v v.npy --o out.npy"
 BACKWARD = "--q q.npy --k k.npy --v v.npy --backward --do o.npy --dq dq.npy"
@@ -206,8 +198,7 @@ def main():
         test_full_output(tool, folder)
         test_info(tool, folder)
         test_bench(tool, folder)
-    print(f"1..{count}")
-    return failures != 0
+    return tap.done()
 
 
 if __name__ == "__main__":

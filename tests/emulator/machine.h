@@ -58,8 +58,7 @@ typedef enum operand_kind {
     OFF,
 } operand_kind;
 
-/* Which part of a register: SDWA's selections; true 16-bit operands (v0.l, v0.h)
- * are WORD_0, WORD_1. */
+/* Which part of a register: SDWA's selections; v0.l and v0.h are WORD_0 and WORD_1. */
 typedef enum operand_part { WHOLE, WORD_0, WORD_1, BYTE_0, BYTE_1, BYTE_2, BYTE_3 } operand_part;
 
 typedef struct emu_operand {
@@ -74,12 +73,12 @@ typedef struct emu_operand {
 /* What follows the operands. */
 typedef struct emu_modifiers {
     int32_t offset, offset0, offset1;
-    uint8_t op_sel, op_sel_hi, neg_lo,
-        neg_hi;                  /* bit i: of source i; bit 3 of op_sel: of the result */
+    /* Bit i is of source i, bit 3 of op_sel of the result. */
+    uint8_t op_sel, op_sel_hi, neg_lo, neg_hi;
     uint8_t row_mask, bank_mask; /* of DPP */
     uint8_t bitop3;              /* truth table of three bits */
     uint8_t cbsz, abid, blgp;    /* of MFMA */
-    bool clamp, returns, offen, idxen, lds, gds, bound_ctrl, fetch_inactive;
+    bool clamp, returns, offen, idxen, lds, bound_ctrl, fetch_inactive;
     bool has_op_sel, has_op_sel_hi;
     operand_part dst_sel;
     bool dst_preserve, dst_sext, sdwa;
@@ -208,12 +207,6 @@ struct emu_machine {
 
 static inline uint64_t pair(const uint32_t *s) { return s[0] | (uint64_t)s[1] << 32; }
 
-static inline void set_pair(uint32_t *s, uint64_t x)
-{
-    s[0] = (uint32_t)x;
-    s[1] = (uint32_t)(x >> 32);
-}
-
 static inline uint64_t exec_mask(const emu_wave *w) { return pair(w->s + S_EXEC); }
 
 static inline uint64_t all_lanes(const emu_wave *w)
@@ -234,8 +227,7 @@ static inline bool lane_in(uint64_t mask, int lane) { return mask >> lane & 1; }
 #define EMU_PRINTF(n)
 #endif
 
-/* machine.c. The first fault stops the launch; findings are counted, and the first of each is
- * told. */
+/* machine.c. The first fault stops the launch; findings are counted, the first of each is told. */
 void emu_fault(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
 void emu_undefined(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
 void emu_race(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
@@ -264,8 +256,7 @@ void emu_vector_write(emu_wave *w, int reg, const uint32_t *d, uint64_t mask, ui
 /* What decoding leaves to be found out once. False with the reason in why. */
 bool emu_vector_prepare(emu_instr *in, char *why, size_t why_size);
 
-/* memory.c: the bytes at a device address, or NULL; their region's definedness, or
- * NULL when all are. */
+/* memory.c: the bytes at a device address, or NULL; whether each is defined, or NULL: all are. */
 uint8_t *emu_memory_at(emu_memory *memory, uint64_t address, size_t size, uint8_t **def);
 /* "3 bytes after a region of 64 bytes" */
 void emu_memory_explain(const emu_memory *memory, uint64_t address, char *text, size_t size);

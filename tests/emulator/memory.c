@@ -304,7 +304,7 @@ static uint64_t scalar_part(emu_wave *w, const emu_instr *in, const emu_operand 
     uint64_t def;
     const uint64_t x = emu_scalar_read(w, o, &def);
     const bool known = o->count > 1 ? def == ~UINT64_C(0) : (uint32_t)def == UINT32_MAX;
-    if (!known) emu_undefined(w, in, "a scalar address");
+    if (!known && exec_mask(w) != 0) emu_undefined(w, in, "a scalar address");
     return o->count > 1 ? x : (uint32_t)x;
 }
 
@@ -317,7 +317,8 @@ static address_parts parts_of(emu_wave *w, const emu_instr *in, int vector, int 
     if (p.space == BUFFER) {
         const int rsrc = in->src[vector + 1].reg;
         for (int n = 0; n < 4; n++)
-            if (w->s_def[rsrc + n] != UINT32_MAX) emu_undefined(w, in, "a buffer's descriptor");
+            if (w->s_def[rsrc + n] != UINT32_MAX && exec_mask(w) != 0)
+                emu_undefined(w, in, "a buffer's descriptor");
         p.base += pair(w->s + rsrc) & UINT64_C(0xffffffffffff);
         p.base += scalar_part(w, in, &in->src[vector + 2]);
         p.stride = w->s[rsrc + 1] >> 16 & 0x3fff;
@@ -422,7 +423,7 @@ static void run_load_to_lds(emu_wave *w, const emu_instr *in)
     const int bytes = (int)(in->row->data & MEM_BYTES), room = bytes < 4 ? 4 : bytes;
     const address_parts p = parts_of(w, in, 0, 1);
     const uint32_t to = (w->s[S_M0] & 0xffff) + (uint32_t)in->mod.offset;
-    if (w->s_def[S_M0] != UINT32_MAX) emu_undefined(w, in, "M0");
+    if (w->s_def[S_M0] != UINT32_MAX && exec_mask(w) != 0) emu_undefined(w, in, "M0");
     EACH (lane, exec_mask(w)) {
         bool inside;
         const uint64_t address = lane_address(w, in, &p, lane, bytes, &inside);

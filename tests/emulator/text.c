@@ -352,9 +352,10 @@ typedef struct flag_word {
 static bool set_flag(const char *key, emu_modifiers *m)
 {
     static const flag_word flags[] = {
-        {"clamp", offsetof(emu_modifiers, clamp)}, {"offen", offsetof(emu_modifiers, offen)},
-        {"idxen", offsetof(emu_modifiers, idxen)}, {"lds", offsetof(emu_modifiers, lds)},
-        {"gds", offsetof(emu_modifiers, gds)},
+        {"clamp", offsetof(emu_modifiers, clamp)},
+        {"offen", offsetof(emu_modifiers, offen)},
+        {"idxen", offsetof(emu_modifiers, idxen)},
+        {"lds", offsetof(emu_modifiers, lds)},
     };
     for (size_t n = 0; n < sizeof flags / sizeof *flags; n++)
         if (strcmp(key, flags[n].key) == 0) {

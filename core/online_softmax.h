@@ -64,10 +64,16 @@ FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_empty)(void)
     return state;
 }
 
-/* 2^(unit (x - base)): 1 for x == base, whatever their size. */
+/* The exponent of a weight: 0 for x == base, whatever their size. */
+FATTN_HD fv SOFTMAX_NAME(fattn_softmax_exponent)(fv x, fv unit, fv base)
+{
+    return fv_mul(fv_sub(x, base), unit);
+}
+
+/* 2^(unit (x - base)): 1 for x == base. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_weight)(fv x, fv unit, fv base)
 {
-    return fv_exp2(fv_mul(fv_sub(x, base), unit));
+    return fv_exp2(SOFTMAX_NAME(fattn_softmax_exponent)(x, unit, base));
 }
 
 /* One score x met, of a key whose value is 0: a sink. x - x is 0 for a number and NaN for +inf and

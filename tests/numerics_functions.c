@@ -81,6 +81,24 @@ static worst measure_exp2(float first, float last, uint32_t step)
     return w;
 }
 
+/* The same from fv_exp2_from(), which must give exact zeros below the least. */
+static worst measure_exp2_from(float first, float last, uint32_t step)
+{
+    const float least = -150, factor = 0x1p32f;
+    samples s = samples_of(first, last, step);
+    float x[FV_LANES], y[FV_LANES];
+    worst w = {0, 0};
+    while (samples_take(&s, x)) {
+        fv_store(y, fv_exp2_from(fv_load(x), least, factor));
+        for (int n = 0; n < FV_LANES; n++) {
+            const double exact = x[n] < least ? 0 : (double)factor * exp2((double)x[n]);
+            grow(&w, exact == 0 ? (y[n] != 0) * 1e9 : fabs((double)y[n] - exact) / ulp(exact),
+                 x[n]);
+        }
+    }
+    return w;
+}
+
 static worst measure_log2(float first, float last, uint32_t step)
 {
     samples s = samples_of(first, last, step);
@@ -177,6 +195,11 @@ static void check_specials(void)
                   exp2_of(128) == INFINITY,
               "exp2 of inf, and of what overflows, is inf");
     tap_check(isnan(exp2_of(NAN)) && isnan(log2_of(NAN)), "exp2 and log2 keep NaN");
+    float y[FV_LANES];
+    fv_store(y, fv_exp2_from(fv_set1(NAN), -150, 0x1p32f));
+    tap_check(isnan(y[0]), "lifted exp2 keeps NaN");
+    fv_store(y, fv_exp2_from(fv_set1(-INFINITY), -150, 0x1p32f));
+    tap_check(y[0] == 0, "lifted exp2 of -inf is 0");
     tap_check(log2_of(0) == -INFINITY && log2_of(1) == 0 && log2_of(INFINITY) == INFINITY,
               "log2 of 0, 1 and inf is -inf, 0 and inf");
     float slope = 1;
@@ -203,6 +226,9 @@ int main(int argc, char **argv)
               (double)w.at);
     w = measure_exp2(0x1p-30f, 127.99999f, step);
     tap_check(w.error <= 2, "exp2 errs by %.3f ulp on 0..128 (at %.9g)", w.error, (double)w.at);
+    w = measure_exp2_from(-0x1p-30f, -1000, step);
+    tap_check(w.error <= 2, "lifted exp2 errs by %.3f ulp below 0 (at %.9g)", w.error,
+              (double)w.at);
     w = measure_log2(0x1p-126f, 0x1.fffffep127f, step);
     tap_check(w.error <= 2, "log2 errs by %.3f ulp on the normal numbers (at %.9g)", w.error,
               (double)w.at);

@@ -439,13 +439,17 @@ static void load_rows(backward *g)
     }
 }
 
-/* Scores in x and dP in dp become Z P and dS'; ds gets dS where dbias is wanted. */
+/* What P and dS are multiplied by: distances of ALiBi give small ones (forward.inl). */
+static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
+
+/* Scores in x and dP in dp become Z P and dS', lifted; ds gets dS where dbias is wanted. */
 static void differentiate_tile(backward *g, span s, unsigned terms)
 {
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
     const fv unit = fv_set1(pn->rule.unit), scale = fv_set1(pn->rule.scale);
+    const float lift = lift_of(p);
 
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fv lse = fv_load(g->lse + r), rest = fv_load(g->rest + r);
@@ -456,12 +460,13 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
             fv slope;
             const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + at), pair, &slope);
             const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
-            const fv weight = fattn_softmax_weight(fv_sub(x, lse), unit, rest);
+            const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
+            const fv weight = fv_exp2_from(power, LEAST_POWER, lift);
             const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dp + at)), delta));
             fv_store(pn->x + at, fv_mul(z, weight));
             fv_store(g->dp + at, fv_mul(fv_mul(ds, slope), scale));
             if (keeps_ds) {
-                fv_store(g->ds + at, ds);
+                fv_store(g->ds + at, fv_mul(fv_set1(1 / lift), ds));
             }
         }
     }
@@ -499,7 +504,8 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
         g->out[j] =
             j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
     }
-    product_rows(1, s.padded, (const float *const *)weights, pn->width, rows, stride, g->out, dim);
+    product_rows(1 / lift_of(pn->p), s.padded, (const float *const *)weights, pn->width, rows,
+                 stride, g->out, dim);
 }
 
 /* Waits until the panel before has added to the keys of the tile: to all keys where they share an
@@ -710,7 +716,8 @@ INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t colu
                 fv slope;
                 const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + from), pair, &slope);
                 const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
-                weight[n] = fattn_softmax_weight(fv_sub(x, lse), unit, rest);
+                const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
+                weight[n] = fv_exp2_from(power, LEAST_NORMAL, 1);
                 ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(g->dp + from)), delta));
                 weight[n] = fv_mul(z, weight[n]);
                 if (keeps_ds) {
@@ -936,7 +943,7 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
         }
     }
     for (int64_t r = 0; r < pn->rows && wants(p, FATTN_OUT_DQ); r += FV_LANES) {
-        store_dq(g, r, pairs ? pn->rule.scale * g->lowered : 1);
+        store_dq(g, r, pairs ? pn->rule.scale * g->lowered : 1 / lift_of(p));
     }
 }
 

@@ -148,8 +148,9 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p
     }
 }
 
-/* o[n] = o[n] alpha[n] + sum_j p[j][n] v[j] for nr rows and nv vectors of channels from c on. */
-INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha,
+/* o[n] = o[n] alpha[n] + lowered sum_j p[j][n] v[j] for nr rows and nv vectors of channels from c
+ * on. */
+INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha, float lowered,
                      const float *p, int64_t pitch, const char *const *v, int64_t keys, int64_t c,
                      float *o, int64_t o_stride, const char *const *ahead)
 {
@@ -161,7 +162,8 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
             const fv factor = fv_set1(j == 0 ? alpha[n] : 1.0f);
             for (int u = 0; u < nv; u++) {
                 float *const at = o + n * o_stride + c + u * FV_LANES;
-                fv_store(at, fv_muladd(fv_load(at), factor, sum[n * nv + u]));
+                const fv part_sum = fv_mul(fv_set1(lowered), sum[n * nv + u]);
+                fv_store(at, fv_muladd(fv_load(at), factor, part_sum));
             }
         }
     }
@@ -170,14 +172,15 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
 /* Vectors of channels that as many sums of nr rows hold as there are registers for. */
 #define MIX_VECTORS(nr) (FV_ND / (nr) < 8 ? FV_ND / (nr) : 8)
 
-INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, const float *p, int64_t pitch,
-                const char *const *v, int64_t keys, int64_t dim, float *o, int64_t o_stride,
-                const char *const *ahead)
+INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, float lowered, const float *p,
+                int64_t pitch, const char *const *v, int64_t keys, int64_t dim, float *o,
+                int64_t o_stride, const char *const *ahead)
 {
     int64_t c = 0;
-#define WHILE_ROOM(nv)                                                                      \
-    for (; (nv) <= MIX_VECTORS(nr) && c + (nv)*FV_LANES <= dim; c += (nv)*FV_LANES) {       \
-        mix_tile(nr, nv, FV_LANES, dtype, alpha, p, pitch, v, keys, c, o, o_stride, ahead); \
+#define WHILE_ROOM(nv)                                                                       \
+    for (; (nv) <= MIX_VECTORS(nr) && c + (nv)*FV_LANES <= dim; c += (nv)*FV_LANES) {        \
+        mix_tile(nr, nv, FV_LANES, dtype, alpha, lowered, p, pitch, v, keys, c, o, o_stride, \
+                 ahead);                                                                     \
     }
     WHILE_ROOM(8)
     WHILE_ROOM(4)
@@ -185,7 +188,8 @@ INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, const float *p, i
     WHILE_ROOM(1)
 #undef WHILE_ROOM
     if (c < dim) {
-        mix_tile(nr, 1, (int)(dim - c), dtype, alpha, p, pitch, v, keys, c, o, o_stride, ahead);
+        mix_tile(nr, 1, (int)(dim - c), dtype, alpha, lowered, p, pitch, v, keys, c, o, o_stride,
+                 ahead);
     }
 }
 
@@ -219,13 +223,14 @@ APART void decode_scores(fattn_dtype dtype, const float *q, int64_t dp, int64_t 
 #undef CALL
 }
 
-/* o[r] = o[r] alpha[r] + sum_j p[j][r] v[j]. o: [pitch][dvp]; v: [keys] rows of dim channels */
-APART void decode_mix(fattn_dtype dtype, const float *alpha, const float *p, int64_t pitch,
-                      const char *const *v, int64_t keys, int64_t dim, float *o, int64_t o_stride,
-                      const char *const *ahead)
+/* o[r] = o[r] alpha[r] + lowered sum_j p[j][r] v[j]. o: [pitch][dvp]; v: [keys] rows of dim
+ * channels */
+APART void decode_mix(fattn_dtype dtype, const float *alpha, float lowered, const float *p,
+                      int64_t pitch, const char *const *v, int64_t keys, int64_t dim, float *o,
+                      int64_t o_stride, const char *const *ahead)
 {
 #define CALL(nr, type) \
-    mix(nr, type, alpha + r, p + r, pitch, v, keys, dim, o + r * o_stride, o_stride, ahead)
+    mix(nr, type, alpha + r, lowered, p + r, pitch, v, keys, dim, o + r * o_stride, o_stride, ahead)
     DECODE_EACH(CALL)
 #undef CALL
 }
@@ -389,34 +394,14 @@ static void rows_ahead(decode *d, int64_t share)
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* values[r] = the largest of the lanes that hold row r, in all of them. */
-static void fold_largest(const panel *pn, float *values)
-{
-    for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
-        for (int64_t r = 0; r < step; r++) {
-            values[r] = values[r] > values[r + step] ? values[r] : values[r + step];
-        }
-    }
-    for (int64_t r = pn->pitch; r < pn->width; r++) {
-        values[r] = values[r - pn->pitch];
-    }
-}
-
-/* Scores in x become probabilities: lanes of a row share its maximum, and each has its own part of
- * l. */
+/* Scores in x become probabilities: whole steps of them, in which keys past the last weigh 0. */
 static void soften_dense(forward *f, span s)
 {
     const panel *const pn = &f->panel;
     const int64_t steps = s.padded / pn->phases;
     const int64_t whole = (steps + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
     fill(pn->x + steps * pn->br, (whole - steps) * pn->br, -INFINITY);
-    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        fv_store(f->alpha + r, largest_score(pn->x + r, pn->br, whole));
-    }
-    fold_largest(pn, f->alpha);
-    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        (void)soften_rows(f, r, fv_load(f->alpha + r), whole, false);
-    }
+    (void)soften_tile(f, whole, false, false);
 }
 
 static void decode_head(decode *d, int64_t n)
@@ -440,8 +425,8 @@ static void decode_head(decode *d, int64_t n)
     }
     head_rows(d, n, &p->v, d->now.v, s.padded);
     rows_ahead(d, 2 * n + 1);
-    decode_mix(p->dtype, f->alpha, pn->x, pn->pitch, d->rows, s.padded, p->dim_v, f->o, pn->dvp,
-               d->ahead);
+    decode_mix(p->dtype, f->alpha, f->lowered, pn->x, pn->pitch, d->rows, s.padded, p->dim_v, f->o,
+               pn->dvp, d->ahead);
 }
 
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,

@@ -23,8 +23,9 @@ typedef struct forward {
     float *ot;    /* [dvp][br] */
 
     /* Scratch that the strips share. */
-    float *alpha; /* [br] */
-    float *o;     /* [br][dvp] */
+    float lowered; /* the factor of sums of lifted probabilities, or 1 */
+    float *alpha;  /* [br] */
+    float *o;      /* [br][dvp] */
 } forward;
 
 /* The fewest register tiles that hold the rows of decoding. */
@@ -176,30 +177,53 @@ static void score_tile(panel *pn, span s)
 #define SUMMED_KEYS 64
 _Static_assert(FV_ND % PARTIAL_SUMS == 0, "tiles hold whole steps");
 
-/* The largest of each row's scores. */
-INLINE fv largest_score(const float *x, int64_t stride, int64_t steps)
+/* The largest and the smallest of each row's scores. */
+typedef struct score_range {
+    fv most, least;
+} score_range;
+
+INLINE score_range range_of(const float *x, int64_t stride, int64_t steps)
 {
-    fv most[PARTIAL_SUMS];
+    score_range part[PARTIAL_SUMS];
     for (int n = 0; n < PARTIAL_SUMS; n++) {
-        most[n] = fv_load(x + n * stride);
+        part[n].most = part[n].least = fv_load(x + n * stride);
     }
     for (int64_t j = PARTIAL_SUMS; j < steps; j += PARTIAL_SUMS) {
         for (int n = 0; n < PARTIAL_SUMS; n++) {
-            most[n] = fv_max(most[n], fv_load(x + (j + n) * stride));
+            const fv score = fv_load(x + (j + n) * stride);
+            part[n].most = fv_max(part[n].most, score);
+            part[n].least = fv_min(part[n].least, score);
         }
     }
-    return fv_max(fv_max(most[0], most[1]), fv_max(most[2], most[3]));
+    for (int n = 1; n < PARTIAL_SUMS; n++) {
+        part->most = fv_max(part->most, part[n].most);
+        part->least = fv_min(part->least, part[n].least);
+    }
+    return *part;
 }
 
-/* Scores of the rows at r, of which none exceeds `largest`, become probabilities relative to the
- * new maximum. Returns alpha. */
-INLINE fv soften_rows(forward *f, int64_t r, fv largest, int64_t steps, bool pairs)
+/*
+ * Probabilities below 2^-126, the normal range, are slow: each product with one takes hundreds of
+ * cycles, and so does a power that becomes 0. Steep slopes of ALiBi, biases that stand for masks,
+ * and large scores have whole tiles of them. Where a tile has some, those that round to 0 are
+ * selected to 0, and all are taken 2^32 times as large, which is exact, as is lowering their sums.
+ * As operands of products of pairs, those below the normal range are 0 anyway.
+ */
+#define LIFT 0x1p32f
+#define LEAST_POWER (-150.0f)
+#define LEAST_NORMAL (-126.0f)
+
+/* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores.
+ * lifted, a literal: some are small. stored: as pairs; multiplied: as pairs. Returns alpha. */
+INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, bool lifted, bool stored,
+                      bool multiplied)
 {
     const int64_t stride = f->panel.br;
     const fv unit = fv_set1(f->panel.rule.unit), zero = fv_set1(0);
+    const float from = multiplied ? LEAST_NORMAL : LEAST_POWER, factor = multiplied ? 1 : LIFT;
     float *const x = f->panel.x + r;
     fattn_softmax state = state_load(f, r);
-    const fv alpha = fattn_softmax_raise(&state, largest, unit);
+    const fv alpha = fattn_softmax_raise(&state, most, unit);
     const fv base = fattn_softmax_base(state);
     fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, total = zero;
     for (int64_t j = 0; j < steps; j += PARTIAL_SUMS) {
@@ -209,29 +233,63 @@ INLINE fv soften_rows(forward *f, int64_t r, fv largest, int64_t steps, bool pai
             sum[0] = sum[1] = sum[2] = sum[3] = zero;
         }
         for (int n = 0; n < PARTIAL_SUMS; n++) {
-            weight[n] = fattn_softmax_weight(fv_load(x + (j + n) * stride), unit, base);
+            const fv power = fattn_softmax_exponent(fv_load(x + (j + n) * stride), unit, base);
+            weight[n] = lifted ? fv_exp2_from(power, from, factor) : fv_exp2(power);
             sum[n] = fv_add(sum[n], weight[n]);
         }
         for (int n = 0; n < PARTIAL_SUMS; n += 2) {
-            keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs);
+            keep_weights(x, stride, j + n, weight[n], weight[n + 1], stored);
         }
     }
     total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
-    fattn_softmax_add(&state, total);
+    fattn_softmax_add(&state, lifted ? fv_mul(fv_set1(f->lowered), total) : total);
     state_store(f, r, state);
     fv_store(f->alpha + r, alpha);
     return alpha;
 }
 
-/* Scores in x become probabilities. Whether some alpha is not 1. */
-INLINE bool soften_tile(forward *f, span s, bool pairs)
+/* values[r] = the largest of the lanes that hold row r, in all of them. */
+static void fold_largest(const panel *pn, float *values)
+{
+    for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
+        for (int64_t r = 0; r < step; r++) {
+            values[r] = values[r] > values[r + step] ? values[r] : values[r + step];
+        }
+    }
+    for (int64_t r = pn->pitch; r < pn->width; r++) {
+        values[r] = values[r - pn->pitch];
+    }
+}
+
+/* Scores in x become probabilities, of which f->lowered tells how they are lifted; lanes of one row
+ * share its maximum. Whether some alpha is not 1. */
+INLINE bool soften_tile(forward *f, int64_t steps, bool stored, bool multiplied)
 {
     const panel *const pn = &f->panel;
-    const fv one = fv_set1(1);
-    mv steady = fv_eq(one, one);
+    const fv unit = fv_set1(pn->rule.unit), one = fv_set1(1);
+    mv normal = fv_eq(one, one), steady = normal;
+    float least[STRIP_ROWS];
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fv largest = largest_score(pn->x + r, pn->br, s.padded);
-        steady = mv_and(steady, fv_eq(soften_rows(f, r, largest, s.padded, pairs), one));
+        const score_range scores = range_of(pn->x + r, pn->br, steps);
+        fv_store(f->alpha + r, scores.most);
+        fv_store(least + r, scores.least);
+    }
+    if (pn->phases > 1) {
+        fold_largest(pn, f->alpha);
+    }
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fattn_softmax met = {.m = fv_max(fv_load(f->m + r), fv_load(f->alpha + r))};
+        const fv base = fattn_softmax_base(met);
+        const fv power = fattn_softmax_exponent(fv_load(least + r), unit, base);
+        normal = mv_and(normal, fv_le(fv_set1(LEAST_NORMAL), power));
+    }
+    const bool lifted = !mv_all(normal);
+    f->lowered = lifted && !multiplied ? 1 / LIFT : 1;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fv most = fv_load(f->alpha + r);
+        const fv alpha = lifted ? soften_rows(f, r, most, steps, true, stored, multiplied)
+                                : soften_rows(f, r, most, steps, false, stored, multiplied);
+        steady = mv_and(steady, fv_eq(alpha, one));
     }
     return !mv_all(steady);
 }
@@ -246,6 +304,17 @@ INLINE void drop_tile(panel *pn, span s, bool pairs)
             const fv first = fv_mul(fv_load(pn->x + at), fv_load(pn->z + at));
             const fv second = fv_mul(fv_load(pn->x + at + pn->br), fv_load(pn->z + at + pn->br));
             keep_weights(pn->x + r, pn->br, j, first, second, pairs);
+        }
+    }
+}
+
+/* x *= factor for some rows of floats, padded to vectors. */
+static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, float factor)
+{
+    const fv f = fv_set1(factor);
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < n; c += FV_LANES) {
+            fv_store(x + r * stride + c, fv_mul(f, fv_load(x + r * stride + c)));
         }
     }
 }
@@ -266,7 +335,8 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 
     /* 2. Probabilities. */
     const bool drops = p->features & FATTN_DROPOUT;
-    const bool rose = pairs && !drops ? soften_tile(f, s, true) : soften_tile(f, s, false);
+    const bool rose = pairs && !drops ? soften_tile(f, s.padded, true, true)
+                                      : soften_tile(f, s.padded, false, pairs);
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }
@@ -278,8 +348,14 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     if (pairs) {
         pairs_mix(pn, s, rose ? f->alpha : NULL, f->ot);
     } else {
-        product_columns(p->dim_v, rose ? f->alpha : NULL, pn->v, s.padded, pn->x, pn->br, f->ot,
-                        pn->br, pn->width);
+        if (f->lowered != 1) {
+            scale_rows(f->alpha, 1, pn->br, pn->width, LIFT);
+        }
+        product_columns(p->dim_v, rose || f->lowered != 1 ? f->alpha : NULL, pn->v, s.padded, pn->x,
+                        pn->br, f->ot, pn->br, pn->width);
+        if (f->lowered != 1) {
+            scale_rows(f->ot, p->dim_v, pn->br, pn->width, f->lowered);
+        }
     }
 }
 

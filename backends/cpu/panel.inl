@@ -469,6 +469,13 @@ static void load_bias(const panel *pn, span s)
 {
     const fattn_problem *const p = pn->p;
     const int64_t step = p->bias_stride[3];
+    if (p->dtype_bias == FATTN_F32 && step == 1 && pn->group == 1 && pn->phases == 1 &&
+        pn->rows == pn->width && s.live == s.padded) {
+        const float *const bias = pn->buf->bias;
+        transpose(bias + term_index(pn, p->bias_stride, 0, s.first), p->bias_stride[2], pn->width,
+                  s.live, pn->bias, pn->br);
+        return;
+    }
     for (int64_t r = 0; r < pn->rows; r++) {
         float *const to = pn->natural + r * pn->bc;
         const int64_t index = term_index(pn, p->bias_stride, r, s.first);

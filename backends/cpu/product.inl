@@ -7,7 +7,7 @@
  * then added to what C holds: rounding errors grow with the length of a tile, not with that of the
  * sequence.
  *
- *     product_rows      C_k  (+)=  sum_r A_k[r] B[r]            A_k contiguous along the sum
+ *     product_rows      C_k  (+)= times sum_r A_k[r] B[r]         A_k contiguous along the sum
  *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
  *
  * A and B consist of words: floats, or with FATTN_PAIRS defined and _pairs after every name, pairs
@@ -75,7 +75,7 @@ _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
     }
 
 /* last: lanes of the last vector that C has; FV_LANES for all. */
-INLINE void PRODUCT(rows_tile)(int nq, int last, int add, const WORD *const *a, int64_t depth,
+INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const *a, int64_t depth,
                                const WORD *b, int64_t b_stride, float *const *c, int64_t column)
 {
     fv sum[FV_NK][FV_NQ];
@@ -108,27 +108,28 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, int add, const WORD *const *a, 
             }
         }
     }
+    const fv f = fv_set1(times);
     /* Unrolled, or gcc keeps the sums in memory to find them by number. */
 #pragma GCC unroll 8
     for (int k = 0; k < FV_NK; k++) {
         for (int q = 0; q < nq; q++) {
             float *const at = c[k] + column + q * FV_LANES;
             if (q == nq - 1 && last < FV_LANES) {
-                const fv before = add ? fv_load_part(at, last) : fv_set1(0);
-                fv_store_part(at, fv_add(before, sum[k][q]), last);
+                const fv before = times != 0 ? fv_load_part(at, last) : fv_set1(0);
+                fv_store_part(at, times != 0 ? fv_muladd(f, sum[k][q], before) : sum[k][q], last);
             } else {
-                fv_store(at, add ? fv_add(fv_load(at), sum[k][q]) : sum[k][q]);
+                fv_store(at, times != 0 ? fv_muladd(f, sum[k][q], fv_load(at)) : sum[k][q]);
             }
         }
     }
 }
 
 /*
- * C_k = sum_r A_k[r] B[r], or += with add, for k < rows.
+ * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows.
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
  * padded.
  */
-static void PRODUCT(product_rows)(int add, int64_t rows, const WORD *const *a, int64_t depth,
+static void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a, int64_t depth,
                                   const WORD *b, int64_t b_stride, float *const *c, int64_t columns)
 {
     for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
@@ -137,7 +138,7 @@ static void PRODUCT(product_rows)(int add, int64_t rows, const WORD *const *a, i
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
 #define TILE(nq) \
-    PRODUCT(rows_tile)(nq, last, add, a + k, depth, b + column, b_stride, c + k, column)
+    PRODUCT(rows_tile)(nq, last, times, a + k, depth, b + column, b_stride, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }

@@ -88,25 +88,36 @@ static inline fv power_of_two(__m256i n)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 
-/*
- * 2^a = 2^(a - floor a) * 2^(floor a), the latter in two factors, because results reach from 2^-150
- * to beyond 2^127. Clamping keeps NaN: max and min return their second operand then. At -inf the
- * clamped power, 2^-151, rounds to 0.
- */
-static inline fv fv_exp2(fv a)
+/* factor 2^a = factor 2^(a - floor a) * 2^(floor a), the latter in two factors, because results
+ * reach from 2^-150 to beyond 2^127. */
+static inline fv exp2_times(fv a, float factor)
 {
-    const fv clamped = fv_min(fv_set1(129.0f), fv_max(fv_set1(-151.0f), a));
-    const fv whole = _mm256_floor_ps(clamped);
-    const fv x = fv_sub(clamped, whole);
+    const fv whole = _mm256_floor_ps(a);
+    const fv x = fv_sub(a, whole);
     fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
     y = fv_muladd(x, y, fv_set1(EXP2_C4));
     y = fv_muladd(x, y, fv_set1(EXP2_C3));
     y = fv_muladd(x, y, fv_set1(EXP2_C2));
     y = fv_muladd(x, y, fv_set1(EXP2_C1));
     y = fv_muladd(x, y, fv_set1(1.0f));
+    y = factor == 1.0f ? y : fv_mul(y, fv_set1(factor));
     const __m256i n = _mm256_cvtps_epi32(whole);
     const __m256i half = _mm256_srai_epi32(n, 1);
     return fv_mul(fv_mul(y, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)));
+}
+
+/* Clamping keeps NaN: max and min return their second operand then. At -inf the clamped power,
+ * 2^-151, rounds to 0. */
+static inline fv fv_exp2(fv a)
+{
+    return exp2_times(fv_min(fv_set1(129.0f), fv_max(fv_set1(-151.0f), a)), 1.0f);
+}
+
+static inline fv fv_exp2_from(fv a, float least, float factor)
+{
+    const fv low = _mm256_cmp_ps(a, fv_set1(least), _CMP_LT_OQ);
+    const fv clamped = fv_min(fv_set1(129.0f), _mm256_andnot_ps(low, a));
+    return _mm256_andnot_ps(low, exp2_times(clamped, factor));
 }
 
 static inline fv fv_log2(fv a)

@@ -79,9 +79,8 @@ static inline fv fv_muladd(fv a, fv b, fv c) { return _mm512_fmadd_ps(a, b, c); 
 static inline fv fv_max(fv a, fv b) { return _mm512_max_ps(a, b); }
 static inline fv fv_min(fv a, fv b) { return _mm512_min_ps(a, b); }
 
-/* 2^a = 2^(a - floor a) scaled by floor a: both steps are one instruction, and both take
- * infinities, NaN and results below the normal range as they come. */
-static inline fv fv_exp2(fv a)
+/* 2^(a - floor a) */
+static inline fv exp2_fraction(fv a)
 {
     const fv x = _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
@@ -89,8 +88,17 @@ static inline fv fv_exp2(fv a)
     y = fv_muladd(x, y, fv_set1(EXP2_C3));
     y = fv_muladd(x, y, fv_set1(EXP2_C2));
     y = fv_muladd(x, y, fv_set1(EXP2_C1));
-    y = fv_muladd(x, y, fv_set1(1.0f));
-    return _mm512_scalef_ps(y, a);
+    return fv_muladd(x, y, fv_set1(1.0f));
+}
+
+/* 2^a = 2^(a - floor a) scaled by floor a: both steps are one instruction, and both take
+ * infinities, NaN and results below the normal range as they come. */
+static inline fv fv_exp2(fv a) { return _mm512_scalef_ps(exp2_fraction(a), a); }
+
+static inline fv fv_exp2_from(fv a, float least, float factor)
+{
+    const mv kept = _mm512_cmp_ps_mask(a, fv_set1(least), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(kept, fv_mul(exp2_fraction(a), fv_set1(factor)), a);
 }
 
 static inline fv fv_log2(fv a)

@@ -108,25 +108,39 @@ static inline fv fv_max(fv a, fv b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline fv fv_min(fv a, fv b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 
 /*
- * 2^a = 2^(a - floor a) * 2^(floor a), the latter in two factors, because results reach from 2^-150
- * to beyond 2^127. The first is added to an exponent that it cannot overflow: the polynomial is in
- * 1 .. 2, half of floor a in -76 .. 64. NaN passes: FMAX and FMIN keep it, and its integer is 0. At
- * -inf the clamped power, 2^-151, rounds to 0.
+ * factor 2^a = factor 2^(a - floor a) * 2^(floor a), the latter in two factors, because results
+ * reach from 2^-150 to beyond 2^127, for -151 <= a <= 129. The first is added to an exponent that
+ * it cannot overflow: the polynomial is in 1 .. 2, the factor up to 2^32, half of floor a in -76 ..
+ * 64. The integer of NaN is 0.
  */
-static inline fv fv_exp2(fv a)
+static inline fv exp2_times(fv a, float factor)
 {
-    const fv clamped = vminq_f32(vmaxq_f32(a, fv_set1(-151.0f)), fv_set1(129.0f));
-    const fv x = fv_sub(clamped, vrndmq_f32(clamped));
+    const fv x = fv_sub(a, vrndmq_f32(a));
     fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
     y = fv_muladd(x, y, fv_set1(EXP2_C4));
     y = fv_muladd(x, y, fv_set1(EXP2_C3));
     y = fv_muladd(x, y, fv_set1(EXP2_C2));
     y = fv_muladd(x, y, fv_set1(EXP2_C1));
     y = fv_muladd(x, y, fv_set1(1.0f));
-    const int32x4_t n = vcvtmq_s32_f32(clamped), half = vshrq_n_s32(n, 1);
+    y = factor == 1.0f ? y : fv_mul(y, fv_set1(factor));
+    const int32x4_t n = vcvtmq_s32_f32(a), half = vshrq_n_s32(n, 1);
     const int32x4_t first = vaddq_s32(vreinterpretq_s32_f32(y), vshlq_n_s32(half, 23));
     const int32x4_t rest = vaddq_s32(vsubq_s32(n, half), vdupq_n_s32(127));
     return fv_mul(vreinterpretq_f32_s32(first), vreinterpretq_f32_s32(vshlq_n_s32(rest, 23)));
+}
+
+/* FMAX and FMIN keep NaN. At -inf the clamped power, 2^-151, rounds to 0. */
+static inline fv fv_exp2(fv a)
+{
+    return exp2_times(vminq_f32(vmaxq_f32(a, fv_set1(-151.0f)), fv_set1(129.0f)), 1.0f);
+}
+
+static inline fv fv_exp2_from(fv a, float least, float factor)
+{
+    const fv zero = fv_set1(0);
+    const uint32x4_t low = vcltq_f32(a, fv_set1(least));
+    const fv clamped = vminq_f32(vbslq_f32(low, zero, a), fv_set1(129.0f));
+    return vbslq_f32(low, zero, exp2_times(clamped, factor));
 }
 
 static inline fv fv_log2(fv a)

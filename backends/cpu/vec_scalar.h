@@ -27,7 +27,9 @@
  * of 2 FV_LANES numbers, from the first or from the second on. `part` verbs touch the first n
  * lanes alone, 0 <= n <= FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2
  * ulp and keep NaN; exp2 is exact for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0,
- * log2(0) = -inf, log2(+inf) = +inf.
+ * log2(0) = -inf, log2(+inf) = +inf. fv_exp2_from(a, least, factor) is factor 2^a, and 0 where a <
+ * least; factor is a power of two from 1 on, and results of 2^-126 and above meet nothing smaller
+ * on the way: arithmetic below the normal range takes hundreds of cycles on some processors.
  */
 #ifndef FATTN_CPU_VEC_SCALAR_H
 #define FATTN_CPU_VEC_SCALAR_H
@@ -69,6 +71,10 @@ static inline fv fv_mul(fv a, fv b) { return a * b; }
 static inline fv fv_div(fv a, fv b) { return a / b; }
 static inline fv fv_abs(fv a) { return fabsf(a); }
 static inline fv fv_exp2(fv a) { return exp2f(a); }
+static inline fv fv_exp2_from(fv a, float least, float factor)
+{
+    return a < least ? 0 : a < -126 ? (float)((double)factor * exp2((double)a)) : factor * exp2f(a);
+}
 static inline fv fv_log2(fv a) { return log2f(a); }
 
 /* a * b + c with one rounding. The product of two floats is exact in double. */

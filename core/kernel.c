@@ -54,6 +54,17 @@ static const char *misaligned(const fattn_problem *p, int64_t align)
     return NULL;
 }
 
+/* Whether an entry of dbias is a sum over an axis. */
+static bool sums_dbias(const fattn_problem *p)
+{
+    const int64_t extent[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
+    bool sums = false;
+    for (int axis = 0; axis < 4 && p->outputs & FATTN_OUT_DBIAS; axis++) {
+        sums = sums || (p->dbias_stride[axis] == 0 && extent[axis] > 1);
+    }
+    return sums;
+}
+
 const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *p, char *text,
                                   size_t size)
 {
@@ -76,6 +87,9 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
         snprintf(text, size, "takes head dimensions to %lld, not dim %lld, dim_v %lld",
                  (long long)kernel->dim_max, (long long)p->dim, (long long)p->dim_v);
         return text;
+    }
+    if (kernel->adds_dbias && p->features & FATTN_DETERMINISTIC && sums_dbias(p)) {
+        return "sums dbias over an axis in any order";
     }
     if (kernel->dropout_max && p->features & FATTN_DROPOUT && p->dropout_p > kernel->dropout_max) {
         snprintf(text, size, "takes dropout_p to %g, not %g", kernel->dropout_max, p->dropout_p);

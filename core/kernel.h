@@ -43,6 +43,7 @@ typedef struct fattn_kernel {
     int64_t rows_min;   /* fewest; FATTN_BATCH_INVARIANT, which may not notice them, has none */
     int64_t align;      /* bytes whose multiples rows of q, k, v and dout begin at; 0 any */
     bool own_dtype_o;   /* o and dout must be of the type of q, k, v */
+    bool adds_dbias;    /* sums dbias over an axis in any order: not with deterministic */
     double dropout_max; /* largest dropout_p; 0 any */
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
     bool splits_keys;   /* can cut the keys of a row into parts and merge them */

@@ -457,6 +457,21 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
     k.dropout_max = 0.5;
     cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "0.75"));
+
+    k.features |= FATTN_BIAS;
+    p = normal(10, 10, 64), p.features = FATTN_BIAS | FATTN_DETERMINISTIC;
+    p.outputs = FATTN_OUT_DQ | FATTN_OUT_DBIAS; /* a bias for all heads */
+    p.dbias_stride[0] = 400, p.dbias_stride[2] = 10, p.dbias_stride[3] = 1;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.adds_dbias = true;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text),
+                     "sums dbias over an axis in any order");
+    p.outputs = FATTN_OUT_DQ;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "dbias is not wanted");
+    p.outputs |= FATTN_OUT_DBIAS, p.dbias_stride[1] = 100;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "nothing is summed");
+    p.dbias_stride[1] = 0, p.features = FATTN_BIAS;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "any order will do");
     cr_assert_str_eq(fattn_feature_name(0), "causal");
     cr_assert_str_eq(fattn_feature_name(20), "checked");
     cr_assert_null(fattn_feature_name(21));

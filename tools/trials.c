@@ -423,13 +423,13 @@ static int report_row_pairs(const trials *s, const trials_row *row)
     return s->count >= TRIALS_ENOUGH ? rare : 0;
 }
 
-/* A fifth of what a row runs spans more than 4 tiles, unless it takes few query rows only, or its
+/* A sixth of what a row runs spans more than 4 tiles, unless it takes few query rows only, or its
  * tile holds everything. */
 static int report_row_tiles(const trials *s, const trials_row *row)
 {
     const int64_t runs = row->passed + row->failed;
     const bool tiled = row->kernel->rows_max == 0 && row->kernel->tiles[0].br < 1024;
-    if (s->count < TRIALS_ENOUGH || !tiled || 5 * row->wide >= runs) {
+    if (s->count < TRIALS_ENOUGH || !tiled || 6 * row->wide >= runs) {
         return 0;
     }
     line(s, "%-24s only %lld of %lld runs span more than 4 tiles", row->kernel->name,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rows of the mma.sync kernels (mma_forward.cuh, mma_backward.cuh), for f16 and bf16 from
- * Ampere on. One row a padded width, since tiles go with it. Forward has lean rows for what most
- * runs are made of, and rows for everything.
+ * Ampere on. One row a padded width, since tiles go with it; lean rows for what most runs are made
+ * of, and rows for everything.
  */
 #include <stdio.h>
 
@@ -102,23 +102,55 @@ static void rows_shape(const fattn_problem *p, const char *entry, int width, fat
     shape->threads = 128;
 }
 
-static void keys_shape(const fattn_problem *p, const fattn_tiling *t, int width,
-                       fattn_gpu_shape *shape)
+static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
+                       int width, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%d_%dx%d",
+    snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%s_%d_%dx%d", variant,
              p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->br, (int)t->bc);
     shape->blocks = p->batch * p->heads_k * t->k_blocks;
     shape->threads = MMA_BACKWARD_THREADS;
     shape->shared = (int)MMA_BACKWARD_SHARED(width, t->br, t->bc);
 }
 
-/* dQ, lse and delta of every row. */
-static int64_t backward_workspace(const fattn_problem *p, int width)
+/* Rows of dbias. */
+static int64_t clear_rows(const fattn_problem *p)
 {
-    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
-    return gpu_floats(gpu_times(gpu_times(heads, p->total_q), width + 2));
+    const int64_t *const stride = p->dbias_stride;
+    return gpu_times(gpu_times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1),
+                     stride[2] ? p->seqlen_q : 1);
 }
 
+static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    const bool sums = p->outputs & FATTN_OUT_DBIAS && !(p->features & FATTN_ACCUMULATE);
+    snprintf(shape->entry, sizeof shape->entry, "mma_backward_clear");
+    shape->blocks = sums ? clear_rows(p) : 0;
+    shape->threads = 256;
+}
+
+static void sink_shape(const fattn_problem *p, int width, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "mma_backward_sink_%d", width);
+    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
+    shape->threads = 256;
+}
+
+/* dQ, lse and delta of every row; of an ordered run a count of items, of two words, and the turn of
+ * every tile of queries. What is counted besides must be countable. */
+static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t, int width)
+{
+    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
+    const int64_t turns = p->features & FATTN_DETERMINISTIC
+                              ? gpu_times(gpu_times(p->batch, p->heads_q), t->q_blocks)
+                              : 0;
+    const int64_t rows = gpu_times(gpu_times(heads, p->total_q), width + 2);
+    const bool countable = (!(p->outputs & FATTN_OUT_DBIAS) || clear_rows(p) >= 0) && rows >= 0 &&
+                           turns >= 0 && rows <= INT64_MAX - turns - 2;
+    return countable ? gpu_floats(rows + turns + 2) : -1;
+}
+
+/* What belongs to a width, and to a variant of it. */
 #define MMA_BACKWARD_FUNCTIONS(width)                                                          \
     static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile)           \
     {                                                                                          \
@@ -127,19 +159,14 @@ static int64_t backward_workspace(const fattn_problem *p, int width)
     }                                                                                          \
     static int64_t backward_##width##_workspace(const fattn_problem *p, const fattn_tiling *t) \
     {                                                                                          \
-        (void)t;                                                                               \
-        return backward_workspace(p, width);                                                   \
+        return backward_workspace(p, t, width);                                                \
     }                                                                                          \
     static void backward_##width##_rows(const fattn_problem *p, const fattn_tiling *t,         \
                                         fattn_gpu_shape *shape)                                \
     {                                                                                          \
         (void)t;                                                                               \
         rows_shape(p, "rows", width, shape);                                                   \
-    }                                                                                          \
-    static void backward_##width##_keys(const fattn_problem *p, const fattn_tiling *t,         \
-                                        fattn_gpu_shape *shape)                                \
-    {                                                                                          \
-        keys_shape(p, t, width, shape);                                                        \
+        shape->blocks += shape->blocks == 0; /* what counts items is cleared there too */      \
     }                                                                                          \
     static void backward_##width##_dq(const fattn_problem *p, const fattn_tiling *t,           \
                                       fattn_gpu_shape *shape)                                  \
@@ -147,34 +174,59 @@ static int64_t backward_workspace(const fattn_problem *p, int width)
         (void)t;                                                                               \
         rows_shape(p, "dq", width, shape);                                                     \
         shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                         \
+    }                                                                                          \
+    static void backward_##width##_sink(const fattn_problem *p, const fattn_tiling *t,         \
+                                        fattn_gpu_shape *shape)                                \
+    {                                                                                          \
+        (void)t;                                                                               \
+        sink_shape(p, width, shape);                                                           \
+    }
+#define MMA_BACKWARD_KEYS(variant, width)                                             \
+    static void variant##_keys_##width(const fattn_problem *p, const fattn_tiling *t, \
+                                       fattn_gpu_shape *shape)                        \
+    {                                                                                 \
+        keys_shape(p, t, #variant, width, shape);                                     \
     }
 MMA_BACKWARD_FUNCTIONS(64)
 MMA_BACKWARD_FUNCTIONS(128)
 MMA_BACKWARD_FUNCTIONS(256)
+MMA_BACKWARD_KEYS(lean, 64)
+MMA_BACKWARD_KEYS(lean, 128)
+MMA_BACKWARD_KEYS(lean, 256)
+MMA_BACKWARD_KEYS(ordered, 64)
+MMA_BACKWARD_KEYS(ordered, 128)
+MMA_BACKWARD_KEYS(ordered, 256)
+MMA_BACKWARD_KEYS(full, 64)
+MMA_BACKWARD_KEYS(full, 128)
+MMA_BACKWARD_KEYS(full, 256)
 
 static const fattn_tile backward_64[] = {{128, 128}, {0, 0}};
 static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};
 static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
 
-#define MMA_BACKWARD                                                                          \
-    ((MMA_LEAN & ~(FATTN_PAGED | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT)) | FATTN_DLSE | \
-     FATTN_ACCUMULATE)
+#define MMA_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT)
+#define MMA_BACKWARD_ORDERED ((MMA_LEAN & ~MMA_NOT_BACKWARD) | FATTN_DLSE | FATTN_ACCUMULATE)
+#define MMA_BACKWARD_LEAN (MMA_BACKWARD_ORDERED & ~FATTN_DETERMINISTIC)
+#define MMA_BACKWARD_FULL (FATTN_FEATURES_ALL & ~MMA_NOT_BACKWARD)
 
-#define MMA_BACKWARD_ROW(width)                                                              \
-    {                                                                                        \
-        .row = {.name = "mma_backward_" #width,                                              \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                                         \
-                .dtypes = MMA_DTYPES,                                                        \
-                .features = MMA_BACKWARD,                                                    \
-                .dim_max = width,                                                            \
-                .align = 16,                                                                 \
-                .own_dtype_o = true,                                                         \
-                .must_fit = true,                                                            \
-                .tiles = backward_##width,                                                   \
-                .fast_bytes = backward_##width##_bytes,                                      \
-                .workspace = backward_##width##_workspace},                                  \
-        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",                       \
-        .phases = {backward_##width##_rows, backward_##width##_keys, backward_##width##_dq}, \
+#define MMA_BACKWARD_ROW(label, variant, width, bytes, bits)                     \
+    {                                                                            \
+        .row = {.name = label,                                                   \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                             \
+                .dtypes = MMA_DTYPES,                                            \
+                .features = bits,                                                \
+                .dim_max = width,                                                \
+                .align = bytes,                                                  \
+                .own_dtype_o = true,                                             \
+                .adds_dbias = true,                                              \
+                .dropout_max = MMA_DROPOUT_MAX,                                  \
+                .must_fit = true,                                                \
+                .tiles = backward_##width,                                       \
+                .fast_bytes = backward_##width##_bytes,                          \
+                .workspace = backward_##width##_workspace},                      \
+        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",           \
+        .phases = {clear_shape, backward_##width##_rows, variant##_keys_##width, \
+                   backward_##width##_dq, backward_##width##_sink},              \
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
@@ -184,8 +236,14 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_ROW(full, 64, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 128, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 256, 0, FATTN_FEATURES_ALL),
-    MMA_BACKWARD_ROW(64),
-    MMA_BACKWARD_ROW(128),
-    MMA_BACKWARD_ROW(256),
+    MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, MMA_BACKWARD_LEAN),
+    MMA_BACKWARD_ROW("mma_backward_128", lean, 128, 16, MMA_BACKWARD_LEAN),
+    MMA_BACKWARD_ROW("mma_backward_256", lean, 256, 16, MMA_BACKWARD_LEAN),
+    MMA_BACKWARD_ROW("mma_backward_ordered_64", ordered, 64, 16, MMA_BACKWARD_ORDERED),
+    MMA_BACKWARD_ROW("mma_backward_ordered_128", ordered, 128, 16, MMA_BACKWARD_ORDERED),
+    MMA_BACKWARD_ROW("mma_backward_ordered_256", ordered, 256, 16, MMA_BACKWARD_ORDERED),
+    MMA_BACKWARD_ROW("mma_backward_full_64", full, 64, 0, MMA_BACKWARD_FULL),
+    MMA_BACKWARD_ROW("mma_backward_full_128", full, 128, 0, MMA_BACKWARD_FULL),
+    MMA_BACKWARD_ROW("mma_backward_full_256", full, 256, 0, MMA_BACKWARD_FULL),
     {.row = {.name = NULL}},
 };

@@ -12,17 +12,20 @@
  * What limits it is the reading of shared memory, so all five products are cut into parts of 32
  * rows a warp, which lie differently over a tile in each, and P and dS pass through shared memory.
  *
- * dQ is a sum over blocks, which add to it in any order, in floats of the workspace: two runs may
- * differ in their last bits. A run is
+ * dQ is a sum over blocks, which add to it in floats of the workspace: in any order, so that two
+ * runs may differ in their last bits, or, ordered, in turn (below). A run is
  *
- *     mma_backward_rows_W       lse and delta of every row, and zeros for its dQ
- *     mma_backward_type_W_...   dK, dV, and dQ in the workspace
- *     mma_backward_dq_W         dQ in its own type
+ *     mma_backward_clear                zeros for dBias
+ *     mma_backward_rows_W               lse and delta of every row, and zeros for its dQ
+ *     mma_backward_variant_type_W_...   dK, dV, dBias, and dQ in the workspace
+ *     mma_backward_dq_W                 dQ in its own type
+ *     mma_backward_sink_W               dSink
  */
 #ifndef FATTN_CUDA_MMA_BACKWARD_CUH
 #define FATTN_CUDA_MMA_BACKWARD_CUH
 
 #include "backends/cuda/mma.h"
+#include "backends/cuda/mma_backward_terms.cuh"
 #include "backends/cuda/mma_sm80.cuh"
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
@@ -37,6 +40,11 @@ typedef struct mma_saved {
     float *delta;  /* of such a row 0 */
     float *dq;     /* W channels, not yet multiplied by scale */
     float *factor; /* of f32: see split_backward.cuh */
+
+    /* Of ordered runs: how many items were taken, and of every tile of queries of every head how
+     * many blocks have added to its dQ. */
+    unsigned long long *taken;
+    int32_t *turns;
 } mma_saved;
 
 template <int W> GPU_DEVICE mma_saved mma_saved_of(const fattn_gpu_args &g)
@@ -48,6 +56,8 @@ template <int W> GPU_DEVICE mma_saved mma_saved_of(const fattn_gpu_args &g)
     saved.lse = saved.dq + rows * W;
     saved.delta = saved.lse + rows;
     saved.factor = saved.delta + rows;
+    saved.taken = (unsigned long long *)(saved.delta + rows); /* rows * (W + 2) is even */
+    saved.turns = (int32_t *)(saved.taken + 1);
     return saved;
 }
 
@@ -105,12 +115,24 @@ template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma
     for (int n = 1; n < MMA_QUERY_THREADS; n *= 2) {
         sum += gpu_shfl_xor(sum, n);
     }
+    if (p.features & FATTN_DETERMINISTIC && lane == 0 && row.q.i % g.tiling.br == 0) {
+        const int64_t head = row.b * p.heads_q + row.q.h;
+        saved.turns[head * g.tiling.q_blocks + row.q.i / g.tiling.br] = 0;
+    }
     if (row.exists && lane == 0) {
         const float lse = ((const float *)g.buffers.lse)[row.at];
         const bool empty = lse == -fattn_f32_infinity();
         const float dlse = p.features & FATTN_DLSE ? ((const float *)g.buffers.dlse)[row.at] : 0;
         saved.lse[row.at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
         saved.delta[row.at] = empty ? 0 : sum - dlse;
+    }
+}
+
+/* Before items are taken. */
+template <int W> GPU_DEVICE void mma_clear_taken(const fattn_gpu_args &g)
+{
+    if (g.problem.features & FATTN_DETERMINISTIC && gpu_block() == 0 && gpu_thread() == 0) {
+        *mma_saved_of<W>(g).taken = 0;
     }
 }
 
@@ -158,12 +180,63 @@ GPU_DEVICE void mma_store_two(const gpu_tensor &t, int64_t at, int c, bool adds,
     }
 }
 
+/* --- What is not of tiles --------------------------------------------------------------------- */
+
+/* Row n of the entries of dbias becomes 0: of its axes those count that it is not summed over. */
+GPU_DEVICE void mma_clear_dbias(const fattn_gpu_args &g, int64_t n)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.dbias_stride;
+    const int64_t rows = stride[2] ? p.seqlen_q : 1, heads = stride[1] ? p.heads_q : 1;
+    const int64_t head = fattn_quotient(n, rows), b = fattn_quotient(head, heads);
+    float *const row = (float *)g.buffers.dbias + b * stride[0] + (head - b * heads) * stride[1] +
+                       (n - head * rows) * stride[2];
+    for (int64_t j = gpu_thread(); j < (stride[3] ? p.seqlen_k : 1); j += gpu_threads()) {
+        row[j * stride[3]] = 0;
+    }
+}
+
+/* dSink of a head: a thread's sum of some rows, and a tree. */
+template <int W, int THREADS>
+GPU_DEVICE void mma_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
+{
+    const fattn_problem &p = g.problem;
+    const mma_saved saved = mma_saved_of<W>(g);
+    const float sink = ((const float *)g.buffers.sink)[h];
+    float sum = 0;
+    for (int64_t b = 0; b < p.batch; b++) {
+        const fattn_sequence seq = gpu_sequence(g, b);
+        const int64_t at = gpu_lse_at(p, seq, b, h);
+        for (int64_t i = gpu_thread(); i < seq.sq; i += THREADS) {
+            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -saved.lse[at + i]));
+            sum -= weight * saved.delta[at + i];
+        }
+    }
+    gpu_sync(); /* the head before may still be read */
+    sums[gpu_thread()] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        gpu_sync();
+        if (gpu_thread() < half) {
+            sums[gpu_thread()] += sums[gpu_thread() + half];
+        }
+    }
+    if (gpu_thread() == 0) {
+        float *const dsink = (float *)g.buffers.dsink;
+        dsink[h] = p.features & FATTN_ACCUMULATE ? dsink[h] + sums[0] : sums[0];
+    }
+}
+
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. */
-template <class T, int W, int N, int BN, int WARPS> struct mma_backward_shape {
+/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. LEAN kernels know
+ * causal masks, windows and lengths, and are ORDERED or not; the others every feature. */
+template <class T, int W, int N, int BN, int WARPS, bool LEAN, bool ORDERED>
+struct mma_backward_shape {
     typedef T type;
     enum {
+        IS_LEAN = LEAN,
+        IS_ORDERED = ORDERED,
+        IS_PLAIN = LEAN && !ORDERED,
         WIDTH = W,
         QUERIES = N,
         KEYS = BN,
@@ -180,16 +253,27 @@ template <class T, int W, int N, int BN, int WARPS> struct mma_backward_shape {
     };
 };
 
+/* A tile of the walk along the queries of every head of a group. */
+typedef struct mma_visit {
+    int head, tile;
+    int kind; /* MMA_BAND ..; not of lean kernels */
+} mma_visit;
+
 /* What a block works on: keys j0 .. of a key/value head, and the queries that see them. */
 typedef struct mma_job {
     gpu_pairs pairs;
     int64_t hk, group, j0;
-    int keys;             /* that exist from j0 on; may be more than a tile, or none */
-    int first, past;      /* tiles of queries */
-    int full, full_past;  /* those whose pairs are all kept */
-    const void *k, *v;    /* key j0 */
-    const void *q, *dout; /* query 0 of the group's first head */
-    int64_t at;           /* the same in lse */
+    int keys;              /* that exist from j0 on; may be more than a tile, or none */
+    int first, past;       /* tiles of queries */
+    int full, full_past;   /* those whose pairs are all kept */
+    const void *k, *v;     /* key j0 */
+    const void *q, *dout;  /* query 0 of the group's first head */
+    int64_t at;            /* the same in lse */
+    int staging, dbias;    /* of mma_backward_terms.cuh */
+    int64_t number, block; /* item, and tile of keys */
+    int32_t *turn;         /* of the tile before, or NULL */
+    int32_t passed;        /* what it is to become */
+    mma_visit step[2];     /* of the walk, but that of lean kernels */
 } mma_job;
 
 template <class S> struct mma_backward_scratch {
@@ -221,6 +305,45 @@ GPU_DEVICE void mma_copy_rows(uint16_t *tile, const uint16_t *from, int64_t stri
     }
 }
 
+/* The same of keys, in the order of mma_backward_terms.cuh where OF_KEYS, and of rows that may be
+ * `odd`: not begin at multiples of 16 bytes. */
+template <class S, int ROWS, bool OF_KEYS>
+GPU_DEVICE void mma_copy_slowly(uint16_t *tile, const uint16_t *from, int64_t stride, int dim,
+                                int live, bool odd)
+{
+    enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
+    const int c = gpu_thread_anew() % CHUNKS;
+    const int bytes = mma_chunk_bytes(c, dim);
+    GPU_ROLLED
+    for (int r = gpu_thread_anew() / CHUNKS; r < ROWS; r += STEP) {
+        const int n = OF_KEYS ? mma_key_of(r) : r;
+        const uint32_t to = mma_place<S::WIDTH>(mma_shared(tile), r, c);
+        if (odd) {
+            mma_copy_odd(to, from + n * stride + 8 * c, n < live ? bytes : 0);
+        } else {
+            mma_copy(to, from + n * stride + 8 * c, n < live ? bytes : 0);
+        }
+    }
+}
+
+/* Keys, or values; lean kernels are not given odd ones. */
+template <class S>
+GPU_DEVICE void mma_copy_keys(uint16_t *tile, const uint16_t *from, int64_t stride, int dim,
+                              int live, bool odd)
+{
+    if (S::IS_LEAN) {
+        mma_copy_rows<S, S::KEYS>(tile, from, stride, dim, live);
+    } else {
+        mma_copy_slowly<S, S::KEYS, true>(tile, from, stride, dim, live, odd);
+    }
+}
+
+/* Whether rows of q or dO may begin elsewhere than at multiples of 16 bytes. */
+GPU_DEVICE bool mma_is_odd(const fattn_gpu_args &g)
+{
+    return ~g.chunks & (FATTN_GPU_QUADS_Q | FATTN_GPU_QUADS_DOUT);
+}
+
 /* Begins to copy tile `tile` of the queries of the group's head `head`: q, dO, lse and delta. */
 template <class S>
 GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
@@ -230,18 +353,32 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
     const mma_job &job = s.job;
     const int64_t i0 = (int64_t)tile * S::QUERIES;
     const int live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
-    mma_copy_rows<S, S::QUERIES>(s.q[stage],
-                                 (const uint16_t *)job.q + i0 * p.q.seq + head * p.q.head, p.q.seq,
-                                 (int)p.dim, live);
-    mma_copy_rows<S, S::QUERIES>(s.dout[stage],
-                                 (const uint16_t *)job.dout + i0 * p.dout.seq + head * p.dout.head,
-                                 p.dout.seq, (int)p.dim_v, live);
-    /* Rows that do not exist get lse = 0: their q and dO are 0, and so is what comes of them. */
+    if (S::IS_LEAN || !mma_is_odd(g)) {
+        mma_copy_rows<S, S::QUERIES>(s.q[stage],
+                                     (const uint16_t *)job.q + i0 * p.q.seq + head * p.q.head,
+                                     p.q.seq, (int)p.dim, live);
+        mma_copy_rows<S, S::QUERIES>(
+            s.dout[stage], (const uint16_t *)job.dout + i0 * p.dout.seq + head * p.dout.head,
+            p.dout.seq, (int)p.dim_v, live);
+    } else {
+        mma_copy_slowly<S, S::QUERIES, false>(
+            s.q[stage], (const uint16_t *)job.q + i0 * p.q.seq + head * p.q.head, p.q.seq,
+            (int)p.dim, live, true);
+        mma_copy_slowly<S, S::QUERIES, false>(
+            s.dout[stage], (const uint16_t *)job.dout + i0 * p.dout.seq + head * p.dout.head,
+            p.dout.seq, (int)p.dim_v, live, true);
+    }
+    /* Rows that do not exist get lse = 0: their q and dO are 0, and so is what comes of them. Where
+     * a score may be anything they get +inf, and no probabilities. */
     const int r = gpu_thread_anew();
     if (r < S::QUERIES) {
         const mma_saved saved = mma_saved_of<S::WIDTH>(g);
         const int64_t at = job.at + head * p.total_q + i0 + r;
-        mma_copy_word(mma_shared(s.lse[stage] + r), saved.lse + at, r < live);
+        if (S::IS_LEAN || r < live) {
+            mma_copy_word(mma_shared(s.lse[stage] + r), saved.lse + at, r < live);
+        } else {
+            s.lse[stage][r] = fattn_f32_infinity();
+        }
         mma_copy_word(mma_shared(s.delta[stage] + r), saved.delta + at, r < live);
     }
     mma_commit();
@@ -323,6 +460,199 @@ GPU_DEVICE void mma_differentiate(float unit, mma_backward_scratch<S> &s, int st
     }
 }
 
+/* The warp's part of keys times queries, or of values times dO. */
+template <class S>
+GPU_DEVICE void mma_tile_dots(const uint16_t *keys, int key, const uint16_t *queries, int query,
+                              float x[2][S::PART_QUERIES / 8][4])
+{
+    mma_dots<typename S::type, S::WIDTH, 2, S::PART_QUERIES / 16, S::WIDTH / 16>(
+        mma_rows_a<S::WIDTH>(keys, key), mma_rows_b<S::WIDTH>(queries, query), x);
+}
+
+/* --- Every feature ---------------------------------------------------------------------------- */
+
+/* What a tile needs of the masks. */
+enum {
+    MMA_BAND = 1,  /* the band cuts through */
+    MMA_BLOCKS = 2 /* or block masks do */
+};
+
+/* How bias and masks of such a tile wait. */
+GPU_DEVICE int mma_mode(const mma_job &job, int kind)
+{
+    return kind & MMA_BLOCKS ? MMA_BIAS_FLOATS | MMA_ONE_BY_ONE : job.staging;
+}
+
+/* The thread's pairs in tile `tile` of the queries of the group's head `head`. */
+template <class S>
+GPU_DEVICE mma_patch mma_patch_of(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
+{
+    const fattn_problem &p = g.problem;
+    const int key = mma_part_key<S>() + mma_lane() / 4 * 4;
+    const int query = mma_part_query<S>() + mma_lane() % 4 * 2;
+    mma_patch at;
+    at.i = (int64_t)tile * S::QUERIES + query;
+    at.j = job.j0 + key;
+    at.h = (int)(job.hk * job.group) + head;
+    at.queries = (int)gpu_clamp(job.pairs.seq.sq - at.i, 0, S::QUERIES);
+    at.keys = job.keys - key;
+    at.slope = at.distance = 0;
+    if (p.features & FATTN_ALIBI) {
+        const float *const slopes = (const float *)g.buffers.alibi_slopes;
+        at.slope = slopes[job.pairs.b * p.alibi_batch_stride + at.h];
+        at.distance = (float)(at.i + job.pairs.band.diagonal - at.j);
+    }
+    return at;
+}
+
+/* Rounded, to shared memory. */
+template <class S> GPU_DEVICE void mma_put_tile(uint16_t *tile, float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    const int key = mma_part_key<S>() + mma_lane() / 4, inside = mma_lane() % 4 * 2;
+    GPU_UNROLL
+    for (int n = 0; n < 4 * N; n++) {
+        const int k = n % 4;
+        mma_put(mma_place<S::QUERIES>(mma_shared(tile) + 2 * inside,
+                                      key + 16 * (k / 2) + 8 * (k % 2),
+                                      mma_part_query<S>() / 8 + n / 4),
+                S::type::pack(mma_pair<N>(x, n / 4 * 2, k), mma_pair<N>(x, n / 4 * 2 + 1, k)));
+    }
+}
+
+/* x *= factor of pairs that are kept, and 0 of the others: what is no number stays none. */
+template <class S>
+GPU_DEVICE void mma_drop(const mma_kept<S> &kept, float factor, float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < 8 * N; n++) {
+        mma_pair<N>(x, n / 4, n % 4) *= mma_keeps<S>(kept, n / 4, n % 4) ? factor : 0;
+    }
+}
+
+/* Dot products in x become P, and dP in dp becomes dS: with dp - delta first, so that what belongs
+ * to a query is read when it is needed. */
+template <class S>
+GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < N; n++) {
+        const gpu_f2 two = *(const gpu_f2 *)(delta + 8 * n);
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            mma_pair<N>(dp, 2 * n, k) -= two.x;
+            mma_pair<N>(dp, 2 * n + 1, k) -= two.y;
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PART_QUERIES / 8][4],
+                                 float dp[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < N; n++) {
+        const gpu_f2 two = *(const gpu_f2 *)(lse + 8 * n);
+        GPU_UNROLL
+        for (int k = 0; k < 8; k++) {
+            float &score = mma_pair<N>(x, 2 * n + k / 4, k % 4);
+            score = mma_exp2(fmaf(score, unit, -(k / 4 ? two.y : two.x)));
+            mma_pair<N>(dp, 2 * n + k / 4, k % 4) *= score;
+        }
+    }
+}
+
+/* Z of dP, and the terms of scores that are arithmetic. */
+template <class S>
+GPU_DEVICE void mma_meet_terms(const fattn_gpu_args &g, const mma_patch &at, bool slopes,
+                               const gpu_pairs &t, const float *delta, mma_kept<S> &kept,
+                               float x[2][S::PART_QUERIES / 8][4],
+                               float dp[2][S::PART_QUERIES / 8][4])
+{
+    if (g.problem.features & FATTN_DROPOUT) {
+        kept = mma_keep_pairs<S>(g, t, at);
+        mma_drop<S>(kept, t.dropout.multiplier, dp);
+    }
+    mma_subtract_delta<S>(delta, dp);
+    if (g.rule.terms & FATTN_SCORE_CAP) {
+        mma_cap_scores<S>(g.rule, slopes, x, dp);
+    }
+    if (g.rule.terms & FATTN_SCORE_ALIBI) {
+        mma_add_alibi<S>(at, x);
+    }
+}
+
+/* dBias. It wants dS without the slopes of a cap, which are then made of dot products anew. */
+template <class S>
+GPU_DEVICE void mma_meet_dbias(const fattn_gpu_args &g, const mma_backward_scratch<S> &s, int stage,
+                               const mma_patch &at, float x[2][S::PART_QUERIES / 8][4],
+                               float ds[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < 2 * N; n++) {
+        const float four[4] = {mma_pair<N>(ds, n, 0), mma_pair<N>(ds, n, 1), mma_pair<N>(ds, n, 2),
+                               mma_pair<N>(ds, n, 3)};
+        mma_store_dbias(g, s.job.pairs, at, s.job.dbias, mma_query_step(n), four);
+    }
+    if (g.rule.terms & FATTN_SCORE_CAP) {
+        GPU_UNROLL
+        for (int n = 0; n < 8 * N; n++) {
+            mma_pair<N>(x, n / 4, n % 4) = 0;
+        }
+        mma_tile_dots<S>(s.k, mma_part_key<S>(), s.q[stage], mma_part_query<S>(), x);
+        mma_scale_tile<S>(g.rule.scale, x);
+        mma_cap_tile<S, true>(g.rule, true, x, ds);
+    }
+}
+
+/* mma_differentiate() with every feature, term by term, so that each branches once; patch(): where
+ * the thread's pairs are, made where it is needed. dV waits for the size of Z, so that P Z stays a
+ * number that f16 has. */
+template <class S, class Patch>
+GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
+                                        int stage, const Patch &patch, int kind,
+                                        float x[2][S::PART_QUERIES / 8][4],
+                                        float dp[2][S::PART_QUERIES / 8][4])
+{
+    const gpu_pairs &t = s.job.pairs;
+    const int query = mma_part_query<S>() + mma_lane() % 4 * 2, mode = mma_mode(s.job, kind);
+    const bool dropout = g.problem.features & FATTN_DROPOUT;
+    const bool dbias = g.problem.outputs & FATTN_OUT_DBIAS;
+    mma_kept<S> kept = {};
+    if (g.rule.terms & FATTN_SCORE_SCALE) {
+        mma_scale_tile<S>(g.rule.scale, x);
+    }
+    if (dropout || g.rule.terms & (FATTN_SCORE_CAP | FATTN_SCORE_ALIBI)) {
+        mma_meet_terms<S>(g, patch(), !dbias, t, s.delta[stage] + query, kept, x, dp);
+    } else {
+        mma_subtract_delta<S>(s.delta[stage] + query, dp);
+    }
+    if (mode) {
+        mma_meet_room<S>(g.problem.dtype_bias, s.p, mode, x);
+    }
+    if (kind & MMA_BAND) {
+        mma_keep_band<S>(t.band, patch(), x);
+    }
+    mma_exponentiate<S>(g.rule.unit, s.lse[stage] + query, x, dp);
+    if (mode) {
+        gpu_sync(); /* what waited in the room of P and dS is needed no more */
+    }
+    if (dropout) {
+        mma_drop<S>(kept, 1, x);
+    }
+    mma_put_tile<S>(s.p, x);
+    if (dbias) {
+        mma_meet_dbias<S>(g, s, stage, patch(), x, dp);
+    }
+    mma_put_tile<S>(s.ds, dp);
+}
+
+/* --- dQ --------------------------------------------------------------------------------------- */
+
 /* A warp's part of dS K, on its way to dQ in the workspace. */
 template <class S> struct mma_dq_part {
     enum { COUNT = S::DQ_TILES * S::DQ_CHANNELS / 4 }; /* pairs of elements */
@@ -367,33 +697,110 @@ template <class S> GPU_DEVICE void mma_dq_add(const mma_dq_part<S> &part, int sl
     }
 }
 
+/* --- Turns ------------------------------------------------------------------------------------
+ *
+ * Ordered blocks add to the dQ of a tile of queries from the last tile of keys that it sees to the
+ * first, each when the one before has. Items are taken from a counter, tiles of keys of a head in
+ * that same order: whom a block waits for took its item earlier, so it runs or is through, and
+ * waits for nobody later. From the last tile of keys on nobody has to wait in causal runs: blocks
+ * come to a tile one after the other anyhow.
+ */
+
+template <class S> GPU_DEVICE bool mma_is_ordered(const fattn_gpu_args &g)
+{
+    return !S::IS_PLAIN && g.problem.features & FATTN_DETERMINISTIC;
+}
+
+template <class S>
+GPU_DEVICE int32_t *mma_turn_of(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t h = job.pairs.b * p.heads_q + job.hk * job.group + head;
+    return mma_saved_of<S::WIDTH>(g).turns + h * g.tiling.q_blocks + tile;
+}
+
+/* Looks at the turn of a tile; what was seen is believed after a fence. */
+template <class S>
+GPU_DEVICE int32_t mma_turn_peek(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
+{
+    int32_t turn = -1;
+    if (mma_is_ordered<S>(g) && gpu_thread_anew() == 0) {
+        turn = mma_peek(mma_turn_of<S>(g, job, head, tile));
+    }
+    return turn;
+}
+
+/* Gives up the turn of the tile before, to which the block has added: all threads have met since.
+ * One thread does it. */
+GPU_DEVICE void mma_turn_pass(mma_job &job)
+{
+    mma_fence();
+    if (job.turn) {
+        mma_poke(job.turn, job.passed);
+        job.turn = NULL;
+    }
+}
+
+/* The same, and waits for that of a tile; `seen`: of mma_turn_peek. It is the turn of the block as
+ * many blocks have added as there are tiles of keys behind its own that see the tile (whose last
+ * query, there or not, is what mma_job_set() goes by). */
+template <class S>
+GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, int tile,
+                              int32_t seen)
+{
+    if (!mma_is_ordered<S>(g) || gpu_thread_anew() != 0) {
+        return;
+    }
+    const int64_t last = (int64_t)(tile + 1) * S::QUERIES - 1;
+    const fattn_range keys = fattn_band_row(&job.pairs.band, last);
+    const int32_t own = (int32_t)((keys.past - 1) / S::KEYS - job.block);
+    int32_t *const turn = mma_turn_of<S>(g, job, head, tile);
+    mma_turn_pass(job);
+    if (seen != own) {
+        while (mma_peek(turn) != own) {}
+        mma_fence();
+    }
+    job.turn = turn;
+    job.passed = own + 1;
+}
+
 /* --- A tile of keys --------------------------------------------------------------------------- */
 
 template <class S>
 GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
-                              int head, int tile, mma_sums<S> &sums)
+                              const int &head, const int &tile, const int &kind, int32_t turn,
+                              mma_sums<S> &sums)
 {
     typedef typename S::type T;
-    enum { P = S::WIDTH, Q = S::QUERIES, N = S::PART_QUERIES / 16, STEPS = S::WIDTH / 16 };
+    enum { P = S::WIDTH, Q = S::QUERIES, N = S::PART_QUERIES / 16 };
     const int key = mma_part_key<S>(), query = mma_part_query<S>();
     const int64_t i0 = (int64_t)tile * S::QUERIES;
     float x[2][2 * N][4] = {}, dp[2][2 * N][4] = {};
-    mma_dots<T, P, 2, N, STEPS>(mma_rows_a<P>(s.k, key), mma_rows_b<P>(s.q[stage], query), x);
-    mma_dots<T, P, 2, N, STEPS>(mma_rows_a<P>(s.v, key), mma_rows_b<P>(s.dout[stage], query), dp);
-    if (g.rule.terms) { /* a scale that cannot be part of the unit */
-        GPU_UNROLL
-        for (int n = 0; n < 16 * N; n++) {
-            x[n / (8 * N)][n / 4 % (2 * N)][n % 4] *= g.rule.scale;
+    mma_tile_dots<S>(s.k, key, s.q[stage], query, x);
+    mma_tile_dots<S>(s.v, key, s.dout[stage], query, dp);
+    if (S::IS_LEAN) {
+        mma_turn_take<S>(g, s.job, head, tile, turn);
+    }
+    if (S::IS_LEAN) {
+        if (g.rule.terms) { /* a scale that cannot be part of the unit */
+            GPU_UNROLL
+            for (int n = 0; n < 16 * N; n++) {
+                x[n / (8 * N)][n / 4 % (2 * N)][n % 4] *= g.rule.scale;
+            }
         }
+        if (S::IS_PLAIN ? tile < s.job.full || tile >= s.job.full_past : kind & MMA_BAND) {
+            mma_keep_queries<S>(s.job, S::IS_PLAIN ? i0 : (int64_t)tile * Q, x);
+        }
+        mma_differentiate<S>(g.rule.unit, s, stage, x, dp);
+    } else {
+        const auto patch = [&] { return mma_patch_of<S>(g, s.job, head, tile); };
+        mma_wait<1>(); /* for the terms; the next tile may be on its way */
+        mma_differentiate_fully<S>(g, s, stage, patch, kind, x, dp);
     }
-    if (tile < s.job.full || tile >= s.job.full_past) {
-        mma_keep_queries<S>(s.job, i0, x);
-    }
-    mma_differentiate<S>(g.rule.unit, s, stage, x, dp);
     gpu_sync();
 
     mma_dq_part<S> part = {};
-    mma_dq_make<S>(g, s, head, i0, part);
+    mma_dq_make<S>(g, s, head, S::IS_PLAIN ? i0 : (int64_t)tile * Q, part);
     /* Additions go out one by one beside the other products: all at once they would wait. */
     enum { SLOTS = S::PART_CHANNELS / 16 * (Q / 16) };
     const int chunk = mma_sums_channel<S>() / 8;
@@ -403,6 +810,58 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
     mma_times<T, Q, P, 2, S::PART_CHANNELS / 16, Q / 16, false>(
         mma_rows_a<Q>(s.ds, key), mma_columns_b<P>(s.q[stage], 0, chunk), sums.dk,
         [&](int i) { mma_dq_add<S>(part, SLOTS + i, 2 * SLOTS); });
+}
+
+/* MMA_BAND and MMA_BLOCKS of a tile, or -1 where block masks leave nothing of it (and no block
+ * waits for a turn). */
+template <class S>
+GPU_DEVICE int mma_kind_of(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
+{
+    const fattn_problem &p = g.problem;
+    const int kind = tile < job.full || tile >= job.full_past ? MMA_BAND : 0;
+    if (S::IS_LEAN || !(p.features & FATTN_BLOCK_MASK)) {
+        return kind;
+    }
+    const int64_t *const stride = p.block_mask_stride;
+    const int m = (int)p.block_m, n = (int)p.block_n, i0 = tile * S::QUERIES, j0 = (int)job.j0;
+    const int i1 = i0 + (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
+    const int j1 = j0 + (int)fattn_min64(job.keys, S::KEYS);
+    const int columns = (j1 - 1) / n - j0 / n + 1, count = ((i1 - 1) / m - i0 / m + 1) * columns;
+    const uint8_t *const from = g.buffers.block_mask + job.pairs.b * stride[0] +
+                                (job.hk * job.group + head) * stride[1] + i0 / m * stride[2] +
+                                j0 / n * stride[3];
+    bool kept = false, dropped = false;
+    for (int e = gpu_thread(); e < count; e += S::THREADS) {
+        const bool keeps = from[e / columns * stride[2] + e % columns * stride[3]] != 0;
+        kept = kept || keeps;
+        dropped = dropped || !keeps;
+    }
+    if (!gpu_any(kept)) {
+        return mma_is_ordered<S>(g) ? kind | MMA_BLOCKS : -1;
+    }
+    return gpu_any(dropped) ? kind | MMA_BLOCKS : kind;
+}
+
+/* The first tile from this one on that is not empty, or a head past the last. All threads ask. */
+template <class S>
+GPU_DEVICE mma_visit mma_seek(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
+{
+    mma_visit step = {head, tile, 0};
+    for (;;) {
+        if (step.tile == job.past) {
+            step.tile = job.first;
+            step.head++;
+        }
+        if (step.head >= job.group) {
+            break;
+        }
+        step.kind = mma_kind_of<S>(g, job, step.head, step.tile);
+        if (step.kind >= 0) {
+            break;
+        }
+        step.tile++;
+    }
+    return step;
 }
 
 /* Walks along the queries of every head of the group. */
@@ -426,8 +885,61 @@ GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &
         if (head < heads) {
             mma_copy_queries<S>(g, s, stage ^ 1, head, tile);
         }
-        mma_keys_tile<S>(g, s, stage, h, t, sums);
+        mma_keys_tile<S>(g, s, stage, h, t, 0, 0, sums);
         stage ^= 1;
+    }
+}
+
+/* The same for kernels that are not lean, or ordered: where the walk is lies in shared memory,
+ * since registers are short. */
+template <class S>
+GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
+                                    mma_sums<S> &sums)
+{
+    const mma_job &job = s.job;
+    int stage = 0;
+    if (job.first >= job.past) {
+        return;
+    }
+    const mma_visit one = mma_seek<S>(g, job, 0, job.first);
+    if (gpu_thread_anew() == 0) {
+        s.job.step[0] = one;
+    }
+    if (one.head < job.group) {
+        mma_copy_queries<S>(g, s, 0, one.head, one.tile);
+    }
+    gpu_sync();
+    for (; job.step[stage].head < job.group; stage ^= 1) {
+        const mma_visit &now = job.step[stage];
+        const mma_visit next = mma_seek<S>(g, job, now.head, now.tile + 1);
+        mma_wait<0>();
+        gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
+        if (gpu_thread_anew() == 0) {
+            s.job.step[stage ^ 1] = next;
+        }
+        const int32_t turn = S::IS_LEAN ? mma_turn_peek<S>(g, job, now.head, now.tile) : 0;
+        if (!S::IS_LEAN) {
+            const int mode = mma_mode(job, now.kind);
+            if (mode) {
+                mma_stage<S>(g, job.pairs, mma_patch_of<S>(g, job, now.head, now.tile), s.p, mode);
+            }
+            mma_commit();
+        }
+        if (next.head < job.group) {
+            mma_copy_queries<S>(g, s, stage ^ 1, next.head, next.tile);
+        } else {
+            mma_commit(); /* so that the terms are the last group but one */
+        }
+        if (!S::IS_LEAN) { /* no register is left to do it later, when nobody would wait for it */
+            mma_turn_take<S>(g, s.job, now.head, now.tile, -1);
+        }
+        mma_keys_tile<S>(g, s, stage, now.head, now.tile, now.kind, turn, sums);
+    }
+    if (mma_is_ordered<S>(g)) {
+        gpu_sync();
+        if (gpu_thread_anew() == 0) {
+            mma_turn_pass(s.job);
+        }
     }
 }
 
@@ -443,7 +955,8 @@ GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, cons
     GPU_UNROLL
     for (int e = 0; e < 2 * S::SUMS_TILES; e++) {
         const int m = e / 2, h = e % 2;
-        const int key = mma_sums_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
+        const int place = mma_sums_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
+        const int key = S::IS_LEAN ? place : mma_key_of(place);
         const int64_t j = job.j0 + key;
         const int64_t at = gpu_key_at(g, seq, stride, job.pairs.b, job.hk, j);
         const bool used = key < job.keys;
@@ -470,7 +983,8 @@ GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, const mma_job &job, cons
     if (p.outputs & FATTN_OUT_DV) {
         const gpu_tensor dv =
             gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
-        mma_store_keys<S>(g, job, dv, p.dv, 1, sums.dv);
+        const bool dropout = !S::IS_LEAN && p.features & FATTN_DROPOUT;
+        mma_store_keys<S>(g, job, dv, p.dv, dropout ? job.pairs.dropout.multiplier : 1, sums.dv);
     }
 }
 
@@ -486,6 +1000,11 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     job.hk = head - b * p.heads_k;
     job.group = fattn_quotient(p.heads_q, p.heads_k);
     job.j0 = (number - head * g.tiling.k_blocks) * S::KEYS;
+    if (mma_is_ordered<S>(g)) {
+        job.block = (head + 1) * g.tiling.k_blocks - 1 - number; /* the last one first */
+        job.j0 = job.block * S::KEYS;
+        job.turn = NULL;
+    }
     job.keys = (int)gpu_clamp(seq.sk - job.j0, 0, INT32_MAX);
 
     const int64_t j1 = job.j0 + S::KEYS, h0 = job.hk * job.group, limit = INT64_C(1) << 62;
@@ -508,26 +1027,38 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     job.q = (const element *)g.buffers.q + gpu_query_at(seq, p.q, 0, h0);
     job.dout = (const element *)g.buffers.dout + gpu_query_at(seq, p.dout, 0, h0);
     job.at = gpu_lse_at(p, seq, b, h0);
+    if (!S::IS_LEAN) {
+        job.staging = p.features & (FATTN_BIAS | FATTN_MASK) ? mma_staging(g) : 0;
+        job.dbias = p.outputs & FATTN_OUT_DBIAS ? mma_dbias_mode(g) : 0;
+    }
 }
 
+/* The next item, after `number`. */
+template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t number)
+{
+    return mma_is_ordered<S>(g) ? (int64_t)atomicAdd(mma_saved_of<S::WIDTH>(g).taken, 1ull)
+                                : number + gpu_blocks();
+}
+
+/* The item of s.job. */
 template <class S>
-GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
-                                  int64_t number)
+GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
 {
     const fattn_problem &p = g.problem;
-    gpu_sync(); /* the item before may still be read */
-    if (gpu_thread() == 0) {
-        mma_job_set<S>(g, number, s.job);
-    }
-    gpu_sync();
     const mma_job &job = s.job;
     if (job.j0 >= job.pairs.seq.slot_k) {
         return;
     }
     mma_sums<S> sums = {};
-    mma_copy_rows<S, S::KEYS>(s.k, (const uint16_t *)job.k, p.k.seq, (int)p.dim, job.keys);
-    mma_copy_rows<S, S::KEYS>(s.v, (const uint16_t *)job.v, p.v.seq, (int)p.dim_v, job.keys);
-    mma_keys_walk<S>(g, s, sums);
+    mma_copy_keys<S>(s.k, (const uint16_t *)job.k, p.k.seq, (int)p.dim, job.keys,
+                     !(g.chunks & FATTN_GPU_QUADS_K));
+    mma_copy_keys<S>(s.v, (const uint16_t *)job.v, p.v.seq, (int)p.dim_v, job.keys,
+                     !(g.chunks & FATTN_GPU_QUADS_V));
+    if (S::IS_PLAIN) {
+        mma_keys_walk<S>(g, s, sums);
+    } else {
+        mma_keys_walk_fully<S>(g, s, sums);
+    }
     mma_wait<0>();
     mma_store_sums<S>(g, job, sums);
 }
@@ -540,18 +1071,45 @@ template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
     extern __shared__ char shared[];
     mma_backward_scratch<S> &s = *(mma_backward_scratch<S> *)shared;
     const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
-    for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
-        mma_backward_item<S>(g, s, n);
+    if (S::IS_PLAIN) {
+        for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
+            gpu_sync(); /* the item before may still be read */
+            if (gpu_thread() == 0) {
+                mma_job_set<S>(g, n, s.job);
+            }
+            gpu_sync();
+            mma_backward_item<S>(g, s);
+        }
+        return;
     }
+    if (gpu_thread() == 0) {
+        s.job.number = gpu_block() - gpu_blocks();
+    }
+    do {            /* the number lies where it takes no register */
+        gpu_sync(); /* the item before may still be read */
+        if (gpu_thread() == 0) {
+            const int64_t number = mma_take<S>(g, s.job.number);
+            s.job.number = number;
+            if (number < items) {
+                mma_job_set<S>(g, number, s.job);
+            }
+        }
+        gpu_sync();
+        if (s.job.number < items) {
+            mma_backward_item<S>(g, s);
+        }
+    } while (s.job.number < items);
 }
 
-/* The kernels before and after: mma_save_row or mma_finish_row for all rows. */
-#define MMA_ROWS(name, visit)                                                         \
+/* The kernels before and after: mma_save_row or mma_finish_row for all rows, and what is done
+ * besides. */
+#define MMA_ROWS(name, besides, visit)                                                \
     GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                         \
     {                                                                                 \
         const fattn_problem &p = g.problem;                                           \
         const int64_t count = p.batch * p.heads_q * p.seqlen_q;                       \
         const int64_t block = 128 / MMA_QUERY_THREADS;                                \
+        besides(g);                                                                   \
         for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) { \
             const int64_t number = n + gpu_thread() / MMA_QUERY_THREADS;              \
             mma_query row = mma_query_of(g, fattn_min64(number, count - 1));          \

@@ -42,12 +42,7 @@ template <class S> GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, i
     if (S::IS_LEAN || !odd) {
         mma_copy(to, from, bytes);
     } else {
-        GPU_ROLLED
-        for (int n = 0; n < 4; n++) {
-            const uint32_t low = 4 * n < bytes ? from[2 * n] : 0;
-            const uint32_t high = 4 * n + 2 < bytes ? from[2 * n + 1] : 0;
-            mma_put(to + 4 * n, low | high << 16);
-        }
+        mma_copy_odd(to, from, bytes);
     }
 }
 

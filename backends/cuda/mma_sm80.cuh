@@ -91,6 +91,25 @@ GPU_DEVICE void mma_put(uint32_t to, uint32_t x)
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
+/* 1, 2 or 4 words, aligned to their size. */
+template <int N> GPU_DEVICE void mma_get(uint32_t from, uint32_t x[N])
+{
+    static_assert(N == 1 || N == 2 || N == 4, "what a load can bring");
+    if constexpr (N == 1) {
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x[0]) : "r"(from) : "memory");
+    } else if constexpr (N == 2) {
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(x[0]), "=r"(x[1])
+                     : "r"(from)
+                     : "memory");
+    } else {
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(from)
+                     : "memory");
+    }
+}
+
 /* Bytes of chunk c in a row of `dim` elements. */
 GPU_DEVICE int mma_chunk_bytes(int c, int dim) { return (int)gpu_clamp(2 * dim - 16 * c, 0, 16); }
 
@@ -109,6 +128,29 @@ GPU_DEVICE void mma_copy_word(uint32_t to, const void *from, bool exists)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                  "r"(exists ? 4 : 0)
                  : "memory");
+}
+
+/* The same for the first `bytes` of SIZE, 4, 8 or 16. */
+template <int SIZE> GPU_DEVICE void mma_copy_small(uint32_t to, const void *from, int bytes)
+{
+    if constexpr (SIZE == 16) {
+        mma_copy(to, from, bytes);
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from),
+                     "n"(SIZE), "r"(bytes)
+                     : "memory");
+    }
+}
+
+/* mma_copy() of a chunk that may begin anywhere: an element at a time, at once. */
+GPU_DEVICE void mma_copy_odd(uint32_t to, const uint16_t *from, int bytes)
+{
+    GPU_ROLLED
+    for (int n = 0; n < 4; n++) {
+        const uint32_t low = 4 * n < bytes ? from[2 * n] : 0;
+        const uint32_t high = 4 * n + 2 < bytes ? from[2 * n + 1] : 0;
+        mma_put(to + 4 * n, low | high << 16);
+    }
 }
 
 /* Waits until at most N groups of this thread's copies are under way. */
@@ -130,6 +172,43 @@ GPU_DEVICE void mma_add_two(float *to, float x, float y)
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + 1), "f"(y) : "memory");
 #endif
 }
+
+/* Adds to a float in global memory, and to four at a multiple of 16. */
+GPU_DEVICE void mma_add_one(float *to, float x)
+{
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
+
+GPU_DEVICE void mma_add_four(float *to, const float x[4])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
+#else
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        mma_add_one(to + e, x[e]);
+    }
+#endif
+}
+
+/* A word that other blocks write: read and written at once, in no order with anything else. */
+GPU_DEVICE int32_t mma_peek(const int32_t *from)
+{
+    int32_t x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+GPU_DEVICE void mma_poke(int32_t *to, int32_t x)
+{
+    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+/* Puts everything that this thread, and those that it has met in barriers, did before it in front
+ * of what it and those that it will meet do after, for whoever sees a word change. */
+GPU_DEVICE void mma_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /* The larger size of two in each half, of one word without signs and one with. */
 GPU_DEVICE uint32_t mma_bf16_larger(uint32_t a, uint32_t b)

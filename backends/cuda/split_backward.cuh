@@ -125,6 +125,8 @@ template <int W, int M> GPU_DEVICE void split_rows_all(const fattn_gpu_args &g)
 template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct split_backward_shape {
     typedef mma_f32 type;
     enum {
+        IS_LEAN = true,
+        IS_PLAIN = true,
         WIDTH = W,
         QUERIES = N,
         KEYS = BN,

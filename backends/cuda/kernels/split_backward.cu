@@ -20,7 +20,7 @@
     }
 SPLIT_BACKWARD_SHAPES(SPLIT_ENTRY)
 
-MMA_ROWS(split_backward_dq_64, mma_finish_row<64>)
-MMA_ROWS(split_backward_dq_128, mma_finish_row<128>)
+MMA_ROWS(split_backward_dq_64, (void), mma_finish_row<64>)
+MMA_ROWS(split_backward_dq_128, (void), mma_finish_row<128>)
 
 #endif

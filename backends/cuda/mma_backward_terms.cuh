@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What pairs of a tile of mma_backward.cuh depend on besides dot products: every feature's part.
+ *
+ * A thread has four neighbouring keys, because keys lie in tiles in an order that makes them so
+ * (mma_key_of), and of the queries two neighbours in each eight: what there is of a query and its
+ * four keys in a bias, a mask or a dBias is read or written at once.
+ *
+ * Bias and mask are copied while products are made, into the place of P and dS, which are not there
+ * yet, each thread its own: bytes as they are in memory, or, where four of them do not lie together
+ * or block masks cut through a tile, floats that are made one by one, with a mark where a pair is
+ * not kept.
+ */
+#ifndef FATTN_CUDA_MMA_BACKWARD_TERMS_CUH
+#define FATTN_CUDA_MMA_BACKWARD_TERMS_CUH
+
+#include "backends/cuda/mma_sm80.cuh"
+#include "backends/gpu/pairs.cuh"
+
+/* The place of a key of 32 in a tile, and the other way round: place 16 m + 8 h + g is that of rows
+ * g and g + 8 of two fragments, which lane group g has. */
+GPU_DEVICE int mma_key_of(int place)
+{
+    return (place & ~31) + place % 8 * 4 + place / 16 % 2 * 2 + place / 8 % 2;
+}
+
+/* How bias and masks of a tile wait. */
+enum {
+    MMA_BIAS_FLOATS = 1, /* four floats a query */
+    MMA_BIAS_HALVES = 2, /* four 16-bit elements */
+    MMA_MASK_BYTES = 4,
+    MMA_ONE_BY_ONE = 8 /* of floats: they were made of what was found */
+};
+#define MMA_NAN 0x7fc00000u
+#define MMA_NOT_KEPT 0xffffffffu /* another */
+
+/* Where a thread's pairs are: keys j .. j + 3, and queries i + 8 n, i + 8 n + 1 of head h. */
+typedef struct mma_patch {
+    int64_t i, j;
+    int h;
+    int queries, keys;     /* that exist from i and j on; may be 0 and less */
+    float slope, distance; /* of ALiBi; of query i and key j */
+} mma_patch;
+
+GPU_DEVICE gpu_query mma_query_at(const mma_patch &at, int r)
+{
+    gpu_query q;
+    q.i = (int32_t)at.i + r;
+    q.h = at.h;
+    return q;
+}
+
+/* Query number n of the thread, from i on. */
+GPU_DEVICE int mma_query_step(int n) { return n / 2 * 8 + n % 2; }
+
+/* What a thread has of it and key k: in row k % 2 of fragment k / 2. */
+template <int N> GPU_DEVICE float &mma_pair(float x[2][N][4], int n, int k)
+{
+    return x[k / 2][n / 2][2 * (k % 2) + n % 2];
+}
+
+/* --- Bias and masks --------------------------------------------------------------------------- */
+
+/* Whether the entries of four keys from a multiple of 4 on may be read at once. */
+GPU_DEVICE bool mma_by_fours(const void *data, const int64_t stride[4], int size)
+{
+    return stride[3] == 1 && (stride[0] | stride[1] | stride[2]) % 4 == 0 &&
+           (uintptr_t)data % (4 * size) == 0;
+}
+
+/* How they wait in tiles through which no block mask cuts. */
+GPU_DEVICE int mma_staging(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const bool bias = p.features & FATTN_BIAS, mask = p.features & FATTN_MASK;
+    const bool floats = bias && p.dtype_bias == FATTN_F32;
+    const int mode = (mask ? MMA_MASK_BYTES : 0) | (!bias    ? 0
+                                                    : floats ? MMA_BIAS_FLOATS
+                                                             : MMA_BIAS_HALVES);
+    const bool fours = (!bias || mma_by_fours(g.buffers.bias, p.bias_stride, floats ? 4 : 2)) &&
+                       (!mask || mma_by_fours(g.buffers.mask, p.mask_stride, 1));
+    return fours && !(mask && floats) ? mode : MMA_BIAS_FLOATS | MMA_ONE_BY_ONE;
+}
+
+/* What waits for the thread's first query, BYTES of it; the other queries follow every THREADS
+ * times BYTES. Bytes of masks come behind the bias. */
+template <class S, int BYTES> GPU_DEVICE uint32_t mma_waits(const void *room, int mode)
+{
+    enum { BIAS = S::KEYS * S::QUERIES * 2 };
+    const int skip = mode & MMA_BIAS_HALVES && BYTES == 4 ? BIAS : 0;
+    return mma_shared(room) + skip + gpu_thread_anew() * BYTES;
+}
+
+template <class S>
+GPU_DEVICE void mma_stage_singly(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
+                                 const void *room)
+{
+    const unsigned terms = g.rule.terms & FATTN_SCORE_BIAS | FATTN_SCORE_KEEP;
+    const uint32_t to = mma_waits<S, 16>(room, MMA_BIAS_FLOATS);
+    GPU_ROLLED
+    for (int e = 0; e < S::PART_QUERIES; e++) {
+        const int n = e / 4, k = e % 4, r = mma_query_step(n);
+        uint32_t word = MMA_NOT_KEPT;
+        if (r < at.queries && k < at.keys) {
+            const fattn_score_pair pair = gpu_pair(g, t, terms, mma_query_at(at, r), at.j + k);
+            const uint32_t bias = pair.bias == pair.bias ? fattn_f32_bits(pair.bias) : MMA_NAN;
+            word = pair.keep ? bias : MMA_NOT_KEPT;
+        }
+        mma_put(to + n * S::THREADS * 16 + 4 * k, word);
+    }
+}
+
+/* Copies the first `SIZE` bytes of four entries of each query's, of which some may not exist. */
+template <class S, int SIZE>
+GPU_DEVICE void mma_stage_fours(const void *data, const int64_t stride[4], const gpu_pairs &t,
+                                const mma_patch &at, const void *room, int mode)
+{
+    enum { EACH = SIZE / 4 };
+    const char *const from =
+        (const char *)data + EACH * gpu_term_at(t, stride, mma_query_at(at, 0), at.j);
+    const int bytes = EACH * (int)gpu_clamp(at.keys, 0, 4);
+    const uint32_t to = mma_waits<S, SIZE>(room, mode);
+    GPU_UNROLL
+    for (int n = 0; n < S::PART_QUERIES / 4; n++) {
+        const int r = mma_query_step(n);
+        mma_copy_small<SIZE>(to + n * S::THREADS * SIZE, from + EACH * stride[2] * r,
+                             r < at.queries ? bytes : 0);
+    }
+}
+
+/* Begins to fill the room of P and dS. */
+template <class S>
+GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
+                          const void *room, int mode)
+{
+    const fattn_problem &p = g.problem;
+    if (mode & MMA_ONE_BY_ONE) {
+        mma_stage_singly<S>(g, t, at, room);
+    } else if (mode & MMA_BIAS_FLOATS) {
+        mma_stage_fours<S, 16>(g.buffers.bias, p.bias_stride, t, at, room, mode);
+    } else if (mode & MMA_BIAS_HALVES) {
+        mma_stage_fours<S, 8>(g.buffers.bias, p.bias_stride, t, at, room, mode);
+    }
+    if (mode & MMA_MASK_BYTES) {
+        mma_stage_fours<S, 4>(g.buffers.mask, p.mask_stride, t, at, room, mode);
+    }
+}
+
+/* Adds what waits of the bias. A finite one stays finite in log2 units too: where there is one that
+ * might not, sums are kept to +-2^126. */
+template <class S, int MODE>
+GPU_DEVICE void mma_add_bias(fattn_dtype dtype, const void *room,
+                             float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8, WORDS = MODE & MMA_BIAS_HALVES ? 2 : 4 };
+    const uint32_t from = mma_waits<S, 4 * WORDS>(room, MODE);
+    float largest = 0;
+    GPU_UNROLL
+    for (int n = 0; n < 2 * N; n++) {
+        uint32_t word[WORDS];
+        mma_get<WORDS>(from + n * S::THREADS * 4 * WORDS, word);
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            const uint32_t bits = word[k * WORDS / 4];
+            const float bias = WORDS == 4 ? fattn_f32_from_bits(bits)
+                                          : gpu_widen(dtype, (uint16_t)(bits >> 16 * (k % 2)));
+            const bool keep = !(MODE & MMA_ONE_BY_ONE) || bits != MMA_NOT_KEPT;
+            float &score = mma_pair<N>(x, n, k);
+            score = keep ? score + bias : -fattn_f32_infinity();
+            largest = gpu_max(largest, fabsf(bias));
+        }
+    }
+    if (largest > 0x1p126f) {
+        GPU_UNROLL
+        for (int n = 0; n < 8 * N; n++) {
+            mma_pair<N>(x, n / 4, n % 4) = fattn_score_bias(mma_pair<N>(x, n / 4, n % 4));
+        }
+    }
+}
+
+/* --- Scores ----------------------------------------------------------------------------------- */
+
+/* fattn_score_cap(), with the processor's own exponential and reciprocal. FAR: some scores may be
+ * in the part that needs them. */
+template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float x, float *slope)
+{
+    const float y = x * rule.reciprocal, z = y * y;
+    float poly = 0.002292744715571307f;
+    poly = fmaf(poly, z, -0.008343945405831792f);
+    poly = fmaf(poly, z, 0.0217689186069157f);
+    poly = fmaf(poly, z, -0.05395925956936714f);
+    poly = fmaf(poly, z, 0.13333303556857562f);
+    poly = fmaf(poly, z, -0.33333333172139035f);
+    const float factor = fmaf(poly, z, 1), tanh = y * factor;
+    *slope = fmaf(-tanh, tanh, 1);
+    if (FAR) {
+        const float size = fabsf(y);
+        const float w = mma_reciprocal(1 + mma_exp2(size * (float)(2 * FATTN_LOG2E)));
+        *slope = size >= 0.625f ? 4 * w * (1 - w) : *slope;
+        return size >= 0.625f ? copysignf(fmaf(-2 * rule.cap, w, rule.cap), x) : x * factor;
+    }
+    return x * factor;
+}
+
+/* Caps scores, and multiplies what `dp` holds by the slopes where they are wanted. */
+template <class S, bool FAR>
+GPU_DEVICE void mma_cap_tile(const fattn_score_rule &rule, bool slopes,
+                             float x[2][S::PART_QUERIES / 8][4],
+                             float dp[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < 8 * N; n++) {
+        float slope;
+        float &score = mma_pair<N>(x, n / 4, n % 4);
+        score = mma_cap<FAR>(rule, score, &slope);
+        mma_pair<N>(dp, n / 4, n % 4) *= slopes ? slope : 1;
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_cap_scores(const fattn_score_rule &rule, bool slopes,
+                               float x[2][S::PART_QUERIES / 8][4],
+                               float dp[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    float largest = 0;
+    GPU_UNROLL
+    for (int n = 0; n < 8 * N; n++) {
+        largest = gpu_max(largest, fabsf(mma_pair<N>(x, n / 4, n % 4)));
+    }
+    if (largest * rule.reciprocal < 0.625f) {
+        mma_cap_tile<S, false>(rule, slopes, x, dp);
+    } else {
+        mma_cap_tile<S, true>(rule, slopes, x, dp);
+    }
+}
+
+/* Scores of pairs outside the band are selected away. */
+template <class S>
+GPU_DEVICE void mma_keep_band(const fattn_band &band, const mma_patch &at,
+                              float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8, FAR = 1 << 20 }; /* more than a tile */
+    const int64_t limit = INT64_C(1) << 62;
+    /* query i sees key j when j - right <= i + diagonal <= j + left */
+    const int64_t aligned = at.j - band.diagonal - at.i;
+    const int64_t low = aligned - fattn_min64(band.right, limit);
+    const int64_t high = aligned + fattn_min64(band.left, limit);
+    const int first = band.right < 0 ? -FAR : (int)gpu_clamp(low, -FAR, FAR);
+    const int last = band.left < 0 ? FAR : (int)gpu_clamp(high, -FAR, FAR);
+    GPU_UNROLL
+    for (int k = 0; k < 4; k++) {
+        const int from = k < at.keys ? first + k : FAR;
+        GPU_UNROLL
+        for (int n = 0; n < 2 * N; n++) {
+            const int r = mma_query_step(n);
+            float &score = mma_pair<N>(x, n, k);
+            score = from <= r & r <= last + k ? score : -fattn_f32_infinity();
+        }
+    }
+}
+
+template <class S> GPU_DEVICE void mma_scale_tile(float scale, float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < 8 * N; n++) {
+        mma_pair<N>(x, n / 4, n % 4) *= scale;
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_add_alibi(const mma_patch &at, float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < 8 * N; n++) {
+        const float distance = at.distance + (float)(mma_query_step(n / 4) - n % 4);
+        float &score = mma_pair<N>(x, n / 4, n % 4);
+        score = fmaf(-at.slope, fabsf(distance), score);
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_keep_bytes(const void *room, int mode, float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    const uint32_t from = mma_waits<S, 4>(room, mode);
+    GPU_UNROLL
+    for (int n = 0; n < 2 * N; n++) {
+        uint32_t word[1];
+        mma_get<1>(from + n * S::THREADS * 4, word);
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            float &score = mma_pair<N>(x, n, k);
+            score = word[0] & 0xffu << 8 * k ? score : -fattn_f32_infinity();
+        }
+    }
+}
+
+/* Meets what waits in the room of P and dS. */
+template <class S>
+GPU_DEVICE void mma_meet_room(fattn_dtype dtype, const void *room, int mode,
+                              float x[2][S::PART_QUERIES / 8][4])
+{
+    if (mode & MMA_BIAS_HALVES) {
+        mma_add_bias<S, MMA_BIAS_HALVES>(dtype, room, x);
+    } else if (mode & MMA_ONE_BY_ONE) {
+        mma_add_bias<S, MMA_BIAS_FLOATS | MMA_ONE_BY_ONE>(dtype, room, x);
+    } else if (mode & MMA_BIAS_FLOATS) {
+        mma_add_bias<S, MMA_BIAS_FLOATS>(dtype, room, x);
+    }
+    if (mode & MMA_MASK_BYTES) {
+        mma_keep_bytes<S>(room, mode, x);
+    }
+}
+
+/* --- Dropout ---------------------------------------------------------------------------------- */
+
+/* Which pairs of a thread dropout keeps: bit n % 8 * 4 + k of word n / 8 for query number n. */
+template <class S> struct mma_kept {
+    enum { QUERIES = S::PART_QUERIES / 4, WORDS = (QUERIES + 7) / 8 };
+    uint32_t word[WORDS];
+};
+
+template <class S> GPU_DEVICE bool mma_keeps(const mma_kept<S> &kept, int n, int k)
+{
+    return kept.word[n / 8] >> (n % 8 * 4 + k) & 1;
+}
+
+GPU_DEVICE fattn_dropout_rows mma_dropout_rows(const fattn_gpu_args &g, const gpu_pairs &t,
+                                               const mma_patch &at, int n)
+{
+    return fattn_dropout_rows_at(t.seq.q_position, (uint32_t)(at.i + mma_query_step(n)),
+                                 (uint32_t)(g.problem.batch_offset + t.b),
+                                 (uint32_t)(g.problem.head_offset + at.h));
+}
+
+/* Where tiles lie on the generator's patches: of what a call makes a thread needs half, and the one
+ * whose keys are 8 beside its own needs the other. Each calls it for every second key and gives the
+ * other's half away. */
+template <class S>
+GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
+                                  mma_kept<S> &kept)
+{
+    const bool right = mma_lane() / 8 % 2; /* bit 3 of the keys */
+    const int64_t key = t.seq.k_position + at.j + 2 * right;
+    GPU_UNROLL
+    for (int n = 0; n < mma_kept<S>::QUERIES; n++) {
+        const fattn_dropout_rows rows = mma_dropout_rows(g, t, at, n);
+        uint32_t words[4];
+        if (n / 2 % 2) { /* query n - 2 was 8 further up */
+            continue;
+        }
+        fattn_dropout_words(&t.dropout, rows, key, words);
+        GPU_UNROLL
+        for (int further = 0; further < 2; further++) {
+            const uint32_t a = words[2 * further], b = words[2 * further + 1];
+            const uint32_t own = right ? b : a;
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, right ? a : b, 8);
+            const uint32_t two[2] = {right ? other : own, right ? own : other};
+            GPU_UNROLL
+            for (int k = 0; k < 4; k++) {
+                const uint32_t bits = k % 2 ? two[k / 2] >> 16 : two[k / 2] & 0xffff;
+                const int to = n + 2 * further;
+                kept.word[to / 8] |= bits >= t.dropout.threshold ? 1u << (to % 8 * 4 + k) : 0;
+            }
+        }
+    }
+}
+
+/* Wherever they lie. */
+template <class S>
+GPU_DEVICE void mma_keep_singly(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
+                                mma_kept<S> &kept)
+{
+    GPU_UNROLL
+    for (int word = 0; word < mma_kept<S>::WORDS; word++) {
+        GPU_ROLLED
+        for (int bit = 0; bit < 4 * mma_kept<S>::QUERIES && bit < 32; bit++) {
+            const fattn_dropout_rows rows = mma_dropout_rows(g, t, at, 8 * word + bit / 4);
+            const int64_t key = t.seq.k_position + at.j + bit % 4;
+            kept.word[word] |= (uint32_t)(fattn_dropout_at(&t.dropout, rows, key) != 0) << bit;
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE mma_kept<S> mma_keep_pairs(const fattn_gpu_args &g, const gpu_pairs &t,
+                                      const mma_patch &at)
+{
+    mma_kept<S> kept = {};
+    if ((t.seq.q_position | t.seq.k_position) % 16 == 0) {
+        mma_keep_together<S>(g, t, at, kept);
+    } else {
+        mma_keep_singly<S>(g, t, at, kept);
+    }
+    return kept;
+}
+
+/* --- dBias ------------------------------------------------------------------------------------ */
+
+/* How entries of dbias are reached. */
+enum {
+    MMA_DBIAS_FOURS = 1, /* four keys at once */
+    MMA_DBIAS_ADDED = 2  /* by others too */
+};
+
+/* Whether an axis of dbias is summed over. */
+GPU_DEVICE bool mma_dbias_shared(const fattn_problem &p)
+{
+    const int64_t *const stride = p.dbias_stride;
+    return (stride[0] == 0 && p.batch > 1) || (stride[1] == 0 && p.heads_q > 1) ||
+           (stride[2] == 0 && p.seqlen_q > 1) || stride[3] == 0;
+}
+
+GPU_DEVICE int mma_dbias_mode(const fattn_gpu_args &g)
+{
+    const bool fours = mma_by_fours(g.buffers.dbias, g.problem.dbias_stride, 4);
+    return (fours ? MMA_DBIAS_FOURS : 0) | (mma_dbias_shared(g.problem) ? MMA_DBIAS_ADDED : 0);
+}
+
+/* dS of a query, r from the thread's first on, and its four keys. Entries are 0 before, or what
+ * they are to be added to. (Atomic additions lose what is below the normal numbers.) */
+GPU_DEVICE void mma_store_dbias(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
+                                int mode, int r, const float ds[4])
+{
+    const fattn_problem &p = g.problem;
+    const bool adds = p.features & FATTN_ACCUMULATE;
+    float *const to =
+        (float *)g.buffers.dbias + gpu_term_at(t, p.dbias_stride, mma_query_at(at, r), at.j);
+    if (p.dbias_stride[3] == 0) { /* summed over the keys of the warp */
+        float sum = ds[0] + ds[1] + (ds[2] + ds[3]);
+        GPU_UNROLL
+        for (int n = 4; n < GPU_WAVE; n *= 2) {
+            sum += gpu_shfl_xor(sum, n);
+        }
+        if (mma_lane() < 4 && r < at.queries) {
+            mma_add_one(to, sum);
+        }
+    } else if (r >= at.queries) {
+        return;
+    } else if (mode & MMA_DBIAS_FOURS && at.keys >= 4 && mode & MMA_DBIAS_ADDED) {
+        mma_add_four(to, ds);
+    } else if (mode & MMA_DBIAS_FOURS && at.keys >= 4 && !adds) {
+        gpu_f4 four;
+        four.x = ds[0], four.y = ds[1], four.z = ds[2], four.w = ds[3];
+        *(gpu_f4 *)to = four;
+    } else {
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            float *const entry = to + k * p.dbias_stride[3];
+            if (k < at.keys && mode & MMA_DBIAS_ADDED) {
+                mma_add_one(entry, ds[k]);
+            } else if (k < at.keys) {
+                *entry = adds ? *entry + ds[k] : ds[k];
+            }
+        }
+    }
+}
+
+#endif

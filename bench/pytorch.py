@@ -69,10 +69,11 @@ class PlanInfo(ctypes.Structure):
 
 
 CAUSAL, SOFTCAP, BIAS, ALIBI, MASK, DROPOUT = 1 << 0, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 9
-OUT_O, OUT_LSE = 1, 2
+DETERMINISTIC = 1 << 18
+OUT_O, OUT_LSE, OUT_GRADIENTS, OUT_DBIAS = 1, 2, 4 | 8 | 16, 32
 BHSD, TOP_LEFT = 2, 2
 DTYPES = {"f32": (torch.float32, 1), "f16": (torch.float16, 2), "bf16": (torch.bfloat16, 3)}
-FEATURES = ["plain", "bias", "mask", "alibi", "softcap", "dropout"]
+FEATURES = ["plain", "bias", "dbias", "mask", "alibi", "softcap", "dropout", "deterministic"]
 PEERS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -88,9 +89,11 @@ class Feature:
     def __init__(self, name, q, k):
         heads, lengths, device = q.shape[1], (q.shape[2], k.shape[2]), q.device
         self.name, self.tensor, self.arguments, self.bits = name, None, {}, 0
-        if name == "bias":
+        self.gradient = None
+        if name in ("bias", "dbias"):
             self.bits = BIAS
-            self.tensor = torch.randn(1, heads, *lengths, device=device, dtype=q.dtype)
+            self.tensor = torch.randn(1, heads, *lengths, device=device, dtype=q.dtype,
+                                      requires_grad=name == "dbias")
             self.arguments = dict(attn_mask=self.tensor)
         elif name == "mask":
             self.bits = MASK
@@ -108,16 +111,25 @@ class Feature:
         elif name == "dropout":
             self.bits = DROPOUT
             self.arguments = dict(dropout_p=0.1)
+        elif name == "deterministic":
+            self.bits = DETERMINISTIC
+        torch.use_deterministic_algorithms(name == "deterministic")
+        torch.utils.deterministic.fill_uninitialized_memory = False
 
     def peers(self, names):
         return [] if self.name == "softcap" else names
 
     def set(self, problem, buffers):
         problem.features |= self.bits
-        if self.name == "bias":
+        if self.name in ("bias", "dbias"):
             problem.dtype_bias = dtype_number(self.tensor)
             problem.bias_stride = (0, *self.tensor.stride()[1:])
             buffers.bias = self.tensor.data_ptr()
+            if self.name == "dbias" and problem.op == 2:  # the gradients, and this one
+                self.gradient = torch.empty_like(self.tensor, dtype=torch.float32)
+                problem.outputs = OUT_GRADIENTS | OUT_DBIAS
+                problem.dbias_stride = problem.bias_stride
+                buffers.dbias = self.gradient.data_ptr()
         elif self.name == "mask":
             problem.mask_stride = (0, 0, *self.tensor.stride()[2:])
             buffers.mask = self.tensor.data_ptr()
@@ -215,7 +227,8 @@ def contenders(fattn, direction, q, k, v, dout, causal, feature, peers):
         if direction == "fwd":
             found[name] = lambda forward=forward: forward()
         else:
-            found[name] = lambda o=o: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True)
+            wanted = (q, k, v, feature.tensor) if feature.name == "dbias" else (q, k, v)
+            found[name] = lambda o=o: torch.autograd.grad(o, wanted, dout, retain_graph=True)
     return found
 
 
@@ -363,6 +376,7 @@ def difference(fattn, runs, direction, peers):
         return float("nan")
     theirs = runs[peer]()
     ours = [fattn.tensors[name] for name in (["o"] if direction == "fwd" else ["dq", "dk", "dv"])]
+    ours += [fattn.feature.gradient] if fattn.feature.gradient is not None else []
     theirs = [theirs] if direction == "fwd" else theirs
     return max((a.float() - b.float()).abs().max().item() for a, b in zip(ours, theirs))
 

@@ -50,6 +50,7 @@ typedef struct fattn_kernel {
     int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */
     int64_t pieces;     /* of work for each that the device asks for, so that all end together */
     bool must_fit;      /* runs with no tile but one that fits fast memory */
+    bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys besides */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 

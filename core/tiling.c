@@ -43,6 +43,27 @@ static bool menu_has(const fattn_tile *menu, fattn_tile wanted)
     return menu->br != 0;
 }
 
+/* Parts for a row that memory bounds. Its pieces are alike, and units take them in rounds, of which
+ * the last should be a full one; a round costs `extra` key blocks besides its own, and so does
+ * merging. */
+static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling *tiling)
+{
+    enum { ROUNDS = 8 };
+    int64_t best = 1, best_cost = INT64_MAX;
+    for (int64_t rounds = 0; rounds <= ROUNDS && tiling->items <= ROUNDS * units; rounds++) {
+        const int64_t wanted = smaller(rounds * units / tiling->items, tiling->k_blocks);
+        const int64_t blocks = ceil_div(tiling->k_blocks, wanted < 1 ? 1 : wanted);
+        const int64_t splits = blocks ? ceil_div(tiling->k_blocks, blocks) : 1;
+        const int64_t taken = ceil_div(tiling->items * splits, units);
+        const int64_t cost = taken * (blocks + extra) + (splits > 1 ? extra : 0);
+        if (cost < best_cost) {
+            best = splits;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
 /* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for
  * itself. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
@@ -52,6 +73,9 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
         return 1;
     }
     const int64_t keys = kernel->split_keys ? kernel->split_keys : limits->split_keys;
+    if (kernel->splits_evenly && limits->units) {
+        return pick_even_splits(limits->units, ceil_div(keys, tiling->bc), tiling);
+    }
     const int64_t pieces = limits->parallelism * (kernel->pieces ? kernel->pieces : 1);
     return smaller(ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
 }

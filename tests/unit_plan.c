@@ -406,6 +406,28 @@ Test(tiling, keys_are_split_when_queries_are_few)
     }
 }
 
+/* Of a row that memory bounds: rounds are few, and the last of them is nearly full. */
+Test(tiling, even_splits_fill_rounds)
+{
+    fattn_kernel k = imaginary();
+    k.packs_groups = k.splits_evenly = true;
+    k.split_keys = 256;
+    const fattn_wish none = {{0, 0}, 0};
+    const fattn_limits limits = {1 << 20, 264, 1024, 132};
+    const struct {
+        int64_t batch, keys, items;
+    } cases[] = {{1, 131072, 132},   {4, 32768, 128},     {64, 2048, 128}, {66, 65536, 132},
+                 {100, 65536, 1000}, {1000, 65536, 2000}, {1, 256, 2},     {3, 0, 6}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fattn_problem p = normal(1, cases[i].keys, 64);
+        fattn_tiling t;
+        p.batch = cases[i].batch;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.items, cases[i].items, "batch %lld: %lld items", (long long)p.batch,
+                     (long long)t.items);
+    }
+}
+
 Test(tiling, refusals)
 {
     fattn_kernel k = imaginary();

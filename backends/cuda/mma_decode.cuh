@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward of few rows on tensor cores, for 16-bit types: decoding. Every key is read once and
+ * multiplied by 16 rows at most, so what counts is how many bytes are on their way from memory.
+ *
+ * A block takes the rows of one key/value head, the queries of all its query heads, along a part of
+ * its keys (an item of the schedule). Its warps share the queries alone: warp w meets tiles w,
+ * w + WARPS, ... of the part, which it copies by itself into a ring of its own, and waits for
+ * nobody until the part is over. Then what the warps have met is merged, in order of the warps.
+ */
+#ifndef FATTN_CUDA_MMA_DECODE_CUH
+#define FATTN_CUDA_MMA_DECODE_CUH
+
+#include "backends/cuda/mma_forward.cuh"
+
+/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. N: warps. STAGES: tiles in a warp's
+ * ring. */
+template <class T, int W, int N, int STAGES, bool LEAN> struct mma_decode_shape {
+    typedef T type;
+    enum {
+        WIDTH = W,
+        TILES = 1,
+        WARP_TILES = 0, /* all warps have the same rows */
+        ROWS = MMA_DECODE_ROWS,
+        WARPS = N,
+        THREADS = 32 * N,
+        KEYS = MMA_DECODE_KEYS,
+        DEPTH = STAGES,
+        RING = N * STAGES,
+        IS_LEAN = LEAN
+    };
+};
+
+/* What the warps have met, in shared memory where keys and values were. Rows of o are shifted by
+ * eight words against each other, so that the quads of a warp write to different banks. */
+template <class S> struct mma_meeting {
+    float o[S::WARPS][S::ROWS][S::WIDTH + 8];
+    fattn_softmax state[S::WARPS][S::ROWS];
+    float factor[S::ROWS], alpha[S::ROWS]; /* what a row's sums are to be multiplied by */
+};
+
+/* --- Copies ----------------------------------------------------------------------------------- */
+
+/* How a lane copies: chunk `chunk` of rows `row`, `row` + STEP, ... of a tile. Where these rows
+ * lie, in pages or not, it learns from the lanes that looked them up a tile ahead: lane n finds key
+ * n % KEYS. */
+template <class S> struct mma_reader {
+    enum { CHUNKS = S::WIDTH / 8, STEP = GPU_WAVE / CHUNKS };
+    const uint16_t *k, *v; /* of the lane's key */
+    int chunk, row, bytes_k, bytes_v;
+};
+
+/* Finds the lane's key of tile `block`. */
+template <class S>
+GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_reader<S> &at,
+                            int block)
+{
+    const fattn_problem &p = g.problem;
+    const uint32_t j = (uint32_t)block * S::KEYS + (uint32_t)gpu_thread() % S::KEYS;
+    if (!(p.features & FATTN_PAGED)) {
+        at.k = (const uint16_t *)w.k + j * p.k.seq;
+        at.v = (const uint16_t *)w.v + j * p.v.seq;
+        return;
+    }
+    const uint32_t size = (uint32_t)p.page_size, page = j / size, row = j - page * size;
+    int64_t entry = 0;
+    if (j < (uint32_t)w.keys) {
+        entry = g.buffers.block_table[w.pairs.b * p.block_table_stride + page];
+        entry = gpu_clamp(entry, 0, p.num_pages - 1);
+    }
+    at.k = (const uint16_t *)g.buffers.k + entry * p.k.batch + row * p.k.seq + w.hk * p.k.head;
+    at.v = (const uint16_t *)g.buffers.v + entry * p.v.batch + row * p.v.seq + w.hk * p.v.head;
+}
+
+template <class S>
+GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &w, int block)
+{
+    typedef mma_reader<S> reader;
+    const int lane = gpu_thread() % GPU_WAVE;
+    reader at;
+    at.chunk = lane % reader::CHUNKS;
+    at.row = lane / reader::CHUNKS;
+    at.bytes_k = mma_chunk_bytes(at.chunk, (int)g.problem.dim);
+    at.bytes_v = mma_chunk_bytes(at.chunk, (int)g.problem.dim_v);
+    mma_look_up(g, w, at, block);
+    return at;
+}
+
+GPU_DEVICE const uint16_t *mma_pointer_of(const uint16_t *p, int lane)
+{
+    return (const uint16_t *)__shfl_sync(0xffffffffu, (unsigned long long)p, lane);
+}
+
+/* Begins to copy tile `block` to a place of the ring, with zeros for keys that do not exist, and
+ * looks up the warp's next. */
+template <class S>
+GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_scratch<S> &s,
+                              mma_reader<S> &at, int place, int block)
+{
+    typedef mma_reader<S> reader;
+    const int live = w.keys - block * S::KEYS;
+    const uint32_t k = mma_shared(s.k[place]), v = mma_shared(s.v[place]);
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS; n += reader::STEP) {
+        const int r = at.row + n;
+        const uint16_t *const from_k = mma_pointer_of(at.k, r) + 8 * at.chunk;
+        const uint16_t *const from_v = mma_pointer_of(at.v, r) + 8 * at.chunk;
+        mma_copy(mma_place<S::WIDTH>(k, r, at.chunk), from_k, r < live ? at.bytes_k : 0);
+        mma_copy(mma_place<S::WIDTH>(v, r, at.chunk), from_v, r < live ? at.bytes_v : 0);
+    }
+    mma_look_up(g, w, at, block + S::WARPS);
+}
+
+/* --- An item ---------------------------------------------------------------------------------- */
+
+/* Who the rows are, and the beginning of their copies: the first that is read of any tensor. */
+template <class S>
+GPU_DEVICE void mma_read_queries(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
+{
+    enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
+    const int group = (int)w.group, c = gpu_thread() % CHUNKS;
+    const int bytes = mma_chunk_bytes(c, (int)g.problem.dim);
+    const uint16_t *from[S::ROWS / STEP];
+    GPU_UNROLL
+    for (int n = 0; n < S::ROWS / STEP; n++) {
+        const int r = n * STEP + gpu_thread() / CHUNKS, i = r / group;
+        from[n] = (const uint16_t *)g.buffers.q + 8 * c +
+                  gpu_query_at(w.pairs.seq, g.problem.q, i, w.hk * group + r - i * group);
+    }
+    if (gpu_thread() < S::ROWS) {
+        const int r = gpu_thread();
+        gpu_query q;
+        q.i = r / group;
+        q.h = r < w.rows ? (int32_t)(w.hk * group + r - q.i * group) : -1;
+        const fattn_range keys = fattn_band_row(&w.pairs.band, q.i);
+        s.query[r] = q;
+        s.first[r] = (int32_t)gpu_clamp(keys.first, 0, INT32_MAX);
+        s.past[r] = q.h < 0 ? 0 : (int32_t)gpu_clamp(keys.past, 0, INT32_MAX);
+        if (r == 0) {
+            s.item = w;
+        }
+    }
+    gpu_await_earlier();
+    GPU_UNROLL
+    for (int n = 0; n < S::ROWS / STEP; n++) {
+        const int r = n * STEP + gpu_thread() / CHUNKS;
+        mma_copy(mma_place<S::WIDTH>(mma_shared(s.q), r, c), from[n], r < w.rows ? bytes : 0);
+    }
+}
+
+/* Meets the warp's tiles of the item's part. */
+template <class S>
+GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
+                                mma_rows<S> &rows)
+{
+    const float unit = g.rule.unit;
+    const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH;
+    const int full_past = g.problem.features & FATTN_MASK ? 0 : w.full_past;
+    int block = w.block + warp;
+    mma_reader<S> at = mma_reader_of<S>(g, w, block);
+    mma_read_queries(g, s, w);
+    _Pragma("unroll 1") for (int n = 0; n < S::DEPTH - 1; n++)
+    {
+        if (block + n * S::WARPS < w.past) {
+            mma_read_tile<S>(g, w, s, at, ring + n, block + n * S::WARPS);
+        }
+        mma_commit();
+    }
+    rows.state[0][0] = rows.state[0][1] = fattn_softmax_empty();
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH / 2; n++) {
+        rows.o[0][n / 4][n % 4] = 0;
+    }
+    mma_wait<S::DEPTH - 2>();
+    gpu_sync(); /* the queries are here, and who they are */
+    for (int stage = 0; block < w.past; block += S::WARPS) {
+        const int ahead = block + (S::DEPTH - 1) * S::WARPS, j0 = block * S::KEYS;
+        const int place = ring + stage, free = stage == 0 ? ring + S::DEPTH - 1 : place - 1;
+        const bool partial = block < w.full || full_past <= block;
+        mma_wait<S::DEPTH - 2>();
+        __syncwarp(); /* every lane's copies are here, and every lane is through with the last */
+        if (ahead < w.past) {
+            mma_read_tile<S>(g, w, s, at, free, ahead);
+        }
+        mma_commit();
+        float x[1][2][4] = {}, largest[1][2];
+        mma_dots<typename S::type, S::WIDTH, 1, 1, S::WIDTH / 16>(
+            mma_rows_a<S::WIDTH>(s.q, 0), mma_rows_b<S::WIDTH>(s.k[place], 0), x);
+        mma_score<S>(g, s, partial, j0, x);
+        mma_largest<S>(x, largest);
+        mma_rise<S>(unit, largest, rows);
+        mma_weigh<S>(unit, rows, x);
+        if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
+            mma_drop<S>(g, s, j0, x);
+        }
+        mma_mix<typename S::type, S::WIDTH, 1, S::WIDTH / 16, 1>(
+            x, mma_columns_b<S::WIDTH>(s.v[place], 0, 0), rows.o);
+        stage = stage + 1 == S::DEPTH ? 0 : stage + 1;
+    }
+}
+
+/* The largest score that any warp has met in row r, as a reference. */
+template <class S> GPU_DEVICE float mma_met_base(const mma_meeting<S> &met, int r)
+{
+    fattn_softmax all = met.state[0][r];
+    GPU_UNROLL
+    for (int warp = 1; warp < S::WARPS; warp++) {
+        all.m = gpu_max(all.m, met.state[warp][r].m);
+    }
+    return fattn_softmax_base(all);
+}
+
+/* The warp's sums, relative to what all warps have met. */
+template <class S>
+GPU_DEVICE void mma_meet(const fattn_gpu_args &g, int live, mma_rows<S> &rows, mma_meeting<S> &met)
+{
+    const float lower = 1.0f / (1 << S::type::LIFT);
+    const int warp = gpu_thread() / GPU_WAVE, lane = gpu_thread() % GPU_WAVE;
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        fattn_softmax *const state = &rows.state[0][h];
+        state->l = mma_quad_sum(state->l) * lower;
+        if (lane % 4 == 0) {
+            met.state[warp][mma_row<S>(0, h)] = *state;
+        }
+    }
+    gpu_sync();
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const fattn_softmax own = rows.state[0][h];
+        const int r = mma_row<S>(0, h);
+        if (r >= live) {
+            continue;
+        }
+        const float factor = fattn_softmax_weight(own.m, g.rule.unit, mma_met_base(met, r)) * lower;
+        GPU_UNROLL
+        for (int n = 0; n < S::WIDTH / 8; n++) {
+            const float *const o = rows.o[0][n] + 2 * h; /* 0 selected: it may be 0 * inf */
+            gpu_f2 pair;
+            pair.x = own.l == 0 ? 0 : o[0] * factor;
+            pair.y = own.l == 0 ? 0 : o[1] * factor;
+            *(gpu_f2 *)(met.o[warp][r] + 8 * n + lane % 4 * 2) = pair;
+        }
+    }
+}
+
+/* lse of row r, or m and l of its part, and what its sums are to be multiplied by. */
+template <class S>
+GPU_DEVICE void mma_meet_row(const fattn_gpu_args &g, const mma_item &w, gpu_query q, int64_t item,
+                             int r, mma_meeting<S> &met)
+{
+    const bool whole = g.tiling.splits == 1;
+    fattn_softmax all = fattn_softmax_empty();
+    float alpha = 1, beta;
+    GPU_UNROLL
+    for (int warp = 0; warp < S::WARPS; warp++) {
+        fattn_softmax_merge(&all, met.state[warp][r], g.rule.unit, &alpha, &beta);
+    }
+    met.alpha[r] = S::IS_LEAN ? 1 : mma_meet_sink(g, w, q, &all);
+    met.factor[r] = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
+    if (whole) {
+        gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
+    } else {
+        const gpu_part part = gpu_part_of(g, item, r);
+        *part.m = all.m;
+        *part.l = all.l;
+    }
+}
+
+/* Row r in o, or in a part. */
+template <class S>
+GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, const mma_item &w, gpu_query q, int64_t item,
+                              int r, const mma_meeting<S> &met)
+{
+    const bool whole = g.tiling.splits == 1;
+    const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, item, r);
+    const float factor = met.factor[r], alpha = met.alpha[r];
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH; n += GPU_WAVE) {
+        const int c = n + gpu_thread() % GPU_WAVE;
+        float o = 0;
+        GPU_UNROLL
+        for (int warp = 0; warp < S::WARPS; warp++) {
+            o += met.o[warp][r][c];
+        }
+        o = o * factor * alpha;
+        if (c >= g.problem.dim_v) {
+            continue;
+        }
+        if (to.o.dtype == FATTN_F32) {
+            ((float *)to.o.data)[to.at + c] = o;
+        } else {
+            ((uint16_t *)to.o.data)[to.at + c] = (uint16_t)S::type::pack(o, 0);
+        }
+    }
+}
+
+/* Rows in o and lse, or their parts in the workspace. */
+template <class S>
+GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows,
+                               int64_t item)
+{
+    static_assert(sizeof(mma_meeting<S>) <= sizeof s.k + sizeof s.v, "too small");
+    mma_meeting<S> &met = *(mma_meeting<S> *)s.k;
+    const mma_item &w = s.item;
+    gpu_sync(); /* everyone is through with keys and values */
+    mma_meet(g, w.rows, rows, met);
+    if (gpu_thread() < w.rows) {
+        mma_meet_row(g, w, s.query[gpu_thread()], item, gpu_thread(), met);
+    }
+    gpu_sync();
+    if (g.tiling.splits > 1 || g.problem.outputs & FATTN_OUT_O) {
+        for (int r = gpu_thread() / GPU_WAVE; r < w.rows; r += S::WARPS) {
+            mma_store_met(g, w, s.query[r], item, r, met);
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_decode_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t item)
+{
+    mma_item w;
+    mma_item_set<S>(g, item, w);
+    gpu_sync(); /* the item before may still be read */
+    if (w.rows > 0) {
+        mma_rows<S> rows;
+        mma_decode_walk(g, s, w, rows);
+        mma_decode_end(g, s, rows, item);
+    }
+}
+
+template <class S> GPU_DEVICE void mma_decode_all(const fattn_gpu_args &g)
+{
+    static_assert(sizeof(mma_scratch<S>) <= MMA_DECODE_SHARED(S::WIDTH, S::RING), "too small");
+    extern __shared__ char shared[];
+    mma_scratch<S> &s = *(mma_scratch<S> *)shared;
+    gpu_admit_later();
+    if (gpu_sequences_differ(g.problem) || !S::IS_LEAN) {
+        gpu_await_earlier();
+    }
+    for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {
+        mma_decode_item<S>(g, s, item);
+    }
+}
+
+#endif

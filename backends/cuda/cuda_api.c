@@ -21,6 +21,7 @@ static fattn_gpu_api api = {
     .minor = 76,
     .shared_memory = 97, /* a block may ask for */
     .shared_cache = 38,  /* L2 */
+    .early_isa = 90,
     .registers = 4,
     .dynamic_shared = 8,
     .device_pointer = 3,
@@ -68,6 +69,40 @@ static const struct {
     {"cuEventElapsedTime", AT(event_elapsed)},
 };
 
+/* cuLaunchKernelEx (CUDA 11.8 and newer) takes what cuLaunchKernel takes in a struct, and
+ * attributes. */
+typedef struct launch_attribute {
+    int number;
+    int32_t padding;
+    union {
+        int allowed;
+        char bytes[64];
+    } value;
+} launch_attribute;
+
+typedef struct launch_config {
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+    gpu_stream stream;
+    launch_attribute *attributes;
+    unsigned count;
+} launch_config;
+
+enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+
+static int (*launch_with)(const launch_config *config, gpu_function function, void **parameters,
+                          void **extra);
+
+static int launch_early(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        gpu_stream stream, void **parameters, void **extra)
+{
+    launch_attribute attribute = {.number = PROGRAMMATIC_STREAM_SERIALIZATION};
+    attribute.value.allowed = 1;
+    const launch_config config = {grid_x,  grid_y,       grid_z, block_x,    block_y,
+                                  block_z, shared_bytes, stream, &attribute, 1};
+    return launch_with(&config, function, parameters, extra);
+}
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char absent[192]; /* why there is no driver; empty when there is */
 
@@ -86,6 +121,11 @@ static void load(void)
             return;
         }
         memcpy((char *)&api + symbols[n].at, &symbol, sizeof symbol);
+    }
+    void *const symbol = dlsym(library, "cuLaunchKernelEx");
+    if (symbol) {
+        memcpy(&launch_with, &symbol, sizeof symbol);
+        api.launch_early = launch_early;
     }
     const int result = api.init(0);
     if (result) {

@@ -22,6 +22,11 @@
  *     gpu_sync                      all threads of the block, and what they wrote to shared memory
  *     gpu_any(x)                    the same, and whether any thread's x is not 0
  *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE
+ *     gpu_await_earlier             waits for what the stream holds before the kernel, where it was
+ *                                   launched early; nothing that may be written there is read, and
+ *                                   nothing written at all, before
+ *     gpu_admit_later               lets the kernel after it start, where that is launched early
+ *     gpu_shfl(x, n)                x of number n of the 32 threads that this one is of
  *     gpu_max                       the larger; a NaN may be dropped
  *     gpu_f16_to_f32 gpu_f16_from_f32
  *     gpu_f2 gpu_f4 gpu_u2 gpu_u4   2 and 4 floats, 2 and 4 words, aligned to their size
@@ -61,6 +66,19 @@ GPU_DEVICE int64_t gpu_blocks(void) { return gridDim.x; }
 GPU_DEVICE void gpu_sync(void) { __syncthreads(); }
 GPU_DEVICE bool gpu_any(bool x) { return __syncthreads_or(x) != 0; }
 GPU_DEVICE float gpu_shfl_xor(float x, int n) { return __shfl_xor_sync(0xffffffffu, x, n); }
+GPU_DEVICE void gpu_await_earlier(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+GPU_DEVICE void gpu_admit_later(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+GPU_DEVICE float gpu_shfl(float x, int n) { return __shfl_sync(0xffffffffu, x, n); }
 GPU_DEVICE float gpu_max(float a, float b) { return fmaxf(a, b); }
 
 GPU_DEVICE float gpu_f16_to_f32(uint16_t x)

@@ -25,6 +25,9 @@ enum {
     FATTN_GPU_QUADS_DV = 128
 };
 
+/* Of the kernel that merges the parts of rows, 32 channels of one by 32 threads (parts.cuh). */
+#define FATTN_GPU_COMBINE_THREADS 128
+
 typedef struct fattn_gpu_args {
     fattn_problem problem; /* normalised */
     fattn_buffers buffers; /* normalised; what they point to may be wrong, and must not do harm */

@@ -264,7 +264,8 @@ void fattn_gpu_limits(void *impl, fattn_limits *limits)
     *limits = (fattn_limits){.fast_memory = d->shared_memory,
                              .parallelism = 2 * (int64_t)d->units,
                              .split_keys = 256,
-                             .shared_cache = d->shared_cache};
+                             .shared_cache = d->shared_cache,
+                             .units = d->units};
 }
 
 const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
@@ -286,6 +287,7 @@ const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
 typedef struct launch {
     gpu_function function;
     unsigned blocks, threads, shared;
+    bool early;
 } launch;
 
 /* Blocks of a launch; kernels loop over more. */
@@ -306,6 +308,7 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
     l->blocks = grid_of(d, shape->blocks);
     l->threads = (unsigned)shape->threads;
     l->shared = (unsigned)shape->shared;
+    l->early = shape->early && d->api->launch_early && d->isa >= d->api->early_isa;
     const fattn_status status = resolve(d, image, shape->entry, &l->function);
     if (status || !shape->shared) {
         return status;
@@ -367,10 +370,11 @@ static fattn_status check_stream(const device *d, fattn_stream stream)
 static fattn_status launch_one(const device *d, const launch *l, void *args, fattn_stream stream)
 {
     void *parameters[] = {args};
-    return check_on(d,
-                    d->api->launch(l->function, l->blocks, 1, 1, l->threads, 1, 1, l->shared,
-                                   (gpu_stream)stream, parameters, NULL),
-                    "launching a kernel");
+    const fattn_gpu_api *const api = d->api;
+    const int result = (l->early ? api->launch_early
+                                 : api->launch)(l->function, l->blocks, 1, 1, l->threads, 1, 1,
+                                                l->shared, (gpu_stream)stream, parameters, NULL);
+    return check_on(d, result, "launching a kernel");
 }
 
 /* What fattn_buffers_validate() looks at: lengths, tables, positions. */

@@ -17,6 +17,7 @@ typedef struct fattn_gpu_shape {
     int64_t blocks; /* 0: not launched. A kernel loops where there are more than a grid holds */
     int threads;    /* a block */
     int shared;     /* bytes of dynamic shared memory a block */
+    bool early;     /* the kernel waits by itself for what the stream holds before it */
 } fattn_gpu_shape;
 
 /* A phase says what it launches for a plan. Pure. Phases of a run follow one another. */

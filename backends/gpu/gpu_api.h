@@ -45,6 +45,11 @@ typedef struct fattn_gpu_api {
     int (*launch)(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                   gpu_stream stream, void **parameters, void **extra);
+    /* The same for a kernel that may start while the one before it in the stream runs, and waits
+     * for it by itself. NULL where the driver knows no such launch. */
+    int (*launch_early)(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        gpu_stream stream, void **parameters, void **extra);
 
     int (*memory_alloc)(void **memory, size_t bytes);
     int (*memory_free)(void *memory);
@@ -66,6 +71,7 @@ typedef struct fattn_gpu_api {
     int out_of_memory, no_device, no_image;
     /* Numbers of attributes: of a device, of a function, of a pointer. */
     int units, major, minor, shared_memory, shared_cache;
+    int early_isa; /* the least that launch_early serves, 10 * major + minor */
     int registers, dynamic_shared;
     int device_pointer;
 

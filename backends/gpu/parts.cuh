@@ -22,7 +22,8 @@ typedef struct gpu_part {
 GPU_DEVICE gpu_part gpu_part_of(const fattn_gpu_args &g, int64_t item, int r)
 {
     const fattn_problem &p = g.problem;
-    const int64_t rows = fattn_min64(g.tiling.br, p.heads_q / p.heads_k * p.seqlen_q);
+    const int64_t rows =
+        fattn_min64(g.tiling.br, fattn_quotient(p.heads_q, p.heads_k) * p.seqlen_q);
     gpu_part part;
     part.m = (float *)g.workspace + item * rows * (2 + p.dim_v) + r;
     part.l = part.m + rows;
@@ -57,50 +58,124 @@ GPU_DEVICE float gpu_output(fattn_softmax state, float sum)
     return state.l == 0 ? 0 : sum * fattn_softmax_normaliser(state);
 }
 
-/* Merges the parts of row r of an item, item counted without parts, in ascending order. A block a
- * row. */
-GPU_DEVICE void gpu_combine_row(const fattn_gpu_args &g, int64_t item, int r)
+/* Which channels a team of 32 threads merges, and of which row. */
+typedef struct gpu_combined {
+    gpu_part part; /* the row in its first part */
+    int step;      /* floats from there to the next part */
+    int64_t c;     /* this thread's channel */
+    fattn_work work;
+    int64_t number; /* of the row, in its group */
+} gpu_combined;
+
+/* Piece n: rows of items, items counted without parts, and channels by 32. */
+GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int64_t rows)
+{
+    const int64_t pieces = fattn_max64((g.problem.dim_v + 31) / 32, 1);
+    const int64_t row = fattn_quotient(n, pieces), item = fattn_quotient(row, rows);
+    const int r = (int)(row - item * rows);
+    gpu_combined piece;
+    piece.work = fattn_schedule_item(&g.tiling, g.problem.heads_k, item * g.tiling.splits);
+    piece.part = gpu_part_of(g, item * g.tiling.splits, r);
+    piece.step = (int)(rows * (2 + g.problem.dim_v));
+    piece.c = (n - row * pieces) * 32 + gpu_thread() % 32;
+    piece.number = piece.work.block * g.tiling.br + r;
+    return piece;
+}
+
+/* What all 32 threads have met. */
+GPU_DEVICE fattn_softmax gpu_team_met(const fattn_gpu_args &g, fattn_softmax own)
+{
+    for (int n = 1; n < 32; n *= 2) {
+        fattn_softmax other;
+        float alpha, beta;
+        other.m = gpu_shfl_xor(own.m, n);
+        other.l = gpu_shfl_xor(own.l, n);
+        fattn_softmax_merge(&own, other, g.rule.unit, &alpha, &beta);
+    }
+    return own;
+}
+
+/* Merges the parts of a piece, 16 at a time, all on their way at once: a thread finds what one part
+ * weighs, and then all sum their channel over the parts in ascending order. Returns the sum. */
+GPU_DEVICE float gpu_combine_parts(const fattn_gpu_args &g, const gpu_combined &piece,
+                                   fattn_softmax &all)
+{
+    enum { BATCH = 16 };
+    const int lane = gpu_thread() % 32;
+    const bool exists = piece.c < g.problem.dim_v;
+    float sum = 0;
+    all = fattn_softmax_empty();
+    for (int64_t first = 0; first < g.tiling.splits; first += BATCH) {
+        const int live = (int)fattn_min64(g.tiling.splits - first, BATCH);
+        const int64_t at = first * piece.step;
+        const float *o = (const float *)piece.part.o.data + piece.part.at + piece.c + at;
+        float part[BATCH], alpha, beta;
+        GPU_UNROLL
+        for (int n = 0; n < BATCH; n++, o += piece.step) {
+            part[n] = exists && n < live ? *o : 0;
+        }
+        fattn_softmax own = fattn_softmax_empty();
+        if (lane < live) {
+            own.m = piece.part.m[at + lane * piece.step];
+            own.l = piece.part.l[at + lane * piece.step];
+        }
+        fattn_softmax_merge(&all, gpu_team_met(g, own), g.rule.unit, &alpha, &beta);
+        const float weight = fattn_softmax_weight(own.m, g.rule.unit, fattn_softmax_base(all));
+        sum *= alpha;
+        GPU_UNROLL
+        for (int n = 0; n < BATCH; n++) {
+            sum = fmaf(gpu_shfl(weight, n), part[n], sum);
+        }
+    }
+    return sum;
+}
+
+GPU_DEVICE void gpu_combine_piece(const fattn_gpu_args &g, const gpu_combined &piece)
 {
     const fattn_problem &p = g.problem;
-    const int64_t first = item * g.tiling.splits;
-    const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, first);
-    const fattn_sequence seq = gpu_sequence(g, work.batch);
-    const int64_t group = p.heads_q / p.heads_k, number = work.block * g.tiling.br + r;
-    if (number >= seq.sq * group) {
+    const fattn_sequence seq = gpu_sequence(g, piece.work.batch);
+    const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
+    const int64_t i = fattn_quotient(piece.number, group);
+    fattn_softmax all;
+    gpu_query q;
+    if (i >= seq.sq) {
         return;
     }
-    const gpu_query q = gpu_query_of(number, group, work.head * group);
+    q.i = (int32_t)i;
+    q.h = (int32_t)(piece.work.head * group + piece.number - i * group);
     const gpu_part to = gpu_part_output(g, seq, q);
-
-    for (int c = gpu_thread(); c < fattn_max64(p.dim_v, 1); c += gpu_threads()) {
-        fattn_softmax state = fattn_softmax_empty();
-        float o = 0;
-        for (int64_t split = 0; split < g.tiling.splits; split++) {
-            const gpu_part part = gpu_part_of(g, first + split, r);
-            fattn_softmax other;
-            float alpha, beta;
-            other.m = *part.m;
-            other.l = *part.l;
-            fattn_softmax_merge(&state, other, g.rule.unit, &alpha, &beta);
-            o = fmaf(beta, ((const float *)part.o.data)[part.at + c], alpha * o);
-        }
-        if (p.outputs & FATTN_OUT_O) {
-            gpu_store(to.o.data, p.dtype_o, to.at + c, gpu_output(state, o));
-        }
-        if (c == 0) {
-            gpu_store_lse(g, seq, work.batch, q, state);
-        }
+    gpu_await_earlier(); /* the parts */
+    const float sum = gpu_combine_parts(g, piece, all);
+    if (piece.c < p.dim_v && p.outputs & FATTN_OUT_O) {
+        gpu_store(to.o.data, p.dtype_o, to.at + piece.c, gpu_output(all, sum));
+    }
+    if (piece.c == 0) {
+        gpu_store_lse(g, seq, piece.work.batch, q, all);
     }
 }
 
 GPU_DEVICE void gpu_combine_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const int64_t rows = fattn_min64(g.tiling.br, p.heads_q / p.heads_k * p.seqlen_q);
-    const int64_t count = g.tiling.items / g.tiling.splits * rows;
-    for (int64_t n = gpu_block(); n < count; n += gpu_blocks()) {
-        gpu_combine_row(g, n / rows, (int)(n % rows));
+    const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
+    const int64_t rows = fattn_min64(g.tiling.br, group * p.seqlen_q);
+    const int64_t pieces = fattn_max64((p.dim_v + 31) / 32, 1);
+    const int64_t count = fattn_quotient(g.tiling.items, g.tiling.splits) * rows * pieces;
+    const int teams = FATTN_GPU_COMBINE_THREADS / 32;
+    gpu_admit_later();
+    if (gpu_sequences_differ(p)) {
+        gpu_await_earlier();
+    }
+    for (int64_t n = gpu_block() * teams + gpu_thread() / 32; n < count;
+         n += gpu_blocks() * teams) {
+        gpu_combine_piece(g, gpu_combined_of(g, n, rows));
     }
 }
+
+#define GPU_COMBINE                                                                    \
+    GPU_KERNEL(FATTN_GPU_COMBINE_THREADS, 6) combine(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                  \
+        gpu_combine_all(g);                                                            \
+    }
 
 #endif

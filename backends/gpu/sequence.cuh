@@ -32,14 +32,20 @@ GPU_DEVICE int64_t gpu_position(const int64_t *values, int64_t value, int64_t b,
     return gpu_clamp(values ? values[b] : value, low, INT64_C(1) << 40);
 }
 
+/* Whether memory is read to know the sequences; else all are alike. */
+GPU_DEVICE bool gpu_sequences_differ(const fattn_problem &p)
+{
+    return p.features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                         FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
+}
+
 /* fattn_sequence_of() for what may be wrong. */
 GPU_DEVICE fattn_sequence gpu_sequence(const fattn_gpu_args &g, int64_t b)
 {
     const fattn_problem &p = g.problem;
     const fattn_buffers &buf = g.buffers;
-    if (!(p.features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
-                        FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS))) {
-        fattn_sequence same; /* all sequences are alike */
+    if (!gpu_sequences_differ(p)) {
+        fattn_sequence same;
         same.q_row = same.k_row = same.q_position = same.k_position = 0;
         same.q_batch = same.k_batch = b;
         same.sq = p.seqlen_q;

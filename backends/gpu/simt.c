@@ -116,8 +116,11 @@ static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
 void fattn_gpu_combine(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "combine");
-    shape->blocks = t->splits > 1 ? t->items / t->splits * item_rows(p, t) : 0;
-    shape->threads = 128;
+    const int64_t rows = t->splits > 1 ? t->items / t->splits * item_rows(p, t) : 0;
+    const int64_t pieces = rows * larger(gpu_ceil_div(p->dim_v, 32), 1);
+    shape->blocks = gpu_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
+    shape->threads = FATTN_GPU_COMBINE_THREADS;
+    shape->early = true;
 }
 
 /* m, l and o of every row of every item. */

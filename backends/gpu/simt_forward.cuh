@@ -276,6 +276,6 @@ GPU_FORWARD(simt_decode_64, gpu_rows_16, 1, 64)
 GPU_FORWARD(simt_decode_128, gpu_rows_16, 1, 128)
 GPU_FORWARD(simt_decode_256, gpu_rows_16, 1, 256)
 
-GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
+GPU_COMBINE
 
 #endif

@@ -119,6 +119,17 @@ GPU_DEVICE float gpu_shfl_xor(float x, int n)
                               __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, x)));
 }
 
+GPU_DEVICE float gpu_shfl(float x, int n)
+{
+    const int from = (gpu_thread() % GPU_WAVE / 32 * 32 + n) * 4;
+    return __builtin_bit_cast(float,
+                              __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, x)));
+}
+
+/* Kernels of a stream follow one another. */
+GPU_DEVICE void gpu_await_earlier(void) {}
+GPU_DEVICE void gpu_admit_later(void) {}
+
 GPU_DEVICE float gpu_max(float a, float b) { return __builtin_fmaxf(a, b); }
 
 GPU_DEVICE float gpu_f16_to_f32(uint16_t x) { return (float)__builtin_bit_cast(_Float16, x); }

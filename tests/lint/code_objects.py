@@ -24,6 +24,7 @@ CEILINGS = [
     ("simt_backward_keys", 36864, 288),
     ("simt_backward_queries", 36864, 272),
     ("simt_backward_bias", 36864, 224),
+    ("combine", 0, 176),
     ("", 1024, 64),
 ]
 

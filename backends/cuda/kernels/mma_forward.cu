@@ -20,6 +20,6 @@ enum { lean = true, full = false };
               keys, __VA_ARGS__)
 MMA_SHAPES(MMA_ENTRIES)
 
-GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
+GPU_COMBINE
 
 #endif

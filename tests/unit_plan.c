@@ -336,7 +336,7 @@ Test(tiling, the_largest_tile_that_fits)
                  {40 << 10, 32, 32},
                  {1, 32, 32}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0};
+        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0, 0};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "%lld fast bytes: br %lld", (long long)cases[i].fast,
@@ -363,7 +363,7 @@ Test(tiling, a_shared_cache_spares_slow_memory)
         double walks; /* of 32 blocks of 32 rows */
     } cases[] = {{4, 0, 32}, {4, 1 << 20, 8}, {31, 1 << 20, 2}, {4, 4 << 20, 1}, {64, 4 << 20, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {1, cases[i].parallelism, 1 << 20, cases[i].cache};
+        const fattn_limits limits = {1, cases[i].parallelism, 1 << 20, cases[i].cache, 0};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, 32);
@@ -376,7 +376,7 @@ Test(tiling, keys_are_split_when_queries_are_few)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {{0, 0}, 0};
-    const fattn_limits limits = {1 << 20, 64, 1024, 0};
+    const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
     fattn_problem p = normal(1, 65536, 64);
     fattn_tiling t;
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
@@ -413,7 +413,7 @@ Test(tiling, even_splits_fill_rounds)
     k.packs_groups = k.splits_evenly = true;
     k.split_keys = 256;
     const fattn_wish none = {{0, 0}, 0};
-    const fattn_limits limits = {1 << 20, 264, 1024, 132};
+    const fattn_limits limits = {1 << 20, 264, 1024, 0, 132};
     const struct {
         int64_t batch, keys, items;
     } cases[] = {{1, 131072, 132},   {4, 32768, 128},     {64, 2048, 128}, {66, 65536, 132},
@@ -431,7 +431,7 @@ Test(tiling, even_splits_fill_rounds)
 Test(tiling, refusals)
 {
     fattn_kernel k = imaginary();
-    const fattn_limits limits = {1 << 20, 64, 1024, 0};
+    const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
     const fattn_problem p = normal(100, 100, 64);
     fattn_tiling t;
     const fattn_wish odd = {{33, 32}, 0};

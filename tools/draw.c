@@ -144,15 +144,17 @@ static int64_t draw_longest(draw_rng *rng, int count)
 
 /* Sizes whose oracle does not cost more than a budget of multiplications, which is drawn as well:
  * lengths are kept, and what is cut is batch, heads and dimensions, then lengths. Plain problems
- * are for kernels with large tiles, of which they must span several. */
+ * are for kernels with large tiles, of which they must span several. Some have few queries and many
+ * keys, as decoding has. */
 static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
 {
     static const int64_t batches[] = {1, 1, 1, 2, 2, 3, 4};
     static const int64_t groups[] = {1, 1, 1, 1, 2, 3, 5, 7, 8};
     static const int64_t heads[] = {1, 1, 2, 3};
     int64_t group = PICK(rng, groups);
-    p->seqlen_q = draw_longest(rng, plain ? 3 : 1);
-    p->seqlen_k = draw_longest(rng, plain ? 3 : 1);
+    const bool few = draw_chance(rng, plain ? 3 : 6);
+    p->seqlen_q = few ? draw_between(rng, 1, 4) : draw_longest(rng, plain ? 3 : 1);
+    p->seqlen_k = draw_longest(rng, plain ? 3 : 1) * (few ? draw_between(rng, 1, 6) : 1);
     p->batch = draw_chance(rng, 64) ? 0 : PICK(rng, batches);
     p->heads_k = PICK(rng, heads);
     p->dim = draw_dim(rng);
@@ -332,7 +334,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
                                          FATTN_F16, FATTN_F16, FATTN_BF16, FATTN_BF16};
     /* A fifth is what most programs ask for, and the fastest kernels take nothing else. */
     const bool plain = draw_chance(rng, 5);
-    c->even = plain;
+    c->even = plain || draw_chance(rng, 4);
     p->op = draw_chance(rng, 2) ? FATTN_BACKWARD : FATTN_FORWARD;
     p->dtype = draw_chance(rng, 24) ? FATTN_F64 : PICK(rng, dtypes);
     p->dtype_o = p->dtype == FATTN_F64 || plain || draw_chance(rng, 2) ? 0
@@ -345,7 +347,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     static const int64_t alignments[] = {16, 16, 1, 2, 4, 8, 32, 64};
     p->pointer_alignment = PICK(rng, alignments);
     draw_sizes(p, plain, rng);
-    if (plain) {
+    if (c->even) {
         p->pointer_alignment = p->pointer_alignment < 16 ? 16 : p->pointer_alignment;
         p->dim = (p->dim + 7) / 8 * 8;
         p->dim_v = (p->dim_v + 7) / 8 * 8;

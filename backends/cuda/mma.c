@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of the mma.sync kernels (mma_forward.cuh, mma_backward.cuh), for f16 and bf16 from
- * Ampere on. One row a padded width, since tiles go with it; lean rows for what most runs are made
- * of, and rows for everything.
+ * The rows of the mma.sync kernels (mma_decode.cuh, mma_forward.cuh, mma_backward.cuh), for f16 and
+ * bf16 from Ampere on. One row a padded width, since tiles go with it; lean rows for what most runs
+ * are made of, and rows for everything.
  */
 #include <stdio.h>
 
@@ -12,11 +12,6 @@
 #include "core/dtype.h"
 
 #define MMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-#define MMA_LEAN                                                                               \
-    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
-     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
-     FATTN_BATCH_INVARIANT | FATTN_CHECKED)
-
 /* Threads of a block, which goes with the shape. */
 static int threads_of(int width, const fattn_tiling *t)
 {
@@ -90,6 +85,88 @@ static const fattn_tile full_256[] = {{128, 64}, {32, 32}, {0, 0}};
                 .workspace = fattn_gpu_parts_workspace},              \
         .image = "mma_forward", .isa = 80, .needs = "sm_80 or newer", \
         .phases = {variant##_##width##_shape, fattn_gpu_combine},     \
+    }
+
+/* --- Decoding --------------------------------------------------------------------------------- */
+
+#define MMA_DECODE_SHAPE(channels, keys, warps, stages) {channels, keys, warps, stages},
+static const struct {
+    int width, keys, warps, stages;
+} decode_shapes[] = {MMA_DECODE_SHAPES(MMA_DECODE_SHAPE)};
+
+static int decode_number(int width, int64_t keys)
+{
+    int n = 0;
+    while (decode_shapes[n].width != width || decode_shapes[n].keys != keys) {
+        n++;
+    }
+    return n;
+}
+
+static int64_t decode_bytes(int width, int64_t keys)
+{
+    const int n = decode_number(width, keys);
+    return MMA_DECODE_SHARED(width, keys * decode_shapes[n].warps * decode_shapes[n].stages);
+}
+
+static void decode_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
+                         int width, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s_%s_%d_%d", variant,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->bc);
+    shape->blocks = t->items;
+    shape->threads = 32 * decode_shapes[decode_number(width, t->bc)].warps;
+    shape->shared = (int)decode_bytes(width, t->bc);
+    shape->early = true;
+}
+
+#define MMA_DECODE_PHASE(variant, width)                                                \
+    static void variant##_decode_##width(const fattn_problem *p, const fattn_tiling *t, \
+                                         fattn_gpu_shape *shape)                        \
+    {                                                                                   \
+        decode_shape(p, t, #variant, width, shape);                                     \
+    }
+#define MMA_DECODE_FUNCTIONS(width)                                                \
+    static int64_t decode_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
+    {                                                                              \
+        (void)p;                                                                   \
+        return decode_bytes(width, tile.bc);                                       \
+    }                                                                              \
+    MMA_DECODE_PHASE(lean, width)                                                  \
+    MMA_DECODE_PHASE(full, width)
+MMA_DECODE_FUNCTIONS(64)
+MMA_DECODE_FUNCTIONS(128)
+MMA_DECODE_FUNCTIONS(256)
+
+/* Tiles of a warp. */
+static const fattn_tile decode_64[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
+static const fattn_tile decode_128[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
+static const fattn_tile decode_256[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
+
+/* Warps meet the keys of a row side by side, which its bits would tell; a block mask is for kernels
+ * that skip a tile as a block. */
+#define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
+
+#define MMA_DECODE_ROW(variant, width, bits)                         \
+    {                                                                \
+        .row = {.name = "mma_decode_" #variant "_" #width,           \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                  \
+                .dtypes = MMA_DTYPES,                                \
+                .features = MMA_DECODE(bits),                        \
+                .dim_max = width,                                    \
+                .rows_max = MMA_DECODE_ROWS,                         \
+                .align = 16,                                         \
+                .dropout_max = MMA_DROPOUT_MAX,                      \
+                .packs_groups = true,                                \
+                .splits_keys = true,                                 \
+                .split_keys = 256,                                   \
+                .splits_evenly = true,                               \
+                .must_fit = true,                                    \
+                .tiles = decode_##width,                             \
+                .fast_bytes = decode_##width##_bytes,                \
+                .workspace = fattn_gpu_parts_workspace},             \
+        .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer", \
+        .phases = {variant##_decode_##width, fattn_gpu_combine},     \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -230,6 +307,12 @@ static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
+    MMA_DECODE_ROW(lean, 64, MMA_LEAN),
+    MMA_DECODE_ROW(lean, 128, MMA_LEAN),
+    MMA_DECODE_ROW(lean, 256, MMA_LEAN),
+    MMA_DECODE_ROW(full, 64, FATTN_FEATURES_ALL),
+    MMA_DECODE_ROW(full, 128, FATTN_FEATURES_ALL),
+    MMA_DECODE_ROW(full, 256, FATTN_FEATURES_ALL),
     MMA_ROW(lean, 64, 16, MMA_LEAN),
     MMA_ROW(lean, 128, 16, MMA_LEAN),
     MMA_ROW(lean, 256, 16, MMA_LEAN),

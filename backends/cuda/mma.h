@@ -3,6 +3,12 @@
 #ifndef FATTN_CUDA_MMA_H
 #define FATTN_CUDA_MMA_H
 
+/* What lean forward kernels honour. */
+#define MMA_LEAN                                                                               \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
+     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
+     FATTN_BATCH_INVARIANT | FATTN_CHECKED)
+
 /*
  * The shapes that are compiled: X(variant, width, rows, keys, tiles, warps, blocks), with width the
  * padded channels, rows = 16 * tiles * warps, tiles of 16 rows that a warp owns, and blocks that a
@@ -42,6 +48,23 @@
 
 /* A tile of queries, one of keys, one of values, all in three planes; and as above. */
 #define SPLIT_SHARED(width, rows, keys) (6 * (width) * ((rows) + 2 * (keys)) + 36 * (rows) + 512)
+
+/*
+ * Of decoding: X(width, keys, warps, stages). A block takes at most 16 rows along a part of their
+ * keys; each warp has a ring of `stages` tiles of keys and values, of which all but one are on
+ * their way, and two blocks fill a multiprocessor. The least of each width fits the 99 KiB of a
+ * consumer's GPU.
+ */
+#define MMA_DECODE_ROWS 16
+#define MMA_DECODE_SHAPES(X) \
+    X(64, 16, 4, 5)          \
+    X(128, 16, 4, 3)         \
+    X(128, 32, 2, 2)         \
+    X(256, 16, 2, 3)         \
+    X(256, 32, 1, 2)
+
+/* Bytes of shared memory of a block: queries, so many keys and as many values, and the item. */
+#define MMA_DECODE_SHARED(width, keys) (2 * (width) * (MMA_DECODE_ROWS + 2 * (keys)) + 1536)
 
 /* Of backward: X(width, queries, keys), eight warps. */
 #define MMA_BACKWARD_THREADS 256

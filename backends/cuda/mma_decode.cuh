@@ -13,9 +13,9 @@
 
 #include "backends/cuda/mma_forward.cuh"
 
-/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. N: warps. STAGES: tiles in a warp's
- * ring. */
-template <class T, int W, int N, int STAGES, bool LEAN> struct mma_decode_shape {
+/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
+ * tiles in a warp's ring. */
+template <class T, int W, int BN, int N, int STAGES, bool LEAN> struct mma_decode_shape {
     typedef T type;
     enum {
         WIDTH = W,
@@ -24,7 +24,9 @@ template <class T, int W, int N, int STAGES, bool LEAN> struct mma_decode_shape 
         ROWS = MMA_DECODE_ROWS,
         WARPS = N,
         THREADS = 32 * N,
-        KEYS = MMA_DECODE_KEYS,
+        KEYS = BN,
+        OWN = BN / 4,
+        NEXT = 4,
         DEPTH = STAGES,
         RING = N * STAGES,
         IS_LEAN = LEAN
@@ -37,6 +39,7 @@ template <class S> struct mma_meeting {
     float o[S::WARPS][S::ROWS][S::WIDTH + 8];
     fattn_softmax state[S::WARPS][S::ROWS];
     float factor[S::ROWS], alpha[S::ROWS]; /* what a row's sums are to be multiplied by */
+    bool empty[S::ROWS];                   /* the row has met nothing */
 };
 
 /* --- Copies ----------------------------------------------------------------------------------- */
@@ -105,8 +108,8 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
         const int r = at.row + n;
         const uint16_t *const from_k = mma_pointer_of(at.k, r) + 8 * at.chunk;
         const uint16_t *const from_v = mma_pointer_of(at.v, r) + 8 * at.chunk;
-        mma_copy(mma_place<S::WIDTH>(k, r, at.chunk), from_k, r < live ? at.bytes_k : 0);
-        mma_copy(mma_place<S::WIDTH>(v, r, at.chunk), from_v, r < live ? at.bytes_v : 0);
+        mma_copy(mma_key_place<S>(k, r, at.chunk), from_k, r < live ? at.bytes_k : 0);
+        mma_copy(mma_key_place<S>(v, r, at.chunk), from_v, r < live ? at.bytes_v : 0);
     }
     mma_look_up(g, w, at, block + S::WARPS);
 }
@@ -140,6 +143,12 @@ GPU_DEVICE void mma_read_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
             s.item = w;
         }
     }
+    if constexpr (!S::IS_LEAN) {
+        gpu_sync(); /* the item */
+        if (gpu_thread() < S::ROWS) {
+            mma_begin_row(g, s, s.query[gpu_thread()], gpu_thread());
+        }
+    }
     gpu_await_earlier();
     GPU_UNROLL
     for (int n = 0; n < S::ROWS / STEP; n++) {
@@ -155,46 +164,50 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
 {
     const float unit = g.rule.unit;
     const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH;
-    const int full_past = g.problem.features & FATTN_MASK ? 0 : w.full_past;
     int block = w.block + warp;
     mma_reader<S> at = mma_reader_of<S>(g, w, block);
     mma_read_queries(g, s, w);
-    _Pragma("unroll 1") for (int n = 0; n < S::DEPTH - 1; n++)
-    {
+    GPU_ROLLED
+    for (int n = 0; n < S::DEPTH - 1; n++) {
         if (block + n * S::WARPS < w.past) {
             mma_read_tile<S>(g, w, s, at, ring + n, block + n * S::WARPS);
         }
         mma_commit();
     }
-    rows.state[0][0] = rows.state[0][1] = fattn_softmax_empty();
-    GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 2; n++) {
-        rows.o[0][n / 4][n % 4] = 0;
-    }
+    mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();
     gpu_sync(); /* the queries are here, and who they are */
     for (int stage = 0; block < w.past; block += S::WARPS) {
         const int ahead = block + (S::DEPTH - 1) * S::WARPS, j0 = block * S::KEYS;
         const int place = ring + stage, free = stage == 0 ? ring + S::DEPTH - 1 : place - 1;
-        const bool partial = block < w.full || full_past <= block;
+        const bool partial = block < w.full || w.full_past <= block;
         mma_wait<S::DEPTH - 2>();
         __syncwarp(); /* every lane's copies are here, and every lane is through with the last */
         if (ahead < w.past) {
             mma_read_tile<S>(g, w, s, at, free, ahead);
         }
         mma_commit();
-        float x[1][2][4] = {}, largest[1][2];
-        mma_dots<typename S::type, S::WIDTH, 1, 1, S::WIDTH / 16>(
-            mma_rows_a<S::WIDTH>(s.q, 0), mma_rows_b<S::WIDTH>(s.k[place], 0), x);
-        mma_score<S>(g, s, partial, j0, x);
+        float x[1][S::KEYS / 8][4] = {}, largest[1][2];
+        mma_dots<typename S::type, S::WIDTH, 1, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
+            mma_rows_a<S::WIDTH>(s.q, 0), mma_key_rows<S>(s.k[place]), x);
+        if constexpr (S::IS_LEAN) {
+            mma_score<S>(g, s, partial, j0, x);
+        } else {
+            mma_terms<S>(g, s, j0, x);
+            if (partial) {
+                mma_keep<S>(s, j0, x);
+            }
+        }
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
         mma_weigh<S>(unit, rows, x);
-        if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
-            mma_drop<S>(g, s, j0, x);
+        if constexpr (!S::IS_LEAN) {
+            if (g.problem.features & FATTN_DROPOUT) {
+                mma_drop<S>(g, s, j0, x);
+            }
         }
-        mma_mix<typename S::type, S::WIDTH, 1, S::WIDTH / 16, 1>(
-            x, mma_columns_b<S::WIDTH>(s.v[place], 0, 0), rows.o);
+        mma_mix<typename S::type, S::WIDTH, 1, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
+            x, mma_key_columns<S>(s.v[place]), rows.o);
         stage = stage + 1 == S::DEPTH ? 0 : stage + 1;
     }
 }
@@ -227,18 +240,17 @@ GPU_DEVICE void mma_meet(const fattn_gpu_args &g, int live, mma_rows<S> &rows, m
     gpu_sync();
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        const fattn_softmax own = rows.state[0][h];
         const int r = mma_row<S>(0, h);
         if (r >= live) {
             continue;
         }
-        const float factor = fattn_softmax_weight(own.m, g.rule.unit, mma_met_base(met, r)) * lower;
+        const float factor =
+            fattn_softmax_weight(rows.state[0][h].m, g.rule.unit, mma_met_base(met, r)) * lower;
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH / 8; n++) {
-            const float *const o = rows.o[0][n] + 2 * h; /* 0 selected: it may be 0 * inf */
             gpu_f2 pair;
-            pair.x = own.l == 0 ? 0 : o[0] * factor;
-            pair.y = own.l == 0 ? 0 : o[1] * factor;
+            pair.x = rows.o[0][n][2 * h] * factor;
+            pair.y = rows.o[0][n][2 * h + 1] * factor;
             *(gpu_f2 *)(met.o[warp][r] + 8 * n + lane % 4 * 2) = pair;
         }
     }
@@ -258,6 +270,7 @@ GPU_DEVICE void mma_meet_row(const fattn_gpu_args &g, const mma_item &w, gpu_que
     }
     met.alpha[r] = S::IS_LEAN ? 1 : mma_meet_sink(g, w, q, &all);
     met.factor[r] = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
+    met.empty[r] = all.l == 0;
     if (whole) {
         gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
     } else {
@@ -283,7 +296,7 @@ GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, const mma_item &w, gpu_qu
         for (int warp = 0; warp < S::WARPS; warp++) {
             o += met.o[warp][r][c];
         }
-        o = o * factor * alpha;
+        o = met.empty[r] ? 0 : o * factor * alpha; /* selected: a sum may be 0 * inf */
         if (c >= g.problem.dim_v) {
             continue;
         }
@@ -331,7 +344,8 @@ GPU_DEVICE void mma_decode_item(const fattn_gpu_args &g, mma_scratch<S> &s, int6
 
 template <class S> GPU_DEVICE void mma_decode_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(mma_scratch<S>) <= MMA_DECODE_SHARED(S::WIDTH, S::RING), "too small");
+    static_assert(sizeof(mma_scratch<S>) <= MMA_DECODE_SHARED(S::WIDTH, S::KEYS * S::RING),
+                  "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
     gpu_admit_later();

@@ -22,11 +22,13 @@ template <class T, int W, int M, int WARPS, int BN, bool LEAN> struct mma_shape 
     enum {
         WIDTH = W,
         TILES = M,
+        WARP_TILES = M, /* from a warp's rows to those of the next */
         ROWS = 16 * M * WARPS,
         THREADS = 32 * WARPS,
         KEYS = BN,
         OWN = BN / 4, /* of a tile's keys, a lane's */
         NEXT = 4,     /* from 16 columns to the next, in keys */
+        RING = 2,     /* tiles of keys, and of values, in shared memory */
         IS_LEAN = LEAN
     };
 };
@@ -48,7 +50,7 @@ typedef struct mma_item {
 /* Tiles, aligned to eight rows of 16 bytes. */
 template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
     alignas(128) uint16_t q[S::ROWS * S::WIDTH]; /* in the end o */
-    uint16_t k[2][S::KEYS * S::WIDTH], v[2][S::KEYS * S::WIDTH];
+    uint16_t k[S::RING][S::KEYS * S::WIDTH], v[S::RING][S::KEYS * S::WIDTH];
 };
 
 /* What features need of rows; for a row that does not exist, of another. */
@@ -72,7 +74,7 @@ template <class S> struct mma_scratch : mma_tiles<S>, mma_looks<S> {
 /* Row of the tile that the thread's half `h` of m-tile `m` is. */
 template <class S> GPU_DEVICE int mma_row(int m, int h)
 {
-    return (mma_warp() * S::TILES + m) * 16 + mma_lane() / 4 + 8 * h;
+    return (mma_warp() * S::WARP_TILES + m) * 16 + mma_lane() / 4 + 8 * h;
 }
 
 /* Calls visit(m, h) for the thread's rows. */
@@ -176,7 +178,9 @@ GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
     const int own = j0 + mma_own<S>();
     const char *const from = row + own * step;
     if (ROWS) {
-        if (S::OWN * SIZE == 8) {
+        if constexpr (S::OWN * SIZE == 4) {
+            words[0] = __ldg((const uint32_t *)from);
+        } else if constexpr (S::OWN * SIZE == 8) {
             const gpu_u2 two = __ldg((const gpu_u2 *)from);
             words[0] = two.x, words[1] = two.y;
         }

@@ -7,6 +7,6 @@
 
 /* Rows of the tensor cores' kernels (mma.c), best first; the last has no name. */
 extern const fattn_gpu_kernel fattn_cuda_mma[];
-extern const fattn_gpu_kernel fattn_cuda_split[]; /* f32, split.c */
+extern const fattn_gpu_kernel fattn_cuda_bf16x3[]; /* f32, bf16x3.c */
 
 #endif

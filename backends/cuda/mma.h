@@ -40,14 +40,14 @@
  * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes, and the
  * least fits as above.
  */
-#define SPLIT_SHAPES(X)      \
+#define BF16X3_SHAPES(X)     \
     X(64, 128, 64, 2, 4, 2)  \
     X(64, 64, 64, 1, 4, 3)   \
     X(128, 128, 64, 1, 8, 1) \
     X(128, 64, 32, 1, 4, 2)
 
 /* A tile of queries, one of keys, one of values, all in three planes; and as above. */
-#define SPLIT_SHARED(width, rows, keys) (6 * (width) * ((rows) + 2 * (keys)) + 36 * (rows) + 512)
+#define BF16X3_SHARED(width, rows, keys) (6 * (width) * ((rows) + 2 * (keys)) + 36 * (rows) + 512)
 
 /*
  * Of decoding: X(width, keys, warps, stages). A block takes at most 16 rows along a part of their
@@ -86,13 +86,13 @@
  * of S^T, of dK and dV, of dQ). Blocks: keys and values, two tiles of queries and of dO, P, dS,
  * three numbers of each query, and the job.
  */
-#define SPLIT_BACKWARD_SHAPES(X) \
-    X(64, 32, 128, 8, 2, 2, 1)   \
-    X(128, 32, 64, 8, 1, 2, 2)   \
-    X(64, 32, 32, 4, 1, 1, 1)    \
+#define BF16X3_BACKWARD_SHAPES(X) \
+    X(64, 32, 128, 8, 2, 2, 1)    \
+    X(128, 32, 64, 8, 1, 2, 2)    \
+    X(64, 32, 32, 4, 1, 1, 1)     \
     X(128, 32, 32, 4, 1, 1, 1)
-#define SPLIT_ROWS_THREADS 128 /* of the kernel before, a row each two */
-#define SPLIT_BACKWARD_SHARED(width, queries, keys) \
+#define BF16X3_ROWS_THREADS 128 /* of the kernel before, a row each two */
+#define BF16X3_BACKWARD_SHARED(width, queries, keys) \
     (12 * (width) * ((keys) + 2 * (queries)) + 12 * (queries) * (keys) + 24 * (queries) + 512)
 
 #endif

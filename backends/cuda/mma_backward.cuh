@@ -39,7 +39,7 @@ typedef struct mma_saved {
     float *lse;    /* in log2 units; +inf for a row without probabilities */
     float *delta;  /* of such a row 0 */
     float *dq;     /* W channels, not yet multiplied by scale */
-    float *factor; /* of f32: see split_backward.cuh */
+    float *factor; /* of f32: see bf16x3_backward.cuh */
 
     /* Of ordered runs: how many items were taken, and of every tile of queries of every head how
      * many blocks have added to its dQ. */

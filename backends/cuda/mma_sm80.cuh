@@ -35,7 +35,7 @@ GPU_DEVICE float mma_exp2(float x)
 /*
  * A 16-bit type: two floats to a pair, lo first in memory, the weight of a score relative to a
  * base, and the product. Weights are 2^LIFT times what they are, so that small ones stay normal
- * numbers. PLANES: 16-bit numbers that an element is the sum of; mma_split.cuh has three.
+ * numbers. PLANES: 16-bit numbers that an element is the sum of; mma_bf16x3.cuh has three.
  */
 #define MMA_TYPE(name, type, lift)                                                            \
     struct name {                                                                             \

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Backward on tensor cores for f32: mma_backward.cuh, whose loop, rows and ends these are, with
- * elements as sums of three (mma_split.cuh). Queries and dO are split on their way to shared memory
- * by the threads that read them, beside the products of the tile before; P and dS by those that
- * make them. A run is
+ * elements as sums of three (mma_bf16x3.cuh). Queries and dO are split on their way to shared
+ * memory by the threads that read them, beside the products of the tile before; P and dS by those
+ * that make them. A run is
  *
- *     split_backward_rows_W_...   lse, delta and factor of every row, and zeros for its dQ
- *     split_backward_W_...        dK, dV, and dQ in the workspace
- *     split_backward_dq_W         dQ in its place
+ *     bf16x3_backward_rows_W_...   lse, delta and factor of every row, and zeros for its dQ
+ *     bf16x3_backward_W_...        dK, dV, and dQ in the workspace
+ *     bf16x3_backward_dq_W         dQ in its place
  *
  * P = 2^(unit x - lse) factor, where lse is rounded to a float in log2 units, which would be off by
  * 2^-24 of itself, and with it every probability of the row, but for the factor.
  */
-#ifndef FATTN_CUDA_SPLIT_BACKWARD_CUH
-#define FATTN_CUDA_SPLIT_BACKWARD_CUH
+#ifndef FATTN_CUDA_BF16X3_BACKWARD_CUH
+#define FATTN_CUDA_BF16X3_BACKWARD_CUH
 
 #include "backends/cuda/mma_backward.cuh"
-#include "backends/cuda/mma_split.cuh"
+#include "backends/cuda/mma_bf16x3.cuh"
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
 /* Two neighbours from channel c on; zeros past the last, and without a row. */
-GPU_DEVICE gpu_f2 split_two(const float *row, int c, int dim)
+GPU_DEVICE gpu_f2 bf16x3_two(const float *row, int c, int dim)
 {
     gpu_f2 two;
     two.x = row && c < dim ? row[c] : 0;
@@ -33,8 +33,8 @@ GPU_DEVICE gpu_f2 split_two(const float *row, int c, int dim)
  * diagonal. Products and sums run as those of dP do, so that a row whose o is one of its v has a dS
  * of exactly 0 there. Returns whether something is lost in splitting. */
 template <int W, int M>
-GPU_DEVICE bool split_row_dots(const float *const o[2], const float *const dout[2], int dim,
-                               float y[M][2][4])
+GPU_DEVICE bool bf16x3_row_dots(const float *const o[2], const float *const dout[2], int dim,
+                                float y[M][2][4])
 {
     uint32_t lost = 0;
     GPU_UNROLL
@@ -43,29 +43,30 @@ GPU_DEVICE bool split_row_dots(const float *const o[2], const float *const dout[
         GPU_UNROLL
         for (int e = 0; e < 4; e++) {
             const int c = 16 * step + e / 2 * 8 + mma_lane() % 4 * 2;
-            const gpu_f2 left = split_two(o[e % 2], c, dim), right = split_two(dout[e % 2], c, dim);
+            const gpu_f2 left = bf16x3_two(o[e % 2], c, dim),
+                         right = bf16x3_two(dout[e % 2], c, dim);
             uint32_t pair[3];
-            lost |= mma_split(left.x, left.y, pair);
+            lost |= mma_bf16x3(left.x, left.y, pair);
             GPU_UNROLL
             for (int n = 0; n < 3 * M; n++) {
                 a[n / 3][n % 3][e] = pair[n % 3];
             }
-            lost |= mma_split(right.x, right.y, pair);
+            lost |= mma_bf16x3(right.x, right.y, pair);
             GPU_UNROLL
             for (int plane = 0; plane < 3; plane++) {
                 b[plane][e % 2 * 2 + e / 2] = pair[plane];
             }
         }
-        mma_split_sum<M> sum;
-        mma_split_products<M>(a, b, sum);
-        mma_split_join<M, 1>(sum, 0, y);
+        mma_bf16x3_sum<M> sum;
+        mma_bf16x3_products<M>(a, b, sum);
+        mma_bf16x3_join<M, 1>(sum, 0, y);
     }
     return lost & 0xffffu;
 }
 
 /* Saves rows first .. first + 15 of `count`, a warp. */
 template <int W, int M>
-GPU_DEVICE void split_save_rows(const fattn_gpu_args &g, int64_t first, int64_t count)
+GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t count)
 {
     const fattn_problem &p = g.problem;
     const mma_saved saved = mma_saved_of<W>(g);
@@ -88,7 +89,7 @@ GPU_DEVICE void split_save_rows(const fattn_gpu_args &g, int64_t first, int64_t 
         }
     }
     float y[M][2][4] = {};
-    const bool odd = __any_sync(0xffffffffu, split_row_dots<W, M>(o, dout, (int)p.dim_v, y));
+    const bool odd = __any_sync(0xffffffffu, bf16x3_row_dots<W, M>(o, dout, (int)p.dim_v, y));
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         float sum = below % 2 ? y[0][h][2 * h + 1] : y[0][h][2 * h];
@@ -109,12 +110,12 @@ GPU_DEVICE void split_save_rows(const fattn_gpu_args &g, int64_t first, int64_t 
     }
 }
 
-template <int W, int M> GPU_DEVICE void split_rows_all(const fattn_gpu_args &g)
+template <int W, int M> GPU_DEVICE void bf16x3_rows_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const int64_t count = p.batch * p.heads_q * p.seqlen_q, block = SPLIT_ROWS_THREADS / 2;
+    const int64_t count = p.batch * p.heads_q * p.seqlen_q, block = BF16X3_ROWS_THREADS / 2;
     for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) {
-        split_save_rows<W, M>(g, n + mma_warp() * 16, count);
+        bf16x3_save_rows<W, M>(g, n + mma_warp() * 16, count);
     }
 }
 
@@ -122,7 +123,7 @@ template <int W, int M> GPU_DEVICE void split_rows_all(const fattn_gpu_args &g)
 
 /* W: channels, padded. N: queries of a tile, BN keys. A warp's part has 16 * M rows of S^T, 16 * MS
  * of dK and dV, 16 * MQ of dQ. */
-template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct split_backward_shape {
+template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct bf16x3_backward_shape {
     typedef mma_f32 type;
     enum {
         IS_LEAN = true,
@@ -145,7 +146,7 @@ template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct split_b
                   "a warp's part is of whole products");
 };
 
-template <class S> struct split_backward_scratch {
+template <class S> struct bf16x3_backward_scratch {
     alignas(128) uint16_t k[3][S::KEYS * S::WIDTH], v[3][S::KEYS * S::WIDTH];
     uint16_t q[2][3][S::QUERIES * S::WIDTH], dout[2][3][S::QUERIES * S::WIDTH];
     uint16_t p[3][S::KEYS * S::QUERIES], ds[3][S::KEYS * S::QUERIES]; /* odd tiles: floats */
@@ -154,18 +155,18 @@ template <class S> struct split_backward_scratch {
 };
 
 /* A tile of queries, of the group's head `head`, in global memory. */
-typedef struct split_queries {
+typedef struct bf16x3_queries {
     const float *q, *dout;
     int64_t i0;
     int live;
-} split_queries;
+} bf16x3_queries;
 
 template <class S>
-GPU_DEVICE split_queries split_queries_at(const fattn_gpu_args &g, const mma_job &job, int head,
-                                          int tile)
+GPU_DEVICE bf16x3_queries bf16x3_queries_at(const fattn_gpu_args &g, const mma_job &job, int head,
+                                            int tile)
 {
     const fattn_problem &p = g.problem;
-    split_queries t;
+    bf16x3_queries t;
     t.i0 = (int64_t)tile * S::QUERIES;
     t.live = (int)fattn_min64(job.pairs.seq.sq - t.i0, S::QUERIES);
     t.q = (const float *)job.q + t.i0 * p.q.seq + head * p.q.head;
@@ -174,18 +175,18 @@ GPU_DEVICE split_queries split_queries_at(const fattn_gpu_args &g, const mma_job
 }
 
 /* A thread's part of a tile of q and dO, on its way. */
-template <class S> struct split_moving {
-    mma_split_part<S::THREADS, S::WIDTH, S::QUERIES> q, dout;
+template <class S> struct bf16x3_moving {
+    mma_bf16x3_part<S::THREADS, S::WIDTH, S::QUERIES> q, dout;
 };
 
 /* Begins to read a tile. Rows that do not exist get lse = 0: their q and dO are 0, and so is what
  * comes of them. */
 template <class S>
-GPU_DEVICE void split_fetch(const fattn_gpu_args &g, split_backward_scratch<S> &s, int stage,
-                            int head, int tile, split_moving<S> &moving)
+GPU_DEVICE void bf16x3_fetch(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s, int stage,
+                             int head, int tile, bf16x3_moving<S> &moving)
 {
     const fattn_problem &p = g.problem;
-    const split_queries t = split_queries_at<S>(g, s.job, head, tile);
+    const bf16x3_queries t = bf16x3_queries_at<S>(g, s.job, head, tile);
     moving.q.fetch(t.q, p.q.seq, p.dim, t.live);
     moving.dout.fetch(t.dout, p.dout.seq, p.dim_v, t.live);
     const int r = gpu_thread_anew();
@@ -200,7 +201,7 @@ GPU_DEVICE void split_fetch(const fattn_gpu_args &g, split_backward_scratch<S> &
 }
 
 template <class S>
-GPU_DEVICE bool split_put(split_backward_scratch<S> &s, int stage, const split_moving<S> &moving)
+GPU_DEVICE bool bf16x3_put(bf16x3_backward_scratch<S> &s, int stage, const bf16x3_moving<S> &moving)
 {
     const uint32_t q = mma_shared(s.q[stage]), dout = mma_shared(s.dout[stage]);
     const bool odd = moving.q.put([q](int r, int c) { return mma_place<S::WIDTH>(q, r, c); });
@@ -211,24 +212,25 @@ GPU_DEVICE bool split_put(split_backward_scratch<S> &s, int stage, const split_m
 
 /* S^T and dP^T, a warp's part. */
 template <class S>
-GPU_DEVICE void split_dots(const split_backward_scratch<S> &s, int stage,
-                           float x[S::TILES][S::PART_QUERIES / 8][4],
-                           float dp[S::TILES][S::PART_QUERIES / 8][4])
+GPU_DEVICE void bf16x3_dots(const bf16x3_backward_scratch<S> &s, int stage,
+                            float x[S::TILES][S::PART_QUERIES / 8][4],
+                            float dp[S::TILES][S::PART_QUERIES / 8][4])
 {
     enum { P = S::WIDTH, M = S::TILES, N = S::PART_QUERIES / 16, STEPS = S::WIDTH / 16 };
     enum { K_BYTES = 2 * S::KEYS * P, Q_BYTES = 2 * S::QUERIES * P };
     const int key = mma_part_key<S>(), query = mma_part_query<S>();
-    mma_split_dots<P, M, N, STEPS>(mma_rows_a<P>(s.k[0], key), K_BYTES,
-                                   mma_rows_b<P>(s.q[stage][0], query), Q_BYTES, x);
-    mma_split_dots<P, M, N, STEPS>(mma_rows_a<P>(s.v[0], key), K_BYTES,
-                                   mma_rows_b<P>(s.dout[stage][0], query), Q_BYTES, dp);
+    mma_bf16x3_dots<P, M, N, STEPS>(mma_rows_a<P>(s.k[0], key), K_BYTES,
+                                    mma_rows_b<P>(s.q[stage][0], query), Q_BYTES, x);
+    mma_bf16x3_dots<P, M, N, STEPS>(mma_rows_a<P>(s.v[0], key), K_BYTES,
+                                    mma_rows_b<P>(s.dout[stage][0], query), Q_BYTES, dp);
 }
 
 /* The same by plain multiply-adds. */
 template <class S>
-GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_job &job,
-                                 const split_queries &t, float x[S::TILES][S::PART_QUERIES / 8][4],
-                                 float dp[S::TILES][S::PART_QUERIES / 8][4])
+GPU_DEVICE void bf16x3_plain_dots(const fattn_gpu_args &g, const mma_job &job,
+                                  const bf16x3_queries &t,
+                                  float x[S::TILES][S::PART_QUERIES / 8][4],
+                                  float dp[S::TILES][S::PART_QUERIES / 8][4])
 {
     enum { M = S::TILES, N = S::PART_QUERIES / 16 };
     const fattn_problem &p = g.problem;
@@ -247,9 +249,9 @@ GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_job &job,
 
 /* Of scores in x and dP in dp, P and dS go to shared memory: as planes, or odd, as floats. */
 template <class S>
-GPU_DEVICE void split_differentiate(float unit, split_backward_scratch<S> &s, int stage, bool odd,
-                                    const float x[S::TILES][S::PART_QUERIES / 8][4],
-                                    const float dp[S::TILES][S::PART_QUERIES / 8][4])
+GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, int stage, bool odd,
+                                     const float x[S::TILES][S::PART_QUERIES / 8][4],
+                                     const float dp[S::TILES][S::PART_QUERIES / 8][4])
 {
     enum { BYTES = 2 * S::KEYS * S::QUERIES };
     const int query = mma_part_query<S>(), key = mma_part_key<S>() + mma_lane() / 4;
@@ -276,8 +278,8 @@ GPU_DEVICE void split_differentiate(float unit, split_backward_scratch<S> &s, in
             }
             const uint32_t at = mma_place<S::QUERIES>(2 * inside, j, query / 8 + n);
             uint32_t p[3], ds[3];
-            mma_split(p0, p1, p);
-            mma_split(ds0, ds1, ds);
+            mma_bf16x3(p0, p1, p);
+            mma_bf16x3(ds0, ds1, ds);
             GPU_UNROLL
             for (int plane = 0; plane < 3; plane++) {
                 mma_put(mma_shared(s.p) + plane * BYTES + at, p[plane]);
@@ -290,29 +292,29 @@ GPU_DEVICE void split_differentiate(float unit, split_backward_scratch<S> &s, in
 /* dQ += dS K, dV += P^T dO, dK += dS^T Q. Additions to dQ go out one by one beside the other
  * products: all at once they would wait. */
 template <class S>
-GPU_DEVICE void split_products(const split_backward_scratch<S> &s, int stage, int row, int channel,
-                               mma_dq_part<S> &part, mma_sums<S> &sums)
+GPU_DEVICE void bf16x3_products(const bf16x3_backward_scratch<S> &s, int stage, int row,
+                                int channel, mma_dq_part<S> &part, mma_sums<S> &sums)
 {
     enum { P = S::WIDTH, Q = S::QUERIES, M = S::SUMS_TILES, N = S::PART_CHANNELS / 16 };
     enum { K_BYTES = 2 * S::KEYS * P, Q_BYTES = 2 * Q * P, P_BYTES = 2 * S::KEYS * Q };
     enum { SLOTS = N * (Q / 16) };
     const int key = mma_sums_key<S>(), chunk = mma_sums_channel<S>() / 8;
-    mma_split_times<Q, P, S::DQ_TILES, S::DQ_CHANNELS / 16, S::KEYS / 16, true>(
+    mma_bf16x3_times<Q, P, S::DQ_TILES, S::DQ_CHANNELS / 16, S::KEYS / 16, true>(
         mma_columns_a<Q>(s.ds[0], row / 8), P_BYTES, mma_columns_b<P>(s.k[0], 0, channel / 8),
         K_BYTES, part.y, [](int) {});
-    mma_split_times<Q, P, M, N, Q / 16, false>(
+    mma_bf16x3_times<Q, P, M, N, Q / 16, false>(
         mma_rows_a<Q>(s.p[0], key), P_BYTES, mma_columns_b<P>(s.dout[stage][0], 0, chunk), Q_BYTES,
         sums.dv, [&](int i) { mma_dq_add<S>(part, i, 2 * SLOTS); });
-    mma_split_times<Q, P, M, N, Q / 16, false>(
+    mma_bf16x3_times<Q, P, M, N, Q / 16, false>(
         mma_rows_a<Q>(s.ds[0], key), P_BYTES, mma_columns_b<P>(s.q[stage][0], 0, chunk), Q_BYTES,
         sums.dk, [&](int i) { mma_dq_add<S>(part, SLOTS + i, 2 * SLOTS); });
 }
 
 /* The same by plain multiply-adds. */
 template <class S>
-GPU_DEVICE void split_plain_products(const fattn_gpu_args &g, const split_backward_scratch<S> &s,
-                                     const split_queries &t, int row, int channel,
-                                     mma_dq_part<S> &part, mma_sums<S> &sums)
+GPU_DEVICE void bf16x3_plain_products(const fattn_gpu_args &g, const bf16x3_backward_scratch<S> &s,
+                                      const bf16x3_queries &t, int row, int channel,
+                                      mma_dq_part<S> &part, mma_sums<S> &sums)
 {
     enum { Q = S::QUERIES, M = S::SUMS_TILES, N = S::PART_CHANNELS / 16 };
     const fattn_problem &p = g.problem;
@@ -331,15 +333,15 @@ GPU_DEVICE void split_plain_products(const fattn_gpu_args &g, const split_backwa
 }
 
 template <class S>
-GPU_DEVICE void split_keys_tile(const fattn_gpu_args &g, split_backward_scratch<S> &s, int stage,
-                                int head, int tile, bool odd, mma_sums<S> &sums)
+GPU_DEVICE void bf16x3_keys_tile(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s, int stage,
+                                 int head, int tile, bool odd, mma_sums<S> &sums)
 {
-    const split_queries t = split_queries_at<S>(g, s.job, head, tile);
+    const bf16x3_queries t = bf16x3_queries_at<S>(g, s.job, head, tile);
     float x[S::TILES][S::PART_QUERIES / 8][4] = {}, dp[S::TILES][S::PART_QUERIES / 8][4] = {};
     if (odd) {
-        split_plain_dots<S>(g, s.job, t, x, dp);
+        bf16x3_plain_dots<S>(g, s.job, t, x, dp);
     } else {
-        split_dots<S>(s, stage, x, dp);
+        bf16x3_dots<S>(s, stage, x, dp);
     }
     if (g.rule.terms) { /* a scale that cannot be part of the unit */
         GPU_UNROLL
@@ -350,7 +352,7 @@ GPU_DEVICE void split_keys_tile(const fattn_gpu_args &g, split_backward_scratch<
     if (tile < s.job.full || tile >= s.job.full_past) {
         mma_keep_queries<S>(s.job, t.i0, x);
     }
-    split_differentiate<S>(g.rule.unit, s, stage, odd, x, dp);
+    bf16x3_differentiate<S>(g.rule.unit, s, stage, odd, x, dp);
     gpu_sync();
 
     const int row = mma_warp() % S::DQ_HIGH * 16 * S::DQ_TILES;
@@ -358,24 +360,24 @@ GPU_DEVICE void split_keys_tile(const fattn_gpu_args &g, split_backward_scratch<
     mma_dq_part<S> part = {};
     mma_dq_place<S>(g, s.job, head, t.i0, row + mma_lane() / 4, channel, part);
     if (odd) {
-        split_plain_products<S>(g, s, t, row, channel, part, sums);
+        bf16x3_plain_products<S>(g, s, t, row, channel, part, sums);
     } else {
-        split_products<S>(s, stage, row, channel, part, sums);
+        bf16x3_products<S>(s, stage, row, channel, part, sums);
     }
 }
 
 /* Walks along the queries of every head of the group. */
 template <class S>
-GPU_DEVICE void split_keys_walk(const fattn_gpu_args &g, split_backward_scratch<S> &s,
-                                bool odd_keys, mma_sums<S> &sums)
+GPU_DEVICE void bf16x3_keys_walk(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s,
+                                 bool odd_keys, mma_sums<S> &sums)
 {
     const int first = s.job.first, past = s.job.past;
     int heads = first < past ? (int)s.job.group : 0, head = 0, tile = first, stage = 0;
     bool odd = false;
-    split_moving<S> moving;
+    bf16x3_moving<S> moving;
     if (heads > 0) {
-        split_fetch<S>(g, s, 0, 0, first, moving);
-        odd = split_put<S>(s, 0, moving);
+        bf16x3_fetch<S>(g, s, 0, 0, first, moving);
+        odd = bf16x3_put<S>(s, 0, moving);
     }
     while (head < heads) {
         const int h = head, t = tile;
@@ -387,27 +389,27 @@ GPU_DEVICE void split_keys_walk(const fattn_gpu_args &g, split_backward_scratch<
         /* everyone's parts are here, and everyone is through with the other tile */
         const bool plainly = gpu_any(odd || odd_keys);
         if (head < heads) {
-            split_fetch<S>(g, s, stage ^ 1, head, tile, moving);
+            bf16x3_fetch<S>(g, s, stage ^ 1, head, tile, moving);
         }
-        split_keys_tile<S>(g, s, stage, h, t, plainly, sums);
+        bf16x3_keys_tile<S>(g, s, stage, h, t, plainly, sums);
         stage ^= 1;
-        odd = head < heads && split_put<S>(s, stage, moving);
+        odd = head < heads && bf16x3_put<S>(s, stage, moving);
     }
 }
 
 /* Puts all keys of the job, or values, into their tile. */
 template <class S>
-GPU_DEVICE bool split_put_keys(uint16_t *tile, const void *from, int64_t stride, int64_t dim,
-                               int live)
+GPU_DEVICE bool bf16x3_put_keys(uint16_t *tile, const void *from, int64_t stride, int64_t dim,
+                                int live)
 {
-    mma_split_part<S::THREADS, S::WIDTH, S::KEYS> part;
+    mma_bf16x3_part<S::THREADS, S::WIDTH, S::KEYS> part;
     part.fetch((const float *)from, stride, dim, live);
     return part.put([tile](int r, int c) { return mma_place<S::WIDTH>(mma_shared(tile), r, c); });
 }
 
 template <class S>
-GPU_DEVICE void split_backward_item(const fattn_gpu_args &g, split_backward_scratch<S> &s,
-                                    int64_t number)
+GPU_DEVICE void bf16x3_backward_item(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s,
+                                     int64_t number)
 {
     const fattn_problem &p = g.problem;
     gpu_sync(); /* the item before may still be read */
@@ -420,22 +422,22 @@ GPU_DEVICE void split_backward_item(const fattn_gpu_args &g, split_backward_scra
         return;
     }
     mma_sums<S> sums = {};
-    bool odd = split_put_keys<S>(s.k[0], job.k, p.k.seq, p.dim, job.keys);
-    odd = split_put_keys<S>(s.v[0], job.v, p.v.seq, p.dim_v, job.keys) || odd;
-    split_keys_walk<S>(g, s, odd, sums);
+    bool odd = bf16x3_put_keys<S>(s.k[0], job.k, p.k.seq, p.dim, job.keys);
+    odd = bf16x3_put_keys<S>(s.v[0], job.v, p.v.seq, p.dim_v, job.keys) || odd;
+    bf16x3_keys_walk<S>(g, s, odd, sums);
     mma_store_sums<S>(g, job, sums);
 }
 
-template <class S> GPU_DEVICE void split_backward_all(const fattn_gpu_args &g)
+template <class S> GPU_DEVICE void bf16x3_backward_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(split_backward_scratch<S>) <=
-                      SPLIT_BACKWARD_SHARED(S::WIDTH, S::QUERIES, S::KEYS),
+    static_assert(sizeof(bf16x3_backward_scratch<S>) <=
+                      BF16X3_BACKWARD_SHARED(S::WIDTH, S::QUERIES, S::KEYS),
                   "too small");
     extern __shared__ char shared[];
-    split_backward_scratch<S> &s = *(split_backward_scratch<S> *)shared;
+    bf16x3_backward_scratch<S> &s = *(bf16x3_backward_scratch<S> *)shared;
     const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
     for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
-        split_backward_item<S>(g, s, n);
+        bf16x3_backward_item<S>(g, s, n);
     }
 }
 

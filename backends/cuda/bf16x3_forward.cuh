@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Forward on tensor cores for f32: mma_forward.cuh, whose rows, scores, softmax and ends these are,
- * with elements as sums of three (mma_split.cuh). Keys and values are split once a tile, on their
+ * with elements as sums of three (mma_bf16x3.cuh). Keys and values are split once a tile, on their
  * way to shared memory, by the threads that read them; there is one tile of each, and each is read
  * while the product with the other runs:
  *
  *     read values          x = Q K^T        split values        barrier
  *     read next keys       o += p V         split next keys     barrier
  */
-#ifndef FATTN_CUDA_SPLIT_FORWARD_CUH
-#define FATTN_CUDA_SPLIT_FORWARD_CUH
+#ifndef FATTN_CUDA_BF16X3_FORWARD_CUH
+#define FATTN_CUDA_BF16X3_FORWARD_CUH
 
+#include "backends/cuda/mma_bf16x3.cuh"
 #include "backends/cuda/mma_forward.cuh"
-#include "backends/cuda/mma_split.cuh"
 
 template <class S> struct mma_tiles<S, 3> {
     alignas(128) uint16_t q[3][S::ROWS * S::WIDTH];
@@ -22,13 +22,14 @@ template <class S> struct mma_tiles<S, 3> {
 
 /* Keys or values, into their tile. Whether three planes do not hold one. */
 template <class S>
-GPU_DEVICE bool split_put(uint16_t *tile, const mma_split_part<S::THREADS, S::WIDTH, S::KEYS> &part)
+GPU_DEVICE bool bf16x3_put(uint16_t *tile,
+                           const mma_bf16x3_part<S::THREADS, S::WIDTH, S::KEYS> &part)
 {
     return part.put([tile](int r, int c) { return mma_key_place<S>(mma_shared(tile), r, c); });
 }
 
 /* The queries; returns whether any row of the thread's is odd. */
-template <class S> GPU_DEVICE bool split_queries(const fattn_gpu_args &g, mma_scratch<S> &s)
+template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_scratch<S> &s)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
     const int c = gpu_thread() % CHUNKS;
@@ -50,8 +51,8 @@ template <class S> GPU_DEVICE bool split_queries(const fattn_gpu_args &g, mma_sc
 
 /* Dot products of all rows, or of odd ones, with the `live` keys from k on. */
 template <class S>
-GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &s, bool all,
-                                 const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
+GPU_DEVICE void bf16x3_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &s, bool all,
+                                  const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
 {
     const float *q[S::TILES][2];
     GPU_UNROLL
@@ -73,9 +74,9 @@ GPU_DEVICE void split_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &
 /* o += p V for the `live` values from v on. Weights of a warp pass through its part of the tile of
  * values, which nobody reads. */
 template <class S>
-GPU_DEVICE void split_plain_mix(const fattn_gpu_args &g, mma_scratch<S> &s, const float *v,
-                                int live, const float x[S::TILES][S::KEYS / 8][4],
-                                mma_rows<S> &rows)
+GPU_DEVICE void bf16x3_plain_mix(const fattn_gpu_args &g, mma_scratch<S> &s, const float *v,
+                                 int live, const float x[S::TILES][S::KEYS / 8][4],
+                                 mma_rows<S> &rows)
 {
     enum { SLOT = 16 * S::KEYS };
     static_assert(S::THREADS / 32 * SLOT * sizeof(float) <= sizeof s.v, "too small");
@@ -100,14 +101,14 @@ GPU_DEVICE void split_plain_mix(const fattn_gpu_args &g, mma_scratch<S> &s, cons
 
 /* Meets the keys of the item's part. */
 template <class S>
-GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
+GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
 {
     enum { Q_BYTES = 2 * S::ROWS * S::WIDTH, K_BYTES = 2 * S::KEYS * S::WIDTH };
     const fattn_problem &p = g.problem;
     const float unit = g.rule.unit;
     const float *const k = (const float *)s.item.k, *const v = (const float *)s.item.v;
     const int past = s.item.past, keys = s.item.keys;
-    mma_split_part<S::THREADS, S::WIDTH, S::KEYS> part;
+    mma_bf16x3_part<S::THREADS, S::WIDTH, S::KEYS> part;
     int block = s.item.block;
 
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
@@ -119,21 +120,21 @@ GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<
         return;
     }
     part.fetch(k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, p.dim, keys - block * S::KEYS);
-    const bool odd_q = gpu_any(split_queries<S>(g, s));
-    bool odd = split_put<S>(s.k[0], part);
+    const bool odd_q = gpu_any(bf16x3_queries<S>(g, s));
+    bool odd = bf16x3_put<S>(s.k[0], part);
     for (; block < past; block++) {
         const int j0 = block * S::KEYS, live = keys - j0;
         const float *const tile_k = k + j0 * p.k.seq, *const tile_v = v + j0 * p.v.seq;
         const bool odd_k = gpu_any(odd); /* keys are here, and everyone is through with values */
         part.fetch(tile_v, p.v.seq, p.dim_v, live);
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
-        mma_split_dots<S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
+        mma_bf16x3_dots<S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q[0], mma_warp() * S::TILES * 16), Q_BYTES,
             mma_key_rows<S>(s.k[0]), K_BYTES, x);
         if (odd_q || odd_k) {
-            split_plain_dots<S>(g, s, odd_k, tile_k, live, x);
+            bf16x3_plain_dots<S>(g, s, odd_k, tile_k, live, x);
         }
-        odd = split_put<S>(s.v[0], part);
+        odd = bf16x3_put<S>(s.v[0], part);
         mma_score<S>(g, s, block < s.item.full || block >= s.item.full_past, j0, x);
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
@@ -143,17 +144,17 @@ GPU_DEVICE void split_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<
             part.fetch(tile_k + S::KEYS * p.k.seq, p.k.seq, p.dim, live - S::KEYS);
         }
         if (odd_v) {
-            split_plain_mix<S>(g, s, tile_v, live, x, rows);
+            bf16x3_plain_mix<S>(g, s, tile_v, live, x, rows);
         } else {
-            mma_split_mix<S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
+            mma_bf16x3_mix<S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
                 x, mma_key_columns<S>(s.v[0]), K_BYTES, rows.o);
         }
-        odd = block + 1 < past && split_put<S>(s.k[0], part);
+        odd = block + 1 < past && bf16x3_put<S>(s.k[0], part);
     }
 }
 
 template <class S>
-GPU_DEVICE void split_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t item)
+GPU_DEVICE void bf16x3_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t item)
 {
     gpu_sync(); /* the item before may still be read */
     if (gpu_thread() == 0) {
@@ -162,18 +163,18 @@ GPU_DEVICE void split_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, i
     gpu_sync();
     if (s.item.rows > 0) {
         mma_rows<S> rows;
-        split_walk(g, s, rows);
+        bf16x3_walk(g, s, rows);
         mma_end(g, s, rows, item);
     }
 }
 
-template <class S> GPU_DEVICE void split_forward_all(const fattn_gpu_args &g)
+template <class S> GPU_DEVICE void bf16x3_forward_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(mma_scratch<S>) <= SPLIT_SHARED(S::WIDTH, S::ROWS, S::KEYS), "too small");
+    static_assert(sizeof(mma_scratch<S>) <= BF16X3_SHARED(S::WIDTH, S::ROWS, S::KEYS), "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
     for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {
-        split_forward_item<S>(g, s, item);
+        bf16x3_forward_item<S>(g, s, item);
     }
 }
 

@@ -18,8 +18,8 @@
  * infinity) leaves something in the lower half of the last part, which is 0 otherwise. Tiles that
  * have such an element are computed by plain multiply-adds of the floats themselves.
  */
-#ifndef FATTN_CUDA_MMA_SPLIT_CUH
-#define FATTN_CUDA_MMA_SPLIT_CUH
+#ifndef FATTN_CUDA_MMA_BF16X3_CUH
+#define FATTN_CUDA_MMA_BF16X3_CUH
 
 #include "backends/cuda/mma_sm80.cuh"
 
@@ -40,7 +40,7 @@ struct mma_f32 : mma_bf16 {
 
 /* Two floats, lo first, become a pair of each plane. The lower half of what is returned is 0 when
  * nothing is lost. */
-GPU_DEVICE uint32_t mma_split(float lo, float hi, uint32_t pair[3])
+GPU_DEVICE uint32_t mma_bf16x3(float lo, float hi, uint32_t pair[3])
 {
     pair[0] = mma_bf16::pack(lo, hi);
     lo -= fattn_f32_from_bits(pair[0] << 16);
@@ -74,13 +74,14 @@ GPU_DEVICE mma_eight mma_fetch_eight(const float *from, int live)
     return e;
 }
 
-/* Puts them at `to` in each plane of a tile, planes that many bytes apart. Returns as mma_split. */
+/* Puts them at `to` in each plane of a tile, planes that many bytes apart. Returns as mma_bf16x3()
+ * does. */
 GPU_DEVICE uint32_t mma_put_eight(uint32_t to, int plane_bytes, const mma_eight &e)
 {
     uint32_t pair[4][3], lost = 0;
     GPU_UNROLL
     for (int n = 0; n < 4; n++) {
-        lost |= mma_split(e.x[2 * n], e.x[2 * n + 1], pair[n]);
+        lost |= mma_bf16x3(e.x[2 * n], e.x[2 * n + 1], pair[n]);
     }
     GPU_UNROLL
     for (int plane = 0; plane < 3; plane++) {
@@ -93,7 +94,7 @@ GPU_DEVICE uint32_t mma_put_eight(uint32_t to, int plane_bytes, const mma_eight 
 }
 
 /* A thread's part of so many rows of WIDTH channels: chunk c of rows r, r + STEP ... */
-template <int THREADS, int WIDTH, int ROWS> struct mma_split_part {
+template <int THREADS, int WIDTH, int ROWS> struct mma_bf16x3_part {
     enum { CHUNKS = WIDTH / 8, STEP = THREADS / CHUNKS, COUNT = ROWS / STEP };
     mma_eight eight[COUNT];
 
@@ -133,16 +134,16 @@ template <int THREADS, int WIDTH, int ROWS> struct mma_split_part {
  * A B for 16 * M rows of A and 16 columns of B along 16 terms, fragments of planes. Where M is 1,
  * in two parts, so that there are enough products that do not wait for one another.
  */
-template <int M> struct mma_split_sum {
+template <int M> struct mma_bf16x3_sum {
     enum { PARTS = 2 / M };
     float part[PARTS][M][2][4];
 };
 
 template <int M>
-GPU_DEVICE void mma_split_products(const uint32_t a[M][3][4], const uint32_t b[3][4],
-                                   mma_split_sum<M> &sum)
+GPU_DEVICE void mma_bf16x3_products(const uint32_t a[M][3][4], const uint32_t b[3][4],
+                                    mma_bf16x3_sum<M> &sum)
 {
-    enum { PARTS = mma_split_sum<M>::PARTS };
+    enum { PARTS = mma_bf16x3_sum<M>::PARTS };
     const int left[6] = {2, 0, 1, 1, 0, 0}, right[6] = {0, 2, 1, 0, 1, 0}; /* small ones first */
     GPU_UNROLL
     for (int term = 0; term < 6 / PARTS; term++) {
@@ -164,21 +165,21 @@ GPU_DEVICE void mma_split_products(const uint32_t a[M][3][4], const uint32_t b[3
 
 /* Adds it to columns 16 n .. of y. */
 template <int M, int N>
-GPU_DEVICE void mma_split_join(const mma_split_sum<M> &sum, int n, float y[M][2 * N][4])
+GPU_DEVICE void mma_bf16x3_join(const mma_bf16x3_sum<M> &sum, int n, float y[M][2 * N][4])
 {
     GPU_UNROLL
     for (int e = 0; e < 8 * M; e++) {
         const int m = e / 8, h = e / 4 % 2, r = e % 4;
         float x = sum.part[0][m][h][r];
-        if (mma_split_sum<M>::PARTS == 2) {
-            x += sum.part[mma_split_sum<M>::PARTS - 1][m][h][r];
+        if (mma_bf16x3_sum<M>::PARTS == 2) {
+            x += sum.part[mma_bf16x3_sum<M>::PARTS - 1][m][h][r];
         }
         y[m][2 * n + h][r] += x;
     }
 }
 
 /* Fragments of every plane; planes `bytes` apart. */
-GPU_DEVICE void mma_split_load(uint32_t x[3][4], uint32_t at, int bytes)
+GPU_DEVICE void mma_bf16x3_load(uint32_t x[3][4], uint32_t at, int bytes)
 {
     GPU_UNROLL
     for (int plane = 0; plane < 3; plane++) {
@@ -186,7 +187,7 @@ GPU_DEVICE void mma_split_load(uint32_t x[3][4], uint32_t at, int bytes)
     }
 }
 
-GPU_DEVICE void mma_split_load_transposed(uint32_t x[3][4], uint32_t at, int bytes)
+GPU_DEVICE void mma_bf16x3_load_transposed(uint32_t x[3][4], uint32_t at, int bytes)
 {
     GPU_UNROLL
     for (int plane = 0; plane < 3; plane++) {
@@ -198,16 +199,16 @@ GPU_DEVICE void mma_split_load_transposed(uint32_t x[3][4], uint32_t at, int byt
  * ahead. More than two steps are not unrolled: the compiler would put off additions, and keep what
  * is to be added in registers. */
 template <int PITCH, int M, int N, int STEPS, int NEXT = 16>
-GPU_DEVICE void mma_split_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
-                               float x[M][2 * N][4])
+GPU_DEVICE void mma_bf16x3_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
+                                float x[M][2 * N][4])
 {
     enum { MORE = N % 2 + 1 }; /* steps at a time, an even number of products */
     uint32_t a[2][M][3][4], b[2][3][4];
     GPU_UNROLL
     for (int m = 0; m < M; m++) {
-        mma_split_load(a[0][m], mma_step<PITCH>(a_at, m, 0), a_bytes);
+        mma_bf16x3_load(a[0][m], mma_step<PITCH>(a_at, m, 0), a_bytes);
     }
-    mma_split_load(b[0], b_at, b_bytes);
+    mma_bf16x3_load(b[0], b_at, b_bytes);
     GPU_ROLLED
     for (int step = 0; step < STEPS; step += MORE) {
         GPU_UNROLL
@@ -215,16 +216,17 @@ GPU_DEVICE void mma_split_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_
             const int n = i % N, s = i / N;
             const int ahead = (step + s + (n + 1 == N)) % STEPS; /* at the end: for nobody */
             const uint32_t aside = ahead % 4 << 5, across = 128 * (ahead / 4);
-            mma_split_load(b[(i + 1) % 2],
-                           mma_step<PITCH, NEXT>((b_at ^ aside) + across, (n + 1) % N, 0), b_bytes);
+            mma_bf16x3_load(b[(i + 1) % 2],
+                            mma_step<PITCH, NEXT>((b_at ^ aside) + across, (n + 1) % N, 0),
+                            b_bytes);
             GPU_UNROLL
             for (int m = 0; m < M && n + 1 == N; m++) {
-                mma_split_load(a[(s + 1) % 2][m], mma_step<PITCH>((a_at ^ aside) + across, m, 0),
-                               a_bytes);
+                mma_bf16x3_load(a[(s + 1) % 2][m], mma_step<PITCH>((a_at ^ aside) + across, m, 0),
+                                a_bytes);
             }
-            mma_split_sum<M> sum;
-            mma_split_products<M>(a[s % 2], b[i % 2], sum);
-            mma_split_join<M, N>(sum, n, x);
+            mma_bf16x3_sum<M> sum;
+            mma_bf16x3_products<M>(a[s % 2], b[i % 2], sum);
+            mma_bf16x3_join<M, N>(sum, n, x);
         }
         GPU_UNROLL
         for (int e = 0; e < 12 * M && MORE == 1; e++) {
@@ -235,11 +237,11 @@ GPU_DEVICE void mma_split_dots(uint32_t a_at, int a_bytes, uint32_t b_at, int b_
 
 /* mma_mix() of planes. */
 template <int PITCH, int M, int N, int STEPS, int NEXT = 16>
-GPU_DEVICE void mma_split_mix(const float p[M][2 * STEPS][4], uint32_t b_at, int b_bytes,
-                              float y[M][2 * N][4])
+GPU_DEVICE void mma_bf16x3_mix(const float p[M][2 * STEPS][4], uint32_t b_at, int b_bytes,
+                               float y[M][2 * N][4])
 {
     uint32_t a[M][3][4], b[2][3][4];
-    mma_split_load_transposed(b[0], mma_step<PITCH, NEXT>(b_at, 0, 0), b_bytes);
+    mma_bf16x3_load_transposed(b[0], mma_step<PITCH, NEXT>(b_at, 0, 0), b_bytes);
     GPU_UNROLL
     for (int i = 0; i < N * STEPS; i++) {
         const int step = i / N, n = i % N, ahead = i + 1;
@@ -247,47 +249,47 @@ GPU_DEVICE void mma_split_mix(const float p[M][2 * STEPS][4], uint32_t b_at, int
         for (int e = 0; e < 4 * M && n == 0; e++) {
             const float *const from = p[e / 4][2 * step + e / 2 % 2] + 2 * (e % 2);
             uint32_t pair[3];
-            mma_split(from[0], from[1], pair);
+            mma_bf16x3(from[0], from[1], pair);
             GPU_UNROLL
             for (int plane = 0; plane < 3; plane++) {
                 a[e / 4][plane][e % 4] = pair[plane];
             }
         }
         if (ahead < N * STEPS) {
-            mma_split_load_transposed(b[ahead % 2],
-                                      mma_step<PITCH, NEXT>(b_at, ahead / N, ahead % N), b_bytes);
+            mma_bf16x3_load_transposed(b[ahead % 2],
+                                       mma_step<PITCH, NEXT>(b_at, ahead / N, ahead % N), b_bytes);
         }
-        mma_split_sum<M> sum;
-        mma_split_products<M>(a, b[i % 2], sum);
-        mma_split_join<M, N>(sum, n, y);
+        mma_bf16x3_sum<M> sum;
+        mma_bf16x3_products<M>(a, b[i % 2], sum);
+        mma_bf16x3_join<M, N>(sum, n, y);
     }
 }
 
 /* mma_times() of planes. */
 template <int PITCH_A, int PITCH_B, int M, int N, int STEPS, bool TRANSPOSED, class Beside>
-GPU_DEVICE void mma_split_times(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
-                                float y[M][2 * N][4], const Beside &beside)
+GPU_DEVICE void mma_bf16x3_times(uint32_t a_at, int a_bytes, uint32_t b_at, int b_bytes,
+                                 float y[M][2 * N][4], const Beside &beside)
 {
     uint32_t a[M][3][4], b[2][3][4];
-    mma_split_load_transposed(b[0], mma_step<PITCH_B>(b_at, 0, 0), b_bytes);
+    mma_bf16x3_load_transposed(b[0], mma_step<PITCH_B>(b_at, 0, 0), b_bytes);
     GPU_UNROLL
     for (int i = 0; i < N * STEPS; i++) {
         const int step = i / N, n = i % N, ahead = i + 1;
         GPU_UNROLL
         for (int m = 0; m < M && n == 0; m++) {
             if (TRANSPOSED) {
-                mma_split_load_transposed(a[m], mma_step<PITCH_A>(a_at, step, m), a_bytes);
+                mma_bf16x3_load_transposed(a[m], mma_step<PITCH_A>(a_at, step, m), a_bytes);
             } else {
-                mma_split_load(a[m], mma_step<PITCH_A>(a_at, m, step), a_bytes);
+                mma_bf16x3_load(a[m], mma_step<PITCH_A>(a_at, m, step), a_bytes);
             }
         }
         if (ahead < N * STEPS) {
-            mma_split_load_transposed(b[ahead % 2], mma_step<PITCH_B>(b_at, ahead / N, ahead % N),
-                                      b_bytes);
+            mma_bf16x3_load_transposed(b[ahead % 2], mma_step<PITCH_B>(b_at, ahead / N, ahead % N),
+                                       b_bytes);
         }
-        mma_split_sum<M> sum;
-        mma_split_products<M>(a, b[i % 2], sum);
-        mma_split_join<M, N>(sum, n, y);
+        mma_bf16x3_sum<M> sum;
+        mma_bf16x3_products<M>(a, b[i % 2], sum);
+        mma_bf16x3_join<M, N>(sum, n, y);
         beside(i);
     }
 }

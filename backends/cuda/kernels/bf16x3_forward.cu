@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Image "bf16x3_forward": bf16x3_forward_<width>_<rows>x<keys> for each shape of mma.h. */
+#include "backends/cuda/vendor.h"
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
+
+#include "backends/cuda/bf16x3_forward.cuh"
+
+#define BF16X3_ENTRY(width, rows, keys, tiles, warps, blocks)                       \
+    GPU_KERNEL(32 * warps, blocks)                                                  \
+    bf16x3_forward_##width##_##rows##x##keys(const GPU_PARAM fattn_gpu_args g)      \
+    {                                                                               \
+        bf16x3_forward_all<mma_shape<mma_f32, width, tiles, warps, keys, true>>(g); \
+    }
+BF16X3_SHAPES(BF16X3_ENTRY)
+
+GPU_KERNEL(128, 1) combine(const GPU_PARAM fattn_gpu_args g) { gpu_combine_all(g); }
+
+#endif

@@ -10,7 +10,20 @@
 #include "tests/emulator/number.h"
 
 /* emu_row.data: which bits of the result are defined, and whether SCC is a source. */
-enum { ALL, BITS, AND, OR, ANDN, ORN, EXEC_ANDN, SHIFT_LEFT, SHIFT_RIGHT, RULES = 15, READS_SCC };
+enum {
+    ALL,
+    BITS,
+    AND,
+    OR,
+    ANDN,
+    ORN,
+    EXEC_ANDN,
+    SHIFT_LEFT,
+    SHIFT_RIGHT,
+    FIELD,
+    RULES = 15,
+    READS_SCC
+};
 
 /* What an operation that has no truth to tell leaves in SCC's place. */
 enum { SCC_KEPT = 2 };
@@ -73,6 +86,15 @@ static uint64_t and_bits(uint64_t a, uint64_t a_def, uint64_t b, uint64_t b_def)
     return (a_def & b_def) | (a_def & ~a) | (b_def & ~b);
 }
 
+/* Whether all bits of a field that y describes are known of x. Others may be left of anything: a
+ * field of 32 bits is how a word is extended by its sign, whatever the word beside it holds. */
+static bool field_known(uint64_t x_def, uint64_t y, uint64_t y_def, uint64_t width)
+{
+    const uint64_t count = y >> 16 & 0x7f, low = count < 64 ? (UINT64_C(1) << count) - 1 : FULL;
+    const uint64_t bits = low << (y & (width == FULL ? 63 : 31)) & width;
+    return (uint32_t)y_def == UINT32_MAX && (x_def & bits) == bits;
+}
+
 static uint64_t result_def(const emu_instr *in, const uint64_t *x, const uint64_t *def)
 {
     const uint64_t width = width_of(&in->src[0]);
@@ -86,6 +108,7 @@ static uint64_t result_def(const emu_instr *in, const uint64_t *x, const uint64_
     case SHIFT_LEFT: return (uint32_t)def[1] == UINT32_MAX ? ~(~def[0] << (x[1] & 63)) : 0;
     case SHIFT_RIGHT:
         return (uint32_t)def[1] == UINT32_MAX ? ~((~def[0] & width) >> (x[1] & 63)) : 0;
+    case FIELD: return field_known(def[0], x[1], def[1], width) ? FULL : 0;
     default: break;
     }
     for (int s = 0; s < in->sources; s++)
@@ -419,10 +442,10 @@ static const emu_row rows[] = {
     S("s_ashr_i64", "q=qu", ashr64, ALL),
     S("s_bfm_b32", "u=uu", bfm32, ALL),
     S("s_bfm_b64", "q=uu", bfm64, ALL),
-    S("s_bfe_u32", "u=uu", bfe_u32, ALL),
-    S("s_bfe_i32", "u=uu", bfe_i32, ALL),
-    S("s_bfe_u64", "q=qu", bfe_u64, ALL),
-    S("s_bfe_i64", "q=qu", bfe_i64, ALL),
+    S("s_bfe_u32", "u=uu", bfe_u32, FIELD),
+    S("s_bfe_i32", "u=uu", bfe_i32, FIELD),
+    S("s_bfe_u64", "q=qu", bfe_u64, FIELD),
+    S("s_bfe_i64", "q=qu", bfe_i64, FIELD),
     S("s_brev_b32", "u=u", brev32, ALL),
     S("s_brev_b64", "q=q", brev64, ALL),
     S("s_bcnt0_i32_b32", "u=u", bcnt0_32, ALL),

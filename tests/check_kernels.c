@@ -34,6 +34,8 @@ static void check_backend(const char *name, int64_t cases, uint64_t seed)
         snprintf(title, sizeof title, "%s %s", name, row->kernel->name);
         if (row->missing) {
             tap_skip(title, row->missing);
+        } else if (row->passed + row->failed == 0 && cases < TRIALS_ENOUGH) {
+            tap_skip(title, "none of so few problems is for it");
         } else {
             tap_check(row->failed == 0 && row->passed > 0, "%s: %lld of %lld cases fail", title,
                       (long long)row->failed, (long long)(row->passed + row->failed));

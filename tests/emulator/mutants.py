@@ -2,7 +2,7 @@
 """The emulator's tests fail where the machine code is wrong: a barrier removed, an offset off by one, lanes
 that should rest, rows and columns exchanged, a sum forgotten.
 
-usage: mutants.py CHECK_EMULATOR CHECK_MATRIX [OBJDUMP CODE_OBJECT ...]
+usage: mutants.py CHECK_EMULATOR CHECK_LAYER CHECK_MATRIX [OBJDUMP CODE_OBJECT ...]
 """
 
 import os
@@ -24,6 +24,9 @@ PROGRAMS = [
      "divisions"),
     ("an atomic on another element", "counts", r"(ds_add_u32 .*)", r"\1 offset:4", 1, "atomics"),
 ]
+LAYERS = [
+    ("a chunk of another place", "f16_16", r"(ds_(?:read|load)_b128 (?!.*offset).*)", r"\1 offset:16", 1, "f16_16, "),
+]
 MATRICES = [
     ("rows and columns exchanged", "f16_16x16x16", r"(v_\w*m[fm][m]?a_\S+ \S+), (\S+), (\S+), (\S+)",
      r"\1, \3, \2, \4", 1, "f16_16x16x16, "),
@@ -37,11 +40,12 @@ def failures(program, objdump, code_object):
     return re.findall(r"^not ok \d+ - (.*)", run.stdout, re.M) if re.search(r"^1\.\.", run.stdout, re.M) else None
 
 
-def results(emulator, matrix, objdump, objects):
+def results(emulator, layer, matrix, objdump, objects):
     for code_object in objects:
         name = os.path.basename(code_object)
-        program, mutations = {"programs": (emulator, PROGRAMS), "matrix": (matrix, MATRICES)}.get(
-            re.split(r"[._]", name)[0], (None, []))
+        program, mutations = {
+            "programs": (emulator, PROGRAMS), "layer": (layer, LAYERS), "matrix": (matrix, MATRICES),
+        }.get(re.split(r"[._]", name)[0], (None, []))
         for title, kernel, pattern, replacement, number, check in mutations:
             with tempfile.TemporaryDirectory() as folder:
                 liar = os.path.join(folder, "objdump")
@@ -51,12 +55,12 @@ def results(emulator, matrix, objdump, objects):
             yield caught, f"{name}: {title}: {failed[0] if failed else failed}"
 
 
-def main(emulator, matrix, objdump=None, *objects):
+def main(emulator, layer, matrix, objdump=None, *objects):
     if objdump is None:
         print("ok 1 - mutants # SKIP no LLVM that compiles and disassembles for AMD GPUs\n1..1")
         return 0
     count, wrong = 0, 0
-    for count, (caught, title) in enumerate(results(emulator, matrix, objdump, objects), 1):
+    for count, (caught, title) in enumerate(results(emulator, layer, matrix, objdump, objects), 1):
         wrong += not caught
         print("ok" if caught else "not ok", count, "-", title.replace("#", ""))
     print(f"1..{count}")

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * AMD's matrix units behind one set of words: MFMA on gfx90a, gfx942 and gfx950, in waves of 64
+ * lanes, and WMMA on gfx11 and gfx12, in waves of 32. A wave multiplies A, SIDE rows of it, by B,
+ * SIDE columns, and adds to SIDE x SIDE floats; SIDE is 16, or 32 on MFMA.
+ *
+ * Operands. Lane l holds OWN neighbours in the direction of the sum, k, of row (A) or column (B)
+ * l % SIDE. The lanes of a row, GROUPS of them, hold DEPTH together: group l / SIDE those from OWN
+ * (l / SIDE) on; so an operand whose k lie side by side in memory is loaded 16 bytes at a time. On
+ * gfx11 one lane holds all, and the two halves of a wave hold the same. Where hardware has another
+ * order, or half the depth, it is permuted on both sides, which no sum notices.
+ *
+ * Sums. Lane l holds column l % SIDE, and of its rows SUMS: row r at matrix_row<SIDE>(r).
+ *
+ * Sums as operands. A lane's sums of one column, rounded, are k of column l % SIDE of an operand B
+ * (or of row l % SIDE of an A): 8 sums at a time, matrix_turn() makes an operand of DEPTH rows.
+ * Its k are those rows in another order: row i is found at place matrix_place<SIDE>(i), and the
+ * other operand must have it there too. Four rows from a multiple of 4 on stay together.
+ *
+ *              SIDE  GROUPS  OWN  DEPTH  SUMS  row of sum r              place of row i of DEPTH
+ *     MFMA     32    2       8    16     16    8 (r / 4) + 4 g + r % 4   8 (i / 4 % 2) + 4 (i / 8)
+ *     MFMA     16    4       8    32     4     4 g + r                   8 (i / 4 % 4) + 4 (i / 16)
+ *     gfx12    16    2       8    16     8     8 g + r                   i
+ *     gfx11    16    1       16   16     8     2 r + l / 16              i
+ *
+ * with g = l / SIDE, and i % 4 to be added to a place of MFMA's. DEPTH rows are half a tile of
+ * sums, two tiles, or one.
+ */
+#ifndef FATTN_HIP_MATRIX_CUH
+#define FATTN_HIP_MATRIX_CUH
+
+#include "backends/gpu/element.cuh"
+
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define MATRIX_MFMA 1
+#define MATRIX_WMMA 0
+#elif defined(__GFX11__)
+#define MATRIX_MFMA 0
+#define MATRIX_WMMA 11
+#elif defined(__GFX12__)
+#define MATRIX_MFMA 0
+#define MATRIX_WMMA 12
+#else
+#error "a processor without matrix units that are known"
+#endif
+
+template <int side> struct matrix {
+    enum {
+        SIDE = side,
+        GROUPS = MATRIX_WMMA == 11 ? 1 : GPU_WAVE / side,
+        OWN = MATRIX_WMMA == 11 ? 16 : 8,
+        DEPTH = OWN * GROUPS,
+        SUMS = side * side / GPU_WAVE
+    };
+    typedef float sums __attribute__((ext_vector_type(SUMS)));
+};
+
+/* Two elements a word, the first in its lower half. */
+typedef uint32_t matrix_operand __attribute__((ext_vector_type(matrix<16>::OWN / 2)));
+
+typedef uint32_t matrix_four __attribute__((ext_vector_type(4)));
+typedef uint32_t matrix_two __attribute__((ext_vector_type(2)));
+
+GPU_DEVICE int matrix_lane(void) { return gpu_thread() % GPU_WAVE; }
+
+/* --- Where elements lie ----------------------------------------------------------------------- */
+
+/* Row of the lane's sum r. */
+template <int SIDE> GPU_DEVICE int matrix_row(int r)
+{
+    const int group = matrix_lane() / SIDE;
+    if (MATRIX_MFMA) {
+        return 4 * (GPU_WAVE / SIDE * (r / 4) + group) + r % 4;
+    }
+    return MATRIX_WMMA == 11 ? 2 * r + group : 8 * group + r;
+}
+
+/* Column of the lane's sums, and row or column of its operands. */
+template <int SIDE> GPU_DEVICE int matrix_column(void) { return matrix_lane() % SIDE; }
+
+/* First k of the lane's operands. */
+template <int SIDE> GPU_DEVICE int matrix_own(void)
+{
+    return matrix<SIDE>::GROUPS == 1 ? 0 : matrix_lane() / SIDE * matrix<SIDE>::OWN;
+}
+
+/* Where row i of sums is found among the k of operands that they are turned to, and the row that is
+ * found at place k. Both count on beyond DEPTH. */
+template <int SIDE> GPU_DEVICE int matrix_place(int i)
+{
+    enum { GROUPS = matrix<SIDE>::GROUPS, DEPTH = matrix<SIDE>::DEPTH };
+    const int four = i % DEPTH / 4;
+    return MATRIX_MFMA ? i / DEPTH * DEPTH + 8 * (four % GROUPS) + 4 * (four / GROUPS) + i % 4 : i;
+}
+
+template <int SIDE> GPU_DEVICE int matrix_placed(int k)
+{
+    enum { GROUPS = matrix<SIDE>::GROUPS, DEPTH = matrix<SIDE>::DEPTH };
+    const int four = k % DEPTH / 4;
+    return MATRIX_MFMA ? k / DEPTH * DEPTH + 4 * (four / 2 + four % 2 * GROUPS) + k % 4 : k;
+}
+
+/* --- Types ------------------------------------------------------------------------------------ */
+
+/* Bytes of two words: of x by 4 .. 7, of y by 0 .. 3. */
+GPU_DEVICE uint32_t matrix_bytes(uint32_t x, uint32_t y, uint32_t which)
+{
+    return __builtin_amdgcn_perm(x, y, which);
+}
+
+/* The lower halves of two words, and the upper ones. */
+GPU_DEVICE uint32_t matrix_lower(uint32_t first, uint32_t second)
+{
+    return matrix_bytes(second, first, 0x05040100);
+}
+
+GPU_DEVICE uint32_t matrix_upper(uint32_t first, uint32_t second)
+{
+    return matrix_bytes(second, first, 0x07060302);
+}
+
+/*
+ * A 16-bit type: two floats to a pair, to nearest; the same for weights, which are not negative and
+ * whose NaN may be lost, since their sum keeps it; and one instruction, of 4, 8 or 16 elements a
+ * lane. Weights are 2^LIFT times what they are, so that small ones stay normal numbers.
+ */
+struct matrix_f16 {
+    enum { LIFT = 7 };
+    typedef _Float16 four __attribute__((ext_vector_type(4)));
+    typedef _Float16 eight __attribute__((ext_vector_type(8)));
+    typedef _Float16 sixteen __attribute__((ext_vector_type(16)));
+
+    GPU_DEVICE uint32_t pack(float lo, float hi)
+    {
+        return gpu_f16_from_f32(lo) | (uint32_t)gpu_f16_from_f32(hi) << 16;
+    }
+    GPU_DEVICE uint32_t pack_weights(float lo, float hi) { return pack(lo, hi); }
+#if MATRIX_MFMA
+    GPU_DEVICE auto step(four a, four b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0);
+    }
+    GPU_DEVICE auto step(four a, four b, matrix<32>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, c, 0, 0, 0);
+    }
+#endif
+#if defined(__gfx950__)
+    GPU_DEVICE auto step(eight a, eight b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_16x16x32_f16(a, b, c, 0, 0, 0);
+    }
+    GPU_DEVICE auto step(eight a, eight b, matrix<32>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_32x32x16_f16(a, b, c, 0, 0, 0);
+    }
+#elif MATRIX_WMMA == 11
+    GPU_DEVICE auto step(sixteen a, sixteen b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c);
+    }
+#elif MATRIX_WMMA == 12
+    GPU_DEVICE auto step(eight a, eight b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, c);
+    }
+#endif
+};
+
+struct matrix_bf16 {
+    enum { LIFT = 0 };
+    typedef short four __attribute__((ext_vector_type(4)));
+#if defined(__gfx950__)
+    typedef __bf16 eight __attribute__((ext_vector_type(8)));
+#else
+    typedef short eight __attribute__((ext_vector_type(8)));
+#endif
+    typedef short sixteen __attribute__((ext_vector_type(16)));
+
+#if defined(__gfx950__)
+    GPU_DEVICE uint32_t pack(float lo, float hi)
+    {
+        uint32_t pair;
+        asm("v_cvt_pk_bf16_f32 %0, %1, %2" : "=v"(pair) : "v"(lo), "v"(hi));
+        return pair;
+    }
+    GPU_DEVICE uint32_t pack_weights(float lo, float hi) { return pack(lo, hi); }
+#else
+    GPU_DEVICE uint32_t pack(float lo, float hi)
+    {
+        return gpu_bf16_from_f32(lo) | (uint32_t)gpu_bf16_from_f32(hi) << 16;
+    }
+    /* Ties away from zero. */
+    GPU_DEVICE uint32_t pack_weights(float lo, float hi)
+    {
+        return matrix_upper(fattn_f32_bits(lo) + 0x8000u, fattn_f32_bits(hi) + 0x8000u);
+    }
+#endif
+#if MATRIX_MFMA
+    GPU_DEVICE auto step(four a, four b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
+    }
+    GPU_DEVICE auto step(four a, four b, matrix<32>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, c, 0, 0, 0);
+    }
+#endif
+#if defined(__gfx950__)
+    GPU_DEVICE auto step(eight a, eight b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, c, 0, 0, 0);
+    }
+    GPU_DEVICE auto step(eight a, eight b, matrix<32>::sums c)
+    {
+        return __builtin_amdgcn_mfma_f32_32x32x16_bf16(a, b, c, 0, 0, 0);
+    }
+#elif MATRIX_WMMA == 11
+    GPU_DEVICE auto step(sixteen a, sixteen b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, b, c);
+    }
+#elif MATRIX_WMMA == 12
+    GPU_DEVICE auto step(eight a, eight b, matrix<16>::sums c)
+    {
+        return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(a, b, c);
+    }
+#endif
+};
+
+/* --- Products --------------------------------------------------------------------------------- */
+
+/* c += A B, over DEPTH k. */
+template <class T, int SIDE>
+GPU_DEVICE void matrix_multiply(matrix_operand a, matrix_operand b, typename matrix<SIDE>::sums &c)
+{
+#if MATRIX_MFMA && !defined(__gfx950__)
+    typedef typename T::four four;
+    const matrix_two a_lo = a.lo, a_hi = a.hi, b_lo = b.lo, b_hi = b.hi;
+    c = T::step(__builtin_bit_cast(four, a_lo), __builtin_bit_cast(four, b_lo), c);
+    c = T::step(__builtin_bit_cast(four, a_hi), __builtin_bit_cast(four, b_hi), c);
+#elif MATRIX_WMMA == 11
+    typedef typename T::sixteen sixteen;
+    c = T::step(__builtin_bit_cast(sixteen, a), __builtin_bit_cast(sixteen, b), c);
+#else
+    typedef typename T::eight eight;
+    c = T::step(__builtin_bit_cast(eight, a), __builtin_bit_cast(eight, b), c);
+#endif
+}
+
+/* What lane l ^ n holds; n is 16 or 32. */
+GPU_DEVICE uint32_t matrix_across(uint32_t x, int n)
+{
+    if (GPU_WAVE == 32) {
+#if !MATRIX_MFMA
+        return (uint32_t)__builtin_amdgcn_permlanex16((int)x, (int)x, 0x76543210, (int)0xfedcba98,
+                                                      false, false);
+#endif
+    }
+    return (uint32_t)__builtin_amdgcn_ds_bpermute((matrix_lane() ^ n) * 4, (int)x);
+}
+
+GPU_DEVICE float matrix_across(float x, int n)
+{
+    return fattn_f32_from_bits(matrix_across(fattn_f32_bits(x), n));
+}
+
+/* The largest, and the sum, of what the lanes of a column hold, in all of them. */
+template <int SIDE> GPU_DEVICE float matrix_column_max(float x)
+{
+    GPU_UNROLL
+    for (int n = SIDE; n < GPU_WAVE; n *= 2) {
+        x = gpu_max(x, matrix_across(x, n));
+    }
+    return x;
+}
+
+template <int SIDE> GPU_DEVICE float matrix_column_sum(float x)
+{
+    GPU_UNROLL
+    for (int n = SIDE; n < GPU_WAVE; n *= 2) {
+        x += matrix_across(x, n);
+    }
+    return x;
+}
+
+/* An operand of a column's pairs of sums, rounded: the lane's sums 2 n and 2 n + 1 of DEPTH rows
+ * in ascending order are pair[n]. On gfx11 each half of the wave has every other row. */
+GPU_DEVICE matrix_operand matrix_turn(const uint32_t pair[4])
+{
+    matrix_operand x;
+#if MATRIX_WMMA == 11
+    const uint32_t even = matrix_lane() < 16 ? 0x01000504 : 0x05040100, odd = even + 0x02020202;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        const uint32_t other = matrix_across(pair[n], 16);
+        x[2 * n] = matrix_bytes(pair[n], other, even);
+        x[2 * n + 1] = matrix_bytes(pair[n], other, odd);
+    }
+#else
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        x[n] = pair[n];
+    }
+#endif
+    return x;
+}
+
+/* --- Tiles in local memory -------------------------------------------------------------------- */
+
+/*
+ * Elements lie in chunks of 8, 16 bytes, and a line of chunks takes all banks. Lanes are served a
+ * line's worth at a time, and without delay where they ask for other places of a line; so chunks of
+ * a line change places with what neighbouring lanes ask for at a time.
+ */
+#if defined(__gfx950__)
+#define MATRIX_LINE 16
+#else
+#define MATRIX_LINE 8
+#endif
+
+/* Element at which a chunk lies of a tile of rows, of WIDTH k each, a multiple of 64. It is filled
+ * a row at a time by 16 bytes a thread, and read rows at a time. */
+template <int WIDTH> GPU_DEVICE int matrix_row_at(int row, int chunk)
+{
+    enum { CHUNKS = WIDTH / 8, ROWS = CHUNKS < MATRIX_LINE ? MATRIX_LINE / CHUNKS : 1 };
+    return ((row * CHUNKS + chunk) ^ row / ROWS % (MATRIX_LINE / ROWS)) * 8;
+}
+
+/* The same of a tile of rows that were columns, of N k each, 16 or more. It is filled by 8 bytes a
+ * thread, where 8 neighbours have every eighth row, the next 8 the other halves of their chunks,
+ * and the next 16 rows 64 on, or the next chunk. */
+template <int N> GPU_DEVICE int matrix_column_at(int row, int chunk)
+{
+    enum { CHUNKS = N / 8, ROWS = CHUNKS < MATRIX_LINE ? MATRIX_LINE / CHUNKS : 1 };
+    const int read = row / ROWS % (ROWS == 4 ? 2 : MATRIX_LINE / ROWS);
+    const int filled = MATRIX_LINE == 8 ? row / 8 % 8 : row / 8 % 8 * 2 + row / 64 % 2;
+    return ((row * CHUNKS + chunk) ^ read ^ filled) * 8;
+}
+
+/* 16 bytes, at a multiple of 16. */
+GPU_DEVICE matrix_four matrix_get(const uint16_t *from) { return *(const matrix_four *)from; }
+GPU_DEVICE void matrix_put(uint16_t *to, matrix_four x) { *(matrix_four *)to = x; }
+
+/* The operand of rows row .. row + SIDE - 1 of a tile and of DEPTH k from step * DEPTH on. AT:
+ * where a chunk of the tile lies. */
+template <int SIDE, int (*AT)(int, int)>
+GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int row, int step)
+{
+    typedef matrix<SIDE> M;
+    const int own = row + matrix_column<SIDE>();
+    const int chunk = (step * M::DEPTH + matrix_own<SIDE>()) / 8;
+#if MATRIX_WMMA == 11
+    matrix_operand x;
+    x.lo = matrix_get(tile + AT(own, chunk));
+    x.hi = matrix_get(tile + AT(own, chunk + 1));
+    return x;
+#else
+    return matrix_get(tile + AT(own, chunk));
+#endif
+}
+
+/* --- From global to local memory -------------------------------------------------------------- */
+
+/* THREADS threads fill a tile of N rows of WIDTH elements, 16 bytes of a row at a time. A thread
+ * has chunk matrix_fill::chunk() of rows row(0), row(1), .. row(COUNT - 1). */
+template <int WIDTH, int N, int THREADS> struct matrix_fill {
+    enum { CHUNKS = WIDTH / 8, STEP = THREADS / CHUNKS, COUNT = N / STEP };
+    static_assert(THREADS % CHUNKS == 0 && N % STEP == 0, "every thread has as much");
+    matrix_four x[COUNT];
+
+    GPU_DEVICE int chunk(void) { return gpu_thread() % CHUNKS; }
+    GPU_DEVICE int row(int n) { return gpu_thread() / CHUNKS + n * STEP; }
+};
+
+/* The same for a tile that is turned: WIDTH rows of N elements, those of a row in the order of
+ * matrix_place<SIDE>(). A thread has COUNT blocks of 4 rows, from row(n) on, by 8 channels, from
+ * 8 * chunk(n) on. */
+template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_turned_fill {
+    enum { LINES = WIDTH / 64, COUNT = WIDTH * N / 32 / THREADS };
+    static_assert(WIDTH * N % (32 * THREADS) == 0, "every thread has as much");
+    matrix_four x[COUNT][4];
+
+    /* Eight neighbours have neighbouring channels, the next eight the other half of their chunk. */
+    GPU_DEVICE int chunk(int n) { return gpu_thread() % 8 + number(n) % LINES * 8; }
+    GPU_DEVICE int place(int n) { return number(n) / LINES * 8 + gpu_thread() / 8 % 2 * 4; }
+    GPU_DEVICE int row(int n) { return matrix_placed<SIDE>(place(n)); }
+    GPU_DEVICE int number(int n) { return (n * THREADS + gpu_thread()) / 16; }
+};
+
+/* Channels 8 chunk .. 8 chunk + 7 of four rows become eight rows of four neighbours, at place k of
+ * a turned tile. */
+template <int N>
+GPU_DEVICE void matrix_put_turned(uint16_t *tile, int chunk, int k, const matrix_four x[4])
+{
+    GPU_UNROLL
+    for (int c = 0; c < 8; c++) {
+        const int w = c / 2;
+        const matrix_two four =
+            c % 2 ? matrix_two{matrix_upper(x[0][w], x[1][w]), matrix_upper(x[2][w], x[3][w])}
+                  : matrix_two{matrix_lower(x[0][w], x[1][w]), matrix_lower(x[2][w], x[3][w])};
+        *(matrix_two *)(tile + matrix_column_at<N>(8 * chunk + c, k / 8) + k % 8) = four;
+    }
+}
+
+#endif

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
+#include "backends/gpu/args.h"
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
@@ -93,7 +94,8 @@ static void rows_shape(const fattn_problem *p, const fattn_tiling *t, int width,
 static void dq_shape(const fattn_problem *p, int width, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "bf16x3_backward_dq_%d", width);
-    shape->blocks = p->outputs & FATTN_OUT_DQ ? gpu_ceil_div(rows_of(p), MMA_BACKWARD_ROWS) : 0;
+    shape->blocks =
+        p->outputs & FATTN_OUT_DQ ? gpu_ceil_div(rows_of(p), FATTN_GPU_BACKWARD_ROWS) : 0;
     shape->threads = 128;
 }
 

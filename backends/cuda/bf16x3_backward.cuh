@@ -69,14 +69,14 @@ template <int W, int M>
 GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t count)
 {
     const fattn_problem &p = g.problem;
-    const mma_saved saved = mma_saved_of<W>(g);
+    const gpu_workspace saved = gpu_workspace_of<W>(g);
     const int below = mma_lane() / 4, inside = mma_lane() % 4;
-    mma_query row[2];
+    gpu_global_row row[2];
     const float *o[2], *dout[2];
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int64_t number = first + below + 8 * h;
-        row[h] = mma_query_of(g, fattn_min64(number, count - 1));
+        row[h] = gpu_global_row_of(g, fattn_min64(number, count - 1));
         row[h].exists = row[h].exists && number < count;
         const gpu_query q = row[h].q;
         const bool exists = row[h].exists;
@@ -191,7 +191,7 @@ GPU_DEVICE void bf16x3_fetch(const fattn_gpu_args &g, bf16x3_backward_scratch<S>
     moving.dout.fetch(t.dout, p.dout.seq, p.dim_v, t.live);
     const int r = gpu_thread_anew();
     if (r < S::QUERIES) {
-        const mma_saved saved = mma_saved_of<S::WIDTH>(g);
+        const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
         const int64_t at = s.job.at + head * p.total_q + t.i0 + r;
         mma_copy_word(mma_shared(s.lse[stage] + r), saved.lse + at, r < t.live);
         mma_copy_word(mma_shared(s.factor[stage] + r), saved.factor + at, r < t.live);

@@ -171,14 +171,6 @@ static const fattn_tile decode_256[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS,
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-static void rows_shape(const fattn_problem *p, const char *entry, int width, fattn_gpu_shape *shape)
-{
-    const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
-    snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%d", entry, width);
-    shape->blocks = gpu_ceil_div(rows, MMA_BACKWARD_ROWS);
-    shape->threads = 128;
-}
-
 static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
                        int width, fattn_gpu_shape *shape)
 {
@@ -189,74 +181,12 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char
     shape->shared = (int)MMA_BACKWARD_SHARED(width, t->br, t->bc);
 }
 
-/* Rows of dbias. */
-static int64_t clear_rows(const fattn_problem *p)
-{
-    const int64_t *const stride = p->dbias_stride;
-    return gpu_times(gpu_times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1),
-                     stride[2] ? p->seqlen_q : 1);
-}
-
-static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
-{
-    (void)t;
-    const bool sums = p->outputs & FATTN_OUT_DBIAS && !(p->features & FATTN_ACCUMULATE);
-    snprintf(shape->entry, sizeof shape->entry, "mma_backward_clear");
-    shape->blocks = sums ? clear_rows(p) : 0;
-    shape->threads = 256;
-}
-
-static void sink_shape(const fattn_problem *p, int width, fattn_gpu_shape *shape)
-{
-    snprintf(shape->entry, sizeof shape->entry, "mma_backward_sink_%d", width);
-    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
-    shape->threads = 256;
-}
-
-/* dQ, lse and delta of every row; of an ordered run a count of items, of two words, and the turn of
- * every tile of queries. What is counted besides must be countable. */
-static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t, int width)
-{
-    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
-    const int64_t turns = p->features & FATTN_DETERMINISTIC
-                              ? gpu_times(gpu_times(p->batch, p->heads_q), t->q_blocks)
-                              : 0;
-    const int64_t rows = gpu_times(gpu_times(heads, p->total_q), width + 2);
-    const bool countable = (!(p->outputs & FATTN_OUT_DBIAS) || clear_rows(p) >= 0) && rows >= 0 &&
-                           turns >= 0 && rows <= INT64_MAX - turns - 2;
-    return countable ? gpu_floats(rows + turns + 2) : -1;
-}
-
 /* What belongs to a width, and to a variant of it. */
-#define MMA_BACKWARD_FUNCTIONS(width)                                                          \
-    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile)           \
-    {                                                                                          \
-        (void)p;                                                                               \
-        return MMA_BACKWARD_SHARED(width, tile.br, tile.bc);                                   \
-    }                                                                                          \
-    static int64_t backward_##width##_workspace(const fattn_problem *p, const fattn_tiling *t) \
-    {                                                                                          \
-        return backward_workspace(p, t, width);                                                \
-    }                                                                                          \
-    static void backward_##width##_rows(const fattn_problem *p, const fattn_tiling *t,         \
-                                        fattn_gpu_shape *shape)                                \
-    {                                                                                          \
-        (void)t;                                                                               \
-        rows_shape(p, "rows", width, shape);                                                   \
-        shape->blocks += shape->blocks == 0; /* what counts items is cleared there too */      \
-    }                                                                                          \
-    static void backward_##width##_dq(const fattn_problem *p, const fattn_tiling *t,           \
-                                      fattn_gpu_shape *shape)                                  \
-    {                                                                                          \
-        (void)t;                                                                               \
-        rows_shape(p, "dq", width, shape);                                                     \
-        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                         \
-    }                                                                                          \
-    static void backward_##width##_sink(const fattn_problem *p, const fattn_tiling *t,         \
-                                        fattn_gpu_shape *shape)                                \
-    {                                                                                          \
-        (void)t;                                                                               \
-        sink_shape(p, width, shape);                                                           \
+#define MMA_BACKWARD_BYTES(width)                                                    \
+    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
+    {                                                                                \
+        (void)p;                                                                     \
+        return MMA_BACKWARD_SHARED(width, tile.br, tile.bc);                         \
     }
 #define MMA_BACKWARD_KEYS(variant, width)                                             \
     static void variant##_keys_##width(const fattn_problem *p, const fattn_tiling *t, \
@@ -264,9 +194,9 @@ static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t,
     {                                                                                 \
         keys_shape(p, t, #variant, width, shape);                                     \
     }
-MMA_BACKWARD_FUNCTIONS(64)
-MMA_BACKWARD_FUNCTIONS(128)
-MMA_BACKWARD_FUNCTIONS(256)
+MMA_BACKWARD_BYTES(64)
+MMA_BACKWARD_BYTES(128)
+MMA_BACKWARD_BYTES(256)
 MMA_BACKWARD_KEYS(lean, 64)
 MMA_BACKWARD_KEYS(lean, 128)
 MMA_BACKWARD_KEYS(lean, 256)
@@ -286,24 +216,25 @@ static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
 #define MMA_BACKWARD_LEAN (MMA_BACKWARD_ORDERED & ~FATTN_DETERMINISTIC)
 #define MMA_BACKWARD_FULL (FATTN_FEATURES_ALL & ~MMA_NOT_BACKWARD)
 
-#define MMA_BACKWARD_ROW(label, variant, width, bytes, bits)                     \
-    {                                                                            \
-        .row = {.name = label,                                                   \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                             \
-                .dtypes = MMA_DTYPES,                                            \
-                .features = bits,                                                \
-                .dim_max = width,                                                \
-                .align = bytes,                                                  \
-                .own_dtype_o = true,                                             \
-                .adds_dbias = true,                                              \
-                .dropout_max = MMA_DROPOUT_MAX,                                  \
-                .must_fit = true,                                                \
-                .tiles = backward_##width,                                       \
-                .fast_bytes = backward_##width##_bytes,                          \
-                .workspace = backward_##width##_workspace},                      \
-        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",           \
-        .phases = {clear_shape, backward_##width##_rows, variant##_keys_##width, \
-                   backward_##width##_dq, backward_##width##_sink},              \
+#define MMA_BACKWARD_ROW(label, variant, width, bytes, bits)                  \
+    {                                                                         \
+        .row = {.name = label,                                                \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                          \
+                .dtypes = MMA_DTYPES,                                         \
+                .features = bits,                                             \
+                .dim_max = width,                                             \
+                .align = bytes,                                               \
+                .own_dtype_o = true,                                          \
+                .adds_dbias = true,                                           \
+                .dropout_max = MMA_DROPOUT_MAX,                               \
+                .must_fit = true,                                             \
+                .tiles = backward_##width,                                    \
+                .fast_bytes = backward_##width##_bytes,                       \
+                .workspace = fattn_gpu_backward_workspace_##width},           \
+        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",        \
+        .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows_##width, \
+                   variant##_keys_##width, fattn_gpu_backward_dq_##width,     \
+                   fattn_gpu_backward_sink_##width},                          \
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {

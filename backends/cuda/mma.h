@@ -73,9 +73,6 @@
     X(128, 64, 128)            \
     X(256, 64, 64)
 
-/* Rows that a block of the kernels before and after it takes, of 128 threads. */
-#define MMA_BACKWARD_ROWS 16
-
 /* Bytes of shared memory of a block: keys and values, two tiles of queries and of dO, P, dS, lse
  * and delta, and the job. */
 #define MMA_BACKWARD_SHARED(width, queries, keys) \

@@ -15,11 +15,11 @@
  * dQ is a sum over blocks, which add to it in floats of the workspace: in any order, so that two
  * runs may differ in their last bits, or, ordered, in turn (below). A run is
  *
- *     mma_backward_clear                zeros for dBias
- *     mma_backward_rows_W               lse and delta of every row, and zeros for its dQ
+ *     clear                             zeros for dBias
+ *     rows_W                            lse and delta of every row, and zeros for its dQ
  *     mma_backward_variant_type_W_...   dK, dV, dBias, and dQ in the workspace
- *     mma_backward_dq_W                 dQ in its own type
- *     mma_backward_sink_W               dSink
+ *     dq_W                              dQ in its own type
+ *     sink_W                            dSink
  */
 #ifndef FATTN_CUDA_MMA_BACKWARD_CUH
 #define FATTN_CUDA_MMA_BACKWARD_CUH
@@ -27,204 +27,11 @@
 #include "backends/cuda/mma.h"
 #include "backends/cuda/mma_backward_terms.cuh"
 #include "backends/cuda/mma_sm80.cuh"
+#include "backends/gpu/backward_rows.cuh"
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
 #include "core/online_softmax.h"
 #include "core/schedule.h"
-
-/* --- The workspace ---------------------------------------------------------------------------- */
-
-/* Of every row, in the order of lse. */
-typedef struct mma_saved {
-    float *lse;    /* in log2 units; +inf for a row without probabilities */
-    float *delta;  /* of such a row 0 */
-    float *dq;     /* W channels, not yet multiplied by scale */
-    float *factor; /* of f32: see bf16x3_backward.cuh */
-
-    /* Of ordered runs: how many items were taken, and of every tile of queries of every head how
-     * many blocks have added to its dQ. */
-    unsigned long long *taken;
-    int32_t *turns;
-} mma_saved;
-
-template <int W> GPU_DEVICE mma_saved mma_saved_of(const fattn_gpu_args &g)
-{
-    const fattn_problem &p = g.problem;
-    const int64_t rows = (p.features & FATTN_CU_SEQLENS_Q ? 1 : p.batch) * p.heads_q * p.total_q;
-    mma_saved saved;
-    saved.dq = (float *)g.workspace;
-    saved.lse = saved.dq + rows * W;
-    saved.delta = saved.lse + rows;
-    saved.factor = saved.delta + rows;
-    saved.taken = (unsigned long long *)(saved.delta + rows); /* rows * (W + 2) is even */
-    saved.turns = (int32_t *)(saved.taken + 1);
-    return saved;
-}
-
-/* Row n of the problem, of those that may exist. */
-typedef struct mma_query {
-    fattn_sequence seq;
-    int64_t b, at; /* at: in lse */
-    gpu_query q;
-    bool exists;
-} mma_query;
-
-GPU_DEVICE mma_query mma_query_of(const fattn_gpu_args &g, int64_t n)
-{
-    const fattn_problem &p = g.problem;
-    const int64_t head = fattn_quotient(n, p.seqlen_q);
-    mma_query row;
-    row.b = fattn_quotient(head, p.heads_q);
-    row.q.h = (int32_t)(head - row.b * p.heads_q);
-    row.q.i = (int32_t)(n - head * p.seqlen_q);
-    row.seq = gpu_sequence(g, row.b);
-    row.exists = row.q.i < row.seq.sq;
-    row.at = gpu_lse_at(p, row.seq, row.b, row.q.h) + row.q.i;
-    return row;
-}
-
-enum { MMA_QUERY_THREADS = 128 / MMA_BACKWARD_ROWS };
-
-template <int W> GPU_DEVICE void mma_save_row(const fattn_gpu_args &g, const mma_query &row)
-{
-    const fattn_problem &p = g.problem;
-    const mma_saved saved = mma_saved_of<W>(g);
-    const int lane = gpu_thread() % MMA_QUERY_THREADS;
-    const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
-    const gpu_tensor dout =
-        gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
-    float sum = 0;
-    if (row.exists) {
-        const int64_t o_at = gpu_query_at(row.seq, p.o, row.q.i, row.q.h);
-        const int64_t dout_at = gpu_query_at(row.seq, p.dout, row.q.i, row.q.h);
-        for (int c = 4 * lane; c < o.dim; c += 4 * MMA_QUERY_THREADS) {
-            float a[4], b[4];
-            gpu_load_quad(o, o_at, c, a);
-            gpu_load_quad(dout, dout_at, c, b);
-            GPU_UNROLL
-            for (int e = 0; e < 4; e++) {
-                sum = fmaf(a[e], b[e], sum);
-            }
-        }
-        for (int c = 4 * lane; c < W; c += 4 * MMA_QUERY_THREADS) {
-            const gpu_f4 zeros = {0, 0, 0, 0};
-            *(gpu_f4 *)(saved.dq + row.at * W + c) = zeros;
-        }
-    }
-    GPU_UNROLL
-    for (int n = 1; n < MMA_QUERY_THREADS; n *= 2) {
-        sum += gpu_shfl_xor(sum, n);
-    }
-    if (p.features & FATTN_DETERMINISTIC && lane == 0 && row.q.i % g.tiling.br == 0) {
-        const int64_t head = row.b * p.heads_q + row.q.h;
-        saved.turns[head * g.tiling.q_blocks + row.q.i / g.tiling.br] = 0;
-    }
-    if (row.exists && lane == 0) {
-        const float lse = ((const float *)g.buffers.lse)[row.at];
-        const bool empty = lse == -fattn_f32_infinity();
-        const float dlse = p.features & FATTN_DLSE ? ((const float *)g.buffers.dlse)[row.at] : 0;
-        saved.lse[row.at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
-        saved.delta[row.at] = empty ? 0 : sum - dlse;
-    }
-}
-
-/* Before items are taken. */
-template <int W> GPU_DEVICE void mma_clear_taken(const fattn_gpu_args &g)
-{
-    if (g.problem.features & FATTN_DETERMINISTIC && gpu_block() == 0 && gpu_thread() == 0) {
-        *mma_saved_of<W>(g).taken = 0;
-    }
-}
-
-/* dQ of a row: from the workspace, times scale, to its place. */
-template <int W> GPU_DEVICE void mma_finish_row(const fattn_gpu_args &g, const mma_query &row)
-{
-    const fattn_problem &p = g.problem;
-    const mma_saved saved = mma_saved_of<W>(g);
-    const gpu_tensor dq =
-        gpu_tensor_of(g, g.buffers.dq, g.dtype_gradient, FATTN_GPU_QUADS_DQ, p.dim);
-    if (!row.exists) {
-        return;
-    }
-    const int64_t to = gpu_query_at(row.seq, p.dq, row.q.i, row.q.h);
-    for (int c = 4 * (gpu_thread() % MMA_QUERY_THREADS); c < dq.dim; c += 4 * MMA_QUERY_THREADS) {
-        const gpu_f4 sum = *(const gpu_f4 *)(saved.dq + row.at * W + c);
-        const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-        float x[4] = {0, 0, 0, 0};
-        if (p.features & FATTN_ACCUMULATE) {
-            gpu_load_quad(dq, to, c, x);
-        }
-        GPU_UNROLL
-        for (int e = 0; e < 4; e++) {
-            x[e] = fmaf(sums[e], g.rule.scale, x[e]);
-        }
-        gpu_store_quad(dq, to, c, x);
-    }
-}
-
-/* Writes channels c and c + 1 of row `at` of a gradient, or adds to them. c is even. */
-GPU_DEVICE void mma_store_two(const gpu_tensor &t, int64_t at, int c, bool adds, float x, float y)
-{
-    const float two[2] = {x, y};
-    if (!adds && t.quads && c + 2 <= t.dim && t.dtype != FATTN_F32) {
-        *(uint32_t *)((uint16_t *)t.data + at + c) =
-            gpu_narrow(t.dtype, x) | (uint32_t)gpu_narrow(t.dtype, y) << 16;
-        return;
-    }
-    GPU_UNROLL
-    for (int e = 0; e < 2; e++) {
-        if (c + e < t.dim) {
-            const float old = adds ? ((const float *)t.data)[at + c + e] : 0;
-            gpu_store(t.data, t.dtype, at + c + e, old + two[e]);
-        }
-    }
-}
-
-/* --- What is not of tiles --------------------------------------------------------------------- */
-
-/* Row n of the entries of dbias becomes 0: of its axes those count that it is not summed over. */
-GPU_DEVICE void mma_clear_dbias(const fattn_gpu_args &g, int64_t n)
-{
-    const fattn_problem &p = g.problem;
-    const int64_t *const stride = p.dbias_stride;
-    const int64_t rows = stride[2] ? p.seqlen_q : 1, heads = stride[1] ? p.heads_q : 1;
-    const int64_t head = fattn_quotient(n, rows), b = fattn_quotient(head, heads);
-    float *const row = (float *)g.buffers.dbias + b * stride[0] + (head - b * heads) * stride[1] +
-                       (n - head * rows) * stride[2];
-    for (int64_t j = gpu_thread(); j < (stride[3] ? p.seqlen_k : 1); j += gpu_threads()) {
-        row[j * stride[3]] = 0;
-    }
-}
-
-/* dSink of a head: a thread's sum of some rows, and a tree. */
-template <int W, int THREADS>
-GPU_DEVICE void mma_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
-{
-    const fattn_problem &p = g.problem;
-    const mma_saved saved = mma_saved_of<W>(g);
-    const float sink = ((const float *)g.buffers.sink)[h];
-    float sum = 0;
-    for (int64_t b = 0; b < p.batch; b++) {
-        const fattn_sequence seq = gpu_sequence(g, b);
-        const int64_t at = gpu_lse_at(p, seq, b, h);
-        for (int64_t i = gpu_thread(); i < seq.sq; i += THREADS) {
-            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -saved.lse[at + i]));
-            sum -= weight * saved.delta[at + i];
-        }
-    }
-    gpu_sync(); /* the head before may still be read */
-    sums[gpu_thread()] = sum;
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        gpu_sync();
-        if (gpu_thread() < half) {
-            sums[gpu_thread()] += sums[gpu_thread() + half];
-        }
-    }
-    if (gpu_thread() == 0) {
-        float *const dsink = (float *)g.buffers.dsink;
-        dsink[h] = p.features & FATTN_ACCUMULATE ? dsink[h] + sums[0] : sums[0];
-    }
-}
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
@@ -372,7 +179,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
      * a score may be anything they get +inf, and no probabilities. */
     const int r = gpu_thread_anew();
     if (r < S::QUERIES) {
-        const mma_saved saved = mma_saved_of<S::WIDTH>(g);
+        const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
         const int64_t at = job.at + head * p.total_q + i0 + r;
         if (S::IS_LEAN || r < live) {
             mma_copy_word(mma_shared(s.lse[stage] + r), saved.lse + at, r < live);
@@ -667,7 +474,7 @@ GPU_DEVICE void mma_dq_place(const fattn_gpu_args &g, const mma_job &job, int he
                              int i, int channel, mma_dq_part<S> &part)
 {
     part.live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES) - i;
-    part.to = mma_saved_of<S::WIDTH>(g).dq + channel + mma_lane() % 4 * 2 +
+    part.to = gpu_workspace_of<S::WIDTH>(g).dq + channel + mma_lane() % 4 * 2 +
               (job.at + head * g.problem.total_q + i0 + i) * S::WIDTH;
 }
 
@@ -716,7 +523,7 @@ GPU_DEVICE int32_t *mma_turn_of(const fattn_gpu_args &g, const mma_job &job, int
 {
     const fattn_problem &p = g.problem;
     const int64_t h = job.pairs.b * p.heads_q + job.hk * job.group + head;
-    return mma_saved_of<S::WIDTH>(g).turns + h * g.tiling.q_blocks + tile;
+    return gpu_workspace_of<S::WIDTH>(g).turns + h * g.tiling.q_blocks + tile;
 }
 
 /* Looks at the turn of a tile; what was seen is believed after a fence. */
@@ -943,6 +750,24 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
     }
 }
 
+/* Writes channels c and c + 1 of row `at` of a gradient, or adds to them. c is even. */
+GPU_DEVICE void mma_store_two(const gpu_tensor &t, int64_t at, int c, bool adds, float x, float y)
+{
+    const float two[2] = {x, y};
+    if (!adds && t.quads && c + 2 <= t.dim && t.dtype != FATTN_F32) {
+        *(uint32_t *)((uint16_t *)t.data + at + c) =
+            gpu_narrow(t.dtype, x) | (uint32_t)gpu_narrow(t.dtype, y) << 16;
+        return;
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 2; e++) {
+        if (c + e < t.dim) {
+            const float old = adds ? ((const float *)t.data)[at + c + e] : 0;
+            gpu_store(t.data, t.dtype, at + c + e, old + two[e]);
+        }
+    }
+}
+
 /* The warp's part of dk or dv, times `factor`; 0 for keys that are owned and not used. */
 template <class S>
 GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, const gpu_tensor &t,
@@ -1036,7 +861,7 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
 /* The next item, after `number`. */
 template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t number)
 {
-    return mma_is_ordered<S>(g) ? (int64_t)atomicAdd(mma_saved_of<S::WIDTH>(g).taken, 1ull)
+    return mma_is_ordered<S>(g) ? (int64_t)atomicAdd(gpu_workspace_of<S::WIDTH>(g).taken, 1ull)
                                 : number + gpu_blocks();
 }
 
@@ -1100,22 +925,5 @@ template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
         }
     } while (s.job.number < items);
 }
-
-/* The kernels before and after: mma_save_row or mma_finish_row for all rows, and what is done
- * besides. */
-#define MMA_ROWS(name, besides, visit)                                                \
-    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                         \
-    {                                                                                 \
-        const fattn_problem &p = g.problem;                                           \
-        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                       \
-        const int64_t block = 128 / MMA_QUERY_THREADS;                                \
-        besides(g);                                                                   \
-        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) { \
-            const int64_t number = n + gpu_thread() / MMA_QUERY_THREADS;              \
-            mma_query row = mma_query_of(g, fattn_min64(number, count - 1));          \
-            row.exists = row.exists && number < count;                                \
-            visit(g, row);                                                            \
-        }                                                                             \
-    }
 
 #endif

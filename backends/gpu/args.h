@@ -28,6 +28,9 @@ enum {
 /* Of the kernel that merges the parts of rows, 32 channels of one by 32 threads (parts.cuh). */
 #define FATTN_GPU_COMBINE_THREADS 128
 
+/* Rows that a block of the kernels of backward_rows.cuh takes, of 128 threads. */
+#define FATTN_GPU_BACKWARD_ROWS 16
+
 typedef struct fattn_gpu_args {
     fattn_problem problem; /* normalised */
     fattn_buffers buffers; /* normalised; what they point to may be wrong, and must not do harm */

@@ -42,6 +42,18 @@ extern const fattn_gpu_kernel fattn_gpu_simt[];
 int64_t fattn_gpu_parts_workspace(const fattn_problem *problem, const fattn_tiling *tiling);
 fattn_gpu_phase fattn_gpu_combine;
 
+/* What backward kernels share that add to dQ in a workspace (backward.c): its bytes, -1 on
+ * overflow, and what runs before and after them, entries of their image. */
+#define FATTN_GPU_BACKWARD(width)                                                   \
+    int64_t fattn_gpu_backward_workspace_##width(const fattn_problem *problem,      \
+                                                 const fattn_tiling *tiling);       \
+    fattn_gpu_phase fattn_gpu_backward_rows_##width, fattn_gpu_backward_dq_##width, \
+        fattn_gpu_backward_sink_##width;
+FATTN_GPU_BACKWARD(64)
+FATTN_GPU_BACKWARD(128)
+FATTN_GPU_BACKWARD(256)
+fattn_gpu_phase fattn_gpu_backward_clear;
+
 /* Compiled kernels, embedded as bytes. */
 typedef struct fattn_gpu_image {
     const char *name;

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What runs before and after the kernels of matrix units that walk along queries in backward
+ * (backward_rows.cuh), as phases of their rows, and the workspace where they meet.
+ */
+#include <stdio.h>
+
+#include "backends/gpu/args.h"
+#include "backends/gpu/gpu.h"
+#include "backends/gpu/sizes.h"
+
+/* Rows of dbias. */
+static int64_t clear_rows(const fattn_problem *p)
+{
+    const int64_t *const stride = p->dbias_stride;
+    return gpu_times(gpu_times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1),
+                     stride[2] ? p->seqlen_q : 1);
+}
+
+void fattn_gpu_backward_clear(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    const bool sums = p->outputs & FATTN_OUT_DBIAS && !(p->features & FATTN_ACCUMULATE);
+    snprintf(shape->entry, sizeof shape->entry, "clear");
+    shape->blocks = sums ? clear_rows(p) : 0;
+    shape->threads = 256;
+}
+
+static void rows_shape(const fattn_problem *p, const char *entry, int width, fattn_gpu_shape *shape)
+{
+    const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
+    snprintf(shape->entry, sizeof shape->entry, "%s_%d", entry, width);
+    shape->blocks = gpu_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS);
+    shape->threads = 128;
+}
+
+static void sink_shape(const fattn_problem *p, int width, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "sink_%d", width);
+    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
+    shape->threads = 256;
+}
+
+/* dQ, lse and delta of every row; of an ordered run a count of items, of two words, and the turn of
+ * every tile of queries. What is counted besides must be countable. */
+static int64_t workspace(const fattn_problem *p, const fattn_tiling *t, int width)
+{
+    const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
+    const int64_t turns = p->features & FATTN_DETERMINISTIC
+                              ? gpu_times(gpu_times(p->batch, p->heads_q), t->q_blocks)
+                              : 0;
+    const int64_t rows = gpu_times(gpu_times(heads, p->total_q), width + 2);
+    const bool countable = (!(p->outputs & FATTN_OUT_DBIAS) || clear_rows(p) >= 0) && rows >= 0 &&
+                           turns >= 0 && rows <= INT64_MAX - turns - 2;
+    return countable ? gpu_floats(rows + turns + 2) : -1;
+}
+
+/* What belongs to a width. */
+#define BACKWARD_WIDTH(width)                                                                   \
+    int64_t fattn_gpu_backward_workspace_##width(const fattn_problem *p, const fattn_tiling *t) \
+    {                                                                                           \
+        return workspace(p, t, width);                                                          \
+    }                                                                                           \
+    void fattn_gpu_backward_rows_##width(const fattn_problem *p, const fattn_tiling *t,         \
+                                         fattn_gpu_shape *shape)                                \
+    {                                                                                           \
+        (void)t;                                                                                \
+        rows_shape(p, "rows", width, shape);                                                    \
+        shape->blocks += shape->blocks == 0; /* what counts items is cleared there too */       \
+    }                                                                                           \
+    void fattn_gpu_backward_dq_##width(const fattn_problem *p, const fattn_tiling *t,           \
+                                       fattn_gpu_shape *shape)                                  \
+    {                                                                                           \
+        (void)t;                                                                                \
+        rows_shape(p, "dq", width, shape);                                                      \
+        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                          \
+    }                                                                                           \
+    void fattn_gpu_backward_sink_##width(const fattn_problem *p, const fattn_tiling *t,         \
+                                         fattn_gpu_shape *shape)                                \
+    {                                                                                           \
+        (void)t;                                                                                \
+        sink_shape(p, width, shape);                                                            \
+    }
+BACKWARD_WIDTH(64)
+BACKWARD_WIDTH(128)
+BACKWARD_WIDTH(256)

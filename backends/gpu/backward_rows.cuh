@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What runs before and after the kernels of matrix units that walk along queries in backward, and
+ * where they meet: a workspace in which every row has its lse, its delta, and a dQ in floats that
+ * blocks add to.
+ *
+ *     clear      zeros for dBias
+ *     rows_W     lse and delta of every row, and zeros for its dQ
+ *                (the kernel of a vendor: dK, dV, dBias, and dQ in the workspace)
+ *     dq_W       dQ in its own type
+ *     sink_W     dSink
+ */
+#ifndef FATTN_GPU_BACKWARD_ROWS_CUH
+#define FATTN_GPU_BACKWARD_ROWS_CUH
+
+#include "backends/gpu/pairs.cuh"
+#include "core/schedule.h"
+
+/* --- The workspace ---------------------------------------------------------------------------- */
+
+/* Of every row, in the order of lse. */
+typedef struct gpu_workspace {
+    float *lse;    /* in log2 units; +inf for a row without probabilities */
+    float *delta;  /* of such a row 0 */
+    float *dq;     /* W channels, not yet multiplied by scale */
+    float *factor; /* of f32: see bf16x3_backward.cuh */
+
+    /* Of ordered runs: how many items were taken, and of every tile of queries of every head how
+     * many blocks have added to its dQ. */
+    unsigned long long *taken;
+    int32_t *turns;
+} gpu_workspace;
+
+template <int W> GPU_DEVICE gpu_workspace gpu_workspace_of(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t rows = (p.features & FATTN_CU_SEQLENS_Q ? 1 : p.batch) * p.heads_q * p.total_q;
+    gpu_workspace saved;
+    saved.dq = (float *)g.workspace;
+    saved.lse = saved.dq + rows * W;
+    saved.delta = saved.lse + rows;
+    saved.factor = saved.delta + rows;
+    saved.taken = (unsigned long long *)(saved.delta + rows); /* rows * (W + 2) is even */
+    saved.turns = (int32_t *)(saved.taken + 1);
+    return saved;
+}
+
+/* Row n of the problem, of those that may exist. */
+typedef struct gpu_global_row {
+    fattn_sequence seq;
+    int64_t b, at; /* at: in lse */
+    gpu_query q;
+    bool exists;
+} gpu_global_row;
+
+GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t head = fattn_quotient(n, p.seqlen_q);
+    gpu_global_row row;
+    row.b = fattn_quotient(head, p.heads_q);
+    row.q.h = (int32_t)(head - row.b * p.heads_q);
+    row.q.i = (int32_t)(n - head * p.seqlen_q);
+    row.seq = gpu_sequence(g, row.b);
+    row.exists = row.q.i < row.seq.sq;
+    row.at = gpu_lse_at(p, row.seq, row.b, row.q.h) + row.q.i;
+    return row;
+}
+
+enum { GPU_ROW_THREADS = 128 / FATTN_GPU_BACKWARD_ROWS };
+
+template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_workspace saved = gpu_workspace_of<W>(g);
+    const int lane = gpu_thread() % GPU_ROW_THREADS;
+    const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
+    const gpu_tensor dout =
+        gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
+    float sum = 0;
+    if (row.exists) {
+        const int64_t o_at = gpu_query_at(row.seq, p.o, row.q.i, row.q.h);
+        const int64_t dout_at = gpu_query_at(row.seq, p.dout, row.q.i, row.q.h);
+        for (int c = 4 * lane; c < o.dim; c += 4 * GPU_ROW_THREADS) {
+            float a[4], b[4];
+            gpu_load_quad(o, o_at, c, a);
+            gpu_load_quad(dout, dout_at, c, b);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) {
+                sum = fmaf(a[e], b[e], sum);
+            }
+        }
+        for (int c = 4 * lane; c < W; c += 4 * GPU_ROW_THREADS) {
+            const gpu_f4 zeros = {0, 0, 0, 0};
+            *(gpu_f4 *)(saved.dq + row.at * W + c) = zeros;
+        }
+    }
+    GPU_UNROLL
+    for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
+        sum += gpu_shfl_xor(sum, n);
+    }
+    if (p.features & FATTN_DETERMINISTIC && lane == 0 && row.q.i % g.tiling.br == 0) {
+        const int64_t head = row.b * p.heads_q + row.q.h;
+        saved.turns[head * g.tiling.q_blocks + row.q.i / g.tiling.br] = 0;
+    }
+    if (row.exists && lane == 0) {
+        const float lse = ((const float *)g.buffers.lse)[row.at];
+        const bool empty = lse == -fattn_f32_infinity();
+        const float dlse = p.features & FATTN_DLSE ? ((const float *)g.buffers.dlse)[row.at] : 0;
+        saved.lse[row.at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
+        saved.delta[row.at] = empty ? 0 : sum - dlse;
+    }
+}
+
+/* Before items are taken. */
+template <int W> GPU_DEVICE void gpu_clear_taken(const fattn_gpu_args &g)
+{
+    if (g.problem.features & FATTN_DETERMINISTIC && gpu_block() == 0 && gpu_thread() == 0) {
+        *gpu_workspace_of<W>(g).taken = 0;
+    }
+}
+
+/* dQ of a row: from the workspace, times scale, to its place. */
+template <int W> GPU_DEVICE void gpu_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_workspace saved = gpu_workspace_of<W>(g);
+    const gpu_tensor dq =
+        gpu_tensor_of(g, g.buffers.dq, g.dtype_gradient, FATTN_GPU_QUADS_DQ, p.dim);
+    if (!row.exists) {
+        return;
+    }
+    const int64_t to = gpu_query_at(row.seq, p.dq, row.q.i, row.q.h);
+    for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < dq.dim; c += 4 * GPU_ROW_THREADS) {
+        const gpu_f4 sum = *(const gpu_f4 *)(saved.dq + row.at * W + c);
+        const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+        float x[4] = {0, 0, 0, 0};
+        if (p.features & FATTN_ACCUMULATE) {
+            gpu_load_quad(dq, to, c, x);
+        }
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            x[e] = fmaf(sums[e], g.rule.scale, x[e]);
+        }
+        gpu_store_quad(dq, to, c, x);
+    }
+}
+
+/* --- What is not of tiles --------------------------------------------------------------------- */
+
+/* Row n of the entries of dbias becomes 0: of its axes those count that it is not summed over. */
+GPU_DEVICE void gpu_clear_dbias(const fattn_gpu_args &g, int64_t n)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.dbias_stride;
+    const int64_t rows = stride[2] ? p.seqlen_q : 1, heads = stride[1] ? p.heads_q : 1;
+    const int64_t head = fattn_quotient(n, rows), b = fattn_quotient(head, heads);
+    float *const row = (float *)g.buffers.dbias + b * stride[0] + (head - b * heads) * stride[1] +
+                       (n - head * rows) * stride[2];
+    for (int64_t j = gpu_thread(); j < (stride[3] ? p.seqlen_k : 1); j += gpu_threads()) {
+        row[j * stride[3]] = 0;
+    }
+}
+
+/* dSink of a head: a thread's sum of some rows, and a tree. */
+template <int W, int THREADS>
+GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_workspace saved = gpu_workspace_of<W>(g);
+    const float sink = ((const float *)g.buffers.sink)[h];
+    float sum = 0;
+    for (int64_t b = 0; b < p.batch; b++) {
+        const fattn_sequence seq = gpu_sequence(g, b);
+        const int64_t at = gpu_lse_at(p, seq, b, h);
+        for (int64_t i = gpu_thread(); i < seq.sq; i += THREADS) {
+            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -saved.lse[at + i]));
+            sum -= weight * saved.delta[at + i];
+        }
+    }
+    gpu_sync(); /* the head before may still be read */
+    sums[gpu_thread()] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        gpu_sync();
+        if (gpu_thread() < half) {
+            sums[gpu_thread()] += sums[gpu_thread() + half];
+        }
+    }
+    if (gpu_thread() == 0) {
+        float *const dsink = (float *)g.buffers.dsink;
+        dsink[h] = p.features & FATTN_ACCUMULATE ? dsink[h] + sums[0] : sums[0];
+    }
+}
+
+/* --- Entries ---------------------------------------------------------------------------------- */
+
+/* A kernel that does `besides`, and visits all rows. */
+#define GPU_ROWS(name, besides, visit)                                                 \
+    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                          \
+    {                                                                                  \
+        const fattn_problem &p = g.problem;                                            \
+        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                        \
+        const int64_t block = 128 / GPU_ROW_THREADS;                                   \
+        besides(g);                                                                    \
+        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) {  \
+            const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;                 \
+            gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1)); \
+            row.exists = row.exists && number < count;                                 \
+            visit(g, row);                                                             \
+        }                                                                              \
+    }
+
+/* The kernels of a width; backward.c chooses among them by name. */
+#define GPU_BACKWARD_ROWS(width)                                                  \
+    GPU_ROWS(rows_##width, gpu_clear_taken<width>, gpu_prepare_row<width>)        \
+    GPU_ROWS(dq_##width, (void), gpu_finish_row<width>)                           \
+    GPU_KERNEL(256, 1) sink_##width(const GPU_PARAM fattn_gpu_args g)             \
+    {                                                                             \
+        GPU_SHARED float sums[256];                                               \
+        for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) { \
+            gpu_sink_head<width, 256>(g, sums, h);                                \
+        }                                                                         \
+    }
+
+/* That of all widths. */
+#define GPU_BACKWARD_CLEAR                                                             \
+    GPU_KERNEL(256, 1) clear(const GPU_PARAM fattn_gpu_args g)                         \
+    {                                                                                  \
+        const fattn_problem &p = g.problem;                                            \
+        const int64_t *const stride = p.dbias_stride;                                  \
+        const int64_t rows = (stride[0] ? p.batch : 1) * (stride[1] ? p.heads_q : 1) * \
+                             (stride[2] ? p.seqlen_q : 1);                             \
+        for (int64_t n = gpu_block(); n < rows; n += gpu_blocks()) {                   \
+            gpu_clear_dbias(g, n);                                                     \
+        }                                                                              \
+    }
+
+#endif

@@ -37,7 +37,9 @@ static emu_view raw_view(const emu_wave *w, const emu_operand *o, uint32_t *room
                                            : w->v_def[o->reg][n];
     } else {
         uint64_t def;
-        const uint64_t value = emu_scalar_read(w, o, &def);
+        emu_operand bare = *o; /* its sign is changed as a vector's is */
+        bare.neg = bare.abs = false;
+        const uint64_t value = emu_scalar_read(w, &bare, &def);
         const int bits = is_wide(o->type) ? 32 : 16;
         const uint64_t part = (UINT64_C(1) << bits) - 1;
         fill(room, (uint32_t)value, w->lanes);

@@ -544,7 +544,8 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
 
     /* 3. dQ^T += K^T dS'^T. */
     if (wants(p, FATTN_OUT_DQ)) {
-        product_columns(p->dim, NULL, pn->k, s.padded, g->dp, pn->br, g->dqt, pn->br, pn->width);
+        product_columns(p->dim, false, NULL, pn->k, s.padded, g->dp, pn->br, g->dqt, pn->br,
+                        pn->width);
     }
 
     /* 4. What is shared. */
@@ -586,9 +587,8 @@ static void add_row(float *to, const float *from, int64_t n, float factor)
 static void widen(panel *pn)
 {
     const int64_t past = (pn->width + ROWS_STEP - 1) / ROWS_STEP * ROWS_STEP;
-    for (; pn->width < past; pn->width++) {
-        panel_row(pn, pn->width);
-    }
+    panel_rows(pn, 0, pn->width, past, true);
+    pn->width = past;
 }
 
 /* Rows of q or dO, zeros for dead ones, both ways that they are summed over: along channels,

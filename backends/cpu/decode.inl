@@ -457,6 +457,7 @@ static void decode_begin(forward *f, int64_t split)
     const fattn_problem *const p = pn->p;
     load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
     order_queries(pn, pn->qt);
+    fill(f->o, pn->br * pn->dvp, 0);
     state_begin(f, split);
     fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink is met once */
 }

@@ -22,6 +22,8 @@ typedef struct forward {
     float *m, *l; /* [br] */
     float *ot;    /* [dvp][br] */
 
+    bool fresh; /* ot holds nothing yet */
+
     /* Scratch that the strips share. */
     float lowered; /* the factor of sums of lifted probabilities, or 1 */
     float *alpha;  /* [br] */
@@ -125,7 +127,6 @@ static void state_begin(forward *f, int64_t split)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    fill(f->ot, pn->br * pn->dvp, 0);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         state_store(f, r, fattn_softmax_empty());
     }
@@ -147,22 +148,19 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
     const fattn_problem *const p = pn->p;
     if (paired) {
         pairs_load_queries(pn);
+        fill(f->ot, pn->br * pn->dvp, 0);
     } else {
-        load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
-        transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
+        transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
+    f->fresh = !paired;
     state_begin(f, split);
 }
 
-/* Dot products in x become scores. */
-static void score_tile(panel *pn, span s)
+/* Dot products of steps first .. past - 1 become scores. */
+static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
 {
-    const unsigned terms = load_terms(pn, s);
-    if (!terms) {
-        return;
-    }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        for (int64_t j = 0; j < s.padded / pn->phases; j++) {
+        for (int64_t j = first; j < past; j++) {
             float *const x = pn->x + j * pn->br + r;
             fv slope;
             fv_store(x,
@@ -171,11 +169,25 @@ static void score_tile(panel *pn, span s)
     }
 }
 
+/* Dot products in x become scores; those that are scores already, between two edges of a band, are
+ * left alone. */
+static void score_tile(panel *pn, span s)
+{
+    const unsigned terms = load_terms(pn, s);
+    const int64_t steps = s.padded / pn->phases;
+    if (terms == FATTN_SCORE_KEEP && !pn->masked && pn->phases == 1 && s.kept.first < s.kept.past) {
+        score_steps(pn, terms, 0, s.kept.first);
+        score_steps(pn, terms, s.kept.past, steps);
+    } else if (terms) {
+        score_steps(pn, terms, 0, steps);
+    }
+}
+
 /* Keys whose probabilities are summed apart, and keys after which the sums join: rounding errors of
  * l reach lse in full, and grow with the length of a sum. */
 #define PARTIAL_SUMS 4
 #define SUMMED_KEYS 64
-_Static_assert(FV_ND % PARTIAL_SUMS == 0, "tiles hold whole steps");
+_Static_assert(KEYS_STEP % PARTIAL_SUMS == 0, "tiles hold whole steps");
 
 /* The largest and the smallest of each row's scores. */
 typedef struct score_range {
@@ -351,38 +363,97 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
         if (f->lowered != 1) {
             scale_rows(f->alpha, 1, pn->br, pn->width, LIFT);
         }
-        product_columns(p->dim_v, rose || f->lowered != 1 ? f->alpha : NULL, pn->v, s.padded, pn->x,
-                        pn->br, f->ot, pn->br, pn->width);
+        product_columns(p->dim_v, f->fresh, rose || f->lowered != 1 ? f->alpha : NULL, pn->v,
+                        s.padded, pn->x, pn->br, f->ot, pn->br, pn->width);
+        f->fresh = false;
         if (f->lowered != 1) {
             scale_rows(f->ot, p->dim_v, pn->br, pn->width, f->lowered);
         }
     }
 }
 
+/* Writes lse of the panel's rows. */
+static void store_lse(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    float *const to = pn->buf->lse;
+    int64_t head = 0; /* where lse of a row's head begins */
+    if (!(p->outputs & FATTN_OUT_LSE)) {
+        return;
+    }
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fv lse = fattn_softmax_lse(state_load(f, r), fv_set1(pn->rule.natural));
+        fv_store(f->alpha + r, lse);
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (r == 0 || pn->group > 1) {
+            head = fattn_lse_index(p, &pn->seq, pn->b, pn->row[r].h);
+        }
+        to[head + pn->row[r].i] = f->alpha[r];
+    }
+}
+
+/* Writes o, of which from is row r, times factor. */
+static void store_row(const panel *pn, int64_t r, const float *from, float factor)
+{
+    const fattn_problem *const p = pn->p;
+    char *const o = pn->buf->o;
+    row_store(o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o), p->dtype_o, from,
+              p->dim_v, factor);
+}
+
 /* Writes o and lse of the panel's rows from m, l and the unnormalised o. */
 static void forward_store(forward *f)
 {
     const panel *const pn = &f->panel;
-    const fattn_problem *const p = pn->p;
-
-    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fattn_softmax state = state_load(f, r);
-        fv_store(f->alpha + r, fattn_softmax_normaliser(state));
-        fv_store(f->m + r, fattn_softmax_lse(state, fv_set1(pn->rule.natural)));
-    }
-    for (int64_t r = 0; r < pn->rows; r++) {
-        const int64_t i = pn->row[r].i, h = pn->row[r].h;
-        if (p->outputs & FATTN_OUT_O) {
-            char *const o = pn->buf->o;
+    if (pn->p->outputs & FATTN_OUT_O) {
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+        }
+        for (int64_t r = 0; r < pn->rows; r++) {
             const bool empty = f->l[r] == 0; /* selected: o may hold 0 * inf */
-            row_store(o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o), p->dtype_o,
-                      empty ? pn->zeros : f->o + r * pn->dvp, p->dim_v, f->alpha[r]);
-        }
-        if (p->outputs & FATTN_OUT_LSE) {
-            float *const lse = pn->buf->lse;
-            lse[fattn_lse_index(p, &pn->seq, pn->b, h) + i] = f->m[r];
+            store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, f->alpha[r]);
         }
     }
+    store_lse(f);
+}
+
+/* Squares of columns become rows of o. */
+INLINE void rows_of_columns(const forward *f, int64_t r, float *to, int64_t to_stride)
+{
+    const panel *const pn = &f->panel;
+    const fattn_softmax state = state_load(f, r);
+    const fv factor = fattn_softmax_normaliser(state), zero = fv_set1(0);
+    const mv empty = fv_eq(state.l, zero); /* selected: o may hold 0 * inf */
+    for (int64_t c = 0; c < pn->p->dim_v; c += FV_LANES) {
+        fv x[FV_LANES];
+        for (int n = 0; n < FV_LANES; n++) {
+            x[n] = fv_select(empty, zero, fv_mul(factor, fv_load(f->ot + (c + n) * pn->br + r)));
+        }
+        fv_turn(x);
+        for (int n = 0; n < FV_LANES; n++) {
+            fv_store(to + n * to_stride + c, x[n]);
+        }
+    }
+}
+
+/* As forward_store(), from o as columns, where there are no parts to meet. */
+static void forward_store_columns(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    for (int64_t r = 0; r < pn->width && p->outputs & FATTN_OUT_O; r += FV_LANES) {
+        if (rows_in_place(pn, p->dtype_o, p->dim_v, r)) {
+            rows_of_columns(f, r, (float *)pn->buf->o + query_index(pn, &p->o, r), p->o.seq);
+            continue;
+        }
+        rows_of_columns(f, r, f->o, pn->dvp);
+        for (int64_t n = 0; n < fattn_min64(FV_LANES, pn->rows - r); n++) {
+            store_row(pn, r + n, f->o + n * pn->dvp, 1);
+        }
+    }
+    store_lse(f);
 }
 
 static void forward_keep_part(const forward *f, float *part)
@@ -465,8 +536,15 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         const panel *const pn = &f->panel;
-        transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
-        forward_end(f, run, item, n);
+        if (f->fresh) {
+            fill(f->ot, pn->br * pn->dvp, 0);
+        }
+        if (run->tiling->splits > 1) {
+            transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
+            forward_end(f, run, item, n);
+        } else {
+            forward_store_columns(f);
+        }
     }
 }
 

@@ -240,14 +240,15 @@ static void pairs_columns(const panel *pn, int64_t rows, const bf16_pair *const 
                           float *c, int64_t columns)
 {
     (void)transposed;
-    product_columns_pairs(rows, NULL, a, depth, (const void *)b, b_stride, c, pn->br, columns);
+    product_columns_pairs(rows, false, NULL, a, depth, (const void *)b, b_stride, c, pn->br,
+                          columns);
 }
 
 /* ot = ot alpha + V^T P^T */
 static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
 {
-    product_columns_pairs(pn->p->dim_v, alpha, pn->v_pairs, s.padded / 2, (const void *)pn->x,
-                          pn->br, ot, pn->br, pn->width);
+    product_columns_pairs(pn->p->dim_v, false, alpha, pn->v_pairs, s.padded / 2,
+                          (const void *)pn->x, pn->br, ot, pn->br, pn->width);
 }
 
 #endif

@@ -243,14 +243,27 @@ static const void *element(const void *array, fattn_dtype dtype, int64_t index)
     return (const char *)array + index * fattn_dtype_size(dtype);
 }
 
-/* to[c][r] = from[r][c]; rows and columns rounded up to vectors. */
+/* to[c][r] = from[r][c] for a square of FV_LANES x FV_LANES. */
+INLINE void transpose_square(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+{
+    fv x[FV_LANES];
+    for (int r = 0; r < FV_LANES; r++) {
+        x[r] = fv_load(from + r * from_stride);
+    }
+    fv_turn(x);
+    for (int c = 0; c < FV_LANES; c++) {
+        fv_store(to + c * to_stride, x[c]);
+    }
+}
+
+/* The same for a matrix, of which rows and columns are rounded up to vectors. */
 static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t columns,
                       float *to, int64_t to_stride)
 {
     for (int64_t r = 0; r < rows; r += FV_LANES) {
         for (int64_t c = 0; c < columns; c += FV_LANES) {
-            fv_transpose(from + r * from_stride + c, from_stride, to + c * to_stride + r,
-                         to_stride);
+            transpose_square(from + r * from_stride + c, from_stride, to + c * to_stride + r,
+                             to_stride);
         }
     }
 }
@@ -273,23 +286,35 @@ static fattn_dropout dropout_of(const fattn_problem *p, const fattn_buffers *buf
                               buf->offset_ptr ? *buf->offset_ptr : buf->offset);
 }
 
-/* Everything about row r that does not depend on the keys. */
-static void panel_row(panel *pn, int64_t r)
+/* Everything about row r that does not depend on the keys, from its query and its head of the
+ * group. */
+INLINE void panel_row(panel *pn, int64_t r, int64_t phase, int64_t i, int64_t g, bool dead)
 {
     const fattn_problem *const p = pn->p;
-    const int64_t n = r % pn->pitch;
-    const bool dead = n >= pn->rows;
-    const int64_t number = pn->first + (dead ? 0 : n);
-    const int64_t i = number / pn->group, h = pn->hk * pn->group + number % pn->group;
-
-    pn->row[r] = (query_row){.i = i, .h = h, .phase = r / pn->pitch, .dead = dead};
-    pn->slope[r] = 0;
-    if (p->features & FATTN_ALIBI && !dead) {
+    const int64_t h = pn->hk * pn->group + g;
+    pn->row[r] = (query_row){.i = i, .h = h, .phase = phase, .dead = dead};
+    if (p->features & FATTN_ALIBI) {
         const float *const slopes = pn->buf->alibi_slopes;
-        pn->slope[r] = slopes[pn->b * p->alibi_batch_stride + h];
+        pn->slope[r] = dead ? 0 : slopes[pn->b * p->alibi_batch_stride + h];
     }
-    pn->drop_i[r] = (uint32_t)i;
-    pn->drop_h[r] = (uint32_t)(p->head_offset + h);
+    if (p->features & FATTN_DROPOUT) {
+        pn->drop_i[r] = (uint32_t)i;
+        pn->drop_h[r] = (uint32_t)(p->head_offset + h);
+    }
+}
+
+/* Lanes first .. past - 1, all of them dead or none: one past the last row is like the first. */
+static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bool dead)
+{
+    const int64_t group = pn->group;
+    int64_t i = pn->i0, g = pn->first - pn->i0 * group;
+    for (int64_t r = first; r < past; r++) {
+        panel_row(pn, r, phase, i, g, dead);
+        if (!dead && ++g == group) {
+            g = 0;
+            i++;
+        }
+    }
 }
 
 /* Finds the rows from number `first` on of (sequence b, key/value head hk), after the layout; in a
@@ -326,8 +351,10 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     if (p->features & FATTN_DROPOUT) {
         pn->dropout = dropout_of(p, pn->buf);
     }
-    for (int64_t r = 0; r < pn->width; r++) {
-        panel_row(pn, r);
+    for (int64_t r = 0, phase = 0; r < pn->width; r += pn->pitch, phase++) {
+        const int64_t past = fattn_min64(r + pn->pitch, pn->width);
+        panel_rows(pn, phase, r, r + pn->rows, false);
+        panel_rows(pn, phase, r + pn->rows, past, true);
     }
     fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0);
     return true;
@@ -365,10 +392,42 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
     }
 }
 
+/* Whether the rows at r are as many as lanes and evenly apart in a tensor of floats, which
+ * transposing can then read or write where they lie. */
+static bool rows_in_place(const panel *pn, fattn_dtype dtype, int64_t dim, int64_t r)
+{
+    return dtype == FATTN_F32 && dim % FV_LANES == 0 && pn->group == 1 && r + FV_LANES <= pn->rows;
+}
+
+/* t[c][r] = rows of q; zeros for rows past the last. t: [dp][br]; rows: scratch,
+ * [FV_LANES][dp] */
+static void transpose_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
+                              float *rows, float *t)
+{
+    const fattn_dtype dtype = pn->p->dtype;
+    const int64_t dim = pn->p->dim;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        if (rows_in_place(pn, dtype, dim, r)) {
+            transpose((const float *)tensor + query_index(pn, strides, r), strides->seq, FV_LANES,
+                      dim, t + r, pn->br);
+            continue;
+        }
+        for (int64_t n = 0; n < FV_LANES; n++) {
+            if (r + n < pn->rows) {
+                row_load(rows + n * pn->dp, dtype,
+                         element(tensor, dtype, query_index(pn, strides, r + n)), dim);
+            } else {
+                fill(rows + n * pn->dp, pn->dp, 0);
+            }
+        }
+        transpose(rows, pn->dp, FV_LANES, pn->dp, t + r, pn->br);
+    }
+}
+
 /* --- Keys ------------------------------------------------------------------------------------- */
 
 /* Products work on whole steps of keys: matrix registers on 16 pairs. */
-#define KEYS_STEP (FV_TILES ? 32 : FV_ND)
+#define KEYS_STEP (FV_TILES ? 32 : FV_NK)
 
 /* Most rows of a key/value head for which decoding pays. */
 #define DECODE_ROWS 16
@@ -381,6 +440,7 @@ typedef struct span {
     int64_t live;   /* of them exist */
     int64_t padded; /* and are computed: live rounded up to what products work on */
     fattn_tile_kind kind;
+    fattn_range kept; /* by every row, whatever masks say; empty unless it is some of them */
 } span;
 
 /* The tile of key block `block`, which ends where the last row that sees anything ends. */
@@ -416,6 +476,8 @@ static span span_of(const panel *pn, int64_t block)
     if (s.kind == FATTN_TILE_FULL && (pn->masked || pn->ragged)) {
         s.kind = FATTN_TILE_PARTIAL;
     }
+    s.kept.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
+    s.kept.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);
     return s;
 }
 
@@ -470,7 +532,7 @@ static void load_bias(const panel *pn, span s)
     const fattn_problem *const p = pn->p;
     const int64_t step = p->bias_stride[3];
     if (p->dtype_bias == FATTN_F32 && step == 1 && pn->group == 1 && pn->phases == 1 &&
-        pn->rows == pn->width && s.live == s.padded) {
+        pn->rows == pn->width && s.live % FV_LANES == 0) {
         const float *const bias = pn->buf->bias;
         transpose(bias + term_index(pn, p->bias_stride, 0, s.first), p->bias_stride[2], pn->width,
                   s.live, pn->bias, pn->br);

@@ -145,7 +145,7 @@ static void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *
     }
 }
 
-INLINE void PRODUCT(columns_tile)(int nm, int nq, const fv *alpha, const WORD *const *a,
+INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, const WORD *const *a,
                                   int64_t first, int64_t depth, const WORD *b, int64_t b_stride,
                                   float *c, int64_t c_stride)
 {
@@ -175,6 +175,10 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, const fv *alpha, const WORD *c
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
             float *const at = c + m * c_stride + q * FV_LANES;
+            if (fresh) {
+                fv_store(at, sum[m][q]);
+                continue;
+            }
             const fv before = fv_load(at);
             fv_store(at,
                      alpha ? fv_muladd(before, alpha[q], sum[m][q]) : fv_add(before, sum[m][q]));
@@ -183,13 +187,14 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, const fv *alpha, const WORD *c
 }
 
 /*
- * C[m] = C[m] alpha + sum_r A_r[m] B[r] for m < rows, any number. alpha: NULL for 1.
+ * C[m] = C[m] alpha + sum_r A_r[m] B[r] for m < rows, any number. alpha: NULL for 1. fresh: what C
+ * holds counts as 0.
  * a: [depth][rows] by rows; b: [depth][columns], c: [rows][columns], alpha: [columns], padded to
  * vectors.
  */
-static void PRODUCT(product_columns)(int64_t rows, const float *alpha, const WORD *const *a,
-                                     int64_t depth, const WORD *b, int64_t b_stride, float *c,
-                                     int64_t c_stride, int64_t columns)
+static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alpha,
+                                     const WORD *const *a, int64_t depth, const WORD *b,
+                                     int64_t b_stride, float *c, int64_t c_stride, int64_t columns)
 {
     for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
         const int64_t vectors = fattn_min64(vectors_of(columns - column), FV_NQ);
@@ -200,16 +205,17 @@ static void PRODUCT(product_columns)(int64_t rows, const float *alpha, const WOR
         const fv *const scale = alpha ? factor : NULL;
         int64_t m = 0;
         for (; m + FV_NK <= rows; m += FV_NK) {
-#define TILE(nq)          \
-    PRODUCT(columns_tile) \
-    (FV_NK, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, c_stride)
+#define TILE(nq)                                                                            \
+    PRODUCT(columns_tile)                                                                   \
+    (FV_NK, nq, fresh, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
+     c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
         for (; m < rows; m++) {
 #define TILE(nq)          \
     PRODUCT(columns_tile) \
-    (1, nq, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, c_stride)
+    (1, nq, fresh, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }

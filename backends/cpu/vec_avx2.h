@@ -150,13 +150,9 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return _mm256_castsi256_ps(a); }
 
-static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
-                                int64_t to_stride)
+static inline __attribute__((always_inline)) void fv_turn(fv x[FV_LANES])
 {
-    fv x[8], y[8];
-    for (int r = 0; r < 8; r++) {
-        x[r] = fv_load(from + r * from_stride);
-    }
+    fv y[8];
     for (int r = 0; r < 8; r += 2) {
         y[r] = _mm256_unpacklo_ps(x[r], x[r + 1]);
         y[r + 1] = _mm256_unpackhi_ps(x[r], x[r + 1]);
@@ -169,8 +165,11 @@ static inline void fv_transpose(const float *from, int64_t from_stride, float *t
         }
     }
     for (int c = 0; c < 4; c++) {
-        fv_store(to + c * to_stride, _mm256_permute2f128_ps(x[c], x[c + 4], 0x20));
-        fv_store(to + (c + 4) * to_stride, _mm256_permute2f128_ps(x[c], x[c + 4], 0x31));
+        y[c] = _mm256_permute2f128_ps(x[c], x[c + 4], 0x20);
+        y[c + 4] = _mm256_permute2f128_ps(x[c], x[c + 4], 0x31);
+    }
+    for (int c = 0; c < 8; c++) {
+        x[c] = y[c];
     }
 }
 

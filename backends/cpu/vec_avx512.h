@@ -133,13 +133,9 @@ static inline fv fv_from_bits(uv a) { return _mm512_castsi512_ps(a); }
 
 /* In four rounds of 16 shuffles: within pairs of rows, pairs of pairs, then across 128-bit
  * blocks. */
-static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
-                                int64_t to_stride)
+static inline __attribute__((always_inline)) void fv_turn(fv x[FV_LANES])
 {
-    fv x[16], y[16];
-    for (int r = 0; r < 16; r++) {
-        x[r] = fv_load(from + r * from_stride);
-    }
+    fv y[16];
     for (int r = 0; r < 16; r += 2) {
         y[r] = _mm512_unpacklo_ps(x[r], x[r + 1]);
         y[r + 1] = _mm512_unpackhi_ps(x[r], x[r + 1]);
@@ -157,11 +153,9 @@ static inline void fv_transpose(const float *from, int64_t from_stride, float *t
         y[c + 8] = _mm512_shuffle_f32x4(x[c + 8], x[c + 12], 0x88);
         y[c + 12] = _mm512_shuffle_f32x4(x[c + 8], x[c + 12], 0xdd);
     }
-    for (int c = 0; c < 4; c++) {
-        fv_store(to + c * to_stride, _mm512_shuffle_f32x4(y[c], y[c + 8], 0x88));
-        fv_store(to + (c + 8) * to_stride, _mm512_shuffle_f32x4(y[c], y[c + 8], 0xdd));
-        fv_store(to + (c + 4) * to_stride, _mm512_shuffle_f32x4(y[c + 4], y[c + 12], 0x88));
-        fv_store(to + (c + 12) * to_stride, _mm512_shuffle_f32x4(y[c + 4], y[c + 12], 0xdd));
+    for (int c = 0; c < 8; c++) {
+        x[c] = _mm512_shuffle_f32x4(y[c], y[c + 8], 0x88);
+        x[c + 8] = _mm512_shuffle_f32x4(y[c], y[c + 8], 0xdd);
     }
 }
 

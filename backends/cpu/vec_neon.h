@@ -173,17 +173,14 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return vreinterpretq_f32_u32(a); }
 
-static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
-                                int64_t to_stride)
+static inline __attribute__((always_inline)) void fv_turn(fv x[FV_LANES])
 {
-    const fv a = fv_load(from), b = fv_load(from + from_stride);
-    const fv c = fv_load(from + 2 * from_stride), d = fv_load(from + 3 * from_stride);
-    const fv ac_low = vzip1q_f32(a, c), ac_high = vzip2q_f32(a, c);
-    const fv bd_low = vzip1q_f32(b, d), bd_high = vzip2q_f32(b, d);
-    fv_store(to, vzip1q_f32(ac_low, bd_low));
-    fv_store(to + to_stride, vzip2q_f32(ac_low, bd_low));
-    fv_store(to + 2 * to_stride, vzip1q_f32(ac_high, bd_high));
-    fv_store(to + 3 * to_stride, vzip2q_f32(ac_high, bd_high));
+    const fv ac_low = vzip1q_f32(x[0], x[2]), ac_high = vzip2q_f32(x[0], x[2]);
+    const fv bd_low = vzip1q_f32(x[1], x[3]), bd_high = vzip2q_f32(x[1], x[3]);
+    x[0] = vzip1q_f32(ac_low, bd_low);
+    x[1] = vzip2q_f32(ac_low, bd_low);
+    x[2] = vzip1q_f32(ac_high, bd_high);
+    x[3] = vzip2q_f32(ac_high, bd_high);
 }
 
 static inline fv fv_sums(const fv x[FV_LANES])

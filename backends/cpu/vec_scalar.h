@@ -115,13 +115,8 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return fattn_f32_from_bits(a); }
 
-/* to[c][r] = from[r][c] for a square of FV_LANES x FV_LANES. */
-static inline void fv_transpose(const float *from, int64_t from_stride, float *to,
-                                int64_t to_stride)
-{
-    (void)from_stride, (void)to_stride;
-    *to = *from;
-}
+/* Lane c of x[r] and lane r of x[c] change places. */
+static inline void fv_turn(fv x[FV_LANES]) { (void)x; }
 
 /* Lane n of the result is the sum over the lanes of x[n]. */
 static inline fv fv_sums(const fv x[FV_LANES]) { return x[0]; }

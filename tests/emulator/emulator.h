@@ -106,6 +106,10 @@ typedef struct emu_launch {
     emu_schedule schedule;
     uint64_t seed;             /* of EMU_SHUFFLED */
     uint64_t max_instructions; /* of one wave, against endless loops; 0: 2^40 */
+    /* Called, unless NULL, with the address in the object of each instruction that the first wave
+     * of work-group 0 runs, in order. */
+    void (*trace)(void *to, uint32_t address);
+    void *trace_to;
 } emu_launch;
 
 /* What an instruction occupies. */

@@ -227,14 +227,24 @@ static uint64_t draw(uint64_t *state)
     return *state >> 33;
 }
 
+/* Tells the caller each instruction before it runs. */
+static void run_traced(emu_wave *w, const emu_instr *in)
+{
+    const emu_launch *const launch = w->group->machine->launch;
+    launch->trace(launch->trace_to, in->address);
+    in->run(w, in);
+}
+
 static void run_wave(emu_wave *w, uint64_t budget)
 {
     emu_machine *const m = w->group->machine;
+    const uint32_t *const id = w->group->id;
+    const bool traced = m->launch->trace != NULL && (w->index | id[0] | id[1] | id[2]) == 0;
     while (w->state == RUNNING && budget-- > 0) {
         const emu_instr *const in = w->next++;
         m->count[in - m->code]++;
         w->steps++;
-        in->run(w, in);
+        (traced ? run_traced : in->run)(w, in);
     }
 }
 

@@ -4,13 +4,16 @@
  * exact and their sum is made in double and rounded once; silicon rounds in steps that its
  * manuals do not tell.
  *
- * Where elements lie: a lane holds values of one row of A and one column of B, both by its number
- * modulo the side of the tile. With kpl values a lane, which are consecutive in k:
- *   MFMA          k = kpl * (lane / side) + n          D row: 4 (groups * (r / 4) + lane / side) +
- *   r % 4 MFMA, f64     the same                             D row: groups * r + lane / side WMMA,
- *   gfx11   k = n, in both halves of the wave    D row: 2 r + lane / 16 WMMA, gfx12   k = 8 (lane /
- *   16) + n                D row: 8 (lane / 16) + r
- * and D's column is lane % side always.
+ * Where elements lie. A lane holds values of one row of A and one column of B, both by its number
+ * modulo the side of the tile, kpl of them, consecutive in k. Lanes lane / side are a group g.
+ *
+ *                  k of value n     row of D of sum r
+ *   MFMA           kpl * g + n      4 (groups * (r / 4) + g) + r % 4
+ *   MFMA, f64      kpl * g + n      groups * r + g
+ *   WMMA, gfx11    n, in both       2 r + g
+ *   WMMA, gfx12    8 g + n          8 g + r
+ *
+ * D's column is lane % side always.
  */
 #include <math.h>
 #include <string.h>
@@ -26,120 +29,145 @@ typedef enum element { F16, BF16, F32, F64 } element;
 enum { MAX_SIDE = 32, MAX_K = 32 };
 
 typedef struct tile {
-    double a[MAX_SIDE][MAX_K], b[MAX_K][MAX_SIDE], d[MAX_SIDE][MAX_SIDE];
-    bool row_known[MAX_SIDE], column_known[MAX_SIDE]; /* of A, of B */
+    double a[MAX_K][MAX_SIDE], b[MAX_K][MAX_SIDE], d[MAX_SIDE][MAX_SIDE];
+    uint32_t a_known, b_known; /* rows of A, columns of B that are defined, as bits */
 } tile;
+
+/* What an instruction multiplies, and how its lanes are grouped. */
+typedef struct shape {
+    int side, k, kpl, groups;
+    bool both; /* either half of the wave holds all k */
+    bool wmma, flushes;
+    element type;
+} shape;
 
 /* ---- elements -------------------------------------------------------------------------------- */
 
-/* Value n of a lane, in registers from reg on, and whether it is defined. */
-static double element_at(const emu_wave *w, int reg, element type, int lane, int n, bool *known)
+static uint32_t columns_of(const shape *s) { return (uint32_t)((UINT64_C(1) << s->side) - 1); }
+
+/* Value n of consecutive lanes, in registers from reg on. */
+static void read_lanes(const emu_wave *w, int reg, element type, int n, int lane, int count,
+                       double *to)
 {
     if (type == F64) {
-        const uint64_t bits = w->v[reg + 2 * n][lane] | (uint64_t)w->v[reg + 2 * n + 1][lane] << 32;
-        double x;
-        memcpy(&x, &bits, sizeof x);
-        for (int r = 2 * n; r < 2 * n + 2; r++)
-            *known &= lane_in(w->v_def[reg + r][0] & w->v_def[reg + r][1], lane);
-        return x;
+        const uint32_t *const low = w->v[reg + 2 * n] + lane, *const high =
+                                                                  w->v[reg + 2 * n + 1] + lane;
+        for (int c = 0; c < count; c++) {
+            const uint64_t bits = low[c] | (uint64_t)high[c] << 32;
+            memcpy(to + c, &bits, sizeof bits);
+        }
+        return;
     }
-    if (type == F32) {
-        *known &= lane_in(w->v_def[reg + n][0] & w->v_def[reg + n][1], lane);
-        return float_of(w->v[reg + n][lane]);
-    }
-    const uint32_t half = w->v[reg + n / 2][lane] >> 16 * (n % 2) & 0xffff;
-    *known &= lane_in(w->v_def[reg + n / 2][n % 2], lane);
-    return type == F16 ? half_to_float(half) : bf16_to_float(half);
+    const uint32_t *const x = w->v[reg + (type == F32 ? n : n / 2)] + lane;
+    const int shift = 16 * (n % 2);
+    if (type == F32)
+        for (int c = 0; c < count; c++) to[c] = float_of(x[c]);
+    else if (type == BF16)
+        for (int c = 0; c < count; c++) to[c] = bf16_to_float(x[c] >> shift & 0xffff);
+    else
+        for (int c = 0; c < count; c++) to[c] = half_to_float(x[c] >> shift & 0xffff);
+}
+
+/* Lanes all of whose registers are defined. */
+static uint64_t known_lanes(const emu_wave *w, int reg, int registers)
+{
+    uint64_t known = ~UINT64_C(0);
+    for (int n = 0; n < registers; n++) known &= w->v_def[reg + n][0] & w->v_def[reg + n][1];
+    return known;
 }
 
 /* gfx90a takes subnormals of 16 bits for zeros. */
-static double taken(const emu_wave *w, element type, double x)
+static void flush(element type, double *x, int count)
 {
     const double least = type == F16 ? 0x1p-14 : 0x1p-126;
-    const bool flushes = w->group->machine->flushes_halves && type <= BF16;
-    return flushes && fabs(x) < least ? 0 : x;
+    for (int c = 0; c < count; c++) x[c] = fabs(x[c]) < least ? 0 : x[c];
 }
 
 /* ---- a product ------------------------------------------------------------------------------- */
 
-static void read_tiles(emu_wave *w, const emu_instr *in, tile *t, int side, int k, element type)
+/* A or B: x[k][row or column]. Returns which rows or columns are defined. */
+static uint32_t read_operand(emu_wave *w, const emu_instr *in, int reg, const shape *s,
+                             double (*x)[MAX_SIDE])
 {
-    const bool wmma = w->lanes == 32, both = wmma && in->arch_major == 11;
-    const int kpl = both ? k : k * side / w->lanes;
-    for (int n = 0; n < side; n++) t->row_known[n] = t->column_known[n] = true;
-    for (int lane = 0; lane < w->lanes; lane++) {
-        const int at = lane % side, first = both ? 0 : kpl * (lane / side);
-        for (int n = 0; n < kpl; n++) {
-            const double a =
-                taken(w, type, element_at(w, in->src[0].reg, type, lane, n, &t->row_known[at]));
-            const double b =
-                taken(w, type, element_at(w, in->src[1].reg, type, lane, n, &t->column_known[at]));
-            const bool again = both && lane >= side;
-            if (again && (memcmp(&t->a[at][n], &a, sizeof a) || memcmp(&t->b[n][at], &b, sizeof b)))
-                emu_fault(w, in, "lane %d does not repeat the values of lane %d", lane, at);
-            t->a[at][first + n] = a;
-            t->b[first + n][at] = b;
+    const int registers = s->type == F64 ? 2 * s->kpl : s->type == F32 ? s->kpl : s->kpl / 2;
+    const uint64_t lanes = known_lanes(w, reg, registers);
+    uint32_t known = columns_of(s);
+    for (int group = 0; group < s->groups; group++) {
+        known &= (uint32_t)(lanes >> group * s->side);
+        for (int n = 0; n < s->kpl; n++) {
+            double again[MAX_SIDE];
+            const bool first = group == 0 || !s->both;
+            double *const to = first ? x[(s->both ? 0 : s->kpl * group) + n] : again;
+            read_lanes(w, reg, s->type, n, group * s->side, s->side, to);
+            if (s->flushes) flush(s->type, to, s->side);
+            for (int c = 0; c < s->side && !first; c++)
+                if (memcmp(&again[c], &x[n][c], sizeof again[c]) != 0)
+                    emu_fault(w, in, "lane %d does not repeat the values of lane %d", c + s->side,
+                              c);
         }
     }
+    return known;
 }
 
-static int row_of(const emu_wave *w, const emu_instr *in, int side, element type, int lane, int r)
+static int row_of(const emu_instr *in, const shape *s, int group, int r)
 {
-    const int group = lane / side, groups = w->lanes / side;
-    if (w->lanes == 32) return in->arch_major == 11 ? 2 * r + group : 8 * group + r;
-    return type == F64 ? groups * r + group : 4 * (groups * (r / 4) + group) + r % 4;
+    if (s->wmma) return in->arch_major == 11 ? 2 * r + group : 8 * group + r;
+    return s->type == F64 ? s->groups * r + group : 4 * (s->groups * (r / 4) + group) + r % 4;
 }
 
-static void multiply(tile *t, int side, int k)
+static void multiply(tile *t, const shape *s)
 {
-    for (int i = 0; i < side; i++)
-        for (int n = 0; n < k; n++)
-            for (int j = 0; j < side; j++) t->d[i][j] += t->a[i][n] * t->b[n][j];
+    for (int i = 0; i < s->side; i++)
+        for (int n = 0; n < s->k; n++)
+            for (int j = 0; j < s->side; j++) t->d[i][j] += t->a[n][i] * t->b[n][j];
 }
 
-/* C, which may be a constant, before the product; then D. */
-static void read_sums(const emu_wave *w, const emu_instr *in, tile *t, int side, element type,
+/* C, which may be a constant, before the product; which lanes of register r are defined. */
+static void read_sums(const emu_wave *w, const emu_instr *in, tile *t, const shape *s,
                       uint64_t *known)
 {
     const emu_operand *const c = &in->src[2];
-    const element wide = type == F64 ? F64 : F32;
-    for (int r = 0; r < side * side / w->lanes; r++) {
-        known[r] = 0;
-        for (int lane = 0; lane < w->lanes; lane++) {
-            bool def = true;
-            const double x = c->kind == VECTOR ? element_at(w, c->reg, wide, lane, r, &def)
-                                               : float_of((uint32_t)c->bits);
-            t->d[row_of(w, in, side, type, lane, r)][lane % side] = x;
-            known[r] |= (uint64_t)def << lane;
+    const element wide = s->type == F64 ? F64 : F32;
+    const int registers = s->type == F64 ? 2 : 1;
+    for (int r = 0; r < s->side / s->groups; r++) {
+        known[r] =
+            c->kind == VECTOR ? known_lanes(w, c->reg + registers * r, registers) : ~UINT64_C(0);
+        for (int group = 0; group < s->groups; group++) {
+            double *const to = t->d[row_of(in, s, group, r)];
+            if (c->kind == VECTOR)
+                read_lanes(w, c->reg, wide, r, group * s->side, s->side, to);
+            else
+                for (int n = 0; n < s->side; n++) to[n] = float_of((uint32_t)c->bits);
         }
     }
 }
 
-static void write_sums(emu_wave *w, const emu_instr *in, const tile *t, int side, element type,
+static void write_sums(emu_wave *w, const emu_instr *in, const tile *t, const shape *s,
                        const uint64_t *known)
 {
-    const int registers = type == F64 ? 2 : 1;
-    for (int r = 0; r < side * side / w->lanes; r++) {
+    const int registers = s->type == F64 ? 2 : 1;
+    for (int r = 0; r < s->side / s->groups; r++) {
         uint32_t d[2][LANES];
-        uint64_t def = known[r];
-        for (int lane = 0; lane < w->lanes; lane++) {
-            const int row = row_of(w, in, side, type, lane, r), column = lane % side;
-            const double x = t->d[row][column];
-            uint64_t bits;
-            memcpy(&bits, &x, sizeof bits);
-            d[0][lane] = type == F64 ? (uint32_t)bits : bits_of((float)x);
-            d[1][lane] = (uint32_t)(bits >> 32);
-            if (!t->row_known[row] || !t->column_known[column]) def &= ~(UINT64_C(1) << lane);
+        uint64_t def = 0;
+        for (int group = 0; group < s->groups; group++) {
+            const int row = row_of(in, s, group, r), lane = group * s->side;
+            for (int n = 0; n < s->side; n++) {
+                uint64_t bits;
+                memcpy(&bits, &t->d[row][n], sizeof bits);
+                d[0][lane + n] = s->type == F64 ? (uint32_t)bits : bits_of((float)t->d[row][n]);
+                d[1][lane + n] = (uint32_t)(bits >> 32);
+            }
+            if (t->a_known >> row & 1) def |= (uint64_t)t->b_known << lane;
         }
         for (int n = 0; n < registers; n++)
-            emu_vector_write(w, in->dst[0].reg + registers * r + n, d[n], all_lanes(w), def, def);
+            emu_vector_write(w, in->dst[0].reg + registers * r + n, d[n], all_lanes(w),
+                             def & known[r], def & known[r]);
     }
 }
 
 static void run_matrix(emu_wave *w, const emu_instr *in)
 {
-    const int side = (int)(in->row->data & 0xff), k = (int)(in->row->data >> 8 & 0xff);
-    const element type = (element)(in->row->data >> 16);
+    const int64_t data = in->row->data;
     const emu_modifiers *const m = &in->mod;
     if (m->cbsz != 0 || m->abid != 0 || m->blgp != 0 || m->neg_lo != 0 || m->neg_hi != 0) {
         emu_fault(w, in, "a modifier of a matrix instruction that is not known");
@@ -149,12 +177,20 @@ static void run_matrix(emu_wave *w, const emu_instr *in)
         emu_fault(w, in, "multiplies matrices without all lanes");
         return;
     }
+    shape s = {.side = (int)(data & 0xff), .k = (int)(data >> 8 & 0xff)};
+    s.type = (element)(data >> 16);
+    s.groups = w->lanes / s.side;
+    s.wmma = w->lanes == 32;
+    s.both = s.wmma && in->arch_major == 11;
+    s.kpl = s.both ? s.k : s.k / s.groups;
+    s.flushes = w->group->machine->flushes_halves && s.type <= BF16;
     tile t;
-    uint64_t known[MAX_SIDE * MAX_SIDE / 32];
-    read_tiles(w, in, &t, side, k, type);
-    read_sums(w, in, &t, side, type, known);
-    multiply(&t, side, k);
-    write_sums(w, in, &t, side, type, known);
+    uint64_t known[MAX_SIDE];
+    t.a_known = read_operand(w, in, in->src[0].reg, &s, t.a);
+    t.b_known = read_operand(w, in, in->src[1].reg, &s, t.b);
+    read_sums(w, in, &t, &s, known);
+    multiply(&t, &s);
+    write_sums(w, in, &t, &s, known);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */

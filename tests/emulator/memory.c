@@ -154,11 +154,13 @@ void emu_transfer_load(emu_transfer *t, int64_t data, int lane, const uint8_t *p
         const uint32_t sign = UINT32_C(1) << (8 * bytes - 1);
         t->d[0][lane] = (data & MEM_SIGN) ? (x ^ sign) - sign : x;
     }
-    if (def == NULL) return;
-    for (int half = 0; half < 2 * t->dwords; half++) {
-        const int count = bytes >= 2 ? 2 : 1;
-        const bool known = all_defined(def + (bytes >= 4 ? 2 * half : 0), count);
-        if (!known) t->undef[half / 2][half % 2] |= bit;
+    for (int n = 0; def != NULL && n < t->dwords; n++) {
+        uint32_t known = 0; /* of a dword's bytes, mostly all */
+        if (bytes >= 4) memcpy(&known, def + 4 * n, 4);
+        if (known == 0x01010101) continue;
+        for (int half = 0; half < 2; half++)
+            if (!all_defined(def + (bytes >= 4 ? 4 * n + 2 * half : 0), bytes >= 2 ? 2 : 1))
+                t->undef[n][half] |= bit;
     }
 }
 

@@ -10,6 +10,7 @@
  *                         of its first: for tests that damage kernels
  *     STUB_HIP_SCHEDULE   forward, reversed or shuffled: how waves take turns; default: each launch
  *                         another
+ *     STUB_HIP_TRACE      a file to which each launch adds what its first wave ran: trace_begin()
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -42,7 +43,8 @@ enum {
     LAUNCH_FAILED = 719
 };
 enum { L2 = 19, MAJOR = 23, MINOR = 61, UNITS = 63, SHARED_MEMORY = 74 };
-enum { CODE_MAX = 1 << 24 }; /* bytes */
+enum { CODE_MAX = 1 << 24 };         /* bytes */
+#define MEMORY_MAX ((size_t)1 << 34) /* bytes, of which the system gives those that are touched */
 enum { REGISTERS = 4, DEVICE_POINTER = 3 };
 
 static const struct {
@@ -138,7 +140,7 @@ CALL(hipDeviceGetName, char *name, int size, int device)
 
 CALL(hipDeviceTotalMem, size_t *bytes, int device)
 {
-    *bytes = (size_t)1 << 30;
+    *bytes = MEMORY_MAX;
     return device == 0 ? 0 : INVALID_DEVICE;
 }
 
@@ -297,13 +299,45 @@ static void pack(const emu_kernel_info *info, void *const *parameters, char *arg
     }
 }
 
-static int run(emu_kernel *kernel, const emu_launch *launch)
+static void trace(void *file, uint32_t address) { fprintf(file, "%x\n", address); }
+
+/* A launch in the file of STUB_HIP_TRACE: its kernel's name, then addresses of instructions, in
+ * hexadecimal, a line each. NULL where nothing is asked for. */
+static FILE *trace_begin(const emu_kernel *kernel)
+{
+    const char *const path = getenv("STUB_HIP_TRACE");
+    FILE *const file = path ? fopen(path, "a") : NULL;
+    if (file) {
+        fprintf(file, "kernel %s\n", emu_kernel_describe(kernel)->name);
+    }
+    return file;
+}
+
+/* And in the end what all its waves together needed: threads of a work-group, bytes of LDS, cycles
+ * of LDS, and how many it would have been without bank conflicts. */
+static void trace_end(FILE *file, const emu_kernel *kernel, const emu_launch *launch,
+                      const emu_report *report)
+{
+    if (file) {
+        fprintf(file, "end %u %u %llu %llu\n", launch->block[0],
+                (unsigned)emu_kernel_describe(kernel)->lds_size + launch->dynamic_lds,
+                (unsigned long long)report->lds_cycles,
+                (unsigned long long)report->lds_cycles_ideal);
+        fclose(file);
+    }
+}
+
+static int run(emu_kernel *kernel, emu_launch *launch)
 {
     emu_report report;
-    if (emu_launch_run(kernel, launch, memory, &report)) {
-        return 0;
-    }
-    return complain(LAUNCH_FAILED, emu_kernel_describe(kernel)->name, emu_report_text(&report));
+    FILE *const file = trace_begin(kernel);
+    launch->trace = file ? trace : NULL;
+    launch->trace_to = file;
+    const bool well = emu_launch_run(kernel, launch, memory, &report);
+    trace_end(file, kernel, launch, &report);
+    return well ? 0
+                : complain(LAUNCH_FAILED, emu_kernel_describe(kernel)->name,
+                           emu_report_text(&report));
 }
 
 CALL(hipModuleLaunchKernel, emu_kernel *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -324,7 +358,7 @@ CALL(hipModuleLaunchKernel, emu_kernel *function, unsigned grid_x, unsigned grid
     (void)on; /* a launch is through before its call returns */
     pack(info, parameters, arguments);
     pthread_mutex_lock(&mutex);
-    const emu_launch launch = {
+    emu_launch launch = {
         .grid = {grid_x, grid_y, grid_z},
         .block = {block_x, block_y, block_z},
         .dynamic_lds = shared,
@@ -345,7 +379,7 @@ CALL(hipModuleLaunchKernel, emu_kernel *function, unsigned grid_x, unsigned grid
 CALL(hipMalloc, void **pointer, size_t bytes)
 {
     *pointer = NULL;
-    if (bytes > (size_t)1 << 30 || posix_memalign(pointer, 256, bytes ? bytes : 1) != 0) {
+    if (bytes > MEMORY_MAX || posix_memalign(pointer, 256, bytes ? bytes : 1) != 0) {
         *pointer = NULL;
         return OUT_OF_MEMORY;
     }

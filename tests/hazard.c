@@ -71,6 +71,13 @@ static void find_places(const char *named, fattn_device *devices[], int *device_
 
 bool hazard_on_host(const place *at) { return at->device->backend->host_memory; }
 
+bool hazard_emulated(void)
+{
+    fattn_device_info info = {.struct_size = sizeof info};
+    return fattn_device_get_info(hazard_places[0].device, &info) == FATTN_OK &&
+           strncmp(info.name, "emulated ", strlen("emulated ")) == 0;
+}
+
 bool hazard_takes(const place *at, const draw_case *c)
 {
     fattn_plan *plan = NULL;

@@ -65,6 +65,10 @@ void hazard_judge_drawn(draw_case *c, int splits, const char *format, ...) FATTN
 
 bool hazard_on_host(const place *at); /* kernels read host memory */
 
+/* Whether kernels run on an emulated GPU (stub/hip), instruction by instruction. Hazards whose size
+ * cannot be smaller, and that would take minutes there, pass over it. */
+bool hazard_emulated(void);
+
 /* Runs the case at a place on the images themselves, so that draw_get reads the outputs; through
  * copies where the device has memory of its own. wish NULL: the planner's tile. */
 fattn_status hazard_run(const place *at, const draw_case *c, const fattn_wish *wish);

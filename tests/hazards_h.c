@@ -5,17 +5,19 @@
 #include <string.h>
 
 #include "backends/reference/naive.h"
+#include "core/dtype.h"
 #include "tests/hazard.h"
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
+static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
 enum { LENGTH = 64 };
 
-static draw_case dropping(fattn_op op, double p)
+static draw_case dropping(fattn_op op, fattn_dtype dtype, double p)
 {
-    draw_case c = hazard_case(op, FATTN_F32, 2, 2, 2, LENGTH, LENGTH, LENGTH);
+    draw_case c = hazard_case(op, dtype, 2, 2, 2, LENGTH, LENGTH, LENGTH);
     c.problem.features = FATTN_DROPOUT;
     c.problem.dropout_p = p;
     c.seed_value = UINT64_C(0x0123456789abcdef), c.offset_value = UINT64_C(0xfedcba9876543210);
@@ -27,15 +29,17 @@ static void h1(void)
     static const double probabilities[] = {0, 1e-9, 0.1, 0.5, 0.9, 0.99999999, 1};
     EACH (o, ops) {
         EACH (p, probabilities) {
-            draw_case c = hazard_case(ops[o], FATTN_F32, 2, 4, 2, 37, 69, 16);
-            c.problem.features = FATTN_DROPOUT | FATTN_CAUSAL;
-            c.problem.dropout_p = probabilities[p];
-            hazard_judge_drawn(&c, 2, "p = %g", probabilities[p]);
+            EACH (t, dtypes) {
+                draw_case c = hazard_case(ops[o], dtypes[t], 2, 4, 2, 37, 69, 16);
+                c.problem.features = FATTN_DROPOUT | FATTN_CAUSAL;
+                c.problem.dropout_p = probabilities[p];
+                hazard_judge_drawn(&c, 2, "p = %g", probabilities[p]);
+            }
         }
     }
     static const double bad[] = {-0.1, 1.0000001, NAN, INFINITY};
     EACH (p, bad) {
-        draw_case c = dropping(FATTN_FORWARD, bad[p]);
+        draw_case c = dropping(FATTN_FORWARD, FATTN_F32, bad[p]);
         const fattn_status status = fattn_support(hazard_places[0].device, &c.problem);
         hazard_check(status == FATTN_INVALID_ARGUMENT, "p = %g: %s", bad[p],
                      fattn_status_string(status));
@@ -67,9 +71,9 @@ static bool kept(const draw_case *c, int64_t b, int64_t h, int64_t i, int64_t j)
 }
 
 /* The mask of a place, [2][2][LENGTH][LENGTH]; NULL when it declines. */
-static uint8_t *mask_of(const place *at, fattn_op op, double p, uint64_t offset)
+static uint8_t *mask_of(const place *at, fattn_op op, fattn_dtype dtype, double p, uint64_t offset)
 {
-    draw_case c = dropping(op, p);
+    draw_case c = dropping(op, dtype, p);
     uint8_t *mask = NULL;
     c.offset_value = offset;
     if (hazard_build(&c) && hazard_takes(at, &c)) {
@@ -117,12 +121,14 @@ static void h2(void)
     uint8_t *const defined = mask_defined(&args);
     int taken[2] = {0, 0};
     for (int n = 0; defined != NULL && n < hazard_place_count; n++) {
-        EACH (o, ops) {
-            uint8_t *const mask = mask_of(&hazard_places[n], ops[o], args.p, args.offset);
+        for (int m = 0; m < 6; m++) {
+            const int o = m % 2, t = m / 2;
+            uint8_t *const mask =
+                mask_of(&hazard_places[n], ops[o], dtypes[t], args.p, args.offset);
             taken[o] += mask != NULL;
             hazard_check(mask == NULL || memcmp(mask, defined, 4 * LENGTH * LENGTH) == 0,
-                         "%s: the mask of %s is another one", hazard_places[n].kernel->name,
-                         ops[o] == FATTN_FORWARD ? "forward" : "backward");
+                         "%s: the mask of %s in %s is another one", hazard_places[n].kernel->name,
+                         o == 0 ? "forward" : "backward", fattn_dtype_name(dtypes[t]));
             free(mask);
         }
     }
@@ -130,13 +136,20 @@ static void h2(void)
     free(defined);
 }
 
+/* One that the place takes. */
+static fattn_dtype dtype_of(const place *at)
+{
+    return at->kernel->dtypes & FATTN_DTYPE_BIT(FATTN_F32) ? FATTN_F32 : FATTN_BF16;
+}
+
 /* The next offset gives another mask, the same one the same: p of the entries differ, roughly. */
 static void h3(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
-        uint8_t *const first = mask_of(&hazard_places[n], FATTN_FORWARD, 0.5, 5);
-        uint8_t *const again = mask_of(&hazard_places[n], FATTN_FORWARD, 0.5, 5);
-        uint8_t *const next = mask_of(&hazard_places[n], FATTN_FORWARD, 0.5, 6);
+        const fattn_dtype dtype = dtype_of(&hazard_places[n]);
+        uint8_t *const first = mask_of(&hazard_places[n], FATTN_FORWARD, dtype, 0.5, 5);
+        uint8_t *const again = mask_of(&hazard_places[n], FATTN_FORWARD, dtype, 0.5, 5);
+        uint8_t *const next = mask_of(&hazard_places[n], FATTN_FORWARD, dtype, 0.5, 6);
         if (first != NULL && again != NULL && next != NULL) {
             int64_t differ = 0, dropped = 0;
             for (int64_t m = 0; m < 4 * LENGTH * LENGTH; m++) {
@@ -162,7 +175,7 @@ static void h3(void)
 static void h4(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
-        draw_case c = dropping(FATTN_FORWARD, 0.4);
+        draw_case c = dropping(FATTN_FORWARD, dtype_of(&hazard_places[n]), 0.4);
         if (!hazard_build(&c) || !hazard_takes(&hazard_places[n], &c)) {
             draw_free(&c);
             continue;
@@ -232,8 +245,8 @@ static void h6(void)
     }
     /* And what kernels multiply with is that, across splits of batch, heads, rows and keys. */
     for (int64_t shift = 0; shift < 40; shift += 13) {
-        EACH (o, ops) {
-            draw_case c = hazard_case(ops[o], FATTN_F32, 2, 2, 1, 35, 41, 8);
+        for (int m = 0; m < 6; m++) {
+            draw_case c = hazard_case(ops[m % 2], dtypes[m / 2], 2, 2, 1, 35, 41, 8);
             c.problem.features = FATTN_DROPOUT | FATTN_POSITIONS;
             c.problem.dropout_p = 0.5;
             c.problem.batch_offset = shift, c.problem.head_offset = 2 * shift;

@@ -134,6 +134,39 @@ static void count_pairs(trials_row *row, uint64_t features, bool taken, int why)
     }
 }
 
+/* The tiles of the longest sequence's keys. */
+static int64_t key_tiles(const draw_case *c, const judge_verdict *v)
+{
+    int64_t longest = 0;
+    for (int64_t b = 0; b < c->problem.batch; b++) {
+        longest = c->sequences[b].keys > longest ? c->sequences[b].keys : longest;
+    }
+    return v->bc > 0 ? (longest + v->bc - 1) / v->bc : 0;
+}
+
+/* What else a run may be, beside its features. */
+enum { SIGHT_DEEP, SIGHT_F32, SIGHT_F16, SIGHT_BF16, SIGHT_GROUPED, SIGHT_D };
+static const char *const sight_names[TRIALS_SIGHTS] = {
+    "over 3 key tiles", "f32",     "f16",     "bf16",     "grouped heads",
+    "D to 16",          "D to 32", "D to 64", "D to 128", "D to 256",
+};
+
+static void count_sights(trials_row *row, const draw_case *c, const judge_verdict *v)
+{
+    const fattn_problem *const p = &c->problem;
+    int64_t *const seen = row->sights[p->op == FATTN_BACKWARD];
+    int width = 0;
+    while (width < 4 && p->dim > INT64_C(16) << width) {
+        width++;
+    }
+    seen[SIGHT_DEEP] += key_tiles(c, v) >= 3;
+    seen[SIGHT_F32] += p->dtype == FATTN_F32;
+    seen[SIGHT_F16] += p->dtype == FATTN_F16;
+    seen[SIGHT_BF16] += p->dtype == FATTN_BF16;
+    seen[SIGHT_GROUPED] += p->heads_q > p->heads_k;
+    seen[SIGHT_D + width]++;
+}
+
 static void tell(trials *s, const draw_case *c, const char *kernel, const judge_verdict *v)
 {
     if (s->told++ >= TOLD_MAX && !s->verbose) {
@@ -180,6 +213,7 @@ static void count_verdict(trials *s, trials_row *row, const draw_case *c, const 
     row->wide += v->tiles > 4;
     row->all_zero += v->all_zero;
     row->excused += v->excused;
+    count_sights(row, c, v);
     add_ratios(&row->ratios[c->family], &v->ratios);
     if (v->outcome == JUDGE_FAILED) {
         tell(s, c, row->kernel->name, v);
@@ -423,6 +457,64 @@ static int report_row_pairs(const trials *s, const trials_row *row)
     return s->count >= TRIALS_ENOUGH ? rare : 0;
 }
 
+/* Whether the row may run a problem with the feature. */
+static bool honours(const fattn_kernel *kernel, int feature)
+{
+    uint64_t possible = 0;
+    for (fattn_op op = FATTN_FORWARD; op <= FATTN_BACKWARD; op++) {
+        possible |= kernel->ops & FATTN_OP_BIT(op) ? draw_features_of(op) : 0;
+    }
+    return (kernel->features & possible) >> feature & 1;
+}
+
+/* How often a row ran each feature that it honours, and how often over 3 tiles of keys. */
+static int report_row_features(const trials *s, const trials_row *row)
+{
+    const int64_t deep = row->sights[0][SIGHT_DEEP] + row->sights[1][SIGHT_DEEP];
+    const bool tiled = row->kernel->tiles[0].bc < 1024; /* or one tile holds everything */
+    int never = (row->passed + row->failed == 0) + (tiled && deep == 0);
+    char text[768] = "";
+    size_t used = 0;
+    for (int f = 0; f < TRIALS_FEATURES; f++) {
+        const int64_t times = row->seen[f][f];
+        if (honours(row->kernel, f) && used < sizeof text) {
+            used += (size_t)snprintf(text + used, sizeof text - used, ", %s %lld%s",
+                                     fattn_feature_name(f), (long long)times, times ? "" : "!");
+            never += times == 0;
+        }
+    }
+    line(s, "%-24s over 3 key tiles %lld%s%s", row->kernel->name, (long long)deep, deep ? "" : "!",
+         text);
+    return s->count >= TRIALS_SOME ? never : 0;
+}
+
+/* What the rows of the device ran together, of each op. */
+static int report_sights(const trials *s)
+{
+    int never = 0;
+    for (fattn_op op = FATTN_FORWARD; op <= FATTN_BACKWARD; op++) {
+        int64_t sum[TRIALS_SIGHTS] = {0};
+        bool any = false;
+        for (int n = 0; n < s->row_count; n++) {
+            const bool runs = !s->rows[n].missing && s->rows[n].kernel->ops & FATTN_OP_BIT(op);
+            any = any || runs;
+            for (int sight = 0; runs && sight < TRIALS_SIGHTS; sight++) {
+                sum[sight] += s->rows[n].sights[op == FATTN_BACKWARD][sight];
+            }
+        }
+        char text[256] = "";
+        size_t used = 0;
+        for (int sight = 0; any && sight < TRIALS_SIGHTS; sight++) {
+            used +=
+                (size_t)snprintf(text + used, sizeof text - used, "%s %s %lld%s", sight ? "," : "",
+                                 sight_names[sight], (long long)sum[sight], sum[sight] ? "" : "!");
+            never += sum[sight] == 0;
+        }
+        line(s, "%-24s%s", op == FATTN_FORWARD ? "forward" : "backward", text);
+    }
+    return s->count >= TRIALS_SOME && !s->one_row ? never : 0;
+}
+
 /* A sixth of what a row runs spans more than 4 tiles, unless it takes few query rows only, or its
  * tile holds everything. */
 static int report_row_tiles(const trials *s, const trials_row *row)
@@ -449,8 +541,9 @@ int trials_report(const trials *s)
     int findings = report_medians(s);
     for (int n = 0; n < s->row_count; n++) {
         if (!s->rows[n].missing) {
-            findings += report_row_pairs(s, &s->rows[n]) + report_row_tiles(s, &s->rows[n]);
+            findings += report_row_features(s, &s->rows[n]) + report_row_pairs(s, &s->rows[n]) +
+                        report_row_tiles(s, &s->rows[n]);
         }
     }
-    return findings;
+    return findings + report_sights(s);
 }

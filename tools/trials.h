@@ -9,7 +9,8 @@
 
 #include "tools/judge.h"
 
-enum { TRIALS_FEATURES = 21, TRIALS_REASONS = 48, TRIALS_PAIR_TIMES = 20, TRIALS_ENOUGH = 4000 };
+enum { TRIALS_FEATURES = 21, TRIALS_REASONS = 48, TRIALS_PAIR_TIMES = 20, TRIALS_SIGHTS = 10 };
+enum { TRIALS_SOME = 500, TRIALS_ENOUGH = 4000 };
 
 typedef struct trials_reason {
     char text[200]; /* digits as '#' */
@@ -23,6 +24,7 @@ typedef struct trials_row {
     int64_t wide;     /* runs over more than 4 tiles of a head's scores */
     int64_t all_zero; /* runs that had to give nothing but zeros */
     int64_t excused;  /* elements out of f32's range, or reached by NaN and infinities */
+    int64_t sights[2][TRIALS_SIGHTS]; /* runs of each op that were what trials.c names */
     int64_t seen[TRIALS_FEATURES][TRIALS_FEATURES];
     int64_t declined_pairs[TRIALS_FEATURES][TRIALS_FEATURES];
     int why[TRIALS_FEATURES][TRIALS_FEATURES]; /* a reason's index; the latest */
@@ -52,9 +54,11 @@ fattn_status trials_open(trials *s, const char *kernel);
 
 void trials_run(trials *s);
 
-/* Prints what was covered. Returns how many findings there are besides failed cases: medians above
- * 1.2, pairs that were neither seen nor refused, too few runs over many tiles. Fewer than
- * TRIALS_ENOUGH cases print the same and find nothing: too little was drawn to say. */
+/* Prints what was covered. Returns how many findings there are besides failed cases. From TRIALS_SOME
+ * cases on: a row that took none, or none over 3 tiles of keys, a feature that a row honours and
+ * never saw, and a type, dimension or grouping that no row of the device saw. From TRIALS_ENOUGH
+ * on: medians above 1.2, pairs that were neither seen nor refused, too few runs over many tiles.
+ * Fewer cases print the same and find nothing: too little was drawn to say. */
 int trials_report(const trials *s);
 
 void trials_close(trials *s);

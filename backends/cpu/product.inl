@@ -74,9 +74,14 @@ _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
     default: call(FV_NQ); break;             \
     }
 
-/* last: lanes of the last vector that C has; FV_LANES for all. */
-INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const *a, int64_t depth,
-                               const WORD *b, int64_t b_stride, float *const *c, int64_t column)
+/* Words of a cache line. */
+#define LINE (64 / (int64_t)sizeof(WORD))
+
+/* last: lanes of the last vector that C has; FV_LANES for all. ahead: rows of the next tile, which
+ * full tiles fetch from the second-level cache meanwhile. */
+INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const *a,
+                               const WORD *const *ahead, int64_t depth, const WORD *b,
+                               int64_t b_stride, float *const *c, int64_t column)
 {
     fv sum[FV_NK][FV_NQ];
     for (int k = 0; k < FV_NK; k++) {
@@ -88,6 +93,9 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
     /* Unrolled, one step of the FV_NK pointers serves four terms: 2 % of a forward at d 128. */
 #pragma GCC unroll ROWS_UNROLL
     for (; r + GROUP <= depth; r += GROUP) {
+        for (int k = 0; k < FV_NK && nq == FV_NQ && r % LINE == 0; k++) {
+            __builtin_prefetch(ahead[k] + r);
+        }
         ROW row[GROUP * FV_NQ];
         for (int n = 0; n < GROUP * nq; n++) {
             row[n] = ROW_LOAD(b + (r + n / nq) * b_stride + n % nq * FV_LANES);
@@ -137,8 +145,10 @@ static void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *
         const int64_t vectors = fattn_min64(vectors_of(left), FV_NQ);
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
-#define TILE(nq) \
-    PRODUCT(rows_tile)(nq, last, times, a + k, depth, b + column, b_stride, c + k, column)
+            const WORD *const *const ahead = a + (k + FV_NK < rows ? k + FV_NK : k);
+#define TILE(nq)       \
+    PRODUCT(rows_tile) \
+    (nq, last, times, a + k, ahead, depth, b + column, b_stride, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
@@ -150,7 +160,7 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, c
                                   float *c, int64_t c_stride)
 {
     const int group = nm < GROUP ? nm : GROUP;
-    fv sum[FV_NK][FV_NQ];
+    fv sum[2 * FV_NK][FV_NQ];
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
             sum[m][q] = fv_set1(0);
@@ -158,6 +168,7 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, c
     }
     for (int64_t r = 0; r < depth; r++) {
         const WORD *const factors = a[r] + first;
+        __builtin_prefetch(factors + nm); /* of the next tile */
         ROW row[FV_NQ];
         for (int q = 0; q < nq; q++) {
             row[q] = ROW_LOAD(b + r * b_stride + q * FV_LANES);
@@ -171,7 +182,7 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, c
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
             float *const at = c + m * c_stride + q * FV_LANES;
@@ -204,6 +215,12 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
         }
         const fv *const scale = alpha ? factor : NULL;
         int64_t m = 0;
+        /* Few sums would wait for themselves, and each line of A come twice. */
+        for (; vectors == 1 && m + 2 * FV_NK <= rows; m += 2 * FV_NK) {
+            PRODUCT(columns_tile)
+            (2 * FV_NK, 1, fresh, scale, a, m, depth, b + column, b_stride,
+             c + m * c_stride + column, c_stride);
+        }
         for (; m + FV_NK <= rows; m += FV_NK) {
 #define TILE(nq)                                                                            \
     PRODUCT(columns_tile)                                                                   \
@@ -223,6 +240,7 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
 }
 
 #undef PRODUCT_WIDTHS
+#undef LINE
 #undef PRODUCT
 #undef WORD
 #undef GROUP

@@ -86,6 +86,7 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, const char *con
 {
     const int64_t by_two = channels_by_two(dim);
     fv sum[FV_ND];
+#pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n++) {
         sum[n] = fv_set1(0);
     }
@@ -95,6 +96,7 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, const char *con
             fv key[2];
             fetch(dtype, ahead[m], c, 2);
             load_two(dtype, k[m], c, key);
+#pragma GCC unroll 32
             for (int n = 0; n < 2 * nr; n++) {
                 fv *const at = &sum[m * nr + n / 2];
                 *at = fv_muladd(key[n % 2], fv_load(q + n * FV_LANES), *at);
@@ -127,6 +129,7 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p
                      const char *const *v, int64_t keys, int64_t c, const char *const *ahead,
                      fv *sum)
 {
+#pragma GCC unroll 16
     for (int n = 0; n < nr * nv; n++) {
         sum[n] = fv_set1(0);
     }
@@ -139,6 +142,7 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p
         if (nv == 1) {
             value[0] = load_as(dtype, v[j], c, part);
         }
+#pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
             const fv weight = fv_set1(p[j * pitch + n]);
             for (int u = 0; u < nv; u++) {
@@ -158,6 +162,7 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
         fv sum[FV_ND];
         mix_keys(nr, nv, part, dtype, p + j * pitch, pitch, v + j, fattn_min64(keys - j, MIX_KEYS),
                  c, ahead + j, sum);
+#pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
             const fv factor = fv_set1(j == 0 ? alpha[n] : 1.0f);
             for (int u = 0; u < nv; u++) {

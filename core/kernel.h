@@ -54,6 +54,9 @@ typedef struct fattn_kernel {
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
+    /* How many rows' time a block costs besides that of its own, if units are to share blocks
+     * evenly; NULL where traffic alone decides. Pure. */
+    int64_t (*block_rows)(const fattn_problem *problem);
     /* Fast memory that a tile occupies, in bytes. Pure. */
     int64_t (*fast_bytes)(const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set

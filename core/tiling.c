@@ -9,27 +9,61 @@ static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* The tile that moves the fewest bytes among those that fit fast memory; the smallest where none
- * does. Traffic depends on lengths and batch, so rows that may not notice them take the first that
- * fits. */
+/*
+ * Twice the rows' time until the last unit is done with its blocks, as the mean of two guesses.
+ * Blocks come in rounds, in whose last one the rests of heads may find room; or, as units are not
+ * equally fast nor blocks equally long, units end half a block apart. Under a causal mask, where
+ * blocks have half the work, the latter alone holds.
+ */
+static double time_of_rows(const fattn_problem *p, const fattn_kernel *kernel, int64_t units,
+                           int64_t br)
+{
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const int64_t rows = kernel->packs_groups ? group * p->seqlen_q : p->seqlen_q;
+    const int64_t heads = p->batch * (kernel->packs_groups ? p->heads_k : p->heads_q);
+    const int64_t extra = kernel->block_rows(p), rest = rows % br, rests = rest ? heads : 0;
+    const double all = (double)heads * ((double)rows + (double)ceil_div(rows, br) * (double)extra);
+    const double apart = (double)(br + extra) / 2;
+    if (p->features & FATTN_CAUSAL) {
+        return all / (double)units + 2 * apart;
+    }
+    const int64_t whole = heads * (rows / br), rounds = ceil_div(whole, units);
+    const int64_t room = rounds * units - whole;
+    const int64_t more = rests > room ? ceil_div(rests - room, units) : 0;
+    return (double)rounds * (double)(br + extra) + (double)more * (double)(rest + extra) +
+           all / (double)units + apart;
+}
+
+/* What tiles are compared by: bytes, or time, in which sums come and go once a tile of keys. */
+static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
+                      const fattn_kernel *kernel, fattn_tile tile)
+{
+    const double sums = 16; /* keys */
+    return kernel->block_rows && limits->units
+               ? time_of_rows(problem, kernel, limits->units, tile.br) *
+                     (1 + sums / (double)tile.bc)
+               : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
+}
+
+/* The tile that costs least among those that fit fast memory; the smallest where none does. Costs
+ * depend on lengths and batch, so rows that may not notice them take the first that fits. */
 static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
     fattn_tile best = kernel->tiles[0];
     int64_t best_bytes = kernel->fast_bytes(problem, best);
-    const bool by_traffic = !(problem->features & FATTN_BATCH_INVARIANT);
-    double best_traffic = fattn_io_plan_bytes(problem, best.br, best.bc, kernel->packs_groups);
+    const bool by_cost = !(problem->features & FATTN_BATCH_INVARIANT);
+    double best_cost = cost_of(problem, limits, kernel, best);
     for (const fattn_tile *tile = kernel->tiles + 1; tile->br; tile++) {
         const int64_t bytes = kernel->fast_bytes(problem, *tile);
-        const double traffic =
-            fattn_io_plan_bytes(problem, tile->br, tile->bc, kernel->packs_groups);
+        const double cost = cost_of(problem, limits, kernel, *tile);
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;
-        const bool better = by_traffic && traffic < best_traffic;
+        const bool better = by_cost && cost < best_cost;
         if (fits ? !best_fits || better : !best_fits && bytes < best_bytes) {
             best = *tile;
             best_bytes = bytes;
-            best_traffic = traffic;
+            best_cost = cost;
         }
     }
     return best;

@@ -16,7 +16,7 @@ typedef struct fattn_limits {
     int64_t parallelism;  /* pieces of work below which keys are worth splitting */
     int64_t split_keys;   /* fewest keys worth a part of their own */
     int64_t shared_cache; /* bytes between slow memory and all of fast memory; 0: none is known */
-    int64_t units;        /* that a kernel which memory bounds keeps busy; 0: unknown */
+    int64_t units;        /* that are kept busy with equal shares; 0: unknown */
 } fattn_limits;
 
 /* What the environment or a test wants instead; 0 leaves the choice to the planner. */

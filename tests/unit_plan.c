@@ -351,6 +351,31 @@ Test(tiling, the_largest_tile_that_fits)
     }
 }
 
+static int64_t ten(const fattn_problem *p) { return (void)p, 10; }
+static int64_t hundred(const fattn_problem *p) { return (void)p, 100; }
+
+/* Blocks are small enough to keep all units busy, and no smaller than their cost allows. */
+Test(tiling, units_share_blocks)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {{0, 0}, 0};
+    const struct {
+        int64_t sq, units;
+        int64_t (*block_rows)(const fattn_problem *p);
+        int64_t br;
+    } cases[] = {{256, 16, ten, 64},     {256, 16, hundred, 128},    {256, 4, hundred, 256},
+                 {100000, 16, ten, 256}, {100000, 16, hundred, 256}, {256, 0, ten, 256},
+                 {256, 16, NULL, 256}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, cases[i].units};
+        const fattn_problem p = normal(cases[i].sq, 3000, 64);
+        fattn_tiling t;
+        k.block_rows = cases[i].block_rows;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, cases[i].br, "case %zu: br %lld", i, (long long)t.br);
+    }
+}
+
 /* Keys and values of one of 8 heads of 3000 keys are 3000 * 2 * 64 * 4 bytes, 1.5 MB. */
 Test(tiling, a_shared_cache_spares_slow_memory)
 {

@@ -377,13 +377,15 @@ static void describe(void *impl, fattn_device_info *info)
     info->total_memory = fattn_cpuid_memory();
 }
 
-/* Parts for the cores that the machine has, not for the workers there happen to be: results may not
- * depend on those. Parts cost a trip of their sums through memory. */
+/* Parts and blocks for the cores that the machine has, not for the workers there happen to be:
+ * results may not depend on those. Parts cost a trip of their sums through memory. */
 static void limits(void *impl, fattn_limits *limits)
 {
     const cpu *const device = impl;
-    *limits = (fattn_limits){
-        .fast_memory = device->fast_memory, .parallelism = 2 * device->cores, .split_keys = 512};
+    *limits = (fattn_limits){.fast_memory = device->fast_memory,
+                             .parallelism = 2 * device->cores,
+                             .split_keys = 512,
+                             .units = device->cores};
 }
 
 static const fattn_kernel *kernel(void *impl, int i, const char **missing)

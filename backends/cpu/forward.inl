@@ -32,10 +32,8 @@ typedef struct forward {
 
 /* The fewest register tiles that hold the rows of decoding. */
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
-#define BLOCK_ROWS TILE_ROWS(192) /* most rows of a block */
-/* Products in matrix registers take so little time that loading keys must serve more rows. */
-#define PAIRS_ROWS (FV_TILES ? 2 * BLOCK_ROWS : BLOCK_ROWS)
-#define STRIPS (PAIRS_ROWS / STRIP_ROWS)
+#define BLOCK_ROWS TILE_ROWS(384) /* most rows of a block */
+#define STRIPS (BLOCK_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
 /* `count` strips of br rows. */
@@ -623,17 +621,31 @@ static int64_t merge_count(const fattn_cpu_run *run)
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-static const fattn_tile forward_tiles[] = {{TILE_ROWS(48), 128}, {TILE_ROWS(96), 128},
-                                           {BLOCK_ROWS, 128},    {TILE_ROWS(48), 64},
-                                           {TILE_ROWS(16), 32},  {0, 0}};
+/* Blocks of as many rows as are worth the keys they load, and smaller ones, among which the planner
+ * finds shares for all cores. */
+#define BLOCK_TILES                                                                           \
+    {TILE_ROWS(48), 128}, {TILE_ROWS(96), 128}, {TILE_ROWS(144), 128}, {TILE_ROWS(192), 128}, \
+        {TILE_ROWS(240), 128}, {TILE_ROWS(288), 128},                                         \
+    {                                                                                         \
+        BLOCK_ROWS, 128                                                                       \
+    }
+static const fattn_tile forward_tiles[] = {
+    BLOCK_TILES, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
+
+/* What copying a tile of keys costs, or the ways of keys in place through the caches, in rows'
+ * time. */
+static int64_t forward_block_rows(const fattn_problem *p)
+{
+    return in_place(p, &p->k) && in_place(p, &p->v) ? 10 : 40;
+}
+
 #if FV_PAIRS
-static const fattn_tile pairs_tiles[] = {{TILE_ROWS(48), 128},
-                                         {TILE_ROWS(96), 128},
-                                         {BLOCK_ROWS, 128},
-                                         {PAIRS_ROWS, 128},
-                                         {TILE_ROWS(48), 64},
-                                         {TILE_ROWS(16), 32},
-                                         {0, 0}};
+/* Products in matrix registers take so little time that loading keys must serve more rows. */
+static int64_t pairs_block_rows(const fattn_problem *p)
+{
+    (void)p;
+    return FV_TILES ? 60 : 15;
+}
 #endif
 
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)

@@ -101,12 +101,26 @@ static inline fv fv_exp2_from(fv a, float least, float factor)
     return _mm512_maskz_scalef_ps(kept, fv_mul(exp2_fraction(a), fv_set1(factor)), a);
 }
 
+/*
+ * a = 2^n m with 3/4 <= m < 3/2, and ln m = 2 artanh(s), s = (m - 1) / (m + 1), |s| <= 1/5, whose
+ * series is cut where the next term is 1e-8 of the sum. m - 1 is exact, and the rounding errors of
+ * m + 1, of the quotient and of 2 / ln 2 are put back: n and log2 m may nearly cancel. The
+ * instructions give -inf, +inf and NaN for 0, +inf, and NaN or a < 0.
+ */
 static inline fv fv_log2(fv a)
 {
-    float lanes[FV_LANES];
-    fv_store(lanes, a);
-    log2_lanes(lanes, FV_LANES);
-    return fv_load(lanes);
+    const fv one = fv_set1(1.0f), factor = fv_set1(2.88539004f), factor_rest = fv_set1(3.8519e-8f);
+    const fv m = _mm512_getmant_ps(a, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_nan);
+    const fv low = _mm512_getexp_ps(a);
+    const fv n = _mm512_mask_add_ps(low, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), low, one);
+    const fv top = fv_sub(m, one), sum = fv_add(m, one), lost = fv_sub(m, fv_sub(sum, one));
+    const fv reciprocal = fv_div(one, sum), s = fv_mul(top, reciprocal), z = fv_mul(s, s);
+    const fv s_rest = fv_mul(_mm512_fnmadd_ps(s, lost, _mm512_fnmadd_ps(s, sum, top)), reciprocal);
+    fv y = fv_muladd(z, fv_set1(0.320598898f), fv_set1(0.412198583f));
+    y = fv_muladd(z, y, fv_set1(0.577078016f));
+    y = fv_mul(z, fv_muladd(z, y, fv_set1(0.961796694f)));
+    const fv rest = fv_muladd(s_rest, factor, fv_mul(s, fv_add(y, factor_rest)));
+    return fv_add(fv_muladd(s, factor, n), rest);
 }
 
 static inline mv fv_eq(fv a, fv b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }

@@ -505,7 +505,7 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
             j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
     }
     product_rows(1 / lift_of(pn->p), s.padded, (const float *const *)weights, pn->width, rows,
-                 stride, g->out, dim);
+                 stride, g->out, 0, dim);
 }
 
 /* Waits until the panel before has added to the keys of the tile: to all keys where they share an
@@ -527,10 +527,10 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
 
     /* 1. S^T and dP^T. */
     load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
-    product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, pn->width);
+    product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, 0, pn->width);
     if (needs_ds) {
         load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
-        product_rows(0, s.padded, pn->v, p->dim_v, g->dot, pn->br, g->dp_rows, pn->width);
+        product_rows(0, s.padded, pn->v, p->dim_v, g->dot, pn->br, g->dp_rows, 0, pn->width);
     } else {
         fill(g->dp, s.padded * pn->br, 0);
     }

@@ -329,6 +329,23 @@ static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, float 
     }
 }
 
+/* Dot products of the tile: where the band cuts it on the right, without vectors of rows that are
+ * past their last key. score_tile() masks what is not computed. */
+static void dot_tile(const panel *pn, span s)
+{
+    int64_t j = 0;
+    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
+        const int64_t last = fattn_min64(r + FV_LANES, pn->rows) - 1;
+        const int64_t live = fattn_band_row(&pn->band, pn->row[last].i).past - s.first;
+        const int64_t past = fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded);
+        if (past > j) {
+            product_rows(0, past - j, pn->k + j, pn->p->dim, pn->qt, pn->br, pn->x_rows + j, r,
+                         pn->width);
+            j = past;
+        }
+    }
+}
+
 /* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
 INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 {
@@ -339,7 +356,7 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     if (paired) {
         pairs_scores(pn, s);
     } else {
-        product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, pn->width);
+        dot_tile(pn, s);
     }
     score_tile(pn, s);
 

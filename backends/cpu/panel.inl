@@ -486,15 +486,19 @@ static void load_keys(const panel *pn, span s, const void *tensor, const fattn_s
                       int64_t dim, float *copy, int64_t copy_stride, const float **rows)
 {
     const fattn_dtype dtype = pn->p->dtype;
-    const bool direct = in_place(pn->p, strides);
-    for (int64_t j = 0; j < s.padded; j++) {
+    const bool direct = in_place(pn->p, strides), paged = pn->p->features & FATTN_PAGED;
+    const int64_t step = strides->seq * fattn_dtype_size(dtype);
+    const char *from = element(tensor, dtype, key_index(pn, strides, s.first));
+    for (int64_t j = 0; j < s.padded; j++, from += step) {
         if (j >= s.live) {
             rows[j] = pn->zeros;
             continue;
         }
-        const void *const from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        if (paged) {
+            from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        }
         if (direct) {
-            rows[j] = from;
+            rows[j] = (const float *)(const void *)from;
         } else {
             row_load(copy + j * copy_stride, dtype, from, dim);
             rows[j] = copy + j * copy_stride;

@@ -133,14 +133,16 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
 }
 
 /*
- * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows.
+ * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows and columns
+ * from `first` on.
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
  * padded.
  */
 static void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a, int64_t depth,
-                                  const WORD *b, int64_t b_stride, float *const *c, int64_t columns)
+                                  const WORD *b, int64_t b_stride, float *const *c, int64_t first,
+                                  int64_t columns)
 {
-    for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
+    for (int64_t column = first; column < columns; column += FV_NQ * FV_LANES) {
         const int64_t left = columns - column;
         const int64_t vectors = fattn_min64(vectors_of(left), FV_NQ);
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);

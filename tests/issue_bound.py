@@ -102,18 +102,18 @@ def rounds(trace, multiplies):
 
 def estimates(fattn, objdump, processor, paths):
     """(direction, launch, metadata, rounds, Estimate) of each kernel that multiplies matrices."""
-    kernels = {k[".name"]: (k, path) for path in paths for k in code_objects.metadata(path)}
+    kernels = [(k, path) for path in paths for k in code_objects.metadata(path)]
     code = {}
     seen = set()
     for direction in ("forward", "backward"):
         for launch in traced(fattn, processor, direction == "backward"):
-            if launch.kernel not in kernels:
-                continue
-            kernel, path = kernels[launch.kernel]
-            if path not in code:
-                code[path] = {at: text for body in code_objects.disassemble(objdump, path).values() for at, text, _ in body}
-            texts = code[path]
-            multiplies = {at for at in launch.trace if issue.MATRIX.match(texts[at])}
+            for kernel, path in kernels:
+                if kernel[".name"] == launch.kernel and path not in code:
+                    code[path] = {at: text for body in code_objects.disassemble(objdump, path).values() for at, text, _ in body}
+            # Images may have kernels of the same name.
+            kernel, texts = next(((k, code[path]) for k, path in kernels if k[".name"] == launch.kernel and
+                                  all(at in code[path] for at in launch.trace)), (None, {}))
+            multiplies = {at for at in launch.trace if kernel and issue.MATRIX.match(texts[at])}
             if not multiplies or launch.kernel in seen:
                 continue
             seen.add(launch.kernel)

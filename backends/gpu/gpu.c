@@ -274,7 +274,8 @@ const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
     for (const fattn_gpu_kernel *const *table = d->vendor->tables; *table; table++) {
         for (const fattn_gpu_kernel *kernel = *table; kernel->row.name; kernel++) {
             if (i-- == 0) {
-                *missing = d->isa < kernel->isa ? kernel->needs : NULL;
+                const bool newer = kernel->isa_past && d->isa >= kernel->isa_past;
+                *missing = d->isa < kernel->isa || newer ? kernel->needs : NULL;
                 return &kernel->row;
             }
         }

@@ -29,7 +29,7 @@ typedef void fattn_gpu_phase(const fattn_problem *problem, const fattn_tiling *t
 typedef struct fattn_gpu_kernel {
     fattn_kernel row;
     const char *image; /* that has its functions */
-    int isa;           /* the least that it needs; 0: any */
+    int isa, isa_past; /* the least that it needs, and the first it does not know; 0: any */
     const char *needs; /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
 } fattn_gpu_kernel;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/gpu/gpu.h"
+#include "backends/hip/hip.h"
 
 /* Newest first. What is called here has the same signature and numbers in all of them. */
 static const char *const libraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"};
@@ -260,7 +260,7 @@ static int find_isa(gpu_module module, int version, int *isa)
 #include "backends/hip/images.inc"
 #undef FATTN_HIP_IMAGE
 
-static const fattn_gpu_kernel *const tables[] = {fattn_gpu_simt, NULL};
+static const fattn_gpu_kernel *const tables[] = {fattn_hip_matrix, fattn_gpu_simt, NULL};
 
 static const fattn_gpu_vendor vendor = {
     .name = "hip",

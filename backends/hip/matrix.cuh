@@ -44,6 +44,13 @@
 #error "a processor without matrix units that are known"
 #endif
 
+/* Instructions of a product. */
+#if MATRIX_MFMA && !defined(__gfx950__)
+#define MATRIX_STEPS 2
+#else
+#define MATRIX_STEPS 1
+#endif
+
 template <int side> struct matrix {
     enum {
         SIDE = side,
@@ -60,19 +67,27 @@ typedef uint32_t matrix_operand __attribute__((ext_vector_type(matrix<16>::OWN /
 
 typedef uint32_t matrix_four __attribute__((ext_vector_type(4)));
 typedef uint32_t matrix_two __attribute__((ext_vector_type(2)));
+typedef float matrix_pair __attribute__((ext_vector_type(2)));
 
-GPU_DEVICE int matrix_lane(void) { return gpu_thread() % GPU_WAVE; }
+GPU_DEVICE int matrix_lane(void) { return gpu_thread_anew() % GPU_WAVE; }
 
 /* --- Where elements lie ----------------------------------------------------------------------- */
 
-/* Row of the lane's sum r. */
-template <int SIDE> GPU_DEVICE int matrix_row(int r)
+/* Row of the lane's first sum, how far below it that of sum r is, and row of sum r. */
+template <int SIDE> GPU_DEVICE int matrix_row_first(void)
 {
     const int group = matrix_lane() / SIDE;
-    if (MATRIX_MFMA) {
-        return 4 * (GPU_WAVE / SIDE * (r / 4) + group) + r % 4;
-    }
-    return MATRIX_WMMA == 11 ? 2 * r + group : 8 * group + r;
+    return MATRIX_MFMA ? 4 * group : MATRIX_WMMA == 11 ? group : 8 * group;
+}
+
+template <int SIDE> GPU_DEVICE constexpr int matrix_row_step(int r)
+{
+    return MATRIX_MFMA ? 4 * (GPU_WAVE / SIDE) * (r / 4) + r % 4 : MATRIX_WMMA == 11 ? 2 * r : r;
+}
+
+template <int SIDE> GPU_DEVICE int matrix_row(int r)
+{
+    return matrix_row_first<SIDE>() + matrix_row_step<SIDE>(r);
 }
 
 /* Column of the lane's sums, and row or column of its operands. */
@@ -180,9 +195,10 @@ struct matrix_bf16 {
 #if defined(__gfx950__)
     GPU_DEVICE uint32_t pack(float lo, float hi)
     {
-        uint32_t pair;
-        asm("v_cvt_pk_bf16_f32 %0, %1, %2" : "=v"(pair) : "v"(lo), "v"(hi));
-        return pair;
+        typedef float floats __attribute__((ext_vector_type(2)));
+        typedef __bf16 two __attribute__((ext_vector_type(2)));
+        const floats pair = {lo, hi};
+        return __builtin_bit_cast(uint32_t, __builtin_convertvector(pair, two));
     }
     GPU_DEVICE uint32_t pack_weights(float lo, float hi) { return pack(lo, hi); }
 #else
@@ -234,7 +250,7 @@ struct matrix_bf16 {
 template <class T, int SIDE>
 GPU_DEVICE void matrix_multiply(matrix_operand a, matrix_operand b, typename matrix<SIDE>::sums &c)
 {
-#if MATRIX_MFMA && !defined(__gfx950__)
+#if MATRIX_STEPS == 2
     typedef typename T::four four;
     const matrix_two a_lo = a.lo, a_hi = a.hi, b_lo = b.lo, b_hi = b.hi;
     c = T::step(__builtin_bit_cast(four, a_lo), __builtin_bit_cast(four, b_lo), c);
@@ -246,6 +262,26 @@ GPU_DEVICE void matrix_multiply(matrix_operand a, matrix_operand b, typename mat
     typedef typename T::eight eight;
     c = T::step(__builtin_bit_cast(eight, a), __builtin_bit_cast(eight, b), c);
 #endif
+}
+
+/* Says how loads and products take turns in what was just written: N products, each of EACH
+ * operands from local memory, which are asked for AHEAD products before. Left alone, the compiler
+ * asks for all of them, and has no registers, or for each when it is due, and waits. */
+template <int N, int AHEAD, int EACH = 1> GPU_DEVICE void matrix_pace(void)
+{
+    enum {
+        PRODUCTS = MATRIX_STEPS,
+        LOADS = MATRIX_WMMA == 11 ? 2 * EACH : EACH,
+        IS_PRODUCT = 8,
+        IS_LOAD = 0x100
+    };
+    __builtin_amdgcn_sched_group_barrier(IS_LOAD, AHEAD * LOADS, 0);
+    GPU_UNROLL
+    for (int n = 0; n < N - AHEAD; n++) {
+        __builtin_amdgcn_sched_group_barrier(IS_PRODUCT, PRODUCTS, 0);
+        __builtin_amdgcn_sched_group_barrier(IS_LOAD, LOADS, 0);
+    }
+    __builtin_amdgcn_sched_group_barrier(IS_PRODUCT, AHEAD * PRODUCTS, 0);
 }
 
 /* What lane l ^ n holds; n is 16 or 32. */
@@ -263,6 +299,24 @@ GPU_DEVICE uint32_t matrix_across(uint32_t x, int n)
 GPU_DEVICE float matrix_across(float x, int n)
 {
     return fattn_f32_from_bits(matrix_across(fattn_f32_bits(x), n));
+}
+
+/* What lane n of the wave holds. */
+GPU_DEVICE int64_t matrix_from(int64_t x, int n)
+{
+    const uint32_t low = (uint32_t)__builtin_amdgcn_ds_bpermute(4 * n, (int)x);
+    const uint32_t high = (uint32_t)__builtin_amdgcn_ds_bpermute(4 * n, (int)(x >> 32));
+    return (int64_t)((uint64_t)high << 32 | low);
+}
+
+/* Whether it is so in any lane of the wave. */
+GPU_DEVICE bool matrix_any(bool x)
+{
+#if GPU_WAVE == 64
+    return __builtin_amdgcn_ballot_w64(x) != 0;
+#else
+    return __builtin_amdgcn_ballot_w32(x) != 0;
+#endif
 }
 
 /* The largest, and the sum, of what the lanes of a column hold, in all of them. */
@@ -342,22 +396,85 @@ template <int N> GPU_DEVICE int matrix_column_at(int row, int chunk)
 GPU_DEVICE matrix_four matrix_get(const uint16_t *from) { return *(const matrix_four *)from; }
 GPU_DEVICE void matrix_put(uint16_t *to, matrix_four x) { *(matrix_four *)to = x; }
 
-/* The operand of rows row .. row + SIDE - 1 of a tile and of DEPTH k from step * DEPTH on. AT:
- * where a chunk of the tile lies. */
+/*
+ * Places are exclusive-ors: AT(row, chunk), of either kind of tile, is that of the bits of row and
+ * of chunk one by one. What a lane reads or writes lies at what is the lane's own and what is the
+ * same for all, whose bits below a line are exclusive-ored, and the rest added: as a constant, it
+ * costs no register. The bits of the two parts of a row, or of a chunk, must be apart.
+ */
+template <int (*AT)(int, int)> GPU_DEVICE int matrix_at(int own, int row, int chunk)
+{
+    const int all = AT(row, chunk), low = all % (8 * MATRIX_LINE);
+    return (own ^ low) + (all - low);
+}
+
+/* What is a lane's own of where it reads operands. */
+template <int SIDE, int (*AT)(int, int)> GPU_DEVICE int matrix_reads(void)
+{
+    return AT(matrix_column<SIDE>(), matrix_own<SIDE>() / 8);
+}
+
+/* The same number, of which the compiler knows nothing: what follows from it is made after this,
+ * and not kept in registers through a loop. */
+GPU_DEVICE int matrix_anew(int x)
+{
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
+/* The operand of rows row .. row + SIDE - 1 of a tile, row being a multiple of SIDE, and of DEPTH k
+ * from step * DEPTH on. own: matrix_reads(). */
+template <int SIDE, int (*AT)(int, int)>
+GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int own, int row, int step)
+{
+    const int chunk = step * matrix<SIDE>::DEPTH / 8;
+#if MATRIX_WMMA == 11
+    matrix_operand x;
+    x.lo = matrix_get(tile + matrix_at<AT>(own, row, chunk));
+    x.hi = matrix_get(tile + matrix_at<AT>(own, row, chunk + 1));
+    return x;
+#else
+    return matrix_get(tile + matrix_at<AT>(own, row, chunk));
+#endif
+}
+
 template <int SIDE, int (*AT)(int, int)>
 GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int row, int step)
 {
-    typedef matrix<SIDE> M;
-    const int own = row + matrix_column<SIDE>();
-    const int chunk = (step * M::DEPTH + matrix_own<SIDE>()) / 8;
+    return matrix_load<SIDE, AT>(tile, matrix_reads<SIDE, AT>(), row, step);
+}
+
+/* Leaves an operand of sums of column c (matrix_turn) as k of row c of a tile of SIDE rows, its
+ * DEPTH k from step * DEPTH on, each at its place; and reads eight in their own order. */
+template <int SIDE, int (*AT)(int, int)>
+GPU_DEVICE void matrix_put_sums(uint16_t *tile, int step, matrix_operand x)
+{
+    const int own = matrix_column<SIDE>();
 #if MATRIX_WMMA == 11
-    matrix_operand x;
-    x.lo = matrix_get(tile + AT(own, chunk));
-    x.hi = matrix_get(tile + AT(own, chunk + 1));
-    return x;
+    const int half = matrix_lane() / 16;
+    const matrix_four lo = x.lo, hi = x.hi;
+    matrix_put(tile + AT(own, 2 * step + half), half ? hi : lo);
 #else
-    return matrix_get(tile + AT(own, chunk));
+    matrix_put(tile + AT(own, (step * matrix<SIDE>::DEPTH + matrix_own<SIDE>()) / 8), x);
 #endif
+}
+
+template <int SIDE, int (*AT)(int, int)>
+GPU_DEVICE matrix_four matrix_get_sums(const uint16_t *tile, int row, int chunk)
+{
+    const int lo = matrix_place<SIDE>(8 * chunk), hi = matrix_place<SIDE>(8 * chunk + 4);
+    matrix_four x;
+    x.lo = *(const matrix_two *)(tile + AT(row, lo / 8) + lo % 8);
+    x.hi = *(const matrix_two *)(tile + AT(row, hi / 8) + hi % 8);
+    return x;
+}
+
+/* Orders the wave's own accesses to local memory. */
+GPU_DEVICE void matrix_wave_sync(void)
+{
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
 }
 
 /* --- From global to local memory -------------------------------------------------------------- */
@@ -369,8 +486,8 @@ template <int WIDTH, int N, int THREADS> struct matrix_fill {
     static_assert(THREADS % CHUNKS == 0 && N % STEP == 0, "every thread has as much");
     matrix_four x[COUNT];
 
-    GPU_DEVICE int chunk(void) { return gpu_thread() % CHUNKS; }
-    GPU_DEVICE int row(int n) { return gpu_thread() / CHUNKS + n * STEP; }
+    GPU_DEVICE int chunk(void) { return gpu_thread_anew() % CHUNKS; }
+    GPU_DEVICE int row(int n) { return gpu_thread_anew() / CHUNKS + n * STEP; }
 };
 
 /* The same for a tile that is turned: WIDTH rows of N elements, those of a row in the order of
@@ -382,16 +499,15 @@ template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_turned_fill {
     matrix_four x[COUNT][4];
 
     /* Eight neighbours have neighbouring channels, the next eight the other half of their chunk. */
-    GPU_DEVICE int chunk(int n) { return gpu_thread() % 8 + number(n) % LINES * 8; }
-    GPU_DEVICE int place(int n) { return number(n) / LINES * 8 + gpu_thread() / 8 % 2 * 4; }
+    GPU_DEVICE int chunk(int n) { return gpu_thread_anew() % 8 + number(n) % LINES * 8; }
+    GPU_DEVICE int place(int n) { return number(n) / LINES * 8 + gpu_thread_anew() / 8 % 2 * 4; }
     GPU_DEVICE int row(int n) { return matrix_placed<SIDE>(place(n)); }
-    GPU_DEVICE int number(int n) { return (n * THREADS + gpu_thread()) / 16; }
+    GPU_DEVICE int number(int n) { return (n * THREADS + gpu_thread_anew()) / 16; }
 };
 
 /* Channels 8 chunk .. 8 chunk + 7 of four rows become eight rows of four neighbours, at place k of
- * a turned tile. */
-template <int N>
-GPU_DEVICE void matrix_put_turned(uint16_t *tile, int chunk, int k, const matrix_four x[4])
+ * a turned tile; and the same where it is known what is the thread's own of their places. */
+template <int N> GPU_DEVICE void matrix_put_turned(uint16_t *tile, int own, const matrix_four x[4])
 {
     GPU_UNROLL
     for (int c = 0; c < 8; c++) {
@@ -399,8 +515,14 @@ GPU_DEVICE void matrix_put_turned(uint16_t *tile, int chunk, int k, const matrix
         const matrix_two four =
             c % 2 ? matrix_two{matrix_upper(x[0][w], x[1][w]), matrix_upper(x[2][w], x[3][w])}
                   : matrix_two{matrix_lower(x[0][w], x[1][w]), matrix_lower(x[2][w], x[3][w])};
-        *(matrix_two *)(tile + matrix_column_at<N>(8 * chunk + c, k / 8) + k % 8) = four;
+        *(matrix_two *)(tile + matrix_at<matrix_column_at<N>>(own, c, 0)) = four;
     }
+}
+
+template <int N>
+GPU_DEVICE void matrix_put_turned(uint16_t *tile, int chunk, int k, const matrix_four x[4])
+{
+    matrix_put_turned<N>(tile, matrix_column_at<N>(8 * chunk, k / 8) + k % 8, x);
 }
 
 #endif

@@ -15,6 +15,8 @@
 #define GPU_KERNEL(threads, blocks)    \
     extern "C" __attribute__((global)) \
     __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
+/* Of a kernel, before its name: so many waves at least are to fit a SIMD at a time. */
+#define GPU_WAVES(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define GPU_PARAM
 #define GPU_DEVICE static inline __attribute__((device)) __attribute__((always_inline))
 #define GPU_SHARED __attribute__((shared))

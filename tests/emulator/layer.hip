@@ -21,16 +21,20 @@ template <int SIDE> GPU_DEVICE void fill(const arguments &a, uint16_t *q, uint16
     typedef matrix_fill<WIDTH, KEYS, GPU_WAVE> keys;
     typedef matrix_fill<WIDTH, SIDE, GPU_WAVE> queries;
     typedef matrix_turned_fill<SIDE, WIDTH, KEYS, GPU_WAVE> values;
+    GPU_UNROLL
     for (int n = 0; n < keys::COUNT; n++) {
         const int row = keys::row(n), chunk = keys::chunk();
         matrix_put(k + matrix_row_at<WIDTH>(row, chunk), matrix_get(a.k + row * WIDTH + 8 * chunk));
     }
+    GPU_UNROLL
     for (int n = 0; n < queries::COUNT; n++) {
         const int row = queries::row(n), chunk = queries::chunk();
         matrix_put(q + matrix_row_at<WIDTH>(row, chunk), matrix_get(a.q + row * WIDTH + 8 * chunk));
     }
+    GPU_UNROLL
     for (int n = 0; n < values::COUNT; n++) {
         matrix_four rows[4];
+        GPU_UNROLL
         for (int e = 0; e < 4; e++) {
             rows[e] = matrix_get(a.v + (values::row(n) + e) * WIDTH + 8 * values::chunk(n));
         }
@@ -50,6 +54,7 @@ template <class T, int SIDE> GPU_DEVICE void attend(const arguments &a)
     GPU_UNROLL
     for (int t = 0; t < KEYS / SIDE; t++) {
         typename M::sums s = {};
+        GPU_UNROLL
         for (int step = 0; step < WIDTH / M::DEPTH; step++) {
             const matrix_operand keys = matrix_load<SIDE, matrix_row_at<WIDTH>>(k, t * SIDE, step);
             const matrix_operand query = matrix_load<SIDE, matrix_row_at<WIDTH>>(q, 0, step);
@@ -76,6 +81,7 @@ template <class T, int SIDE> GPU_DEVICE void attend(const arguments &a)
         }
         weights[n] = matrix_turn(pair);
     }
+    GPU_UNROLL
     for (int t = 0; t < WIDTH / SIDE; t++) {
         typename M::sums o = {};
         GPU_UNROLL

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Image "matrix_forward": matrix_<variant>_<type>_<width> for each shape of matrix.h. */
+#include "backends/hip/vendor.h"
+
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__) || defined(__GFX11__) || \
+    defined(__GFX12__) /* others have no code here */
+
+#include "backends/hip/matrix_forward.cuh"
+
+/* Two waves are to fit a SIMD of MFMA's where registers allow it; of WMMA's more do. */
+#define MATRIX_WAVES(width, lean) (MATRIX_MFMA && lean && width < 256 ? 2 : 1)
+
+#define MATRIX_ENTRY(name, type, width, rows, keys, held, lean)                   \
+    GPU_KERNEL(2 * rows, 2)                                                       \
+    GPU_WAVES(MATRIX_WAVES(width, lean)) name(const GPU_PARAM fattn_gpu_args g)   \
+    {                                                                             \
+        matrix_forward_all<matrix_shape<type, width, rows, keys, held, lean>>(g); \
+    }
+#define MATRIX_ENTRIES(width, ...)                                                \
+    MATRIX_ENTRY(matrix_lean_f16_##width, matrix_f16, width, __VA_ARGS__, true)   \
+    MATRIX_ENTRY(matrix_lean_bf16_##width, matrix_bf16, width, __VA_ARGS__, true) \
+    MATRIX_ENTRY(matrix_full_f16_##width, matrix_f16, width, __VA_ARGS__, false)  \
+    MATRIX_ENTRY(matrix_full_bf16_##width, matrix_bf16, width, __VA_ARGS__, false)
+#if MATRIX_MFMA
+MATRIX_MFMA_SHAPES(MATRIX_ENTRIES)
+#else
+MATRIX_WMMA_SHAPES(MATRIX_ENTRIES)
+#endif
+
+GPU_COMBINE
+
+#endif

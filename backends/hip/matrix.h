@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What matrix.c, which plans them, and the kernels on matrix units must agree on. */
+#ifndef FATTN_HIP_MATRIX_H
+#define FATTN_HIP_MATRIX_H
+
+/* What lean forward kernels honour. */
+#define MATRIX_LEAN                                                                            \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
+     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
+     FATTN_BATCH_INVARIANT | FATTN_CHECKED)
+
+/*
+ * The shapes of forward: X(width, rows, keys, held), with width the padded channels, and held
+ * whether a wave's registers hold its queries. A wave has 32 rows on MFMA and 16 on WMMA, so that a
+ * block has two threads a row; tiles of keys are such that each thread stages one block of values
+ * (matrix_turned_fill). Keys and values of 32 KiB leave room for two blocks where local memory is
+ * 64 KiB.
+ */
+#define MATRIX_MFMA_SHAPES(X) \
+    X(64, 128, 128, 1)        \
+    X(128, 128, 64, 1)        \
+    X(256, 128, 32, 1)
+#define MATRIX_WMMA_SHAPES(X) \
+    X(64, 64, 64, 1)          \
+    X(128, 64, 32, 1)         \
+    X(256, 64, 16, 0)
+
+/* Bytes of local memory of a block: keys, values, and queries that are not held. */
+#define MATRIX_SHARED(width, rows, keys, held) (2 * (width) * (2 * (keys) + ((held) ? 0 : (rows))))
+
+#endif

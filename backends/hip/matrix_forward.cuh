@@ -1,0 +1,620 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward on AMD's matrix units, for 16-bit types: FlashAttention-2 (Dao 2023) turned over.
+ *
+ * A block takes a tile of rows of one key/value head (an item of the schedule) along a part of its
+ * keys; a wave owns SIDE of the rows, a lane one of them, and only keys and values are shared:
+ *
+ *     x = K Q^T             a row's scores lie in the lanes of a column of x
+ *     p                     online softmax, in a lane but for one exchange a tile
+ *     o = o alpha + V^T p   p rounded to the type of v, without leaving its registers
+ *
+ * Keys of the next tile are on their way to registers while values are worked on, and values while
+ * their keys are; values are turned on their way to local memory. alpha is 1 until a row's maximum
+ * rises by more than MATRIX_RISE since it was last taken as a reference: weights may reach
+ * 2^MATRIX_RISE, which costs nothing in floating point, and most tiles leave o alone.
+ *
+ * Keys of a tile past the last are repeats of it, whose scores are selected away. Channels past the
+ * last are zeros.
+ *
+ * LEAN kernels know causal masks, windows, lengths and pages; the others every feature
+ * (matrix_terms.cuh, which has the layout of a tile too).
+ */
+#ifndef FATTN_HIP_MATRIX_FORWARD_CUH
+#define FATTN_HIP_MATRIX_FORWARD_CUH
+
+#include "backends/hip/matrix_terms.cuh"
+
+#define MATRIX_RISE 8.0f
+
+/* --- Copies ----------------------------------------------------------------------------------- */
+
+/* Keys or values, as a wave keeps them while it walks along. */
+typedef struct matrix_tensor {
+    const char *first; /* key 0, of page 0 where keys are in pages */
+    int64_t step;      /* bytes from a key to the next */
+    bool odd, near;    /* it is not in chunks; a tile of it in 4 GB */
+    bool padded, some; /* it has fewer chunks than the kernel; the thread's exists */
+} matrix_tensor;
+
+/* What is kept of an item while a wave walks along its keys. */
+typedef struct matrix_walker {
+    matrix_tensor k, v;
+    const int32_t *table;            /* of pages, or NULL */
+    int keys, past, full, full_past; /* as in matrix_item */
+} matrix_walker;
+
+/* How threads fill tiles of keys and of values: four times 16 bytes each. */
+template <class S> struct matrix_filled {
+    typedef matrix_fill<S::WIDTH, S::KEYS, S::THREADS> keys;
+    typedef matrix_turned_fill<S::SIDE, S::WIDTH, S::KEYS, S::THREADS> values;
+    static_assert((int)keys::COUNT == 4 && (int)values::COUNT == 1, "four each");
+};
+
+/* Whether a tensor's rows of `dim` channels can be read 16 bytes at a time. */
+GPU_DEVICE bool matrix_in_chunks(const fattn_gpu_args &g, unsigned bit, int64_t dim)
+{
+    return g.chunks & bit && dim % 8 == 0;
+}
+
+template <class S>
+GPU_DEVICE matrix_tensor matrix_tensor_of(const fattn_gpu_args &g, const matrix_item &w,
+                                          const void *data, const fattn_strides &stride,
+                                          unsigned bit, int64_t dim, int chunk)
+{
+    const bool paged = g.problem.features & FATTN_PAGED;
+    const int64_t at =
+        paged ? w.hk * stride.head : gpu_key_at(g, w.pairs.seq, stride, w.pairs.b, w.hk, 0);
+    matrix_tensor t;
+    t.first = (const char *)((const uint16_t *)data + at);
+    t.step = 2 * stride.seq;
+    t.odd = !matrix_in_chunks(g, bit, dim);
+    t.near = !paged && 0 <= t.step && t.step < (INT64_C(1) << 32) / S::KEYS;
+    t.padded = dim < S::WIDTH;
+    t.some = !t.odd && 8 * chunk < dim;
+    return t;
+}
+
+template <class S>
+GPU_DEVICE matrix_walker matrix_walker_of(const fattn_gpu_args &g, const matrix_item &w)
+{
+    typedef matrix_filled<S> F;
+    const fattn_problem &p = g.problem;
+    matrix_walker at;
+    at.k = matrix_tensor_of<S>(g, w, g.buffers.k, p.k, FATTN_GPU_QUADS_K, p.dim, F::keys::chunk());
+    at.v = matrix_tensor_of<S>(g, w, g.buffers.v, p.v, FATTN_GPU_QUADS_V, p.dim_v,
+                               F::values::chunk(0));
+    at.table =
+        p.features & FATTN_PAGED ? g.buffers.block_table + w.pairs.b * p.block_table_stride : NULL;
+    at.keys = w.keys;
+    at.past = w.past;
+    at.full = w.full;
+    at.full_past = w.full_past;
+    return at;
+}
+
+/* Element of a tensor, from its `first`, where key j begins, or the last key: what gpu_key_at() is,
+ * less what is the same for all keys. */
+GPU_DEVICE int64_t matrix_key(const fattn_gpu_args &g, const matrix_walker &at,
+                              const fattn_strides &stride, int j)
+{
+    const uint32_t key = j < at.keys ? j : at.keys - 1;
+    if (at.table) {
+        const uint32_t size = (uint32_t)g.problem.page_size;
+        const int64_t page = gpu_clamp(at.table[key / size], 0, g.problem.num_pages - 1);
+        return page * stride.batch + key % size * stride.seq;
+    }
+    return key * stride.seq;
+}
+
+/* 16 bytes at a place that is the same for all threads and so many bytes on: in scalar registers
+ * and a vector register. */
+GPU_DEVICE matrix_four matrix_get_at(const char *base, uint32_t bytes)
+{
+    typedef __attribute__((address_space(1))) const char *global;
+    global from = (global)gpu_uniform((int64_t)base);
+    asm volatile("" : "+s"(from));
+    return *(__attribute__((address_space(1))) const matrix_four *)(from + bytes);
+}
+
+/* Asks for the thread's chunk, zeros where it does not exist, of rows row, row + STEP, .. of the
+ * tile of key j0. */
+template <int STEP>
+GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at,
+                             const matrix_tensor &t, const fattn_strides &stride, bool whole,
+                             int j0, int row, int chunk, matrix_four x[4])
+{
+    if (t.padded) {
+        GPU_UNROLL
+        for (int n = 0; n < 4; n++) {
+            x[n] = 0;
+        }
+    }
+    if (!t.some) {
+        return;
+    }
+    if (whole && t.near) {
+        const char *from = t.first + j0 * t.step;
+        const uint32_t own = (uint32_t)matrix_anew(row * (int)t.step + 16 * chunk);
+        GPU_UNROLL
+        for (int n = 0; n < 4; n++, from += STEP * t.step) {
+            x[n] = matrix_get_at(from, own);
+        }
+        return;
+    }
+    const fattn_gpu_args &g = gpu_anew(args);
+    int64_t from[4];
+    row = matrix_anew(row), chunk = matrix_anew(chunk);
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        from[n] = matrix_key(g, at, stride, j0 + row + n * STEP);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        x[n] = matrix_get((const uint16_t *)t.first + from[n] + 8 * chunk);
+    }
+}
+
+/* Asks for keys, or values, of tile `block`, but for what matrix_put_odd() reads. */
+template <class S>
+GPU_DEVICE void matrix_fetch_keys(const fattn_gpu_args &g, const matrix_walker &at, int block,
+                                  matrix_four x[4])
+{
+    typedef typename matrix_filled<S>::keys F;
+    const int j0 = block * S::KEYS;
+    matrix_fetch<F::STEP>(g, at, at.k, g.problem.k, at.keys - j0 >= S::KEYS, j0, F::row(0),
+                          F::chunk(), x);
+}
+
+template <class S>
+GPU_DEVICE void matrix_fetch_values(const fattn_gpu_args &g, const matrix_walker &at, int block,
+                                    matrix_four x[4])
+{
+    typedef typename matrix_filled<S>::values F;
+    const int j0 = block * S::KEYS;
+    matrix_fetch<1>(g, at, at.v, g.problem.v, at.keys - j0 >= S::KEYS, j0, F::row(0), F::chunk(0),
+                    x);
+}
+
+/* Rows of any alignment and number of channels, an element at a time. N rows of WIDTH elements;
+ * row(r): where row r begins, put(r, c): where its element c goes. */
+template <int N, int WIDTH, int THREADS, class Row, class Put>
+GPU_DEVICE void matrix_copy_odd(int dim, Row row, Put put)
+{
+#pragma unroll 1
+    for (int n = gpu_thread_anew(); n < N * WIDTH; n += THREADS) {
+        const int r = n / WIDTH, c = n % WIDTH;
+        *put(r, c) = c < dim ? row(r)[c] : 0;
+    }
+}
+
+/* What is a thread's own of where it reads and writes in local memory. */
+typedef struct matrix_places {
+    int read_k, read_v, put_k, put_v;
+} matrix_places;
+
+template <class S> GPU_DEVICE matrix_places matrix_places_of(void)
+{
+    typedef matrix_filled<S> F;
+    const int k = F::values::place(0);
+    matrix_places at;
+    at.read_k = matrix_reads<S::SIDE, matrix_row_at<S::WIDTH>>();
+    at.read_v = matrix_reads<S::SIDE, matrix_column_at<S::KEYS>>();
+    at.put_k = matrix_row_at<S::WIDTH>(F::keys::row(0), F::keys::chunk());
+    at.put_v = matrix_column_at<S::KEYS>(8 * F::values::chunk(0), k / 8) + k % 8;
+    return at;
+}
+
+GPU_DEVICE void matrix_places_anew(matrix_places &at)
+{
+    at.read_k = matrix_anew(at.read_k), at.read_v = matrix_anew(at.read_v);
+    at.put_k = matrix_anew(at.put_k), at.put_v = matrix_anew(at.put_v);
+}
+
+/* What was asked for, of tile `block`, goes to local memory. */
+template <class S>
+GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker &at, int block,
+                                int own, const matrix_four x[4], uint16_t *tile)
+{
+    typedef typename matrix_filled<S>::keys F;
+    if (at.k.odd) {
+        const fattn_gpu_args &g = gpu_anew(args);
+        matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
+            (int)g.problem.dim,
+            [&](int r) {
+                return (const uint16_t *)at.k.first +
+                       matrix_key(g, at, g.problem.k, block * S::KEYS + r);
+            },
+            [&](int r, int c) { return tile + matrix_row_at<S::WIDTH>(r, c / 8) + c % 8; });
+        return;
+    }
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        matrix_put(tile + matrix_at<matrix_row_at<S::WIDTH>>(own, n * F::STEP, 0), x[n]);
+    }
+}
+
+template <class S>
+GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walker &at, int block,
+                                  int own, const matrix_four x[4], uint16_t *tile)
+{
+    if (at.v.odd) {
+        const fattn_gpu_args &g = gpu_anew(args);
+        matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
+            (int)g.problem.dim_v,
+            [&](int r) {
+                return (const uint16_t *)at.v.first +
+                       matrix_key(g, at, g.problem.v, block * S::KEYS + r);
+            },
+            [&](int r, int c) {
+                const int k = matrix_place<S::SIDE>(r);
+                return tile + matrix_column_at<S::KEYS>(c, k / 8) + k % 8;
+            });
+        return;
+    }
+    matrix_put_turned<S::KEYS>(tile, own, x);
+}
+
+/* --- Queries ---------------------------------------------------------------------------------- */
+
+/* Row r of the item's queries; of rows that do not exist, the last. */
+GPU_DEVICE const uint16_t *matrix_query_row(const fattn_gpu_args &g, const matrix_item &w, int r)
+{
+    const gpu_query q = matrix_query_of(w, r < w.rows ? r : w.rows - 1);
+    return (const uint16_t *)g.buffers.q + gpu_query_at(w.pairs.seq, g.problem.q, q.i, q.h);
+}
+
+/* All queries of the item, channels from c0 on, go to a tile in local memory. */
+template <class S, int WIDTH>
+GPU_DEVICE void matrix_put_queries(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
+                                   int c0)
+{
+    typedef matrix_fill<WIDTH, S::ROWS, S::THREADS> F;
+    const int dim = (int)g.problem.dim - c0;
+    if (!matrix_in_chunks(g, FATTN_GPU_QUADS_Q, g.problem.dim)) {
+        matrix_copy_odd<S::ROWS, WIDTH, S::THREADS>(
+            dim, [&](int r) { return matrix_query_row(g, w, r) + c0; },
+            [&](int r, int c) { return tile + matrix_row_at<WIDTH>(r, c / 8) + c % 8; });
+        return;
+    }
+#pragma unroll 1
+    for (int n = 0; n < F::COUNT; n++) {
+        const int r = F::row(n), c = F::chunk();
+        const matrix_four zero = 0;
+        matrix_put(tile + matrix_row_at<WIDTH>(r, c),
+                   8 * c < dim ? matrix_get(matrix_query_row(g, w, r) + c0 + 8 * c) : zero);
+    }
+}
+
+/* The wave's queries as operands, through the place of keys and values. */
+template <class S>
+GPU_DEVICE void matrix_hold_queries(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
+                                    matrix_rows<S> &rows)
+{
+    enum { PIECE = S::WIDTH < 128 ? S::WIDTH : 128, STEPS = PIECE / S::DEPTH };
+    static_assert(S::ROWS * PIECE <= S::ELEMENTS, "too small");
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH / PIECE; n++) {
+        gpu_sync();
+        matrix_put_queries<S, PIECE>(g, w, tile, n * PIECE);
+        gpu_sync();
+        GPU_UNROLL
+        for (int step = 0; step < STEPS; step++) {
+            rows.q[n * STEPS + step] =
+                matrix_load<S::SIDE, matrix_row_at<PIECE>>(tile, matrix_top<S>(), step);
+        }
+    }
+}
+
+/* --- A tile ----------------------------------------------------------------------------------- */
+
+/* x = K Q^T. */
+template <class S>
+GPU_DEVICE void matrix_dots(const uint16_t *tile, int own, const matrix_rows<S> &rows,
+                            typename S::sums x[S::TILES])
+{
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        x[t] = 0;
+    }
+    GPU_UNROLL
+    for (int step = 0; step < S::STEPS; step++) {
+        matrix_operand q;
+        if constexpr (S::HELD) {
+            q = rows.q[step];
+        } else {
+            q = matrix_load<S::SIDE, matrix_row_at<S::WIDTH>>(tile + S::QUERIES, own,
+                                                              matrix_top<S>(), step);
+        }
+        GPU_UNROLL
+        for (int t = 0; t < S::TILES; t++) {
+            const matrix_operand k =
+                matrix_load<S::SIDE, matrix_row_at<S::WIDTH>>(tile, own, t * S::SIDE, step);
+            matrix_multiply<typename S::type, S::SIDE>(k, q, x[t]);
+        }
+    }
+    static_assert(S::HELD || S::TILES == 1, "every product has a query of its own");
+    matrix_pace<S::STEPS * S::TILES, S::AHEAD, S::HELD ? 1 : 2>();
+}
+
+/* The largest score of the row in the tile. */
+template <class S> GPU_DEVICE float matrix_largest(const typename S::sums x[S::TILES])
+{
+    float largest = x[0][0];
+    GPU_UNROLL
+    for (int n = 1; n < S::TILES * S::SUMS; n++) {
+        largest = gpu_max(largest, x[n / S::SUMS][n % S::SUMS]);
+    }
+    return matrix_column_max<S::SIDE>(largest);
+}
+
+/* The reference rises where scores have risen far, and with it falls what has been summed. */
+template <class S> GPU_DEVICE void matrix_rise(float unit, float largest, matrix_rows<S> &rows)
+{
+    const bool rises = largest * unit > rows.state.m * unit + MATRIX_RISE;
+    if (!matrix_any(rises)) {
+        return;
+    }
+    const float alpha = fattn_softmax_raise(&rows.state, rises ? largest : rows.state.m, unit);
+    GPU_UNROLL
+    for (int t = 0; t < S::HEIGHT; t++) {
+        rows.o[t] *= alpha;
+    }
+}
+
+/* Scores in x become weights relative to the row's reference. */
+template <class S>
+GPU_DEVICE void matrix_weigh(float unit, matrix_rows<S> &rows, typename S::sums x[S::TILES])
+{
+    const float shift = fattn_softmax_base(rows.state) * unit - S::type::LIFT;
+    const matrix_pair units = unit, shifts = -shift;
+    GPU_UNROLL
+    for (int n = 0; n < S::TILES * S::SUMS / 2; n++) {
+        const int t = 2 * n / S::SUMS, r = 2 * n % S::SUMS;
+        const matrix_pair scores = {x[t][r], x[t][r + 1]};
+        const matrix_pair exponents = __builtin_elementwise_fma(scores, units, shifts);
+        x[t][r] = __builtin_amdgcn_exp2f(exponents[0]);
+        x[t][r + 1] = __builtin_amdgcn_exp2f(exponents[1]);
+    }
+    typename S::sums sum = x[0];
+    GPU_UNROLL
+    for (int t = 1; t < S::TILES; t++) {
+        sum += x[t];
+    }
+    fattn_softmax_add(&rows.state, matrix_total<S::SUMS>(sum));
+}
+
+/* o += V^T p, p being what x becomes in the type of v. */
+template <class S>
+GPU_DEVICE void matrix_mix(const uint16_t *tile, int own, const typename S::sums x[S::TILES],
+                           typename S::sums o[S::HEIGHT])
+{
+    GPU_UNROLL
+    for (int u = 0; u < S::UNITS; u++) {
+        uint32_t pair[4];
+        GPU_UNROLL
+        for (int n = 0; n < 4; n++) {
+            const int at = 8 * u + 2 * n;
+            pair[n] = S::type::pack_weights(x[at / S::SUMS][at % S::SUMS],
+                                            x[at / S::SUMS][at % S::SUMS + 1]);
+        }
+        const matrix_operand p = matrix_turn(pair);
+        GPU_UNROLL
+        for (int t = 0; t < S::HEIGHT; t++) {
+            const matrix_operand v =
+                matrix_load<S::SIDE, matrix_column_at<S::KEYS>>(tile, own, t * S::SIDE, u);
+            matrix_multiply<typename S::type, S::SIDE>(v, p, o[t]);
+        }
+    }
+    matrix_pace<S::UNITS * S::HEIGHT, S::AHEAD>();
+}
+
+/* --- An item ---------------------------------------------------------------------------------- */
+
+/* Who the lane's row is; nothing met. */
+template <class S>
+GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
+                             matrix_rows<S> &rows)
+{
+    const int r = matrix_top<S>() + matrix_column<S::SIDE>();
+    rows.query = matrix_query_of(w, r < w.rows ? r : w.rows - 1);
+    const fattn_range keys = fattn_band_row(&w.pairs.band, rows.query.i);
+    rows.exists = r < w.rows;
+    rows.first = (int32_t)gpu_clamp(keys.first, 0, INT32_MAX);
+    rows.past = rows.exists ? (int32_t)gpu_clamp(keys.past, 0, INT32_MAX) : 0;
+    rows.state = fattn_softmax_empty();
+    GPU_UNROLL
+    for (int t = 0; t < S::HEIGHT; t++) {
+        rows.o[t] = 0;
+    }
+    if constexpr (S::HELD) {
+        matrix_hold_queries<S>(g, w, tile, rows);
+    } else {
+        matrix_put_queries<S, S::WIDTH>(g, w, tile + S::QUERIES, 0);
+    }
+    if constexpr (!S::IS_LEAN) {
+        matrix_begin_terms<S>(g, w, rows);
+    }
+}
+
+/* Meets the keys of the item's part. */
+template <class S>
+GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
+                            matrix_rows<S> &rows)
+{
+    const float unit = matrix_own_copy(g.rule.unit);
+    const matrix_walker at = matrix_walker_of<S>(g, w);
+    matrix_places places = matrix_places_of<S>();
+    matrix_four k[4]; /* on their way */
+    int block = matrix_next<S>(g, w, w.block);
+    if (block < at.past) {
+        matrix_fetch_keys<S>(g, at, block, k);
+    }
+    matrix_begin<S>(g, w, tile, rows);
+    gpu_sync();
+    while (block < at.past) {
+        const bool partial = block < at.full || block >= at.full_past;
+        const int j0 = block * S::KEYS;
+        matrix_places_anew(places);
+        matrix_put_keys<S>(g, at, block, places.put_k, k, tile);
+        gpu_sync(); /* and everyone is through with the values before */
+        matrix_four v[4];
+        matrix_fetch_values<S>(g, at, block, v);
+        typename S::sums x[S::TILES];
+        matrix_dots<S>(tile, places.read_k, rows, x);
+        if constexpr (S::IS_LEAN) {
+            matrix_score<S>(g, x);
+        } else {
+            matrix_terms<S>(g, w, rows, j0, x);
+        }
+        if (partial) {
+            matrix_keep<S>(rows, j0, x);
+        }
+        matrix_rise<S>(unit, matrix_largest<S>(x), rows);
+        matrix_weigh<S>(unit, rows, x);
+        if constexpr (!S::IS_LEAN) {
+            if (gpu_anew(g).problem.features & FATTN_DROPOUT) {
+                matrix_drop<S>(g, w, rows, j0, x);
+            }
+        }
+        matrix_put_values<S>(g, at, block, places.put_v, v, tile + S::VALUES);
+        gpu_sync(); /* and everyone is through with the keys */
+        block = matrix_next<S>(g, w, block + 1);
+        if (block < at.past) {
+            matrix_fetch_keys<S>(g, at, block, k);
+        }
+        matrix_mix<S>(tile + S::VALUES, places.read_v, x, rows.o);
+    }
+}
+
+/* Rows of o of the input's type leave through local memory, the wave's own part of it, so that
+ * whole lines are written: PIECE channels at a time. o_at: where the lane's row begins. */
+template <class S>
+GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w, int64_t o_at,
+                                   uint16_t *tile, const matrix_rows<S> &rows)
+{
+    enum {
+        PIECE = S::WIDTH < 128 ? S::WIDTH : 128,
+        CHUNKS = PIECE / 8,
+        UNITS = PIECE / S::DEPTH,
+        OWN = S::SIDE * PIECE
+    };
+    static_assert(S::WAVES * OWN <= S::ELEMENTS, "too small");
+    uint16_t *const own = tile + gpu_thread_anew() / GPU_WAVE * OWN;
+    const int dim = (int)g.problem.dim_v, lane = matrix_lane();
+    gpu_sync(); /* everyone is through with keys and values */
+    GPU_UNROLL
+    for (int piece = 0; piece < S::WIDTH / PIECE; piece++) {
+        GPU_UNROLL
+        for (int u = 0; u < UNITS; u++) {
+            matrix_put_sums<S::SIDE, matrix_row_at<PIECE>>(
+                own, u, matrix_round<S>(rows.o, piece * UNITS + u));
+        }
+        matrix_wave_sync();
+        for (int n = lane; n < S::SIDE * CHUNKS; n += GPU_WAVE) {
+            const int r = n / CHUNKS, c = n % CHUNKS;
+            const int64_t to = matrix_from(o_at, r);
+            const matrix_four x = matrix_get_sums<S::SIDE, matrix_row_at<PIECE>>(own, r, c);
+            if (matrix_top<S>() + r < w.rows) {
+                matrix_store((uint16_t *)g.buffers.o + to, piece * PIECE + 8 * c, dim, x);
+            }
+        }
+        matrix_wave_sync();
+    }
+}
+
+/* In floats: o itself, or a part of it. */
+template <class S>
+GPU_DEVICE void matrix_store_floats(const fattn_gpu_args &g, int64_t item, int64_t o_at,
+                                    const matrix_rows<S> &rows)
+{
+    const int r = matrix_top<S>() + matrix_column<S::SIDE>(), dim = (int)g.problem.dim_v;
+    if (!rows.exists) {
+        return;
+    }
+    float *to = (float *)g.buffers.o + o_at;
+    if (g.tiling.splits > 1) {
+        const gpu_part part = gpu_part_of(g, item, r);
+        to = (float *)part.o.data + part.at;
+    }
+    GPU_UNROLL
+    for (int n = 0; n < S::HEIGHT * S::SUMS; n++) {
+        const int c = n / S::SUMS * S::SIDE + matrix_row<S::SIDE>(n % S::SUMS);
+        if (c < dim) {
+            to[c] = rows.o[n / S::SUMS][n % S::SUMS];
+        }
+    }
+}
+
+/* lse of the row, or m and l of its part: of the lanes that know it one speaks. */
+template <class S>
+GPU_DEVICE void matrix_store_state(const fattn_gpu_args &g, const matrix_item &w, int64_t item,
+                                   const matrix_rows<S> &rows)
+{
+    if (!rows.exists || matrix_lane() >= S::SIDE) {
+        return;
+    }
+    if (g.tiling.splits > 1) {
+        const gpu_part part = gpu_part_of(g, item, matrix_top<S>() + matrix_lane());
+        *part.m = rows.state.m;
+        *part.l = rows.state.l;
+    } else {
+        gpu_store_lse(g, w.pairs.seq, w.pairs.b, rows.query, rows.state);
+    }
+}
+
+/* Rows in o and lse, or their parts in the workspace. */
+template <class S>
+GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int64_t item,
+                           uint16_t *tile, matrix_rows<S> &rows)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const bool whole = g.tiling.splits == 1;
+    const float lower = 1.0f / (1 << S::type::LIFT);
+    fattn_softmax *const state = &rows.state;
+    state->l = matrix_column_sum<S::SIDE>(state->l) * lower;
+    float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
+    if constexpr (!S::IS_LEAN) {
+        factor *= w.kept;
+        alpha = matrix_meet_sink(g, w, rows.query, state);
+    }
+    factor *= whole ? fattn_softmax_normaliser(*state) : 1;
+    GPU_UNROLL
+    for (int t = 0; t < S::HEIGHT; t++) { /* 0 selected: a sum may be 0 * inf */
+        const typename S::sums o = rows.o[t] * factor * alpha, zero = 0;
+        rows.o[t] = state->l == 0 ? zero : o;
+    }
+    matrix_store_state<S>(g, w, item, rows);
+    if (!whole || g.problem.outputs & FATTN_OUT_O) {
+        const int64_t o_at = gpu_query_at(w.pairs.seq, g.problem.o, rows.query.i, rows.query.h);
+        if (!whole || g.problem.dtype_o == FATTN_F32) {
+            matrix_store_floats<S>(g, item, o_at, rows);
+        } else {
+            matrix_store_lines<S>(g, w, o_at, tile, rows);
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void matrix_forward_item(const fattn_gpu_args &args, uint16_t *tile, int64_t item)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const matrix_item w = matrix_item_of<S>(g, item);
+    gpu_sync(); /* the item before may still be read */
+    if (w.rows > 0) {
+        matrix_rows<S> rows;
+        matrix_walk<S>(g, w, tile, rows);
+        matrix_end<S>(g, w, item, tile, rows);
+    }
+}
+
+template <class S> GPU_DEVICE void matrix_forward_all(const fattn_gpu_args &g)
+{
+    static_assert(S::ELEMENTS * 2 == MATRIX_SHARED(S::WIDTH, S::ROWS, S::KEYS, S::HELD), "agrees");
+    GPU_SHARED alignas(16) uint16_t tile[S::ELEMENTS];
+    for (int64_t item = gpu_block(); item < gpu_anew(g).tiling.items; item += gpu_blocks()) {
+        matrix_forward_item<S>(g, tile, item);
+    }
+}
+
+#endif

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block of the forward on matrix units: its shape, the item it works on, what a lane knows of its
+ * row, and how the row's dot products become scores, and weights kept or dropped, with every
+ * feature.
+ *
+ * A lane has SUMS keys of each SIDE keys of a tile: key j0 + t * SIDE + matrix_row(r) is x[t][r].
+ */
+#ifndef FATTN_HIP_MATRIX_TERMS_CUH
+#define FATTN_HIP_MATRIX_TERMS_CUH
+
+#include "backends/gpu/pairs.cuh"
+#include "backends/gpu/parts.cuh"
+#include "backends/hip/matrix.cuh"
+#include "backends/hip/matrix.h"
+#include "core/online_softmax.h"
+#include "core/schedule.h"
+
+/* T: matrix_f16 or matrix_bf16. W: channels of q, k and v, padded. R: rows, N: keys of a tile. H:
+ * whether registers hold the queries. */
+template <class T, int W, int R, int N, bool H, bool LEAN> struct matrix_shape {
+    typedef T type;
+    enum {
+        SIDE = MATRIX_MFMA ? 32 : 16, /* rows of a wave */
+        WIDTH = W,
+        ROWS = R,
+        KEYS = N,
+        HELD = H,
+        IS_LEAN = LEAN,
+        AHEAD = MATRIX_MFMA ? 4
+                : LEAN      ? 2
+                            : 1, /* products whose operands are on their way */
+        WAVES = R / SIDE,
+        THREADS = WAVES * GPU_WAVE,
+        DEPTH = matrix<SIDE>::DEPTH,
+        SUMS = matrix<SIDE>::SUMS,
+        TILES = N / SIDE,  /* of scores */
+        HEIGHT = W / SIDE, /* of o, in tiles */
+        STEPS = W / DEPTH, /* of scores, in operands */
+        UNITS = N / DEPTH, /* of o */
+        VALUES = N * W,    /* where they begin in local memory, after keys */
+        QUERIES = 2 * N * W,
+        ELEMENTS = QUERIES + (H ? 0 : R * W)
+    };
+    typedef typename matrix<SIDE>::sums sums;
+};
+
+/* The item that a block works on. Keys and tiles of keys are below 2^31. */
+typedef struct matrix_item {
+    gpu_pairs pairs;
+    int64_t hk, group;
+    int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
+    int rows, split;
+    float kept;          /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    int keys;            /* of the sequence */
+    int block, past;     /* tiles of keys that the part has */
+    int full, full_past; /* those whose pairs are all inside the band */
+} matrix_item;
+
+/* What features need of a row. */
+template <bool LEAN> struct matrix_looks {
+    int64_t bias, mask;    /* element of key 0 */
+    float slope, diagonal; /* ALiBi's, and the key that it is aligned with */
+};
+template <> struct matrix_looks<true> {
+};
+
+/* What a lane knows of its row; of a row that does not exist, of the item's last. */
+template <class S> struct matrix_rows : matrix_looks<S::IS_LEAN> {
+    gpu_query query;
+    bool exists;
+    int32_t first, past;                           /* the keys that its band holds */
+    fattn_softmax state;                           /* l: of the lane's own keys */
+    typename S::sums o[S::HEIGHT];                 /* channels by rows */
+    matrix_operand q[S::HELD ? (int)S::STEPS : 1]; /* all queries of the wave */
+};
+
+/* The first row of the wave in the item. */
+template <class S> GPU_DEVICE int matrix_top(void)
+{
+    return gpu_thread_anew() / GPU_WAVE * S::SIDE;
+}
+
+GPU_DEVICE gpu_query matrix_query_of(const matrix_item &w, int r)
+{
+    const uint32_t group = (uint32_t)w.group;
+    const uint32_t number = (uint32_t)(w.first - w.i0 * w.group) + (uint32_t)r;
+    gpu_query q;
+    q.i = (int32_t)(w.i0 + number / group);
+    q.h = (int32_t)(w.hk * group + number % group);
+    return q;
+}
+
+/* What is the same for all lanes in scalar registers, where the compiler cannot know. */
+GPU_DEVICE void matrix_item_uniform(matrix_item &w)
+{
+    fattn_sequence &seq = w.pairs.seq;
+    fattn_band &band = w.pairs.band;
+    int64_t *const wide[] = {&seq.q_row,      &seq.k_row,      &seq.q_batch, &seq.k_batch,
+                             &seq.q_position, &seq.k_position, &seq.sq,      &band.keys,
+                             &band.diagonal,  &w.first,        &w.i0,        &w.i1};
+    int *const narrow[] = {&w.rows, &w.keys, &w.block, &w.past, &w.full, &w.full_past};
+    GPU_UNROLL
+    for (int64_t *const field : wide) {
+        *field = gpu_uniform(*field);
+    }
+    GPU_UNROLL
+    for (int *const field : narrow) {
+        *field = __builtin_amdgcn_readfirstlane(*field);
+    }
+}
+
+/* Item `number`. */
+template <class S> GPU_DEVICE matrix_item matrix_item_of(const fattn_gpu_args &g, int64_t number)
+{
+    const fattn_problem &p = g.problem;
+    const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, number);
+    matrix_item w;
+    w.pairs = gpu_pairs_of(g, work.batch);
+    w.kept = 1;
+    if (p.features & FATTN_DROPOUT) {
+        w.kept = w.pairs.dropout.multiplier;
+        w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
+    }
+    w.hk = work.head;
+    w.split = (int)work.split;
+    w.group = fattn_quotient(p.heads_q, p.heads_k);
+    w.first = work.block * S::ROWS;
+    w.rows = (int)gpu_clamp(w.pairs.seq.sq * w.group - w.first, 0, S::ROWS);
+    w.i0 = fattn_quotient(w.first, w.group);
+    w.i1 = fattn_quotient(w.first + w.rows - 1, w.group) + 1;
+    w.keys = (int)w.pairs.seq.sk;
+
+    int64_t first, past;
+    const fattn_range top = fattn_band_row(&w.pairs.band, w.i0);
+    const fattn_range bottom = fattn_band_row(&w.pairs.band, w.i1 - 1);
+    fattn_schedule_keys(&g.tiling, work.split, &first, &past);
+    w.block = (int)gpu_clamp(top.first / S::KEYS, first, past);
+    w.past = (int)gpu_clamp((bottom.past + S::KEYS - 1) / S::KEYS, 0, past);
+    w.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, INT32_MAX);
+    w.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, INT32_MAX);
+    matrix_item_uniform(w);
+    return w;
+}
+
+/* Whether the block mask keeps any pair of the item and the tile of keys. */
+template <class S>
+GPU_DEVICE bool matrix_block_kept(const fattn_gpu_args &g, const matrix_item &w, int block)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.block_mask_stride;
+    const int64_t j0 = (int64_t)block * S::KEYS, j1 = fattn_min64(j0 + S::KEYS, w.keys);
+    const int64_t bi = w.i0 / p.block_m, rows = (w.i1 - 1) / p.block_m + 1 - bi;
+    const int64_t bj = j0 / p.block_n, columns = (j1 - 1) / p.block_n + 1 - bj;
+    bool kept = false;
+    for (int64_t n = matrix_lane(); n < rows * columns * w.group; n += GPU_WAVE) {
+        const int64_t at = w.pairs.b * stride[0] +
+                           (w.hk * w.group + n / (rows * columns)) * stride[1] +
+                           (bi + n / columns % rows) * stride[2] + (bj + n % columns) * stride[3];
+        kept = kept || g.buffers.block_mask[at] != 0;
+    }
+    return matrix_any(kept);
+}
+
+/* The first tile from `block` on that the block mask does not rule out, or w.past. */
+template <class S>
+GPU_DEVICE int matrix_next(const fattn_gpu_args &args, const matrix_item &w, int block)
+{
+    if constexpr (!S::IS_LEAN) {
+        const fattn_gpu_args &g = gpu_anew(args);
+        if (g.problem.features & FATTN_BLOCK_MASK) {
+            while (block < w.past && !matrix_block_kept<S>(g, w, block)) {
+                block++;
+            }
+        }
+    }
+    return block;
+}
+
+/* --- A lane's elements ------------------------------------------------------------------------ */
+
+/* A number that is the same for all lanes, in a register of the lane's own: vectors of it would
+ * take as many scalar registers. */
+GPU_DEVICE float matrix_own_copy(float x)
+{
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
+/* Calls visit(element, j), j counting keys from the lane's first in the tile. */
+template <class S, class Visit>
+GPU_DEVICE void matrix_each(typename S::sums x[S::TILES], Visit visit)
+{
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        GPU_UNROLL
+        for (int r = 0; r < S::SUMS; r++) {
+            float element = x[t][r];
+            visit(element, t * S::SIDE + matrix_row_step<S::SIDE>(r));
+            x[t][r] = element;
+        }
+    }
+}
+
+/* The lane's first key in the tile of key j0. */
+template <class S> GPU_DEVICE int matrix_first_key(int j0)
+{
+    return j0 + matrix_row_first<S::SIDE>();
+}
+
+/* The sum of the elements of a vector, pairs of pairs first. */
+template <int N, class V> GPU_DEVICE float matrix_total(V x)
+{
+    if constexpr (N == 2) {
+        return x[0] + x[1];
+    } else {
+        return matrix_total<N / 2>(x.lo + x.hi);
+    }
+}
+
+/* Eight of the lane's sums in x, from 8 n on, as an operand of the shape's type. */
+template <class S> GPU_DEVICE matrix_operand matrix_round(const typename S::sums *x, int n)
+{
+    uint32_t pair[4];
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        const int at = 8 * n + 2 * e;
+        pair[e] = S::type::pack(x[at / S::SUMS][at % S::SUMS], x[at / S::SUMS][at % S::SUMS + 1]);
+    }
+    return matrix_turn(pair);
+}
+
+/* Channels c .. c + 7 of a row that begins at `row`, those that are below dim. */
+GPU_DEVICE void matrix_store(uint16_t *row, int c, int dim, matrix_four x)
+{
+    uint16_t *const to = row + c;
+    if (c + 8 <= dim && (uintptr_t)to % 16 == 0) {
+        matrix_put(to, x);
+        return;
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        if (c + e < dim) {
+            to[e] = (uint16_t)(x[e / 2] >> 16 * (e % 2));
+        }
+    }
+}
+
+/* --- Scores ----------------------------------------------------------------------------------- */
+
+/* Dot products in x become scores, where there is no feature. */
+template <class S>
+GPU_DEVICE void matrix_score(const fattn_gpu_args &args, typename S::sums x[S::TILES])
+{
+    if (args.rule.terms) { /* a scale that cannot be part of the unit */
+        const float scale = matrix_own_copy(gpu_anew(args).rule.scale);
+        GPU_UNROLL
+        for (int t = 0; t < S::TILES; t++) {
+            x[t] *= scale;
+        }
+    }
+}
+
+/* Scores of pairs outside the band are selected away: keys first .. past - 1 of the row stay. */
+template <class S>
+GPU_DEVICE void matrix_keep(const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
+{
+    const int own = matrix_first_key<S>(j0), first = rows.first - own, past = rows.past - own;
+    matrix_each<S>(x, [&](float &score, int j) {
+        score = first <= j && j < past ? score : -fattn_f32_infinity();
+    });
+}
+
+/* What features need to know of the row. */
+template <class S>
+GPU_DEVICE void matrix_begin_terms(const fattn_gpu_args &g, const matrix_item &w,
+                                   matrix_rows<S> &rows)
+{
+    const fattn_problem &p = g.problem;
+    rows.bias = rows.mask = 0;
+    rows.slope = rows.diagonal = 0;
+    if (p.features & FATTN_BIAS) {
+        rows.bias = gpu_term_at(w.pairs, p.bias_stride, rows.query, 0);
+    }
+    if (p.features & FATTN_MASK) {
+        rows.mask = gpu_term_at(w.pairs, p.mask_stride, rows.query, 0);
+    }
+    if (p.features & FATTN_ALIBI) {
+        const float *const slopes = (const float *)g.buffers.alibi_slopes;
+        rows.slope = slopes[w.pairs.b * p.alibi_batch_stride + rows.query.h];
+        rows.diagonal = (float)(rows.query.i + w.pairs.band.diagonal);
+    }
+}
+
+/* x = factor x + bias. Of keys past the last, the last one's is read. */
+template <class S, class Bias>
+GPU_DEVICE void matrix_bias(const fattn_gpu_args &g, const matrix_item &w,
+                            const matrix_rows<S> &rows, int j0, float factor,
+                            typename S::sums x[S::TILES], Bias bias)
+{
+    const int own = matrix_first_key<S>(j0), last = w.keys - 1;
+    const int64_t stride = g.problem.bias_stride[3];
+    matrix_each<S>(x, [&](float &score, int j) {
+        const int key = own + j < last ? own + j : last;
+        score = score * factor + fattn_score_bias(bias(rows.bias + key * stride));
+    });
+}
+
+/* The lane's keys of the tile that the block mask keeps, bit r of word t. */
+template <class S, class Keeps>
+GPU_DEVICE void matrix_bits(int j0, uint32_t bits[S::TILES], Keeps keeps)
+{
+    const int own = matrix_first_key<S>(j0);
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        bits[t] = 0;
+    }
+#pragma unroll 1
+    for (int r = 0; r < S::SUMS; r++) {
+        GPU_UNROLL
+        for (int t = 0; t < S::TILES; t++) {
+            bits[t] |= (uint32_t)keeps(own + t * S::SIDE + matrix_row_step<S::SIDE>(r)) << r;
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void matrix_select(const uint32_t bits[S::TILES], float other,
+                              typename S::sums x[S::TILES])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::TILES * S::SUMS; n++) {
+        const int t = n / S::SUMS, r = n % S::SUMS;
+        x[t][r] = bits[t] >> r & 1 ? x[t][r] : other;
+    }
+}
+
+/* Dot products in x become scores, term by term, but for the band. */
+template <class S>
+GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
+                             const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const unsigned terms = g.rule.terms;
+    const fattn_problem &p = g.problem;
+    const int own = matrix_first_key<S>(j0), last = w.keys - 1;
+    float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is still to get */
+    if (terms & FATTN_SCORE_CAP) {
+        matrix_each<S>(x, [&](float &score, int) {
+            float slope;
+            score = fattn_score_cap(&g.rule, score * factor, &slope);
+        });
+        factor = 1;
+    }
+    if (terms & FATTN_SCORE_BIAS) {
+        const void *const bias = g.buffers.bias;
+        if (p.dtype_bias == FATTN_F32) {
+            matrix_bias<S>(g, w, rows, j0, factor, x,
+                           [&](int64_t at) { return ((const float *)bias)[at]; });
+        } else {
+            matrix_bias<S>(g, w, rows, j0, factor, x, [&](int64_t at) {
+                return gpu_widen(p.dtype_bias, ((const uint16_t *)bias)[at]);
+            });
+        }
+        factor = 1;
+    }
+    if (terms & FATTN_SCORE_ALIBI) {
+        const float distance = rows.diagonal - (float)own; /* exact up to 2^24 */
+        matrix_each<S>(x, [&](float &score, int j) {
+            score = fmaf(score, factor, -(rows.slope * fv_abs(distance - (float)j)));
+        });
+        factor = 1;
+    }
+    if (factor != 1) {
+        const float own = matrix_own_copy(factor);
+        GPU_UNROLL
+        for (int t = 0; t < S::TILES; t++) {
+            x[t] *= own;
+        }
+    }
+    if (p.features & FATTN_MASK) {
+        const uint8_t *const mask = g.buffers.mask;
+        matrix_each<S>(x, [&](float &score, int j) {
+            const int key = own + j < last ? own + j : last;
+            score = mask[rows.mask + key * p.mask_stride[3]] ? score : -fattn_f32_infinity();
+        });
+    }
+    if (p.features & FATTN_BLOCK_MASK) {
+        uint32_t bits[S::TILES];
+        matrix_bits<S>(j0, bits, [&](int j) {
+            return gpu_block_keeps(g, w.pairs, rows.query, j < last ? j : last);
+        });
+        matrix_select<S>(bits, -fattn_f32_infinity(), x);
+    }
+}
+
+/* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. */
+template <class S>
+GPU_DEVICE void matrix_drop(const fattn_gpu_args &args, const matrix_item &w,
+                            const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const gpu_pairs &t = w.pairs;
+    const fattn_dropout_rows row = fattn_dropout_rows_at(
+        t.seq.q_position, (uint32_t)rows.query.i, (uint32_t)(g.problem.batch_offset + t.b),
+        (uint32_t)(g.problem.head_offset + rows.query.h));
+    uint32_t bits[S::TILES];
+    matrix_bits<S>(j0, bits, [&](int j) {
+        return fattn_dropout_at(&t.dropout, row, t.seq.k_position + j) != 0;
+    });
+    matrix_select<S>(bits, 0, x);
+}
+
+/* The sink, which belongs to the first part. It comes last: were it the reference of the row,
+ * weights might be too small to be told apart. Returns what sums are to be multiplied by. */
+GPU_DEVICE float matrix_meet_sink(const fattn_gpu_args &g, const matrix_item &w, gpu_query q,
+                                  fattn_softmax *state)
+{
+    float alpha, beta;
+    if (!(g.problem.features & FATTN_SINK) || w.split != 0) {
+        return 1;
+    }
+    const fattn_softmax sink = fattn_softmax_sink(((const float *)g.buffers.sink)[q.h]);
+    fattn_softmax_merge(state, sink, g.rule.unit, &alpha, &beta);
+    return alpha;
+}
+
+#endif

@@ -15,8 +15,8 @@ The model.
   Transcendentals have a unit of their own, for 4 cycles.
 * LDS moves 128 bytes a cycle (gfx950: reads of 16 bytes a lane, 256) and serves all SIMDs in turn, so each
   has its share; accesses take their bank conflicts longer that the emulator counted. Data come LDS_DELAY
-  cycles later, those of memory MEMORY_DELAY later, however many are asked for. s_waitcnt waits for them as
-  it says.
+  cycles later, those of memory MEMORY_DELAY, and of scalar loads, which caches serve, SCALAR_DELAY, however
+  many are asked for. s_waitcnt waits for them as it says.
 * s_barrier waits for the waves of the same work-group, of which each SIMD has an equal share.
 """
 
@@ -24,6 +24,7 @@ import re
 from dataclasses import dataclass, field
 
 LDS_DELAY = 64
+SCALAR_DELAY = 100
 MEMORY_DELAY = 500
 
 
@@ -212,7 +213,7 @@ class Simd:
             self.free["lds"] = now + i.cycles * p.simds * self.conflicts
             done = self.free["lds"] + LDS_DELAY
         if i.counter:
-            done = done if i.kind == "lds" else now + MEMORY_DELAY
+            done = done if i.kind == "lds" else now + (SCALAR_DELAY if i.kind == "scalar" else MEMORY_DELAY)
             wave.pending[i.counter] = [t for t in wave.pending[i.counter] if t > now] + [done]
         for register in i.writes:
             wave.ready[register] = done
@@ -225,12 +226,12 @@ class Simd:
             wave.rounds.append(now)
 
 
-def replay(program, processor, waves, share, conflicts, rounds=6):
+def replay(program, processor, waves, share, conflicts, rounds=8):
     """The share of cycles in which the matrix unit works, once the loop is under way."""
     simd = Simd(processor, conflicts)
     crew = [Wave(program, n // share, 37 * processor.turn * (n // share)) for n in range(waves)]
     now = 0
-    while min(len(w.rounds) for w in crew) < rounds:
+    while min(len(w.rounds) for w in crew) < rounds or crew[0].rounds[-1] <= max(w.rounds[1] for w in crew):
         taken = set()
         for wave in sorted(crew, key=lambda w: w.free):
             i = wave.next()
@@ -247,7 +248,8 @@ def replay(program, processor, waves, share, conflicts, rounds=6):
                 for wave in own:
                     wave.waiting = False
         now += processor.turn
-    begin, end = max(w.rounds[1] for w in crew), min(w.rounds[-1] for w in crew)
+    under_way = [t for t in crew[0].rounds if t >= max(w.rounds[1] for w in crew)]
+    begin, end = under_way[0], under_way[-1]
     busy = sum(min(t + c, end) - max(t, begin) for t, c in simd.matrix_cycles if t + c > begin and t < end)
     return busy / (end - begin)
 
@@ -279,5 +281,5 @@ def estimate(texts, processor, registers_used, local, threads, conflicts=1.0):
     counts = {k: sum(i.kind == k for i in program) for k in ("matrix", "vector", "slow", "lds", "memory", "scalar", "barrier")}
     matrix = cycles("matrix")
     ideal = matrix / max(1, matrix, vector, cycles("slow"))
-    modelled = replay(program, p, waves, share, conflicts) if matrices else 0.0
+    modelled = min(ideal, replay(program, p, waves, share, conflicts)) if matrices else 0.0
     return Estimate(matrix, len(matrices), vector, slow, lds, counts, waves, ideal, modelled)

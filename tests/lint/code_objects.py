@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernels for AMD's processors need, read from the code objects that the library holds: nothing in
 memory of a thread's own, registers and local memory below ceilings, and loops of products that do
-products.
+products, those on matrix units exactly a tile's.
 
 usage: code_objects.py OBJDUMP [CODE_OBJECT]...
 
@@ -39,6 +39,18 @@ PRODUCT = [(r"v_pk_fma\w*_f32", 2), (r"v_(dual_)?fm(a|ac|aak|amk)_f32", 1)]
 MOVE = r"v_(read|write)lane|v_accvgpr_(read|write)"
 MOVES = 12  # at most one of so many instructions
 NARROW = r"ds_(read|load)_[ui]16"
+
+# Kernels on matrix units: their names, the header and the list there of their shapes, X(width, rows, keys,
+# ...), for waves of 64 and of 32, and how many products of rows, keys and width a wave makes of a tile.
+MATRIX = r"v_(?:mfma|wmma)_f32_(\d+)x(\d+)x(\d+)"
+HEADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "backends", "hip")
+SHAPES = [
+    (r"matrix_(?:lean|full)_b?f16_(\d+)", "matrix.h", {64: "MATRIX_MFMA_SHAPES", 32: "MATRIX_WMMA_SHAPES"},
+     lambda lanes, rows, keys: 2 * lanes // 2 * keys),  # of two products, for half as many rows as lanes
+    (r"matrix_backward_(?:lean|full)_b?f16_(\d+)", "matrix_backward.h",
+     {64: "MATRIX_BACKWARD_MFMA", 32: "MATRIX_BACKWARD_WMMA"},
+     lambda lanes, rows, keys: 5 * rows * keys // 4),   # of five, a quarter of the tile
+]
 
 
 class Reader:
@@ -120,6 +132,25 @@ def loops(code):
             yield [text for at, text, _ in code if start <= at <= end]
 
 
+def spans(code):
+    """The instructions of each loop, the shortest first."""
+    ends = sorted({(at - to, to, at) for at, _, to in code if to is not None and to <= at})
+    return [[text for at, text, _ in code if first <= at <= last] for _, first, last in ends]
+
+
+def tile_products(name, lanes):
+    """How many products a wave of the kernel makes of a tile, or None for another kernel."""
+    for pattern, header, lists, count in SHAPES:
+        match = re.fullmatch(pattern, name)
+        if match:
+            with open(os.path.join(HEADERS, header), encoding="utf-8") as file:
+                text = re.search(rf"#define {lists[lanes]}\(X\)((?:.*\\\n)*.*)", file.read()).group(1)
+            shapes = {width: (rows, keys) for width, rows, keys in re.findall(r"X\((\d+), (\d+), (\d+)", text)}
+            rows, keys = map(int, shapes[match.group(1)])
+            return count(lanes, rows, keys) * int(match.group(1))
+    return None
+
+
 def products(body):
     return sum(len(re.findall(pattern, text)) * count for text in body for pattern, count in PRODUCT)
 
@@ -151,6 +182,26 @@ def busy(path, functions):
                 yield f"{path}: {name}: {len(moves)} of {len(body)} instructions move values, such as {moves[0]}"
 
 
+def matrices(path, kernels, functions):
+    """Kernels on matrix units without a loop that makes exactly the products of a tile, or whose loop moves
+    values about."""
+    for kernel in kernels:
+        name = kernel[".name"]
+        wanted = tile_products(name, kernel[".wavefront_size"])
+        if wanted is None:
+            continue
+        made = {}
+        for body in spans(functions[name]):
+            sizes = [re.match(MATRIX, text) for text in body]
+            made.setdefault(sum(int(m[1]) * int(m[2]) * int(m[3]) for m in sizes if m), body)
+        if wanted not in made:
+            yield f"{path}: {name}: no loop makes the {wanted} products of a tile, but {sorted(made)}"
+            continue
+        moves = sum(bool(re.match(MOVE, text)) for text in made[wanted])
+        if MOVES * moves > len(made[wanted]):
+            yield f"{path}: {name}: {moves} of {len(made[wanted])} instructions move values"
+
+
 def narrow(path, functions):
     for name, code in functions.items():
         reads = [text for _, text, _ in code if re.match(NARROW, text)]
@@ -159,7 +210,8 @@ def narrow(path, functions):
 
 
 def results(objdump, *paths):
-    titles = ("no kernel spills", "registers and local memory", "loops of products", "local memory is read in words")
+    titles = ("no kernel spills", "registers and local memory", "loops of products", "local memory is read in words",
+              "loops on matrix units")
     if not paths:
         return [(title, tap.Skip("this build has no backend hip")) for title in titles]
     kernels = {path: metadata(path) for path in paths}
@@ -173,6 +225,7 @@ def results(objdump, *paths):
         (titles[1], each(heights, kernels)),
         (titles[2], each(busy, code)),
         (titles[3], each(narrow, code)),
+        (titles[4], each(lambda path, both: matrices(path, *both), {p: (kernels[p], code[p]) for p in code})),
     ]
 
 

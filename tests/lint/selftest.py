@@ -263,6 +263,15 @@ def code_object_case(folder):
     none = {"simt_forward_64": [(0, "s_endpgm", None)]}
     yield "a kernel without a loop of products", judge(list(code_objects.busy("a.co", loop())),
                                                        list(code_objects.busy("a.co", none)))
+    name, count = "matrix_lean_bf16_128", code_objects.tile_products("matrix_lean_bf16_128", 64) // (32 * 32 * 8)
+
+    def tiles(*body):
+        code = [(4 * n, text, None) for n, text in enumerate(body)] + [(4 * len(body), "s_cbranch_scc0 65472", 0)]
+        return list(code_objects.matrices("a.co", [{".name": name, ".wavefront_size": 64}], {name: code}))
+    products = ["v_mfma_f32_32x32x8_bf16 v[0:15], v[16:17], v[18:19], v[0:15]"] * count
+    yield "a loop that makes a product too few", judge(tiles(*products), tiles(*products[1:]))
+    yield "a loop on matrix units that moves values", judge(tiles(*products, *moves),
+                                                           tiles(*products, *moves, *moves))
     yield "reads of 2 bytes", judge(list(code_objects.narrow("a.co", loop("ds_read_b128 v[0:3], v4"))),
                                     list(code_objects.narrow("a.co", loop("ds_read_u16 v0, v4"))))
 

@@ -415,7 +415,7 @@ int hazard_main(const hazard *table, int argc, char **argv)
     }
     find_places(named, devices, &device_count);
     tap_check(hazard_place_count > 0, "%d kernel rows to run on", hazard_place_count);
-    for (const hazard *h = table; h->id != NULL; h++) {
+    for (const hazard *h = table; hazard_place_count > 0 && h->id != NULL; h++) {
         if (wanted(h->id, argc, argv)) {
             run_one(h);
         }

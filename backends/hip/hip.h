@@ -5,7 +5,7 @@
 
 #include "backends/gpu/gpu.h"
 
-/* Rows for matrix units (matrix.c), best first; the last has no name. */
-extern const fattn_gpu_kernel fattn_hip_matrix[];
+/* Rows for matrix units (matrix.c, matrix_backward.c), best first; the last has no name. */
+extern const fattn_gpu_kernel fattn_hip_matrix[], fattn_hip_matrix_backward[];
 
 #endif

@@ -260,7 +260,8 @@ static int find_isa(gpu_module module, int version, int *isa)
 #include "backends/hip/images.inc"
 #undef FATTN_HIP_IMAGE
 
-static const fattn_gpu_kernel *const tables[] = {fattn_hip_matrix, fattn_gpu_simt, NULL};
+static const fattn_gpu_kernel *const tables[] = {fattn_hip_matrix, fattn_hip_matrix_backward,
+                                                 fattn_gpu_simt, NULL};
 
 static const fattn_gpu_vendor vendor = {
     .name = "hip",

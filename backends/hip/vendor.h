@@ -18,7 +18,8 @@
 /* Of a kernel, before its name: so many waves at least are to fit a SIMD at a time. */
 #define GPU_WAVES(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define GPU_PARAM
-#define GPU_DEVICE static inline __attribute__((device)) __attribute__((always_inline))
+#define GPU_MEMBER inline __attribute__((device)) __attribute__((always_inline))
+#define GPU_DEVICE static GPU_MEMBER
 #define GPU_SHARED __attribute__((shared))
 #define GPU_UNROLL _Pragma("unroll")
 
@@ -131,6 +132,15 @@ GPU_DEVICE float gpu_shfl(float x, int n)
 /* Kernels of a stream follow one another. */
 GPU_DEVICE void gpu_await_earlier(void) {}
 GPU_DEVICE void gpu_admit_later(void) {}
+
+/* One instruction that adds in L2; the workspace and gradients are memory of the device. */
+GPU_DEVICE void gpu_add(float *to, float x)
+{
+    [[clang::atomic(no_remote_memory, no_fine_grained_memory, ignore_denormal_mode)]]
+    {
+        (void)__hip_atomic_fetch_add(to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    }
+}
 
 GPU_DEVICE float gpu_max(float a, float b) { return __builtin_fmaxf(a, b); }
 

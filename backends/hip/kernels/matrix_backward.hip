@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Image "matrix_backward": matrix_backward_<variant>_<type>_<width> for each shape of
+ * matrix_backward.h, and what runs before and after. */
+#include "backends/hip/vendor.h"
+
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__) || defined(__GFX11__) || \
+    defined(__GFX12__) /* others have no code here */
+
+#include "backends/hip/matrix_backward.cuh"
+
+#define MATRIX_ENTRY(name, type, width, queries, keys, lean)                                \
+    GPU_KERNEL(MATRIX_BACKWARD_THREADS(GPU_WAVE), 1) name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                       \
+        matrix_backward_all<matrix_backward_shape<type, width, queries, keys, lean>>(g);    \
+    }
+#define MATRIX_PAIR(type, width, queries, keys)                                                    \
+    MATRIX_ENTRY(matrix_backward_lean_##type##_##width, matrix_##type, width, queries, keys, true) \
+    MATRIX_ENTRY(matrix_backward_full_##type##_##width, matrix_##type, width, queries, keys, false)
+#if defined(__gfx90a__) /* which has no rows of f16 (matrix_backward.c) */
+#define MATRIX_ENTRIES(...) MATRIX_PAIR(bf16, __VA_ARGS__)
+#else
+#define MATRIX_ENTRIES(...) MATRIX_PAIR(f16, __VA_ARGS__) MATRIX_PAIR(bf16, __VA_ARGS__)
+#endif
+#if MATRIX_MFMA
+MATRIX_BACKWARD_MFMA(MATRIX_ENTRIES)
+#else
+MATRIX_BACKWARD_WMMA(MATRIX_ENTRIES)
+#endif
+
+GPU_BACKWARD_CLEAR
+GPU_BACKWARD_ROWS(64)
+GPU_BACKWARD_ROWS(128)
+GPU_BACKWARD_ROWS(256)
+
+#endif

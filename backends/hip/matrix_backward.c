@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rows of backward on matrix units (matrix_backward.cuh), for f16 and bf16. One row a padded
+ * width and kind of unit, since tiles go with them; lean rows for what most runs are made of, and
+ * rows for everything.
+ */
+#include "backends/hip/matrix_backward.h"
+
+#include <stdio.h>
+
+#include "backends/gpu/gpu.h"
+#include "backends/hip/hip.h"
+
+#define BACKWARD_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
+
+static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
+                       int width, int wave, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "matrix_backward_%s_%s_%d", variant,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", width);
+    shape->blocks = p->batch * p->heads_k * t->k_blocks;
+    shape->threads = MATRIX_BACKWARD_THREADS(wave);
+}
+
+/* A block has two threads a query. */
+#define BACKWARD_KEYS(variant, width)                                                 \
+    static void variant##_keys_##width(const fattn_problem *p, const fattn_tiling *t, \
+                                       fattn_gpu_shape *shape)                        \
+    {                                                                                 \
+        keys_shape(p, t, #variant, width, 2 * (int)t->br, shape);                     \
+    }
+#define BACKWARD_FUNCTIONS(width)                                                    \
+    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
+    {                                                                                \
+        (void)p;                                                                     \
+        return MATRIX_BACKWARD_SHARED(width, tile.br, tile.bc);                      \
+    }                                                                                \
+    BACKWARD_KEYS(lean, width)                                                       \
+    BACKWARD_KEYS(full, width)
+BACKWARD_FUNCTIONS(64)
+BACKWARD_FUNCTIONS(128)
+BACKWARD_FUNCTIONS(256)
+
+#define BACKWARD_TILE(kind, width, queries, keys) \
+    static const fattn_tile kind##_##width[] = {{queries, keys}, {0, 0}};
+#define MFMA_TILE(...) BACKWARD_TILE(mfma, __VA_ARGS__)
+#define WMMA_TILE(...) BACKWARD_TILE(wmma, __VA_ARGS__)
+MATRIX_BACKWARD_MFMA(MFMA_TILE)
+MATRIX_BACKWARD_WMMA(WMMA_TILE)
+
+#define BACKWARD_FULL \
+    (FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT | FATTN_DETERMINISTIC))
+#define BACKWARD_LEAN                                                                      \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | \
+     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_POSITIONS | FATTN_CHECKED | FATTN_DLSE |    \
+     FATTN_ACCUMULATE)
+
+/* Beyond it the few pairs that are kept may be too small beside the others for f16. */
+#define BACKWARD_DROPOUT_MAX 0.99
+
+#define BACKWARD_ROW(label, kind, variant, width, bits, types, least, beyond, words)  \
+    {                                                                                 \
+        .row = {.name = label #variant "_" #width,                                    \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                                  \
+                .dtypes = types,                                                      \
+                .features = bits,                                                     \
+                .dim_max = width,                                                     \
+                .own_dtype_o = true,                                                  \
+                .adds_dbias = true,                                                   \
+                .dropout_max = BACKWARD_DROPOUT_MAX,                                  \
+                .must_fit = true,                                                     \
+                .tiles = kind##_##width,                                              \
+                .fast_bytes = backward_##width##_bytes,                               \
+                .workspace = fattn_gpu_backward_workspace_##width},                   \
+        .image = "matrix_backward", .isa = least, .isa_past = beyond, .needs = words, \
+        .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows_##width,         \
+                   variant##_keys_##width, fattn_gpu_backward_dq_##width,             \
+                   fattn_gpu_backward_sink_##width},                                  \
+    }
+#define MFMA_ROW(variant, width, bits)                                                        \
+    BACKWARD_ROW("mfma_backward_", mfma, variant, width, bits, BACKWARD_DTYPES, 0x942, 0xa00, \
+                 "gfx942 or gfx950")
+#define MFMA_BF16_ROW(variant, width, bits)                                                      \
+    BACKWARD_ROW("mfma_bf16_backward_", mfma, variant, width, bits, FATTN_DTYPE_BIT(FATTN_BF16), \
+                 0x90a, 0x942, "gfx90a")
+#define WMMA_ROW(variant, width, bits)                                                     \
+    BACKWARD_ROW("wmma_backward_", wmma, variant, width, bits, BACKWARD_DTYPES, 0x1100, 0, \
+                 "gfx11 or gfx12")
+
+/* gfx90a takes subnormal halves for zeros, and dS, unlike P, cannot be made larger, since it has no
+ * bound: f16 is left to the SIMT kernels there. */
+const fattn_gpu_kernel fattn_hip_matrix_backward[] = {
+    MFMA_ROW(lean, 64, BACKWARD_LEAN),
+    MFMA_ROW(lean, 128, BACKWARD_LEAN),
+    MFMA_ROW(lean, 256, BACKWARD_LEAN),
+    MFMA_ROW(full, 64, BACKWARD_FULL),
+    MFMA_ROW(full, 128, BACKWARD_FULL),
+    MFMA_ROW(full, 256, BACKWARD_FULL),
+    MFMA_BF16_ROW(lean, 64, BACKWARD_LEAN),
+    MFMA_BF16_ROW(lean, 128, BACKWARD_LEAN),
+    MFMA_BF16_ROW(lean, 256, BACKWARD_LEAN),
+    MFMA_BF16_ROW(full, 64, BACKWARD_FULL),
+    MFMA_BF16_ROW(full, 128, BACKWARD_FULL),
+    MFMA_BF16_ROW(full, 256, BACKWARD_FULL),
+    WMMA_ROW(lean, 64, BACKWARD_LEAN),
+    WMMA_ROW(lean, 128, BACKWARD_LEAN),
+    WMMA_ROW(full, 64, BACKWARD_FULL),
+    WMMA_ROW(full, 128, BACKWARD_FULL),
+    {.row = {.name = NULL}},
+};

@@ -1,0 +1,755 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward on matrix units, for 16-bit types: FlashAttention-2's loop (Dao 2023, algorithm 2). Its
+ * equations are those of simt_backward.cuh.
+ *
+ * A block of four waves owns a tile of keys, with dK and dV in registers, and walks along the
+ * queries that see them, head by head of the group:
+ *
+ *     S = Q K^T        P = exp(S - lse)          dV^T += dO^T P
+ *     dP = dO V^T      dS = P (dP - delta)       dK^T += Q^T dS        dQ += dS K
+ *
+ * Every product is of rows in LDS by columns in registers, in patches (patch.cuh). A wave has some
+ * of the keys for columns in S and dP, and what it makes of them, P and dS, are columns of dV^T and
+ * dK^T as they are. Only dQ is a sum over all keys: dS passes through LDS, and each wave makes some
+ * channels of dQ. Q and dO are put down twice, as they are and turned.
+ *
+ * Waves of 64 hold K, V and the turned K in registers, which are many; those of 32 leave them in
+ * LDS.
+ *
+ * dQ is a sum over blocks, which add to it in floats of the workspace in any order, so that two
+ * runs may differ in their last bits. A run is
+ *
+ *     clear                                zeros for dBias
+ *     rows_W                               lse and delta of every row, and zeros for its dQ
+ *     matrix_backward_variant_type_W       dK, dV, dBias, and dQ in the workspace
+ *     dq_W                                 dQ in its own type
+ *     sink_W                               dSink
+ */
+#ifndef FATTN_HIP_MATRIX_BACKWARD_CUH
+#define FATTN_HIP_MATRIX_BACKWARD_CUH
+
+#include "backends/gpu/backward_rows.cuh"
+#include "backends/gpu/pairs.cuh"
+#include "backends/hip/matrix_backward.h"
+#include "backends/hip/patch.cuh"
+
+/* --- Shapes ----------------------------------------------------------------------------------- */
+
+/* T: matrix_f16 or matrix_bf16. W: channels, padded. R: queries of a tile, N: keys. LEAN kernels
+ * know causal masks, windows and lengths, the others every feature. */
+template <class T, int W, int R, int N, bool LEAN> struct matrix_backward_shape {
+    typedef T type;
+    enum {
+        IS_LEAN = LEAN,
+        WIDTH = W,
+        QUERIES = R,
+        KEYS = N,
+        WAVES = MATRIX_BACKWARD_WAVES,
+        THREADS = WAVES * GPU_WAVE,
+        TILES = N / (16 * WAVES),       /* of 16 keys, a wave */
+        STEPS = W / PATCH_DEPTH,        /* of dot products; patches of channels */
+        KEY_STEPS = KEYS / PATCH_DEPTH, /* of dQ */
+        DQ_TILES = W / 16 / WAVES,      /* of 16 channels, a wave */
+        IS_HELD = GPU_WAVE == 64,       /* K and V are in registers */
+        IS_APART = IS_HELD && W <= 128, /* the turned Q and dO have room of their own */
+        ROOM = (IS_APART ? 4 : 2) * QUERIES * W
+    };
+    typedef patch_squares<QUERIES, W, THREADS> queries;
+    typedef patch_squares<KEYS, W, THREADS> keys;
+    static_assert(R == PATCH_DEPTH, "a patch is as high as the tile");
+    static_assert(!IS_HELD || KEYS * W <= ROOM, "keys pass through it");
+};
+
+template <class S> struct matrix_backward_scratch {
+    alignas(128) uint16_t room[S::ROOM];                    /* q, dO; turned q, turned dO */
+    uint16_t own[S::IS_HELD ? 64 : 3 * S::KEYS * S::WIDTH]; /* k, turned k, v */
+    uint16_t ds[S::QUERIES * S::KEYS];                      /* queries by keys */
+    alignas(16) float lse[S::QUERIES], delta[S::QUERIES];
+    gpu_pairs pairs; /* of kernels that are not lean */
+
+    GPU_MEMBER uint16_t *keys(int n) { return S::IS_HELD ? room : own + n * S::KEYS * S::WIDTH; }
+    GPU_MEMBER uint16_t *rows(int n) { return room + n * S::QUERIES * S::WIDTH; }
+    GPU_MEMBER uint16_t *columns(int n) { return rows(S::IS_APART ? 2 + n : n); }
+};
+
+/* What a wave holds of the keys: columns of S, of dP, and of dQ. */
+template <class S> struct matrix_held {
+    enum { STEPS = S::IS_HELD ? S::STEPS : 1, KEY_STEPS = S::IS_HELD ? S::KEY_STEPS : 1 };
+    matrix_operand k[S::TILES][STEPS], v[S::TILES][STEPS], turned[S::DQ_TILES][KEY_STEPS];
+};
+
+/* dK^T and dV^T of the wave's keys: those of a tile of keys follow one another. */
+template <class S> struct matrix_key_sums {
+    patch dk[S::TILES * S::STEPS], dv[S::TILES * S::STEPS];
+};
+
+/* What a block works on: keys j0 .. of a key/value head, and the queries that see them. */
+typedef struct matrix_job {
+    fattn_band band;
+    int64_t b, hk, j0, sq;
+    int group, keys;     /* keys: that exist from j0 on; may be more than a tile, or none */
+    int first, past;     /* tiles of queries */
+    int64_t at, q, dout; /* query 0 of the group's first head in lse, q and dO */
+} matrix_job;
+
+/* A tile of the walk along the queries of every head of a group. */
+typedef struct matrix_visit {
+    int head, tile;
+    fattn_tile_kind kind;
+} matrix_visit;
+
+/* What is the same for all threads, and where the compiler would not see it: comparisons of 64 bits
+ * are not scalar. */
+GPU_DEVICE int matrix_uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
+
+GPU_DEVICE int matrix_wave(void) { return matrix_uniform(gpu_thread() / GPU_WAVE); }
+
+/* The wave's first key, and its first channel of dQ. */
+template <class S> GPU_DEVICE int matrix_wave_key(void) { return matrix_wave() * 16 * S::TILES; }
+template <class S> GPU_DEVICE int matrix_wave_channel(void)
+{
+    return matrix_wave() * 16 * S::DQ_TILES;
+}
+
+/* --- Keys ------------------------------------------------------------------------------------- */
+
+/* Columns of 16 keys or channels from `row` on, all of their depth. */
+template <int CHUNKS, int N, int STEPS>
+GPU_DEVICE void matrix_hold(const uint16_t *tile, int row, matrix_operand x[N][STEPS])
+{
+    const int place = patch_columns_place<CHUNKS>(row, 0);
+    GPU_UNROLL
+    for (int n = 0; n < N * STEPS; n++) {
+        x[n / STEPS][n % STEPS] =
+            patch_load<CHUNKS>(tile, place, 16 * (n / STEPS), n % STEPS * PATCH_DEPTH / 8);
+    }
+}
+
+/* The job's keys, or values, as they are or turned, from memory to a tile. */
+template <class S, bool TURNED>
+GPU_DEVICE void matrix_bring(const patch_source &t, bool square, typename S::keys &squares,
+                             uint16_t *tile)
+{
+    if (square) {
+        squares.cut(t);
+        TURNED ? squares.put_columns(tile) : squares.put_rows(tile);
+    } else {
+        patch_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(t, [&](int r, int c, uint16_t x) {
+            *(TURNED ? patch_element<S::KEYS>(tile, c, r) : patch_element<S::WIDTH>(tile, r, c)) =
+                x;
+        });
+    }
+}
+
+/* Brings the job's keys and values to where they are to be. */
+template <class S>
+GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &job,
+                                  const fattn_sequence &seq, matrix_backward_scratch<S> &s,
+                                  matrix_held<S> &held)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const fattn_problem &p = g.problem;
+    const bool k_square = patch_is_square(g, FATTN_GPU_QUADS_K, p.k.seq, p.dim);
+    const bool v_square = patch_is_square(g, FATTN_GPU_QUADS_V, p.v.seq, p.dim_v);
+    const uint16_t *const k_from =
+        (const uint16_t *)g.buffers.k + gpu_key_at(g, seq, p.k, job.b, job.hk, job.j0);
+    const uint16_t *const v_from =
+        (const uint16_t *)g.buffers.v + gpu_key_at(g, seq, p.v, job.b, job.hk, job.j0);
+    const patch_source k = {k_from, p.k.seq, (int)p.dim, job.keys};
+    const patch_source v = {v_from, p.v.seq, (int)p.dim_v, job.keys};
+    typename S::keys squares;
+    squares.fetch(k, k_square);
+    matrix_bring<S, false>(k, k_square, squares, s.keys(0));
+    if constexpr (S::IS_HELD) {
+        gpu_sync();
+        matrix_hold<S::WIDTH / 8, S::TILES, S::STEPS>(s.room, matrix_wave_key<S>(), held.k);
+        gpu_sync();
+    }
+    matrix_bring<S, true>(k, k_square, squares, s.keys(1));
+    squares.fetch(v, v_square);
+    if constexpr (S::IS_HELD) {
+        gpu_sync();
+        matrix_hold<S::KEYS / 8, S::DQ_TILES, S::KEY_STEPS>(s.room, matrix_wave_channel<S>(),
+                                                            held.turned);
+        gpu_sync();
+    }
+    matrix_bring<S, false>(v, v_square, squares, s.keys(2));
+    if constexpr (S::IS_HELD) {
+        gpu_sync();
+        matrix_hold<S::WIDTH / 8, S::TILES, S::STEPS>(s.room, matrix_wave_key<S>(), held.v);
+        gpu_sync();
+    }
+}
+
+/* --- Queries ---------------------------------------------------------------------------------- */
+
+/* The next tile on its way: q, dO, and a thread's lse or delta. */
+template <class S> struct matrix_moving {
+    typename S::queries q, dout;
+    float row;
+};
+
+/* Rows of q and dO. */
+typedef struct matrix_queries {
+    patch_source q, dout;
+    int64_t at; /* in lse */
+    bool square;
+} matrix_queries;
+
+template <class S>
+GPU_DEVICE matrix_queries matrix_queries_at(const fattn_gpu_args &g, const matrix_job &job,
+                                            const matrix_visit &visit)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t i0 = (int64_t)visit.tile * S::QUERIES;
+    const int live = matrix_uniform((int)fattn_min64(job.sq - i0, S::QUERIES));
+    matrix_queries t;
+    const int64_t q = job.q + visit.head * p.q.head + i0 * p.q.seq;
+    const int64_t dout = job.dout + visit.head * p.dout.head + i0 * p.dout.seq;
+    t.q = {(const uint16_t *)g.buffers.q + q, p.q.seq, (int)p.dim, live};
+    t.dout = {(const uint16_t *)g.buffers.dout + dout, p.dout.seq, (int)p.dim_v, live};
+    t.at = job.at + visit.head * p.total_q + i0;
+    t.square = patch_is_square(g, FATTN_GPU_QUADS_Q, p.q.seq, p.dim) &&
+               patch_is_square(g, FATTN_GPU_QUADS_DOUT, p.dout.seq, p.dim_v);
+    return t;
+}
+
+template <class S>
+GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_job &job,
+                             const matrix_visit &visit, matrix_moving<S> &moving)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const matrix_queries t = matrix_queries_at<S>(g, job, visit);
+    moving.q.fetch(t.q, t.square);
+    moving.dout.fetch(t.dout, t.square);
+    /* Rows that do not exist have no probabilities. */
+    const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
+    const int r = (int)(patch_thread() % S::QUERIES);
+    const bool of_delta = gpu_thread_anew() >= S::QUERIES;
+    moving.row = of_delta ? 0 : fattn_f32_infinity();
+    if (gpu_thread_anew() < 2 * S::QUERIES && r < t.q.live) {
+        const float found = (of_delta ? saved.delta : saved.lse)[t.at + r];
+        moving.row = found == found ? found : __builtin_nanf(""); /* patch_pack() */
+    }
+}
+
+template <class S, bool TURNED>
+GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
+                           const matrix_visit &visit, matrix_moving<S> &moving,
+                           matrix_backward_scratch<S> &s)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const matrix_queries t = matrix_queries_at<S>(g, job, visit);
+    if (t.square) {
+        moving.q.cut(t.q);
+        moving.dout.cut(t.dout);
+    }
+    if (!t.square) {
+        GPU_UNROLL
+        for (int n = 0; n < 2; n++) {
+            patch_copy_odd<S::QUERIES, S::WIDTH, S::THREADS>(
+                n ? t.dout : t.q, [&](int r, int c, uint16_t x) {
+                    *(TURNED ? patch_element<S::QUERIES>(s.columns(n), c, r)
+                             : patch_element<S::WIDTH>(s.rows(n), r, c)) = x;
+                });
+        }
+    } else if (TURNED) {
+        moving.q.put_columns(s.columns(0));
+        moving.dout.put_columns(s.columns(1));
+    } else {
+        moving.q.put_rows(s.rows(0));
+        moving.dout.put_rows(s.rows(1));
+    }
+    if (!TURNED && gpu_thread_anew() < 2 * S::QUERIES) {
+        s.lse[gpu_thread_anew()] = moving.row; /* delta follows lse */
+    }
+}
+
+/* The instruction itself, which gives 0 below the normal numbers. */
+GPU_DEVICE float matrix_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+
+/* --- Pairs ------------------------------------------------------------------------------------ */
+
+/* x += rows in LDS by keys, which are held or in LDS. */
+template <class S>
+GPU_DEVICE void matrix_dots(const uint16_t *rows, const uint16_t *keys,
+                            const matrix_operand held[S::TILES][matrix_held<S>::STEPS],
+                            patch x[S::TILES])
+{
+    enum { CHUNKS = S::WIDTH / 8 };
+    const int row = patch_rows_place<CHUNKS>(0);
+    const int key = patch_columns_place<CHUNKS>(matrix_wave_key<S>(), 0);
+    GPU_UNROLL
+    for (int n = 0; n < S::STEPS; n++) {
+        const int chunk = n * PATCH_DEPTH / 8;
+        patch_pause(n);
+        const patch_rows a = patch_load_rows<CHUNKS>(rows, row, 0, chunk);
+        GPU_UNROLL
+        for (int t = 0; t < S::TILES; t++) {
+            if constexpr (S::IS_HELD) {
+                patch_add<typename S::type>(x[t], a, held[t][n]);
+            } else {
+                patch_add<typename S::type>(x[t], a, patch_load<CHUNKS>(keys, key, 16 * t, chunk));
+            }
+        }
+    }
+}
+
+/* Scores of pairs outside the band are selected away. */
+template <class S>
+GPU_DEVICE void matrix_keep_band(const matrix_job &job, int64_t i0, patch x[S::TILES])
+{
+    enum { FAR = 1 << 20 }; /* more than a tile */
+    const fattn_band &band = job.band;
+    const int64_t limit = INT64_C(1) << 62;
+    /* query i sees key j when j - right <= i + diagonal <= j + left */
+    const int64_t aligned = job.j0 - band.diagonal - i0;
+    const int64_t low = aligned - fattn_min64(band.right, limit);
+    const int64_t high = aligned + fattn_min64(band.left, limit);
+    const int first = matrix_uniform(band.right < 0 ? -FAR : (int)gpu_clamp(low, -FAR, FAR));
+    const int last = matrix_uniform(band.left < 0 ? FAR : (int)gpu_clamp(high, -FAR, FAR));
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        const int key = matrix_wave_key<S>() + 16 * t + patch_column();
+        const int from = key < job.keys ? first + key - patch_row() : FAR;
+        const int to = last + key - patch_row();
+        GPU_UNROLL
+        for (int e = 0; e < 8; e++) {
+            const bool keep = from <= e & e <= to;
+            patch_set(x[t], e, keep ? patch_get(x[t], e) : -fattn_f32_infinity());
+        }
+    }
+}
+
+/* Scores in x become P, and dP in dp becomes dS. */
+template <class S>
+GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_job &job,
+                                     const matrix_visit &visit, matrix_backward_scratch<S> &s,
+                                     patch x[S::TILES], patch dp[S::TILES])
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    if (g.rule.terms) { /* a scale that cannot be part of the unit */
+        GPU_UNROLL
+        for (int n = 0; n < 8 * S::TILES; n++) {
+            patch_set(x[n / 8], n % 8, patch_get(x[n / 8], n % 8) * g.rule.scale);
+        }
+    }
+    if (visit.kind == FATTN_TILE_PARTIAL) {
+        matrix_keep_band<S>(job, (int64_t)visit.tile * S::QUERIES, x);
+    }
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        const float lse = s.lse[patch_row() + e], delta = s.delta[patch_row() + e];
+        GPU_UNROLL
+        for (int t = 0; t < S::TILES; t++) {
+            const float p = matrix_exp2(fmaf(patch_get(x[t], e), g.rule.unit, -lse));
+            patch_set(x[t], e, p);
+            patch_set(dp[t], e, p * (patch_get(dp[t], e) - delta));
+        }
+    }
+}
+
+/* --- Every feature ---------------------------------------------------------------------------- */
+
+/* Whether an axis of dbias is summed over. */
+GPU_DEVICE bool matrix_dbias_shared(const fattn_problem &p)
+{
+    const int64_t *const stride = p.dbias_stride;
+    return (stride[0] == 0 && p.batch > 1) || (stride[1] == 0 && p.heads_q > 1) ||
+           (stride[2] == 0 && p.seqlen_q > 1) || (stride[3] == 0 && p.seqlen_k > 1);
+}
+
+/* Entries of dBias are 0 before, or what they are to be added to. */
+GPU_DEVICE void matrix_store_dbias(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
+                                   int64_t j, float ds)
+{
+    const fattn_problem &p = g.problem;
+    float *const to = (float *)g.buffers.dbias + gpu_term_at(t, p.dbias_stride, q, j);
+    if (matrix_dbias_shared(p)) {
+        gpu_add(to, ds);
+    } else {
+        *to = p.features & FATTN_ACCUMULATE ? *to + ds : ds;
+    }
+}
+
+/* A pair of query q, in place r of its tile, and key j. */
+template <class S>
+GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned terms,
+                                          matrix_backward_scratch<S> &s, int r, gpu_query q,
+                                          int64_t j, float *x, float *dp)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const gpu_pairs &t = s.pairs;
+    const bool exists = q.h >= 0 && j < t.seq.sk;
+    float z = 1, slope;
+    if (g.problem.features & FATTN_DROPOUT && exists) {
+        gpu_drop<1>(g, t, q, j, &z);
+    }
+    const fattn_score_pair pair = gpu_pair(g, t, terms, q, j);
+    const float score = fattn_score(&g.rule, terms, *x, pair, &slope);
+    const float p = matrix_exp2(fmaf(score, g.rule.unit, -s.lse[r]));
+    const float ds = p * (z * *dp - s.delta[r]);
+    if (g.problem.outputs & FATTN_OUT_DBIAS && exists) {
+        matrix_store_dbias(g, t, q, j, ds);
+    }
+    *x = z != 0 ? p : 0; /* dV waits for the size of Z, so that P Z stays a number that f16 has */
+    *dp = ds * slope;
+}
+
+/* matrix_differentiate() with every feature. That takes much code, which is there once: a loop in
+ * which the thread's elements pass by its first register. */
+template <class S>
+GPU_DEVICE void matrix_differentiate_fully(const fattn_gpu_args &g, const matrix_job &job,
+                                           const matrix_visit &visit, matrix_backward_scratch<S> &s,
+                                           patch x[S::TILES], patch dp[S::TILES])
+{
+    enum { COUNT = 8 * S::TILES };
+    const unsigned terms = g.rule.terms | (visit.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
+    const int64_t i0 = (int64_t)visit.tile * S::QUERIES;
+#pragma unroll 1
+    for (int n = 0; n < COUNT; n++) {
+        const int r = patch_row() + n % 8;
+        const int key = matrix_wave_key<S>() + n / 8 * 16 + patch_column();
+        gpu_query q;
+        q.i = (int32_t)i0 + r;
+        q.h = q.i < job.sq ? (int32_t)job.hk * job.group + visit.head : -1;
+        float first = patch_get(x[0], 0), dfirst = patch_get(dp[0], 0);
+        matrix_differentiate_pair<S>(g, terms, s, r, q, job.j0 + key, &first, &dfirst);
+        GPU_UNROLL
+        for (int m = 1; m < COUNT; m++) {
+            patch_set(x[(m - 1) / 8], (m - 1) % 8, patch_get(x[m / 8], m % 8));
+            patch_set(dp[(m - 1) / 8], (m - 1) % 8, patch_get(dp[m / 8], m % 8));
+        }
+        patch_set(x[S::TILES - 1], 7, first);
+        patch_set(dp[S::TILES - 1], 7, dfirst);
+    }
+}
+
+/* --- Sums ------------------------------------------------------------------------------------- */
+
+/* sums += turned rows in LDS, channels, by what the wave has of its keys. */
+template <class S>
+GPU_DEVICE void matrix_mix(const uint16_t *columns, const patch_packed x[S::TILES],
+                           patch sums[S::TILES * S::STEPS])
+{
+    enum { CHUNKS = S::QUERIES / 8 };
+    const int place = patch_rows_place<CHUNKS>(0);
+    matrix_operand weights[S::TILES];
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        weights[t] = patch_as_operand(x[t]);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < S::STEPS; n++) {
+        patch_pause(n);
+        const patch_rows a = patch_load_rows<CHUNKS>(columns, place, n * PATCH_DEPTH, 0);
+        GPU_UNROLL
+        for (int t = 0; t < S::TILES; t++) {
+            patch_add<typename S::type>(sums[t * S::STEPS + n], a, weights[t]);
+        }
+    }
+}
+
+/* The wave's channels of dQ, added to what is in the workspace. */
+template <class S>
+GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
+                              const matrix_visit &visit, matrix_backward_scratch<S> &s,
+                              const matrix_held<S> &held)
+{
+    enum { CHUNKS = S::KEYS / 8 };
+    const int row = patch_rows_place<CHUNKS>(0);
+    const int channel = patch_columns_place<CHUNKS>(matrix_wave_channel<S>(), 0);
+    patch dq[S::DQ_TILES];
+    GPU_UNROLL
+    for (int t = 0; t < S::DQ_TILES; t++) {
+        patch_clear(dq[t]);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < S::KEY_STEPS; n++) {
+        const int chunk = n * PATCH_DEPTH / 8;
+        patch_pause(n);
+        const patch_rows a = patch_load_rows<CHUNKS>(s.ds, row, 0, chunk);
+        GPU_UNROLL
+        for (int t = 0; t < S::DQ_TILES; t++) {
+            if constexpr (S::IS_HELD) {
+                patch_add<typename S::type>(dq[t], a, held.turned[t][n]);
+            } else {
+                patch_add<typename S::type>(dq[t], a,
+                                            patch_load<CHUNKS>(s.keys(1), channel, 16 * t, chunk));
+            }
+        }
+    }
+
+    const fattn_gpu_args &g = gpu_anew(args);
+    const int64_t i0 = (int64_t)visit.tile * S::QUERIES;
+    const int64_t first = job.at + visit.head * g.problem.total_q + i0;
+    const int live = (int)fattn_min64(job.sq - i0, S::QUERIES) - patch_row();
+    float *const to = gpu_workspace_of<S::WIDTH>(g).dq + first * S::WIDTH +
+                      (patch_row() * S::WIDTH + matrix_wave_channel<S>() + patch_column());
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        if (e < live) {
+            GPU_UNROLL
+            for (int t = 0; t < S::DQ_TILES; t++) {
+                gpu_add(to + e * S::WIDTH + 16 * t, patch_get(dq[t], e));
+            }
+        }
+    }
+}
+
+/* --- The walk --------------------------------------------------------------------------------- */
+
+/* What a tile is; all threads ask. */
+template <class S>
+GPU_DEVICE fattn_tile_kind matrix_kind(const fattn_gpu_args &args, const matrix_job &job,
+                                       const gpu_pairs &t, int head, int tile)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const int64_t i0 = (int64_t)tile * S::QUERIES, i1 = fattn_min64(i0 + S::QUERIES, job.sq);
+    const int64_t j1 = job.j0 + S::KEYS;
+    const fattn_tile_kind kind = S::IS_LEAN
+                                     ? fattn_band_tile(&job.band, i0, i1, job.j0, j1)
+                                     : gpu_tile_kind(g, t, i0, i1, job.hk * job.group + head, 1,
+                                                     job.j0, fattn_min64(j1, job.band.keys), j1);
+    return (fattn_tile_kind)matrix_uniform(kind);
+}
+
+/* The next tile that is not empty from this one on, or a head past the last. */
+template <class S>
+GPU_DEVICE matrix_visit matrix_seek(const fattn_gpu_args &g, const matrix_job &job,
+                                    const gpu_pairs &t, int head, int tile)
+{
+    matrix_visit visit = {head, tile, FATTN_TILE_EMPTY};
+    for (;; visit.tile++) {
+        if (visit.tile >= job.past) {
+            visit.tile = job.first;
+            visit.head++;
+        }
+        if (visit.head >= job.group) {
+            return visit;
+        }
+        visit.kind = matrix_kind<S>(g, job, t, visit.head, visit.tile);
+        if (visit.kind != FATTN_TILE_EMPTY) {
+            return visit;
+        }
+    }
+}
+
+/* P and dS of the wave's keys, rounded; dS goes to LDS too. */
+template <class S>
+GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_job &job,
+                               const matrix_visit &visit, matrix_backward_scratch<S> &s,
+                               const matrix_held<S> &held, patch_packed p[S::TILES],
+                               patch_packed ds[S::TILES])
+{
+    typedef typename S::type T;
+    patch x[S::TILES], dp[S::TILES];
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        patch_clear(x[t]);
+        patch_clear(dp[t]);
+    }
+    matrix_dots<S>(s.rows(0), s.keys(0), held.k, x);
+    matrix_dots<S>(s.rows(1), s.keys(2), held.v, dp);
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        patch_finish(x[t]);
+        patch_finish(dp[t]);
+    }
+    if (S::IS_LEAN) {
+        matrix_differentiate<S>(g, job, visit, s, x, dp);
+    } else {
+        matrix_differentiate_fully<S>(g, job, visit, s, x, dp);
+    }
+    const int place = patch_store_place<S::KEYS / 8>(matrix_wave_key<S>() + patch_column());
+    GPU_UNROLL
+    for (int t = 0; t < S::TILES; t++) {
+        p[t] = patch_pack<T, !S::IS_LEAN>(x[t]);
+        ds[t] = patch_pack<T, !S::IS_LEAN>(dp[t]);
+        patch_store<S::KEYS / 8>(s.ds, place, 2 * t, ds[t]);
+    }
+}
+
+/* Walks along the queries of every head of the group. */
+template <class S>
+GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_job &job,
+                            matrix_backward_scratch<S> &s, const matrix_held<S> &held,
+                            matrix_key_sums<S> &sums)
+{
+    matrix_moving<S> moving;
+    patch_packed p[S::TILES], ds[S::TILES];
+    matrix_visit now = matrix_seek<S>(g, job, s.pairs, 0, job.first);
+    if (now.head < job.group) {
+        matrix_fetch<S>(g, job, now, moving);
+    }
+    while (now.head < job.group) {
+        const matrix_visit next = matrix_seek<S>(g, job, s.pairs, now.head, now.tile + 1);
+        const bool ahead = next.head < job.group;
+        matrix_put<S, false>(g, job, now, moving, s);
+        if (S::IS_APART) {
+            matrix_put<S, true>(g, job, now, moving, s);
+        }
+        gpu_sync();
+        if (S::IS_APART && ahead) {
+            matrix_fetch<S>(g, job, next, moving);
+        }
+        matrix_weights<S>(g, job, now, s, held, p, ds);
+        if (!S::IS_APART) {
+            gpu_sync(); /* the rows are needed no more */
+            matrix_put<S, true>(g, job, now, moving, s);
+            if (ahead) {
+                matrix_fetch<S>(g, job, next, moving);
+            }
+        }
+        gpu_sync();
+        /* (dQ first: products that come after branches would be made after them, and their operands
+         * wait in registers.) */
+        matrix_add_dq<S>(g, job, now, s, held);
+        matrix_mix<S>(s.columns(1), p, sums.dv);
+        matrix_mix<S>(s.columns(0), ds, sums.dk);
+        gpu_sync();
+        now = next;
+    }
+}
+
+/* --- Items ------------------------------------------------------------------------------------ */
+
+/* The wave's part of dk or dv, times `factor`; 0 for keys that are owned and not used. The patches
+ * pass by the first. */
+template <class S>
+GPU_DEVICE void matrix_store_keys(const fattn_gpu_args &args, const matrix_job &job,
+                                  const fattn_sequence &seq, const gpu_tensor &t,
+                                  const fattn_strides &stride, float factor,
+                                  patch sums[S::TILES * S::STEPS])
+{
+    const bool adds = args.problem.features & FATTN_ACCUMULATE;
+#pragma unroll 1
+    for (int n = 0; n < S::TILES * S::STEPS; n++) {
+        const int key = matrix_wave_key<S>() + n / S::STEPS * 16 + patch_column();
+        const int64_t j = job.j0 + key;
+        const int64_t at = gpu_key_at(gpu_anew(args), seq, stride, job.b, job.hk, j);
+        GPU_UNROLL
+        for (int m = 0; m < 2; m++) {
+            const int c = n % S::STEPS * PATCH_DEPTH + patch_row() + 4 * m;
+            float x[4] = {0, 0, 0, 0};
+            if (j < (adds ? seq.sk : seq.slot_k)) {
+                if (adds) {
+                    gpu_load_quad(t, at, c, x);
+                }
+                GPU_UNROLL
+                for (int e = 0; e < 4; e++) {
+                    const float sum = patch_get(sums[0], 4 * m + e);
+                    x[e] = key < job.keys ? fmaf(sum, factor, x[e]) : x[e];
+                }
+                gpu_store_quad(t, at, c, x);
+            }
+        }
+        GPU_UNROLL
+        for (int m = 1; m < S::TILES * S::STEPS; m++) {
+            sums[m - 1] = sums[m];
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void matrix_store_sums(const fattn_gpu_args &args, const matrix_job &job,
+                                  const matrix_backward_scratch<S> &s, matrix_key_sums<S> &sums)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const fattn_problem &p = g.problem;
+    const fattn_sequence seq = gpu_sequence(g, job.b);
+    if (p.outputs & FATTN_OUT_DK) {
+        const gpu_tensor dk =
+            gpu_tensor_of(g, g.buffers.dk, g.dtype_gradient, FATTN_GPU_QUADS_DK, p.dim);
+        matrix_store_keys<S>(g, job, seq, dk, p.dk, g.rule.scale, sums.dk);
+    }
+    if (p.outputs & FATTN_OUT_DV) {
+        const gpu_tensor dv =
+            gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
+        const bool dropout = !S::IS_LEAN && p.features & FATTN_DROPOUT;
+        matrix_store_keys<S>(g, job, seq, dv, p.dv, dropout ? s.pairs.dropout.multiplier : 1,
+                             sums.dv);
+    }
+}
+
+template <class S>
+GPU_DEVICE matrix_job matrix_job_of(const fattn_gpu_args &g, const gpu_pairs &t, int64_t hk,
+                                    int64_t block)
+{
+    const fattn_problem &p = g.problem;
+    matrix_job job;
+    job.b = t.b;
+    job.hk = hk;
+    job.group = matrix_uniform((int)fattn_quotient(p.heads_q, p.heads_k));
+    job.band.keys = gpu_uniform(t.band.keys);
+    job.band.diagonal = gpu_uniform(t.band.diagonal);
+    job.band.left = t.band.left;
+    job.band.right = t.band.right;
+    job.sq = gpu_uniform(t.seq.sq);
+    job.j0 = block * S::KEYS;
+    job.keys = matrix_uniform((int)gpu_clamp(t.seq.sk - job.j0, 0, INT32_MAX));
+    const fattn_range rows = gpu_queries_of(t, job.j0, fattn_min64(job.j0 + S::KEYS, t.seq.sk));
+    const int past = (int)((rows.past + S::QUERIES - 1) / S::QUERIES);
+    job.first = matrix_uniform((int)(rows.first / S::QUERIES));
+    job.past = matrix_uniform(job.keys > 0 ? past : 0);
+    const int64_t h0 = hk * job.group;
+    job.at = gpu_uniform(gpu_lse_at(p, t.seq, t.b, h0));
+    job.q = gpu_uniform(gpu_query_at(t.seq, p.q, 0, h0));
+    job.dout = gpu_uniform(gpu_query_at(t.seq, p.dout, 0, h0));
+    return job;
+}
+
+/* Tile `block` of the keys of (sequence, key/value head) number `head`. */
+template <class S>
+GPU_DEVICE void matrix_backward_item(const fattn_gpu_args &args, matrix_backward_scratch<S> &s,
+                                     int64_t head, int64_t block)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const int64_t b = gpu_uniform(fattn_quotient(head, g.problem.heads_k));
+    const gpu_pairs pairs = gpu_pairs_of(g, b);
+    const matrix_job job = matrix_job_of<S>(g, pairs, head - b * g.problem.heads_k, block);
+    if (job.j0 >= pairs.seq.slot_k) {
+        return;
+    }
+    if (!S::IS_LEAN) {
+        if (gpu_thread_anew() == 0) {
+            s.pairs = pairs;
+        }
+        gpu_sync();
+    }
+    matrix_held<S> held;
+    if (job.first < job.past) {
+        matrix_bring_keys<S>(g, job, pairs.seq, s, held);
+    }
+    matrix_key_sums<S> sums;
+    GPU_UNROLL
+    for (int n = 0; n < S::TILES * S::STEPS; n++) {
+        patch_clear(sums.dk[n]);
+        patch_clear(sums.dv[n]);
+    }
+    if (job.first < job.past) {
+        matrix_walk<S>(g, job, s, held, sums);
+    }
+    matrix_store_sums<S>(g, job, s, sums);
+}
+
+template <class S> GPU_DEVICE void matrix_backward_all(const fattn_gpu_args &g)
+{
+    static_assert(sizeof(matrix_backward_scratch<S>) <=
+                      MATRIX_BACKWARD_SHARED(S::WIDTH, S::QUERIES, S::KEYS),
+                  "too small");
+    GPU_SHARED matrix_backward_scratch<S> s;
+    const auto items = [&] {
+        const fattn_gpu_args &now = gpu_anew(g);
+        return now.problem.batch * now.problem.heads_k * now.tiling.k_blocks;
+    };
+    for (int64_t n = gpu_block(); n < items(); n += gpu_blocks()) {
+        const int64_t blocks = gpu_anew(g).tiling.k_blocks;
+        const int64_t head = gpu_uniform(fattn_quotient(n, blocks));
+        matrix_backward_item<S>(g, s, head, n - head * blocks);
+        gpu_sync(); /* what is in LDS is needed no more */
+    }
+}
+
+#endif

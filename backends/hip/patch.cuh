@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Matrix instructions of all of AMD's GPUs behind one vocabulary, for 16-bit elements. With D =
+ * GPU_WAVE / 2, the depth of a step,
+ *
+ *     a patch    is of D rows by 16 columns, floats: lane l has rows 8 (l / 16) .. + 7 of column
+ *                l % 16
+ *     an operand is of 16 columns and D deep: lane l has elements 8 (l / 16) .. + 7 of column
+ *                l % 16
+ *
+ * so that a patch, rounded, is an operand: its rows become the depth. What an instruction itself
+ * has of its 16 rows is what fits, because the rows that it is given are chosen for it:
+ *
+ *     MFMA (waves of 64)    two products, lane group g has rows 4 g .. + 3 of both: row m of number
+ *                           t is row 8 (m / 4) + 4 t + m % 4 of the patch. Where an instruction
+ *                           is not 32 deep but 16, it takes half of the 8 elements: any order of
+ *                           the depth is good that both sides keep.
+ *     WMMA of gfx12         lane group g has rows 8 g .. + 7
+ *     WMMA of gfx11         lane group g has rows g, g + 2 ..: row m is row 8 (m % 2) + m / 2. Both
+ *                           lane groups must hold all 16 elements of an operand.
+ *
+ * Tiles in LDS are rows of chunks of 8 elements, exchanged within lines of 128 bytes so that the
+ * rows and columns that are read and written together lie in different banks.
+ */
+#ifndef FATTN_HIP_PATCH_CUH
+#define FATTN_HIP_PATCH_CUH
+
+#include "backends/hip/matrix.cuh"
+
+#define PATCH_DEPTH (GPU_WAVE / 2)
+#define PATCH_PARTS (MATRIX_MFMA ? 2 : 1)
+
+typedef typename matrix<16>::sums patch_part;
+
+typedef struct patch {
+    patch_part part[PATCH_PARTS];
+} patch;
+
+/* What a patch is multiplied from on the side of its rows. */
+typedef struct patch_rows {
+    matrix_operand part[PATCH_PARTS];
+} patch_rows;
+
+/* A lane's 8 elements, two a word. */
+typedef matrix_four patch_packed;
+
+/* Asked for anew, so that what is made of it does not wait in registers, and without a sign, whose
+ * divisions cost nothing. */
+GPU_DEVICE uint32_t patch_thread(void) { return (uint32_t)gpu_thread_anew(); }
+
+GPU_DEVICE int patch_column(void) { return (int)(patch_thread() % 16); }
+GPU_DEVICE int patch_row(void) { return (int)(patch_thread() % GPU_WAVE / 16 * 8); }
+
+GPU_DEVICE float patch_get(const patch &x, int e)
+{
+    return x.part[e * PATCH_PARTS / 8][e % (8 / PATCH_PARTS)];
+}
+
+GPU_DEVICE void patch_set(patch &x, int e, float value)
+{
+    x.part[e * PATCH_PARTS / 8][e % (8 / PATCH_PARTS)] = value;
+}
+
+GPU_DEVICE void patch_clear(patch &x)
+{
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        patch_set(x, e, 0);
+    }
+}
+
+/* Between steps of a product: no more operands are read ahead than registers are for. */
+GPU_DEVICE void patch_pause(int step)
+{
+    if (step % (MATRIX_MFMA ? 4 : MATRIX_WMMA == 12 ? 2 : 1) == 0) {
+        __builtin_amdgcn_sched_barrier(0);
+    }
+}
+
+/* After products: they are made before what follows, and not where they are first needed, while
+ * their operands wait in registers. */
+GPU_DEVICE void patch_finish(patch &x)
+{
+    GPU_UNROLL
+    for (int n = 0; n < PATCH_PARTS; n++) {
+        asm volatile("" : "+v"(x.part[n]));
+    }
+}
+
+/* c += a b */
+template <class T> GPU_DEVICE void patch_add(patch &c, const patch_rows &a, matrix_operand b)
+{
+    GPU_UNROLL
+    for (int n = 0; n < PATCH_PARTS; n++) {
+        matrix_multiply<T, 16>(a.part[n], b, c.part[n]);
+    }
+}
+
+/* --- Tiles in LDS ----------------------------------------------------------------------------- */
+
+/*
+ * How chunks of a line are exchanged: by an exclusive or that is linear in the bits of the row, of
+ * CHUNKS chunks. Lines are read 16 rows of a patch at a time, bits 0, 1, 3 and 4 (where a line has
+ * 8 chunks, half of them), or 16 neighbouring ones; they are written by four rows and two chunks
+ * (patch_squares), or by every second row and two chunks (patch_store).
+ */
+template <int CHUNKS> GPU_DEVICE int patch_swizzle(int row)
+{
+    enum {
+        PART = MATRIX_LINE / (CHUNKS < MATRIX_LINE ? CHUNKS : MATRIX_LINE)
+    };                                                                    /* rows of a line */
+    const int wide = PART == 1 ? 0x16412 : PART == 2 ? 0x01520 : 0x05300; /* a digit a bit */
+    const int wider = PART == 1 ? 0x84a12 : PART == 2 ? 0x24a10 : 0x25800;
+    int x = 0;
+    GPU_UNROLL
+    for (int bit = 0; bit < 5; bit++) {
+        x ^= (row >> bit & 1) * ((MATRIX_LINE == 16 ? wider : wide) >> 4 * bit & 15);
+    }
+    return x;
+}
+
+/* Elements before chunk `chunk` of row `row`, both of a thread, in a tile. */
+template <int CHUNKS> GPU_DEVICE int patch_place(int row, int chunk)
+{
+    return ((row * CHUNKS + chunk) ^ patch_swizzle<CHUNKS>(row)) * 8;
+}
+
+/* The same `rows` and `chunks` further on, which have no bit in common with them; constants, so
+ * that little is left to add. */
+template <int CHUNKS> GPU_DEVICE int patch_further(int place, int rows, int chunks)
+{
+    enum { INSIDE = MATRIX_LINE - 1 };
+    const int inside = (chunks & INSIDE) ^ (rows * CHUNKS & INSIDE) ^ patch_swizzle<CHUNKS>(rows);
+    return (place ^ inside * 8) + ((rows * CHUNKS & ~INSIDE) + (chunks & ~INSIDE)) * 8;
+}
+
+GPU_DEVICE matrix_four patch_chunk(const uint16_t *tile, int place)
+{
+    return *(const matrix_four *)(tile + place);
+}
+
+/* Where a lane begins to read operands: 16 rows from `row` on are the columns. */
+template <int CHUNKS> GPU_DEVICE int patch_columns_place(int row, int chunk)
+{
+#if MATRIX_WMMA == 11
+    return patch_place<CHUNKS>(row + patch_column(), chunk);
+#else
+    return patch_place<CHUNKS>(row + patch_column(), chunk + (patch_row() >> 3));
+#endif
+}
+
+/* And the rows of patches. */
+template <int CHUNKS> GPU_DEVICE int patch_rows_place(int chunk)
+{
+    const int m = patch_column();
+#if MATRIX_WMMA == 11
+    return patch_place<CHUNKS>(8 * (m & 1) + (m >> 1), chunk);
+#elif MATRIX_WMMA == 12
+    return patch_place<CHUNKS>(m, chunk + (patch_row() >> 3));
+#else
+    return patch_place<CHUNKS>(8 * (m >> 2) + (m & 3), chunk + (patch_row() >> 3));
+#endif
+}
+
+/* `rows` and `chunks` further on. */
+template <int CHUNKS>
+GPU_DEVICE matrix_operand patch_load(const uint16_t *tile, int place, int rows, int chunks)
+{
+#if MATRIX_WMMA == 11
+    const matrix_four a = patch_chunk(tile, patch_further<CHUNKS>(place, rows, chunks));
+    const matrix_four b = patch_chunk(tile, patch_further<CHUNKS>(place, rows, chunks + 1));
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
+#else
+    return patch_chunk(tile, patch_further<CHUNKS>(place, rows, chunks));
+#endif
+}
+
+template <int CHUNKS>
+GPU_DEVICE patch_rows patch_load_rows(const uint16_t *tile, int place, int rows, int chunks)
+{
+    patch_rows a;
+    GPU_UNROLL
+    for (int n = 0; n < PATCH_PARTS; n++) {
+        a.part[n] = patch_load<CHUNKS>(tile, place, rows + 4 * n, chunks);
+    }
+    return a;
+}
+
+/* --- From patches to operands ----------------------------------------------------------------- */
+
+/* ANY: of any floats. Else of those whose NaN are what instructions make of 16-bit elements, for
+ * which the faster way keeps them. */
+template <class T, bool ANY> GPU_DEVICE patch_packed patch_pack(const patch &x)
+{
+    patch_packed y;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        const float lo = patch_get(x, 2 * n), hi = patch_get(x, 2 * n + 1);
+        y[n] = ANY ? T::pack(lo, hi) : T::pack_weights(lo, hi);
+    }
+    return y;
+}
+
+GPU_DEVICE matrix_operand patch_as_operand(patch_packed x)
+{
+#if MATRIX_WMMA == 11
+    const bool upper = patch_row() != 0;
+    matrix_operand y;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        const uint32_t other = matrix_across(x[n], 16);
+        y[n] = upper ? other : x[n];
+        y[4 + n] = upper ? x[n] : other;
+    }
+    return y;
+#else
+    return x;
+#endif
+}
+
+/* Writes a patch to a tile as its rows lie, two columns at a time: neighbours exchange halves, and
+ * even columns write even rows. `place`: of row patch_row() + column % 2, the chunk of the column,
+ * and the pair in it. */
+template <int CHUNKS> GPU_DEVICE int patch_store_place(int column)
+{
+    return patch_place<CHUNKS>(patch_row() + (column & 1), column >> 3) + (column & 6);
+}
+
+template <int CHUNKS>
+GPU_DEVICE void patch_store(uint16_t *tile, int place, int chunks, patch_packed x)
+{
+    const uint32_t halves = patch_column() & 1 ? 0x03020706 : 0x05040100;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n++) {
+        const uint32_t other = __builtin_amdgcn_update_dpp(0, x[n], 0xb1, 0xf, 0xf, true);
+        *(uint32_t *)(tile + patch_further<CHUNKS>(place, 2 * n, chunks)) =
+            matrix_bytes(other, x[n], halves);
+    }
+}
+
+/* --- Staging ---------------------------------------------------------------------------------- */
+
+/* Rows in memory: `live` of them, which are cut off at `dim` channels. */
+typedef struct patch_source {
+    const uint16_t *from;
+    int64_t stride;
+    int dim, live;
+} patch_source;
+
+/* Whether rows lie so that patch_squares can bring them. */
+GPU_DEVICE bool patch_is_square(const fattn_gpu_args &g, unsigned quads, int64_t stride,
+                                int64_t dim)
+{
+    return g.quads & quads && dim % 4 == 0 && (uint64_t)stride >> 23 == 0;
+}
+
+/* A tile on its way from memory, ROWS by WIDTH channels, by THREADS threads: squares of four rows
+ * and four channels, which can be put down either way. */
+template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
+    enum { HIGH = ROWS / 4, STEP = THREADS / HIGH * 4, EACH = (WIDTH + STEP - 1) / STEP };
+    static_assert(THREADS % HIGH == 0 && ROWS <= 128, "a thread's squares are of the same rows");
+    matrix_two word[EACH][4];
+
+    static GPU_MEMBER int row() { return (int)(patch_thread() % HIGH * 4); }
+    static GPU_MEMBER int channel(int n) { return (int)(patch_thread() / HIGH * 4) + n * STEP; }
+    static GPU_MEMBER bool exists(int n) { return STEP <= WIDTH || channel(n) < WIDTH; }
+
+    /* Where there is nothing, or a thread has no square, something else is looked at. Rows that are
+     * not `square` leave zeros, so that nothing that was here before waits in registers. */
+    GPU_MEMBER void fetch(const patch_source &t, bool square)
+    {
+        if (!square) {
+            GPU_UNROLL
+            for (int n = 0; n < 4 * EACH; n++) {
+                word[n / 4][n % 4] = 0;
+            }
+            return;
+        }
+        const int r = row(), c = channel(0) & (WIDTH - 1), stride = (int)t.stride;
+        const bool whole = is_whole(t);
+        const uint32_t first = (uint32_t)(r * stride + c) * 2;
+        GPU_UNROLL
+        for (int n = 0; n < 4 * EACH; n++) {
+            const int e = n % 4, further = n / 4 * STEP;
+            if (whole) {
+                word[n / 4][e] = at(t.from + e * t.stride + further, first);
+            } else {
+                const int below = smaller(r + e, t.live - 1),
+                          right = smaller(c + further, t.dim - 4);
+                word[n / 4][e] = at(t.from, (uint32_t)(below * stride + right) * 2);
+            }
+        }
+    }
+
+    /* Makes it zeros. */
+    GPU_MEMBER void cut(const patch_source &t)
+    {
+        if (!is_whole(t)) {
+            GPU_UNROLL
+            for (int n = 0; n < 4 * EACH; n++) {
+                const bool exists = row() + n % 4 < t.live && channel(n / 4) < t.dim;
+                word[n / 4][n % 4] = exists ? word[n / 4][n % 4] : matrix_two{0, 0};
+            }
+        }
+    }
+
+    static GPU_MEMBER bool is_whole(const patch_source &t)
+    {
+        return t.live >= ROWS && t.dim == WIDTH;
+    }
+    static GPU_MEMBER int smaller(int a, int b) { return a < b ? a : b; }
+    static GPU_MEMBER matrix_two at(const uint16_t *from, uint32_t offset)
+    {
+        return *(const matrix_two *)((const char *)from + offset);
+    }
+
+    GPU_MEMBER void put_rows(uint16_t *tile) const
+    {
+        const int place = patch_place<WIDTH / 8>(row(), channel(0) >> 3) + (channel(0) & 4);
+        GPU_UNROLL
+        for (int n = 0; n < 4 * EACH; n++) {
+            if (exists(n / 4)) {
+                *(matrix_two *)(tile + patch_further<WIDTH / 8>(place, n % 4, n / 4 * STEP / 8)) =
+                    word[n / 4][n % 4];
+            }
+        }
+    }
+
+    GPU_MEMBER void put_columns(uint16_t *tile) const
+    {
+        const int place = patch_place<ROWS / 8>(channel(0), row() >> 3) + (row() & 4);
+        GPU_UNROLL
+        for (int n = 0; n < 4 * EACH; n++) {
+            const matrix_two *const from = word[n / 4];
+            const int pair = n % 4 / 2;
+            const matrix_two lower = {matrix_lower(from[0][pair], from[1][pair]),
+                                      matrix_lower(from[2][pair], from[3][pair])};
+            const matrix_two upper = {matrix_upper(from[0][pair], from[1][pair]),
+                                      matrix_upper(from[2][pair], from[3][pair])};
+            if (exists(n / 4)) {
+                *(matrix_two *)(tile + patch_further<ROWS / 8>(place, n / 4 * STEP + n % 4, 0)) =
+                    n % 2 ? upper : lower;
+            }
+        }
+    }
+};
+
+/* The same for rows that lie in any way, an element at a time. */
+template <int ROWS, int WIDTH, int THREADS, class Put>
+GPU_DEVICE void patch_copy_odd(const patch_source &t, Put put)
+{
+#pragma unroll 1
+    for (uint32_t n = patch_thread(); n < ROWS * WIDTH; n += THREADS) {
+        const int r = (int)(n / WIDTH), c = (int)(n % WIDTH);
+        put(r, c, r < t.live && c < t.dim ? t.from[r * t.stride + c] : (uint16_t)0);
+    }
+}
+
+template <int WIDTH> GPU_DEVICE uint16_t *patch_element(uint16_t *tile, int row, int c)
+{
+    return tile + patch_place<WIDTH / 8>(row, c >> 3) + (c & 7);
+}
+
+#endif

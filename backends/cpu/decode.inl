@@ -47,7 +47,6 @@ INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
 /* Channels that are taken two vectors at a time. */
 INLINE int64_t channels_by_two(int64_t dim) { return dim / (2 * FV_LANES) * (2 * FV_LANES); }
 
-#define CACHE_LINE 64
 #define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2) /* fattn_dtype_size() that compilers know */
 
 /* Asks for the lines of `vectors` vectors of channels from c on; not for one that begins before. */
@@ -553,4 +552,3 @@ static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tili
 }
 
 #undef SIZE_OF
-#undef CACHE_LINE

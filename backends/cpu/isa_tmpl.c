@@ -40,6 +40,7 @@
 #define STRING_EXPANDED(a) #a
 #define STRING(a) STRING_EXPANDED(a)
 #define KERNEL_NAME(kernel) STRING(FATTN_ISA) "_" kernel
+#define CACHE_LINE 64 /* bytes */
 
 _Static_assert(FV_ND % FV_NK == 0 && FV_ND % FV_LANES == 0, "tiles of keys hold whole steps");
 

@@ -481,6 +481,9 @@ static span span_of(const panel *pn, int64_t block)
     return s;
 }
 
+/* Rows that are fetched ahead of the one that is copied: those a page apart come one by one. */
+#define COPIED_AHEAD 4
+
 /* rows[j] = the channels of k or v of the tile's keys, as floats. */
 static void load_keys(const panel *pn, span s, const void *tensor, const fattn_strides *strides,
                       int64_t dim, float *copy, int64_t copy_stride, const float **rows)
@@ -488,6 +491,7 @@ static void load_keys(const panel *pn, span s, const void *tensor, const fattn_s
     const fattn_dtype dtype = pn->p->dtype;
     const bool direct = in_place(pn->p, strides), paged = pn->p->features & FATTN_PAGED;
     const int64_t step = strides->seq * fattn_dtype_size(dtype);
+    const int64_t bytes = dim * fattn_dtype_size(dtype);
     const char *from = element(tensor, dtype, key_index(pn, strides, s.first));
     for (int64_t j = 0; j < s.padded; j++, from += step) {
         if (j >= s.live) {
@@ -500,6 +504,9 @@ static void load_keys(const panel *pn, span s, const void *tensor, const fattn_s
         if (direct) {
             rows[j] = (const float *)(const void *)from;
         } else {
+            for (int64_t byte = 0; byte < bytes; byte += CACHE_LINE) {
+                __builtin_prefetch(from + COPIED_AHEAD * step + byte);
+            }
             row_load(copy + j * copy_stride, dtype, from, dim);
             rows[j] = copy + j * copy_stride;
         }

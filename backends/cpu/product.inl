@@ -75,7 +75,7 @@ _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
     }
 
 /* Words of a cache line. */
-#define LINE (64 / (int64_t)sizeof(WORD))
+#define LINE (CACHE_LINE / (int64_t)sizeof(WORD))
 
 /* last: lanes of the last vector that C has; FV_LANES for all. ahead: rows of the next tile, which
  * full tiles fetch from the second-level cache meanwhile. */

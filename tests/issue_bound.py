@@ -145,7 +145,7 @@ def findings(direction, processor, launch, kernel, e):
         yield f"{launch.kernel}: matrix units work {e.ideal:.2f} of the time, less than {floor}"
     if launch.conflicts > CONFLICTS:
         yield f"{launch.kernel}: bank conflicts make LDS take {launch.conflicts:.2f} times as long"
-    for what in (".vgpr_spill_count", ".sgpr_spill_count", ".private_segment_fixed_size"):
+    for what in (".vgpr_spill_count", ".private_segment_fixed_size"):
         if kernel[what]:
             yield f"{launch.kernel}: {what[1:]} is {kernel[what]}"
 

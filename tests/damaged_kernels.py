@@ -15,7 +15,7 @@ import tempfile
 
 fattn, clang, processor, *flags = sys.argv[1:]
 fattn = os.path.abspath(fattn)
-root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+root = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 # What is wrong, image, kernel row, file of backends/, the words that are replaced, and by what.
 FORWARD, BACKWARD = ("simt_forward", "simt_forward"), ("simt_backward", "simt_backward")

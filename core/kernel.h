@@ -25,6 +25,8 @@ typedef struct fattn_tiling {
     int64_t br, bc;   /* the tile */
     int64_t q_blocks; /* ceil(rows / br), rows = Sq, or G * Sq for a kernel that packs a kv group */
     int64_t k_blocks; /* ceil(Sk / bc) */
+    int64_t heads;    /* of all batches, key/value heads for a kernel that packs groups */
+    int64_t together; /* heads whose items take turns, >= 1 (schedule.h) */
     int64_t splits;   /* parts that the keys are cut into, >= 1 */
     int64_t
         split_blocks; /* key blocks a part: part s holds blocks [s * split_blocks, (s + 1) * ...) */

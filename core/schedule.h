@@ -17,29 +17,33 @@ typedef struct fattn_work {
     int64_t split; /* part of the keys */
 } fattn_work;
 
-/* a / b for a >= 0, b > 0. Divisions are slow on a GPU, above all those of 64 bits. */
+/* a / b for a >= 0, b > 0. Divisions are slow on a GPU, above all those of 64 bits, but compilers
+ * try 32 bits first. */
 FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
 {
-    if (b == 1) {
-        return a;
-    }
-    return (a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
+    return b == 1 ? a : (int64_t)((uint64_t)a / (uint64_t)b);
 }
 
 /*
  * Items of a head follow one another, so that its keys and values stay in cache, and within a head
  * the last rows come first. Under a causal mask these are the heavy ones: what is handed out last,
- * when workers run out of work, is light. In a batch of ragged lengths they are the rows that a
- * short sequence does not have, which are over at once and hold up nobody.
+ * when workers run out of work, is light. There as many heads as a cache holds take turns, all
+ * their last rows first: what is left in the end is then light for all workers, and not for those
+ * alone that have come to the end of a head. In a batch of ragged lengths the last rows are those
+ * that a short sequence does not have, which are over at once and hold up nobody.
  */
 FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
 {
     const int64_t block = fattn_quotient(item, tiling->splits);
-    const int64_t head = fattn_quotient(block, tiling->q_blocks);
+    const int64_t turn = fattn_quotient(block, tiling->q_blocks * tiling->together);
+    const int64_t first = turn * tiling->together, left = tiling->heads - first;
+    const int64_t together = left < tiling->together ? left : tiling->together;
+    const int64_t at = block - first * tiling->q_blocks, row = fattn_quotient(at, together);
+    const int64_t head = first + at - row * together;
     fattn_work work;
     work.batch = fattn_quotient(head, heads);
     work.head = head - work.batch * heads;
-    work.block = tiling->q_blocks - 1 - (block - head * tiling->q_blocks);
+    work.block = tiling->q_blocks - 1 - row;
     work.split = item - block * tiling->splits;
     return work;
 }

@@ -125,6 +125,17 @@ static double walked_bytes(const fattn_problem *p)
                : (double)p->seqlen_q * group * (dims * element + (double)p->dim * sizeof(float));
 }
 
+/* Heads whose rows take turns under a causal mask, all of them or as many as half of a shared cache
+ * holds, in parts of one size. */
+static int64_t pick_together(const fattn_problem *p, const fattn_limits *limits, int64_t heads)
+{
+    int64_t together = p->window_right < 0 || heads < 1 ? 1 : heads;
+    while (together > 1 && (double)together * walked_bytes(p) > (double)limits->shared_cache / 2) {
+        together = ceil_div(together, 2);
+    }
+    return together;
+}
+
 /*
  * Slow-memory bytes of a run. Blocks behind a shared cache read what is of their head together: as
  * many as run at once do, and all that there are where the heads at work fit half of the cache, so
@@ -161,13 +172,15 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
     fattn_tiling t = {.br = tile.br, .bc = tile.bc};
     t.q_blocks = ceil_div(rows, t.br);
     t.k_blocks = ceil_div(problem->seqlen_k, t.bc);
-    bool overflow = __builtin_mul_overflow(problem->batch * heads, t.q_blocks, &t.items);
+    t.heads = problem->batch * heads;
+    bool overflow = __builtin_mul_overflow(t.heads, t.q_blocks, &t.items);
 
     int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);
     splits = splits < 1 ? 1 : splits;
     t.split_blocks = ceil_div(t.k_blocks, splits);
     t.splits = t.split_blocks ? ceil_div(t.k_blocks, t.split_blocks) : 1;
     overflow = overflow || __builtin_mul_overflow(t.items, t.splits, &t.items);
+    t.together = t.splits > 1 ? 1 : pick_together(problem, limits, t.heads);
 
     t.workspace = overflow ? -1 : kernel->workspace(problem, &t);
     if (t.workspace < 0) {

@@ -136,26 +136,34 @@ static void check_block_masks(void)
 
 /* --- The work list ---------------------------------------------------------------------------- */
 
+/* Every item once, and of a head, or of heads that take turns, the last rows first. */
 static void check_schedule(void)
 {
     enum { BATCH = 3, HEADS = 4, BLOCKS = 5, SPLITS = 3, ITEMS = BATCH * HEADS * BLOCKS * SPLITS };
-    const fattn_tiling tiling = {
-        .q_blocks = BLOCKS, .k_blocks = 7, .splits = SPLITS, .split_blocks = 3, .items = ITEMS};
-    bool seen[BATCH][HEADS][BLOCKS][SPLITS];
-    int64_t twice = 0, light_first = 0;
-    memset(seen, 0, sizeof seen);
-    fattn_work before = {.batch = -1};
-    for (int64_t n = 0; n < ITEMS; n++) {
-        const fattn_work w = fattn_schedule_item(&tiling, HEADS, n);
-        bool *const here = &seen[w.batch][w.head][w.block][w.split];
-        const bool same_head = w.batch == before.batch && w.head == before.head;
-        twice += *here;
-        light_first += same_head && w.block > before.block;
-        *here = true;
-        before = w;
+    fattn_tiling tiling = {.q_blocks = BLOCKS,
+                           .k_blocks = 7,
+                           .heads = BATCH * HEADS,
+                           .splits = SPLITS,
+                           .split_blocks = 3,
+                           .items = ITEMS};
+    for (tiling.together = 1; tiling.together <= tiling.heads; tiling.together++) {
+        bool seen[BATCH][HEADS][BLOCKS][SPLITS];
+        int64_t twice = 0, light_first = 0, before = -1, turn = -1;
+        memset(seen, 0, sizeof seen);
+        for (int64_t n = 0; n < ITEMS; n++) {
+            const fattn_work w = fattn_schedule_item(&tiling, HEADS, n);
+            bool *const here = &seen[w.batch][w.head][w.block][w.split];
+            const int64_t turn_before = turn;
+            turn = (w.batch * HEADS + w.head) / tiling.together;
+            twice += *here;
+            light_first += turn < turn_before || (turn == turn_before && w.block > before);
+            *here = true;
+            before = w.block;
+        }
+        tap_check(twice == 0, "%d items are all different, %d heads together", ITEMS,
+                  (int)tiling.together);
+        tap_check(light_first == 0, "last rows come first");
     }
-    tap_check(twice == 0, "%d items are all different", ITEMS);
-    tap_check(light_first == 0, "the last rows of a head come first");
 
     int keys[7] = {0};
     for (int64_t split = 0; split < SPLITS; split++) {

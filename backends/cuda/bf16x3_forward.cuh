@@ -37,7 +37,8 @@ template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_s
     const float *const q = (const float *)g.buffers.q + 8 * c;
     bool any = false;
     for (int r = gpu_thread() / CHUNKS; r < S::ROWS; r += STEP) {
-        const mma_eight eight = mma_fetch_eight(q + s.q_at[r], r < s.item.rows ? channels : 0);
+        const mma_eight eight =
+            mma_fetch_eight(q + mma_row_at(s.item, g.problem.q, r), r < s.item.rows ? channels : 0);
         const uint32_t to = mma_place<S::WIDTH>(mma_shared(s.q[0]), r, c);
         if (mma_put_eight(to, 2 * S::ROWS * S::WIDTH, eight) & 0xffffu) {
             s.odd[r] = 1;
@@ -59,7 +60,7 @@ GPU_DEVICE void bf16x3_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> 
     for (int n = 0; n < 2 * S::TILES; n++) {
         const int m = n / 2, h = n % 2, r = mma_row<S>(m, h);
         const bool mine = r < s.item.rows && (all || s.odd[r]);
-        q[m][h] = mine ? (const float *)g.buffers.q + s.q_at[r] : NULL;
+        q[m][h] = mine ? (const float *)g.buffers.q + mma_row_at(s.item, g.problem.q, r) : NULL;
         GPU_UNROLL
         for (int e = 0; e < S::KEYS / 4; e++) {
             float *const score = &x[m][e / 2][2 * h + e % 2];
@@ -114,7 +115,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
         s.odd[r] = 0;
     }
-    mma_begin(g, s, s.item);
+    gpu_sync();
     mma_rows_empty(rows);
     if (block >= past) {
         return;
@@ -164,7 +165,7 @@ GPU_DEVICE void bf16x3_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, 
     if (s.item.rows > 0) {
         mma_rows<S> rows;
         bf16x3_walk(g, s, rows);
-        mma_end(g, s, rows, item);
+        mma_end(g, s, rows);
     }
 }
 

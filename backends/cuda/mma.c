@@ -5,6 +5,7 @@
  * are made of, and rows for everything.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
@@ -12,43 +13,47 @@
 #include "core/dtype.h"
 
 #define MMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
-/* Threads of a block, which goes with the shape. */
-static int threads_of(int width, const fattn_tiling *t)
+
+typedef struct mma_shape {
+    const char *variant;
+    int width, rows, keys, stages, tiles, warps, blocks;
+} mma_shape;
+#define MMA_SHAPE(variant, ...) {#variant, __VA_ARGS__},
+static const mma_shape mma_shapes[] = {MMA_SHAPES(MMA_SHAPE)};
+
+static const mma_shape *shape_find(const char *variant, int width, int64_t rows, int64_t keys)
 {
-#define MMA_THREADS(variant, channels, rows, keys, tiles, warps, blocks) \
-    {channels, rows, keys, GPU_LANES * (warps)},
-    enum { GPU_LANES = 32 };
-    static const struct {
-        int width, rows, keys, threads;
-    } shapes[] = {MMA_SHAPES(MMA_THREADS)};
-    int n = 0;
-    while (shapes[n].width != width || shapes[n].rows != t->br || shapes[n].keys != t->bc) {
-        n++;
+    const mma_shape *s = mma_shapes;
+    while (strcmp(s->variant, variant) || s->width != width || s->rows != rows || s->keys != keys) {
+        s++;
     }
-    return shapes[n].threads;
+    return s;
 }
 
-static void shape_of(const fattn_problem *p, const fattn_tiling *t, const char *variant, int width,
+static void shape_of(const fattn_problem *p, const fattn_tiling *t, const mma_shape *s,
                      int64_t shared, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "mma_%s_%s_%d_%dx%d", variant,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->br, (int)t->bc);
+    snprintf(shape->entry, sizeof shape->entry, "mma_%s_%s_%d_%dx%d", s->variant,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", s->width, s->rows, s->keys);
     shape->blocks = t->items;
-    shape->threads = threads_of(width, t);
+    shape->threads = 32 * s->warps;
     shape->shared = (int)shared;
 }
 
 /* What belongs to a variant and a width. */
-#define MMA_FUNCTIONS(variant, width)                                                     \
-    static int64_t variant##_##width##_bytes(const fattn_problem *p, fattn_tile tile)     \
-    {                                                                                     \
-        (void)p;                                                                          \
-        return MMA_SHARED(variant, width, tile.br, tile.bc);                              \
-    }                                                                                     \
-    static void variant##_##width##_shape(const fattn_problem *p, const fattn_tiling *t,  \
-                                          fattn_gpu_shape *shape)                         \
-    {                                                                                     \
-        shape_of(p, t, #variant, width, MMA_SHARED(variant, width, t->br, t->bc), shape); \
+#define MMA_FUNCTIONS(variant, width)                                                    \
+    static int64_t variant##_##width##_bytes(const fattn_problem *p, fattn_tile tile)    \
+    {                                                                                    \
+        const mma_shape *const s = shape_find(#variant, width, tile.br, tile.bc);        \
+        (void)p;                                                                         \
+        return MMA_SHARED(variant, width, tile.br, tile.bc, s->stages);                  \
+    }                                                                                    \
+    static void variant##_##width##_shape(const fattn_problem *p, const fattn_tiling *t, \
+                                          fattn_gpu_shape *shape)                        \
+    {                                                                                    \
+        const fattn_tile tile = {t->br, t->bc};                                          \
+        shape_of(p, t, shape_find(#variant, width, t->br, t->bc),                        \
+                 variant##_##width##_bytes(p, tile), shape);                             \
     }
 MMA_FUNCTIONS(lean, 64)
 MMA_FUNCTIONS(lean, 128)
@@ -60,7 +65,7 @@ MMA_FUNCTIONS(full, 256)
 /* The shapes of mma.h, most rows first. */
 static const fattn_tile lean_64[] = {{128, 128}, {0, 0}};
 static const fattn_tile lean_128[] = {{128, 64}, {64, 64}, {0, 0}};
-static const fattn_tile lean_256[] = {{128, 64}, {64, 32}, {0, 0}};
+static const fattn_tile lean_256[] = {{64, 64}, {0, 0}};
 static const fattn_tile full_64[] = {{128, 128}, {0, 0}};
 static const fattn_tile full_128[] = {{128, 64}, {64, 64}, {0, 0}};
 static const fattn_tile full_256[] = {{128, 64}, {32, 32}, {0, 0}};

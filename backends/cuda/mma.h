@@ -10,31 +10,32 @@
      FATTN_BATCH_INVARIANT | FATTN_CHECKED)
 
 /*
- * The shapes that are compiled: X(variant, width, rows, keys, tiles, warps, blocks), with width the
- * padded channels, rows = 16 * tiles * warps, tiles of 16 rows that a warp owns, and blocks that a
- * multiprocessor is to hold. A warp of 32 rows reads keys and values from shared memory half as
- * often as two of 16, and its accumulators leave no registers to spare; at 256 channels they would
- * not fit. docs/PERFORMANCE.md has the measurements. The least of each width fits the 99 KiB of a
- * consumer's GPU.
+ * The shapes that are compiled: X(variant, width, rows, keys, stages, tiles, warps, blocks), with
+ * width the padded channels, rows = 16 * tiles * warps, stages of keys and values in shared memory,
+ * tiles of 16 rows that a warp owns, and blocks that a multiprocessor is to hold. A warp of 32 rows
+ * reads keys and values from shared memory half as often as two of 16, and its accumulators leave
+ * no registers to spare; at 256 channels they would not fit, and there two blocks of one stage, of
+ * which one works while the other starts or ends, beat one block of two.
+ * docs/PERFORMANCE.md has the measurements. The least of each width fits the 99 KiB of a consumer's
+ * GPU.
  */
-#define MMA_SHAPES(X)              \
-    X(lean, 64, 128, 128, 2, 4, 2) \
-    X(lean, 128, 128, 64, 2, 4, 2) \
-    X(lean, 128, 64, 64, 1, 4, 2)  \
-    X(lean, 256, 128, 64, 1, 8, 1) \
-    X(lean, 256, 64, 32, 1, 4, 2)  \
-    X(full, 64, 128, 128, 2, 4, 2) \
-    X(full, 128, 128, 64, 2, 4, 2) \
-    X(full, 128, 64, 64, 1, 4, 2)  \
-    X(full, 256, 128, 64, 1, 8, 1) \
-    X(full, 256, 32, 32, 1, 2, 1)
+#define MMA_SHAPES(X)                 \
+    X(lean, 64, 128, 128, 2, 2, 4, 2) \
+    X(lean, 128, 128, 64, 2, 2, 4, 2) \
+    X(lean, 128, 64, 64, 2, 1, 4, 2)  \
+    X(lean, 256, 64, 64, 1, 1, 4, 2)  \
+    X(full, 64, 128, 128, 2, 2, 4, 2) \
+    X(full, 128, 128, 64, 2, 2, 4, 2) \
+    X(full, 128, 64, 64, 2, 1, 4, 2)  \
+    X(full, 256, 128, 64, 2, 1, 8, 1) \
+    X(full, 256, 32, 32, 2, 1, 2, 1)
 
-/* Bytes of shared memory of a block: a tile of queries, two of keys, two of values, all of `width`
- * elements a row, who the rows are, and the item. */
-#define MMA_SHARED(variant, width, rows, keys) \
-    (2 * (width) * ((rows) + 4 * (keys)) + MMA_ROW_##variant * (rows) + 512)
-#define MMA_ROW_lean 32
-#define MMA_ROW_full 56
+/* Bytes of shared memory of a block: a tile of queries, `stages` of keys and of values, all of
+ * `width` elements a row, what features need of rows, and the item. */
+#define MMA_SHARED(variant, width, rows, keys, stages) \
+    (2 * (width) * ((rows) + 2 * (stages) * (keys)) + MMA_ROW_##variant * (rows) + 512)
+#define MMA_ROW_lean 0
+#define MMA_ROW_full 24
 
 /*
  * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes, and the
@@ -47,7 +48,7 @@
     X(128, 64, 32, 1, 4, 2)
 
 /* A tile of queries, one of keys, one of values, all in three planes; and as above. */
-#define BF16X3_SHARED(width, rows, keys) (6 * (width) * ((rows) + 2 * (keys)) + 36 * (rows) + 512)
+#define BF16X3_SHARED(width, rows, keys) (6 * (width) * ((rows) + 2 * (keys)) + 4 * (rows) + 512)
 
 /*
  * Of decoding: X(width, keys, warps, stages). A block takes at most 16 rows along a part of their

@@ -130,23 +130,13 @@ GPU_DEVICE void mma_read_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
         from[n] = (const uint16_t *)g.buffers.q + 8 * c +
                   gpu_query_at(w.pairs.seq, g.problem.q, i, w.hk * group + r - i * group);
     }
-    if (gpu_thread() < S::ROWS) {
-        const int r = gpu_thread();
-        gpu_query q;
-        q.i = r / group;
-        q.h = r < w.rows ? (int32_t)(w.hk * group + r - q.i * group) : -1;
-        const fattn_range keys = fattn_band_row(&w.pairs.band, q.i);
-        s.query[r] = q;
-        s.first[r] = (int32_t)gpu_clamp(keys.first, 0, INT32_MAX);
-        s.past[r] = q.h < 0 ? 0 : (int32_t)gpu_clamp(keys.past, 0, INT32_MAX);
-        if (r == 0) {
-            s.item = w;
-        }
+    if (gpu_thread() == 0) {
+        s.item = w;
     }
     if constexpr (!S::IS_LEAN) {
         gpu_sync(); /* the item */
         if (gpu_thread() < S::ROWS) {
-            mma_begin_row(g, s, s.query[gpu_thread()], gpu_thread());
+            mma_begin_row(g, s, mma_query(w, gpu_thread()), gpu_thread());
         }
     }
     gpu_await_earlier();
@@ -319,12 +309,12 @@ GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_r
     gpu_sync(); /* everyone is through with keys and values */
     mma_meet(g, w.rows, rows, met);
     if (gpu_thread() < w.rows) {
-        mma_meet_row(g, w, s.query[gpu_thread()], item, gpu_thread(), met);
+        mma_meet_row(g, w, mma_query(w, gpu_thread()), item, gpu_thread(), met);
     }
     gpu_sync();
     if (g.tiling.splits > 1 || g.problem.outputs & FATTN_OUT_O) {
         for (int r = gpu_thread() / GPU_WAVE; r < w.rows; r += S::WARPS) {
-            mma_store_met(g, w, s.query[r], item, r, met);
+            mma_store_met(g, w, mma_query(w, r), item, r, met);
         }
     }
 }

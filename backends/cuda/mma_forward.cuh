@@ -46,29 +46,41 @@ template <class S> GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, i
     }
 }
 
-template <class S> GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s)
+template <class S>
+GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
-    const int c = gpu_thread() % CHUNKS;
+    const fattn_strides &stride = g.problem.q;
+    const int c = gpu_thread() % CHUNKS, r0 = gpu_thread() / CHUNKS;
     const int bytes = mma_chunk_bytes(c, (int)g.problem.dim);
+    const uint32_t tile = mma_shared(s.q);
     const uint16_t *const q = (const uint16_t *)g.buffers.q + 8 * c;
     const bool odd = !(g.chunks & FATTN_GPU_QUADS_Q);
-    GPU_UNROLL
-    for (int n = 0; n < S::ROWS / STEP; n++) {
-        const int r = gpu_thread() / CHUNKS + n * STEP;
-        mma_fill<S>(mma_place<S::WIDTH>(mma_shared(s.q), r, c), q + s.q_at[r],
-                    r < s.item.rows ? bytes : 0, odd);
+    if (w.group == 1 && w.rows == S::ROWS && (S::IS_LEAN || !odd)) {
+        const uint16_t *row = q + mma_row_at(w, stride, r0);
+        GPU_UNROLL
+        for (int r = r0; r < r0 + S::ROWS; r += STEP, row += STEP * stride.seq) {
+            mma_copy(mma_place<S::WIDTH>(tile, r, c), row, bytes);
+        }
+    } else {
+        GPU_ROLLED
+        for (int r = r0; r < S::ROWS; r += STEP) {
+            mma_fill<S>(mma_place<S::WIDTH>(tile, r, c), q + mma_row_at(w, stride, r),
+                        r < w.rows ? bytes : 0, odd);
+        }
     }
 }
 
-/* Keys of a tile from `row` on, this thread's chunk of them, and zeros past the first `live`. */
+/* Keys of the tile of key j0, this thread's chunk of them, and zeros past the first `live`. */
 template <class S>
-GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *row, int64_t stride, int bytes, int live,
-                              bool odd)
+GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t stride, int dim,
+                              int live, bool odd)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
-    static_assert(S::OWN % STEP == 0, "a step turns all alike");
+    static_assert(S::OWN % STEP == 0 || STEP % S::OWN == 0, "a step turns all alike");
     const int c = gpu_thread() % CHUNKS, r0 = gpu_thread() / CHUNKS;
+    const int bytes = mma_chunk_bytes(c, dim);
+    const uint16_t *row = keys + (j0 + r0) * stride + 8 * c;
     const uint32_t at = mma_key_place<S>(to, r0, c);
     if (live >= S::KEYS && (S::IS_LEAN || !odd)) {
         GPU_UNROLL
@@ -92,6 +104,7 @@ GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint1
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
     const int c = gpu_thread() % CHUNKS, bytes = mma_chunk_bytes(c, (int)dim);
+    GPU_ROLLED
     for (int r = gpu_thread() / CHUNKS; r < S::KEYS; r += STEP) {
         const bool exists = j0 + r < w.keys;
         const int64_t at = exists ? gpu_key_at(g, w.pairs.seq, stride, w.pairs.b, w.hk, j0 + r) : 0;
@@ -100,44 +113,33 @@ GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint1
     }
 }
 
-/* What a thread keeps of an item while it walks along the keys. */
-typedef struct mma_walker {
-    const uint16_t *k, *v;           /* where the thread begins to copy, in the tile of key 0 */
-    int keys, past, full, full_past; /* as in mma_item */
-} mma_walker;
-
-template <class S> GPU_DEVICE mma_walker mma_walker_of(const fattn_gpu_args &g, const mma_item &w)
-{
-    enum { CHUNKS = S::WIDTH / 8 };
-    const int c = gpu_thread() % CHUNKS, r = gpu_thread() / CHUNKS;
-    mma_walker walker;
-    walker.k = (const uint16_t *)w.k + r * g.problem.k.seq + 8 * c;
-    walker.v = (const uint16_t *)w.v + r * g.problem.v.seq + 8 * c;
-    walker.keys = w.keys;
-    walker.past = w.past;
-    walker.full = w.full;
-    walker.full_past = w.full_past;
-    return walker;
-}
-
-/* Tile `block` of keys and values. */
+/* Tile `block` of keys, and of values. */
 template <class S>
-GPU_DEVICE void mma_copy_tile(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_walker &at,
-                              int stage, int block)
+GPU_DEVICE void mma_copy_k(const fattn_gpu_args &g, const mma_item &w, uint16_t *tile, int block)
 {
     const fattn_problem &p = g.problem;
-    const int c = gpu_thread() % (S::WIDTH / 8), j0 = block * S::KEYS;
-    const bool odd_k = !(g.chunks & FATTN_GPU_QUADS_K), odd_v = !(g.chunks & FATTN_GPU_QUADS_V);
+    const int j0 = block * S::KEYS;
+    const bool odd = !(g.chunks & FATTN_GPU_QUADS_K);
     if (p.features & FATTN_PAGED) {
-        mma_copy_pages<S>(g, s.item, s.k[stage], g.buffers.k, p.k, p.dim, j0, odd_k);
-        mma_copy_pages<S>(g, s.item, s.v[stage], g.buffers.v, p.v, p.dim_v, j0, odd_v);
+        mma_copy_pages<S>(g, w, tile, g.buffers.k, p.k, p.dim, j0, odd);
     } else {
-        mma_copy_keys<S>(mma_shared(s.k[stage]), at.k + j0 * p.k.seq, p.k.seq,
-                         mma_chunk_bytes(c, (int)p.dim), at.keys - j0, odd_k);
-        mma_copy_keys<S>(mma_shared(s.v[stage]), at.v + j0 * p.v.seq, p.v.seq,
-                         mma_chunk_bytes(c, (int)p.dim_v), at.keys - j0, odd_v);
+        mma_copy_keys<S>(mma_shared(tile), (const uint16_t *)w.k, j0, p.k.seq, (int)p.dim,
+                         w.keys - j0, odd);
     }
-    mma_commit();
+}
+
+template <class S>
+GPU_DEVICE void mma_copy_v(const fattn_gpu_args &g, const mma_item &w, uint16_t *tile, int block)
+{
+    const fattn_problem &p = g.problem;
+    const int j0 = block * S::KEYS;
+    const bool odd = !(g.chunks & FATTN_GPU_QUADS_V);
+    if (p.features & FATTN_PAGED) {
+        mma_copy_pages<S>(g, w, tile, g.buffers.v, p.v, p.dim_v, j0, odd);
+    } else {
+        mma_copy_keys<S>(mma_shared(tile), (const uint16_t *)w.v, j0, p.v.seq, (int)p.dim_v,
+                         w.keys - j0, odd);
+    }
 }
 
 /* --- A tile ----------------------------------------------------------------------------------- */
@@ -154,7 +156,7 @@ GPU_DEVICE float mma_quad_sum(float x)
     return x + gpu_shfl_xor(x, 2);
 }
 
-/* The largest score of each row of the tile, in all threads of the row. */
+/* The largest score of each row of the tile, among the thread's own. */
 template <class S>
 GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float largest[S::TILES][2])
 {
@@ -170,10 +172,6 @@ GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float large
             }
             largest[m][h] = gpu_max(even, odd);
         }
-    }
-    GPU_UNROLL
-    for (int n = 0; n < 2 * S::TILES; n++) {
-        largest[n / 2][n % 2] = mma_quad_max(largest[n / 2][n % 2]);
     }
 }
 
@@ -194,8 +192,9 @@ GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             fattn_softmax *const state = &rows.state[m][h];
-            const bool rises = largest[m][h] * unit > state->m * unit + MMA_RISE;
-            const float alpha = fattn_softmax_raise(state, rises ? largest[m][h] : state->m, unit);
+            const float top = mma_quad_max(largest[m][h]); /* one for all threads of the row */
+            const bool rises = top * unit > state->m * unit + MMA_RISE;
+            const float alpha = fattn_softmax_raise(state, rises ? top : state->m, unit);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH / 4; n++) {
                 rows.o[m][n / 2][2 * h + n % 2] *= alpha;
@@ -229,26 +228,13 @@ GPU_DEVICE void mma_weigh(float unit, mma_rows<S> &rows, float x[S::TILES][S::KE
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Who the rows are. */
+/* What features need of the rows. */
 template <class S>
 GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
-    const int group = (int)w.group, offset = (int)(w.first - w.i0 * w.group);
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
-        gpu_query q;
-        q.i = (int32_t)(w.i0 + (offset + r) / group);
-        q.h = r < w.rows ? (int32_t)(w.hk * group + (offset + r) % group) : -1;
-        const fattn_range keys = fattn_band_row(&w.pairs.band, q.i);
-        s.query[r] = q;
-        s.q_at[r] = q.h < 0 ? 0 : gpu_query_at(w.pairs.seq, g.problem.q, q.i, q.h);
-        s.o_at[r] = q.h < 0 ? 0 : gpu_query_at(w.pairs.seq, g.problem.o, q.i, q.h);
-        if constexpr (!S::IS_LEAN) {
-            mma_begin_row(g, s, q, r);
-        }
-        s.first[r] = (int32_t)gpu_clamp(keys.first, 0, INT32_MAX);
-        s.past[r] = q.h < 0 ? 0 : (int32_t)gpu_clamp(keys.past, 0, INT32_MAX);
+        mma_begin_row(g, s, mma_query(w, r), r);
     }
-    gpu_sync();
 }
 
 /* Nothing met. */
@@ -267,12 +253,11 @@ template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
     }
 }
 
-/* The first tile from `block` on that the block mask does not rule out, or at.past. */
-template <class S>
-GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_item &w, const mma_walker &at, int block)
+/* The first tile from `block` on that the block mask does not rule out, or w.past. */
+template <class S> GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_item &w, int block)
 {
     if (!S::IS_LEAN && g.problem.features & FATTN_BLOCK_MASK) {
-        for (; block < at.past; block++) {
+        for (; block < w.past; block++) {
             const int64_t j0 = (int64_t)block * S::KEYS, padded = j0 + S::KEYS;
             if (gpu_tile_kind(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, j0,
                               fattn_min64(padded, w.keys), padded) != FATTN_TILE_EMPTY) {
@@ -285,30 +270,41 @@ GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_item &w, const mma_wa
 
 /* Meets the keys of the item's part. */
 template <class S>
-GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
+GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
+                         mma_rows<S> &rows)
 {
     const float unit = g.rule.unit;
-    const mma_walker at = mma_walker_of<S>(g, s.item);
-    int block = mma_next<S>(g, s.item, at, s.item.block);
-    if (block < at.past) {
-        mma_copy_tile<S>(g, s, at, 0, block);
+    const int past = w.past;
+    int block = mma_next<S>(g, w, w.block);
+    if (block < past) {
+        mma_copy_k<S>(g, w, s.k[0], block);
+        if (S::RING == 2) {
+            mma_copy_v<S>(g, w, s.v[0], block);
+        }
     }
-    mma_begin(g, s, s.item);
-    mma_copy_queries(g, s);
     mma_commit();
+    if constexpr (!S::IS_LEAN) {
+        mma_begin(g, s, w);
+    }
     mma_rows_empty(rows);
-    if (block >= at.past) {
+    if (block >= past) {
         mma_wait<0>();
         gpu_sync(); /* o leaves where the queries are still on their way to */
     }
-    for (int stage = 0; block < at.past; stage ^= 1) {
-        const bool partial = block < at.full || block >= at.full_past;
+    for (int stage = 0; block < past; stage ^= S::RING - 1) {
         const int j0 = block * S::KEYS;
-        block = mma_next<S>(g, s.item, at, block + 1);
         mma_wait<0>();
         gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
-        if (block < at.past) {
-            mma_copy_tile<S>(g, s, at, stage ^ 1, block);
+        const bool partial = block < s.item.full || block >= s.item.full_past;
+        if (S::RING == 1) {
+            mma_copy_v<S>(g, s.item, s.v[0], block);
+            mma_commit();
+        }
+        block = mma_next<S>(g, s.item, block + 1);
+        if (S::RING == 2 && block < past) {
+            mma_copy_k<S>(g, s.item, s.k[stage ^ 1], block);
+            mma_copy_v<S>(g, s.item, s.v[stage ^ 1], block);
+            mma_commit();
         }
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
         mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
@@ -317,7 +313,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
             mma_score<S>(g, s, partial, j0, x);
         } else {
             mma_terms<S>(g, s, j0, x);
-            if (block < at.past && g.problem.features & FATTN_BIAS) {
+            if (block < past && g.problem.features & FATTN_BIAS) {
                 mma_expect<S>(g, s, block * S::KEYS);
             }
             if (partial) {
@@ -330,8 +326,28 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
         if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
             mma_drop<S>(g, s, j0, x);
         }
+        if (S::RING == 1) {
+            mma_wait<0>();
+            gpu_sync(); /* values are here, and everyone is through with keys */
+            if (block < past) {
+                mma_copy_k<S>(g, s.item, s.k[0], block);
+                mma_commit();
+            }
+        }
         mma_mix<typename S::type, S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
             x, mma_key_columns<S>(s.v[stage]), rows.o);
+    }
+}
+
+/* The first `live` of eight elements. */
+GPU_DEVICE void mma_store_some(uint16_t *to, gpu_u4 eight, int live)
+{
+    const uint32_t words[] = {eight.x, eight.y, eight.z, eight.w};
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        if (e < live) {
+            to[e] = (uint16_t)(words[e / 2] >> e % 2 * 16);
+        }
     }
 }
 
@@ -340,7 +356,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S>
 template <class S>
 GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_rows<S> &rows)
 {
-    enum { CHUNKS = S::WIDTH / 8 };
+    enum { CHUNKS = S::WIDTH / 8, STEP = GPU_WAVE / CHUNKS, BATCH = 4 };
     const int lane = mma_lane(), top = mma_warp() * S::TILES * 16, dim = (int)g.problem.dim_v;
     __syncwarp();
     GPU_UNROLL
@@ -354,18 +370,27 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         }
     }
     __syncwarp();
-    for (int n = lane; n < S::TILES * 16 * CHUNKS; n += GPU_WAVE) {
-        const int r = top + n / CHUNKS, c = n % CHUNKS, live = dim - 8 * c;
-        const uint16_t *const from = s.q + r * S::WIDTH + (c ^ r & 7) * 8;
-        uint16_t *const to = (uint16_t *)g.buffers.o + s.o_at[r] + 8 * c;
-        if (r >= s.item.rows || live <= 0) {
-            continue;
+    const mma_item w = s.item; /* read once: what is written might be it */
+    const int c = lane % CHUNKS, live = dim - 8 * c;
+    uint16_t *const o = (uint16_t *)g.buffers.o + 8 * c;
+    const bool lines = g.chunks & FATTN_GPU_QUADS_O && live >= 8;
+    GPU_ROLLED
+    for (int n = 0; n < S::TILES * 16; n += BATCH * STEP) {
+        gpu_u4 eight[BATCH];
+        const int r0 = top + n + lane / CHUNKS;
+        GPU_UNROLL
+        for (int k = 0; k < BATCH; k++) {
+            const int r = r0 + k * STEP;
+            eight[k] = *(const gpu_u4 *)(s.q + r * S::WIDTH + (c ^ r & 7) * 8);
         }
-        if (live >= 8 && (uintptr_t)to % 16 == 0) {
-            *(gpu_u4 *)to = *(const gpu_u4 *)from;
-        } else {
-            for (int e = 0; e < 8 && e < live; e++) {
-                to[e] = from[e];
+        GPU_UNROLL
+        for (int k = 0; k < BATCH; k++) {
+            const int r = r0 + k * STEP;
+            uint16_t *const to = o + mma_row_at(w, g.problem.o, r);
+            if (r < w.rows && lines) {
+                *(gpu_u4 *)to = eight[k];
+            } else if (r < w.rows) {
+                mma_store_some(to, eight[k], live);
             }
         }
     }
@@ -373,7 +398,7 @@ GPU_DEVICE void mma_store_lines(const fattn_gpu_args &g, mma_scratch<S> &s, cons
 
 /* In floats, pairs of channels: o itself, or a part of it. */
 template <class S>
-GPU_DEVICE void mma_store_floats(const fattn_gpu_args &g, const mma_scratch<S> &s, int64_t item,
+GPU_DEVICE void mma_store_floats(const fattn_gpu_args &g, const mma_scratch<S> &s,
                                  const mma_rows<S> &rows)
 {
     GPU_UNROLL
@@ -381,9 +406,9 @@ GPU_DEVICE void mma_store_floats(const fattn_gpu_args &g, const mma_scratch<S> &
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
             const int r = mma_row<S>(m, h);
-            float *to = (float *)g.buffers.o + s.o_at[r];
+            float *to = (float *)g.buffers.o + mma_row_at(s.item, g.problem.o, r);
             if (g.tiling.splits > 1) {
-                const gpu_part part = gpu_part_of(g, item, r);
+                const gpu_part part = gpu_part_of(g, s.item.number, r);
                 to = (float *)part.o.data + part.at;
             }
             GPU_UNROLL
@@ -399,7 +424,7 @@ GPU_DEVICE void mma_store_floats(const fattn_gpu_args &g, const mma_scratch<S> &
 
 /* lse of the rows, or m and l of their parts: of the four threads that know a row one speaks. */
 template <class S>
-GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &s, int64_t item,
+GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &s,
                                  const mma_rows<S> &rows)
 {
     const int mine = mma_lane() % 4, r = mma_row<S>(mine / 2, mine % 2);
@@ -413,11 +438,11 @@ GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &
         return;
     }
     if (g.tiling.splits > 1) {
-        const gpu_part part = gpu_part_of(g, item, r);
+        const gpu_part part = gpu_part_of(g, s.item.number, r);
         *part.m = state.m;
         *part.l = state.l;
     } else {
-        gpu_store_lse(g, s.item.pairs.seq, s.item.pairs.b, s.query[r], state);
+        gpu_store_lse(g, s.item.pairs.seq, s.item.pairs.b, mma_query(s.item, r), state);
     }
 }
 
@@ -435,11 +460,25 @@ GPU_DEVICE float mma_meet_sink(const fattn_gpu_args &g, const mma_item &w, gpu_q
     return alpha;
 }
 
+/* o of empty rows is 0, selected: their sums may be 0 * inf. */
+template <class S> GPU_DEVICE void mma_rows_clear(mma_rows<S> &rows)
+{
+    GPU_UNROLL
+    for (int m = 0; m < S::TILES; m++) {
+        GPU_UNROLL
+        for (int n = 0; n < S::WIDTH / 2; n++) {
+            float *const o = &rows.o[m][n / 4][n % 4];
+            *o = rows.state[m][n % 4 / 2].l == 0 ? 0 : *o;
+        }
+    }
+}
+
 /* Rows in o and lse, or their parts in the workspace. */
 template <class S>
-GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows, int64_t item)
+GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
 {
     const bool whole = g.tiling.splits == 1;
+    bool empty = false;
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
         GPU_UNROLL
@@ -450,20 +489,24 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
             if (!S::IS_LEAN) {
                 factor *= s.item.kept;
-                alpha = mma_meet_sink(g, s.item, s.query[mma_row<S>(m, h)], state);
+                alpha = mma_meet_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
             }
-            factor *= whole ? fattn_softmax_normaliser(*state) : 1;
+            factor *= whole ? mma_reciprocal(state->l) : 1; /* l is 0, or at least 1 */
+            empty = empty || state->l == 0;
             GPU_UNROLL
-            for (int n = 0; n < S::WIDTH / 4; n++) { /* 0 selected: a sum may be 0 * inf */
+            for (int n = 0; n < S::WIDTH / 4; n++) {
                 float *const o = &rows.o[m][n / 2][2 * h + n % 2];
-                *o = state->l == 0 ? 0 : *o * factor * alpha;
+                *o = *o * factor * alpha;
             }
         }
     }
-    mma_store_states<S>(g, s, item, rows);
+    if (__any_sync(0xffffffffu, empty)) {
+        mma_rows_clear<S>(rows);
+    }
+    mma_store_states<S>(g, s, rows);
     if (!whole || g.problem.dtype_o == FATTN_F32) {
         if (!whole || g.problem.outputs & FATTN_OUT_O) {
-            mma_store_floats<S>(g, s, item, rows);
+            mma_store_floats<S>(g, s, rows);
         }
     } else if (g.problem.outputs & FATTN_OUT_O) {
         if constexpr (S::type::PLANES == 1) { /* o of f32 is f32 */
@@ -472,38 +515,55 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
     }
 }
 
-/* Item `number`. */
+/* Item `number`: its rows, and what the features of all its pairs are. */
 template <class S>
-GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &w)
+GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item &w)
 {
     const fattn_problem &p = g.problem;
     const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, number);
-    w.pairs = gpu_pairs_of(g, work.batch);
+    w.number = number;
+    w.pairs.b = work.batch;
+    w.pairs.seq = gpu_sequence(g, work.batch);
+    w.pairs.band = gpu_band(p, w.pairs.seq);
     w.kept = 1;
-    if (p.features & FATTN_DROPOUT) {
+    if (!S::IS_LEAN && p.features & FATTN_DROPOUT) {
+        w.pairs.dropout = gpu_dropout(g);
         w.kept = w.pairs.dropout.multiplier;
         w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
     }
-    w.bias_rows = p.features & FATTN_BIAS &&
+    w.bias_rows = !S::IS_LEAN && p.features & FATTN_BIAS &&
                   mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
-    w.mask_rows = p.features & FATTN_MASK && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
+    w.mask_rows =
+        !S::IS_LEAN && p.features & FATTN_MASK && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
     w.hk = work.head;
     w.split = (int)work.split;
-    w.group = fattn_quotient(p.heads_q, p.heads_k);
-    w.first = work.block * S::ROWS;
-    w.rows = (int)gpu_clamp(w.pairs.seq.sq * w.group - w.first, 0, S::ROWS);
-    w.i0 = fattn_quotient(w.first, w.group);
-    w.i1 = fattn_quotient(w.first + w.rows - 1, w.group) + 1;
-    w.keys = (int)w.pairs.seq.sk;
+    w.group = p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k);
+    const int64_t row = work.block * S::ROWS;
+    w.i0 = fattn_quotient(row, w.group);
+    w.offset = (int)(row - w.i0 * w.group);
+    w.rows = (int)gpu_clamp(w.pairs.seq.sq * w.group - row, 0, S::ROWS);
+    w.i1 = w.i0 + mma_query_from(w, w.rows - 1).i + 1;
+}
 
+/* Its keys. */
+template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_item &w)
+{
+    const fattn_problem &p = g.problem;
     int64_t first, past;
-    const fattn_range top = fattn_band_row(&w.pairs.band, w.i0);
-    const fattn_range bottom = fattn_band_row(&w.pairs.band, w.i1 - 1);
-    fattn_schedule_keys(&g.tiling, work.split, &first, &past);
+    const int64_t at = w.i0 + w.pairs.band.diagonal, limit = INT64_C(1) << 62;
+    const int64_t left = w.pairs.band.left, right = w.pairs.band.right;
+    w.keys = (int)w.pairs.seq.sk;
+    w.first_key =
+        left < 0 ? -MMA_FAR : (int)gpu_clamp(at - fattn_min64(left, limit), -MMA_FAR, w.keys);
+    w.past_key =
+        right < 0 ? w.keys : (int)gpu_clamp(at + fattn_min64(right, limit) + 1, -MMA_FAR, w.keys);
+    const int last = (int)(w.i1 - 1 - w.i0);
+    const mma_seen top = mma_seen_by(w, 0), bottom = mma_seen_by(w, last);
+    fattn_schedule_keys(&g.tiling, w.split, &first, &past);
     w.block = (int)gpu_clamp(top.first / S::KEYS, first, past);
-    w.past = (int)gpu_clamp((bottom.past + S::KEYS - 1) / S::KEYS, 0, past);
-    w.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, INT32_MAX);
-    w.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, INT32_MAX);
+    w.past = (int)gpu_clamp((bottom.past + (S::KEYS - 1u)) / S::KEYS, 0, past);
+    w.full = (int)((bottom.first + (S::KEYS - 1u)) / S::KEYS);
+    w.full_past = top.past / S::KEYS;
     if (!(p.features & FATTN_PAGED)) {
         typedef typename S::type::element element;
         w.k = (const element *)g.buffers.k + gpu_key_at(g, w.pairs.seq, p.k, w.pairs.b, w.hk, 0);
@@ -512,30 +572,46 @@ GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &
 }
 
 template <class S>
-GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t item)
+GPU_DEVICE void mma_item_set(const fattn_gpu_args &g, int64_t number, mma_item &w)
 {
+    mma_item_rows<S>(g, number, w);
+    mma_item_keys<S>(g, w);
+}
+
+/* Every thread finds out by itself what the item is, and begins to copy as soon as it can. */
+template <class S>
+GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t number)
+{
+    mma_item w;
+    mma_item_rows<S>(g, number, w);
     gpu_sync(); /* the item before may still be read */
-    if (gpu_thread() == 0) {
-        mma_item_set<S>(g, item, s.item);
+    if (w.rows > 0) {
+        mma_copy_queries<S>(g, s, w);
     }
-    gpu_sync();
-    if (s.item.rows > 0) {
+    mma_item_keys<S>(g, w);
+    if (gpu_thread() == 0) {
+        s.item = w;
+    }
+    if (!S::IS_LEAN || w.rows == 0) {
+        gpu_sync(); /* the item */
+    }
+    if (w.rows > 0) {
         mma_rows<S> rows;
-        mma_walk(g, s, rows);
-        mma_end(g, s, rows, item);
+        mma_walk(g, s, w, rows);
+        mma_end(g, s, rows);
     }
 }
 
 template <class S> GPU_DEVICE void mma_forward_all(const fattn_gpu_args &g)
 {
-    static_assert(sizeof(mma_scratch<S>) <= (S::IS_LEAN
-                                                 ? MMA_SHARED(lean, S::WIDTH, S::ROWS, S::KEYS)
-                                                 : MMA_SHARED(full, S::WIDTH, S::ROWS, S::KEYS)),
+    static_assert(sizeof(mma_scratch<S>) <=
+                      (S::IS_LEAN ? MMA_SHARED(lean, S::WIDTH, S::ROWS, S::KEYS, S::RING)
+                                  : MMA_SHARED(full, S::WIDTH, S::ROWS, S::KEYS, S::RING)),
                   "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
-    for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {
-        mma_forward_item<S>(g, s, item);
+    for (int64_t n = gpu_block(); n < g.tiling.items; n = s.item.number + gpu_blocks()) {
+        mma_forward_item<S>(g, s, n);
     }
 }
 

@@ -111,7 +111,7 @@ template <int N> GPU_DEVICE void mma_get(uint32_t from, uint32_t x[N])
 }
 
 /* Bytes of chunk c in a row of `dim` elements. */
-GPU_DEVICE int mma_chunk_bytes(int c, int dim) { return (int)gpu_clamp(2 * dim - 16 * c, 0, 16); }
+GPU_DEVICE int mma_chunk_bytes(int c, int dim) { return min(max(2 * dim - 16 * c, 0), 16); }
 
 /* Begins to copy the first `bytes` of 16 and zeros for the rest. */
 GPU_DEVICE void mma_copy(uint32_t to, const void *from, int bytes)

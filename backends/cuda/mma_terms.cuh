@@ -17,7 +17,7 @@
 #include "backends/gpu/parts.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. */
-template <class T, int W, int M, int WARPS, int BN, bool LEAN> struct mma_shape {
+template <class T, int W, int M, int WARPS, int BN, bool LEAN, int STAGES = 2> struct mma_shape {
     typedef T type;
     enum {
         WIDTH = W,
@@ -26,22 +26,26 @@ template <class T, int W, int M, int WARPS, int BN, bool LEAN> struct mma_shape 
         ROWS = 16 * M * WARPS,
         THREADS = 32 * WARPS,
         KEYS = BN,
-        OWN = BN / 4, /* of a tile's keys, a lane's */
-        NEXT = 4,     /* from 16 columns to the next, in keys */
-        RING = 2,     /* tiles of keys, and of values, in shared memory */
+        OWN = BN / 4,  /* of a tile's keys, a lane's */
+        NEXT = 4,      /* from 16 columns to the next, in keys */
+        RING = STAGES, /* tiles of keys, and of values, in shared memory */
         IS_LEAN = LEAN
     };
 };
 
+#define MMA_FAR 1024 /* more than a tile has rows */
+
 /* The item that a block works on. Keys and tiles of keys are below 2^31. */
 typedef struct mma_item {
+    int64_t number;
     gpu_pairs pairs;
     int64_t hk, group;
-    int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
-    int rows, split;
+    int64_t i0, i1;            /* queries i0 .. i1 - 1 */
+    int offset, rows, split;   /* row 0 is that of query i0 and head `offset` of the group */
     float kept;                /* Z of a pair that dropout keeps; pairs.dropout says 1 */
     bool bias_rows, mask_rows; /* aligned rows of neighbours */
     int keys;                  /* of the sequence */
+    int first_key, past_key;   /* what query i0 sees; beyond -MMA_FAR and the last key, those */
     int block, past;           /* tiles of keys that the part has */
     int full, full_past;       /* those whose pairs are all inside the band */
     const void *k, *v;         /* key 0, where keys are not in pages */
@@ -64,9 +68,6 @@ template <class S> struct mma_looks<S, true> {
 /* Shared memory. The item is here because accumulators leave no registers for it. */
 template <class S> struct mma_scratch : mma_tiles<S>, mma_looks<S> {
     mma_item item;
-    gpu_query query[S::ROWS];
-    int64_t q_at[S::ROWS], o_at[S::ROWS];  /* where they begin; 0 for rows that do not exist */
-    int32_t first[S::ROWS], past[S::ROWS]; /* the keys that a row's band holds */
 };
 
 /* --- Which row, which key --------------------------------------------------------------------- */
@@ -75,6 +76,46 @@ template <class S> struct mma_scratch : mma_tiles<S>, mma_looks<S> {
 template <class S> GPU_DEVICE int mma_row(int m, int h)
 {
     return (mma_warp() * S::WARP_TILES + m) * 16 + mma_lane() / 4 + 8 * h;
+}
+
+/* Query and head of row r of the tile, counted from query i0 and from the group's first head. */
+GPU_DEVICE gpu_query mma_query_from(const mma_item &w, int r)
+{
+    const uint32_t n = (uint32_t)(w.offset + r), group = (uint32_t)w.group;
+    gpu_query q;
+    q.i = (int32_t)(group == 1 ? n : n / group);
+    q.h = (int32_t)(n - (uint32_t)q.i * group);
+    return q;
+}
+
+GPU_DEVICE gpu_query mma_query(const mma_item &w, int r)
+{
+    gpu_query q = mma_query_from(w, r);
+    q.i += (int32_t)w.i0;
+    q.h = r < w.rows ? q.h + (int32_t)(w.hk * w.group) : -1;
+    return q;
+}
+
+/* The keys that a query sees: first .. past - 1. */
+typedef struct mma_seen {
+    int first, past;
+} mma_seen;
+
+/* What query i0 + i sees: what query i0 would, moved along, and cut to the keys that exist. */
+GPU_DEVICE mma_seen mma_seen_by(const mma_item &w, int i)
+{
+    mma_seen keys;
+    keys.first = min(max(w.first_key, -i), w.keys - i) + i;
+    keys.past = min(max(w.past_key, -i), w.keys - i) + i;
+    return keys;
+}
+
+/* The element of q or o where row r begins. */
+GPU_DEVICE int64_t mma_row_at(const mma_item &w, const fattn_strides &stride, int r)
+{
+    const gpu_query q = mma_query_from(w, r);
+    return gpu_query_at(w.pairs.seq, stride, w.i0, w.hk * w.group) + q.i * stride.seq +
+           q.h * stride.head;
 }
 
 /* Calls visit(m, h) for the thread's rows. */
@@ -351,6 +392,12 @@ GPU_DEVICE void mma_mask(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
     });
 }
 
+/* Bits 0 .. n - 1. */
+GPU_DEVICE uint32_t mma_bits_below(int n)
+{
+    return n >= 32 ? UINT32_MAX : (1u << (n < 0 ? 0 : n)) - 1;
+}
+
 /* Of what is rarely met, bits say which of the thread's keys stay. */
 template <class S>
 GPU_DEVICE void mma_select(uint32_t bits, float other, int m, int h,
@@ -365,7 +412,7 @@ GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const mma_scratch<S>
 {
     const bool one = g.problem.block_n % S::OWN == 0; /* block for all of them */
     const int own = j0 + mma_own<S>();
-    const gpu_query q = s.query[r];
+    const gpu_query q = mma_query(s.item, r);
     uint32_t bits = 0;
     GPU_ROLLED
     for (int j = 0; j < (one ? 1 : (int)S::OWN); j++) {
@@ -424,17 +471,16 @@ GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, int 
     }
 }
 
-/* Scores of pairs outside the band are selected away: keys first .. past - 1 of each row stay. */
+/* Scores of pairs outside the band are selected away. */
 template <class S>
 GPU_DEVICE void mma_keep(const mma_scratch<S> &s, int j0, float x[S::TILES][S::KEYS / 8][4])
 {
     const int column = j0 + mma_own<S>();
     mma_each_row<S>([&](int m, int h) {
-        const int r = mma_row<S>(m, h);
-        const int first = s.first[r] - column, past = s.past[r] - column;
-        mma_each<S>(m, h, x, [&](float &score, int j) {
-            score = first <= j & j < past ? score : -fattn_f32_infinity();
-        });
+        const mma_seen keys = mma_seen_by(s.item, mma_query_from(s.item, mma_row<S>(m, h)).i);
+        const uint32_t bits =
+            mma_bits_below(keys.past - column) & ~mma_bits_below(keys.first - column);
+        mma_select<S>(bits, -fattn_f32_infinity(), m, h, x);
     });
 }
 
@@ -481,7 +527,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
     const int64_t row = t.seq.q_position + s.item.i0, key = t.seq.k_position + j0;
     if (S::OWN < 16 || s.item.group != 1 || row % 16 || key % 16) {
         mma_each_row<S>([&](int m, int h) {
-            const gpu_query q = s.query[mma_row<S>(m, h)];
+            const gpu_query q = mma_query(s.item, mma_row<S>(m, h));
             mma_select<S>(mma_kept_bits<S>(g, t, q, j0), 0, m, h, x);
         });
         return;
@@ -489,7 +535,7 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
     const uint32_t threshold = t.dropout.threshold << 16; /* below 1: mma.c */
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
-        const gpu_query q = s.query[mma_row<S>(m, 0)]; /* its bit 3 is clear */
+        const gpu_query q = mma_query(s.item, mma_row<S>(m, 0)); /* its bit 3 is clear */
         const fattn_dropout_rows rows = fattn_dropout_rows_at(
             t.seq.q_position, (uint32_t)q.i, (uint32_t)(g.problem.batch_offset + t.b),
             (uint32_t)(g.problem.head_offset + (q.h < 0 ? 0 : q.h)));

@@ -8,16 +8,16 @@
 
 enum { lean = true, full = false };
 
-#define MMA_ENTRY(name, type, variant, width, rows, keys, tiles, warps, blocks)  \
-    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)        \
-    {                                                                            \
-        mma_forward_all<mma_shape<type, width, tiles, warps, keys, variant>>(g); \
+#define MMA_ENTRY(name, type, variant, width, rows, keys, stages, tiles, warps, blocks)  \
+    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)                \
+    {                                                                                    \
+        mma_forward_all<mma_shape<type, width, tiles, warps, keys, variant, stages>>(g); \
     }
-#define MMA_ENTRIES(variant, width, rows, keys, ...)                                              \
+#define MMA_ENTRIES(variant, width, rows, keys, stages, ...)                                      \
     MMA_ENTRY(mma_##variant##_f16_##width##_##rows##x##keys, mma_f16, variant, width, rows, keys, \
-              __VA_ARGS__)                                                                        \
+              stages, __VA_ARGS__)                                                                \
     MMA_ENTRY(mma_##variant##_bf16_##width##_##rows##x##keys, mma_bf16, variant, width, rows,     \
-              keys, __VA_ARGS__)
+              keys, stages, __VA_ARGS__)
 MMA_SHAPES(MMA_ENTRIES)
 
 GPU_COMBINE

@@ -69,14 +69,16 @@ typedef uint32_t matrix_four __attribute__((ext_vector_type(4)));
 typedef uint32_t matrix_two __attribute__((ext_vector_type(2)));
 typedef float matrix_pair __attribute__((ext_vector_type(2)));
 
-GPU_DEVICE int matrix_lane(void) { return gpu_thread_anew() % GPU_WAVE; }
+/* Read anew at each use: what follows from it would be kept in registers that are not there. */
+GPU_DEVICE uint32_t matrix_thread(void) { return (uint32_t)gpu_thread_anew(); }
+GPU_DEVICE int matrix_lane(void) { return matrix_thread() % GPU_WAVE; }
 
 /* --- Where elements lie ----------------------------------------------------------------------- */
 
 /* Row of the lane's first sum, how far below it that of sum r is, and row of sum r. */
 template <int SIDE> GPU_DEVICE int matrix_row_first(void)
 {
-    const int group = matrix_lane() / SIDE;
+    const int group = matrix_thread() % GPU_WAVE / SIDE;
     return MATRIX_MFMA ? 4 * group : MATRIX_WMMA == 11 ? group : 8 * group;
 }
 
@@ -91,12 +93,12 @@ template <int SIDE> GPU_DEVICE int matrix_row(int r)
 }
 
 /* Column of the lane's sums, and row or column of its operands. */
-template <int SIDE> GPU_DEVICE int matrix_column(void) { return matrix_lane() % SIDE; }
+template <int SIDE> GPU_DEVICE int matrix_column(void) { return matrix_thread() % SIDE; }
 
 /* First k of the lane's operands. */
 template <int SIDE> GPU_DEVICE int matrix_own(void)
 {
-    return matrix<SIDE>::GROUPS == 1 ? 0 : matrix_lane() / SIDE * matrix<SIDE>::OWN;
+    return matrix<SIDE>::GROUPS == 1 ? 0 : matrix_thread() % GPU_WAVE / SIDE * matrix<SIDE>::OWN;
 }
 
 /* Where row i of sums is found among the k of operands that they are turned to, and the row that is
@@ -402,10 +404,11 @@ GPU_DEVICE void matrix_put(uint16_t *to, matrix_four x) { *(matrix_four *)to = x
  * same for all, whose bits below a line are exclusive-ored, and the rest added: as a constant, it
  * costs no register. The bits of the two parts of a row, or of a chunk, must be apart.
  */
-template <int (*AT)(int, int)> GPU_DEVICE int matrix_at(int own, int row, int chunk)
+template <int (*AT)(int, int), class Element>
+GPU_DEVICE Element *matrix_at(Element *tile, int own, int row, int chunk)
 {
-    const int all = AT(row, chunk), low = all % (8 * MATRIX_LINE);
-    return (own ^ low) + (all - low);
+    const int all = 2 * AT(row, chunk), low = all % (16 * MATRIX_LINE);
+    return (Element *)((char *)tile + (2 * own ^ low) + (all - low));
 }
 
 /* What is a lane's own of where it reads operands. */
@@ -430,11 +433,11 @@ GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int own, int row, in
     const int chunk = step * matrix<SIDE>::DEPTH / 8;
 #if MATRIX_WMMA == 11
     matrix_operand x;
-    x.lo = matrix_get(tile + matrix_at<AT>(own, row, chunk));
-    x.hi = matrix_get(tile + matrix_at<AT>(own, row, chunk + 1));
+    x.lo = matrix_get(matrix_at<AT>(tile, own, row, chunk));
+    x.hi = matrix_get(matrix_at<AT>(tile, own, row, chunk + 1));
     return x;
 #else
-    return matrix_get(tile + matrix_at<AT>(own, row, chunk));
+    return matrix_get(matrix_at<AT>(tile, own, row, chunk));
 #endif
 }
 
@@ -486,8 +489,8 @@ template <int WIDTH, int N, int THREADS> struct matrix_fill {
     static_assert(THREADS % CHUNKS == 0 && N % STEP == 0, "every thread has as much");
     matrix_four x[COUNT];
 
-    GPU_DEVICE int chunk(void) { return gpu_thread_anew() % CHUNKS; }
-    GPU_DEVICE int row(int n) { return gpu_thread_anew() / CHUNKS + n * STEP; }
+    GPU_DEVICE int chunk(void) { return matrix_thread() % CHUNKS; }
+    GPU_DEVICE int row(int n) { return matrix_thread() / CHUNKS + n * STEP; }
 };
 
 /* The same for a tile that is turned: WIDTH rows of N elements, those of a row in the order of
@@ -499,10 +502,10 @@ template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_turned_fill {
     matrix_four x[COUNT][4];
 
     /* Eight neighbours have neighbouring channels, the next eight the other half of their chunk. */
-    GPU_DEVICE int chunk(int n) { return gpu_thread_anew() % 8 + number(n) % LINES * 8; }
-    GPU_DEVICE int place(int n) { return number(n) / LINES * 8 + gpu_thread_anew() / 8 % 2 * 4; }
+    GPU_DEVICE int chunk(int n) { return matrix_thread() % 8 + number(n) % LINES * 8; }
+    GPU_DEVICE int place(int n) { return number(n) / LINES * 8 + matrix_thread() / 8 % 2 * 4; }
     GPU_DEVICE int row(int n) { return matrix_placed<SIDE>(place(n)); }
-    GPU_DEVICE int number(int n) { return (n * THREADS + gpu_thread_anew()) / 16; }
+    GPU_DEVICE int number(int n) { return (n * THREADS + matrix_thread()) / 16; }
 };
 
 /* Channels 8 chunk .. 8 chunk + 7 of four rows become eight rows of four neighbours, at place k of
@@ -515,7 +518,7 @@ template <int N> GPU_DEVICE void matrix_put_turned(uint16_t *tile, int own, cons
         const matrix_two four =
             c % 2 ? matrix_two{matrix_upper(x[0][w], x[1][w]), matrix_upper(x[2][w], x[3][w])}
                   : matrix_two{matrix_lower(x[0][w], x[1][w]), matrix_lower(x[2][w], x[3][w])};
-        *(matrix_two *)(tile + matrix_at<matrix_column_at<N>>(own, c, 0)) = four;
+        *(matrix_two *)matrix_at<matrix_column_at<N>>(tile, own, c, 0) = four;
     }
 }
 

@@ -125,6 +125,7 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at
                              int j0, int row, int chunk, matrix_four x[4])
 {
     if (t.padded) {
+        asm volatile(""); /* a branch: selecting would cost all */
         GPU_UNROLL
         for (int n = 0; n < 4; n++) {
             x[n] = 0;
@@ -230,7 +231,7 @@ GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker 
     }
     GPU_UNROLL
     for (int n = 0; n < 4; n++) {
-        matrix_put(tile + matrix_at<matrix_row_at<S::WIDTH>>(own, n * F::STEP, 0), x[n]);
+        matrix_put(matrix_at<matrix_row_at<S::WIDTH>>(tile, own, n * F::STEP, 0), x[n]);
     }
 }
 
@@ -437,6 +438,30 @@ GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint
     }
 }
 
+/* x becomes the weights of the tile of key j0. */
+template <class S>
+GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, const uint16_t *keys,
+                               int own, bool partial, int j0, float unit, matrix_rows<S> &rows,
+                               typename S::sums x[S::TILES])
+{
+    matrix_dots<S>(keys, own, rows, x);
+    if constexpr (S::IS_LEAN) {
+        matrix_score<S>(g, x);
+    } else {
+        matrix_terms<S>(g, w, rows, j0, x);
+    }
+    if (partial) {
+        matrix_keep<S>(rows, j0, x);
+    }
+    matrix_rise<S>(unit, matrix_largest<S>(x), rows);
+    matrix_weigh<S>(unit, rows, x);
+    if constexpr (!S::IS_LEAN) {
+        if (gpu_anew(g).problem.features & FATTN_DROPOUT) {
+            matrix_drop<S>(g, w, rows, j0, x);
+        }
+    }
+}
+
 /* Meets the keys of the item's part. */
 template <class S>
 GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
@@ -444,6 +469,8 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
 {
     const float unit = matrix_own_copy(g.rule.unit);
     const matrix_walker at = matrix_walker_of<S>(g, w);
+    /* Waves without rows, as of most blocks when decoding, only help to fetch. */
+    const bool busy = __builtin_amdgcn_readfirstlane(matrix_top<S>()) < w.rows;
     matrix_places places = matrix_places_of<S>();
     matrix_four k[4]; /* on their way */
     int block = matrix_next<S>(g, w, w.block);
@@ -461,21 +488,8 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
         matrix_four v[4];
         matrix_fetch_values<S>(g, at, block, v);
         typename S::sums x[S::TILES];
-        matrix_dots<S>(tile, places.read_k, rows, x);
-        if constexpr (S::IS_LEAN) {
-            matrix_score<S>(g, x);
-        } else {
-            matrix_terms<S>(g, w, rows, j0, x);
-        }
-        if (partial) {
-            matrix_keep<S>(rows, j0, x);
-        }
-        matrix_rise<S>(unit, matrix_largest<S>(x), rows);
-        matrix_weigh<S>(unit, rows, x);
-        if constexpr (!S::IS_LEAN) {
-            if (gpu_anew(g).problem.features & FATTN_DROPOUT) {
-                matrix_drop<S>(g, w, rows, j0, x);
-            }
+        if (busy) {
+            matrix_weights<S>(g, w, tile, places.read_k, partial, j0, unit, rows, x);
         }
         matrix_put_values<S>(g, at, block, places.put_v, v, tile + S::VALUES);
         gpu_sync(); /* and everyone is through with the keys */
@@ -483,7 +497,9 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
         if (block < at.past) {
             matrix_fetch_keys<S>(g, at, block, k);
         }
-        matrix_mix<S>(tile + S::VALUES, places.read_v, x, rows.o);
+        if (busy) {
+            matrix_mix<S>(tile + S::VALUES, places.read_v, x, rows.o);
+        }
     }
 }
 
@@ -500,7 +516,7 @@ GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w
         OWN = S::SIDE * PIECE
     };
     static_assert(S::WAVES * OWN <= S::ELEMENTS, "too small");
-    uint16_t *const own = tile + gpu_thread_anew() / GPU_WAVE * OWN;
+    uint16_t *const own = tile + matrix_thread() / GPU_WAVE * OWN;
     const int dim = (int)g.problem.dim_v, lane = matrix_lane();
     gpu_sync(); /* everyone is through with keys and values */
     GPU_UNROLL

@@ -76,10 +76,7 @@ template <class S> struct matrix_rows : matrix_looks<S::IS_LEAN> {
 };
 
 /* The first row of the wave in the item. */
-template <class S> GPU_DEVICE int matrix_top(void)
-{
-    return gpu_thread_anew() / GPU_WAVE * S::SIDE;
-}
+template <class S> GPU_DEVICE int matrix_top(void) { return matrix_thread() / GPU_WAVE * S::SIDE; }
 
 GPU_DEVICE gpu_query matrix_query_of(const matrix_item &w, int r)
 {

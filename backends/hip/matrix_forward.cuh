@@ -31,10 +31,9 @@
 
 /* Keys or values, as a wave keeps them while it walks along. */
 typedef struct matrix_tensor {
-    const char *first; /* key 0, of page 0 where keys are in pages */
-    int64_t step;      /* bytes from a key to the next */
-    bool odd, near;    /* it is not in chunks; a tile of it in 4 GB */
-    bool padded, some; /* it has fewer chunks than the kernel; the thread's exists */
+    const char *first;      /* key 0, of page 0 where keys are in pages */
+    int64_t step;           /* bytes from a key to the next */
+    bool odd, padded, some; /* not in chunks; fewer than the kernel has; the thread's exists */
 } matrix_tensor;
 
 /* What is kept of an item while a wave walks along its keys. */
@@ -42,6 +41,7 @@ typedef struct matrix_walker {
     matrix_tensor k, v;
     const int32_t *table;            /* of pages, or NULL */
     int keys, past, full, full_past; /* as in matrix_item */
+    int whole;                       /* tiles all there, not in pages, and in 4 GB */
 } matrix_walker;
 
 /* How threads fill tiles of keys and of values: four times 16 bytes each. */
@@ -69,7 +69,6 @@ GPU_DEVICE matrix_tensor matrix_tensor_of(const fattn_gpu_args &g, const matrix_
     t.first = (const char *)((const uint16_t *)data + at);
     t.step = 2 * stride.seq;
     t.odd = !matrix_in_chunks(g, bit, dim);
-    t.near = !paged && 0 <= t.step && t.step < (INT64_C(1) << 32) / S::KEYS;
     t.padded = dim < S::WIDTH;
     t.some = !t.odd && 8 * chunk < dim;
     return t;
@@ -90,6 +89,9 @@ GPU_DEVICE matrix_walker matrix_walker_of(const fattn_gpu_args &g, const matrix_
     at.past = w.past;
     at.full = w.full;
     at.full_past = w.full_past;
+    const int64_t most = (INT64_C(1) << 32) / S::KEYS;
+    const bool near = 0 <= at.k.step && at.k.step < most && 0 <= at.v.step && at.v.step < most;
+    at.whole = near && !at.table ? at.keys / S::KEYS : 0;
     return at;
 }
 
@@ -134,7 +136,7 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at
     if (!t.some) {
         return;
     }
-    if (whole && t.near) {
+    if (whole) {
         const char *from = t.first + j0 * t.step;
         const uint32_t own = (uint32_t)matrix_anew(row * (int)t.step + 16 * chunk);
         GPU_UNROLL
@@ -163,8 +165,7 @@ GPU_DEVICE void matrix_fetch_keys(const fattn_gpu_args &g, const matrix_walker &
 {
     typedef typename matrix_filled<S>::keys F;
     const int j0 = block * S::KEYS;
-    matrix_fetch<F::STEP>(g, at, at.k, g.problem.k, at.keys - j0 >= S::KEYS, j0, F::row(0),
-                          F::chunk(), x);
+    matrix_fetch<F::STEP>(g, at, at.k, g.problem.k, block < at.whole, j0, F::row(0), F::chunk(), x);
 }
 
 template <class S>
@@ -173,8 +174,7 @@ GPU_DEVICE void matrix_fetch_values(const fattn_gpu_args &g, const matrix_walker
 {
     typedef typename matrix_filled<S>::values F;
     const int j0 = block * S::KEYS;
-    matrix_fetch<1>(g, at, at.v, g.problem.v, at.keys - j0 >= S::KEYS, j0, F::row(0), F::chunk(0),
-                    x);
+    matrix_fetch<1>(g, at, at.v, g.problem.v, block < at.whole, j0, F::row(0), F::chunk(0), x);
 }
 
 /* Rows of any alignment and number of channels, an element at a time. N rows of WIDTH elements;

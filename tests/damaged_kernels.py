@@ -21,6 +21,7 @@ root = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 FORWARD, BACKWARD = ("simt_forward", "simt_forward"), ("simt_backward", "simt_backward")
 UNIT = "wmma" if processor.startswith("gfx1") else "mfma"
 LEAN, FULL = ("matrix_forward", UNIT + "_lean_128"), ("matrix_forward", UNIT + "_full_128")
+GRADIENTS = ("matrix_backward", UNIT + "_backward_lean_128")
 SIMT = [
     ("nothing", *FORWARD, "gpu/tile.cuh", "", ""),
     ("a barrier is missing in a product over channels", *FORWARD, "gpu/tile.cuh",
@@ -63,6 +64,14 @@ MATRIX = [
     ("nothing", *FULL, "hip/matrix.cuh", "", ""),
     ("the mask is dropped", *FULL, "hip/matrix_terms.cuh", "mask[rows.mask + key * p.mask_stride[3]] ? score",
      "mask ? score"),
+    ("nothing", *GRADIENTS, "hip/matrix.cuh", "", ""),
+    ("a barrier is missing before gradients of queries", *GRADIENTS, "hip/matrix_backward.cuh",
+     "        gpu_sync();\n        /* (dQ first", "        /* (dQ first"),
+    ("a barrier is missing behind a tile", *GRADIENTS, "hip/matrix_backward.cuh",
+     "        gpu_sync();\n        now = next;", "        now = next;"),
+    ("delta is forgotten", *GRADIENTS, "hip/matrix_backward.cuh", "p * (patch_get(dp[t], e) - delta)",
+     "p * patch_get(dp[t], e)"),
+    ("keys past the band count", *GRADIENTS, "hip/matrix_backward.cuh", "from <= e & e <= to", "e <= to"),
 ]
 DAMAGES = MATRIX + (SIMT if UNIT == "mfma" else [])
 

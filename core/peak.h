@@ -26,7 +26,8 @@ struct fattn_peak {
     const char *name;  /* "fma f32" */
     bool reads_memory; /* the rate is bytes of data read; else flops */
     uint32_t dtypes;   /* FATTN_DTYPE_BIT(...): whose matrix products this limits. First row wins */
-    int lanes;         /* elements an instruction works on */
+    const char *kernels; /* limits those alone whose names begin so; NULL: all */
+    int lanes;           /* elements an instruction works on */
     int flops; /* a lane and instruction: 1 when products and sums are apart, 2 when fused, 4 when
                 * of pairs */
 

@@ -321,7 +321,7 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
     subject *const subjects[] = {&kernel, &other};
     int count = 1, reps = 0;
     double rate = NAN;
-    ceiling ceil = ceiling_of(device, c);
+    ceiling ceil = ceiling_of(device, c, info.kernel);
 
     if (status == FATTN_OK) {
         status = workload_create(device, c, &w);

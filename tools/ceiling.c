@@ -5,16 +5,23 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/backend.h"
 
-ceiling ceiling_of(fattn_device *device, const sweep_case *c)
+static bool limits(const fattn_peak *peak, const sweep_case *c, const char *kernel)
+{
+    return peak->reads_memory == (c->dir == SWEEP_DECODE) &&
+           peak->dtypes & FATTN_DTYPE_BIT(c->problem.dtype) &&
+           (!peak->kernels || strncmp(kernel, peak->kernels, strlen(peak->kernels)) == 0);
+}
+
+ceiling ceiling_of(fattn_device *device, const sweep_case *c, const char *kernel)
 {
     ceiling ceil = {.device = device};
     const fattn_peak *row;
     for (int i = 0; !ceil.peak && (row = device->backend->peak(device->impl, i)); i++) {
-        if (row->reads_memory == (c->dir == SWEEP_DECODE) &&
-            row->dtypes & FATTN_DTYPE_BIT(c->problem.dtype)) {
+        if (limits(row, c, kernel)) {
             ceil.peak = row;
         }
     }
@@ -70,7 +77,7 @@ bool ceiling_check(ceiling *ceil, const char *device_word)
     }
     const double clock = ceil->best.clock * 1e-9, share = ceil->best.issue / ports(ceil);
     const double allowed = ports(ceil) * peak->lanes * peak->flops * clock;
-    fprintf(stderr, "%s: %s: %.1f GFLOP/s a thread; ", device_word, peak->name, share * allowed);
+    fprintf(stderr, "%s: %s: %.1f GFLOP/s a unit; ", device_word, peak->name, share * allowed);
     fprintf(stderr, "%.3g ports x %d lanes x %d x %.3f GHz = %.1f; %.3f of it%s\n", ports(ceil),
             peak->lanes, peak->flops, clock, allowed, share,
             within(ceil) ? ""

@@ -16,7 +16,7 @@ typedef struct ceiling {
 } ceiling;
 
 /* Arithmetic limits forward and backward, reading keys and values limits decoding. */
-ceiling ceiling_of(fattn_device *device, const sweep_case *c);
+ceiling ceiling_of(fattn_device *device, const sweep_case *c, const char *kernel);
 
 /* Measures the rate, in flops or bytes a second; data is what a decoding kernel reads. */
 fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes, double *rate);

@@ -27,6 +27,8 @@
  *                                   nothing written at all, before
  *     gpu_admit_later               lets the kernel after it start, where that is launched early
  *     gpu_shfl(x, n)                x of number n of the 32 threads that this one is of
+ *     gpu_cycles                    cycles of the unit that this thread runs on
+ *     GPU_CYCLES                    the bits that are counted in
  *     gpu_max                       the larger; a NaN may be dropped
  *     gpu_f16_to_f32 gpu_f16_from_f32
  *     gpu_f2 gpu_f4 gpu_u2 gpu_u4   2 and 4 floats, 2 and 4 words, aligned to their size
@@ -79,6 +81,8 @@ GPU_DEVICE void gpu_admit_later(void)
 #endif
 }
 GPU_DEVICE float gpu_shfl(float x, int n) { return __shfl_sync(0xffffffffu, x, n); }
+#define GPU_CYCLES UINT64_MAX
+GPU_DEVICE uint64_t gpu_cycles(void) { return (uint64_t)clock64(); }
 GPU_DEVICE float gpu_max(float a, float b) { return fmaxf(a, b); }
 
 GPU_DEVICE float gpu_f16_to_f32(uint16_t x)

@@ -42,6 +42,17 @@ typedef struct fattn_gpu_args {
     char *workspace;
 } fattn_gpu_args;
 
+/* Of the peak loops (peaks.cuh). */
+#define FATTN_GPU_PEAK_THREADS 512 /* of a block, of which a unit has one */
+#define FATTN_GPU_PEAK_FMAS 256    /* of a thread, in a round */
+
+typedef struct fattn_gpu_peak_args {
+    const void *data;
+    int64_t bytes, rounds;
+    float factor, summand;
+    uint64_t *out; /* cycles of each block, and one that is never written */
+} fattn_gpu_peak_args;
+
 /* Of the kernel behind fattn_dropout_mask(). */
 typedef struct fattn_gpu_dropout_args {
     fattn_dropout_args args;

@@ -476,6 +476,20 @@ fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args, 
     return run_verb(d, d->dropout, &a, args->seqlen_k ? rows : 0, stream);
 }
 
+fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,
+                              int threads)
+{
+    device *const d = impl;
+    launch l = {.blocks = grid_of(d, blocks), .threads = (unsigned)threads};
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = resolve(d, "verbs", entry, &l.function);
+    status = status ? status : launch_one(d, &l, args, NULL);
+    return leave_with(d, status);
+}
+
 /* Device memory, and host memory that the driver has made visible to the device. */
 bool fattn_gpu_reads(void *impl, const void *pointer)
 {
@@ -624,11 +638,4 @@ fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double
         *milliseconds = (double)elapsed;
     }
     return leave_with(d, status);
-}
-
-/* The peak loops of a GPU are not written yet: a benchmark then has no ceiling to divide by. */
-const fattn_peak *fattn_gpu_peak_at(void *impl, int i)
-{
-    (void)impl, (void)i;
-    return NULL;
 }

@@ -88,6 +88,9 @@ fattn_status fattn_gpu_plan(fattn_plan *plan);
 fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                            fattn_stream stream);
 void fattn_gpu_release(fattn_plan *plan);
+/* Launches an entry of image "verbs" on the default stream. */
+fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,
+                              int threads);
 fattn_status fattn_gpu_merge(void *impl, const fattn_merge_args *args, fattn_stream stream);
 fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args,
                                     fattn_stream stream);

@@ -142,6 +142,13 @@ GPU_DEVICE void gpu_add(float *to, float x)
     }
 }
 
+GPU_DEVICE uint64_t gpu_cycles(void) { return __builtin_readcyclecounter(); }
+#if defined(__GFX11__)
+#define GPU_CYCLES 0xfffff
+#else
+#define GPU_CYCLES UINT64_MAX
+#endif
+
 GPU_DEVICE float gpu_max(float a, float b) { return __builtin_fmaxf(a, b); }
 
 GPU_DEVICE float gpu_f16_to_f32(uint16_t x) { return (float)__builtin_bit_cast(_Float16, x); }

@@ -2,4 +2,5 @@
 /* Image "verbs". */
 #include "backends/hip/vendor.h"
 
+#include "backends/gpu/peaks.cuh"
 #include "backends/gpu/verbs.cuh"

@@ -34,8 +34,9 @@ typedef struct fattn_gpu_kernel {
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
 } fattn_gpu_kernel;
 
-/* Rows for any GPU (simt.c), best first; the last has no name. */
-extern const fattn_gpu_kernel fattn_gpu_simt[];
+/* Rows for any GPU (simt.c), best first, the last of which has no name; and those to go before them
+ * where registers are many. */
+extern const fattn_gpu_kernel fattn_gpu_simt[], fattn_gpu_wide[];
 
 /* What every forward kernel shares that packs groups and splits keys (parts.cuh): the workspace for
  * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */

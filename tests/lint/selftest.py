@@ -249,8 +249,8 @@ def code_object_case(folder):
     def kernel(name, local, registers):
         return list(code_objects.heights("a.co", [{".name": name, ".group_segment_fixed_size": local,
                                                    ".vgpr_count": registers}]))
-    yield "a kernel of too many registers", judge(kernel("simt_forward_64", 35840, 256),
-                                                  kernel("simt_forward_64", 35840, 257))
+    yield "a kernel of too many registers", judge(kernel("simt_forward_64", 35840, 264),
+                                                  kernel("simt_forward_64", 35840, 265))
     yield "a kernel of too much local memory", judge(kernel("merge", 1024, 64), kernel("merge", 1025, 64))
 
     def loop(*more):

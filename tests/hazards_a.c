@@ -294,10 +294,27 @@ static void a8(void)
     }
 }
 
+/* A NaN in the value of a key that has no weight, in a part of the keys that has none, is in o: 0
+ * times NaN. */
+static void weightless_nan(fattn_dtype dtype)
+{
+    draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 2, 1, 5, 300, 16);
+    c.problem.features |= FATTN_BIAS;
+    if (!hazard_build(&c)) {
+        return;
+    }
+    paint(&c, DRAW_BIAS, 0, everywhere, 0);
+    paint(&c, DRAW_BIAS, -(double)INFINITY, prefix, 150);
+    draw_set(&c, DRAW_V, draw_at(&c, DRAW_V, 0, 20, 0, 7), NAN);
+    hazard_judge(&c, 3, "a NaN of no weight");
+}
+
 /* A NaN in row i of q is in row i of o and nowhere else; one in a visible key or value is in o. */
 static void a9(void)
 {
     static const draw_id tensors[] = {DRAW_Q, DRAW_K, DRAW_V};
+    weightless_nan(FATTN_F32);
+    weightless_nan(FATTN_BF16);
     EACH (t, tensors) {
         for (int n = 0; n < hazard_place_count; n++) {
             draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 9, 140, 16);

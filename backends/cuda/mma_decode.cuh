@@ -39,7 +39,7 @@ template <class S> struct mma_meeting {
     float o[S::WARPS][S::ROWS][S::WIDTH + 8];
     fattn_softmax state[S::WARPS][S::ROWS];
     float factor[S::ROWS], alpha[S::ROWS]; /* what a row's sums are to be multiplied by */
-    bool empty[S::ROWS];                   /* the row has met nothing */
+    bool empty[S::ROWS];                   /* the row, and not a part of it, has met nothing */
 };
 
 /* --- Copies ----------------------------------------------------------------------------------- */
@@ -260,7 +260,7 @@ GPU_DEVICE void mma_meet_row(const fattn_gpu_args &g, const mma_item &w, gpu_que
     }
     met.alpha[r] = S::IS_LEAN ? 1 : mma_meet_sink(g, w, q, &all);
     met.factor[r] = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
-    met.empty[r] = all.l == 0;
+    met.empty[r] = whole && all.l == 0;
     if (whole) {
         gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
     } else {

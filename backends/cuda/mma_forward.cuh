@@ -492,7 +492,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
                 alpha = mma_meet_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
             }
             factor *= whole ? mma_reciprocal(state->l) : 1; /* l is 0, or at least 1 */
-            empty = empty || state->l == 0;
+            empty = empty || (whole && state->l == 0);      /* a part keeps 0 * NaN for its row */
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH / 4; n++) {
                 float *const o = &rows.o[m][n / 2][2 * h + n % 2];

@@ -229,16 +229,18 @@ static double ulp(fattn_dtype dtype, double x)
  * is no yardstick; the rounding of a few thousand summands is. */
 typedef struct slack {
     double u, x, comparator;
+    double cut; /* of x, what tensor cores cut off */
 } slack;
 
 static slack slack_of(const fattn_problem *p)
 {
     const double factor = p->op == FATTN_FORWARD ? 2 : 3;
+    const double cut = 0x1p-24 * (double)(1 + (p->dim + 15) / 16);
     switch (p->dtype) {
-    case FATTN_F16: return (slack){0x1p-11, 0x1p-22, factor};
-    case FATTN_BF16: return (slack){0x1p-8, 0x1p-22, factor};
-    case FATTN_F64: return (slack){0x1p-44, 0x1p-50, 0};
-    default: return (slack){0x1p-22, 0x1p-22, factor};
+    case FATTN_F16: return (slack){0x1p-11, 0x1p-22 + cut, factor, cut};
+    case FATTN_BF16: return (slack){0x1p-8, 0x1p-22 + cut, factor, cut};
+    case FATTN_F64: return (slack){0x1p-44, 0x1p-50, 0, 0};
+    default: return (slack){0x1p-22, 0x1p-22, factor, 0};
     }
 }
 
@@ -369,15 +371,15 @@ static bool comparable(trial *t, const output *out, const int64_t n[4], double g
     return false;
 }
 
-/* An output is rounded once, so errors below half a unit in its last place are all the same: a
- * comparator that happens to be exact, as it is where one key has all the weight, is no
- * yardstick. */
-static void count_ratio(judge_ratios *ratios, double error, double plain, double unit)
+/* An output is rounded once, so errors below half a unit in its last place are all the same, and so
+ * are those below what tensor cores cut off, `least` being the larger: a comparator that happens to
+ * be exact, as it is where one key has all the weight, is no yardstick. */
+static void count_ratio(judge_ratios *ratios, double error, double plain, double least)
 {
     if (error == 0 && plain == 0) {
         return;
     }
-    const double steps = 16 * log2(fmax(error, unit / 2) / fmax(plain, unit / 2));
+    const double steps = 16 * log2(fmax(error, least) / fmax(plain, least));
     const double bin = floor(steps + 0.5) + JUDGE_ONE;
     ratios->bins[bin < 0 ? 0 : bin >= JUDGE_BINS ? JUDGE_BINS - 1 : (int)bin]++;
     ratios->count++;
@@ -612,7 +614,7 @@ static void judge_slice(trial *t, const output *out, int64_t n0, int64_t n1)
     }
     t->v->worst = fmax(t->v->worst, tolerance > 0 ? y.error / tolerance : 0);
     t->largest = fmax(t->largest, y.largest);
-    count_ratio(&t->v->ratios, y.error, y.plain, ulp(dtype, y.largest));
+    count_ratio(&t->v->ratios, y.error, y.plain, fmax(ulp(dtype, y.largest) / 2, s.cut * x * a));
 }
 
 /* What the scores of row i of query head h lose at most where subnormal inputs of f16 count as 0,

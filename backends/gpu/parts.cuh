@@ -82,17 +82,21 @@ GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int6
     return piece;
 }
 
-/* What all 32 threads have met. */
-GPU_DEVICE fattn_softmax gpu_team_met(const fattn_gpu_args &g, fattn_softmax own)
+/* The largest and the sum of what 32 threads have, in all of them. */
+GPU_DEVICE float gpu_team_max(float x)
 {
     for (int n = 1; n < 32; n *= 2) {
-        fattn_softmax other;
-        float alpha, beta;
-        other.m = gpu_shfl_xor(own.m, n);
-        other.l = gpu_shfl_xor(own.l, n);
-        fattn_softmax_merge(&own, other, g.rule.unit, &alpha, &beta);
+        x = gpu_max(x, gpu_shfl_xor(x, n));
     }
-    return own;
+    return x;
+}
+
+GPU_DEVICE float gpu_team_sum(float x)
+{
+    for (int n = 1; n < 32; n *= 2) {
+        x += gpu_shfl_xor(x, n);
+    }
+    return x;
 }
 
 /* Merges the parts of a piece, 16 at a time, all on their way at once: a thread finds what one part
@@ -109,7 +113,7 @@ GPU_DEVICE float gpu_combine_parts(const fattn_gpu_args &g, const gpu_combined &
         const int live = (int)fattn_min64(g.tiling.splits - first, BATCH);
         const int64_t at = first * piece.step;
         const float *o = (const float *)piece.part.o.data + piece.part.at + piece.c + at;
-        float part[BATCH], alpha, beta;
+        float part[BATCH];
         GPU_UNROLL
         for (int n = 0; n < BATCH; n++, o += piece.step) {
             part[n] = exists && n < live ? *o : 0;
@@ -119,9 +123,9 @@ GPU_DEVICE float gpu_combine_parts(const fattn_gpu_args &g, const gpu_combined &
             own.m = piece.part.m[at + lane * piece.step];
             own.l = piece.part.l[at + lane * piece.step];
         }
-        fattn_softmax_merge(&all, gpu_team_met(g, own), g.rule.unit, &alpha, &beta);
+        sum *= fattn_softmax_raise(&all, gpu_team_max(own.m), g.rule.unit);
         const float weight = fattn_softmax_weight(own.m, g.rule.unit, fattn_softmax_base(all));
-        sum *= alpha;
+        fattn_softmax_add(&all, gpu_team_sum(own.l * weight));
         GPU_UNROLL
         for (int n = 0; n < BATCH; n++) {
             sum = fmaf(gpu_shfl(weight, n), part[n], sum);

@@ -123,3 +123,12 @@ bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *p, int64
     }
     return tile->br != 0;
 }
+
+bool fattn_kernel_one_round(const fattn_kernel *kernel, const fattn_problem *p, int64_t units)
+{
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const int64_t rows = kernel->packs_groups ? group * p->seqlen_q : p->seqlen_q;
+    const int64_t heads = kernel->packs_groups ? p->heads_k : p->heads_q;
+    const int64_t br = kernel->tiles[0].br, blocks = rows / br + (rows % br != 0);
+    return blocks == 0 || heads == 0 || p->batch <= units / blocks / heads;
+}

@@ -53,6 +53,7 @@ typedef struct fattn_kernel {
     int64_t pieces;     /* of work for each that the device asks for, so that all end together */
     bool must_fit;      /* runs with no tile but one that fits fast memory */
     bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys besides */
+    bool one_round;     /* taken only for as many pieces as there are units, unless by name */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
@@ -75,5 +76,9 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
 
 /* Whether a row that must fit has a tile for so many bytes of fast memory; true for others. */
 bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *problem, int64_t memory);
+
+/* Whether so many units take the problem in one round: a block of rows each, at most. */
+bool fattn_kernel_one_round(const fattn_kernel *kernel, const fattn_problem *problem,
+                            int64_t units);
 
 #endif

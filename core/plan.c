@@ -33,10 +33,10 @@ static void note(declined *notes, const char *kernel, const char *why)
     }
 }
 
-/* Why this row is passed over; NULL when it is taken. memory: bytes that a tile may occupy. */
+/* Why this row is passed over; NULL when it is taken. */
 static const char *declines(const fattn_kernel *row, const fattn_problem *problem,
-                            const char *missing, bool named, int64_t splits, int64_t memory,
-                            char *text, size_t size)
+                            const char *missing, bool named, int64_t splits,
+                            const fattn_limits *limits, char *text, size_t size)
 {
     if (missing) {
         snprintf(text, size, "needs %s", missing);
@@ -46,8 +46,14 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
         return "runs only when FATTN_KERNEL names it";
     }
     const char *const why = fattn_kernel_declines(row, problem, text, size);
-    if (!why && !fattn_kernel_fits(row, problem, memory)) {
-        snprintf(text, size, "has no tile for %lld bytes of fast memory", (long long)memory);
+    if (!why && !fattn_kernel_fits(row, problem, limits->fast_memory)) {
+        snprintf(text, size, "has no tile for %lld bytes of fast memory",
+                 (long long)limits->fast_memory);
+        return text;
+    }
+    if (!why && row->one_round && !named && !fattn_kernel_one_round(row, problem, limits->units)) {
+        snprintf(text, size, "is for at most %lld blocks of rows, one a unit",
+                 (long long)limits->units);
         return text;
     }
     if (why || splits <= 1 || problem->op != FATTN_FORWARD) {
@@ -62,7 +68,7 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
 /* Finds the row for plan->problem, or fails with the reason of the last one that was meant: the
  * last row takes everything the contract allows, so its reason is the one that counts. */
 static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits,
-                                  int64_t memory, declined *notes)
+                                  const fattn_limits *limits, declined *notes)
 {
     const fattn_backend *const backend = plan->device->backend;
     const fattn_kernel *row = NULL;
@@ -74,7 +80,7 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
         }
         char text[256];
         const char *const why = declines(row, &plan->problem, missing, wanted != NULL, splits,
-                                         memory, text, sizeof text);
+                                         limits, text, sizeof text);
         if (!why) {
             plan->kernel = row;
             return FATTN_OK;
@@ -121,8 +127,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
                                                     : env->splits,
     };
     const fattn_limits limits = device_limits(plan->device, env);
-    status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, limits.fast_memory,
-                           notes);
+    status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, &limits, notes);
     if (status) {
         return status;
     }

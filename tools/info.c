@@ -162,6 +162,9 @@ static void text_kernel(const fattn_kernel *row, const char *missing)
     if (row->rows_min) {
         printf("; at least %" PRId64 " rows a kv head", row->rows_min);
     }
+    if (row->one_round) {
+        printf("; at most a block of rows a unit");
+    }
     if (row->by_name) {
         printf("; by name only");
     }

@@ -95,64 +95,71 @@ static const fattn_tile full_256[] = {{128, 64}, {32, 32}, {0, 0}};
 /* --- Decoding --------------------------------------------------------------------------------- */
 
 #define MMA_DECODE_SHAPE(channels, keys, warps, stages) {channels, keys, warps, stages},
-static const struct {
+typedef struct decode_form {
     int width, keys, warps, stages;
-} decode_shapes[] = {MMA_DECODE_SHAPES(MMA_DECODE_SHAPE)};
+} decode_form;
+static const decode_form lean_forms[] = {MMA_DECODE_SHAPES(MMA_DECODE_SHAPE)};
+static const decode_form *const full_forms = lean_forms;
+static const decode_form wide_forms[] = {MMA_DECODE_WIDE_SHAPES(MMA_DECODE_SHAPE)};
 
-static int decode_number(int width, int64_t keys)
+static const decode_form *decode_form_of(const decode_form *form, int width, int64_t keys)
 {
-    int n = 0;
-    while (decode_shapes[n].width != width || decode_shapes[n].keys != keys) {
-        n++;
+    while (form->width != width || form->keys != keys) {
+        form++;
     }
-    return n;
+    return form;
 }
 
-static int64_t decode_bytes(int width, int64_t keys)
+static int64_t decode_bytes(const decode_form *form)
 {
-    const int n = decode_number(width, keys);
-    return MMA_DECODE_SHARED(width, keys * decode_shapes[n].warps * decode_shapes[n].stages);
+    return MMA_DECODE_SHARED(form->width, (int64_t)form->keys * form->warps * form->stages);
 }
 
-static void decode_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
-                         int width, fattn_gpu_shape *shape)
+static void decode_shape(const fattn_problem *p, const char *variant, const decode_form *form,
+                         const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s_%s_%d_%d", variant,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->bc);
+             p->dtype == FATTN_F16 ? "f16" : "bf16", form->width, form->keys);
     shape->blocks = t->items;
-    shape->threads = 32 * decode_shapes[decode_number(width, t->bc)].warps;
-    shape->shared = (int)decode_bytes(width, t->bc);
+    shape->threads = 32 * form->warps;
+    shape->shared = (int)decode_bytes(form);
     shape->early = true;
 }
 
-#define MMA_DECODE_PHASE(variant, width)                                                \
-    static void variant##_decode_##width(const fattn_problem *p, const fattn_tiling *t, \
-                                         fattn_gpu_shape *shape)                        \
-    {                                                                                   \
-        decode_shape(p, t, #variant, width, shape);                                     \
+#define MMA_DECODE_FUNCTIONS(variant, width)                                                 \
+    static int64_t variant##_decode_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
+    {                                                                                        \
+        (void)p;                                                                             \
+        return decode_bytes(decode_form_of(variant##_forms, width, tile.bc));                \
+    }                                                                                        \
+    static void variant##_decode_##width(const fattn_problem *p, const fattn_tiling *t,      \
+                                         fattn_gpu_shape *shape)                             \
+    {                                                                                        \
+        decode_shape(p, #variant, decode_form_of(variant##_forms, width, t->bc), t, shape);  \
     }
-#define MMA_DECODE_FUNCTIONS(width)                                                \
-    static int64_t decode_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
-    {                                                                              \
-        (void)p;                                                                   \
-        return decode_bytes(width, tile.bc);                                       \
-    }                                                                              \
-    MMA_DECODE_PHASE(lean, width)                                                  \
-    MMA_DECODE_PHASE(full, width)
-MMA_DECODE_FUNCTIONS(64)
-MMA_DECODE_FUNCTIONS(128)
-MMA_DECODE_FUNCTIONS(256)
+MMA_DECODE_FUNCTIONS(lean, 64)
+MMA_DECODE_FUNCTIONS(lean, 128)
+MMA_DECODE_FUNCTIONS(lean, 256)
+MMA_DECODE_FUNCTIONS(full, 64)
+MMA_DECODE_FUNCTIONS(full, 128)
+MMA_DECODE_FUNCTIONS(full, 256)
+MMA_DECODE_FUNCTIONS(wide, 64)
+MMA_DECODE_FUNCTIONS(wide, 128)
+MMA_DECODE_FUNCTIONS(wide, 256)
 
 /* Tiles of a warp. */
 static const fattn_tile decode_64[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
 static const fattn_tile decode_128[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
 static const fattn_tile decode_256[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
+static const fattn_tile wide_64[] = {{MMA_DECODE_ROWS, 32}, {0, 0}};
+static const fattn_tile wide_128[] = {{MMA_DECODE_ROWS, 32}, {0, 0}};
+static const fattn_tile wide_256[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
 
 /* Warps meet the keys of a row side by side, which its bits would tell; a block mask is for kernels
  * that skip a tile as a block. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
 
-#define MMA_DECODE_ROW(variant, width, bits)                         \
+#define MMA_DECODE_ROW(variant, width, menu, bits, alone)            \
     {                                                                \
         .row = {.name = "mma_decode_" #variant "_" #width,           \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                  \
@@ -167,9 +174,10 @@ static const fattn_tile decode_256[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS,
                 .split_keys = 256,                                   \
                 .splits_evenly = true,                               \
                 .must_fit = true,                                    \
-                .tiles = decode_##width,                             \
-                .fast_bytes = decode_##width##_bytes,                \
-                .workspace = fattn_gpu_parts_workspace},             \
+                .tiles = menu,                                       \
+                .fast_bytes = variant##_decode_##width##_bytes,      \
+                .workspace = fattn_gpu_parts_workspace,              \
+                .one_round = alone},                                 \
         .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer", \
         .phases = {variant##_decode_##width, fattn_gpu_combine},     \
     }
@@ -243,12 +251,15 @@ static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
-    MMA_DECODE_ROW(lean, 64, MMA_LEAN),
-    MMA_DECODE_ROW(lean, 128, MMA_LEAN),
-    MMA_DECODE_ROW(lean, 256, MMA_LEAN),
-    MMA_DECODE_ROW(full, 64, FATTN_FEATURES_ALL),
-    MMA_DECODE_ROW(full, 128, FATTN_FEATURES_ALL),
-    MMA_DECODE_ROW(full, 256, FATTN_FEATURES_ALL),
+    MMA_DECODE_ROW(wide, 64, wide_64, MMA_LEAN, true),
+    MMA_DECODE_ROW(lean, 64, decode_64, MMA_LEAN, false),
+    MMA_DECODE_ROW(wide, 128, wide_128, MMA_LEAN, true),
+    MMA_DECODE_ROW(lean, 128, decode_128, MMA_LEAN, false),
+    MMA_DECODE_ROW(wide, 256, wide_256, MMA_LEAN, true),
+    MMA_DECODE_ROW(lean, 256, decode_256, MMA_LEAN, false),
+    MMA_DECODE_ROW(full, 64, decode_64, FATTN_FEATURES_ALL, false),
+    MMA_DECODE_ROW(full, 128, decode_128, FATTN_FEATURES_ALL, false),
+    MMA_DECODE_ROW(full, 256, decode_256, FATTN_FEATURES_ALL, false),
     MMA_ROW(lean, 64, 16, MMA_LEAN),
     MMA_ROW(lean, 128, 16, MMA_LEAN),
     MMA_ROW(lean, 256, 16, MMA_LEAN),

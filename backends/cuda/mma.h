@@ -67,6 +67,13 @@
 /* Bytes of shared memory of a block: queries, so many keys and as many values, and the item. */
 #define MMA_DECODE_SHARED(width, keys) (2 * (width) * (MMA_DECODE_ROWS + 2 * (keys)) + 1536)
 
+/* The same where there are no more blocks than multiprocessors, and each has one for itself: more
+ * of its keys are on their way. */
+#define MMA_DECODE_WIDE_SHAPES(X) \
+    X(64, 32, 4, 4)               \
+    X(128, 32, 2, 4)              \
+    X(256, 16, 2, 4)
+
 /* Of backward: X(width, queries, keys), eight warps. */
 #define MMA_BACKWARD_THREADS 256
 #define MMA_BACKWARD_SHAPES(X) \

@@ -42,29 +42,49 @@ template <class S> struct mma_meeting {
     bool empty[S::ROWS];                   /* the row, and not a part of it, has met nothing */
 };
 
+/* --- The order of tiles ----------------------------------------------------------------------- */
+
+/* The tiles of an item's part in the order in which they are met: from `turn` on, and then those
+ * before. Parts begin at distances that are powers of two, and blocks run side by side: did all of
+ * them begin at the beginning, they would ask the same channels of memory at the same time. */
+typedef struct mma_round {
+    int first, count, turn;
+} mma_round;
+
+GPU_DEVICE mma_round mma_round_of(const mma_item &w, int64_t item)
+{
+    mma_round round;
+    round.first = w.block;
+    round.count = w.past > w.block ? w.past - w.block : 0;
+    round.turn = (int)((uint64_t)((uint32_t)item * 0x9e3779b9u) * (uint32_t)round.count >> 32);
+    return round;
+}
+
+/* Number n of them. */
+GPU_DEVICE int mma_round_tile(const mma_round &round, int n)
+{
+    const int at = n + round.turn;
+    return round.first + (at < round.count ? at : at - round.count);
+}
+
 /* --- Copies ----------------------------------------------------------------------------------- */
 
-/* How a lane copies: chunk `chunk` of rows `row`, `row` + STEP, ... of a tile. Where these rows
- * lie, in pages or not, it learns from the lanes that looked them up a tile ahead: lane n finds key
- * n % KEYS. */
+/* How a lane copies: chunk `chunk` of rows `row`, `row` + STEP, ... of a tile. Where rows of pages
+ * lie it learns from the lanes that looked them up a tile ahead: lane n finds key n % KEYS. */
 template <class S> struct mma_reader {
     enum { CHUNKS = S::WIDTH / 8, STEP = GPU_WAVE / CHUNKS };
-    const uint16_t *k, *v; /* of the lane's key */
+    const uint16_t *k, *v; /* of the lane's key in pages, or of the lane's chunk in row `row` */
     int chunk, row, bytes_k, bytes_v;
+    uint64_t once; /* how L2 treats keys and values */
 };
 
-/* Finds the lane's key of tile `block`. */
+/* Finds the lane's key of tile `block` in pages. */
 template <class S>
 GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_reader<S> &at,
                             int block)
 {
     const fattn_problem &p = g.problem;
     const uint32_t j = (uint32_t)block * S::KEYS + (uint32_t)gpu_thread() % S::KEYS;
-    if (!(p.features & FATTN_PAGED)) {
-        at.k = (const uint16_t *)w.k + j * p.k.seq;
-        at.v = (const uint16_t *)w.v + j * p.v.seq;
-        return;
-    }
     const uint32_t size = (uint32_t)p.page_size, page = j / size, row = j - page * size;
     int64_t entry = 0;
     if (j < (uint32_t)w.keys) {
@@ -76,16 +96,24 @@ GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_read
 }
 
 template <class S>
-GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &w, int block)
+GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &w,
+                                       const mma_round &round, int first)
 {
     typedef mma_reader<S> reader;
+    const fattn_problem &p = g.problem;
     const int lane = gpu_thread() % GPU_WAVE;
     reader at;
     at.chunk = lane % reader::CHUNKS;
     at.row = lane / reader::CHUNKS;
-    at.bytes_k = mma_chunk_bytes(at.chunk, (int)g.problem.dim);
-    at.bytes_v = mma_chunk_bytes(at.chunk, (int)g.problem.dim_v);
-    mma_look_up(g, w, at, block);
+    at.bytes_k = mma_chunk_bytes(at.chunk, (int)p.dim);
+    at.bytes_v = mma_chunk_bytes(at.chunk, (int)p.dim_v);
+    at.once = mma_read_once();
+    if (p.features & FATTN_PAGED) {
+        mma_look_up(g, w, at, mma_round_tile(round, first));
+    } else {
+        at.k = (const uint16_t *)w.k + at.row * p.k.seq + 8 * at.chunk;
+        at.v = (const uint16_t *)w.v + at.row * p.v.seq + 8 * at.chunk;
+    }
     return at;
 }
 
@@ -94,42 +122,70 @@ GPU_DEVICE const uint16_t *mma_pointer_of(const uint16_t *p, int lane)
     return (const uint16_t *)__shfl_sync(0xffffffffu, (unsigned long long)p, lane);
 }
 
-/* Begins to copy tile `block` to a place of the ring, with zeros for keys that do not exist, and
- * looks up the warp's next. */
+/* Begins to copy tile number `number`, if there is one, to a place of the ring, with zeros for keys
+ * that do not exist, and looks up the warp's next. */
 template <class S>
 GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_scratch<S> &s,
-                              mma_reader<S> &at, int place, int block)
+                              mma_reader<S> &at, const mma_round &round, int place, int number)
 {
     typedef mma_reader<S> reader;
+    const fattn_problem &p = g.problem;
+    if (number >= round.count) {
+        return;
+    }
+    const int block = mma_round_tile(round, number);
     const int live = w.keys - block * S::KEYS;
     const uint32_t k = mma_shared(s.k[place]), v = mma_shared(s.v[place]);
+    if (p.features & FATTN_PAGED) {
+        GPU_UNROLL
+        for (int n = 0; n < S::KEYS; n += reader::STEP) {
+            const int r = at.row + n;
+            const uint16_t *const from_k = mma_pointer_of(at.k, r) + 8 * at.chunk;
+            const uint16_t *const from_v = mma_pointer_of(at.v, r) + 8 * at.chunk;
+            mma_copy_by(at.once, mma_key_place<S>(k, r, at.chunk), from_k,
+                        r < live ? at.bytes_k : 0);
+            mma_copy_by(at.once, mma_key_place<S>(v, r, at.chunk), from_v,
+                        r < live ? at.bytes_v : 0);
+        }
+        mma_look_up(g, w, at, mma_round_tile(round, number + S::WARPS));
+        return;
+    }
+    const uint16_t *from_k = at.k + (int64_t)block * S::KEYS * p.k.seq;
+    const uint16_t *from_v = at.v + (int64_t)block * S::KEYS * p.v.seq;
     GPU_UNROLL
     for (int n = 0; n < S::KEYS; n += reader::STEP) {
         const int r = at.row + n;
-        const uint16_t *const from_k = mma_pointer_of(at.k, r) + 8 * at.chunk;
-        const uint16_t *const from_v = mma_pointer_of(at.v, r) + 8 * at.chunk;
-        mma_copy(mma_key_place<S>(k, r, at.chunk), from_k, r < live ? at.bytes_k : 0);
-        mma_copy(mma_key_place<S>(v, r, at.chunk), from_v, r < live ? at.bytes_v : 0);
+        mma_copy_by(at.once, mma_key_place<S>(k, r, at.chunk), from_k, r < live ? at.bytes_k : 0);
+        mma_copy_by(at.once, mma_key_place<S>(v, r, at.chunk), from_v, r < live ? at.bytes_v : 0);
+        from_k += reader::STEP * p.k.seq;
+        from_v += reader::STEP * p.v.seq;
     }
-    mma_look_up(g, w, at, block + S::WARPS);
 }
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Who the rows are, and the beginning of their copies: the first that is read of any tensor. */
+/* Begins to copy the queries. */
 template <class S>
 GPU_DEVICE void mma_read_queries(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
+    static_assert(S::ROWS % STEP == 0, "a thread copies as many rows as any");
     const int group = (int)w.group, c = gpu_thread() % CHUNKS;
     const int bytes = mma_chunk_bytes(c, (int)g.problem.dim);
-    const uint16_t *from[S::ROWS / STEP];
     GPU_UNROLL
     for (int n = 0; n < S::ROWS / STEP; n++) {
         const int r = n * STEP + gpu_thread() / CHUNKS, i = r / group;
-        from[n] = (const uint16_t *)g.buffers.q + 8 * c +
-                  gpu_query_at(w.pairs.seq, g.problem.q, i, w.hk * group + r - i * group);
+        const uint16_t *const from =
+            (const uint16_t *)g.buffers.q + 8 * c +
+            gpu_query_at(w.pairs.seq, g.problem.q, i, w.hk * group + r - i * group);
+        mma_copy(mma_place<S::WIDTH>(mma_shared(s.q), r, c), from, r < w.rows ? bytes : 0);
     }
+}
+
+/* The item, for those who look for it later, and what features need of its rows. */
+template <class S>
+GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
+{
     if (gpu_thread() == 0) {
         s.item = w;
     }
@@ -139,43 +195,37 @@ GPU_DEVICE void mma_read_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
             mma_begin_row(g, s, mma_query(w, gpu_thread()), gpu_thread());
         }
     }
-    gpu_await_earlier();
-    GPU_UNROLL
-    for (int n = 0; n < S::ROWS / STEP; n++) {
-        const int r = n * STEP + gpu_thread() / CHUNKS;
-        mma_copy(mma_place<S::WIDTH>(mma_shared(s.q), r, c), from[n], r < w.rows ? bytes : 0);
-    }
 }
 
 /* Meets the warp's tiles of the item's part. */
 template <class S>
 GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
-                                mma_rows<S> &rows)
+                                int64_t item, mma_rows<S> &rows)
 {
     const float unit = g.rule.unit;
     const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH;
-    int block = w.block + warp;
-    mma_reader<S> at = mma_reader_of<S>(g, w, block);
-    mma_read_queries(g, s, w);
+    const mma_round round = mma_round_of(w, item);
+    mma_reader<S> at = mma_reader_of<S>(g, w, round, warp);
+    gpu_await_earlier(); /* tensors are read from here on */
     GPU_ROLLED
     for (int n = 0; n < S::DEPTH - 1; n++) {
-        if (block + n * S::WARPS < w.past) {
-            mma_read_tile<S>(g, w, s, at, ring + n, block + n * S::WARPS);
+        mma_read_tile<S>(g, w, s, at, round, ring + n, warp + n * S::WARPS);
+        if (n == 0) {
+            mma_read_queries(g, s, w);
         }
         mma_commit();
     }
+    mma_name_queries(g, s, w);
     mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();
     gpu_sync(); /* the queries are here, and who they are */
-    for (int stage = 0; block < w.past; block += S::WARPS) {
-        const int ahead = block + (S::DEPTH - 1) * S::WARPS, j0 = block * S::KEYS;
+    for (int n = warp, stage = 0; n < round.count; n += S::WARPS) {
+        const int block = mma_round_tile(round, n), j0 = block * S::KEYS;
         const int place = ring + stage, free = stage == 0 ? ring + S::DEPTH - 1 : place - 1;
         const bool partial = block < w.full || w.full_past <= block;
         mma_wait<S::DEPTH - 2>();
         __syncwarp(); /* every lane's copies are here, and every lane is through with the last */
-        if (ahead < w.past) {
-            mma_read_tile<S>(g, w, s, at, free, ahead);
-        }
+        mma_read_tile<S>(g, w, s, at, round, free, n + (S::DEPTH - 1) * S::WARPS);
         mma_commit();
         float x[1][S::KEYS / 8][4] = {}, largest[1][2];
         mma_dots<typename S::type, S::WIDTH, 1, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
@@ -202,18 +252,25 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     }
 }
 
-/* The largest score that any warp has met in row r, as a reference. */
-template <class S> GPU_DEVICE float mma_met_base(const mma_meeting<S> &met, int r)
+/* What all warps have met in row r. Their parts are added in order of the warps. */
+template <class S>
+GPU_DEVICE fattn_softmax mma_met_row(const fattn_gpu_args &g, const mma_meeting<S> &met, int r)
 {
-    fattn_softmax all = met.state[0][r];
+    fattn_softmax all = fattn_softmax_empty();
     GPU_UNROLL
-    for (int warp = 1; warp < S::WARPS; warp++) {
+    for (int warp = 0; warp < S::WARPS; warp++) {
         all.m = gpu_max(all.m, met.state[warp][r].m);
     }
-    return fattn_softmax_base(all);
+    const float base = fattn_softmax_base(all);
+    GPU_UNROLL
+    for (int warp = 0; warp < S::WARPS; warp++) {
+        const fattn_softmax part = met.state[warp][r];
+        fattn_softmax_add(&all, part.l * fattn_softmax_weight(part.m, g.rule.unit, base));
+    }
+    return all;
 }
 
-/* The warp's sums, relative to what all warps have met. */
+/* The warps' sums, relative to what all of them have met. */
 template <class S>
 GPU_DEVICE void mma_meet(const fattn_gpu_args &g, int live, mma_rows<S> &rows, mma_meeting<S> &met)
 {
@@ -234,8 +291,8 @@ GPU_DEVICE void mma_meet(const fattn_gpu_args &g, int live, mma_rows<S> &rows, m
         if (r >= live) {
             continue;
         }
-        const float factor =
-            fattn_softmax_weight(rows.state[0][h].m, g.rule.unit, mma_met_base(met, r)) * lower;
+        const float base = fattn_softmax_base(mma_met_row(g, met, r));
+        const float factor = fattn_softmax_weight(rows.state[0][h].m, g.rule.unit, base) * lower;
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH / 8; n++) {
             gpu_f2 pair;
@@ -252,12 +309,7 @@ GPU_DEVICE void mma_meet_row(const fattn_gpu_args &g, const mma_item &w, gpu_que
                              int r, mma_meeting<S> &met)
 {
     const bool whole = g.tiling.splits == 1;
-    fattn_softmax all = fattn_softmax_empty();
-    float alpha = 1, beta;
-    GPU_UNROLL
-    for (int warp = 0; warp < S::WARPS; warp++) {
-        fattn_softmax_merge(&all, met.state[warp][r], g.rule.unit, &alpha, &beta);
-    }
+    fattn_softmax all = mma_met_row(g, met, r);
     met.alpha[r] = S::IS_LEAN ? 1 : mma_meet_sink(g, w, q, &all);
     met.factor[r] = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
     met.empty[r] = whole && all.l == 0;
@@ -327,7 +379,7 @@ GPU_DEVICE void mma_decode_item(const fattn_gpu_args &g, mma_scratch<S> &s, int6
     gpu_sync(); /* the item before may still be read */
     if (w.rows > 0) {
         mma_rows<S> rows;
-        mma_decode_walk(g, s, w, rows);
+        mma_decode_walk(g, s, w, item, rows);
         mma_decode_end(g, s, rows, item);
     }
 }

@@ -120,6 +120,22 @@ GPU_DEVICE void mma_copy(uint32_t to, const void *from, int bytes)
                  : "memory");
 }
 
+/* What L2 is to do with bytes that are read once: give them up before others. */
+GPU_DEVICE uint64_t mma_read_once(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* mma_copy() with such a policy. */
+GPU_DEVICE void mma_copy_by(uint64_t policy, uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+                 "l"(from), "r"(bytes), "l"(policy)
+                 : "memory");
+}
+
 GPU_DEVICE void mma_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /* The same for 4 bytes: all of them, or zero. */

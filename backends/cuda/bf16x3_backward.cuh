@@ -127,7 +127,9 @@ template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct bf16x3_
     typedef mma_f32 type;
     enum {
         IS_LEAN = true,
+        IS_ORDERED = false,
         IS_PLAIN = true,
+        IS_ANY = false,
         WIDTH = W,
         QUERIES = N,
         KEYS = BN,

@@ -184,6 +184,38 @@ static const fattn_tile wide_256[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
+static bool has_chunks(const fattn_strides *s)
+{
+    return s->batch % 8 == 0 && s->seq % 8 == 0 && s->head % 8 == 0;
+}
+
+/* Which of the full kernels, or lean, a run is for. Those of one feature want rows of tensors at
+ * multiples of 16 bytes. A run without features is lean but for a sink, of which keys know
+ * nothing. */
+static const char *run_of(const fattn_problem *p)
+{
+#define MMA_RUN(name, bits, ...) {#name, bits},
+    static const struct {
+        const char *name;
+        uint64_t features;
+    } runs[] = {MMA_RUNS(MMA_RUN, )};
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const bool aligned = p->pointer_alignment >= 16 && has_chunks(&p->q) && has_chunks(&p->k) &&
+                         has_chunks(&p->v) && has_chunks(&p->dout);
+    const bool bias = p->dtype_bias == p->dtype || !(features & FATTN_BIAS);
+    const bool knows =
+        aligned && bias && !(p->features & FATTN_DETERMINISTIC) && !(p->outputs & FATTN_OUT_DBIAS);
+    if (knows && !features) {
+        return "lean";
+    }
+    for (size_t n = 1; knows && n < sizeof runs / sizeof *runs; n++) {
+        if (runs[n].features == features) {
+            return runs[n].name;
+        }
+    }
+    return runs[0].name;
+}
+
 static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
                        int width, fattn_gpu_shape *shape)
 {
@@ -201,24 +233,24 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char
         (void)p;                                                                     \
         return MMA_BACKWARD_SHARED(width, tile.br, tile.bc);                         \
     }
-#define MMA_BACKWARD_KEYS(variant, width)                                             \
+#define MMA_BACKWARD_KEYS(variant, run, width)                                        \
     static void variant##_keys_##width(const fattn_problem *p, const fattn_tiling *t, \
                                        fattn_gpu_shape *shape)                        \
     {                                                                                 \
-        keys_shape(p, t, #variant, width, shape);                                     \
+        keys_shape(p, t, run, width, shape);                                          \
     }
 MMA_BACKWARD_BYTES(64)
 MMA_BACKWARD_BYTES(128)
 MMA_BACKWARD_BYTES(256)
-MMA_BACKWARD_KEYS(lean, 64)
-MMA_BACKWARD_KEYS(lean, 128)
-MMA_BACKWARD_KEYS(lean, 256)
-MMA_BACKWARD_KEYS(ordered, 64)
-MMA_BACKWARD_KEYS(ordered, 128)
-MMA_BACKWARD_KEYS(ordered, 256)
-MMA_BACKWARD_KEYS(full, 64)
-MMA_BACKWARD_KEYS(full, 128)
-MMA_BACKWARD_KEYS(full, 256)
+MMA_BACKWARD_KEYS(lean, "lean", 64)
+MMA_BACKWARD_KEYS(lean, "lean", 128)
+MMA_BACKWARD_KEYS(lean, "lean", 256)
+MMA_BACKWARD_KEYS(ordered, "ordered", 64)
+MMA_BACKWARD_KEYS(ordered, "ordered", 128)
+MMA_BACKWARD_KEYS(ordered, "ordered", 256)
+MMA_BACKWARD_KEYS(full, run_of(p), 64)
+MMA_BACKWARD_KEYS(full, run_of(p), 128)
+MMA_BACKWARD_KEYS(full, run_of(p), 256)
 
 static const fattn_tile backward_64[] = {{128, 128}, {0, 0}};
 static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};

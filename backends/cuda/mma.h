@@ -74,6 +74,21 @@
     X(128, 32, 2, 4)              \
     X(256, 16, 2, 4)
 
+/*
+ * Full kernels of backward are compiled for runs with one feature of pairs, so that no branch is
+ * between their products, and for whatever a run has: Y(name, its features of pairs, ...).
+ */
+#define MMA_OF_PAIRS \
+    (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_ALIBI | FATTN_SOFTCAP | FATTN_DROPOUT)
+#define MMA_ANY UINT64_MAX
+#define MMA_RUNS(Y, ...)                   \
+    Y(full, MMA_ANY, __VA_ARGS__)          \
+    Y(bias, FATTN_BIAS, __VA_ARGS__)       \
+    Y(mask, FATTN_MASK, __VA_ARGS__)       \
+    Y(alibi, FATTN_ALIBI, __VA_ARGS__)     \
+    Y(softcap, FATTN_SOFTCAP, __VA_ARGS__) \
+    Y(dropout, FATTN_DROPOUT, __VA_ARGS__)
+
 /* Of backward: X(width, queries, keys), eight warps. */
 #define MMA_BACKWARD_THREADS 256
 #define MMA_BACKWARD_SHAPES(X) \

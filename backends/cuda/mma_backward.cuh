@@ -36,14 +36,17 @@
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
 /* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. LEAN kernels know
- * causal masks, windows and lengths, and are ORDERED or not; the others every feature. */
-template <class T, int W, int N, int BN, int WARPS, bool LEAN, bool ORDERED>
+ * causal masks, windows and lengths, and are ORDERED or not; of the others those for MMA_ANY know
+ * everything, and those for one of MMA_OF_PAIRS that and what is lean. */
+template <class T, int W, int N, int BN, int WARPS, bool LEAN, bool ORDERED, uint64_t FEATURES>
 struct mma_backward_shape {
     typedef T type;
+    static constexpr uint64_t KNOWN = FEATURES;
     enum {
         IS_LEAN = LEAN,
         IS_ORDERED = ORDERED,
         IS_PLAIN = LEAN && !ORDERED,
+        IS_ANY = FEATURES == MMA_ANY,
         WIDTH = W,
         QUERIES = N,
         KEYS = BN,
@@ -141,7 +144,7 @@ GPU_DEVICE void mma_copy_keys(uint16_t *tile, const uint16_t *from, int64_t stri
     if (S::IS_LEAN) {
         mma_copy_rows<S, S::KEYS>(tile, from, stride, dim, live);
     } else {
-        mma_copy_slowly<S, S::KEYS, true>(tile, from, stride, dim, live, odd);
+        mma_copy_slowly<S, S::KEYS, true>(tile, from, stride, dim, live, S::IS_ANY && odd);
     }
 }
 
@@ -160,7 +163,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
     const mma_job &job = s.job;
     const int64_t i0 = (int64_t)tile * S::QUERIES;
     const int live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
-    if (S::IS_LEAN || !mma_is_odd(g)) {
+    if (!S::IS_ANY || !mma_is_odd(g)) {
         mma_copy_rows<S, S::QUERIES>(s.q[stage],
                                      (const uint16_t *)job.q + i0 * p.q.seq + head * p.q.head,
                                      p.q.seq, (int)p.dim, live);
@@ -285,8 +288,13 @@ enum {
 };
 
 /* How bias and masks of such a tile wait. */
-GPU_DEVICE int mma_mode(const mma_job &job, int kind)
+template <class S> GPU_DEVICE int mma_mode(const mma_job &job, int kind)
 {
+    if (!S::IS_ANY) {
+        return S::KNOWN == FATTN_BIAS   ? MMA_BIAS_HALVES
+               : S::KNOWN == FATTN_MASK ? MMA_MASK_BYTES
+                                        : 0;
+    }
     return kind & MMA_BLOCKS ? MMA_BIAS_FLOATS | MMA_ONE_BY_ONE : job.staging;
 }
 
@@ -379,15 +387,15 @@ GPU_DEVICE void mma_meet_terms(const fattn_gpu_args &g, const mma_patch &at, boo
                                float x[2][S::PART_QUERIES / 8][4],
                                float dp[2][S::PART_QUERIES / 8][4])
 {
-    if (g.problem.features & FATTN_DROPOUT) {
+    if (mma_has<S>(g, FATTN_DROPOUT)) {
         kept = mma_keep_pairs<S>(g, t, at);
         mma_drop<S>(kept, t.dropout.multiplier, dp);
     }
     mma_subtract_delta<S>(delta, dp);
-    if (g.rule.terms & FATTN_SCORE_CAP) {
+    if (mma_has<S>(g, FATTN_SOFTCAP)) {
         mma_cap_scores<S>(g.rule, slopes, x, dp);
     }
-    if (g.rule.terms & FATTN_SCORE_ALIBI) {
+    if (mma_has<S>(g, FATTN_ALIBI)) {
         mma_add_alibi<S>(at, x);
     }
 }
@@ -426,20 +434,21 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
                                         float dp[2][S::PART_QUERIES / 8][4])
 {
     const gpu_pairs &t = s.job.pairs;
-    const int query = mma_part_query<S>() + mma_lane() % 4 * 2, mode = mma_mode(s.job, kind);
-    const bool dropout = g.problem.features & FATTN_DROPOUT;
-    const bool dbias = g.problem.outputs & FATTN_OUT_DBIAS;
+    const int query = mma_part_query<S>() + mma_lane() % 4 * 2, mode = mma_mode<S>(s.job, kind);
+    const bool dropout = mma_has<S>(g, FATTN_DROPOUT);
+    const bool dbias = S::IS_ANY && g.problem.outputs & FATTN_OUT_DBIAS;
     mma_kept<S> kept = {};
-    if (g.rule.terms & FATTN_SCORE_SCALE) {
+    const bool scales = S::KNOWN == FATTN_BIAS; /* with the addition */
+    if (!scales && g.rule.terms & FATTN_SCORE_SCALE) {
         mma_scale_tile<S>(g.rule.scale, x);
     }
-    if (dropout || g.rule.terms & (FATTN_SCORE_CAP | FATTN_SCORE_ALIBI)) {
+    if (dropout || mma_has<S>(g, FATTN_SOFTCAP | FATTN_ALIBI)) {
         mma_meet_terms<S>(g, patch(), !dbias, t, s.delta[stage] + query, kept, x, dp);
     } else {
         mma_subtract_delta<S>(s.delta[stage] + query, dp);
     }
     if (mode) {
-        mma_meet_room<S>(g.problem.dtype_bias, s.p, mode, x);
+        mma_meet_room<S>(s.p, mode, scales ? g.rule.scale : 1, x);
     }
     if (kind & MMA_BAND) {
         mma_keep_band<S>(t.band, patch(), x);
@@ -515,7 +524,7 @@ template <class S> GPU_DEVICE void mma_dq_add(const mma_dq_part<S> &part, int sl
 
 template <class S> GPU_DEVICE bool mma_is_ordered(const fattn_gpu_args &g)
 {
-    return !S::IS_PLAIN && g.problem.features & FATTN_DETERMINISTIC;
+    return (S::IS_ORDERED || S::IS_ANY) && g.problem.features & FATTN_DETERMINISTIC;
 }
 
 template <class S>
@@ -626,7 +635,7 @@ GPU_DEVICE int mma_kind_of(const fattn_gpu_args &g, const mma_job &job, int head
 {
     const fattn_problem &p = g.problem;
     const int kind = tile < job.full || tile >= job.full_past ? MMA_BAND : 0;
-    if (S::IS_LEAN || !(p.features & FATTN_BLOCK_MASK)) {
+    if (!mma_has<S>(g, FATTN_BLOCK_MASK)) {
         return kind;
     }
     const int64_t *const stride = p.block_mask_stride;
@@ -726,9 +735,10 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         }
         const int32_t turn = S::IS_LEAN ? mma_turn_peek<S>(g, job, now.head, now.tile) : 0;
         if (!S::IS_LEAN) {
-            const int mode = mma_mode(job, now.kind);
+            const int mode = mma_mode<S>(job, now.kind);
             if (mode) {
-                mma_stage<S>(g, job.pairs, mma_patch_of<S>(g, job, now.head, now.tile), s.p, mode);
+                mma_stage<S>(g, job.pairs, mma_patch_of<S>(g, job, now.head, now.tile), s.p, mode,
+                             job.staging & MMA_ONE_BY_ONE);
             }
             mma_commit();
         }

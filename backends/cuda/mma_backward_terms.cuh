@@ -14,8 +14,15 @@
 #ifndef FATTN_CUDA_MMA_BACKWARD_TERMS_CUH
 #define FATTN_CUDA_MMA_BACKWARD_TERMS_CUH
 
+#include "backends/cuda/mma.h"
 #include "backends/cuda/mma_sm80.cuh"
 #include "backends/gpu/pairs.cuh"
+
+/* Whether the run has one of MMA_OF_PAIRS, known to the compiler where the kernel is for it. */
+template <class S> GPU_DEVICE bool mma_has(const fattn_gpu_args &g, uint64_t feature)
+{
+    return ((S::KNOWN == MMA_ANY ? g.problem.features : S::KNOWN) & feature) != 0;
+}
 
 /* The place of a key of 32 in a tile, and the other way round: place 16 m + 8 h + g is that of rows
  * g and g + 8 of two fragments, which lane group g has. */
@@ -128,12 +135,48 @@ GPU_DEVICE void mma_stage_fours(const void *data, const int64_t stride[4], const
     }
 }
 
-/* Begins to fill the room of P and dS. */
+/* The same of entries that lie anywhere, one by one. */
+template <class S, int SIZE>
+GPU_DEVICE void mma_stage_odd(const void *data, const int64_t stride[4], const gpu_pairs &t,
+                              const mma_patch &at, const void *room, int mode)
+{
+    enum { EACH = SIZE / 4 };
+    const uint32_t to = mma_waits<S, SIZE>(room, mode);
+    GPU_ROLLED
+    for (int n = 0; n < S::PART_QUERIES / 4; n++) {
+        const int r = mma_query_step(n);
+        uint32_t words[EACH] = {};
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            if (r < at.queries && k < at.keys) {
+                const char *const from =
+                    (const char *)data +
+                    EACH * gpu_term_at(t, stride, mma_query_at(at, r), at.j + k);
+                const uint32_t bits = EACH == 2 ? *(const uint16_t *)from : *(const uint8_t *)from;
+                words[k * EACH / 4] |= bits << k * EACH % 4 * 8;
+            }
+        }
+        GPU_UNROLL
+        for (int k = 0; k < EACH; k++) {
+            mma_put(to + n * S::THREADS * SIZE + 4 * k, words[k]);
+        }
+    }
+}
+
+/* Begins to fill the room of P and dS; odd: kernels for one of them have to do it one by one. */
 template <class S>
 GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
-                          const void *room, int mode)
+                          const void *room, int mode, bool odd)
 {
     const fattn_problem &p = g.problem;
+    if (!S::IS_ANY && odd) {
+        if (mode & MMA_BIAS_HALVES) {
+            mma_stage_odd<S, 8>(g.buffers.bias, p.bias_stride, t, at, room, mode);
+        } else {
+            mma_stage_odd<S, 4>(g.buffers.mask, p.mask_stride, t, at, room, mode);
+        }
+        return;
+    }
     if (mode & MMA_ONE_BY_ONE) {
         mma_stage_singly<S>(g, t, at, room);
     } else if (mode & MMA_BIAS_FLOATS) {
@@ -146,12 +189,12 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const gpu_pairs &t, const mma
     }
 }
 
-/* Adds what waits of the bias. A finite one stays finite in log2 units too: where there is one that
- * might not, sums are kept to +-2^126. */
+/* x = factor x + what waits of the bias. A finite one stays finite in log2 units too: where there
+ * is one that might not, sums are kept to +-2^126. */
 template <class S, int MODE>
-GPU_DEVICE void mma_add_bias(fattn_dtype dtype, const void *room,
-                             float x[2][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_QUERIES / 8][4])
 {
+    const fattn_dtype dtype = (fattn_dtype)S::type::DTYPE;
     enum { N = S::PART_QUERIES / 8, WORDS = MODE & MMA_BIAS_HALVES ? 2 : 4 };
     const uint32_t from = mma_waits<S, 4 * WORDS>(room, MODE);
     float largest = 0;
@@ -166,7 +209,7 @@ GPU_DEVICE void mma_add_bias(fattn_dtype dtype, const void *room,
                                           : gpu_widen(dtype, (uint16_t)(bits >> 16 * (k % 2)));
             const bool keep = !(MODE & MMA_ONE_BY_ONE) || bits != MMA_NOT_KEPT;
             float &score = mma_pair<N>(x, n, k);
-            score = keep ? score + bias : -fattn_f32_infinity();
+            score = keep ? fmaf(score, factor, bias) : -fattn_f32_infinity();
             largest = gpu_max(largest, fabsf(bias));
         }
     }
@@ -299,17 +342,18 @@ GPU_DEVICE void mma_keep_bytes(const void *room, int mode, float x[2][S::PART_QU
     }
 }
 
-/* Meets what waits in the room of P and dS. */
+/* Meets what waits in the room of P and dS; factor: which x is still to get, where there is a bias.
+ */
 template <class S>
-GPU_DEVICE void mma_meet_room(fattn_dtype dtype, const void *room, int mode,
+GPU_DEVICE void mma_meet_room(const void *room, int mode, float factor,
                               float x[2][S::PART_QUERIES / 8][4])
 {
     if (mode & MMA_BIAS_HALVES) {
-        mma_add_bias<S, MMA_BIAS_HALVES>(dtype, room, x);
+        mma_add_bias<S, MMA_BIAS_HALVES>(room, factor, x);
     } else if (mode & MMA_ONE_BY_ONE) {
-        mma_add_bias<S, MMA_BIAS_FLOATS | MMA_ONE_BY_ONE>(dtype, room, x);
+        mma_add_bias<S, MMA_BIAS_FLOATS | MMA_ONE_BY_ONE>(room, factor, x);
     } else if (mode & MMA_BIAS_FLOATS) {
-        mma_add_bias<S, MMA_BIAS_FLOATS>(dtype, room, x);
+        mma_add_bias<S, MMA_BIAS_FLOATS>(room, factor, x);
     }
     if (mode & MMA_MASK_BYTES) {
         mma_keep_bytes<S>(room, mode, x);

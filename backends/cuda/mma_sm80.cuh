@@ -37,10 +37,10 @@ GPU_DEVICE float mma_exp2(float x)
  * base, and the product. Weights are 2^LIFT times what they are, so that small ones stay normal
  * numbers. PLANES: 16-bit numbers that an element is the sum of; mma_bf16x3.cuh has three.
  */
-#define MMA_TYPE(name, type, lift)                                                            \
+#define MMA_TYPE(name, type, dtype, lift)                                                     \
     struct name {                                                                             \
         typedef uint16_t element;                                                             \
-        enum { LIFT = lift, PLANES = 1 };                                                     \
+        enum { DTYPE = dtype, LIFT = lift, PLANES = 1 };                                      \
         GPU_DEVICE uint32_t pack(float lo, float hi)                                          \
         {                                                                                     \
             uint32_t pair;                                                                    \
@@ -60,8 +60,8 @@ GPU_DEVICE float mma_exp2(float x)
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
         }                                                                                     \
     }
-MMA_TYPE(mma_f16, "f16", 7);
-MMA_TYPE(mma_bf16, "bf16", 0);
+MMA_TYPE(mma_f16, "f16", FATTN_F16, 7);
+MMA_TYPE(mma_bf16, "bf16", FATTN_BF16, 0);
 
 /* Read anew at each use: what follows from them would be kept in registers that are not there. */
 GPU_DEVICE int mma_lane(void) { return gpu_thread_anew() % GPU_WAVE; }

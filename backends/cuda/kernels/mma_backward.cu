@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Image "mma_backward": mma_backward_<variant>_<type>_<width>_<queries>x<keys> for each shape of
- * mma.h. */
+/* Image "mma_backward": mma_backward_<run>_<type>_<width>_<queries>x<keys> for each shape of mma.h,
+ * lean, ordered, and each of its MMA_RUNS. */
 #include "backends/cuda/vendor.h"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */
 
 #include "backends/cuda/mma_backward.cuh"
 
-#define MMA_ENTRY(name, type, width, queries, keys, lean, ordered)                                 \
+#define MMA_ENTRY(name, type, width, queries, keys, lean, ordered, features)                       \
     GPU_KERNEL(MMA_BACKWARD_THREADS, 1) name(const GPU_PARAM fattn_gpu_args g)                     \
     {                                                                                              \
         mma_backward_all<mma_backward_shape<type, width, queries, keys, MMA_BACKWARD_THREADS / 32, \
-                                            lean, ordered>>(g);                                    \
+                                            lean, ordered, features>>(g);                          \
     }
-#define MMA_PAIR(variant, width, queries, keys, lean, ordered)                                    \
-    MMA_ENTRY(mma_backward_##variant##_f16_##width##_##queries##x##keys, mma_f16, width, queries, \
-              keys, lean, ordered)                                                                \
-    MMA_ENTRY(mma_backward_##variant##_bf16_##width##_##queries##x##keys, mma_bf16, width,        \
-              queries, keys, lean, ordered)
-#define MMA_ENTRIES(width, queries, keys)               \
-    MMA_PAIR(lean, width, queries, keys, true, false)   \
-    MMA_PAIR(ordered, width, queries, keys, true, true) \
-    MMA_PAIR(full, width, queries, keys, false, false)
+#define MMA_PAIR(run, features, lean, ordered, width, queries, keys)                            \
+    MMA_ENTRY(mma_backward_##run##_f16_##width##_##queries##x##keys, mma_f16, width, queries,   \
+              keys, lean, ordered, features)                                                    \
+    MMA_ENTRY(mma_backward_##run##_bf16_##width##_##queries##x##keys, mma_bf16, width, queries, \
+              keys, lean, ordered, features)
+#define MMA_ENTRIES(...)                          \
+    MMA_PAIR(lean, 0, true, false, __VA_ARGS__)   \
+    MMA_PAIR(ordered, 0, true, true, __VA_ARGS__) \
+    MMA_RUNS(MMA_PAIR, false, false, __VA_ARGS__)
 MMA_BACKWARD_SHAPES(MMA_ENTRIES)
 
 GPU_BACKWARD_CLEAR

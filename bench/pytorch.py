@@ -283,26 +283,35 @@ def means(rows, peers):
                        f"{min(ratios):.2f} to {max(ratios):.2f}")
 
 
-def draw(rows, path):
+def draw(path, ylabel, panels, log=False):
+    """A picture of panels side by side, over N: panels[title][name] are the points of a curve."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plot
-    panels = sorted({(row["dir"], row["d"], row["mask"], row["feature"]) for row in rows})
     figure, axes = plot.subplots(1, len(panels), figsize=(4 * len(panels), 3.5), squeeze=False)
-    for axis, panel in zip(axes[0], panels):
-        mine = [row for row in rows
-                if (row["dir"], row["d"], row["mask"], row["feature"]) == panel]
-        for name in mine[0]["rates"]:
-            points = [(row["N"], row["rates"][name]) for row in mine if name in row["rates"]]
+    for axis, (title, curves) in zip(axes[0], panels.items()):
+        for name, points in curves.items():
             axis.plot(*zip(*points), marker="o", label=name)
         axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=0)
-        axis.set_title(f"{panel[0]}, d = {panel[1]}, {panel[2]}, {panel[3]}")
+        if log:
+            axis.set_yscale("log", base=2)
+        else:
+            axis.set_ylim(bottom=0)
+        axis.set_title(title)
         axis.set_xlabel("N")
-        axis.set_ylabel("TFLOP/s")
+        axis.set_ylabel(ylabel)
         axis.legend()
     figure.tight_layout()
     figure.savefig(path)
+
+
+def draw_rates(path, rows):
+    panels = {}
+    for row in sorted(rows, key=lambda row: (row["dir"], row["d"], row["mask"], row["feature"])):
+        title = f"{row['dir']}, d = {row['d']}, {row['mask']}, {row['feature']}"
+        for name, rate in row["rates"].items():
+            panels.setdefault(title, {}).setdefault(name, []).append((row["N"], rate))
+    draw(path, "TFLOP/s", panels)
 
 
 def main():
@@ -365,7 +374,7 @@ def main():
     for line in means(rows, options.peers):
         print(line)
     if options.plot:
-        draw(rows, options.plot)
+        draw_rates(options.plot, rows)
 
 
 def difference(fattn, runs, direction, peers):

@@ -15,7 +15,7 @@ import argparse
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from pytorch import DTYPES, PEERS, Fattn, Feature, load
+from pytorch import DTYPES, PEERS, Fattn, Feature, draw, load
 
 MIB = 1 << 20
 
@@ -50,24 +50,6 @@ def peak(run, *arguments):
     return torch.cuda.max_memory_allocated() - before
 
 
-def draw(lengths, table, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plot
-    figure, axis = plot.subplots(figsize=(5, 4))
-    for name in table[0]:
-        points = [(n, row[name] / MIB) for n, row in zip(lengths, table) if row[name]]
-        axis.plot(*zip(*points), marker="o", label=name)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-    axis.set_title("Forward and backward, besides the inputs")
-    axis.set_xlabel("N")
-    axis.set_ylabel("MiB")
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", default="libfattn.so.0")
@@ -100,7 +82,9 @@ def main():
               f"{row['fattn'] / least:.3f}", sep="\t", flush=True)
         del inputs
     if options.plot:
-        draw(options.length, table, options.plot)
+        curves = {name: [(n, row[name] / MIB) for n, row in zip(options.length, table) if row[name]]
+                  for name in table[0]}
+        draw(options.plot, "MiB", {"Forward and backward, besides the inputs": curves}, log=True)
 
 
 if __name__ == "__main__":

@@ -167,4 +167,23 @@ GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pair
     return FATTN_TILE_PARTIAL;
 }
 
+/* dSink of head h becomes, or grows by, what the threads of a block bring: a tree over `sums`, a
+ * float each. Heads may follow one another. */
+template <int THREADS>
+GPU_DEVICE void gpu_store_dsink(const fattn_gpu_args &g, float *sums, int64_t h, float sum)
+{
+    gpu_sync(); /* the head before may still be read */
+    sums[gpu_thread()] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        gpu_sync();
+        if (gpu_thread() < half) {
+            sums[gpu_thread()] += sums[gpu_thread() + half];
+        }
+    }
+    if (gpu_thread() == 0) {
+        float *const dsink = (float *)g.buffers.dsink;
+        dsink[h] = g.problem.features & FATTN_ACCUMULATE ? dsink[h] + sums[0] : sums[0];
+    }
+}
+
 #endif

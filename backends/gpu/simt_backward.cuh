@@ -665,18 +665,7 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
             sum -= weight * saved.delta[at];
         }
     }
-    gpu_sync(); /* the head before may still be read */
-    sums[gpu_thread()] = sum;
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        gpu_sync();
-        if (gpu_thread() < half) {
-            sums[gpu_thread()] += sums[gpu_thread() + half];
-        }
-    }
-    if (gpu_thread() == 0) {
-        float *const dsink = (float *)g.buffers.dsink;
-        dsink[h] = p.features & FATTN_ACCUMULATE ? dsink[h] + sums[0] : sums[0];
-    }
+    gpu_store_dsink<THREADS>(g, sums, h, sum);
 }
 
 /* --- Entries: simt.c chooses among them by name ----------------------------------------------- */

@@ -12,10 +12,7 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
-#define BF16X3_LEAN                                                                        \
-    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | \
-     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_POSITIONS | FATTN_DETERMINISTIC |           \
-     FATTN_BATCH_INVARIANT | FATTN_CHECKED)
+#define BF16X3_LEAN (FATTN_GPU_LEAN & ~FATTN_PAGED)
 
 /* --- Forward ---------------------------------------------------------------------------------- */
 

@@ -257,7 +257,7 @@ static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};
 static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
 
 #define MMA_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT)
-#define MMA_BACKWARD_ORDERED ((MMA_LEAN & ~MMA_NOT_BACKWARD) | FATTN_DLSE | FATTN_ACCUMULATE)
+#define MMA_BACKWARD_ORDERED ((FATTN_GPU_LEAN & ~MMA_NOT_BACKWARD) | FATTN_DLSE | FATTN_ACCUMULATE)
 #define MMA_BACKWARD_LEAN (MMA_BACKWARD_ORDERED & ~FATTN_DETERMINISTIC)
 #define MMA_BACKWARD_FULL (FATTN_FEATURES_ALL & ~MMA_NOT_BACKWARD)
 
@@ -283,18 +283,18 @@ static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
-    MMA_DECODE_ROW(wide, 64, wide_64, MMA_LEAN, true),
-    MMA_DECODE_ROW(lean, 64, decode_64, MMA_LEAN, false),
-    MMA_DECODE_ROW(wide, 128, wide_128, MMA_LEAN, true),
-    MMA_DECODE_ROW(lean, 128, decode_128, MMA_LEAN, false),
-    MMA_DECODE_ROW(wide, 256, wide_256, MMA_LEAN, true),
-    MMA_DECODE_ROW(lean, 256, decode_256, MMA_LEAN, false),
+    MMA_DECODE_ROW(wide, 64, wide_64, FATTN_GPU_LEAN, true),
+    MMA_DECODE_ROW(lean, 64, decode_64, FATTN_GPU_LEAN, false),
+    MMA_DECODE_ROW(wide, 128, wide_128, FATTN_GPU_LEAN, true),
+    MMA_DECODE_ROW(lean, 128, decode_128, FATTN_GPU_LEAN, false),
+    MMA_DECODE_ROW(wide, 256, wide_256, FATTN_GPU_LEAN, true),
+    MMA_DECODE_ROW(lean, 256, decode_256, FATTN_GPU_LEAN, false),
     MMA_DECODE_ROW(full, 64, decode_64, FATTN_FEATURES_ALL, false),
     MMA_DECODE_ROW(full, 128, decode_128, FATTN_FEATURES_ALL, false),
     MMA_DECODE_ROW(full, 256, decode_256, FATTN_FEATURES_ALL, false),
-    MMA_ROW(lean, 64, 16, MMA_LEAN),
-    MMA_ROW(lean, 128, 16, MMA_LEAN),
-    MMA_ROW(lean, 256, 16, MMA_LEAN),
+    MMA_ROW(lean, 64, 16, FATTN_GPU_LEAN),
+    MMA_ROW(lean, 128, 16, FATTN_GPU_LEAN),
+    MMA_ROW(lean, 256, 16, FATTN_GPU_LEAN),
     MMA_ROW(full, 64, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 128, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 256, 0, FATTN_FEATURES_ALL),

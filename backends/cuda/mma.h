@@ -3,12 +3,6 @@
 #ifndef FATTN_CUDA_MMA_H
 #define FATTN_CUDA_MMA_H
 
-/* What lean forward kernels honour. */
-#define MMA_LEAN                                                                               \
-    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
-     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
-     FATTN_BATCH_INVARIANT | FATTN_CHECKED)
-
 /*
  * The shapes that are compiled: X(variant, width, rows, keys, stages, tiles, warps, blocks), with
  * width the padded channels, rows = 16 * tiles * warps, stages of keys and values in shared memory,

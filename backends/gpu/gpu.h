@@ -34,6 +34,13 @@ typedef struct fattn_gpu_kernel {
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
 } fattn_gpu_kernel;
 
+/* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
+ * for full ones. */
+#define FATTN_GPU_LEAN                                                                         \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
+     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
+     FATTN_BATCH_INVARIANT | FATTN_CHECKED)
+
 /* Rows for any GPU (simt.c), best first, the last of which has no name; and those to go before them
  * where registers are many. */
 extern const fattn_gpu_kernel fattn_gpu_simt[], fattn_gpu_wide[];

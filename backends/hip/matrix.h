@@ -3,12 +3,6 @@
 #ifndef FATTN_HIP_MATRIX_H
 #define FATTN_HIP_MATRIX_H
 
-/* What lean forward kernels honour. */
-#define MATRIX_LEAN                                                                            \
-    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K |     \
-     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
-     FATTN_BATCH_INVARIANT | FATTN_CHECKED)
-
 /*
  * The shapes of forward: X(width, rows, keys, held), with width the padded channels, and held
  * whether a wave's registers hold its queries. A wave has 32 rows on MFMA and 16 on WMMA, so that a

@@ -405,7 +405,7 @@ static void soften_dense(forward *f, span s)
     const int64_t steps = s.padded / pn->phases;
     const int64_t whole = (steps + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
     fill(pn->x + steps * pn->br, (whole - steps) * pn->br, -INFINITY);
-    (void)soften_tile(f, whole, false, false);
+    (void)soften_tile(f, whole, s.kind == FATTN_TILE_PARTIAL || whole > steps, false, false);
 }
 
 static void decode_head(decode *d, int64_t n)

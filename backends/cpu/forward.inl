@@ -167,10 +167,20 @@ static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
     }
 }
 
+/* Whether all rows keep the same keys of the tile, and nothing is masked but those past the last. */
+static bool ends_alike(const panel *pn, span s)
+{
+    return s.kept.first == 0 && s.kept.past == s.live && !pn->masked;
+}
+
 /* Dot products in x become scores; those that are scores already, between two edges of a band, are
  * left alone. */
 static void score_tile(panel *pn, span s)
 {
+    const bool alike = ends_alike(pn, s);
+    if (alike) {
+        s.kind = FATTN_TILE_FULL;
+    }
     const unsigned terms = load_terms(pn, s);
     const int64_t steps = s.padded / pn->phases;
     if (terms == FATTN_SCORE_KEEP && !pn->masked && pn->phases == 1 && s.kept.first < s.kept.past) {
@@ -178,6 +188,9 @@ static void score_tile(panel *pn, span s)
         score_steps(pn, terms, s.kept.past, steps);
     } else if (terms) {
         score_steps(pn, terms, 0, steps);
+    }
+    if (alike) {
+        fill(pn->x + s.live * pn->pitch, (s.padded - s.live) * pn->pitch, -INFINITY);
     }
 }
 
@@ -192,17 +205,20 @@ typedef struct score_range {
     fv most, least;
 } score_range;
 
-INLINE score_range range_of(const float *x, int64_t stride, int64_t steps)
+/* masked, a literal: scores of -inf, which are masked ones, do not count as small. */
+INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool masked)
 {
+    const fv none = fv_set1(-INFINITY), all = fv_set1(INFINITY);
     score_range part[PARTIAL_SUMS];
     for (int n = 0; n < PARTIAL_SUMS; n++) {
-        part[n].most = part[n].least = fv_load(x + n * stride);
+        part[n] = (score_range){.most = none, .least = all};
     }
-    for (int64_t j = PARTIAL_SUMS; j < steps; j += PARTIAL_SUMS) {
+    for (int64_t j = 0; j < steps; j += PARTIAL_SUMS) {
         for (int n = 0; n < PARTIAL_SUMS; n++) {
             const fv score = fv_load(x + (j + n) * stride);
+            const fv low = masked ? fv_select(fv_eq(score, none), all, score) : score;
             part[n].most = fv_max(part[n].most, score);
-            part[n].least = fv_min(part[n].least, score);
+            part[n].least = fv_min(part[n].least, low);
         }
     }
     for (int n = 1; n < PARTIAL_SUMS; n++) {
@@ -217,20 +233,22 @@ INLINE score_range range_of(const float *x, int64_t stride, int64_t steps)
  * cycles, and so does a power that becomes 0. Steep slopes of ALiBi, biases that stand for masks,
  * and large scores have whole tiles of them. Where a tile has some, those that round to 0 are
  * selected to 0, and all are taken 2^32 times as large, which is exact, as is lowering their sums.
- * As operands of products of pairs, those below the normal range are 0 anyway.
+ * As operands of products of pairs, those below the normal range are 0 anyway; and where all that
+ * are below are masked, selecting is enough.
  */
 #define LIFT 0x1p32f
 #define LEAST_POWER (-150.0f)
 #define LEAST_NORMAL (-126.0f)
 
 /* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores.
- * lifted, a literal: some are small. stored: as pairs; multiplied: as pairs. Returns alpha. */
-INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, bool lifted, bool stored,
-                      bool multiplied)
+ * Literals: selected, some are small or masked; lifted, as they are then; stored, as pairs. Returns
+ * alpha. */
+INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, bool selected, bool lifted,
+                      bool stored)
 {
     const int64_t stride = f->panel.br;
     const fv unit = fv_set1(f->panel.rule.unit), zero = fv_set1(0);
-    const float from = multiplied ? LEAST_NORMAL : LEAST_POWER, factor = multiplied ? 1 : LIFT;
+    const float from = lifted ? LEAST_POWER : LEAST_NORMAL, factor = lifted ? LIFT : 1;
     float *const x = f->panel.x + r;
     fattn_softmax state = state_load(f, r);
     const fv alpha = fattn_softmax_raise(&state, most, unit);
@@ -244,7 +262,7 @@ INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, bool lifted
         }
         for (int n = 0; n < PARTIAL_SUMS; n++) {
             const fv power = fattn_softmax_exponent(fv_load(x + (j + n) * stride), unit, base);
-            weight[n] = lifted ? fv_exp2_from(power, from, factor) : fv_exp2(power);
+            weight[n] = selected ? fv_exp2_from(power, from, factor) : fv_exp2(power);
             sum[n] = fv_add(sum[n], weight[n]);
         }
         for (int n = 0; n < PARTIAL_SUMS; n += 2) {
@@ -272,15 +290,17 @@ static void fold_largest(const panel *pn, float *values)
 }
 
 /* Scores in x become probabilities, of which f->lowered tells how they are lifted; lanes of one row
- * share its maximum. Whether some alpha is not 1. */
-INLINE bool soften_tile(forward *f, int64_t steps, bool stored, bool multiplied)
+ * share its maximum. masked: some scores may be; stored, multiplied, literals: as pairs. Whether
+ * some alpha is not 1. */
+INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, bool multiplied)
 {
     const panel *const pn = &f->panel;
     const fv unit = fv_set1(pn->rule.unit), one = fv_set1(1);
     mv normal = fv_eq(one, one), steady = normal;
     float least[STRIP_ROWS];
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const score_range scores = range_of(pn->x + r, pn->br, steps);
+        const score_range scores = masked ? range_of(pn->x + r, pn->br, steps, true)
+                                          : range_of(pn->x + r, pn->br, steps, false);
         fv_store(f->alpha + r, scores.most);
         fv_store(least + r, scores.least);
     }
@@ -293,12 +313,13 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool stored, bool multiplied)
         const fv power = fattn_softmax_exponent(fv_load(least + r), unit, base);
         normal = mv_and(normal, fv_le(fv_set1(LEAST_NORMAL), power));
     }
-    const bool lifted = !mv_all(normal);
-    f->lowered = lifted && !multiplied ? 1 / LIFT : 1;
+    const bool lifted = !mv_all(normal) && !multiplied, selected = masked || !mv_all(normal);
+    f->lowered = lifted ? 1 / LIFT : 1;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fv most = fv_load(f->alpha + r);
-        const fv alpha = lifted ? soften_rows(f, r, most, steps, true, stored, multiplied)
-                                : soften_rows(f, r, most, steps, false, stored, multiplied);
+        const fv alpha = lifted     ? soften_rows(f, r, most, steps, true, true, stored)
+                         : selected ? soften_rows(f, r, most, steps, true, false, stored)
+                                    : soften_rows(f, r, most, steps, false, false, stored);
         steady = mv_and(steady, fv_eq(alpha, one));
     }
     return !mv_all(steady);
@@ -362,8 +383,9 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 
     /* 2. Probabilities. */
     const bool drops = p->features & FATTN_DROPOUT;
-    const bool rose = pairs && !drops ? soften_tile(f, s.padded, true, true)
-                                      : soften_tile(f, s.padded, false, pairs);
+    const bool masked = s.kind == FATTN_TILE_PARTIAL;
+    const bool rose = pairs && !drops ? soften_tile(f, s.padded, masked, true, true)
+                                      : soften_tile(f, s.padded, masked, false, pairs);
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }

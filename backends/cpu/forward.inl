@@ -22,7 +22,9 @@ typedef struct forward {
     float *m, *l; /* [br] */
     float *ot;    /* [dvp][br] */
 
-    bool fresh; /* ot holds nothing yet */
+    bool fresh;   /* ot holds nothing yet */
+    bool by_rows; /* ot is o: [br][dvp], normalised */
+    bool placed;  /* but o lies where it belongs */
 
     /* Scratch that the strips share. */
     float lowered; /* the factor of sums of lifted probabilities, or 1 */
@@ -151,7 +153,25 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
     f->fresh = !paired;
+    f->by_rows = f->placed = false;
     state_begin(f, split);
+}
+
+/*
+ * Where a strip's keys are one tile, nothing is added to o and no factors of rows are needed: o can
+ * be made by rows, P V instead of V^T P^T, and need not be turned. That takes values that are
+ * evenly apart and whole vectors. Its roundings are others, so a row that may not depend on its
+ * neighbours does not get it.
+ */
+static void forward_choose_rows(forward *f)
+{
+    const fattn_problem *const p = f->panel.p;
+    const bool direct = in_place(p, &p->v), paged = p->features & FATTN_PAGED;
+    f->by_rows =
+        !(p->features & FATTN_BATCH_INVARIANT) && (!direct || (!paged && p->dim_v % FV_LANES == 0));
+    if (f->by_rows) {
+        f->o = f->ot;
+    }
 }
 
 /* Dot products of steps first .. past - 1 become scores. */
@@ -167,7 +187,8 @@ static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
     }
 }
 
-/* Whether all rows keep the same keys of the tile, and nothing is masked but those past the last. */
+/* Whether all rows keep the same keys of the tile, and nothing is masked but those past the
+ * end. */
 static bool ends_alike(const panel *pn, span s)
 {
     return s.kept.first == 0 && s.kept.past == s.live && !pn->masked;
@@ -339,14 +360,34 @@ INLINE void drop_tile(panel *pn, span s, bool pairs)
     }
 }
 
-/* x *= factor for some rows of floats, padded to vectors. */
-static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, float factor)
+/* x *= f for some rows of floats, padded to vectors. */
+static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
 {
-    const fv f = fv_set1(factor);
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t c = 0; c < n; c += FV_LANES) {
             fv_store(x + r * stride + c, fv_mul(f, fv_load(x + r * stride + c)));
         }
+    }
+}
+
+/* o = P V, from nothing, where o lies or in scratch: P is normalised before. */
+static void mix_rows(forward *f, span s)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t v_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp;
+    const int64_t rows = (pn->rows + FV_NK - 1) / FV_NK * FV_NK;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        scale_rows(pn->x + r, s.live, pn->br, FV_LANES, fattn_softmax_normaliser(state_load(f, r)));
+    }
+    f->placed = p->dtype_o == FATTN_F32 && p->dim_v % FV_LANES == 0 && pn->group == 1 &&
+                pn->rows == rows && f->lowered == 1;
+    float *const o = f->placed ? (float *)pn->buf->o + query_index(pn, &p->o, 0) : f->o;
+    const int64_t o_stride = f->placed ? p->o.seq : pn->dvp;
+    product_columns(rows, true, NULL, (const float *const *)pn->x_rows, s.live, pn->v[0], v_stride,
+                    o, o_stride, p->dim_v);
+    if (f->lowered != 1) {
+        scale_rows(f->o, rows, pn->dvp, pn->dvp, fv_set1(f->lowered));
     }
 }
 
@@ -396,15 +437,18 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     /* 3. Values. */
     if (pairs) {
         pairs_mix(pn, s, rose ? f->alpha : NULL, f->ot);
+    } else if (f->by_rows) {
+        mix_rows(f, s);
+        f->fresh = false;
     } else {
         if (f->lowered != 1) {
-            scale_rows(f->alpha, 1, pn->br, pn->width, LIFT);
+            scale_rows(f->alpha, 1, pn->br, pn->width, fv_set1(LIFT));
         }
         product_columns(p->dim_v, f->fresh, rose || f->lowered != 1 ? f->alpha : NULL, pn->v,
                         s.padded, pn->x, pn->br, f->ot, pn->br, pn->width);
         f->fresh = false;
         if (f->lowered != 1) {
-            scale_rows(f->ot, p->dim_v, pn->br, pn->width, f->lowered);
+            scale_rows(f->ot, p->dim_v, pn->br, pn->width, fv_set1(f->lowered));
         }
     }
 }
@@ -456,21 +500,34 @@ static void forward_store(forward *f)
     store_lse(f);
 }
 
+/* The same from o as mix_rows() left it. */
+static void forward_store_rows(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->rows && pn->p->outputs & FATTN_OUT_O; r++) {
+        const bool empty = f->l[r] == 0;
+        if (empty || !f->placed) {
+            store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, 1);
+        }
+    }
+    store_lse(f);
+}
+
 /* Squares of columns become rows of o. */
 INLINE void rows_of_columns(const forward *f, int64_t r, float *to, int64_t to_stride)
 {
     const panel *const pn = &f->panel;
-    const fattn_softmax state = state_load(f, r);
-    const fv factor = fattn_softmax_normaliser(state), zero = fv_set1(0);
-    const mv empty = fv_eq(state.l, zero); /* selected: o may hold 0 * inf */
+    fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
     for (int64_t c = 0; c < pn->p->dim_v; c += FV_LANES) {
         fv x[FV_LANES];
+        fv_load_turned(f->ot + c * pn->br + r, pn->br, x);
         for (int n = 0; n < FV_LANES; n++) {
-            x[n] = fv_select(empty, zero, fv_mul(factor, fv_load(f->ot + (c + n) * pn->br + r)));
+            fv_store(to + n * to_stride + c, fv_mul(fv_set1(f->alpha[r + n]), x[n]));
         }
-        fv_turn(x);
-        for (int n = 0; n < FV_LANES; n++) {
-            fv_store(to + n * to_stride + c, x[n]);
+    }
+    for (int n = 0; n < FV_LANES; n++) {
+        if (f->l[r + n] == 0) { /* o may hold 0 * inf */
+            fill(to + n * to_stride, pn->p->dim_v, 0);
         }
     }
 }
@@ -565,6 +622,9 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         panel_blocks(&strips[n].panel, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
+        if (!paired && run->tiling->splits == 1 && past - first <= 1) {
+            forward_choose_rows(&strips[n]);
+        }
     }
     for (int64_t block = begin; block < end; block++) {
         forward_block(strips, count, block, paired);
@@ -579,6 +639,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         if (run->tiling->splits > 1) {
             transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
             forward_end(f, run, item, n);
+        } else if (f->by_rows) {
+            forward_store_rows(f);
         } else {
             forward_store_columns(f);
         }

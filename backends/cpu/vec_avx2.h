@@ -150,26 +150,25 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return _mm256_castsi256_ps(a); }
 
-static inline __attribute__((always_inline)) void fv_turn(fv x[FV_LANES])
+/* A block of four columns at a time, as in AVX-512. */
+static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
+                                                                 fv x[FV_LANES])
 {
-    fv y[8];
-    for (int r = 0; r < 8; r += 2) {
-        y[r] = _mm256_unpacklo_ps(x[r], x[r + 1]);
-        y[r + 1] = _mm256_unpackhi_ps(x[r], x[r + 1]);
-    }
-    for (int r = 0; r < 8; r += 4) { /* x[r + c]: column c of rows r .. r + 3, in both halves */
-        for (int c = 0; c < 2; c++) {
-            const __m256d a = _mm256_castps_pd(y[r + c]), b = _mm256_castps_pd(y[r + c + 2]);
-            x[r + 2 * c] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
-            x[r + 2 * c + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+    for (int c = 0; c < 8; c += 4) {
+        __m256 y[4];
+        for (int r = 0; r < 4; r++) {
+            const float *const at = from + r * stride + c;
+            y[r] = _mm256_castps128_ps256(_mm_loadu_ps(at));
+            y[r] = _mm256_insertf128_ps(y[r], _mm_loadu_ps(at + 4 * stride), 1);
         }
-    }
-    for (int c = 0; c < 4; c++) {
-        y[c] = _mm256_permute2f128_ps(x[c], x[c + 4], 0x20);
-        y[c + 4] = _mm256_permute2f128_ps(x[c], x[c + 4], 0x31);
-    }
-    for (int c = 0; c < 8; c++) {
-        x[c] = y[c];
+        const __m256d low = _mm256_castps_pd(_mm256_unpacklo_ps(y[0], y[1]));
+        const __m256d high = _mm256_castps_pd(_mm256_unpackhi_ps(y[0], y[1]));
+        const __m256d low2 = _mm256_castps_pd(_mm256_unpacklo_ps(y[2], y[3]));
+        const __m256d high2 = _mm256_castps_pd(_mm256_unpackhi_ps(y[2], y[3]));
+        x[c] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, low2));
+        x[c + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, low2));
+        x[c + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high, high2));
+        x[c + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high, high2));
     }
 }
 

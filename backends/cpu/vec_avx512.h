@@ -145,31 +145,28 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return _mm512_castsi512_ps(a); }
 
-/* In four rounds of 16 shuffles: within pairs of rows, pairs of pairs, then across 128-bit
- * blocks. */
-static inline __attribute__((always_inline)) void fv_turn(fv x[FV_LANES])
+/* A block of four columns at a time: its rows 4 apart fill a vector, by inserting from memory,
+ * which either port does; the turns within 128 bits are left to the one that shuffles. */
+static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
+                                                                 fv x[FV_LANES])
 {
-    fv y[16];
-    for (int r = 0; r < 16; r += 2) {
-        y[r] = _mm512_unpacklo_ps(x[r], x[r + 1]);
-        y[r + 1] = _mm512_unpackhi_ps(x[r], x[r + 1]);
-    }
-    for (int r = 0; r < 16; r += 4) { /* x[r + c]: column c of rows r .. r + 3, in every block */
-        for (int c = 0; c < 2; c++) {
-            const __m512d a = _mm512_castps_pd(y[r + c]), b = _mm512_castps_pd(y[r + c + 2]);
-            x[r + 2 * c] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-            x[r + 2 * c + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    for (int c = 0; c < 16; c += 4) {
+        __m512 y[4];
+        for (int r = 0; r < 4; r++) {
+            const float *const at = from + r * stride + c;
+            y[r] = _mm512_castps128_ps512(_mm_loadu_ps(at));
+            y[r] = _mm512_insertf32x4(y[r], _mm_loadu_ps(at + 4 * stride), 1);
+            y[r] = _mm512_insertf32x4(y[r], _mm_loadu_ps(at + 8 * stride), 2);
+            y[r] = _mm512_insertf32x4(y[r], _mm_loadu_ps(at + 12 * stride), 3);
         }
-    }
-    for (int c = 0; c < 4; c++) {
-        y[c] = _mm512_shuffle_f32x4(x[c], x[c + 4], 0x88);
-        y[c + 4] = _mm512_shuffle_f32x4(x[c], x[c + 4], 0xdd);
-        y[c + 8] = _mm512_shuffle_f32x4(x[c + 8], x[c + 12], 0x88);
-        y[c + 12] = _mm512_shuffle_f32x4(x[c + 8], x[c + 12], 0xdd);
-    }
-    for (int c = 0; c < 8; c++) {
-        x[c] = _mm512_shuffle_f32x4(y[c], y[c + 8], 0x88);
-        x[c + 8] = _mm512_shuffle_f32x4(y[c], y[c + 8], 0xdd);
+        const __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(y[0], y[1]));
+        const __m512d high = _mm512_castps_pd(_mm512_unpackhi_ps(y[0], y[1]));
+        const __m512d low2 = _mm512_castps_pd(_mm512_unpacklo_ps(y[2], y[3]));
+        const __m512d high2 = _mm512_castps_pd(_mm512_unpackhi_ps(y[2], y[3]));
+        x[c] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, low2));
+        x[c + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, low2));
+        x[c + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high, high2));
+        x[c + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high, high2));
     }
 }
 

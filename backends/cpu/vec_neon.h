@@ -173,10 +173,13 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return vreinterpretq_f32_u32(a); }
 
-static inline __attribute__((always_inline)) void fv_turn(fv x[FV_LANES])
+static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
+                                                                 fv x[FV_LANES])
 {
-    const fv ac_low = vzip1q_f32(x[0], x[2]), ac_high = vzip2q_f32(x[0], x[2]);
-    const fv bd_low = vzip1q_f32(x[1], x[3]), bd_high = vzip2q_f32(x[1], x[3]);
+    const fv a = fv_load(from), b = fv_load(from + stride);
+    const fv c = fv_load(from + 2 * stride), d = fv_load(from + 3 * stride);
+    const fv ac_low = vzip1q_f32(a, c), ac_high = vzip2q_f32(a, c);
+    const fv bd_low = vzip1q_f32(b, d), bd_high = vzip2q_f32(b, d);
     x[0] = vzip1q_f32(ac_low, bd_low);
     x[1] = vzip2q_f32(ac_low, bd_low);
     x[2] = vzip1q_f32(ac_high, bd_high);

@@ -115,8 +115,12 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 }
 static inline fv fv_from_bits(uv a) { return fattn_f32_from_bits(a); }
 
-/* Lane c of x[r] and lane r of x[c] change places. */
-static inline void fv_turn(fv x[FV_LANES]) { (void)x; }
+/* Lane r of x[c] is from[r * stride + c]. */
+static inline void fv_load_turned(const float *from, int64_t stride, fv x[FV_LANES])
+{
+    (void)stride;
+    x[0] = *from;
+}
 
 /* Lane n of the result is the sum over the lanes of x[n]. */
 static inline fv fv_sums(const fv x[FV_LANES]) { return x[0]; }

@@ -4,7 +4,6 @@
  * library. Results do not depend on the number of threads: they take items from a counter, and what
  * an item computes depends on its number alone.
  */
-#include <fenv.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -123,14 +122,13 @@ typedef void work_function(const void *job, int64_t item, void *scratch);
 static void work_off(work_function *work, const void *job, int64_t count,
                      atomic_int_least64_t *next, void *scratch)
 {
-    fenv_t callers;
-    fegetenv(&callers);
-    fesetenv(FE_DFL_ENV);
+    fattn_cpu_arithmetic callers;
+    fattn_cpuid_arithmetic_begin(&callers);
     int64_t item;
     while ((item = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < count) {
         work(job, item, scratch);
     }
-    fesetenv(&callers);
+    fattn_cpuid_arithmetic_end(&callers);
 }
 
 /* Runs work on items 0 .. count - 1, handed out in ascending order: whoever waits for a lower item

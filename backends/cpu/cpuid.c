@@ -126,6 +126,35 @@ int fattn_cpuid_pairs_are_slow(void)
 int fattn_cpuid_pairs_are_slow(void) { return 0; }
 #endif
 
+/* --- Arithmetic ------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+#define CONTROL_DEFAULT 0x1f80u /* of MXCSR: no exception traps */
+
+void fattn_cpuid_arithmetic_begin(fattn_cpu_arithmetic *callers)
+{
+    const unsigned plain = CONTROL_DEFAULT;
+    __asm__ volatile("stmxcsr %0" : "=m"(callers->control));
+    __asm__ volatile("ldmxcsr %0" : : "m"(plain));
+}
+
+void fattn_cpuid_arithmetic_end(const fattn_cpu_arithmetic *callers)
+{
+    __asm__ volatile("ldmxcsr %0" : : "m"(callers->control));
+}
+#else
+void fattn_cpuid_arithmetic_begin(fattn_cpu_arithmetic *callers)
+{
+    fegetenv(&callers->environment);
+    fesetenv(FE_DFL_ENV);
+}
+
+void fattn_cpuid_arithmetic_end(const fattn_cpu_arithmetic *callers)
+{
+    fesetenv(&callers->environment);
+}
+#endif
+
 /* --- Arm -------------------------------------------------------------------------------------- */
 
 #if defined(__aarch64__)

@@ -3,6 +3,7 @@
 #ifndef FATTN_CPU_CPUID_H
 #define FATTN_CPU_CPUID_H
 
+#include <fenv.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,21 @@ int64_t fattn_cpuid_cores(void);
 
 /* Bytes of memory, 0 when unknown. */
 int64_t fattn_cpuid_memory(void);
+
+/* How a thread's arithmetic rounds, and whether it flushes: on x86-64, where all of it is in vector
+ * registers, a word, since asking for the rest of the environment takes longer than a small problem
+ * may. */
+typedef struct fattn_cpu_arithmetic {
+#if defined(__x86_64__)
+    unsigned control;
+#else
+    fenv_t environment;
+#endif
+} fattn_cpu_arithmetic;
+
+/* Rounding to nearest, with subnormal numbers; what the caller had comes back by the second. */
+void fattn_cpuid_arithmetic_begin(fattn_cpu_arithmetic *callers);
+void fattn_cpuid_arithmetic_end(const fattn_cpu_arithmetic *callers);
 
 /* The processor's name for people. */
 void fattn_cpuid_name(char *name, size_t size);

@@ -24,7 +24,7 @@ static double time_of_rows(const fattn_problem *p, const fattn_kernel *kernel, i
     const int64_t extra = kernel->block_rows(p), rest = rows % br, rests = rest ? heads : 0;
     const double all = (double)heads * ((double)rows + (double)ceil_div(rows, br) * (double)extra);
     const double apart = (double)(br + extra) / 2;
-    if (p->features & FATTN_CAUSAL) {
+    if (p->window_right == 0) {
         return all / (double)units + 2 * apart;
     }
     const int64_t whole = heads * (rows / br), rounds = ceil_div(whole, units);

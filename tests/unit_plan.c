@@ -376,6 +376,28 @@ Test(tiling, units_share_blocks)
     }
 }
 
+/* A mask said in either way is one problem, and gets one plan. */
+Test(tiling, causal_is_a_window)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {{0, 0}, 0};
+    const fattn_limits limits = {1 << 30, 1, 1 << 20, 1 << 22, 16};
+    k.block_rows = hundred;
+    for (int64_t sq = 100; sq < 5000; sq += 100) {
+        fattn_problem causal = normal(sq, 3000, 64), window = causal;
+        fattn_tiling a, b;
+        causal.features = FATTN_CAUSAL;
+        window.features = FATTN_WINDOW, window.window_right = 0;
+        ANSWERS(fattn_problem_normalise(&causal, &causal), FATTN_OK);
+        ANSWERS(fattn_problem_normalise(&window, &window), FATTN_OK);
+        ANSWERS(fattn_tiling_choose(&causal, &limits, &k, &none, &a), FATTN_OK);
+        ANSWERS(fattn_tiling_choose(&window, &limits, &k, &none, &b), FATTN_OK);
+        cr_assert_eq(a.br, b.br, "%lld rows: br %lld, of the window %lld", (long long)sq,
+                     (long long)a.br, (long long)b.br);
+        cr_assert_eq(a.together, b.together);
+    }
+}
+
 /* Keys and values of one of 8 heads of 3000 keys are 3000 * 2 * 64 * 4 bytes, 1.5 MB. */
 Test(tiling, a_shared_cache_spares_slow_memory)
 {

@@ -147,8 +147,8 @@ static int64_t key_tiles(const draw_case *c, const judge_verdict *v)
 /* What else a run may be, beside its features. */
 enum { SIGHT_DEEP, SIGHT_F32, SIGHT_F16, SIGHT_BF16, SIGHT_GROUPED, SIGHT_D };
 static const char *const sight_names[TRIALS_SIGHTS] = {
-    "over 3 key tiles", "f32",     "f16",     "bf16",     "grouped heads",
-    "D to 16",          "D to 32", "D to 64", "D to 128", "D to 256",
+    "3+ key tiles", "f32",     "f16",     "bf16",     "grouped heads",
+    "D to 16",      "D to 32", "D to 64", "D to 128", "D to 256",
 };
 
 static void count_sights(trials_row *row, const draw_case *c, const judge_verdict *v)
@@ -467,7 +467,7 @@ static bool honours(const fattn_kernel *kernel, int feature)
     return (kernel->features & possible) >> feature & 1;
 }
 
-/* How often a row ran each feature that it honours, and how often over 3 tiles of keys. */
+/* How often a row ran each feature that it honours, and how often 3 tiles of keys and more. */
 static int report_row_features(const trials *s, const trials_row *row)
 {
     const int64_t deep = row->sights[0][SIGHT_DEEP] + row->sights[1][SIGHT_DEEP];
@@ -483,7 +483,7 @@ static int report_row_features(const trials *s, const trials_row *row)
             never += times == 0;
         }
     }
-    line(s, "%-24s over 3 key tiles %lld%s%s", row->kernel->name, (long long)deep, deep ? "" : "!",
+    line(s, "%-24s 3+ key tiles %lld%s%s", row->kernel->name, (long long)deep, deep ? "" : "!",
          text);
     return s->count >= TRIALS_SOME ? never : 0;
 }
@@ -502,7 +502,7 @@ static int report_sights(const trials *s)
                 sum[sight] += s->rows[n].sights[op == FATTN_BACKWARD][sight];
             }
         }
-        char text[256] = "";
+        char text[512] = "";
         size_t used = 0;
         for (int sight = 0; any && sight < TRIALS_SIGHTS; sight++) {
             used +=

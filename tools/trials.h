@@ -55,8 +55,8 @@ fattn_status trials_open(trials *s, const char *kernel);
 void trials_run(trials *s);
 
 /* Prints what was covered. Returns how many findings there are besides failed cases. From
- * TRIALS_SOME cases on: a row that took none, or none over 3 tiles of keys, a feature that a row
- * honours and never saw, and a type, dimension or grouping that no row of the device saw. From
+ * TRIALS_SOME cases on: a row that took none, or none of 3 tiles of keys and more, a feature that a
+ * row honours and never saw, and a type, dimension or grouping that no row of the device saw. From
  * TRIALS_ENOUGH on: medians above 1.2, pairs that were neither seen nor refused, too few runs over
  * many tiles. Fewer cases print the same and find nothing: too little was drawn to say. */
 int trials_report(const trials *s);

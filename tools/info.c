@@ -143,7 +143,7 @@ static void text_names(uint64_t bits, const char *(*name)(int bit), int width)
 
 static void text_kernel(const fattn_kernel *row, const char *missing)
 {
-    printf("  %-24s ", row->name);
+    printf("  %-25s ", row->name);
     text_names(row->ops, op_name, 16);
     printf(" ");
     text_names(row->dtypes, dtype_name, 16);
@@ -184,7 +184,7 @@ static void text_device(const fattn_device *device, const fattn_device_info *inf
         printf(", memory ");
         print_bytes(info->total_memory);
     }
-    printf("\n  %-24s %-16s %-16s %5s  %s\n", "kernel", "ops", "dtypes", "max D", "features");
+    printf("\n  %-25s %-16s %-16s %5s  %s\n", "kernel", "ops", "dtypes", "max D", "features");
     const fattn_kernel *row;
     const char *missing;
     for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
@@ -249,8 +249,9 @@ static void json_kernel(const fattn_kernel *row, const char *missing)
     json_names("features", row->features, fattn_feature_name);
     printf(", \"dim_max\": %" PRId64 ", \"rows_min\": %" PRId64 ", \"rows_max\": %" PRId64,
            row->dim_max, row->rows_min, row->rows_max);
-    printf(", \"packs_groups\": %s, \"splits_keys\": %s, \"by_name\": %s",
-           json_bool(row->packs_groups), json_bool(row->splits_keys), json_bool(row->by_name));
+    printf(", \"packs_groups\": %s, \"splits_keys\": %s, \"one_round\": %s, \"by_name\": %s",
+           json_bool(row->packs_groups), json_bool(row->splits_keys), json_bool(row->one_round),
+           json_bool(row->by_name));
     printf(", \"tiles\": [");
     for (const fattn_tile *tile = row->tiles; tile->br; tile++) {
         printf("%s[%" PRId64 ", %" PRId64 "]", tile == row->tiles ? "" : ", ", tile->br, tile->bc);

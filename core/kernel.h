@@ -52,8 +52,8 @@ typedef struct fattn_kernel {
     int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */
     int64_t pieces;     /* of work for each that the device asks for, so that all end together */
     bool must_fit;      /* runs with no tile but one that fits fast memory */
-    bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys besides */
-    bool one_round;     /* taken only for as many pieces as there are units, unless by name */
+    bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys keys besides */
+    bool one_round;     /* taken only for at most a block of rows a unit, unless by name */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 

@@ -15,7 +15,8 @@ typedef struct ceiling {
     fattn_peak_reading best; /* the reading with the most instructions a cycle so far */
 } ceiling;
 
-/* Arithmetic limits forward and backward, reading keys and values limits decoding. */
+/* The first peak that limits the case, run by the row of this name. Arithmetic limits forward and
+ * backward, reading keys and values limits decoding. */
 ceiling ceiling_of(fattn_device *device, const sweep_case *c, const char *kernel);
 
 /* Measures the rate, in flops or bytes a second; data is what a decoding kernel reads. */

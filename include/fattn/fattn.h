@@ -216,8 +216,8 @@ typedef struct fattn_problem {
     int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch (max_seqlen_q) */
     int64_t
         seqlen_k;    /* Sk; with cu_seqlens_k or paging the maximum over the batch (max_seqlen_k) */
-    int64_t dim;     /* D, 1..256 */
-    int64_t dim_v;   /* Dv, 1..256 */
+    int64_t dim;     /* D, 1..576; more than 256 on GPUs and backend "reference" only */
+    int64_t dim_v;   /* Dv, likewise */
     int64_t total_q; /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
     int64_t total_k; /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
 

@@ -511,13 +511,15 @@ static double largest_of(const trial *t, draw_id id, int64_t heads, int64_t dim)
     return largest;
 }
 
-/* The same for gradients: of every pair that an entry sums up a probability below the normal range,
- * and of dS what is below it, since additions to memory that others add to take that as 0. */
+/* The same for gradients, on GPUs: of every pair that an entry sums up a probability below the
+ * normal range, and of dS what is below it, since additions to memory that others add to take that
+ * as 0. */
 static double lost_pairs(const trial *t, const output *out)
 {
     const fattn_problem *const p = &t->truth->problem;
     const bool wide = p->dtype == FATTN_F32 || p->dtype == FATTN_F64;
-    if (wide || p->op != FATTN_BACKWARD || p->batch == 0) {
+    const bool on_host = t->k->device->backend->host_memory;
+    if (wide || on_host || p->op != FATTN_BACKWARD || p->batch == 0) {
         return 0;
     }
     const double dout = largest_of(t, DRAW_DOUT, p->heads_q, p->dim_v);
@@ -542,8 +544,9 @@ static double lost_pairs(const trial *t, const output *out)
     return 0x1p-126 * pairs;
 }
 
-/* How many of the first `rows` rows' entries are 0 and not because they may cancel or be lost: they
- * are larger than `noise`, the slice's bound without the comparator. */
+/* How many of the first `rows` rows' entries are 0 and should not be: they are larger than `noise`,
+ * the slice's bound without the comparator, so that they neither cancel nor get lost, and the
+ * comparator's are not 0. */
 static int64_t count_zeros(const trial *t, const output *out, int64_t n0, int64_t n1, int64_t rows,
                            double noise)
 {

@@ -8,5 +8,7 @@
 /* Rows of the tensor cores' kernels (mma.c), best first; the last has no name. */
 extern const fattn_gpu_kernel fattn_cuda_mma[];
 extern const fattn_gpu_kernel fattn_cuda_bf16x3[]; /* f32, bf16x3.c */
+/* And rows of plain multiply-adds (simt_wide.c). */
+extern const fattn_gpu_kernel fattn_cuda_wide[];
 
 #endif

@@ -154,7 +154,7 @@ static int find_isa(gpu_module module, int version, int *isa)
 #include "backends/cuda/images.inc"
 #undef FATTN_CUDA_IMAGE
 
-static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_cuda_bf16x3, fattn_gpu_wide,
+static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_cuda_bf16x3, fattn_cuda_wide,
                                                  fattn_gpu_simt, NULL};
 
 static const fattn_gpu_vendor vendor = {

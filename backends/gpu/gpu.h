@@ -43,7 +43,7 @@ typedef struct fattn_gpu_kernel {
 
 /* Rows for any GPU (simt.c), best first, the last of which has no name; and those to go before them
  * where registers are many. */
-extern const fattn_gpu_kernel fattn_gpu_simt[], fattn_gpu_wide[];
+extern const fattn_gpu_kernel fattn_gpu_simt[];
 
 /* What every forward kernel shares that packs groups and splits keys (parts.cuh): the workspace for
  * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */
@@ -68,7 +68,7 @@ typedef struct fattn_gpu_image {
     const void *bytes;
 } fattn_gpu_image;
 
-#define FATTN_GPU_IMAGES 8
+#define FATTN_GPU_IMAGES 9
 
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */

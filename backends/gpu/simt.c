@@ -17,7 +17,6 @@
 #define SIMT_DIM_MAX 576
 #define SIMT_COLUMNS 64 /* of a tile */
 #define DECODE_ROWS 16
-#define WIDE_DIM_MAX 128
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -97,13 +96,6 @@ static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_g
     name(shape, "simt_forward", width);
     shape->blocks = forward_blocks(p, t, width);
     shape->threads = 256;
-}
-
-static void wide_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
-{
-    name(shape, "simt_wide", slab_width(p->dim_v, WIDE_DIM_MAX));
-    shape->blocks = t->items;
-    shape->threads = 128;
 }
 
 static void decode_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -224,35 +216,8 @@ static int64_t tile_bytes(const fattn_problem *p, fattn_tile tile)
            16 * tile.bc;
 }
 
-/* Two steps of 16 channels, and where rows and keys begin. */
-static int64_t wide_bytes(const fattn_problem *p, fattn_tile tile)
-{
-    (void)p;
-    return 4 * 2 * 16 * (tile.br + tile.bc) + 16 * tile.br + 16 * tile.bc + 512;
-}
-
-static const fattn_tile wide_tiles[] = {{64, 2 * SIMT_COLUMNS}, {0, 0}};
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, SIMT_COLUMNS}, {0, 0}};
 static const fattn_tile square_tiles[] = {{64, SIMT_COLUMNS}, {0, 0}};
-
-const fattn_gpu_kernel fattn_gpu_wide[] = {
-    {
-        .row = {.name = "simt_wide",
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),
-                .dtypes = SIMT_DTYPES,
-                .features = FATTN_FEATURES_ALL,
-                .dim_max = WIDE_DIM_MAX,
-                .rows_min = DECODE_ROWS + 1,
-                .packs_groups = true,
-                .splits_keys = true,
-                .tiles = wide_tiles,
-                .fast_bytes = wide_bytes,
-                .workspace = fattn_gpu_parts_workspace},
-        .image = "simt_forward",
-        .phases = {wide_shape, fattn_gpu_combine},
-    },
-    {.row = {.name = NULL}},
-};
 
 const fattn_gpu_kernel fattn_gpu_simt[] = {
     {

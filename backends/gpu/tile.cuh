@@ -39,10 +39,8 @@ GPU_DEVICE int gpu_ty(void)
     return thread / (2 * GPU_TX) * 2 + thread % 2;
 }
 
-/* A tile of forward may be PARTS of these beside one another (wide.cuh). */
 template <int tm, int ty> struct gpu_shape {
-    enum { TM = tm, TY = ty, ROWS = tm * ty, THREADS = GPU_TX * ty, PARTS = 1, COLS = GPU_COLS };
-    typedef float total; /* of sums over all tiles */
+    enum { TM = tm, TY = ty, ROWS = tm * ty, THREADS = GPU_TX * ty };
 };
 
 /* Shared memory of the products. Kernels add their own. */

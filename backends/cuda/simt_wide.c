@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rows of simt_wide.cuh: forward by plain multiply-adds with every feature, for head dimensions
+ * to 128, where a multiprocessor has the shared memory. What they do not take is left to the rows
+ * of backends/gpu/simt.c.
+ */
+#include <stdio.h>
+
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/simt_wide.h"
+#include "core/dtype.h"
+#include "core/problem.h"
+
+#define WIDE_DTYPES \
+    (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
+#define WIDE_ROWS_MIN 17 /* fewer are decoding */
+
+#define WIDE_FUNCTIONS(channels, rows, keys, lines)                             \
+    static int64_t bytes_##channels(const fattn_problem *p, fattn_tile tile)    \
+    {                                                                           \
+        (void)p, (void)tile;                                                    \
+        return WIDE_SHARED(channels, rows, keys, lines);                        \
+    }                                                                           \
+    static void shape_##channels(const fattn_problem *p, const fattn_tiling *t, \
+                                 fattn_gpu_shape *shape)                        \
+    {                                                                           \
+        (void)p;                                                                \
+        snprintf(shape->entry, sizeof shape->entry, "simt_wide_%d", channels);  \
+        shape->blocks = t->items;                                               \
+        shape->threads = WIDE_THREADS;                                          \
+        shape->shared = WIDE_SHARED(channels, rows, keys, lines);               \
+    }                                                                           \
+    static const fattn_tile tiles_##channels[] = {{rows, keys}, {0, 0}};
+WIDE_SHAPES(WIDE_FUNCTIONS)
+
+#define WIDE_ROW(channels, rows, keys, lines)            \
+    {                                                    \
+        .row = {.name = "simt_wide_" #channels,          \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),      \
+                .dtypes = WIDE_DTYPES,                   \
+                .features = FATTN_FEATURES_ALL,          \
+                .dim_max = channels,                     \
+                .rows_min = WIDE_ROWS_MIN,               \
+                .must_fit = true,                        \
+                .packs_groups = true,                    \
+                .splits_keys = true,                     \
+                .tiles = tiles_##channels,               \
+                .fast_bytes = bytes_##channels,          \
+                .workspace = fattn_gpu_parts_workspace}, \
+        .image = "simt_wide",                            \
+        .isa = 80,                                       \
+        .needs = "sm_80 or newer",                       \
+        .phases = {shape_##channels, fattn_gpu_combine}, \
+    },
+
+const fattn_gpu_kernel fattn_cuda_wide[] = {WIDE_SHAPES(WIDE_ROW){.row = {.name = NULL}}};

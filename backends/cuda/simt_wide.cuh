@@ -1,0 +1,577 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward by plain multiply-adds with every feature, as simt_forward.cuh, for head dimensions to
+ * 128 and blocks that may have 99 KiB of shared memory. With them a thread owns 8 x 8 elements: for
+ * 64 multiply-adds it reads 16 numbers, in four instructions, and reads a line ahead.
+ *
+ *     x[row][key]     += queries[channel][row] keys[channel][key]         all lines of a step
+ *     y[row][channel] += weights[key][row] values[key][channel]           the same code
+ *
+ * Queries lie in shared memory for as long as an item lasts, weights for a tile of keys. Keys and
+ * values pass through it in steps of LINES lines, one used and one on its way; the last step of a
+ * tile asks for the first of the next. Keys are turned, from rows to lines, by the copies: 4 bytes
+ * each, where values are copied by 16. Sums over a tile of keys begin at zero, so that rounding
+ * errors grow with the number of tiles and not with that of keys.
+ *
+ * A row's threads are lanes of one wave: it reads the weights that it wrote, and the softmax needs
+ * no barrier.
+ */
+#ifndef FATTN_SIMT_WIDE_CUH
+#define FATTN_SIMT_WIDE_CUH
+
+#include "backends/cuda/mma_sm80.cuh"
+#include "backends/cuda/simt_wide.h"
+#include "backends/gpu/forward_rows.cuh"
+
+template <int channels, int rows, int keys, int lines> struct wide_shape {
+    enum {
+        CHANNELS = channels, /* of q, k and v, padded */
+        ROWS = rows,
+        KEYS = keys, /* = CHANNELS, so that both products are alike */
+        LINES = lines,
+        TX = keys / 8,       /* threads of a row */
+        LINE = channels + 4, /* floats of a line of a step */
+        VALUE_STEPS = keys / lines
+    };
+    static_assert(keys == channels && rows / 8 * TX == WIDE_THREADS, "8 x 8 elements a thread");
+};
+
+/* The keys of an item, and its tiles of them. */
+typedef struct wide_keys {
+    int64_t past;       /* of the keys that any row sees */
+    int64_t k_at, v_at; /* where key 0 lies, without pages */
+    int block, block_past;
+    int full, full_past;  /* those whose pairs the band keeps, all of them */
+    int whole_k, whole_v; /* of those before it all rows are floats and follow one another */
+} wide_keys;
+
+template <class S> struct wide_scratch {
+    alignas(16) float query_lines[WIDE_LINES(S::CHANNELS, S::ROWS)]; /* [channel][row] */
+    alignas(16) float weights[WIDE_LINES(S::KEYS, S::ROWS)];         /* [key][row] */
+    alignas(16) float step[2][S::LINES * S::LINE]; /* one is used, one is on its way */
+    gpu_query query[S::ROWS];
+    gpu_forward_job job;
+    wide_keys keys;
+};
+
+/* What a thread knows of its rows. */
+template <class S> struct wide_rows {
+    fattn_softmax state[8]; /* l: of the thread's own columns */
+    float o[8][8];
+};
+
+/* Number of a thread among those of its rows, and its first row. Neighbours share columns, threads
+ * two apart rows, as in tile.cuh. */
+template <class S> GPU_DEVICE int wide_tx(void)
+{
+    return (int)((unsigned)gpu_thread_anew() / 2 % S::TX);
+}
+template <class S> GPU_DEVICE int wide_row(void)
+{
+    const unsigned thread = (unsigned)gpu_thread_anew();
+    return (int)((thread / (2 * S::TX) * 2 + thread % 2) * 8);
+}
+/* Column n of 8. Four of each half: a wave's reads of four are next to one another. */
+template <class S> GPU_DEVICE int wide_column(int n)
+{
+    return n / 4 * (S::KEYS / 2) + wide_tx<S>() * 4 + n % 4;
+}
+
+/* Where a line of rows has a row. Fours of lines are apart by 4 floats more than they are long, so
+ * that threads that write the lines of their columns meet few of one another's banks. */
+template <class S> GPU_DEVICE constexpr int wide_place(int line, int row)
+{
+    return line * S::ROWS + line / 4 * 4 + row;
+}
+
+GPU_DEVICE void wide_take(const float *from, float *x)
+{
+    const gpu_f4 four = *(const gpu_f4 *)from;
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+}
+
+/* --- Steps ------------------------------------------------------------------------------------ */
+
+/* Steps follow one another over all tiles of an item: channels of keys, then values. While one is
+ * used, the next is on its way. All of this stays in registers. */
+typedef struct wide_walk {
+    int key_steps;   /* of a tile */
+    int past;        /* the last tile */
+    int whole_k;     /* tiles before it have all keys as rows of floats that follow one another */
+    int whole_v;     /* the same of values */
+    int step;        /* number of the next to be asked for, in its tile */
+    int tile;        /* that tile */
+    int next;        /* the one after it, or none: past the last */
+    int turn;        /* where it goes; the one in use is at the other place */
+    int row, column; /* of the thread's elements, the first of each */
+    const float *k;  /* what the thread copies first: of keys, a channel and every fourth */
+    const float *v;  /* of values, four channels */
+    uint32_t to_k, to_v; /* and to where in a step */
+} wide_walk;
+
+/* A step of what is not all rows of floats that follow one another, at once: of pages, of a
+ * sequence's last keys, of 16-bit elements. The first key stands in for those that do not exist. */
+template <class S>
+GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S> &s, int tile,
+                                  int first, bool is_key, float *lines)
+{
+    enum { AT_ONCE = 4, COUNT = S::LINES * S::KEYS / 4 / WIDE_THREADS };
+    const fattn_problem &p = g.problem;
+    const gpu_forward_job &job = s.job;
+    const gpu_tensor t = is_key ? gpu_tensor_of(g, g.buffers.k, p.dtype, FATTN_GPU_QUADS_K, p.dim)
+                                : gpu_tensor_of(g, g.buffers.v, p.dtype, FATTN_GPU_QUADS_V,
+                                                p.outputs & FATTN_OUT_O ? p.dim_v : 0);
+    const unsigned quads = (is_key ? S::LINES : S::CHANNELS) / 4; /* of a row */
+    const int j0 = tile * S::KEYS, row0 = is_key ? 0 : first, c0 = is_key ? first : 0;
+    GPU_ROLLED
+    for (int batch = 0; batch < COUNT; batch += AT_ONCE) {
+        gpu_quad quad[AT_ONCE];
+        GPU_UNROLL
+        for (int own = 0; own < AT_ONCE; own++) {
+            const unsigned n = (batch + own) * WIDE_THREADS + gpu_thread_anew();
+            const int j = j0 + row0 + (int)(n / quads), c = c0 + (int)(n % quads) * 4;
+            const int64_t at = gpu_key_at(g, job.pairs.seq, is_key ? p.k : p.v, job.pairs.b, job.hk,
+                                          j < s.keys.past ? j : j0);
+            quad[own] = gpu_fetch_quad(t, at, c);
+        }
+        GPU_UNROLL
+        for (int own = 0; own < AT_ONCE; own++) {
+            const unsigned n = (batch + own) * WIDE_THREADS + gpu_thread_anew();
+            const int row = (int)(n / quads), c = (int)(n % quads) * 4;
+            float x[4];
+            gpu_unpack_quad(t.dtype, quad[own], x);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) {
+                lines[is_key ? (c + e) * S::LINE + row : row * S::LINE + c + e] = x[e];
+            }
+        }
+    }
+}
+
+/* Channels c0 .. of the keys of a tile, a line a channel; zeros past the last. A wave copies eight
+ * channels of four keys at a time, which meets no bank twice. */
+template <class S>
+GPU_DEVICE void wide_fetch_keys(const fattn_gpu_args &g, const wide_walk &w, int c0, uint32_t to)
+{
+    const fattn_problem &p = g.problem;
+    const float *from = w.k + w.tile * (S::KEYS * p.k.seq) + c0;
+    const int left = (int)p.dim - c0 - (int)((unsigned)gpu_thread() % 8);
+    GPU_UNROLL
+    for (int own = 0; own < S::KEYS / 16; own++) {
+        GPU_UNROLL
+        for (int n = 0; n < S::LINES; n += 8) {
+            mma_copy_word(to + w.to_k + 4 * (n * S::LINE + 4 * own), from + n, n < left);
+        }
+        from += 4 * p.k.seq;
+    }
+}
+
+/* Values of the keys first .. of a tile, a line a key. Channels past the last are of no account. */
+template <class S>
+GPU_DEVICE void wide_fetch_values(const fattn_gpu_args &g, const wide_walk &w, int first,
+                                  uint32_t to)
+{
+    enum { EVERY = WIDE_THREADS / (S::CHANNELS / 4) };
+    const fattn_problem &p = g.problem;
+    const float *from = w.v + (w.tile * S::KEYS + first) * p.v.seq;
+    if ((int)((unsigned)gpu_thread() % (S::CHANNELS / 4) * 4) < p.dim_v) {
+        GPU_UNROLL
+        for (int own = 0; own < S::LINES / EVERY; own++) {
+            mma_copy(to + w.to_v + 4 * own * EVERY * S::LINE, from, 16);
+            from += EVERY * p.v.seq;
+        }
+    }
+}
+
+/* Asks for the next step, if there is one. */
+template <class S>
+GPU_DEVICE void wide_ask(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk &w)
+{
+    const bool is_key = w.step < w.key_steps;
+    const int first = (is_key ? w.step : w.step - w.key_steps) * S::LINES;
+    const uint32_t to = (uint32_t)(w.turn * sizeof s.step[0]);
+    if (w.tile >= w.past) {
+        /* none */
+    } else if (w.tile >= (is_key ? w.whole_k : w.whole_v)) {
+        wide_fetch_slowly<S>(g, s, w.tile, first, is_key, s.step[w.turn]);
+    } else if (is_key) {
+        wide_fetch_keys<S>(g, w, first, to);
+    } else {
+        wide_fetch_values<S>(g, w, first, to);
+    }
+    mma_commit();
+    w.turn ^= 1;
+    if (++w.step == w.key_steps + S::VALUE_STEPS) {
+        w.step = 0, w.tile = w.next;
+    }
+}
+
+/* What a line holds of a thread's 8 rows and 8 columns. */
+typedef struct wide_line {
+    float a[8], b[8];
+} wide_line;
+
+template <class S>
+GPU_DEVICE void wide_take_line(const float *rows, const float *columns, wide_line &line)
+{
+    wide_take(rows, line.a), wide_take(rows + 4, line.a + 4);
+    wide_take(columns, line.b), wide_take(columns + S::KEYS / 2, line.b + 4);
+}
+
+/* x += lines of rows times lines of columns, of which the first has been taken. */
+template <class S>
+GPU_DEVICE void wide_multiply(const float *rows, const float *columns, const wide_line &first,
+                              float x[8][8])
+{
+    enum { UNROLL = 8 }; /* 9 KB of code */
+    wide_line line[2];
+    line[0] = first;
+    GPU_ROLLED
+    for (int n = 0; n < S::LINES; n += UNROLL) {
+        GPU_UNROLL
+        for (int u = 0; u < UNROLL; u++) {
+            const wide_line &now = line[u % 2];
+            if (u + 1 < UNROLL || n + UNROLL < S::LINES) {
+                wide_take_line<S>(rows + wide_place<S>(u + 1, 0), columns + (u + 1) * S::LINE,
+                                  line[(u + 1) % 2]);
+            }
+            GPU_UNROLL
+            for (int e = 0; e < 64; e++) { /* columns first: 2 % faster than rows first */
+                const int m = e % 8, n = e / 8;
+                x[m][n] = fmaf(now.a[m], now.b[n], x[m][n]);
+            }
+        }
+        rows += wide_place<S>(UNROLL, 0), columns += UNROLL * S::LINE;
+    }
+}
+
+/* --- Scores ----------------------------------------------------------------------------------- */
+
+/* The thread's elements to lines of rows. */
+template <class S> GPU_DEVICE void wide_put(float *lines, const float x[8][8])
+{
+    float *const to = lines + wide_row<S>();
+    GPU_UNROLL
+    for (int n = 0; n < 8; n++) {
+        float *const line = to + wide_place<S>(wide_column<S>(n), 0);
+        gpu_f4 four;
+        four.x = x[0][n], four.y = x[1][n], four.z = x[2][n], four.w = x[3][n];
+        *(gpu_f4 *)line = four;
+        four.x = x[4][n], four.y = x[5][n], four.z = x[6][n], four.w = x[7][n];
+        *(gpu_f4 *)(line + 4) = four;
+    }
+}
+
+/* The inverse. */
+template <class S> GPU_DEVICE void wide_get(const float *lines, float x[8][8])
+{
+    const float *const from = lines + wide_row<S>();
+    GPU_UNROLL
+    for (int n = 0; n < 8; n++) {
+        const float *const line = from + wide_place<S>(wide_column<S>(n), 0);
+        GPU_UNROLL
+        for (int m = 0; m < 8; m++) {
+            x[m][n] = line[m];
+        }
+    }
+}
+
+/* Dot products become scores where they depend on no more than a scale and the band. */
+template <class S>
+GPU_DEVICE void wide_keep(const fattn_gpu_args &g, const wide_scratch<S> &s, unsigned terms,
+                          int64_t j0, float x[8][8])
+{
+    GPU_UNROLL
+    for (int m = 0; m < 8; m++) {
+        const fattn_range keys = fattn_band_row(&s.job.pairs.band, s.query[wide_row<S>() + m].i);
+        const int first = (int)gpu_clamp(keys.first - j0, 0, S::KEYS);
+        const int past = (int)gpu_clamp(keys.past - j0, 0, S::KEYS);
+        GPU_UNROLL
+        for (int n = 0; n < 8; n++) {
+            const int j = wide_column<S>(n);
+            fattn_score_pair pair;
+            float slope;
+            pair.keep = !(terms & FATTN_SCORE_KEEP) || (first <= j && j < past);
+            x[m][n] = fattn_score(&g.rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
+                                  pair, &slope);
+        }
+    }
+}
+
+/* The same with every feature, in a loop over the thread's elements, which wait in shared memory,
+ * because registers cannot be counted through. */
+template <class S>
+GPU_DEVICE void wide_score(const fattn_gpu_args &g, wide_scratch<S> &s, unsigned terms, int64_t j0,
+                           float x[8][8])
+{
+    const unsigned few = FATTN_SCORE_SCALE | FATTN_SCORE_KEEP;
+    if (!terms) {
+        return;
+    }
+    if (!(terms & ~few) && !(g.problem.features & (FATTN_MASK | FATTN_BLOCK_MASK))) {
+        wide_keep<S>(g, s, terms, j0, x);
+        return;
+    }
+    wide_put<S>(s.weights, x);
+    GPU_ROLLED
+    for (int e = 0; e < 64; e++) {
+        const int row = wide_row<S>() + e / 8, col = wide_column<S>(e % 8);
+        float *const at = &s.weights[wide_place<S>(col, row)], slope;
+        const fattn_score_pair pair = gpu_pair(g, s.job.pairs, terms, s.query[row], j0 + col);
+        *at = fattn_score(&g.rule, terms, *at, pair, &slope);
+    }
+    wide_get<S>(s.weights, x);
+}
+
+/* Weights p become Z p. */
+template <class S>
+GPU_DEVICE void wide_drop(const fattn_gpu_args &g, wide_scratch<S> &s, int64_t j0)
+{
+    GPU_ROLLED
+    for (int e = 0; e < 16; e++) {
+        const int row = wide_row<S>() + e / 2, col = wide_column<S>(e % 2 * 4);
+        if (s.query[row].h >= 0) {
+            float z[4];
+            gpu_drop<4>(g, s.job.pairs, s.query[row], j0 + col, z);
+            GPU_UNROLL
+            for (int n = 0; n < 4; n++) {
+                s.weights[wide_place<S>(col + n, row)] *= z[n];
+            }
+        }
+    }
+}
+
+/* Scores in x become weights; alpha is the factor of what came before. */
+template <class S>
+GPU_DEVICE void wide_soften(float unit, fattn_softmax state[8], float x[8][8], float alpha[8])
+{
+    GPU_UNROLL
+    for (int m = 0; m < 8; m++) {
+        float largest = x[m][0], sum = 0;
+        GPU_UNROLL
+        for (int n = 1; n < 8; n++) {
+            largest = gpu_max(largest, x[m][n]);
+        }
+        GPU_UNROLL
+        for (int n = S::TX; n > 1; n /= 2) {
+            largest = gpu_max(largest, gpu_shfl_xor(largest, n));
+        }
+        alpha[m] = fattn_softmax_raise(&state[m], largest, unit);
+        const float base = fattn_softmax_base(state[m]);
+        GPU_UNROLL
+        for (int n = 0; n < 8; n++) {
+            x[m][n] = fattn_softmax_weight(x[m][n], unit, base);
+            sum += x[m][n];
+        }
+        fattn_softmax_add(&state[m], sum);
+    }
+}
+
+/* --- An item ---------------------------------------------------------------------------------- */
+
+/* Queries as lines, with zeros for rows and channels that do not exist. */
+template <class S>
+GPU_DEVICE void wide_begin(const fattn_gpu_args &g, wide_scratch<S> &s, wide_rows<S> &f)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_forward_job &job = s.job;
+    for (int r = gpu_thread(); r < S::ROWS; r += WIDE_THREADS) {
+        s.query[r] = gpu_forward_query(job, r);
+    }
+    gpu_sync();
+    const gpu_tensor q = gpu_tensor_of(g, g.buffers.q, p.dtype, FATTN_GPU_QUADS_Q, p.dim);
+    GPU_ROLLED
+    for (int n = gpu_thread(); n < S::ROWS * S::CHANNELS / 4; n += WIDE_THREADS) {
+        const int r = n / (S::CHANNELS / 4), c = n % (S::CHANNELS / 4) * 4;
+        const gpu_query at = s.query[r];
+        float x[4];
+        gpu_load_quad(q, at.h < 0 ? -1 : gpu_query_at(job.pairs.seq, p.q, at.i, at.h), c, x);
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            s.query_lines[wide_place<S>(c + e, r)] = x[e];
+        }
+    }
+    GPU_UNROLL
+    for (int m = 0; m < 8; m++) {
+        f.state[m] = gpu_forward_start(g, job, s.query[wide_row<S>() + m], wide_tx<S>() == 0);
+        GPU_UNROLL
+        for (int n = 0; n < 8; n++) {
+            f.o[m][n] = 0;
+        }
+    }
+}
+
+/* What the keys of an item are; one thread writes it. */
+template <class S> GPU_DEVICE void wide_keys_set(const fattn_gpu_args &g, wide_scratch<S> &s)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_forward_job &job = s.job;
+    const fattn_range top = fattn_band_row(&job.pairs.band, job.i0);
+    const fattn_range bottom = fattn_band_row(&job.pairs.band, job.i1 - 1);
+    int64_t block, block_past;
+    fattn_schedule_keys(&g.tiling, job.split, &block, &block_past);
+    wide_keys &keys = s.keys;
+    keys.past = bottom.past;
+    keys.block = (int)gpu_clamp(top.first / S::KEYS, block, block_past);
+    keys.block_past = (int)gpu_clamp((bottom.past + S::KEYS - 1) / S::KEYS, 0, block_past);
+    keys.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, block_past);
+    keys.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, block_past);
+    keys.whole_k = keys.whole_v = 0;
+    keys.k_at = keys.v_at = 0;
+    if (p.dtype == FATTN_F32 && !(p.features & FATTN_PAGED)) {
+        keys.whole_k = (int)(job.pairs.seq.sk / S::KEYS);
+        keys.k_at = gpu_key_at(g, job.pairs.seq, p.k, job.pairs.b, job.hk, 0);
+        if (g.chunks & FATTN_GPU_QUADS_V && p.dim_v % 4 == 0 && p.outputs & FATTN_OUT_O) {
+            keys.whole_v = keys.whole_k;
+            keys.v_at = gpu_key_at(g, job.pairs.seq, p.v, job.pairs.b, job.hk, 0);
+        }
+    }
+}
+
+/* The first tile from t on that is not empty, and in *terms what its scores are made of. All
+ * threads ask. */
+template <class S>
+GPU_DEVICE int wide_find(const fattn_gpu_args &g, const wide_scratch<S> &s, int t, unsigned *terms)
+{
+    const gpu_forward_job &job = s.job;
+    const wide_keys &keys = s.keys;
+    bool keep = t < keys.full || t >= keys.full_past;
+    if (g.problem.features & (FATTN_MASK | FATTN_BLOCK_MASK)) {
+        keep = true;
+        for (; t < keys.block_past; t++) {
+            const int64_t j0 = (int64_t)t * S::KEYS;
+            if (gpu_tile_kind(g, job.pairs, job.i0, job.i1, job.hk * job.group, job.group, j0,
+                              fattn_min64(j0 + S::KEYS, keys.past),
+                              j0 + S::KEYS) != FATTN_TILE_EMPTY) {
+                break;
+            }
+        }
+    }
+    *terms = g.rule.terms | (keep ? FATTN_SCORE_KEEP : 0);
+    return t;
+}
+
+template <class S>
+GPU_DEVICE void wide_walk_begin(const fattn_gpu_args &g, wide_scratch<S> &s, int tile, wide_walk &w)
+{
+    const fattn_problem &p = g.problem;
+    const unsigned thread = (unsigned)gpu_thread(), quads = S::CHANNELS / 4;
+    const int key = (int)(thread / 32 * (S::KEYS / 4) + thread / 8 % 4), channel = thread % 8;
+    const int row = (int)(thread / quads), first = (int)(thread % quads * 4);
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(s.step);
+    w.key_steps = ((int)p.dim + S::LINES - 1) / S::LINES;
+    w.past = w.next = s.keys.block_past;
+    w.whole_k = s.keys.whole_k, w.whole_v = s.keys.whole_v;
+    w.step = w.turn = 0, w.tile = tile;
+    w.row = wide_row<S>(), w.column = wide_tx<S>() * 4;
+    w.k = (const float *)g.buffers.k + s.keys.k_at + key * p.k.seq + channel;
+    w.v = (const float *)g.buffers.v + s.keys.v_at + row * p.v.seq + first;
+    w.to_k = to + 4 * (channel * S::LINE + key);
+    w.to_v = to + 4 * (row * S::LINE + first);
+}
+
+/* x += the product of lines of rows with the steps in use. */
+template <class S>
+GPU_DEVICE void wide_product(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk &w,
+                             const float *rows, int steps, float x[8][8])
+{
+    GPU_ROLLED
+    for (int n = 0; n < steps; n++) {
+        mma_wait<0>();
+        gpu_sync(); /* the step is here, and everyone is through with the one before */
+        const float *const lines = rows + wide_place<S>(n * S::LINES, 0) + w.row;
+        const float *const columns = s.step[w.turn ^ 1] + w.column;
+        wide_line first;
+        wide_take_line<S>(lines, columns, first);
+        wide_ask<S>(g, s, w);
+        wide_multiply<S>(lines, columns, first, x);
+    }
+}
+
+/* All tiles of an item. */
+template <class S>
+GPU_DEVICE void wide_walk_keys(const fattn_gpu_args &g, wide_scratch<S> &s, wide_rows<S> &f)
+{
+    const fattn_problem &p = g.problem;
+    unsigned terms;
+    int t = wide_find<S>(g, s, s.keys.block, &terms);
+    wide_walk w;
+    wide_walk_begin<S>(g, s, t, w);
+    if (t >= w.past) {
+        return;
+    }
+    wide_ask<S>(g, s, w);
+    while (t < w.past) {
+        const int64_t j0 = (int64_t)t * S::KEYS;
+        float x[8][8] = {}, y[8][8] = {}, alpha[8];
+        wide_product<S>(g, s, w, s.query_lines, w.key_steps, x);
+        wide_score<S>(g, s, terms, j0, x);
+        wide_soften<S>(g.rule.unit, f.state, x, alpha);
+        wide_put<S>(s.weights, x);
+        if (p.features & FATTN_DROPOUT) {
+            wide_drop<S>(g, s, j0);
+        }
+        t = w.next = wide_find<S>(g, s, t + 1, &terms);
+        wide_product<S>(g, s, w, s.weights, S::VALUE_STEPS, y);
+        GPU_UNROLL
+        for (int m = 0; m < 8; m++) {
+            GPU_UNROLL
+            for (int n = 0; n < 8; n++) {
+                f.o[m][n] = fmaf(f.o[m][n], alpha[m], y[m][n]);
+            }
+        }
+    }
+    mma_wait<0>();
+}
+
+/* Rows in o and lse, or their parts in the workspace. */
+template <class S>
+GPU_DEVICE void wide_end(const fattn_gpu_args &g, const wide_scratch<S> &s, wide_rows<S> &f)
+{
+    GPU_UNROLL
+    for (int m = 0; m < 8; m++) {
+        const int r = wide_row<S>() + m;
+        const gpu_query q = s.query[r];
+        fattn_softmax state = f.state[m];
+        GPU_UNROLL
+        for (int n = S::TX; n > 1; n /= 2) {
+            state.l += gpu_shfl_xor(state.l, n);
+        }
+        if (q.h < 0) {
+            continue;
+        }
+        const gpu_part part = gpu_forward_row(g, s.job, r, q, state, wide_tx<S>() == 0);
+        GPU_UNROLL
+        for (int u = 0; u < 2; u++) {
+            gpu_forward_store(g, part, state, wide_column<S>(u * 4), &f.o[m][u * 4]);
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void wide_item(const fattn_gpu_args &g, wide_scratch<S> &s, int64_t item)
+{
+    wide_rows<S> f;
+    if (!gpu_forward_open(g, s.job, S::ROWS, item, 0)) {
+        return;
+    }
+    if (gpu_thread() == 0) {
+        wide_keys_set<S>(g, s);
+    }
+    wide_begin<S>(g, s, f);
+    wide_walk_keys<S>(g, s, f);
+    wide_end<S>(g, s, f);
+}
+
+template <class S> GPU_DEVICE void wide_all(const fattn_gpu_args &g)
+{
+    static_assert(sizeof(wide_scratch<S>) <= WIDE_SHARED(S::CHANNELS, S::ROWS, S::KEYS, S::LINES),
+                  "too small");
+    extern __shared__ char shared[];
+    wide_scratch<S> &s = *(wide_scratch<S> *)shared;
+    for (int64_t n = gpu_block(); n < g.tiling.items; n += gpu_blocks()) {
+        wide_item<S>(g, s, n);
+    }
+}
+
+#endif

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rows that a block of a forward kernel takes, from the work list to o and lse: an item of the
+ * schedule is a tile of rows of one key/value head along a part of its keys. With one part it ends
+ * in o and lse; with several, each leaves {m, l, o} in the workspace, and gpu_combine merges them
+ * in ascending order.
+ */
+#ifndef FATTN_GPU_FORWARD_ROWS_CUH
+#define FATTN_GPU_FORWARD_ROWS_CUH
+
+#include "backends/gpu/pairs.cuh"
+#include "backends/gpu/parts.cuh"
+#include "core/online_softmax.h"
+#include "core/schedule.h"
+
+/* The tile of rows that a block is at. What is the same for all threads leaves their registers. */
+typedef struct gpu_forward_job {
+    gpu_pairs pairs;
+    int64_t hk, group; /* key/value head, and query heads that share it */
+    int64_t first, i0, i1;
+    int64_t item, split;
+    int rows; /* that exist */
+    int c0;   /* first channel of the slab */
+} gpu_forward_job;
+
+/* Turns to an item of tiles of so many rows; false where it has none. */
+GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f, int most,
+                                 int64_t item, int c0)
+{
+    const fattn_gpu_args &g = gpu_anew(args);
+    const fattn_problem &p = g.problem;
+    gpu_sync(); /* the item before may still be read */
+    if (gpu_thread() == 0) {
+        const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
+        f.pairs = gpu_pairs_of(g, work.batch);
+        f.hk = work.head;
+        f.group = p.heads_q / p.heads_k;
+        f.first = work.block * most;
+        const int64_t rows = fattn_min64(f.pairs.seq.sq * f.group - f.first, most);
+        f.rows = (int)fattn_max64(rows, 0);
+        f.i0 = f.first / f.group;
+        f.i1 = (f.first + f.rows - 1) / f.group + 1;
+        f.item = item;
+        f.split = work.split;
+        f.c0 = c0;
+    }
+    gpu_sync();
+    return f.rows > 0;
+}
+
+/* Row r of the tile. */
+GPU_DEVICE gpu_query gpu_forward_query(const gpu_forward_job &job, int r)
+{
+    gpu_query q = gpu_query_of(job.first + r, job.group, job.hk * job.group);
+    if (r >= job.rows) {
+        q.h = -1;
+    }
+    return q;
+}
+
+/* Nothing met but the sink, which belongs to the first part, and to one thread of the row. */
+GPU_DEVICE fattn_softmax gpu_forward_start(const fattn_gpu_args &g, const gpu_forward_job &job,
+                                           gpu_query q, bool speaks)
+{
+    fattn_softmax state = fattn_softmax_empty();
+    if (g.problem.features & FATTN_SINK && job.split == 0 && q.h >= 0) {
+        state = fattn_softmax_sink(((const float *)g.buffers.sink)[q.h]);
+        if (!speaks) {
+            state.l = 0;
+        }
+    }
+    return state;
+}
+
+/* Where row r goes, in o or as a part. The thread that speaks for it leaves its state. */
+GPU_DEVICE gpu_part gpu_forward_row(const fattn_gpu_args &g, const gpu_forward_job &job, int r,
+                                    gpu_query q, fattn_softmax state, bool speaks)
+{
+    gpu_part part = gpu_part_of(g, job.item, r);
+    const bool leaves = speaks && job.c0 == 0;
+    if (g.tiling.splits > 1) {
+        if (leaves) {
+            *part.m = state.m, *part.l = state.l;
+        }
+        return part;
+    }
+    if (leaves) {
+        gpu_store_lse(g, job.pairs.seq, job.pairs.b, q, state);
+    }
+    part = gpu_part_output(g, job.pairs.seq, q);
+    if (!(g.problem.outputs & FATTN_OUT_O)) {
+        part.o.dim = 0;
+    }
+    return part;
+}
+
+/* Four channels of a row's sums. */
+GPU_DEVICE void gpu_forward_store(const fattn_gpu_args &g, const gpu_part &part,
+                                  fattn_softmax state, int c, const float sum[4])
+{
+    float o[4];
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        o[e] = g.tiling.splits > 1 ? sum[e] : gpu_output(state, sum[e]);
+    }
+    gpu_store_quad(part.o, part.at, c, o);
+}
+
+#endif

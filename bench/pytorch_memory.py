@@ -79,7 +79,7 @@ def main():
         print(options.dtype, options.dim, options.mask, options.batch, options.heads, length,
               f"{4 * size * elements / MIB:.1f}",
               *(f"{row[n] / MIB:.1f}" if row[n] else "-" for n in row),
-              f"{row['fattn'] / least:.3f}", sep="\t", flush=True)
+              f"{row['fattn'] / least:.3f}" if row["fattn"] else "-", sep="\t", flush=True)
         del inputs
     if options.plot:
         curves = {name: [(n, row[name] / MIB) for n, row in zip(options.length, table) if row[name]]

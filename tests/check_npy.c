@@ -71,6 +71,8 @@ static const char *in_folder(const char *name)
 
 static void put_file(const char *path, const void *bytes, size_t size)
 {
+    /* A new file: ext4 sends one that is emptied and filled again to the disk when it is closed. */
+    remove(path);
     FILE *const file = fopen(path, "wb");
     need(file && fwrite(bytes, 1, size, file) == size && fclose(file) == 0, path);
 }

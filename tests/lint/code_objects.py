@@ -8,6 +8,8 @@ usage: code_objects.py OBJDUMP [CODE_OBJECT]...
 OBJDUMP is an llvm-objdump that knows these processors; - stands for none. No code object: no backend hip.
 """
 
+import bisect
+import functools
 import os
 import re
 import struct
@@ -114,29 +116,38 @@ def disassemble(objdump, path):
                           check=True).stdout
     functions, code, begin = {}, [], 0
     for line in text.split("\n"):
-        head = re.match(r"([0-9a-f]+) <(.*)>:", line)
-        match = re.match(r"\s+(.*?)\s*// ([0-9A-F]+):", line)
-        if head:
-            begin, code = int(head.group(1), 16), functions.setdefault(head.group(2), [])
-        elif match:
-            to = re.search(r"<[^>]*?(?:\+0x([0-9a-f]+))?>$", line)
-            jumps = to and "branch" in match.group(1)
-            code.append((int(match.group(2), 16), match.group(1), begin + int(to.group(1) or "0", 16) if jumps else None))
+        if not line[:1].isspace():
+            head = re.match(r"([0-9a-f]+) <(.*)>:", line)
+            if head:
+                begin, code = int(head.group(1), 16), functions.setdefault(head.group(2), [])
+            continue
+        instruction, comment, rest = line.strip().partition("// ")
+        if comment:
+            to = "branch" in instruction and re.search(r"<[^>]*?(?:\+0x([0-9a-f]+))?>$", line)
+            code.append((int(rest.partition(":")[0], 16), instruction.rstrip(),
+                         begin + int(to.group(1) or "0", 16) if to else None))
     return functions
+
+
+def between(code, ranges):
+    """The instructions of each range of addresses, both ends included."""
+    addresses = [at for at, _, _ in code]
+    for first, last in ranges:
+        inside = code[bisect.bisect_left(addresses, first):bisect.bisect_right(addresses, last)]
+        yield [text for _, text, _ in inside]
 
 
 def loops(code):
     """The instructions of each innermost loop."""
-    spans = [(to, at) for at, _, to in code if to is not None and to <= at]
-    for start, end in spans:
-        if not any((s, e) != (start, end) and start <= s and e <= end for s, e in spans):
-            yield [text for at, text, _ in code if start <= at <= end]
+    found = [(to, at) for at, _, to in code if to is not None and to <= at]
+    return between(code, [(start, end) for start, end in found if not any(
+        start <= s and e <= end and (s, e) != (start, end) for s, e in found)])
 
 
 def spans(code):
     """The instructions of each loop, the shortest first."""
-    ends = sorted({(at - to, to, at) for at, _, to in code if to is not None and to <= at})
-    return [[text for at, text, _ in code if first <= at <= last] for _, first, last in ends]
+    found = {(to, at) for at, _, to in code if to is not None and to <= at}
+    return between(code, sorted(found, key=lambda span: (span[1] - span[0], span)))
 
 
 def tile_products(name, lanes):
@@ -152,8 +163,25 @@ def tile_products(name, lanes):
     return None
 
 
+# The same instructions come again and again: each text is matched once.
+@functools.cache
+def products_of(text):
+    return sum(len(re.findall(pattern, text)) * count for pattern, count in PRODUCT)
+
+
+@functools.cache
+def matrix_products_of(text):
+    sizes = re.match(MATRIX, text)
+    return int(sizes[1]) * int(sizes[2]) * int(sizes[3]) if sizes else 0
+
+
+@functools.cache
+def moves(text):
+    return re.match(MOVE, text) is not None
+
+
 def products(body):
-    return sum(len(re.findall(pattern, text)) * count for text in body for pattern, count in PRODUCT)
+    return sum(map(products_of, body))
 
 
 def spills(path, kernels):
@@ -178,9 +206,9 @@ def busy(path, functions):
         if re.match(TILED, name) and not tiled:
             yield f"{path}: {name}: has no loop of products"
         for body in tiled:
-            moves = [text for text in body if re.match(MOVE, text)]
-            if MOVES * len(moves) > len(body):
-                yield f"{path}: {name}: {len(moves)} of {len(body)} instructions move values, such as {moves[0]}"
+            moving = [text for text in body if moves(text)]
+            if MOVES * len(moving) > len(body):
+                yield f"{path}: {name}: {len(moving)} of {len(body)} instructions move values, such as {moving[0]}"
 
 
 def matrices(path, kernels, functions):
@@ -193,14 +221,13 @@ def matrices(path, kernels, functions):
             continue
         made = {}
         for body in spans(functions[name]):
-            sizes = [re.match(MATRIX, text) for text in body]
-            made.setdefault(sum(int(m[1]) * int(m[2]) * int(m[3]) for m in sizes if m), body)
+            made.setdefault(sum(map(matrix_products_of, body)), body)
         if wanted not in made:
             yield f"{path}: {name}: no loop makes the {wanted} products of a tile, but {sorted(made)}"
             continue
-        moves = sum(bool(re.match(MOVE, text)) for text in made[wanted])
-        if MOVES * moves > len(made[wanted]):
-            yield f"{path}: {name}: {moves} of {len(made[wanted])} instructions move values"
+        moving = sum(map(moves, made[wanted]))
+        if MOVES * moving > len(made[wanted]):
+            yield f"{path}: {name}: {moving} of {len(made[wanted])} instructions move values"
 
 
 def narrow(path, functions):

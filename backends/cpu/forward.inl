@@ -22,6 +22,7 @@ typedef struct forward {
     float *m, *l; /* [br] */
     float *ot;    /* [dvp][br] */
 
+    bool few;     /* keys: channels are in the lanes of scores, and queries are not turned */
     bool fresh;   /* ot holds nothing yet */
     bool by_rows; /* ot is o: [br][dvp], normalised */
     bool placed;  /* but o lies where it belongs */
@@ -141,15 +142,28 @@ static void state_begin(forward *f, int64_t split)
     }
 }
 
+/* Most keys of a sequence for which summing the lanes of each product costs less than turning
+ * queries. */
+#define FEW_KEYS 12
+
+/* Sums over lanes round otherwise, which a row that may not depend on its neighbours can tell. */
+static bool few_keys(const panel *pn)
+{
+    const fattn_problem *const p = pn->p;
+    return FV_LANES >= 8 && pn->seq.sk <= FEW_KEYS && p->dim % FV_LANES == 0 &&
+           !(p->features & FATTN_BATCH_INVARIANT);
+}
+
 /* Queries in scratch, and the state of a part. */
 INLINE void forward_begin(forward *f, bool paired, int64_t split)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
+    f->few = !paired && few_keys(pn);
     if (paired) {
         pairs_load_queries(pn);
         fill(f->ot, pn->br * pn->dvp, 0);
-    } else {
+    } else if (!f->few) {
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
     f->fresh = !paired;
@@ -408,6 +422,42 @@ static void dot_tile(const panel *pn, span s)
     }
 }
 
+/* Dot products of FV_LANES queries with a few keys. q: rows at q_stride; x: [keys][x_stride] */
+static void dot_few_rows(const float *q, int64_t q_stride, const float *const *k, int64_t keys,
+                         int64_t dim, float *x, int64_t x_stride)
+{
+    for (int64_t j = 0; j < keys; j++) {
+        fv sum[FV_LANES];
+#pragma GCC unroll 16
+        for (int n = 0; n < FV_LANES; n++) {
+            sum[n] = fv_set1(0);
+        }
+        for (int64_t c = 0; c < dim; c += FV_LANES) {
+            const fv key = fv_load(k[j] + c);
+#pragma GCC unroll 16
+            for (int n = 0; n < FV_LANES; n++) {
+                sum[n] = fv_muladd(key, fv_load(q + n * q_stride + c), sum[n]);
+            }
+        }
+        fv_store(x + j * x_stride, fv_sums(sum));
+    }
+}
+
+/* As dot_tile(), from queries where they lie. */
+static void dot_few(const panel *pn, span s)
+{
+    const fattn_problem *const p = pn->p;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const bool direct = rows_in_place(pn, p->dtype, p->dim, r) && in_place(p, &p->q);
+        if (!direct) {
+            load_some_queries(pn, pn->buf->q, &p->q, r, pn->q);
+        }
+        dot_few_rows(direct ? (const float *)pn->buf->q + query_index(pn, &p->q, r) : pn->q,
+                     direct ? p->q.seq : pn->dp, pn->k, s.live, p->dim, pn->x + r, pn->br);
+    }
+    fill(pn->x + s.live * pn->br, (s.padded - s.live) * pn->br, 0);
+}
+
 /* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
 INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 {
@@ -417,6 +467,8 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     /* 1. Scores. */
     if (paired) {
         pairs_scores(pn, s);
+    } else if (f->few) {
+        dot_few(pn, s);
     } else {
         dot_tile(pn, s);
     }

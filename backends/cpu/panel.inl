@@ -396,6 +396,21 @@ static bool rows_in_place(const panel *pn, fattn_dtype dtype, int64_t dim, int64
     return dtype == FATTN_F32 && dim % FV_LANES == 0 && pn->group == 1 && r + FV_LANES <= pn->rows;
 }
 
+/* rows[n] = row r + n of q for n < FV_LANES; zeros for rows past the last. rows: [FV_LANES][dp] */
+static void load_some_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
+                              int64_t r, float *rows)
+{
+    const fattn_dtype dtype = pn->p->dtype;
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        if (r + n < pn->rows) {
+            row_load(rows + n * pn->dp, dtype,
+                     element(tensor, dtype, query_index(pn, strides, r + n)), pn->p->dim);
+        } else {
+            fill(rows + n * pn->dp, pn->dp, 0);
+        }
+    }
+}
+
 /* t[c][r] = rows of q; zeros for rows past the last. t: [dp][br]; rows: scratch,
  * [FV_LANES][dp] */
 static void transpose_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
@@ -409,14 +424,7 @@ static void transpose_queries(const panel *pn, const void *tensor, const fattn_s
                       dim, t + r, pn->br);
             continue;
         }
-        for (int64_t n = 0; n < FV_LANES; n++) {
-            if (r + n < pn->rows) {
-                row_load(rows + n * pn->dp, dtype,
-                         element(tensor, dtype, query_index(pn, strides, r + n)), dim);
-            } else {
-                fill(rows + n * pn->dp, pn->dp, 0);
-            }
-        }
+        load_some_queries(pn, tensor, strides, r, rows);
         transpose(rows, pn->dp, FV_LANES, pn->dp, t + r, pn->br);
     }
 }

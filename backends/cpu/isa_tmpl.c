@@ -69,6 +69,10 @@ static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
 #include "backends/cpu/backward.inl"
 
+#include "backends/cpu/backward_pairs.inl"
+
+#include "backends/cpu/backward_run.inl"
+
 #include "backends/cpu/peak.inl"
 
 #define CPU_DTYPES \

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward's items: a panel on its way along its keys, in the order that its chain prescribes, then
+ * the rounding of what was summed apart, the sums of dSink, and the tiles.
+ */
+
+/* dq of the rows at first. */
+static void store_dq(backward *g, int64_t first, float factor)
+{
+    const panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const fattn_dtype dtype = fattn_gradient_dtype(p);
+    transpose(g->dqt + first, pn->br, pn->dp, FV_LANES, g->dq, pn->dp);
+    for (int64_t r = first; r < fattn_min64(first + FV_LANES, pn->rows); r++) {
+        const int64_t at = query_index(pn, &p->dq, r);
+        float *const row = g->dq + (r - first) * pn->dp;
+        if (p->features & FATTN_ACCUMULATE) { /* f32, then */
+            add_row((float *)pn->buf->dq + at, row, p->dim, factor);
+        } else {
+            row_store((char *)pn->buf->dq + at * fattn_dtype_size(dtype), dtype, row, p->dim,
+                      factor);
+        }
+    }
+}
+
+/* The panel's part of dSink = -sum over its rows of exp(sink - lse) delta, a number a head. */
+static void store_dsink(const backward *g, float *parts)
+{
+    const panel *const pn = &g->panel;
+    const float *const sink = pn->buf->sink;
+    for (int64_t r = 0; r < pn->rows; r++) {
+        const query_row *const row = &pn->row[r];
+        if (row->dead) {
+            continue;
+        }
+        float weight[FV_LANES];
+        fv_store(weight, fattn_softmax_weight(fv_set1(sink[row->h]), fv_set1((float)FATTN_LOG2E),
+                                              fv_set1(g->lse[r])));
+        parts[row->h - pn->hk * pn->group] -= weight[0] * g->delta[r] * g->lowered;
+    }
+}
+
+/* The panels of a chain have consecutive numbers. */
+static int64_t chain_length(const fattn_cpu_run *run)
+{
+    return dbias_crosses(run->problem) ? run->tiling->items : run->tiling->q_blocks;
+}
+
+/*
+ * The number of the panel that is handed out as item n. Some heads take turns, a panel each: those
+ * of one head, were they at work at the same time, would wait for each other and send dK and dV
+ * from cache to cache.
+ */
+#define HEADS_TOGETHER 16
+static int64_t panel_number(const fattn_cpu_run *run, int64_t n)
+{
+    const int64_t blocks = run->tiling->q_blocks, set = HEADS_TOGETHER * blocks;
+    const int64_t begin = n / set * set,
+                  heads = fattn_min64(set, run->tiling->items - begin) / blocks;
+    const int64_t head = (n - begin) % heads, block = (n - begin) / heads;
+    return dbias_crosses(run->problem) ? n : begin + head * blocks + block;
+}
+
+/* A panel that adds: everything but the chain. */
+INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *before,
+                           fattn_cpu_progress *own)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    int64_t block = 0, past = INT64_MAX;
+
+    load_numbers(g);
+    if (pairs) {
+        load_rows_pairs(g);
+    } else {
+        load_rows(g);
+    }
+    fill(g->dqt, pn->br * pn->dp, 0);
+    panel_blocks(pn, &block, &past);
+    if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
+        past = 0;
+    }
+    for (; block < past; block++) {
+        const span s = span_of(pn, block);
+        if (s.kind == FATTN_TILE_EMPTY) {
+            continue;
+        }
+        if (pairs) {
+            backward_tile_pairs(g, s, before);
+        } else {
+            backward_tile(g, s, before);
+        }
+        if (own) {
+            fattn_cpu_publish(own, block + 1);
+        }
+    }
+    for (int64_t r = 0; r < pn->rows && wants(p, FATTN_OUT_DQ); r += FV_LANES) {
+        store_dq(g, r, pairs ? pn->rule.scale * g->lowered : 1 / lift_of(p));
+    }
+}
+
+INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bool pairs)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t item = panel_number(run, n);
+    const fattn_work work = fattn_schedule_item(run->tiling, p->heads_k, item);
+    arena from = {.base = scratch};
+    backward g;
+    panel *const pn = &g.panel;
+    if (pairs) {
+        backward_layout_pairs(&g, p, run->tiling, &from);
+    } else {
+        backward_layout(&g, p, run->tiling, &from);
+    }
+    g.shared = gradients_of(run);
+    g.lowered = 1;
+
+    fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
+    const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
+    const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br, false);
+    if (has_rows && pairs) {
+        widen(pn);
+    }
+    if (has_rows) {
+        backward_panel(&g, pairs, before, own);
+    }
+    if (wants(p, FATTN_OUT_DSINK)) {
+        float *const parts = g.shared.dsink + item * pn->group;
+        fill(parts, pn->group, 0);
+        if (has_rows) {
+            store_dsink(&g, parts);
+        }
+    }
+    if (before) {
+        fattn_cpu_wait(before, INT64_MAX);
+    }
+    if (own) {
+        fattn_cpu_publish(own, INT64_MAX);
+    }
+}
+
+static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    differentiate(run, item, scratch, false);
+}
+
+#if FV_PAIRS
+static void backward_work_pairs(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    pairs_open();
+    differentiate(run, item, scratch, true);
+    pairs_close();
+}
+#endif
+
+static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->items; }
+
+/* --- Phase 3: rounding, and the sums of dSink ------------------------------------------------- */
+
+static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
+                       int64_t dim, float *apart, int64_t stride)
+{
+    const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
+    const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
+    for (int64_t j = first; j < past; j++) {
+        row_store((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), dtype,
+                  sum_row(pn, tensor, strides, apart, stride, j), dim, 1);
+    }
+}
+
+/* dsink of head h: the parts of its panels in the order of their numbers. */
+static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t group = p->heads_q / p->heads_k, blocks = run->tiling->q_blocks;
+    float *const dsink = run->buffers->dsink;
+    float sum = p->features & FATTN_ACCUMULATE ? dsink[h] : 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t first = (b * p->heads_k + h / group) * blocks;
+        for (int64_t n = 0; n < blocks; n++) {
+            sum += g->dsink[(first + n) * group + h % group];
+        }
+    }
+    dsink[h] = sum;
+}
+
+static int64_t finish_chunks(const fattn_problem *p)
+{
+    return adds_up_apart(p) ? p->batch * p->heads_k * chunks_of(p) : 0;
+}
+
+static int64_t finish_count(const fattn_cpu_run *run)
+{
+    const fattn_problem *const p = run->problem;
+    return finish_chunks(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
+}
+
+static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    const fattn_problem *const p = run->problem;
+    const gradients g = gradients_of(run);
+    const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
+    (void)scratch;
+    if (item >= chunks) {
+        sum_dsink(run, &g, item - chunks);
+        return;
+    }
+    const int64_t head = item % heads, first = item / heads * CHUNK_KEYS;
+    const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
+    if (wants(p, FATTN_OUT_DK)) {
+        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
+    }
+    if (wants(p, FATTN_OUT_DV)) {
+        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
+    }
+}
+
+/* --- Tiles ------------------------------------------------------------------------------------ */
+
+static const fattn_tile backward_tiles[] = {
+    {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
+
+static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return backward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling);
+}
+
+static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling),
+                               tiling->items);
+}
+
+#if FV_PAIRS
+/* Products in matrix registers take so little time that loading keys and adding to dK and dV must
+ * serve more rows. */
+static const fattn_tile backward_pairs_tiles[] = {
+#if FV_TILES
+    {96, 32}, {96, 64}, {384, 128}, {288, 128}, {192, 128},
+#else
+    {TILE_ROWS(144), 96},
+    {TILE_ROWS(96), 96},
+    {TILE_ROWS(48), 64},
+    {TILE_ROWS(16), 32},
+#endif
+    {0, 0}};
+
+static int64_t pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return pairs_scratch(p, &tiling);
+}
+
+static int64_t pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(backward_shared(p, tiling), pairs_scratch(p, tiling), tiling->items);
+}
+#endif

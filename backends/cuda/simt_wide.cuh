@@ -42,7 +42,8 @@ typedef struct wide_keys {
     int64_t k_at, v_at; /* where key 0 lies, without pages */
     int block, block_past;
     int full, full_past;  /* those whose pairs the band keeps, all of them */
-    int whole_k, whole_v; /* of those before it all rows are floats and follow one another */
+    int count;            /* keys that exist */
+    int whole_k, whole_v; /* tiles that have all of theirs; -1: rows that cannot be copied */
 } wide_keys;
 
 template <class S> struct wide_scratch {
@@ -77,6 +78,13 @@ template <class S> GPU_DEVICE int wide_column(int n)
     return n / 4 * (S::KEYS / 2) + wide_tx<S>() * 4 + n % 4;
 }
 
+/* The first key of a tile that a thread copies. */
+template <class S> GPU_DEVICE int wide_own_key(void)
+{
+    const unsigned thread = (unsigned)gpu_thread();
+    return (int)(thread / 32 * (S::KEYS / 4) + thread / 8 % 4);
+}
+
 /* Where a line of rows has a row. Fours of lines are apart by 4 floats more than they are long, so
  * that threads that write the lines of their columns meet few of one another's banks. */
 template <class S> GPU_DEVICE constexpr int wide_place(int line, int row)
@@ -95,22 +103,22 @@ GPU_DEVICE void wide_take(const float *from, float *x)
 /* Steps follow one another over all tiles of an item: channels of keys, then values. While one is
  * used, the next is on its way. All of this stays in registers. */
 typedef struct wide_walk {
-    int key_steps;   /* of a tile */
-    int past;        /* the last tile */
-    int whole_k;     /* tiles before it have all keys as rows of floats that follow one another */
-    int whole_v;     /* the same of values */
-    int step;        /* number of the next to be asked for, in its tile */
-    int tile;        /* that tile */
-    int next;        /* the one after it, or none: past the last */
-    int turn;        /* where it goes; the one in use is at the other place */
-    int row, column; /* of the thread's elements, the first of each */
-    const float *k;  /* what the thread copies first: of keys, a channel and every fourth */
-    const float *v;  /* of values, four channels */
+    int key_steps; /* of a tile */
+    int past;      /* the last tile */
+    int whole_k;   /* as in wide_keys */
+    int whole_v;
+    int step;            /* number of the next to be asked for, in its tile */
+    int tile;            /* that tile */
+    int next;            /* the one after it, or none: past the last */
+    int turn;            /* where it goes; the one in use is at the other place */
+    int row, column;     /* of the thread's elements, the first of each */
+    const float *k;      /* what the thread copies first: of keys, a channel and every fourth */
+    const float *v;      /* of values, four channels */
     uint32_t to_k, to_v; /* and to where in a step */
 } wide_walk;
 
-/* A step of what is not all rows of floats that follow one another, at once: of pages, of a
- * sequence's last keys, of 16-bit elements. The first key stands in for those that do not exist. */
+/* A step of rows that are not floats that follow one another, or not aligned: at once. The first
+ * key stands in for those that do not exist. */
 template <class S>
 GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S> &s, int tile,
                                   int first, bool is_key, float *lines)
@@ -149,37 +157,55 @@ GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S>
 }
 
 /* Channels c0 .. of the keys of a tile, a line a channel; zeros past the last. A wave copies eight
- * channels of four keys at a time, which meets no bank twice. */
-template <class S>
-GPU_DEVICE void wide_fetch_keys(const fattn_gpu_args &g, const wide_walk &w, int c0, uint32_t to)
+ * channels of four keys at a time, which meets no bank twice. In a tile that is not WHOLE the last
+ * key of `live` stands in for those that do not exist. */
+template <class S, bool WHOLE>
+GPU_DEVICE void wide_fetch_keys(const fattn_gpu_args &g, const wide_walk &w, int live, int c0,
+                                uint32_t to)
 {
     const fattn_problem &p = g.problem;
-    const float *from = w.k + w.tile * (S::KEYS * p.k.seq) + c0;
-    const int left = (int)p.dim - c0 - (int)((unsigned)gpu_thread() % 8);
+    const float *const from = w.k + w.tile * (S::KEYS * p.k.seq) + c0;
+    const int channels = (int)p.dim - c0 - (int)((unsigned)gpu_thread() % 8);
+    const int last = live - 1 - wide_own_key<S>();
     GPU_UNROLL
     for (int own = 0; own < S::KEYS / 16; own++) {
+        const float *const row = from + (WHOLE ? 4 * own : min(4 * own, last)) * p.k.seq;
         GPU_UNROLL
         for (int n = 0; n < S::LINES; n += 8) {
-            mma_copy_word(to + w.to_k + 4 * (n * S::LINE + 4 * own), from + n, n < left);
+            mma_copy_word(to + w.to_k + 4 * (n * S::LINE + 4 * own), row + n, n < channels);
         }
-        from += 4 * p.k.seq;
     }
 }
 
 /* Values of the keys first .. of a tile, a line a key. Channels past the last are of no account. */
-template <class S>
-GPU_DEVICE void wide_fetch_values(const fattn_gpu_args &g, const wide_walk &w, int first,
+template <class S, bool WHOLE>
+GPU_DEVICE void wide_fetch_values(const fattn_gpu_args &g, const wide_walk &w, int live, int first,
                                   uint32_t to)
 {
-    enum { EVERY = WIDE_THREADS / (S::CHANNELS / 4) };
+    enum { QUADS = S::CHANNELS / 4, EVERY = WIDE_THREADS / QUADS };
     const fattn_problem &p = g.problem;
-    const float *from = w.v + (w.tile * S::KEYS + first) * p.v.seq;
-    if ((int)((unsigned)gpu_thread() % (S::CHANNELS / 4) * 4) < p.dim_v) {
+    const float *const from = w.v + (w.tile * S::KEYS + first) * p.v.seq;
+    const int last = live - 1 - first - (int)((unsigned)gpu_thread() / QUADS);
+    if ((int)((unsigned)gpu_thread() % QUADS * 4) < p.dim_v) {
         GPU_UNROLL
         for (int own = 0; own < S::LINES / EVERY; own++) {
-            mma_copy(to + w.to_v + 4 * own * EVERY * S::LINE, from, 16);
-            from += EVERY * p.v.seq;
+            const int n = own * EVERY;
+            mma_copy(to + w.to_v + 4 * n * S::LINE, from + (WHOLE ? n : min(n, last)) * p.v.seq,
+                     16);
         }
+    }
+}
+
+template <class S, bool WHOLE>
+GPU_DEVICE void wide_fetch(const fattn_gpu_args &g, const wide_scratch<S> &s, const wide_walk &w,
+                           int first, bool is_key)
+{
+    const uint32_t to = (uint32_t)(w.turn * sizeof s.step[0]);
+    const int live = WHOLE ? S::KEYS : s.keys.count - w.tile * S::KEYS;
+    if (is_key) {
+        wide_fetch_keys<S, WHOLE>(g, w, live, first, to);
+    } else {
+        wide_fetch_values<S, WHOLE>(g, w, live, first, to);
     }
 }
 
@@ -189,15 +215,15 @@ GPU_DEVICE void wide_ask(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk 
 {
     const bool is_key = w.step < w.key_steps;
     const int first = (is_key ? w.step : w.step - w.key_steps) * S::LINES;
-    const uint32_t to = (uint32_t)(w.turn * sizeof s.step[0]);
+    const int whole = is_key ? w.whole_k : w.whole_v;
     if (w.tile >= w.past) {
         /* none */
-    } else if (w.tile >= (is_key ? w.whole_k : w.whole_v)) {
+    } else if (w.tile < whole) {
+        wide_fetch<S, true>(g, s, w, first, is_key);
+    } else if (whole < 0) {
         wide_fetch_slowly<S>(g, s, w.tile, first, is_key, s.step[w.turn]);
-    } else if (is_key) {
-        wide_fetch_keys<S>(g, w, first, to);
     } else {
-        wide_fetch_values<S>(g, w, first, to);
+        wide_fetch<S, false>(g, s, w, first, is_key);
     }
     mma_commit();
     w.turn ^= 1;
@@ -236,8 +262,8 @@ GPU_DEVICE void wide_multiply(const float *rows, const float *columns, const wid
                                   line[(u + 1) % 2]);
             }
             GPU_UNROLL
-            for (int e = 0; e < 64; e++) { /* columns first: 2 % faster than rows first */
-                const int m = e % 8, n = e / 8;
+            for (int e = 0; e < 64; e++) { /* this way and back: 2 % faster than by rows */
+                const int n = e / 8, m = n % 2 ? 7 - e % 8 : e % 8;
                 x[m][n] = fmaf(now.a[m], now.b[n], x[m][n]);
             }
         }
@@ -416,10 +442,11 @@ template <class S> GPU_DEVICE void wide_keys_set(const fattn_gpu_args &g, wide_s
     keys.block_past = (int)gpu_clamp((bottom.past + S::KEYS - 1) / S::KEYS, 0, block_past);
     keys.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, block_past);
     keys.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, block_past);
-    keys.whole_k = keys.whole_v = 0;
+    keys.count = (int)job.pairs.seq.sk;
+    keys.whole_k = keys.whole_v = -1;
     keys.k_at = keys.v_at = 0;
     if (p.dtype == FATTN_F32 && !(p.features & FATTN_PAGED)) {
-        keys.whole_k = (int)(job.pairs.seq.sk / S::KEYS);
+        keys.whole_k = keys.count / S::KEYS;
         keys.k_at = gpu_key_at(g, job.pairs.seq, p.k, job.pairs.b, job.hk, 0);
         if (g.chunks & FATTN_GPU_QUADS_V && p.dim_v % 4 == 0 && p.outputs & FATTN_OUT_O) {
             keys.whole_v = keys.whole_k;
@@ -456,7 +483,7 @@ GPU_DEVICE void wide_walk_begin(const fattn_gpu_args &g, wide_scratch<S> &s, int
 {
     const fattn_problem &p = g.problem;
     const unsigned thread = (unsigned)gpu_thread(), quads = S::CHANNELS / 4;
-    const int key = (int)(thread / 32 * (S::KEYS / 4) + thread / 8 % 4), channel = thread % 8;
+    const int key = wide_own_key<S>(), channel = (int)(thread % 8);
     const int row = (int)(thread / quads), first = (int)(thread % quads * 4);
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(s.step);
     w.key_steps = ((int)p.dim + S::LINES - 1) / S::LINES;

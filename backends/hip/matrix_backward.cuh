@@ -393,7 +393,9 @@ GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned t
     if (g.problem.outputs & FATTN_OUT_DBIAS && exists) {
         matrix_store_dbias(g, t, q, j, ds);
     }
-    *x = z != 0 ? p : 0; /* dV waits for the size of Z, so that P Z stays a number that f16 has */
+    /* dV waits for the size of Z, so that P Z stays a number that f16 has. A NaN stays one where
+     * the pair is dropped, as in P Z. */
+    *x = p * (z != 0 ? 1 : 0);
     *dp = ds * slope;
 }
 

@@ -95,7 +95,7 @@ struct emu_instr {
     int32_t target;    /* of a branch: index of an instruction */
     emu_instr *second; /* of a dual issue */
     const char *text;  /* the line of the disassembly */
-    int arch_major;    /* 9, 11, 12 */
+    int arch_major;    /* 9 .. 12 */
 };
 
 /* Lanes of one operation: d and e are results, a b c sources, each [n], those of 64 bits with their

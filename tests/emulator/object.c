@@ -54,7 +54,8 @@ static const struct {
     const char *arch;
     int wave, major;
 } targets[] = {
-    {0x3f, "gfx90a", 64, 9},   {0x4c, "gfx942", 64, 9},   {0x4f, "gfx950", 64, 9},
+    {0x2f, "gfx906", 64, 9},   {0x30, "gfx908", 64, 9},   {0x3f, "gfx90a", 64, 9},
+    {0x4c, "gfx942", 64, 9},   {0x4f, "gfx950", 64, 9},   {0x36, "gfx1030", 32, 10},
     {0x41, "gfx1100", 32, 11}, {0x4a, "gfx1151", 32, 11}, {0x48, "gfx1200", 32, 12},
     {0x4e, "gfx1201", 32, 12},
 };
@@ -553,13 +554,19 @@ static bool find_entry(emu_kernel *k)
     return false;
 }
 
+/* Whether scratch has instructions of its own, which need no register set up first. */
+static bool has_scratch(const emu_object *o)
+{
+    return o->major >= 11 || strcmp(o->arch, "gfx942") == 0 || strcmp(o->arch, "gfx950") == 0;
+}
+
 bool emu_kernel_decode(emu_kernel *k, char *why, size_t why_size)
 {
     if (!k->tried) {
         k->tried = true;
         if (find_entry(k) && decode_lines(k)) resolve_branches(k);
-        if (k->info.scratch_size != 0 && strcmp(k->object->arch, "gfx90a") == 0)
-            add_why(k, "scratch is not emulated on gfx90a");
+        if (k->info.scratch_size != 0 && !has_scratch(k->object))
+            add_why(k, "scratch is not emulated where it has no instructions of its own");
     }
     if (k->why[0] != '\0') snprintf(why, why_size, "%s: %s", k->name, k->why);
     return k->why[0] == '\0';

@@ -92,8 +92,9 @@ BACKWARD_SHARED = [
     ("gradients of keys are not scaled", "hip/matrix_backward.cuh", "fmaf(sum, factor, x[e])", "x[e] + sum"),
 ]
 BACKWARD_OWN = [
-    (GRADIENTS, "probabilities are not divided by their sum", "hip/matrix_backward.cuh", "g.rule.unit, -lse)", "g.rule.unit, 0)"),
-    (GRADIENTS, "delta is forgotten", "hip/matrix_backward.cuh", "p * (patch_get(dp[t], e) - delta)", "p * patch_get(dp[t], e)"),
+    (GRADIENTS, "probabilities are not divided by their sum", "hip/matrix_backward.cuh", "job.unit, -lse[e / 4][e % 4])", "job.unit, 0)"),
+    (GRADIENTS, "delta is forgotten", "hip/matrix_backward.cuh", "p * (patch_get(dp[t], e) - delta[e / 4][e % 4])",
+     "p * patch_get(dp[t], e)"),
     (GRADIENTS, "keys past the band count", "hip/matrix_backward.cuh", "from <= e & e <= to", "e <= to"),
     (GRADIENTS_FULL, "probabilities are not divided by their sum", "hip/matrix_backward.cuh", "g.rule.unit, -s.lse[r])",
      "g.rule.unit, 0)"),

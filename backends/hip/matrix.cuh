@@ -68,6 +68,7 @@ typedef uint32_t matrix_operand __attribute__((ext_vector_type(matrix<16>::OWN /
 typedef uint32_t matrix_four __attribute__((ext_vector_type(4)));
 typedef uint32_t matrix_two __attribute__((ext_vector_type(2)));
 typedef float matrix_pair __attribute__((ext_vector_type(2)));
+typedef float matrix_floats __attribute__((ext_vector_type(4)));
 
 /* Read anew at each use: what follows from it would be kept in registers that are not there. */
 GPU_DEVICE uint32_t matrix_thread(void) { return (uint32_t)gpu_thread_anew(); }

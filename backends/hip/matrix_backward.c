@@ -14,39 +14,37 @@
 #define BACKWARD_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
 static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
-                       int width, int wave, fattn_gpu_shape *shape)
+                       int width, int threads, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "matrix_backward_%s_%s_%d", variant,
              p->dtype == FATTN_F16 ? "f16" : "bf16", width);
     shape->blocks = p->batch * p->heads_k * t->k_blocks;
-    shape->threads = MATRIX_BACKWARD_THREADS(wave);
+    shape->threads = threads;
 }
 
-/* A block has two threads a query. */
-#define BACKWARD_KEYS(variant, width)                                                 \
-    static void variant##_keys_##width(const fattn_problem *p, const fattn_tiling *t, \
-                                       fattn_gpu_shape *shape)                        \
-    {                                                                                 \
-        keys_shape(p, t, #variant, width, 2 * (int)t->br, shape);                     \
-    }
 #define BACKWARD_FUNCTIONS(width)                                                    \
     static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
     {                                                                                \
         (void)p;                                                                     \
         return MATRIX_BACKWARD_SHARED(width, tile.br, tile.bc);                      \
-    }                                                                                \
-    BACKWARD_KEYS(lean, width)                                                       \
-    BACKWARD_KEYS(full, width)
+    }
 BACKWARD_FUNCTIONS(64)
 BACKWARD_FUNCTIONS(128)
 BACKWARD_FUNCTIONS(256)
 
-#define BACKWARD_TILE(kind, width, queries, keys) \
-    static const fattn_tile kind##_##width[] = {{queries, keys}, {0, 0}};
-#define MFMA_TILE(...) BACKWARD_TILE(mfma, __VA_ARGS__)
-#define WMMA_TILE(...) BACKWARD_TILE(wmma, __VA_ARGS__)
-MATRIX_BACKWARD_MFMA(MFMA_TILE)
-MATRIX_BACKWARD_WMMA(WMMA_TILE)
+#define BACKWARD_KEYS(name, variant, width, threads)                                        \
+    static void name(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape) \
+    {                                                                                       \
+        keys_shape(p, t, variant, width, threads, shape);                                   \
+    }
+#define BACKWARD_SHAPE(kind, wave, width, queries, keys, waves)              \
+    static const fattn_tile kind##_##width[] = {{queries, keys}, {0, 0}};    \
+    BACKWARD_KEYS(kind##_lean_keys_##width, "lean", width, (wave) * (waves)) \
+    BACKWARD_KEYS(kind##_full_keys_##width, "full", width, (wave) * (waves))
+#define MFMA_SHAPE(...) BACKWARD_SHAPE(mfma, 64, __VA_ARGS__)
+#define WMMA_SHAPE(...) BACKWARD_SHAPE(wmma, 32, __VA_ARGS__)
+MATRIX_BACKWARD_MFMA(MFMA_SHAPE)
+MATRIX_BACKWARD_WMMA(WMMA_SHAPE)
 
 #define BACKWARD_FULL \
     (FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT | FATTN_DETERMINISTIC))
@@ -74,7 +72,7 @@ MATRIX_BACKWARD_WMMA(WMMA_TILE)
                 .workspace = fattn_gpu_backward_workspace_##width},                   \
         .image = "matrix_backward", .isa = least, .isa_past = beyond, .needs = words, \
         .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows_##width,         \
-                   variant##_keys_##width, fattn_gpu_backward_dq_##width,             \
+                   kind##_##variant##_keys_##width, fattn_gpu_backward_dq_##width,    \
                    fattn_gpu_backward_sink_##width},                                  \
     }
 #define MFMA_ROW(variant, width, bits)                                                        \

@@ -3,7 +3,7 @@
  * Backward on matrix units, for 16-bit types: FlashAttention-2's loop (Dao 2023, algorithm 2). Its
  * equations are those of simt_backward.cuh.
  *
- * A block of four waves owns a tile of keys, with dK and dV in registers, and walks along the
+ * A block of some waves owns a tile of keys, with dK and dV in registers, and walks along the
  * queries that see them, head by head of the group:
  *
  *     S = Q K^T        P = exp(S - lse)          dV^T += dO^T P
@@ -36,16 +36,16 @@
 
 /* --- Shapes ----------------------------------------------------------------------------------- */
 
-/* T: matrix_f16 or matrix_bf16. W: channels, padded. R: queries of a tile, N: keys. LEAN kernels
- * know causal masks, windows and lengths, the others every feature. */
-template <class T, int W, int R, int N, bool LEAN> struct matrix_backward_shape {
+/* T: matrix_f16 or matrix_bf16. W: channels, padded. R: queries of a tile, N: keys, C: waves. LEAN
+ * kernels know causal masks, windows and lengths, the others every feature. */
+template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward_shape {
     typedef T type;
     enum {
         IS_LEAN = LEAN,
         WIDTH = W,
         QUERIES = R,
         KEYS = N,
-        WAVES = MATRIX_BACKWARD_WAVES,
+        WAVES = C,
         THREADS = WAVES * GPU_WAVE,
         TILES = N / (16 * WAVES),       /* of 16 keys, a wave */
         STEPS = W / PATCH_DEPTH,        /* of dot products; patches of channels */
@@ -53,9 +53,12 @@ template <class T, int W, int R, int N, bool LEAN> struct matrix_backward_shape 
         DQ_TILES = W / 16 / WAVES,      /* of 16 channels, a wave */
         IS_HELD = GPU_WAVE == 64,       /* K and V are in registers */
         IS_APART = IS_HELD && W <= 128, /* the turned Q and dO have room of their own */
-        ROOM = (IS_APART ? 4 : 2) * QUERIES * W
+        IS_PACED = IS_APART,            /* there are registers for operands that are read early */
+        ROOM = (IS_APART ? 4 : 2) * QUERIES * W,
+        IS_HALVED = THREADS >= 2 * QUERIES / 4 * W / 4, /* half of the waves bring Q, half dO */
+        BROUGHT = IS_HALVED ? 1 : 2                     /* of Q and dO, by a thread */
     };
-    typedef patch_squares<QUERIES, W, THREADS> queries;
+    typedef patch_squares<QUERIES, W, IS_HALVED ? THREADS / 2 : THREADS> queries;
     typedef patch_squares<KEYS, W, THREADS> keys;
     static_assert(R == PATCH_DEPTH, "a patch is as high as the tile");
     static_assert(!IS_HELD || KEYS * W <= ROOM, "keys pass through it");
@@ -90,6 +93,9 @@ typedef struct matrix_job {
     int64_t b, hk, j0, sq;
     int group, keys;     /* keys: that exist from j0 on; may be more than a tile, or none */
     int first, past;     /* tiles of queries */
+    int full, full_past; /* those that see all keys, of lean kernels */
+    float unit;          /* of scores */
+    unsigned terms;
     int64_t at, q, dout; /* query 0 of the group's first head in lse, q and dO */
 } matrix_job;
 
@@ -184,11 +190,19 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
 
 /* --- Queries ---------------------------------------------------------------------------------- */
 
-/* The next tile on its way: q, dO, and a thread's lse or delta. */
+/* The next tile on its way: what the thread brings of q and dO, and its lse or delta. */
 template <class S> struct matrix_moving {
-    typename S::queries q, dout;
+    typename S::queries part[S::BROUGHT];
     float row;
+    int live;
+    bool square, whole; /* whole: without rows and channels that do not exist */
 };
+
+/* Whether part n of what a thread brings is of dO. */
+template <class S> GPU_DEVICE bool matrix_is_dout(int n)
+{
+    return S::IS_HALVED ? matrix_wave() >= S::WAVES / 2 : n != 0;
+}
 
 /* Rows of q and dO. */
 typedef struct matrix_queries {
@@ -221,16 +235,20 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_job &job,
 {
     const fattn_gpu_args &g = gpu_anew(args);
     const matrix_queries t = matrix_queries_at<S>(g, job, visit);
-    moving.q.fetch(t.q, t.square);
-    moving.dout.fetch(t.dout, t.square);
+    moving.live = t.q.live;
+    moving.square = t.square;
+    moving.whole = t.q.live == S::QUERIES && t.q.dim == S::WIDTH && t.dout.dim == S::WIDTH;
+    GPU_UNROLL
+    for (int n = 0; n < S::BROUGHT; n++) {
+        moving.part[n].fetch(matrix_is_dout<S>(n) ? t.dout : t.q, t.square);
+    }
     /* Rows that do not exist have no probabilities. */
     const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
     const int r = (int)(patch_thread() % S::QUERIES);
     const bool of_delta = gpu_thread_anew() >= S::QUERIES;
     moving.row = of_delta ? 0 : fattn_f32_infinity();
     if (gpu_thread_anew() < 2 * S::QUERIES && r < t.q.live) {
-        const float found = (of_delta ? saved.delta : saved.lse)[t.at + r];
-        moving.row = found == found ? found : __builtin_nanf(""); /* patch_pack() */
+        moving.row = (of_delta ? saved.delta : saved.lse)[t.at + r];
     }
 }
 
@@ -240,12 +258,8 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
                            matrix_backward_scratch<S> &s)
 {
     const fattn_gpu_args &g = gpu_anew(args);
-    const matrix_queries t = matrix_queries_at<S>(g, job, visit);
-    if (t.square) {
-        moving.q.cut(t.q);
-        moving.dout.cut(t.dout);
-    }
-    if (!t.square) {
+    if (!moving.square) {
+        const matrix_queries t = matrix_queries_at<S>(g, job, visit);
         GPU_UNROLL
         for (int n = 0; n < 2; n++) {
             patch_copy_odd<S::QUERIES, S::WIDTH, S::THREADS>(
@@ -254,15 +268,24 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
                              : patch_element<S::WIDTH>(s.rows(n), r, c)) = x;
                 });
         }
-    } else if (TURNED) {
-        moving.q.put_columns(s.columns(0));
-        moving.dout.put_columns(s.columns(1));
     } else {
-        moving.q.put_rows(s.rows(0));
-        moving.dout.put_rows(s.rows(1));
+        GPU_UNROLL
+        for (int n = 0; n < S::BROUGHT; n++) {
+            const bool of_dout = matrix_is_dout<S>(n);
+            if (!moving.whole) {
+                const int64_t dim = of_dout ? g.problem.dim_v : g.problem.dim;
+                moving.part[n].cut({nullptr, 0, (int)dim, moving.live});
+            }
+            if (TURNED) {
+                moving.part[n].put_columns(s.columns(of_dout));
+            } else {
+                moving.part[n].put_rows(s.rows(of_dout));
+            }
+        }
     }
     if (!TURNED && gpu_thread_anew() < 2 * S::QUERIES) {
-        s.lse[gpu_thread_anew()] = moving.row; /* delta follows lse */
+        const bool any = moving.row != moving.row;
+        s.lse[gpu_thread_anew()] = any ? __builtin_nanf("") : moving.row; /* patch_pack() */
     }
 }
 
@@ -283,7 +306,9 @@ GPU_DEVICE void matrix_dots(const uint16_t *rows, const uint16_t *keys,
     GPU_UNROLL
     for (int n = 0; n < S::STEPS; n++) {
         const int chunk = n * PATCH_DEPTH / 8;
-        patch_pause(n);
+        if (!S::IS_PACED) {
+            patch_pause(n);
+        }
         const patch_rows a = patch_load_rows<CHUNKS>(rows, row, 0, chunk);
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
@@ -329,7 +354,7 @@ GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_jo
                                      patch x[S::TILES], patch dp[S::TILES])
 {
     const fattn_gpu_args &g = gpu_anew(args);
-    if (g.rule.terms) { /* a scale that cannot be part of the unit */
+    if (job.terms) { /* a scale that cannot be part of the unit */
         GPU_UNROLL
         for (int n = 0; n < 8 * S::TILES; n++) {
             patch_set(x[n / 8], n % 8, patch_get(x[n / 8], n % 8) * g.rule.scale);
@@ -338,14 +363,20 @@ GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_jo
     if (visit.kind == FATTN_TILE_PARTIAL) {
         matrix_keep_band<S>(job, (int64_t)visit.tile * S::QUERIES, x);
     }
+    const int row = patch_row();
+    matrix_floats lse[2], delta[2];
+    GPU_UNROLL
+    for (int n = 0; n < 2; n++) {
+        lse[n] = *(const matrix_floats *)&s.lse[row + 4 * n];
+        delta[n] = *(const matrix_floats *)&s.delta[row + 4 * n];
+    }
     GPU_UNROLL
     for (int e = 0; e < 8; e++) {
-        const float lse = s.lse[patch_row() + e], delta = s.delta[patch_row() + e];
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
-            const float p = matrix_exp2(fmaf(patch_get(x[t], e), g.rule.unit, -lse));
+            const float p = matrix_exp2(fmaf(patch_get(x[t], e), job.unit, -lse[e / 4][e % 4]));
             patch_set(x[t], e, p);
-            patch_set(dp[t], e, p * (patch_get(dp[t], e) - delta));
+            patch_set(dp[t], e, p * (patch_get(dp[t], e) - delta[e / 4][e % 4]));
         }
     }
 }
@@ -444,7 +475,9 @@ GPU_DEVICE void matrix_mix(const uint16_t *columns, const patch_packed x[S::TILE
     }
     GPU_UNROLL
     for (int n = 0; n < S::STEPS; n++) {
-        patch_pause(n);
+        if (!S::IS_PACED) {
+            patch_pause(n);
+        }
         const patch_rows a = patch_load_rows<CHUNKS>(columns, place, n * PATCH_DEPTH, 0);
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
@@ -467,11 +500,16 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
     for (int t = 0; t < S::DQ_TILES; t++) {
         patch_clear(dq[t]);
     }
+    patch_rows rows[S::IS_PACED ? S::KEY_STEPS : 1]; /* all of them are asked for first */
+    GPU_UNROLL
+    for (int n = 0; n < S::KEY_STEPS && S::IS_PACED; n++) {
+        rows[n] = patch_load_rows<CHUNKS>(s.ds, row, 0, n * PATCH_DEPTH / 8);
+    }
     GPU_UNROLL
     for (int n = 0; n < S::KEY_STEPS; n++) {
         const int chunk = n * PATCH_DEPTH / 8;
         patch_pause(n);
-        const patch_rows a = patch_load_rows<CHUNKS>(s.ds, row, 0, chunk);
+        const patch_rows a = S::IS_PACED ? rows[n] : patch_load_rows<CHUNKS>(s.ds, row, 0, chunk);
         GPU_UNROLL
         for (int t = 0; t < S::DQ_TILES; t++) {
             if constexpr (S::IS_HELD) {
@@ -486,12 +524,20 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
     const fattn_gpu_args &g = gpu_anew(args);
     const int64_t i0 = (int64_t)visit.tile * S::QUERIES;
     const int64_t first = job.at + visit.head * g.problem.total_q + i0;
-    const int live = (int)fattn_min64(job.sq - i0, S::QUERIES) - patch_row();
+    const int live = matrix_uniform((int)fattn_min64(job.sq - i0, S::QUERIES));
     float *const to = gpu_workspace_of<S::WIDTH>(g).dq + first * S::WIDTH +
                       (patch_row() * S::WIDTH + matrix_wave_channel<S>() + patch_column());
+    const int own = live - patch_row();
+    if (live == S::QUERIES) {
+        GPU_UNROLL
+        for (int n = 0; n < 8 * S::DQ_TILES; n++) {
+            gpu_add(to + n % 8 * S::WIDTH + 16 * (n / 8), patch_get(dq[n / 8], n % 8));
+        }
+        return;
+    }
     GPU_UNROLL
     for (int e = 0; e < 8; e++) {
-        if (e < live) {
+        if (e < own) {
             GPU_UNROLL
             for (int t = 0; t < S::DQ_TILES; t++) {
                 gpu_add(to + e * S::WIDTH + 16 * t, patch_get(dq[t], e));
@@ -507,13 +553,14 @@ template <class S>
 GPU_DEVICE fattn_tile_kind matrix_kind(const fattn_gpu_args &args, const matrix_job &job,
                                        const gpu_pairs &t, int head, int tile)
 {
+    if (S::IS_LEAN) {
+        return job.full <= tile && tile < job.full_past ? FATTN_TILE_FULL : FATTN_TILE_PARTIAL;
+    }
     const fattn_gpu_args &g = gpu_anew(args);
     const int64_t i0 = (int64_t)tile * S::QUERIES, i1 = fattn_min64(i0 + S::QUERIES, job.sq);
     const int64_t j1 = job.j0 + S::KEYS;
-    const fattn_tile_kind kind = S::IS_LEAN
-                                     ? fattn_band_tile(&job.band, i0, i1, job.j0, j1)
-                                     : gpu_tile_kind(g, t, i0, i1, job.hk * job.group + head, 1,
-                                                     job.j0, fattn_min64(j1, job.band.keys), j1);
+    const fattn_tile_kind kind = gpu_tile_kind(g, t, i0, i1, job.hk * job.group + head, 1, job.j0,
+                                               fattn_min64(j1, job.band.keys), j1);
     return (fattn_tile_kind)matrix_uniform(kind);
 }
 
@@ -554,6 +601,9 @@ GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_job &job,
     }
     matrix_dots<S>(s.rows(0), s.keys(0), held.k, x);
     matrix_dots<S>(s.rows(1), s.keys(2), held.v, dp);
+    if (S::IS_PACED) {
+        patch_pace<4 * S::STEPS, 4, S::TILES>();
+    }
     GPU_UNROLL
     for (int t = 0; t < S::TILES; t++) {
         patch_finish(x[t]);
@@ -610,6 +660,9 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_job &job,
         matrix_add_dq<S>(g, job, now, s, held);
         matrix_mix<S>(s.columns(1), p, sums.dv);
         matrix_mix<S>(s.columns(0), ds, sums.dk);
+        if (S::IS_PACED) {
+            patch_pace<4 * S::STEPS, 4, S::TILES>();
+        }
         gpu_sync();
         now = next;
     }
@@ -675,6 +728,20 @@ GPU_DEVICE void matrix_store_sums(const fattn_gpu_args &args, const matrix_job &
     }
 }
 
+/* The tiles of queries that see every key of the job's, which a tile is full of. */
+template <class S> GPU_DEVICE void matrix_find_full(matrix_job &job)
+{
+    const int64_t limit = INT64_C(1) << 62, beyond = (int64_t)job.past * S::QUERIES;
+    const fattn_band &band = job.band;
+    /* query i sees key j when j - right <= i + diagonal <= j + left */
+    const int64_t low = job.j0 + S::KEYS - 1 - band.diagonal - fattn_min64(band.right, limit);
+    const int64_t high = job.j0 - band.diagonal + fattn_min64(band.left, limit);
+    const int64_t first = band.right < 0 ? 0 : gpu_clamp(low, 0, beyond);
+    const int64_t past = band.left < 0 ? beyond : gpu_clamp(high + 1, 0, beyond);
+    job.full = matrix_uniform((int)((first + S::QUERIES - 1) / S::QUERIES));
+    job.full_past = matrix_uniform(job.keys >= S::KEYS ? (int)(past / S::QUERIES) : 0);
+}
+
 template <class S>
 GPU_DEVICE matrix_job matrix_job_of(const fattn_gpu_args &g, const gpu_pairs &t, int64_t hk,
                                     int64_t block)
@@ -695,6 +762,9 @@ GPU_DEVICE matrix_job matrix_job_of(const fattn_gpu_args &g, const gpu_pairs &t,
     const int past = (int)((rows.past + S::QUERIES - 1) / S::QUERIES);
     job.first = matrix_uniform((int)(rows.first / S::QUERIES));
     job.past = matrix_uniform(job.keys > 0 ? past : 0);
+    matrix_find_full<S>(job);
+    job.unit = g.rule.unit;
+    job.terms = g.rule.terms;
     const int64_t h0 = hk * job.group;
     job.at = gpu_uniform(gpu_lse_at(p, t.seq, t.b, h0));
     job.q = gpu_uniform(gpu_query_at(t.seq, p.q, 0, h0));

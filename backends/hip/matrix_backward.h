@@ -5,19 +5,18 @@
 #define FATTN_HIP_MATRIX_BACKWARD_H
 
 /*
- * The shapes that are compiled: X(width, queries, keys), with width the padded channels. Four waves
- * share the keys. Registers of waves of 64 lanes hold K, V and 32 keys' gradients of 128 channels;
- * those of 32 lanes 16 keys' gradients, and of 256 channels none.
+ * The shapes that are compiled: X(width, queries, keys, waves), with width the padded channels. The
+ * waves share the keys. Registers of waves of 64 lanes hold K, V and gradients of 16 keys of 128
+ * channels so that two waves fit a SIMD; those of 32 lanes 16 keys' gradients, and of 256 channels
+ * none.
  */
-#define MATRIX_BACKWARD_WAVES 4
-#define MATRIX_BACKWARD_THREADS(wave) (MATRIX_BACKWARD_WAVES * (wave))
 #define MATRIX_BACKWARD_MFMA(X) \
-    X(64, 32, 128)              \
-    X(128, 32, 128)             \
-    X(256, 32, 64)
+    X(64, 32, 128, 4)           \
+    X(128, 32, 128, 8)          \
+    X(256, 32, 64, 4)
 #define MATRIX_BACKWARD_WMMA(X) \
-    X(64, 16, 64)               \
-    X(128, 16, 64)
+    X(64, 16, 64, 4)            \
+    X(128, 16, 64, 4)
 
 /* Bytes of local memory of a block: the larger of what the two kinds need, 4 tiles of queries and
  * dS, or 2, dS and 3 of keys. */

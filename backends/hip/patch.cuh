@@ -44,9 +44,12 @@ typedef struct patch_rows {
 /* A lane's 8 elements, two a word. */
 typedef matrix_four patch_packed;
 
-/* Asked for anew, so that what is made of it does not wait in registers, and without a sign, whose
- * divisions cost nothing. */
-GPU_DEVICE uint32_t patch_thread(void) { return (uint32_t)gpu_thread_anew(); }
+/* Without a sign, so that divisions cost nothing. In waves of 32, which have fewer registers for
+ * it, asked for anew, so that what is made of it does not wait in them. */
+GPU_DEVICE uint32_t patch_thread(void)
+{
+    return (uint32_t)(MATRIX_MFMA ? gpu_thread() : gpu_thread_anew());
+}
 
 GPU_DEVICE int patch_column(void) { return (int)(patch_thread() % 16); }
 GPU_DEVICE int patch_row(void) { return (int)(patch_thread() % GPU_WAVE / 16 * 8); }
@@ -75,6 +78,20 @@ GPU_DEVICE void patch_pause(int step)
     if (step % (MATRIX_MFMA ? 4 : MATRIX_WMMA == 12 ? 2 : 1) == 0) {
         __builtin_amdgcn_sched_barrier(0);
     }
+}
+
+/* Says how loads and products take turns in what was just written: LOADS loads, each for so many
+ * products, that are asked for AHEAD loads before. */
+template <int LOADS, int AHEAD, int PRODUCTS> GPU_DEVICE void patch_pace(void)
+{
+    enum { IS_PRODUCT = 8, IS_LOAD = 0x100 };
+    __builtin_amdgcn_sched_group_barrier(IS_LOAD, AHEAD, 0);
+    GPU_UNROLL
+    for (int n = 0; n < LOADS - AHEAD; n++) {
+        __builtin_amdgcn_sched_group_barrier(IS_PRODUCT, PRODUCTS * MATRIX_STEPS, 0);
+        __builtin_amdgcn_sched_group_barrier(IS_LOAD, 1, 0);
+    }
+    __builtin_amdgcn_sched_group_barrier(IS_PRODUCT, AHEAD * PRODUCTS * MATRIX_STEPS, 0);
 }
 
 /* After products: they are made before what follows, and not where they are first needed, while
@@ -262,7 +279,10 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
     matrix_two word[EACH][4];
 
     static GPU_MEMBER int row() { return (int)(patch_thread() % HIGH * 4); }
-    static GPU_MEMBER int channel(int n) { return (int)(patch_thread() / HIGH * 4) + n * STEP; }
+    static GPU_MEMBER int channel(int n)
+    {
+        return (int)(patch_thread() % THREADS / HIGH * 4) + n * STEP;
+    }
     static GPU_MEMBER bool exists(int n) { return STEP <= WIDTH || channel(n) < WIDTH; }
 
     /* Where there is nothing, or a thread has no square, something else is looked at. Rows that are

@@ -21,7 +21,7 @@ import tap
 # Beginning of a kernel's name: most bytes of local memory, and most vector registers, those for
 # accumulators included. The first that fits counts.
 CEILINGS = [
-    ("matrix_backward", 60416, 352),
+    ("matrix_backward", 60416, 416),
     ("matrix_", 49152, 352),
     ("simt_decode", 22528, 232),
     ("simt_forward", 35840, 264),
@@ -52,10 +52,10 @@ MATRIX = r"v_(?:mfma|wmma)_f32_(\d+)x(\d+)x(\d+)"
 HEADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "backends", "hip")
 SHAPES = [
     (r"matrix_(?:lean|full)_b?f16_(\d+)", "matrix.h", {64: "MATRIX_MFMA_SHAPES", 32: "MATRIX_WMMA_SHAPES"},
-     lambda lanes, rows, keys: 2 * lanes // 2 * keys),  # of two products, for half as many rows as lanes
+     lambda lanes, rows, keys, _: 2 * lanes // 2 * keys),  # of two products, for half as many rows as lanes
     (r"matrix_backward_(?:lean|full)_b?f16_(\d+)", "matrix_backward.h",
      {64: "MATRIX_BACKWARD_MFMA", 32: "MATRIX_BACKWARD_WMMA"},
-     lambda lanes, rows, keys: 5 * rows * keys // 4),   # of five, a quarter of the tile
+     lambda _, rows, keys, waves: 5 * rows * keys // waves),  # of five, its part of the tile
 ]
 
 
@@ -160,9 +160,8 @@ def tile_products(name, lanes):
         if match:
             with open(os.path.join(HEADERS, header), encoding="utf-8") as file:
                 text = re.search(rf"#define {lists[lanes]}\(X\)((?:.*\\\n)*.*)", file.read()).group(1)
-            shapes = {width: (rows, keys) for width, rows, keys in re.findall(r"X\((\d+), (\d+), (\d+)", text)}
-            rows, keys = map(int, shapes[match.group(1)])
-            return count(lanes, rows, keys) * int(match.group(1))
+            shapes = {width: map(int, sizes) for width, *sizes in re.findall(r"X\((\d+), (\d+), (\d+), (\d+)", text)}
+            return count(lanes, *shapes[match.group(1)]) * int(match.group(1))
     return None
 
 

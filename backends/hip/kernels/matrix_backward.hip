@@ -8,14 +8,22 @@
 
 #include "backends/hip/matrix_backward.cuh"
 
-#define MATRIX_ENTRY(name, type, width, queries, keys, lean)                                \
-    GPU_KERNEL(MATRIX_BACKWARD_THREADS(GPU_WAVE), 1) name(const GPU_PARAM fattn_gpu_args g) \
-    {                                                                                       \
-        matrix_backward_all<matrix_backward_shape<type, width, queries, keys, lean>>(g);    \
+/* Two waves are to fit a SIMD of MFMA's where registers allow it, as gfx950's do not by one. */
+#if MATRIX_MFMA && !defined(__gfx950__)
+#define MATRIX_WAVES(width, lean) (lean && width < 256 ? 2 : 1)
+#else
+#define MATRIX_WAVES(width, lean) 1
+#endif
+
+#define MATRIX_ENTRY(name, type, width, queries, keys, waves, lean)                             \
+    GPU_KERNEL(waves *GPU_WAVE, 1)                                                              \
+    GPU_WAVES(MATRIX_WAVES(width, lean)) name(const GPU_PARAM fattn_gpu_args g)                 \
+    {                                                                                           \
+        matrix_backward_all<matrix_backward_shape<type, width, queries, keys, waves, lean>>(g); \
     }
-#define MATRIX_PAIR(type, width, queries, keys)                                                    \
-    MATRIX_ENTRY(matrix_backward_lean_##type##_##width, matrix_##type, width, queries, keys, true) \
-    MATRIX_ENTRY(matrix_backward_full_##type##_##width, matrix_##type, width, queries, keys, false)
+#define MATRIX_PAIR(type, width, ...)                                                            \
+    MATRIX_ENTRY(matrix_backward_lean_##type##_##width, matrix_##type, width, __VA_ARGS__, true) \
+    MATRIX_ENTRY(matrix_backward_full_##type##_##width, matrix_##type, width, __VA_ARGS__, false)
 #if defined(__gfx90a__) /* which has no rows of f16 (matrix_backward.c) */
 #define MATRIX_ENTRIES(...) MATRIX_PAIR(bf16, __VA_ARGS__)
 #else

@@ -162,6 +162,28 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
     }
 }
 
+/* Asks L2 for the keys and values that the warp begins with, while what the stream holds before may
+ * still be at work: who writes them later writes them there. Where they lie has to be known. */
+template <class S>
+GPU_DEVICE void mma_expect_tiles(const fattn_gpu_args &g, const mma_item &w, const mma_round &round,
+                                 int warp)
+{
+    enum { LINES = 2 * S::WIDTH / 128, STEP = GPU_WAVE / LINES };
+    const fattn_problem &p = g.problem;
+    const int lane = gpu_thread() % GPU_WAVE, c = lane % LINES * 64;
+    GPU_ROLLED
+    for (int n = warp; n < round.count && n < (S::DEPTH - 1) * S::WARPS; n += S::WARPS) {
+        const int block = mma_round_tile(round, n);
+        GPU_UNROLL
+        for (int r = block * S::KEYS + lane / LINES; r < (block + 1) * S::KEYS; r += STEP) {
+            if (r < w.keys) {
+                mma_prefetch((const uint16_t *)w.k + r * p.k.seq + c);
+                mma_prefetch((const uint16_t *)w.v + r * p.v.seq + c);
+            }
+        }
+    }
+}
+
 /* --- An item ---------------------------------------------------------------------------------- */
 
 /* Begins to copy the queries. */
@@ -205,6 +227,9 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     const float unit = g.rule.unit;
     const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH;
     const mma_round round = mma_round_of(w, item);
+    if (S::IS_LEAN && !gpu_sequences_differ(g.problem)) {
+        mma_expect_tiles<S>(g, w, round, warp);
+    }
     mma_reader<S> at = mma_reader_of<S>(g, w, round, warp);
     gpu_await_earlier(); /* tensors are read from here on */
     GPU_ROLLED

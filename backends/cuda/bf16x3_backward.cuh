@@ -427,7 +427,7 @@ GPU_DEVICE void bf16x3_backward_item(const fattn_gpu_args &g, bf16x3_backward_sc
     bool odd = bf16x3_put_keys<S>(s.k[0], job.k, p.k.seq, p.dim, job.keys);
     odd = bf16x3_put_keys<S>(s.v[0], job.v, p.v.seq, p.dim_v, job.keys) || odd;
     bf16x3_keys_walk<S>(g, s, odd, sums);
-    mma_store_sums<S>(g, job, sums);
+    mma_store_sums<S>(g, s, sums);
 }
 
 template <class S> GPU_DEVICE void bf16x3_backward_all(const fattn_gpu_args &g)

@@ -222,16 +222,30 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char
     snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%s_%d_%dx%d", variant,
              p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->br, (int)t->bc);
     shape->blocks = p->batch * p->heads_k * t->k_blocks;
+    shape->resident = strcmp(variant, "lean") == 0;
     shape->threads = MMA_BACKWARD_THREADS;
     shape->shared = (int)MMA_BACKWARD_SHARED(width, t->br, t->bc);
 }
 
+/* A workspace, and what the items of a run are, unless it is ordered. */
+static int64_t with_jobs(const fattn_problem *p, const fattn_tiling *t, int64_t bytes)
+{
+    const int64_t items = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
+    const int64_t jobs =
+        p->features & FATTN_DETERMINISTIC ? 0 : gpu_floats(gpu_times(items, MMA_JOB_BYTES / 4));
+    return bytes < 0 || jobs < 0 || jobs > INT64_MAX - bytes ? -1 : bytes + jobs;
+}
+
 /* What belongs to a width, and to a variant of it. */
-#define MMA_BACKWARD_BYTES(width)                                                    \
-    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
-    {                                                                                \
-        (void)p;                                                                     \
-        return MMA_BACKWARD_SHARED(width, tile.br, tile.bc);                         \
+#define MMA_BACKWARD_BYTES(width)                                                              \
+    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile)           \
+    {                                                                                          \
+        (void)p;                                                                               \
+        return MMA_BACKWARD_SHARED(width, tile.br, tile.bc);                                   \
+    }                                                                                          \
+    static int64_t backward_##width##_workspace(const fattn_problem *p, const fattn_tiling *t) \
+    {                                                                                          \
+        return with_jobs(p, t, fattn_gpu_backward_workspace_##width(p, t));                    \
     }
 #define MMA_BACKWARD_KEYS(variant, run, width)                                        \
     static void variant##_keys_##width(const fattn_problem *p, const fattn_tiling *t, \
@@ -275,7 +289,7 @@ static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
                 .must_fit = true,                                             \
                 .tiles = backward_##width,                                    \
                 .fast_bytes = backward_##width##_bytes,                       \
-                .workspace = fattn_gpu_backward_workspace_##width},           \
+                .workspace = backward_##width##_workspace},                   \
         .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",        \
         .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows_##width, \
                    variant##_keys_##width, fattn_gpu_backward_dq_##width,     \

@@ -16,7 +16,8 @@
  * runs may differ in their last bits, or, ordered, in turn (below). A run is
  *
  *     clear                             zeros for dBias
- *     rows_W                            lse and delta of every row, and zeros for its dQ
+ *     rows_W                            lse and delta of every row, and zeros for its dQ; and what
+ *                                       the items of plain kernels are
  *     mma_backward_variant_type_W_...   dK, dV, dBias, and dQ in the workspace
  *     dq_W                              dQ in its own type
  *     sink_W                            dSink
@@ -86,7 +87,15 @@ typedef struct mma_job {
     mma_visit step[2];     /* of the walk, but that of lean kernels */
 } mma_job;
 
-template <class S> struct mma_backward_scratch {
+/* Plain kernels know the item that follows before they are through with one. */
+template <bool PLAIN> struct mma_backward_next {
+    mma_job next;
+    int64_t number; /* of next */
+};
+template <> struct mma_backward_next<false> {
+};
+
+template <class S> struct mma_backward_scratch : mma_backward_next<S::IS_PLAIN> {
     alignas(128) uint16_t k[S::KEYS * S::WIDTH], v[S::KEYS * S::WIDTH];
     uint16_t q[2][S::QUERIES * S::WIDTH], dout[2][S::QUERIES * S::WIDTH];
     uint16_t p[S::KEYS * S::QUERIES], ds[S::KEYS * S::QUERIES]; /* keys by queries */
@@ -156,11 +165,10 @@ GPU_DEVICE bool mma_is_odd(const fattn_gpu_args &g)
 
 /* Begins to copy tile `tile` of the queries of the group's head `head`: q, dO, lse and delta. */
 template <class S>
-GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
-                                 int head, int tile)
+GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
+                                 const mma_job &job, int stage, int head, int tile)
 {
     const fattn_problem &p = g.problem;
-    const mma_job &job = s.job;
     const int64_t i0 = (int64_t)tile * S::QUERIES;
     const int live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
     if (!S::IS_ANY || !mma_is_odd(g)) {
@@ -580,12 +588,171 @@ GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, i
     job.passed = own + 1;
 }
 
+/* --- Items ------------------------------------------------------------------------------------ */
+
+/* The key/value head of all batches, and the tile of keys, that item `number` is of. Heads of plain
+ * kernels take turns as in forward, first tiles first: under a causal mask these are heavy. */
+template <class S>
+GPU_DEVICE int64_t mma_job_head(const fattn_gpu_args &g, int64_t number, int64_t *block)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t blocks = g.tiling.k_blocks, head = fattn_quotient(number, blocks);
+    if (S::IS_PLAIN) {
+        const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
+        fattn_tiling order;
+        order.q_blocks = blocks;
+        order.splits = 1;
+        order.heads = p.batch * p.heads_k;
+        order.together = fattn_max64(fattn_quotient(g.tiling.together, group), 1);
+        const fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
+        *block = blocks - 1 - work.block;
+        return work.batch * p.heads_k + work.head;
+    }
+    const int64_t at = number - head * blocks;
+    *block = mma_is_ordered<S>(g) ? blocks - 1 - at : at; /* the last one first */
+    return head;
+}
+
+template <class S>
+GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &job)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t head = mma_job_head<S>(g, number, &job.block);
+    const int64_t b = fattn_quotient(head, p.heads_k);
+    job.pairs = gpu_pairs_of(g, b);
+    const fattn_sequence &seq = job.pairs.seq;
+    const fattn_band &band = job.pairs.band;
+    job.hk = head - b * p.heads_k;
+    job.group = fattn_quotient(p.heads_q, p.heads_k);
+    job.j0 = job.block * S::KEYS;
+    job.turn = NULL;
+    job.keys = (int)gpu_clamp(seq.sk - job.j0, 0, INT32_MAX);
+
+    const int64_t j1 = job.j0 + S::KEYS, h0 = job.hk * job.group, limit = INT64_C(1) << 62;
+    const fattn_range rows = gpu_queries_of(job.pairs, job.j0, fattn_min64(j1, seq.sk));
+    job.first = (int)(rows.first / S::QUERIES);
+    job.past = job.keys > 0 ? (int)((rows.past + S::QUERIES - 1) / S::QUERIES) : 0;
+    /* The first query that sees key j1 - 1, and the last that sees key j0. */
+    const int64_t low =
+        band.right < 0 ? 0 : j1 - 1 - band.diagonal - fattn_min64(band.right, limit);
+    const int64_t high =
+        band.left < 0 ? limit : job.j0 - band.diagonal + fattn_min64(band.left, limit);
+    job.full =
+        j1 > seq.sk ? INT32_MAX : (int)gpu_clamp((low + S::QUERIES - 1) / S::QUERIES, 0, INT32_MAX);
+    job.full_past =
+        high >= seq.sq - 1 ? INT32_MAX : (int)gpu_clamp((high + 1) / S::QUERIES, 0, INT32_MAX);
+
+    typedef typename S::type::element element;
+    job.k = (const element *)g.buffers.k + gpu_key_at(g, seq, p.k, b, job.hk, job.j0);
+    job.v = (const element *)g.buffers.v + gpu_key_at(g, seq, p.v, b, job.hk, job.j0);
+    job.q = (const element *)g.buffers.q + gpu_query_at(seq, p.q, 0, h0);
+    job.dout = (const element *)g.buffers.dout + gpu_query_at(seq, p.dout, 0, h0);
+    job.at = gpu_lse_at(p, seq, b, h0);
+    if (!S::IS_LEAN) {
+        job.staging = p.features & (FATTN_BIAS | FATTN_MASK) ? mma_staging(g) : 0;
+        job.dbias = p.outputs & FATTN_OUT_DBIAS ? mma_dbias_mode(g) : 0;
+    }
+}
+
+GPU_DEVICE int64_t mma_items(const fattn_gpu_args &g)
+{
+    return g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
+}
+
+/* The next item, after `number`. */
+template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t number)
+{
+    return mma_is_ordered<S>(g) ? (int64_t)atomicAdd(gpu_workspace_of<S::WIDTH>(g).taken, 1ull)
+                                : number + gpu_blocks();
+}
+
+/* --- From item to item ------------------------------------------------------------------------
+ *
+ * Plain kernels have as many blocks as there are multiprocessors, which take items from a counter.
+ * What an item is was written to the workspace by the kernel before: finding it takes a thread some
+ * ten thousand cycles. In the last tile of an item a block learns what the next one is, and as soon
+ * as nobody reads keys, values and the other tile of queries any more, begins to copy.
+ */
+
+/* The number of an item that nobody has begun; each block begins with its own number. */
+template <class S> GPU_DEVICE int32_t mma_next_take(const fattn_gpu_args &g)
+{
+    return (int32_t)(gpu_blocks() + (int64_t)atomicAdd(gpu_workspace_of<S::WIDTH>(g).taken, 1ull));
+}
+
+template <class S> GPU_DEVICE mma_job *mma_jobs(const fattn_gpu_args &g)
+{
+    static_assert(sizeof(mma_job) == MMA_JOB_BYTES, "what is set aside for it");
+    return (mma_job *)gpu_workspace_of<S::WIDTH>(g).turns; /* which such a run does not have */
+}
+
+/* Writes down what the items of a run are, each by a thread; nobody has begun any. */
+template <class S> GPU_DEVICE void mma_write_jobs(const fattn_gpu_args &g)
+{
+    gpu_clear_taken<S::WIDTH>(g);
+    if (g.problem.features & FATTN_DETERMINISTIC) {
+        return;
+    }
+    mma_job *const jobs = mma_jobs<S>(g);
+    const int64_t step = gpu_blocks() * gpu_threads();
+    for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < mma_items(g); n += step) {
+        mma_job_set<S>(g, n, jobs[n]);
+    }
+}
+
+/* Begins to copy item s.number to s.next; without tiles where there is none. */
+template <class S>
+GPU_DEVICE void mma_next_read(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
+{
+    enum { WORDS = sizeof(mma_job) / 4 };
+    static_assert(sizeof(mma_job) % 4 == 0 && WORDS <= S::THREADS, "a thread copies a word");
+    const int n = gpu_thread_anew();
+    if (n < WORDS && s.number < mma_items(g)) {
+        mma_copy_word(mma_shared(&s.next) + 4 * n,
+                      (const uint32_t *)(mma_jobs<S>(g) + s.number) + n, true);
+    } else if (n == 0) {
+        s.next.first = s.next.past = 0;
+    }
+    mma_commit();
+}
+
+/* Waits until s.next is here and nobody reads keys and values, and begins to copy what it starts
+ * with. */
+template <class S>
+GPU_DEVICE void mma_next_begin(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage)
+{
+    const fattn_problem &p = g.problem;
+    const mma_job &next = s.next;
+    mma_wait<0>();
+    gpu_sync();
+    if (next.first < next.past) {
+        mma_copy_slowly<S, S::KEYS, false>(s.k, (const uint16_t *)next.k, p.k.seq, (int)p.dim,
+                                           next.keys, false);
+        mma_copy_slowly<S, S::KEYS, false>(s.v, (const uint16_t *)next.v, p.v.seq, (int)p.dim_v,
+                                           next.keys, false);
+        mma_copy_queries<S>(g, s, next, stage, 0, next.first);
+    }
+}
+
+/* All of this at once, for the first item and after those without tiles. */
+template <class S>
+GPU_DEVICE void mma_next_fetch(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int64_t number,
+                               int stage)
+{
+    if (gpu_thread_anew() == 0) {
+        s.number = number;
+    }
+    gpu_sync();
+    mma_next_read<S>(g, s);
+    mma_next_begin<S>(g, s, stage);
+}
+
 /* --- A tile of keys --------------------------------------------------------------------------- */
 
 template <class S>
 GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int stage,
                               const int &head, const int &tile, const int &kind, int32_t turn,
-                              mma_sums<S> &sums)
+                              bool last, mma_sums<S> &sums)
 {
     typedef typename S::type T;
     enum { P = S::WIDTH, Q = S::QUERIES, N = S::PART_QUERIES / 16 };
@@ -596,6 +763,11 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
     mma_tile_dots<S>(s.v, key, s.dout[stage], query, dp);
     if (S::IS_LEAN) {
         mma_turn_take<S>(g, s.job, head, tile, turn);
+    }
+    if constexpr (S::IS_PLAIN) {
+        if (gpu_thread_anew() == 0 && last) {
+            s.number = turn;
+        }
     }
     if (S::IS_LEAN) {
         if (g.rule.terms) { /* a scale that cannot be part of the unit */
@@ -614,9 +786,19 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
         mma_differentiate_fully<S>(g, s, stage, patch, kind, x, dp);
     }
     gpu_sync();
+    if constexpr (S::IS_PLAIN) {
+        if (last) {
+            mma_next_read<S>(g, s);
+        }
+    }
 
     mma_dq_part<S> part = {};
     mma_dq_make<S>(g, s, head, S::IS_PLAIN ? i0 : (int64_t)tile * Q, part);
+    if constexpr (S::IS_PLAIN) {
+        if (last) {
+            mma_next_begin<S>(g, s, stage ^ 1);
+        }
+    }
     /* Additions go out one by one beside the other products: all at once they would wait. */
     enum { SLOTS = S::PART_CHANNELS / 16 * (Q / 16) };
     const int chunk = mma_sums_channel<S>() / 8;
@@ -680,34 +862,8 @@ GPU_DEVICE mma_visit mma_seek(const fattn_gpu_args &g, const mma_job &job, int h
     return step;
 }
 
-/* Walks along the queries of every head of the group. */
-template <class S>
-GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
-                              mma_sums<S> &sums)
-{
-    const int first = s.job.first, past = s.job.past;
-    int heads = first < past ? (int)s.job.group : 0, head = 0, tile = first, stage = 0;
-    if (heads > 0) {
-        mma_copy_queries<S>(g, s, 0, 0, first);
-    }
-    while (head < heads) {
-        const int h = head, t = tile;
-        if (++tile == past) {
-            tile = first;
-            head++;
-        }
-        mma_wait<0>();
-        gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
-        if (head < heads) {
-            mma_copy_queries<S>(g, s, stage ^ 1, head, tile);
-        }
-        mma_keys_tile<S>(g, s, stage, h, t, 0, 0, sums);
-        stage ^= 1;
-    }
-}
-
-/* The same for kernels that are not lean, or ordered: where the walk is lies in shared memory,
- * since registers are short. */
+/* Walks along the queries of every head of the group, in kernels that are not plain: where the walk
+ * is lies in shared memory, since registers are short. */
 template <class S>
 GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
                                     mma_sums<S> &sums)
@@ -722,7 +878,7 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         s.job.step[0] = one;
     }
     if (one.head < job.group) {
-        mma_copy_queries<S>(g, s, 0, one.head, one.tile);
+        mma_copy_queries<S>(g, s, job, 0, one.head, one.tile);
     }
     gpu_sync();
     for (; job.step[stage].head < job.group; stage ^= 1) {
@@ -743,14 +899,14 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
             mma_commit();
         }
         if (next.head < job.group) {
-            mma_copy_queries<S>(g, s, stage ^ 1, next.head, next.tile);
+            mma_copy_queries<S>(g, s, job, stage ^ 1, next.head, next.tile);
         } else {
             mma_commit(); /* so that the terms are the last group but one */
         }
         if (!S::IS_LEAN) { /* no register is left to do it later, when nobody would wait for it */
             mma_turn_take<S>(g, s.job, now.head, now.tile, -1);
         }
-        mma_keys_tile<S>(g, s, stage, now.head, now.tile, now.kind, turn, sums);
+        mma_keys_tile<S>(g, s, stage, now.head, now.tile, now.kind, turn, false, sums);
     }
     if (mma_is_ordered<S>(g)) {
         gpu_sync();
@@ -760,119 +916,96 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
     }
 }
 
-/* Writes channels c and c + 1 of row `at` of a gradient, or adds to them. c is even. */
-GPU_DEVICE void mma_store_two(const gpu_tensor &t, int64_t at, int c, bool adds, float x, float y)
+/* Writes eight channels from c on, a multiple of 8, of row `at` of a gradient, or adds to them. x
+ * lies in shared memory. chunks: rows begin at multiples of 16 bytes. */
+template <class S>
+GPU_DEVICE void mma_store_chunk(const gpu_tensor &t, int64_t at, int c, bool chunks, bool adds,
+                                const float *x)
 {
-    const float two[2] = {x, y};
-    if (!adds && t.quads && c + 2 <= t.dim && t.dtype != FATTN_F32) {
-        *(uint32_t *)((uint16_t *)t.data + at + c) =
-            gpu_narrow(t.dtype, x) | (uint32_t)gpu_narrow(t.dtype, y) << 16;
+    if (chunks && !adds && c + 8 <= t.dim) {
+        const gpu_f4 low = *(const gpu_f4 *)x, high = *(const gpu_f4 *)(x + 4);
+        if constexpr (S::type::PLANES == 1) {
+            gpu_u4 eight;
+            eight.x = S::type::pack(low.x, low.y), eight.y = S::type::pack(low.z, low.w);
+            eight.z = S::type::pack(high.x, high.y), eight.w = S::type::pack(high.z, high.w);
+            *(gpu_u4 *)((uint16_t *)t.data + at + c) = eight;
+        } else {
+            gpu_f4 *const to = (gpu_f4 *)((float *)t.data + at + c);
+            to[0] = low, to[1] = high;
+        }
         return;
     }
-    GPU_UNROLL
-    for (int e = 0; e < 2; e++) {
-        if (c + e < t.dim) {
-            const float old = adds ? ((const float *)t.data)[at + c + e] : 0;
-            gpu_store(t.data, t.dtype, at + c + e, old + two[e]);
-        }
+    GPU_ROLLED
+    for (int e = 0; e < 8 && c + e < t.dim; e++) {
+        const float old = adds ? ((const float *)t.data)[at + c + e] : 0;
+        gpu_store(t.data, t.dtype, at + c + e, old + x[e]);
     }
 }
 
-/* The warp's part of dk or dv, times `factor`; 0 for keys that are owned and not used. */
+/* The warp's part of dk or dv, times `factor`, eight rows at a time through its share of `room`; 0
+ * for keys that are owned and not used. The code is run once an item, and has to be short. */
 template <class S>
-GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, const gpu_tensor &t,
-                               const fattn_strides &stride, float factor,
+GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, float *room,
+                               const gpu_tensor &t, bool chunks, const fattn_strides &stride,
+                               float factor,
                                const float sum[S::SUMS_TILES][S::PART_CHANNELS / 8][4])
 {
+    enum { CHUNKS = S::PART_CHANNELS / 8 };
     const bool adds = g.problem.features & FATTN_ACCUMULATE;
     const fattn_sequence &seq = job.pairs.seq;
-    const int channel = mma_sums_channel<S>() + mma_lane() % 4 * 2;
+    const int64_t from = gpu_key_at(g, seq, stride, job.pairs.b, job.hk, job.j0);
+    const int owned = (int)fattn_min64((adds ? seq.sk : seq.slot_k) - job.j0, S::KEYS);
+    const int row = mma_lane() / 4;
+    room += mma_warp() * 8 * S::PART_CHANNELS;
     GPU_UNROLL
     for (int e = 0; e < 2 * S::SUMS_TILES; e++) {
-        const int m = e / 2, h = e % 2;
-        const int place = mma_sums_key<S>() + 16 * m + mma_lane() / 4 + 8 * h;
-        const int key = S::IS_LEAN ? place : mma_key_of(place);
-        const int64_t j = job.j0 + key;
-        const int64_t at = gpu_key_at(g, seq, stride, job.pairs.b, job.hk, j);
-        const bool used = key < job.keys;
-        if (j >= (adds ? seq.sk : seq.slot_k)) {
-            continue;
-        }
         GPU_UNROLL
-        for (int n = 0; n < S::PART_CHANNELS / 8; n++) {
-            mma_store_two(t, at, channel + 8 * n, adds, used ? sum[m][n][2 * h] * factor : 0,
-                          used ? sum[m][n][2 * h + 1] * factor : 0);
+        for (int n = 0; n < CHUNKS; n++) {
+            gpu_f2 two;
+            two.x = sum[e / 2][n][e % 2 * 2] * factor;
+            two.y = sum[e / 2][n][e % 2 * 2 + 1] * factor;
+            *(gpu_f2 *)(room + 8 * (row * CHUNKS + (n ^ row % CHUNKS)) + mma_lane() % 4 * 2) = two;
         }
+        __syncwarp();
+        GPU_ROLLED
+        for (int n = mma_lane(); n < 8 * CHUNKS; n += GPU_WAVE) {
+            const int r = n / CHUNKS, c = n % CHUNKS, place = mma_sums_key<S>() + 8 * e + r;
+            const int key = S::IS_LEAN ? place : mma_key_of(place);
+            float *const x = room + 8 * (r * CHUNKS + (c ^ r % CHUNKS));
+            if (key >= job.keys) {
+                *(gpu_f4 *)x = *(gpu_f4 *)(x + 4) = gpu_f4{0, 0, 0, 0};
+            }
+            if (key < owned) {
+                mma_store_chunk<S>(t, from + key * stride.seq, mma_sums_channel<S>() + 8 * c,
+                                   chunks, adds, x);
+            }
+        }
+        __syncwarp();
     }
 }
 
-template <class S>
-GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, const mma_job &job, const mma_sums<S> &sums)
+/* dK and dV of an item, through the room of P and dS. */
+template <class S, class Scratch>
+GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, Scratch &s, const mma_sums<S> &sums)
 {
+    static_assert(sizeof s.p + sizeof s.ds >= S::THREADS * S::PART_CHANNELS, "8 rows a warp");
     const fattn_problem &p = g.problem;
+    const mma_job &job = s.job;
+    float *const room = (float *)s.p;
+    gpu_sync(); /* everyone is through with P and dS */
     if (p.outputs & FATTN_OUT_DK) {
         const gpu_tensor dk =
             gpu_tensor_of(g, g.buffers.dk, g.dtype_gradient, FATTN_GPU_QUADS_DK, p.dim);
-        mma_store_keys<S>(g, job, dk, p.dk, g.rule.scale, sums.dk);
+        mma_store_keys<S>(g, job, room, dk, g.chunks & FATTN_GPU_QUADS_DK, p.dk, g.rule.scale,
+                          sums.dk);
     }
     if (p.outputs & FATTN_OUT_DV) {
         const gpu_tensor dv =
             gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
         const bool dropout = !S::IS_LEAN && p.features & FATTN_DROPOUT;
-        mma_store_keys<S>(g, job, dv, p.dv, dropout ? job.pairs.dropout.multiplier : 1, sums.dv);
+        mma_store_keys<S>(g, job, room, dv, g.chunks & FATTN_GPU_QUADS_DV, p.dv,
+                          dropout ? job.pairs.dropout.multiplier : 1, sums.dv);
     }
-}
-
-template <class S>
-GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &job)
-{
-    const fattn_problem &p = g.problem;
-    const int64_t head = fattn_quotient(number, g.tiling.k_blocks);
-    const int64_t b = fattn_quotient(head, p.heads_k);
-    job.pairs = gpu_pairs_of(g, b);
-    const fattn_sequence &seq = job.pairs.seq;
-    const fattn_band &band = job.pairs.band;
-    job.hk = head - b * p.heads_k;
-    job.group = fattn_quotient(p.heads_q, p.heads_k);
-    job.j0 = (number - head * g.tiling.k_blocks) * S::KEYS;
-    if (mma_is_ordered<S>(g)) {
-        job.block = (head + 1) * g.tiling.k_blocks - 1 - number; /* the last one first */
-        job.j0 = job.block * S::KEYS;
-        job.turn = NULL;
-    }
-    job.keys = (int)gpu_clamp(seq.sk - job.j0, 0, INT32_MAX);
-
-    const int64_t j1 = job.j0 + S::KEYS, h0 = job.hk * job.group, limit = INT64_C(1) << 62;
-    const fattn_range rows = gpu_queries_of(job.pairs, job.j0, fattn_min64(j1, seq.sk));
-    job.first = (int)(rows.first / S::QUERIES);
-    job.past = job.keys > 0 ? (int)((rows.past + S::QUERIES - 1) / S::QUERIES) : 0;
-    /* The first query that sees key j1 - 1, and the last that sees key j0. */
-    const int64_t low =
-        band.right < 0 ? 0 : j1 - 1 - band.diagonal - fattn_min64(band.right, limit);
-    const int64_t high =
-        band.left < 0 ? limit : job.j0 - band.diagonal + fattn_min64(band.left, limit);
-    job.full =
-        j1 > seq.sk ? INT32_MAX : (int)gpu_clamp((low + S::QUERIES - 1) / S::QUERIES, 0, INT32_MAX);
-    job.full_past =
-        high >= seq.sq - 1 ? INT32_MAX : (int)gpu_clamp((high + 1) / S::QUERIES, 0, INT32_MAX);
-
-    typedef typename S::type::element element;
-    job.k = (const element *)g.buffers.k + gpu_key_at(g, seq, p.k, b, job.hk, job.j0);
-    job.v = (const element *)g.buffers.v + gpu_key_at(g, seq, p.v, b, job.hk, job.j0);
-    job.q = (const element *)g.buffers.q + gpu_query_at(seq, p.q, 0, h0);
-    job.dout = (const element *)g.buffers.dout + gpu_query_at(seq, p.dout, 0, h0);
-    job.at = gpu_lse_at(p, seq, b, h0);
-    if (!S::IS_LEAN) {
-        job.staging = p.features & (FATTN_BIAS | FATTN_MASK) ? mma_staging(g) : 0;
-        job.dbias = p.outputs & FATTN_OUT_DBIAS ? mma_dbias_mode(g) : 0;
-    }
-}
-
-/* The next item, after `number`. */
-template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t number)
-{
-    return mma_is_ordered<S>(g) ? (int64_t)atomicAdd(gpu_workspace_of<S::WIDTH>(g).taken, 1ull)
-                                : number + gpu_blocks();
 }
 
 /* The item of s.job. */
@@ -889,13 +1022,58 @@ GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<
                      !(g.chunks & FATTN_GPU_QUADS_K));
     mma_copy_keys<S>(s.v, (const uint16_t *)job.v, p.v.seq, (int)p.dim_v, job.keys,
                      !(g.chunks & FATTN_GPU_QUADS_V));
-    if (S::IS_PLAIN) {
-        mma_keys_walk<S>(g, s, sums);
-    } else {
-        mma_keys_walk_fully<S>(g, s, sums);
-    }
+    mma_keys_walk_fully<S>(g, s, sums);
     mma_wait<0>();
-    mma_store_sums<S>(g, job, sums);
+    mma_store_sums<S>(g, s, sums);
+}
+
+/* The same in plain kernels; stage: of the first tile, and of that of the next item. */
+template <class S>
+GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int &stage,
+                              mma_sums<S> &sums)
+{
+    const int first = s.job.first, past = s.job.past, heads = (int)s.job.group;
+    int head = 0, tile = first;
+    while (head < heads) {
+        const int h = head, t = tile;
+        if (++tile == past) {
+            tile = first;
+            head++;
+        }
+        int32_t number = 0; /* as one thread knows it */
+        mma_wait<0>();
+        gpu_sync(); /* everyone's copies are here, and everyone is through with the other tile */
+        if (head < heads) {
+            mma_copy_queries<S>(g, s, s.job, stage ^ 1, head, tile);
+        } else if (gpu_thread_anew() == 0) {
+            number = mma_next_take<S>(g);
+        }
+        mma_keys_tile<S>(g, s, stage, h, t, 0, number, head == heads, sums);
+        stage ^= 1;
+    }
+}
+
+/* The items of a plain kernel. */
+template <class S>
+GPU_DEVICE void mma_backward_stream(const fattn_gpu_args &g, mma_backward_scratch<S> &s)
+{
+    enum { WORDS = sizeof(mma_job) / 4 };
+    int stage = 0;
+    mma_next_fetch<S>(g, s, gpu_block(), stage);
+    while (s.number < mma_items(g)) {
+        if (gpu_thread_anew() < WORDS) {
+            ((uint32_t *)&s.job)[gpu_thread_anew()] = ((uint32_t *)&s.next)[gpu_thread_anew()];
+        }
+        gpu_sync(); /* the item */
+        mma_sums<S> sums = {};
+        if (s.job.first < s.job.past) {
+            mma_keys_walk<S>(g, s, stage, sums);
+        } else {
+            mma_next_fetch<S>(g, s, gpu_thread_anew() == 0 ? mma_next_take<S>(g) : 0, stage);
+        }
+        mma_store_sums<S>(g, s, sums);
+        gpu_sync(); /* everyone is through with it */
+    }
 }
 
 template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
@@ -905,18 +1083,11 @@ template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
                   "too small");
     extern __shared__ char shared[];
     mma_backward_scratch<S> &s = *(mma_backward_scratch<S> *)shared;
-    const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
-    if (S::IS_PLAIN) {
-        for (int64_t n = gpu_block(); n < items; n += gpu_blocks()) {
-            gpu_sync(); /* the item before may still be read */
-            if (gpu_thread() == 0) {
-                mma_job_set<S>(g, n, s.job);
-            }
-            gpu_sync();
-            mma_backward_item<S>(g, s);
-        }
+    if constexpr (S::IS_PLAIN) {
+        mma_backward_stream<S>(g, s);
         return;
     }
+    const int64_t items = mma_items(g);
     if (gpu_thread() == 0) {
         s.job.number = gpu_block() - gpu_blocks();
     }

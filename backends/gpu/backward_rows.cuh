@@ -69,31 +69,80 @@ GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n)
 
 enum { GPU_ROW_THREADS = 128 / FATTN_GPU_BACKWARD_ROWS };
 
+/* Products of two pairs of 16-bit elements, added. */
+GPU_DEVICE float gpu_add_products(fattn_dtype dtype, uint32_t a, uint32_t b, float sum)
+{
+    sum = fmaf(gpu_widen(dtype, (uint16_t)a), gpu_widen(dtype, (uint16_t)b), sum);
+    return fmaf(gpu_widen(dtype, (uint16_t)(a >> 16)), gpu_widen(dtype, (uint16_t)(b >> 16)), sum);
+}
+
+/* This thread's part of the sum of o dO over the channels of a row whose elements begin at o and
+ * dout: 16-bit ones, W of them, at multiples of 16 bytes. All are on their way at once. */
+template <int W>
+GPU_DEVICE float gpu_row_products(fattn_dtype dtype, const uint16_t *o, const uint16_t *dout)
+{
+    enum { COUNT = W / (8 * GPU_ROW_THREADS) };
+    gpu_u4 a[COUNT], b[COUNT];
+    float sum = 0;
+    GPU_UNROLL
+    for (int n = 0; n < COUNT; n++) {
+        const int c = 8 * (n * GPU_ROW_THREADS + gpu_thread() % GPU_ROW_THREADS);
+        a[n] = *(const gpu_u4 *)(o + c);
+        b[n] = *(const gpu_u4 *)(dout + c);
+    }
+    GPU_UNROLL
+    for (int n = 0; n < COUNT; n++) {
+        sum = gpu_add_products(dtype, a[n].x, b[n].x, sum);
+        sum = gpu_add_products(dtype, a[n].y, b[n].y, sum);
+        sum = gpu_add_products(dtype, a[n].z, b[n].z, sum);
+        sum = gpu_add_products(dtype, a[n].w, b[n].w, sum);
+    }
+    return sum;
+}
+
+/* The same of any row. */
+template <int W> GPU_DEVICE float gpu_row_delta(const fattn_gpu_args &g, const gpu_global_row &row)
+{
+    const fattn_problem &p = g.problem;
+    const unsigned both = FATTN_GPU_QUADS_O | FATTN_GPU_QUADS_DOUT;
+    const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
+    const gpu_tensor dout =
+        gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
+    const int64_t o_at = gpu_query_at(row.seq, p.o, row.q.i, row.q.h);
+    const int64_t dout_at = gpu_query_at(row.seq, p.dout, row.q.i, row.q.h);
+    float sum = 0;
+    if ((g.chunks & both) == both && o.dim == W && o.dtype != FATTN_F32) {
+        const uint16_t *const from = (const uint16_t *)o.data + o_at;
+        const uint16_t *const dfrom = (const uint16_t *)dout.data + dout_at;
+        return o.dtype == FATTN_F16 ? gpu_row_products<W>(FATTN_F16, from, dfrom)
+                                    : gpu_row_products<W>(FATTN_BF16, from, dfrom);
+    }
+    for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < o.dim; c += 4 * GPU_ROW_THREADS) {
+        float a[4], b[4];
+        gpu_load_quad(o, o_at, c, a);
+        gpu_load_quad(dout, dout_at, c, b);
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            sum = fmaf(a[e], b[e], sum);
+        }
+    }
+    return sum;
+}
+
 template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
 {
     const fattn_problem &p = g.problem;
     const gpu_workspace saved = gpu_workspace_of<W>(g);
     const int lane = gpu_thread() % GPU_ROW_THREADS;
-    const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
-    const gpu_tensor dout =
-        gpu_tensor_of(g, g.buffers.dout, p.dtype_o, FATTN_GPU_QUADS_DOUT, p.dim_v);
+    const float lse = row.exists && lane == 0 ? ((const float *)g.buffers.lse)[row.at] : 0;
     float sum = 0;
     if (row.exists) {
-        const int64_t o_at = gpu_query_at(row.seq, p.o, row.q.i, row.q.h);
-        const int64_t dout_at = gpu_query_at(row.seq, p.dout, row.q.i, row.q.h);
-        for (int c = 4 * lane; c < o.dim; c += 4 * GPU_ROW_THREADS) {
-            float a[4], b[4];
-            gpu_load_quad(o, o_at, c, a);
-            gpu_load_quad(dout, dout_at, c, b);
-            GPU_UNROLL
-            for (int e = 0; e < 4; e++) {
-                sum = fmaf(a[e], b[e], sum);
-            }
-        }
+        GPU_UNROLL
         for (int c = 4 * lane; c < W; c += 4 * GPU_ROW_THREADS) {
             const gpu_f4 zeros = {0, 0, 0, 0};
             *(gpu_f4 *)(saved.dq + row.at * W + c) = zeros;
         }
+        sum = gpu_row_delta<W>(g, row);
     }
     GPU_UNROLL
     for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
@@ -104,7 +153,6 @@ template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const 
         saved.turns[head * g.tiling.q_blocks + row.q.i / g.tiling.br] = 0;
     }
     if (row.exists && lane == 0) {
-        const float lse = ((const float *)g.buffers.lse)[row.at];
         const bool empty = lse == -fattn_f32_infinity();
         const float dlse = p.features & FATTN_DLSE ? ((const float *)g.buffers.dlse)[row.at] : 0;
         saved.lse[row.at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
@@ -115,8 +163,26 @@ template <int W> GPU_DEVICE void gpu_prepare_row(const fattn_gpu_args &g, const 
 /* Before items are taken. */
 template <int W> GPU_DEVICE void gpu_clear_taken(const fattn_gpu_args &g)
 {
-    if (g.problem.features & FATTN_DETERMINISTIC && gpu_block() == 0 && gpu_thread() == 0) {
+    if (gpu_block() == 0 && gpu_thread() == 0) {
         *gpu_workspace_of<W>(g).taken = 0;
+    }
+}
+
+/* A row of dQ that has all channels; its sums are on their way at once. */
+template <int W>
+GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const float *sums, float scale)
+{
+    enum { COUNT = W / (4 * GPU_ROW_THREADS) };
+    const int lane = gpu_thread() % GPU_ROW_THREADS;
+    gpu_f4 sum[COUNT];
+    GPU_UNROLL
+    for (int n = 0; n < COUNT; n++) {
+        sum[n] = *(const gpu_f4 *)(sums + 4 * (n * GPU_ROW_THREADS + lane));
+    }
+    GPU_UNROLL
+    for (int n = 0; n < COUNT; n++) {
+        const float x[4] = {sum[n].x * scale, sum[n].y * scale, sum[n].z * scale, sum[n].w * scale};
+        gpu_store_quad(dq, to, 4 * (n * GPU_ROW_THREADS + lane), x);
     }
 }
 
@@ -131,6 +197,10 @@ template <int W> GPU_DEVICE void gpu_finish_row(const fattn_gpu_args &g, const g
         return;
     }
     const int64_t to = gpu_query_at(row.seq, p.dq, row.q.i, row.q.h);
+    if (dq.dim == W && !(p.features & FATTN_ACCUMULATE)) {
+        gpu_finish_whole<W>(dq, to, saved.dq + row.at * W, g.rule.scale);
+        return;
+    }
     for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < dq.dim; c += 4 * GPU_ROW_THREADS) {
         const gpu_f4 sum = *(const gpu_f4 *)(saved.dq + row.at * W + c);
         const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
@@ -199,9 +269,10 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
         }                                                                              \
     }
 
-/* The kernels of a width; backward.c chooses among them by name. */
-#define GPU_BACKWARD_ROWS(width)                                                  \
-    GPU_ROWS(rows_##width, gpu_clear_taken<width>, gpu_prepare_row<width>)        \
+/* The kernels of a width; backward.c chooses among them by name. first: what is to be done before
+ * items are taken, gpu_clear_taken at least. */
+#define GPU_BACKWARD_ROWS(width, first)                                           \
+    GPU_ROWS(rows_##width, first, gpu_prepare_row<width>)                         \
     GPU_ROWS(dq_##width, (void), gpu_finish_row<width>)                           \
     GPU_KERNEL(256, 1) sink_##width(const GPU_PARAM fattn_gpu_args g)             \
     {                                                                             \

@@ -307,6 +307,7 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
                                 launch *l)
 {
     l->blocks = grid_of(d, shape->blocks);
+    l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
     l->shared = (unsigned)shape->shared;
     l->early = shape->early && d->api->launch_early && d->isa >= d->api->early_isa;

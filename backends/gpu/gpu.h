@@ -18,6 +18,7 @@ typedef struct fattn_gpu_shape {
     int threads;    /* a block */
     int shared;     /* bytes of dynamic shared memory a block */
     bool early;     /* the kernel waits by itself for what the stream holds before it */
+    bool resident;  /* no more blocks than units: they take their work from a counter */
 } fattn_gpu_shape;
 
 /* A phase says what it launches for a plan. Pure. Phases of a run follow one another. */

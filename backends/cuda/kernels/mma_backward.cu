@@ -24,9 +24,12 @@
     MMA_RUNS(MMA_PAIR, false, false, __VA_ARGS__)
 MMA_BACKWARD_SHAPES(MMA_ENTRIES)
 
+/* Items are the same for any type. */
+#define MMA_ROWS(width, queries, keys)                                            \
+    GPU_BACKWARD_ROWS(                                                            \
+        width, (mma_write_jobs<mma_backward_shape<mma_bf16, width, queries, keys, \
+                                                  MMA_BACKWARD_THREADS / 32, true, false, 0>>))
 GPU_BACKWARD_CLEAR
-GPU_BACKWARD_ROWS(64)
-GPU_BACKWARD_ROWS(128)
-GPU_BACKWARD_ROWS(256)
+MMA_BACKWARD_SHAPES(MMA_ROWS)
 
 #endif

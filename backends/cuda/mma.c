@@ -5,7 +5,6 @@
  * are made of, and rows for everything.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
@@ -14,46 +13,92 @@
 
 #define MMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
+/* --- Runs with one feature of pairs ----------------------------------------------------------- */
+
+static bool has_chunks(const fattn_strides *s)
+{
+    return s->batch % 8 == 0 && s->seq % 8 == 0 && s->head % 8 == 0;
+}
+
+/* The features of pairs that a kernel for p may know: its own, if rows of tensors begin at
+ * multiples of 16 bytes and a bias has their type. */
+static uint64_t known_features(const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const bool aligned = p->pointer_alignment >= 16 && has_chunks(&p->q) && has_chunks(&p->k) &&
+                         has_chunks(&p->v) && (p->op == FATTN_FORWARD || has_chunks(&p->dout));
+    const bool bias = p->dtype_bias == p->dtype || !(features & FATTN_BIAS);
+    return aligned && bias ? features : MMA_ANY;
+}
+
+/* --- Forward ---------------------------------------------------------------------------------- */
+
 typedef struct mma_shape {
-    const char *variant;
+    const char *run;
+    uint64_t features;
     int width, rows, keys, stages, tiles, warps, blocks;
 } mma_shape;
-#define MMA_SHAPE(variant, ...) {#variant, __VA_ARGS__},
+#define MMA_SHAPE(run, ...) {#run, __VA_ARGS__},
 static const mma_shape mma_shapes[] = {MMA_SHAPES(MMA_SHAPE)};
 
-static const mma_shape *shape_find(const char *variant, int width, int64_t rows, int64_t keys)
+/* The shape that knows these features, or else that which is for all. */
+static const mma_shape *shape_find(uint64_t features, int width, fattn_tile tile)
 {
-    const mma_shape *s = mma_shapes;
-    while (strcmp(s->variant, variant) || s->width != width || s->rows != rows || s->keys != keys) {
-        s++;
+    const mma_shape *any = NULL;
+    for (size_t n = 0; n < sizeof mma_shapes / sizeof *mma_shapes; n++) {
+        const mma_shape *const s = mma_shapes + n;
+        if (s->width == width && s->rows == tile.br && s->keys == tile.bc) {
+            if (s->features == features) {
+                return s;
+            }
+            any = s->features == MMA_ANY ? s : any;
+        }
     }
-    return s;
+    return any;
+}
+
+/* Lean rows' features are 0. Kernels for one feature want a bias's or mask's entries along keys to
+ * be neighbours; one without features has a sink, of which lean ones know nothing. */
+static uint64_t lean_features(const fattn_problem *p)
+{
+    (void)p;
+    return 0;
+}
+
+static uint64_t full_features(const fattn_problem *p)
+{
+    const uint64_t features = known_features(p);
+    const bool apart = (features == FATTN_BIAS && p->bias_stride[3] != 1) ||
+                       (features == FATTN_MASK && p->mask_stride[3] != 1);
+    return apart || features == 0 ? MMA_ANY : features;
+}
+
+static int64_t shape_bytes(const mma_shape *s)
+{
+    return MMA_SHARED(s->features, s->width, s->rows, s->keys, s->stages);
 }
 
 static void shape_of(const fattn_problem *p, const fattn_tiling *t, const mma_shape *s,
-                     int64_t shared, fattn_gpu_shape *shape)
+                     fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "mma_%s_%s_%d_%dx%d", s->variant,
+    snprintf(shape->entry, sizeof shape->entry, "mma_%s_%s_%d_%dx%d", s->run,
              p->dtype == FATTN_F16 ? "f16" : "bf16", s->width, s->rows, s->keys);
     shape->blocks = t->items;
     shape->threads = 32 * s->warps;
-    shape->shared = (int)shared;
+    shape->shared = (int)shape_bytes(s);
 }
 
 /* What belongs to a variant and a width. */
 #define MMA_FUNCTIONS(variant, width)                                                    \
     static int64_t variant##_##width##_bytes(const fattn_problem *p, fattn_tile tile)    \
     {                                                                                    \
-        const mma_shape *const s = shape_find(#variant, width, tile.br, tile.bc);        \
-        (void)p;                                                                         \
-        return MMA_SHARED(variant, width, tile.br, tile.bc, s->stages);                  \
+        return shape_bytes(shape_find(variant##_features(p), width, tile));              \
     }                                                                                    \
     static void variant##_##width##_shape(const fattn_problem *p, const fattn_tiling *t, \
                                           fattn_gpu_shape *shape)                        \
     {                                                                                    \
         const fattn_tile tile = {t->br, t->bc};                                          \
-        shape_of(p, t, shape_find(#variant, width, t->br, t->bc),                        \
-                 variant##_##width##_bytes(p, tile), shape);                             \
+        shape_of(p, t, shape_find(variant##_features(p), width, tile), shape);           \
     }
 MMA_FUNCTIONS(lean, 64)
 MMA_FUNCTIONS(lean, 128)
@@ -184,11 +229,6 @@ static const fattn_tile wide_256[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-static bool has_chunks(const fattn_strides *s)
-{
-    return s->batch % 8 == 0 && s->seq % 8 == 0 && s->head % 8 == 0;
-}
-
 /* Which of the full kernels, or lean, a run is for. Those of one feature want rows of tensors at
  * multiples of 16 bytes. A run without features is lean but for a sink, of which keys know
  * nothing. */
@@ -199,12 +239,8 @@ static const char *run_of(const fattn_problem *p)
         const char *name;
         uint64_t features;
     } runs[] = {MMA_RUNS(MMA_RUN, )};
-    const uint64_t features = p->features & MMA_OF_PAIRS;
-    const bool aligned = p->pointer_alignment >= 16 && has_chunks(&p->q) && has_chunks(&p->k) &&
-                         has_chunks(&p->v) && has_chunks(&p->dout);
-    const bool bias = p->dtype_bias == p->dtype || !(features & FATTN_BIAS);
-    const bool knows =
-        aligned && bias && !(p->features & FATTN_DETERMINISTIC) && !(p->outputs & FATTN_OUT_DBIAS);
+    const uint64_t features = known_features(p);
+    const bool knows = !(p->features & FATTN_DETERMINISTIC) && !(p->outputs & FATTN_OUT_DBIAS);
     if (knows && !features) {
         return "lean";
     }

@@ -4,32 +4,54 @@
 #define FATTN_CUDA_MMA_H
 
 /*
- * The shapes that are compiled: X(variant, width, rows, keys, stages, tiles, warps, blocks), with
- * width the padded channels, rows = 16 * tiles * warps, stages of keys and values in shared memory,
- * tiles of 16 rows that a warp owns, and blocks that a multiprocessor is to hold. A warp of 32 rows
- * reads keys and values from shared memory half as often as two of 16, and its accumulators leave
- * no registers to spare; at 256 channels they would not fit, and there two blocks of one stage, of
- * which one works while the other starts or ends, beat one block of two.
- * docs/PERFORMANCE.md has the measurements. The least of each width fits the 99 KiB of a consumer's
- * GPU.
+ * Full kernels are compiled for runs with one feature of pairs, so that no branch is between their
+ * products, and for whatever a run has: Y(name, its features of pairs, ...).
  */
-#define MMA_SHAPES(X)                 \
-    X(lean, 64, 128, 128, 2, 2, 4, 2) \
-    X(lean, 128, 128, 64, 2, 2, 4, 2) \
-    X(lean, 128, 64, 64, 2, 1, 4, 2)  \
-    X(lean, 256, 64, 64, 1, 1, 4, 2)  \
-    X(full, 64, 128, 128, 2, 2, 4, 2) \
-    X(full, 128, 128, 64, 2, 2, 4, 2) \
-    X(full, 128, 64, 64, 2, 1, 4, 2)  \
-    X(full, 256, 128, 64, 2, 1, 8, 1) \
-    X(full, 256, 32, 32, 2, 1, 2, 1)
+#define MMA_OF_PAIRS \
+    (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_ALIBI | FATTN_SOFTCAP | FATTN_DROPOUT)
+#define MMA_ANY UINT64_MAX
+#define MMA_RUNS(Y, ...) Y(full, MMA_ANY, __VA_ARGS__) MMA_RUNS_OF_ONE(Y, __VA_ARGS__)
+#define MMA_RUNS_OF_ONE(Y, ...)      \
+    Y(bias, FATTN_BIAS, __VA_ARGS__) \
+    MMA_RUNS_BUT_BIAS(Y, __VA_ARGS__)
+#define MMA_RUNS_BUT_BIAS(Y, ...)          \
+    Y(mask, FATTN_MASK, __VA_ARGS__)       \
+    Y(alibi, FATTN_ALIBI, __VA_ARGS__)     \
+    Y(softcap, FATTN_SOFTCAP, __VA_ARGS__) \
+    Y(dropout, FATTN_DROPOUT, __VA_ARGS__)
+
+/*
+ * The shapes that are compiled: X(run, its features of pairs, width, rows, keys, stages, tiles,
+ * warps, blocks), with width the padded channels, rows = 16 * tiles * warps, stages of keys and
+ * values in shared memory, tiles of 16 rows that a warp owns, and blocks that a multiprocessor is
+ * to hold. A warp of 32 rows reads keys and values from shared memory half as often as two of 16,
+ * and its accumulators leave no registers to spare; at 256 channels they would not fit, and there
+ * two blocks of one stage, of which one works while the other starts or ends, beat one block of
+ * two. docs/PERFORMANCE.md has the measurements. The least of each width fits the 99 KiB of a
+ * consumer's GPU, which 128 rows of bias for as many keys would not.
+ */
+#define MMA_SHAPES(X)                              \
+    X(lean, 0, 64, 128, 128, 2, 2, 4, 2)           \
+    X(lean, 0, 128, 128, 64, 2, 2, 4, 2)           \
+    X(lean, 0, 128, 64, 64, 2, 1, 4, 2)            \
+    X(lean, 0, 256, 64, 64, 1, 1, 4, 2)            \
+    X(full, MMA_ANY, 64, 128, 128, 2, 2, 4, 2)     \
+    MMA_RUNS_BUT_BIAS(X, 64, 128, 128, 2, 2, 4, 2) \
+    MMA_RUNS(X, 128, 128, 64, 2, 2, 4, 2)          \
+    MMA_RUNS(X, 128, 64, 64, 2, 1, 4, 2)           \
+    X(full, MMA_ANY, 256, 128, 64, 2, 1, 8, 1)     \
+    X(full, MMA_ANY, 256, 32, 32, 2, 1, 2, 1)
 
 /* Bytes of shared memory of a block: a tile of queries, `stages` of keys and of values, all of
- * `width` elements a row, what features need of rows, and the item. */
-#define MMA_SHARED(variant, width, rows, keys, stages) \
-    (2 * (width) * ((rows) + 2 * (stages) * (keys)) + MMA_ROW_##variant * (rows) + 512)
-#define MMA_ROW_lean 0
-#define MMA_ROW_full 24
+ * `width` elements a row, what a run with features needs of rows, and the item. */
+#define MMA_SHARED(features, width, rows, keys, stages) \
+    (2 * (width) * ((rows) + 2 * (stages) * (keys)) + MMA_TERM_BYTES(features, keys) * (rows) + 512)
+#define MMA_TERM_BYTES(features, keys)        \
+    ((features) == MMA_ANY       ? 24         \
+     : (features) == FATTN_BIAS  ? 2 * (keys) \
+     : (features) == FATTN_MASK  ? (keys)     \
+     : (features) == FATTN_ALIBI ? 8          \
+                                 : 0)
 
 /*
  * Forward of f32, X(width, rows, keys, tiles, warps, blocks): tiles are of three planes, and the
@@ -67,21 +89,6 @@
     X(64, 32, 4, 4)               \
     X(128, 32, 2, 4)              \
     X(256, 16, 2, 4)
-
-/*
- * Full kernels of backward are compiled for runs with one feature of pairs, so that no branch is
- * between their products, and for whatever a run has: Y(name, its features of pairs, ...).
- */
-#define MMA_OF_PAIRS \
-    (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_ALIBI | FATTN_SOFTCAP | FATTN_DROPOUT)
-#define MMA_ANY UINT64_MAX
-#define MMA_RUNS(Y, ...)                   \
-    Y(full, MMA_ANY, __VA_ARGS__)          \
-    Y(bias, FATTN_BIAS, __VA_ARGS__)       \
-    Y(mask, FATTN_MASK, __VA_ARGS__)       \
-    Y(alibi, FATTN_ALIBI, __VA_ARGS__)     \
-    Y(softcap, FATTN_SOFTCAP, __VA_ARGS__) \
-    Y(dropout, FATTN_DROPOUT, __VA_ARGS__)
 
 /* Of backward: X(width, queries, keys), eight warps. */
 #define MMA_BACKWARD_THREADS 256

@@ -18,12 +18,6 @@
 #include "backends/cuda/mma_sm80.cuh"
 #include "backends/gpu/pairs.cuh"
 
-/* Whether the run has one of MMA_OF_PAIRS, known to the compiler where the kernel is for it. */
-template <class S> GPU_DEVICE bool mma_has(const fattn_gpu_args &g, uint64_t feature)
-{
-    return ((S::KNOWN == MMA_ANY ? g.problem.features : S::KNOWN) & feature) != 0;
-}
-
 /* The place of a key of 32 in a tile, and the other way round: place 16 m + 8 h + g is that of rows
  * g and g + 8 of two fragments, which lane group g has. */
 GPU_DEVICE int mma_key_of(int place)

@@ -17,6 +17,7 @@
  * tiles in a warp's ring. */
 template <class T, int W, int BN, int N, int STAGES, bool LEAN> struct mma_decode_shape {
     typedef T type;
+    static constexpr uint64_t KNOWN = LEAN ? 0 : MMA_ANY;
     enum {
         WIDTH = W,
         TILES = 1,
@@ -258,7 +259,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         if constexpr (S::IS_LEAN) {
             mma_score<S>(g, s, partial, j0, x);
         } else {
-            mma_terms<S>(g, s, j0, x);
+            mma_terms<S>(g, s, j0, x, largest);
             if (partial) {
                 mma_keep<S>(s, j0, x);
             }

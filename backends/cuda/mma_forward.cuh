@@ -14,8 +14,8 @@
  * 2^MMA_RISE, which costs nothing in floating point, and most tiles leave o alone. (The sums are
  * relative to a reference m; nothing needs it to be the largest score.)
  *
- * LEAN kernels know causal masks, windows, lengths and pages; the others every feature
- * (mma_terms.cuh, which has the layout of a tile too).
+ * LEAN kernels know causal masks, windows, lengths and pages; the others every feature, or one that
+ * mma_shape names (mma_terms.cuh, which has the layout of a tile too).
  */
 #ifndef FATTN_CUDA_MMA_FORWARD_CUH
 #define FATTN_CUDA_MMA_FORWARD_CUH
@@ -35,11 +35,11 @@ template <class S> struct mma_rows {
 /* --- Copies ----------------------------------------------------------------------------------- */
 
 /* Begins to fill a chunk with the first `bytes` from a row, and zeros. (A copy of no bytes does not
- * look at its address.) Lean kernels are given rows that begin at multiples of 16 bytes; `odd` ones
- * are read an element at a time, at once. */
+ * look at its address.) Kernels that know their features are given rows that begin at multiples of
+ * 16 bytes; `odd` ones are read an element at a time, at once. */
 template <class S> GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, int bytes, bool odd)
 {
-    if (S::IS_LEAN || !odd) {
+    if (S::KNOWN != MMA_ANY || !odd) {
         mma_copy(to, from, bytes);
     } else {
         mma_copy_odd(to, from, bytes);
@@ -56,7 +56,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     const uint32_t tile = mma_shared(s.q);
     const uint16_t *const q = (const uint16_t *)g.buffers.q + 8 * c;
     const bool odd = !(g.chunks & FATTN_GPU_QUADS_Q);
-    if (w.group == 1 && w.rows == S::ROWS && (S::IS_LEAN || !odd)) {
+    if (w.group == 1 && w.rows == S::ROWS && (S::KNOWN != MMA_ANY || !odd)) {
         const uint16_t *row = q + mma_row_at(w, stride, r0);
         GPU_UNROLL
         for (int r = r0; r < r0 + S::ROWS; r += STEP, row += STEP * stride.seq) {
@@ -82,7 +82,7 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t
     const int bytes = mma_chunk_bytes(c, dim);
     const uint16_t *row = keys + (j0 + r0) * stride + 8 * c;
     const uint32_t at = mma_key_place<S>(to, r0, c);
-    if (live >= S::KEYS && (S::IS_LEAN || !odd)) {
+    if (live >= S::KEYS && (S::KNOWN != MMA_ANY || !odd)) {
         GPU_UNROLL
         for (int r = 0; r < S::KEYS; r += STEP, row += STEP * stride) {
             mma_copy((at ^ r / S::OWN << 5) + 2 * S::WIDTH * r, row, bytes);
@@ -175,16 +175,23 @@ GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float large
     }
 }
 
-/* References rise where scores have risen far, and with them falls what has been summed. */
+/* Whether scores of the warp's, none of which is larger, may have risen far. */
 template <class S>
-GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
+GPU_DEVICE bool mma_is_far(float unit, const float largest[S::TILES][2], const mma_rows<S> &rows)
 {
     bool far = false;
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
         far = far || largest[n / 2][n % 2] * unit > rows.state[n / 2][n % 2].m * unit + MMA_RISE;
     }
-    if (!__any_sync(0xffffffffu, far)) {
+    return __any_sync(0xffffffffu, far);
+}
+
+/* References rise where scores have risen far, and with them falls what has been summed. */
+template <class S>
+GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
+{
+    if (!mma_is_far<S>(unit, largest, rows)) {
         return;
     }
     GPU_UNROLL
@@ -256,7 +263,7 @@ template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
 /* The first tile from `block` on that the block mask does not rule out, or w.past. */
 template <class S> GPU_DEVICE int mma_next(const fattn_gpu_args &g, const mma_item &w, int block)
 {
-    if (!S::IS_LEAN && g.problem.features & FATTN_BLOCK_MASK) {
+    if (mma_has<S>(g, FATTN_BLOCK_MASK)) {
         for (; block < w.past; block++) {
             const int64_t j0 = (int64_t)block * S::KEYS, padded = j0 + S::KEYS;
             if (gpu_tile_kind(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, j0,
@@ -285,6 +292,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
     mma_commit();
     if constexpr (!S::IS_LEAN) {
         mma_begin(g, s, w);
+        mma_stage(g, s, block, past);
     }
     mma_rows_empty(rows);
     if (block >= past) {
@@ -312,18 +320,24 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
         if constexpr (S::IS_LEAN) {
             mma_score<S>(g, s, partial, j0, x);
         } else {
-            mma_terms<S>(g, s, j0, x);
-            if (block < past && g.problem.features & FATTN_BIAS) {
-                mma_expect<S>(g, s, block * S::KEYS);
-            }
+            mma_terms<S>(g, s, j0, x, largest);
+            mma_expect<S>(g, s, block, past);
             if (partial) {
                 mma_keep<S>(s, j0, x);
             }
         }
-        mma_largest<S>(x, largest);
-        mma_rise<S>(unit, largest, rows);
+        if (S::KNOWN != FATTN_SOFTCAP || mma_is_far<S>(unit, largest, rows)) {
+            mma_largest<S>(x, largest);
+            if (S::KNOWN == FATTN_BIAS && S::type::DTYPE == FATTN_BF16) {
+                mma_bounded<S>(x, largest);
+            }
+            mma_rise<S>(unit, largest, rows);
+        }
         mma_weigh<S>(unit, rows, x);
-        if (!S::IS_LEAN && g.problem.features & FATTN_DROPOUT) {
+        if constexpr (!S::IS_LEAN) {
+            mma_stage(g, s, block, past);
+        }
+        if (mma_has<S>(g, FATTN_DROPOUT)) {
             mma_drop<S>(g, s, j0, x);
         }
         if (S::RING == 1) {
@@ -526,15 +540,14 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.pairs.seq = gpu_sequence(g, work.batch);
     w.pairs.band = gpu_band(p, w.pairs.seq);
     w.kept = 1;
-    if (!S::IS_LEAN && p.features & FATTN_DROPOUT) {
+    if (mma_has<S>(g, FATTN_DROPOUT)) {
         w.pairs.dropout = gpu_dropout(g);
         w.kept = w.pairs.dropout.multiplier;
         w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
     }
-    w.bias_rows = !S::IS_LEAN && p.features & FATTN_BIAS &&
+    w.bias_rows = mma_has<S>(g, FATTN_BIAS) &&
                   mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
-    w.mask_rows =
-        !S::IS_LEAN && p.features & FATTN_MASK && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
+    w.mask_rows = mma_has<S>(g, FATTN_MASK) && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
     w.hk = work.head;
     w.split = (int)work.split;
     w.group = p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k);
@@ -543,6 +556,13 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.offset = (int)(row - w.i0 * w.group);
     w.rows = (int)gpu_clamp(w.pairs.seq.sq * w.group - row, 0, S::ROWS);
     w.i1 = w.i0 + mma_query_from(w, w.rows - 1).i + 1;
+    if (S::KNOWN == FATTN_BIAS || S::KNOWN == FATTN_MASK) {
+        const bool bias = S::KNOWN == FATTN_BIAS;
+        const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
+        const int64_t at = w.pairs.b * stride[0] + w.hk * w.group * stride[1] + w.i0 * stride[2];
+        w.staged = bias ? (const void *)((const uint16_t *)g.buffers.bias + at)
+                        : (const void *)(g.buffers.mask + at);
+    }
 }
 
 /* Its keys. */
@@ -605,8 +625,7 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
 template <class S> GPU_DEVICE void mma_forward_all(const fattn_gpu_args &g)
 {
     static_assert(sizeof(mma_scratch<S>) <=
-                      (S::IS_LEAN ? MMA_SHARED(lean, S::WIDTH, S::ROWS, S::KEYS, S::RING)
-                                  : MMA_SHARED(full, S::WIDTH, S::ROWS, S::KEYS, S::RING)),
+                      MMA_SHARED(S::KNOWN, S::WIDTH, S::ROWS, S::KEYS, S::RING),
                   "too small");
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;

@@ -21,8 +21,15 @@
 #ifndef FATTN_CUDA_MMA_SM80_CUH
 #define FATTN_CUDA_MMA_SM80_CUH
 
+#include "backends/cuda/mma.h"
 #include "backends/gpu/element.cuh"
 #include "backends/gpu/sequence.cuh"
+
+/* Whether the run has one of MMA_OF_PAIRS, known to the compiler where the kernel is for it. */
+template <class S> GPU_DEVICE bool mma_has(const fattn_gpu_args &g, uint64_t feature)
+{
+    return ((S::KNOWN == MMA_ANY ? g.problem.features : S::KNOWN) & feature) != 0;
+}
 
 /* 2^x to 2 ulp, subnormal results 0. */
 GPU_DEVICE float mma_exp2(float x)
@@ -159,13 +166,18 @@ template <int SIZE> GPU_DEVICE void mma_copy_small(uint32_t to, const void *from
 }
 
 /* mma_copy() of a chunk that may begin anywhere: an element at a time, at once. */
-GPU_DEVICE void mma_copy_odd(uint32_t to, const uint16_t *from, int bytes)
+template <class E> GPU_DEVICE void mma_copy_odd(uint32_t to, const E *from, int bytes)
 {
+    enum { SIZE = sizeof(E), EACH = 4 / SIZE };
     GPU_ROLLED
     for (int n = 0; n < 4; n++) {
-        const uint32_t low = 4 * n < bytes ? from[2 * n] : 0;
-        const uint32_t high = 4 * n + 2 < bytes ? from[2 * n + 1] : 0;
-        mma_put(to + 4 * n, low | high << 16);
+        uint32_t word = 0;
+        GPU_UNROLL
+        for (int e = 0; e < EACH; e++) {
+            const uint32_t element = 4 * n + e * SIZE < bytes ? from[EACH * n + e] : 0;
+            word |= element << 8 * SIZE * e;
+        }
+        mma_put(to + 4 * n, word);
     }
 }
 

@@ -16,9 +16,14 @@
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
 
-/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. */
-template <class T, int W, int M, int WARPS, int BN, bool LEAN, int STAGES = 2> struct mma_shape {
+/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. FEATURES:
+ * those of MMA_OF_PAIRS that the run has, or MMA_ANY; where they are known, rows of q, k and v
+ * begin at multiples of 16 bytes. */
+template <class T, int W, int M, int WARPS, int BN, bool LEAN, int STAGES = 2,
+          uint64_t FEATURES = LEAN ? 0 : MMA_ANY>
+struct mma_shape {
     typedef T type;
+    static constexpr uint64_t KNOWN = FEATURES;
     enum {
         WIDTH = W,
         TILES = M,
@@ -43,12 +48,13 @@ typedef struct mma_item {
     int64_t i0, i1;            /* queries i0 .. i1 - 1 */
     int offset, rows, split;   /* row 0 is that of query i0 and head `offset` of the group */
     float kept;                /* Z of a pair that dropout keeps; pairs.dropout says 1 */
-    bool bias_rows, mask_rows; /* aligned rows of neighbours */
+    bool bias_rows, mask_rows; /* rows of neighbours that begin at multiples of 16 bytes */
     int keys;                  /* of the sequence */
     int first_key, past_key;   /* what query i0 sees; beyond -MMA_FAR and the last key, those */
     int block, past;           /* tiles of keys that the part has */
     int full, full_past;       /* those whose pairs are all inside the band */
     const void *k, *v;         /* key 0, where keys are not in pages */
+    const void *staged;        /* row 0 at key 0 of what is staged */
 } mma_item;
 
 /* Tiles, aligned to eight rows of 16 bytes. */
@@ -57,12 +63,22 @@ template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
     uint16_t k[S::RING][S::KEYS * S::WIDTH], v[S::RING][S::KEYS * S::WIDTH];
 };
 
-/* What features need of rows; for a row that does not exist, of another. */
-template <class S, bool LEAN = S::IS_LEAN> struct mma_looks {
+/* What features need of rows; for a row that does not exist, of another. A bias of the type of q
+ * and a mask that are alone wait in a tile of their own. */
+template <class S, uint64_t FEATURES = S::KNOWN> struct mma_looks {
+};
+template <class S> struct mma_looks<S, MMA_ANY> {
     const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
     gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
 };
-template <class S> struct mma_looks<S, true> {
+template <class S> struct mma_looks<S, FATTN_ALIBI> {
+    gpu_f2 alibi[S::ROWS];
+};
+template <class S> struct mma_looks<S, FATTN_BIAS> {
+    alignas(16) uint16_t staged[S::ROWS * S::KEYS];
+};
+template <class S> struct mma_looks<S, FATTN_MASK> {
+    alignas(16) uint8_t staged[S::ROWS * S::KEYS];
 };
 
 /* Shared memory. The item is here because accumulators leave no registers for it. */
@@ -174,18 +190,22 @@ GPU_DEVICE void mma_begin_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
         near.i = (int32_t)w.i0;
         near.h = (int32_t)(w.hk * w.group);
     }
-    if (p.features & FATTN_BIAS) {
-        const int64_t size = p.dtype_bias == FATTN_F32 ? 4 : 2;
-        s.bias[r] =
-            (const char *)g.buffers.bias + gpu_term_at(w.pairs, p.bias_stride, near, 0) * size;
+    if constexpr (S::KNOWN == MMA_ANY) {
+        if (p.features & FATTN_BIAS) {
+            const int64_t size = p.dtype_bias == FATTN_F32 ? 4 : 2;
+            s.bias[r] =
+                (const char *)g.buffers.bias + gpu_term_at(w.pairs, p.bias_stride, near, 0) * size;
+        }
+        if (p.features & FATTN_MASK) {
+            s.mask[r] = (const char *)g.buffers.mask + gpu_term_at(w.pairs, p.mask_stride, near, 0);
+        }
     }
-    if (p.features & FATTN_MASK) {
-        s.mask[r] = (const char *)g.buffers.mask + gpu_term_at(w.pairs, p.mask_stride, near, 0);
-    }
-    if (p.features & FATTN_ALIBI) {
-        const float *const slopes = (const float *)g.buffers.alibi_slopes;
-        s.alibi[r].x = slopes[w.pairs.b * p.alibi_batch_stride + near.h];
-        s.alibi[r].y = (float)(near.i + w.pairs.band.diagonal);
+    if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
+        if (p.features & FATTN_ALIBI) {
+            const float *const slopes = (const float *)g.buffers.alibi_slopes;
+            s.alibi[r].x = slopes[w.pairs.b * p.alibi_batch_stride + near.h];
+            s.alibi[r].y = (float)(near.i + w.pairs.band.diagonal);
+        }
     }
 }
 
@@ -199,14 +219,19 @@ GPU_DEVICE bool mma_are_rows(const void *data, const int64_t stride[4], int size
     return aligned;
 }
 
-/* Asks for the bias of the tile of key j0. (A mask is smaller, and mostly one for all heads.) */
+/* Asks for the bias of tile `block`, if there is one before `past`. (A mask is smaller, and mostly
+ * one for all heads.) */
 template <class S>
-GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0)
+GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const mma_scratch<S> &s, int block, int past)
 {
-    const int64_t column = j0 + mma_own<S>(), size = g.problem.dtype_bias == FATTN_F32 ? 4 : 2;
-    if (s.item.bias_rows && j0 + S::KEYS <= s.item.keys) {
-        mma_each_row<S>(
-            [&](int m, int h) { mma_prefetch(s.bias[mma_row<S>(m, h)] + column * size); });
+    if constexpr (S::KNOWN == MMA_ANY) {
+        const int j0 = block * S::KEYS;
+        const int64_t column = j0 + mma_own<S>(), size = g.problem.dtype_bias == FATTN_F32 ? 4 : 2;
+        if (block < past && g.problem.features & FATTN_BIAS && s.item.bias_rows &&
+            j0 + S::KEYS <= s.item.keys) {
+            mma_each_row<S>(
+                [&](int m, int h) { mma_prefetch(s.bias[mma_row<S>(m, h)] + column * size); });
+        }
     }
 }
 
@@ -245,33 +270,116 @@ GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
     }
 }
 
+/* A bias or mask that is alone is copied a tile ahead, by the warp whose rows it belongs to, into
+ * rows of a tile as mma_sm80.cuh has them. The lane's own elements of its row m, h. */
+template <class S, class E>
+GPU_DEVICE void mma_staged_get(uint32_t staged, int m, int h,
+                               uint32_t words[S::OWN * sizeof(E) / 4])
+{
+    enum { CHUNKS = S::OWN * sizeof(E) / 16 };
+    static_assert(CHUNKS * 16 == S::OWN * sizeof(E), "a lane's own are whole chunks");
+    GPU_UNROLL
+    for (int n = 0; n < CHUNKS; n++) {
+        const int c = mma_lane() % 4 * CHUNKS + n;
+        mma_get<4>(mma_place<S::KEYS * sizeof(E) / 2>(staged, mma_row<S>(m, h), c), words + 4 * n);
+    }
+}
+
+/* Begins to copy them, of the tile of key j0: E elements with strides, neighbours along keys; zeros
+ * for what does not exist. aligned: rows begin at multiples of 16 bytes. */
+template <class S, class E>
+GPU_DEVICE void mma_stage_rows(const mma_item &w, const int64_t stride[4], bool aligned, int j0,
+                               uint32_t staged)
+{
+    enum { CHUNK = 16 / sizeof(E), CHUNKS = S::KEYS / CHUNK, STEP = GPU_WAVE / CHUNKS };
+    enum { PITCH = S::KEYS * sizeof(E) / 2 }; /* as of 16-bit elements */
+    const int lane = mma_lane(), c = lane % CHUNKS, j = j0 + c * CHUNK;
+    const int top = mma_warp() * S::WARP_TILES * 16, r0 = top + lane / CHUNKS;
+    const int bytes = min(max(w.keys - j, 0), (int)CHUNK) * (int)sizeof(E);
+    const E *const from = (const E *)w.staged + j;
+    __syncwarp(); /* everyone has read what was there */
+    if (w.group == 1 && aligned) {
+        const E *row = from + r0 * stride[2];
+        GPU_UNROLL
+        for (int n = 0; n < S::TILES * 16; n += STEP, row += STEP * stride[2]) {
+            mma_copy(mma_place<PITCH>(staged, r0 + n, c), row, r0 + n < w.rows ? bytes : 0);
+        }
+        return;
+    }
+    GPU_ROLLED
+    for (int r = r0; r < top + S::TILES * 16; r += STEP) {
+        const gpu_query q = mma_query_from(w, r);
+        const E *const row = from + q.h * stride[1] + q.i * stride[2];
+        const uint32_t to = mma_place<PITCH>(staged, r, c);
+        const int there = r < w.rows ? bytes : 0;
+        if (aligned) {
+            mma_copy(to, row, there);
+        } else {
+            mma_copy_odd(to, row, there);
+        }
+    }
+}
+
+/* Of tile `block`, if there is one before `past`, and the run is for one of the two. */
+template <class S>
+GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const mma_scratch<S> &s, int block, int past)
+{
+    const fattn_problem &p = g.problem;
+    const mma_item &w = s.item;
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        if (block < past) {
+            mma_stage_rows<S, uint16_t>(w, p.bias_stride, w.bias_rows, block * S::KEYS,
+                                        mma_shared(s.staged));
+            mma_commit();
+        }
+    }
+    if constexpr (S::KNOWN == FATTN_MASK) {
+        if (block < past) {
+            mma_stage_rows<S, uint8_t>(w, p.mask_stride, w.mask_rows, block * S::KEYS,
+                                       mma_shared(s.staged));
+            mma_commit();
+        }
+    }
+}
+
 /* --- Scores ----------------------------------------------------------------------------------- */
 
 /*
  * softcap tanh(x / softcap), of dot products, as core/score.h has it in fewer steps, to 2^-21 of
  * itself. With y = x / softcap, tanh(y) = y (1 + z P(z)), z = y^2, where P interpolates
  * (tanh(y) / y - 1) / z in Chebyshev's nodes: of degree 2 for |y| < 0.3, in powers of the dot
- * product itself, if a row is all there; of degree 3 for |y| < 0.5. Both are good to 6e-8. Beyond,
- * it is an exponential.
+ * product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Both are good to 6e-8.
+ * Beyond, it is an exponential. bound: no score of a row, among the thread's own, is larger.
  */
 template <class S>
-GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS / 8][4])
+GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS / 8][4],
+                        float bound[S::TILES][2])
 {
     const float pace = rule.scale * rule.reciprocal, square = pace * pace;
     const float c3 = -0.0511326762267774f * square * square * square * rule.scale;
     const float c2 = 0.1332387352065708f * square * square * rule.scale;
     const float c1 = -0.33333286129924045f * square * rule.scale;
-    const bool powers = fabsf(pace) > 0x1p-20f; /* they are there */
+    bool near = fabsf(pace) > 0x1p-20f; /* the powers are there */
     mma_each_row<S>([&](int m, int h) {
-        float largest = 0;
-        mma_each<S>(m, h, x, [&](float &score, int) { largest = gpu_max(largest, fabsf(score)); });
-        if (powers && largest * fabsf(pace) < 0.3f) {
+        float even = 0, odd = 0;
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            float &largest = j % 2 ? odd : even;
+            largest = gpu_max(largest, fabsf(score));
+        });
+        bound[m][h] = gpu_max(even, odd);
+        near = near && bound[m][h] * fabsf(pace) < 0.3f;
+        bound[m][h] *= fabsf(rule.scale);
+    });
+    if (__all_sync(0xffffffffu, near)) {
+        mma_each_row<S>([&](int m, int h) {
             mma_each<S>(m, h, x, [&](float &score, int) {
                 const float z = score * score;
                 score *= fmaf(fmaf(fmaf(c3, z, c2), z, c1), z, rule.scale);
             });
-            return;
-        }
+        });
+        return;
+    }
+    mma_each_row<S>([&](int m, int h) {
         mma_each<S>(m, h, x, [&](float &score, int) {
             const float y = score * pace, z = y * y;
             float poly = fmaf(0.01798874440669957f, z, -0.05338711063578141f);
@@ -305,24 +413,29 @@ template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *wor
     return largest + 0x01800180u & 0x80008000u;
 }
 
+/* Number j of a row of biases. */
+template <int DTYPE> GPU_DEVICE float mma_bias_at(const uint32_t *words, int j)
+{
+    if constexpr (DTYPE == FATTN_F32) {
+        return fattn_f32_from_bits(words[j]);
+    } else {
+        return gpu_widen((fattn_dtype)DTYPE, (uint16_t)(words[j / 2] >> j % 2 * 16));
+    }
+}
+
 /* x = factor x + bias, of a row. A finite bias is kept to what the formula allows. */
 template <class S, int DTYPE>
 GPU_DEVICE void mma_add_bias(const uint32_t *words, float factor, int m, int h,
                              float x[S::TILES][S::KEYS / 8][4])
 {
-    const auto bias = [&](int j) {
-        return DTYPE == FATTN_F32
-                   ? fattn_f32_from_bits(words[j])
-                   : gpu_widen(
-                         (fattn_dtype)DTYPE,
-                         (uint16_t)(words[j * (DTYPE == FATTN_F32 ? 2 : 1) / 2] >> j % 2 * 16));
-    };
     if (mma_bias_large<S, DTYPE>(words)) {
         mma_each<S>(m, h, x, [&](float &score, int j) {
-            score = fmaf(score, factor, fattn_score_bias(bias(j)));
+            score = fmaf(score, factor, fattn_score_bias(mma_bias_at<DTYPE>(words, j)));
         });
     } else {
-        mma_each<S>(m, h, x, [&](float &score, int j) { score = fmaf(score, factor, bias(j)); });
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            score = fmaf(score, factor, mma_bias_at<DTYPE>(words, j));
+        });
     }
 }
 
@@ -358,6 +471,51 @@ GPU_DEVICE void mma_bias_of(const fattn_gpu_args &g, const mma_scratch<S> &s, in
     }
 }
 
+/* Of any type. */
+template <class S>
+GPU_DEVICE void mma_bias_any(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, float factor,
+                             float x[S::TILES][S::KEYS / 8][4])
+{
+    switch (g.problem.dtype_bias) {
+    case FATTN_BF16: mma_bias_of<S, FATTN_BF16>(g, s, j0, factor, x); break;
+    case FATTN_F16: mma_bias_of<S, FATTN_F16>(g, s, j0, factor, x); break;
+    default: mma_bias_of<S, FATTN_F32>(g, s, j0, factor, x);
+    }
+}
+
+/* The same of a bias that waits in shared memory, but for the limits: mma_bounded(). */
+template <class S>
+GPU_DEVICE void mma_bias_staged(const mma_scratch<S> &s, float factor,
+                                float x[S::TILES][S::KEYS / 8][4])
+{
+    const uint32_t staged = mma_shared(s.staged);
+    mma_each_row<S>([&](int m, int h) {
+        uint32_t words[S::OWN / 2];
+        mma_staged_get<S, uint16_t>(staged, m, h, words);
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            score = fmaf(score, factor, mma_bias_at<S::type::DTYPE>(words, j));
+        });
+    });
+}
+
+/* Scores with a bias, of which these are the largest, are kept to +-2^126 if they are finite: only
+ * a largest one beyond makes a difference, for weights of others that are less are 0. */
+template <class S>
+GPU_DEVICE void mma_bounded(float x[S::TILES][S::KEYS / 8][4], float largest[S::TILES][2])
+{
+    bool beyond = false;
+    mma_each_row<S>([&](int m, int h) {
+        const float size = fabsf(largest[m][h]);
+        beyond = beyond || (size >= 0x1p126f && size < fattn_f32_infinity());
+    });
+    if (__any_sync(0xffffffffu, beyond)) {
+        mma_each_row<S>([&](int m, int h) {
+            mma_each<S>(m, h, x, [&](float &score, int) { score = fattn_score_bias(score); });
+            largest[m][h] = fattn_score_bias(largest[m][h]);
+        });
+    }
+}
+
 /* x = factor x - slope distance. Distances are exact up to 2^24. */
 template <class S>
 GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
@@ -373,7 +531,19 @@ GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
     });
 }
 
-/* Selects away what the mask does not keep. */
+/* Selects away what bytes of a mask do not keep. */
+template <class S>
+GPU_DEVICE void mma_keep_bytes(const uint32_t words[2 * S::TILES][S::OWN / 4],
+                               float x[S::TILES][S::KEYS / 8][4])
+{
+    mma_each_row<S>([&](int m, int h) {
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            const uint32_t word = words[2 * m + h][j / 4];
+            score = word & 0xffu << j % 4 * 8 ? score : -fattn_f32_infinity();
+        });
+    });
+}
+
 template <class S, bool ROWS>
 GPU_DEVICE void mma_mask(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
                          float x[S::TILES][S::KEYS / 8][4])
@@ -384,12 +554,29 @@ GPU_DEVICE void mma_mask(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
         const char *const row = s.mask[mma_row<S>(m, h)];
         mma_fetch<S, 1, ROWS>(row, step, j0, s.item.keys, words[2 * m + h]);
     });
-    mma_each_row<S>([&](int m, int h) {
-        mma_each<S>(m, h, x, [&](float &score, int j) {
-            const uint32_t word = words[2 * m + h][j / 4];
-            score = word & 0xffu << j % 4 * 8 ? score : -fattn_f32_infinity();
-        });
-    });
+    mma_keep_bytes<S>(words, x);
+}
+
+template <class S>
+GPU_DEVICE void mma_mask_any(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+                             float x[S::TILES][S::KEYS / 8][4])
+{
+    if (s.item.mask_rows && j0 + S::KEYS <= s.item.keys) {
+        mma_mask<S, true>(g, s, j0, x);
+    } else {
+        mma_mask<S, false>(g, s, j0, x);
+    }
+}
+
+/* The same of a mask that waits in shared memory. */
+template <class S>
+GPU_DEVICE void mma_mask_staged(const mma_scratch<S> &s, float x[S::TILES][S::KEYS / 8][4])
+{
+    const uint32_t staged = mma_shared(s.staged);
+    uint32_t words[2 * S::TILES][S::OWN / 4];
+    mma_each_row<S>(
+        [&](int m, int h) { mma_staged_get<S, uint8_t>(staged, m, h, words[2 * m + h]); });
+    mma_keep_bytes<S>(words, x);
 }
 
 /* Bits 0 .. n - 1. */
@@ -424,46 +611,45 @@ GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const mma_scratch<S>
     return one && bits ? UINT32_MAX : bits;
 }
 
-/* Dot products in x become scores, term by term. Nothing is read for pairs that do not exist. */
+/* Dot products in x become scores, term by term. Nothing is read for pairs that do not exist. With
+ * a softcap, and nothing after it, bound is mma_cap()'s. */
 template <class S>
 GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
-                          float x[S::TILES][S::KEYS / 8][4])
+                          float x[S::TILES][S::KEYS / 8][4], float bound[S::TILES][2])
 {
-    const unsigned terms = g.rule.terms;
-    const uint64_t features = g.problem.features;
-    const fattn_dtype bias = g.problem.dtype_bias;
-    float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is still to get */
-    if (terms & FATTN_SCORE_CAP) {
-        mma_cap<S>(g.rule, x);
+    float factor = g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is to get */
+    if (mma_has<S>(g, FATTN_SOFTCAP)) {
+        mma_cap<S>(g.rule, x, bound);
         factor = 1;
     }
-    if (terms & FATTN_SCORE_BIAS) {
-        if (bias == FATTN_BF16) {
-            mma_bias_of<S, FATTN_BF16>(g, s, j0, factor, x);
-        } else if (bias == FATTN_F16) {
-            mma_bias_of<S, FATTN_F16>(g, s, j0, factor, x);
-        } else {
-            mma_bias_of<S, FATTN_F32>(g, s, j0, factor, x);
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        mma_bias_staged<S>(s, factor, x);
+        factor = 1;
+    } else if constexpr (S::KNOWN == MMA_ANY) {
+        if (g.problem.features & FATTN_BIAS) {
+            mma_bias_any<S>(g, s, j0, factor, x);
+            factor = 1;
         }
-        factor = 1;
     }
-    if (terms & FATTN_SCORE_ALIBI) {
-        mma_alibi<S>(s, j0, factor, x);
-        factor = 1;
+    if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
+        if (mma_has<S>(g, FATTN_ALIBI)) {
+            mma_alibi<S>(s, j0, factor, x);
+            factor = 1;
+        }
     }
     if (factor != 1) {
         mma_each_row<S>([&](int m, int h) {
             mma_each<S>(m, h, x, [&](float &score, int) { score *= factor; });
         });
     }
-    if (features & FATTN_MASK) {
-        if (s.item.mask_rows && j0 + S::KEYS <= s.item.keys) {
-            mma_mask<S, true>(g, s, j0, x);
-        } else {
-            mma_mask<S, false>(g, s, j0, x);
+    if constexpr (S::KNOWN == FATTN_MASK) {
+        mma_mask_staged<S>(s, x);
+    } else if constexpr (S::KNOWN == MMA_ANY) {
+        if (g.problem.features & FATTN_MASK) {
+            mma_mask_any<S>(g, s, j0, x);
         }
     }
-    if (features & FATTN_BLOCK_MASK) {
+    if (mma_has<S>(g, FATTN_BLOCK_MASK)) {
         mma_each_row<S>([&](int m, int h) {
             const uint32_t bits = mma_block_bits<S>(g, s, j0, mma_row<S>(m, h));
             mma_select<S>(bits, -fattn_f32_infinity(), m, h, x);

@@ -29,6 +29,8 @@ CEILINGS = [
     ("simt_backward_queries", 36864, 272),
     ("simt_backward_bias", 36864, 224),
     ("combine", 0, 176),
+    ("rows_", 0, 104),  # whole rows of o and dO are on their way at once
+    ("dq_", 0, 80),
     ("", 1024, 64),
 ]
 

@@ -696,6 +696,7 @@ template <class S> GPU_DEVICE void mma_write_jobs(const fattn_gpu_args &g)
     mma_job *const jobs = mma_jobs<S>(g);
     const int64_t step = gpu_blocks() * gpu_threads();
     for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < mma_items(g); n += step) {
+        memset(jobs + n, 0, sizeof jobs[n]); /* copied whole, with what such a run leaves open */
         mma_job_set<S>(g, n, jobs[n]);
     }
 }

@@ -174,15 +174,15 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
 /*
  * Where a strip's keys are one tile, nothing is added to o and no factors of rows are needed: o can
  * be made by rows, P V instead of V^T P^T, and need not be turned. That takes values that are
- * evenly apart and whole vectors. Its roundings are others, so a row that may not depend on its
- * neighbours does not get it.
+ * evenly apart, whole vectors, and a block of whole steps of rows. Its roundings are others, so a
+ * row that may not depend on its neighbours does not get it.
  */
 static void forward_choose_rows(forward *f)
 {
     const fattn_problem *const p = f->panel.p;
     const bool direct = in_place(p, &p->v), paged = p->features & FATTN_PAGED;
-    f->by_rows =
-        !(p->features & FATTN_BATCH_INVARIANT) && (!direct || (!paged && p->dim_v % FV_LANES == 0));
+    f->by_rows = f->panel.br % FV_NK == 0 && !(p->features & FATTN_BATCH_INVARIANT) &&
+                 (!direct || (!paged && p->dim_v % FV_LANES == 0));
     if (f->by_rows) {
         f->o = f->ot;
     }

@@ -35,6 +35,14 @@
 #include "core/score.h"
 
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __has_attribute
+#if __has_attribute(noclone)
+#define NOCLONE __attribute__((noclone))
+#endif
+#endif
+#ifndef NOCLONE
+#define NOCLONE
+#endif
 #define PASTE_EXPANDED(a, b) a##b
 #define PASTE(a, b) PASTE_EXPANDED(a, b)
 #define STRING_EXPANDED(a) #a

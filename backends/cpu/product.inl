@@ -60,8 +60,17 @@ static inline fv ff_muladd(ff a, int n, fv b, fv c)
 }
 #endif
 
-enum { ROWS_UNROLL = 4 / FV_FACTORS };
+/* Groups of terms a round. Of pairs of factors, registers do not hold those of a second group,
+ * which gcc would load early. */
+enum { ROWS_UNROLL = FV_FACTORS == 1 ? 4 : 1 };
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
+
+/* Vectors of the next register tile: one alone is slow, so four, say, are not three and one. */
+static int64_t tile_vectors(int64_t columns)
+{
+    const int64_t vectors = vectors_of(columns);
+    return vectors == FV_NQ + 1 ? (FV_NQ + 1) / 2 : fattn_min64(vectors, FV_NQ);
+}
 #endif
 
 /* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
@@ -77,8 +86,27 @@ _Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
 /* Words of a cache line. */
 #define LINE (CACHE_LINE / (int64_t)sizeof(WORD))
 
+/* sum += A B of the groups of terms at r, as many as `steps`, a literal. */
+INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const WORD *const *a,
+                                int64_t r, const WORD *b, int64_t b_stride)
+{
+#pragma GCC unroll 4
+    for (int step = 0; step < steps; step++, r += GROUP) {
+        ROW row[GROUP * FV_NQ];
+        for (int n = 0; n < GROUP * nq; n++) {
+            row[n] = ROW_LOAD(b + (r + n / nq) * b_stride + n % nq * FV_LANES);
+        }
+        for (int k = 0; k < FV_NK; k++) {
+            const FACTORS factors = FACTORS_LOAD(a[k] + r);
+            for (int n = 0; n < GROUP * nq; n++) {
+                sum[k][n % nq] = MULADD(factors, n / nq, row[n], sum[k][n % nq]);
+            }
+        }
+    }
+}
+
 /* last: lanes of the last vector that C has; FV_LANES for all. ahead: rows of the next tile, which
- * full tiles fetch from the second-level cache meanwhile. */
+ * full tiles fetch from the second-level cache meanwhile; and all fetch what they add to. */
 INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const *a,
                                const WORD *const *ahead, int64_t depth, const WORD *b,
                                int64_t b_stride, float *const *c, int64_t column)
@@ -90,22 +118,20 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
         }
     }
     int64_t r = 0;
-    /* Unrolled, one step of the FV_NK pointers serves four terms: 2 % of a forward at d 128. */
-#pragma GCC unroll ROWS_UNROLL
-    for (; r + GROUP <= depth; r += GROUP) {
-        for (int k = 0; k < FV_NK && nq == FV_NQ && r % LINE == 0; k++) {
-            __builtin_prefetch(ahead[k] + r);
-        }
-        ROW row[GROUP * FV_NQ];
-        for (int n = 0; n < GROUP * nq; n++) {
-            row[n] = ROW_LOAD(b + (r + n / nq) * b_stride + n % nq * FV_LANES);
-        }
-        for (int k = 0; k < FV_NK; k++) {
-            const FACTORS factors = FACTORS_LOAD(a[k] + r);
-            for (int n = 0; n < GROUP * nq; n++) {
-                sum[k][n % nq] = MULADD(factors, n / nq, row[n], sum[k][n % nq]);
+    /* One step of the FV_NK pointers serves a round: 2 % of a forward at d 128. */
+    for (; r + ROWS_UNROLL * GROUP <= depth; r += ROWS_UNROLL * GROUP) {
+        if (r % LINE == 0) {
+            for (int k = 0; k < FV_NK && nq > 1; k++) {
+                __builtin_prefetch(ahead[k] + r);
+            }
+            for (int q = 0; q < nq && times != 0 && r / LINE < FV_NK; q++) {
+                __builtin_prefetch(c[r / LINE] + column + q * FV_LANES, 1);
             }
         }
+        PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, a, r, b, b_stride);
+    }
+    for (; r + GROUP <= depth; r += GROUP) {
+        PRODUCT(rows_steps)(nq, 1, sum, a, r, b, b_stride);
     }
     if (GROUP > 1 && r < depth) {
         for (int k = 0; k < FV_NK; k++) {
@@ -137,14 +163,16 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
  * from `first` on.
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
  * padded.
+ * Not cloned: gcc, told what `times` is, keeps some sums on the stack.
  */
-static void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a, int64_t depth,
-                                  const WORD *b, int64_t b_stride, float *const *c, int64_t first,
-                                  int64_t columns)
+static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a,
+                                          int64_t depth, const WORD *b, int64_t b_stride,
+                                          float *const *c, int64_t first, int64_t columns)
 {
-    for (int64_t column = first; column < columns; column += FV_NQ * FV_LANES) {
+    int64_t vectors;
+    for (int64_t column = first; column < columns; column += vectors * FV_LANES) {
         const int64_t left = columns - column;
-        const int64_t vectors = fattn_min64(vectors_of(left), FV_NQ);
+        vectors = tile_vectors(left);
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
             const WORD *const *const ahead = a + (k + FV_NK < rows ? k + FV_NK : k);
@@ -209,8 +237,9 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
                                      const WORD *const *a, int64_t depth, const WORD *b,
                                      int64_t b_stride, float *c, int64_t c_stride, int64_t columns)
 {
-    for (int64_t column = 0; column < columns; column += FV_NQ * FV_LANES) {
-        const int64_t vectors = fattn_min64(vectors_of(columns - column), FV_NQ);
+    int64_t vectors;
+    for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
+        vectors = tile_vectors(columns - column);
         fv factor[FV_NQ];
         for (int64_t q = 0; alpha && q < vectors; q++) {
             factor[q] = fv_load(alpha + column + q * FV_LANES);

@@ -306,10 +306,8 @@ static const fattn_tile backward_64[] = {{128, 128}, {0, 0}};
 static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};
 static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
 
-#define MMA_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT)
-#define MMA_BACKWARD_ORDERED ((FATTN_GPU_LEAN & ~MMA_NOT_BACKWARD) | FATTN_DLSE | FATTN_ACCUMULATE)
-#define MMA_BACKWARD_LEAN (MMA_BACKWARD_ORDERED & ~FATTN_DETERMINISTIC)
-#define MMA_BACKWARD_FULL (FATTN_FEATURES_ALL & ~MMA_NOT_BACKWARD)
+#define MMA_BACKWARD_ORDERED (FATTN_GPU_BACKWARD_LEAN | FATTN_DETERMINISTIC)
+#define MMA_BACKWARD_FULL (FATTN_FEATURES_ALL & ~FATTN_GPU_NOT_BACKWARD)
 
 #define MMA_BACKWARD_ROW(label, variant, width, bytes, bits)                  \
     {                                                                         \
@@ -348,9 +346,9 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_ROW(full, 64, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 128, 0, FATTN_FEATURES_ALL),
     MMA_ROW(full, 256, 0, FATTN_FEATURES_ALL),
-    MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, MMA_BACKWARD_LEAN),
-    MMA_BACKWARD_ROW("mma_backward_128", lean, 128, 16, MMA_BACKWARD_LEAN),
-    MMA_BACKWARD_ROW("mma_backward_256", lean, 256, 16, MMA_BACKWARD_LEAN),
+    MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, FATTN_GPU_BACKWARD_LEAN),
+    MMA_BACKWARD_ROW("mma_backward_128", lean, 128, 16, FATTN_GPU_BACKWARD_LEAN),
+    MMA_BACKWARD_ROW("mma_backward_256", lean, 256, 16, FATTN_GPU_BACKWARD_LEAN),
     MMA_BACKWARD_ROW("mma_backward_ordered_64", ordered, 64, 16, MMA_BACKWARD_ORDERED),
     MMA_BACKWARD_ROW("mma_backward_ordered_128", ordered, 128, 16, MMA_BACKWARD_ORDERED),
     MMA_BACKWARD_ROW("mma_backward_ordered_256", ordered, 256, 16, MMA_BACKWARD_ORDERED),

@@ -118,13 +118,7 @@ template <int W> GPU_DEVICE float gpu_row_delta(const fattn_gpu_args &g, const g
                                     : gpu_row_products<W>(FATTN_BF16, from, dfrom);
     }
     for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < o.dim; c += 4 * GPU_ROW_THREADS) {
-        float a[4], b[4];
-        gpu_load_quad(o, o_at, c, a);
-        gpu_load_quad(dout, dout_at, c, b);
-        GPU_UNROLL
-        for (int e = 0; e < 4; e++) {
-            sum = fmaf(a[e], b[e], sum);
-        }
+        sum = gpu_add_products(o, o_at, dout, dout_at, c, sum);
     }
     return sum;
 }

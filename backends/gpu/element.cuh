@@ -117,7 +117,21 @@ GPU_DEVICE void gpu_load_quad(const gpu_tensor &t, int64_t at, int c, float x[4]
     gpu_unpack_quad(t.dtype, gpu_fetch_quad(t, at, c), x);
 }
 
-/* The inverse, for the channels that exist. */
+/* sum, and products of four channels of two rows on top of it. */
+GPU_DEVICE float gpu_add_products(const gpu_tensor &a, int64_t a_at, const gpu_tensor &b,
+                                  int64_t b_at, int c, float sum)
+{
+    float x[4], y[4];
+    gpu_load_quad(a, a_at, c, x);
+    gpu_load_quad(b, b_at, c, y);
+    GPU_UNROLL
+    for (int e = 0; e < 4; e++) {
+        sum = fmaf(x[e], y[e], sum);
+    }
+    return sum;
+}
+
+/* The inverse of loading, for the channels that exist. */
 GPU_DEVICE void gpu_store_quad(const gpu_tensor &t, int64_t at, int c, const float x[4])
 {
     if (!t.quads || c + 4 > t.dim) {

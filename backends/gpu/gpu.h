@@ -42,6 +42,13 @@ typedef struct fattn_gpu_kernel {
      FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
      FATTN_BATCH_INVARIANT | FATTN_CHECKED)
 
+/* What backward ones do not, and what their lean ones honour; FATTN_DETERMINISTIC takes another way
+ * of adding. */
+#define FATTN_GPU_NOT_BACKWARD (FATTN_PAGED | FATTN_BATCH_INVARIANT)
+#define FATTN_GPU_BACKWARD_LEAN                                                        \
+    ((FATTN_GPU_LEAN & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC)) | FATTN_DLSE | \
+     FATTN_ACCUMULATE)
+
 /* Rows for any GPU (simt.c), best first, the last of which has no name; and those to go before them
  * where registers are many. */
 extern const fattn_gpu_kernel fattn_gpu_simt[];

@@ -76,13 +76,7 @@ GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor
     for (int c0 = 0; c0 < o.dim; c0 += GPU_CHANNELS) {
         float sum = 0;
         for (int c = c0; c < c0 + GPU_CHANNELS; c += 4) {
-            float a[4], b[4];
-            gpu_load_quad(o, o_at, c, a);
-            gpu_load_quad(dout, dout_at, c, b);
-            GPU_UNROLL
-            for (int e = 0; e < 4; e++) {
-                sum = fmaf(a[e], b[e], sum);
-            }
+            sum = gpu_add_products(o, o_at, dout, dout_at, c, sum);
         }
         total += sum;
     }

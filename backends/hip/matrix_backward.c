@@ -46,12 +46,7 @@ BACKWARD_FUNCTIONS(256)
 MATRIX_BACKWARD_MFMA(MFMA_SHAPE)
 MATRIX_BACKWARD_WMMA(WMMA_SHAPE)
 
-#define BACKWARD_FULL \
-    (FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT | FATTN_DETERMINISTIC))
-#define BACKWARD_LEAN                                                                      \
-    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | \
-     FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_POSITIONS | FATTN_CHECKED | FATTN_DLSE |    \
-     FATTN_ACCUMULATE)
+#define BACKWARD_FULL (FATTN_FEATURES_ALL & ~(FATTN_GPU_NOT_BACKWARD | FATTN_DETERMINISTIC))
 
 /* Beyond it the few pairs that are kept may be too small beside the others for f16. */
 #define BACKWARD_DROPOUT_MAX 0.99
@@ -88,20 +83,20 @@ MATRIX_BACKWARD_WMMA(WMMA_SHAPE)
 /* gfx90a takes subnormal halves for zeros, and dS, unlike P, cannot be made larger, since it has no
  * bound: f16 is left to the SIMT kernels there. */
 const fattn_gpu_kernel fattn_hip_matrix_backward[] = {
-    MFMA_ROW(lean, 64, BACKWARD_LEAN),
-    MFMA_ROW(lean, 128, BACKWARD_LEAN),
-    MFMA_ROW(lean, 256, BACKWARD_LEAN),
+    MFMA_ROW(lean, 64, FATTN_GPU_BACKWARD_LEAN),
+    MFMA_ROW(lean, 128, FATTN_GPU_BACKWARD_LEAN),
+    MFMA_ROW(lean, 256, FATTN_GPU_BACKWARD_LEAN),
     MFMA_ROW(full, 64, BACKWARD_FULL),
     MFMA_ROW(full, 128, BACKWARD_FULL),
     MFMA_ROW(full, 256, BACKWARD_FULL),
-    MFMA_BF16_ROW(lean, 64, BACKWARD_LEAN),
-    MFMA_BF16_ROW(lean, 128, BACKWARD_LEAN),
-    MFMA_BF16_ROW(lean, 256, BACKWARD_LEAN),
+    MFMA_BF16_ROW(lean, 64, FATTN_GPU_BACKWARD_LEAN),
+    MFMA_BF16_ROW(lean, 128, FATTN_GPU_BACKWARD_LEAN),
+    MFMA_BF16_ROW(lean, 256, FATTN_GPU_BACKWARD_LEAN),
     MFMA_BF16_ROW(full, 64, BACKWARD_FULL),
     MFMA_BF16_ROW(full, 128, BACKWARD_FULL),
     MFMA_BF16_ROW(full, 256, BACKWARD_FULL),
-    WMMA_ROW(lean, 64, BACKWARD_LEAN),
-    WMMA_ROW(lean, 128, BACKWARD_LEAN),
+    WMMA_ROW(lean, 64, FATTN_GPU_BACKWARD_LEAN),
+    WMMA_ROW(lean, 128, FATTN_GPU_BACKWARD_LEAN),
     WMMA_ROW(full, 64, BACKWARD_FULL),
     WMMA_ROW(full, 128, BACKWARD_FULL),
     {.row = {.name = NULL}},

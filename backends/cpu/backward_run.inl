@@ -69,6 +69,7 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
     const fattn_problem *const p = pn->p;
     int64_t block = 0, past = INT64_MAX;
 
+    pn->step = pairs ? PAIRS_STEP : FV_NK;
     load_numbers(g);
     if (pairs) {
         load_rows_pairs(g);

@@ -459,6 +459,7 @@ static void decode_begin(forward *f, int64_t split)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
+    pn->step = pn->phases;
     load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
     order_queries(pn, pn->qt);
     fill(f->o, pn->br * pn->dvp, 0);

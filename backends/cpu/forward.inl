@@ -159,6 +159,7 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
+    pn->step = paired ? PAIRS_STEP : FV_NK;
     f->few = !paired && few_keys(pn);
     if (paired) {
         pairs_load_queries(pn);
@@ -233,7 +234,7 @@ static void score_tile(panel *pn, span s)
  * l reach lse in full, and grow with the length of a sum. */
 #define PARTIAL_SUMS 4
 #define SUMMED_KEYS 64
-_Static_assert(KEYS_STEP % PARTIAL_SUMS == 0, "tiles hold whole steps");
+_Static_assert(FV_NK % PARTIAL_SUMS == 0, "tiles hold whole steps");
 
 /* The largest and the smallest of each row's scores. */
 typedef struct score_range {

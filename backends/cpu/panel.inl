@@ -34,6 +34,7 @@ typedef struct panel {
     int64_t first, rows; /* numbers of the rows */
     int64_t width;
     int64_t pitch, phases; /* br and 1, but for decoding */
+    int64_t step;          /* of keys, whole ones of which products work on */
     int64_t i0, i1;        /* their queries: i0 .. i1 - 1 */
     bool ragged;           /* some row is dead and must be kept from the keys */
     bool masked;           /* mask or block mask on */
@@ -431,8 +432,8 @@ static void transpose_queries(const panel *pn, const void *tensor, const fattn_s
 
 /* --- Keys ------------------------------------------------------------------------------------- */
 
-/* Products work on whole steps of keys: matrix registers on 16 pairs. */
-#define KEYS_STEP (FV_TILES ? 32 : FV_NK)
+/* Keys of a step of products of pairs: matrix registers take 16 pairs. */
+#define PAIRS_STEP (FV_TILES ? 32 : FV_NK)
 
 /* Most rows of a key/value head for which decoding pays. */
 #define DECODE_ROWS 16
@@ -455,8 +456,7 @@ static span span_of(const panel *pn, int64_t block)
     const int64_t j0 = block * pn->bc;
     const int64_t past = fattn_min64(j0 + pn->bc, fattn_band_rows(&pn->band, pn->i0, pn->i1).past);
     span s = {.first = j0, .live = past - j0, .kind = FATTN_TILE_EMPTY};
-    const int64_t step = fattn_max64(KEYS_STEP, pn->phases);
-    s.padded = (s.live + step - 1) / step * step;
+    s.padded = (s.live + pn->step - 1) / pn->step * pn->step;
     if (s.live <= 0) {
         return s;
     }

@@ -57,6 +57,8 @@ typedef struct fattn_kernel {
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
+    /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */
+    bool (*pays)(const fattn_problem *problem);
     /* How many rows' time a block costs besides that of its own, if units are to share blocks
      * evenly; NULL where traffic alone decides. Pure. */
     int64_t (*block_rows)(const fattn_problem *problem);

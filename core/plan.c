@@ -56,6 +56,9 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
                  (long long)limits->units);
         return text;
     }
+    if (!why && row->pays && !named && !row->pays(problem)) {
+        return "does not pay for so many rows and so few keys";
+    }
     if (why || splits <= 1 || problem->op != FATTN_FORWARD) {
         return why;
     }

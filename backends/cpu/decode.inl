@@ -536,6 +536,15 @@ static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     }
 }
 
+/* Sums over lanes cost more than turning queries (forward.inl) where rows are many and keys, used
+ * as they lie, are one tile: then o need not be turned either, and memory does not set the pace. */
+static bool decode_pays(const fattn_problem *p)
+{
+    const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+    return rows <= DECODE_ROWS / 2 || p->seqlen_k > BLOCK_KEYS || !in_place(p, &p->k) ||
+           !in_place(p, &p->v);
+}
+
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};
 
 /* This tile of keys of all heads, and the next one, in half of the cache: what is fetched ahead by

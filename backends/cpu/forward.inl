@@ -36,6 +36,7 @@ typedef struct forward {
 /* The fewest register tiles that hold the rows of decoding. */
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
 #define BLOCK_ROWS TILE_ROWS(384) /* most rows of a block */
+#define BLOCK_KEYS 128            /* of a tile, if they fit */
 #define STRIPS (BLOCK_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
@@ -777,11 +778,11 @@ static int64_t merge_count(const fattn_cpu_run *run)
 
 /* Blocks of as many rows as are worth the keys they load, and smaller ones, among which the planner
  * finds shares for all cores. */
-#define BLOCK_TILES                                                                           \
-    {TILE_ROWS(48), 128}, {TILE_ROWS(96), 128}, {TILE_ROWS(144), 128}, {TILE_ROWS(192), 128}, \
-        {TILE_ROWS(240), 128}, {TILE_ROWS(288), 128},                                         \
-    {                                                                                         \
-        BLOCK_ROWS, 128                                                                       \
+#define BLOCK_TILES                                                                               \
+    {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
+        {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \
+    {                                                                                             \
+        BLOCK_ROWS, BLOCK_KEYS                                                                    \
     }
 static const fattn_tile forward_tiles[] = {
     BLOCK_TILES, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};

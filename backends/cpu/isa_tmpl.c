@@ -97,6 +97,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .packs_groups = true,
                 .splits_keys = true,
                 .pieces = 16, /* a part's sums are small, and items of several heads few */
+                .pays = decode_pays,
                 .tiles = decode_tiles,
                 .fast_bytes = decode_fast_bytes,
                 .workspace = decode_workspace},

@@ -479,11 +479,14 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     /* 2. Probabilities. */
     const bool drops = p->features & FATTN_DROPOUT;
     const bool masked = s.kind == FATTN_TILE_PARTIAL;
-    const bool rose = pairs && !drops ? soften_tile(f, s.padded, masked, true, true)
-                                      : soften_tile(f, s.padded, masked, false, pairs);
+    const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
+    const bool stored = pairs && !drops;
+    const bool rose = stored ? soften_tile(f, keys, masked, true, true)
+                             : soften_tile(f, keys, masked, false, pairs);
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }
+    fill(pn->x + keys / (1 + stored) * pn->br, (s.padded - keys) / (1 + stored) * pn->br, 0);
     if (drops) {
         drop_tile(pn, s, pairs);
     }

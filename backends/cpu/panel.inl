@@ -176,22 +176,19 @@ static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
         return;
     }
     const uint16_t *const x = from;
-    uint16_t last[FV_LANES] = {0};
-    memcpy(last, x + whole, (size_t)part * sizeof *x);
     if (dtype == FATTN_F16) {
         for (int64_t c = 0; c < whole; c += FV_LANES) {
             fv_store(to + c, fv_load_f16(x + c));
-        }
-        if (part) {
-            fv_store(to + whole, fv_load_f16(last));
         }
     } else {
         for (int64_t c = 0; c < whole; c += FV_LANES) {
             fv_store(to + c, fv_load_bf16(x + c));
         }
-        if (part) {
-            fv_store(to + whole, fv_load_bf16(last));
-        }
+    }
+    if (part) {
+        uint16_t last[FV_LANES] = {0};
+        memcpy(last, x + whole, (size_t)part * sizeof *x);
+        fv_store(to + whole, dtype == FATTN_F16 ? fv_load_f16(last) : fv_load_bf16(last));
     }
 }
 
@@ -212,23 +209,25 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
         return;
     }
     uint16_t *const x = to;
-    uint16_t last[FV_LANES];
     if (dtype == FATTN_F16) {
         for (int64_t c = 0; c < whole; c += FV_LANES) {
             fv_store_f16(x + c, fv_mul(f, fv_load(from + c)));
-        }
-        if (part) {
-            fv_store_f16(last, fv_mul(f, fv_load(from + whole)));
         }
     } else {
         for (int64_t c = 0; c < whole; c += FV_LANES) {
             fv_store_bf16(x + c, fv_mul(f, fv_load(from + c)));
         }
-        if (part) {
-            fv_store_bf16(last, fv_mul(f, fv_load(from + whole)));
-        }
     }
-    memcpy(x + whole, last, (size_t)part * sizeof *x);
+    if (part) {
+        uint16_t last[FV_LANES];
+        const fv y = fv_mul(f, fv_load(from + whole));
+        if (dtype == FATTN_F16) {
+            fv_store_f16(last, y);
+        } else {
+            fv_store_bf16(last, y);
+        }
+        memcpy(x + whole, last, (size_t)part * sizeof *x);
+    }
 }
 
 /* rows[n] = row n of an array. */

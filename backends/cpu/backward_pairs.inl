@@ -250,8 +250,8 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
             differentiate_strip(g, s, r, columns, 0, false, false);
         }
         if (wants(p, FATTN_OUT_DQ)) {
-            pairs_columns(pn, p->dim, pn->v_pairs, g->k_transposed, s.padded / 2, g->ds_pairs,
-                          TILE_GROUP, g->dqt + r, columns);
+            pairs_columns(pn, p->dim, false, pn->v_pairs, g->k_transposed, s.padded / 2,
+                          g->ds_pairs, TILE_GROUP, g->dqt + r, columns);
         }
     }
 

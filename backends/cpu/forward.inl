@@ -164,11 +164,10 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
     f->few = !paired && few_keys(pn);
     if (paired) {
         pairs_load_queries(pn);
-        fill(f->ot, pn->br * pn->dvp, 0);
     } else if (!f->few) {
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
-    f->fresh = !paired;
+    f->fresh = true;
     f->by_rows = f->placed = false;
     state_begin(f, split);
 }
@@ -493,21 +492,20 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 
     /* 3. Values. */
     if (pairs) {
-        pairs_mix(pn, s, rose ? f->alpha : NULL, f->ot);
+        pairs_mix(pn, s, f->fresh, rose ? f->alpha : NULL, f->ot);
     } else if (f->by_rows) {
         mix_rows(f, s);
-        f->fresh = false;
     } else {
         if (f->lowered != 1) {
             scale_rows(f->alpha, 1, pn->br, pn->width, fv_set1(LIFT));
         }
         product_columns(p->dim_v, f->fresh, rose || f->lowered != 1 ? f->alpha : NULL, pn->v,
                         s.padded, pn->x, pn->br, f->ot, pn->br, pn->width);
-        f->fresh = false;
         if (f->lowered != 1) {
             scale_rows(f->ot, p->dim_v, pn->br, pn->width, fv_set1(f->lowered));
         }
     }
+    f->fresh = false;
 }
 
 /* Writes lse of the panel's rows. */

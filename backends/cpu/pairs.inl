@@ -166,14 +166,15 @@ static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride
                   c_stride, columns);
 }
 
-/* C += A^T B; a: [depth][rows] by rows, and transposed, which is what matrix registers take. */
-static void pairs_columns(const panel *pn, int64_t rows, const bf16_pair *const *a,
+/* C += A^T B, or = where `fresh`; a: [depth][rows] by rows, and transposed, which is what matrix
+ * registers take. */
+static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_pair *const *a,
                           const float *transposed, int64_t depth, const float *b, int64_t b_stride,
                           float *c, int64_t columns)
 {
     (void)a;
-    tiles_product(1, vectors_of(rows) * FV_LANES, transposed, pn->bc / 2, depth, b, b_stride, c,
-                  pn->br, columns);
+    tiles_product(!fresh, vectors_of(rows) * FV_LANES, transposed, pn->bc / 2, depth, b, b_stride,
+                  c, pn->br, columns);
 }
 
 /* to[r] = row r of a . column r of b, summed as pairs_rows() sums; FV_LANES of them. t: scratch,
@@ -203,12 +204,12 @@ static void pairs_scale(const panel *pn, const float *alpha, float *ot)
     }
 }
 
-/* ot = ot alpha + V^T P^T */
-static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
+/* ot = ot alpha + V^T P^T; fresh: what ot holds counts as 0 */
+static void pairs_mix(const panel *pn, span s, bool fresh, const float *alpha, float *ot)
 {
-    pairs_scale(pn, alpha, ot);
-    pairs_columns(pn, pn->p->dim_v, pn->v_pairs, values_transposed(pn), s.padded / 2, pn->x, pn->br,
-                  ot, pn->width);
+    pairs_scale(pn, fresh ? NULL : alpha, ot);
+    pairs_columns(pn, pn->p->dim_v, fresh, pn->v_pairs, values_transposed(pn), s.padded / 2, pn->x,
+                  pn->br, ot, pn->width);
 }
 
 #else
@@ -235,19 +236,19 @@ static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, 
     fv_store(to, sum);
 }
 
-static void pairs_columns(const panel *pn, int64_t rows, const bf16_pair *const *a,
+static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_pair *const *a,
                           const float *transposed, int64_t depth, const float *b, int64_t b_stride,
                           float *c, int64_t columns)
 {
     (void)transposed;
-    product_columns_pairs(rows, false, NULL, a, depth, (const void *)b, b_stride, c, pn->br,
+    product_columns_pairs(rows, fresh, NULL, a, depth, (const void *)b, b_stride, c, pn->br,
                           columns);
 }
 
-/* ot = ot alpha + V^T P^T */
-static void pairs_mix(const panel *pn, span s, const float *alpha, float *ot)
+/* ot = ot alpha + V^T P^T; fresh: what ot holds counts as 0 */
+static void pairs_mix(const panel *pn, span s, bool fresh, const float *alpha, float *ot)
 {
-    product_columns_pairs(pn->p->dim_v, false, alpha, pn->v_pairs, s.padded / 2,
+    product_columns_pairs(pn->p->dim_v, fresh, alpha, pn->v_pairs, s.padded / 2,
                           (const void *)pn->x, pn->br, ot, pn->br, pn->width);
 }
 
@@ -268,7 +269,8 @@ static void pairs_scores(const panel *pn, span s)
 #define pairs_load_keys(pn, s, tensor, strides, dim, copy, rows) ((void)(pn), (void)(s))
 #define pairs_load_values(pn, s) ((void)(pn), (void)(s), false)
 #define pairs_scores(pn, s) ((void)(pn), (void)(s))
-#define pairs_mix(pn, s, alpha, ot) ((void)(pn), (void)(s), (void)(alpha), (void)(ot))
+#define pairs_mix(pn, s, fresh, alpha, ot) \
+    ((void)(pn), (void)(s), (void)(fresh), (void)(alpha), (void)(ot))
 
 #endif
 

@@ -796,6 +796,13 @@ static int64_t forward_block_rows(const fattn_problem *p)
 }
 
 #if FV_PAIRS
+/* What products of pairs save with few keys is less than what turning queries and values, and o
+ * back, takes: products of floats need not turn them. */
+static bool pairs_pay(const fattn_problem *p)
+{
+    return p->seqlen_k > 16 || p->features & FATTN_BATCH_INVARIANT;
+}
+
 /* Products in matrix registers take so little time that loading keys must serve more rows. */
 static int64_t pairs_block_rows(const fattn_problem *p)
 {

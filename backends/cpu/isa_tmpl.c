@@ -115,6 +115,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .packs_groups = true,
                 .splits_keys = true,
                 .split_keys = 2048,
+                .pays = pairs_pay,
                 .tiles = forward_tiles,
                 .block_rows = pairs_block_rows,
                 .fast_bytes = forward_fast_bytes,

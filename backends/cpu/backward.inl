@@ -125,9 +125,10 @@ typedef struct backward {
     float lowered; /* what lift() owes dS: 1 for products of floats */
 
     /* Products of floats. */
-    float *dout;    /* [br][dvp] */
-    float **out;    /* [bc] rows of dk or dv */
-    float *nowhere; /* [max(dp, dvp)] the row of keys past the end */
+    float *dout;        /* [br][dvp] */
+    float **out;        /* [bc] rows of dk or dv */
+    const float **seen; /* [bc] rows of weights, from the first query that sees the key */
+    float *nowhere;     /* [max(dp, dvp)] the row of keys past the end */
 
     /* Products of pairs, which also take pairs of rows of q, dO and k. */
     const bf16_pair **v_rows;                /* [bc] */
@@ -178,6 +179,7 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
     g->dout = carve(from, br * pn->dvp, sizeof(float));
     g->dot = carve(from, br * pn->dvp, sizeof(float));
     g->out = carve(from, bc, sizeof *g->out);
+    g->seen = carve(from, bc, sizeof *g->seen);
     g->nowhere = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
 }
 
@@ -503,8 +505,41 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
         g->out[j] =
             j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
     }
-    product_rows(1 / lift_of(pn->p), s.padded, (const float *const *)weights, pn->width, rows,
-                 stride, g->out, 0, dim);
+    int64_t j = 0;
+    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
+        const int64_t first = j;
+        for (; j < keys_seen(pn, s, r + FV_LANES); j++) {
+            g->seen[j] = weights[j] + r;
+        }
+        if (j > first) { /* only rows from r on see them */
+            product_rows(1 / lift_of(pn->p), j - first, g->seen + first, pn->width - r,
+                         rows + r * stride, stride, g->out + first, 0, dim);
+        }
+    }
+}
+
+/* Where scores and dP are not computed they are 0, for what comes of them is multiplied by 0. */
+static void clear_unseen(backward *g, span s)
+{
+    const panel *const pn = &g->panel;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        for (int64_t j = keys_seen(pn, s, r + FV_LANES); j < s.padded; j++) {
+            fv_store(pn->x + j * pn->br + r, fv_set1(0));
+            fv_store(g->dp + j * pn->br + r, fv_set1(0));
+        }
+    }
+}
+
+/* dQ^T += K^T dS'^T, of a tile that the band cuts a register tile of rows at a time. */
+static void add_queries(backward *g, span s)
+{
+    const panel *const pn = &g->panel;
+    const bool cut = keys_seen(pn, s, FV_LANES) < s.padded;
+    const int64_t step = cut ? TILE_GROUP : pn->width;
+    for (int64_t r = 0; r < pn->width; r += step) {
+        product_columns(pn->p->dim, false, NULL, pn->k, keys_seen(pn, s, r + step), g->dp + r,
+                        pn->br, g->dqt + r, pn->br, fattn_min64(step, pn->width - r));
+    }
 }
 
 /* Waits until the panel before has added to the keys of the tile: to all keys where they share an
@@ -526,13 +561,14 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
 
     /* 1. S^T and dP^T. */
     load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
-    product_rows(0, s.padded, pn->k, p->dim, pn->qt, pn->br, pn->x_rows, 0, pn->width);
+    dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
-        product_rows(0, s.padded, pn->v, p->dim_v, g->dot, pn->br, g->dp_rows, 0, pn->width);
+        dot_rows(pn, s, pn->v, p->dim_v, g->dot, g->dp_rows);
     } else {
         fill(g->dp, s.padded * pn->br, 0);
     }
+    clear_unseen(g, s);
 
     /* 2. Z P^T and dS'^T. */
     const unsigned terms = load_terms(pn, s);
@@ -543,8 +579,7 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
 
     /* 3. dQ^T += K^T dS'^T. */
     if (wants(p, FATTN_OUT_DQ)) {
-        product_columns(p->dim, false, NULL, pn->k, s.padded, g->dp, pn->br, g->dqt, pn->br,
-                        pn->width);
+        add_queries(g, s);
     }
 
     /* 4. What is shared. */

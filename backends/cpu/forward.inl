@@ -406,23 +406,6 @@ static void mix_rows(forward *f, span s)
     }
 }
 
-/* Dot products of the tile: where the band cuts it on the right, without vectors of rows that are
- * past their last key. score_tile() masks what is not computed. */
-static void dot_tile(const panel *pn, span s)
-{
-    int64_t j = 0;
-    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
-        const int64_t last = fattn_min64(r + FV_LANES, pn->rows) - 1;
-        const int64_t live = fattn_band_row(&pn->band, pn->row[last].i).past - s.first;
-        const int64_t past = fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded);
-        if (past > j) {
-            product_rows(0, past - j, pn->k + j, pn->p->dim, pn->qt, pn->br, pn->x_rows + j, r,
-                         pn->width);
-            j = past;
-        }
-    }
-}
-
 /* Dot products of FV_LANES queries with a few keys. q: rows at q_stride; x: [keys][x_stride] */
 static void dot_few_rows(const float *q, int64_t q_stride, const float *const *k, int64_t keys,
                          int64_t dim, float *x, int64_t x_stride)
@@ -444,7 +427,7 @@ static void dot_few_rows(const float *q, int64_t q_stride, const float *const *k
     }
 }
 
-/* As dot_tile(), from queries where they lie. */
+/* As dot_rows(), from queries where they lie. */
 static void dot_few(const panel *pn, span s)
 {
     const fattn_problem *const p = pn->p;
@@ -471,7 +454,8 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     } else if (f->few) {
         dot_few(pn, s);
     } else {
-        dot_tile(pn, s);
+        /* score_tile() masks what is not computed */
+        dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
     }
     score_tile(pn, s);
 

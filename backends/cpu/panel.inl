@@ -485,6 +485,30 @@ static span span_of(const panel *pn, int64_t block)
     return s;
 }
 
+/* The keys of the tile, as whole steps of products, that some row before `past` may see: where the
+ * band cuts a tile on the right, products need not go further. */
+static int64_t keys_seen(const panel *pn, span s, int64_t past)
+{
+    const int64_t last = fattn_min64(past, pn->rows) - 1;
+    const int64_t live = fattn_band_row(&pn->band, pn->row[last].i).past - s.first;
+    return fattn_max64(0, fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded));
+}
+
+/* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
+ * caller knows. t: [dim][br]; x: rows of [br] */
+static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim, const float *t,
+                     float *const *x)
+{
+    int64_t j = 0;
+    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
+        const int64_t past = keys_seen(pn, s, r + FV_LANES);
+        if (past > j) {
+            product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width);
+            j = past;
+        }
+    }
+}
+
 /* Rows that are fetched ahead of the one that is copied: those a page apart come one by one. */
 #define COPIED_AHEAD 4
 

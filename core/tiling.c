@@ -45,11 +45,30 @@ static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
 
+/* The first tile that fits fast memory, the largest only where there are rows enough; the last
+ * where none fits. */
+static fattn_tile pick_large_tile(const fattn_problem *p, const fattn_limits *limits,
+                                  const fattn_kernel *kernel)
+{
+    const fattn_tile *tile = kernel->tiles;
+    const double rows = (double)p->batch * (double)p->heads_q * (double)p->seqlen_q;
+    if (rows < (double)(kernel->rounds * limits->units * tile->br)) {
+        tile++;
+    }
+    while (tile[1].br && kernel->fast_bytes(p, *tile) > limits->fast_memory) {
+        tile++;
+    }
+    return *tile;
+}
+
 /* The tile that costs least among those that fit fast memory; the smallest where none does. Costs
  * depend on lengths and batch, so rows that may not notice them take the first that fits. */
 static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
+    if (kernel->rounds) {
+        return pick_large_tile(problem, limits, kernel);
+    }
     fattn_tile best = kernel->tiles[0];
     int64_t best_bytes = kernel->fast_bytes(problem, best);
     const bool by_cost = !(problem->features & FATTN_BATCH_INVARIANT);

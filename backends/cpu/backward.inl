@@ -125,7 +125,8 @@ typedef struct backward {
     float lowered; /* what lift() owes dS: 1 for products of floats */
 
     /* Products of floats. */
-    float *dout;        /* [br][dvp] */
+    float *dout; /* [br][dout_stride] as panel.q is [br][q_stride] */
+    int64_t q_stride, dout_stride;
     float **out;        /* [bc] rows of dk or dv */
     const float **seen; /* [bc] rows of weights, from the first query that sees the key */
     float *nowhere;     /* [max(dp, dvp)] the row of keys past the end */
@@ -174,9 +175,11 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
 
     backward_layout_both(g, p, tiling, br, from);
     panel_layout_keys(pn, from);
-    pn->q = carve(from, br * pn->dp, sizeof(float));
+    g->q_stride = spread(pn->dp);
+    g->dout_stride = spread(pn->dvp);
+    pn->q = carve(from, br * g->q_stride, sizeof(float));
     pn->qt = carve(from, br * pn->dp, sizeof(float));
-    g->dout = carve(from, br * pn->dvp, sizeof(float));
+    g->dout = carve(from, br * g->dout_stride, sizeof(float));
     g->dot = carve(from, br * pn->dvp, sizeof(float));
     g->out = carve(from, bc, sizeof *g->out);
     g->seen = carve(from, bc, sizeof *g->seen);
@@ -423,18 +426,18 @@ static void load_rows(backward *g)
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
 
-    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
-    load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, pn->dvp);
+    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, g->q_stride);
+    load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, g->dout_stride);
     for (int64_t r = 0; r < pn->rows; r++) {
         if (pn->row[r].dead) {
-            fill(g->dout + r * pn->dvp, pn->dvp, 0);
+            fill(g->dout + r * g->dout_stride, pn->dvp, 0);
         }
     }
     point_rows(pn->x_rows, pn->bc, pn->x, pn->br);
     point_rows(g->dp_rows, pn->bc, g->dp, pn->br);
     fill(g->nowhere, fattn_max64(pn->dp, pn->dvp), 0);
-    transpose(pn->q, pn->dp, pn->width, pn->dp, pn->qt, pn->br);
-    transpose(g->dout, pn->dvp, pn->width, pn->dvp, g->dot, pn->br);
+    transpose(pn->q, g->q_stride, pn->width, pn->dp, pn->qt, pn->br);
+    transpose(g->dout, g->dout_stride, pn->width, pn->dvp, g->dot, pn->br);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta(g, r);
     }
@@ -497,8 +500,9 @@ static void add_dbias(backward *g, span s)
 }
 
 /* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
-static void add_keys(backward *g, span s, float *const *weights, const float *rows, void *tensor,
-                     const fattn_strides *strides, int64_t dim, float *apart, int64_t stride)
+static void add_keys(backward *g, span s, float *const *weights, const float *rows,
+                     int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
+                     float *apart, int64_t stride)
 {
     panel *const pn = &g->panel;
     for (int64_t j = 0; j < s.padded; j++) {
@@ -513,7 +517,7 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
         }
         if (j > first) { /* only rows from r on see them */
             product_rows(1 / lift_of(pn->p), j - first, g->seen + first, pn->width - r,
-                         rows + r * stride, stride, g->out + first, 0, dim);
+                         rows + r * rows_stride, rows_stride, g->out + first, 0, dim);
         }
     }
 }
@@ -588,10 +592,12 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
         add_dbias(g, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        add_keys(g, s, pn->x_rows, g->dout, buf->dv, &p->dv, p->dim_v, g->shared.dv, pn->dvp);
+        add_keys(g, s, pn->x_rows, g->dout, g->dout_stride, buf->dv, &p->dv, p->dim_v, g->shared.dv,
+                 pn->dvp);
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys(g, s, g->dp_rows, pn->q, buf->dk, &p->dk, p->dim, g->shared.dk, pn->dp);
+        add_keys(g, s, g->dp_rows, pn->q, g->q_stride, buf->dk, &p->dk, p->dim, g->shared.dk,
+                 pn->dp);
     }
 }
 

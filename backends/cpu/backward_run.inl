@@ -218,8 +218,13 @@ static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-static const fattn_tile backward_tiles[] = {
-    {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
+/* Large blocks save ways of keys, values and what is added to them through the caches, and copies;
+ * but blocks of a head wait for each other, so there must be others. Rows of x are an odd number of
+ * lines apart. */
+#define BACKWARD_ROUNDS 4
+static const fattn_tile backward_tiles[] = {{TILE_ROWS(240), 96}, {TILE_ROWS(144), 96},
+                                            {TILE_ROWS(96), 96},  {TILE_ROWS(48), 64},
+                                            {TILE_ROWS(16), 32},  {0, 0}};
 
 static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {

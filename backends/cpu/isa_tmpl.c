@@ -169,6 +169,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .dim_max = 256,
                 .packs_groups = true,
                 .tiles = backward_tiles,
+                .rounds = BACKWARD_ROUNDS,
                 .fast_bytes = backward_fast_bytes,
                 .workspace = backward_workspace},
         .scratch = backward_scratch,

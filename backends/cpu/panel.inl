@@ -82,6 +82,14 @@ static void *carve(arena *from, int64_t count, size_t size)
     return block;
 }
 
+/* The stride of rows of n floats that are to lie an odd number of cache lines apart, so that
+ * columns of them find room in all sets of the first-level cache. */
+static int64_t spread(int64_t n)
+{
+    const int64_t line = CACHE_LINE / (int64_t)sizeof(float);
+    return ((n + line - 1) / line | 1) * line;
+}
+
 static bool is_masked(const fattn_problem *p)
 {
     return p->features & (FATTN_MASK | FATTN_BLOCK_MASK);

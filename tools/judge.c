@@ -574,7 +574,6 @@ static void judge_slice(trial *t, const output *out, int64_t n0, int64_t n1)
     const fattn_dtype dtype = t->c->tensors[out->id].dtype;
     const slack s = slack_of(&t->truth->problem);
     const double x = x_of(t, out, (const int64_t[4]){n0, n1, 0, 0});
-    const double lost = lost_weights(t, out, n0, n1);
     tally y = {0};
     int64_t owned = 0;
     const int64_t rows = rows_of(t, out, n0, &owned);
@@ -597,13 +596,13 @@ static void judge_slice(trial *t, const output *out, int64_t n0, int64_t n1)
         }
     }
     const double a = out->a[n0 * out->extent[1] + n1] + y.initial;
-    double noise = (s.u + s.x * x) * a + underflow(&t->truth->problem) + lost;
+    double noise = (s.u + s.x * x) * a + underflow(&t->truth->problem);
     double tolerance = s.comparator * y.plain + ulp(dtype, y.largest) + noise;
     int64_t zeros = count_zeros(t, out, n0, n1, rows, noise);
     const bool sparse = y.entries >= 16 && 4 * zeros > y.entries;
     if (!(y.error <= tolerance) || sparse) {
-        const double pairs = lost_pairs(t, out); /* which costs much to find */
-        tolerance += pairs, noise += pairs;
+        const double lost = lost_weights(t, out, n0, n1) + lost_pairs(t, out); /* slow to find */
+        tolerance += lost, noise += lost;
         zeros = sparse ? count_zeros(t, out, n0, n1, rows, noise) : zeros;
     }
     if (!(y.error <= tolerance)) {

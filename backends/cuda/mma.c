@@ -197,7 +197,7 @@ static const fattn_tile decode_64[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
 static const fattn_tile decode_128[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
 static const fattn_tile decode_256[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
 static const fattn_tile wide_64[] = {{MMA_DECODE_ROWS, 32}, {0, 0}};
-static const fattn_tile wide_128[] = {{MMA_DECODE_ROWS, 32}, {0, 0}};
+static const fattn_tile wide_128[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
 static const fattn_tile wide_256[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
 
 /* Warps meet the keys of a row side by side, which its bits would tell; a block mask is for kernels

@@ -68,8 +68,8 @@
 
 /*
  * Of decoding: X(width, keys, warps, stages). A block takes at most 16 rows along a part of their
- * keys; each warp has a ring of `stages` tiles of keys and values, of which all but one are on
- * their way, and two blocks fill a multiprocessor. The least of each width fits the 99 KiB of a
+ * keys; each warp has a ring of `stages` tiles of keys and values, of which all but one may be
+ * on their way, and two blocks fill a multiprocessor. The least of each width fits the 99 KiB of a
  * consumer's GPU.
  */
 #define MMA_DECODE_ROWS 16
@@ -84,9 +84,10 @@
 #define MMA_DECODE_SHARED(width, keys) (2 * (width) * (MMA_DECODE_ROWS + 2 * (keys)) + 1536)
 
 /* The same where there are no more blocks than multiprocessors, and each has one for itself: more
- * of its keys are on their way. */
+ * of its keys are on their way. The second of 128 channels is for 164 KiB of shared memory. */
 #define MMA_DECODE_WIDE_SHAPES(X) \
     X(64, 32, 4, 4)               \
+    X(128, 16, 8, 3)              \
     X(128, 32, 2, 4)              \
     X(256, 16, 2, 4)
 

@@ -5,8 +5,8 @@
  *
  * A block takes the rows of one key/value head, the queries of all its query heads, along a part of
  * its keys (an item of the schedule). Its warps share the queries alone: warp w meets tiles w,
- * w + WARPS, ... of the part, which it copies by itself into a ring of its own, and waits for
- * nobody until the part is over. Then what the warps have met is merged, in order of the warps.
+ * w + WARPS, ... of the part, which it copies by itself into a ring of its own. When the part is
+ * over, what the warps have met is merged, in order of the warps.
  */
 #ifndef FATTN_CUDA_MMA_DECODE_CUH
 #define FATTN_CUDA_MMA_DECODE_CUH
@@ -14,8 +14,15 @@
 #include "backends/cuda/mma_forward.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
- * tiles in a warp's ring. */
-template <class T, int W, int BN, int N, int STAGES, bool LEAN> struct mma_decode_shape {
+ * tiles in a warp's ring. BLOCKS: that a multiprocessor has.
+ *
+ * A round is a tile for each warp. Memory is read fastest where what is asked for at a time lies
+ * close together and is not more than it takes, so in parts of more than CALM rounds warps go in
+ * step, with one tile on its way while another is worked on. Where a block is alone, a short part
+ * is over sooner with all of the ring on its way, because in the end few blocks are left; and
+ * always where one tile of each warp's is less than memory takes, 64 KiB a multiprocessor. */
+template <class T, int W, int BN, int N, int STAGES, bool LEAN, int BLOCKS>
+struct mma_decode_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = LEAN ? 0 : MMA_ANY;
     enum {
@@ -30,42 +37,24 @@ template <class T, int W, int BN, int N, int STAGES, bool LEAN> struct mma_decod
         NEXT = 4,
         DEPTH = STAGES,
         RING = N * STAGES,
+        CALM = BLOCKS * N * 4 * BN * W < 65536 ? INT32_MAX
+               : BLOCKS == 1                   ? 96
+                                               : 0,
         IS_LEAN = LEAN
     };
 };
 
-/* What the warps have met, in shared memory where keys and values were. Rows of o are shifted by
- * eight words against each other, so that the quads of a warp write to different banks. */
-template <class S> struct mma_meeting {
-    float o[S::WARPS][S::ROWS][S::WIDTH + 8];
-    fattn_softmax state[S::WARPS][S::ROWS];
-    float factor[S::ROWS], alpha[S::ROWS]; /* what a row's sums are to be multiplied by */
-    bool empty[S::ROWS];                   /* the row, and not a part of it, has met nothing */
+/* What a warp has met, in shared memory where its first keys were. Rows of o are shifted by eight
+ * words against each other, so that the quads of a warp write to different banks. */
+template <class S> struct mma_met {
+    float o[S::ROWS][S::WIDTH + 8];
+    fattn_softmax state[S::ROWS];
 };
 
-/* --- The order of tiles ----------------------------------------------------------------------- */
-
-/* The tiles of an item's part in the order in which they are met: from `turn` on, and then those
- * before. Parts begin at distances that are powers of two, and blocks run side by side: did all of
- * them begin at the beginning, they would ask the same channels of memory at the same time. */
-typedef struct mma_round {
-    int first, count, turn;
-} mma_round;
-
-GPU_DEVICE mma_round mma_round_of(const mma_item &w, int64_t item)
+template <class S> GPU_DEVICE mma_met<S> &mma_met_by(mma_scratch<S> &s, int warp)
 {
-    mma_round round;
-    round.first = w.block;
-    round.count = w.past > w.block ? w.past - w.block : 0;
-    round.turn = (int)((uint64_t)((uint32_t)item * 0x9e3779b9u) * (uint32_t)round.count >> 32);
-    return round;
-}
-
-/* Number n of them. */
-GPU_DEVICE int mma_round_tile(const mma_round &round, int n)
-{
-    const int at = n + round.turn;
-    return round.first + (at < round.count ? at : at - round.count);
+    static_assert(sizeof(mma_met<S>) <= S::DEPTH * sizeof s.k[0], "a warp has its own place");
+    return *(mma_met<S> *)s.k[warp * S::DEPTH];
 }
 
 /* --- Copies ----------------------------------------------------------------------------------- */
@@ -96,9 +85,9 @@ GPU_DEVICE void mma_look_up(const fattn_gpu_args &g, const mma_item &w, mma_read
     at.v = (const uint16_t *)g.buffers.v + entry * p.v.batch + row * p.v.seq + w.hk * p.v.head;
 }
 
+/* Of the warp whose first tile is `block`. */
 template <class S>
-GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &w,
-                                       const mma_round &round, int first)
+GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &w, int block)
 {
     typedef mma_reader<S> reader;
     const fattn_problem &p = g.problem;
@@ -110,7 +99,7 @@ GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &
     at.bytes_v = mma_chunk_bytes(at.chunk, (int)p.dim_v);
     at.once = mma_read_once();
     if (p.features & FATTN_PAGED) {
-        mma_look_up(g, w, at, mma_round_tile(round, first));
+        mma_look_up(g, w, at, block);
     } else {
         at.k = (const uint16_t *)w.k + at.row * p.k.seq + 8 * at.chunk;
         at.v = (const uint16_t *)w.v + at.row * p.v.seq + 8 * at.chunk;
@@ -123,18 +112,17 @@ GPU_DEVICE const uint16_t *mma_pointer_of(const uint16_t *p, int lane)
     return (const uint16_t *)__shfl_sync(0xffffffffu, (unsigned long long)p, lane);
 }
 
-/* Begins to copy tile number `number`, if there is one, to a place of the ring, with zeros for keys
- * that do not exist, and looks up the warp's next. */
+/* Begins to copy tile `block`, if the part has it, to a place of the ring, with zeros for keys that
+ * do not exist, and looks up the warp's next. */
 template <class S>
 GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_scratch<S> &s,
-                              mma_reader<S> &at, const mma_round &round, int place, int number)
+                              mma_reader<S> &at, int place, int block)
 {
     typedef mma_reader<S> reader;
     const fattn_problem &p = g.problem;
-    if (number >= round.count) {
+    if (block >= w.past) {
         return;
     }
-    const int block = mma_round_tile(round, number);
     const int live = w.keys - block * S::KEYS;
     const uint32_t k = mma_shared(s.k[place]), v = mma_shared(s.v[place]);
     if (p.features & FATTN_PAGED) {
@@ -148,7 +136,7 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
             mma_copy_by(at.once, mma_key_place<S>(v, r, at.chunk), from_v,
                         r < live ? at.bytes_v : 0);
         }
-        mma_look_up(g, w, at, mma_round_tile(round, number + S::WARPS));
+        mma_look_up(g, w, at, block + S::WARPS);
         return;
     }
     const uint16_t *from_k = at.k + (int64_t)block * S::KEYS * p.k.seq;
@@ -166,18 +154,17 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
 /* Asks L2 for the keys and values that the warp begins with, while what the stream holds before may
  * still be at work: who writes them later writes them there. Where they lie has to be known. */
 template <class S>
-GPU_DEVICE void mma_expect_tiles(const fattn_gpu_args &g, const mma_item &w, const mma_round &round,
-                                 int warp)
+GPU_DEVICE void mma_expect_tiles(const fattn_gpu_args &g, const mma_item &w, int first)
 {
     enum { LINES = 2 * S::WIDTH / 128, STEP = GPU_WAVE / LINES };
     const fattn_problem &p = g.problem;
     const int lane = gpu_thread() % GPU_WAVE, c = lane % LINES * 64;
     GPU_ROLLED
-    for (int n = warp; n < round.count && n < (S::DEPTH - 1) * S::WARPS; n += S::WARPS) {
-        const int block = mma_round_tile(round, n);
+    for (int n = 0; n < S::DEPTH - 1; n++) {
+        const int block = first + n * S::WARPS;
         GPU_UNROLL
         for (int r = block * S::KEYS + lane / LINES; r < (block + 1) * S::KEYS; r += STEP) {
-            if (r < w.keys) {
+            if (block < w.past && r < w.keys) {
                 mma_prefetch((const uint16_t *)w.k + r * p.k.seq + c);
                 mma_prefetch((const uint16_t *)w.v + r * p.v.seq + c);
             }
@@ -186,6 +173,40 @@ GPU_DEVICE void mma_expect_tiles(const fattn_gpu_args &g, const mma_item &w, con
 }
 
 /* --- An item ---------------------------------------------------------------------------------- */
+
+/* mma_item_set() for the one block of rows that a head has here. Where all see every key it begins
+ * with what copies need, and ends soon: they wait for it. */
+template <class S>
+GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma_item &w)
+{
+    const fattn_problem &p = g.problem;
+    if (!S::IS_LEAN || p.window_left >= 0 || p.window_right >= 0) {
+        mma_item_set<S>(g, number, w);
+        return;
+    }
+    const int64_t head = fattn_quotient(number, g.tiling.splits);
+    int64_t first, past;
+    w = mma_item();
+    w.number = number;
+    w.split = (int)(number - head * g.tiling.splits);
+    w.pairs.b = fattn_quotient(head, p.heads_k);
+    w.hk = head - w.pairs.b * p.heads_k;
+    w.pairs.seq = gpu_sequence(g, w.pairs.b);
+    if (!(p.features & FATTN_PAGED)) {
+        typedef typename S::type::element element;
+        w.k = (const element *)g.buffers.k + gpu_key_at(g, w.pairs.seq, p.k, w.pairs.b, w.hk, 0);
+        w.v = (const element *)g.buffers.v + gpu_key_at(g, w.pairs.seq, p.v, w.pairs.b, w.hk, 0);
+    }
+    fattn_schedule_keys(&g.tiling, w.split, &first, &past);
+    w.keys = w.past_key = (int)w.pairs.seq.sk;
+    w.first_key = -MMA_FAR;
+    w.full_past = w.keys / S::KEYS;
+    w.block = (int)first;
+    w.past = (int)fattn_min64(past, (w.keys + (S::KEYS - 1u)) / S::KEYS);
+    w.group = p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k);
+    w.i1 = w.pairs.seq.sq;
+    w.rows = (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS);
+}
 
 /* Begins to copy the queries. */
 template <class S>
@@ -223,19 +244,18 @@ GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
 /* Meets the warp's tiles of the item's part. */
 template <class S>
 GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w,
-                                int64_t item, mma_rows<S> &rows)
+                                mma_rows<S> &rows)
 {
     const float unit = g.rule.unit;
-    const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH;
-    const mma_round round = mma_round_of(w, item);
+    const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH, first = w.block + warp;
     if (S::IS_LEAN && !gpu_sequences_differ(g.problem)) {
-        mma_expect_tiles<S>(g, w, round, warp);
+        mma_expect_tiles<S>(g, w, first);
     }
-    mma_reader<S> at = mma_reader_of<S>(g, w, round, warp);
+    mma_reader<S> at = mma_reader_of<S>(g, w, first);
     gpu_await_earlier(); /* tensors are read from here on */
     GPU_ROLLED
     for (int n = 0; n < S::DEPTH - 1; n++) {
-        mma_read_tile<S>(g, w, s, at, round, ring + n, warp + n * S::WARPS);
+        mma_read_tile<S>(g, w, s, at, ring + n, first + n * S::WARPS);
         if (n == 0) {
             mma_read_queries(g, s, w);
         }
@@ -245,14 +265,31 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();
     gpu_sync(); /* the queries are here, and who they are */
-    for (int n = warp, stage = 0; n < round.count; n += S::WARPS) {
-        const int block = mma_round_tile(round, n), j0 = block * S::KEYS;
-        const int place = ring + stage, free = stage == 0 ? ring + S::DEPTH - 1 : place - 1;
+    const bool calm = (w.past - w.block) / S::WARPS > S::CALM;
+    const int most = calm ? 2 : S::DEPTH; /* of the ring in use */
+    int next = first + (S::DEPTH - 1) * S::WARPS, to = S::DEPTH - 1;
+    for (int top = w.block, stage = 0; top < w.past; top += S::WARPS) {
+        const int block = top + warp, j0 = block * S::KEYS, place = ring + stage;
         const bool partial = block < w.full || w.full_past <= block;
-        mma_wait<S::DEPTH - 2>();
+        if (next == block + (S::DEPTH - 1) * S::WARPS) {
+            mma_wait<S::DEPTH - 2>();
+        } else {
+            mma_wait<0>();
+        }
+        if (calm) {
+            gpu_sync();
+        }
         __syncwarp(); /* every lane's copies are here, and every lane is through with the last */
-        mma_read_tile<S>(g, w, s, at, round, free, n + (S::DEPTH - 1) * S::WARPS);
-        mma_commit();
+        if (next < block + most * S::WARPS) {
+            mma_read_tile<S>(g, w, s, at, ring + to, next);
+            mma_commit();
+            next += S::WARPS;
+            to = to + 1 == S::DEPTH ? 0 : to + 1;
+        }
+        stage = stage + 1 == S::DEPTH ? 0 : stage + 1;
+        if (block >= w.past) {
+            continue;
+        }
         float x[1][S::KEYS / 8][4] = {}, largest[1][2];
         mma_dots<typename S::type, S::WIDTH, 1, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q, 0), mma_key_rows<S>(s.k[place]), x);
@@ -274,97 +311,88 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         }
         mma_mix<typename S::type, S::WIDTH, 1, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
             x, mma_key_columns<S>(s.v[place]), rows.o);
-        stage = stage + 1 == S::DEPTH ? 0 : stage + 1;
     }
 }
 
-/* What all warps have met in row r. Their parts are added in order of the warps. */
-template <class S>
-GPU_DEVICE fattn_softmax mma_met_row(const fattn_gpu_args &g, const mma_meeting<S> &met, int r)
+/* What the warp has met, for all. */
+template <class S> GPU_DEVICE void mma_meet(mma_scratch<S> &s, int live, mma_rows<S> &rows)
 {
+    const int lane = gpu_thread() % GPU_WAVE;
+    mma_met<S> &met = mma_met_by(s, gpu_thread() / GPU_WAVE);
+    __syncwarp(); /* every lane is through with keys */
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int r = lane / 4 + 8 * h;
+        fattn_softmax state = rows.state[0][h];
+        state.l = mma_quad_sum(state.l);
+        if (r >= live) {
+            continue;
+        }
+        if (lane % 4 == 0) {
+            met.state[r] = state;
+        }
+        GPU_UNROLL
+        for (int n = 0; n < S::WIDTH / 8; n++) {
+            gpu_f2 pair;
+            pair.x = rows.o[0][n][2 * h];
+            pair.y = rows.o[0][n][2 * h + 1];
+            *(gpu_f2 *)(met.o[r] + 8 * n + lane % 4 * 2) = pair;
+        }
+    }
+}
+
+/* What all warps have met in row r, and what the sums of each are to be multiplied by. Parts are
+ * added in order of the warps. */
+template <class S>
+GPU_DEVICE fattn_softmax mma_met_row(const fattn_gpu_args &g, mma_scratch<S> &s, int r,
+                                     float factor[S::WARPS])
+{
+    const float lower = 1.0f / (1 << S::type::LIFT);
     fattn_softmax all = fattn_softmax_empty();
     GPU_UNROLL
     for (int warp = 0; warp < S::WARPS; warp++) {
-        all.m = gpu_max(all.m, met.state[warp][r].m);
+        all.m = gpu_max(all.m, mma_met_by(s, warp).state[r].m);
     }
     const float base = fattn_softmax_base(all);
     GPU_UNROLL
     for (int warp = 0; warp < S::WARPS; warp++) {
-        const fattn_softmax part = met.state[warp][r];
-        fattn_softmax_add(&all, part.l * fattn_softmax_weight(part.m, g.rule.unit, base));
+        const fattn_softmax part = mma_met_by(s, warp).state[r];
+        factor[warp] = fattn_softmax_weight(part.m, g.rule.unit, base) * lower;
+        fattn_softmax_add(&all, part.l * factor[warp]);
     }
     return all;
 }
 
-/* The warps' sums, relative to what all of them have met. */
+/* Row r, query q, in o and lse, or in a part. */
 template <class S>
-GPU_DEVICE void mma_meet(const fattn_gpu_args &g, int live, mma_rows<S> &rows, mma_meeting<S> &met)
+GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int64_t item,
+                              int r)
 {
-    const float lower = 1.0f / (1 << S::type::LIFT);
-    const int warp = gpu_thread() / GPU_WAVE, lane = gpu_thread() % GPU_WAVE;
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
-        fattn_softmax *const state = &rows.state[0][h];
-        state->l = mma_quad_sum(state->l) * lower;
-        if (lane % 4 == 0) {
-            met.state[warp][mma_row<S>(0, h)] = *state;
-        }
-    }
-    gpu_sync();
-    GPU_UNROLL
-    for (int h = 0; h < 2; h++) {
-        const int r = mma_row<S>(0, h);
-        if (r >= live) {
-            continue;
-        }
-        const float base = fattn_softmax_base(mma_met_row(g, met, r));
-        const float factor = fattn_softmax_weight(rows.state[0][h].m, g.rule.unit, base) * lower;
-        GPU_UNROLL
-        for (int n = 0; n < S::WIDTH / 8; n++) {
-            gpu_f2 pair;
-            pair.x = rows.o[0][n][2 * h] * factor;
-            pair.y = rows.o[0][n][2 * h + 1] * factor;
-            *(gpu_f2 *)(met.o[warp][r] + 8 * n + lane % 4 * 2) = pair;
-        }
-    }
-}
-
-/* lse of row r, or m and l of its part, and what its sums are to be multiplied by. */
-template <class S>
-GPU_DEVICE void mma_meet_row(const fattn_gpu_args &g, const mma_item &w, gpu_query q, int64_t item,
-                             int r, mma_meeting<S> &met)
-{
-    const bool whole = g.tiling.splits == 1;
-    fattn_softmax all = mma_met_row(g, met, r);
-    met.alpha[r] = S::IS_LEAN ? 1 : mma_meet_sink(g, w, q, &all);
-    met.factor[r] = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
-    met.empty[r] = whole && all.l == 0;
-    if (whole) {
-        gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
-    } else {
-        const gpu_part part = gpu_part_of(g, item, r);
-        *part.m = all.m;
-        *part.l = all.l;
-    }
-}
-
-/* Row r in o, or in a part. */
-template <class S>
-GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, const mma_item &w, gpu_query q, int64_t item,
-                              int r, const mma_meeting<S> &met)
-{
+    const mma_item &w = s.item;
     const bool whole = g.tiling.splits == 1;
     const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, item, r);
-    const float factor = met.factor[r], alpha = met.alpha[r];
+    float factor[S::WARPS];
+    fattn_softmax all = mma_met_row(g, s, r, factor);
+    const float alpha = S::IS_LEAN ? 1 : mma_meet_sink(g, w, q, &all);
+    const float last = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
+    if (gpu_thread() % GPU_WAVE == 0 && whole) {
+        gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
+    } else if (gpu_thread() % GPU_WAVE == 0) {
+        *to.m = all.m;
+        *to.l = all.l;
+    }
+    if (whole && !(g.problem.outputs & FATTN_OUT_O)) {
+        return;
+    }
     GPU_UNROLL
     for (int n = 0; n < S::WIDTH; n += GPU_WAVE) {
         const int c = n + gpu_thread() % GPU_WAVE;
         float o = 0;
         GPU_UNROLL
         for (int warp = 0; warp < S::WARPS; warp++) {
-            o += met.o[warp][r][c];
+            o += mma_met_by(s, warp).o[r][c] * factor[warp];
         }
-        o = met.empty[r] ? 0 : o * factor * alpha; /* selected: a sum may be 0 * inf */
+        o = whole && all.l == 0 ? 0 : o * last * alpha; /* selected: a sum may be 0 * inf */
         if (c >= g.problem.dim_v) {
             continue;
         }
@@ -381,19 +409,11 @@ template <class S>
 GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows,
                                int64_t item)
 {
-    static_assert(sizeof(mma_meeting<S>) <= sizeof s.k + sizeof s.v, "too small");
-    mma_meeting<S> &met = *(mma_meeting<S> *)s.k;
-    const mma_item &w = s.item;
-    gpu_sync(); /* everyone is through with keys and values */
-    mma_meet(g, w.rows, rows, met);
-    if (gpu_thread() < w.rows) {
-        mma_meet_row(g, w, mma_query(w, gpu_thread()), item, gpu_thread(), met);
-    }
+    const int live = s.item.rows;
+    mma_meet(s, live, rows);
     gpu_sync();
-    if (g.tiling.splits > 1 || g.problem.outputs & FATTN_OUT_O) {
-        for (int r = gpu_thread() / GPU_WAVE; r < w.rows; r += S::WARPS) {
-            mma_store_met(g, w, mma_query(w, r), item, r, met);
-        }
+    for (int r = gpu_thread() / GPU_WAVE; r < live; r += S::WARPS) {
+        mma_store_met(g, s, mma_query(s.item, r), item, r);
     }
 }
 
@@ -401,11 +421,11 @@ template <class S>
 GPU_DEVICE void mma_decode_item(const fattn_gpu_args &g, mma_scratch<S> &s, int64_t item)
 {
     mma_item w;
-    mma_item_set<S>(g, item, w);
+    mma_decode_item_set<S>(g, item, w);
     gpu_sync(); /* the item before may still be read */
     if (w.rows > 0) {
         mma_rows<S> rows;
-        mma_decode_walk(g, s, w, item, rows);
+        mma_decode_walk(g, s, w, rows);
         mma_decode_end(g, s, rows, item);
     }
 }

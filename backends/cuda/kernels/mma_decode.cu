@@ -8,10 +8,10 @@
 
 enum { lean = true, full = false };
 
-#define MMA_ENTRY(name, blocks, type, variant, width, keys, warps, stages)              \
-    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)               \
-    {                                                                                   \
-        mma_decode_all<mma_decode_shape<type, width, keys, warps, stages, variant>>(g); \
+#define MMA_ENTRY(name, blocks, type, variant, width, keys, warps, stages)                      \
+    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)                       \
+    {                                                                                           \
+        mma_decode_all<mma_decode_shape<type, width, keys, warps, stages, variant, blocks>>(g); \
     }
 #define MMA_ENTRIES(name, blocks, variant, width, keys, ...)                                     \
     MMA_ENTRY(mma_decode_##name##_f16_##width##_##keys, blocks, mma_f16, variant, width, keys,   \

@@ -311,11 +311,15 @@ static bool interleaved(const fattn_strides *strides)
     return head < seq;
 }
 
+static bool heads_are_neighbours(const fattn_problem *p)
+{
+    return interleaved(&p->k) || interleaved(&p->v);
+}
+
 /* Most heads of an item: all that share pages, else two, which are as many streams again. */
 static int64_t heads_most(const fattn_problem *p)
 {
-    const bool neighbours = interleaved(&p->k) || interleaved(&p->v);
-    return fattn_min64(fattn_max64(p->heads_k, 1), neighbours ? DECODE_HEADS : 2);
+    return fattn_min64(fattn_max64(p->heads_k, 1), heads_are_neighbours(p) ? DECODE_HEADS : 2);
 }
 
 /* rows[j] = where key first + j begins. */
@@ -370,15 +374,13 @@ static void head_rows(decode *d, int64_t n, const fattn_strides *strides, const 
     }
 }
 
-/* d->ahead = a share of the rows of the next tile, share 0 <= `share` < shares: keys and values of
- * all heads by turns, in the order of keys. */
-static void rows_ahead(decode *d, int64_t share)
+/* d->ahead = share 0 <= `share` < shares of the rows of the next tile, of all heads by turns, in
+ * the order of keys; its rows of keys and of values alternate. */
+static void share_by_turns(decode *d, int64_t share, bool values)
 {
-    const panel *const pn = &d->head->panel;
-    const fattn_problem *const p = pn->p;
+    const fattn_problem *const p = d->head->panel.p;
     const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live;
     const int64_t k_step = p->k.head * size, v_step = p->v.head * size;
-    const bool values = p->outputs & FATTN_OUT_O;
     int64_t n = share * live / (1 + values);
     int64_t j = n / d->heads, h = n % d->heads;
     for (int64_t at = 0; at < live; at += 1 + values) {
@@ -391,7 +393,35 @@ static void rows_ahead(decode *d, int64_t share)
             j++;
         }
     }
-    for (int64_t at = live + live % 2; at < pn->bc; at++) {
+}
+
+/* The same head by head, where heads are no neighbours and turns would order nothing. */
+static void share_of_head(decode *d, int64_t share, bool values)
+{
+    const fattn_problem *const p = d->head->panel.p;
+    const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live;
+    const int64_t head = values ? share / 2 : share, half = (live + 1) / 2;
+    const int64_t k_step = head * p->k.head * size, v_step = head * p->v.head * size;
+    const int64_t first = values ? share % 2 * (live / 2) : 0;
+    for (int64_t j = 0; j < half && values; j++) {
+        d->ahead[2 * j] = d->next.k[first + j] + k_step;
+        d->ahead[2 * j + 1] = d->next.v[first + j] + v_step;
+    }
+    for (int64_t j = 0; j < live && !values; j++) {
+        d->ahead[j] = d->next.k[j] + k_step;
+    }
+}
+
+static void rows_ahead(decode *d, int64_t share)
+{
+    const panel *const pn = &d->head->panel;
+    const bool values = pn->p->outputs & FATTN_OUT_O;
+    if (heads_are_neighbours(pn->p)) {
+        share_by_turns(d, share, values);
+    } else {
+        share_of_head(d, share, values);
+    }
+    for (int64_t at = d->next.live + d->next.live % 2; at < pn->bc; at++) {
         d->ahead[at] = (const char *)pn->zeros;
     }
 }

@@ -475,6 +475,27 @@ Test(tiling, even_splits_fill_rounds)
     }
 }
 
+/* The first tile of the menu wants so many blocks a unit; else it is the next, and what fits. */
+Test(tiling, rounds_for_the_first_tile)
+{
+    static const fattn_tile falling[] = {{256, 128}, {128, 64}, {32, 32}, {0, 0}};
+    fattn_kernel k = imaginary();
+    k.tiles = falling;
+    k.rounds = 4;
+    const fattn_wish none = {{0, 0}, 0};
+    const struct {
+        int64_t fast, rows, br;
+    } cases[] = {{1 << 30, 384, 256}, {1 << 30, 383, 128}, {128 << 10, 384, 128}, {1, 384, 32}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_problem p = normal(cases[i].rows, 100, 64); /* of eight heads */
+        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0, 3};
+        fattn_tiling t;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, cases[i].br, "%lld rows, %lld fast bytes: br %lld",
+                     (long long)cases[i].rows, (long long)cases[i].fast, (long long)t.br);
+    }
+}
+
 Test(tiling, refusals)
 {
     fattn_kernel k = imaginary();
@@ -596,6 +617,29 @@ static void keep_log(void *user, const char *line)
     cr_assert_eq(user, arrays);
     strncat(logged, line, sizeof logged - strlen(logged) - 2);
     strcat(logged, "\n");
+}
+
+/* Decoding pays for 16 rows where there are many keys, and for fewer rows always. */
+Test(plan, rows_that_pay)
+{
+    fattn_device *const device = open_device("cpu");
+    const struct {
+        int64_t rows, keys;
+        bool decodes;
+    } cases[] = {{16, 4096, true}, {16, 64, false}, {8, 64, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.seqlen_q = cases[i].rows, p.seqlen_k = cases[i].keys, p.dim = p.dim_v = 64;
+        fattn_plan *plan = NULL;
+        fattn_plan_info info = {.struct_size = sizeof info};
+        ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+        ANSWERS(fattn_plan_get_info(plan, &info), FATTN_OK);
+        cr_assert_eq(strstr(info.kernel, "_decode") != NULL, cases[i].decodes, "%lld x %lld: %s",
+                     (long long)cases[i].rows, (long long)cases[i].keys, info.kernel);
+        fattn_plan_destroy(plan);
+    }
+    fattn_device_close(device);
 }
 
 Test(plan, made_asked_and_run)

@@ -76,7 +76,9 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
     } else {
         load_rows(g);
     }
-    fill(g->dqt, pn->br * pn->dp, 0);
+    for (int64_t c = 0; c < pn->dp; c++) {
+        fill(g->dqt + c * pn->br, pn->width, 0);
+    }
     panel_blocks(pn, &block, &past);
     if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
         past = 0;

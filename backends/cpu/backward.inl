@@ -511,8 +511,8 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     }
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
-        const int64_t first = j;
-        for (; j < keys_seen(pn, s, r + FV_LANES); j++) {
+        const int64_t first = j, past = keys_seen(pn, s, r + FV_LANES);
+        for (; j < past; j++) {
             g->seen[j] = weights[j] + r;
         }
         if (j > first) { /* only rows from r on see them */

@@ -46,11 +46,11 @@ def differ(one, other, bound):
 
 def test_curves():
     for name, more in (("small", small), ("four heads of 3", [*small, "--heads", "4", "--width", "12"])):
-        fused = losses(run(*more, "--steps", "60", "--sample", "0", licence))
-        plain = losses(run(*more, "--steps", "60", "--sample", "0", "--materialised", licence))
-        ok(not differ(fused, plain, 1e-4) and len(fused) == 60, f"{name}: the same losses to 1e-4, 60 steps")
-        ok(fused and fused[60] < fused[1] - 0.5, f"{name}: it learns")
-        other = losses(run(*more, "--steps", "60", "--sample", "0", "--seed", "2", licence))
+        fused = losses(run(*more, "--steps", "100", "--sample", "0", licence))
+        plain = losses(run(*more, "--steps", "100", "--sample", "0", "--materialised", licence))
+        ok(not differ(fused, plain, 1e-4) and len(fused) == 100, f"{name}: the same losses to 1e-4, 100 steps")
+        ok(fused and fused[100] < fused[1] - 0.5, f"{name}: it learns")
+        other = losses(run(*more, "--steps", "100", "--sample", "0", "--seed", "2", licence))
         ok(differ(fused, other, 1e-2), f"{name}: another seed has another curve")
 
 

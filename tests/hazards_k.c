@@ -23,7 +23,7 @@ static void k4(void)
                 draw_case c = hazard_case(op, dtypes[t], 1, 2, 1, length[0], length[1], dims[d][0]);
                 c.problem.dim_v = dims[d][1];
                 c.problem.features = d % 2 ? FATTN_CAUSAL : 0;
-                hazard_judge_drawn(&c, 0, "D %lld, Dv %lld, %lld rows, %lld keys",
+                hazard_judge_drawn(&c, 2, "D %lld, Dv %lld, %lld rows, %lld keys",
                                    (long long)dims[d][0], (long long)dims[d][1],
                                    (long long)length[0], (long long)length[1]);
             }

@@ -68,8 +68,9 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
     return NULL;
 }
 
-/* Finds the row for plan->problem, or fails with the reason of the last one that was meant: the
- * last row takes everything the contract allows, so its reason is the one that counts. */
+/* Finds the row for plan->problem, or fails with the reason of the last one that was meant and can
+ * run here: the last row takes everything the contract allows, so its reason is the one that
+ * counts. */
 static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t splits,
                                   const fattn_limits *limits, declined *notes)
 {
@@ -77,6 +78,7 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
     const fattn_kernel *row = NULL;
     const char *missing = NULL;
     char reason[320] = "";
+    enum standing { NOTHING, NOT_MEANT, CANNOT_RUN, DECLINES } known = NOTHING;
     for (int i = 0; (row = backend->kernel(plan->device->impl, i, &missing)); i++) {
         if (wanted && strcmp(wanted, row->name) != 0) {
             continue;
@@ -90,11 +92,13 @@ static fattn_status choose_kernel(fattn_plan *plan, const char *wanted, int64_t 
         }
         note(notes, row->name, why);
         const bool meant = wanted || (!row->by_name && row->ops & FATTN_OP_BIT(plan->problem.op));
-        if (meant || !reason[0]) {
+        const enum standing now = !meant ? NOT_MEANT : missing ? CANNOT_RUN : DECLINES;
+        if (now >= known) {
+            known = now;
             snprintf(reason, sizeof reason, "%s %s", row->name, why);
         }
     }
-    if (!reason[0]) {
+    if (known == NOTHING) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "kernel is \"%.64s\": backend %s has no such row",
                           wanted ? wanted : "", backend->name);
     }

@@ -7,6 +7,7 @@
  * usage: numerics_functions_<isa> [--all]
  * Every 61st float of each range, or with --all every one; double precision is the truth.
  */
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -18,6 +19,9 @@
 
 #include "core/online_softmax.h"
 #include "core/score.h"
+
+#define INLINE static inline
+#include "backends/cpu/window.inl"
 
 #define PASTE_EXPANDED(a, b) a##b
 #define PASTE(a, b) PASTE_EXPANDED(a, b)
@@ -94,6 +98,40 @@ static worst measure_exp2_from(float first, float last, uint32_t step)
             const double exact = x[n] < least ? 0 : (double)factor * exp2((double)x[n]);
             grow(&w, exact == 0 ? (y[n] != 0) * 1e9 : fabs((double)y[n] - exact) / ulp(exact),
                  x[n]);
+        }
+    }
+    return w;
+}
+
+/* Weights of all x in the window of a base, times unit; whether all are found to be in it, and all
+ * that are outside not to be. What is within half a step of its ends may be either. */
+static worst measure_window(float base, float unit, uint32_t step, bool *judged)
+{
+    const double half = ldexp(1, -FV_STEPS - 1);
+    worst w = {0, 0};
+    window at;
+    *judged = window_open(&at, unit, fv_set1(base));
+    const uv none = at.ones;
+    for (int sign = -1; sign <= 1; sign += 2) {
+        samples s = samples_of(sign * 0x1p-126f, sign * FLT_MAX, step);
+        float x[FV_LANES], y[FV_LANES];
+        while (samples_take(&s, x)) {
+            uv place;
+            fv_store(y, window_weight(&at, fv_load(x), &place));
+            int inside = 0, outside = 0;
+            for (int n = 0; n < FV_LANES; n++) {
+                const double power = (double)unit * ((double)x[n] - (double)base);
+                const double exact = exp2(power);
+                inside += power > -WINDOW_DOWN + 2 * half && power < WINDOW_UP - 2 * half;
+                outside += power < -WINDOW_DOWN - 2 * half || power > WINDOW_UP + 2 * half;
+                if (inside == n + 1) {
+                    grow(&w, fabs((double)y[n] - exact) / ulp(exact), x[n]);
+                }
+            }
+            at.ones = none;
+            window_meet(&at, place, place);
+            const bool holds = window_holds(&at);
+            *judged = *judged && (inside < FV_LANES || holds) && (outside == 0 || !holds);
         }
     }
     return w;
@@ -209,6 +247,51 @@ static void check_specials(void)
               "the softcap of -inf is minus the cap");
 }
 
+/* The window of base 0 with x in one lane of two vectors and 0 in all others; y: its weight. */
+static bool window_of(float x, int lane, float *y)
+{
+    float lanes[FV_LANES] = {0}, weights[FV_LANES];
+    window w;
+    uv place, zeros;
+    lanes[lane] = x;
+    (void)window_open(&w, 1, fv_set1(0));
+    (void)window_weight(&w, fv_set1(0), &zeros);
+    fv_store(weights, window_weight(&w, fv_load(lanes), &place));
+    window_meet(&w, lane % 2 ? place : zeros, lane % 2 ? zeros : place);
+    window_meet(&w, zeros, zeros);
+    *y = weights[lane];
+    return window_holds(&w);
+}
+
+static void check_window(void)
+{
+    const float out[] = {-INFINITY, INFINITY, 8.5f, -121, 1e30f, -1e30f, -0x1p21f, -FLT_MAX};
+    const uint32_t nan[] = {0x7fc00000, 0x7fffffff, 0xffffffff, 0xffc00001};
+    bool noticed = true, kept = true, exact = true;
+    float y = 0;
+    for (int lane = 0; lane < FV_LANES; lane++) {
+        for (size_t n = 0; n < sizeof out / sizeof *out; n++) {
+            noticed = noticed && !window_of(out[n], lane, &y);
+        }
+        for (size_t n = 0; n < sizeof nan / sizeof *nan; n++) {
+            window_of(fattn_f32_from_bits(nan[n]), lane, &y);
+            kept = kept && isnan(y);
+        }
+        for (int n = -WINDOW_DOWN; n < WINDOW_UP; n++) {
+            exact = window_of((float)n, lane, &y) && exact && y == ldexpf(1, n);
+        }
+    }
+    tap_check(noticed, "a window notices each lane that is outside");
+    tap_check(kept, "a weight in a window keeps NaN");
+    tap_check(exact, "a window holds the integers %d..%d and is exact there", -WINDOW_DOWN,
+              WINDOW_UP - 1);
+    window w;
+    tap_check(!window_open(&w, 1, fv_set1(-INFINITY)) && !window_open(&w, 1, fv_set1(NAN)) &&
+                  !window_open(&w, 1, fv_set1(INFINITY)) && !window_open(&w, 1, fv_set1(2e5f)) &&
+                  !window_open(&w, 1e5f, fv_set1(0)),
+              "bases that are no numbers or large, and large units, have no window");
+}
+
 int main(int argc, char **argv)
 {
     const char *const lacks = PASTE(fattn_cpuid_, FATTN_ISA)();
@@ -218,6 +301,7 @@ int main(int argc, char **argv)
         return 0;
     }
     check_specials();
+    check_window();
 
     worst w = measure_exp2(-0x1p-30f, -126, step);
     tap_check(w.error <= 2, "exp2 errs by %.3f ulp on -126..0 (at %.9g)", w.error, (double)w.at);
@@ -229,6 +313,14 @@ int main(int argc, char **argv)
     w = measure_exp2_from(-0x1p-30f, -1000, step);
     tap_check(w.error <= 2, "lifted exp2 errs by %.3f ulp below 0 (at %.9g)", w.error,
               (double)w.at);
+    const float windows[][2] = {{0, 1}, {9.3f, 1.4426950f}, {-99000, 0.18f}};
+    for (size_t n = 0; n < sizeof windows / sizeof *windows; n++) {
+        bool judged = false;
+        w = measure_window(windows[n][0], windows[n][1], step, &judged);
+        tap_check(judged && w.error <= 2,
+                  "weights of %g times scores in a window around %g err by %.3f ulp (at %.9g)",
+                  (double)windows[n][1], (double)windows[n][0], w.error, (double)w.at);
+    }
     w = measure_log2(0x1p-126f, 0x1.fffffep127f, step);
     tap_check(w.error <= 2, "log2 errs by %.3f ulp on the normal numbers (at %.9g)", w.error,
               (double)w.at);

@@ -27,6 +27,9 @@ typedef struct forward {
     bool by_rows; /* ot is o: [br][dvp], normalised */
     bool placed;  /* but o lies where it belongs */
 
+    bool narrow;         /* the last tile whose range was looked for had no small weights */
+    int64_t met, missed; /* tiles, and those among them that turned out not to be near */
+
     /* Scratch that the strips share. */
     float lowered; /* the factor of sums of lifted probabilities, or 1 */
     float *alpha;  /* [br] */
@@ -168,7 +171,8 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
     f->fresh = true;
-    f->by_rows = f->placed = false;
+    f->by_rows = f->placed = f->narrow = false;
+    f->met = f->missed = 0;
     state_begin(f, split);
 }
 
@@ -276,36 +280,61 @@ INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool 
 #define LEAST_POWER (-150.0f)
 #define LEAST_NORMAL (-126.0f)
 
-/* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores.
- * Literals: selected, some are small or masked; lifted, as they are then; stored, as pairs. Returns
- * alpha. */
-INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, bool selected, bool lifted,
-                      bool stored)
+/* How scores become probabilities relative to a base. Literals: near, `window` says; selected, some
+ * are small or masked; lifted, as they are then; stored, as pairs. */
+typedef struct weighing {
+    bool near, selected, lifted, stored;
+    fv unit, base;
+    window window;
+} weighing;
+
+/* Scores of a vector of rows become probabilities, of which the sum is returned. */
+INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing *w)
 {
-    const int64_t stride = f->panel.br;
-    const fv unit = fv_set1(f->panel.rule.unit), zero = fv_set1(0);
-    const float from = lifted ? LEAST_POWER : LEAST_NORMAL, factor = lifted ? LIFT : 1;
-    float *const x = f->panel.x + r;
-    fattn_softmax state = state_load(f, r);
-    const fv alpha = fattn_softmax_raise(&state, most, unit);
-    const fv base = fattn_softmax_base(state);
+    const fv zero = fv_set1(0);
+    const float from = w->lifted ? LEAST_POWER : LEAST_NORMAL, factor = w->lifted ? LIFT : 1;
     fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, total = zero;
     for (int64_t j = 0; j < steps; j += PARTIAL_SUMS) {
         fv weight[PARTIAL_SUMS];
+        uv place[PARTIAL_SUMS];
         if (j % SUMMED_KEYS == 0) {
             total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
             sum[0] = sum[1] = sum[2] = sum[3] = zero;
         }
         for (int n = 0; n < PARTIAL_SUMS; n++) {
-            const fv power = fattn_softmax_exponent(fv_load(x + (j + n) * stride), unit, base);
-            weight[n] = selected ? fv_exp2_from(power, from, factor) : fv_exp2(power);
+            const fv score = fv_load(x + (j + n) * stride);
+            if (w->near) {
+                weight[n] = window_weight(&w->window, score, &place[n]);
+            } else {
+                const fv power = fattn_softmax_exponent(score, w->unit, w->base);
+                weight[n] = w->selected ? fv_exp2_from(power, from, factor) : fv_exp2(power);
+            }
             sum[n] = fv_add(sum[n], weight[n]);
         }
         for (int n = 0; n < PARTIAL_SUMS; n += 2) {
-            keep_weights(x, stride, j + n, weight[n], weight[n + 1], stored);
+            if (w->near) {
+                window_meet(&w->window, place[n], place[n + 1]);
+            }
+            keep_weights(x, stride, j + n, weight[n], weight[n + 1], w->stored);
         }
     }
-    total = fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+    return fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
+}
+
+/* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores.
+ * Returns alpha. */
+INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, bool selected, bool lifted,
+                      bool stored)
+{
+    const fv unit = fv_set1(f->panel.rule.unit);
+    fattn_softmax state = state_load(f, r);
+    const fv alpha = fattn_softmax_raise(&state, most, unit);
+    weighing w = {.selected = selected,
+                  .lifted = lifted,
+                  .stored = stored,
+                  .unit = unit,
+                  .base = fattn_softmax_base(state)};
+    const fv total = weigh_rows(f->panel.x + r, f->panel.br, steps, &w);
     fattn_softmax_add(&state, lifted ? fv_mul(fv_set1(f->lowered), total) : total);
     state_store(f, r, state);
     fv_store(f->alpha + r, alpha);
@@ -349,7 +378,8 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, boo
         const fv power = fattn_softmax_exponent(fv_load(least + r), unit, base);
         normal = mv_and(normal, fv_le(fv_set1(LEAST_NORMAL), power));
     }
-    const bool lifted = !mv_all(normal) && !multiplied, selected = masked || !mv_all(normal);
+    f->narrow = mv_all(normal);
+    const bool lifted = !f->narrow && !multiplied, selected = masked || !f->narrow;
     f->lowered = lifted ? 1 / LIFT : 1;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fv most = fv_load(f->alpha + r);
@@ -359,6 +389,44 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, boo
         steady = mv_and(steady, fv_eq(alpha, one));
     }
     return !mv_all(steady);
+}
+
+/*
+ * Where all scores of a tile are near the bases that their rows already have, the largest and the
+ * smallest need not be looked for, and the bases can stay, m then being the largest score of some
+ * earlier tile: probabilities are up to 2^WINDOW_UP instead of 1. Whether all are near is known
+ * once they are probabilities. If they are not, nothing but x has changed.
+ */
+INLINE bool soften_near(forward *f, int64_t steps, bool stored)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        weighing w = {.near = true, .stored = stored};
+        if (!window_open(&w.window, pn->rule.unit, fv_load(f->m + r))) {
+            return false;
+        }
+        fv_store(f->alpha + r, weigh_rows(pn->x + r, pn->br, steps, &w));
+        if (!window_holds(&w.window)) {
+            return false;
+        }
+    }
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        fattn_softmax state = state_load(f, r);
+        fattn_softmax_add(&state, fv_load(f->alpha + r));
+        state_store(f, r, state);
+    }
+    f->lowered = 1;
+    return true;
+}
+
+/* Tiles for each of which one may turn out not to be near, which costs half of its time. */
+#define TILES_A_MISS 8
+
+/* Whether a tile's scores are likely to be near. That depends on other rows, which may not be. */
+static bool expects_near(const forward *f, span s)
+{
+    return FV_NEAR && s.kind == FATTN_TILE_FULL && f->narrow &&
+           f->missed * TILES_A_MISS <= f->met && !(f->panel.p->features & FATTN_BATCH_INVARIANT);
 }
 
 /* p = Z p, after l has seen p. */
@@ -442,6 +510,21 @@ static void dot_few(const panel *pn, span s)
     fill(pn->x + s.live * pn->br, (s.padded - s.live) * pn->br, 0);
 }
 
+/* x = the scores of a tile. */
+INLINE void forward_scores(forward *f, span s, bool paired)
+{
+    panel *const pn = &f->panel;
+    if (paired) {
+        pairs_scores(pn, s);
+    } else if (f->few) {
+        dot_few(pn, s);
+    } else {
+        /* score_tile() masks what is not computed */
+        dot_rows(pn, s, pn->k, pn->p->dim, pn->qt, pn->x_rows);
+    }
+    score_tile(pn, s);
+}
+
 /* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
 INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 {
@@ -449,23 +532,23 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     const fattn_problem *const p = pn->p;
 
     /* 1. Scores. */
-    if (paired) {
-        pairs_scores(pn, s);
-    } else if (f->few) {
-        dot_few(pn, s);
-    } else {
-        /* score_tile() masks what is not computed */
-        dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
-    }
-    score_tile(pn, s);
+    forward_scores(f, s, paired);
 
     /* 2. Probabilities. */
     const bool drops = p->features & FATTN_DROPOUT;
     const bool masked = s.kind == FATTN_TILE_PARTIAL;
     const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
     const bool stored = pairs && !drops;
-    const bool rose = stored ? soften_tile(f, keys, masked, true, true)
-                             : soften_tile(f, keys, masked, false, pairs);
+    const bool hoped = expects_near(f, s);
+    const bool near = hoped && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
+    if (hoped && !near) {
+        forward_scores(f, s, paired);
+        f->missed++;
+    }
+    f->met++;
+    const bool rose = near     ? false
+                      : stored ? soften_tile(f, keys, masked, true, true)
+                               : soften_tile(f, keys, masked, false, pairs);
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }

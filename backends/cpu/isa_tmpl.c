@@ -71,6 +71,8 @@ static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
 #include "backends/cpu/pairs.inl"
 
+#include "backends/cpu/window.inl"
+
 #include "backends/cpu/forward.inl"
 
 #include "backends/cpu/decode.inl"

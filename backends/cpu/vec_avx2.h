@@ -12,6 +12,8 @@
 #define FV_NQ 3
 #define FV_NK 4
 #define FV_ND 8
+#define FV_STEPS 3
+#define FV_NEAR 1
 
 typedef __m256 fv;
 typedef __m256i uv;
@@ -141,6 +143,12 @@ static inline uv uv_add(uv a, uv b) { return _mm256_add_epi32(a, b); }
 static inline uv uv_and(uv a, uv b) { return _mm256_and_si256(a, b); }
 static inline uv uv_xor(uv a, uv b) { return _mm256_xor_si256(a, b); }
 static inline uv uv_shr(uv a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline uv uv_shl(uv a, int n) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline uv uv_lookup(const uint32_t *table, uv n)
+{
+    return _mm256_permutevar8x32_epi32(uv_load(table), n);
+}
+static inline mv uv_eq(uv a, uv b) { return _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)); }
 static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 {
     const uv even = _mm256_mul_epu32(a, b);
@@ -149,6 +157,7 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
     return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
 }
 static inline fv fv_from_bits(uv a) { return _mm256_castsi256_ps(a); }
+static inline uv uv_bits(fv a) { return _mm256_castps_si256(a); }
 
 /* A block of four columns at a time, as in AVX-512. */
 static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,

@@ -16,6 +16,8 @@
 #define FV_NQ 3
 #define FV_NK 8
 #define FV_ND 16
+#define FV_STEPS 5
+#define FV_NEAR 1
 
 typedef __m512 fv;
 typedef __m512i uv;
@@ -136,6 +138,12 @@ static inline uv uv_add(uv a, uv b) { return _mm512_add_epi32(a, b); }
 static inline uv uv_and(uv a, uv b) { return _mm512_and_si512(a, b); }
 static inline uv uv_xor(uv a, uv b) { return _mm512_xor_si512(a, b); }
 static inline uv uv_shr(uv a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline uv uv_shl(uv a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline uv uv_lookup(const uint32_t *table, uv n)
+{
+    return _mm512_permutex2var_epi32(uv_load(table), n, uv_load(table + 16));
+}
+static inline mv uv_eq(uv a, uv b) { return _mm512_cmpeq_epi32_mask(a, b); }
 static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 {
     const uv even = _mm512_mul_epu32(a, b);
@@ -144,6 +152,7 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
     return _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
 }
 static inline fv fv_from_bits(uv a) { return _mm512_castsi512_ps(a); }
+static inline uv uv_bits(fv a) { return _mm512_castps_si512(a); }
 
 /* A block of four columns at a time: its rows 4 apart fill a vector, by inserting from memory,
  * which either port does; the turns within 128 bits are left to the one that shuffles. */

@@ -18,6 +18,8 @@
 #define FV_NQ 3
 #define FV_NK 8
 #define FV_ND 16
+#define FV_STEPS 0
+#define FV_NEAR 1
 
 typedef float32x4_t fv;
 typedef uint32x4_t uv;
@@ -164,6 +166,13 @@ static inline uv uv_add(uv a, uv b) { return vaddq_u32(a, b); }
 static inline uv uv_and(uv a, uv b) { return vandq_u32(a, b); }
 static inline uv uv_xor(uv a, uv b) { return veorq_u32(a, b); }
 static inline uv uv_shr(uv a, int n) { return vshlq_u32(a, vdupq_n_s32(-n)); }
+static inline uv uv_shl(uv a, int n) { return vshlq_u32(a, vdupq_n_s32(n)); }
+static inline uv uv_lookup(const uint32_t *table, uv n)
+{
+    (void)n;
+    return vld1q_dup_u32(table);
+}
+static inline mv uv_eq(uv a, uv b) { return vceqq_u32(a, b); }
 static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 {
     const uv low = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a), vget_low_u32(b)));
@@ -172,6 +181,7 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
     return vuzp1q_u32(low, high);
 }
 static inline fv fv_from_bits(uv a) { return vreinterpretq_f32_u32(a); }
+static inline uv uv_bits(fv a) { return vreinterpretq_u32_f32(a); }
 
 static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
                                                                  fv x[FV_LANES])

@@ -10,6 +10,10 @@
  *                      broadcast must fit the registers
  *     FV_ND            accumulators of a block of dot products over lanes: a multiple of FV_LANES
  *                      and of 4
+ *     FV_STEPS         2^FV_STEPS numbers of a table can be looked up by the last bits of lanes,
+ *                      uv_lookup(): 0, 3 or 5
+ *     FV_NEAR          1 where weights by window.inl are faster than by fv_exp2(): where fv_fma is
+ *                      an instruction
  *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
  *     FV_FACTORS       2 where a multiplication can take its factor from a lane; ff is then a pair
  *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
@@ -43,6 +47,8 @@
 #define FV_NQ 4
 #define FV_NK 4
 #define FV_ND 4
+#define FV_STEPS 0
+#define FV_NEAR 0
 
 typedef float fv;
 typedef uint32_t uv;
@@ -107,6 +113,13 @@ static inline uv uv_add(uv a, uv b) { return a + b; }
 static inline uv uv_and(uv a, uv b) { return a & b; }
 static inline uv uv_xor(uv a, uv b) { return a ^ b; }
 static inline uv uv_shr(uv a, int n) { return a >> n; }
+static inline uv uv_shl(uv a, int n) { return a << n; }
+static inline uv uv_lookup(const uint32_t *table, uv n)
+{
+    (void)n;
+    return *table;
+}
+static inline mv uv_eq(uv a, uv b) { return a == b; }
 static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 {
     const uint64_t product = (uint64_t)a * b;
@@ -114,6 +127,7 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
     return (uint32_t)product;
 }
 static inline fv fv_from_bits(uv a) { return fattn_f32_from_bits(a); }
+static inline uv uv_bits(fv a) { return fattn_f32_bits(a); }
 
 /* Lane r of x[c] is from[r * stride + c]. */
 static inline void fv_load_turned(const float *from, int64_t stride, fv x[FV_LANES])

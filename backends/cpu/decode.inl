@@ -215,9 +215,6 @@ INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, float lowered, co
         }                                        \
     }
 
-/* Apart from their caller, or its variables take the registers of their loops. */
-#define APART static __attribute__((noinline))
-
 /* x[j][r] = dot(q[r], k[j]). q: as order_queries() has it; k: [keys] rows of dim channels */
 APART void decode_scores(fattn_dtype dtype, const float *q, int64_t dp, int64_t pitch,
                          const char *const *k, int64_t keys, int64_t dim, float *x,

@@ -146,15 +146,13 @@ static void state_begin(forward *f, int64_t split)
     }
 }
 
-/* Most keys of a sequence for which summing the lanes of each product costs less than turning
- * queries. */
-#define FEW_KEYS 12
-
-/* Sums over lanes round otherwise, which a row that may not depend on its neighbours can tell. */
+/* Whether keys are so few that summing the lanes of each product costs less than turning queries,
+ * which grows with dim. Such sums round otherwise, which a row that may not depend on its
+ * neighbours can tell. */
 static bool few_keys(const panel *pn)
 {
     const fattn_problem *const p = pn->p;
-    return FV_LANES >= 8 && pn->seq.sk <= FEW_KEYS && p->dim % FV_LANES == 0 &&
+    return FV_LANES >= 8 && pn->seq.sk <= 3 * p->dim / 16 && p->dim % FV_LANES == 0 &&
            !(p->features & FATTN_BATCH_INVARIANT);
 }
 
@@ -474,25 +472,61 @@ static void mix_rows(forward *f, span s)
     }
 }
 
-/* Dot products of FV_LANES queries with a few keys. q: rows at q_stride; x: [keys][x_stride] */
-static void dot_few_rows(const float *q, int64_t q_stride, const float *const *k, int64_t keys,
+/* Keys that meet FV_LANES / FEW_AT_ONCE queries at a time: pointers to 16 queries do not fit
+ * registers. */
+#define FEW_AT_ONCE (FV_LANES > 8 ? 4 : 1)
+
+/* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES / nk queries. q: rows at q_stride;
+ * x: [nk][x_stride] */
+INLINE void dot_few_tile(int nk, const float *q, int64_t q_stride, const float *const *k,
                          int64_t dim, float *x, int64_t x_stride)
 {
-    for (int64_t j = 0; j < keys; j++) {
-        fv sum[FV_LANES];
+    const int rows = FV_LANES / nk;
+    fv sum[FV_LANES];
 #pragma GCC unroll 16
-        for (int n = 0; n < FV_LANES; n++) {
-            sum[n] = fv_set1(0);
+    for (int n = 0; n < FV_LANES; n++) {
+        sum[n] = fv_set1(0);
+    }
+    for (int64_t c = 0; c < dim; c += FV_LANES) {
+        fv key[FEW_AT_ONCE];
+        for (int j = 0; j < nk; j++) {
+            key[j] = fv_load(k[j] + c);
         }
-        for (int64_t c = 0; c < dim; c += FV_LANES) {
-            const fv key = fv_load(k[j] + c);
 #pragma GCC unroll 16
-            for (int n = 0; n < FV_LANES; n++) {
-                sum[n] = fv_muladd(key, fv_load(q + n * q_stride + c), sum[n]);
+        for (int r = 0; r < rows; r++) {
+            const fv query = fv_load(q + r * q_stride + c);
+            for (int j = 0; j < nk; j++) {
+                sum[j * rows + r] = fv_muladd(key[j], query, sum[j * rows + r]);
             }
         }
-        fv_store(x + j * x_stride, fv_sums(sum));
     }
+    if (nk == 1) {
+        fv_store(x, fv_sums(sum));
+        return;
+    }
+    float sums[FV_LANES];
+    fv_store(sums, fv_sums(sum));
+    for (int j = 0; j < nk; j++) {
+        memcpy(x + j * x_stride, sums + j * rows, (size_t)rows * sizeof *x);
+    }
+}
+
+/* The same for FV_LANES queries and a few keys. */
+APART void dot_few_rows(const float *q, int64_t q_stride, const float *const *k, int64_t keys,
+                        int64_t dim, float *x, int64_t x_stride)
+{
+    int64_t j = 0;
+#define WHILE_KEYS(nk)                                                                           \
+    for (; (nk) <= FEW_AT_ONCE && j + (nk) <= keys; j += (nk)) {                                 \
+        for (int64_t r = 0; r < FV_LANES; r += FV_LANES / (nk)) {                                \
+            dot_few_tile((nk) <= FEW_AT_ONCE ? (nk) : 1, q + r * q_stride, q_stride, k + j, dim, \
+                         x + j * x_stride + r, x_stride);                                        \
+        }                                                                                        \
+    }
+    WHILE_KEYS(4)
+    WHILE_KEYS(2)
+    WHILE_KEYS(1)
+#undef WHILE_KEYS
 }
 
 /* As dot_rows(), from queries where they lie. */

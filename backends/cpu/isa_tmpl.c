@@ -43,6 +43,8 @@
 #ifndef NOCLONE
 #define NOCLONE
 #endif
+/* Apart from its callers, or their variables take the registers of its loops. */
+#define APART static __attribute__((noinline))
 #define PASTE_EXPANDED(a, b) a##b
 #define PASTE(a, b) PASTE_EXPANDED(a, b)
 #define STRING_EXPANDED(a) #a

@@ -179,28 +179,31 @@ static inline __attribute__((always_inline)) void fv_load_turned(const float *fr
     }
 }
 
-/* Sums of four vectors, each block of 128 bits on its own: lane 4 b + n is the sum of block b of
- * x[n]. */
-static inline fv block_sums(const fv x[4])
+/* Sums of what lanes 0 and 2, and 1 and 3, of each block of 128 bits hold: a's two, then b's. One
+ * port shuffles, two blend. */
+static inline fv join_pairs(fv a, fv b)
 {
-    const fv a = fv_add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const fv b = fv_add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
-    return fv_add(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)),
-                  _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+    return fv_add(_mm512_mask_blend_ps(0xcccc, a, b), _mm512_shuffle_ps(a, b, 0x4e));
 }
 
-/* Adds the even blocks of a and b to their odd ones: a's two sums, then b's. */
-static inline fv fold_blocks(fv a, fv b)
+/* Sums of four vectors, each block on its own: lane 4 b + n is the sum of block b of x[n]. */
+static inline fv block_sums(const fv x[4])
 {
-    return fv_add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    const fv a = join_pairs(x[0], x[1]), b = join_pairs(x[2], x[3]);
+    return fv_add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+/* Sums of blocks 0 and 2, and 1 and 3: a's two, then b's. */
+static inline fv join_blocks(fv a, fv b)
+{
+    return fv_add(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
 }
 
 static inline fv fv_sums(const fv x[FV_LANES])
 {
-    const fv low = fold_blocks(block_sums(x), block_sums(x + 4));
-    const fv high = fold_blocks(block_sums(x + 8), block_sums(x + 12));
-    return fold_blocks(low, high);
+    const fv low = join_blocks(block_sums(x), block_sums(x + 4));
+    const fv high = join_blocks(block_sums(x + 8), block_sums(x + 12));
+    return fv_add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
 #endif

@@ -55,7 +55,9 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
     strips->o = carve(from, br * strips->panel.dvp, sizeof(float));
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
-        *f = strips[0];
+        if (n > 0) {
+            *f = strips[0];
+        }
         panel_layout_rows(&f->panel, from);
         f->panel.qt = carve(from, br * f->panel.dp, sizeof(float));
         f->m = carve(from, br, sizeof(float));
@@ -78,7 +80,9 @@ static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run 
                             fattn_work work)
 {
     int64_t n = 0;
-    point_rows(strips->panel.x_rows, strips->panel.bc, strips->panel.x, strips->panel.br);
+    const int64_t steps = run->problem->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
+    point_rows(strips->panel.x_rows, fattn_min64(strips->panel.bc, steps * PAIRS_STEP),
+               strips->panel.x, strips->panel.br);
     while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
                                    work.block * run->tiling->br + n * strips->panel.br, false)) {
         n++;
@@ -656,11 +660,23 @@ static void forward_store(forward *f)
     store_lse(f);
 }
 
+/* Whether each row has met a key; false also for a NaN. */
+static bool all_met(const forward *f)
+{
+    const fv zero = fv_set1(0);
+    mv met = fv_eq(zero, zero);
+    for (int64_t r = 0; r < f->panel.width; r += FV_LANES) {
+        met = mv_and(met, fv_lt(zero, fv_load(f->l + r)));
+    }
+    return mv_all(met);
+}
+
 /* The same from o as mix_rows() left it. */
 static void forward_store_rows(const forward *f)
 {
     const panel *const pn = &f->panel;
-    for (int64_t r = 0; r < pn->rows && pn->p->outputs & FATTN_OUT_O; r++) {
+    const bool done = !(pn->p->outputs & FATTN_OUT_O) || (f->placed && all_met(f));
+    for (int64_t r = 0; r < pn->rows && !done; r++) {
         const bool empty = f->l[r] == 0;
         if (empty || !f->placed) {
             store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, 1);

@@ -291,33 +291,31 @@ static fattn_dropout dropout_of(const fattn_problem *p, const fattn_buffers *buf
                               buf->offset_ptr ? *buf->offset_ptr : buf->offset);
 }
 
-/* Everything about row r that does not depend on the keys, from its query and its head of the
- * group. */
-INLINE void panel_row(panel *pn, int64_t r, int64_t phase, int64_t i, int64_t g, bool dead)
-{
-    const fattn_problem *const p = pn->p;
-    const int64_t h = pn->hk * pn->group + g;
-    pn->row[r] = (query_row){.i = i, .h = h, .phase = phase, .dead = dead};
-    if (p->features & FATTN_ALIBI) {
-        const float *const slopes = pn->buf->alibi_slopes;
-        pn->slope[r] = dead ? 0 : slopes[pn->b * p->alibi_batch_stride + h];
-    }
-    if (p->features & FATTN_DROPOUT) {
-        pn->drop_i[r] = (uint32_t)i;
-        pn->drop_h[r] = (uint32_t)(p->head_offset + h);
-    }
-}
-
-/* Lanes first .. past - 1, all of them dead or none: one past the last row is like the first. */
+/* Everything about lanes first .. past - 1 that does not depend on the keys. All of them are dead
+ * or none: one past the last row is like the first. */
 static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bool dead)
 {
-    const int64_t group = pn->group;
+    const fattn_problem *const p = pn->p;
+    const int64_t group = pn->group, h0 = pn->hk * group;
+    query_row *const row = pn->row;
     int64_t i = pn->i0, g = pn->first - pn->i0 * group;
     for (int64_t r = first; r < past; r++) {
-        panel_row(pn, r, phase, i, g, dead);
+        row[r] = (query_row){.i = i, .h = h0 + g, .phase = phase, .dead = dead};
         if (!dead && ++g == group) {
             g = 0;
             i++;
+        }
+    }
+    if (p->features & FATTN_ALIBI) {
+        const float *const slopes = pn->buf->alibi_slopes;
+        for (int64_t r = first; r < past; r++) {
+            pn->slope[r] = dead ? 0 : slopes[pn->b * p->alibi_batch_stride + row[r].h];
+        }
+    }
+    if (p->features & FATTN_DROPOUT) {
+        for (int64_t r = first; r < past; r++) {
+            pn->drop_i[r] = (uint32_t)row[r].i;
+            pn->drop_h[r] = (uint32_t)(p->head_offset + row[r].h);
         }
     }
 }

@@ -563,11 +563,25 @@ static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     }
 }
 
-/* Sums over lanes cost more than turning queries (forward.inl) where rows are many and keys, used
- * as they lie, are one tile: then o need not be turned either, and memory does not set the pace. */
+/* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
+ * not occupy more cores. */
+static bool occupies(const fattn_problem *p)
+{
+    return p->seqlen_k <= 1024 || p->batch * p->heads_k >= 8;
+}
+
+/*
+ * Sums over lanes cost more than turning queries (forward.inl) where rows are many and
+ *  - keys, used as they lie, are one tile: then o need not be turned either, and memory does not
+ *    set the pace; or
+ *  - matrix registers multiply.
+ */
 static bool decode_pays(const fattn_problem *p)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+    if (FV_TILES && p->dtype == FATTN_BF16) {
+        return rows <= DECODE_ROWS / 2 || !occupies(p);
+    }
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > BLOCK_KEYS || !in_place(p, &p->k) ||
            !in_place(p, &p->v);
 }

@@ -538,7 +538,7 @@ static void dot_few(const panel *pn, span s)
 {
     const fattn_problem *const p = pn->p;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const bool direct = rows_in_place(pn, p->dtype, p->dim, r) && in_place(p, &p->q);
+        const bool direct = rows_in_place(pn, p->dim, r) && in_place(p, &p->q);
         if (!direct) {
             load_some_queries(pn, pn->buf->q, &p->q, r, pn->q);
         }
@@ -685,21 +685,25 @@ static void forward_store_rows(const forward *f)
     store_lse(f);
 }
 
-/* Squares of columns become rows of o. */
-INLINE void rows_of_columns(const forward *f, int64_t r, float *to, int64_t to_stride)
+/* to[n] = row r + n of o for n < FV_LANES, from squares of columns. dtype: a literal; stride: in
+ * elements */
+INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void *to,
+                            int64_t stride)
 {
     const panel *const pn = &f->panel;
+    const int64_t size = fattn_dtype_size(dtype);
     fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
     for (int64_t c = 0; c < pn->p->dim_v; c += FV_LANES) {
+        char *at = (char *)to + c * size;
         fv x[FV_LANES];
         fv_load_turned(f->ot + c * pn->br + r, pn->br, x);
-        for (int n = 0; n < FV_LANES; n++) {
-            fv_store(to + n * to_stride + c, fv_mul(fv_set1(f->alpha[r + n]), x[n]));
+        for (int n = 0; n < FV_LANES; n++, at += stride * size) {
+            store_as(dtype, at, fv_mul(fv_set1(f->alpha[r + n]), x[n]));
         }
     }
     for (int n = 0; n < FV_LANES; n++) {
         if (f->l[r + n] == 0) { /* o may hold 0 * inf */
-            fill(to + n * to_stride, pn->p->dim_v, 0);
+            memset((char *)to + n * stride * size, 0, (size_t)(pn->p->dim_v * size));
         }
     }
 }
@@ -710,11 +714,17 @@ static void forward_store_columns(forward *f)
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     for (int64_t r = 0; r < pn->width && p->outputs & FATTN_OUT_O; r += FV_LANES) {
-        if (rows_in_place(pn, p->dtype_o, p->dim_v, r)) {
-            rows_of_columns(f, r, (float *)pn->buf->o + query_index(pn, &p->o, r), p->o.seq);
+        if (rows_in_place(pn, p->dim_v, r)) {
+            char *const to =
+                (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
+            switch (p->dtype_o) {
+            case FATTN_F16: rows_of_columns(f, r, FATTN_F16, to, p->o.seq); break;
+            case FATTN_BF16: rows_of_columns(f, r, FATTN_BF16, to, p->o.seq); break;
+            default: rows_of_columns(f, r, FATTN_F32, to, p->o.seq); break;
+            }
             continue;
         }
-        rows_of_columns(f, r, f->o, pn->dvp);
+        rows_of_columns(f, r, FATTN_F32, f->o, pn->dvp);
         for (int64_t n = 0; n < fattn_min64(FV_LANES, pn->rows - r); n++) {
             store_row(pn, r + n, f->o + n * pn->dvp, 1);
         }
@@ -917,7 +927,7 @@ static int64_t forward_block_rows(const fattn_problem *p)
  * back, takes: products of floats need not turn them. */
 static bool pairs_pay(const fattn_problem *p)
 {
-    return p->seqlen_k > 16 || p->features & FATTN_BATCH_INVARIANT;
+    return p->seqlen_k > 12 || p->features & FATTN_BATCH_INVARIANT;
 }
 
 /* Products in matrix registers take so little time that loading keys must serve more rows. */

@@ -36,19 +36,28 @@ static void row_copy(void *to, const void *from, int64_t n)
     }
 }
 
-/* qt[c][r]: pair c of row r. */
+/* qt[c][r]: pair c of row r, of whole vectors of rows and pairs where they lie, or of a copy. */
 static void pairs_load_queries(panel *pn)
 {
     const fattn_problem *const p = pn->p;
-    for (int64_t r = 0; r < pn->width; r++) {
-        float *const to = pn->q + r * pn->dp;
-        if (r < pn->rows) {
-            row_copy(to, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r)), p->dim);
-        } else {
-            fill(to, pn->dp, 0);
+    const bool whole = p->dim % (2 * FV_LANES) == 0 && p->q.seq % 2 == 0;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const void *from = pn->q;
+        int64_t stride = pn->dp;
+        if (whole && rows_in_place(pn, p->dim, r)) {
+            from = element(pn->buf->q, p->dtype, query_index(pn, &p->q, r));
+            stride = p->q.seq / 2;
         }
+        for (int64_t n = 0; n < FV_LANES && from == pn->q; n++) {
+            float *const to = pn->q + n * pn->dp;
+            if (r + n < pn->rows) {
+                row_copy(to, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r + n)), p->dim);
+            } else {
+                fill(to, pn->dp, 0);
+            }
+        }
+        transpose(from, stride, FV_LANES, pairs_of(p->dim), pn->qt + r, pn->br);
     }
-    transpose(pn->q, pn->dp, pn->width, pairs_of(p->dim), pn->qt, pn->br);
 }
 
 /* rows[j] = row of k or v of the tile; copies are [bc][pairs_stride(dim)]. Matrix registers take
@@ -127,7 +136,7 @@ static bool pairs_load_values(const panel *pn, span s)
     uint16_t bits = 0;
     pairs_zip_keys(pn, s, pn->buf->v, &p->v, p->dim_v, pn->v_copy, values_transposed(pn),
                    pn->v_pairs);
-    for (int64_t j = 0; j < s.padded / 2; j++) {
+    for (int64_t j = 0; j < s.padded / 2 && !(bits & EXPONENT_HIGH); j++) {
         for (int64_t c = 0; c < p->dim_v; c++) {
             bits |= pn->v_pairs[j][c].first | pn->v_pairs[j][c].second;
         }

@@ -200,6 +200,16 @@ static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
     }
 }
 
+/* A vector as dtype, a literal. */
+INLINE void store_as(fattn_dtype dtype, void *to, fv x)
+{
+    switch (dtype) {
+    case FATTN_F16: fv_store_f16(to, x); break;
+    case FATTN_BF16: fv_store_bf16(to, x); break;
+    default: fv_store(to, x); break;
+    }
+}
+
 /* to[0 .. n) = factor * from[0 .. n), rounded once. from is padded to whole vectors. */
 static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n, float factor)
 {
@@ -395,11 +405,11 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
     }
 }
 
-/* Whether the rows at r are as many as lanes and evenly apart in a tensor of floats, which
- * transposing can then read or write where they lie. */
-static bool rows_in_place(const panel *pn, fattn_dtype dtype, int64_t dim, int64_t r)
+/* Whether the rows at r are as many as lanes, whole vectors and evenly apart in their tensor, where
+ * transposing can then read or write them. */
+static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
 {
-    return dtype == FATTN_F32 && dim % FV_LANES == 0 && pn->group == 1 && r + FV_LANES <= pn->rows;
+    return dim % FV_LANES == 0 && pn->group == 1 && r + FV_LANES <= pn->rows;
 }
 
 /* rows[n] = row r + n of q for n < FV_LANES; zeros for rows past the last. rows: [FV_LANES][dp] */
@@ -425,7 +435,7 @@ static void transpose_queries(const panel *pn, const void *tensor, const fattn_s
     const fattn_dtype dtype = pn->p->dtype;
     const int64_t dim = pn->p->dim;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        if (rows_in_place(pn, dtype, dim, r)) {
+        if (dtype == FATTN_F32 && rows_in_place(pn, dim, r)) {
             transpose((const float *)tensor + query_index(pn, strides, r), strides->seq, FV_LANES,
                       dim, t + r, pn->br);
             continue;

@@ -26,12 +26,12 @@ typedef struct profile {
 } profile;
 
 static float steady(int64_t j) { return (float)(j % 7); }
-static float rising(int64_t j) { return (float)(9 * (j / TILE)); }
+static float rising(int64_t j) { return (float)(25 * (j / TILE)); }
 static float rising_slowly(int64_t j) { return (float)(j / TILE); }
 static float falling(int64_t j) { return (float)(-130 * (j / TILE)); }
 static float falling_in_tiles(int64_t j) { return (float)(-125 * (j % TILE == 5)); }
 static float hidden(int64_t j) { return j / TILE % 2 && j % TILE == 3 ? -INFINITY : 0; }
-static float up_once(int64_t j) { return j == 9 * TILE + 77 ? 12 : 0; }
+static float up_once(int64_t j) { return j >= 9 * TILE + 77 ? 30 : 0; }
 static float down_once(int64_t j) { return j == KEYS - 1 ? -0x1p20f : 0; }
 static float large(int64_t j) { return 0x1p18f + (float)(j % 3); }
 static float infinite(int64_t j) { return j == 3 * TILE + 9 ? INFINITY : 0; }
@@ -39,12 +39,12 @@ static float no_number(int64_t j) { return j == 3 * TILE + 9 ? NAN : 0; }
 
 static const profile profiles[] = {
     {"steady", steady, true, true},
-    {"rising by 9 a tile", rising, false, true},
+    {"rising by 25 a tile", rising, false, true},
     {"rising by 1 a tile", rising_slowly, true, true},
     {"falling by 130 a tile", falling, false, true},
     {"from 0 to -125 in each tile", falling_in_tiles, false, true},
     {"-inf in every other tile", hidden, false, true},
-    {"12 once", up_once, true, true},
+    {"30 from some key on", up_once, true, true},
     {"-2^20 once", down_once, true, true},
     {"2^18", large, false, true},
     {"inf once", infinite, true, false},

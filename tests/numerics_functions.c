@@ -265,7 +265,8 @@ static bool window_of(float x, int lane, float *y)
 
 static void check_window(void)
 {
-    const float out[] = {-INFINITY, INFINITY, 8.5f, -121, 1e30f, -1e30f, -0x1p21f, -FLT_MAX};
+    const float out[] = {-INFINITY, INFINITY, WINDOW_UP + 0.5f, -WINDOW_DOWN - 1,
+                         1e30f,     -1e30f,   -0x1p21f,         -FLT_MAX};
     const uint32_t nan[] = {0x7fc00000, 0x7fffffff, 0xffffffff, 0xffc00001};
     bool noticed = true, kept = true, exact = true;
     float y = 0;

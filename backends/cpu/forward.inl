@@ -363,7 +363,7 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, boo
 {
     const panel *const pn = &f->panel;
     const fv unit = fv_set1(pn->rule.unit), one = fv_set1(1);
-    mv normal = fv_eq(one, one), steady = normal;
+    mv normal = fv_eq(one, one), narrow = normal, steady = normal;
     float least[STRIP_ROWS];
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const score_range scores = masked ? range_of(pn->x + r, pn->br, steps, true)
@@ -379,9 +379,10 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, boo
         const fv base = fattn_softmax_base(met);
         const fv power = fattn_softmax_exponent(fv_load(least + r), unit, base);
         normal = mv_and(normal, fv_le(fv_set1(LEAST_NORMAL), power));
+        narrow = mv_and(narrow, fv_le(fv_set1(-WINDOW_DOWN), power));
     }
-    f->narrow = mv_all(normal);
-    const bool lifted = !f->narrow && !multiplied, selected = masked || !f->narrow;
+    const bool lifted = !mv_all(normal) && !multiplied, selected = masked || !mv_all(normal);
+    f->narrow = mv_all(narrow);
     f->lowered = lifted ? 1 / LIFT : 1;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fv most = fv_load(f->alpha + r);

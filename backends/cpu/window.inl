@@ -22,8 +22,8 @@
  * Includes nothing; the vocabulary, "core/dtype.h" and <stdint.h> come before.
  */
 
-#define WINDOW_UP 8
-#define WINDOW_DOWN 120 /* together 2^WINDOW_BITS */
+#define WINDOW_UP 24
+#define WINDOW_DOWN 104 /* together 2^WINDOW_BITS */
 #define WINDOW_BITS 7
 
 /* The size of t is below 2^127, and of (s - M + WINDOW_BEGIN) below 2^(24 - FV_STEPS). */

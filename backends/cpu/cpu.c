@@ -115,40 +115,58 @@ static int threads_wanted(void)
 #endif
 }
 
-typedef void work_function(const void *job, int64_t item, void *scratch);
+/* Items 0 .. count - 1, which are handed out in ascending order: whoever waits for a lower item
+ * waits for one that some thread has begun. */
+typedef struct step {
+    void (*work)(const void *job, int64_t item, void *scratch);
+    const void *job;
+    int64_t count;
+    atomic_int_least64_t next;
+} step;
 
-/* Takes items until there are none left. Kernels count on rounding to nearest and on subnormal
- * numbers, whatever the caller has set; the caller finds everything as it was. */
-static void work_off(work_function *work, const void *job, int64_t count,
-                     atomic_int_least64_t *next, void *scratch)
+/* Takes items of a step until there are none left, then, together with its team, if it has one,
+ * those of the next step. Kernels count on rounding to nearest and on subnormal numbers, whatever
+ * the caller has set; the caller finds everything as it was. */
+static void work_off(step *steps, int count, bool team, void *scratch)
 {
     fattn_cpu_arithmetic callers;
     fattn_cpuid_arithmetic_begin(&callers);
-    int64_t item;
-    while ((item = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < count) {
-        work(job, item, scratch);
+    for (int n = 0; n < count; n++) {
+        step *const s = &steps[n];
+        int64_t item;
+        if (team && n > 0) {
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+        }
+        while ((item = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) < s->count) {
+            s->work(s->job, item, scratch);
+        }
     }
     fattn_cpuid_arithmetic_end(&callers);
 }
 
-/* Runs work on items 0 .. count - 1, handed out in ascending order: whoever waits for a lower item
- * waits for one that some thread has begun. Thread t has scratch + t * stride. */
-static void spread(work_function *work, const void *job, int64_t count, int threads, char *scratch,
-                   int64_t stride)
+/* Runs steps one after another. Thread t has scratch + t * stride. */
+static void spread(step *steps, int count, int threads, char *scratch, int64_t stride)
 {
-    atomic_int_least64_t next = 0;
-    const int team = count < threads ? (int)count : threads;
+    int64_t most = 0;
+    for (int n = 0; n < count; n++) {
+        most = steps[n].count > most ? steps[n].count : most;
+        atomic_init(&steps[n].next, 0);
+    }
 #ifdef _OPENMP
+    const int team = most < threads ? (int)most : threads;
     if (team > 1) {
 #pragma omp parallel num_threads(team)
-        work_off(work, job, count, &next, scratch + omp_get_thread_num() * stride);
+        work_off(steps, count, true, scratch + omp_get_thread_num() * stride);
         return;
     }
 #else
+    (void)threads;
     (void)stride;
 #endif
-    if (team > 0) {
-        work_off(work, job, count, &next, scratch);
+    if (most > 0) {
+        work_off(steps, count, false, scratch);
     }
 }
 
@@ -190,14 +208,14 @@ int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch, int64_t items)
 }
 
 typedef struct job {
-    const fattn_cpu_run *run;
+    fattn_cpu_run run;
     const fattn_cpu_phase *phase;
 } job;
 
 static void work_phase(const void *of, int64_t item, void *scratch)
 {
     const job *const j = of;
-    j->phase->work(j->run, item, scratch);
+    j->phase->work(&j->run, item, scratch);
 }
 
 static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
@@ -210,19 +228,27 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
     const int wanted = threads_wanted();
     const int threads =
         wanted < room ? wanted : (int)room; /* fewer may be wanted than at planning */
-    const fattn_cpu_run now = {.problem = &plan->problem,
-                               .buffers = buffers,
-                               .tiling = &plan->tiling,
-                               .threads = threads,
-                               .shared = workspace};
     const fattn_status status = fattn_host_stream_check(stream);
-
-    for (int i = 0; !status && i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
-        const job phase = {.run = &now, .phase = &kernel->phases[i]};
-        spread(work_phase, &phase, phase.phase->count(&now), threads, (char *)workspace + shared,
-               scratch);
+    if (status) {
+        return status;
     }
-    return status;
+    job jobs[FATTN_CPU_PHASES];
+    step steps[FATTN_CPU_PHASES];
+    int count = 0;
+    for (int i = 0; i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
+        job *const j = &jobs[count];
+        step *const s = &steps[count];
+        *j = (job){.run = {.problem = &plan->problem,
+                           .buffers = buffers,
+                           .tiling = &plan->tiling,
+                           .threads = threads,
+                           .shared = workspace},
+                   .phase = &kernel->phases[i]};
+        *s = (step){.work = work_phase, .job = j, .count = j->phase->count(&j->run)};
+        count += s->count > 0; /* a step costs a barrier */
+    }
+    spread(steps, count, threads, (char *)workspace + shared, scratch);
+    return FATTN_OK;
 }
 
 static fattn_status plan(fattn_plan *made)
@@ -252,8 +278,10 @@ static fattn_status merge(void *impl, const fattn_merge_args *args, fattn_stream
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
     if (!status) {
-        spread(work_merge, args, verb_items(args->batch, args->heads, args->seqlen),
-               threads_wanted(), NULL, 0);
+        step all = {.work = work_merge,
+                    .job = args,
+                    .count = verb_items(args->batch, args->heads, args->seqlen)};
+        spread(&all, 1, threads_wanted(), NULL, 0);
     }
     return status;
 }
@@ -269,8 +297,10 @@ static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fat
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
     if (!status) {
-        spread(work_dropout, args, verb_items(args->batch, args->heads, args->seqlen_q),
-               threads_wanted(), NULL, 0);
+        step all = {.work = work_dropout,
+                    .job = args,
+                    .count = verb_items(args->batch, args->heads, args->seqlen_q)};
+        spread(&all, 1, threads_wanted(), NULL, 0);
     }
     return status;
 }

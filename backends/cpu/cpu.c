@@ -170,6 +170,11 @@ static void spread(step *steps, int count, int threads, char *scratch, int64_t s
     }
 }
 
+int64_t fattn_cpu_upcoming(const fattn_cpu_run *run)
+{
+    return atomic_load_explicit(run->next, memory_order_relaxed);
+}
+
 void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
 {
     __atomic_store_n(&progress->done, done, __ATOMIC_RELEASE);
@@ -242,7 +247,8 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
                            .buffers = buffers,
                            .tiling = &plan->tiling,
                            .threads = threads,
-                           .shared = workspace},
+                           .shared = workspace,
+                           .next = &s->next},
                    .phase = &kernel->phases[i]};
         *s = (step){.work = work_phase, .job = j, .count = j->phase->count(&j->run)};
         count += s->count > 0; /* a step costs a barrier */

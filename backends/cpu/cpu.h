@@ -7,6 +7,8 @@
 #ifndef FATTN_CPU_H
 #define FATTN_CPU_H
 
+#include <stdatomic.h>
+
 #include "backends/cpu/peak.h"
 #include "core/kernel.h"
 
@@ -17,7 +19,11 @@ typedef struct fattn_cpu_run {
     const fattn_tiling *tiling;
     int64_t threads; /* that take items; results may not depend on it */
     char *shared;    /* of the workspace, what all workers see; contents are arbitrary at first */
+    const atomic_int_least64_t *next; /* the item of this phase that is handed out next */
 } fattn_cpu_run;
+
+/* The item that a worker who asked now would get, or one past the last: a hint what to fetch. */
+int64_t fattn_cpu_upcoming(const fattn_cpu_run *run);
 
 /* Items of a phase are independent, or wait for lower ones by fattn_cpu_wait(); phases follow one
  * another. scratch is the worker's own, with arbitrary contents. */

@@ -4,13 +4,17 @@
  * products, and every key and value is read once, in its own type, for all rows of its head; scores
  * are a dense tile (panel.inl).
  *
- * A core keeps memory busy only if it asks for data long before it needs them, and in the order in
- * which they lie: then the processor's own prefetchers ask for even more than a core may. So while
- * a tile is worked on, the next one is fetched into the second-level cache. Where the heads of a
- * key are neighbours in memory, as in BSHD, one item takes several heads, which share the order:
- * they take turns with a tile of keys, and each fetches its share of the next tile of all.
+ * A core keeps memory busy only if it asks for data long before it needs them, and so that the
+ * processor's own prefetchers ask for even more than a core may: in several pages by turns, and in
+ * each of them in the order of memory. So while a tile is worked on, the next one is fetched into
+ * the second-level cache, rows from several places by turns. Where the heads of a key are
+ * neighbours in memory, as in BSHD, one item takes several heads, which share that order: they take
+ * turns with a tile of keys, and each fetches its share of the next tile of all. The last tile of
+ * an item fetches the first one of the next.
  */
 #define DECODE_HEADS 8 /* most of an item */
+#define FETCH_PLACES 8 /* most places of keys, and as many of values, that are fetched by turns */
+#define FETCH_PAGE 4096
 
 /* --- Products --------------------------------------------------------------------------------- */
 
@@ -292,12 +296,17 @@ typedef struct decode_tile {
     int64_t live;
 } decode_tile;
 
+/* What an item is: a part of the keys of some heads. */
+typedef struct decode_item {
+    int64_t b, split, hk, heads;
+} decode_item;
+
 typedef struct decode {
     forward head[DECODE_HEADS];
     int64_t heads;
     decode_tile now, next;
     const char **rows;  /* [bc] of the head at work */
-    const char **ahead; /* [bc] what it fetches */
+    const char **ahead; /* [heads][2][bc] what each fetches, with keys and with values */
 } decode;
 
 /* Whether the heads of a key lie side by side. */
@@ -313,7 +322,7 @@ static bool heads_are_neighbours(const fattn_problem *p)
     return interleaved(&p->k) || interleaved(&p->v);
 }
 
-/* Most heads of an item: all that share pages, else two, which are as many streams again. */
+/* Most heads of an item: all that share pages, else two, which are as many places again. */
 static int64_t heads_most(const fattn_problem *p)
 {
     return fattn_min64(fattn_max64(p->heads_k, 1), heads_are_neighbours(p) ? DECODE_HEADS : 2);
@@ -336,11 +345,19 @@ static void find_rows(const panel *pn, int64_t first, int64_t live, const void *
     }
 }
 
-/* The first tile from `block` on that some head looks at; live is 0 where there is none. */
-static void find_tile(const decode *d, int64_t block, int64_t end, decode_tile *tile)
+/* Rows of the tile's live keys, of the head of pn. */
+static void tile_rows(const panel *pn, decode_tile *tile)
 {
-    const panel *const pn = &d->head->panel;
     const fattn_problem *const p = pn->p;
+    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, &p->k, tile->k);
+    if (p->outputs & FATTN_OUT_O) {
+        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, &p->v, tile->v);
+    }
+}
+
+/* The first tile from `block` on that some head looks at; whether there is one. */
+static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *tile)
+{
     tile->live = 0;
     for (; block < end && !tile->live; block++) {
         for (int64_t n = 0; n < d->heads; n++) {
@@ -351,10 +368,8 @@ static void find_tile(const decode *d, int64_t block, int64_t end, decode_tile *
         }
         tile->block = block;
     }
-    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, &p->k, tile->k);
-    if (p->outputs & FATTN_OUT_O) {
-        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, &p->v, tile->v);
-    }
+    tile_rows(&d->head->panel, tile);
+    return tile->live > 0;
 }
 
 /* d->rows = rows of head n, and zeros past the last. */
@@ -371,55 +386,54 @@ static void head_rows(decode *d, int64_t n, const fattn_strides *strides, const 
     }
 }
 
-/* d->ahead = share 0 <= `share` < shares of the rows of the next tile, of all heads by turns, in
- * the order of keys; its rows of keys and of values alternate. */
-static void share_by_turns(decode *d, int64_t share, bool values)
+/* Places of the next tile's keys of a head, or of all that share pages: not two in one page. A
+ * power of two, as parts of a tile must be. */
+static int64_t places_of(const decode *d)
 {
     const fattn_problem *const p = d->head->panel.p;
-    const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live;
-    const int64_t k_step = p->k.head * size, v_step = p->v.head * size;
-    int64_t n = share * live / (1 + values);
-    int64_t j = n / d->heads, h = n % d->heads;
-    for (int64_t at = 0; at < live; at += 1 + values) {
-        d->ahead[at] = d->next.k[j] + h * k_step;
-        if (values) {
-            d->ahead[at + 1] = d->next.v[j] + h * v_step;
-        }
-        if (++h == d->heads) {
-            h = 0;
-            j++;
-        }
+    const int64_t seq = p->k.seq < 0 ? -p->k.seq : p->k.seq;
+    const int64_t pages = d->next.live * seq * fattn_dtype_size(p->dtype) / FETCH_PAGE;
+    const int64_t turns = heads_are_neighbours(p) ? 1 : d->heads;
+    int64_t places = FETCH_PLACES;
+    while (places > 1 && (places > pages || places * turns > FETCH_PLACES)) {
+        places /= 2;
+    }
+    return places;
+}
+
+/* to[n stride] = from[n] + offset. */
+static void lay_rows(const char **to, int64_t stride, const char *const *from, int64_t count,
+                     int64_t offset)
+{
+    for (int64_t n = 0; n < count; n++) {
+        to[n * stride] = from[n] + offset;
     }
 }
 
-/* The same head by head, where heads are no neighbours and turns would order nothing. */
-static void share_of_head(decode *d, int64_t share, bool values)
-{
-    const fattn_problem *const p = d->head->panel.p;
-    const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live;
-    const int64_t head = values ? share / 2 : share, half = (live + 1) / 2;
-    const int64_t k_step = head * p->k.head * size, v_step = head * p->v.head * size;
-    const int64_t first = values ? share % 2 * (live / 2) : 0;
-    for (int64_t j = 0; j < half && values; j++) {
-        d->ahead[2 * j] = d->next.k[first + j] + k_step;
-        d->ahead[2 * j + 1] = d->next.v[first + j] + v_step;
-    }
-    for (int64_t j = 0; j < live && !values; j++) {
-        d->ahead[j] = d->next.k[j] + k_step;
-    }
-}
-
-static void rows_ahead(decode *d, int64_t share)
+/* d->ahead = rows of the next tile: a key and a value from each place by turns, and then the one
+ * after it in memory; zeros past the last. */
+static void order_ahead(decode *d)
 {
     const panel *const pn = &d->head->panel;
-    const bool values = pn->p->outputs & FATTN_OUT_O;
-    if (heads_are_neighbours(pn->p)) {
-        share_by_turns(d, share, values);
-    } else {
-        share_of_head(d, share, values);
+    const fattn_problem *const p = pn->p;
+    const bool neighbours = heads_are_neighbours(p);
+    const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live, heads = d->heads;
+    const int64_t places = places_of(d), part = (live + places - 1) / places;
+    const int64_t kinds = p->outputs & FATTN_OUT_O ? 2 : 1, turn = heads * places * kinds;
+    const int64_t head_step = (neighbours ? places : 1) * kinds;
+    const int64_t place_step = (neighbours ? 1 : heads) * kinds;
+    for (int64_t n = 0; live < pn->bc && n < heads * pn->bc * kinds; n++) {
+        d->ahead[n] = (const char *)pn->zeros;
     }
-    for (int64_t at = d->next.live + d->next.live % 2; at < pn->bc; at++) {
-        d->ahead[at] = (const char *)pn->zeros;
+    for (int64_t h = 0; h < heads; h++) {
+        for (int64_t n = 0; n < places; n++) {
+            const int64_t first = n * part, count = fattn_min64(part, live - first);
+            const char **const to = d->ahead + h * head_step + n * place_step;
+            lay_rows(to, turn, d->next.k + first, count, h * p->k.head * size);
+            if (kinds == 2) {
+                lay_rows(to + 1, turn, d->next.v + first, count, h * p->v.head * size);
+            }
+        }
     }
 }
 
@@ -444,8 +458,8 @@ static void decode_head(decode *d, int64_t n)
     const bool values = p->outputs & FATTN_OUT_O;
 
     head_rows(d, n, &p->k, d->now.k, s.padded);
-    rows_ahead(d, values ? 2 * n : n);
-    decode_scores(p->dtype, pn->qt, pn->dp, pn->pitch, d->rows, s.padded, p->dim, pn->x, d->ahead);
+    const char *const *const ahead = d->ahead + n * (values ? 2 : 1) * pn->bc;
+    decode_scores(p->dtype, pn->qt, pn->dp, pn->pitch, d->rows, s.padded, p->dim, pn->x, ahead);
     score_tile(pn, s);
     soften_dense(f, s);
     if (!values) {
@@ -455,9 +469,8 @@ static void decode_head(decode *d, int64_t n)
         drop_tile(pn, s, false);
     }
     head_rows(d, n, &p->v, d->now.v, s.padded);
-    rows_ahead(d, 2 * n + 1);
     decode_mix(p->dtype, f->alpha, f->lowered, pn->x, pn->pitch, d->rows, s.padded, p->dim_v, f->o,
-               pn->dvp, d->ahead);
+               pn->dvp, ahead + pn->bc);
 }
 
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
@@ -467,8 +480,8 @@ static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
     for (int64_t n = 0; n < heads; n++) {
         d->head[n].o = d->head[n].ot;
     }
-    const char ***const lists[] = {&d->now.k,  &d->now.v, &d->next.k,
-                                   &d->next.v, &d->rows,  &d->ahead};
+    const char ***const lists[] = {&d->now.k, &d->now.v, &d->next.k, &d->next.v, &d->rows};
+    d->ahead = carve(from, 2 * heads * tiling->bc, sizeof *d->ahead);
     for (size_t n = 0; n < sizeof lists / sizeof lists[0]; n++) {
         *lists[n] = carve(from, tiling->bc, sizeof **lists[n]);
     }
@@ -525,32 +538,78 @@ static int64_t decode_count(const fattn_cpu_run *run)
 }
 
 /* Items of a part of the keys follow one another. */
+static decode_item item_of(const fattn_cpu_run *run, int64_t item)
+{
+    const int64_t all = run->problem->heads_k, each = heads_of_item(run);
+    const int64_t groups = (all + each - 1) / each, splits = run->tiling->splits;
+    const int64_t hk = item % groups * each;
+    return (decode_item){.b = item / groups / splits,
+                         .split = item / groups % splits,
+                         .hk = hk,
+                         .heads = fattn_min64(each, all - hk)};
+}
+
+/* The blocks of keys of a part, as far as the rows of pn look. */
+static void part_blocks(const panel *pn, const fattn_tiling *tiling, int64_t split, int64_t *first,
+                        int64_t *past)
+{
+    fattn_schedule_keys(tiling, split, first, past);
+    panel_blocks(pn, first, past);
+}
+
+/* What an item's last tile fetches: the first one of the item that this worker will probably take
+ * next. None if that has other heads. */
+static void find_upcoming(decode *d, const fattn_cpu_run *run)
+{
+    const int64_t item = fattn_cpu_upcoming(run);
+    decode_tile *const tile = &d->next;
+    panel pn = d->head->panel;
+    int64_t block, past;
+    tile->live = 0;
+    if (item >= decode_count(run)) {
+        return;
+    }
+    const decode_item it = item_of(run, item);
+    if (it.heads != d->heads || !panel_place(&pn, run, it.b, it.hk, 0, true)) {
+        return;
+    }
+    for (part_blocks(&pn, run->tiling, it.split, &block, &past); block < past; block++) {
+        const span s = span_of(&pn, block);
+        if (s.kind != FATTN_TILE_EMPTY) {
+            tile->block = block;
+            tile->live = s.live;
+            tile_rows(&pn, tile);
+            return;
+        }
+    }
+}
+
 static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_tiling *const tiling = run->tiling;
-    const int64_t all = run->problem->heads_k, each = heads_of_item(run);
-    const int64_t groups = (all + each - 1) / each, splits = tiling->splits;
-    const int64_t b = item / groups / splits, split = item / groups % splits;
-    const int64_t hk = item % groups * each;
+    const decode_item it = item_of(run, item);
     arena from = {.base = scratch};
-    decode d = {.heads = fattn_min64(each, all - hk)};
+    decode d = {.heads = it.heads};
 
     decode_layout(&d, d.heads, run->problem, tiling, &from);
     for (int64_t n = 0; n < d.heads; n++) {
-        if (!panel_open(&d.head[n].panel, run, b, hk + n, 0, true)) {
+        if (!panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true)) {
             return;
         }
-        decode_begin(&d.head[n], split);
+        decode_begin(&d.head[n], it.split);
     }
     int64_t first, past;
-    fattn_schedule_keys(tiling, split, &first, &past);
-    panel_blocks(&d.head->panel, &first, &past);
-    find_tile(&d, first, past, &d.next);
-    while (d.next.live) {
+    part_blocks(&d.head->panel, tiling, it.split, &first, &past);
+    bool more = find_tile(&d, first, past, &d.next);
+    while (more) {
         const decode_tile now = d.next;
         d.next = d.now;
         d.now = now;
-        find_tile(&d, d.now.block + 1, past, &d.next);
+        more = find_tile(&d, d.now.block + 1, past, &d.next);
+        if (!more) {
+            find_upcoming(&d, run);
+        }
+        order_ahead(&d);
         for (int64_t n = 0; n < d.heads; n++) {
             if (d.now.spans[n].kind != FATTN_TILE_EMPTY) {
                 decode_head(&d, n);
@@ -558,8 +617,9 @@ static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
         }
     }
     for (int64_t n = 0; n < d.heads; n++) {
+        const int64_t head = it.b * run->problem->heads_k + it.hk + n;
         decode_end(&d.head[n]);
-        forward_end(&d.head[n], run, ((b * all + hk + n) * splits) + split, 0);
+        forward_end(&d.head[n], run, head * tiling->splits + it.split, 0);
     }
 }
 

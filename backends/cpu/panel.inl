@@ -330,10 +330,10 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
     }
 }
 
-/* Finds the rows from number `first` on of (sequence b, key/value head hk), after the layout; in a
- * dense tile, as decoding has it, or not. False when there are none. */
-static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
-                       bool dense)
+/* Turns to the rows from number `first` on of (sequence b, key/value head hk), after the layout; in
+ * a dense tile, as decoding has it, or not. False when there are none. Writes no scratch. */
+static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
+                        bool dense)
 {
     const fattn_problem *const p = run->problem;
     pn->buf = run->buffers;
@@ -360,6 +360,17 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
                             .diagonal = pn->seq.diagonal,
                             .left = p->window_left,
                             .right = p->window_right};
+    return true;
+}
+
+/* The same, and what is to be known of each row. */
+static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
+                       bool dense)
+{
+    const fattn_problem *const p = run->problem;
+    if (!panel_place(pn, run, b, hk, first, dense)) {
+        return false;
+    }
     pn->rule = rule_of(p);
     if (p->features & FATTN_DROPOUT) {
         pn->dropout = dropout_of(p, pn->buf);

@@ -672,15 +672,36 @@ static bool all_met(const forward *f)
     return mv_all(met);
 }
 
+/* Writes o of all rows, whole vectors evenly apart, from f->o as it is. */
+static void store_rows_alike(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t size = fattn_dtype_size(p->dtype_o), step = p->o.seq * size;
+    char *const to = (char *)pn->buf->o + query_index(pn, &p->o, 0) * size;
+    switch (p->dtype_o) {
+    case FATTN_F16: rows_store(to, FATTN_F16, step, f->o, pn->rows, p->dim_v); break;
+    case FATTN_BF16: rows_store(to, FATTN_BF16, step, f->o, pn->rows, p->dim_v); break;
+    default: rows_store(to, FATTN_F32, step, f->o, pn->rows, p->dim_v); break;
+    }
+}
+
 /* The same from o as mix_rows() left it. */
 static void forward_store_rows(const forward *f)
 {
     const panel *const pn = &f->panel;
-    const bool done = !(pn->p->outputs & FATTN_OUT_O) || (f->placed && all_met(f));
-    for (int64_t r = 0; r < pn->rows && !done; r++) {
-        const bool empty = f->l[r] == 0;
-        if (empty || !f->placed) {
-            store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, 1);
+    const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
+    const bool wanted = pn->p->outputs & FATTN_OUT_O;
+    if (wanted && all_met(f) && (alike || f->placed)) {
+        if (!f->placed) {
+            store_rows_alike(f);
+        }
+    } else {
+        for (int64_t r = 0; r < pn->rows && wanted; r++) {
+            const bool empty = f->l[r] == 0;
+            if (empty || !f->placed) {
+                store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, 1);
+            }
         }
     }
     store_lse(f);

@@ -200,7 +200,15 @@ static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
     }
 }
 
-/* A vector as dtype, a literal. */
+/* A vector from and as dtype, a literal. */
+INLINE fv load_whole(fattn_dtype dtype, const void *from)
+{
+    switch (dtype) {
+    case FATTN_F16: return fv_load_f16(from);
+    case FATTN_BF16: return fv_load_bf16(from);
+    default: return fv_load(from);
+    }
+}
 INLINE void store_as(fattn_dtype dtype, void *to, fv x)
 {
     switch (dtype) {
@@ -245,6 +253,29 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
             fv_store_bf16(last, y);
         }
         memcpy(x + whole, last, (size_t)part * sizeof *x);
+    }
+}
+
+/* Rows of n numbers, whole vectors, between an array of floats, [rows][n], and one of dtype, a
+ * literal, in which they are `step` bytes apart. */
+INLINE void rows_load(float *to, fattn_dtype dtype, const char *from, int64_t step, int64_t rows,
+                      int64_t n)
+{
+    const int64_t size = dtype == FATTN_F32 ? 4 : 2;
+    for (int64_t r = 0; r < rows; r++, to += n, from += step) {
+        for (int64_t c = 0; c < n; c += FV_LANES) {
+            fv_store(to + c, load_whole(dtype, from + c * size));
+        }
+    }
+}
+INLINE void rows_store(char *to, fattn_dtype dtype, int64_t step, const float *from, int64_t rows,
+                       int64_t n)
+{
+    const int64_t size = dtype == FATTN_F32 ? 4 : 2;
+    for (int64_t r = 0; r < rows; r++, to += step, from += n) {
+        for (int64_t c = 0; c < n; c += FV_LANES) {
+            store_as(dtype, to + c * size, fv_load(from + c));
+        }
     }
 }
 
@@ -428,10 +459,21 @@ static void load_some_queries(const panel *pn, const void *tensor, const fattn_s
                               int64_t r, float *rows)
 {
     const fattn_dtype dtype = pn->p->dtype;
+    const int64_t dim = pn->p->dim;
+    if (rows_in_place(pn, dim, r)) {
+        const char *const from = element(tensor, dtype, query_index(pn, strides, r));
+        const int64_t step = strides->seq * fattn_dtype_size(dtype);
+        switch (dtype) {
+        case FATTN_F16: rows_load(rows, FATTN_F16, from, step, FV_LANES, dim); break;
+        case FATTN_BF16: rows_load(rows, FATTN_BF16, from, step, FV_LANES, dim); break;
+        default: rows_load(rows, FATTN_F32, from, step, FV_LANES, dim); break;
+        }
+        return;
+    }
     for (int64_t n = 0; n < FV_LANES; n++) {
         if (r + n < pn->rows) {
             row_load(rows + n * pn->dp, dtype,
-                     element(tensor, dtype, query_index(pn, strides, r + n)), pn->p->dim);
+                     element(tensor, dtype, query_index(pn, strides, r + n)), dim);
         } else {
             fill(rows + n * pn->dp, pn->dp, 0);
         }

@@ -585,9 +585,8 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
         f->missed++;
     }
     f->met++;
-    const bool rose = near     ? false
-                      : stored ? soften_tile(f, keys, masked, true, true)
-                               : soften_tile(f, keys, masked, false, pairs);
+    const bool rose = !near && (stored ? soften_tile(f, keys, masked, true, true)
+                                       : soften_tile(f, keys, masked, false, pairs));
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }

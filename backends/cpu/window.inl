@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weights 2^(unit (x - base)) of scores in a window around their base, at two thirds of the
+ * Weights 2^(unit (x - base)) of scores in a window around their base, at three quarters of the
  * instructions of exp2, and half a one for finding out whether all of them are in it.
  *
  *     s = unit x,  M = unit base rounded to steps of 2^-FV_STEPS
- *     t = -(s - M + WINDOW_BEGIN) WINDOW_SCALE     whose last place is a step
+ *     t = -(s - M + WINDOW_ORIGIN) WINDOW_SCALE    whose last place is a step
  *     n = s in whole steps                         exactly, from t
  *     weight = 2^(n - M) 2^(s - n) 2^(M - unit base)
  *
@@ -26,17 +26,18 @@
 #define WINDOW_DOWN 104 /* together 2^WINDOW_BITS */
 #define WINDOW_BITS 7
 
-/* The size of t is below 2^127, and of (s - M + WINDOW_BEGIN) below 2^(24 - FV_STEPS). */
+/* The size of t is below 2^127, and of (s - M + WINDOW_ORIGIN) below 2^(24 - FV_STEPS). */
 #define WINDOW_SCALE ((float)(1 << FV_STEPS) * 0x1p103f)
-#define WINDOW_BEGIN ((float)(1 << (24 - FV_STEPS)) - WINDOW_UP)
+#define WINDOW_ORIGIN ((float)(1 << (24 - FV_STEPS)) - WINDOW_UP)
 #define WINDOW_ONES (~((UINT32_C(1) << (FV_STEPS + WINDOW_BITS)) - 1) & ~(UINT32_C(1) << 24))
 
 /* Bases, and units, for which all this is exact and in range. */
 #define WINDOW_BASE 0x1p17f
 #define WINDOW_UNIT 0x1p16f
 
-/* The bits of 2^(j / 2^FV_STEPS), less the bits of t that number power 2^0, step j. The upper two
- * bits of t that are shifted in are 1. */
+/* What makes bits of 2^(j / 2^FV_STEPS) of those of t that stand for it, when these are shifted to
+ * the exponent: 2^0 is power WINDOW_DOWN of the window, the two bits above it are 1, and step j,
+ * which the numbers below lack already, is below it. */
 #define POWER(bits) ((bits) - (UINT32_C(3) << 30) - ((uint32_t)WINDOW_DOWN << 23))
 #if FV_STEPS == 5
 #define POWERS(a, b, c, d) POWER(a), POWER(b), POWER(c), POWER(d)
@@ -76,25 +77,25 @@ enum {
 
 /* For a vector of rows. */
 typedef struct window {
-    fv unit, scaled;        /* of a score, in powers of two and in t */
-    fv begin, begin_scaled; /* what is added to s */
-    fv c[1 + STEP_DEGREE];  /* 2^(M - unit base) times the polynomial, less 1 */
-    uv ones;                /* that all t so far have */
+    fv unit, scaled;          /* of a score, in powers of two and in t */
+    fv origin, origin_scaled; /* what is added to s */
+    fv c[1 + STEP_DEGREE];    /* 2^(M - unit base) times the polynomial, less 1 */
+    uv ones;                  /* that all t so far have */
 } window;
 
 /* Opens the window of a base; false where a row's is none: it has met nothing, or is too large. */
 INLINE bool window_open(window *w, float unit, fv base)
 {
-    const fv begin = fv_set1(WINDOW_BEGIN);
+    const fv origin = fv_set1(WINDOW_ORIGIN);
     w->unit = fv_set1(unit);
     w->scaled = fv_set1(-unit * WINDOW_SCALE);
-    w->begin = fv_fma(base, fv_set1(-unit), begin);
-    w->begin_scaled = fv_mul(w->begin, fv_set1(-WINDOW_SCALE));
+    w->origin = fv_fma(base, fv_set1(-unit), origin);
+    w->origin_scaled = fv_mul(w->origin, fv_set1(-WINDOW_SCALE));
     w->ones = uv_set1(UINT32_MAX);
 
     /* M, and the third factor: (1 + p)^2 = 1 + p (2 + p), as M may be off by a step where numbers
-     * as large as begin are two apart. */
-    const fv rounded = fv_sub(begin, w->begin);
+     * as large as origin are two apart. */
+    const fv rounded = fv_sub(origin, w->origin);
     const fv f = fv_mul(fv_set1(0.5f), fv_fma(base, fv_set1(-unit), rounded));
     fv p = fv_set1(window_half[HALF_DEGREE - 1]);
     for (int n = HALF_DEGREE - 2; n >= 0; n--) {
@@ -111,8 +112,8 @@ INLINE bool window_open(window *w, float unit, fv base)
 /* The weight of x, and in *place its t. */
 INLINE fv window_weight(const window *w, fv x, uv *place)
 {
-    const fv t = fv_fma(x, w->scaled, w->begin_scaled);
-    const fv minus_n = fv_fma(t, fv_set1(1 / WINDOW_SCALE), w->begin);
+    const fv t = fv_fma(x, w->scaled, w->origin_scaled);
+    const fv minus_n = fv_fma(t, fv_set1(1 / WINDOW_SCALE), w->origin);
     const fv f = fv_fma(x, w->unit, minus_n);
     *place = uv_bits(t);
     const uv power = uv_add(uv_shl(*place, 23 - FV_STEPS), uv_lookup(window_powers, *place));

@@ -31,9 +31,10 @@ typedef struct forward {
     int64_t met, missed; /* tiles, and those among them that turned out not to be near */
 
     /* Scratch that the strips share. */
-    float lowered; /* the factor of sums of lifted probabilities, or 1 */
-    float *alpha;  /* [br] */
-    float *o;      /* [br][dvp] */
+    float lowered;      /* the factor of sums of lifted probabilities, or 1 */
+    float *alpha;       /* [br] */
+    float *o;           /* [br][dvp] */
+    const char **later; /* rows to fetch; of the first strip alone */
 } forward;
 
 /* The fewest register tiles that hold the rows of decoding. */
@@ -66,12 +67,20 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
     }
 }
 
+/* Rows that a block of keys fetches for later, at most: results and queries, and what fills up the
+ * last step. */
+static int64_t later_rows(int64_t count, int64_t br, int64_t bc)
+{
+    return 2 * count * br + count * bc / FV_NK;
+}
+
 /* Returns the number of strips of a block. */
 static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                               arena *from)
 {
     const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
     strips_layout(strips, count, p, br, tiling->bc, from);
+    strips->later = carve(from, later_rows(count, br, tiling->bc), sizeof *strips->later);
     return count;
 }
 
@@ -769,6 +778,80 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
     *past = fattn_min64(*past, (fattn_max64(0, keys.past) + pn->bc - 1) / pn->bc);
 }
 
+/* --- What comes next -------------------------------------------------------------------------- */
+
+/* Blocks of keys that share what is fetched for later. */
+#define ERRAND_BLOCKS 4
+
+/* Tiles of keys among which an item has its results, and the queries of the one that this thread
+ * may do next, fetched: waiting for them took 3 % of N 1024. */
+typedef struct course {
+    panel here, next;   /* their rows alone */
+    int64_t first, end; /* blocks of keys */
+} course;
+
+/* The last block fetches nothing: a diagonal may leave little of it. Items are handed out in order,
+ * and take as long as others. */
+static void course_begin(course *way, const fattn_cpu_run *run, int64_t item, const panel *pn,
+                         int64_t begin, int64_t end)
+{
+    const fattn_tiling *const tiling = run->tiling;
+    const int64_t heads = run->problem->heads_k;
+    const fattn_work here = fattn_schedule_item(tiling, heads, item);
+    way->end = end - 1;
+    way->first = fattn_max64(begin, way->end - ERRAND_BLOCKS);
+    way->here = way->next = *pn;
+    way->here.br = way->next.br = tiling->br;
+    (void)panel_place(&way->here, run, here.batch, here.head, here.block * tiling->br, false);
+    way->next.rows = 0;
+    if (item + run->threads < tiling->items) {
+        const fattn_work next = fattn_schedule_item(tiling, heads, item + run->threads);
+        (void)panel_place(&way->next, run, next.batch, next.head, next.block * tiling->br, false);
+    }
+}
+
+/* rows[n] = where in q or o the rows of part n of `parts` of a panel are. Returns how many. */
+static int64_t list_rows(const panel *pn, int64_t n, int64_t parts, const void *tensor,
+                         fattn_dtype dtype, const fattn_strides *strides, const char **rows)
+{
+    const int64_t all = fattn_max64(0, pn->rows);
+    const int64_t first = all * n / parts, count = all * (n + 1) / parts - first;
+    int64_t i = (pn->first + first) / pn->group, g = (pn->first + first) % pn->group;
+    for (int64_t r = 0; r < count; r++) {
+        rows[r] = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
+        if (++g == pn->group) {
+            g = 0;
+            i++;
+        }
+    }
+    return count;
+}
+
+/* What the strips' products of keys fetch in a block. */
+static void set_errands(forward *strips, int64_t count, const course *way, int64_t block)
+{
+    const panel *const pn = &strips->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t n = block - way->first, parts = way->end - way->first;
+    const int64_t tiles = count * pn->bc / FV_NK;
+    const char **const rows = strips->later;
+    int64_t total = 0;
+    if (0 <= n && n < parts) {
+        total += list_rows(&way->here, n, parts, pn->buf->o, p->dtype_o, &p->o, rows);
+        total += list_rows(&way->next, n, parts, pn->buf->q, p->dtype, &p->q, rows + total);
+    }
+    const int64_t step = (total + tiles - 1) / tiles;
+    for (; total < tiles * step; total++) {
+        rows[total] = rows[0];
+    }
+    for (int64_t s = 0; s < count; s++) {
+        strips[s].panel.later = (errand){.rows = rows,
+                                         .bytes = p->dim * fattn_dtype_size(p->dtype),
+                                         .next = s * (tiles / count) * step,
+                                         .step = step};
+    }
+}
+
 /* A tile of keys for all strips. */
 INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool paired)
 {
@@ -829,7 +912,16 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
             forward_choose_rows(&strips[n]);
         }
     }
+    course way;
+    const bool errands = !paired && end - begin > 1 && run->tiling->splits == 1 &&
+                         run->problem->outputs & FATTN_OUT_O;
+    if (errands) {
+        course_begin(&way, run, item, &strips->panel, begin, end);
+    }
     for (int64_t block = begin; block < end; block++) {
+        if (errands) {
+            set_errands(strips, count, &way, block);
+        }
         forward_block(strips, count, block, paired);
     }
 

@@ -64,6 +64,7 @@ typedef struct panel {
     /* Scratch that each kernel lays out as its products want it. */
     float *q, *qt;          /* [br][dp], [dp][br] */
     float *x;               /* [bc][br] scores, then probabilities */
+    errand later;           /* for products of keys */
     float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
 } panel;
 
@@ -113,6 +114,7 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->dp = vectors_of(p->dim) * FV_LANES;
     pn->dvp = vectors_of(p->dim_v) * FV_LANES;
     pn->masked = is_masked(p);
+    pn->later = NO_ERRAND;
 
     pn->at = carve(from, br, sizeof(float));
     pn->lo = carve(from, br, sizeof(float));
@@ -415,11 +417,16 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     return true;
 }
 
-/* Index in q, o, dout or dq of the first channel of row r. */
+/* Index in q, o, dout or dq of the first channel of query i and head h. */
+static int64_t row_index(const panel *pn, const fattn_strides *s, int64_t i, int64_t h)
+{
+    return pn->seq.q_batch * s->batch + (pn->seq.q_row + i) * s->seq + h * s->head;
+}
+
+/* The same of row r. */
 static int64_t query_index(const panel *pn, const fattn_strides *s, int64_t r)
 {
-    return pn->seq.q_batch * s->batch + (pn->seq.q_row + pn->row[r].i) * s->seq +
-           pn->row[r].h * s->head;
+    return row_index(pn, s, pn->row[r].i, pn->row[r].h);
 }
 
 /* Index in k, v, dk or dv of the first channel of key j. */
@@ -572,7 +579,9 @@ static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t past = keys_seen(pn, s, r + FV_LANES);
         if (past > j) {
-            product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width);
+            errand later = pn->later;
+            later.next += j / FV_NK * later.step;
+            product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
             j = past;
         }
     }

@@ -65,6 +65,25 @@ static inline fv ff_muladd(ff a, int n, fv b, fv c)
 enum { ROWS_UNROLL = FV_FACTORS == 1 && FV_NK > 4 ? 4 : 1 };
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
 
+/* Rows of `bytes` bytes to fetch into the second-level cache, from number `next` on, `step` of them
+ * before each register tile: so few that the processor can have all their lines on their way. */
+typedef struct errand {
+    const char *const *rows;
+    int64_t bytes, next, step;
+} errand;
+
+#define NO_ERRAND ((errand){.step = 0})
+
+static void errand_run(errand *e)
+{
+    for (int64_t n = 0; n < e->step; n++) {
+        const char *const row = e->rows[e->next++];
+        for (int64_t byte = 0; byte < e->bytes; byte += CACHE_LINE) {
+            __builtin_prefetch(row + byte, 0, 2);
+        }
+    }
+}
+
 /* Vectors of the next register tile: one alone is slow, so four, say, are not three and one. */
 static int64_t tile_vectors(int64_t columns)
 {
@@ -160,14 +179,15 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
 
 /*
  * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows and columns
- * from `first` on.
+ * from `first` on; register tiles of the first columns run the errand.
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
  * padded.
  * Not cloned: gcc, told what `times` is, keeps some sums on the stack.
  */
 static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a,
                                           int64_t depth, const WORD *b, int64_t b_stride,
-                                          float *const *c, int64_t first, int64_t columns)
+                                          float *const *c, int64_t first, int64_t columns,
+                                          errand later)
 {
     int64_t vectors;
     for (int64_t column = first; column < columns; column += vectors * FV_LANES) {
@@ -176,12 +196,14 @@ static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD 
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
             const WORD *const *const ahead = a + (k + FV_NK < rows ? k + FV_NK : k);
+            errand_run(&later);
 #define TILE(nq)       \
     PRODUCT(rows_tile) \
     (nq, last, times, a + k, ahead, depth, b + column, b_stride, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
+        later = NO_ERRAND;
     }
 }
 

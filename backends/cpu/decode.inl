@@ -386,6 +386,9 @@ static void head_rows(decode *d, int64_t n, const fattn_strides *strides, const 
     }
 }
 
+/* Tensors whose rows are read. */
+static int64_t kinds_of(const fattn_problem *p) { return p->outputs & FATTN_OUT_O ? 2 : 1; }
+
 /* Places of the next tile's keys of a head, or of all that share pages: not two in one page. A
  * power of two, as parts of a tile must be. */
 static int64_t places_of(const decode *d)
@@ -401,37 +404,45 @@ static int64_t places_of(const decode *d)
     return places;
 }
 
-/* to[n stride] = from[n] + offset. */
-static void lay_rows(const char **to, int64_t stride, const char *const *from, int64_t count,
-                     int64_t offset)
+/* to[n stride] = from[n]. */
+static void lay_rows(const char **to, int64_t stride, const char *const *from, int64_t count)
 {
+#pragma GCC unroll 8
     for (int64_t n = 0; n < count; n++) {
-        to[n * stride] = from[n] + offset;
+        to[n * stride] = from[n];
     }
 }
 
-/* d->ahead = rows of the next tile: a key and a value from each place by turns, and then the one
- * after it in memory; zeros past the last. */
+/* d->ahead = rows of the next tile: a key and a value from each place by turns, head by head, and
+ * then those after them. Where there are no more, the last ones, or zeros. */
 static void order_ahead(decode *d)
 {
     const panel *const pn = &d->head->panel;
     const fattn_problem *const p = pn->p;
-    const bool neighbours = heads_are_neighbours(p);
     const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live, heads = d->heads;
     const int64_t places = places_of(d), part = (live + places - 1) / places;
-    const int64_t kinds = p->outputs & FATTN_OUT_O ? 2 : 1, turn = heads * places * kinds;
-    const int64_t head_step = (neighbours ? places : 1) * kinds;
-    const int64_t place_step = (neighbours ? 1 : heads) * kinds;
-    for (int64_t n = 0; live < pn->bc && n < heads * pn->bc * kinds; n++) {
-        d->ahead[n] = (const char *)pn->zeros;
+    const int64_t kinds = kinds_of(p), round = kinds * places;
+    int64_t step[2 * FETCH_PLACES]; /* from one head to the next */
+    for (int64_t n = 0; n < round; n++) {
+        step[n] = (n % kinds ? p->v.head : p->k.head) * size;
     }
-    for (int64_t h = 0; h < heads; h++) {
-        for (int64_t n = 0; n < places; n++) {
-            const int64_t first = n * part, count = fattn_min64(part, live - first);
-            const char **const to = d->ahead + h * head_step + n * place_step;
-            lay_rows(to, turn, d->next.k + first, count, h * p->k.head * size);
-            if (kinds == 2) {
-                lay_rows(to + 1, turn, d->next.v + first, count, h * p->v.head * size);
+    for (int64_t n = 0; live < pn->bc && n < heads * kinds * pn->bc; n++) {
+        d->ahead[n] = live == 0   ? (const char *)pn->zeros
+                      : n % kinds ? d->next.v[live - 1]
+                                  : d->next.k[live - 1];
+    }
+    for (int64_t n = 0; n < places; n++) {
+        const int64_t first = n * part, count = fattn_min64(part, live - first);
+        lay_rows(d->ahead + kinds * n, heads * round, d->next.k + first, count);
+        if (kinds == 2) {
+            lay_rows(d->ahead + kinds * n + 1, heads * round, d->next.v + first, count);
+        }
+    }
+    for (int64_t j = 0; j < part; j++) {
+        const char **at = d->ahead + j * heads * round;
+        for (int64_t h = 1; h < heads; h++, at += round) {
+            for (int64_t n = 0; n < round; n++) {
+                at[round + n] = at[n] + step[n];
             }
         }
     }
@@ -458,7 +469,7 @@ static void decode_head(decode *d, int64_t n)
     const bool values = p->outputs & FATTN_OUT_O;
 
     head_rows(d, n, &p->k, d->now.k, s.padded);
-    const char *const *const ahead = d->ahead + n * (values ? 2 : 1) * pn->bc;
+    const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
     decode_scores(p->dtype, pn->qt, pn->dp, pn->pitch, d->rows, s.padded, p->dim, pn->x, ahead);
     score_tile(pn, s);
     soften_dense(f, s);
@@ -481,7 +492,7 @@ static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
         d->head[n].o = d->head[n].ot;
     }
     const char ***const lists[] = {&d->now.k, &d->now.v, &d->next.k, &d->next.v, &d->rows};
-    d->ahead = carve(from, 2 * heads * tiling->bc, sizeof *d->ahead);
+    d->ahead = carve(from, kinds_of(p) * heads * tiling->bc, sizeof *d->ahead);
     for (size_t n = 0; n < sizeof lists / sizeof lists[0]; n++) {
         *lists[n] = carve(from, tiling->bc, sizeof **lists[n]);
     }
@@ -648,13 +659,13 @@ static bool decode_pays(const fattn_problem *p)
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};
 
-/* This tile of keys of all heads, and the next one, in half of the cache: what is fetched ahead by
- * the processor itself needs room, too. */
+/* This tile of keys of all heads, the next one, and room for what the processor fetches ahead by
+ * itself. */
 static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
-    return decode_scratch(p, &tiling) + 2 * 2 * tile.bc * heads_most(p) * key;
+    return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
 }
 
 static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tiling)

@@ -517,7 +517,7 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
         }
         if (j > first) { /* only rows from r on see them */
             product_rows(1 / lift_of(pn->p), j - first, g->seen + first, pn->width - r,
-                         rows + r * rows_stride, rows_stride, g->out + first, 0, dim, NO_ERRAND);
+                         rows + r * rows_stride, rows_stride, g->out + first, 0, dim, NO_PREFETCH);
         }
     }
 }

@@ -781,32 +781,32 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
 /* --- What comes next -------------------------------------------------------------------------- */
 
 /* Blocks of keys that share what is fetched for later. */
-#define ERRAND_BLOCKS 4
+#define PREFETCH_BLOCKS 4
 
 /* Tiles of keys among which an item has its results, and the queries of the one that this thread
  * may do next, fetched: waiting for them took 3 % of N 1024. */
-typedef struct course {
+typedef struct prefetch_plan {
     panel here, next;   /* their rows alone */
     int64_t first, end; /* blocks of keys */
-} course;
+} prefetch_plan;
 
 /* The last block fetches nothing: a diagonal may leave little of it. Items are handed out in order,
  * and take as long as others. */
-static void course_begin(course *way, const fattn_cpu_run *run, int64_t item, const panel *pn,
-                         int64_t begin, int64_t end)
+static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
+                               const panel *pn, int64_t begin, int64_t end)
 {
     const fattn_tiling *const tiling = run->tiling;
     const int64_t heads = run->problem->heads_k;
     const fattn_work here = fattn_schedule_item(tiling, heads, item);
-    way->end = end - 1;
-    way->first = fattn_max64(begin, way->end - ERRAND_BLOCKS);
-    way->here = way->next = *pn;
-    way->here.br = way->next.br = tiling->br;
-    (void)panel_place(&way->here, run, here.batch, here.head, here.block * tiling->br, false);
-    way->next.rows = 0;
+    plan->end = end - 1;
+    plan->first = fattn_max64(begin, plan->end - PREFETCH_BLOCKS);
+    plan->here = plan->next = *pn;
+    plan->here.br = plan->next.br = tiling->br;
+    (void)panel_place(&plan->here, run, here.batch, here.head, here.block * tiling->br, false);
+    plan->next.rows = 0;
     if (item + run->threads < tiling->items) {
         const fattn_work next = fattn_schedule_item(tiling, heads, item + run->threads);
-        (void)panel_place(&way->next, run, next.batch, next.head, next.block * tiling->br, false);
+        (void)panel_place(&plan->next, run, next.batch, next.head, next.block * tiling->br, false);
     }
 }
 
@@ -828,27 +828,28 @@ static int64_t list_rows(const panel *pn, int64_t n, int64_t parts, const void *
 }
 
 /* What the strips' products of keys fetch in a block. */
-static void set_errands(forward *strips, int64_t count, const course *way, int64_t block)
+static void list_prefetches(forward *strips, int64_t count, const prefetch_plan *plan,
+                            int64_t block)
 {
     const panel *const pn = &strips->panel;
     const fattn_problem *const p = pn->p;
-    const int64_t n = block - way->first, parts = way->end - way->first;
+    const int64_t n = block - plan->first, parts = plan->end - plan->first;
     const int64_t tiles = count * pn->bc / FV_NK;
     const char **const rows = strips->later;
     int64_t total = 0;
     if (0 <= n && n < parts) {
-        total += list_rows(&way->here, n, parts, pn->buf->o, p->dtype_o, &p->o, rows);
-        total += list_rows(&way->next, n, parts, pn->buf->q, p->dtype, &p->q, rows + total);
+        total += list_rows(&plan->here, n, parts, pn->buf->o, p->dtype_o, &p->o, rows);
+        total += list_rows(&plan->next, n, parts, pn->buf->q, p->dtype, &p->q, rows + total);
     }
     const int64_t step = (total + tiles - 1) / tiles;
     for (; total < tiles * step; total++) {
         rows[total] = rows[0];
     }
     for (int64_t s = 0; s < count; s++) {
-        strips[s].panel.later = (errand){.rows = rows,
-                                         .bytes = p->dim * fattn_dtype_size(p->dtype),
-                                         .next = s * (tiles / count) * step,
-                                         .step = step};
+        strips[s].panel.later = (prefetch_list){.rows = rows,
+                                                .bytes = p->dim * fattn_dtype_size(p->dtype),
+                                                .next = s * (tiles / count) * step,
+                                                .step = step};
     }
 }
 
@@ -912,15 +913,15 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
             forward_choose_rows(&strips[n]);
         }
     }
-    course way;
-    const bool errands = !paired && end - begin > 1 && run->tiling->splits == 1 &&
+    prefetch_plan ahead;
+    const bool fetches = !paired && end - begin > 1 && run->tiling->splits == 1 &&
                          run->problem->outputs & FATTN_OUT_O;
-    if (errands) {
-        course_begin(&way, run, item, &strips->panel, begin, end);
+    if (fetches) {
+        prefetch_plan_open(&ahead, run, item, &strips->panel, begin, end);
     }
     for (int64_t block = begin; block < end; block++) {
-        if (errands) {
-            set_errands(strips, count, &way, block);
+        if (fetches) {
+            list_prefetches(strips, count, &ahead, block);
         }
         forward_block(strips, count, block, paired);
     }

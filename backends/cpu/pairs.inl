@@ -231,7 +231,7 @@ static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride
                        int64_t columns)
 {
     (void)a_stride, (void)c_stride;
-    product_rows_pairs(0, rows, a, depth, (const void *)b, b_stride, c, 0, columns, NO_ERRAND);
+    product_rows_pairs(0, rows, a, depth, (const void *)b, b_stride, c, 0, columns, NO_PREFETCH);
 }
 
 static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,

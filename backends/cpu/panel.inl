@@ -64,7 +64,7 @@ typedef struct panel {
     /* Scratch that each kernel lays out as its products want it. */
     float *q, *qt;          /* [br][dp], [dp][br] */
     float *x;               /* [bc][br] scores, then probabilities */
-    errand later;           /* for products of keys */
+    prefetch_list later;    /* for products of keys */
     float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
 } panel;
 
@@ -114,7 +114,7 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->dp = vectors_of(p->dim) * FV_LANES;
     pn->dvp = vectors_of(p->dim_v) * FV_LANES;
     pn->masked = is_masked(p);
-    pn->later = NO_ERRAND;
+    pn->later = NO_PREFETCH;
 
     pn->at = carve(from, br, sizeof(float));
     pn->lo = carve(from, br, sizeof(float));
@@ -579,7 +579,7 @@ static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t past = keys_seen(pn, s, r + FV_LANES);
         if (past > j) {
-            errand later = pn->later;
+            prefetch_list later = pn->later;
             later.next += j / FV_NK * later.step;
             product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
             j = past;

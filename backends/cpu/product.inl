@@ -67,14 +67,14 @@ _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole gro
 
 /* Rows of `bytes` bytes to fetch into the second-level cache, from number `next` on, `step` of them
  * before each register tile: so few that the processor can have all their lines on their way. */
-typedef struct errand {
+typedef struct prefetch_list {
     const char *const *rows;
     int64_t bytes, next, step;
-} errand;
+} prefetch_list;
 
-#define NO_ERRAND ((errand){.step = 0})
+#define NO_PREFETCH ((prefetch_list){.step = 0})
 
-static void errand_run(errand *e)
+static void prefetch_step(prefetch_list *e)
 {
     for (int64_t n = 0; n < e->step; n++) {
         const char *const row = e->rows[e->next++];
@@ -179,7 +179,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
 
 /*
  * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows and columns
- * from `first` on; register tiles of the first columns run the errand.
+ * from `first` on; register tiles of the first columns take a step of `later` each.
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
  * padded.
  * Not cloned: gcc, told what `times` is, keeps some sums on the stack.
@@ -187,7 +187,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
 static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a,
                                           int64_t depth, const WORD *b, int64_t b_stride,
                                           float *const *c, int64_t first, int64_t columns,
-                                          errand later)
+                                          prefetch_list later)
 {
     int64_t vectors;
     for (int64_t column = first; column < columns; column += vectors * FV_LANES) {
@@ -196,14 +196,14 @@ static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD 
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
             const WORD *const *const ahead = a + (k + FV_NK < rows ? k + FV_NK : k);
-            errand_run(&later);
+            prefetch_step(&later);
 #define TILE(nq)       \
     PRODUCT(rows_tile) \
     (nq, last, times, a + k, ahead, depth, b + column, b_stride, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
-        later = NO_ERRAND;
+        later = NO_PREFETCH;
     }
 }
 

@@ -511,18 +511,15 @@ static double largest_of(const trial *t, draw_id id, int64_t heads, int64_t dim)
     return largest;
 }
 
-/* The same for gradients: of every pair that an entry sums up a probability below the normal range,
- * and of dS what is below it, since additions to memory that others add to take that as 0. On a
- * CPU probabilities alone, of bf16. */
+/* The same for gradients on GPUs: of every pair that an entry sums up a probability below the
+ * normal range, and of dS what is below it, since additions to memory that others add to take that
+ * as 0. */
 static double lost_pairs(const trial *t, const output *out)
 {
     const fattn_problem *const p = &t->truth->problem;
     const bool wide = p->dtype == FATTN_F32 || p->dtype == FATTN_F64;
     const bool on_host = t->k->device->backend->host_memory;
-    if (wide || p->op != FATTN_BACKWARD || p->batch == 0) {
-        return 0;
-    }
-    if (on_host && (p->dtype != FATTN_BF16 || out->id != DRAW_DV)) {
+    if (wide || on_host || p->op != FATTN_BACKWARD || p->batch == 0) {
         return 0;
     }
     const double dout = largest_of(t, DRAW_DOUT, p->heads_q, p->dim_v);

@@ -125,12 +125,14 @@ static void load_rows_pairs(backward *g)
     }
 }
 
-/* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16. */
+/* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16, and
+ * LIFT times as large: a sink or a mask may leave rows only probabilities below the normal range,
+ * which products of pairs drop. */
 INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t columns, unsigned terms,
                                 bool drops, bool keeps_ds)
 {
     const panel *const pn = &g->panel;
-    const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(g->lowered);
+    const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(g->lowered / LIFT);
     for (int64_t j = 0; j < s.padded; j += 2) {
         for (int64_t r = 0; r < columns; r += FV_LANES) {
             const fv lse = fv_load(g->lse + first + r), rest = fv_load(g->rest + first + r);
@@ -144,7 +146,7 @@ INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t colu
                 const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + from), pair, &slope);
                 const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
                 const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
-                weight[n] = fv_exp2_from(power, LEAST_NORMAL, 1);
+                weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
                 ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(g->dp + from)), delta));
                 weight[n] = fv_mul(z, weight[n]);
                 if (keeps_ds) {
@@ -261,12 +263,12 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
         add_dbias(g, s);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        add_keys_pairs(g, s, seen, g->p16_rows, g->dout_zipped, g->lowered_dv, buf->dv, &p->dv,
-                       p->dim_v, g->shared.dv, pn->dvp, before);
+        add_keys_pairs(g, s, seen, g->p16_rows, g->dout_zipped, g->lowered_dv / LIFT, buf->dv,
+                       &p->dv, p->dim_v, g->shared.dv, pn->dvp, before);
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys_pairs(g, s, seen, g->ds16_rows, g->q_zipped, pn->rule.scale * g->lowered, buf->dk,
-                       &p->dk, p->dim, g->shared.dk, pn->dp, before);
+        add_keys_pairs(g, s, seen, g->ds16_rows, g->q_zipped, pn->rule.scale * (g->lowered / LIFT),
+                       buf->dk, &p->dk, p->dim, g->shared.dk, pn->dp, before);
     }
 }
 

@@ -98,7 +98,7 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
         }
     }
     for (int64_t r = 0; r < pn->rows && wants(p, FATTN_OUT_DQ); r += FV_LANES) {
-        store_dq(g, r, pairs ? pn->rule.scale * g->lowered : 1 / lift_of(p));
+        store_dq(g, r, pairs ? pn->rule.scale * (g->lowered / LIFT) : 1 / lift_of(p));
     }
 }
 

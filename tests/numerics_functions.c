@@ -104,10 +104,10 @@ static worst measure_exp2_from(float first, float last, uint32_t step)
 }
 
 /* Weights of all x in the window of a base, times unit; whether all are found to be in it, and all
- * that are outside not to be. What is within half a step of its ends may be either. */
+ * that are outside not to be. What is within a step of its ends may be either. */
 static worst measure_window(float base, float unit, uint32_t step, bool *judged)
 {
-    const double half = ldexp(1, -FV_STEPS - 1);
+    const double step_size = ldexp(1, -FV_STEPS);
     worst w = {0, 0};
     window at;
     *judged = window_open(&at, unit, fv_set1(base));
@@ -122,8 +122,8 @@ static worst measure_window(float base, float unit, uint32_t step, bool *judged)
             for (int n = 0; n < FV_LANES; n++) {
                 const double power = (double)unit * ((double)x[n] - (double)base);
                 const double exact = exp2(power);
-                inside += power > -WINDOW_DOWN + 2 * half && power < WINDOW_UP - 2 * half;
-                outside += power < -WINDOW_DOWN - 2 * half || power > WINDOW_UP + 2 * half;
+                inside += power > -WINDOW_DOWN + step_size && power < WINDOW_UP - step_size;
+                outside += power < -WINDOW_DOWN - step_size || power > WINDOW_UP + step_size;
                 if (inside == n + 1) {
                     grow(&w, fabs((double)y[n] - exact) / ulp(exact), x[n]);
                 }

@@ -465,6 +465,13 @@ static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
     }
 }
 
+/* Row r of o where it belongs. */
+static void *row_of_o(const panel *pn, int64_t r)
+{
+    const fattn_problem *const p = pn->p;
+    return (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
+}
+
 /* o = P V, from nothing, where o lies or in scratch: P is normalised before. */
 static void mix_rows(forward *f, span s)
 {
@@ -477,7 +484,7 @@ static void mix_rows(forward *f, span s)
     }
     f->placed = p->dtype_o == FATTN_F32 && p->dim_v % FV_LANES == 0 && pn->group == 1 &&
                 pn->rows == rows && f->lowered == 1;
-    float *const o = f->placed ? (float *)pn->buf->o + query_index(pn, &p->o, 0) : f->o;
+    float *const o = f->placed ? row_of_o(pn, 0) : f->o;
     const int64_t o_stride = f->placed ? p->o.seq : pn->dvp;
     product_columns(rows, true, NULL, (const float *const *)pn->x_rows, s.live, pn->v[0], v_stride,
                     o, o_stride, p->dim_v);
@@ -648,9 +655,7 @@ static void store_lse(const forward *f)
 static void store_row(const panel *pn, int64_t r, const float *from, float factor)
 {
     const fattn_problem *const p = pn->p;
-    char *const o = pn->buf->o;
-    row_store(o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o), p->dtype_o, from,
-              p->dim_v, factor);
+    row_store(row_of_o(pn, r), p->dtype_o, from, p->dim_v, factor);
 }
 
 /* Writes o and lse of the panel's rows from m, l and the unnormalised o. */
@@ -685,8 +690,8 @@ static void store_rows_alike(const forward *f)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    const int64_t size = fattn_dtype_size(p->dtype_o), step = p->o.seq * size;
-    char *const to = (char *)pn->buf->o + query_index(pn, &p->o, 0) * size;
+    const int64_t step = p->o.seq * fattn_dtype_size(p->dtype_o);
+    char *const to = row_of_o(pn, 0);
     switch (p->dtype_o) {
     case FATTN_F16: rows_store(to, FATTN_F16, step, f->o, pn->rows, p->dim_v); break;
     case FATTN_BF16: rows_store(to, FATTN_BF16, step, f->o, pn->rows, p->dim_v); break;
@@ -745,8 +750,7 @@ static void forward_store_columns(forward *f)
     const fattn_problem *const p = pn->p;
     for (int64_t r = 0; r < pn->width && p->outputs & FATTN_OUT_O; r += FV_LANES) {
         if (rows_in_place(pn, p->dim_v, r)) {
-            char *const to =
-                (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
+            void *const to = row_of_o(pn, r);
             switch (p->dtype_o) {
             case FATTN_F16: rows_of_columns(f, r, FATTN_F16, to, p->o.seq); break;
             case FATTN_BF16: rows_of_columns(f, r, FATTN_BF16, to, p->o.seq); break;

@@ -443,7 +443,7 @@ static void load_rows(backward *g)
     }
 }
 
-/* What P and dS are multiplied by: distances of ALiBi give small ones (forward.inl). */
+/* What P and dS are multiplied by: distances of ALiBi give small ones (soften.inl). */
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
 /* Scores in x and dP in dp become Z P and dS', lifted; ds gets dS where dbias is wanted. */

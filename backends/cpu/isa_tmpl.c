@@ -75,6 +75,18 @@ static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
 #include "backends/cpu/window.inl"
 
+#include "backends/cpu/strip.inl"
+
+#include "backends/cpu/soften.inl"
+
+#include "backends/cpu/small.inl"
+
+#include "backends/cpu/store.inl"
+
+#include "backends/cpu/parts.inl"
+
+#include "backends/cpu/ahead.inl"
+
 #include "backends/cpu/forward.inl"
 
 #include "backends/cpu/decode.inl"

@@ -170,6 +170,16 @@ static void fill(float *to, int64_t n, float x)
     }
 }
 
+/* x *= f for some rows of floats, padded to vectors. */
+static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < n; c += FV_LANES) {
+            fv_store(x + r * stride + c, fv_mul(f, fv_load(x + r * stride + c)));
+        }
+    }
+}
+
 /* to[0 .. n) = from[0 .. n), and zeros up to whole vectors. */
 static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
 {
@@ -559,6 +569,14 @@ static span span_of(const panel *pn, int64_t block)
     s.kept.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
     s.kept.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);
     return s;
+}
+
+/* Key blocks first .. past - 1 of those that the panel's rows may see. */
+static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
+{
+    const fattn_range keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
+    *first = fattn_max64(*first, keys.first / pn->bc);
+    *past = fattn_min64(*past, (fattn_max64(0, keys.past) + pn->bc - 1) / pn->bc);
 }
 
 /* The keys of the tile, as whole steps of products, that some row before `past` may see: where the

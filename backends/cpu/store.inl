@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The results of a strip, o and lse, from m, l and o as its products left it: rows or columns, sums
+ * or quotients, in scratch or where it belongs. A row that has met no key is zeros.
+ */
+
+/* Writes lse of the panel's rows. */
+static void store_lse(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    float *const to = pn->buf->lse;
+    int64_t head = 0; /* where lse of a row's head begins */
+    if (!(p->outputs & FATTN_OUT_LSE)) {
+        return;
+    }
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fv lse = fattn_softmax_lse(state_load(f, r), fv_set1(pn->rule.natural));
+        fv_store(f->alpha + r, lse);
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (r == 0 || pn->group > 1) {
+            head = fattn_lse_index(p, &pn->seq, pn->b, pn->row[r].h);
+        }
+        to[head + pn->row[r].i] = f->alpha[r];
+    }
+}
+
+/* Writes o, of which from is row r, times factor. */
+static void store_row(const panel *pn, int64_t r, const float *from, float factor)
+{
+    const fattn_problem *const p = pn->p;
+    row_store(row_of_o(pn, r), p->dtype_o, from, p->dim_v, factor);
+}
+
+/* Writes o and lse of the panel's rows from m, l and the unnormalised o. */
+static void forward_store(forward *f)
+{
+    const panel *const pn = &f->panel;
+    if (pn->p->outputs & FATTN_OUT_O) {
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+        }
+        for (int64_t r = 0; r < pn->rows; r++) {
+            const bool empty = f->l[r] == 0; /* selected: o may hold 0 * inf */
+            store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, f->alpha[r]);
+        }
+    }
+    store_lse(f);
+}
+
+/* Whether each row has met a key; false also for a NaN. */
+static bool all_met(const forward *f)
+{
+    const fv zero = fv_set1(0);
+    mv met = fv_eq(zero, zero);
+    for (int64_t r = 0; r < f->panel.width; r += FV_LANES) {
+        met = mv_and(met, fv_lt(zero, fv_load(f->l + r)));
+    }
+    return mv_all(met);
+}
+
+/* Writes o of all rows, whole vectors evenly apart, from f->o as it is. */
+static void store_rows_alike(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t step = p->o.seq * fattn_dtype_size(p->dtype_o);
+    char *const to = row_of_o(pn, 0);
+    switch (p->dtype_o) {
+    case FATTN_F16: rows_store(to, FATTN_F16, step, f->o, pn->rows, p->dim_v); break;
+    case FATTN_BF16: rows_store(to, FATTN_BF16, step, f->o, pn->rows, p->dim_v); break;
+    default: rows_store(to, FATTN_F32, step, f->o, pn->rows, p->dim_v); break;
+    }
+}
+
+/* The same from o as mix_rows() left it. */
+static void forward_store_rows(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
+    const bool wanted = pn->p->outputs & FATTN_OUT_O;
+    if (wanted && all_met(f) && (alike || f->placed)) {
+        if (!f->placed) {
+            store_rows_alike(f);
+        }
+    } else {
+        for (int64_t r = 0; r < pn->rows && wanted; r++) {
+            const bool empty = f->l[r] == 0;
+            if (empty || !f->placed) {
+                store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, 1);
+            }
+        }
+    }
+    store_lse(f);
+}
+
+/* to[n] = row r + n of o for n < FV_LANES, from squares of columns. dtype: a literal; stride: in
+ * elements */
+INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void *to,
+                            int64_t stride)
+{
+    const panel *const pn = &f->panel;
+    const int64_t size = fattn_dtype_size(dtype);
+    fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+    for (int64_t c = 0; c < pn->p->dim_v; c += FV_LANES) {
+        char *at = (char *)to + c * size;
+        fv x[FV_LANES];
+        fv_load_turned(f->ot + c * pn->br + r, pn->br, x);
+        for (int n = 0; n < FV_LANES; n++, at += stride * size) {
+            store_as(dtype, at, fv_mul(fv_set1(f->alpha[r + n]), x[n]));
+        }
+    }
+    for (int n = 0; n < FV_LANES; n++) {
+        if (f->l[r + n] == 0) { /* o may hold 0 * inf */
+            memset((char *)to + n * stride * size, 0, (size_t)(pn->p->dim_v * size));
+        }
+    }
+}
+
+/* As forward_store(), from o as columns, where there are no parts to meet. */
+static void forward_store_columns(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    for (int64_t r = 0; r < pn->width && p->outputs & FATTN_OUT_O; r += FV_LANES) {
+        if (rows_in_place(pn, p->dim_v, r)) {
+            void *const to = row_of_o(pn, r);
+            switch (p->dtype_o) {
+            case FATTN_F16: rows_of_columns(f, r, FATTN_F16, to, p->o.seq); break;
+            case FATTN_BF16: rows_of_columns(f, r, FATTN_BF16, to, p->o.seq); break;
+            default: rows_of_columns(f, r, FATTN_F32, to, p->o.seq); break;
+            }
+            continue;
+        }
+        rows_of_columns(f, r, FATTN_F32, f->o, pn->dvp);
+        for (int64_t n = 0; n < fattn_min64(FV_LANES, pn->rows - r); n++) {
+            store_row(pn, r + n, f->o + n * pn->dvp, 1);
+        }
+    }
+    store_lse(f);
+}

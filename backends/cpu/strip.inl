@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A strip: a panel of one register tile's width on its way through forward or decoding, with what
+ * it carries from one tile of keys to the next: {m, l} of its rows and o, as columns or as rows.
+ * Strips of a block lie in one scratch, parts of which they share.
+ */
+
+typedef struct forward {
+    panel panel;
+    float *m, *l; /* [br] */
+    float *ot;    /* [dvp][br] */
+
+    bool few;     /* keys: channels are in the lanes of scores, and queries are not turned */
+    bool fresh;   /* ot holds nothing yet */
+    bool by_rows; /* ot is o: [br][dvp], normalised */
+    bool placed;  /* but o lies where it belongs */
+
+    bool narrow;         /* the last tile whose range was looked for had no small weights */
+    int64_t met, missed; /* tiles, and those among them that turned out not to be near */
+
+    /* Scratch that the strips share. */
+    float lowered;      /* the factor of sums of lifted probabilities, or 1 */
+    float *alpha;       /* [br] */
+    float *o;           /* [br][dvp] */
+    const char **later; /* rows to fetch; of the first strip alone */
+} forward;
+
+/* The fewest register tiles that hold the rows of decoding. */
+#define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
+#define BLOCK_ROWS TILE_ROWS(384) /* most rows of a block */
+#define BLOCK_KEYS 128            /* of a tile, if they fit */
+#define STRIPS (BLOCK_ROWS / STRIP_ROWS)
+_Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
+
+/* --- Scratch ---------------------------------------------------------------------------------- */
+
+/* `count` strips of br rows. */
+static void strips_layout(forward *strips, int64_t count, const fattn_problem *p, int64_t br,
+                          int64_t bc, arena *from)
+{
+    panel_layout(&strips->panel, p, br, bc, from);
+    panel_layout_keys(&strips->panel, from);
+    strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
+    strips->panel.x = carve(from, br * bc, sizeof(float));
+    strips->alpha = carve(from, br, sizeof(float));
+    strips->o = carve(from, br * strips->panel.dvp, sizeof(float));
+    for (int64_t n = 0; n < count; n++) {
+        forward *const f = &strips[n];
+        if (n > 0) {
+            *f = strips[0];
+        }
+        panel_layout_rows(&f->panel, from);
+        f->panel.qt = carve(from, br * f->panel.dp, sizeof(float));
+        f->m = carve(from, br, sizeof(float));
+        f->l = carve(from, br, sizeof(float));
+        f->ot = carve(from, br * f->panel.dvp, sizeof(float));
+    }
+}
+
+/* Rows that a block of keys fetches for later, at most: results and queries, and what fills up the
+ * last step. */
+static int64_t later_rows(int64_t count, int64_t br, int64_t bc)
+{
+    return 2 * count * br + count * bc / FV_NK;
+}
+
+/* Returns the number of strips of a block. */
+static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                              arena *from)
+{
+    const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
+    strips_layout(strips, count, p, br, tiling->bc, from);
+    strips->later = carve(from, later_rows(count, br, tiling->bc), sizeof *strips->later);
+    return count;
+}
+
+/* Opens the strips of a block of rows; returns how many have any. */
+static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run *run,
+                            fattn_work work)
+{
+    int64_t n = 0;
+    const int64_t steps = run->problem->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
+    point_rows(strips->panel.x_rows, fattn_min64(strips->panel.bc, steps * PAIRS_STEP),
+               strips->panel.x, strips->panel.br);
+    while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
+                                   work.block * run->tiling->br + n * strips->panel.br, false)) {
+        n++;
+    }
+    return n;
+}
+
+static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    forward strips[STRIPS];
+    arena from = {0};
+    (void)forward_layout(strips, p, tiling, &from);
+    return from.used;
+}
+
+/* --- State ------------------------------------------------------------------------------------ */
+
+static fattn_softmax state_load(const forward *f, int64_t r)
+{
+    return (fattn_softmax){.m = fv_load(f->m + r), .l = fv_load(f->l + r)};
+}
+
+static void state_store(forward *f, int64_t r, fattn_softmax state)
+{
+    fv_store(f->m + r, state.m);
+    fv_store(f->l + r, state.l);
+}
+
+/* Nothing met but the sink, which belongs to the first part. */
+static void state_begin(forward *f, int64_t split)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        state_store(f, r, fattn_softmax_empty());
+    }
+    if (p->features & FATTN_SINK && split == 0) {
+        const float *const sink = pn->buf->sink;
+        for (int64_t r = 0; r < pn->width; r++) {
+            f->alpha[r] = sink[pn->row[r].h];
+        }
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            state_store(f, r, fattn_softmax_sink(fv_load(f->alpha + r)));
+        }
+    }
+}
+
+/* Row r of o where it belongs. */
+static void *row_of_o(const panel *pn, int64_t r)
+{
+    const fattn_problem *const p = pn->p;
+    return (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
+}

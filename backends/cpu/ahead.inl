@@ -11,37 +11,36 @@
 /* Tiles of keys among which an item has its results, and the queries of the one that this thread
  * may do next, fetched: waiting for them took 3 % of N 1024. */
 typedef struct prefetch_plan {
-    panel here, next;   /* their rows alone */
+    panel here;         /* all rows of the item, nothing but the rows */
     int64_t first, end; /* blocks of keys */
 } prefetch_plan;
 
-/* The last block fetches nothing: a diagonal may leave little of it. Items are handed out in order,
- * and take as long as others. */
+/* Turns to all rows of an item; false when there are none. */
+static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
+{
+    const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
+    pn->br = run->tiling->br;
+    return panel_place(pn, run, work.batch, work.head, work.block * pn->br, false);
+}
+
+/* The last block fetches nothing: a diagonal may leave little of it. */
 static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
                                const panel *pn, int64_t begin, int64_t end)
 {
-    const fattn_tiling *const tiling = run->tiling;
-    const int64_t heads = run->problem->heads_k;
-    const fattn_work here = fattn_schedule_item(tiling, heads, item);
     plan->end = end - 1;
     plan->first = fattn_max64(begin, plan->end - PREFETCH_BLOCKS);
-    plan->here = plan->next = *pn;
-    plan->here.br = plan->next.br = tiling->br;
-    (void)panel_place(&plan->here, run, here.batch, here.head, here.block * tiling->br, false);
-    plan->next.rows = 0;
-    if (item + run->threads < tiling->items) {
-        const fattn_work next = fattn_schedule_item(tiling, heads, item + run->threads);
-        (void)panel_place(&plan->next, run, next.batch, next.head, next.block * tiling->br, false);
-    }
+    plan->here = *pn;
+    (void)place_item(&plan->here, run, item);
 }
 
-/* rows[n] = where in q or o the rows of part n of `parts` of a panel are. Returns how many. */
-static int64_t list_rows(const panel *pn, int64_t n, int64_t parts, const void *tensor,
+/* rows[n] = where in q or o the rows first .. past - 1 of a panel are, those that it has. Returns
+ * how many. */
+static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const void *tensor,
                          fattn_dtype dtype, const fattn_strides *strides, const char **rows)
 {
-    const int64_t all = fattn_max64(0, pn->rows);
-    const int64_t first = all * n / parts, count = all * (n + 1) / parts - first;
-    int64_t i = (pn->first + first) / pn->group, g = (pn->first + first) % pn->group;
+    const int64_t begin = fattn_max64(0, first);
+    const int64_t count = fattn_max64(0, fattn_min64(past, pn->rows) - begin);
+    int64_t i = (pn->first + begin) / pn->group, g = (pn->first + begin) % pn->group;
     for (int64_t r = 0; r < count; r++) {
         rows[r] = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
         if (++g == pn->group) {
@@ -52,20 +51,33 @@ static int64_t list_rows(const panel *pn, int64_t n, int64_t parts, const void *
     return count;
 }
 
+/* rows = what part n of `parts` fetches; returns how many. Results come first, because who asks
+ * late for the next item is seldom told a wrong one. */
+static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
+                         int64_t parts, const char **rows)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t br = run->tiling->br, item = fattn_cpu_upcoming(run);
+    const int64_t first = 2 * br * n / parts, past = 2 * br * (n + 1) / parts;
+    panel next = plan->here;
+    int64_t count = list_rows(&plan->here, first, past, run->buffers->o, p->dtype_o, &p->o, rows);
+    if (past > br && item < run->tiling->items && place_item(&next, run, item)) {
+        count +=
+            list_rows(&next, first - br, past - br, run->buffers->q, p->dtype, &p->q, rows + count);
+    }
+    return count;
+}
+
 /* What the strips' products of keys fetch in a block. */
 static void list_prefetches(forward *strips, int64_t count, const prefetch_plan *plan,
-                            int64_t block)
+                            const fattn_cpu_run *run, int64_t block)
 {
     const panel *const pn = &strips->panel;
     const fattn_problem *const p = pn->p;
     const int64_t n = block - plan->first, parts = plan->end - plan->first;
     const int64_t tiles = count * pn->bc / FV_NK;
     const char **const rows = strips->later;
-    int64_t total = 0;
-    if (0 <= n && n < parts) {
-        total += list_rows(&plan->here, n, parts, pn->buf->o, p->dtype_o, &p->o, rows);
-        total += list_rows(&plan->next, n, parts, pn->buf->q, p->dtype, &p->q, rows + total);
-    }
+    int64_t total = 0 <= n && n < parts ? list_part(plan, run, n, parts, rows) : 0;
     const int64_t step = (total + tiles - 1) / tiles;
     for (; total < tiles * step; total++) {
         rows[total] = rows[0];

@@ -154,7 +154,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     }
     for (int64_t block = begin; block < end; block++) {
         if (fetches) {
-            list_prefetches(strips, count, &ahead, block);
+            list_prefetches(strips, count, &ahead, run, block);
         }
         forward_block(strips, count, block, paired);
     }

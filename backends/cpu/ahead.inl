@@ -33,16 +33,18 @@ static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, in
     (void)place_item(&plan->here, run, item);
 }
 
-/* rows[n] = where in q or o the rows first .. past - 1 of a panel are, those that it has. Returns
- * how many. */
+/* Lists the rows first .. past - 1 of a panel, those that it has, as they lie in q or o, n numbers
+ * each. Returns how many. */
 static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const void *tensor,
-                         fattn_dtype dtype, const fattn_strides *strides, const char **rows)
+                         fattn_dtype dtype, const fattn_strides *strides, int64_t n,
+                         prefetch_row *rows)
 {
     const int64_t begin = fattn_max64(0, first);
     const int64_t count = fattn_max64(0, fattn_min64(past, pn->rows) - begin);
     int64_t i = (pn->first + begin) / pn->group, g = (pn->first + begin) % pn->group;
     for (int64_t r = 0; r < count; r++) {
-        rows[r] = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
+        rows[r].from = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
+        rows[r].bytes = n * fattn_dtype_size(dtype);
         if (++g == pn->group) {
             g = 0;
             i++;
@@ -51,19 +53,20 @@ static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const voi
     return count;
 }
 
-/* rows = what part n of `parts` fetches; returns how many. Results come first, because who asks
+/* Lists what part n of `parts` fetches; returns how many rows. Results come first, because who asks
  * late for the next item is seldom told a wrong one. */
 static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
-                         int64_t parts, const char **rows)
+                         int64_t parts, prefetch_row *rows)
 {
     const fattn_problem *const p = run->problem;
     const int64_t br = run->tiling->br, item = fattn_cpu_upcoming(run);
     const int64_t first = 2 * br * n / parts, past = 2 * br * (n + 1) / parts;
     panel next = plan->here;
-    int64_t count = list_rows(&plan->here, first, past, run->buffers->o, p->dtype_o, &p->o, rows);
+    int64_t count =
+        list_rows(&plan->here, first, past, run->buffers->o, p->dtype_o, &p->o, p->dim_v, rows);
     if (past > br && item < run->tiling->items && place_item(&next, run, item)) {
-        count +=
-            list_rows(&next, first - br, past - br, run->buffers->q, p->dtype, &p->q, rows + count);
+        count += list_rows(&next, first - br, past - br, run->buffers->q, p->dtype, &p->q, p->dim,
+                           rows + count);
     }
     return count;
 }
@@ -72,20 +75,16 @@ static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, in
 static void list_prefetches(forward *strips, int64_t count, const prefetch_plan *plan,
                             const fattn_cpu_run *run, int64_t block)
 {
-    const panel *const pn = &strips->panel;
-    const fattn_problem *const p = pn->p;
     const int64_t n = block - plan->first, parts = plan->end - plan->first;
-    const int64_t tiles = count * pn->bc / FV_NK;
-    const char **const rows = strips->later;
+    const int64_t tiles = count * strips->panel.bc / FV_NK;
+    prefetch_row *const rows = strips->later;
     int64_t total = 0 <= n && n < parts ? list_part(plan, run, n, parts, rows) : 0;
     const int64_t step = (total + tiles - 1) / tiles;
     for (; total < tiles * step; total++) {
-        rows[total] = rows[0];
+        rows[total].bytes = 0;
     }
     for (int64_t s = 0; s < count; s++) {
-        strips[s].panel.later = (prefetch_list){.rows = rows,
-                                                .bytes = p->dim * fattn_dtype_size(p->dtype),
-                                                .next = s * (tiles / count) * step,
-                                                .step = step};
+        strips[s].panel.later =
+            (prefetch_list){.rows = rows, .next = s * (tiles / count) * step, .step = step};
     }
 }

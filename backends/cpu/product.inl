@@ -65,11 +65,15 @@ static inline fv ff_muladd(ff a, int n, fv b, fv c)
 enum { ROWS_UNROLL = FV_FACTORS == 1 && FV_NK > 4 ? 4 : 1 };
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
 
-/* Rows of `bytes` bytes to fetch into the second-level cache, from number `next` on, `step` of them
- * before each register tile: so few that the processor can have all their lines on their way. */
+/* Rows to fetch into the second-level cache, from number `next` on, `step` of them before each
+ * register tile: so few that the processor can have all their lines on their way. */
+typedef struct prefetch_row {
+    const char *from;
+    int64_t bytes;
+} prefetch_row;
 typedef struct prefetch_list {
-    const char *const *rows;
-    int64_t bytes, next, step;
+    const prefetch_row *rows;
+    int64_t next, step;
 } prefetch_list;
 
 #define NO_PREFETCH ((prefetch_list){.step = 0})
@@ -77,9 +81,9 @@ typedef struct prefetch_list {
 static void prefetch_step(prefetch_list *e)
 {
     for (int64_t n = 0; n < e->step; n++) {
-        const char *const row = e->rows[e->next++];
-        for (int64_t byte = 0; byte < e->bytes; byte += CACHE_LINE) {
-            __builtin_prefetch(row + byte, 0, 2);
+        const prefetch_row row = e->rows[e->next++];
+        for (int64_t byte = 0; byte < row.bytes; byte += CACHE_LINE) {
+            __builtin_prefetch(row.from + byte, 0, 2);
         }
     }
 }

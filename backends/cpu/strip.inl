@@ -19,10 +19,10 @@ typedef struct forward {
     int64_t met, missed; /* tiles, and those among them that turned out not to be near */
 
     /* Scratch that the strips share. */
-    float lowered;      /* the factor of sums of lifted probabilities, or 1 */
-    float *alpha;       /* [br] */
-    float *o;           /* [br][dvp] */
-    const char **later; /* rows to fetch; of the first strip alone */
+    float lowered;       /* the factor of sums of lifted probabilities, or 1 */
+    float *alpha;        /* [br] */
+    float *o;            /* [br][dvp] */
+    prefetch_row *later; /* of the first strip alone */
 } forward;
 
 /* The fewest register tiles that hold the rows of decoding. */

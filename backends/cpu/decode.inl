@@ -18,22 +18,6 @@
 
 /* --- Products --------------------------------------------------------------------------------- */
 
-/* Up to FV_LANES channels from c on: `part` of them, zeros in the other lanes. */
-INLINE fv load_as(fattn_dtype dtype, const char *row, int64_t c, int part)
-{
-    if (dtype == FATTN_F32) {
-        const float *const x = (const float *)(const void *)row + c;
-        return part == FV_LANES ? fv_load(x) : fv_load_part(x, part);
-    }
-    const uint16_t *x = (const uint16_t *)(const void *)row + c;
-    uint16_t some[FV_LANES] = {0};
-    if (part < FV_LANES) {
-        memcpy(some, x, (size_t)part * sizeof *x);
-        x = some;
-    }
-    return dtype == FATTN_F16 ? fv_load_f16(x) : fv_load_bf16(x);
-}
-
 /* Two vectors of channels from c on, in the order that costs least: those of bf16 come apart as
  * even and odd ones. Queries and o are in the same order. */
 INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
@@ -43,15 +27,13 @@ INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
         to[0] = fv_load_bf16_even(x);
         to[1] = fv_load_bf16_odd(x);
     } else {
-        to[0] = load_as(dtype, row, c, FV_LANES);
-        to[1] = load_as(dtype, row, c + FV_LANES, FV_LANES);
+        to[0] = load_as(dtype, row + c * SIZE_OF(dtype), FV_LANES);
+        to[1] = load_as(dtype, row + (c + FV_LANES) * SIZE_OF(dtype), FV_LANES);
     }
 }
 
 /* Channels that are taken two vectors at a time. */
 INLINE int64_t channels_by_two(int64_t dim) { return dim / (2 * FV_LANES) * (2 * FV_LANES); }
-
-#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2) /* fattn_dtype_size() that compilers know */
 
 /* Asks for the lines of `vectors` vectors of channels from c on; not for one that begins before. */
 INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
@@ -73,7 +55,7 @@ INLINE void dots_step(int nr, int part, fattn_dtype dtype, const float *q, const
 {
     for (int m = 0; m < FV_ND / nr; m++) {
         fetch(dtype, ahead[m], c, 1);
-        const fv key = load_as(dtype, k[m], c, part);
+        const fv key = load_as(dtype, k[m] + c * SIZE_OF(dtype), part);
         for (int n = 0; n < nr; n++) {
             sum[m * nr + n] = fv_muladd(key, fv_load(q + n * FV_LANES), sum[m * nr + n]);
         }
@@ -143,7 +125,7 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p
             load_two(dtype, v[j], c + u * FV_LANES, value + u);
         }
         if (nv == 1) {
-            value[0] = load_as(dtype, v[j], c, part);
+            value[0] = load_as(dtype, v[j] + c * SIZE_OF(dtype), part);
         }
 #pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
@@ -672,5 +654,3 @@ static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tili
 {
     return fattn_cpu_workspace(forward_shared(p, tiling), decode_scratch(p, tiling), tiling->items);
 }
-
-#undef SIZE_OF

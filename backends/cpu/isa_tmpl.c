@@ -62,6 +62,9 @@ typedef struct bf16_pair {
 /* Vectors that hold n numbers. */
 static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 
+/* Of n numbers, those in whole vectors: a mask, because signed numbers are divided slowly. */
+static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
+
 #include "backends/cpu/product.inl"
 #if FV_PAIRS && !FV_TILES
 #define FATTN_PAIRS

@@ -180,91 +180,79 @@ static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
     }
 }
 
-/* to[0 .. n) = from[0 .. n), and zeros up to whole vectors. */
-static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
+#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2) /* fattn_dtype_size() that compilers know */
+
+/* `part` numbers of a vector from and as dtype, a literal; zeros in the other lanes. */
+INLINE fv load_as(fattn_dtype dtype, const void *from, int part)
 {
-    const int64_t whole = n / FV_LANES * FV_LANES;
-    const int part = (int)(n - whole);
+    uint16_t some[FV_LANES] = {0};
     if (dtype == FATTN_F32) {
-        const float *const x = from;
-        for (int64_t c = 0; c < whole; c += FV_LANES) {
-            fv_store(to + c, fv_load(x + c));
-        }
-        if (part) {
-            fv_store(to + whole, fv_load_part(x + whole, part));
-        }
-        return;
+        return part == FV_LANES ? fv_load(from) : fv_load_part(from, part);
     }
-    const uint16_t *const x = from;
-    if (dtype == FATTN_F16) {
-        for (int64_t c = 0; c < whole; c += FV_LANES) {
-            fv_store(to + c, fv_load_f16(x + c));
-        }
-    } else {
-        for (int64_t c = 0; c < whole; c += FV_LANES) {
-            fv_store(to + c, fv_load_bf16(x + c));
-        }
+    if (part < FV_LANES) {
+        memcpy(some, from, (size_t)part * sizeof *some);
+        from = some;
     }
-    if (part) {
-        uint16_t last[FV_LANES] = {0};
-        memcpy(last, x + whole, (size_t)part * sizeof *x);
-        fv_store(to + whole, dtype == FATTN_F16 ? fv_load_f16(last) : fv_load_bf16(last));
+    return dtype == FATTN_F16 ? fv_load_f16(from) : fv_load_bf16(from);
+}
+INLINE void store_as(fattn_dtype dtype, void *to, fv x, int part)
+{
+    uint16_t some[FV_LANES];
+    void *const at = part < FV_LANES ? some : to;
+    switch (dtype) {
+    case FATTN_F16: fv_store_f16(at, x); break;
+    case FATTN_BF16: fv_store_bf16(at, x); break;
+    default: part < FV_LANES ? fv_store_part(to, x, part) : fv_store(to, x); return;
+    }
+    if (part < FV_LANES) {
+        memcpy(to, some, (size_t)part * sizeof *some);
     }
 }
 
-/* A vector from and as dtype, a literal. */
-INLINE fv load_whole(fattn_dtype dtype, const void *from)
+/* to[0 .. n) = from[0 .. n), and zeros up to whole vectors. */
+INLINE void row_load_as(fattn_dtype dtype, float *to, const char *from, int64_t n)
 {
-    switch (dtype) {
-    case FATTN_F16: return fv_load_f16(from);
-    case FATTN_BF16: return fv_load_bf16(from);
-    default: return fv_load(from);
+    const int64_t whole = in_whole_vectors(n);
+    const int part = (int)(n - whole);
+    for (int64_t c = 0; c < whole; c += FV_LANES) {
+        fv_store(to + c, load_as(dtype, from + c * SIZE_OF(dtype), FV_LANES));
+    }
+    if (part) {
+        fv_store(to + whole, load_as(dtype, from + whole * SIZE_OF(dtype), part));
     }
 }
-INLINE void store_as(fattn_dtype dtype, void *to, fv x)
+static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
 {
-    switch (dtype) {
-    case FATTN_F16: fv_store_f16(to, x); break;
-    case FATTN_BF16: fv_store_bf16(to, x); break;
-    default: fv_store(to, x); break;
+    if (dtype == FATTN_F32) {
+        row_load_as(FATTN_F32, to, from, n);
+    } else if (dtype == FATTN_F16) {
+        row_load_as(FATTN_F16, to, from, n);
+    } else {
+        row_load_as(FATTN_BF16, to, from, n);
     }
 }
 
 /* to[0 .. n) = factor * from[0 .. n), rounded once. from is padded to whole vectors. */
-static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n, float factor)
+INLINE void row_store_as(fattn_dtype dtype, char *to, const float *from, int64_t n, fv factor)
 {
-    const int64_t whole = n / FV_LANES * FV_LANES;
+    const int64_t whole = in_whole_vectors(n);
     const int part = (int)(n - whole);
-    const fv f = fv_set1(factor);
-    if (dtype == FATTN_F32) {
-        float *const x = to;
-        for (int64_t c = 0; c < whole; c += FV_LANES) {
-            fv_store(x + c, fv_mul(f, fv_load(from + c)));
-        }
-        if (part) {
-            fv_store_part(x + whole, fv_mul(f, fv_load(from + whole)), part);
-        }
-        return;
-    }
-    uint16_t *const x = to;
-    if (dtype == FATTN_F16) {
-        for (int64_t c = 0; c < whole; c += FV_LANES) {
-            fv_store_f16(x + c, fv_mul(f, fv_load(from + c)));
-        }
-    } else {
-        for (int64_t c = 0; c < whole; c += FV_LANES) {
-            fv_store_bf16(x + c, fv_mul(f, fv_load(from + c)));
-        }
+    for (int64_t c = 0; c < whole; c += FV_LANES) {
+        store_as(dtype, to + c * SIZE_OF(dtype), fv_mul(factor, fv_load(from + c)), FV_LANES);
     }
     if (part) {
-        uint16_t last[FV_LANES];
-        const fv y = fv_mul(f, fv_load(from + whole));
-        if (dtype == FATTN_F16) {
-            fv_store_f16(last, y);
-        } else {
-            fv_store_bf16(last, y);
-        }
-        memcpy(x + whole, last, (size_t)part * sizeof *x);
+        store_as(dtype, to + whole * SIZE_OF(dtype), fv_mul(factor, fv_load(from + whole)), part);
+    }
+}
+static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n, float factor)
+{
+    const fv f = fv_set1(factor);
+    if (dtype == FATTN_F32) {
+        row_store_as(FATTN_F32, to, from, n, f);
+    } else if (dtype == FATTN_F16) {
+        row_store_as(FATTN_F16, to, from, n, f);
+    } else {
+        row_store_as(FATTN_BF16, to, from, n, f);
     }
 }
 
@@ -273,20 +261,18 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
 INLINE void rows_load(float *to, fattn_dtype dtype, const char *from, int64_t step, int64_t rows,
                       int64_t n)
 {
-    const int64_t size = dtype == FATTN_F32 ? 4 : 2;
     for (int64_t r = 0; r < rows; r++, to += n, from += step) {
         for (int64_t c = 0; c < n; c += FV_LANES) {
-            fv_store(to + c, load_whole(dtype, from + c * size));
+            fv_store(to + c, load_as(dtype, from + c * SIZE_OF(dtype), FV_LANES));
         }
     }
 }
 INLINE void rows_store(char *to, fattn_dtype dtype, int64_t step, const float *from, int64_t rows,
                        int64_t n)
 {
-    const int64_t size = dtype == FATTN_F32 ? 4 : 2;
     for (int64_t r = 0; r < rows; r++, to += step, from += n) {
         for (int64_t c = 0; c < n; c += FV_LANES) {
-            store_as(dtype, to + c * size, fv_load(from + c));
+            store_as(dtype, to + c * SIZE_OF(dtype), fv_load(from + c), FV_LANES);
         }
     }
 }

@@ -108,7 +108,7 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
         fv x[FV_LANES];
         fv_load_turned(f->ot + c * pn->br + r, pn->br, x);
         for (int n = 0; n < FV_LANES; n++, at += stride * size) {
-            store_as(dtype, at, fv_mul(fv_set1(f->alpha[r + n]), x[n]));
+            store_as(dtype, at, fv_mul(fv_set1(f->alpha[r + n]), x[n]), FV_LANES);
         }
     }
     for (int n = 0; n < FV_LANES; n++) {

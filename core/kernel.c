@@ -124,11 +124,22 @@ bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *p, int64
     return tile->br != 0;
 }
 
-bool fattn_kernel_one_round(const fattn_kernel *kernel, const fattn_problem *p, int64_t units)
+int64_t fattn_kernel_rows(const fattn_kernel *kernel, const fattn_problem *p)
 {
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
-    const int64_t rows = kernel->packs_groups ? group * p->seqlen_q : p->seqlen_q;
-    const int64_t heads = kernel->packs_groups ? p->heads_k : p->heads_q;
-    const int64_t br = kernel->tiles[0].br, blocks = rows / br + (rows % br != 0);
-    return blocks == 0 || heads == 0 || p->batch <= units / blocks / heads;
+    return kernel->packs_groups ? group * p->seqlen_q : p->seqlen_q;
+}
+
+int64_t fattn_kernel_heads(const fattn_kernel *kernel, const fattn_problem *p)
+{
+    return kernel->packs_groups ? p->heads_k : p->heads_q;
+}
+
+int64_t fattn_kernel_blocks(const fattn_kernel *kernel, const fattn_problem *p)
+{
+    const int64_t rows = fattn_kernel_rows(kernel, p), br = kernel->tiles[0].br;
+    int64_t blocks = rows / br + (rows % br != 0);
+    const bool overflow = __builtin_mul_overflow(blocks, fattn_kernel_heads(kernel, p), &blocks) ||
+                          __builtin_mul_overflow(blocks, p->batch, &blocks);
+    return overflow ? INT64_MAX : blocks;
 }

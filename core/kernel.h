@@ -81,8 +81,12 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
 /* Whether a row that must fit has a tile for so many bytes of fast memory; true for others. */
 bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *problem, int64_t memory);
 
-/* Whether so many units take the problem in one round: a block of rows each, at most. */
-bool fattn_kernel_one_round(const fattn_kernel *kernel, const fattn_problem *problem,
-                            int64_t units);
+/* Rows of a head, and heads of a sequence, as the row takes them: with all of a group together, or
+ * not. */
+int64_t fattn_kernel_rows(const fattn_kernel *kernel, const fattn_problem *problem);
+int64_t fattn_kernel_heads(const fattn_kernel *kernel, const fattn_problem *problem);
+
+/* The problem's blocks of rows with the first tile; INT64_MAX where there are more. */
+int64_t fattn_kernel_blocks(const fattn_kernel *kernel, const fattn_problem *problem);
 
 #endif

@@ -51,13 +51,16 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
                  (long long)limits->fast_memory);
         return text;
     }
-    if (!why && row->one_round && !named && !fattn_kernel_one_round(row, problem, limits->units)) {
-        snprintf(text, size, "is for at most %lld blocks of rows, one a unit",
-                 (long long)limits->units);
+    const int64_t blocks = !why && row->one_round && !named ? fattn_kernel_blocks(row, problem) : 0;
+    if (blocks > limits->units) {
+        snprintf(text, size, "is for at most %lld blocks of rows, one a unit, not %lld",
+                 (long long)limits->units, (long long)blocks);
         return text;
     }
     if (!why && row->pays && !named && !row->pays(problem)) {
-        return "does not pay for so many rows and so few keys";
+        snprintf(text, size, "does not pay for %lld rows a head of %lld keys",
+                 (long long)fattn_kernel_rows(row, problem), (long long)problem->seqlen_k);
+        return text;
     }
     if (why || splits <= 1 || problem->op != FATTN_FORWARD) {
         return why;

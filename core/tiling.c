@@ -18,9 +18,8 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static double time_of_rows(const fattn_problem *p, const fattn_kernel *kernel, int64_t units,
                            int64_t br)
 {
-    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
-    const int64_t rows = kernel->packs_groups ? group * p->seqlen_q : p->seqlen_q;
-    const int64_t heads = p->batch * (kernel->packs_groups ? p->heads_k : p->heads_q);
+    const int64_t rows = fattn_kernel_rows(kernel, p);
+    const int64_t heads = p->batch * fattn_kernel_heads(kernel, p);
     const int64_t extra = kernel->block_rows(p), rest = rows % br, rests = rest ? heads : 0;
     const double all = (double)heads * ((double)rows + (double)ceil_div(rows, br) * (double)extra);
     const double apart = (double)(br + extra) / 2;
@@ -45,41 +44,25 @@ static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
 
-/* The first tile that fits fast memory, the largest only where there are rows enough; the last
- * where none fits. */
-static fattn_tile pick_large_tile(const fattn_problem *p, const fattn_limits *limits,
-                                  const fattn_kernel *kernel)
-{
-    const fattn_tile *tile = kernel->tiles;
-    const double rows = (double)p->batch * (double)p->heads_q * (double)p->seqlen_q;
-    if (rows < (double)(kernel->rounds * limits->units * tile->br)) {
-        tile++;
-    }
-    while (tile[1].br && kernel->fast_bytes(p, *tile) > limits->fast_memory) {
-        tile++;
-    }
-    return *tile;
-}
-
-/* The tile that costs least among those that fit fast memory; the smallest where none does. Costs
- * depend on lengths and batch, so rows that may not notice them take the first that fits. */
-static fattn_tile pick_tile(const fattn_problem *problem, const fattn_limits *limits,
+/* The tile that costs least among those that fit fast memory; the smallest where none does. Rows
+ * that may not notice lengths and batch, on which costs depend, take the first that fits, as do
+ * those with a menu in the order of preference, whose first tile is for many blocks. */
+static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
-    if (kernel->rounds) {
-        return pick_large_tile(problem, limits, kernel);
-    }
-    fattn_tile best = kernel->tiles[0];
-    int64_t best_bytes = kernel->fast_bytes(problem, best);
-    const bool by_cost = !(problem->features & FATTN_BATCH_INVARIANT);
-    double best_cost = cost_of(problem, limits, kernel, best);
-    for (const fattn_tile *tile = kernel->tiles + 1; tile->br; tile++) {
-        const int64_t bytes = kernel->fast_bytes(problem, *tile);
-        const double cost = cost_of(problem, limits, kernel, *tile);
+    const bool by_cost = !kernel->rounds && !(p->features & FATTN_BATCH_INVARIANT);
+    const double rows = (double)p->batch * (double)p->heads_q * (double)p->seqlen_q;
+    const double many = (double)(kernel->rounds * limits->units * kernel->tiles->br);
+    const fattn_tile *tile = kernel->tiles + (rows < many);
+    fattn_tile best = *tile;
+    int64_t best_bytes = kernel->fast_bytes(p, best);
+    double best_cost = by_cost ? cost_of(p, limits, kernel, best) : 0;
+    while ((++tile)->br) {
+        const int64_t bytes = kernel->fast_bytes(p, *tile);
+        const double cost = by_cost ? cost_of(p, limits, kernel, *tile) : 0;
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;
-        const bool better = by_cost && cost < best_cost;
-        if (fits ? !best_fits || better : !best_fits && bytes < best_bytes) {
+        if (fits ? !best_fits || cost < best_cost : !best_fits && bytes < best_bytes) {
             best = *tile;
             best_bytes = bytes;
             best_cost = cost;
@@ -184,14 +167,10 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
                           (long long)wish->tile.br, (long long)wish->tile.bc);
     }
     const fattn_tile tile = wish->tile.br ? wish->tile : pick_tile(problem, limits, kernel);
-    const int64_t group = problem->heads_k ? problem->heads_q / problem->heads_k : 0;
-    const int64_t rows = kernel->packs_groups ? group * problem->seqlen_q : problem->seqlen_q;
-    const int64_t heads = kernel->packs_groups ? problem->heads_k : problem->heads_q;
-
     fattn_tiling t = {.br = tile.br, .bc = tile.bc};
-    t.q_blocks = ceil_div(rows, t.br);
+    t.q_blocks = ceil_div(fattn_kernel_rows(kernel, problem), t.br);
     t.k_blocks = ceil_div(problem->seqlen_k, t.bc);
-    t.heads = problem->batch * heads;
+    t.heads = problem->batch * fattn_kernel_heads(kernel, problem);
     bool overflow = __builtin_mul_overflow(t.heads, t.q_blocks, &t.items);
 
     int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);

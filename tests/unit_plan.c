@@ -539,14 +539,17 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "rows may not count");
     k.rows_min = 0;
 
-    p = normal(10, 10, 64), p.batch = 3; /* of four heads, ten rows each */
-    const int64_t blocks = 3 * (k.packs_groups ? p.heads_k : p.heads_q);
-    cr_assert(fattn_kernel_one_round(&k, &p, blocks));
-    cr_assert_not(fattn_kernel_one_round(&k, &p, blocks - 1));
-    p.batch = INT64_MAX / 8;
-    cr_assert_not(fattn_kernel_one_round(&k, &p, 132));
+    p = normal(10, 10, 64), p.batch = 3; /* of eight heads in two groups, ten rows each */
+    cr_assert_eq(fattn_kernel_rows(&k, &p), 10);
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), 3 * p.heads_q);
+    k.packs_groups = true;
+    cr_assert_eq(fattn_kernel_rows(&k, &p), 40);
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), 3 * p.heads_k * 2, "tiles of 32 rows");
+    k.packs_groups = false;
+    p.batch = INT64_MAX / 3;
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), INT64_MAX);
     p.batch = 0;
-    cr_assert(fattn_kernel_one_round(&k, &p, 0));
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), 0);
 
     p = normal(10, 10, 64), p.dtype_o = FATTN_BF16;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));

@@ -624,9 +624,8 @@ static bool occupies(const fattn_problem *p)
 }
 
 /*
- * Sums over lanes cost more than turning queries (forward.inl) where rows are many and
- *  - keys, used as they lie, are one tile: then o need not be turned either, and memory does not
- *    set the pace; or
+ * Sums over lanes cost more than arranging queries (forward.inl) where rows are many and
+ *  - keys are used as they lie, and are so few that memory does not set the pace; or
  *  - matrix registers multiply.
  */
 static bool decode_pays(const fattn_problem *p)
@@ -635,7 +634,7 @@ static bool decode_pays(const fattn_problem *p)
     if (FV_TILES && p->dtype == FATTN_BF16) {
         return rows <= DECODE_ROWS / 2 || !occupies(p);
     }
-    return rows <= DECODE_ROWS / 2 || p->seqlen_k > BLOCK_KEYS || !in_place(p, &p->k) ||
+    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || !in_place(p, &p->k) ||
            !in_place(p, &p->v);
 }
 

@@ -22,14 +22,14 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     pn->step = paired ? PAIRS_STEP : FV_NK;
-    f->few = !paired && few_keys(pn);
+    f->form = paired ? QUERIES_TURNED : choose_form(pn);
     if (paired) {
         pairs_load_queries(pn);
-    } else if (!f->few) {
+    } else if (f->form == QUERIES_TURNED) {
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
     f->fresh = true;
-    f->by_rows = f->placed = f->narrow = false;
+    f->by_rows = f->only = f->placed = f->narrow = false;
     f->met = f->missed = 0;
     state_begin(f, split);
 }
@@ -40,13 +40,41 @@ INLINE void forward_scores(forward *f, span s, bool paired)
     panel *const pn = &f->panel;
     if (paired) {
         pairs_scores(pn, s);
-    } else if (f->few) {
-        dot_few(pn, s);
+    } else if (f->form == QUERIES_LYING) {
+        dot_lying(pn, s);
+    } else if (f->form == QUERIES_BLOCKED) {
+        dot_blocks(pn, s, f->fresh);
     } else {
         /* score_tile() masks what is not computed */
         dot_rows(pn, s, pn->k, pn->p->dim, pn->qt, pn->x_rows);
     }
     score_tile(pn, s);
+}
+
+/* ot = alpha ot + V^T P^T; alpha: NULL for 1 */
+static void mix_columns(forward *f, span s, const float *alpha)
+{
+    const panel *const pn = &f->panel;
+    product_columns(pn->p->dim_v, f->fresh, alpha, pn->v, s.padded, pn->x, pn->br, f->ot, pn->br,
+                    pn->width);
+    if (f->lowered != 1) {
+        scale_rows(f->ot, pn->p->dim_v, pn->br, pn->width, fv_set1(f->lowered));
+    }
+}
+
+/* Values join what o holds. rose: some alpha is not 1 */
+static void mix_values(forward *f, span s, bool rose)
+{
+    const panel *const pn = &f->panel;
+    if (f->lowered != 1) {
+        scale_rows(f->alpha, 1, pn->br, pn->width, fv_set1(LIFT));
+    }
+    const float *const alpha = rose || f->lowered != 1 ? f->alpha : NULL;
+    if (f->by_rows) {
+        mix_rows(f, s, alpha);
+    } else {
+        mix_columns(f, s, alpha);
+    }
 }
 
 /* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
@@ -83,17 +111,8 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     /* 3. Values. */
     if (pairs) {
         pairs_mix(pn, s, f->fresh, rose ? f->alpha : NULL, f->ot);
-    } else if (f->by_rows) {
-        mix_rows(f, s);
     } else {
-        if (f->lowered != 1) {
-            scale_rows(f->alpha, 1, pn->br, pn->width, fv_set1(LIFT));
-        }
-        product_columns(p->dim_v, f->fresh, rose || f->lowered != 1 ? f->alpha : NULL, pn->v,
-                        s.padded, pn->x, pn->br, f->ot, pn->br, pn->width);
-        if (f->lowered != 1) {
-            scale_rows(f->ot, p->dim_v, pn->br, pn->width, fv_set1(f->lowered));
-        }
+        mix_values(f, s, rose);
     }
     f->fresh = false;
 }
@@ -142,8 +161,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         panel_blocks(&strips[n].panel, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
-        if (!paired && run->tiling->splits == 1 && past - first <= 1) {
-            forward_choose_rows(&strips[n]);
+        if (!paired && run->tiling->splits == 1) {
+            forward_choose_rows(&strips[n], past - first <= 1);
         }
     }
     prefetch_plan ahead;
@@ -168,8 +187,10 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         if (run->tiling->splits > 1) {
             transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
             forward_end(f, run, item, n);
-        } else if (f->by_rows) {
+        } else if (f->by_rows && f->only) {
             forward_store_rows(f);
+        } else if (f->by_rows) {
+            forward_store(f);
         } else {
             forward_store_columns(f);
         }

@@ -9,6 +9,7 @@
  *
  *     product_rows      C_k  (+)= times sum_r A_k[r] B[r]         A_k contiguous along the sum
  *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
+ *     product_values    the same, with a factor for each row and not for each column
  *
  * A and B consist of words: floats, or with FATTN_PAIRS defined and _pairs after every name, pairs
  * of bf16 that are neighbours along the sum. depth counts words.
@@ -211,9 +212,10 @@ static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD 
     }
 }
 
-INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, const WORD *const *a,
-                                  int64_t first, int64_t depth, const WORD *b, int64_t b_stride,
-                                  float *c, int64_t c_stride)
+/* alpha: of columns, beta: of rows; one of them or none. */
+INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, const float *beta,
+                                  const WORD *const *a, int64_t first, int64_t depth, const WORD *b,
+                                  int64_t b_stride, float *c, int64_t c_stride)
 {
     const int group = nm < GROUP ? nm : GROUP;
     fv sum[2 * FV_NK][FV_NQ];
@@ -247,8 +249,9 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, c
                 continue;
             }
             const fv before = fv_load(at);
-            fv_store(at,
-                     alpha ? fv_muladd(before, alpha[q], sum[m][q]) : fv_add(before, sum[m][q]));
+            fv_store(at, alpha  ? fv_muladd(before, alpha[q], sum[m][q])
+                         : beta ? fv_muladd(before, fv_set1(beta[m]), sum[m][q])
+                                : fv_add(before, sum[m][q]));
         }
     }
 }
@@ -275,26 +278,65 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
         /* Few sums would wait for themselves, and each line of A come twice. */
         for (; vectors == 1 && m + 2 * FV_NK <= rows; m += 2 * FV_NK) {
             PRODUCT(columns_tile)
-            (2 * FV_NK, 1, fresh, scale, a, m, depth, b + column, b_stride,
+            (2 * FV_NK, 1, fresh, scale, NULL, a, m, depth, b + column, b_stride,
              c + m * c_stride + column, c_stride);
         }
         for (; m + FV_NK <= rows; m += FV_NK) {
-#define TILE(nq)                                                                            \
-    PRODUCT(columns_tile)                                                                   \
-    (FV_NK, nq, fresh, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
+#define TILE(nq)                                                                                  \
+    PRODUCT(columns_tile)                                                                         \
+    (FV_NK, nq, fresh, scale, NULL, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
      c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
         for (; m < rows; m++) {
-#define TILE(nq)          \
-    PRODUCT(columns_tile) \
-    (1, nq, fresh, scale, a, m, depth, b + column, b_stride, c + m * c_stride + column, c_stride)
+#define TILE(nq)                                                                              \
+    PRODUCT(columns_tile)                                                                     \
+    (1, nq, fresh, scale, NULL, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
+     c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
     }
 }
+
+#ifndef FATTN_PAIRS
+/* As product_values(), fresh and whether there is beta being literals, or gcc makes one slow tile
+ * for both. */
+INLINE void values_rows(int64_t rows, bool fresh, const float *beta, const float *const *a,
+                        int64_t depth, const float *b, int64_t b_stride, float *c, int64_t c_stride,
+                        int64_t columns)
+{
+    for (int64_t step = 0; step < rows; step += FV_NK) {
+        const int64_t m = fattn_min64(step, rows - FV_NK);
+        const float *const factors = beta ? beta + m : NULL;
+        int64_t vectors;
+        for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
+            vectors = tile_vectors(columns - column);
+#define TILE(nq)                                                                     \
+    columns_tile(FV_NK, nq, fresh, NULL, factors, a, m, depth, b + column, b_stride, \
+                 c + m * c_stride + column, c_stride)
+            PRODUCT_WIDTHS(vectors, TILE)
+#undef TILE
+        }
+    }
+}
+
+/*
+ * C[m] = C[m] beta[m] + sum_r A_r[m] B[r] for m < rows, row by row. beta: NULL for 1. fresh: what C
+ * holds counts as 0; rows are then any number from FV_NK on, as the last ones can be made twice.
+ */
+APART void product_values(int64_t rows, bool fresh, const float *beta, const float *const *a,
+                          int64_t depth, const float *b, int64_t b_stride, float *c,
+                          int64_t c_stride, int64_t columns)
+{
+    if (fresh) {
+        values_rows(rows, true, NULL, a, depth, b, b_stride, c, c_stride, columns);
+    } else {
+        values_rows(rows, false, beta, a, depth, b, b_stride, c, c_stride, columns);
+    }
+}
+#endif
 
 #undef PRODUCT_WIDTHS
 #undef LINE

@@ -5,15 +5,23 @@
  * Strips of a block lie in one scratch, parts of which they share.
  */
 
+/* Queries as products of keys want them. */
+typedef enum query_form {
+    QUERIES_TURNED,  /* in the lanes, [dp][br] */
+    QUERIES_LYING,   /* where they are: channels are in the lanes of scores */
+    QUERIES_BLOCKED, /* four channels in a block of lanes, small.inl says how */
+} query_form;
+
 typedef struct forward {
     panel panel;
     float *m, *l; /* [br] */
     float *ot;    /* [dvp][br] */
 
-    bool few;     /* keys: channels are in the lanes of scores, and queries are not turned */
+    query_form form;
     bool fresh;   /* ot holds nothing yet */
-    bool by_rows; /* ot is o: [br][dvp], normalised */
-    bool placed;  /* but o lies where it belongs */
+    bool by_rows; /* ot is o: [br][dvp] */
+    bool only;    /* of one tile of keys: normalised */
+    bool placed;  /* and o lies where it belongs */
 
     bool narrow;         /* the last tile whose range was looked for had no small weights */
     int64_t met, missed; /* tiles, and those among them that turned out not to be near */

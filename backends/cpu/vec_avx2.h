@@ -159,6 +159,13 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 static inline fv fv_from_bits(uv a) { return _mm256_castsi256_ps(a); }
 static inline uv uv_bits(fv a) { return _mm256_castps_si256(a); }
 
+static inline fv fv_load_four(const float *x) { return _mm256_broadcast_ps((const __m128 *)x); }
+static inline fv fv_load_blocks(const float *from, int64_t stride)
+{
+    const fv one = _mm256_castps128_ps256(_mm_loadu_ps(from));
+    return _mm256_insertf128_ps(one, _mm_loadu_ps(from + stride), 1);
+}
+
 /* A block of four columns at a time, as in AVX-512. */
 static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
                                                                  fv x[FV_LANES])
@@ -166,9 +173,7 @@ static inline __attribute__((always_inline)) void fv_load_turned(const float *fr
     for (int c = 0; c < 8; c += 4) {
         __m256 y[4];
         for (int r = 0; r < 4; r++) {
-            const float *const at = from + r * stride + c;
-            y[r] = _mm256_castps128_ps256(_mm_loadu_ps(at));
-            y[r] = _mm256_insertf128_ps(y[r], _mm_loadu_ps(at + 4 * stride), 1);
+            y[r] = fv_load_blocks(from + r * stride + c, 4 * stride);
         }
         const __m256d low = _mm256_castps_pd(_mm256_unpacklo_ps(y[0], y[1]));
         const __m256d high = _mm256_castps_pd(_mm256_unpackhi_ps(y[0], y[1]));
@@ -181,15 +186,14 @@ static inline __attribute__((always_inline)) void fv_load_turned(const float *fr
     }
 }
 
-/* Sums of four vectors, each half on its own: lane 4 b + n is the sum of half b of x[n]. */
-static inline fv half_sums(const fv x[4])
+static inline fv fv_block_sums(const fv x[4])
 {
     return _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
 }
 
 static inline fv fv_sums(const fv x[FV_LANES])
 {
-    const fv low = half_sums(x), high = half_sums(x + 4);
+    const fv low = fv_block_sums(x), high = fv_block_sums(x + 4);
     return fv_add(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
 

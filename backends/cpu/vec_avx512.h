@@ -154,19 +154,26 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 static inline fv fv_from_bits(uv a) { return _mm512_castsi512_ps(a); }
 static inline uv uv_bits(fv a) { return _mm512_castps_si512(a); }
 
-/* A block of four columns at a time: its rows 4 apart fill a vector, by inserting from memory,
- * which either port does; the turns within 128 bits are left to the one that shuffles. */
+static inline fv fv_load_four(const float *x) { return _mm512_broadcast_f32x4(_mm_loadu_ps(x)); }
+
+/* Inserting from memory is done by either port, shuffling by one. */
+static inline fv fv_load_blocks(const float *from, int64_t stride)
+{
+    const fv one = _mm512_castps128_ps512(_mm_loadu_ps(from));
+    const fv two = _mm512_insertf32x4(one, _mm_loadu_ps(from + stride), 1);
+    const fv three = _mm512_insertf32x4(two, _mm_loadu_ps(from + 2 * stride), 2);
+    return _mm512_insertf32x4(three, _mm_loadu_ps(from + 3 * stride), 3);
+}
+
+/* A block of four columns at a time: its rows 4 apart fill a vector, and are turned within 128
+ * bits. */
 static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
                                                                  fv x[FV_LANES])
 {
     for (int c = 0; c < 16; c += 4) {
         __m512 y[4];
         for (int r = 0; r < 4; r++) {
-            const float *const at = from + r * stride + c;
-            y[r] = _mm512_castps128_ps512(_mm_loadu_ps(at));
-            y[r] = _mm512_insertf32x4(y[r], _mm_loadu_ps(at + 4 * stride), 1);
-            y[r] = _mm512_insertf32x4(y[r], _mm_loadu_ps(at + 8 * stride), 2);
-            y[r] = _mm512_insertf32x4(y[r], _mm_loadu_ps(at + 12 * stride), 3);
+            y[r] = fv_load_blocks(from + r * stride + c, 4 * stride);
         }
         const __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(y[0], y[1]));
         const __m512d high = _mm512_castps_pd(_mm512_unpackhi_ps(y[0], y[1]));
@@ -186,8 +193,7 @@ static inline fv join_pairs(fv a, fv b)
     return fv_add(_mm512_mask_blend_ps(0xcccc, a, b), _mm512_shuffle_ps(a, b, 0x4e));
 }
 
-/* Sums of four vectors, each block on its own: lane 4 b + n is the sum of block b of x[n]. */
-static inline fv block_sums(const fv x[4])
+static inline fv fv_block_sums(const fv x[4])
 {
     const fv a = join_pairs(x[0], x[1]), b = join_pairs(x[2], x[3]);
     return fv_add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
@@ -201,8 +207,8 @@ static inline fv join_blocks(fv a, fv b)
 
 static inline fv fv_sums(const fv x[FV_LANES])
 {
-    const fv low = join_blocks(block_sums(x), block_sums(x + 4));
-    const fv high = join_blocks(block_sums(x + 8), block_sums(x + 12));
+    const fv low = join_blocks(fv_block_sums(x), fv_block_sums(x + 4));
+    const fv high = join_blocks(fv_block_sums(x + 8), fv_block_sums(x + 12));
     return fv_add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 

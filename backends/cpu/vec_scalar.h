@@ -27,6 +27,10 @@
  *                      and give 0 for subnormal numbers
  *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words
  *
+ * Where there are more than 4 lanes, each 4 of them are a block: fv_load_four(x) is x[0 .. 4) in
+ * all of them, block b of fv_load_blocks(x, stride) is x[b stride .. b stride + 4), and lane
+ * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4.
+ *
  * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
  * of 2 FV_LANES numbers, from the first or from the second on. `part` verbs touch the first n
  * lanes alone, 0 <= n <= FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2

@@ -192,11 +192,7 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
     w.pairs.b = fattn_quotient(head, p.heads_k);
     w.hk = head - w.pairs.b * p.heads_k;
     w.pairs.seq = gpu_sequence(g, w.pairs.b);
-    if (!(p.features & FATTN_PAGED)) {
-        typedef typename S::type::element element;
-        w.k = (const element *)g.buffers.k + gpu_key_at(g, w.pairs.seq, p.k, w.pairs.b, w.hk, 0);
-        w.v = (const element *)g.buffers.v + gpu_key_at(g, w.pairs.seq, p.v, w.pairs.b, w.hk, 0);
-    }
+    mma_item_places<S>(g, w);
     fattn_schedule_keys(&g.tiling, w.split, &first, &past);
     w.keys = w.past_key = (int)w.pairs.seq.sk;
     w.first_key = -MMA_FAR;

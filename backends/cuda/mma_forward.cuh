@@ -565,6 +565,17 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     }
 }
 
+/* Where its keys and values begin; pages are looked up as they come. */
+template <class S> GPU_DEVICE void mma_item_places(const fattn_gpu_args &g, mma_item &w)
+{
+    typedef typename S::type::element element;
+    const fattn_problem &p = g.problem;
+    if (!(p.features & FATTN_PAGED)) {
+        w.k = (const element *)g.buffers.k + gpu_key_at(g, w.pairs.seq, p.k, w.pairs.b, w.hk, 0);
+        w.v = (const element *)g.buffers.v + gpu_key_at(g, w.pairs.seq, p.v, w.pairs.b, w.hk, 0);
+    }
+}
+
 /* Its keys. */
 template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_item &w)
 {
@@ -584,11 +595,7 @@ template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_it
     w.past = (int)gpu_clamp((bottom.past + (S::KEYS - 1u)) / S::KEYS, 0, past);
     w.full = (int)((bottom.first + (S::KEYS - 1u)) / S::KEYS);
     w.full_past = top.past / S::KEYS;
-    if (!(p.features & FATTN_PAGED)) {
-        typedef typename S::type::element element;
-        w.k = (const element *)g.buffers.k + gpu_key_at(g, w.pairs.seq, p.k, w.pairs.b, w.hk, 0);
-        w.v = (const element *)g.buffers.v + gpu_key_at(g, w.pairs.seq, p.v, w.pairs.b, w.hk, 0);
-    }
+    mma_item_places<S>(g, w);
 }
 
 template <class S>

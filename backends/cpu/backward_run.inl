@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward's items: a panel on its way along its keys, in the order that its chain prescribes, then
- * the rounding of what was summed apart, the sums of dSink, and the tiles.
+ * Backward's items: a panel on its way along its keys, in the order that its chain prescribes; and
+ * the tiles that there are.
  */
 
 /* dq of the rows at first. */
@@ -157,66 +157,6 @@ static void backward_work_pairs(const fattn_cpu_run *run, int64_t item, void *sc
 #endif
 
 static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->items; }
-
-/* --- Phase 3: rounding, and the sums of dSink ------------------------------------------------- */
-
-static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
-                       int64_t dim, float *apart, int64_t stride)
-{
-    const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
-    const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
-    for (int64_t j = first; j < past; j++) {
-        row_store((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), dtype,
-                  sum_row(pn, tensor, strides, apart, stride, j), dim, 1);
-    }
-}
-
-/* dsink of head h: the parts of its panels in the order of their numbers. */
-static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
-{
-    const fattn_problem *const p = run->problem;
-    const int64_t group = p->heads_q / p->heads_k, blocks = run->tiling->q_blocks;
-    float *const dsink = run->buffers->dsink;
-    float sum = p->features & FATTN_ACCUMULATE ? dsink[h] : 0;
-    for (int64_t b = 0; b < p->batch; b++) {
-        const int64_t first = (b * p->heads_k + h / group) * blocks;
-        for (int64_t n = 0; n < blocks; n++) {
-            sum += g->dsink[(first + n) * group + h % group];
-        }
-    }
-    dsink[h] = sum;
-}
-
-static int64_t finish_chunks(const fattn_problem *p)
-{
-    return adds_up_apart(p) ? p->batch * p->heads_k * chunks_of(p) : 0;
-}
-
-static int64_t finish_count(const fattn_cpu_run *run)
-{
-    const fattn_problem *const p = run->problem;
-    return finish_chunks(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
-}
-
-static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
-{
-    const fattn_problem *const p = run->problem;
-    const gradients g = gradients_of(run);
-    const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
-    (void)scratch;
-    if (item >= chunks) {
-        sum_dsink(run, &g, item - chunks);
-        return;
-    }
-    const int64_t head = item % heads, first = item / heads * CHUNK_KEYS;
-    const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
-    if (wants(p, FATTN_OUT_DK)) {
-        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
-    }
-    if (wants(p, FATTN_OUT_DV)) {
-        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
-    }
-}
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 

@@ -2,7 +2,9 @@
 /*
  * What forward fetches while it multiplies: a product of keys asks for a few rows with each of its
  * register tiles (product.inl), and here is decided which. Memory that nobody has asked for would
- * be waited for at the end of an item and at the beginning of the next.
+ * be waited for at the end of an item and at the beginning of the next; and, where keys and values
+ * are copied, before each tile of them. Those are fetched first, and copied a few at a time between
+ * products (panel.inl) into the tile that is not in use.
  */
 
 /* Blocks of keys that share what is fetched for later. */
@@ -13,6 +15,8 @@
 typedef struct prefetch_plan {
     panel here;         /* all rows of the item, nothing but the rows */
     int64_t first, end; /* blocks of keys */
+    key_copies copies;  /* of the next block */
+    bool listed;        /* whose rows are known */
 } prefetch_plan;
 
 /* Turns to all rows of an item; false when there are none. */
@@ -31,6 +35,8 @@ static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, in
     plan->first = fattn_max64(begin, plan->end - PREFETCH_BLOCKS);
     plan->here = *pn;
     (void)place_item(&plan->here, run, item);
+    plan->copies.count = plan->copies.done = 0;
+    plan->listed = false;
 }
 
 /* Lists the rows first .. past - 1 of a panel, those that it has, as they lie in q or o, n numbers
@@ -71,20 +77,64 @@ static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, in
     return count;
 }
 
-/* What the strips' products of keys fetch in a block. */
-static void list_prefetches(forward *strips, int64_t count, const prefetch_plan *plan,
-                            const fattn_cpu_run *run, int64_t block)
+/* Lists the keys and values of the next block that are to be copied; returns how many. */
+static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const key_tile *tile,
+                         prefetch_row *rows)
 {
+    const fattn_problem *const p = pn->p;
+    const fattn_buffers *const buf = pn->buf;
+    key_copies *const c = &plan->copies;
+    *c = (key_copies){.rows = rows, .k = tile->k_copy, .v = tile->v_copy};
+    plan->listed = next.live > 0;
+    if (plan->listed) {
+        c->keys = load_keys(pn, next, buf->k, &p->k, p->dim, c->k, pn->dp, tile->k, rows);
+        c->count = c->keys + load_keys(pn, next, buf->v, &p->v, p->dim_v, c->v, pn->dvp, tile->v,
+                                       rows + c->keys);
+    }
+    return c->count;
+}
+
+/* Gives the strips the tile of a block. Returns whether its keys are in it. */
+static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64_t block)
+{
+    copy_keys(&strips->panel, &plan->copies, plan->copies.count);
+    const key_tile *const tile = &strips->tiles[block % 2];
+    for (int64_t s = 0; s < count; s++) {
+        panel *const pn = &strips[s].panel;
+        pn->k = tile->k;
+        pn->v = tile->v;
+        pn->k_copy = tile->k_copy;
+        pn->v_copy = tile->v_copy;
+    }
+    return plan->listed;
+}
+
+/* Turns to a block: lists what the strips' products of keys fetch and copy in it. Returns whether
+ * its own keys are loaded. */
+static bool turn_to_block(prefetch_plan *plan, forward *strips, int64_t count,
+                          const fattn_cpu_run *run, int64_t block)
+{
+    const bool loaded = take_tile(plan, strips, count, block);
+    const panel *const pn = &strips->panel;
     const int64_t n = block - plan->first, parts = plan->end - plan->first;
-    const int64_t tiles = count * strips->panel.bc / FV_NK;
+    const int64_t tiles = count * pn->bc / FV_NK;
     prefetch_row *const rows = strips->later;
-    int64_t total = 0 <= n && n < parts ? list_part(plan, run, n, parts, rows) : 0;
+    span spans[STRIPS], next = {.live = 0};
+    if (block < plan->end && copies_meanwhile(run->problem, pn->bc)) {
+        next = spans_of(strips, count, block + 1, spans);
+    }
+    int64_t total = list_keys(plan, pn, next, &strips->tiles[(block + 1) % 2], rows);
+    if (0 <= n && n < parts) {
+        total += list_part(plan, run, n, parts, rows + total);
+    }
     const int64_t step = (total + tiles - 1) / tiles;
     for (; total < tiles * step; total++) {
         rows[total].bytes = 0;
     }
     for (int64_t s = 0; s < count; s++) {
+        strips[s].panel.next_tile = plan->copies.count ? &plan->copies : NULL;
         strips[s].panel.later =
             (prefetch_list){.rows = rows, .next = s * (tiles / count) * step, .step = step};
     }
+    return loaded;
 }

@@ -356,10 +356,10 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
 
     /* 1. S^T and dP^T. */
-    load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
+    load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
     dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
-        load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
+        load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
         dot_rows(pn, s, pn->v, p->dim_v, g->dot, g->dp_rows);
     } else {
         fill(g->dp, s.padded * pn->br, 0);

@@ -117,27 +117,22 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     f->fresh = false;
 }
 
-/* A tile of keys for all strips. */
-INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool paired)
+/* A tile of keys for all strips. loaded: its keys and values are there. */
+INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool paired, bool loaded)
 {
     const panel *const pn = &strips->panel;
     const fattn_problem *const p = pn->p;
-    span spans[STRIPS], all = {.kind = FATTN_TILE_EMPTY};
-    for (int64_t n = 0; n < count; n++) {
-        spans[n] = span_of(&strips[n].panel, block);
-        if (spans[n].kind != FATTN_TILE_EMPTY && spans[n].live > all.live) {
-            all = spans[n];
-        }
-    }
+    span spans[STRIPS];
+    const span all = spans_of(strips, count, block, spans);
     const bool values = all.live && p->outputs & FATTN_OUT_O;
     if (paired && all.live) {
         pairs_load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
-    } else if (all.live) {
-        load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k);
+    } else if (all.live && !loaded) {
+        load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
     }
     const bool pairs = paired && values && pairs_load_values(pn, all);
-    if (values && !pairs) {
-        load_keys(pn, all, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v);
+    if (values && !pairs && !loaded) {
+        load_keys(pn, all, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
     }
     for (int64_t n = 0; n < count; n++) {
         if (spans[n].kind != FATTN_TILE_EMPTY) {
@@ -172,10 +167,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         prefetch_plan_open(&ahead, run, item, &strips->panel, begin, end);
     }
     for (int64_t block = begin; block < end; block++) {
-        if (fetches) {
-            list_prefetches(strips, count, &ahead, run, block);
-        }
-        forward_block(strips, count, block, paired);
+        const bool loaded = fetches && turn_to_block(&ahead, strips, count, run, block);
+        forward_block(strips, count, block, paired, loaded);
     }
 
     for (int64_t n = 0; n < count; n++) {
@@ -220,6 +213,7 @@ static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->ite
 #define BLOCK_TILES                                                                               \
     {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
         {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \
+        {TILE_ROWS(384), BLOCK_KEYS},                                                             \
     {                                                                                             \
         BLOCK_ROWS, BLOCK_KEYS                                                                    \
     }

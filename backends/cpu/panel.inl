@@ -26,6 +26,13 @@ typedef struct query_row {
     bool dead;     /* contributes nothing to any key */
 } query_row;
 
+/* Rows of k and v that are to be copied, first those of k. */
+typedef struct key_copies {
+    const prefetch_row *rows;
+    int64_t keys, count, done;
+    float *k, *v; /* [bc][dp], [bc][dvp] */
+} key_copies;
+
 typedef struct panel {
     const fattn_problem *p;
     const fattn_buffers *buf;
@@ -65,6 +72,7 @@ typedef struct panel {
     float *q, *qt;          /* [br][dp], [dp][br] */
     float *x;               /* [bc][br] scores, then probabilities */
     prefetch_list later;    /* for products of keys */
+    key_copies *next_tile;  /* the same, or NULL */
     float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
 } panel;
 
@@ -115,6 +123,7 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->dvp = vectors_of(p->dim_v) * FV_LANES;
     pn->masked = is_masked(p);
     pn->later = NO_PREFETCH;
+    pn->next_tile = NULL;
 
     pn->at = carve(from, br, sizeof(float));
     pn->lo = carve(from, br, sizeof(float));
@@ -574,29 +583,16 @@ static int64_t keys_seen(const panel *pn, span s, int64_t past)
     return fattn_max64(0, fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded));
 }
 
-/* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
- * caller knows. t: [dim][br]; x: rows of [br] */
-static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim, const float *t,
-                     float *const *x)
-{
-    int64_t j = 0;
-    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
-        const int64_t past = keys_seen(pn, s, r + FV_LANES);
-        if (past > j) {
-            prefetch_list later = pn->later;
-            later.next += j / FV_NK * later.step;
-            product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
-            j = past;
-        }
-    }
-}
+/* --- Loading keys ----------------------------------------------------------------------------- */
 
 /* Rows that are fetched ahead of the one that is copied: those a page apart come one by one. */
 #define COPIED_AHEAD 4
 
-/* rows[j] = the channels of k or v of the tile's keys, as floats. */
-static void load_keys(const panel *pn, span s, const void *tensor, const fattn_strides *strides,
-                      int64_t dim, float *copy, int64_t copy_stride, const float **rows)
+/* rows[j] = the channels of k or v of the tile's keys, as floats. later: NULL, or where rows to
+ * copy are listed instead. Returns how many rows are copies. */
+static int64_t load_keys(const panel *pn, span s, const void *tensor, const fattn_strides *strides,
+                         int64_t dim, float *copy, int64_t copy_stride, const float **rows,
+                         prefetch_row *later)
 {
     const fattn_dtype dtype = pn->p->dtype;
     const bool direct = in_place(pn->p, strides), paged = pn->p->features & FATTN_PAGED;
@@ -613,12 +609,53 @@ static void load_keys(const panel *pn, span s, const void *tensor, const fattn_s
         }
         if (direct) {
             rows[j] = (const float *)(const void *)from;
-        } else {
-            for (int64_t byte = 0; byte < bytes; byte += CACHE_LINE) {
-                __builtin_prefetch(from + COPIED_AHEAD * step + byte);
+            continue;
+        }
+        rows[j] = copy + j * copy_stride;
+        if (later) {
+            later[j] = (prefetch_row){.from = from, .bytes = bytes};
+            continue;
+        }
+        for (int64_t byte = 0; byte < bytes; byte += CACHE_LINE) {
+            __builtin_prefetch(from + COPIED_AHEAD * step + byte);
+        }
+        row_load(copy + j * copy_stride, dtype, from, dim);
+    }
+    return direct ? 0 : s.live;
+}
+
+/* Makes the first n copies, those of them that are not yet made. */
+static void copy_keys(const panel *pn, key_copies *c, int64_t n)
+{
+    const fattn_problem *const p = pn->p;
+    for (n = fattn_min64(n, c->count); c->done < n; c->done++) {
+        const int64_t value = c->done - c->keys;
+        row_load(value < 0 ? c->k + c->done * pn->dp : c->v + value * pn->dvp, p->dtype,
+                 c->rows[c->done].from, value < 0 ? p->dim : p->dim_v);
+    }
+}
+
+/* Keys between whose products some are copied: the lines that one such step fetches arrive before
+ * the next one reads them, and stay in cache until then. */
+#define COPY_STEP (4 * FV_NK)
+
+/* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
+ * caller knows. t: [dim][br]; x: rows of [br] */
+static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim, const float *t,
+                     float *const *x)
+{
+    int64_t j = 0;
+    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
+        const int64_t past = keys_seen(pn, s, r + FV_LANES);
+        while (j < past) {
+            const int64_t keys = pn->next_tile ? fattn_min64(past - j, COPY_STEP) : past - j;
+            prefetch_list later = pn->later;
+            later.next += j / FV_NK * later.step;
+            if (pn->next_tile) {
+                copy_keys(pn, pn->next_tile, later.next);
             }
-            row_load(copy + j * copy_stride, dtype, from, dim);
-            rows[j] = copy + j * copy_stride;
+            product_rows(0, keys, a + j, dim, t, pn->br, x + j, r, pn->width, later);
+            j += keys;
         }
     }
 }

@@ -66,8 +66,9 @@ static inline fv ff_muladd(ff a, int n, fv b, fv c)
 enum { ROWS_UNROLL = FV_FACTORS == 1 && FV_NK > 4 ? 4 : 1 };
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
 
-/* Rows to fetch into the second-level cache, from number `next` on, `step` of them before each
- * register tile: so few that the processor can have all their lines on their way. */
+/* Rows to fetch into the second-level cache, from number `next` on, `step` of them with each
+ * register tile, a line of each at a time: many at once would take the buffers that the tile's own
+ * lines need. */
 typedef struct prefetch_row {
     const char *from;
     int64_t bytes;
@@ -79,12 +80,12 @@ typedef struct prefetch_list {
 
 #define NO_PREFETCH ((prefetch_list){.step = 0})
 
-static void prefetch_step(prefetch_list *e)
+/* The line at `byte` of each row of a step. */
+static inline void prefetch_lines(const prefetch_list *e, int64_t byte)
 {
-    for (int64_t n = 0; n < e->step; n++) {
-        const prefetch_row row = e->rows[e->next++];
-        for (int64_t byte = 0; byte < row.bytes; byte += CACHE_LINE) {
-            __builtin_prefetch(row.from + byte, 0, 2);
+    for (int64_t n = e->next; n < e->next + e->step; n++) {
+        if (byte < e->rows[n].bytes) {
+            __builtin_prefetch(e->rows[n].from + byte, 0, 2);
         }
     }
 }
@@ -130,10 +131,11 @@ INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const W
 }
 
 /* last: lanes of the last vector that C has; FV_LANES for all. ahead: rows of the next tile, which
- * full tiles fetch from the second-level cache meanwhile; and all fetch what they add to. */
+ * full tiles fetch from the second-level cache meanwhile; and all fetch what they add to, and a
+ * step of `later`. */
 INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const *a,
-                               const WORD *const *ahead, int64_t depth, const WORD *b,
-                               int64_t b_stride, float *const *c, int64_t column)
+                               const WORD *const *ahead, const prefetch_list *later, int64_t depth,
+                               const WORD *b, int64_t b_stride, float *const *c, int64_t column)
 {
     fv sum[FV_NK][FV_NQ];
     for (int k = 0; k < FV_NK; k++) {
@@ -151,6 +153,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
             for (int q = 0; q < nq && times != 0 && r / LINE < FV_NK; q++) {
                 __builtin_prefetch(c[r / LINE] + column + q * FV_LANES, 1);
             }
+            prefetch_lines(later, r * (int64_t)sizeof(WORD));
         }
         PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, a, r, b, b_stride);
     }
@@ -201,12 +204,12 @@ static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD 
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
             const WORD *const *const ahead = a + (k + FV_NK < rows ? k + FV_NK : k);
-            prefetch_step(&later);
 #define TILE(nq)       \
     PRODUCT(rows_tile) \
-    (nq, last, times, a + k, ahead, depth, b + column, b_stride, c + k, column)
+    (nq, last, times, a + k, ahead, &later, depth, b + column, b_stride, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
+            later.next += later.step;
         }
         later = NO_PREFETCH;
     }

@@ -12,6 +12,12 @@ typedef enum query_form {
     QUERIES_BLOCKED, /* four channels in a block of lanes, small.inl says how */
 } query_form;
 
+/* The keys and values of a tile: rows that products read, and room for those that are copies. */
+typedef struct key_tile {
+    const float **k, **v;   /* [bc] */
+    float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
+} key_tile;
+
 typedef struct forward {
     panel panel;
     float *m, *l; /* [br] */
@@ -30,17 +36,39 @@ typedef struct forward {
     float lowered;       /* the factor of sums of lifted probabilities, or 1 */
     float *alpha;        /* [br] */
     float *o;            /* [br][dvp] */
-    prefetch_row *later; /* of the first strip alone */
+    prefetch_row *later; /* of the first strip alone, like tiles */
+    key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
 } forward;
 
 /* The fewest register tiles that hold the rows of decoding. */
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
-#define BLOCK_ROWS TILE_ROWS(384) /* most rows of a block */
+#define BLOCK_ROWS TILE_ROWS(528) /* most rows of a block */
 #define BLOCK_KEYS 128            /* of a tile, if they fit */
 #define STRIPS (BLOCK_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
+
+/* Whether a block's keys are copied while products of the one before go on. */
+static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
+{
+    const bool paired = FV_PAIRS && p->dtype == FATTN_BF16;
+    return !paired && bc < p->seqlen_k && !(in_place(p, &p->k) && in_place(p, &p->v));
+}
+
+static void tiles_layout(forward *f, const fattn_problem *p, int64_t bc, arena *from)
+{
+    const panel *const pn = &f->panel;
+    f->tiles[0] = f->tiles[1] =
+        (key_tile){.k = pn->k, .v = pn->v, .k_copy = pn->k_copy, .v_copy = pn->v_copy};
+    if (copies_meanwhile(p, bc)) {
+        f->tiles[1] =
+            (key_tile){.k = carve(from, bc, sizeof *pn->k),
+                       .v = carve(from, bc, sizeof *pn->v),
+                       .k_copy = carve(from, in_place(p, &p->k) ? 0 : bc * pn->dp, sizeof(float)),
+                       .v_copy = carve(from, in_place(p, &p->v) ? 0 : bc * pn->dvp, sizeof(float))};
+    }
+}
 
 /* `count` strips of br rows. */
 static void strips_layout(forward *strips, int64_t count, const fattn_problem *p, int64_t br,
@@ -48,6 +76,7 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
 {
     panel_layout(&strips->panel, p, br, bc, from);
     panel_layout_keys(&strips->panel, from);
+    tiles_layout(strips, p, bc, from);
     strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
     strips->panel.x = carve(from, br * bc, sizeof(float));
     strips->alpha = carve(from, br, sizeof(float));
@@ -65,11 +94,11 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
     }
 }
 
-/* Rows that a block of keys fetches for later, at most: results and queries, and what fills up the
- * last step. */
+/* Rows that a block of keys fetches for later, at most: results and queries, keys and values, and
+ * what fills up the last step. */
 static int64_t later_rows(int64_t count, int64_t br, int64_t bc)
 {
-    return 2 * count * br + count * bc / FV_NK;
+    return 2 * count * br + 2 * bc + count * bc / FV_NK;
 }
 
 /* Returns the number of strips of a block. */
@@ -103,6 +132,19 @@ static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tilin
     arena from = {0};
     (void)forward_layout(strips, p, tiling, &from);
     return from.used;
+}
+
+/* What the strips see of a block of keys, and what some of them does. */
+static span spans_of(const forward *strips, int64_t count, int64_t block, span *spans)
+{
+    span all = {.kind = FATTN_TILE_EMPTY};
+    for (int64_t n = 0; n < count; n++) {
+        spans[n] = span_of(&strips[n].panel, block);
+        if (spans[n].kind != FATTN_TILE_EMPTY && spans[n].live > all.live) {
+            all = spans[n];
+        }
+    }
+    return all;
 }
 
 /* --- State ------------------------------------------------------------------------------------ */

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing tiles and parts of keys, and what rows of kernels decline: pure functions, so that
+ * imaginary devices and kernels will do. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "core/kernel.h"
+#include "core/problem.h"
+#include "core/tiling.h"
+#include "tests/unit_answers.h"
+
+static int64_t square_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    return 4 * (tile.br * tile.bc + (tile.br + 2 * tile.bc) * p->dim);
+}
+
+static int64_t partial_bytes(const fattn_problem *p, const fattn_tiling *t)
+{
+    return t->splits > 1 ? t->splits * p->batch * p->heads_q * p->seqlen_q * (p->dim_v + 2) * 4 : 0;
+}
+
+static int64_t endless_bytes(const fattn_problem *p, const fattn_tiling *t)
+{
+    (void)p, (void)t;
+    return -1;
+}
+
+static const fattn_tile menu[] = {{32, 32}, {64, 64}, {128, 64}, {256, 128}, {0, 0}};
+
+static fattn_kernel imaginary(void)
+{
+    return (fattn_kernel){.name = "imaginary",
+                          .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                          .dtypes = FATTN_DTYPE_BIT(FATTN_F32),
+                          .features = FATTN_FEATURES_ALL & ~FATTN_SINK & ~FATTN_BIAS,
+                          .dim_max = 128,
+                          .rows_max = 1024,
+                          .splits_keys = true,
+                          .tiles = menu,
+                          .fast_bytes = square_bytes,
+                          .workspace = partial_bytes};
+}
+
+static fattn_problem normal(int64_t sq, int64_t sk, int64_t dim)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.heads_q = 8;
+    p.heads_k = 2;
+    p.seqlen_q = sq;
+    p.seqlen_k = sk;
+    p.dim = p.dim_v = dim;
+    ANSWERS(fattn_problem_normalise(&p, &p), FATTN_OK);
+    return p;
+}
+
+Test(tiling, the_largest_tile_that_fits)
+{
+    const fattn_kernel k = imaginary();
+    const fattn_problem p = normal(1000, 3000, 64);
+    const fattn_wish none = {{0, 0}, 0};
+    const struct {
+        int64_t fast, br, bc;
+    } cases[] = {{1 << 30, 256, 128},
+                 {128 << 10, 128, 64},
+                 {80 << 10, 64, 64},
+                 {40 << 10, 32, 32},
+                 {1, 32, 32}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0, 0};
+        fattn_tiling t;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, cases[i].br, "%lld fast bytes: br %lld", (long long)cases[i].fast,
+                     (long long)t.br);
+        cr_assert_eq(t.bc, cases[i].bc);
+        cr_assert_eq(t.q_blocks, (1000 + t.br - 1) / t.br);
+        cr_assert_eq(t.k_blocks, (3000 + t.bc - 1) / t.bc);
+        cr_assert_eq(t.items, 8 * t.q_blocks);
+        cr_assert_eq(t.splits, 1);
+        cr_assert_eq(t.workspace, 0);
+        cr_assert_gt(t.traffic, 0);
+    }
+}
+
+static int64_t ten(const fattn_problem *p) { return (void)p, 10; }
+static int64_t hundred(const fattn_problem *p) { return (void)p, 100; }
+
+/* Blocks are small enough to keep all units busy, and no smaller than their cost allows. */
+Test(tiling, units_share_blocks)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {{0, 0}, 0};
+    const struct {
+        int64_t sq, units;
+        int64_t (*block_rows)(const fattn_problem *p);
+        int64_t br;
+    } cases[] = {{256, 16, ten, 64},     {256, 16, hundred, 128},    {256, 4, hundred, 256},
+                 {100000, 16, ten, 256}, {100000, 16, hundred, 256}, {256, 0, ten, 256},
+                 {256, 16, NULL, 256}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, cases[i].units};
+        const fattn_problem p = normal(cases[i].sq, 3000, 64);
+        fattn_tiling t;
+        k.block_rows = cases[i].block_rows;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, cases[i].br, "case %zu: br %lld", i, (long long)t.br);
+    }
+}
+
+/* A mask said in either way is one problem, and gets one plan. */
+Test(tiling, causal_is_a_window)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {{0, 0}, 0};
+    const fattn_limits limits = {1 << 30, 1, 1 << 20, 1 << 22, 16};
+    k.block_rows = hundred;
+    for (int64_t sq = 100; sq < 5000; sq += 100) {
+        fattn_problem causal = normal(sq, 3000, 64), window = causal;
+        fattn_tiling a, b;
+        causal.features = FATTN_CAUSAL;
+        window.features = FATTN_WINDOW, window.window_right = 0;
+        ANSWERS(fattn_problem_normalise(&causal, &causal), FATTN_OK);
+        ANSWERS(fattn_problem_normalise(&window, &window), FATTN_OK);
+        ANSWERS(fattn_tiling_choose(&causal, &limits, &k, &none, &a), FATTN_OK);
+        ANSWERS(fattn_tiling_choose(&window, &limits, &k, &none, &b), FATTN_OK);
+        cr_assert_eq(a.br, b.br, "%lld rows: br %lld, of the window %lld", (long long)sq,
+                     (long long)a.br, (long long)b.br);
+        cr_assert_eq(a.together, b.together);
+    }
+}
+
+/* Keys and values of one of 8 heads of 3000 keys are 3000 * 2 * 64 * 4 bytes, 1.5 MB. */
+Test(tiling, a_shared_cache_spares_slow_memory)
+{
+    const fattn_kernel k = imaginary();
+    const fattn_problem p = normal(1000, 3000, 64);
+    const fattn_wish none = {{0, 0}, 0};
+    const double ends = 8 * 1000.0 * 2 * 64 * 4, keys = 8 * 3000.0 * 2 * 64 * 4;
+    const struct {
+        int64_t parallelism, cache;
+        double walks; /* of 32 blocks of 32 rows */
+    } cases[] = {{4, 0, 32}, {4, 1 << 20, 8}, {31, 1 << 20, 2}, {4, 4 << 20, 1}, {64, 4 << 20, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_limits limits = {1, cases[i].parallelism, 1 << 20, cases[i].cache, 0};
+        fattn_tiling t;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, 32);
+        cr_assert_float_eq(t.traffic, ends + cases[i].walks * keys, 1, "case %zu: %g", i,
+                           t.traffic);
+    }
+}
+
+Test(tiling, keys_are_split_when_queries_are_few)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {{0, 0}, 0};
+    const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
+    fattn_problem p = normal(1, 65536, 64);
+    fattn_tiling t;
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+    cr_assert_eq(t.splits, 8);
+    cr_assert_eq(t.split_blocks * t.splits, t.k_blocks);
+    cr_assert_eq(t.items, 64);
+    cr_assert_gt(t.workspace, 0);
+
+    p.features |= FATTN_BATCH_INVARIANT;
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+    cr_assert_eq(t.splits, 1);
+    p.features = 0;
+    k.packs_groups = true; /* 4 heads to a block: a quarter of the items */
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+    cr_assert_eq(t.splits, 32);
+
+    /* Whatever was asked for: no part is empty and all keys are covered. */
+    for (int64_t keys = 0; keys < 2000; keys += 37) {
+        for (int64_t splits = 1; splits < 40; splits++) {
+            const fattn_wish wish = {{0, 0}, splits};
+            p = normal(1, keys, 64);
+            ANSWERS(fattn_tiling_choose(&p, &limits, &k, &wish, &t), FATTN_OK);
+            cr_assert(t.splits >= 1 && t.splits <= splits);
+            cr_assert(t.splits * t.split_blocks >= t.k_blocks);
+            cr_assert((t.splits - 1) * t.split_blocks < t.k_blocks || t.k_blocks == 0);
+        }
+    }
+}
+
+/* Of a row that memory bounds: rounds are few, and the last of them is nearly full. */
+Test(tiling, even_splits_fill_rounds)
+{
+    fattn_kernel k = imaginary();
+    k.packs_groups = k.splits_evenly = true;
+    k.split_keys = 256;
+    const fattn_wish none = {{0, 0}, 0};
+    const fattn_limits limits = {1 << 20, 264, 1024, 0, 132};
+    const struct {
+        int64_t batch, keys, items;
+    } cases[] = {{1, 131072, 132},   {4, 32768, 128},     {64, 2048, 128}, {66, 65536, 132},
+                 {100, 65536, 1000}, {1000, 65536, 2000}, {1, 256, 2},     {3, 0, 6}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fattn_problem p = normal(1, cases[i].keys, 64);
+        fattn_tiling t;
+        p.batch = cases[i].batch;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.items, cases[i].items, "batch %lld: %lld items", (long long)p.batch,
+                     (long long)t.items);
+    }
+}
+
+/* The first tile of the menu wants so many blocks a unit; else it is the next, and what fits. */
+Test(tiling, rounds_for_the_first_tile)
+{
+    static const fattn_tile falling[] = {{256, 128}, {128, 64}, {32, 32}, {0, 0}};
+    fattn_kernel k = imaginary();
+    k.tiles = falling;
+    k.rounds = 4;
+    const fattn_wish none = {{0, 0}, 0};
+    const struct {
+        int64_t fast, rows, br;
+    } cases[] = {{1 << 30, 384, 256}, {1 << 30, 383, 128}, {128 << 10, 384, 128}, {1, 384, 32}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_problem p = normal(cases[i].rows, 100, 64); /* of eight heads */
+        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0, 3};
+        fattn_tiling t;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, cases[i].br, "%lld rows, %lld fast bytes: br %lld",
+                     (long long)cases[i].rows, (long long)cases[i].fast, (long long)t.br);
+    }
+}
+
+Test(tiling, refusals)
+{
+    fattn_kernel k = imaginary();
+    const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
+    const fattn_problem p = normal(100, 100, 64);
+    fattn_tiling t;
+    const fattn_wish odd = {{33, 32}, 0};
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &odd, &t), FATTN_UNSUPPORTED);
+    REASON_HAS("33,32");
+    const fattn_wish known = {{64, 64}, 0};
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &known, &t), FATTN_OK);
+    cr_assert_eq(t.br, 64);
+    k.workspace = endless_bytes;
+    ANSWERS(fattn_tiling_choose(&p, &limits, &k, &known, &t), FATTN_OVERFLOW);
+}
+
+Test(kernel, declines_with_a_reason)
+{
+    fattn_kernel k = imaginary();
+    char text[256];
+    fattn_problem p = normal(10, 10, 64);
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    p.features = FATTN_SINK | FATTN_BIAS | FATTN_CAUSAL;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "does not honour bias sink");
+    p.features = 0, p.op = FATTN_BACKWARD;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "computes no backward");
+    k.ops = 0, p.op = FATTN_FORWARD;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "computes no forward");
+    k = imaginary(), p.dtype = FATTN_BF16;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text), "takes no bf16");
+    p = normal(10, 10, 129);
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "129"));
+    p = normal(257, 10, 64);
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "1028"));
+    p = normal(10, 10, 64), k.rows_min = 40; /* four heads of ten rows */
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.rows_min = 41;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text),
+                     "takes 41 query rows a key/value head and more, not 40");
+    p.features = FATTN_BATCH_INVARIANT;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "rows may not count");
+    k.rows_min = 0;
+
+    p = normal(10, 10, 64), p.batch = 3; /* of eight heads in two groups, ten rows each */
+    cr_assert_eq(fattn_kernel_rows(&k, &p), 10);
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), 3 * p.heads_q);
+    k.packs_groups = true;
+    cr_assert_eq(fattn_kernel_rows(&k, &p), 40);
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), 3 * p.heads_k * 2, "tiles of 32 rows");
+    k.packs_groups = false;
+    p.batch = INT64_MAX / 3;
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), INT64_MAX);
+    p.batch = 0;
+    cr_assert_eq(fattn_kernel_blocks(&k, &p), 0);
+
+    p = normal(10, 10, 64), p.dtype_o = FATTN_BF16;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.own_dtype_o = true;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "dtype_o bf16"));
+    p = normal(10, 10, 64), p.features = FATTN_DROPOUT, p.dropout_p = 0.75;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.dropout_max = 0.5;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "0.75"));
+
+    k.features |= FATTN_BIAS;
+    p = normal(10, 10, 64), p.features = FATTN_BIAS | FATTN_DETERMINISTIC;
+    p.outputs = FATTN_OUT_DQ | FATTN_OUT_DBIAS; /* a bias for all heads */
+    p.dbias_stride[0] = 400, p.dbias_stride[2] = 10, p.dbias_stride[3] = 1;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    k.adds_dbias = true;
+    cr_assert_str_eq(fattn_kernel_declines(&k, &p, text, sizeof text),
+                     "sums dbias over an axis in any order");
+    p.outputs = FATTN_OUT_DQ;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "dbias is not wanted");
+    p.outputs |= FATTN_OUT_DBIAS, p.dbias_stride[1] = 100;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "nothing is summed");
+    p.dbias_stride[1] = 0, p.features = FATTN_BIAS;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "any order will do");
+    cr_assert_str_eq(fattn_feature_name(0), "causal");
+    cr_assert_str_eq(fattn_feature_name(20), "checked");
+    cr_assert_null(fattn_feature_name(21));
+}
+
+Test(kernel, fits_or_need_not)
+{
+    fattn_kernel k = imaginary();
+    const fattn_problem p = normal(10, 10, 64);
+    const int64_t least = k.fast_bytes(&p, menu[0]);
+    cr_assert(fattn_kernel_fits(&k, &p, 0));
+    k.must_fit = true;
+    cr_assert(fattn_kernel_fits(&k, &p, least));
+    cr_assert_not(fattn_kernel_fits(&k, &p, least - 1));
+}
+
+Test(kernel, rows_begin_where_it_needs_them)
+{
+    fattn_kernel k = imaginary();
+    k.align = 16; /* four floats */
+    k.ops = FATTN_OP_BIT(FATTN_FORWARD) | FATTN_OP_BIT(FATTN_BACKWARD);
+    fattn_problem p = normal(10, 10, 64);
+    char text[256];
+    const fattn_strides even = {.batch = 64, .seq = 8, .head = 4};
+    p.q = p.k = p.v = p.dout = even;
+    p.pointer_alignment = 16;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    p.v.head = 6;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "those of v"));
+    p.v = even, p.dout.seq = 7;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "forward has no dout");
+    p.op = FATTN_BACKWARD;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "those of dout"));
+    p.dout = even, p.pointer_alignment = 8;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "16 bytes"));
+}

@@ -19,6 +19,8 @@ typedef struct fattn_peak_reading {
     double rate;  /* flops or bytes a second, all units of the device together */
     double clock; /* Hz; 0 for loops that memory limits */
     double issue; /* instructions a cycle and unit; 0 like clock */
+    double fed;   /* share of its products that a unit still makes when it loads their operands from
+                   * its nearest cache; less where other work has a part of the unit. 0: unknown */
 } fattn_peak_reading;
 
 typedef struct fattn_peak fattn_peak;

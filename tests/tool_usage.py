@@ -166,7 +166,7 @@ def test_info(tool, folder):
 
 
 COLUMNS = ("device kernel dir dtype mask B Hq Hk Sq Sk D Dv median_ms gflops gbytes_s ceiling ratio "
-           "workspace_bytes").split()
+           "workspace_bytes fed").split()
 
 
 def test_bench(tool, folder):
@@ -190,6 +190,12 @@ def test_bench(tool, folder):
     ok([line["device"] for line in lines] == ["cpu@1", "cpu@2"] and all(line["ceiling"] > 0 for line in lines),
        "--threads is in the device column, and decoding on a CPU has a ceiling")
     ok(all(line["Sq"] == 1 for line in lines), "decoding has one query by default")
+    ran = start(tool, folder, "bench --device cpu,reference --sq 64 --hq 1 --d 16 --reps 3 --json")
+    fed, none = [json.loads(line)["fed"] for line in ran.stdout.splitlines()]
+    vectors = "scalar" not in json.loads(ran.stdout.splitlines()[0])["kernel"]
+    ok(none is None and (0 < fed < 1.2 if vectors else fed is None), f"a core's share of its products is one: {fed}")
+    ok(not vectors or abs(fed - 0.95) < 0.001 or ("cores are shared" in ran.stderr) == (fed < 0.95),
+       "and a small one is spoken of")
 
 
 def main():

@@ -27,6 +27,7 @@ enum { REPS_MIN = 5 };
 static const double budget_s = 1.0; /* of a case, where --reps does not say how many */
 static const double slice_ms = 5.0; /* a repetition of a kernel lasts at least so long */
 static const double ratio_max = 1.02;
+static const double fed_min = 0.95; /* of a unit of one's own; shared ones have 0.83 to 0.93 */
 
 static const char *const peer_words[] = {"none", "materialised", NULL};
 
@@ -122,6 +123,7 @@ void bench_report(bench *b, const bench_row *row)
         {"ceiling", NULL, row->ceiling, "%.5g"},
         {"ratio", NULL, row->ratio, "%.4f"},
         {"workspace_bytes", NULL, (double)row->workspace, "%.0f"},
+        {"fed", NULL, row->fed, "%.3f"},
     };
     enum { CELLS = sizeof cells / sizeof cells[0] };
 
@@ -138,6 +140,7 @@ void bench_report(bench *b, const bench_row *row)
     }
     printf("%s\n", b->json ? "}" : "");
     fflush(stdout);
+    b->shared += row->fed < fed_min;
     if (row->ratio > ratio_max && !row->exempt) {
         fprintf(stderr, "fattn bench: %s %s: a ratio of %.3f is above %.2f\n", row->kernel,
                 row->dir, row->ratio, ratio_max);
@@ -214,9 +217,9 @@ static double work_of(const sweep_case *c, const fattn_plan_info *info)
 /* All repetitions of the kernel and, where there is one, the peer. */
 static fattn_status time_subjects(const bench *b, const sweep_case *c, const fattn_plan_info *info,
                                   ceiling *ceil, subject *const subjects[], int count, int *reps,
-                                  double *ceiling_rate)
+                                  fattn_peak_reading *reached)
 {
-    double total = 0, rates[BENCH_REPS_MAX];
+    double total = 0, rates[BENCH_REPS_MAX], fed[BENCH_REPS_MAX];
     fattn_status status = FATTN_OK;
     for (int s = 0; status == FATTN_OK && s < count; s++) {
         double seconds;
@@ -226,24 +229,27 @@ static fattn_status time_subjects(const bench *b, const sweep_case *c, const fat
     *reps = repetitions(b, total);
     for (int r = 0; status == FATTN_OK && r < *reps; r++) {
         const workload *const w = subjects[0]->work;
-        rates[r] = NAN;
+        fattn_peak_reading reading = {.rate = NAN};
         if (ceil->peak) {
-            status = ceiling_measure(ceil, w->buffers.k, w->keys_bytes, &rates[r]);
+            status = ceiling_measure(ceil, w->buffers.k, w->keys_bytes, &reading);
         }
+        rates[r] = reading.rate;
+        fed[r] = reading.fed > 0 ? reading.fed : NAN;
         for (int s = 0; status == FATTN_OK && s < count; s++) {
             status = repeat(subjects[s], subjects[s]->calls, &subjects[s]->seconds[r]);
             subjects[s]->ratio[r] = work_of(c, info) / subjects[s]->seconds[r] / rates[r];
         }
     }
     if (status == FATTN_OK) {
-        *ceiling_rate = ceil->peak ? bench_median(rates, *reps) : NAN;
+        *reached = (fattn_peak_reading){.rate = bench_median(rates, *reps),
+                                        .fed = bench_median(fed, *reps)};
     }
     return status;
 }
 
 static void report_subject(bench *b, const char *device_word, const char *kernel,
                            const sweep_case *c, const fattn_plan_info *info, subject *s, int reps,
-                           double ceiling_rate, int64_t workspace)
+                           const fattn_peak_reading *reached, int64_t workspace)
 {
     const double seconds = bench_median(s->seconds, reps);
     const bench_row row = {
@@ -254,8 +260,9 @@ static void report_subject(bench *b, const char *device_word, const char *kernel
         .median_ms = 1e3 * seconds,
         .gflops = 1e-9 * sweep_flops(c) / seconds,
         .gbytes_s = 1e-9 * info->lower_bound_bytes / seconds,
-        .ceiling = 1e-9 * ceiling_rate,
-        .ratio = isnan(ceiling_rate) ? NAN : bench_median(s->ratio, reps),
+        .ceiling = 1e-9 * reached->rate,
+        .ratio = isnan(reached->rate) ? NAN : bench_median(s->ratio, reps),
+        .fed = reached->fed,
         .workspace = workspace,
         .exempt = !s->plan || c->dir == SWEEP_DECODE,
     };
@@ -320,7 +327,7 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
             other = {.peer = &peer, .work = &w, .problem = &c->problem};
     subject *const subjects[] = {&kernel, &other};
     int count = 1, reps = 0;
-    double rate = NAN;
+    fattn_peak_reading reached = {0};
     ceiling ceil = ceiling_of(device, c, info.kernel);
 
     if (status == FATTN_OK) {
@@ -342,15 +349,15 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
         other.start = kernel.start;
         other.stop = kernel.stop;
         count += prepare_peer(b, c, about, &peer);
-        status = time_subjects(b, c, &info, &ceil, subjects, count, &reps, &rate);
+        status = time_subjects(b, c, &info, &ceil, subjects, count, &reps, &reached);
     }
     if (status == FATTN_OK) {
-        report_subject(b, device_word, info.kernel, c, &info, &kernel, reps, rate,
+        report_subject(b, device_word, info.kernel, c, &info, &kernel, reps, &reached,
                        info.workspace_bytes);
         check_ceiling(b, device_word, &ceil);
     }
     if (status == FATTN_OK && count > 1) {
-        report_subject(b, device_word, "peer:materialised", c, &info, &other, reps, rate,
+        report_subject(b, device_word, "peer:materialised", c, &info, &other, reps, &reached,
                        peer.scores_bytes);
         const double apart = materialised_difference(&peer, &c->problem, w.buffers.o);
         if (!(apart < 1e-4)) {
@@ -449,6 +456,9 @@ static const char notes[] =
     "  ceiling   GFLOP/s of a loop of multiply-adds, which is printed on stderr beside what the\n"
     "            clock allows; for decode, GB/s of reading k and v\n"
     "  ratio     of gflops (decode: gbytes_s) to the ceiling just before; the median\n"
+    "  fed       share of the ceiling that is left to products whose operands are loaded from\n"
+    "            the first-level cache: 1.00 on a core of one's own, 0.83 to 0.93 where others\n"
+    "            use its second thread, and ratio is lower by more\n"
     "\n"
     "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
     "fattn_execute(); there ceiling is the budget in ms.\n"
@@ -492,6 +502,12 @@ int fattn_tool_bench(int argc, char **argv)
         if (status != FATTN_OK) {
             return tool_failure(status);
         }
+    }
+    if (b.shared) {
+        fprintf(stderr,
+                "fattn bench: cores are shared: in %" PRId64 " of the rows above other work took "
+                "part of them (fed below %.2f)\n",
+                b.shared, fed_min);
     }
     return b.failed ? TOOL_FAILED : TOOL_OK;
 }

@@ -11,7 +11,7 @@ typedef struct bench_row {
     const char *device, *kernel, *dir;
     const sweep_case *of;
     double median_ms;
-    double gflops, gbytes_s, ceiling, ratio; /* NAN where there is none */
+    double gflops, gbytes_s, ceiling, ratio, fed; /* NAN where there is none */
     int64_t workspace;
     bool exempt; /* a peer may use instructions that the device was told to leave alone */
 } bench_row;
@@ -22,6 +22,7 @@ typedef struct bench {
     int peer;           /* of peer_words: 0 none */
     bool failed;        /* a ratio or a ceiling cannot be true, or a budget was exceeded */
     bool header;        /* has been printed */
+    int64_t shared;     /* rows during which units did other work too */
     char checked[1024]; /* the devices whose ceilings were checked, one a line */
 } bench;
 

@@ -28,16 +28,13 @@ ceiling ceiling_of(fattn_device *device, const sweep_case *c, const char *kernel
     return ceil;
 }
 
-fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes, double *rate)
+fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes,
+                             fattn_peak_reading *reading)
 {
-    fattn_peak_reading reading;
     const fattn_status status =
-        ceil->peak->measure(ceil->device->impl, ceil->peak, data, bytes, &reading);
-    if (status == FATTN_OK) {
-        *rate = reading.rate;
-        if (!(reading.issue <= ceil->best.issue)) {
-            ceil->best = reading;
-        }
+        ceil->peak->measure(ceil->device->impl, ceil->peak, data, bytes, reading);
+    if (status == FATTN_OK && !(reading->issue <= ceil->best.issue)) {
+        ceil->best = *reading;
     }
     return status;
 }
@@ -67,11 +64,11 @@ bool ceiling_check(ceiling *ceil, const char *device_word)
         return true;
     }
     for (int i = 0; i < MORE && fused && !within(ceil); i++) {
-        double rate;
+        fattn_peak_reading reading = {0};
         if (ceil->best.issue > ports(ceil)) {
             ceil->best.issue = 0; /* the clock's chain was disturbed */
         }
-        if (ceiling_measure(ceil, NULL, 0, &rate) != FATTN_OK) {
+        if (ceiling_measure(ceil, NULL, 0, &reading) != FATTN_OK) {
             return false;
         }
     }

@@ -19,8 +19,9 @@ typedef struct ceiling {
  * backward, reading keys and values limits decoding. */
 ceiling ceiling_of(fattn_device *device, const sweep_case *c, const char *kernel);
 
-/* Measures the rate, in flops or bytes a second; data is what a decoding kernel reads. */
-fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes, double *rate);
+/* Measures the loop; data is what a decoding kernel reads. */
+fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes,
+                             fattn_peak_reading *reading);
 
 /* Prints the loop beside what the clock allows on stderr, measuring on for a while when they are
  * apart. False when a fused loop stays over 3 % from a whole number of instructions a cycle. */

@@ -325,10 +325,13 @@ static const fattn_peak *peak(void *impl, int i)
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading)
 {
-    (void)impl;
     const fattn_cpu_peak *const measured = (const fattn_cpu_peak *)row;
+    const fattn_cpu_peak *gauge = ((const cpu *)impl)->isa->peaks;
     int workers = 1;
     *reading = (fattn_peak_reading){0};
+    while (gauge->row.name && !gauge->fed) {
+        gauge++;
+    }
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads_wanted())
 #endif
@@ -339,7 +342,7 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
         worker = omp_get_thread_num();
         team = omp_get_num_threads();
 #endif
-        fattn_cpu_peak_work(measured, worker, team, data, bytes, &own);
+        fattn_cpu_peak_work(measured, gauge->fed ? gauge : NULL, worker, team, data, bytes, &own);
         /* Not a critical section: its lock would be a symbol that the library exports. */
 #ifdef _OPENMP
 #pragma omp atomic
@@ -353,12 +356,17 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
 #pragma omp atomic
 #endif
         reading->issue += own.issue;
+#ifdef _OPENMP
+#pragma omp atomic
+#endif
+        reading->fed += own.fed;
         if (worker == 0) {
             workers = team;
         }
     }
     reading->clock /= workers;
     reading->issue /= workers;
+    reading->fed /= workers;
     return FATTN_OK;
 }
 

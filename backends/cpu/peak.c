@@ -16,6 +16,7 @@ enum {
     SLICES = 9,
     CHAIN_ADDS = 1 << 17,         /* 40 microseconds at 3 GHz */
     SLICE_INSTRUCTIONS = 1 << 19, /* 90 microseconds at 3 GHz and two a cycle */
+    FED_INSTRUCTIONS = 1 << 17,   /* of each of the loops that are compared */
     READ_MIN = 8 << 20            /* bytes that a measurement of bandwidth reads at least */
 };
 
@@ -65,26 +66,52 @@ static double time_clock(void)
     return CHAIN_ADDS / (now() - start);
 }
 
-static void measure_compute(const fattn_cpu_peak *peak, fattn_peak_reading *reading)
+/* Arithmetic instructions a second of a loop, in about `wanted` of them. */
+static double time_compute(const fattn_cpu_peak *peak, int64_t wanted)
 {
-    const int64_t rounds = SLICE_INSTRUCTIONS / peak->instructions;
-    const double instructions = (double)rounds * peak->instructions;
-    double rate[SLICES], clock[SLICES], issue[SLICES];
+    const int64_t rounds = wanted / peak->instructions;
+    const double start = now();
+    sink_float = peak->compute(rounds, 0.999f, 0.001f);
+    return (double)(rounds * peak->instructions) / (now() - start);
+}
 
-    sink_float = peak->compute(rounds, 0.999f, 0.001f); /* wakes the vector units */
+/* The share of them that is left where operands are loaded. Another thread on the core takes loads
+ * and cache, which products in registers do not miss. They are timed before and after, as the
+ * vector units may still be waking up. */
+static double time_fed(const fattn_cpu_peak *peak, const float *operands)
+{
+    const int64_t rounds = FED_INSTRUCTIONS / peak->fed_instructions;
+    const double before = time_compute(peak, FED_INSTRUCTIONS);
+    const double start = now();
+    sink_float = peak->fed(rounds, operands);
+    const double rate = (double)(rounds * peak->fed_instructions) / (now() - start);
+    const double after = time_compute(peak, FED_INSTRUCTIONS);
+    return rate / (after > before ? after : before);
+}
+
+static void measure_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
+                            fattn_peak_reading *reading)
+{
+    double rate[SLICES], clock[SLICES], issue[SLICES], fed[SLICES];
+    _Alignas(64) float operands[FATTN_CPU_PEAK_OPERANDS];
+
+    for (int n = 0; n < FATTN_CPU_PEAK_OPERANDS; n++) {
+        operands[n] = (float)(n % 61 - 30) / 61;
+    }
+    (void)time_compute(peak, SLICE_INSTRUCTIONS); /* wakes the vector units */
     double before = time_clock();
     for (int i = 0; i < SLICES; i++) {
-        const double start = now();
-        sink_float = peak->compute(rounds, 0.999f, 0.001f);
-        const double stop = now(), after = time_clock();
+        rate[i] = time_compute(peak, SLICE_INSTRUCTIONS);
+        const double after = time_clock();
         clock[i] = after > before ? after : before;
-        rate[i] = instructions / (stop - start);
         issue[i] = rate[i] / clock[i];
+        fed[i] = gauge ? time_fed(gauge, operands) : 0;
         before = after;
     }
     reading->issue = median(issue, SLICES);
     reading->clock = median(clock, SLICES);
     reading->rate = median(rate, SLICES) * peak->row.lanes * peak->row.flops;
+    reading->fed = median(fed, SLICES);
 }
 
 /* Each worker reads its part of the data over and over; once before time counts, as a kernel that
@@ -105,12 +132,12 @@ static void measure_read(const fattn_cpu_peak *peak, int worker, int workers, co
     *reading = (fattn_peak_reading){.rate = passes ? (double)part * (double)passes / seconds : 0};
 }
 
-void fattn_cpu_peak_work(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
-                         int64_t bytes, fattn_peak_reading *reading)
+void fattn_cpu_peak_work(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge, int worker,
+                         int workers, const void *data, int64_t bytes, fattn_peak_reading *reading)
 {
     if (peak->row.reads_memory) {
         measure_read(peak, worker, workers, data, bytes, reading);
     } else {
-        measure_compute(peak, reading);
+        measure_compute(peak, gauge, reading);
     }
 }

@@ -9,6 +9,9 @@
 
 #include "core/peak.h"
 
+/* Floats that loops load over and over: 16 KiB, a part of any first-level cache. */
+#define FATTN_CPU_PEAK_OPERANDS 4096
+
 typedef struct fattn_cpu_peak {
     fattn_peak row;   /* .measure is fattn_cpu_peak_measure */
     int instructions; /* arithmetic instructions of a round */
@@ -16,11 +19,16 @@ typedef struct fattn_cpu_peak {
     /* One of the two. Results are returned so that the work cannot be left out. */
     float (*compute)(int64_t rounds, float factor, float summand);
     uint32_t (*read)(const void *data, int64_t bytes);
+
+    /* As compute, with operands that are loaded; NULL where a set has no such loop. */
+    float (*fed)(int64_t rounds, const float *operands);
+    int fed_instructions;
 } fattn_cpu_peak;
 
-/* What worker number `worker` of `workers` reaches while the others do the same. */
-void fattn_cpu_peak_work(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
-                         int64_t bytes, fattn_peak_reading *reading);
+/* What worker number `worker` of `workers` reaches while the others do the same. gauge: the row
+ * whose loops tell reading->fed, or NULL. */
+void fattn_cpu_peak_work(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge, int worker,
+                         int workers, const void *data, int64_t bytes, fattn_peak_reading *reading);
 
 /* Runs fattn_cpu_peak_work on all workers of the device; defined where threads are. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *peak, const void *data,

@@ -84,6 +84,39 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 #define PEAK_NAME "fma f32"
 #define PEAK_INSTRUCTIONS (2 * PEAK_COUNT)
 
+#if FV_LANES > 1
+#define PEAK_FED_DEPTH 64
+#define PEAK_FED_INSTRUCTIONS (FV_NK * FV_NQ * PEAK_FED_DEPTH)
+_Static_assert(PEAK_FED_DEPTH *(FV_NK + FV_NQ * FV_LANES) <= FATTN_CPU_PEAK_OPERANDS, "room");
+
+/* The same products as a register tile makes them (product.inl), which loads FV_NK factors and
+ * FV_NQ vectors for FV_NK FV_NQ of them. */
+static float peak_compute_fed(int64_t rounds, const float *operands)
+{
+    const float *const b = operands + FV_NK * PEAK_FED_DEPTH, *a[FV_NK];
+    fv sum[FV_NK][FV_NQ], total = fv_set1(0);
+    for (int k = 0; k < FV_NK; k++) {
+        a[k] = operands + k * PEAK_FED_DEPTH;
+        for (int q = 0; q < FV_NQ; q++) {
+            sum[k][q] = total;
+        }
+    }
+    for (; rounds > 0; rounds--) {
+        for (int64_t r = 0; r < PEAK_FED_DEPTH; r += FV_FACTORS) {
+            rows_steps(FV_NQ, 1, sum, a, r, b, FV_NQ * FV_LANES);
+        }
+    }
+    for (int k = 0; k < FV_NK; k++) {
+        for (int q = 0; q < FV_NQ; q++) {
+            total = fv_add(total, sum[k][q]);
+        }
+    }
+    float lanes[FV_LANES];
+    fv_store(lanes, total);
+    return lanes[0];
+}
+#endif
+
 #else
 
 /* As many products as sums, apart: a chain of both would need more accumulators than there are
@@ -214,6 +247,10 @@ static const fattn_cpu_peak peaks[] = {
                 .measure = fattn_cpu_peak_measure},
         .instructions = PEAK_INSTRUCTIONS,
         .compute = peak_compute,
+#ifdef PEAK_FED_INSTRUCTIONS
+        .fed = peak_compute_fed,
+        .fed_instructions = PEAK_FED_INSTRUCTIONS,
+#endif
     },
     {
         .row = {.name = "read",

@@ -3,7 +3,7 @@
  * The .npy reader and writer, as a TAP program:
  *
  *     check_npy CORPUS              runs the tests; CORPUS is tests/npy_corpus
- *     check_npy seeds CORPUS        writes the specimens below as files: the fuzzer's seeds
+ *     check_npy seeds CORPUS        writes npy_specimens.h as files: the fuzzer's seeds
  *     check_npy cat [--bf16] IN OUT reads IN and writes OUT; for the comparison with NumPy
  */
 #define _XOPEN_SOURCE 700
@@ -11,7 +11,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,24 +21,9 @@
 
 #include "core/memory.h"
 #include "core/status.h"
+#include "tests/npy_specimens.h"
+#include "tests/tap.h"
 #include "tools/npy.h"
-
-/* -------------------------------------------------------------------------------------------------
- * TAP
- * ---------------------------------------------------------------------------------------------- */
-
-static int tests, failures;
-
-FATTN_PRINTF(2, 3) static void ok(int passed, const char *format, ...)
-{
-    va_list list;
-    va_start(list, format);
-    printf("%s %d - ", passed ? "ok" : "not ok", ++tests);
-    vprintf(format, list);
-    putchar('\n');
-    va_end(list);
-    failures += !passed;
-}
 
 /* Ends the program: the machine, not the reader, is at fault. */
 static void need(int works, const char *what)
@@ -105,183 +89,8 @@ static int entries(int clear)
 }
 
 /* -------------------------------------------------------------------------------------------------
- * Specimens: one file of every kind, good or bad
+ * Specimens
  * ---------------------------------------------------------------------------------------------- */
-
-enum { FILE_MAX = 1 << 17 };
-
-typedef struct specimen {
-    const char *name;
-    const char *reason; /* part of the refusal; NULL for a valid file */
-    const char *header;
-    int data;    /* bytes after the header: 1, 2, 3 ... */
-    int version; /* 0 means 1 */
-    int minor;
-    int announce; /* header length to announce, where it is not the true one */
-    int keep;     /* bytes of the file to keep, where not all */
-    const char *magic;
-    int as_bf16;
-} specimen;
-
-#define SHAPE(shape) "{'descr': '<f4', 'fortran_order': False, 'shape': " shape ", }          \n"
-#define DESCR(descr) "{'descr': " descr ", 'fortran_order': False, 'shape': (2,), }           \n"
-
-static const specimen specimens[] = {
-    {"f2", NULL, DESCR("'<f2'"), .data = 4},
-    {"f4", NULL, DESCR("'<f4'"), .data = 8},
-    {"f8-big", NULL, DESCR("'>f8'"), .data = 16},
-    {"bool", NULL, DESCR("'|b1'"), .data = 2},
-    {"i1", NULL, DESCR("'|i1'"), .data = 2},
-    {"u1", NULL, DESCR("'|u1'"), .data = 2},
-    {"i2-big", NULL, DESCR("'>i2'"), .data = 4},
-    {"i4", NULL, DESCR("'<i4'"), .data = 8},
-    {"i8", NULL, DESCR("'<i8'"), .data = 16},
-    {"u2", NULL, DESCR("'<u2'"), .data = 4},
-    {"u4-big", NULL, DESCR("'>u4'"), .data = 8},
-    {"u8", NULL, DESCR("'<u8'"), .data = 16},
-    {"bf16-u2", NULL, DESCR("'<u2'"), .data = 4, .as_bf16 = 1},
-    {"bf16-v2", NULL, DESCR("'|V2'"), .data = 4, .as_bf16 = 1},
-    {"scalar", NULL, SHAPE("()"), .data = 4},
-    {"empty", NULL, SHAPE("(3, 0, 5)"), .data = 0},
-    {"rank-8", NULL, SHAPE("(1, 2, 1, 1, 2, 1, 1, 1)"), .data = 16},
-    {"version-2", NULL, SHAPE("(2, 2)"), .data = 16, .version = 2},
-    {"version-3", NULL, SHAPE("(2, 2)"), .data = 16, .version = 3},
-    {"fortran", NULL, "{'descr': '>f4', 'fortran_order': True, 'shape': (2, 3), }\n", .data = 24},
-    {"long-integers", NULL, SHAPE("(2L, 1L)"), .data = 8},
-    {"other-spelling", NULL, "{\"shape\":(1,2),\"fortran_order\":False,\"descr\":\"<f4\"}",
-     .data = 8},
-
-    {"nothing", "0 bytes are too few", "", .keep = -1},
-    {"magic-alone", "6 bytes are too few", "", .keep = 6},
-    {"magic-wrong", "not an .npy file", SHAPE("(2,)"), .data = 8, .magic = "\x93NUMPX"},
-    {"zip", "not an .npy file", SHAPE("(2,)"), .data = 8, .magic = "PK\3\4\0\0"},
-    {"version-0", "version 0.0 is not", SHAPE("(2,)"), .data = 8, .version = -1},
-    {"version-4", "version 4.0 is not", SHAPE("(2,)"), .data = 8, .version = 4},
-    {"version-1.1", "version 1.1 is not", SHAPE("(2,)"), .data = 8, .minor = 1},
-    {"header-too-long", "a header of 65536 bytes exceeds the limit of 65535", SHAPE("(2,)"),
-     .data = 8, .version = 2, .announce = 65536},
-    {"header-4-gib", "a header of 2147483647 bytes exceeds", SHAPE("(2,)"), .data = 8, .version = 2,
-     .announce = 0x7fffffff},
-    {"header-past-end", "a header of 5000 bytes is announced where", SHAPE("(2,)"), .data = 8,
-     .announce = 5000},
-    {"header-short", "the header ends where a colon", SHAPE("(2,)"), .data = 8, .announce = 8},
-    {"header-eats-data", "byte 68 of the header is 0x01, not printable ASCII", SHAPE("(2,)"),
-     .data = 8, .announce = 70},
-    {"header-empty", "the header ends where a dictionary", "", .data = 8},
-    {"header-blank", "the header ends where a dictionary", "        \n", .data = 8},
-    {"header-list", "has \"[]\" at byte 0 where a dictionary", "[]", .data = 8},
-    {"header-open", "the header ends where a key", "{'descr': '<f4', ", .data = 8},
-    {"header-open-shape", "the header ends where the size of an axis", "{'shape': (3, ", .data = 8},
-    {"header-open-string", "where a key should", "{'descr: ", .data = 8},
-    {"trailing-garbage", "has \"x\" at byte 66 where nothing but blanks",
-     "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }         x", .data = 8},
-    {"two-dictionaries", "has \"{}\" at byte 57 where nothing",
-     "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }{}", .data = 8},
-    {"non-ascii", "byte 2 of the header is 0xc3, not printable ASCII", "{'\xc3\xa9': 1}", .data = 8,
-     .version = 3},
-    {"escape", "where a key should follow", "{'de\\x73cr': '<f4'}", .data = 8},
-    {"no-descr", "the header has no 'descr'", "{'fortran_order': False, 'shape': (2,), }",
-     .data = 8},
-    {"no-order", "the header has no 'fortran_order'", "{'descr': '<f4', 'shape': (2,), }",
-     .data = 8},
-    {"no-shape", "the header has no 'shape'", "{'descr': '<f4', 'fortran_order': False}",
-     .data = 8},
-    {"no-keys", "the header has no 'descr'", "{}", .data = 8},
-    {"descr-twice", "the header has 'descr' twice", "{'descr': '<f4', 'descr': '<f4', }",
-     .data = 8},
-    {"shape-twice", "the header has 'shape' twice", "{'shape': (2,), 'shape': (2,), }", .data = 8},
-    {"unknown-key", "the header has the unknown key 'strides'", "{'strides': (1,)}", .data = 8},
-    {"number-key", "where a key should", "{3: 4}", .data = 8},
-    {"no-colon", "where a colon should", "{'descr' '<f4'}", .data = 8},
-    {"no-comma", "where a comma or the end", "{'descr': '<f4' 'shape': (2,)}", .data = 8},
-    {"comma-alone", "where a key should", "{,}", .data = 8},
-
-    {"object", "dtype '|O' is not one of", DESCR("'|O'"), .data = 8},
-    {"structured", "the dtype is structured", DESCR("[('x', '<f4'), ('y', '<i4')]"), .data = 16},
-    {"sub-array", "where the string of a dtype", DESCR("('<f4', (2,))"), .data = 16},
-    {"descr-number", "where the string of a dtype", DESCR("4"), .data = 8},
-    {"descr-empty", "dtype '' is not one of", DESCR("''"), .data = 8},
-    {"descr-order-alone", "dtype '<' is not one of", DESCR("'<'"), .data = 8},
-    {"complex", "dtype '<c8' is not one of", DESCR("'<c8'"), .data = 16},
-    {"long-double", "dtype '<f16' is not one of", DESCR("'<f16'"), .data = 32},
-    {"datetime", "dtype '<M8[ns]' is not one of", DESCR("'<M8[ns]'"), .data = 16},
-    {"unicode", "dtype '<U1' is not one of", DESCR("'<U1'"), .data = 8},
-    {"no-order-mark", "dtype 'f4' is not one of", DESCR("'f4'"), .data = 8},
-    {"native-order", "dtype '=f4' is not one of", DESCR("'=f4'"), .data = 8},
-    {"order-unknown", "dtype '|f4' has no byte order", DESCR("'|f4'"), .data = 8},
-    {"raw-bytes", "dtype '|V2' is raw bytes, readable only as bf16", DESCR("'|V2'"), .data = 4},
-    {"raw-bytes-4", "dtype '|V4' is not one of", DESCR("'|V4'"), .data = 8, .as_bf16 = 1},
-
-    {"order-number", "where True or False", "{'fortran_order': 1}", .data = 8},
-    {"order-string", "where True or False", "{'fortran_order': 'True'}", .data = 8},
-    {"order-longer", "where a comma or the end", "{'fortran_order': Falsehood}", .data = 8},
-    {"order-cut", "where True or False", "{'fortran_order': Fal", .data = 8},
-
-    {"shape-list", "where the tuple of a shape", SHAPE("[2]"), .data = 8},
-    {"shape-number", "where the tuple of a shape", SHAPE("2"), .data = 8},
-    {"shape-no-tuple", "where a comma should", SHAPE("(2)"), .data = 8},
-    {"shape-comma", "where the size of an axis", SHAPE("(,)"), .data = 8},
-    {"shape-commas", "where the size of an axis", SHAPE("(2,,)"), .data = 8},
-    {"shape-nested", "has \"(2,),), }\" at byte 51 where the size of an axis", SHAPE("((2,),)"),
-     .data = 8},
-    {"shape-deep", "where the size of an axis", SHAPE("((((((((((((((((((((((((2,)"), .data = 8},
-    {"shape-float", "where a comma should", SHAPE("(2.0,)"), .data = 8},
-    {"shape-exponent", "where a comma should", SHAPE("(2e1,)"), .data = 8},
-    {"shape-hex", "where a comma should", SHAPE("(0x2,)"), .data = 8},
-    {"shape-octal", "has \"02,), }\" at byte 51 where the size of an axis", SHAPE("(02,)"),
-     .data = 8},
-    {"shape-plus", "where the size of an axis", SHAPE("(+2,)"), .data = 8},
-    {"shape-word", "where the size of an axis", SHAPE("(True,)"), .data = 8},
-    {"shape-spaced", "where a comma should", SHAPE("(1 2,)"), .data = 8},
-    {"shape-long-3", "where a comma should", SHAPE("(2L,)"), .data = 8, .version = 3},
-    {"shape-negative", "axis 1 of the shape is negative: -3", SHAPE("(2, -3)"), .data = 8},
-    {"shape-minus", "where the size of an axis", SHAPE("(-,)"), .data = 8},
-    {"shape-rank-9", "the shape has more than 8 axes", SHAPE("(1, 1, 1, 1, 1, 1, 1, 1, 1)"),
-     .data = 4},
-    {"shape-2-63", "axis 0 of the shape does not fit in 63 bits", SHAPE("(9223372036854775808,)"),
-     .data = 8},
-    {"shape-digits", "axis 1 of the shape does not fit in 63 bits",
-     SHAPE("(2, 99999999999999999999999999999999999999999999999)"), .data = 8},
-    {"shape-max", "(9223372036854775807,) of f32 has too many bytes to count",
-     SHAPE("(9223372036854775807,)"), .data = 8},
-    {"shape-product", "(4294967296, 4294967296) of f32 has too many bytes",
-     SHAPE("(4294967296, 4294967296)"), .data = 8},
-    {"shape-product-0", "(0, 4294967296, 4294967296) of f32 has too many bytes",
-     SHAPE("(0, 4294967296, 4294967296)"), .data = 0},
-    {"shape-large", "(1099511627776,) of f32 needs 4398046511104 bytes of data and the file has 8",
-     SHAPE("(1099511627776,)"), .data = 8},
-    {"data-missing", "(2,) of f32 needs 8 bytes of data and the file has 0", SHAPE("(2,)"),
-     .data = 0},
-    {"data-cut", "(2,) of f32 needs 8 bytes of data and the file has 7", SHAPE("(2,)"), .data = 7},
-    {"data-trailing", "trailing bytes after the data of shape (2,) of f32: 1", SHAPE("(2,)"),
-     .data = 9},
-    {"data-of-empty", "trailing bytes after the data of shape (0,) of f32: 4", SHAPE("(0,)"),
-     .data = 4},
-};
-
-enum { SPECIMENS = sizeof specimens / sizeof *specimens };
-
-/* Writes the specimen into file and returns its size. */
-static size_t specimen_make(const specimen *s, unsigned char file[FILE_MAX])
-{
-    const size_t text = strlen(s->header);
-    const int version = s->version < 0 ? 0 : s->version ? s->version : 1;
-    const size_t announced = s->announce ? (size_t)s->announce : text;
-    const size_t start = version < 2 ? 10 : 12;
-    memcpy(file, s->magic ? s->magic : "\x93NUMPY", 6);
-    file[6] = (unsigned char)version, file[7] = (unsigned char)s->minor;
-    for (size_t i = 8; i < start; i++) file[i] = (unsigned char)(announced >> 8 * (i - 8));
-    memcpy(file + start, s->header, text);
-    size_t size = start + text;
-    for (int i = 0; i < s->data; i++) file[size++] = (unsigned char)(i + 1);
-    return s->keep ? (size_t)(s->keep > 0 ? s->keep : 0) : size;
-}
-
-static void specimen_path(const specimen *s, const char *corpus, char path[1024])
-{
-    snprintf(path, 1024, "%s/%s-%s%s.npy", corpus, s->reason ? "hostile" : "valid", s->name,
-             s->as_bf16 ? ".bf16" : "");
-}
 
 /* A refusal is one printable line, begins with the path, takes no memory and leaves *out alone. */
 static int refused(const char *path, int as_bf16, const char *reason)
@@ -310,16 +119,17 @@ static void test_specimens(const char *corpus)
         char path[1024], why[2048];
         const size_t size = specimen_make(s, file);
         specimen_path(s, corpus, path);
-        ok(get_file(path, stored, sizeof stored) == (long)size && !memcmp(file, stored, size),
-           "%s is in the corpus", s->name);
+        tap_check(get_file(path, stored, sizeof stored) == (long)size &&
+                      !memcmp(file, stored, size),
+                  "%s is in the corpus", s->name);
         if (s->reason) {
-            ok(refused(path, s->as_bf16, s->reason), "%s: %s", s->name, s->reason);
+            tap_check(refused(path, s->as_bf16, s->reason), "%s: %s", s->name, s->reason);
             continue;
         }
         npy_array array;
         const int failed = npy_read(path, s->as_bf16, &array, why, sizeof why);
-        ok(!failed && array.count * (int64_t)array.item == s->data, "%s is read %s", s->name,
-           failed ? why : "");
+        tap_check(!failed && array.count * (int64_t)array.item == s->data, "%s is read %s", s->name,
+                  failed ? why : "");
         if (!failed) npy_free(&array);
     }
 }
@@ -458,8 +268,8 @@ static void test_elements(void)
                 printf("# shape %s\n", shapes[shape].text);
                 fine = 0;
             }
-            ok(fine, "%c%s%s, version %d, %s order", "<>"[big], dtypes[dtype].code,
-               dtypes[dtype].as_bf16 ? " as bf16" : "", version, fortran ? "Fortran" : "C");
+            tap_check(fine, "%c%s%s, version %d, %s order", "<>"[big], dtypes[dtype].code,
+                      dtypes[dtype].as_bf16 ? " as bf16" : "", version, fortran ? "Fortran" : "C");
         }
     }
     entries(1);
@@ -483,7 +293,7 @@ static void test_damage(void)
         put_file(path, file, cut);
         fine &= refused(path, 0, "");
     }
-    ok(fine, "every file cut short is refused");
+    tap_check(fine, "every file cut short is refused");
 
     fine = 1;
     for (size_t more = 1; more < 70; more++) {
@@ -492,7 +302,7 @@ static void test_damage(void)
                  more);
         fine &= refused(path, 0, why);
     }
-    ok(fine, "every file with bytes after its data is refused");
+    tap_check(fine, "every file with bytes after its data is refused");
 
     int read = 0;
     fine = 1;
@@ -512,14 +322,15 @@ static void test_damage(void)
         }
         file[at] = was;
     }
-    ok(fine && read > 0, "a header with one byte changed is read or refused (%d read)", read);
+    tap_check(fine && read > 0, "a header with one byte changed is read or refused (%d read)",
+              read);
 
     const int announced = 65535;
     memcpy(file, "\x93NUMPY\1\0\xff\xff", 10);
     memset(file + 10, ' ', (size_t)announced);
     memcpy(file + 10, good.header, strlen(good.header));
     put_file(path, file, 10 + (size_t)announced + 24);
-    ok(!npy_read(path, 0, &array, why, sizeof why), "a header of 65535 bytes is read");
+    tap_check(!npy_read(path, 0, &array, why, sizeof why), "a header of 65535 bytes is read");
     npy_free(&array);
     entries(1);
 }
@@ -533,26 +344,26 @@ static void test_paths(void)
     const char *const fifo = in_folder("fifo");
     need(mkfifo(fifo, 0600) == 0, fifo);
     alarm(20); /* a reader that waits for the FIFO's other end is killed */
-    ok(refused(fifo, 0, "not a regular file"), "a FIFO is refused at once");
+    tap_check(refused(fifo, 0, "not a regular file"), "a FIFO is refused at once");
     alarm(0);
-    ok(refused(folder, 0, "not a regular file"), "a directory is refused");
-    ok(refused("/dev/zero", 0, "not a regular file"), "a device is refused");
-    ok(refused(in_folder("absent.npy"), 0, "cannot be opened: No such file"),
-       "an absent file is refused");
-    ok(refused("", 0, "cannot be opened"), "an empty path is refused");
+    tap_check(refused(folder, 0, "not a regular file"), "a directory is refused");
+    tap_check(refused("/dev/zero", 0, "not a regular file"), "a device is refused");
+    tap_check(refused(in_folder("absent.npy"), 0, "cannot be opened: No such file"),
+              "an absent file is refused");
+    tap_check(refused("", 0, "cannot be opened"), "an empty path is refused");
 
     char why[64];
     npy_array array;
     const char *const hostile = in_folder("two\nlines\x1b.npy");
-    ok(npy_read(hostile, 0, &array, why, sizeof why) && !strpbrk(why, "\n\x1b"),
-       "a path of two lines gives a reason of one");
+    tap_check(npy_read(hostile, 0, &array, why, sizeof why) && !strpbrk(why, "\n\x1b"),
+              "a path of two lines gives a reason of one");
     int fine = 1;
     for (size_t size = 0; size < sizeof why; size++) {
         memset(why, '#', sizeof why);
         fine &= npy_read(fifo, 0, &array, why, size) && (!size || memchr(why, '\0', size)) &&
                 why[size] == '#';
     }
-    ok(fine, "a reason is cut to its room");
+    tap_check(fine, "a reason is cut to its room");
     entries(1);
 }
 
@@ -605,18 +416,19 @@ static void test_round_trips(void)
             npy_free(&array);
             fine &= good;
         }
-        ok(fine, "%s: what is written is read again", npy_kind_name(kind));
+        tap_check(fine, "%s: what is written is read again", npy_kind_name(kind));
     }
     entries(1);
 
     npy_array array;
     char why[256];
     const int64_t bad[2] = {3, -4}, big[2] = {INT64_C(1) << 40, INT64_C(1) << 40};
-    ok(npy_create("o", NPY_F32, 2, bad, &array, why, sizeof why) &&
-           !strcmp(why, "o: axis 1 of the shape is negative: -4"),
-       "no array of a negative size is made");
-    ok(npy_create("o", NPY_F32, 2, big, &array, why, sizeof why) && strstr(why, "too many bytes"),
-       "no array of 2^82 bytes is made");
+    tap_check(npy_create("o", NPY_F32, 2, bad, &array, why, sizeof why) &&
+                  !strcmp(why, "o: axis 1 of the shape is negative: -4"),
+              "no array of a negative size is made");
+    tap_check(npy_create("o", NPY_F32, 2, big, &array, why, sizeof why) &&
+                  strstr(why, "too many bytes"),
+              "no array of 2^82 bytes is made");
 }
 
 /* Asks for a write that must fail, and leave as many entries as there are now. */
@@ -658,32 +470,38 @@ static void test_write_failures(void)
         const int on_old = write_refused(old, "cannot be written: File too large");
         const int on_fresh = write_refused(fresh, "cannot be written: File too large");
         need(setrlimit(RLIMIT_FSIZE, &before) == 0, "setrlimit");
-        ok(on_old && has_old(old) && on_fresh && access(fresh, F_OK),
-           "nothing appears where files are limited to %d bytes", (int)limits[i]);
+        tap_check(on_old && has_old(old) && on_fresh && access(fresh, F_OK),
+                  "nothing appears where files are limited to %d bytes", (int)limits[i]);
     }
 
     need(mkdir(in_folder("directory"), 0700) == 0, "mkdir");
-    ok(write_refused(in_folder("directory"), "exists and is not a regular file"),
-       "a directory is not replaced");
-    ok(write_refused("/dev/full", "exists and is not a regular file"), "a device is not replaced");
-    ok(write_refused(in_folder("absent/o.npy"), "its directory cannot be used: No such file"),
-       "an absent directory is named");
-    ok(write_refused(in_folder("old.npy/o.npy"), "Not a directory"), "a file is no directory");
-    ok(write_refused(in_folder("absent/"), "it names no file"), "a path must name a file");
-    ok(write_refused("", "it names no file"), "an empty path is refused");
-    ok(!symlink("nowhere", in_folder("dangling")) &&
-           write_refused(in_folder("dangling"), "is a link to a file that does not exist"),
-       "a link to nothing is refused");
-    ok(!symlink("loop", in_folder("loop")) && write_refused(in_folder("loop"), "symbolic links"),
-       "a loop of links is refused");
+    tap_check(write_refused(in_folder("directory"), "exists and is not a regular file"),
+              "a directory is not replaced");
+    tap_check(write_refused("/dev/full", "exists and is not a regular file"),
+              "a device is not replaced");
+    tap_check(
+        write_refused(in_folder("absent/o.npy"), "its directory cannot be used: No such file"),
+        "an absent directory is named");
+    tap_check(write_refused(in_folder("old.npy/o.npy"), "Not a directory"),
+              "a file is no directory");
+    tap_check(write_refused(in_folder("absent/"), "it names no file"), "a path must name a file");
+    tap_check(write_refused("", "it names no file"), "an empty path is refused");
+    tap_check(!symlink("nowhere", in_folder("dangling")) &&
+                  write_refused(in_folder("dangling"), "is a link to a file that does not exist"),
+              "a link to nothing is refused");
+    tap_check(!symlink("loop", in_folder("loop")) &&
+                  write_refused(in_folder("loop"), "symbolic links"),
+              "a loop of links is refused");
     memset(long_name, 'n', 300);
-    ok(write_refused(in_folder(long_name), "File name too long"), "a name of 300 bytes is refused");
+    tap_check(write_refused(in_folder(long_name), "File name too long"),
+              "a name of 300 bytes is refused");
     memset(long_path, 'p', sizeof long_path - 1);
-    ok(write_refused(long_path, "File name too long"), "a path of 4999 bytes is refused");
+    tap_check(write_refused(long_path, "File name too long"), "a path of 4999 bytes is refused");
     for (size_t i = 1; i < sizeof long_path - 1; i += 2) long_path[i] = '/';
-    ok(write_refused(long_path, "File name too long"), "a deep path is refused");
-    ok(write_refused("/proc/o.npy", "cannot be written"), "a folder without place is refused");
-    ok(has_old(old), "the old output has outlived all that");
+    tap_check(write_refused(long_path, "File name too long"), "a deep path is refused");
+    tap_check(write_refused("/proc/o.npy", "cannot be written"),
+              "a folder without place is refused");
+    tap_check(has_old(old), "the old output has outlived all that");
     entries(1);
 }
 
@@ -755,8 +573,8 @@ static void check_fault(fault kind, const char *name, int reading, int fortran)
         }
         fine &= fattn_memory_alive() == alive;
     }
-    ok(fine && n > 2 && n < 100, "%s %s %s order: each of %d calls",
-       reading ? "reading" : "writing", name, fortran ? "in Fortran" : "in C", n - 2);
+    tap_check(fine && n > 2 && n < 100, "%s %s %s order: each of %d calls",
+              reading ? "reading" : "writing", name, fortran ? "in Fortran" : "in C", n - 2);
     entries(1);
 }
 
@@ -812,16 +630,16 @@ static void test_together(void)
     npy_staged staged[TOGETHER] = {{0}};
     char why[2048], text[8];
 
-    ok(!stage_all(together, staged) && state() == 0 && entries(0) == 3,
-       "staged outputs are not there yet");
+    tap_check(!stage_all(together, staged) && state() == 0 && entries(0) == 3,
+              "staged outputs are not there yet");
     npy_abandon(staged, TOGETHER);
-    ok(entries(0) == 0 && !staged[0].target, "abandoned outputs leave nothing");
+    tap_check(entries(0) == 0 && !staged[0].target, "abandoned outputs leave nothing");
     npy_abandon(staged, TOGETHER);
 
     put_file(in_folder("b.npy"), "old", 3);
-    ok(!stage_all(together, staged) && !npy_commit(staged, TOGETHER, why, sizeof why) &&
-           state() == 222 && entries(0) == 3 && !staged[2].target,
-       "outputs appear together and replace what was there");
+    tap_check(!stage_all(together, staged) && !npy_commit(staged, TOGETHER, why, sizeof why) &&
+                  state() == 222 && entries(0) == 3 && !staged[2].target,
+              "outputs appear together and replace what was there");
     entries(1);
 
     /* A directory that takes an output's place after staging cannot be replaced. */
@@ -832,20 +650,20 @@ static void test_together(void)
         remove(in_folder(together[blocked]));
         if (blocked == 0) expected = 0;
         need(mkdir(in_folder(together[blocked]), 0700) == 0, "mkdir");
-        ok(staged_fine && npy_commit(staged, TOGETHER, why, sizeof why) &&
-               strstr(why, "exists and is not a regular file") && state() == expected &&
-               entries(0) == 1 + (blocked != 0),
-           "when output %d fails, all files are as before", blocked);
+        tap_check(staged_fine && npy_commit(staged, TOGETHER, why, sizeof why) &&
+                      strstr(why, "exists and is not a regular file") && state() == expected &&
+                      entries(0) == 1 + (blocked != 0),
+                  "when output %d fails, all files are as before", blocked);
         entries(1);
     }
 
     /* A temporary file that has vanished makes the renaming itself fail. */
     for (int lost = 0; lost < TOGETHER; lost++) {
         for (int i = 0; i < TOGETHER; i++) put_file(in_folder(together[i]), "old", 3);
-        ok(!stage_all(together, staged) && !unlink(staged[lost].temporary) &&
-               npy_commit(staged, TOGETHER, why, sizeof why) && strstr(why, "cannot be written") &&
-               state() == 111 && entries(0) == 3,
-           "when output %d cannot be renamed, all files are as before", lost);
+        tap_check(!stage_all(together, staged) && !unlink(staged[lost].temporary) &&
+                      npy_commit(staged, TOGETHER, why, sizeof why) &&
+                      strstr(why, "cannot be written") && state() == 111 && entries(0) == 3,
+                  "when output %d cannot be renamed, all files are as before", lost);
         entries(1);
     }
 
@@ -853,38 +671,40 @@ static void test_together(void)
     put_file(in_folder("a.npy"), "old", 3);
     const int staged_all = !stage_all(together, staged);
     need(mkdir(staged[0].aside, 0700) == 0, "mkdir");
-    ok(staged_all && npy_commit(staged, TOGETHER, why, sizeof why) &&
-           strstr(why, "cannot be replaced") && state() == 100 && entries(0) == 2,
-       "when an old file cannot be set aside, all files are as before");
+    tap_check(staged_all && npy_commit(staged, TOGETHER, why, sizeof why) &&
+                  strstr(why, "cannot be replaced") && state() == 100 && entries(0) == 2,
+              "when an old file cannot be set aside, all files are as before");
     entries(1);
 
     char dotted[600];
     snprintf(dotted, sizeof dotted, "..%s/./a.npy", strrchr(folder, '/'));
     const char *const twice[TOGETHER] = {"a.npy", "b.npy", dotted};
-    ok(!stage_all(twice, staged) && npy_commit(staged, TOGETHER, why, sizeof why) &&
-           strstr(why, "two outputs cannot be the same file") && entries(0) == 0,
-       "two outputs cannot have one name");
+    tap_check(!stage_all(twice, staged) && npy_commit(staged, TOGETHER, why, sizeof why) &&
+                  strstr(why, "two outputs cannot be the same file") && entries(0) == 0,
+              "two outputs cannot have one name");
 
     npy_array array;
     make_pattern(&array, NPY_F32, 3);
     put_file(in_folder("real.npy"), "old", 3);
     struct stat link_status;
-    ok(!symlink("real.npy", in_folder("link.npy")) &&
-           !npy_write(in_folder("link.npy"), &array, why, sizeof why) &&
-           get_file(in_folder("real.npy"), text, sizeof text) == 8 &&
-           !lstat(in_folder("link.npy"), &link_status) && S_ISLNK(link_status.st_mode),
-       "a link is followed, not replaced");
+    tap_check(!symlink("real.npy", in_folder("link.npy")) &&
+                  !npy_write(in_folder("link.npy"), &array, why, sizeof why) &&
+                  get_file(in_folder("real.npy"), text, sizeof text) == 8 &&
+                  !lstat(in_folder("link.npy"), &link_status) && S_ISLNK(link_status.st_mode),
+              "a link is followed, not replaced");
 
     struct stat file_status;
     const mode_t mask = umask(027);
-    ok(!npy_write(in_folder("mode.npy"), &array, why, sizeof why) &&
-           !stat(in_folder("mode.npy"), &file_status) && (file_status.st_mode & 0777) == 0640,
-       "outputs have the permissions that the umask leaves");
+    tap_check(!npy_write(in_folder("mode.npy"), &array, why, sizeof why) &&
+                  !stat(in_folder("mode.npy"), &file_status) &&
+                  (file_status.st_mode & 0777) == 0640,
+              "outputs have the permissions that the umask leaves");
     umask(mask);
 
     char name[256] = {0};
     memset(name, 'n', 255);
-    ok(!npy_write(in_folder(name), &array, why, sizeof why), "a name of 255 bytes is written");
+    tap_check(!npy_write(in_folder(name), &array, why, sizeof why),
+              "a name of 255 bytes is written");
     npy_free(&array);
     entries(1);
 }
@@ -931,8 +751,8 @@ static void test_memory(void)
             if (success || n > 100) break;
             fine &= entries(0) == 1;
         }
-        ok(fine && n > 1 && n < 100, "%s survives each of its %d allocations failing", names[which],
-           (int)n - 1);
+        tap_check(fine && n > 1 && n < 100, "%s survives each of its %d allocations failing",
+                  names[which], (int)n - 1);
     }
     npy_free(&array);
     entries(1);
@@ -965,11 +785,10 @@ static int run_tests(const char *corpus)
     test_faults();
     test_together();
     test_memory();
-    ok(fattn_memory_alive() == 0, "no memory is left alive");
-    ok(next_descriptor() == descriptor, "no file is left open");
-    ok(rmdir(folder) == 0, "no file is left behind");
-    printf("1..%d\n", tests);
-    return failures != 0;
+    tap_check(fattn_memory_alive() == 0, "no memory is left alive");
+    tap_check(next_descriptor() == descriptor, "no file is left open");
+    tap_check(rmdir(folder) == 0, "no file is left behind");
+    return tap_done();
 }
 
 static int write_seeds(const char *corpus)

@@ -72,7 +72,11 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 #undef FATTN_PAIRS
 #endif
 
+#include "backends/cpu/rows.inl"
+
 #include "backends/cpu/panel.inl"
+
+#include "backends/cpu/terms.inl"
 
 #include "backends/cpu/pairs.inl"
 

@@ -138,8 +138,8 @@ typedef struct emu_table {
     int rows;
 } emu_table;
 
-extern const emu_table emu_scalar_table, emu_control_table, emu_vector_table, emu_compare_table,
-    emu_memory_table, emu_lds_table, emu_matrix_table;
+extern const emu_table emu_scalar_table, emu_control_table, emu_vector_table, emu_lanes_table,
+    emu_compare_table, emu_memory_table, emu_lds_table, emu_matrix_table;
 
 /* ---- state ----------------------------------------------------------------------------------- */
 

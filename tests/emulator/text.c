@@ -461,8 +461,8 @@ static int by_name(const void *a, const void *b)
 const emu_row **emu_index_create(int *rows)
 {
     static const emu_table *const tables[] = {
-        &emu_scalar_table, &emu_control_table, &emu_vector_table, &emu_compare_table,
-        &emu_memory_table, &emu_lds_table,     &emu_matrix_table,
+        &emu_scalar_table,  &emu_control_table, &emu_vector_table, &emu_lanes_table,
+        &emu_compare_table, &emu_memory_table,  &emu_lds_table,    &emu_matrix_table,
     };
     *rows = 0;
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) *rows += tables[t]->rows;

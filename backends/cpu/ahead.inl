@@ -77,6 +77,16 @@ static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, in
     return count;
 }
 
+/* What `tiles` register tiles fetch. rows: `count` of them, and room for `tiles` more. */
+static prefetch_list spread_rows(prefetch_row *rows, int64_t count, int64_t tiles)
+{
+    const int64_t step = (count + tiles - 1) / tiles;
+    for (; count < tiles * step; count++) {
+        rows[count] = (prefetch_row){.bytes = 0};
+    }
+    return (prefetch_list){.rows = rows, .step = step};
+}
+
 /* Lists the keys and values of the next block that are to be copied; returns how many. */
 static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const key_tile *tile,
                          prefetch_row *rows)
@@ -120,21 +130,19 @@ static bool turn_to_block(prefetch_plan *plan, forward *strips, int64_t count,
     const int64_t tiles = count * pn->bc / FV_NK;
     prefetch_row *const rows = strips->later;
     span spans[STRIPS], next = {.live = 0};
-    if (block < plan->end && copies_meanwhile(run->problem, pn->bc)) {
+    if (block < plan->end && copies_meanwhile(pn) &&
+        !(in_place(pn->p, &pn->p->k) && in_place(pn->p, &pn->p->v))) {
         next = spans_of(strips, count, block + 1, spans);
     }
     int64_t total = list_keys(plan, pn, next, &strips->tiles[(block + 1) % 2], rows);
     if (0 <= n && n < parts) {
         total += list_part(plan, run, n, parts, rows + total);
     }
-    const int64_t step = (total + tiles - 1) / tiles;
-    for (; total < tiles * step; total++) {
-        rows[total].bytes = 0;
-    }
+    prefetch_list later = spread_rows(rows, total, tiles);
     for (int64_t s = 0; s < count; s++) {
         strips[s].panel.next_tile = plan->copies.count ? &plan->copies : NULL;
-        strips[s].panel.later =
-            (prefetch_list){.rows = rows, .next = s * (tiles / count) * step, .step = step};
+        strips[s].panel.later = later;
+        later.next += tiles / count * later.step;
     }
     return loaded;
 }

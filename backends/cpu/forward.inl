@@ -246,7 +246,11 @@ static int64_t pairs_block_rows(const fattn_problem *p)
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
-    return forward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling);
+    panel pn;
+    arena from = {0};
+    panel_layout(&pn, p, tile.br, tile.bc, &from);
+    return forward_scratch(p, &tiling) +
+           keys_in_place_bytes(p, &tiling) * (copies_meanwhile(&pn) ? 2 : 1);
 }
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)

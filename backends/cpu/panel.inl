@@ -488,23 +488,37 @@ static void copy_keys(const panel *pn, key_copies *c, int64_t n)
  * the next one reads them, and stay in cache until then. */
 #define COPY_STEP (4 * FV_NK)
 
+/* product_rows(0, ...) of columns from r on, step by step, between which keys are copied. */
+static void dot_copying(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
+                        const float *t, float *const *x, int64_t r, prefetch_list later)
+{
+    for (int64_t j = 0; j < keys; j += COPY_STEP) {
+        const int64_t step = fattn_min64(keys - j, COPY_STEP);
+        copy_keys(pn, pn->next_tile, later.next);
+        later.goes_on = j + step < keys;
+        product_rows(0, step, a + j, dim, t, pn->br, x + j, r, pn->width, later);
+        later.next += step / FV_NK * later.step;
+    }
+}
+
 /* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
  * caller knows. t: [dim][br]; x: rows of [br] */
 static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim, const float *t,
                      float *const *x)
 {
+    prefetch_list later = pn->later;
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t past = keys_seen(pn, s, r + FV_LANES);
-        while (j < past) {
-            const int64_t keys = pn->next_tile ? fattn_min64(past - j, COPY_STEP) : past - j;
-            prefetch_list later = pn->later;
-            later.next += j / FV_NK * later.step;
-            if (pn->next_tile) {
-                copy_keys(pn, pn->next_tile, later.next);
-            }
-            product_rows(0, keys, a + j, dim, t, pn->br, x + j, r, pn->width, later);
-            j += keys;
+        if (past <= j) {
+            continue;
         }
+        if (pn->next_tile) {
+            dot_copying(pn, past - j, a + j, dim, t, x + j, r, later);
+        } else {
+            product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
+        }
+        later.next += (past - j) / FV_NK * later.step;
+        j = past;
     }
 }

@@ -76,16 +76,18 @@ typedef struct prefetch_row {
 typedef struct prefetch_list {
     const prefetch_row *rows;
     int64_t next, step;
+    bool goes_on; /* the rows of A after those of this product are those of the next one */
 } prefetch_list;
 
-#define NO_PREFETCH ((prefetch_list){.step = 0})
+static const prefetch_row no_rows[1];
+#define NO_PREFETCH ((prefetch_list){.rows = no_rows})
 
-/* The line at `byte` of each row of a step. */
-static inline void prefetch_lines(const prefetch_list *e, int64_t byte)
+/* The line at `byte` of each row. */
+static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *past, int64_t byte)
 {
-    for (int64_t n = e->next; n < e->next + e->step; n++) {
-        if (byte < e->rows[n].bytes) {
-            __builtin_prefetch(e->rows[n].from + byte, 0, 2);
+    for (; row < past; row++) {
+        if (byte < row->bytes) {
+            __builtin_prefetch(row->from + byte, 0, 2);
         }
     }
 }
@@ -131,11 +133,12 @@ INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const W
 }
 
 /* last: lanes of the last vector that C has; FV_LANES for all. ahead: rows of the next tile, which
- * full tiles fetch from the second-level cache meanwhile; and all fetch what they add to, and a
- * step of `later`. */
+ * full tiles fetch from the second-level cache meanwhile; and all fetch what they add to, and the
+ * rows later .. past - 1. */
 INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const *a,
-                               const WORD *const *ahead, const prefetch_list *later, int64_t depth,
-                               const WORD *b, int64_t b_stride, float *const *c, int64_t column)
+                               const WORD *const *ahead, const prefetch_row *later,
+                               const prefetch_row *past, int64_t depth, const WORD *b,
+                               int64_t b_stride, float *const *c, int64_t column)
 {
     fv sum[FV_NK][FV_NQ];
     for (int k = 0; k < FV_NK; k++) {
@@ -153,7 +156,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
             for (int q = 0; q < nq && times != 0 && r / LINE < FV_NK; q++) {
                 __builtin_prefetch(c[r / LINE] + column + q * FV_LANES, 1);
             }
-            prefetch_lines(later, r * (int64_t)sizeof(WORD));
+            prefetch_lines(later, past, r * (int64_t)sizeof(WORD));
         }
         PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, a, r, b, b_stride);
     }
@@ -203,10 +206,13 @@ static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD 
         vectors = tile_vectors(left);
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
-            const WORD *const *const ahead = a + (k + FV_NK < rows ? k + FV_NK : k);
-#define TILE(nq)       \
-    PRODUCT(rows_tile) \
-    (nq, last, times, a + k, ahead, &later, depth, b + column, b_stride, c + k, column)
+            const WORD *const *const ahead =
+                a + (k + FV_NK < rows || later.goes_on ? k + FV_NK : k);
+            const prefetch_row *const row = later.rows + later.next;
+#define TILE(nq)                                                                               \
+    PRODUCT(rows_tile)                                                                         \
+    (nq, last, times, a + k, ahead, row, row + later.step, depth, b + column, b_stride, c + k, \
+     column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
             later.next += later.step;

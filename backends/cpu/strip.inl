@@ -49,24 +49,26 @@ _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
-/* Whether a block's keys are copied while products of the one before go on. */
-static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
+/* Whether there is room to copy a block's keys while products of the one before go on: for wider
+ * heads, blocks of more queries are worth more. Depends on no stride, for the tile does not. */
+static bool copies_meanwhile(const panel *pn)
 {
+    const fattn_problem *const p = pn->p;
     const bool paired = FV_PAIRS && p->dtype == FATTN_BF16;
-    return !paired && bc < p->seqlen_k && !(in_place(p, &p->k) && in_place(p, &p->v));
+    return !paired && pn->bc < p->seqlen_k && pn->dp + pn->dvp <= 256;
 }
 
-static void tiles_layout(forward *f, const fattn_problem *p, int64_t bc, arena *from)
+static void tiles_layout(forward *f, arena *from)
 {
-    const panel *const pn = &f->panel;
+    panel second = f->panel;
     f->tiles[0] = f->tiles[1] =
-        (key_tile){.k = pn->k, .v = pn->v, .k_copy = pn->k_copy, .v_copy = pn->v_copy};
-    if (copies_meanwhile(p, bc)) {
-        f->tiles[1] =
-            (key_tile){.k = carve(from, bc, sizeof *pn->k),
-                       .v = carve(from, bc, sizeof *pn->v),
-                       .k_copy = carve(from, in_place(p, &p->k) ? 0 : bc * pn->dp, sizeof(float)),
-                       .v_copy = carve(from, in_place(p, &p->v) ? 0 : bc * pn->dvp, sizeof(float))};
+        (key_tile){.k = second.k, .v = second.v, .k_copy = second.k_copy, .v_copy = second.v_copy};
+    if (copies_meanwhile(&second)) {
+        panel_layout_keys(&second, from);
+        f->tiles[1] = (key_tile){.k = carve(from, second.bc, sizeof *second.k),
+                                 .v = carve(from, second.bc, sizeof *second.v),
+                                 .k_copy = second.k_copy,
+                                 .v_copy = second.v_copy};
     }
 }
 
@@ -76,7 +78,7 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
 {
     panel_layout(&strips->panel, p, br, bc, from);
     panel_layout_keys(&strips->panel, from);
-    tiles_layout(strips, p, bc, from);
+    tiles_layout(strips, from);
     strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
     strips->panel.x = carve(from, br * bc, sizeof(float));
     strips->alpha = carve(from, br, sizeof(float));

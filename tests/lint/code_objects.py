@@ -117,7 +117,7 @@ def metadata(path):
 
 def disassemble(objdump, path):
     """Per function: (address, instruction, address that it jumps to or None)."""
-    text = subprocess.run([objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True,
+    text = subprocess.run([objdump, "-d", path], capture_output=True, text=True,
                           check=True).stdout
     functions, code, begin = {}, [], 0
     for line in text.split("\n"):

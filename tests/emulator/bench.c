@@ -37,6 +37,7 @@ bool bench_launch(bench *b, const char *name, uint32_t groups, uint32_t threads,
     emu_kernel *const kernel = emu_object_find(b->object, name);
     if (kernel == NULL) return false;
     const emu_launch l = {.grid = {groups, 1, 1},
+                          .count_banks = true,
                           .block = {threads, 1, 1},
                           .dynamic_lds = b->dynamic_lds,
                           .kernarg = kernarg,

@@ -105,6 +105,7 @@ typedef struct emu_launch {
     size_t kernarg_size;
     emu_schedule schedule;
     uint64_t seed;             /* of EMU_SHUFFLED */
+    bool count_banks;          /* whether the report tells cycles of LDS */
     uint64_t max_instructions; /* of one wave, against endless loops; 0: 2^40 */
     /* Called, unless NULL, with the address in the object of each instruction that the first wave
      * of work-group 0 runs, in order. */
@@ -137,7 +138,7 @@ typedef struct emu_report {
     char fault_text[512], undefined_text[512], race_text[512];
 
     uint64_t executed[EMU_CLASSES]; /* wave-instructions */
-    uint64_t lds_cycles;            /* of LDS accesses, bank conflicts included */
+    uint64_t lds_cycles;            /* of LDS accesses, bank conflicts included; with count_banks */
     uint64_t lds_cycles_ideal;      /* had there been none */
 } emu_report;
 

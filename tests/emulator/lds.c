@@ -61,9 +61,9 @@ static void check_race(emu_wave *w, const emu_instr *in, int lane, uint32_t addr
         if (!write && t->read_epoch == g->epoch && (t->readers & me) &&
             (t->write_epoch != g->epoch || t->writer == w->index))
             continue; /* seen already */
-        uint8_t mask = 0;
-        for (uint32_t n = 0; n < 4; n++)
-            if (dword * 4 + n >= address && dword * 4 + n < end) mask |= (uint8_t)(1 << n);
+        const uint32_t first = dword * 4 < address ? address - dword * 4 : 0,
+                       rest = end - dword * 4 < 4 ? 4 - (end - dword * 4) : 0;
+        const uint8_t mask = (uint8_t)((0xfu << first) & (0xfu >> rest));
         const char *const race = touch_dword(t, g->epoch, w->index, mask, write, atomic);
         if (race != NULL) emu_race(w, in, "lane %d, LDS byte %u: %s", lane, address, race);
     }
@@ -110,6 +110,7 @@ static int group_cycles(const uint32_t *address, uint64_t mask, int first, int l
 static void count_conflicts(emu_wave *w, const uint32_t *address, uint64_t mask, int bytes)
 {
     const int banks = w->group->machine->lds_banks, dwords = (bytes + 3) / 4;
+    if (!w->group->machine->launch->count_banks) return;
     const int lanes = banks / (dwords == 3 ? 4 : dwords);
     emu_report *const report = w->group->machine->report;
     for (int first = 0; first < w->lanes; first += lanes) {

@@ -65,6 +65,7 @@ typedef struct emu_operand {
     uint8_t kind, part;
     bool neg, abs, sext;
     bool plain;         /* nothing above or in the modifiers changes what is read */
+    bool registers;     /* and that is a vector register as it is */
     int16_t reg, count; /* first register, registers */
     char type;          /* of the form, see emu_row */
     uint64_t bits;      /* of a NUMBER */

@@ -163,6 +163,10 @@ emu_view emu_vector_read(const emu_wave *w, const emu_instr *instr, int source, 
 {
     const emu_operand *const o = &instr->src[source];
     const emu_modifiers *const m = &instr->mod;
+    if (o->registers) { /* most are: without the detour through raw_view's cases */
+        const uint64_t *const def = w->v_def[o->reg];
+        return (emu_view){w->v[o->reg], {def[0], def[1]}};
+    }
     emu_view view = raw_view(w, o, room);
     if (o->plain) return view;
     if (m->dpp != NULL && source == 0) view = dpp_view(w, m, view, room);
@@ -471,6 +475,8 @@ bool emu_vector_prepare(emu_instr *in, char *why, size_t why_size)
     for (int s = 0; s < in->sources; s++) {
         /* A constant's second half of 16 bits is its first; two f32 constants are one. */
         in->src[s].plain = is_plain(in, s);
+        in->src[s].registers = in->src[s].plain && in->src[s].kind == VECTOR &&
+                               in->src[s].type != 'm' && !is_wide(in->src[s].type);
     }
     if (in->mod.clamp && strchr("fhp", in->dst[0].type) == NULL) {
         snprintf(why, why_size, "%s: clamp is known for floating-point results only",

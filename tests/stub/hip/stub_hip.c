@@ -333,6 +333,7 @@ static int run(emu_kernel *kernel, emu_launch *launch)
     FILE *const file = trace_begin(kernel);
     launch->trace = file ? trace : NULL;
     launch->trace_to = file;
+    launch->count_banks = file != NULL;
     const bool well = emu_launch_run(kernel, launch, memory, &report);
     trace_end(file, kernel, launch, &report);
     return well ? 0

@@ -43,7 +43,7 @@ PRODUCT = [(r"v_pk_fma\w*_f32", 2), (r"v_(dual_)?fm(a|ac|aak|amk)_f32", 1)]
 # Values that wait in lanes of another register, or among the accumulators.
 MOVE = r"v_(read|write)lane|v_accvgpr_(read|write)"
 MOVES = 12  # at most one of so many instructions
-NARROW = r"ds_(read|load)_[ui]16"
+NARROW = ("ds_read_i16", "ds_read_u16", "ds_load_i16", "ds_load_u16")
 
 # Images that have no kernels: those on matrix units, for processors without the units that they are for.
 EMPTY = r"/matrix_\w+\.(gfx906|gfx908|gfx1030)\.co$"
@@ -136,10 +136,9 @@ def disassemble(objdump, path):
 
 def between(code, ranges):
     """The instructions of each range of addresses, both ends included."""
-    addresses = [at for at, _, _ in code]
+    addresses, texts = [at for at, _, _ in code], [text for _, text, _ in code]
     for first, last in ranges:
-        inside = code[bisect.bisect_left(addresses, first):bisect.bisect_right(addresses, last)]
-        yield [text for _, text, _ in inside]
+        yield texts[bisect.bisect_left(addresses, first):bisect.bisect_right(addresses, last)]
 
 
 def loops(code):
@@ -236,7 +235,7 @@ def matrices(path, kernels, functions):
 
 def narrow(path, functions):
     for name, code in functions.items():
-        reads = [text for _, text, _ in code if re.match(NARROW, text)]
+        reads = [text for _, text, _ in code if text.startswith(NARROW)]
         if reads:
             yield f"{path}: {name}: {len(reads)} reads of 2 bytes of local memory, such as {reads[0]}"
 

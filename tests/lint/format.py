@@ -32,16 +32,13 @@ def c_format(root):
     command = formatter()
     if command is None:
         return tap.Skip("no clang-format 14")
-    findings = []
-    for path in tap.files(root, CODE):
-        text = tap.read(root, path)
-        pretty = subprocess.run([command, f"--assume-filename={os.path.join(root, path)}", "--style=file"],
-                                input=text, capture_output=True, text=True, check=True).stdout
-        if pretty != text:
-            wrong = [number for number, (a, b) in enumerate(zip(text.split("\n"), pretty.split("\n")), 1)
-                     if a != b]
-            findings.append(f"{path}:{wrong[0] if wrong else 1}: clang-format would change this")
-    return findings
+    paths = tap.files(root, CODE)
+    told = subprocess.run([command, "--dry-run", "--style=file", *paths], cwd=root, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, check=True).stderr
+    lines = {}
+    for path, line in re.findall(r"^(\S+?):(\d+):\d+: ", told, re.M):
+        lines.setdefault(path, line)
+    return [f"{path}:{line}: clang-format would change this" for path, line in lines.items()]
 
 
 def top_files(root):

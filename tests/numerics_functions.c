@@ -4,12 +4,13 @@
  * compared with what the headers promise and docs/NUMERICS.md counts on. Compiled once for each
  * instruction set, with FATTN_ISA and FATTN_VEC as for isa_tmpl.c.
  *
- * usage: numerics_functions_<isa> [--all]
- * Every 61st float of each range, or with --all every one; double precision is the truth.
+ * usage: numerics_functions_<isa> [STEP | --all]
+ * Every 61st float of each range, every STEP-th, or every one; double precision is the truth.
  */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backends/cpu/cpuid.h"
@@ -44,9 +45,12 @@ static void grow(worst *w, double error, float at)
 
 static double ulp(double x)
 {
-    int exponent = 0;
-    frexp(x, &exponent); /* |x| in [1/2, 1) 2^exponent */
-    return ldexp(1, (exponent < -125 ? -125 : exponent) - 24);
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint64_t exponent = bits >> 52 & 0x7ff, least = 1023 - 126;
+    bits = ((exponent < least ? least : exponent) - 23) << 52;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
 /* Vectors of neighbouring samples from `first` to `last`, floats of one sign by ascending size. */
@@ -296,7 +300,9 @@ static void check_window(void)
 int main(int argc, char **argv)
 {
     const char *const lacks = PASTE(fattn_cpuid_, FATTN_ISA)();
-    const uint32_t step = argc > 1 && strcmp(argv[1], "--all") == 0 ? 1 : 61;
+    const uint32_t step = argc < 2                        ? 61
+                          : strcmp(argv[1], "--all") == 0 ? 1
+                                                          : (uint32_t)strtoul(argv[1], NULL, 10);
     if (lacks) {
         printf("1..0 # SKIP this machine lacks %s\n", lacks);
         return 0;

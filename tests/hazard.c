@@ -13,6 +13,12 @@
 #include "core/problem.h"
 #include "tests/device.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#define SANITIZED true
+#else
+#define SANITIZED false
+#endif
+
 enum { PLACES_MAX = 64, WATCHDOG_SECONDS = 240, TOLD_MAX = 5 };
 
 static unsigned watchdog_seconds = WATCHDOG_SECONDS;
@@ -89,6 +95,26 @@ bool hazard_takes(const place *at, const draw_case *c)
     return status == FATTN_OK;
 }
 
+/* The same lines, compiled for a better instruction set, are an earlier place. */
+static bool is_repeated(const place *at)
+{
+    const char *const row = strchr(at->kernel->name, '_');
+    for (const place *other = hazard_places; row != NULL && other < at; other++) {
+        const char *const name = strchr(other->kernel->name, '_');
+        if (other->device == at->device && name != NULL && strcmp(name, row) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool hazard_spares(const place *at, const draw_case *c)
+{
+    const fattn_problem *const p = &c->problem;
+    const int64_t longest = p->seqlen_q > p->seqlen_k ? p->seqlen_q : p->seqlen_k;
+    return SANITIZED && p->batch * p->heads_q * longest >= 15000 && is_repeated(at);
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Cases
  * ---------------------------------------------------------------------------------------------- */
@@ -152,7 +178,9 @@ static void judge_everywhere(draw_case *c, int splits, const char *words)
     const int64_t before = checks;
     if (hazard_check(status == FATTN_OK, "%s: the oracle: %s", words, fattn_last_reason())) {
         for (int n = 0; n < hazard_place_count; n++) {
-            judge_at(&hazard_places[n], c, &truth, splits, words);
+            if (!hazard_spares(&hazard_places[n], c)) {
+                judge_at(&hazard_places[n], c, &truth, splits, words);
+            }
         }
         hazard_check(checks - before > 1, "%s: no row takes it: %s", words, fattn_last_reason());
     }

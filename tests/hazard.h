@@ -48,6 +48,10 @@ extern int hazard_place_count;
 /* Whether the row takes the case; places that do not are passed over. */
 bool hazard_takes(const place *at, const draw_case *c);
 
+/* Whether a place is passed over because the case is large, sanitizers make it slow, and what they
+ * look for is in lines that another place runs too. */
+bool hazard_spares(const place *at, const draw_case *c);
+
 /* A blank case with these sizes, and sequences of full length. D = Dv. */
 draw_case hazard_case(fattn_op op, fattn_dtype dtype, int64_t batch, int64_t heads_q,
                       int64_t heads_k, int64_t rows, int64_t keys, int64_t dim);

@@ -93,7 +93,7 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
     panel *const pn = &g->panel;
 
     backward_layout_both(g, p, tiling, br, from);
-    panel_layout_keys(pn, from);
+    panel_layout_keys(pn, 1, from);
     g->q_stride = spread(pn->dp);
     g->dout_stride = spread(pn->dvp);
     pn->q = carve(from, br * g->q_stride, sizeof(float));
@@ -356,10 +356,10 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
 
     /* 1. S^T and dP^T. */
-    load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
+    load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
     dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
-        load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
+        load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
         dot_rows(pn, s, pn->v, p->dim_v, g->dot, g->dp_rows);
     } else {
         fill(g->dp, s.padded * pn->br, 0);

@@ -224,10 +224,11 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
     const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
 
-    pairs_load_keys(pn, s, buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    pairs_load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
     if (needs_ds) {
-        pairs_load_keys(pn, s, buf->v, &p->v, p->dim_v, pn->v_copy, g->v_rows);
-        pairs_zip_keys(pn, s, buf->k, &p->k, p->dim, g->k_zipped, g->k_transposed, pn->v_pairs);
+        pairs_load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, g->v_rows);
+        pairs_zip_keys(pn, s, false, buf->k, &p->k, p->dim, g->k_zipped, g->k_transposed,
+                       pn->v_pairs);
     }
     const unsigned terms = load_terms(pn, s);
     if (drops) {

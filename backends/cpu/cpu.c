@@ -127,7 +127,7 @@ typedef struct step {
 /* Takes items of a step until there are none left, then, together with its team, if it has one,
  * those of the next step. Kernels count on rounding to nearest and on subnormal numbers, whatever
  * the caller has set; the caller finds everything as it was. */
-static void work_off(step *steps, int count, bool team, void *scratch)
+static void work_off(step *steps, int count, bool team, char *scratch, int64_t size)
 {
     fattn_cpu_arithmetic callers;
     fattn_cpuid_arithmetic_begin(&callers);
@@ -139,6 +139,9 @@ static void work_off(step *steps, int count, bool team, void *scratch)
 #pragma omp barrier
 #endif
         }
+        if (size) {
+            memset(scratch + size - FATTN_CPU_CLEARED, 0, FATTN_CPU_CLEARED);
+        }
         while ((item = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) < s->count) {
             s->work(s->job, item, scratch);
         }
@@ -146,8 +149,8 @@ static void work_off(step *steps, int count, bool team, void *scratch)
     fattn_cpuid_arithmetic_end(&callers);
 }
 
-/* Runs steps one after another. Thread t has scratch + t * stride. */
-static void spread(step *steps, int count, int threads, char *scratch, int64_t stride)
+/* Runs steps one after another. Thread t has `size` bytes from scratch + t * size on. */
+static void spread(step *steps, int count, int threads, char *scratch, int64_t size)
 {
     int64_t most = 0;
     for (int n = 0; n < count; n++) {
@@ -158,15 +161,14 @@ static void spread(step *steps, int count, int threads, char *scratch, int64_t s
     const int team = most < threads ? (int)most : threads;
     if (team > 1) {
 #pragma omp parallel num_threads(team)
-        work_off(steps, count, true, scratch + omp_get_thread_num() * stride);
+        work_off(steps, count, true, scratch + omp_get_thread_num() * size, size);
         return;
     }
 #else
     (void)threads;
-    (void)stride;
 #endif
     if (most > 0) {
-        work_off(steps, count, false, scratch);
+        work_off(steps, count, false, scratch, size);
     }
 }
 

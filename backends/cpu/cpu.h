@@ -25,8 +25,11 @@ typedef struct fattn_cpu_run {
 /* The item that a worker who asked now would get, or one past the last: a hint what to fetch. */
 int64_t fattn_cpu_upcoming(const fattn_cpu_run *run);
 
+/* So many bytes at the end of a worker's scratch are 0 when it begins a phase. */
+#define FATTN_CPU_CLEARED 64
+
 /* Items of a phase are independent, or wait for lower ones by fattn_cpu_wait(); phases follow one
- * another. scratch is the worker's own, with arbitrary contents. */
+ * another. scratch is the worker's own, with arbitrary contents but for its end. */
 typedef struct fattn_cpu_phase {
     int64_t (*count)(const fattn_cpu_run *run);
     void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch);

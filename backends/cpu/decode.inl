@@ -469,7 +469,7 @@ static void decode_head(decode *d, int64_t n)
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
                           const fattn_tiling *tiling, arena *from)
 {
-    strips_layout(d->head, heads, p, tiling->br, tiling->bc, from);
+    strips_layout(d->head, heads, p, tiling->br, tiling->bc, 1, from);
     for (int64_t n = 0; n < heads; n++) {
         d->head[n].o = d->head[n].ot;
     }

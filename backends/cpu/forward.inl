@@ -117,23 +117,52 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     f->fresh = false;
 }
 
+/* Turns to the copies of a tile of keys; returns what of them is there. */
+static kept_tile turn_to_copies(forward *strips, int64_t count, int64_t block)
+{
+    const panel *const pn = &strips->panel;
+    if (!keeps_tiles(pn->p, pn->bc)) {
+        return (kept_tile){0};
+    }
+    for (int64_t n = 0; n < count; n++) {
+        strips[n].panel.k_copy = strips->tiles->k_copy + block * pn->bc * pn->dp;
+        strips[n].panel.v_copy = strips->tiles->v_copy + block * pn->bc * pn->dvp;
+    }
+    return strips->kept->tile[block];
+}
+
+/* Loads a tile's keys, and values where they are wanted. Returns whether the latter are pairs. */
+INLINE bool load_tile(forward *strips, int64_t count, int64_t block, span s, bool paired)
+{
+    kept_tile kept = turn_to_copies(strips, count, block);
+    const panel *const pn = &strips->panel;
+    const fattn_problem *const p = pn->p;
+    const bool values = p->outputs & FATTN_OUT_O;
+    if (paired) {
+        pairs_load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    } else {
+        load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
+    }
+    /* Pairs of values past the last are zeros. */
+    const bool pairs = paired && values && pairs_load_values(pn, s, kept.values == s.live);
+    if (values && !pairs) {
+        const int64_t copied = paired ? 0 : kept.values;
+        load_keys(pn, s, copied, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
+    }
+    if (keeps_tiles(p, pn->bc)) {
+        kept.keys = (int32_t)fattn_max64(kept.keys, s.live);
+        kept.values = (int32_t)(pairs ? s.live : paired ? 0 : fattn_max64(kept.values, s.live));
+        strips->kept->tile[block] = kept;
+    }
+    return pairs;
+}
+
 /* A tile of keys for all strips. loaded: its keys and values are there. */
 INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool paired, bool loaded)
 {
-    const panel *const pn = &strips->panel;
-    const fattn_problem *const p = pn->p;
     span spans[STRIPS];
     const span all = spans_of(strips, count, block, spans);
-    const bool values = all.live && p->outputs & FATTN_OUT_O;
-    if (paired && all.live) {
-        pairs_load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
-    } else if (all.live && !loaded) {
-        load_keys(pn, all, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
-    }
-    const bool pairs = paired && values && pairs_load_values(pn, all);
-    if (values && !pairs && !loaded) {
-        load_keys(pn, all, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
-    }
+    const bool pairs = all.live && !loaded && load_tile(strips, count, block, all, paired);
     for (int64_t n = 0; n < count; n++) {
         if (spans[n].kind != FATTN_TILE_EMPTY) {
             forward_tile(&strips[n], spans[n], paired, pairs);
@@ -149,6 +178,10 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     const int64_t count =
         forward_open(strips, forward_layout(strips, run->problem, run->tiling, &from), run, work);
     int64_t first, past, begin = INT64_MAX, end = 0;
+    const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
+    if (strips->kept->head != head) {
+        *strips->kept = (kept_head){.head = head};
+    }
 
     for (int64_t n = 0; n < count; n++) {
         forward_begin(&strips[n], paired, work.split);
@@ -250,7 +283,7 @@ static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
     arena from = {0};
     panel_layout(&pn, p, tile.br, tile.bc, &from);
     return forward_scratch(p, &tiling) +
-           keys_in_place_bytes(p, &tiling) * (copies_meanwhile(&pn) ? 2 : 1);
+           keys_in_place_bytes(p, &tiling) * (copies_meanwhile(&pn) ? 2 : copied_tiles(p, tile.bc));
 }
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)

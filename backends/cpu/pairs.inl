@@ -60,9 +60,9 @@ static void pairs_load_queries(panel *pn)
     }
 }
 
-/* rows[j] = row of k or v of the tile; copies are [bc][pairs_stride(dim)]. Matrix registers take
- * all rows from the copy, so that it has zeros past the last. */
-static void pairs_load_keys(const panel *pn, span s, const void *tensor,
+/* rows[j] = row of k or v of the tile; copies are [bc][pairs_stride(dim)], of which `copied` are
+ * there. Matrix registers take all rows from the copy, so that it has numbers past the last. */
+static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
                             const fattn_strides *strides, int64_t dim, float *copy,
                             const bf16_pair **rows)
 {
@@ -74,11 +74,11 @@ static void pairs_load_keys(const panel *pn, span s, const void *tensor,
         if (j < s.live) {
             const void *const from =
                 element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j));
-            if (!direct) {
+            if (!direct && j >= copied) {
                 row_copy(to, from, dim);
             }
             row = direct ? from : to;
-        } else if (FV_TILES) {
+        } else if (FV_TILES && j >= copied) {
             fill(to, stride, 0);
         }
         rows[j] = row;
@@ -102,22 +102,25 @@ static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second
 }
 
 /* to[j / 2] = rows j and j + 1 of k or v, zipped, at a stride of dim in whole vectors; and, for
- * matrix registers, transposed: [stride][bc / 2]. */
-static void pairs_zip_keys(const panel *pn, span s, const void *tensor,
+ * matrix registers, transposed: [stride][bc / 2]. copied: they are there. */
+static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *tensor,
                            const fattn_strides *strides, int64_t dim, float *to, float *transposed,
                            const bf16_pair **zipped)
 {
     const int64_t stride = vectors_of(dim) * FV_LANES;
     for (int64_t j = 0; j < s.padded; j += 2) {
+        bf16_pair *const pairs = (bf16_pair *)(void *)(to + j / 2 * stride);
+        zipped[j / 2] = pairs;
+        if (copied) {
+            continue;
+        }
         const void *rows[2] = {pn->zeros, pn->zeros};
         for (int64_t n = 0; n < 2 && j + n < s.live; n++) {
             rows[n] = element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j + n));
         }
-        bf16_pair *const pairs = (bf16_pair *)(void *)(to + j / 2 * stride);
         row_zip(pairs, rows[0], rows[1], dim);
-        zipped[j / 2] = pairs;
     }
-    if (FV_TILES) {
+    if (FV_TILES && !copied) {
         transpose(to, stride, s.padded / 2, stride, transposed, pn->bc / 2);
     }
 }
@@ -128,13 +131,13 @@ static float *values_transposed(const panel *pn) { return pn->v_copy + pn->bc / 
 /* Bits of a bf16 that are all clear below 2^-63. */
 #define EXPONENT_HIGH 0x6000
 
-/* Pairs of rows of v. False where all values of the tile are so small that their products with
- * probabilities could be subnormal, which products of pairs drop. */
-static bool pairs_load_values(const panel *pn, span s)
+/* Pairs of rows of v; copied: they are there. False where all values of the tile are so small that
+ * their products with probabilities could be subnormal, which products of pairs drop. */
+static bool pairs_load_values(const panel *pn, span s, bool copied)
 {
     const fattn_problem *const p = pn->p;
     uint16_t bits = 0;
-    pairs_zip_keys(pn, s, pn->buf->v, &p->v, p->dim_v, pn->v_copy, values_transposed(pn),
+    pairs_zip_keys(pn, s, copied, pn->buf->v, &p->v, p->dim_v, pn->v_copy, values_transposed(pn),
                    pn->v_pairs);
     for (int64_t j = 0; j < s.padded / 2 && !(bits & EXPONENT_HIGH); j++) {
         for (int64_t c = 0; c < p->dim_v; c++) {
@@ -275,8 +278,8 @@ static void pairs_scores(const panel *pn, span s)
 
 /* The table has no row that would ask for pairs, and what is left of the question is nothing. */
 #define pairs_load_queries(pn) ((void)(pn))
-#define pairs_load_keys(pn, s, tensor, strides, dim, copy, rows) ((void)(pn), (void)(s))
-#define pairs_load_values(pn, s) ((void)(pn), (void)(s), false)
+#define pairs_load_keys(pn, s, copied, tensor, strides, dim, copy, rows) ((void)(pn), (void)(s))
+#define pairs_load_values(pn, s, copied) ((void)(pn), (void)(s), (void)(copied), false)
 #define pairs_scores(pn, s) ((void)(pn), (void)(s))
 #define pairs_mix(pn, s, fresh, alpha, ot) \
     ((void)(pn), (void)(s), (void)(fresh), (void)(alpha), (void)(ot))

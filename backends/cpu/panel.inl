@@ -140,12 +140,12 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
 }
 
-/* Room for the tile's keys as floats, after panel_layout(). */
-static void panel_layout_keys(panel *pn, arena *from)
+/* Room for the keys of some tiles as floats, after panel_layout(). */
+static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
 {
     const fattn_problem *const p = pn->p;
-    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : pn->bc * pn->dp, sizeof(float));
-    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : pn->bc * pn->dvp, sizeof(float));
+    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : tiles * pn->bc * pn->dp, sizeof(float));
+    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : tiles * pn->bc * pn->dvp, sizeof(float));
 }
 
 /* What a panel keeps for itself, after panel_layout(). */
@@ -437,11 +437,11 @@ static int64_t keys_seen(const panel *pn, span s, int64_t past)
 /* Rows that are fetched ahead of the one that is copied: those a page apart come one by one. */
 #define COPIED_AHEAD 4
 
-/* rows[j] = the channels of k or v of the tile's keys, as floats. later: NULL, or where rows to
- * copy are listed instead. Returns how many rows are copies. */
-static int64_t load_keys(const panel *pn, span s, const void *tensor, const fattn_strides *strides,
-                         int64_t dim, float *copy, int64_t copy_stride, const float **rows,
-                         prefetch_row *later)
+/* rows[j] = the channels of k or v of the tile's keys, as floats, of which `copied` are there.
+ * later: NULL, or where rows to copy are listed instead. Returns how many rows are copies. */
+static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
+                         const fattn_strides *strides, int64_t dim, float *copy,
+                         int64_t copy_stride, const float **rows, prefetch_row *later)
 {
     const fattn_dtype dtype = pn->p->dtype;
     const bool direct = in_place(pn->p, strides), paged = pn->p->features & FATTN_PAGED;
@@ -461,6 +461,9 @@ static int64_t load_keys(const panel *pn, span s, const void *tensor, const fatt
             continue;
         }
         rows[j] = copy + j * copy_stride;
+        if (j < copied) {
+            continue;
+        }
         if (later) {
             later[j] = (prefetch_row){.from = from, .bytes = bytes};
             continue;

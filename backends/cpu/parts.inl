@@ -80,7 +80,7 @@ static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     arena from = {.base = scratch};
     forward strips[STRIPS];
     const int64_t count =
-        forward_open(strips, forward_layout(strips, run->problem, tiling, &from), run, work);
+        forward_open(strips, block_layout(strips, run->problem, tiling, 1, &from), run, work);
 
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];

@@ -5,6 +5,22 @@
  * Strips of a block lie in one scratch, parts of which they share.
  */
 
+/* Tiles of which a thread keeps copies of keys and values for its next item of the head, where it
+ * has no more: blocks of a small problem have few rows. */
+#define KEPT_TILES 3
+
+/* Keys and values of a tile that are there. */
+typedef struct kept_tile {
+    int32_t keys, values;
+} kept_tile;
+
+/* A thread's scratch ends with it. */
+typedef struct kept_head {
+    int64_t head; /* its number among all, from 1 on; 0 at first */
+    kept_tile tile[KEPT_TILES];
+} kept_head;
+_Static_assert(sizeof(kept_head) <= FATTN_CPU_CLEARED, "no head is kept at first");
+
 /* Queries as products of keys want them. */
 typedef enum query_form {
     QUERIES_TURNED,  /* in the lanes, [dp][br] */
@@ -36,8 +52,9 @@ typedef struct forward {
     float lowered;       /* the factor of sums of lifted probabilities, or 1 */
     float *alpha;        /* [br] */
     float *o;            /* [br][dvp] */
-    prefetch_row *later; /* of the first strip alone, like tiles */
-    key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
+    prefetch_row *later; /* of the first strip alone, like what follows */
+    kept_head *kept;
+    key_tile tiles[2]; /* of keys, by turns where the next one is copied meanwhile */
 } forward;
 
 /* The fewest register tiles that hold the rows of decoding. */
@@ -49,13 +66,27 @@ _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
+/* Tiles of which there are copies: all of a head whose copies are kept, or one. Depends on no
+ * stride, for the tile does not. */
+static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
+{
+    const int64_t tiles = (p->seqlen_k + bc - 1) / bc;
+    return tiles <= KEPT_TILES ? fattn_max64(tiles, 1) : 1;
+}
+
+/* Whether there are copies of keys or values, and all of a head's are kept. */
+static bool keeps_tiles(const fattn_problem *p, int64_t bc)
+{
+    return p->seqlen_k <= KEPT_TILES * bc && !(in_place(p, &p->k) && in_place(p, &p->v));
+}
+
 /* Whether there is room to copy a block's keys while products of the one before go on: for wider
- * heads, blocks of more queries are worth more. Depends on no stride, for the tile does not. */
+ * heads, blocks of more queries are worth more. Depends on no stride either. */
 static bool copies_meanwhile(const panel *pn)
 {
     const fattn_problem *const p = pn->p;
     const bool paired = FV_PAIRS && p->dtype == FATTN_BF16;
-    return !paired && pn->bc < p->seqlen_k && pn->dp + pn->dvp <= 256;
+    return !paired && p->seqlen_k > KEPT_TILES * pn->bc && pn->dp + pn->dvp <= 256;
 }
 
 static void tiles_layout(forward *f, arena *from)
@@ -64,7 +95,7 @@ static void tiles_layout(forward *f, arena *from)
     f->tiles[0] = f->tiles[1] =
         (key_tile){.k = second.k, .v = second.v, .k_copy = second.k_copy, .v_copy = second.v_copy};
     if (copies_meanwhile(&second)) {
-        panel_layout_keys(&second, from);
+        panel_layout_keys(&second, 1, from);
         f->tiles[1] = (key_tile){.k = carve(from, second.bc, sizeof *second.k),
                                  .v = carve(from, second.bc, sizeof *second.v),
                                  .k_copy = second.k_copy,
@@ -72,12 +103,12 @@ static void tiles_layout(forward *f, arena *from)
     }
 }
 
-/* `count` strips of br rows. */
+/* `count` strips of br rows, with room for copies of some tiles of keys. */
 static void strips_layout(forward *strips, int64_t count, const fattn_problem *p, int64_t br,
-                          int64_t bc, arena *from)
+                          int64_t bc, int64_t tiles, arena *from)
 {
     panel_layout(&strips->panel, p, br, bc, from);
-    panel_layout_keys(&strips->panel, from);
+    panel_layout_keys(&strips->panel, tiles, from);
     tiles_layout(strips, from);
     strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
     strips->panel.x = carve(from, br * bc, sizeof(float));
@@ -103,13 +134,24 @@ static int64_t later_rows(int64_t count, int64_t br, int64_t bc)
     return 2 * count * br + 2 * bc + count * bc / FV_NK;
 }
 
-/* Returns the number of strips of a block. */
+/* The strips of a block, as many as it returns, with room for copies of some tiles of keys. */
+static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                            int64_t tiles, arena *from)
+{
+    const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
+    strips_layout(strips, count, p, br, tiling->bc, tiles, from);
+    return count;
+}
+
+/* The same, and what goes from tile to tile and from item to item. */
 static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                               arena *from)
 {
-    const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
-    strips_layout(strips, count, p, br, tiling->bc, from);
-    strips->later = carve(from, later_rows(count, br, tiling->bc), sizeof *strips->later);
+    const int64_t bc = tiling->bc;
+    const int64_t count = block_layout(strips, p, tiling, copied_tiles(p, bc), from);
+    const int64_t rows = later_rows(count, strips->panel.br, bc);
+    strips->later = carve(from, rows, sizeof *strips->later);
+    strips->kept = carve(from, 1, FATTN_CPU_CLEARED);
     return count;
 }
 

@@ -66,18 +66,18 @@ _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
-/* Tiles of which there are copies: all of a head whose copies are kept, or one. Depends on no
- * stride, for the tile does not. */
-static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
-{
-    const int64_t tiles = (p->seqlen_k + bc - 1) / bc;
-    return tiles <= KEPT_TILES ? fattn_max64(tiles, 1) : 1;
-}
-
-/* Whether there are copies of keys or values, and all of a head's are kept. */
+/* Whether all copies of a head's keys are kept: those of 16 bits, which are converted or turned, as
+ * floats are copied meanwhile where blocks are large. Depends on no stride, for the tile does
+ * not. */
 static bool keeps_tiles(const fattn_problem *p, int64_t bc)
 {
-    return p->seqlen_k <= KEPT_TILES * bc && !(in_place(p, &p->k) && in_place(p, &p->v));
+    return p->dtype != FATTN_F32 && p->seqlen_k <= KEPT_TILES * bc;
+}
+
+/* Tiles of which there are copies. */
+static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
+{
+    return keeps_tiles(p, bc) ? fattn_max64((p->seqlen_k + bc - 1) / bc, 1) : 1;
 }
 
 /* Whether there is room to copy a block's keys while products of the one before go on: for wider
@@ -86,7 +86,7 @@ static bool copies_meanwhile(const panel *pn)
 {
     const fattn_problem *const p = pn->p;
     const bool paired = FV_PAIRS && p->dtype == FATTN_BF16;
-    return !paired && p->seqlen_k > KEPT_TILES * pn->bc && pn->dp + pn->dvp <= 256;
+    return !paired && !keeps_tiles(p, pn->bc) && pn->bc < p->seqlen_k && pn->dp + pn->dvp <= 256;
 }
 
 static void tiles_layout(forward *f, arena *from)

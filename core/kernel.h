@@ -55,8 +55,9 @@ typedef struct fattn_kernel {
     bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys keys besides */
     bool one_round;     /* taken only for at most a block of rows a unit, unless by name */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
-    int64_t rounds;     /* tiles, two at least, are in the order of preference, and the first is for
-                         * problems with so many blocks a unit; 0: tiles are compared by cost */
+    int64_t rounds;     /* the tile of most rows, not the only one, is for problems with so many
+                         * blocks a unit; and without block_rows tiles are in the order of
+                         * preference, else compared by cost */
     const fattn_tile *tiles;
 
     /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */

@@ -44,20 +44,37 @@ static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
 
+/* Whether a tile has the most rows of the menu, and leaves units fewer blocks than that asks for:
+ * one that is late would keep the others waiting. */
+static bool leaves_few(const fattn_problem *p, const fattn_limits *limits,
+                       const fattn_kernel *kernel, int64_t br)
+{
+    for (const fattn_tile *tile = kernel->tiles; tile->br; tile++) {
+        if (tile->br > br) {
+            return false;
+        }
+    }
+    return (double)p->batch * (double)p->heads_q * (double)p->seqlen_q <
+           (double)kernel->rounds * (double)limits->units * (double)br;
+}
+
 /* The tile that costs least among those that fit fast memory; the smallest where none does. Rows
  * that may not notice lengths and batch, on which costs depend, take the first that fits, as do
- * those with a menu in the order of preference, whose first tile is for many blocks. */
+ * those with a menu in the order of preference. */
 static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
-    const bool by_cost = !kernel->rounds && !(p->features & FATTN_BATCH_INVARIANT);
-    const double rows = (double)p->batch * (double)p->heads_q * (double)p->seqlen_q;
-    const double many = (double)(kernel->rounds * limits->units * kernel->tiles->br);
-    const fattn_tile *tile = kernel->tiles + (rows < many);
+    const bool by_cost =
+        (kernel->block_rows || !kernel->rounds) && !(p->features & FATTN_BATCH_INVARIANT);
+    const fattn_tile *tile = kernel->tiles;
+    tile += leaves_few(p, limits, kernel, tile->br);
     fattn_tile best = *tile;
     int64_t best_bytes = kernel->fast_bytes(p, best);
     double best_cost = by_cost ? cost_of(p, limits, kernel, best) : 0;
     while ((++tile)->br) {
+        if (leaves_few(p, limits, kernel, tile->br)) {
+            continue;
+        }
         const int64_t bytes = kernel->fast_bytes(p, *tile);
         const double cost = by_cost ? cost_of(p, limits, kernel, *tile) : 0;
         const bool fits = bytes <= limits->fast_memory;

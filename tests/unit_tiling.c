@@ -206,6 +206,31 @@ Test(tiling, even_splits_fill_rounds)
     }
 }
 
+static int64_t twenty_rows(const fattn_problem *p)
+{
+    (void)p;
+    return 20;
+}
+
+/* The largest tile wants so many blocks a unit where tiles are compared by cost as well. */
+Test(tiling, rounds_for_the_largest_tile)
+{
+    static const fattn_tile rising[] = {{32, 128}, {256, 128}, {0, 0}};
+    fattn_kernel k = imaginary();
+    k.tiles = rising;
+    k.rounds = 4;
+    k.block_rows = twenty_rows;
+    const fattn_wish none = {{0, 0}, 0};
+    for (int64_t rows = 383; rows <= 384; rows++) {
+        const fattn_problem p = normal(rows, 100, 64); /* of eight heads */
+        const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, 3};
+        fattn_tiling t;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, rows < 384 ? 32 : 256, "%lld rows: br %lld", (long long)rows,
+                     (long long)t.br);
+    }
+}
+
 /* The first tile of the menu wants so many blocks a unit; else it is the next, and what fits. */
 Test(tiling, rounds_for_the_first_tile)
 {

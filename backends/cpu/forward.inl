@@ -241,8 +241,9 @@ static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->ite
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-/* Blocks of as many rows as are worth the keys they load, and smaller ones, among which the planner
- * finds shares for all cores. */
+/* Blocks of as many rows as are worth the keys they load, where they leave cores some to share, and
+ * smaller ones, among which the planner finds even shares. */
+#define FORWARD_ROUNDS 4
 #define BLOCK_TILES                                                                               \
     {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
         {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \

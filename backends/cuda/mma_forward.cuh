@@ -579,7 +579,6 @@ template <class S> GPU_DEVICE void mma_item_places(const fattn_gpu_args &g, mma_
 /* Its keys. */
 template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_item &w)
 {
-    const fattn_problem &p = g.problem;
     int64_t first, past;
     const int64_t at = w.i0 + w.pairs.band.diagonal, limit = INT64_C(1) << 62;
     const int64_t left = w.pairs.band.left, right = w.pairs.band.right;

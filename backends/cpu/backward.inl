@@ -291,6 +291,10 @@ static void add_dbias(backward *g, span s)
     }
 }
 
+/* Most queries that are summed before a gradient is added to, half of the largest block: equal terms
+ * round alike, so that the errors of longer sums would show. */
+#define MOST_TERMS 120
+
 /* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
 static void add_keys(backward *g, span s, float *const *weights, const float *rows,
                      int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
@@ -304,12 +308,14 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t first = j, past = keys_seen(pn, s, r + FV_LANES);
-        for (; j < past; j++) {
-            g->seen[j] = weights[j] + r;
-        }
-        if (j > first) { /* only rows from r on see them */
-            product_rows(1 / lift_of(pn->p), j - first, g->seen + first, pn->width - r,
-                         rows + r * rows_stride, rows_stride, g->out + first, 0, dim, NO_PREFETCH);
+        /* Only rows from r on see them. */
+        for (int64_t i = r; past > first && i < pn->width; i += MOST_TERMS) {
+            for (j = first; j < past; j++) {
+                g->seen[j] = weights[j] + i;
+            }
+            product_rows(1 / lift_of(pn->p), past - first, g->seen + first,
+                         fattn_min64(MOST_TERMS, pn->width - i), rows + i * rows_stride,
+                         rows_stride, g->out + first, 0, dim, NO_PREFETCH);
         }
     }
 }

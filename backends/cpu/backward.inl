@@ -291,8 +291,8 @@ static void add_dbias(backward *g, span s)
     }
 }
 
-/* Most queries that are summed before a gradient is added to, half of the largest block: equal terms
- * round alike, so that the errors of longer sums would show. */
+/* Most queries that are summed before a gradient is added to, half of the largest block: equal
+ * terms round alike, so that the errors of longer sums would show. */
 #define MOST_TERMS 120
 
 /* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */

@@ -84,7 +84,8 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 #define PEAK_NAME "fma f32"
 #define PEAK_INSTRUCTIONS (2 * PEAK_COUNT)
 
-#if FV_LANES > 1
+/* Not where factors come two in a register: gcc keeps some of the sums of such a loop in memory. */
+#if FV_LANES > 1 && FV_FACTORS == 1
 #define PEAK_FED_DEPTH 64
 #define PEAK_FED_INSTRUCTIONS (FV_NK * FV_NQ * PEAK_FED_DEPTH)
 _Static_assert(PEAK_FED_DEPTH *(FV_NK + FV_NQ * FV_LANES) <= FATTN_CPU_PEAK_OPERANDS, "room");
@@ -102,7 +103,7 @@ static float peak_compute_fed(int64_t rounds, const float *operands)
         }
     }
     for (; rounds > 0; rounds--) {
-        for (int64_t r = 0; r < PEAK_FED_DEPTH; r += FV_FACTORS) {
+        for (int64_t r = 0; r < PEAK_FED_DEPTH; r++) {
             rows_steps(FV_NQ, 1, sum, a, r, b, FV_NQ * FV_LANES);
         }
     }

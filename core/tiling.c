@@ -66,12 +66,10 @@ static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
 {
     const bool by_cost =
         (kernel->block_rows || !kernel->rounds) && !(p->features & FATTN_BATCH_INVARIANT);
-    const fattn_tile *tile = kernel->tiles;
-    tile += leaves_few(p, limits, kernel, tile->br);
-    fattn_tile best = *tile;
-    int64_t best_bytes = kernel->fast_bytes(p, best);
-    double best_cost = by_cost ? cost_of(p, limits, kernel, best) : 0;
-    while ((++tile)->br) {
+    const fattn_tile *best = NULL;
+    int64_t best_bytes = INT64_MAX;
+    double best_cost = 0;
+    for (const fattn_tile *tile = kernel->tiles; tile->br; tile++) {
         if (leaves_few(p, limits, kernel, tile->br)) {
             continue;
         }
@@ -79,13 +77,13 @@ static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
         const double cost = by_cost ? cost_of(p, limits, kernel, *tile) : 0;
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;
-        if (fits ? !best_fits || cost < best_cost : !best_fits && bytes < best_bytes) {
-            best = *tile;
+        if (!best || (fits ? !best_fits || cost < best_cost : !best_fits && bytes < best_bytes)) {
+            best = tile;
             best_bytes = bytes;
             best_cost = cost;
         }
     }
-    return best;
+    return *best;
 }
 
 static bool menu_has(const fattn_tile *menu, fattn_tile wanted)

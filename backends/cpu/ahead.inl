@@ -108,14 +108,7 @@ static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const 
 static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64_t block)
 {
     copy_keys(&strips->panel, &plan->copies, plan->copies.count);
-    const key_tile *const tile = &strips->tiles[block % 2];
-    for (int64_t s = 0; s < count; s++) {
-        panel *const pn = &strips[s].panel;
-        pn->k = tile->k;
-        pn->v = tile->v;
-        pn->k_copy = tile->k_copy;
-        pn->v_copy = tile->v_copy;
-    }
+    use_tile(strips, count, strips->tiles[block % 2]);
     return plan->listed;
 }
 
@@ -130,8 +123,7 @@ static bool turn_to_block(prefetch_plan *plan, forward *strips, int64_t count,
     const int64_t tiles = count * pn->bc / FV_NK;
     prefetch_row *const rows = strips->later;
     span spans[STRIPS], next = {.live = 0};
-    if (block < plan->end && copies_meanwhile(pn) &&
-        !(in_place(pn->p, &pn->p->k) && in_place(pn->p, &pn->p->v))) {
+    if (block < plan->end && copies_meanwhile(pn->p, pn->bc) && !keys_in_place(pn->p)) {
         next = spans_of(strips, count, block + 1, spans);
     }
     int64_t total = list_keys(plan, pn, next, &strips->tiles[(block + 1) % 2], rows);

@@ -634,8 +634,7 @@ static bool decode_pays(const fattn_problem *p)
     if (FV_TILES && p->dtype == FATTN_BF16) {
         return rows <= DECODE_ROWS / 2 || !occupies(p);
     }
-    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || !in_place(p, &p->k) ||
-           !in_place(p, &p->v);
+    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || !keys_in_place(p);
 }
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};

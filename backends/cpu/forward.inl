@@ -124,10 +124,10 @@ static kept_tile turn_to_copies(forward *strips, int64_t count, int64_t block)
     if (!keeps_tiles(pn->p, pn->bc)) {
         return (kept_tile){0};
     }
-    for (int64_t n = 0; n < count; n++) {
-        strips[n].panel.k_copy = strips->tiles->k_copy + block * pn->bc * pn->dp;
-        strips[n].panel.v_copy = strips->tiles->v_copy + block * pn->bc * pn->dvp;
-    }
+    key_tile tile = *strips->tiles;
+    tile.k_copy += block * pn->bc * pn->dp;
+    tile.v_copy += block * pn->bc * pn->dvp;
+    use_tile(strips, count, tile);
     return strips->kept->tile[block];
 }
 
@@ -256,10 +256,7 @@ static const fattn_tile forward_tiles[] = {
 
 /* What copying a tile of keys costs, or the ways of keys in place through the caches, in rows'
  * time. */
-static int64_t forward_block_rows(const fattn_problem *p)
-{
-    return in_place(p, &p->k) && in_place(p, &p->v) ? 10 : 40;
-}
+static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 10 : 40; }
 
 #if FV_PAIRS
 /* What products of pairs save with few keys is less than what turning queries and values, and o
@@ -280,11 +277,8 @@ static int64_t pairs_block_rows(const fattn_problem *p)
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
-    panel pn;
-    arena from = {0};
-    panel_layout(&pn, p, tile.br, tile.bc, &from);
-    return forward_scratch(p, &tiling) +
-           keys_in_place_bytes(p, &tiling) * (copies_meanwhile(&pn) ? 2 : copied_tiles(p, tile.bc));
+    const int64_t tiles = 1 + copies_meanwhile(p, tile.bc);
+    return forward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling) * tiles;
 }
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)

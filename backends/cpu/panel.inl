@@ -113,6 +113,11 @@ static bool in_place(const fattn_problem *p, const fattn_strides *strides)
     return p->dtype == FATTN_F32 && strides->seq % 1024 != 0;
 }
 
+static bool keys_in_place(const fattn_problem *p)
+{
+    return in_place(p, &p->k) && in_place(p, &p->v);
+}
+
 /* What panels that one thread works on in turn can share. */
 static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t bc, arena *from)
 {

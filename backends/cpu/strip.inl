@@ -82,11 +82,11 @@ static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
 
 /* Whether there is room to copy a block's keys while products of the one before go on: for wider
  * heads, blocks of more queries are worth more. Depends on no stride either. */
-static bool copies_meanwhile(const panel *pn)
+static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
 {
-    const fattn_problem *const p = pn->p;
     const bool paired = FV_PAIRS && p->dtype == FATTN_BF16;
-    return !paired && !keeps_tiles(p, pn->bc) && pn->bc < p->seqlen_k && pn->dp + pn->dvp <= 256;
+    const int64_t words = (vectors_of(p->dim) + vectors_of(p->dim_v)) * FV_LANES;
+    return !paired && !keeps_tiles(p, bc) && bc < p->seqlen_k && words <= 256;
 }
 
 static void tiles_layout(forward *f, arena *from)
@@ -94,12 +94,24 @@ static void tiles_layout(forward *f, arena *from)
     panel second = f->panel;
     f->tiles[0] = f->tiles[1] =
         (key_tile){.k = second.k, .v = second.v, .k_copy = second.k_copy, .v_copy = second.v_copy};
-    if (copies_meanwhile(&second)) {
+    if (copies_meanwhile(second.p, second.bc)) {
         panel_layout_keys(&second, 1, from);
         f->tiles[1] = (key_tile){.k = carve(from, second.bc, sizeof *second.k),
                                  .v = carve(from, second.bc, sizeof *second.v),
                                  .k_copy = second.k_copy,
                                  .v_copy = second.v_copy};
+    }
+}
+
+/* Gives the strips a tile. */
+static void use_tile(forward *strips, int64_t count, key_tile tile)
+{
+    for (int64_t n = 0; n < count; n++) {
+        panel *const pn = &strips[n].panel;
+        pn->k = tile.k;
+        pn->v = tile.v;
+        pn->k_copy = tile.k_copy;
+        pn->v_copy = tile.v_copy;
     }
 }
 

@@ -376,12 +376,13 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
 
 static int count(void) { return 1; }
 
-/* A worker plans with half of its core's second-level cache: keys and values stream through the
- * rest. */
+/* What a worker plans with: its core's second-level cache, all of it, because what keys and values
+ * drive out comes back once a tile of them, and that costs less than smaller blocks; but no more
+ * than a thread is to take. */
 static int64_t fast_memory(void)
 {
-    const int64_t second = fattn_cpuid_cache(2);
-    return (second ? second : 256 * 1024) / 2;
+    const int64_t second = fattn_cpuid_cache(2), most = 1 << 20;
+    return second == 0 ? most / 4 : second < most ? second : most;
 }
 
 static fattn_status open(int ordinal, void **impl)

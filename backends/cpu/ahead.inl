@@ -77,16 +77,6 @@ static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, in
     return count;
 }
 
-/* What `tiles` register tiles fetch. rows: `count` of them, and room for `tiles` more. */
-static prefetch_list spread_rows(prefetch_row *rows, int64_t count, int64_t tiles)
-{
-    const int64_t step = (count + tiles - 1) / tiles;
-    for (; count < tiles * step; count++) {
-        rows[count] = (prefetch_row){.bytes = 0};
-    }
-    return (prefetch_list){.rows = rows, .step = step};
-}
-
 /* Lists the keys and values of the next block that are to be copied; returns how many. */
 static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const key_tile *tile,
                          prefetch_row *rows)

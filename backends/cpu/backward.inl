@@ -49,6 +49,7 @@ typedef struct backward {
     float **out;        /* [bc] rows of dk or dv */
     const float **seen; /* [bc] rows of weights, from the first query that sees the key */
     float *nowhere;     /* [max(dp, dvp)] the row of keys past the end */
+    prefetch_row *rows; /* [bc] that the next product needs */
 
     /* Products of pairs, which also take pairs of rows of q, dO and k. */
     const bf16_pair **v_rows;                /* [bc] */
@@ -103,6 +104,7 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
     g->out = carve(from, bc, sizeof *g->out);
     g->seen = carve(from, bc, sizeof *g->seen);
     g->nowhere = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
+    g->rows = carve(from, bc, sizeof *g->rows);
 }
 
 static int64_t backward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
@@ -291,6 +293,36 @@ static void add_dbias(backward *g, span s)
     }
 }
 
+/* Register tiles of a product of a tile's keys, at least. */
+static int64_t register_tiles(span s, int64_t columns)
+{
+    return s.padded / FV_NK * ((columns + TILE_GROUP - 1) / TILE_GROUP);
+}
+
+/* What a product of `tiles` register tiles fetches for the next one, where rows of keys are a page
+ * apart: those that will be copied or added to. */
+static prefetch_list fetch_keys(const backward *g, span s, const void *tensor, fattn_dtype dtype,
+                                const fattn_strides *strides, int64_t dim, int64_t tiles)
+{
+    const panel *const pn = &g->panel;
+    if (in_place(pn->p, strides)) {
+        return NO_PREFETCH;
+    }
+    for (int64_t j = 0; j < s.live; j++) {
+        g->rows[j].from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        g->rows[j].bytes = dim * fattn_dtype_size(dtype);
+    }
+    return spread_rows(g->rows, fattn_max64(s.live, 0), tiles);
+}
+
+/* The same for sums that lie in a gradient. */
+static prefetch_list fetch_sums(const backward *g, span s, const void *tensor,
+                                const fattn_strides *strides, int64_t dim, int64_t tiles)
+{
+    const bool none = !tensor || adds_up_apart(g->panel.p);
+    return none ? NO_PREFETCH : fetch_keys(g, s, tensor, FATTN_F32, strides, dim, tiles);
+}
+
 /* Most queries that are summed before a gradient is added to, half of the largest block: equal
  * terms round alike, so that the errors of longer sums would show. */
 #define MOST_TERMS 120
@@ -298,7 +330,7 @@ static void add_dbias(backward *g, span s)
 /* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
 static void add_keys(backward *g, span s, float *const *weights, const float *rows,
                      int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
-                     float *apart, int64_t stride)
+                     float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &g->panel;
     for (int64_t j = 0; j < s.padded; j++) {
@@ -313,9 +345,9 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
             for (j = first; j < past; j++) {
                 g->seen[j] = weights[j] + i;
             }
-            product_rows(1 / lift_of(pn->p), past - first, g->seen + first,
-                         fattn_min64(MOST_TERMS, pn->width - i), rows + i * rows_stride,
-                         rows_stride, g->out + first, 0, dim, NO_PREFETCH);
+            later = product_rows(1 / lift_of(pn->p), past - first, g->seen + first,
+                                 fattn_min64(MOST_TERMS, pn->width - i), rows + i * rows_stride,
+                                 rows_stride, g->out + first, 0, dim, later);
         }
     }
 }
@@ -354,7 +386,8 @@ static void wait_for(const backward *g, span s, const fattn_cpu_progress *before
     }
 }
 
-static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
+/* next: the tile after it */
+static void backward_tile(backward *g, span s, span next, const fattn_cpu_progress *before)
 {
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
@@ -363,9 +396,11 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
 
     /* 1. S^T and dP^T. */
     load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
+    pn->later = fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, register_tiles(s, pn->width));
     dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
+        pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, register_tiles(s, pn->width));
         dot_rows(pn, s, pn->v, p->dim_v, g->dot, g->dp_rows);
     } else {
         fill(g->dp, s.padded * pn->br, 0);
@@ -391,11 +426,12 @@ static void backward_tile(backward *g, span s, const fattn_cpu_progress *before)
     }
     if (wants(p, FATTN_OUT_DV)) {
         add_keys(g, s, pn->x_rows, g->dout, g->dout_stride, buf->dv, &p->dv, p->dim_v, g->shared.dv,
-                 pn->dvp);
+                 pn->dvp, fetch_sums(g, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
     }
     if (wants(p, FATTN_OUT_DK)) {
         add_keys(g, s, g->dp_rows, pn->q, g->q_stride, buf->dk, &p->dk, p->dim, g->shared.dk,
-                 pn->dp);
+                 pn->dp,
+                 fetch_keys(g, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
     }
 }
 

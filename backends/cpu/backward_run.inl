@@ -91,7 +91,8 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
         if (pairs) {
             backward_tile_pairs(g, s, before);
         } else {
-            backward_tile(g, s, before);
+            const span none = {.live = 0};
+            backward_tile(g, s, block + 1 < past ? span_of(pn, block + 1) : none, before);
         }
         if (own) {
             fattn_cpu_publish(own, block + 1);

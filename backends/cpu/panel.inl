@@ -497,16 +497,16 @@ static void copy_keys(const panel *pn, key_copies *c, int64_t n)
 #define COPY_STEP (4 * FV_NK)
 
 /* product_rows(0, ...) of columns from r on, step by step, between which keys are copied. */
-static void dot_copying(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
-                        const float *t, float *const *x, int64_t r, prefetch_list later)
+static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
+                                 const float *t, float *const *x, int64_t r, prefetch_list later)
 {
     for (int64_t j = 0; j < keys; j += COPY_STEP) {
         const int64_t step = fattn_min64(keys - j, COPY_STEP);
         copy_keys(pn, pn->next_tile, later.next);
         later.goes_on = j + step < keys;
-        product_rows(0, step, a + j, dim, t, pn->br, x + j, r, pn->width, later);
-        later.next += step / FV_NK * later.step;
+        later = product_rows(0, step, a + j, dim, t, pn->br, x + j, r, pn->width, later);
     }
+    return later;
 }
 
 /* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
@@ -521,12 +521,9 @@ static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim
         if (past <= j) {
             continue;
         }
-        if (pn->next_tile) {
-            dot_copying(pn, past - j, a + j, dim, t, x + j, r, later);
-        } else {
-            product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
-        }
-        later.next += (past - j) / FV_NK * later.step;
+        later = pn->next_tile
+                    ? dot_copying(pn, past - j, a + j, dim, t, x + j, r, later)
+                    : product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
         j = past;
     }
 }

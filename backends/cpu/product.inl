@@ -75,12 +75,18 @@ typedef struct prefetch_row {
 } prefetch_row;
 typedef struct prefetch_list {
     const prefetch_row *rows;
-    int64_t next, step;
+    int64_t count, next, step;
     bool goes_on; /* the rows of A after those of this product are those of the next one */
 } prefetch_list;
 
 static const prefetch_row no_rows[1];
 #define NO_PREFETCH ((prefetch_list){.rows = no_rows})
+
+/* Rows that `tiles` register tiles fetch. */
+static prefetch_list spread_rows(const prefetch_row *rows, int64_t count, int64_t tiles)
+{
+    return (prefetch_list){.rows = rows, .count = count, .step = (count + tiles - 1) / tiles};
+}
 
 /* The line at `byte` of each row. */
 static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *past, int64_t byte)
@@ -190,15 +196,15 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
 
 /*
  * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows and columns
- * from `first` on; register tiles of the first columns take a step of `later` each.
+ * from `first` on; register tiles take a step of `later` each. Returns what is left of that.
  * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
  * padded.
  * Not cloned: gcc, told what `times` is, keeps some sums on the stack.
  */
-static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a,
-                                          int64_t depth, const WORD *b, int64_t b_stride,
-                                          float *const *c, int64_t first, int64_t columns,
-                                          prefetch_list later)
+static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a,
+                                                   int64_t depth, const WORD *b, int64_t b_stride,
+                                                   float *const *c, int64_t first, int64_t columns,
+                                                   prefetch_list later)
 {
     int64_t vectors;
     for (int64_t column = first; column < columns; column += vectors * FV_LANES) {
@@ -208,17 +214,17 @@ static NOCLONE void PRODUCT(product_rows)(float times, int64_t rows, const WORD 
         for (int64_t k = 0; k < rows; k += FV_NK) {
             const WORD *const *const ahead =
                 a + (k + FV_NK < rows || later.goes_on ? k + FV_NK : k);
-            const prefetch_row *const row = later.rows + later.next;
-#define TILE(nq)                                                                               \
-    PRODUCT(rows_tile)                                                                         \
-    (nq, last, times, a + k, ahead, row, row + later.step, depth, b + column, b_stride, c + k, \
-     column)
+            const prefetch_row *const row = later.rows + fattn_min64(later.next, later.count);
+            later.next += later.step;
+            const prefetch_row *const past = later.rows + fattn_min64(later.next, later.count);
+#define TILE(nq)       \
+    PRODUCT(rows_tile) \
+    (nq, last, times, a + k, ahead, row, past, depth, b + column, b_stride, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
-            later.next += later.step;
         }
-        later = NO_PREFETCH;
     }
+    return later;
 }
 
 /* alpha: of columns, beta: of rows; one of them or none. */

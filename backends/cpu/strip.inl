@@ -139,12 +139,8 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
     }
 }
 
-/* Rows that a block of keys fetches for later, at most: results and queries, keys and values, and
- * what fills up the last step. */
-static int64_t later_rows(int64_t count, int64_t br, int64_t bc)
-{
-    return 2 * count * br + 2 * bc + count * bc / FV_NK;
-}
+/* Rows that a block of keys fetches for later, at most: results and queries, keys and values. */
+static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (count * br + bc); }
 
 /* The strips of a block, as many as it returns, with room for copies of some tiles of keys. */
 static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,

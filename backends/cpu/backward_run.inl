@@ -161,13 +161,15 @@ static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->it
 
 /* --- Tiles ------------------------------------------------------------------------------------ */
 
-/* Large blocks save ways of keys, values and what is added to them through the caches, and copies;
- * but blocks of a head wait for each other, so there must be others. Rows of x are an odd number of
- * lines apart. */
-#define BACKWARD_ROUNDS 4
-static const fattn_tile backward_tiles[] = {{TILE_ROWS(240), 96}, {TILE_ROWS(144), 96},
-                                            {TILE_ROWS(96), 96},  {TILE_ROWS(48), 64},
-                                            {TILE_ROWS(16), 32},  {0, 0}};
+/* Large blocks save ways of keys, values and what is added to them through the caches, and copies.
+ * Rows of x are an odd number of lines apart. */
+static const fattn_tile backward_tiles[] = {
+    {TILE_ROWS(240), 96}, {176, 96}, {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64},
+    {TILE_ROWS(16), 32},  {0, 0}};
+_Static_assert(176 % FV_LANES == 0, "blocks are whole vectors");
+
+/* What those cost a block, in rows' time. */
+static int64_t backward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 14 : 27; }
 
 static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {

@@ -625,16 +625,18 @@ static bool occupies(const fattn_problem *p)
 
 /*
  * Sums over lanes cost more than arranging queries (forward.inl) where rows are many and
- *  - keys are used as they lie, and are so few that memory does not set the pace; or
- *  - matrix registers multiply.
+ *  - keys are so few that memory does not set the pace, and are used as they lie, or rows fill
+ *    several vectors; or
+ *  - pairs are multiplied.
  */
 static bool decode_pays(const fattn_problem *p)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
-    if (FV_TILES && p->dtype == FATTN_BF16) {
+    if (FV_PAIRS && p->dtype == FATTN_BF16) {
         return rows <= DECODE_ROWS / 2 || !occupies(p);
     }
-    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || !keys_in_place(p);
+    const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
+    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
 }
 
 static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};

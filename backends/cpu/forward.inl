@@ -263,7 +263,7 @@ static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place
  * back, takes: products of floats need not turn them. */
 static bool pairs_pay(const fattn_problem *p)
 {
-    return p->seqlen_k > 12 || p->features & FATTN_BATCH_INVARIANT;
+    return p->seqlen_k > (FV_TILES ? 12 : 5) || p->features & FATTN_BATCH_INVARIANT;
 }
 
 /* Products in matrix registers take so little time that loading keys must serve more rows. */

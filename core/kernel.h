@@ -55,9 +55,9 @@ typedef struct fattn_kernel {
     bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys keys besides */
     bool one_round;     /* taken only for at most a block of rows a unit, unless by name */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
+    bool in_order;      /* blocks of a head follow one another, a tile of keys apart */
     int64_t rounds;     /* the tile of most rows, not the only one, is for problems with so many
-                         * blocks a unit; and without block_rows tiles are in the order of
-                         * preference, else compared by cost */
+                         * blocks a unit */
     const fattn_tile *tiles;
 
     /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */

@@ -33,13 +33,31 @@ static double time_of_rows(const fattn_problem *p, const fattn_kernel *kernel, i
            all / (double)units + apart;
 }
 
+/* Twice the rows' time that blocks of a head that are at work together wait for those before them:
+ * each is a tile of keys behind. */
+static double time_in_order(const fattn_problem *p, const fattn_kernel *kernel, int64_t units,
+                            fattn_tile tile)
+{
+    const int64_t rows = fattn_kernel_rows(kernel, p);
+    const int64_t heads = p->batch * fattn_kernel_heads(kernel, p);
+    const int64_t most = heads > 0 && heads < units ? units / heads : 1;
+    const int64_t together = smaller(ceil_div(rows, tile.br), most);
+    const int64_t tiles = ceil_div(p->seqlen_k, tile.bc);
+    if (!kernel->in_order || together < 2 || tiles < 1) {
+        return 0;
+    }
+    const double block = (double)(smaller(tile.br, rows) + kernel->block_rows(p));
+    return 2 * block * (double)(together - 1) / (double)tiles;
+}
+
 /* What tiles are compared by: bytes, or time, in which sums come and go once a tile of keys. */
 static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                       const fattn_kernel *kernel, fattn_tile tile)
 {
     const double sums = 16; /* keys */
     return kernel->block_rows && limits->units
-               ? time_of_rows(problem, kernel, limits->units, tile.br) *
+               ? (time_of_rows(problem, kernel, limits->units, tile.br) +
+                  time_in_order(problem, kernel, limits->units, tile)) *
                      (1 + sums / (double)tile.bc)
                : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
@@ -59,13 +77,11 @@ static bool leaves_few(const fattn_problem *p, const fattn_limits *limits,
 }
 
 /* The tile that costs least among those that fit fast memory; the smallest where none does. Rows
- * that may not notice lengths and batch, on which costs depend, take the first that fits, as do
- * those with a menu in the order of preference. */
+ * that may not notice lengths and batch, on which costs depend, take the first that fits. */
 static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
-    const bool by_cost =
-        (kernel->block_rows || !kernel->rounds) && !(p->features & FATTN_BATCH_INVARIANT);
+    const bool by_cost = !(p->features & FATTN_BATCH_INVARIANT);
     const fattn_tile *best = NULL;
     int64_t best_bytes = INT64_MAX;
     double best_cost = 0;

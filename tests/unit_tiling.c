@@ -107,6 +107,28 @@ Test(tiling, units_share_blocks)
     }
 }
 
+/* Blocks of a head that follow one another, a tile of keys apart, gain little from being many where
+ * tiles are few. */
+Test(tiling, blocks_in_order_wait)
+{
+    fattn_kernel k = imaginary();
+    const fattn_wish none = {{0, 0}, 0};
+    const struct {
+        int64_t sq, sk;
+        bool in_order;
+        int64_t br;
+    } cases[] = {{128, 32, false, 64}, {128, 32, true, 128}, {128, 4096, true, 64}};
+    k.block_rows = ten;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, 16};
+        const fattn_problem p = normal(cases[i].sq, cases[i].sk, 64);
+        fattn_tiling t;
+        k.in_order = cases[i].in_order;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
+        cr_assert_eq(t.br, cases[i].br, "case %zu: br %lld", i, (long long)t.br);
+    }
+}
+
 /* A mask said in either way is one problem, and gets one plan. */
 Test(tiling, causal_is_a_window)
 {

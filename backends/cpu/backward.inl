@@ -323,9 +323,14 @@ static prefetch_list fetch_sums(const backward *g, span s, const void *tensor,
     return none ? NO_PREFETCH : fetch_keys(g, s, tensor, FATTN_F32, strides, dim, tiles);
 }
 
-/* Most queries that are summed before a gradient is added to, half of the largest block: equal
- * terms round alike, so that the errors of longer sums would show. */
-#define MOST_TERMS 120
+/* Queries that are summed before a gradient is added to: equal terms round alike, so the error of
+ * such a sum grows with its length. No more than half of the largest block; and of few queries a
+ * quarter, as the plain sum of them would err no more. */
+static int64_t most_terms(const panel *pn)
+{
+    const int64_t quarter = vectors_of(pn->seq.sq * pn->group / 4) * FV_LANES;
+    return fattn_max64(32, fattn_min64(quarter, 120));
+}
 
 /* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
 static void add_keys(backward *g, span s, float *const *weights, const float *rows,
@@ -333,6 +338,7 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
                      float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &g->panel;
+    const int64_t most = most_terms(pn);
     for (int64_t j = 0; j < s.padded; j++) {
         g->out[j] =
             j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
@@ -341,12 +347,12 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t first = j, past = keys_seen(pn, s, r + FV_LANES);
         /* Only rows from r on see them. */
-        for (int64_t i = r; past > first && i < pn->width; i += MOST_TERMS) {
+        for (int64_t i = r; past > first && i < pn->width; i += most) {
             for (j = first; j < past; j++) {
                 g->seen[j] = weights[j] + i;
             }
             later = product_rows(1 / lift_of(pn->p), past - first, g->seen + first,
-                                 fattn_min64(MOST_TERMS, pn->width - i), rows + i * rows_stride,
+                                 fattn_min64(most, pn->width - i), rows + i * rows_stride,
                                  rows_stride, g->out + first, 0, dim, later);
         }
     }

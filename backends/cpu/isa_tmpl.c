@@ -196,6 +196,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .dim_max = 256,
                 .packs_groups = true,
                 .tiles = backward_tiles,
+                .in_order = true,
                 .block_rows = backward_block_rows,
                 .fast_bytes = backward_fast_bytes,
                 .workspace = backward_workspace},

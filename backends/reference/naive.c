@@ -562,11 +562,13 @@ static void scores(const fattn_problem *p, const fattn_naive_slice *s, int64_t i
     }
 }
 
-/* What |x_j| could be at most: its products and summands made absolute. */
+/* What |x_j| could be at most: its products and summands made absolute, or, where those overflow,
+ * what a softcap leaves of them. */
 static double score_abs(const fattn_problem *p, const fattn_naive_slice *s, const scratch *w,
                         int64_t j)
 {
-    return fabs(p->scale) * w->dot_abs[j] + fabs(s->bias[j]) + fabs(s->alibi[j]);
+    const double x = fabs(p->scale) * w->dot_abs[j] + fabs(s->bias[j]) + fabs(s->alibi[j]);
+    return isfinite(x) ? x : fabs(w->x[j]);
 }
 
 /* lse_i = ln(sum_j exp(x_ij) + exp(sink)), o_i = sum_j Z_ij exp(x_ij - lse_i) v_j. */

@@ -323,13 +323,13 @@ static prefetch_list fetch_sums(const backward *g, span s, const void *tensor,
     return none ? NO_PREFETCH : fetch_keys(g, s, tensor, FATTN_F32, strides, dim, tiles);
 }
 
-/* Queries that are summed before a gradient is added to: equal terms round alike, so the error of
- * such a sum grows with its length. No more than half of the largest block; and of few queries a
- * quarter, as the plain sum of them would err no more. */
-static int64_t most_terms(const panel *pn)
+/* The n queries that are left are summed in even parts, as many as this, before a gradient is added
+ * to: equal terms round alike, so the error of such a sum grows with its length. */
+#define MOST_TERMS 96
+static int64_t terms_of(int64_t n)
 {
-    const int64_t quarter = vectors_of(pn->seq.sq * pn->group / 4) * FV_LANES;
-    return fattn_max64(32, fattn_min64(quarter, 120));
+    const int64_t parts = (n + MOST_TERMS - 1) / MOST_TERMS;
+    return ((n + parts - 1) / parts + 3) / 4 * 4;
 }
 
 /* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
@@ -338,7 +338,6 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
                      float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &g->panel;
-    const int64_t most = most_terms(pn);
     for (int64_t j = 0; j < s.padded; j++) {
         g->out[j] =
             j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
@@ -346,13 +345,14 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t first = j, past = keys_seen(pn, s, r + FV_LANES);
+        const int64_t terms = terms_of(pn->width - r);
         /* Only rows from r on see them. */
-        for (int64_t i = r; past > first && i < pn->width; i += most) {
+        for (int64_t i = r; past > first && i < pn->width; i += terms) {
             for (j = first; j < past; j++) {
                 g->seen[j] = weights[j] + i;
             }
             later = product_rows(1 / lift_of(pn->p), past - first, g->seen + first,
-                                 fattn_min64(most, pn->width - i), rows + i * rows_stride,
+                                 fattn_min64(terms, pn->width - i), rows + i * rows_stride,
                                  rows_stride, g->out + first, 0, dim, later);
         }
     }

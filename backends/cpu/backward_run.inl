@@ -23,20 +23,42 @@ static void store_dq(backward *g, int64_t first, float factor)
     }
 }
 
-/* The panel's part of dSink = -sum over its rows of exp(sink - lse) delta, a number a head. */
-static void store_dsink(const backward *g, float *parts)
+/* delta of row r of bf16 numbers. Products of pairs drop what is below the normal range, and where
+ * a sink has nearly all the weight o may be nothing else. */
+static float plain_delta(const panel *pn, int64_t r)
+{
+    const fattn_problem *const p = pn->p;
+    const query_row *const row = &pn->row[r];
+    const uint16_t *const o = element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r));
+    const uint16_t *const dout = element(pn->buf->dout, p->dtype_o, query_index(pn, &p->dout, r));
+    const float *const dlse = pn->buf->dlse;
+    const int64_t at = fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
+    float delta = 0;
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        delta += fattn_bf16_to_f32(dout[c]) * fattn_bf16_to_f32(o[c]);
+    }
+    return p->features & FATTN_DLSE ? delta - dlse[at] : delta;
+}
+
+/* The panel's part of dSink = -sum over its rows of exp(sink - lse) delta, a number a head: in
+ * double, as rows may all be alike. */
+static void store_dsink(const backward *g, bool pairs, float *parts)
 {
     const panel *const pn = &g->panel;
     const float *const sink = pn->buf->sink;
-    for (int64_t r = 0; r < pn->rows; r++) {
-        const query_row *const row = &pn->row[r];
-        if (row->dead) {
-            continue;
+    for (int64_t n = 0; n < pn->group; n++) {
+        double sum = 0;
+        for (int64_t r = 0; r < pn->rows; r++) {
+            const query_row *const row = &pn->row[r];
+            if (row->dead || row->h != pn->hk * pn->group + n) {
+                continue;
+            }
+            float weight[FV_LANES];
+            fv_store(weight, fattn_softmax_weight(fv_set1(sink[row->h]),
+                                                  fv_set1((float)FATTN_LOG2E), fv_set1(g->lse[r])));
+            sum -= (double)weight[0] * (pairs ? plain_delta(pn, r) : g->delta[r]);
         }
-        float weight[FV_LANES];
-        fv_store(weight, fattn_softmax_weight(fv_set1(sink[row->h]), fv_set1((float)FATTN_LOG2E),
-                                              fv_set1(g->lse[r])));
-        parts[row->h - pn->hk * pn->group] -= weight[0] * g->delta[r] * g->lowered;
+        parts[n] = (float)sum;
     }
 }
 
@@ -132,7 +154,7 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bo
         float *const parts = g.shared.dsink + item * pn->group;
         fill(parts, pn->group, 0);
         if (has_rows) {
-            store_dsink(&g, parts);
+            store_dsink(&g, pairs, parts);
         }
     }
     if (before) {

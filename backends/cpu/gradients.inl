@@ -232,14 +232,14 @@ static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
     const fattn_problem *const p = run->problem;
     const int64_t group = p->heads_q / p->heads_k, blocks = run->tiling->q_blocks;
     float *const dsink = run->buffers->dsink;
-    float sum = p->features & FATTN_ACCUMULATE ? dsink[h] : 0;
+    double sum = p->features & FATTN_ACCUMULATE ? dsink[h] : 0;
     for (int64_t b = 0; b < p->batch; b++) {
         const int64_t first = (b * p->heads_k + h / group) * blocks;
         for (int64_t n = 0; n < blocks; n++) {
             sum += g->dsink[(first + n) * group + h % group];
         }
     }
-    dsink[h] = sum;
+    dsink[h] = (float)sum;
 }
 
 static int64_t finish_chunks(const fattn_problem *p)

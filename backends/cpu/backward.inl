@@ -323,8 +323,8 @@ static prefetch_list fetch_sums(const backward *g, span s, const void *tensor,
     return none ? NO_PREFETCH : fetch_keys(g, s, tensor, FATTN_F32, strides, dim, tiles);
 }
 
-/* The n queries that are left are summed in even parts, as many as this, before a gradient is added
- * to: equal terms round alike, so the error of such a sum grows with its length. */
+/* The most queries that are summed before a gradient is added to, and an even part of n that is no
+ * more: equal terms round alike, so the error of such a sum grows with its length. */
 #define MOST_TERMS 96
 static int64_t terms_of(int64_t n)
 {

@@ -250,7 +250,8 @@ static void g4(void)
                                        {9602, 5249},  {9602, 4060},  {9302, 9768}};
     EACH (n, drawn) {
         draw_case c;
-        if (draw_problem(&c, (uint64_t)drawn[n][0], drawn[n][1]) == 0) {
+        if (hazard_check(draw_problem(&c, (uint64_t)drawn[n][0], drawn[n][1]) == 0,
+                         "a problem cannot be drawn")) {
             hazard_judge_drawn(&c, -1, "fattn check --seed %lld --case %lld",
                                (long long)drawn[n][0], (long long)drawn[n][1]);
         }

@@ -41,7 +41,6 @@ typedef struct backward {
     float **dp_rows;   /* [bc] */
     float *ds;         /* [bc][br] and, transposed, [br][bc]; dbias only */
     float *ds_rows;
-    float lowered; /* what lift() owes dS: 1 for products of floats */
 
     /* Products of floats. */
     float *dout; /* [br][dout_stride] as panel.q is [br][q_stride] */
@@ -60,7 +59,7 @@ typedef struct backward {
     const bf16_pair **weights;               /* [bc] those of a product */
     float *ds_pairs;                         /* [bc / 2][strip] of keys */
     float *sums, **sum_rows;                 /* [bc][max(dp, dvp)] what dv or dk gets */
-    float lowered_dv;
+    float lowered, lowered_dv;               /* what lift() owes dS, and Z P^T dO */
 } backward;
 
 /* What both kinds of products need; scores and dP are `columns` wide. */

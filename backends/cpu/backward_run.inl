@@ -45,17 +45,18 @@ static float plain_delta(const panel *pn, int64_t r)
 static void store_dsink(const backward *g, bool pairs, float *parts)
 {
     const panel *const pn = &g->panel;
-    const float *const sink = pn->buf->sink;
     for (int64_t n = 0; n < pn->group; n++) {
+        const int64_t h = pn->hk * pn->group + n;
+        const fv sink = fv_set1(((const float *)pn->buf->sink)[h]);
         double sum = 0;
         for (int64_t r = 0; r < pn->rows; r++) {
             const query_row *const row = &pn->row[r];
-            if (row->dead || row->h != pn->hk * pn->group + n) {
+            if (row->dead || row->h != h) {
                 continue;
             }
             float weight[FV_LANES];
-            fv_store(weight, fattn_softmax_weight(fv_set1(sink[row->h]),
-                                                  fv_set1((float)FATTN_LOG2E), fv_set1(g->lse[r])));
+            fv_store(weight,
+                     fattn_softmax_weight(sink, fv_set1((float)FATTN_LOG2E), fv_set1(g->lse[r])));
             sum -= (double)weight[0] * (pairs ? plain_delta(pn, r) : g->delta[r]);
         }
         parts[n] = (float)sum;
@@ -105,16 +106,16 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
     if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
         past = 0;
     }
-    for (; block < past; block++) {
-        const span s = span_of(pn, block);
+    span next;
+    for (span s = span_of(pn, block); block < past; block++, s = next) {
+        next = span_of(pn, block + 1);
         if (s.kind == FATTN_TILE_EMPTY) {
             continue;
         }
         if (pairs) {
             backward_tile_pairs(g, s, before);
         } else {
-            const span none = {.live = 0};
-            backward_tile(g, s, block + 1 < past ? span_of(pn, block + 1) : none, before);
+            backward_tile(g, s, next, before);
         }
         if (own) {
             fattn_cpu_publish(own, block + 1);
@@ -139,7 +140,6 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bo
         backward_layout(&g, p, run->tiling, &from);
     }
     g.shared = gradients_of(run);
-    g.lowered = 1;
 
     fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
     const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
@@ -152,9 +152,10 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bo
     }
     if (wants(p, FATTN_OUT_DSINK)) {
         float *const parts = g.shared.dsink + item * pn->group;
-        fill(parts, pn->group, 0);
         if (has_rows) {
             store_dsink(&g, pairs, parts);
+        } else {
+            fill(parts, pn->group, 0);
         }
     }
     if (before) {

@@ -401,11 +401,13 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
 
     /* 1. S^T and dP^T. */
     load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
-    pn->later = fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, register_tiles(s, pn->width));
+    const int64_t tiles = register_tiles(s, pn->width);
+    pn->later = needs_ds ? fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
+                         : fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
     dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
-        pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, register_tiles(s, pn->width));
+        pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
         dot_rows(pn, s, pn->v, p->dim_v, g->dot, g->dp_rows);
     } else {
         fill(g->dp, s.padded * pn->br, 0);

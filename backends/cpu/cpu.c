@@ -4,6 +4,7 @@
  * library. Results do not depend on the number of threads: they take items from a counter, and what
  * an item computes depends on its number alone.
  */
+#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -324,13 +325,12 @@ static const fattn_peak *peak(void *impl, int i)
     return i >= 0 && peaks[i].row.name ? &peaks[i].row : NULL;
 }
 
-fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
-                                    int64_t bytes, fattn_peak_reading *reading)
+/* Each worker's rate, added up. */
+static void measure_compute(const cpu *device, const fattn_cpu_peak *peak,
+                            fattn_peak_reading *reading)
 {
-    const fattn_cpu_peak *const measured = (const fattn_cpu_peak *)row;
-    const fattn_cpu_peak *gauge = ((const cpu *)impl)->isa->peaks;
+    const fattn_cpu_peak *gauge = device->isa->peaks;
     int workers = 1;
-    *reading = (fattn_peak_reading){0};
     while (gauge->row.name && !gauge->fed) {
         gauge++;
     }
@@ -338,13 +338,8 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
 #pragma omp parallel num_threads(threads_wanted())
 #endif
     {
-        int worker = 0, team = 1;
         fattn_peak_reading own = {0};
-#ifdef _OPENMP
-        worker = omp_get_thread_num();
-        team = omp_get_num_threads();
-#endif
-        fattn_cpu_peak_work(measured, gauge->fed ? gauge : NULL, worker, team, data, bytes, &own);
+        fattn_cpu_peak_compute(peak, gauge->fed ? gauge : NULL, &own);
         /* Not a critical section: its lock would be a symbol that the library exports. */
 #ifdef _OPENMP
 #pragma omp atomic
@@ -362,13 +357,55 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
 #pragma omp atomic
 #endif
         reading->fed += own.fed;
-        if (worker == 0) {
-            workers = team;
-        }
+#ifdef _OPENMP
+#pragma omp single nowait
+        workers = omp_get_num_threads();
+#endif
     }
     reading->clock /= workers;
     reading->issue /= workers;
     reading->fed /= workers;
+}
+
+/* All bytes in the time from the first worker's beginning to the last one's end. Rates added up
+ * would promise more than the memory has: who ends early has read while others waited for it, and
+ * leaves them the rest. */
+static void measure_read(const fattn_cpu_peak *peak, const void *data, int64_t bytes,
+                         fattn_peak_reading *reading)
+{
+    double total = 0, begun = INFINITY, ended = 0;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads_wanted()) reduction(+ : total) reduction(min : begun) \
+    reduction(max : ended)
+#endif
+    {
+        int worker = 0, team = 1;
+#ifdef _OPENMP
+        worker = omp_get_thread_num();
+        team = omp_get_num_threads();
+#endif
+        (void)fattn_cpu_peak_read(peak, worker, team, data, bytes, true);
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+        const fattn_cpu_passes own = fattn_cpu_peak_read(peak, worker, team, data, bytes, false);
+        total += own.bytes;
+        begun = fmin(begun, own.begun);
+        ended = fmax(ended, own.ended);
+    }
+    reading->rate = total > 0 ? total / (ended - begun) : 0;
+}
+
+fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
+                                    int64_t bytes, fattn_peak_reading *reading)
+{
+    const fattn_cpu_peak *const peak = (const fattn_cpu_peak *)row;
+    *reading = (fattn_peak_reading){0};
+    if (row->reads_memory) {
+        measure_read(peak, data, bytes, reading);
+    } else {
+        measure_compute(impl, peak, reading);
+    }
     return FATTN_OK;
 }
 

@@ -89,7 +89,7 @@ static double time_fed(const fattn_cpu_peak *peak, const float *operands)
     return rate / (after > before ? after : before);
 }
 
-static void measure_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
+void fattn_cpu_peak_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
                             fattn_peak_reading *reading)
 {
     double rate[SLICES], clock[SLICES], issue[SLICES], fed[SLICES];
@@ -114,30 +114,16 @@ static void measure_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *ga
     reading->fed = median(fed, SLICES);
 }
 
-/* Each worker reads its part of the data over and over; once before time counts, as a kernel that
- * is timed has run before. */
-static void measure_read(const fattn_cpu_peak *peak, int worker, int workers, const void *data,
-                         int64_t bytes, fattn_peak_reading *reading)
+fattn_cpu_passes fattn_cpu_peak_read(const fattn_cpu_peak *peak, int worker, int workers,
+                                     const void *data, int64_t bytes, bool warm_up)
 {
     const int64_t part = bytes / workers / 256 * 256;
     const char *const from = (const char *)data + part * worker;
-    const int64_t passes = part ? READ_MIN / workers / part + 1 : 0;
-
-    sink_word = peak->read(from, part);
-    const double start = now();
+    const int64_t enough = part ? READ_MIN / workers / part + 1 : 0, passes = warm_up ? 1 : enough;
+    fattn_cpu_passes read = {.bytes = (double)part * (double)passes, .begun = now()};
     for (int64_t i = 0; i < passes; i++) {
         sink_word = peak->read(from, part);
     }
-    const double seconds = now() - start;
-    *reading = (fattn_peak_reading){.rate = passes ? (double)part * (double)passes / seconds : 0};
-}
-
-void fattn_cpu_peak_work(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge, int worker,
-                         int workers, const void *data, int64_t bytes, fattn_peak_reading *reading)
-{
-    if (peak->row.reads_memory) {
-        measure_read(peak, worker, workers, data, bytes, reading);
-    } else {
-        measure_compute(peak, gauge, reading);
-    }
+    read.ended = now();
+    return read;
 }

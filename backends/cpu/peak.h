@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CPU's peak loops (core/peak.h). Each instruction set compiles its own (peak.inl) and lists
- * them in its table; one worker's share of a measurement is here, cpu.c starts the workers and adds
- * up.
+ * them in its table; one worker's share of a measurement is here, cpu.c starts the workers and puts
+ * the shares together.
  */
 #ifndef FATTN_CPU_PEAK_H
 #define FATTN_CPU_PEAK_H
@@ -25,12 +25,19 @@ typedef struct fattn_cpu_peak {
     int fed_instructions;
 } fattn_cpu_peak;
 
-/* What worker number `worker` of `workers` reaches while the others do the same. gauge: the row
- * whose loops tell reading->fed, or NULL. */
-void fattn_cpu_peak_work(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge, int worker,
-                         int workers, const void *data, int64_t bytes, fattn_peak_reading *reading);
+/* What a worker computes while the others do the same. gauge: the row whose loops tell
+ * reading->fed, or NULL. */
+void fattn_cpu_peak_compute(const fattn_cpu_peak *peak, const fattn_cpu_peak *gauge,
+                            fattn_peak_reading *reading);
 
-/* Runs fattn_cpu_peak_work on all workers of the device; defined where threads are. */
+/* A worker reads its part of the data, as often as a measurement takes or, to warm up, once. */
+typedef struct fattn_cpu_passes {
+    double bytes, begun, ended; /* seconds of a clock that all workers share */
+} fattn_cpu_passes;
+fattn_cpu_passes fattn_cpu_peak_read(const fattn_cpu_peak *peak, int worker, int workers,
+                                     const void *data, int64_t bytes, bool warm_up);
+
+/* Measures with all workers of the device; defined where threads are. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *peak, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading);
 

@@ -246,8 +246,8 @@ static void g4(void)
         hazard_judge_drawn(&c, -1, "324 queries alike, seed %d", (int)seed);
     }
     /* Drawn problems that found them elsewhere, and a dSink whose delta products of pairs drop. */
-    static const int64_t drawn[][2] = {{9103, 11063}, {9301, 11649}, {9304, 9525},
-                                       {9602, 5249},  {9602, 4060},  {9302, 9768}};
+    static const int64_t drawn[][2] = {{9103, 11063}, {9301, 11649}, {9304, 9525}, {9602, 5249},
+                                       {9602, 4060},  {9302, 9768},  {1001, 419}};
     EACH (n, drawn) {
         draw_case c;
         if (hazard_check(draw_problem(&c, (uint64_t)drawn[n][0], drawn[n][1]) == 0,

@@ -41,6 +41,7 @@ typedef struct backward {
     float **dp_rows;   /* [bc] */
     float *ds;         /* [bc][br] and, transposed, [br][bc]; dbias only */
     float *ds_rows;
+    double *dbias_sums; /* [bc] */
 
     /* Products of floats. */
     float *dout; /* [br][dout_stride] as panel.q is [br][q_stride] */
@@ -84,6 +85,7 @@ static void backward_layout_both(backward *g, const fattn_problem *p, const fatt
     g->dp_rows = carve(from, bc, sizeof *g->dp_rows);
     g->ds = carve(from, bias, sizeof(float));
     g->ds_rows = carve(from, bias, sizeof(float));
+    g->dbias_sums = carve(from, bias ? bc : 0, sizeof(double));
 }
 
 static void backward_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
@@ -269,26 +271,43 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
     }
 }
 
-/* dbias += dS, row by row; a row of sums over keys first sums up its own. */
+/* to[j stride] += sums[j], which are n. */
+static void add_sums(float *to, int64_t stride, const double *sums, int64_t n)
+{
+    double sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        if (stride == 0) {
+            sum += sums[j];
+        } else {
+            to[j * stride] += (float)sums[j];
+        }
+    }
+    if (stride == 0) {
+        *to += (float)sum;
+    }
+}
+
+/* dbias += dS. Rows after one another that share their entries are summed in double before, and so
+ * are keys that do: equal terms round alike. */
 static void add_dbias(backward *g, span s)
 {
     const panel *const pn = &g->panel;
     const int64_t *const stride = pn->p->dbias_stride;
+    double *const sums = g->dbias_sums;
     transpose(g->ds, pn->br, s.padded, pn->width, g->ds_rows, pn->bc);
+    int64_t at = term_index(pn, stride, 0, s.first);
+    bool fresh = true;
     for (int64_t r = 0; r < pn->rows; r++) {
-        float *const to = (float *)pn->buf->dbias + term_index(pn, stride, r, s.first);
         const float *const ds = g->ds_rows + r * pn->bc;
-        if (stride[3] == 0) {
-            float sum = 0;
-            for (int64_t j = 0; j < s.live; j++) {
-                sum += ds[j];
-            }
-            *to += sum;
-            continue;
-        }
         for (int64_t j = 0; j < s.live; j++) {
-            to[j * stride[3]] += ds[j];
+            sums[j] = fresh ? ds[j] : sums[j] + ds[j];
         }
+        const int64_t next = r + 1 < pn->rows ? term_index(pn, stride, r + 1, s.first) : at;
+        fresh = r + 1 == pn->rows || next != at;
+        if (fresh) {
+            add_sums((float *)pn->buf->dbias + at, stride[3], sums, s.live);
+        }
+        at = next;
     }
 }
 

@@ -95,6 +95,33 @@ static void forward_store_rows(const forward *f)
     store_lse(f);
 }
 
+/* FV_LANES rows of two columns, times factor and rounded to bf16, side by side. */
+INLINE uv two_columns(const float *from, int64_t stride, fv factor)
+{
+    const uv first = fv_bf16_bits(fv_mul(factor, fv_load(from)));
+    const uv second = fv_bf16_bits(fv_mul(factor, fv_load(from + stride)));
+    return uv_xor(uv_shr(first, 16), uv_and(second, uv_set1(0xffff0000)));
+}
+
+/* to[n] = row r + n of o for n < FV_LANES: pairs of columns are turned, which are half as many. */
+INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
+{
+    const panel *const pn = &f->panel;
+    const fv factor = fv_load(f->alpha + r);
+    for (int64_t c = 0; c < pn->p->dim_v; c += 2 * FV_LANES, to += sizeof(fv)) {
+        _Alignas(64) float pairs[FV_LANES * FV_LANES];
+        fv x[FV_LANES];
+        for (int n = 0; n < FV_LANES; n++) {
+            const uv two = two_columns(f->ot + (c + 2 * n) * pn->br + r, pn->br, factor);
+            fv_store(pairs + n * FV_LANES, fv_from_bits(two));
+        }
+        fv_load_turned(pairs, FV_LANES, x);
+        for (int n = 0; n < FV_LANES; n++) {
+            fv_store((float *)(void *)(to + n * step), x[n]);
+        }
+    }
+}
+
 /* to[n] = row r + n of o for n < FV_LANES, from squares of columns. dtype: a literal; stride: in
  * elements */
 INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void *to,
@@ -102,8 +129,12 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
 {
     const panel *const pn = &f->panel;
     const int64_t size = fattn_dtype_size(dtype);
+    const bool pairs = FV_LANES > 1 && dtype == FATTN_BF16 && pn->p->dim_v % (2 * FV_LANES) == 0;
     fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
-    for (int64_t c = 0; c < pn->p->dim_v; c += FV_LANES) {
+    if (pairs) {
+        rows_of_pairs(f, r, to, stride * size);
+    }
+    for (int64_t c = 0; c < pn->p->dim_v && !pairs; c += FV_LANES) {
         char *at = (char *)to + c * size;
         fv x[FV_LANES];
         fv_load_turned(f->ot + c * pn->br + r, pn->br, x);

@@ -61,7 +61,7 @@ static inline void fv_store_f16(uint16_t *to, fv x)
 }
 /* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN,
  * quiet. */
-static inline void fv_store_bf16(uint16_t *to, fv x)
+static inline uv fv_bf16_bits(fv x)
 {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -69,7 +69,11 @@ static inline void fv_store_bf16(uint16_t *to, fv x)
         _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    const __m256i kept = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    return _mm256_blendv_epi8(rounded, quiet, nan);
+}
+static inline void fv_store_bf16(uint16_t *to, fv x)
+{
+    const __m256i kept = _mm256_srli_epi32(fv_bf16_bits(x), 16);
     const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
     _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(halves));
 }

@@ -60,15 +60,19 @@ static inline void fv_store_f16(uint16_t *to, fv x)
 }
 /* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN,
  * quiet. */
-static inline void fv_store_bf16(uint16_t *to, fv x)
+static inline uv fv_bf16_bits(fv x)
 {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
     const __m512i rounded = _mm512_add_epi32(bits, half);
     const mv nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+    return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+}
+static inline void fv_store_bf16(uint16_t *to, fv x)
+{
+    const __m512i kept = _mm512_srli_epi32(fv_bf16_bits(x), 16);
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(kept));
 }
 
 static inline fv fv_add(fv a, fv b) { return _mm512_add_ps(a, b); }

@@ -88,14 +88,17 @@ static inline void fv_store_f16(uint16_t *to, fv x)
 }
 /* To nearest, ties to even, by adding just under half of the last bit kept; NaN stays NaN,
  * quiet. */
-static inline void fv_store_bf16(uint16_t *to, fv x)
+static inline uv fv_bf16_bits(fv x)
 {
     const uint32x4_t bits = vreinterpretq_u32_f32(x);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    const uint16x4_t rounded = vaddhn_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
-    const uint16x4_t quiet = vorr_u16(vshrn_n_u32(bits, 16), vdup_n_u16(0x40));
-    const uint16x4_t number = vmovn_u32(vceqq_f32(x, x));
-    vst1_u16(to, vbsl_u16(number, rounded, quiet));
+    const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    return vbslq_u32(vceqq_f32(x, x), rounded, quiet);
+}
+static inline void fv_store_bf16(uint16_t *to, fv x)
+{
+    vst1_u16(to, vshrn_n_u32(fv_bf16_bits(x), 16));
 }
 
 static inline fv fv_add(fv a, fv b) { return vaddq_f32(a, b); }

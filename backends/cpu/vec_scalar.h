@@ -32,7 +32,8 @@
  * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4.
  *
  * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
- * of 2 FV_LANES numbers, from the first or from the second on. `part` verbs touch the first n
+ * of 2 FV_LANES numbers, from the first or from the second on. The upper halves of fv_bf16_bits(x)
+ * are what fv_store_bf16 stores. `part` verbs touch the first n
  * lanes alone, 0 <= n <= FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2
  * ulp and keep NaN; exp2 is exact for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0,
  * log2(0) = -inf, log2(+inf) = +inf. fv_exp2_from(a, least, factor) is factor 2^a, and 0 where a <
@@ -68,6 +69,7 @@ static inline fv fv_load_bf16_odd(const uint16_t *x) { return fattn_bf16_to_f32(
 static inline void fv_store(float *to, fv x) { *to = x; }
 static inline void fv_store_f16(uint16_t *to, fv x) { *to = fattn_f16_from_f32(x); }
 static inline void fv_store_bf16(uint16_t *to, fv x) { *to = fattn_bf16_from_f32(x); }
+static inline uv fv_bf16_bits(fv x) { return (uv)fattn_bf16_from_f32(x) << 16; }
 static inline void fv_store_part(float *to, fv x, int n)
 {
     if (n) {

@@ -256,7 +256,7 @@ static const fattn_tile forward_tiles[] = {
 
 /* What copying a tile of keys costs, or the ways of keys in place through the caches, in rows'
  * time. */
-static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 10 : 40; }
+static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 5 : 40; }
 
 #if FV_PAIRS
 /* What products of pairs save with few keys is less than what turning queries and values, and o

@@ -293,21 +293,24 @@ static void add_dbias(backward *g, span s)
 {
     const panel *const pn = &g->panel;
     const int64_t *const stride = pn->p->dbias_stride;
+    const bool shared = stride[2] == 0 || stride[3] == 0;
     double *const sums = g->dbias_sums;
-    transpose(g->ds, pn->br, s.padded, pn->width, g->ds_rows, pn->bc);
-    int64_t at = term_index(pn, stride, 0, s.first);
     bool fresh = true;
+    transpose(g->ds, pn->br, s.padded, pn->width, g->ds_rows, pn->bc);
     for (int64_t r = 0; r < pn->rows; r++) {
         const float *const ds = g->ds_rows + r * pn->bc;
-        for (int64_t j = 0; j < s.live; j++) {
+        const int64_t at = term_index(pn, stride, r, s.first);
+        float *const to = (float *)pn->buf->dbias + at;
+        for (int64_t j = 0; j < s.live && !shared; j++) {
+            to[j * stride[3]] += ds[j];
+        }
+        for (int64_t j = 0; j < s.live && shared; j++) {
             sums[j] = fresh ? ds[j] : sums[j] + ds[j];
         }
-        const int64_t next = r + 1 < pn->rows ? term_index(pn, stride, r + 1, s.first) : at;
-        fresh = r + 1 == pn->rows || next != at;
-        if (fresh) {
-            add_sums((float *)pn->buf->dbias + at, stride[3], sums, s.live);
+        fresh = r + 1 == pn->rows || term_index(pn, stride, r + 1, s.first) != at;
+        if (fresh && shared) {
+            add_sums(to, stride[3], sums, s.live);
         }
-        at = next;
     }
 }
 

@@ -340,7 +340,8 @@ static void measure_compute(const cpu *device, const fattn_cpu_peak *peak,
     {
         fattn_peak_reading own = {0};
         fattn_cpu_peak_compute(peak, gauge->fed ? gauge : NULL, &own);
-        /* Not a critical section: its lock would be a symbol that the library exports. */
+        /* Neither a critical section nor a reduction: the lock of the one, and of the other where
+         * clang compiles it, would be a symbol that the library exports. */
 #ifdef _OPENMP
 #pragma omp atomic
 #endif
@@ -367,16 +368,23 @@ static void measure_compute(const cpu *device, const fattn_cpu_peak *peak,
     reading->fed /= workers;
 }
 
+/* Moves an edge of the time that all workers took together. */
+static void stretch(_Atomic double *edge, double to, bool later)
+{
+    double at = atomic_load(edge);
+    while ((later ? to > at : to < at) && !atomic_compare_exchange_weak(edge, &at, to)) {}
+}
+
 /* All bytes in the time from the first worker's beginning to the last one's end. Rates added up
  * would promise more than the memory has: who ends early has read while others waited for it, and
  * leaves them the rest. */
 static void measure_read(const fattn_cpu_peak *peak, const void *data, int64_t bytes,
                          fattn_peak_reading *reading)
 {
-    double total = 0, begun = INFINITY, ended = 0;
+    _Atomic double begun = INFINITY, ended = 0;
+    double total = 0;
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads_wanted()) reduction(+ : total) reduction(min : begun) \
-    reduction(max : ended)
+#pragma omp parallel num_threads(threads_wanted())
 #endif
     {
         int worker = 0, team = 1;
@@ -389,9 +397,12 @@ static void measure_read(const fattn_cpu_peak *peak, const void *data, int64_t b
 #pragma omp barrier
 #endif
         const fattn_cpu_passes own = fattn_cpu_peak_read(peak, worker, team, data, bytes, false);
+        stretch(&begun, own.begun, false);
+        stretch(&ended, own.ended, true);
+#ifdef _OPENMP
+#pragma omp atomic
+#endif
         total += own.bytes;
-        begun = fmin(begun, own.begun);
-        ended = fmax(ended, own.ended);
     }
     reading->rate = total > 0 ? total / (ended - begun) : 0;
 }

@@ -274,16 +274,16 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
 /* to[j stride] += sums[j], which are n. */
 static void add_sums(float *to, int64_t stride, const double *sums, int64_t n)
 {
-    double sum = 0;
-    for (int64_t j = 0; j < n; j++) {
-        if (stride == 0) {
-            sum += sums[j];
-        } else {
-            to[j * stride] += (float)sums[j];
-        }
-    }
     if (stride == 0) {
+        double sum = 0;
+        for (int64_t j = 0; j < n; j++) {
+            sum += sums[j];
+        }
         *to += (float)sum;
+        return;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        to[j * stride] += (float)sums[j];
     }
 }
 
@@ -301,14 +301,17 @@ static void add_dbias(backward *g, span s)
         const float *const ds = g->ds_rows + r * pn->bc;
         const int64_t at = term_index(pn, stride, r, s.first);
         float *const to = (float *)pn->buf->dbias + at;
-        for (int64_t j = 0; j < s.live && !shared; j++) {
-            to[j * stride[3]] += ds[j];
+        if (!shared) {
+            for (int64_t j = 0; j < s.live; j++) {
+                to[j * stride[3]] += ds[j];
+            }
+            continue;
         }
-        for (int64_t j = 0; j < s.live && shared; j++) {
+        for (int64_t j = 0; j < s.live; j++) {
             sums[j] = fresh ? ds[j] : sums[j] + ds[j];
         }
         fresh = r + 1 == pn->rows || term_index(pn, stride, r + 1, s.first) != at;
-        if (fresh && shared) {
+        if (fresh) {
             add_sums(to, stride[3], sums, s.live);
         }
     }

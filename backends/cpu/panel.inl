@@ -442,6 +442,17 @@ static int64_t keys_seen(const panel *pn, span s, int64_t past)
 /* Rows that are fetched ahead of the one that is copied: those a page apart come one by one. */
 #define COPIED_AHEAD 4
 
+/* rows[j] = the channels of k or v of the tile's keys, which follow each other at `from`. */
+static void keys_lie(const panel *pn, span s, const float *from, int64_t step, const float **rows)
+{
+    for (int64_t j = 0; j < s.live; j++) {
+        rows[j] = from + j * step;
+    }
+    for (int64_t j = s.live; j < s.padded; j++) {
+        rows[j] = pn->zeros;
+    }
+}
+
 /* rows[j] = the channels of k or v of the tile's keys, as floats, of which `copied` are there.
  * later: NULL, or where rows to copy are listed instead. Returns how many rows are copies. */
 static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
@@ -453,6 +464,10 @@ static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *te
     const int64_t step = strides->seq * fattn_dtype_size(dtype);
     const int64_t bytes = dim * fattn_dtype_size(dtype);
     const char *from = element(tensor, dtype, key_index(pn, strides, s.first));
+    if (direct && !paged) {
+        keys_lie(pn, s, (const float *)(const void *)from, strides->seq, rows);
+        return 0;
+    }
     for (int64_t j = 0; j < s.padded; j++, from += step) {
         if (j >= s.live) {
             rows[j] = pn->zeros;

@@ -395,24 +395,28 @@ static span span_of(const panel *pn, int64_t block)
         return s;
     }
 
+    bool masked = p->features & FATTN_MASK;
     s.kind = fattn_band_tile(&pn->band, pn->i0, pn->i1, j0, j0 + s.padded);
     if (s.kind != FATTN_TILE_EMPTY && p->features & FATTN_BLOCK_MASK) {
         const int64_t *const stride = p->block_mask_stride;
         bool kept = false;
-        for (int64_t h = pn->hk * pn->group; h < (pn->hk + 1) * pn->group && !kept; h++) {
+        for (int64_t h = pn->hk * pn->group; h < (pn->hk + 1) * pn->group && !(kept && masked);
+             h++) {
             const fattn_block_mask mask = {.mask = pn->buf->block_mask + pn->b * stride[0] +
                                                    h * stride[1],
                                            .stride_i = stride[2],
                                            .stride_j = stride[3],
                                            .rows = p->block_m,
                                            .keys = p->block_n};
-            kept = fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0, past) != FATTN_TILE_EMPTY;
+            const fattn_tile_kind kind = fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0, past);
+            kept = kept || kind != FATTN_TILE_EMPTY;
+            masked = masked || kind != FATTN_TILE_FULL;
         }
         if (!kept) {
             s.kind = FATTN_TILE_EMPTY;
         }
     }
-    if (s.kind == FATTN_TILE_FULL && (pn->masked || pn->ragged)) {
+    if (s.kind == FATTN_TILE_FULL && (masked || pn->ragged)) {
         s.kind = FATTN_TILE_PARTIAL;
     }
     s.kept.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);

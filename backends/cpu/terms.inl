@@ -53,31 +53,65 @@ static void load_bias(const panel *pn, span s)
     term_transpose(pn, s, pn->bias);
 }
 
+/* to[j] = 1 where a byte of the mask, `step` apart, is not 0, else 0. */
+INLINE void load_bytes(float *restrict to, const uint8_t *restrict mask, int64_t step, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) {
+        to[j] = mask[j * step] ? 1 : 0;
+    }
+}
+
+/* Rows ahead of the one that is loaded, which is asked for: they lie too far apart for a processor
+ * to find them by itself, and half a strip of them is 1 KiB. */
+#define MASKS_AHEAD 24
+
+/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. */
+static void load_mask(const panel *pn, span s, int64_t r, float *to)
+{
+    const int64_t *const stride = pn->p->mask_stride;
+    const uint8_t *const mask = pn->buf->mask;
+    const uint8_t *const from = mask + term_index(pn, stride, r, s.first);
+    if (stride[3] != 1) {
+        load_bytes(to, from, stride[3], s.live);
+        return;
+    }
+    for (int64_t j = 0; j < s.live && r + MASKS_AHEAD < pn->rows; j += CACHE_LINE) {
+        __builtin_prefetch(mask + term_index(pn, stride, r + MASKS_AHEAD, s.first + j));
+    }
+    load_bytes(to, from, 1, s.live);
+}
+
+/* to[j] = 0 where the block mask does not keep row r and key j of the tile. */
+static void drop_blocks(const panel *pn, span s, int64_t r, float *to)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t *const stride = p->block_mask_stride;
+    const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
+                                pn->row[r].i / p->block_m * stride[2];
+    int64_t past, block = s.first / p->block_n;
+    for (int64_t j = 0; j < s.live; j = past, block++) {
+        past = fattn_min64(s.live, (block + 1) * p->block_n - s.first);
+        if (!mask[block * stride[3]]) {
+            fill(to + j, past - j, 0);
+        }
+    }
+}
+
 /* 1 where mask and block mask keep a pair, else 0. */
 static void load_masks(const panel *pn, span s)
 {
-    const fattn_problem *const p = pn->p;
+    const uint64_t features = pn->p->features;
     for (int64_t r = 0; r < pn->rows; r++) {
         float *const to = pn->natural + r * pn->bc;
-        fill(to, s.live, 1);
+        if (features & FATTN_MASK) {
+            load_mask(pn, s, r, to);
+        } else {
+            fill(to, s.live, 1);
+        }
+        if (features & FATTN_BLOCK_MASK) {
+            drop_blocks(pn, s, r, to);
+        }
         fill(to + s.live, s.padded - s.live, 0);
-        if (p->features & FATTN_MASK) {
-            const uint8_t *const mask = pn->buf->mask + term_index(pn, p->mask_stride, r, s.first);
-            for (int64_t j = 0; j < s.live; j++) {
-                to[j] = mask[j * p->mask_stride[3]] != 0;
-            }
-        }
-        if (p->features & FATTN_BLOCK_MASK) {
-            const int64_t *const stride = p->block_mask_stride;
-            const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] +
-                                        pn->row[r].h * stride[1] +
-                                        pn->row[r].i / p->block_m * stride[2];
-            for (int64_t j = 0; j < s.live; j++) {
-                if (!mask[(s.first + j) / p->block_n * stride[3]]) {
-                    to[j] = 0;
-                }
-            }
-        }
     }
     term_transpose(pn, s, pn->keep);
 }
@@ -108,7 +142,7 @@ static unsigned load_terms(const panel *pn, span s)
     if (terms & (FATTN_SCORE_ALIBI | FATTN_SCORE_KEEP)) {
         load_places(pn, s);
     }
-    if (pn->masked) {
+    if (pn->masked && terms & FATTN_SCORE_KEEP) {
         load_masks(pn, s);
     }
     return terms;

@@ -110,7 +110,7 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 
     /* 3. Values. */
     if (pairs) {
-        pairs_mix(pn, s, f->fresh, rose ? f->alpha : NULL, f->ot);
+        pairs_mix(pn, s, f->by_rows, f->fresh, rose ? f->alpha : NULL, f->ot);
     } else {
         mix_values(f, s, rose);
     }
@@ -189,8 +189,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         panel_blocks(&strips[n].panel, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
-        if (!paired && run->tiling->splits == 1) {
-            forward_choose_rows(&strips[n], past - first <= 1);
+        if (run->tiling->splits == 1) {
+            forward_choose_rows(&strips[n], past - first <= 1, paired);
         }
     }
     prefetch_plan ahead;
@@ -213,10 +213,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         if (run->tiling->splits > 1) {
             transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
             forward_end(f, run, item, n);
-        } else if (f->by_rows && f->only) {
-            forward_store_rows(f);
         } else if (f->by_rows) {
-            forward_store(f);
+            forward_store_rows(f);
         } else {
             forward_store_columns(f);
         }
@@ -263,7 +261,7 @@ static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place
  * back, takes: products of floats need not turn them. */
 static bool pairs_pay(const fattn_problem *p)
 {
-    return p->seqlen_k > (FV_TILES ? 12 : 5) || p->features & FATTN_BATCH_INVARIANT;
+    return p->seqlen_k > (FV_TILES ? 12 : 3) || p->features & FATTN_BATCH_INVARIANT;
 }
 
 /* Products in matrix registers take so little time that loading keys must serve more rows. */

@@ -8,6 +8,7 @@
  * Nothing but standard C and that vocabulary is used below, so a new instruction set is a new
  * header.
  */
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -66,6 +66,7 @@ typedef struct panel {
     float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
     const float **k, **v;   /* [bc] rows of the tile */
     const bf16_pair **k_pairs, **v_pairs; /* [bc], [bc / 2] the same where pairs are multiplied */
+    const bf16_pair **x_pairs;            /* [bc / 2] of x then */
     float *zeros;                         /* [max(dp, dvp)] */
 
     /* Scratch that each kernel lays out as its products want it. */
@@ -142,6 +143,7 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->v = carve(from, bc, sizeof *pn->v);
     pn->k_pairs = carve(from, FV_PAIRS ? bc : 0, sizeof *pn->k_pairs);
     pn->v_pairs = carve(from, FV_PAIRS ? bc / 2 : 0, sizeof *pn->v_pairs);
+    pn->x_pairs = carve(from, FV_PAIRS ? bc / 2 : 0, sizeof *pn->x_pairs);
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
 }
 
@@ -275,6 +277,9 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
     fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0);
     return true;
 }
+
+/* Rows as whole steps of products. */
+static int64_t row_steps(const panel *pn) { return (pn->rows + FV_NK - 1) / FV_NK * FV_NK; }
 
 /* Index in q, o, dout or dq of the first channel of query i and head h. */
 static int64_t row_index(const panel *pn, const fattn_strides *s, int64_t i, int64_t h)

@@ -315,12 +315,11 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
     }
 }
 
-#ifndef FATTN_PAIRS
 /* As product_values(), fresh and whether there is beta being literals, or gcc makes one slow tile
  * for both. */
-INLINE void values_rows(int64_t rows, bool fresh, const float *beta, const float *const *a,
-                        int64_t depth, const float *b, int64_t b_stride, float *c, int64_t c_stride,
-                        int64_t columns)
+INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta, const WORD *const *a,
+                                 int64_t depth, const WORD *b, int64_t b_stride, float *c,
+                                 int64_t c_stride, int64_t columns)
 {
     for (int64_t step = 0; step < rows; step += FV_NK) {
         const int64_t m = fattn_min64(step, rows - FV_NK);
@@ -328,9 +327,10 @@ INLINE void values_rows(int64_t rows, bool fresh, const float *beta, const float
         int64_t vectors;
         for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
             vectors = tile_vectors(columns - column);
-#define TILE(nq)                                                                     \
-    columns_tile(FV_NK, nq, fresh, NULL, factors, a, m, depth, b + column, b_stride, \
-                 c + m * c_stride + column, c_stride)
+#define TILE(nq)                                                         \
+    PRODUCT(columns_tile)                                                \
+    (FV_NK, nq, fresh, NULL, factors, a, m, depth, b + column, b_stride, \
+     c + m * c_stride + column, c_stride)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
@@ -341,17 +341,16 @@ INLINE void values_rows(int64_t rows, bool fresh, const float *beta, const float
  * C[m] = C[m] beta[m] + sum_r A_r[m] B[r] for m < rows, row by row. beta: NULL for 1. fresh: what C
  * holds counts as 0; rows are then any number from FV_NK on, as the last ones can be made twice.
  */
-APART void product_values(int64_t rows, bool fresh, const float *beta, const float *const *a,
-                          int64_t depth, const float *b, int64_t b_stride, float *c,
-                          int64_t c_stride, int64_t columns)
+APART void PRODUCT(product_values)(int64_t rows, bool fresh, const float *beta,
+                                   const WORD *const *a, int64_t depth, const WORD *b,
+                                   int64_t b_stride, float *c, int64_t c_stride, int64_t columns)
 {
     if (fresh) {
-        values_rows(rows, true, NULL, a, depth, b, b_stride, c, c_stride, columns);
+        PRODUCT(values_rows)(rows, true, NULL, a, depth, b, b_stride, c, c_stride, columns);
     } else {
-        values_rows(rows, false, beta, a, depth, b, b_stride, c, c_stride, columns);
+        PRODUCT(values_rows)(rows, false, beta, a, depth, b, b_stride, c, c_stride, columns);
     }
 }
-#endif
 
 #undef PRODUCT_WIDTHS
 #undef LINE

@@ -97,8 +97,28 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
     }
 }
 
+/* to[0 .. n) = bf16 of factor * from[0 .. n), two vectors at a time. False where there is no
+ * instruction for it, or where it may have taken a number below the normal range for 0. */
+INLINE bool row_round(void *to, const float *from, int64_t n, fv factor)
+{
+#if FV_PAIRS
+    uint16_t *const at = to;
+    fv least = fv_set1(FLT_MIN);
+    for (int64_t c = 0; c < n; c += 2 * FV_LANES) {
+        const fv first = fv_mul(factor, fv_load(from + c));
+        const fv second = fv_mul(factor, fv_load(from + c + FV_LANES));
+        least = fv_min(fv_abs(first), fv_min(fv_abs(second), least));
+        pv_store(at + c, pv_round(first, second));
+    }
+    return mv_all(fv_le(fv_set1(FLT_MIN), least));
+#else
+    (void)to, (void)from, (void)n, (void)factor;
+    return false;
+#endif
+}
+
 /* Rows of n numbers, whole vectors, between an array of floats, [rows][n], and one of dtype, a
- * literal, in which they are `step` bytes apart. */
+ * literal, in which they are `step` bytes apart; factors: [rows], of what is stored. */
 INLINE void rows_load(float *to, fattn_dtype dtype, const char *from, int64_t step, int64_t rows,
                       int64_t n)
 {
@@ -108,12 +128,17 @@ INLINE void rows_load(float *to, fattn_dtype dtype, const char *from, int64_t st
         }
     }
 }
-INLINE void rows_store(char *to, fattn_dtype dtype, int64_t step, const float *from, int64_t rows,
-                       int64_t n)
+INLINE void rows_store(char *to, fattn_dtype dtype, int64_t step, const float *from,
+                       const float *factors, int64_t rows, int64_t n)
 {
     for (int64_t r = 0; r < rows; r++, to += step, from += n) {
+        const fv factor = fv_set1(factors[r]);
+        if (dtype == FATTN_BF16 && n % (2 * FV_LANES) == 0 && row_round(to, from, n, factor)) {
+            continue;
+        }
         for (int64_t c = 0; c < n; c += FV_LANES) {
-            store_as(dtype, to + c * SIZE_OF(dtype), fv_load(from + c), FV_LANES);
+            const fv x = fv_mul(factor, fv_load(from + c));
+            store_as(dtype, to + c * SIZE_OF(dtype), x, FV_LANES);
         }
     }
 }

@@ -31,10 +31,10 @@ static query_form choose_form(const panel *pn)
  * registers. */
 #define FEW_AT_ONCE (FV_LANES > 8 ? 4 : 1)
 
-/* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES / nk queries. q: rows at q_stride;
- * x: [nk][x_stride] */
-INLINE void dot_few_tile(int nk, const float *q, int64_t q_stride, const float *const *k,
-                         int64_t dim, float *x, int64_t x_stride)
+/* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES / nk queries. q: rows of dtype, a
+ * literal, `step` bytes apart; x: [nk][x_stride] */
+INLINE void dot_few_tile(int nk, fattn_dtype dtype, const char *q, int64_t step,
+                         const float *const *k, int64_t dim, float *x, int64_t x_stride)
 {
     const int rows = FV_LANES / nk;
     fv sum[FV_LANES];
@@ -49,7 +49,7 @@ INLINE void dot_few_tile(int nk, const float *q, int64_t q_stride, const float *
         }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            const fv query = fv_load(q + r * q_stride + c);
+            const fv query = load_as(dtype, q + r * step + c * SIZE_OF(dtype), FV_LANES);
             for (int j = 0; j < nk; j++) {
                 sum[j * rows + r] = fv_muladd(key[j], query, sum[j * rows + r]);
             }
@@ -67,43 +67,60 @@ INLINE void dot_few_tile(int nk, const float *q, int64_t q_stride, const float *
 }
 
 /* The same for FV_LANES queries and a few keys. */
-APART void dot_few_rows(const float *q, int64_t q_stride, const float *const *k, int64_t keys,
-                        int64_t dim, float *x, int64_t x_stride)
+INLINE void dot_few_as(fattn_dtype dtype, const char *q, int64_t step, const float *const *k,
+                       int64_t keys, int64_t dim, float *x, int64_t x_stride)
 {
     int64_t j = 0;
-#define WHILE_KEYS(nk)                                                                           \
-    for (; (nk) <= FEW_AT_ONCE && j + (nk) <= keys; j += (nk)) {                                 \
-        for (int64_t r = 0; r < FV_LANES; r += FV_LANES / (nk)) {                                \
-            dot_few_tile((nk) <= FEW_AT_ONCE ? (nk) : 1, q + r * q_stride, q_stride, k + j, dim, \
-                         x + j * x_stride + r, x_stride);                                        \
-        }                                                                                        \
+#define WHILE_KEYS(nk)                                                                          \
+    for (; (nk) <= FEW_AT_ONCE && j + (nk) <= keys; j += (nk)) {                                \
+        for (int64_t r = 0; r < FV_LANES; r += FV_LANES / (nk)) {                               \
+            dot_few_tile((nk) <= FEW_AT_ONCE ? (nk) : 1, dtype, q + r * step, step, k + j, dim, \
+                         x + j * x_stride + r, x_stride);                                       \
+        }                                                                                       \
     }
     WHILE_KEYS(4)
     WHILE_KEYS(2)
     WHILE_KEYS(1)
 #undef WHILE_KEYS
 }
+APART void dot_few_rows(fattn_dtype dtype, const char *q, int64_t step, const float *const *k,
+                        int64_t keys, int64_t dim, float *x, int64_t x_stride)
+{
+    switch (dtype) {
+    case FATTN_F16: dot_few_as(FATTN_F16, q, step, k, keys, dim, x, x_stride); break;
+    case FATTN_BF16: dot_few_as(FATTN_BF16, q, step, k, keys, dim, x, x_stride); break;
+    default: dot_few_as(FATTN_F32, q, step, k, keys, dim, x, x_stride); break;
+    }
+}
 
-/* FV_LANES rows of q from number r on: where they lie, if they are evenly apart, or copied. */
-static const float *some_queries(const panel *pn, int64_t r, int64_t *stride)
+/* FV_LANES rows of dtype, `step` bytes apart. */
+typedef struct lying_rows {
+    fattn_dtype dtype;
+    const char *from;
+    int64_t step;
+} lying_rows;
+
+/* Rows of q from number r on: where they lie, if they are evenly apart, but not so that all map to
+ * one set of the first-level cache, or copied as floats. floats: nothing else is wanted. */
+static lying_rows lying_queries(const panel *pn, int64_t r, bool floats)
 {
     const fattn_problem *const p = pn->p;
-    if (rows_in_place(pn, p->dim, r) && in_place(p, &p->q)) {
-        *stride = p->q.seq;
-        return (const float *)pn->buf->q + query_index(pn, &p->q, r);
+    const int64_t step = p->q.seq * fattn_dtype_size(p->dtype);
+    const bool usable = p->dtype == FATTN_F32 || !floats;
+    if (usable && rows_in_place(pn, p->dim, r) && step % 4096 != 0) {
+        return (lying_rows){p->dtype, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r)),
+                            step};
     }
     load_some_queries(pn, pn->buf->q, &p->q, r, pn->q);
-    *stride = pn->dp;
-    return pn->q;
+    return (lying_rows){FATTN_F32, (const char *)pn->q, pn->dp * (int64_t)sizeof(float)};
 }
 
 /* As dot_rows(), from queries where they lie. */
 static void dot_lying(const panel *pn, span s)
 {
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        int64_t stride;
-        const float *const q = some_queries(pn, r, &stride);
-        dot_few_rows(q, stride, pn->k, s.live, pn->p->dim, pn->x + r, pn->br);
+        const lying_rows q = lying_queries(pn, r, false);
+        dot_few_rows(q.dtype, q.from, q.step, pn->k, s.live, pn->p->dim, pn->x + r, pn->br);
     }
     fill(pn->x + s.live * pn->br, (s.padded - s.live) * pn->br, 0);
 }
@@ -158,8 +175,9 @@ APART void dot_blocks_rows(const float *q, const float *const *k, int64_t keys, 
 /* pn->qt = FV_LANES rows of q from number r on, as dot_blocks_tile() wants them. */
 static void load_blocks(const panel *pn, int64_t r)
 {
-    int64_t stride;
-    const float *const q = some_queries(pn, r, &stride);
+    const lying_rows rows = lying_queries(pn, r, true);
+    const float *const q = (const void *)rows.from;
+    const int64_t stride = rows.step / (int64_t)sizeof *q;
     for (int64_t c = 0; c < pn->p->dim; c += 4) {
 #pragma GCC unroll 4
         for (int64_t n = 0; n < 4; n++) {
@@ -190,17 +208,20 @@ static void dot_blocks(const panel *pn, span s, bool first)
  * evenly apart, whole vectors, and a block of whole steps of rows. Where a strip's keys are one
  * tile, nothing is added to o, no factors of rows are needed, and P can be normalised before; its
  * roundings are then others, so a row that may not depend on its neighbours does not get it. Where
- * they are more, it pays for strips whose rows would not fill a register tile.
+ * they are more, it pays for strips whose rows would not fill a register tile. Of pairs there are
+ * copies of values, and P, which is rounded to bf16, is left as it is: a row of o is the same
+ * either way.
  */
-static void forward_choose_rows(forward *f, bool only)
+static void forward_choose_rows(forward *f, bool only, bool paired)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const bool direct = in_place(p, &p->v), paged = p->features & FATTN_PAGED;
-    const bool pays =
-        only ? !(p->features & FATTN_BATCH_INVARIANT) : pn->width <= TILE_GROUP - FV_LANES;
-    f->only = only;
-    f->by_rows = pays && pn->br % FV_NK == 0 && (!direct || (!paged && p->dim_v % FV_LANES == 0));
+    const bool pays = only ? paired || !(p->features & FATTN_BATCH_INVARIANT)
+                           : pn->width <= TILE_GROUP - FV_LANES;
+    const bool fits = paired ? !FV_TILES : !direct || (!paged && p->dim_v % FV_LANES == 0);
+    f->only = only && !paired;
+    f->by_rows = pays && fits && pn->br % FV_NK == 0;
     if (f->by_rows) {
         f->o = f->ot;
     }
@@ -221,7 +242,7 @@ static void mix_rows(forward *f, span s, const float *beta)
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const int64_t v_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp;
-    const int64_t steps = (pn->rows + FV_NK - 1) / FV_NK * FV_NK;
+    const int64_t steps = row_steps(pn);
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
         scale_rows(pn->x + r, s.live, pn->br, FV_LANES, fattn_softmax_normaliser(state_load(f, r)));
     }

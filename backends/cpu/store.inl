@@ -60,7 +60,7 @@ static bool all_met(const forward *f)
     return mv_all(met);
 }
 
-/* Writes o of all rows, whole vectors evenly apart, from f->o as it is. */
+/* Writes o of all rows, whole vectors evenly apart, times f->alpha. */
 static void store_rows_alike(const forward *f)
 {
     const panel *const pn = &f->panel;
@@ -68,27 +68,32 @@ static void store_rows_alike(const forward *f)
     const int64_t step = p->o.seq * fattn_dtype_size(p->dtype_o);
     char *const to = row_of_o(pn, 0);
     switch (p->dtype_o) {
-    case FATTN_F16: rows_store(to, FATTN_F16, step, f->o, pn->rows, p->dim_v); break;
-    case FATTN_BF16: rows_store(to, FATTN_BF16, step, f->o, pn->rows, p->dim_v); break;
-    default: rows_store(to, FATTN_F32, step, f->o, pn->rows, p->dim_v); break;
+    case FATTN_F16: rows_store(to, FATTN_F16, step, f->o, f->alpha, pn->rows, p->dim_v); break;
+    case FATTN_BF16: rows_store(to, FATTN_BF16, step, f->o, f->alpha, pn->rows, p->dim_v); break;
+    default: rows_store(to, FATTN_F32, step, f->o, f->alpha, pn->rows, p->dim_v); break;
     }
 }
 
-/* The same from o as mix_rows() left it. */
-static void forward_store_rows(const forward *f)
+/* As forward_store(), from o by rows, which may be normalised, and lie where it belongs. */
+static void forward_store_rows(forward *f)
 {
     const panel *const pn = &f->panel;
     const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
     const bool wanted = pn->p->outputs & FATTN_OUT_O;
+    for (int64_t r = 0; r < pn->width && !f->placed; r += FV_LANES) {
+        fv_store(f->alpha + r, f->only ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
+    }
     if (wanted && all_met(f) && (alike || f->placed)) {
         if (!f->placed) {
             store_rows_alike(f);
         }
     } else {
         for (int64_t r = 0; r < pn->rows && wanted; r++) {
-            const bool empty = f->l[r] == 0;
-            if (empty || !f->placed) {
-                store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, 1);
+            const bool empty = f->l[r] == 0; /* selected: o may hold 0 * inf */
+            if (empty) {
+                store_row(pn, r, pn->zeros, 1);
+            } else if (!f->placed) {
+                store_row(pn, r, f->o + r * pn->dvp, f->alpha[r]);
             }
         }
     }
@@ -103,6 +108,27 @@ INLINE uv two_columns(const float *from, int64_t stride, fv factor)
     return uv_xor(uv_shr(first, 16), uv_and(second, uv_set1(0xffff0000)));
 }
 
+/* pairs[n] = two_columns() of the pair n < FV_LANES. */
+INLINE void round_columns(const float *from, int64_t stride, fv factor, float *pairs)
+{
+#if FV_PAIRS
+    fv least = fv_set1(FLT_MIN); /* as in row_round() */
+    for (int n = 0; n < FV_LANES; n++) {
+        const fv first = fv_mul(factor, fv_load(from + 2 * n * stride));
+        const fv second = fv_mul(factor, fv_load(from + (2 * n + 1) * stride));
+        least = fv_min(fv_abs(first), fv_min(fv_abs(second), least));
+        pv_store(pairs + n * FV_LANES, pv_twist(pv_round(first, second)));
+    }
+    if (mv_all(fv_le(fv_set1(FLT_MIN), least))) {
+        return;
+    }
+#endif
+    for (int n = 0; n < FV_LANES; n++) {
+        const uv two = two_columns(from + 2 * n * stride, stride, factor);
+        fv_store(pairs + n * FV_LANES, fv_from_bits(two));
+    }
+}
+
 /* to[n] = row r + n of o for n < FV_LANES: pairs of columns are turned, which are half as many. */
 INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
 {
@@ -111,10 +137,7 @@ INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
     for (int64_t c = 0; c < pn->p->dim_v; c += 2 * FV_LANES, to += sizeof(fv)) {
         _Alignas(64) float pairs[FV_LANES * FV_LANES];
         fv x[FV_LANES];
-        for (int n = 0; n < FV_LANES; n++) {
-            const uv two = two_columns(f->ot + (c + 2 * n) * pn->br + r, pn->br, factor);
-            fv_store(pairs + n * FV_LANES, fv_from_bits(two));
-        }
+        round_columns(f->ot + c * pn->br + r, pn->br, factor, pairs);
         fv_load_turned(pairs, FV_LANES, x);
         for (int n = 0; n < FV_LANES; n++) {
             fv_store((float *)(void *)(to + n * step), x[n]);

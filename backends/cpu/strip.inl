@@ -42,7 +42,7 @@ typedef struct forward {
     query_form form;
     bool fresh;   /* ot holds nothing yet */
     bool by_rows; /* ot is o: [br][dvp] */
-    bool only;    /* of one tile of keys: normalised */
+    bool only;    /* of one tile of keys: normalised, as P was before */
     bool placed;  /* and o lies where it belongs */
 
     bool narrow;         /* the last tile whose range was looked for had no small weights */
@@ -169,8 +169,11 @@ static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run 
 {
     int64_t n = 0;
     const int64_t steps = run->problem->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
-    point_rows(strips->panel.x_rows, fattn_min64(strips->panel.bc, steps * PAIRS_STEP),
-               strips->panel.x, strips->panel.br);
+    const int64_t keys = fattn_min64(strips->panel.bc, steps * PAIRS_STEP);
+    point_rows(strips->panel.x_rows, keys, strips->panel.x, strips->panel.br);
+    for (int64_t j = 0; FV_PAIRS && j < keys / 2; j++) {
+        strips->panel.x_pairs[j] = (const void *)strips->panel.x_rows[j];
+    }
     while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
                                    work.block * run->tiling->br + n * strips->panel.br, false)) {
         n++;

@@ -29,7 +29,7 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
     f->fresh = true;
-    f->by_rows = f->only = f->placed = f->narrow = false;
+    f->by_rows = f->only = f->normalised = f->placed = f->narrow = false;
     f->met = f->missed = 0;
     state_begin(f, split);
 }
@@ -77,6 +77,16 @@ static void mix_values(forward *f, span s, bool rose)
     }
 }
 
+/* The same, of pairs. alpha: NULL for 1 */
+static void mix_pairs(forward *f, span s, const float *alpha)
+{
+    if (f->by_rows) {
+        mix_rows_pairs(f, s, alpha);
+    } else {
+        pairs_mix(&f->panel, s, f->fresh, alpha, f->ot);
+    }
+}
+
 /* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
 INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 {
@@ -110,7 +120,7 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 
     /* 3. Values. */
     if (pairs) {
-        pairs_mix(pn, s, f->by_rows, f->fresh, rose ? f->alpha : NULL, f->ot);
+        mix_pairs(f, s, rose ? f->alpha : NULL);
     } else {
         mix_values(f, s, rose);
     }
@@ -261,7 +271,7 @@ static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place
  * back, takes: products of floats need not turn them. */
 static bool pairs_pay(const fattn_problem *p)
 {
-    return p->seqlen_k > (FV_TILES ? 12 : 3) || p->features & FATTN_BATCH_INVARIANT;
+    return p->seqlen_k > (FV_TILES ? 12 : 4) || p->features & FATTN_BATCH_INVARIANT;
 }
 
 /* Products in matrix registers take so little time that loading keys must serve more rows. */

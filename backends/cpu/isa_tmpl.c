@@ -8,7 +8,6 @@
  * Nothing but standard C and that vocabulary is used below, so a new instruction set is a new
  * header.
  */
-#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -66,14 +65,14 @@ static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 /* Of n numbers, those in whole vectors: a mask, because signed numbers are divided slowly. */
 static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
+#include "backends/cpu/rows.inl"
+
 #include "backends/cpu/product.inl"
 #if FV_PAIRS && !FV_TILES
 #define FATTN_PAIRS
 #include "backends/cpu/product.inl"
 #undef FATTN_PAIRS
 #endif
-
-#include "backends/cpu/rows.inl"
 
 #include "backends/cpu/panel.inl"
 

@@ -217,10 +217,8 @@ static void pairs_scale(const panel *pn, const float *alpha, float *ot)
 }
 
 /* ot = ot alpha + V^T P^T; fresh: what ot holds counts as 0 */
-static void pairs_mix(const panel *pn, span s, bool by_rows, bool fresh, const float *alpha,
-                      float *ot)
+static void pairs_mix(const panel *pn, span s, bool fresh, const float *alpha, float *ot)
 {
-    (void)by_rows; /* matrix registers have no factor for each row */
     pairs_scale(pn, fresh ? NULL : alpha, ot);
     pairs_columns(pn, pn->p->dim_v, fresh, pn->v_pairs, values_transposed(pn), s.padded / 2, pn->x,
                   pn->br, ot, pn->width);
@@ -259,15 +257,9 @@ static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_
                           columns);
 }
 
-/* ot = ot alpha + V^T P^T, or by rows its transpose; fresh: what ot holds counts as 0 */
-static void pairs_mix(const panel *pn, span s, bool by_rows, bool fresh, const float *alpha,
-                      float *ot)
+/* ot = ot alpha + V^T P^T; fresh: what ot holds counts as 0 */
+static void pairs_mix(const panel *pn, span s, bool fresh, const float *alpha, float *ot)
 {
-    if (by_rows) {
-        product_values_pairs(row_steps(pn), fresh, alpha, pn->x_pairs, s.padded / 2, pn->v_pairs[0],
-                             pn->dvp, ot, pn->dvp, pn->p->dim_v);
-        return;
-    }
     product_columns_pairs(pn->p->dim_v, fresh, alpha, pn->v_pairs, s.padded / 2,
                           (const void *)pn->x, pn->br, ot, pn->br, pn->width);
 }
@@ -289,8 +281,8 @@ static void pairs_scores(const panel *pn, span s)
 #define pairs_load_keys(pn, s, copied, tensor, strides, dim, copy, rows) ((void)(pn), (void)(s))
 #define pairs_load_values(pn, s, copied) ((void)(pn), (void)(s), (void)(copied), false)
 #define pairs_scores(pn, s) ((void)(pn), (void)(s))
-#define pairs_mix(pn, s, by_rows, fresh, alpha, ot) \
-    ((void)(pn), (void)(s), (void)(by_rows), (void)(fresh), (void)(alpha), (void)(ot))
+#define pairs_mix(pn, s, fresh, alpha, ot) \
+    ((void)(pn), (void)(s), (void)(fresh), (void)(alpha), (void)(ot))
 
 #endif
 

@@ -10,6 +10,7 @@
  *     product_rows      C_k  (+)= times sum_r A_k[r] B[r]         A_k contiguous along the sum
  *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
  *     product_values    the same, with a factor for each row and not for each column
+ *     product_results   C[m]  =  factor sum_r A_r[m] B[r], rounded to the type of a tensor
  *
  * A and B consist of words: floats, or with FATTN_PAIRS defined and _pairs after every name, pairs
  * of bf16 that are neighbours along the sum. depth counts words.
@@ -227,13 +228,11 @@ static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows, co
     return later;
 }
 
-/* alpha: of columns, beta: of rows; one of them or none. */
-INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, const float *beta,
-                                  const WORD *const *a, int64_t first, int64_t depth, const WORD *b,
-                                  int64_t b_stride, float *c, int64_t c_stride)
+/* sum[m] = sum_r A_r[first + m] B[r] of nm rows by nq vectors, literals. */
+INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], const WORD *const *a,
+                                 int64_t first, int64_t depth, const WORD *b, int64_t b_stride)
 {
     const int group = nm < GROUP ? nm : GROUP;
-    fv sum[2 * FV_NK][FV_NQ];
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
             sum[m][q] = fv_set1(0);
@@ -255,6 +254,15 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, c
             }
         }
     }
+}
+
+/* alpha: of columns, beta: of rows; one of them or none. */
+INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, const float *beta,
+                                  const WORD *const *a, int64_t first, int64_t depth, const WORD *b,
+                                  int64_t b_stride, float *c, int64_t c_stride)
+{
+    fv sum[2 * FV_NK][FV_NQ];
+    PRODUCT(columns_sum)(nm, nq, sum, a, first, depth, b, b_stride);
 #pragma GCC unroll 16
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
@@ -321,8 +329,7 @@ INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta, co
                                  int64_t depth, const WORD *b, int64_t b_stride, float *c,
                                  int64_t c_stride, int64_t columns)
 {
-    for (int64_t step = 0; step < rows; step += FV_NK) {
-        const int64_t m = fattn_min64(step, rows - FV_NK);
+    for (int64_t m = 0; m < rows; m += FV_NK) {
         const float *const factors = beta ? beta + m : NULL;
         int64_t vectors;
         for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
@@ -339,7 +346,7 @@ INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta, co
 
 /*
  * C[m] = C[m] beta[m] + sum_r A_r[m] B[r] for m < rows, row by row. beta: NULL for 1. fresh: what C
- * holds counts as 0; rows are then any number from FV_NK on, as the last ones can be made twice.
+ * holds counts as 0.
  */
 APART void PRODUCT(product_values)(int64_t rows, bool fresh, const float *beta,
                                    const WORD *const *a, int64_t depth, const WORD *b,
@@ -350,6 +357,62 @@ APART void PRODUCT(product_values)(int64_t rows, bool fresh, const float *beta,
     } else {
         PRODUCT(values_rows)(rows, false, beta, a, depth, b, b_stride, c, c_stride, columns);
     }
+}
+
+/* dtype: a literal; factors: of rows, or NULL */
+INLINE void PRODUCT(results_tile)(int nq, const float *factors, const WORD *const *a, int64_t first,
+                                  int64_t depth, const WORD *b, int64_t b_stride, fattn_dtype dtype,
+                                  char *c, int64_t step)
+{
+    fv sum[FV_NK][FV_NQ];
+    PRODUCT(columns_sum)(FV_NK, nq, sum, a, first, depth, b, b_stride);
+#pragma GCC unroll 8
+    for (int m = 0; m < FV_NK; m++) {
+        for (int q = 0; q < nq; q++) {
+            sum[m][q] = factors ? fv_mul(fv_set1(factors[m]), sum[m][q]) : sum[m][q];
+        }
+    }
+    store_tile(dtype, c, step, nq, sum);
+}
+
+INLINE void PRODUCT(results_as)(int64_t rows, const float *factors, const WORD *const *a,
+                                int64_t depth, const WORD *b, int64_t b_stride, fattn_dtype dtype,
+                                char *c, int64_t step, int64_t columns)
+{
+    for (int64_t next = 0; next < rows; next += FV_NK) {
+        const int64_t m = fattn_min64(next, rows - FV_NK);
+        const float *const of_rows = factors ? factors + m : NULL;
+        int64_t vectors;
+        for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
+            vectors = tile_vectors(columns - column);
+            char *const to = c + m * step + column * SIZE_OF(dtype);
+#define TILE(nq)          \
+    PRODUCT(results_tile) \
+    (nq, of_rows, a, m, depth, b + column, b_stride, dtype, to, step)
+            PRODUCT_WIDTHS(vectors, TILE)
+#undef TILE
+        }
+    }
+}
+
+/*
+ * C[m] = factors[m] sum_r A_r[m] B[r] for m < rows, any number from FV_NK on, as the last ones can
+ * be made twice; factors: NULL for 1.
+ * a: [depth][rows] by rows; b: [depth][columns], whole vectors; c: rows of dtype, `step` bytes
+ * apart.
+ */
+APART void PRODUCT(product_results)(int64_t rows, const float *factors, const WORD *const *a,
+                                    int64_t depth, const WORD *b, int64_t b_stride,
+                                    fattn_dtype dtype, char *c, int64_t step, int64_t columns)
+{
+#define RESULTS(dtype) \
+    PRODUCT(results_as)(rows, factors, a, depth, b, b_stride, dtype, c, step, columns)
+    switch (dtype) {
+    case FATTN_F16: RESULTS(FATTN_F16); break;
+    case FATTN_BF16: RESULTS(FATTN_BF16); break;
+    default: RESULTS(FATTN_F32); break;
+    }
+#undef RESULTS
 }
 
 #undef PRODUCT_WIDTHS

@@ -97,20 +97,86 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
     }
 }
 
-/* to[0 .. n) = bf16 of factor * from[0 .. n), two vectors at a time. False where there is no
- * instruction for it, or where it may have taken a number below the normal range for 0. */
-INLINE bool row_round(void *to, const float *from, int64_t n, fv factor)
+#if FV_PAIRS
+/* to = bf16 of nq vectors, a literal; an odd one is rounded with itself. Returns `lost` and the
+ * lanes of numbers below the normal range, which the instruction may take for 0. */
+INLINE mv round_vectors(void *to, int nq, const fv *x, mv lost)
+{
+    uint16_t *const at = to;
+    for (int q = 0; q + 1 < nq; q += 2) {
+        pv_store(at + q * FV_LANES, pv_round(x[q], x[q + 1]));
+    }
+    if (nq % 2) {
+        uint16_t *const last = at + (nq - 1) * FV_LANES;
+        pv_store_rows(last, last, pv_round(x[nq - 1], x[nq - 1]));
+    }
+    for (int q = 0; q < nq; q++) {
+        lost = mv_or(lost, fv_subnormal(x[q]));
+    }
+    return lost;
+}
+
+/* Rows of n numbers, whole vectors, as bf16, `step` bytes apart. Apart, for it is hardly met. */
+APART void store_small(char *to, int64_t step, const float *from, int64_t rows, int64_t n)
+{
+    for (int64_t r = 0; r < rows; r++, to += step, from += n) {
+        for (int64_t c = 0; c < n; c += FV_LANES) {
+            fv_store_bf16((uint16_t *)(void *)to + c, fv_load(from + c));
+        }
+    }
+}
+
+/* A register tile as rows of bf16, `step` bytes apart. */
+INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
+{
+    float rows[FV_NK * FV_NQ * FV_LANES];
+    mv lost = mv_none();
+#pragma GCC unroll 8
+    for (int m = 0; m < FV_NK; m++) {
+        lost = round_vectors(to + m * step, nq, x[m], lost);
+    }
+    if (!mv_any(lost)) {
+        return;
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < FV_NK; m++) {
+        for (int q = 0; q < nq; q++) {
+            fv_store(rows + (m * nq + q) * FV_LANES, x[m][q]);
+        }
+    }
+    store_small(to, step, rows, FV_NK, nq * FV_LANES);
+}
+#endif
+
+/* A register tile of nq vectors a row becomes rows of dtype, `step` bytes apart; literals. */
+INLINE void store_tile(fattn_dtype dtype, char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
 #if FV_PAIRS
-    uint16_t *const at = to;
-    fv least = fv_set1(FLT_MIN);
-    for (int64_t c = 0; c < n; c += 2 * FV_LANES) {
-        const fv first = fv_mul(factor, fv_load(from + c));
-        const fv second = fv_mul(factor, fv_load(from + c + FV_LANES));
-        least = fv_min(fv_abs(first), fv_min(fv_abs(second), least));
-        pv_store(at + c, pv_round(first, second));
+    if (dtype == FATTN_BF16) {
+        round_tile(to, step, nq, x);
+        return;
     }
-    return mv_all(fv_le(fv_set1(FLT_MIN), least));
+#endif
+#pragma GCC unroll 8
+    for (int m = 0; m < FV_NK; m++) {
+        for (int q = 0; q < nq; q++) {
+            store_as(dtype, to + m * step + q * FV_LANES * SIZE_OF(dtype), x[m][q], FV_LANES);
+        }
+    }
+}
+
+/* to[0 .. n) = bf16 of factor * from[0 .. n), two vectors at a time. False where there is no
+ * instruction for it, or where it was wrong. */
+INLINE bool row_round(char *to, const float *from, int64_t n, fv factor)
+{
+#if FV_PAIRS
+    mv lost = mv_none();
+    for (int64_t c = 0; c < n; c += 2 * FV_LANES) {
+        const fv x[2] = {fv_mul(factor, fv_load(from + c)),
+                         fv_mul(factor, fv_load(from + c + FV_LANES))};
+        lost = round_vectors(to + 2 * c, 2, x, lost);
+    }
+    return !mv_any(lost);
 #else
     (void)to, (void)from, (void)n, (void)factor;
     return false;

@@ -28,8 +28,8 @@ static query_form choose_form(const panel *pn)
 /* --- Channels in the lanes -------------------------------------------------------------------- */
 
 /* Keys that meet FV_LANES / FEW_AT_ONCE queries at a time: pointers to 16 queries do not fit
- * registers. */
-#define FEW_AT_ONCE (FV_LANES > 8 ? 4 : 1)
+ * registers, and queries that are converted serve two. */
+#define FEW_AT_ONCE(dtype) (FV_LANES > 8 ? 4 : (dtype) == FATTN_F32 ? 1 : 2)
 
 /* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES / nk queries. q: rows of dtype, a
  * literal, `step` bytes apart; x: [nk][x_stride] */
@@ -43,7 +43,7 @@ INLINE void dot_few_tile(int nk, fattn_dtype dtype, const char *q, int64_t step,
         sum[n] = fv_set1(0);
     }
     for (int64_t c = 0; c < dim; c += FV_LANES) {
-        fv key[FEW_AT_ONCE];
+        fv key[4];
         for (int j = 0; j < nk; j++) {
             key[j] = fv_load(k[j] + c);
         }
@@ -71,12 +71,12 @@ INLINE void dot_few_as(fattn_dtype dtype, const char *q, int64_t step, const flo
                        int64_t keys, int64_t dim, float *x, int64_t x_stride)
 {
     int64_t j = 0;
-#define WHILE_KEYS(nk)                                                                          \
-    for (; (nk) <= FEW_AT_ONCE && j + (nk) <= keys; j += (nk)) {                                \
-        for (int64_t r = 0; r < FV_LANES; r += FV_LANES / (nk)) {                               \
-            dot_few_tile((nk) <= FEW_AT_ONCE ? (nk) : 1, dtype, q + r * step, step, k + j, dim, \
-                         x + j * x_stride + r, x_stride);                                       \
-        }                                                                                       \
+#define WHILE_KEYS(nk)                                                                       \
+    for (; (nk) <= FEW_AT_ONCE(dtype) && j + (nk) <= keys; j += (nk)) {                      \
+        for (int64_t r = 0; r < FV_LANES; r += FV_LANES / (nk)) {                            \
+            dot_few_tile(FV_LANES >= (nk) ? (nk) : 1, dtype, q + r * step, step, k + j, dim, \
+                         x + j * x_stride + r, x_stride);                                    \
+        }                                                                                    \
     }
     WHILE_KEYS(4)
     WHILE_KEYS(2)
@@ -220,7 +220,7 @@ static void forward_choose_rows(forward *f, bool only, bool paired)
     const bool pays = only ? paired || !(p->features & FATTN_BATCH_INVARIANT)
                            : pn->width <= TILE_GROUP - FV_LANES;
     const bool fits = paired ? !FV_TILES : !direct || (!paged && p->dim_v % FV_LANES == 0);
-    f->only = only && !paired;
+    f->only = only;
     f->by_rows = pays && fits && pn->br % FV_NK == 0;
     if (f->by_rows) {
         f->o = f->ot;
@@ -231,9 +231,8 @@ static void forward_choose_rows(forward *f, bool only, bool paired)
 static bool belongs(const forward *f)
 {
     const panel *const pn = &f->panel;
-    const fattn_problem *const p = pn->p;
-    return f->only && p->dtype_o == FATTN_F32 && p->dim_v % FV_LANES == 0 && pn->group == 1 &&
-           pn->rows >= FV_NK && f->lowered == 1;
+    return f->only && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 && pn->rows >= FV_NK &&
+           f->lowered == 1;
 }
 
 /* o = beta o + P V, in scratch or where o belongs. beta: factors of rows, NULL for 1 */
@@ -242,15 +241,43 @@ static void mix_rows(forward *f, span s, const float *beta)
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const int64_t v_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp;
-    const int64_t steps = row_steps(pn);
+    const float *const *const x = (const float *const *)pn->x_rows;
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
         scale_rows(pn->x + r, s.live, pn->br, FV_LANES, fattn_softmax_normaliser(state_load(f, r)));
     }
+    f->normalised = f->only;
     f->placed = belongs(f);
-    product_values(f->placed ? pn->rows : steps, f->fresh, beta, (const float *const *)pn->x_rows,
-                   s.live, pn->v[0], v_stride, f->placed ? row_of_o(pn, 0) : f->o,
-                   f->placed ? p->o.seq : pn->dvp, p->dim_v);
+    if (f->placed) {
+        product_results(pn->rows, NULL, x, s.live, pn->v[0], v_stride, p->dtype_o, row_of_o(pn, 0),
+                        p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
+        return;
+    }
+    product_values(row_steps(pn), f->fresh, beta, x, s.live, pn->v[0], v_stride, f->o, pn->dvp,
+                   p->dim_v);
     if (f->lowered != 1) {
-        scale_rows(f->o, steps, pn->dvp, pn->dvp, fv_set1(f->lowered));
+        scale_rows(f->o, row_steps(pn), pn->dvp, pn->dvp, fv_set1(f->lowered));
     }
 }
+
+#if FV_PAIRS && !FV_TILES
+/* The same, of pairs. */
+static void mix_rows_pairs(forward *f, span s, const float *beta)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    f->placed = f->normalised = belongs(f);
+    if (f->placed) {
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+        }
+        product_results_pairs(pn->rows, f->alpha, pn->x_pairs, s.padded / 2, pn->v_pairs[0],
+                              pn->dvp, p->dtype_o, row_of_o(pn, 0),
+                              p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
+        return;
+    }
+    product_values_pairs(row_steps(pn), f->fresh, beta, pn->x_pairs, s.padded / 2, pn->v_pairs[0],
+                         pn->dvp, f->o, pn->dvp, p->dim_v);
+}
+#else
+#define mix_rows_pairs(f, s, beta) ((void)(f), (void)(s), (void)(beta))
+#endif

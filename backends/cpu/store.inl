@@ -81,7 +81,8 @@ static void forward_store_rows(forward *f)
     const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
     const bool wanted = pn->p->outputs & FATTN_OUT_O;
     for (int64_t r = 0; r < pn->width && !f->placed; r += FV_LANES) {
-        fv_store(f->alpha + r, f->only ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
+        fv_store(f->alpha + r,
+                 f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
     }
     if (wanted && all_met(f) && (alike || f->placed)) {
         if (!f->placed) {
@@ -112,14 +113,14 @@ INLINE uv two_columns(const float *from, int64_t stride, fv factor)
 INLINE void round_columns(const float *from, int64_t stride, fv factor, float *pairs)
 {
 #if FV_PAIRS
-    fv least = fv_set1(FLT_MIN); /* as in row_round() */
+    mv lost = mv_none(); /* as in round_vectors() */
     for (int n = 0; n < FV_LANES; n++) {
         const fv first = fv_mul(factor, fv_load(from + 2 * n * stride));
         const fv second = fv_mul(factor, fv_load(from + (2 * n + 1) * stride));
-        least = fv_min(fv_abs(first), fv_min(fv_abs(second), least));
+        lost = mv_or(lost, mv_or(fv_subnormal(first), fv_subnormal(second)));
         pv_store(pairs + n * FV_LANES, pv_twist(pv_round(first, second)));
     }
-    if (mv_all(fv_le(fv_set1(FLT_MIN), least))) {
+    if (!mv_any(lost)) {
         return;
     }
 #endif

@@ -40,10 +40,11 @@ typedef struct forward {
     float *ot;    /* [dvp][br] */
 
     query_form form;
-    bool fresh;   /* ot holds nothing yet */
-    bool by_rows; /* ot is o: [br][dvp] */
-    bool only;    /* of one tile of keys: normalised, as P was before */
-    bool placed;  /* and o lies where it belongs */
+    bool fresh;      /* ot holds nothing yet */
+    bool by_rows;    /* ot is o: [br][dvp] */
+    bool only;       /* of one tile of keys */
+    bool normalised; /* o is */
+    bool placed;     /* and where it belongs */
 
     bool narrow;         /* the last tile whose range was looked for had no small weights */
     int64_t met, missed; /* tiles, and those among them that turned out not to be near */

@@ -8,6 +8,7 @@
 #ifndef FATTN_CPU_VEC_AVX512BF16_H
 #define FATTN_CPU_VEC_AVX512BF16_H
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "backends/cpu/vec_avx512.h"
@@ -28,6 +29,11 @@ static inline fv fv_muladd_pairs(pv a, pv b, fv c)
 {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
+
+static inline mv mv_none(void) { return 0; }
+static inline mv mv_or(mv a, mv b) { return (mv)(a | b); }
+static inline bool mv_any(mv a) { return a != 0; }
+static inline mv fv_subnormal(fv x) { return _mm512_fpclass_ps_mask(x, 0x20); }
 
 static inline pv pv_round(fv first, fv second)
 {

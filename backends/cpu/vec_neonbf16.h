@@ -9,6 +9,7 @@
 #ifndef FATTN_CPU_VEC_NEONBF16_H
 #define FATTN_CPU_VEC_NEONBF16_H
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "backends/cpu/vec_neon.h"
@@ -48,6 +49,15 @@ static inline fv pf_muladd(pf a, int n, pv b, fv c)
     const bfloat16x4_t two = vreinterpret_bf16_u16(a);
     const bfloat16x8_t with = vreinterpretq_bf16_u16(b);
     return n == 0 ? vbfdotq_lane_f32(c, with, two, 0) : vbfdotq_lane_f32(c, with, two, 1);
+}
+
+static inline mv mv_none(void) { return vdupq_n_u32(0); }
+static inline mv mv_or(mv a, mv b) { return vorrq_u32(a, b); }
+static inline bool mv_any(mv a) { return vmaxvq_u32(a) != 0; }
+static inline mv fv_subnormal(fv x)
+{
+    const uint32x4_t magnitude = vreinterpretq_u32_f32(vabsq_f32(x)), one = vdupq_n_u32(1);
+    return vcltq_u32(vsubq_u32(magnitude, one), vdupq_n_u32(0x7fffff)); /* 0 - 1 is large */
 }
 
 static inline pv pv_round(fv first, fv second)

@@ -23,6 +23,8 @@
  *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_round
  *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES
  *                      and pv_twist pairs; pv_zip makes pairs of two such rows;
+ *                      pv_round may take a lane of fv_subnormal(x), a condition, for 0: mv_or
+ *                      joins conditions, mv_none is none and mv_any tells whether there is one;
  *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c, and may take
  *                      and give 0 for subnormal numbers
  *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words

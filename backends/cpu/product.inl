@@ -99,6 +99,16 @@ static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *p
     }
 }
 
+/* The lines from `byte` on. */
+static inline void prefetch_rest(const prefetch_row *row, const prefetch_row *past, int64_t byte)
+{
+    for (; row < past; row++) {
+        for (int64_t at = byte; at < row->bytes; at += CACHE_LINE) {
+            __builtin_prefetch(row->from + at, 0, 2);
+        }
+    }
+}
+
 /* Vectors of the next register tile: one alone is slow, so four, say, are not three and one. */
 static int64_t tile_vectors(int64_t columns)
 {
@@ -167,6 +177,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
         }
         PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, a, r, b, b_stride);
     }
+    prefetch_rest(later, past, (r + LINE - 1) / LINE * CACHE_LINE);
     for (; r + GROUP <= depth; r += GROUP) {
         PRODUCT(rows_steps)(nq, 1, sum, a, r, b, b_stride);
     }

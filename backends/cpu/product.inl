@@ -99,7 +99,7 @@ static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *p
     }
 }
 
-/* The lines from `byte` on. */
+/* The lines from `byte` on, which a product is too short for. */
 static inline void prefetch_rest(const prefetch_row *row, const prefetch_row *past, int64_t byte)
 {
     for (; row < past; row++) {
@@ -177,7 +177,6 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
         }
         PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, a, r, b, b_stride);
     }
-    prefetch_rest(later, past, (r + LINE - 1) / LINE * CACHE_LINE);
     for (; r + GROUP <= depth; r += GROUP) {
         PRODUCT(rows_steps)(nq, 1, sum, a, r, b, b_stride);
     }
@@ -229,6 +228,7 @@ static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows, co
             const prefetch_row *const row = later.rows + fattn_min64(later.next, later.count);
             later.next += later.step;
             const prefetch_row *const past = later.rows + fattn_min64(later.next, later.count);
+            prefetch_rest(row, past, (depth + LINE - 1) / LINE * CACHE_LINE);
 #define TILE(nq)       \
     PRODUCT(rows_tile) \
     (nq, last, times, a + k, ahead, row, past, depth, b + column, b_stride, c + k, column)

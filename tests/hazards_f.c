@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/dtype.h"
 #include "tests/hazard.h"
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
@@ -429,42 +430,59 @@ static void f9(void)
 
 /* With FATTN_BATCH_INVARIANT a sequence alone has the bits that it has among others, and a row
  * those that it has with other rows around it. */
-static void check_invariance(const place *at, int64_t rows, int64_t keys, uint64_t features)
+enum { INVARIANT_HEADS = 2, INVARIANT_ROWS = 64, INVARIANT_DIM = 64 };
+
+/* Rows first .. past - 1 of sequence b alone, and without the keys that a causal mask keeps from
+ * them: the diagonal stays, being bottom-right. */
+static void check_alone(const place *at, const draw_case *c, int64_t b, int64_t first, int64_t past)
 {
-    enum { BATCH = 5, HEADS = 2, DIM = 8 };
-    draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, BATCH, HEADS, 1, rows, keys, DIM);
+    _Alignas(16) float o[INVARIANT_ROWS * INVARIANT_HEADS * INVARIANT_DIM]; /* as the rest */
+    float lse[INVARIANT_ROWS * INVARIANT_HEADS];
+    fattn_problem p = c->problem;
+    fattn_buffers buf = c->buffers;
+    fattn_plan *plan = NULL;
+    const int64_t size = fattn_dtype_size(p.dtype), rows = p.seqlen_q, keys = p.seqlen_k;
+    const int64_t q = (b * rows + first) * INVARIANT_HEADS * p.dim * size;
+    p.batch = 1, p.seqlen_q = past - first;
+    p.seqlen_k -= p.features & FATTN_CAUSAL ? rows - past : 0;
+    buf.q = (const char *)buf.q + q;
+    buf.k = (const char *)buf.k + b * keys * p.dim * size;
+    buf.v = (const char *)buf.v + b * keys * p.dim * size;
+    buf.o = o, buf.lse = lse;
+    hazard_check(fattn_plan_create_with(at->device, &p, at->kernel->name, NULL, &plan) ==
+                         FATTN_OK &&
+                     hazard_execute(plan, &buf) == FATTN_OK,
+                 "%s", fattn_last_reason());
+    fattn_plan_destroy(plan);
+    const size_t bytes = (size_t)((past - first) * INVARIANT_HEADS * p.dim * size);
+    hazard_check(memcmp(o, (const char *)c->buffers.o + q, bytes) == 0,
+                 "%s: %s %lld x %lld: rows %lld to %lld of sequence %lld depend on their mates",
+                 at->kernel->name, fattn_dtype_name(p.dtype), (long long)rows, (long long)keys,
+                 (long long)first, (long long)past, (long long)b);
+}
+
+/* small: so are all values but those of the last keys */
+static void check_invariance(const place *at, fattn_dtype dtype, int64_t rows, int64_t keys,
+                             int64_t dim, uint64_t features, bool small)
+{
+    enum { BATCH = 3 };
+    draw_case c = hazard_case(FATTN_FORWARD, dtype, BATCH, INVARIANT_HEADS, 1, rows, keys, dim);
     c.problem.features = FATTN_BATCH_INVARIANT | features;
     if (!hazard_build(&c) || !hazard_takes(at, &c)) {
         draw_free(&c);
         return;
     }
+    for (int64_t n = 0; small && n < BATCH * keys * dim; n++) {
+        if (n / dim % keys < keys - 1) {
+            const double v = fattn_dtype_load(dtype, c.buffers.v, n);
+            fattn_dtype_store(dtype, (void *)c.buffers.v, n, v * 0x1p-80);
+        }
+    }
     hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
     for (int64_t b = 0; b < BATCH; b++) {
         for (int64_t first = 0; first<rows; first += rows> 4 ? 3 : 1) {
-            /* Rows first .. rows - 1 of sequence b alone: the diagonal stays, being
-             * bottom-right. */
-            _Alignas(16) float o[64 * HEADS * DIM]; /* as aligned as the rest */
-            float lse[64 * HEADS];
-            fattn_problem p = c.problem;
-            fattn_buffers buf = c.buffers;
-            p.batch = 1, p.seqlen_q = rows - first;
-            buf.q = (const float *)buf.q + (b * rows + first) * HEADS * DIM;
-            buf.k = (const float *)buf.k + b * keys * DIM;
-            buf.v = (const float *)buf.v + b * keys * DIM;
-            buf.o = o, buf.lse = lse;
-            fattn_plan *plan = NULL;
-            hazard_check(fattn_plan_create_with(at->device, &p, at->kernel->name, NULL, &plan) ==
-                                 FATTN_OK &&
-                             hazard_execute(plan, &buf) == FATTN_OK,
-                         "%s", fattn_last_reason());
-            fattn_plan_destroy(plan);
-            const float *const among =
-                (const float *)c.buffers.o + (b * rows + first) * HEADS * DIM;
-            const size_t bytes = (size_t)((rows - first) * HEADS * DIM) * sizeof *o;
-            hazard_check(memcmp(o, among, bytes) == 0,
-                         "%s: %lld x %lld: rows from %lld of sequence %lld depend on their mates",
-                         at->kernel->name, (long long)rows, (long long)keys, (long long)first,
-                         (long long)b);
+            check_alone(at, &c, b, first, rows);
+            check_alone(at, &c, b, first / 2, first / 2 + 1);
         }
     }
     draw_free(&c);
@@ -472,12 +490,17 @@ static void check_invariance(const place *at, int64_t rows, int64_t keys, uint64
 
 static void f10(void)
 {
-    static const int64_t rows[] = {1, 2, 7, 33, 64}, keys[] = {64, 130, 600};
+    static const int64_t rows[] = {1, 2, 7, 33, INVARIANT_ROWS}, keys[] = {64, 130, 600};
+    static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     for (int n = 0; n < hazard_place_count; n++) {
         EACH (r, rows) {
             EACH (k, keys) {
-                check_invariance(&hazard_places[n], rows[r], keys[k], 0);
-                check_invariance(&hazard_places[n], rows[r], keys[k], FATTN_CAUSAL);
+                EACH (d, dtypes) {
+                    const place *const at = &hazard_places[n];
+                    check_invariance(at, dtypes[d], rows[r], keys[k], 8, 0, false);
+                    check_invariance(at, dtypes[d], rows[r], keys[k], INVARIANT_DIM, FATTN_CAUSAL,
+                                     d > 0);
+                }
             }
         }
     }

@@ -477,7 +477,8 @@ static void judge_element(trial *t, const output *out, const int64_t n[4], int64
 }
 
 /* What o may lose where products take probabilities in bf16: those below its normal range, which
- * are relative to the largest of the row, count as 0, like other 16-bit operands. */
+ * are relative to the largest of the row, count as 0, like other 16-bit operands; and on a CPU, for
+ * a row that may not depend on values that others see, products below it. */
 static double lost_weights(const trial *t, const output *out, int64_t b, int64_t h)
 {
     const fattn_problem *const p = &t->truth->problem;
@@ -492,7 +493,8 @@ static double lost_weights(const trial *t, const output *out, int64_t b, int64_t
             largest = isfinite(v) ? fmax(largest, v) : largest;
         }
     }
-    return 0x1p-126 * (double)keys * largest;
+    const bool alone = p->features & FATTN_BATCH_INVARIANT && t->k->device->backend->host_memory;
+    return 0x1p-126 * (double)keys * (largest + alone);
 }
 
 /* The largest number of an input, of heads of q or of k. */

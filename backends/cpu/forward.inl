@@ -267,8 +267,8 @@ static const fattn_tile forward_tiles[] = {
 static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 5 : 40; }
 
 #if FV_PAIRS
-/* What products of pairs save with few keys is less than what turning queries and values, and o
- * back, takes: products of floats need not turn them. */
+/* What products of pairs save with few keys is less than what turning queries and values takes, and
+ * o from matrix registers: products of floats need not turn them. */
 static bool pairs_pay(const fattn_problem *p)
 {
     return p->seqlen_k > (FV_TILES ? 12 : 4) || p->features & FATTN_BATCH_INVARIANT;

@@ -26,6 +26,7 @@
 #ifndef FV_TILES
 #define FV_TILES 0
 #endif
+#define FV_PAIR_VECTORS (FV_PAIRS && !FV_TILES) /* vectors of pairs are multiplied */
 
 #define FATTN_SUFFIX _fv
 #include "core/philox.h"
@@ -68,7 +69,7 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 #include "backends/cpu/rows.inl"
 
 #include "backends/cpu/product.inl"
-#if FV_PAIRS && !FV_TILES
+#if FV_PAIR_VECTORS
 #define FATTN_PAIRS
 #include "backends/cpu/product.inl"
 #undef FATTN_PAIRS

@@ -132,7 +132,8 @@ static float *values_transposed(const panel *pn) { return pn->v_copy + pn->bc / 
 #define EXPONENT_HIGH 0x6000
 
 /* Pairs of rows of v; copied: they are there. False where all values of the tile are so small that
- * their products with probabilities could be subnormal, which products of pairs drop. */
+ * their products with probabilities could be subnormal, which products of pairs drop; but for a row
+ * whose bits may not depend on values that others alone see. */
 static bool pairs_load_values(const panel *pn, span s, bool copied)
 {
     const fattn_problem *const p = pn->p;
@@ -144,7 +145,7 @@ static bool pairs_load_values(const panel *pn, span s, bool copied)
             bits |= pn->v_pairs[j][c].first | pn->v_pairs[j][c].second;
         }
     }
-    return bits & EXPONENT_HIGH;
+    return bits & EXPONENT_HIGH || p->features & FATTN_BATCH_INVARIANT;
 }
 
 #if FV_TILES

@@ -143,7 +143,7 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->v = carve(from, bc, sizeof *pn->v);
     pn->k_pairs = carve(from, FV_PAIRS ? bc : 0, sizeof *pn->k_pairs);
     pn->v_pairs = carve(from, FV_PAIRS ? bc / 2 : 0, sizeof *pn->v_pairs);
-    pn->x_pairs = carve(from, FV_PAIRS ? bc / 2 : 0, sizeof *pn->x_pairs);
+    pn->x_pairs = carve(from, FV_PAIR_VECTORS ? bc / 2 : 0, sizeof *pn->x_pairs);
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
 }
 

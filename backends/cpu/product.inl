@@ -3,9 +3,9 @@
  * The matrix products, all of one shape: a register tile of FV_NK rows by up to FV_NQ vectors, to
  * which every step adds a broadcast number times a row of vectors. Rows are given by pointers, so
  * that keys in pages, with any stride and past the end (a row of zeros, or one whose results nobody
- * reads) are the same code. Numbers of rows are multiples of FV_NK. A tile is summed from zero and
- * then added to what C holds: rounding errors grow with the length of a tile, not with that of the
- * sequence.
+ * reads) are the same code. Numbers of rows are multiples of FV_NK unless said otherwise. A tile is
+ * summed from zero and then added to what C holds, if anything: rounding errors grow with the
+ * length of a tile, not with that of the sequence.
  *
  *     product_rows      C_k  (+)= times sum_r A_k[r] B[r]         A_k contiguous along the sum
  *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
@@ -69,7 +69,7 @@ _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole gro
 
 /* Rows to fetch into the second-level cache, from number `next` on, `step` of them with each
  * register tile, a line of each at a time: many at once would take the buffers that the tile's own
- * lines need. */
+ * lines need. The few that a product is too short for come first. */
 typedef struct prefetch_row {
     const char *from;
     int64_t bytes;
@@ -99,7 +99,7 @@ static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *p
     }
 }
 
-/* The lines from `byte` on, which a product is too short for. */
+/* The lines from `byte` on. */
 static inline void prefetch_rest(const prefetch_row *row, const prefetch_row *past, int64_t byte)
 {
     for (; row < past; row++) {

@@ -116,20 +116,10 @@ INLINE mv round_vectors(void *to, int nq, const fv *x, mv lost)
     return lost;
 }
 
-/* Rows of n numbers, whole vectors, as bf16, `step` bytes apart. Apart, for it is hardly met. */
-APART void store_small(char *to, int64_t step, const float *from, int64_t rows, int64_t n)
-{
-    for (int64_t r = 0; r < rows; r++, to += step, from += n) {
-        for (int64_t c = 0; c < n; c += FV_LANES) {
-            fv_store_bf16((uint16_t *)(void *)to + c, fv_load(from + c));
-        }
-    }
-}
-
 /* A register tile as rows of bf16, `step` bytes apart. */
 INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
-    float rows[FV_NK * FV_NQ * FV_LANES];
+    float rows[FV_NK][FV_NQ * FV_LANES]; /* hardly ever used, or the sums would lie there */
     mv lost = mv_none();
 #pragma GCC unroll 8
     for (int m = 0; m < FV_NK; m++) {
@@ -141,10 +131,12 @@ INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 #pragma GCC unroll 8
     for (int m = 0; m < FV_NK; m++) {
         for (int q = 0; q < nq; q++) {
-            fv_store(rows + (m * nq + q) * FV_LANES, x[m][q]);
+            fv_store(rows[m] + q * FV_LANES, x[m][q]);
         }
     }
-    store_small(to, step, rows, FV_NK, nq * FV_LANES);
+    for (int m = 0; m < FV_NK; m++) {
+        row_store(to + m * step, FATTN_BF16, rows[m], nq * FV_LANES, 1);
+    }
 }
 #endif
 

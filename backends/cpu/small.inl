@@ -29,7 +29,7 @@ static query_form choose_form(const panel *pn)
 
 /* Keys that meet FV_LANES / FEW_AT_ONCE queries at a time: pointers to 16 queries do not fit
  * registers, and queries that are converted serve two. */
-#define FEW_AT_ONCE(dtype) (FV_LANES > 8 ? 4 : (dtype) == FATTN_F32 ? 1 : 2)
+#define FEW_AT_ONCE(dtype) (FV_LANES > 8 ? 4 : FV_LANES > 4 && (dtype) != FATTN_F32 ? 2 : 1)
 
 /* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES / nk queries. q: rows of dtype, a
  * literal, `step` bytes apart; x: [nk][x_stride] */
@@ -259,7 +259,7 @@ static void mix_rows(forward *f, span s, const float *beta)
     }
 }
 
-#if FV_PAIRS && !FV_TILES
+#if FV_PAIR_VECTORS
 /* The same, of pairs. */
 static void mix_rows_pairs(forward *f, span s, const float *beta)
 {

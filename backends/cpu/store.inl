@@ -33,6 +33,20 @@ static void store_row(const panel *pn, int64_t r, const float *from, float facto
     row_store(row_of_o(pn, r), p->dtype_o, from, p->dim_v, factor);
 }
 
+/* Writes o of the panel's rows one by one, times f->alpha; placed: but for those that have met no
+ * key, it is there. */
+static void store_each_row(const forward *f, bool placed)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (f->l[r] == 0) { /* selected: o may hold 0 * inf */
+            store_row(pn, r, pn->zeros, 1);
+        } else if (!placed) {
+            store_row(pn, r, f->o + r * pn->dvp, f->alpha[r]);
+        }
+    }
+}
+
 /* Writes o and lse of the panel's rows from m, l and the unnormalised o. */
 static void forward_store(forward *f)
 {
@@ -41,10 +55,7 @@ static void forward_store(forward *f)
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
             fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
         }
-        for (int64_t r = 0; r < pn->rows; r++) {
-            const bool empty = f->l[r] == 0; /* selected: o may hold 0 * inf */
-            store_row(pn, r, empty ? pn->zeros : f->o + r * pn->dvp, f->alpha[r]);
-        }
+        store_each_row(f, false);
     }
     store_lse(f);
 }
@@ -84,19 +95,10 @@ static void forward_store_rows(forward *f)
         fv_store(f->alpha + r,
                  f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
     }
-    if (wanted && all_met(f) && (alike || f->placed)) {
-        if (!f->placed) {
-            store_rows_alike(f);
-        }
-    } else {
-        for (int64_t r = 0; r < pn->rows && wanted; r++) {
-            const bool empty = f->l[r] == 0; /* selected: o may hold 0 * inf */
-            if (empty) {
-                store_row(pn, r, pn->zeros, 1);
-            } else if (!f->placed) {
-                store_row(pn, r, f->o + r * pn->dvp, f->alpha[r]);
-            }
-        }
+    if (wanted && !(alike && all_met(f))) {
+        store_each_row(f, f->placed);
+    } else if (wanted && !f->placed) {
+        store_rows_alike(f);
     }
     store_lse(f);
 }

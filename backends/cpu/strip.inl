@@ -172,7 +172,7 @@ static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run 
     const int64_t steps = run->problem->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
     const int64_t keys = fattn_min64(strips->panel.bc, steps * PAIRS_STEP);
     point_rows(strips->panel.x_rows, keys, strips->panel.x, strips->panel.br);
-    for (int64_t j = 0; FV_PAIRS && j < keys / 2; j++) {
+    for (int64_t j = 0; FV_PAIR_VECTORS && j < keys / 2; j++) {
         strips->panel.x_pairs[j] = (const void *)strips->panel.x_rows[j];
     }
     while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,

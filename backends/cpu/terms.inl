@@ -61,11 +61,8 @@ INLINE void load_bytes(float *restrict to, const uint8_t *restrict mask, int64_t
     }
 }
 
-/* Rows ahead of the one that is loaded, which is asked for: they lie too far apart for a processor
- * to find them by itself, and half a strip of them is 1 KiB. */
-#define MASKS_AHEAD 24
-
-/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. */
+/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. Asks for the row half a strip
+ * further on: rows lie too far apart for a processor to find them by itself. */
 static void load_mask(const panel *pn, span s, int64_t r, float *to)
 {
     const int64_t *const stride = pn->p->mask_stride;
@@ -75,8 +72,9 @@ static void load_mask(const panel *pn, span s, int64_t r, float *to)
         load_bytes(to, from, stride[3], s.live);
         return;
     }
-    for (int64_t j = 0; j < s.live && r + MASKS_AHEAD < pn->rows; j += CACHE_LINE) {
-        __builtin_prefetch(mask + term_index(pn, stride, r + MASKS_AHEAD, s.first + j));
+    const int64_t later = r + pn->width / 2;
+    for (int64_t j = 0; j < s.live && later < pn->rows; j += CACHE_LINE) {
+        __builtin_prefetch(mask + term_index(pn, stride, later, s.first + j));
     }
     load_bytes(to, from, 1, s.live);
 }

@@ -428,8 +428,6 @@ static void f9(void)
  * Invariance
  * ---------------------------------------------------------------------------------------------- */
 
-/* With FATTN_BATCH_INVARIANT a sequence alone has the bits that it has among others, and a row
- * those that it has with other rows around it. */
 enum { INVARIANT_HEADS = 2, INVARIANT_ROWS = 64, INVARIANT_DIM = 64 };
 
 /* Rows first .. past - 1 of sequence b alone, and without the keys that a causal mask keeps from
@@ -461,7 +459,9 @@ static void check_alone(const place *at, const draw_case *c, int64_t b, int64_t 
                  (long long)first, (long long)past, (long long)b);
 }
 
-/* small: so are all values but those of the last keys */
+/* With FATTN_BATCH_INVARIANT a sequence alone has the bits that it has among others, and a row
+ * those that it has with other rows around it. small: so are all values but those of the last
+ * keys */
 static void check_invariance(const place *at, fattn_dtype dtype, int64_t rows, int64_t keys,
                              int64_t dim, uint64_t features, bool small)
 {
@@ -498,6 +498,7 @@ static void f10(void)
                 EACH (d, dtypes) {
                     const place *const at = &hazard_places[n];
                     check_invariance(at, dtypes[d], rows[r], keys[k], 8, 0, false);
+                    check_invariance(at, dtypes[d], rows[r], keys[k], 8, FATTN_CAUSAL, false);
                     check_invariance(at, dtypes[d], rows[r], keys[k], INVARIANT_DIM, FATTN_CAUSAL,
                                      d > 0);
                 }

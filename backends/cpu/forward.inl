@@ -22,8 +22,8 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     pn->step = paired ? PAIRS_STEP : FV_NK;
-    f->form = paired ? QUERIES_TURNED : choose_form(pn);
-    if (paired) {
+    f->form = paired ? choose_pairs_form(pn) : choose_form(pn);
+    if (paired && f->form == QUERIES_TURNED) {
         pairs_load_queries(pn);
     } else if (f->form == QUERIES_TURNED) {
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
@@ -38,7 +38,9 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
 INLINE void forward_scores(forward *f, span s, bool paired)
 {
     panel *const pn = &f->panel;
-    if (paired) {
+    if (paired && f->form == KEYS_BLOCKED) {
+        dot_blocked_keys(pn, s);
+    } else if (paired) {
         pairs_scores(pn, s);
     } else if (f->form == QUERIES_LYING) {
         dot_lying(pn, s);
@@ -148,7 +150,9 @@ INLINE bool load_tile(forward *strips, int64_t count, int64_t block, span s, boo
     const panel *const pn = &strips->panel;
     const fattn_problem *const p = pn->p;
     const bool values = p->outputs & FATTN_OUT_O;
-    if (paired) {
+    if (paired && strips->form == KEYS_BLOCKED) {
+        block_keys(pn, s, kept.keys >= s.live);
+    } else if (paired) {
         pairs_load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
     } else {
         load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
@@ -267,11 +271,13 @@ static const fattn_tile forward_tiles[] = {
 static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 5 : 40; }
 
 #if FV_PAIRS
-/* What products of pairs save with few keys is less than what turning queries and values takes, and
- * o from matrix registers: products of floats need not turn them. */
+/* What products of pairs save with few keys is less than what arranging their operands takes, which
+ * products of floats need not: queries, or keys that meet many, and values. */
 static bool pairs_pay(const fattn_problem *p)
 {
-    return p->seqlen_k > (FV_TILES ? 12 : 4) || p->features & FATTN_BATCH_INVARIANT;
+    const bool many = p->seqlen_q * (p->heads_q / p->heads_k) > FV_LANES;
+    const int64_t few = FV_TILES ? 12 : FV_LANES > 4 && many ? 2 : 4;
+    return p->seqlen_k > few || p->features & FATTN_BATCH_INVARIANT;
 }
 
 /* Products in matrix registers take so little time that loading keys must serve more rows. */

@@ -36,27 +36,35 @@ static void row_copy(void *to, const void *from, int64_t n)
     }
 }
 
-/* qt[c][r]: pair c of row r, of whole vectors of rows and pairs where they lie, or of a copy. */
-static void pairs_load_queries(panel *pn)
+/* FV_LANES rows of q from number r on, `stride` pairs apart: where they lie, if that is `usable`
+ * and they are evenly apart, or copied. */
+static const void *pairs_of_queries(const panel *pn, int64_t r, bool usable, int64_t *stride)
 {
     const fattn_problem *const p = pn->p;
-    const bool whole = p->dim % (2 * FV_LANES) == 0 && p->q.seq % 2 == 0;
+    if (usable && p->q.seq % 2 == 0 && rows_in_place(pn, p->dim, r)) {
+        *stride = p->q.seq / 2;
+        return element(pn->buf->q, p->dtype, query_index(pn, &p->q, r));
+    }
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        float *const to = pn->q + n * pn->dp;
+        if (r + n < pn->rows) {
+            row_copy(to, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r + n)), p->dim);
+        } else {
+            fill(to, pn->dp, 0);
+        }
+    }
+    *stride = pn->dp;
+    return pn->q;
+}
+
+/* qt[c][r]: pair c of row r, of whole vectors of rows and pairs. */
+static void pairs_load_queries(panel *pn)
+{
+    const int64_t dim = pn->p->dim;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const void *from = pn->q;
-        int64_t stride = pn->dp;
-        if (whole && rows_in_place(pn, p->dim, r)) {
-            from = element(pn->buf->q, p->dtype, query_index(pn, &p->q, r));
-            stride = p->q.seq / 2;
-        }
-        for (int64_t n = 0; n < FV_LANES && from == pn->q; n++) {
-            float *const to = pn->q + n * pn->dp;
-            if (r + n < pn->rows) {
-                row_copy(to, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r + n)), p->dim);
-            } else {
-                fill(to, pn->dp, 0);
-            }
-        }
-        transpose(from, stride, FV_LANES, pairs_of(p->dim), pn->qt + r, pn->br);
+        int64_t stride;
+        const void *const from = pairs_of_queries(pn, r, dim % (2 * FV_LANES) == 0, &stride);
+        transpose(from, stride, FV_LANES, pairs_of(dim), pn->qt + r, pn->br);
     }
 }
 

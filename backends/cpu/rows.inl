@@ -98,34 +98,38 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
 }
 
 #if FV_PAIRS
-/* to = bf16 of nq vectors, a literal; an odd one is rounded with itself. Returns `lost` and the
- * lanes of numbers below the normal range, which the instruction may take for 0. */
-INLINE mv round_vectors(void *to, int nq, const fv *x, mv lost)
+/* The instruction that rounds to bf16 may take a number below the normal range for 0: where there
+ * is a 0 among what it made, rounding is done again without it. */
+static const bf16_pair no_zero = {0xffff, 0xffff};
+
+/* to = bf16 of nq vectors, a literal; an odd one is rounded with itself. Returns the least of these
+ * numbers and of `least`. */
+INLINE pv round_vectors(void *to, int nq, const fv *x, pv least)
 {
     uint16_t *const at = to;
-    for (int q = 0; q + 1 < nq; q += 2) {
-        pv_store(at + q * FV_LANES, pv_round(x[q], x[q + 1]));
+    for (int q = 0; q < nq; q += 2) {
+        const bool two = q + 1 < nq;
+        const pv rounded = pv_round(x[q], two ? x[q + 1] : x[q]);
+        if (two) {
+            pv_store(at + q * FV_LANES, rounded);
+        } else {
+            pv_store_rows(at + q * FV_LANES, at + q * FV_LANES, rounded);
+        }
+        least = pv_least(least, rounded);
     }
-    if (nq % 2) {
-        uint16_t *const last = at + (nq - 1) * FV_LANES;
-        pv_store_rows(last, last, pv_round(x[nq - 1], x[nq - 1]));
-    }
-    for (int q = 0; q < nq; q++) {
-        lost = mv_or(lost, fv_subnormal(x[q]));
-    }
-    return lost;
+    return least;
 }
 
 /* A register tile as rows of bf16, `step` bytes apart. */
 INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
 {
     float rows[FV_NK][FV_NQ * FV_LANES]; /* hardly ever used, or the sums would lie there */
-    mv lost = mv_none();
+    pv least = pv_set1(&no_zero);
 #pragma GCC unroll 8
     for (int m = 0; m < FV_NK; m++) {
-        lost = round_vectors(to + m * step, nq, x[m], lost);
+        least = round_vectors(to + m * step, nq, x[m], least);
     }
-    if (!mv_any(lost)) {
+    if (!pv_any_zero(least)) {
         return;
     }
 #pragma GCC unroll 8
@@ -162,13 +166,13 @@ INLINE void store_tile(fattn_dtype dtype, char *to, int64_t step, int nq, fv x[F
 INLINE bool row_round(char *to, const float *from, int64_t n, fv factor)
 {
 #if FV_PAIRS
-    mv lost = mv_none();
+    pv least = pv_set1(&no_zero);
     for (int64_t c = 0; c < n; c += 2 * FV_LANES) {
         const fv x[2] = {fv_mul(factor, fv_load(from + c)),
                          fv_mul(factor, fv_load(from + c + FV_LANES))};
-        lost = round_vectors(to + 2 * c, 2, x, lost);
+        least = round_vectors(to + 2 * c, 2, x, least);
     }
-    return !mv_any(lost);
+    return !pv_any_zero(least);
 #else
     (void)to, (void)from, (void)n, (void)factor;
     return false;

@@ -115,14 +115,15 @@ INLINE uv two_columns(const float *from, int64_t stride, fv factor)
 INLINE void round_columns(const float *from, int64_t stride, fv factor, float *pairs)
 {
 #if FV_PAIRS
-    mv lost = mv_none(); /* as in round_vectors() */
+    pv least = pv_set1(&no_zero);
     for (int n = 0; n < FV_LANES; n++) {
         const fv first = fv_mul(factor, fv_load(from + 2 * n * stride));
         const fv second = fv_mul(factor, fv_load(from + (2 * n + 1) * stride));
-        lost = mv_or(lost, mv_or(fv_subnormal(first), fv_subnormal(second)));
-        pv_store(pairs + n * FV_LANES, pv_twist(pv_round(first, second)));
+        const pv rounded = pv_round(first, second);
+        pv_store(pairs + n * FV_LANES, pv_twist(rounded));
+        least = pv_least(least, rounded);
     }
-    if (!mv_any(lost)) {
+    if (!pv_any_zero(least)) {
         return;
     }
 #endif

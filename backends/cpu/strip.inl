@@ -26,6 +26,7 @@ typedef enum query_form {
     QUERIES_TURNED,  /* in the lanes, [dp][br] */
     QUERIES_LYING,   /* where they are: channels are in the lanes of scores */
     QUERIES_BLOCKED, /* four channels in a block of lanes, small.inl says how */
+    KEYS_BLOCKED,    /* where they are: pairs of keys are in blocks of lanes */
 } query_form;
 
 /* The keys and values of a tile: rows that products read, and room for those that are copies. */

@@ -169,6 +169,14 @@ static inline fv fv_load_blocks(const float *from, int64_t stride)
     return _mm512_insertf32x4(three, _mm_loadu_ps(from + 3 * stride), 3);
 }
 
+static inline void fv_store_blocks(float *to, int64_t stride, fv x)
+{
+    _mm_storeu_ps(to, _mm512_castps512_ps128(x));
+    _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps(x, 1));
+    _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps(x, 2));
+    _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(x, 3));
+}
+
 /* A block of four columns at a time: its rows 4 apart fill a vector, and are turned within 128
  * bits. */
 static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,

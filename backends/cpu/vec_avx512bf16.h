@@ -25,20 +25,21 @@ static inline pv pv_set1(const void *pair)
 }
 static inline pv pv_load(const void *pairs) { return _mm512_loadu_si512(pairs); }
 static inline void pv_store(void *to, pv x) { _mm512_storeu_si512(to, x); }
+static inline pv pv_load_four(const void *pairs)
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(pairs));
+}
 static inline fv fv_muladd_pairs(pv a, pv b, fv c)
 {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
 
-static inline mv mv_none(void) { return 0; }
-static inline mv mv_or(mv a, mv b) { return (mv)(a | b); }
-static inline bool mv_any(mv a) { return a != 0; }
-static inline mv fv_subnormal(fv x) { return _mm512_fpclass_ps_mask(x, 0x20); }
-
 static inline pv pv_round(fv first, fv second)
 {
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
+static inline pv pv_least(pv a, pv x) { return _mm512_min_epu16(a, _mm512_add_epi16(x, x)); }
+static inline bool pv_any_zero(pv a) { return _mm512_testn_epi16_mask(a, a) != 0; }
 static inline pv pv_twist(pv rounded)
 {
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

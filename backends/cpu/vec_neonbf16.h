@@ -51,19 +51,12 @@ static inline fv pf_muladd(pf a, int n, pv b, fv c)
     return n == 0 ? vbfdotq_lane_f32(c, with, two, 0) : vbfdotq_lane_f32(c, with, two, 1);
 }
 
-static inline mv mv_none(void) { return vdupq_n_u32(0); }
-static inline mv mv_or(mv a, mv b) { return vorrq_u32(a, b); }
-static inline bool mv_any(mv a) { return vmaxvq_u32(a) != 0; }
-static inline mv fv_subnormal(fv x)
-{
-    const uint32x4_t magnitude = vreinterpretq_u32_f32(vabsq_f32(x)), one = vdupq_n_u32(1);
-    return vcltq_u32(vsubq_u32(magnitude, one), vdupq_n_u32(0x7fffff)); /* 0 - 1 is large */
-}
-
 static inline pv pv_round(fv first, fv second)
 {
     return vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second));
 }
+static inline pv pv_least(pv a, pv x) { return vminq_u16(a, vshlq_n_u16(x, 1)); }
+static inline bool pv_any_zero(pv a) { return vminvq_u16(a) == 0; }
 static inline pv pv_twist(pv rounded)
 {
     return vzip1q_u16(rounded, vextq_u16(rounded, rounded, 4));

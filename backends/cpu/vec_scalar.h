@@ -23,15 +23,17 @@
  *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_round
  *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES
  *                      and pv_twist pairs; pv_zip makes pairs of two such rows;
- *                      pv_round may take a lane of fv_subnormal(x), a condition, for 0: mv_or
- *                      joins conditions, mv_none is none and mv_any tells whether there is one;
+ *                      pv_round may take numbers below the normal range for 0: a = pv_least(a, x)
+ *                      collects the least magnitudes of some x, from all bits set on, and
+ *                      pv_any_zero(a) tells whether one was 0;
  *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c, and may take
  *                      and give 0 for subnormal numbers
  *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words
  *
  * Where there are more than 4 lanes, each 4 of them are a block: fv_load_four(x) is x[0 .. 4) in
  * all of them, block b of fv_load_blocks(x, stride) is x[b stride .. b stride + 4), and lane
- * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4.
+ * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4. fv_store_blocks() is the
+ * opposite of fv_load_blocks(), pv_load_four() the same as fv_load_four() of pairs.
  *
  * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
  * of 2 FV_LANES numbers, from the first or from the second on. The upper halves of fv_bf16_bits(x)

@@ -29,7 +29,8 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
     f->fresh = true;
-    f->by_rows = f->only = f->normalised = f->placed = f->narrow = false;
+    f->by_rows = f->only = f->normalised = f->placed = f->early = f->narrow = false;
+    f->lowered = 1;
     f->met = f->missed = 0;
     state_begin(f, split);
 }
@@ -89,8 +90,9 @@ static void mix_pairs(forward *f, span s, const float *alpha)
     }
 }
 
-/* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
-INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
+/* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. early: the
+ * former may be normalised before. */
+INLINE void forward_tile(forward *f, span s, bool paired, bool pairs, bool early)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
@@ -102,7 +104,8 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
     const bool drops = p->features & FATTN_DROPOUT;
     const bool masked = s.kind == FATTN_TILE_PARTIAL;
     const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
-    const bool stored = pairs && !drops;
+    f->early = early && may_be_early(f);
+    const bool stored = pairs && !drops && !f->early;
     const bool hoped = expects_near(f, s);
     const bool near = hoped && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
     if (hoped && !near) {
@@ -158,7 +161,12 @@ INLINE bool load_tile(forward *strips, int64_t count, int64_t block, span s, boo
         load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
     }
     /* Pairs of values past the last are zeros. */
-    const bool pairs = paired && values && pairs_load_values(pn, s, kept.values == s.live);
+    const bool there = kept.values == s.live;
+    const bool pairs = paired && values && pairs_load_values(pn, s, there);
+    if (pairs && strips->form == KEYS_BLOCKED && !there) {
+        kept.large = values_are_large(pn, s);
+    }
+    strips->large = kept.large;
     if (values && !pairs) {
         const int64_t copied = paired ? 0 : kept.values;
         load_keys(pn, s, copied, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
@@ -177,9 +185,10 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool pa
     span spans[STRIPS];
     const span all = spans_of(strips, count, block, spans);
     const bool pairs = all.live && !loaded && load_tile(strips, count, block, all, paired);
+    const bool early = pairs && strips->large;
     for (int64_t n = 0; n < count; n++) {
         if (spans[n].kind != FATTN_TILE_EMPTY) {
-            forward_tile(&strips[n], spans[n], paired, pairs);
+            forward_tile(&strips[n], spans[n], paired, pairs, early);
         }
     }
 }

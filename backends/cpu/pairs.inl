@@ -68,6 +68,18 @@ static void pairs_load_queries(panel *pn)
     }
 }
 
+/* As keys_lie(). */
+static void pairs_lie(const panel *pn, span s, const uint16_t *from, int64_t step,
+                      const bf16_pair **rows)
+{
+    for (int64_t j = 0; j < s.live; j++) {
+        rows[j] = (const void *)(from + j * step);
+    }
+    for (int64_t j = s.live; j < s.padded; j++) {
+        rows[j] = (const void *)pn->zeros;
+    }
+}
+
 /* rows[j] = row of k or v of the tile; copies are [bc][pairs_stride(dim)], of which `copied` are
  * there. Matrix registers take all rows from the copy, so that it has numbers past the last. */
 static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
@@ -76,6 +88,11 @@ static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void 
 {
     const bool direct = pairs_in_place(dim, strides);
     const int64_t stride = pairs_stride(dim);
+    if (direct && !(pn->p->features & FATTN_PAGED)) {
+        const void *const from = element(tensor, pn->p->dtype, key_index(pn, strides, s.first));
+        pairs_lie(pn, s, from, strides->seq, rows);
+        return;
+    }
     for (int64_t j = 0; j < s.padded; j++) {
         float *const to = copy + j * stride;
         const void *row = FV_TILES ? to : pn->zeros;

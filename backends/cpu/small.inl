@@ -201,6 +201,14 @@ static void dot_blocks(const panel *pn, span s, bool first)
 #define dot_blocks(pn, s, first) ((void)(pn), (void)(s), (void)(first))
 #endif
 
+/* Whether o of the only tile can be made where it belongs. */
+static bool belongs(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    return f->only && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 && pn->rows >= FV_NK &&
+           f->lowered == 1;
+}
+
 /* --- Keys of pairs in blocks of lanes --------------------------------------------------------- */
 
 #if FV_PAIR_VECTORS && FV_LANES > 4
@@ -312,8 +320,58 @@ static void dot_blocked_keys(const panel *pn, span s)
     }
     fill(pn->x + keys * pn->br, (s.padded - keys) * pn->br, 0);
 }
+
+/* Whether all of n numbers are from 2^-63 on: one of two bits of their exponents is set. */
+static bool all_large(const void *from, int64_t n)
+{
+    const uint16_t *const x = from;
+    uint16_t either = EXPONENT_HIGH;
+    for (int64_t c = 0; c < n; c++) {
+        either &= (uint16_t)(x[c] | x[c] << 1);
+    }
+    return either & EXPONENT_HIGH & EXPONENT_HIGH << 1;
+}
+
+/* The same of the values of a tile. */
+static bool values_are_large(const panel *pn, span s)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t last = s.first + s.live - 1;
+    for (int64_t j = 0; j < s.live / 2; j++) {
+        if (!all_large(pn->v_pairs[j], 2 * p->dim_v)) {
+            return false;
+        }
+    }
+    return s.live % 2 == 0 ||
+           all_large(element(pn->buf->v, p->dtype, key_index(pn, &p->v, last)), p->dim_v);
+}
+
+/*
+ * Normalised pairs of probabilities, which saves a product for each result. They are smaller then,
+ * by up to 1 / BLOCKED_KEYS where no sink has the weight, and products that are lost by that must
+ * not matter: with large values they are below 2^-53 of what they are added to.
+ */
+static bool may_be_early(const forward *f)
+{
+    return !(f->panel.p->features & (FATTN_SINK | FATTN_DROPOUT)) && belongs(f);
+}
+static void normalise_pairs(const forward *f, span s)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fv factor = fattn_softmax_normaliser(state_load(f, r));
+        for (int64_t j = 0; j < s.live; j += 2) {
+            float *const x = pn->x + j * pn->br + r;
+            keep_weights(pn->x + r, pn->br, j, fv_mul(factor, fv_load(x)),
+                         fv_mul(factor, fv_load(x + pn->br)), true);
+        }
+    }
+}
 #else
 #define choose_pairs_form(pn) ((void)(pn), QUERIES_TURNED)
+#define values_are_large(pn, s) ((void)(pn), (void)(s), false)
+#define may_be_early(f) ((void)(f), false)
+#define normalise_pairs(f, s) ((void)(f), (void)(s))
 #define block_keys(pn, s, copied) ((void)(pn), (void)(s), (void)(copied))
 #define dot_blocked_keys(pn, s) ((void)(pn), (void)(s))
 #endif
@@ -342,14 +400,6 @@ static void forward_choose_rows(forward *f, bool only, bool paired)
     if (f->by_rows) {
         f->o = f->ot;
     }
-}
-
-/* Whether o of the only tile can be made where it belongs. */
-static bool belongs(const forward *f)
-{
-    const panel *const pn = &f->panel;
-    return f->only && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 && pn->rows >= FV_NK &&
-           f->lowered == 1;
 }
 
 /* o = beta o + P V, in scratch or where o belongs. beta: factors of rows, NULL for 1 */
@@ -382,18 +432,22 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
+    const int64_t depth = (s.live + 1) / 2;
     f->placed = f->normalised = belongs(f);
     if (f->placed) {
-        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        if (f->early) {
+            normalise_pairs(f, s);
+        }
+        for (int64_t r = 0; r < pn->width && !f->early; r += FV_LANES) {
             fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
         }
-        product_results_pairs(pn->rows, f->alpha, pn->x_pairs, s.padded / 2, pn->v_pairs[0],
-                              pn->dvp, p->dtype_o, row_of_o(pn, 0),
+        product_results_pairs(pn->rows, f->early ? NULL : f->alpha, pn->x_pairs, depth,
+                              pn->v_pairs[0], pn->dvp, p->dtype_o, row_of_o(pn, 0),
                               p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
         return;
     }
-    product_values_pairs(row_steps(pn), f->fresh, beta, pn->x_pairs, s.padded / 2, pn->v_pairs[0],
-                         pn->dvp, f->o, pn->dvp, p->dim_v);
+    product_values_pairs(row_steps(pn), f->fresh, beta, pn->x_pairs, depth, pn->v_pairs[0], pn->dvp,
+                         f->o, pn->dvp, p->dim_v);
 }
 #else
 #define mix_rows_pairs(f, s, beta) ((void)(f), (void)(s), (void)(beta))

@@ -12,6 +12,7 @@
 /* Keys and values of a tile that are there. */
 typedef struct kept_tile {
     int32_t keys, values;
+    bool large; /* no value is small or 0, as far as anyone has looked */
 } kept_tile;
 
 /* A thread's scratch ends with it. */
@@ -46,12 +47,14 @@ typedef struct forward {
     bool only;       /* of one tile of keys */
     bool normalised; /* o is */
     bool placed;     /* and where it belongs */
+    bool early;      /* probabilities are, before they become pairs */
 
     bool narrow;         /* the last tile whose range was looked for had no small weights */
     int64_t met, missed; /* tiles, and those among them that turned out not to be near */
 
     /* Scratch that the strips share. */
     float lowered;       /* the factor of sums of lifted probabilities, or 1 */
+    bool large;          /* values of the tile are, as in kept_tile; of the first strip alone */
     float *alpha;        /* [br] */
     float *o;            /* [br][dvp] */
     prefetch_row *later; /* of the first strip alone, like what follows */

@@ -16,8 +16,8 @@
  * other products.
  */
 
-/* Queries in scratch, and the state of a part. */
-INLINE void forward_begin(forward *f, bool paired, int64_t split)
+/* Queries in scratch, and nothing met. */
+INLINE void forward_begin(forward *f, bool paired)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
@@ -32,7 +32,7 @@ INLINE void forward_begin(forward *f, bool paired, int64_t split)
     f->by_rows = f->only = f->normalised = f->placed = f->early = f->narrow = false;
     f->lowered = 1;
     f->met = f->missed = 0;
-    state_begin(f, split);
+    state_begin(f);
 }
 
 /* x = the scores of a tile. */
@@ -207,7 +207,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     }
 
     for (int64_t n = 0; n < count; n++) {
-        forward_begin(&strips[n], paired, work.split);
+        forward_begin(&strips[n], paired);
         fattn_schedule_keys(run->tiling, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
         begin = fattn_min64(begin, first);

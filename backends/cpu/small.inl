@@ -359,7 +359,7 @@ static void normalise_pairs(const forward *f, span s)
 {
     const panel *const pn = &f->panel;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fv factor = fattn_softmax_normaliser(state_load(f, r));
+        const fv factor = normaliser_at(f, r);
         for (int64_t j = 0; j < s.live; j += 2) {
             float *const x = pn->x + j * pn->br + r;
             keep_weights(pn->x + r, pn->br, j, fv_mul(factor, fv_load(x)),
@@ -410,7 +410,7 @@ static void mix_rows(forward *f, span s, const float *beta)
     const int64_t v_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp;
     const float *const *const x = (const float *const *)pn->x_rows;
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
-        scale_rows(pn->x + r, s.live, pn->br, FV_LANES, fattn_softmax_normaliser(state_load(f, r)));
+        scale_rows(pn->x + r, s.live, pn->br, FV_LANES, normaliser_at(f, r));
     }
     f->normalised = f->only;
     f->placed = belongs(f);
@@ -439,7 +439,7 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
             normalise_pairs(f, s);
         }
         for (int64_t r = 0; r < pn->width && !f->early; r += FV_LANES) {
-            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+            fv_store(f->alpha + r, normaliser_at(f, r));
         }
         product_results_pairs(pn->rows, f->early ? NULL : f->alpha, pn->x_pairs, depth,
                               pn->v_pairs[0], pn->dvp, p->dtype_o, row_of_o(pn, 0),

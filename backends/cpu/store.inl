@@ -15,8 +15,9 @@ static void store_lse(const forward *f)
         return;
     }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fv lse = fattn_softmax_lse(state_load(f, r), fv_set1(pn->rule.natural));
-        fv_store(f->alpha + r, lse);
+        fv share;
+        const fattn_softmax state = state_end(f, r, &share);
+        fv_store(f->alpha + r, fattn_softmax_lse(state, fv_set1(pn->rule.natural)));
     }
     for (int64_t r = 0; r < pn->rows; r++) {
         if (r == 0 || pn->group > 1) {
@@ -53,7 +54,7 @@ static void forward_store(forward *f)
     const panel *const pn = &f->panel;
     if (pn->p->outputs & FATTN_OUT_O) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+            fv_store(f->alpha + r, normaliser_at(f, r));
         }
         store_each_row(f, false);
     }
@@ -92,8 +93,7 @@ static void forward_store_rows(forward *f)
     const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
     const bool wanted = pn->p->outputs & FATTN_OUT_O;
     for (int64_t r = 0; r < pn->width && !f->placed; r += FV_LANES) {
-        fv_store(f->alpha + r,
-                 f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
+        fv_store(f->alpha + r, f->normalised ? fv_set1(1) : normaliser_at(f, r));
     }
     if (wanted && !(alike && all_met(f))) {
         store_each_row(f, f->placed);
@@ -157,7 +157,7 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
     const panel *const pn = &f->panel;
     const int64_t size = fattn_dtype_size(dtype);
     const bool pairs = FV_LANES > 1 && dtype == FATTN_BF16 && pn->p->dim_v % (2 * FV_LANES) == 0;
-    fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+    fv_store(f->alpha + r, normaliser_at(f, r));
     if (pairs) {
         rows_of_pairs(f, r, to, stride * size);
     }

@@ -220,23 +220,43 @@ static void state_store(forward *f, int64_t r, fattn_softmax state)
     fv_store(f->l + r, state.l);
 }
 
-/* Nothing met but the sink, which belongs to the first part. */
-static void state_begin(forward *f, int64_t split)
+/* Nothing met. */
+static void state_begin(forward *f)
 {
-    const panel *const pn = &f->panel;
-    const fattn_problem *const p = pn->p;
-    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+    for (int64_t r = 0; r < f->panel.width; r += FV_LANES) {
         state_store(f, r, fattn_softmax_empty());
     }
-    if (p->features & FATTN_SINK && split == 0) {
+}
+
+/*
+ * What the rows at r have met in the end, their sink too, and what makes o relative to it. The sink
+ * comes last: relative to one that has nearly all weight, probabilities may be so small that their
+ * products with values are lost (pairs), or slow.
+ */
+static fattn_softmax state_end(const forward *f, int64_t r, fv *share)
+{
+    const panel *const pn = &f->panel;
+    fattn_softmax state = state_load(f, r);
+    *share = fv_set1(1);
+    if (pn->p->features & FATTN_SINK) {
         const float *const sink = pn->buf->sink;
-        for (int64_t r = 0; r < pn->width; r++) {
-            f->alpha[r] = sink[pn->row[r].h];
+        float sinks[FV_LANES];
+        fv unused;
+        for (int64_t n = 0; n < FV_LANES; n++) {
+            sinks[n] = sink[pn->row[r + n].h];
         }
-        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            state_store(f, r, fattn_softmax_sink(fv_load(f->alpha + r)));
-        }
+        fattn_softmax_merge(&state, fattn_softmax_sink(fv_load(sinks)), fv_set1(pn->rule.unit),
+                            share, &unused);
     }
+    return state;
+}
+
+/* What o of the rows at r is multiplied by in the end. */
+static fv normaliser_at(const forward *f, int64_t r)
+{
+    fv share;
+    const fattn_softmax state = state_end(f, r, &share);
+    return fv_mul(share, fattn_softmax_normaliser(state));
 }
 
 /* Row r of o where it belongs. */

@@ -27,19 +27,20 @@ static query_form choose_form(const panel *pn)
 
 /* --- Channels in the lanes -------------------------------------------------------------------- */
 
-/* Keys that meet FV_LANES / FEW_AT_ONCE queries at a time: pointers to 16 queries do not fit
- * registers, and queries that are converted serve two. */
-#define FEW_AT_ONCE(dtype) (FV_LANES > 8 ? 4 : FV_LANES > 4 && (dtype) != FATTN_F32 ? 2 : 1)
+/* Keys that meet queries at a time, three of them four: 16 registers hold twelve sums. Pointers to
+ * 16 queries do not fit registers. */
+#define FEW_AT_ONCE (FV_LANES > 8 ? 4 : FV_LANES > 4 ? 3 : 1)
+#define FEW_ROWS(nk) ((nk) == 3 ? 4 : FV_LANES / (nk))
 
-/* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES / nk queries. q: rows of dtype, a
+/* x[j][r] = k[j] . q[r] for nk keys, a literal, and FEW_ROWS(nk) queries. q: rows of dtype, a
  * literal, `step` bytes apart; x: [nk][x_stride] */
 INLINE void dot_few_tile(int nk, fattn_dtype dtype, const char *q, int64_t step,
                          const float *const *k, int64_t dim, float *x, int64_t x_stride)
 {
-    const int rows = FV_LANES / nk;
-    fv sum[FV_LANES];
+    const int rows = FEW_ROWS(nk);
+    fv sum[2 * FV_LANES];
 #pragma GCC unroll 16
-    for (int n = 0; n < FV_LANES; n++) {
+    for (int n = 0; n < nk * rows; n++) {
         sum[n] = fv_set1(0);
     }
     for (int64_t c = 0; c < dim; c += FV_LANES) {
@@ -59,6 +60,14 @@ INLINE void dot_few_tile(int nk, fattn_dtype dtype, const char *q, int64_t step,
         fv_store(x, fv_sums(sum));
         return;
     }
+#if FV_LANES == 8
+    for (int j = 0; j < nk && nk == 3; j++) {
+        fv_store_sums(x + j * x_stride, sum + j * rows);
+    }
+    if (nk == 3) {
+        return;
+    }
+#endif
     float sums[FV_LANES];
     fv_store(sums, fv_sums(sum));
     for (int j = 0; j < nk; j++) {
@@ -72,14 +81,19 @@ INLINE void dot_few_as(fattn_dtype dtype, const char *q, int64_t step, const flo
 {
     int64_t j = 0;
 #define WHILE_KEYS(nk)                                                                       \
-    for (; (nk) <= FEW_AT_ONCE(dtype) && j + (nk) <= keys; j += (nk)) {                      \
-        for (int64_t r = 0; r < FV_LANES; r += FV_LANES / (nk)) {                            \
+    for (; (nk) <= FEW_AT_ONCE && j + (nk) <= keys; j += (nk)) {                             \
+        for (int64_t r = 0; r < FV_LANES; r += FEW_ROWS(nk)) {                               \
             dot_few_tile(FV_LANES >= (nk) ? (nk) : 1, dtype, q + r * step, step, k + j, dim, \
                          x + j * x_stride + r, x_stride);                                    \
         }                                                                                    \
     }
+    if (FEW_AT_ONCE == 3) {
+        WHILE_KEYS(3)
+    }
     WHILE_KEYS(4)
-    WHILE_KEYS(2)
+    if (FV_LANES > 8 || dtype != FATTN_F32) { /* queries that are converted serve two */
+        WHILE_KEYS(2)
+    }
     WHILE_KEYS(1)
 #undef WHILE_KEYS
 }

@@ -122,7 +122,7 @@ INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing *w)
                 weight[n] = window_weight(&w->window, score, &place[n]);
             } else {
                 const fv power = fattn_softmax_exponent(score, w->unit, w->base);
-                weight[n] = w->selected ? fv_exp2_from(power, from, factor) : fv_exp2(power);
+                weight[n] = w->selected ? fv_exp2_from(power, from, factor) : fv_exp2_normal(power);
             }
             sum[n] = fv_add(sum[n], weight[n]);
         }

@@ -88,28 +88,41 @@ static inline fv fv_muladd(fv a, fv b, fv c) { return _mm256_fmadd_ps(a, b, c); 
 static inline fv fv_max(fv a, fv b) { return _mm256_max_ps(a, b); }
 static inline fv fv_min(fv a, fv b) { return _mm256_min_ps(a, b); }
 
-/* 2^n for integers n of -126 .. 127, by writing the exponent. */
-static inline fv power_of_two(__m256i n)
+/* x 2^n, added to an exponent that it cannot overflow. */
+static inline fv add_exponent(fv x, __m256i n)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
+}
+
+/* 2^(a - floor a), and floor a, which is -2^31 for NaN: nothing is left of that in an exponent. */
+static inline fv exp2_fraction(fv a, __m256i *whole)
+{
+    const fv low = _mm256_floor_ps(a), x = fv_sub(a, low);
+    fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
+    y = fv_muladd(x, y, fv_set1(EXP2_C4));
+    y = fv_muladd(x, y, fv_set1(EXP2_C3));
+    y = fv_muladd(x, y, fv_set1(EXP2_C2));
+    y = fv_muladd(x, y, fv_set1(EXP2_C1));
+    *whole = _mm256_cvtps_epi32(low);
+    return fv_muladd(x, y, fv_set1(1.0f));
 }
 
 /* factor 2^a = factor 2^(a - floor a) * 2^(floor a), the latter in two factors, because results
  * reach from 2^-150 to beyond 2^127. */
 static inline fv exp2_times(fv a, float factor)
 {
-    const fv whole = _mm256_floor_ps(a);
-    const fv x = fv_sub(a, whole);
-    fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
-    y = fv_muladd(x, y, fv_set1(EXP2_C4));
-    y = fv_muladd(x, y, fv_set1(EXP2_C3));
-    y = fv_muladd(x, y, fv_set1(EXP2_C2));
-    y = fv_muladd(x, y, fv_set1(EXP2_C1));
-    y = fv_muladd(x, y, fv_set1(1.0f));
-    y = factor == 1.0f ? y : fv_mul(y, fv_set1(factor));
-    const __m256i n = _mm256_cvtps_epi32(whole);
-    const __m256i half = _mm256_srai_epi32(n, 1);
-    return fv_mul(fv_mul(y, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)));
+    __m256i n;
+    const fv fraction = exp2_fraction(a, &n);
+    const fv y = factor == 1.0f ? fraction : fv_mul(fraction, fv_set1(factor));
+    const __m256i half = _mm256_srai_epi32(n, 1), rest = _mm256_sub_epi32(n, half);
+    return fv_mul(add_exponent(y, half), add_exponent(fv_set1(1.0f), rest));
+}
+
+static inline fv fv_exp2_normal(fv a)
+{
+    __m256i n;
+    const fv fraction = exp2_fraction(a, &n);
+    return add_exponent(fraction, n);
 }
 
 /* Clamping keeps NaN: max and min return their second operand then. At -inf the clamped power,
@@ -193,6 +206,12 @@ static inline __attribute__((always_inline)) void fv_load_turned(const float *fr
 static inline fv fv_block_sums(const fv x[4])
 {
     return _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+}
+
+static inline void fv_store_sums(float *to, const fv x[4])
+{
+    const fv sums = fv_block_sums(x);
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
 }
 
 static inline fv fv_sums(const fv x[FV_LANES])

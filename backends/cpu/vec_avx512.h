@@ -101,6 +101,8 @@ static inline fv exp2_fraction(fv a)
  * infinities, NaN and results below the normal range as they come. */
 static inline fv fv_exp2(fv a) { return _mm512_scalef_ps(exp2_fraction(a), a); }
 
+static inline fv fv_exp2_normal(fv a) { return fv_exp2(a); }
+
 static inline fv fv_exp2_from(fv a, float least, float factor)
 {
     const mv kept = _mm512_cmp_ps_mask(a, fv_set1(least), _CMP_NLT_UQ);

@@ -112,13 +112,14 @@ static inline fv fv_muladd(fv a, fv b, fv c) { return vfmaq_f32(c, a, b); }
 static inline fv fv_max(fv a, fv b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline fv fv_min(fv a, fv b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 
-/*
- * factor 2^a = factor 2^(a - floor a) * 2^(floor a), the latter in two factors, because results
- * reach from 2^-150 to beyond 2^127, for -151 <= a <= 129. The first is added to an exponent that
- * it cannot overflow: the polynomial is in 1 .. 2, the factor up to 2^32, half of floor a in -76 ..
- * 64. The integer of NaN is 0.
- */
-static inline fv exp2_times(fv a, float factor)
+/* x 2^n, added to an exponent that it cannot overflow. */
+static inline fv add_exponent(fv x, int32x4_t n)
+{
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(n, 23)));
+}
+
+/* 2^(a - floor a), from 1 to 2. */
+static inline fv exp2_fraction(fv a)
 {
     const fv x = fv_sub(a, vrndmq_f32(a));
     fv y = fv_muladd(x, fv_set1(EXP2_C6), fv_set1(EXP2_C5));
@@ -126,13 +127,23 @@ static inline fv exp2_times(fv a, float factor)
     y = fv_muladd(x, y, fv_set1(EXP2_C3));
     y = fv_muladd(x, y, fv_set1(EXP2_C2));
     y = fv_muladd(x, y, fv_set1(EXP2_C1));
-    y = fv_muladd(x, y, fv_set1(1.0f));
-    y = factor == 1.0f ? y : fv_mul(y, fv_set1(factor));
-    const int32x4_t n = vcvtmq_s32_f32(a), half = vshrq_n_s32(n, 1);
-    const int32x4_t first = vaddq_s32(vreinterpretq_s32_f32(y), vshlq_n_s32(half, 23));
-    const int32x4_t rest = vaddq_s32(vsubq_s32(n, half), vdupq_n_s32(127));
-    return fv_mul(vreinterpretq_f32_s32(first), vreinterpretq_f32_s32(vshlq_n_s32(rest, 23)));
+    return fv_muladd(x, y, fv_set1(1.0f));
 }
+
+/*
+ * factor 2^a = factor 2^(a - floor a) * 2^(floor a), the latter in two factors, because results
+ * reach from 2^-150 to beyond 2^127, for -151 <= a <= 129. The factor is up to 2^32, half of floor
+ * a in -76 .. 64. The integer of NaN is 0.
+ */
+static inline fv exp2_times(fv a, float factor)
+{
+    const fv fraction = exp2_fraction(a);
+    const fv y = factor == 1.0f ? fraction : fv_mul(fraction, fv_set1(factor));
+    const int32x4_t n = vcvtmq_s32_f32(a), half = vshrq_n_s32(n, 1);
+    return fv_mul(add_exponent(y, half), add_exponent(fv_set1(1.0f), vsubq_s32(n, half)));
+}
+
+static inline fv fv_exp2_normal(fv a) { return add_exponent(exp2_fraction(a), vcvtmq_s32_f32(a)); }
 
 /* FMAX and FMIN keep NaN. At -inf the clamped power, 2^-151, rounds to 0. */
 static inline fv fv_exp2(fv a)

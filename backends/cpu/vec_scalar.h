@@ -32,17 +32,19 @@
  *
  * Where there are more than 4 lanes, each 4 of them are a block: fv_load_four(x) is x[0 .. 4) in
  * all of them, block b of fv_load_blocks(x, stride) is x[b stride .. b stride + 4), and lane
- * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4. fv_store_blocks() is the
- * opposite of fv_load_blocks(), pv_load_four() the same as fv_load_four() of pairs.
+ * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4; of 8 lanes fv_store_sums(to, x)
+ * stores the sums of all lanes. Of 16, fv_store_blocks() is the opposite of fv_load_blocks().
+ * pv_load_four() is the same as fv_load_four(), of pairs.
  *
  * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
  * of 2 FV_LANES numbers, from the first or from the second on. The upper halves of fv_bf16_bits(x)
- * are what fv_store_bf16 stores. `part` verbs touch the first n
- * lanes alone, 0 <= n <= FV_LANES, and load 0 into the others. exp2 and log2 have an error below 2
- * ulp and keep NaN; exp2 is exact for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0,
- * log2(0) = -inf, log2(+inf) = +inf. fv_exp2_from(a, least, factor) is factor 2^a, and 0 where a <
- * least; factor is a power of two from 1 on, and results of 2^-126 and above meet nothing smaller
- * on the way: arithmetic below the normal range takes hundreds of cycles on some processors.
+ * are what fv_store_bf16 stores. `part` verbs touch the first n lanes alone, 0 <= n <= FV_LANES,
+ * and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2 is exact
+ * for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf) = +inf.
+ * fv_exp2_normal(a) is fv_exp2(a) for a in -126 .. 127; fv_exp2_from(a, least, factor) is factor
+ * 2^a, and 0 where a < least; factor is a power of two from 1 on, and results of 2^-126 and above
+ * meet nothing smaller on the way: arithmetic below the normal range takes hundreds of cycles on
+ * some processors.
  */
 #ifndef FATTN_CPU_VEC_SCALAR_H
 #define FATTN_CPU_VEC_SCALAR_H
@@ -87,6 +89,7 @@ static inline fv fv_mul(fv a, fv b) { return a * b; }
 static inline fv fv_div(fv a, fv b) { return a / b; }
 static inline fv fv_abs(fv a) { return fabsf(a); }
 static inline fv fv_exp2(fv a) { return exp2f(a); }
+static inline fv fv_exp2_normal(fv a) { return fv_exp2(a); }
 static inline fv fv_exp2_from(fv a, float least, float factor)
 {
     return a < least ? 0 : a < -126 ? (float)((double)factor * exp2((double)a)) : factor * exp2f(a);

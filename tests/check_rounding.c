@@ -6,7 +6,7 @@
  *
  * Queries are 0, so that all n keys weigh the same, and but for the first one their values are 0 in
  * each even channel: o is there 1/n of that value, exactly, and what all values are in the others.
- * Where a sink has nearly all weight, o is as small though no value is, and right within an ulp.
+ * Where a sink has nearly all weight, o is as small without such a value, and right within an ulp.
  */
 #include <math.h>
 #include <stdint.h>

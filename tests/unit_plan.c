@@ -675,6 +675,26 @@ Test(dropout_mask, refusals)
     fattn_device_close(device);
 }
 
+/* Each kernel row is asked whether it pays, and how many rows share a key head. */
+Test(plan, no_heads_are_a_plan_of_each_type)
+{
+    static const fattn_dtype types[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+    fattn_device *device = NULL;
+    cr_assert_eq(fattn_device_open("cpu", &device), FATTN_OK);
+    for (int n = 0; n < 6; n++) {
+        const fattn_buffers b = small_buffers();
+        fattn_problem p = small();
+        fattn_plan *plan = NULL;
+        p.heads_q = p.heads_k = 0;
+        p.dtype = types[n / 2];
+        p.features |= n % 2 ? FATTN_BATCH_INVARIANT : 0;
+        ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+        ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+        fattn_plan_destroy(plan);
+    }
+    fattn_device_close(device);
+}
+
 /* --- Allocation failure ----------------------------------------------------------------------- */
 
 static fattn_status everything(void)

@@ -488,7 +488,7 @@ static int64_t decode_scratch(const fattn_problem *p, const fattn_tiling *tiling
     return from.used;
 }
 
-static void decode_begin(forward *f)
+static void decode_begin(forward *f, int64_t split)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
@@ -496,7 +496,8 @@ static void decode_begin(forward *f)
     load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
     order_queries(pn, pn->qt);
     fill(f->o, pn->br * pn->dvp, 0);
-    state_begin(f);
+    state_begin(f, split, false);
+    fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink is met once */
 }
 
 /* Parts of l meet, and channels are in order. */
@@ -588,7 +589,7 @@ static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
         if (!panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true)) {
             return;
         }
-        decode_begin(&d.head[n]);
+        decode_begin(&d.head[n], it.split);
     }
     int64_t first, past;
     part_blocks(&d.head->panel, tiling, it.split, &first, &past);

@@ -16,8 +16,8 @@
  * other products.
  */
 
-/* Queries in scratch, and nothing met. */
-INLINE void forward_begin(forward *f, bool paired)
+/* Queries in scratch, and the state of a part. */
+INLINE void forward_begin(forward *f, bool paired, int64_t split)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
@@ -29,10 +29,11 @@ INLINE void forward_begin(forward *f, bool paired)
         transpose_queries(pn, pn->buf->q, &p->q, pn->q, pn->qt);
     }
     f->fresh = true;
-    f->by_rows = f->only = f->normalised = f->placed = f->early = f->narrow = false;
-    f->lowered = 1;
+    f->by_rows = f->only = f->normalised = f->placed = f->narrow = false;
     f->met = f->missed = 0;
-    state_begin(f);
+    /* Relative to a sink that has nearly all weight, products of probabilities and usual values may
+     * be too small for pairs. */
+    state_begin(f, split, paired);
 }
 
 /* x = the scores of a tile. */
@@ -90,9 +91,8 @@ static void mix_pairs(forward *f, span s, const float *alpha)
     }
 }
 
-/* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. early: the
- * former may be normalised before. */
-INLINE void forward_tile(forward *f, span s, bool paired, bool pairs, bool early)
+/* pairs: probabilities and values are pairs, which takes `paired`: queries and keys are. */
+INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 {
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
@@ -104,8 +104,7 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs, bool early
     const bool drops = p->features & FATTN_DROPOUT;
     const bool masked = s.kind == FATTN_TILE_PARTIAL;
     const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
-    f->early = early && may_be_early(f);
-    const bool stored = pairs && !drops && !f->early;
+    const bool stored = pairs && !drops;
     const bool hoped = expects_near(f, s);
     const bool near = hoped && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
     if (hoped && !near) {
@@ -161,12 +160,7 @@ INLINE bool load_tile(forward *strips, int64_t count, int64_t block, span s, boo
         load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
     }
     /* Pairs of values past the last are zeros. */
-    const bool there = kept.values == s.live;
-    const bool pairs = paired && values && pairs_load_values(pn, s, there);
-    if (pairs && strips->form == KEYS_BLOCKED && !there) {
-        kept.large = values_are_large(pn, s);
-    }
-    strips->large = kept.large;
+    const bool pairs = paired && values && pairs_load_values(pn, s, kept.values == s.live);
     if (values && !pairs) {
         const int64_t copied = paired ? 0 : kept.values;
         load_keys(pn, s, copied, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
@@ -185,10 +179,9 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool pa
     span spans[STRIPS];
     const span all = spans_of(strips, count, block, spans);
     const bool pairs = all.live && !loaded && load_tile(strips, count, block, all, paired);
-    const bool early = pairs && strips->large;
     for (int64_t n = 0; n < count; n++) {
         if (spans[n].kind != FATTN_TILE_EMPTY) {
-            forward_tile(&strips[n], spans[n], paired, pairs, early);
+            forward_tile(&strips[n], spans[n], paired, pairs);
         }
     }
 }
@@ -207,7 +200,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     }
 
     for (int64_t n = 0; n < count; n++) {
-        forward_begin(&strips[n], paired);
+        forward_begin(&strips[n], paired, work.split);
         fattn_schedule_keys(run->tiling, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
         begin = fattn_min64(begin, first);
@@ -233,6 +226,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
         if (f->fresh) {
             fill(f->ot, pn->br * pn->dvp, 0);
         }
+        meet_sinks(f);
         if (run->tiling->splits > 1) {
             transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
             forward_end(f, run, item, n);
@@ -280,12 +274,13 @@ static const fattn_tile forward_tiles[] = {
 static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 5 : 40; }
 
 #if FV_PAIRS
-/* What products of pairs save with few keys is less than what arranging their operands takes, which
- * products of floats need not: queries, or keys that meet many, and values. */
+/* With fewer keys, products of pairs save less than it takes to arrange their operands, which is
+ * less where queries come as they lie (small.inl). */
 static bool pairs_pay(const fattn_problem *p)
 {
-    const bool many = p->seqlen_q * (p->heads_q / p->heads_k) > FV_LANES;
-    const int64_t few = FV_TILES ? 12 : FV_LANES > 4 && many ? 2 : 4;
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const bool blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
+    const int64_t few = FV_TILES ? 12 : blocked ? 2 : 4;
     return p->seqlen_k > few || p->features & FATTN_BATCH_INVARIANT;
 }
 

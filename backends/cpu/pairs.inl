@@ -5,7 +5,8 @@
  *     S^T = K Q^T      channels 2c, 2c + 1: rows of k as they lie, and q transposed pair by pair
  *     O^T += V^T P^T   keys 2j, 2j + 1: two rows of v zipped, and P rounded as softmax leaves it
  *
- * They use the scratch of a panel of floats, half of it or all.
+ * They use the scratch of a panel of floats, half of it or all. (A few keys meet queries otherwise,
+ * as small.inl says.)
  */
 
 #if FV_PAIRS

@@ -416,18 +416,12 @@ APART void PRODUCT(product_results)(int64_t rows, const float *factors, const WO
                                     int64_t depth, const WORD *b, int64_t b_stride,
                                     fattn_dtype dtype, char *c, int64_t step, int64_t columns)
 {
-#define RESULTS(factors, dtype) \
+#define RESULTS(dtype) \
     PRODUCT(results_as)(rows, factors, a, depth, b, b_stride, dtype, c, step, columns)
     switch (dtype) {
-    case FATTN_F16: RESULTS(factors, FATTN_F16); break;
-    case FATTN_BF16:
-        if (factors) {
-            RESULTS(factors, FATTN_BF16);
-        } else {
-            RESULTS(NULL, FATTN_BF16);
-        }
-        break;
-    default: RESULTS(factors, FATTN_F32); break;
+    case FATTN_F16: RESULTS(FATTN_F16); break;
+    case FATTN_BF16: RESULTS(FATTN_BF16); break;
+    default: RESULTS(FATTN_F32); break;
     }
 #undef RESULTS
 }

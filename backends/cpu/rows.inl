@@ -99,11 +99,18 @@ static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n,
 
 #if FV_PAIRS
 /* The instruction that rounds to bf16 may take a number below the normal range for 0: where there
- * is a 0 among what it made, rounding is done again without it. */
+ * is a 0 among what it made, and it was not one before, rounding is done again without it. */
 static const bf16_pair no_zero = {0xffff, 0xffff};
 
-/* to = bf16 of nq vectors, a literal; an odd one is rounded with itself. Returns the least of these
- * numbers and of `least`. */
+/* The smaller of `least` and |x|, or 1 for 0, lane by lane. */
+INLINE fv least_but_zero(fv least, fv x)
+{
+    return fv_min(fv_select(fv_eq(x, fv_set1(0)), fv_set1(1), fv_abs(x)), least); /* drops NaN */
+}
+INLINE bool is_normal(fv least) { return mv_all(fv_le(fv_set1(0x1p-126f), least)); }
+
+/* to = bf16 of nq vectors, a literal; an odd one is rounded with itself. Returns `least` and these
+ * numbers as pv_least() collects them. */
 INLINE pv round_vectors(void *to, int nq, const fv *x, pv least)
 {
     uint16_t *const at = to;
@@ -130,6 +137,16 @@ INLINE void round_tile(char *to, int64_t step, int nq, fv x[FV_NK][FV_NQ])
         least = round_vectors(to + m * step, nq, x[m], least);
     }
     if (!pv_any_zero(least)) {
+        return;
+    }
+    fv smallest = fv_set1(1);
+#pragma GCC unroll 8
+    for (int m = 0; m < FV_NK; m++) {
+        for (int q = 0; q < nq; q++) {
+            smallest = least_but_zero(smallest, x[m][q]);
+        }
+    }
+    if (is_normal(smallest)) {
         return;
     }
 #pragma GCC unroll 8
@@ -172,7 +189,11 @@ INLINE bool row_round(char *to, const float *from, int64_t n, fv factor)
                          fv_mul(factor, fv_load(from + c + FV_LANES))};
         least = round_vectors(to + 2 * c, 2, x, least);
     }
-    return !pv_any_zero(least);
+    fv smallest = fv_set1(1);
+    for (int64_t c = 0; c < n && pv_any_zero(least); c += FV_LANES) {
+        smallest = least_but_zero(smallest, fv_mul(factor, fv_load(from + c)));
+    }
+    return is_normal(smallest);
 #else
     (void)to, (void)from, (void)n, (void)factor;
     return false;

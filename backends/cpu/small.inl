@@ -215,14 +215,6 @@ static void dot_blocks(const panel *pn, span s, bool first)
 #define dot_blocks(pn, s, first) ((void)(pn), (void)(s), (void)(first))
 #endif
 
-/* Whether o of the only tile can be made where it belongs. */
-static bool belongs(const forward *f)
-{
-    const panel *const pn = &f->panel;
-    return f->only && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 && pn->rows >= FV_NK &&
-           f->lowered == 1;
-}
-
 /* --- Keys of pairs in blocks of lanes --------------------------------------------------------- */
 
 #if FV_PAIR_VECTORS && FV_LANES > 4
@@ -231,7 +223,7 @@ static bool belongs(const forward *f)
 #define BLOCK_BYTES (BLOCK_PAIRS * sizeof(bf16_pair))
 #define KEY_VECTORS 4 /* that meet queries at a time */
 
-/* Keys so few, of so many queries, that arranging them costs less than turning queries. */
+/* Keys so few, and queries so many, that arranging keys costs less than turning queries. */
 #define BLOCKED_KEYS 32
 
 /* As choose_form(), but the same for all rows of a sequence, whose copies of keys may be kept. */
@@ -279,7 +271,7 @@ INLINE void dot_key_tile(int nv, int nr, const char *q, int64_t step, const floa
     }
     for (int64_t c = 0; c < steps; c++, low += BLOCK_BYTES, high += BLOCK_BYTES) {
         pv keys[KEY_VECTORS];
-        __asm__("" : "+r"(low), "+r"(high)); /* or gcc has more pointers than registers */
+        keep_pointers(&low, &high);
         for (int v = 0; v < nv; v++) {
             keys[v] = pv_load(k + (v * steps + c) * FV_LANES);
         }
@@ -334,58 +326,8 @@ static void dot_blocked_keys(const panel *pn, span s)
     }
     fill(pn->x + keys * pn->br, (s.padded - keys) * pn->br, 0);
 }
-
-/* Whether all of n numbers are from 2^-63 on: one of two bits of their exponents is set. */
-static bool all_large(const void *from, int64_t n)
-{
-    const uint16_t *const x = from;
-    uint16_t either = EXPONENT_HIGH;
-    for (int64_t c = 0; c < n; c++) {
-        either &= (uint16_t)(x[c] | x[c] << 1);
-    }
-    return either & EXPONENT_HIGH & EXPONENT_HIGH << 1;
-}
-
-/* The same of the values of a tile. */
-static bool values_are_large(const panel *pn, span s)
-{
-    const fattn_problem *const p = pn->p;
-    const int64_t last = s.first + s.live - 1;
-    for (int64_t j = 0; j < s.live / 2; j++) {
-        if (!all_large(pn->v_pairs[j], 2 * p->dim_v)) {
-            return false;
-        }
-    }
-    return s.live % 2 == 0 ||
-           all_large(element(pn->buf->v, p->dtype, key_index(pn, &p->v, last)), p->dim_v);
-}
-
-/*
- * Normalised pairs of probabilities, which saves a product for each result. They are smaller then,
- * by up to 1 / BLOCKED_KEYS where no sink has the weight, and products that are lost by that must
- * not matter: with large values they are below 2^-53 of what they are added to.
- */
-static bool may_be_early(const forward *f)
-{
-    return !(f->panel.p->features & (FATTN_SINK | FATTN_DROPOUT)) && belongs(f);
-}
-static void normalise_pairs(const forward *f, span s)
-{
-    const panel *const pn = &f->panel;
-    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fv factor = normaliser_at(f, r);
-        for (int64_t j = 0; j < s.live; j += 2) {
-            float *const x = pn->x + j * pn->br + r;
-            keep_weights(pn->x + r, pn->br, j, fv_mul(factor, fv_load(x)),
-                         fv_mul(factor, fv_load(x + pn->br)), true);
-        }
-    }
-}
 #else
 #define choose_pairs_form(pn) ((void)(pn), QUERIES_TURNED)
-#define values_are_large(pn, s) ((void)(pn), (void)(s), false)
-#define may_be_early(f) ((void)(f), false)
-#define normalise_pairs(f, s) ((void)(f), (void)(s))
 #define block_keys(pn, s, copied) ((void)(pn), (void)(s), (void)(copied))
 #define dot_blocked_keys(pn, s) ((void)(pn), (void)(s))
 #endif
@@ -416,6 +358,14 @@ static void forward_choose_rows(forward *f, bool only, bool paired)
     }
 }
 
+/* Whether o of the only tile can be made where it belongs. */
+static bool belongs(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    return f->only && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 && pn->rows >= FV_NK &&
+           f->lowered == 1;
+}
+
 /* o = beta o + P V, in scratch or where o belongs. beta: factors of rows, NULL for 1 */
 static void mix_rows(forward *f, span s, const float *beta)
 {
@@ -424,8 +374,11 @@ static void mix_rows(forward *f, span s, const float *beta)
     const int64_t v_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp;
     const float *const *const x = (const float *const *)pn->x_rows;
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
-        scale_rows(pn->x + r, s.live, pn->br, FV_LANES, normaliser_at(f, r));
+        const fv share = meet_sink(f, r);
+        const fv factor = fv_mul(share, fattn_softmax_normaliser(state_load(f, r)));
+        scale_rows(pn->x + r, s.live, pn->br, FV_LANES, factor);
     }
+    f->sink_waits = f->sink_waits && !f->only;
     f->normalised = f->only;
     f->placed = belongs(f);
     if (f->placed) {
@@ -449,15 +402,14 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
     const int64_t depth = (s.live + 1) / 2;
     f->placed = f->normalised = belongs(f);
     if (f->placed) {
-        if (f->early) {
-            normalise_pairs(f, s);
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            const fv share = meet_sink(f, r);
+            fv_store(f->alpha + r, fv_mul(share, fattn_softmax_normaliser(state_load(f, r))));
         }
-        for (int64_t r = 0; r < pn->width && !f->early; r += FV_LANES) {
-            fv_store(f->alpha + r, normaliser_at(f, r));
-        }
-        product_results_pairs(pn->rows, f->early ? NULL : f->alpha, pn->x_pairs, depth,
-                              pn->v_pairs[0], pn->dvp, p->dtype_o, row_of_o(pn, 0),
-                              p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
+        f->sink_waits = false;
+        product_results_pairs(pn->rows, f->alpha, pn->x_pairs, depth, pn->v_pairs[0], pn->dvp,
+                              p->dtype_o, row_of_o(pn, 0), p->o.seq * fattn_dtype_size(p->dtype_o),
+                              p->dim_v);
         return;
     }
     product_values_pairs(row_steps(pn), f->fresh, beta, pn->x_pairs, depth, pn->v_pairs[0], pn->dvp,

@@ -103,7 +103,8 @@ typedef struct weighing {
     window window;
 } weighing;
 
-/* Scores of a vector of rows become probabilities, of which the sum is returned. */
+/* Scores of a vector of rows become probabilities, of which the sum is returned. Powers of others
+ * than those selected are normal, but in rows that have a NaN, where they do not matter. */
 INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing *w)
 {
     const fv zero = fv_set1(0);

@@ -15,9 +15,8 @@ static void store_lse(const forward *f)
         return;
     }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        fv share;
-        const fattn_softmax state = state_end(f, r, &share);
-        fv_store(f->alpha + r, fattn_softmax_lse(state, fv_set1(pn->rule.natural)));
+        const fv lse = fattn_softmax_lse(state_load(f, r), fv_set1(pn->rule.natural));
+        fv_store(f->alpha + r, lse);
     }
     for (int64_t r = 0; r < pn->rows; r++) {
         if (r == 0 || pn->group > 1) {
@@ -54,7 +53,7 @@ static void forward_store(forward *f)
     const panel *const pn = &f->panel;
     if (pn->p->outputs & FATTN_OUT_O) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            fv_store(f->alpha + r, normaliser_at(f, r));
+            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
         }
         store_each_row(f, false);
     }
@@ -93,7 +92,8 @@ static void forward_store_rows(forward *f)
     const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
     const bool wanted = pn->p->outputs & FATTN_OUT_O;
     for (int64_t r = 0; r < pn->width && !f->placed; r += FV_LANES) {
-        fv_store(f->alpha + r, f->normalised ? fv_set1(1) : normaliser_at(f, r));
+        fv_store(f->alpha + r,
+                 f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
     }
     if (wanted && !(alike && all_met(f))) {
         store_each_row(f, f->placed);
@@ -123,7 +123,11 @@ INLINE void round_columns(const float *from, int64_t stride, fv factor, float *p
         pv_store(pairs + n * FV_LANES, pv_twist(rounded));
         least = pv_least(least, rounded);
     }
-    if (!pv_any_zero(least)) {
+    fv smallest = fv_set1(1);
+    for (int n = 0; n < 2 * FV_LANES && pv_any_zero(least); n++) {
+        smallest = least_but_zero(smallest, fv_mul(factor, fv_load(from + n * stride)));
+    }
+    if (is_normal(smallest)) {
         return;
     }
 #endif
@@ -157,7 +161,7 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
     const panel *const pn = &f->panel;
     const int64_t size = fattn_dtype_size(dtype);
     const bool pairs = FV_LANES > 1 && dtype == FATTN_BF16 && pn->p->dim_v % (2 * FV_LANES) == 0;
-    fv_store(f->alpha + r, normaliser_at(f, r));
+    fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
     if (pairs) {
         rows_of_pairs(f, r, to, stride * size);
     }

@@ -12,7 +12,6 @@
 /* Keys and values of a tile that are there. */
 typedef struct kept_tile {
     int32_t keys, values;
-    bool large; /* no value is small or 0, as far as anyone has looked */
 } kept_tile;
 
 /* A thread's scratch ends with it. */
@@ -27,7 +26,7 @@ typedef enum query_form {
     QUERIES_TURNED,  /* in the lanes, [dp][br] */
     QUERIES_LYING,   /* where they are: channels are in the lanes of scores */
     QUERIES_BLOCKED, /* four channels in a block of lanes, small.inl says how */
-    KEYS_BLOCKED,    /* where they are: pairs of keys are in blocks of lanes */
+    KEYS_BLOCKED,    /* by rows: pairs of keys are in blocks of lanes */
 } query_form;
 
 /* The keys and values of a tile: rows that products read, and room for those that are copies. */
@@ -47,14 +46,13 @@ typedef struct forward {
     bool only;       /* of one tile of keys */
     bool normalised; /* o is */
     bool placed;     /* and where it belongs */
-    bool early;      /* probabilities are, before they become pairs */
+    bool sink_waits; /* {m, l, o} have not met it */
 
     bool narrow;         /* the last tile whose range was looked for had no small weights */
     int64_t met, missed; /* tiles, and those among them that turned out not to be near */
 
     /* Scratch that the strips share. */
     float lowered;       /* the factor of sums of lifted probabilities, or 1 */
-    bool large;          /* values of the tile are, as in kept_tile; of the first strip alone */
     float *alpha;        /* [br] */
     float *o;            /* [br][dvp] */
     prefetch_row *later; /* of the first strip alone, like what follows */
@@ -220,43 +218,58 @@ static void state_store(forward *f, int64_t r, fattn_softmax state)
     fv_store(f->l + r, state.l);
 }
 
-/* Nothing met. */
-static void state_begin(forward *f)
+/* The sinks of the rows at r. */
+static fv sinks_at(const panel *pn, int64_t r)
 {
-    for (int64_t r = 0; r < f->panel.width; r += FV_LANES) {
-        state_store(f, r, fattn_softmax_empty());
+    const float *const sink = pn->buf->sink;
+    float sinks[FV_LANES];
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        sinks[n] = sink[pn->row[r + n].h];
     }
+    return fv_load(sinks);
 }
 
-/*
- * What the rows at r have met in the end, their sink too, and what makes o relative to it. The sink
- * comes last: relative to one that has nearly all weight, probabilities may be so small that their
- * products with values are lost (pairs), or slow.
- */
-static fattn_softmax state_end(const forward *f, int64_t r, fv *share)
+/* Nothing met but the sink, which belongs to the first part. last: it is to come last instead. */
+static void state_begin(forward *f, int64_t split, bool last)
+{
+    const panel *const pn = &f->panel;
+    const bool sink = pn->p->features & FATTN_SINK && split == 0;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        state_store(f, r,
+                    sink && !last ? fattn_softmax_sink(sinks_at(pn, r)) : fattn_softmax_empty());
+    }
+    f->sink_waits = sink && last;
+}
+
+/* {m, l} of the rows at r meets the sink that waits. Returns what o is to be multiplied by. */
+static fv meet_sink(forward *f, int64_t r)
 {
     const panel *const pn = &f->panel;
     fattn_softmax state = state_load(f, r);
-    *share = fv_set1(1);
-    if (pn->p->features & FATTN_SINK) {
-        const float *const sink = pn->buf->sink;
-        float sinks[FV_LANES];
-        fv unused;
-        for (int64_t n = 0; n < FV_LANES; n++) {
-            sinks[n] = sink[pn->row[r + n].h];
-        }
-        fattn_softmax_merge(&state, fattn_softmax_sink(fv_load(sinks)), fv_set1(pn->rule.unit),
-                            share, &unused);
+    fv share = fv_set1(1), unused;
+    if (f->sink_waits) {
+        fattn_softmax_merge(&state, fattn_softmax_sink(sinks_at(pn, r)), fv_set1(pn->rule.unit),
+                            &share, &unused);
+        state_store(f, r, state);
     }
-    return state;
+    return share;
 }
 
-/* What o of the rows at r is multiplied by in the end. */
-static fv normaliser_at(const forward *f, int64_t r)
+/* So does o, as columns or rows. */
+static void meet_sinks(forward *f)
 {
-    fv share;
-    const fattn_softmax state = state_end(f, r, &share);
-    return fv_mul(share, fattn_softmax_normaliser(state));
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->width && f->sink_waits; r += FV_LANES) {
+        const fv share = meet_sink(f, r);
+        fv_store(f->alpha + r, share);
+        if (!f->by_rows) {
+            scale_rows(f->ot + r, pn->dvp, pn->br, FV_LANES, share);
+        }
+    }
+    for (int64_t r = 0; r < pn->rows && f->sink_waits && f->by_rows; r++) {
+        scale_rows(f->o + r * pn->dvp, 1, pn->dvp, pn->dvp, fv_set1(f->alpha[r]));
+    }
+    f->sink_waits = false;
 }
 
 /* Row r of o where it belongs. */

@@ -25,6 +25,13 @@ static inline pv pv_set1(const void *pair)
 }
 static inline pv pv_load(const void *pairs) { return _mm512_loadu_si512(pairs); }
 static inline void pv_store(void *to, pv x) { _mm512_storeu_si512(to, x); }
+/* Has compilers count on from these two pointers, or gcc keeps one for each row, and not in
+ * registers. */
+static inline void keep_pointers(const char **a, const char **b)
+{
+    __asm__("" : "+r"(*a), "+r"(*b));
+}
+
 static inline pv pv_load_four(const void *pairs)
 {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(pairs));

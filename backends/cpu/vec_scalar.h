@@ -24,27 +24,27 @@
  *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES
  *                      and pv_twist pairs; pv_zip makes pairs of two such rows;
  *                      pv_round may take numbers below the normal range for 0: a = pv_least(a, x)
- *                      collects the least magnitudes of some x, from all bits set on, and
- *                      pv_any_zero(a) tells whether one was 0;
+ *                      collects the least of some x + x, which have no sign, from all bits set
+ *                      on, and pv_any_zero(a) tells whether one was 0;
  *                      fv_muladd_pairs(a, b, c) adds both products of each pair to c, and may take
  *                      and give 0 for subnormal numbers
  *     FV_TILES         1 where there are also matrix registers for them; vec_amx.h has the words
  *
  * Where there are more than 4 lanes, each 4 of them are a block: fv_load_four(x) is x[0 .. 4) in
  * all of them, block b of fv_load_blocks(x, stride) is x[b stride .. b stride + 4), and lane
- * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4; of 8 lanes fv_store_sums(to, x)
- * stores the sums of all lanes. Of 16, fv_store_blocks() is the opposite of fv_load_blocks().
- * pv_load_four() is the same as fv_load_four(), of pairs.
+ * 4 b + n of fv_block_sums(x) is the sum of block b of x[n], n < 4. Of 8 lanes fv_store_sums(to, x)
+ * makes to[n] the sum of all lanes of x[n], n < 4. Of 16, fv_store_blocks() is the opposite of
+ * fv_load_blocks(); pv_load_four() is fv_load_four() of pairs; keep_pointers() is a compiler's.
  *
  * Loads and stores take any alignment. fv_load_bf16_even and fv_load_bf16_odd load every other one
  * of 2 FV_LANES numbers, from the first or from the second on. The upper halves of fv_bf16_bits(x)
  * are what fv_store_bf16 stores. `part` verbs touch the first n lanes alone, 0 <= n <= FV_LANES,
  * and load 0 into the others. exp2 and log2 have an error below 2 ulp and keep NaN; exp2 is exact
  * for integers, exp2(-inf) = 0, exp2(+inf) = +inf, log2(1) = 0, log2(0) = -inf, log2(+inf) = +inf.
- * fv_exp2_normal(a) is fv_exp2(a) for a in -126 .. 127; fv_exp2_from(a, least, factor) is factor
- * 2^a, and 0 where a < least; factor is a power of two from 1 on, and results of 2^-126 and above
- * meet nothing smaller on the way: arithmetic below the normal range takes hundreds of cycles on
- * some processors.
+ * fv_exp2_normal(a) is fv_exp2(a) for a in -126 .. 127, keeps NaN and is anything for others;
+ * fv_exp2_from(a, least, factor) is factor 2^a, and 0 where a < least; factor is a power of two
+ * from 1 on, and results of 2^-126 and above meet nothing smaller on the way: arithmetic below the
+ * normal range takes hundreds of cycles on some processors.
  */
 #ifndef FATTN_CPU_VEC_SCALAR_H
 #define FATTN_CPU_VEC_SCALAR_H

@@ -87,23 +87,32 @@ static void lift(backward *g, unsigned bits)
     }
 }
 
-/* As load_delta(). */
+/* As load_delta(). Where dropout leaves a row of o only what weighs next to nothing, delta is what
+ * dS of the other keys is about, and o is taken 2^64 times as large. */
 static void load_delta_pairs(backward *g, int64_t r)
 {
     const panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     const int64_t stride = pairs_stride(p->dim_v);
+    float delta[FV_LANES], lowered[FV_LANES];
     for (int64_t n = 0; n < FV_LANES; n++) {
+        float *const to = g->o + n * stride;
+        unsigned bits = 0;
         if (pn->row[r + n].dead) {
-            fill(g->o + n * stride, stride, 0);
+            fill(to, stride, 0);
         } else {
-            row_copy(g->o + n * stride,
-                     element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)), p->dim_v);
+            row_copy(to, element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)), p->dim_v);
+        }
+        for (int64_t c = 0; c < 2 * stride; c++) {
+            bits |= ((const uint16_t *)(const void *)to)[c];
+        }
+        lowered[n] = bits & EXPONENT_HIGH ? 1 : 0x1p-64f;
+        if (!(bits & EXPONENT_HIGH)) {
+            raise_pairs(to, 1, stride, stride);
         }
     }
-    float delta[FV_LANES];
     pairs_dots(g->o, stride, g->ot, pairs_of(p->dim_v), g->dot + r, pn->br, delta);
-    fv_store(g->delta + r, fv_sub(fv_load(delta), fv_load(g->delta + r)));
+    fv_store(g->delta + r, fv_sub(fv_mul(fv_load(lowered), fv_load(delta)), fv_load(g->delta + r)));
 }
 
 static void load_rows_pairs(backward *g)

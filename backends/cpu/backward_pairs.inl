@@ -18,6 +18,25 @@ static void widen(panel *pn)
     pn->width = past;
 }
 
+/* Row r of q, dO or o as pairs, or zeros for a dead one. to: [stride] pairs. Returns the bits that
+ * some number has. */
+static unsigned load_row_pairs(const panel *pn, const void *tensor, fattn_dtype dtype,
+                               const fattn_strides *strides, int64_t r, int64_t dim, float *to,
+                               int64_t stride)
+{
+    const uint16_t *const x = (const uint16_t *)(const void *)to;
+    unsigned bits = 0;
+    if (pn->row[r].dead) {
+        fill(to, stride, 0);
+        return 0;
+    }
+    row_copy(to, element(tensor, dtype, query_index(pn, strides, r)), dim);
+    for (int64_t c = 0; c < 2 * stride; c++) {
+        bits |= x[c];
+    }
+    return bits;
+}
+
 /* Rows of q or dO, zeros for dead ones, both ways that they are summed over: along channels,
  * t[c][r], and along rows, zipped[r / 2][c]. rows: scratch, [FV_LANES][pairs_stride(dim)]. Returns
  * the bits that some number has. */
@@ -28,17 +47,10 @@ static unsigned load_both_ways(const panel *pn, const void *tensor, const fattn_
     unsigned bits = 0;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         for (int64_t n = 0; n < FV_LANES; n++) {
-            if (pn->row[r + n].dead) {
-                fill(rows + n * stride, stride, 0);
-            } else {
-                row_copy(rows + n * stride,
-                         element(tensor, pn->p->dtype, query_index(pn, strides, r + n)), dim);
-            }
+            bits |= load_row_pairs(pn, tensor, pn->p->dtype, strides, r + n, dim, rows + n * stride,
+                                   stride);
         }
         const uint16_t *const x = (const uint16_t *)(const void *)rows;
-        for (int64_t n = 0; n < 2 * FV_LANES * stride; n++) {
-            bits |= x[n];
-        }
         transpose(rows, stride, FV_LANES, stride, t + r, pn->br);
         for (int64_t n = 0; n < FV_LANES; n += 2) {
             row_zip((bf16_pair *)(void *)(zipped + (r + n) / 2 * row), x + 2 * n * stride,
@@ -97,17 +109,11 @@ static void load_delta_pairs(backward *g, int64_t r)
     float delta[FV_LANES], lowered[FV_LANES];
     for (int64_t n = 0; n < FV_LANES; n++) {
         float *const to = g->o + n * stride;
-        unsigned bits = 0;
-        if (pn->row[r + n].dead) {
-            fill(to, stride, 0);
-        } else {
-            row_copy(to, element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)), p->dim_v);
-        }
-        for (int64_t c = 0; c < 2 * stride; c++) {
-            bits |= ((const uint16_t *)(const void *)to)[c];
-        }
-        lowered[n] = bits & EXPONENT_HIGH ? 1 : 0x1p-64f;
-        if (!(bits & EXPONENT_HIGH)) {
+        const bool small =
+            !(load_row_pairs(pn, pn->buf->o, p->dtype_o, &p->o, r + n, p->dim_v, to, stride) &
+              EXPONENT_HIGH);
+        lowered[n] = small ? 0x1p-64f : 1;
+        if (small) {
             raise_pairs(to, 1, stride, stride);
         }
     }

@@ -61,10 +61,10 @@ INLINE void dot_few_tile(int nk, fattn_dtype dtype, const char *q, int64_t step,
         return;
     }
 #if FV_LANES == 8
-    for (int j = 0; j < nk && nk == 3; j++) {
-        fv_store_sums(x + j * x_stride, sum + j * rows);
-    }
     if (nk == 3) {
+        for (int j = 0; j < nk; j++) {
+            fv_store_sums(x + j * x_stride, sum + j * rows);
+        }
         return;
     }
 #endif

@@ -6,10 +6,10 @@
  *     P^T                 online softmax; l and the factors alpha for what came before
  *     O^T = O^T alpha + V^T P^T
  *
- * A block is cut into strips, panels of one register tile's width. The scores of a strip, its
- * queries and a few rows of the tile fill the first-level cache and are contiguous there; the
- * strips of a block take turns with a tile of keys and values that is loaded once and stays in the
- * second.
+ * A block is cut into strips, panels of one register tile's width, or more where keys are few. The
+ * scores of a strip, its queries and a few rows of the tile fill the first-level cache and are
+ * contiguous there; the strips of a block take turns with a tile of keys and values that is loaded
+ * once and stays in the second.
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
  * and a second phase merges them in ascending order. Decoding (decode.inl) is the same walk with
@@ -269,9 +269,15 @@ static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->ite
 static const fattn_tile forward_tiles[] = {
     BLOCK_TILES, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
 
-/* What copying a tile of keys costs, or the ways of keys in place through the caches, in rows'
- * time. */
-static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 5 : 40; }
+/* What opening a block costs, in rows' time, which is short where they meet few keys. */
+static int64_t opening_rows(const fattn_problem *p) { return 256 / fattn_max64(p->seqlen_k, 1); }
+
+/* The same, with what copying a tile of keys costs, or the ways of keys in place through the
+ * caches. */
+static int64_t forward_block_rows(const fattn_problem *p)
+{
+    return opening_rows(p) + (keys_in_place(p) ? 5 : 40);
+}
 
 #if FV_PAIRS
 /* With fewer keys, products of pairs save less than it takes to arrange their operands, which is
@@ -287,8 +293,7 @@ static bool pairs_pay(const fattn_problem *p)
 /* Products in matrix registers take so little time that loading keys must serve more rows. */
 static int64_t pairs_block_rows(const fattn_problem *p)
 {
-    (void)p;
-    return FV_TILES ? 60 : 15;
+    return opening_rows(p) + (FV_TILES ? 60 : 15);
 }
 #endif
 

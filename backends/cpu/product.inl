@@ -395,11 +395,16 @@ INLINE void PRODUCT(results_as)(int64_t rows, const float *factors, const WORD *
         const float *const of_rows = factors ? factors + m : NULL;
         int64_t vectors;
         for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
-            vectors = tile_vectors(columns - column);
             char *const to = c + m * step + column * SIZE_OF(dtype);
+            vectors = tile_vectors(columns - column);
 #define TILE(nq)          \
     PRODUCT(results_tile) \
     (nq, of_rows, a, m, depth, b + column, b_stride, dtype, to, step)
+            if (dtype == FATTN_BF16 && vectors > 1) { /* two are rounded at a time */
+                vectors = 2;
+                TILE(2);
+                continue;
+            }
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }

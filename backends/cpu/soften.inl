@@ -178,7 +178,7 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, boo
     const panel *const pn = &f->panel;
     const fv unit = fv_set1(pn->rule.unit), one = fv_set1(1);
     mv normal = fv_eq(one, one), narrow = normal, steady = normal;
-    float least[STRIP_ROWS];
+    float least[WIDE_ROWS];
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const score_range scores = masked ? range_of(pn->x + r, pn->br, steps, true)
                                           : range_of(pn->x + r, pn->br, steps, false);

@@ -64,6 +64,7 @@ typedef struct forward {
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
 #define BLOCK_ROWS TILE_ROWS(528) /* most rows of a block */
 #define BLOCK_KEYS 128            /* of a tile, if they fit */
+#define WIDE_ROWS TILE_ROWS(240)  /* most rows of a strip that meets few keys */
 #define STRIPS (BLOCK_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 
@@ -94,10 +95,11 @@ static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
 
 static void tiles_layout(forward *f, arena *from)
 {
-    panel second = f->panel;
+    const panel *const pn = &f->panel;
     f->tiles[0] = f->tiles[1] =
-        (key_tile){.k = second.k, .v = second.v, .k_copy = second.k_copy, .v_copy = second.v_copy};
-    if (copies_meanwhile(second.p, second.bc)) {
+        (key_tile){.k = pn->k, .v = pn->v, .k_copy = pn->k_copy, .v_copy = pn->v_copy};
+    if (copies_meanwhile(pn->p, pn->bc)) {
+        panel second = *pn;
         panel_layout_keys(&second, 1, from);
         f->tiles[1] = (key_tile){.k = carve(from, second.bc, sizeof *second.k),
                                  .v = carve(from, second.bc, sizeof *second.v),
@@ -145,12 +147,26 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
 /* Rows that a block of keys fetches for later, at most: results and queries, keys and values. */
 static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (count * br + bc); }
 
+/* Strips of a block: of STRIP_ROWS rows, or of more where keys are so few that their scores take no
+ * more room than those of a tile, and opening a strip would be much of its work. */
+static int64_t strips_of(const fattn_problem *p, int64_t rows)
+{
+    const int64_t narrow = rows / STRIP_ROWS;
+    const bool banded = p->window_left >= 0 || p->window_right >= 0;
+    int64_t count = p->seqlen_k > BLOCK_KEYS / 2 || banded ? narrow : 1;
+    while (count < narrow && (rows > count * WIDE_ROWS || narrow % count != 0 ||
+                              rows * p->seqlen_k > count * STRIP_ROWS * BLOCK_KEYS)) {
+        count++;
+    }
+    return fattn_max64(count, 1);
+}
+
 /* The strips of a block, as many as it returns, with room for copies of some tiles of keys. */
 static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                             int64_t tiles, arena *from)
 {
-    const int64_t br = fattn_min64(tiling->br, STRIP_ROWS), count = tiling->br / br;
-    strips_layout(strips, count, p, br, tiling->bc, tiles, from);
+    const int64_t count = strips_of(p, tiling->br);
+    strips_layout(strips, count, p, tiling->br / count, tiling->bc, tiles, from);
     return count;
 }
 

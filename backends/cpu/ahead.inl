@@ -65,7 +65,7 @@ static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, in
                          int64_t parts, prefetch_row *rows)
 {
     const fattn_problem *const p = run->problem;
-    const int64_t br = run->tiling->br, item = fattn_cpu_upcoming(run);
+    const int64_t br = run->tiling->br, item = fattn_cpu_upcoming(run->items);
     const int64_t first = 2 * br * n / parts, past = 2 * br * (n + 1) / parts;
     panel next = plan->here;
     int64_t count =

@@ -139,6 +139,7 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bo
     } else {
         backward_layout(&g, p, run->tiling, &from);
     }
+    panel_begin(pn);
     g.shared = gradients_of(run);
 
     fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
@@ -166,16 +167,20 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bo
     }
 }
 
-static void backward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void backward_work(const fattn_cpu_run *run, void *scratch)
 {
-    differentiate(run, item, scratch, false);
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        differentiate(run, item, scratch, false);
+    }
 }
 
 #if FV_PAIRS
-static void backward_work_pairs(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void backward_work_pairs(const fattn_cpu_run *run, void *scratch)
 {
     pairs_open();
-    differentiate(run, item, scratch, true);
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        differentiate(run, item, scratch, true);
+    }
     pairs_close();
 }
 #endif

@@ -116,36 +116,38 @@ static int threads_wanted(void)
 #endif
 }
 
-/* Items 0 .. count - 1, which are handed out in ascending order: whoever waits for a lower item
- * waits for one that some thread has begun. */
+/* Items, and what takes them until there are none. */
 typedef struct step {
-    void (*work)(const void *job, int64_t item, void *scratch);
+    void (*work)(fattn_cpu_items *items, const void *job, void *scratch);
     const void *job;
-    int64_t count;
-    atomic_int_least64_t next;
+    fattn_cpu_items items;
 } step;
 
-/* Takes items of a step until there are none left, then, together with its team, if it has one,
- * those of the next step. Kernels count on rounding to nearest and on subnormal numbers, whatever
- * the caller has set; the caller finds everything as it was. */
-static void work_off(step *steps, int count, bool team, char *scratch, int64_t size)
+bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item)
+{
+    *item = atomic_fetch_add_explicit(&items->next, 1, memory_order_relaxed);
+    return *item < items->count;
+}
+
+int64_t fattn_cpu_upcoming(const fattn_cpu_items *items)
+{
+    return atomic_load_explicit(&items->next, memory_order_relaxed);
+}
+
+/* Works at a step until it has no items left, then, together with its team, if it has one, at the
+ * next. Kernels count on rounding to nearest and on subnormal numbers, whatever the caller has set;
+ * the caller finds everything as it was. */
+static void work_off(step *steps, int count, bool team, void *scratch)
 {
     fattn_cpu_arithmetic callers;
     fattn_cpuid_arithmetic_begin(&callers);
     for (int n = 0; n < count; n++) {
-        step *const s = &steps[n];
-        int64_t item;
         if (team && n > 0) {
 #ifdef _OPENMP
 #pragma omp barrier
 #endif
         }
-        if (size) {
-            memset(scratch + size - FATTN_CPU_CLEARED, 0, FATTN_CPU_CLEARED);
-        }
-        while ((item = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) < s->count) {
-            s->work(s->job, item, scratch);
-        }
+        steps[n].work(&steps[n].items, steps[n].job, scratch);
     }
     fattn_cpuid_arithmetic_end(&callers);
 }
@@ -155,27 +157,22 @@ static void spread(step *steps, int count, int threads, char *scratch, int64_t s
 {
     int64_t most = 0;
     for (int n = 0; n < count; n++) {
-        most = steps[n].count > most ? steps[n].count : most;
-        atomic_init(&steps[n].next, 0);
+        most = steps[n].items.count > most ? steps[n].items.count : most;
+        atomic_init(&steps[n].items.next, 0);
     }
 #ifdef _OPENMP
     const int team = most < threads ? (int)most : threads;
     if (team > 1) {
 #pragma omp parallel num_threads(team)
-        work_off(steps, count, true, scratch + omp_get_thread_num() * size, size);
+        work_off(steps, count, true, scratch + omp_get_thread_num() * size);
         return;
     }
 #else
     (void)threads;
 #endif
     if (most > 0) {
-        work_off(steps, count, false, scratch, size);
+        work_off(steps, count, false, scratch);
     }
-}
-
-int64_t fattn_cpu_upcoming(const fattn_cpu_run *run)
-{
-    return atomic_load_explicit(run->next, memory_order_relaxed);
 }
 
 void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
@@ -220,10 +217,11 @@ typedef struct job {
     const fattn_cpu_phase *phase;
 } job;
 
-static void work_phase(const void *of, int64_t item, void *scratch)
+static void work_phase(fattn_cpu_items *items, const void *of, void *scratch)
 {
     const job *const j = of;
-    j->phase->work(&j->run, item, scratch);
+    (void)items; /* run knows them */
+    j->phase->work(&j->run, scratch);
 }
 
 static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
@@ -251,10 +249,10 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
                            .tiling = &plan->tiling,
                            .threads = threads,
                            .shared = workspace,
-                           .next = &s->next},
+                           .items = &s->items},
                    .phase = &kernel->phases[i]};
-        *s = (step){.work = work_phase, .job = j, .count = j->phase->count(&j->run)};
-        count += s->count > 0; /* a step costs a barrier */
+        *s = (step){.work = work_phase, .job = j, .items.count = j->phase->count(&j->run)};
+        count += s->items.count > 0; /* a step costs a barrier */
     }
     spread(steps, count, threads, (char *)workspace + shared, scratch);
     return FATTN_OK;
@@ -276,10 +274,12 @@ static int64_t verb_items(int64_t batch, int64_t heads, int64_t rows)
     return batch * heads * ((rows + FATTN_CPU_VERB_ROWS - 1) / FATTN_CPU_VERB_ROWS);
 }
 
-static void work_merge(const void *args, int64_t item, void *scratch)
+static void work_merge(fattn_cpu_items *items, const void *args, void *scratch)
 {
     (void)scratch;
-    fattn_cpu_merge_rows(args, item);
+    for (int64_t item; fattn_cpu_take(items, &item);) {
+        fattn_cpu_merge_rows(args, item);
+    }
 }
 
 static fattn_status merge(void *impl, const fattn_merge_args *args, fattn_stream stream)
@@ -289,16 +289,18 @@ static fattn_status merge(void *impl, const fattn_merge_args *args, fattn_stream
     if (!status) {
         step all = {.work = work_merge,
                     .job = args,
-                    .count = verb_items(args->batch, args->heads, args->seqlen)};
+                    .items.count = verb_items(args->batch, args->heads, args->seqlen)};
         spread(&all, 1, threads_wanted(), NULL, 0);
     }
     return status;
 }
 
-static void work_dropout(const void *args, int64_t item, void *scratch)
+static void work_dropout(fattn_cpu_items *items, const void *args, void *scratch)
 {
     (void)scratch;
-    fattn_cpu_dropout_rows(args, item);
+    for (int64_t item; fattn_cpu_take(items, &item);) {
+        fattn_cpu_dropout_rows(args, item);
+    }
 }
 
 static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
@@ -308,7 +310,7 @@ static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fat
     if (!status) {
         step all = {.work = work_dropout,
                     .job = args,
-                    .count = verb_items(args->batch, args->heads, args->seqlen_q)};
+                    .items.count = verb_items(args->batch, args->heads, args->seqlen_q)};
         spread(&all, 1, threads_wanted(), NULL, 0);
     }
     return status;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What cpu.c and the kernels compiled from isa_tmpl.c know of each other. cpu.c owns the threads: a
- * run is a sequence of phases, a phase a number of items, an item a function call with scratch of
- * its own. The kernels own the arithmetic.
+ * run is a sequence of phases, a phase a number of items, which workers take until there are none.
+ * The kernels own the arithmetic.
  */
 #ifndef FATTN_CPU_H
 #define FATTN_CPU_H
@@ -12,6 +12,19 @@
 #include "backends/cpu/peak.h"
 #include "core/kernel.h"
 
+/* Items 0 .. count - 1, which are handed out in ascending order: whoever waits for a lower item
+ * waits for one that some thread has begun. */
+typedef struct fattn_cpu_items {
+    int64_t count;
+    atomic_int_least64_t next;
+} fattn_cpu_items;
+
+/* The next item; false when there are none left. */
+bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item);
+
+/* The item that a worker who asked now would get, or one past the last: a hint what to fetch. */
+int64_t fattn_cpu_upcoming(const fattn_cpu_items *items);
+
 /* One execution of a plan. */
 typedef struct fattn_cpu_run {
     const fattn_problem *problem;
@@ -19,20 +32,15 @@ typedef struct fattn_cpu_run {
     const fattn_tiling *tiling;
     int64_t threads; /* that take items; results may not depend on it */
     char *shared;    /* of the workspace, what all workers see; contents are arbitrary at first */
-    const atomic_int_least64_t *next; /* the item of this phase that is handed out next */
+    fattn_cpu_items *items; /* of this phase */
 } fattn_cpu_run;
 
-/* The item that a worker who asked now would get, or one past the last: a hint what to fetch. */
-int64_t fattn_cpu_upcoming(const fattn_cpu_run *run);
-
-/* So many bytes at the end of a worker's scratch are 0 when it begins a phase. */
-#define FATTN_CPU_CLEARED 64
-
 /* Items of a phase are independent, or wait for lower ones by fattn_cpu_wait(); phases follow one
- * another. scratch is the worker's own, with arbitrary contents but for its end. */
+ * another. work() takes items until there are none. scratch is the worker's own, with arbitrary
+ * contents at first. */
 typedef struct fattn_cpu_phase {
     int64_t (*count)(const fattn_cpu_run *run);
-    void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch);
+    void (*work)(const fattn_cpu_run *run, void *scratch);
 } fattn_cpu_phase;
 
 #define FATTN_CPU_PHASES 4

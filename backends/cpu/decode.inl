@@ -554,7 +554,7 @@ static void part_blocks(const panel *pn, const fattn_tiling *tiling, int64_t spl
  * next. None if that has other heads. */
 static void find_upcoming(decode *d, const fattn_cpu_run *run)
 {
-    const int64_t item = fattn_cpu_upcoming(run);
+    const int64_t item = fattn_cpu_upcoming(run->items);
     decode_tile *const tile = &d->next;
     panel pn = d->head->panel;
     int64_t block, past;
@@ -577,7 +577,7 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
-static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_tiling *const tiling = run->tiling;
     const decode_item it = item_of(run, item);
@@ -585,6 +585,7 @@ static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     decode d = {.heads = it.heads};
 
     decode_layout(&d, d.heads, run->problem, tiling, &from);
+    panel_begin(&d.head->panel);
     for (int64_t n = 0; n < d.heads; n++) {
         if (!panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true)) {
             return;
@@ -613,6 +614,13 @@ static void decode_work(const fattn_cpu_run *run, int64_t item, void *scratch)
         const int64_t head = it.b * run->problem->heads_k + it.hk + n;
         decode_end(&d.head[n]);
         forward_end(&d.head[n], run, head * tiling->splits + it.split, 0);
+    }
+}
+
+static void decode_work(const fattn_cpu_run *run, void *scratch)
+{
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        decode_part(run, item, scratch);
     }
 }
 

@@ -186,13 +186,12 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool pa
     }
 }
 
-INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, bool paired)
+/* A block of queries, for which there is room in `room` strips. */
+INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, int64_t room,
+                      bool paired)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
-    arena from = {.base = scratch};
-    forward strips[STRIPS];
-    const int64_t count =
-        forward_open(strips, forward_layout(strips, run->problem, run->tiling, &from), run, work);
+    const int64_t count = forward_open(strips, room, run, work);
     int64_t first, past, begin = INT64_MAX, end = 0;
     const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
     if (strips->kept->head != head) {
@@ -238,16 +237,28 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, void *scratch, boo
     }
 }
 
-static void forward_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+/* Strips are laid out once, and each item begins with what they were then. */
+INLINE void attend(const fattn_cpu_run *run, void *scratch, bool paired)
 {
-    attention(run, item, scratch, false);
+    forward laid[STRIPS], strips[STRIPS];
+    kept_head kept = {0};
+    arena from = {.base = scratch};
+    const int64_t room = forward_layout(laid, run->problem, run->tiling, &from);
+    laid->kept = &kept;
+    forward_prepare(&laid->panel);
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        memcpy(strips, laid, (size_t)room * sizeof *laid);
+        attention(run, item, strips, room, paired);
+    }
 }
 
+static void forward_work(const fattn_cpu_run *run, void *scratch) { attend(run, scratch, false); }
+
 #if FV_PAIRS
-static void pairs_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void pairs_work(const fattn_cpu_run *run, void *scratch)
 {
     pairs_open();
-    attention(run, item, scratch, true);
+    attend(run, scratch, true);
     pairs_close();
 }
 #endif
@@ -269,15 +280,9 @@ static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->ite
 static const fattn_tile forward_tiles[] = {
     BLOCK_TILES, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
 
-/* What opening a block costs, in rows' time, which is short where they meet few keys. */
-static int64_t opening_rows(const fattn_problem *p) { return 256 / fattn_max64(p->seqlen_k, 1); }
-
-/* The same, with what copying a tile of keys costs, or the ways of keys in place through the
- * caches. */
-static int64_t forward_block_rows(const fattn_problem *p)
-{
-    return opening_rows(p) + (keys_in_place(p) ? 5 : 40);
-}
+/* What copying a tile of keys costs, or the ways of keys in place through the caches, in rows'
+ * time. */
+static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 5 : 40; }
 
 #if FV_PAIRS
 /* With fewer keys, products of pairs save less than it takes to arrange their operands, which is
@@ -293,7 +298,8 @@ static bool pairs_pay(const fattn_problem *p)
 /* Products in matrix registers take so little time that loading keys must serve more rows. */
 static int64_t pairs_block_rows(const fattn_problem *p)
 {
-    return opening_rows(p) + (FV_TILES ? 60 : 15);
+    (void)p;
+    return FV_TILES ? 60 : 15;
 }
 #endif
 

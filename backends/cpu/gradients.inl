@@ -180,11 +180,10 @@ static int64_t clear_count(const fattn_cpu_run *run)
 }
 
 /* A chunk of a key/value head, or some rows of dbias. */
-static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void clear_chunk(const fattn_cpu_run *run, int64_t item)
 {
     const fattn_problem *const p = run->problem;
     const int64_t chunks = clear_chunks(p);
-    (void)scratch;
     if (item >= chunks) {
         const int64_t first = (item - chunks) * CLEAR_ROWS;
         const int64_t past = fattn_min64(first + CLEAR_ROWS, dbias_rows(p));
@@ -210,6 +209,14 @@ static void clear_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     }
     if (wants(p, FATTN_OUT_DV)) {
         clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
+    }
+}
+
+static void clear_work(const fattn_cpu_run *run, void *scratch)
+{
+    (void)scratch;
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        clear_chunk(run, item);
     }
 }
 
@@ -253,12 +260,11 @@ static int64_t finish_count(const fattn_cpu_run *run)
     return finish_chunks(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
 }
 
-static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void finish_chunk(const fattn_cpu_run *run, int64_t item)
 {
     const fattn_problem *const p = run->problem;
     const gradients g = gradients_of(run);
     const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
-    (void)scratch;
     if (item >= chunks) {
         sum_dsink(run, &g, item - chunks);
         return;
@@ -270,5 +276,13 @@ static void finish_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     }
     if (wants(p, FATTN_OUT_DV)) {
         round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
+    }
+}
+
+static void finish_work(const fattn_cpu_run *run, void *scratch)
+{
+    (void)scratch;
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        finish_chunk(run, item);
     }
 }

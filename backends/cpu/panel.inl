@@ -155,6 +155,9 @@ static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
     pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : tiles * pn->bc * pn->dvp, sizeof(float));
 }
 
+/* Scratch that no item changes. */
+static void panel_begin(const panel *pn) { fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0); }
+
 /* What a panel keeps for itself, after panel_layout(). */
 static void panel_layout_rows(panel *pn, arena *from)
 {
@@ -274,7 +277,6 @@ static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t h
         panel_rows(pn, phase, r, r + pn->rows, false);
         panel_rows(pn, phase, r + pn->rows, past, true);
     }
-    fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0);
     return true;
 }
 

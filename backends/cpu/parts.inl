@@ -71,7 +71,7 @@ static void merge_part(forward *f, const float *other)
     }
 }
 
-static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_tiling *const tiling = run->tiling;
     const int64_t size = part_size(run->problem, tiling), first = item * tiling->splits;
@@ -79,9 +79,10 @@ static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
     float *const shared = (float *)run->shared;
     arena from = {.base = scratch};
     forward strips[STRIPS];
-    const int64_t count =
-        forward_open(strips, block_layout(strips, run->problem, tiling, 1, &from), run, work);
+    const int64_t room = block_layout(strips, run->problem, tiling, 1, &from);
+    const int64_t count = forward_open(strips, room, run, work);
 
+    panel_begin(&strips->panel);
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         const panel *const pn = &f->panel;
@@ -93,6 +94,13 @@ static void merge_work(const fattn_cpu_run *run, int64_t item, void *scratch)
             merge_part(f, parts + split * size);
         }
         forward_store(f);
+    }
+}
+
+static void merge_work(const fattn_cpu_run *run, void *scratch)
+{
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        merge_block(run, item, scratch);
     }
 }
 

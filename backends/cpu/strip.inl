@@ -14,12 +14,11 @@ typedef struct kept_tile {
     int32_t keys, values;
 } kept_tile;
 
-/* A thread's scratch ends with it. */
+/* A worker's; its tiles of the head that its last item had. */
 typedef struct kept_head {
     int64_t head; /* its number among all, from 1 on; 0 at first */
     kept_tile tile[KEPT_TILES];
 } kept_head;
-_Static_assert(sizeof(kept_head) <= FATTN_CPU_CLEARED, "no head is kept at first");
 
 /* Queries as products of keys want them. */
 typedef enum query_form {
@@ -178,8 +177,19 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
     const int64_t count = block_layout(strips, p, tiling, copied_tiles(p, bc), from);
     const int64_t rows = later_rows(count, strips->panel.br, bc);
     strips->later = carve(from, rows, sizeof *strips->later);
-    strips->kept = carve(from, 1, FATTN_CPU_CLEARED);
     return count;
+}
+
+/* Scratch of all strips that no item changes. */
+static void forward_prepare(const panel *pn)
+{
+    const int64_t steps = pn->p->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
+    const int64_t keys = fattn_min64(pn->bc, steps * PAIRS_STEP);
+    panel_begin(pn);
+    point_rows(pn->x_rows, keys, pn->x, pn->br);
+    for (int64_t j = 0; FV_PAIR_VECTORS && j < keys / 2; j++) {
+        pn->x_pairs[j] = (const void *)pn->x_rows[j];
+    }
 }
 
 /* Opens the strips of a block of rows; returns how many have any. */
@@ -187,12 +197,6 @@ static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run 
                             fattn_work work)
 {
     int64_t n = 0;
-    const int64_t steps = run->problem->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
-    const int64_t keys = fattn_min64(strips->panel.bc, steps * PAIRS_STEP);
-    point_rows(strips->panel.x_rows, keys, strips->panel.x, strips->panel.br);
-    for (int64_t j = 0; FV_PAIR_VECTORS && j < keys / 2; j++) {
-        strips->panel.x_pairs[j] = (const void *)strips->panel.x_rows[j];
-    }
     while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
                                    work.block * run->tiling->br + n * strips->panel.br, false)) {
         n++;

@@ -278,11 +278,14 @@ static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->ite
         BLOCK_ROWS, BLOCK_KEYS                                                                    \
     }
 static const fattn_tile forward_tiles[] = {
-    BLOCK_TILES, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 32}, {0, 0}};
+    BLOCK_TILES, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 64}, {TILE_ROWS(16), 32}, {0, 0}};
 
-/* What copying a tile of keys costs, or the ways of keys in place through the caches, in rows'
- * time. */
-static int64_t forward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 5 : 40; }
+/* What opening a block costs, which shows where keys are few, and copying a tile of keys, or the
+ * ways of keys in place through the caches, in rows' time. */
+static int64_t forward_block_rows(const fattn_problem *p)
+{
+    return 40 / fattn_max64(p->seqlen_k, 1) + (keys_in_place(p) ? 5 : 40);
+}
 
 #if FV_PAIRS
 /* With fewer keys, products of pairs save less than it takes to arrange their operands, which is

@@ -77,11 +77,16 @@ static bool leaves_few(const fattn_problem *p, const fattn_limits *limits,
 }
 
 /* The tile that costs least among those that fit fast memory; the smallest where none does. Rows
- * that may not notice lengths and batch, on which costs depend, take the first that fits. */
+ * that may not notice lengths and batch, on which costs depend, take the first that fits, were
+ * sequences long. */
 static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
                             const fattn_kernel *kernel)
 {
     const bool by_cost = !(p->features & FATTN_BATCH_INVARIANT);
+    fattn_problem judged = *p;
+    if (!by_cost) {
+        judged.seqlen_q = judged.seqlen_k = 1 << 20;
+    }
     const fattn_tile *best = NULL;
     int64_t best_bytes = INT64_MAX;
     double best_cost = 0;
@@ -89,7 +94,7 @@ static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
         if (leaves_few(p, limits, kernel, tile->br)) {
             continue;
         }
-        const int64_t bytes = kernel->fast_bytes(p, *tile);
+        const int64_t bytes = kernel->fast_bytes(&judged, *tile);
         const double cost = by_cost ? cost_of(p, limits, kernel, *tile) : 0;
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;

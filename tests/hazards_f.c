@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "core/dtype.h"
+#include "core/problem.h"
+#include "core/tiling.h"
 #include "tests/hazard.h"
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
@@ -488,6 +490,36 @@ static void check_invariance(const place *at, fattn_dtype dtype, int64_t rows, i
     draw_free(&c);
 }
 
+/* And the tile that a row is summed in follows from no length, whatever fast memory there is. */
+static void check_tile(const place *at, fattn_dtype dtype, int64_t dim, uint64_t features)
+{
+    static const int64_t lengths[] = {1, 33, 64, 130, 250, 257, 384, 400, 700, 5000};
+    const fattn_wish none = {{0, 0}, 0};
+    for (int64_t fast = 1 << 17; fast <= 1 << 22; fast += fast / 8) {
+        const fattn_limits limits = {.fast_memory = fast, .parallelism = 8, .units = 4};
+        fattn_tiling first = {.br = 0};
+        EACH (n, lengths) {
+            draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 2, 1, lengths[n], lengths[n], dim);
+            c.problem.features = FATTN_BATCH_INVARIANT | features;
+            fattn_problem p;
+            fattn_tiling t;
+            const bool taken = fattn_problem_normalise(&c.problem, &p) == FATTN_OK &&
+                               hazard_takes(at, &c) &&
+                               fattn_tiling_choose(&p, &limits, at->kernel, &none, &t) == FATTN_OK;
+            draw_free(&c);
+            if (!taken) {
+                continue;
+            }
+            first = first.br ? first : t;
+            hazard_check(t.br == first.br && t.bc == first.bc,
+                         "%s: %s, D %lld, %lld bytes: %lld x %lld of %lld keys, not %lld x %lld",
+                         at->kernel->name, fattn_dtype_name(dtype), (long long)dim, (long long)fast,
+                         (long long)t.br, (long long)t.bc, (long long)lengths[n],
+                         (long long)first.br, (long long)first.bc);
+        }
+    }
+}
+
 static void f10(void)
 {
     static const int64_t rows[] = {1, 2, 7, 33, INVARIANT_ROWS}, keys[] = {64, 130, 600};
@@ -503,6 +535,10 @@ static void f10(void)
                                      d > 0);
                 }
             }
+        }
+        EACH (d, dtypes) {
+            check_tile(&hazard_places[n], dtypes[d], 64, 0);
+            check_tile(&hazard_places[n], dtypes[d], 256, FATTN_MASK | FATTN_CAUSAL);
         }
     }
 }

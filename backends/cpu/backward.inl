@@ -348,11 +348,12 @@ static prefetch_list fetch_sums(const backward *g, span s, const void *tensor,
 }
 
 /* The most queries that are summed before a gradient is added to, and an even part of n that is no
- * more: equal terms round alike, so the error of such a sum grows with its length. */
+ * more: equal terms round alike, so the error of such a sum grows with its length (dot_parts()). */
 #define MOST_TERMS 96
-static int64_t terms_of(int64_t n)
+static int64_t terms_of(const panel *pn, int64_t n)
 {
-    const int64_t parts = (n + MOST_TERMS - 1) / MOST_TERMS;
+    const int64_t most = pn->seq.sk <= PART_KEYS ? PART_TERMS : MOST_TERMS;
+    const int64_t parts = (n + most - 1) / most;
     return ((n + parts - 1) / parts + 3) / 4 * 4;
 }
 
@@ -369,7 +370,7 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
         const int64_t first = j, past = keys_seen(pn, s, r + FV_LANES);
-        const int64_t terms = terms_of(pn->width - r);
+        const int64_t terms = terms_of(pn, pn->width - r);
         /* Only rows from r on see them. */
         for (int64_t i = r; past > first && i < pn->width; i += terms) {
             for (j = first; j < past; j++) {
@@ -429,11 +430,11 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
     const int64_t tiles = register_tiles(s, pn->width);
     pn->later = needs_ds ? fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
                          : fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
-    dot_rows(pn, s, pn->k, p->dim, pn->qt, pn->x_rows);
+    dot_rows(pn, s, true, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
         load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
         pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
-        dot_rows(pn, s, pn->v, p->dim_v, g->dot, g->dp_rows);
+        dot_rows(pn, s, false, pn->v, p->dim_v, g->dot, g->dp_rows);
     } else {
         fill(g->dp, s.padded * pn->br, 0);
     }

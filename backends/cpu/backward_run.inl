@@ -139,7 +139,7 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bo
     } else {
         backward_layout(&g, p, run->tiling, &from);
     }
-    panel_begin(pn);
+    panel_prepare(pn);
     g.shared = gradients_of(run);
 
     fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
@@ -167,20 +167,26 @@ INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch, bo
     }
 }
 
+static void backward_item(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    differentiate(run, item, scratch, false);
+}
+
 static void backward_work(const fattn_cpu_run *run, void *scratch)
 {
-    for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        differentiate(run, item, scratch, false);
-    }
+    each_item(run, scratch, backward_item);
 }
 
 #if FV_PAIRS
+static void backward_item_pairs(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    differentiate(run, item, scratch, true);
+}
+
 static void backward_work_pairs(const fattn_cpu_run *run, void *scratch)
 {
     pairs_open();
-    for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        differentiate(run, item, scratch, true);
-    }
+    each_item(run, scratch, backward_item_pairs);
     pairs_close();
 }
 #endif

@@ -168,7 +168,7 @@ static void spread(step *steps, int count, int threads, char *scratch, int64_t s
         return;
     }
 #else
-    (void)threads;
+    (void)threads, (void)size;
 #endif
     if (most > 0) {
         work_off(steps, count, false, scratch);

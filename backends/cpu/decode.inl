@@ -585,7 +585,7 @@ static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
     decode d = {.heads = it.heads};
 
     decode_layout(&d, d.heads, run->problem, tiling, &from);
-    panel_begin(&d.head->panel);
+    panel_prepare(&d.head->panel);
     for (int64_t n = 0; n < d.heads; n++) {
         if (!panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true)) {
             return;
@@ -619,9 +619,7 @@ static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 static void decode_work(const fattn_cpu_run *run, void *scratch)
 {
-    for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        decode_part(run, item, scratch);
-    }
+    each_item(run, scratch, decode_part);
 }
 
 /* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would

@@ -6,10 +6,10 @@
  *     P^T                 online softmax; l and the factors alpha for what came before
  *     O^T = O^T alpha + V^T P^T
  *
- * A block is cut into strips, panels of one register tile's width, or more where keys are few. The
- * scores of a strip, its queries and a few rows of the tile fill the first-level cache and are
- * contiguous there; the strips of a block take turns with a tile of keys and values that is loaded
- * once and stays in the second.
+ * A block is cut into strips, panels of one register tile's width. The scores of a strip, its
+ * queries and a few rows of the tile fill the first-level cache and are contiguous there; the
+ * strips of a block take turns with a tile of keys and values that is loaded once and stays in the
+ * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
  * and a second phase merges them in ascending order. Decoding (decode.inl) is the same walk with
@@ -50,7 +50,7 @@ INLINE void forward_scores(forward *f, span s, bool paired)
         dot_blocks(pn, s, f->fresh);
     } else {
         /* score_tile() masks what is not computed */
-        dot_rows(pn, s, pn->k, pn->p->dim, pn->qt, pn->x_rows);
+        dot_rows(pn, s, true, pn->k, pn->p->dim, pn->qt, pn->x_rows);
     }
     score_tile(pn, s);
 }
@@ -186,7 +186,7 @@ INLINE void forward_block(forward *strips, int64_t count, int64_t block, bool pa
     }
 }
 
-/* A block of queries, for which there is room in `room` strips. */
+/* A block of queries; room: strips there are for it. */
 INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, int64_t room,
                       bool paired)
 {
@@ -245,7 +245,7 @@ INLINE void attend(const fattn_cpu_run *run, void *scratch, bool paired)
     arena from = {.base = scratch};
     const int64_t room = forward_layout(laid, run->problem, run->tiling, &from);
     laid->kept = &kept;
-    forward_prepare(&laid->panel);
+    strips_prepare(&laid->panel);
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
         memcpy(strips, laid, (size_t)room * sizeof *laid);
         attention(run, item, strips, room, paired);
@@ -277,8 +277,13 @@ static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->ite
     {                                                                                             \
         BLOCK_ROWS, BLOCK_KEYS                                                                    \
     }
-static const fattn_tile forward_tiles[] = {
-    BLOCK_TILES, {TILE_ROWS(48), 64}, {TILE_ROWS(16), 64}, {TILE_ROWS(16), 32}, {0, 0}};
+static const fattn_tile forward_tiles[] = {BLOCK_TILES,
+                                           {TILE_ROWS(48), 64},
+#if FV_LANES > 1 && FV_LANES < 16
+                                           {TILE_ROWS(24), 64},
+#endif
+                                           {TILE_ROWS(16), 32},
+                                           {0, 0}};
 
 /* What opening a block costs, which shows where keys are few, and copying a tile of keys, or the
  * ways of keys in place through the caches, in rows' time. */

@@ -180,10 +180,11 @@ static int64_t clear_count(const fattn_cpu_run *run)
 }
 
 /* A chunk of a key/value head, or some rows of dbias. */
-static void clear_chunk(const fattn_cpu_run *run, int64_t item)
+static void clear_item(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_problem *const p = run->problem;
     const int64_t chunks = clear_chunks(p);
+    (void)scratch;
     if (item >= chunks) {
         const int64_t first = (item - chunks) * CLEAR_ROWS;
         const int64_t past = fattn_min64(first + CLEAR_ROWS, dbias_rows(p));
@@ -214,10 +215,7 @@ static void clear_chunk(const fattn_cpu_run *run, int64_t item)
 
 static void clear_work(const fattn_cpu_run *run, void *scratch)
 {
-    (void)scratch;
-    for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        clear_chunk(run, item);
-    }
+    each_item(run, scratch, clear_item);
 }
 
 /* --- Phase 3: rounding, and the sums of dSink ------------------------------------------------- */
@@ -260,11 +258,12 @@ static int64_t finish_count(const fattn_cpu_run *run)
     return finish_chunks(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
 }
 
-static void finish_chunk(const fattn_cpu_run *run, int64_t item)
+static void finish_item(const fattn_cpu_run *run, int64_t item, void *scratch)
 {
     const fattn_problem *const p = run->problem;
     const gradients g = gradients_of(run);
     const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
+    (void)scratch;
     if (item >= chunks) {
         sum_dsink(run, &g, item - chunks);
         return;
@@ -281,8 +280,5 @@ static void finish_chunk(const fattn_cpu_run *run, int64_t item)
 
 static void finish_work(const fattn_cpu_run *run, void *scratch)
 {
-    (void)scratch;
-    for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        finish_chunk(run, item);
-    }
+    each_item(run, scratch, finish_item);
 }

@@ -60,6 +60,15 @@ typedef struct bf16_pair {
     uint16_t first, second;
 } bf16_pair;
 
+/* A worker's way through the items that it takes, one by one. */
+INLINE void each_item(const fattn_cpu_run *run, void *scratch,
+                      void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch))
+{
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        work(run, item, scratch);
+    }
+}
+
 /* Vectors that hold n numbers. */
 static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
 

@@ -156,7 +156,7 @@ static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
 }
 
 /* Scratch that no item changes. */
-static void panel_begin(const panel *pn) { fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0); }
+static void panel_prepare(const panel *pn) { fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0); }
 
 /* What a panel keeps for itself, after panel_layout(). */
 static void panel_layout_rows(panel *pn, arena *from)
@@ -535,11 +535,45 @@ static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *con
     return later;
 }
 
-/* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
- * caller knows. t: [dim][br]; x: rows of [br] */
-static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim, const float *t,
-                     float *const *x)
+/* A sum of equal terms rounds alike at every step, and all probabilities of a row with it: those of
+ * backward, and of forward where a sink is not wrong alike. Where keys are few, so that little else
+ * rounds, parts of sums are summed apart: not for a row that may not tell how many there are. */
+#define PART_KEYS 32
+#define PART_TERMS 32
+
+static bool sums_parts(const panel *pn, int64_t dim)
 {
+    const fattn_problem *const p = pn->p;
+    const bool shows = p->op == FATTN_BACKWARD || p->features & FATTN_SINK;
+    return shows && pn->seq.sk <= PART_KEYS && dim > PART_TERMS &&
+           !(p->features & FATTN_BATCH_INVARIANT);
+}
+
+/* product_rows(0, ...) of columns from r on, in such parts. */
+static prefetch_list dot_parts(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
+                               const float *t, float *const *x, int64_t r, prefetch_list later)
+{
+    const float *part[PART_KEYS + FV_NK];
+    for (int64_t c = 0; c < dim; c += PART_TERMS) {
+        const prefetch_list now = c == 0 ? later : NO_PREFETCH;
+        for (int64_t k = 0; k < keys; k++) {
+            part[k] = a[k] + c;
+        }
+        const prefetch_list left =
+            product_rows(c == 0 ? 0 : 1, keys, part, fattn_min64(dim - c, PART_TERMS),
+                         t + c * pn->br, pn->br, x, r, pn->width, now);
+        later = c == 0 ? left : later;
+    }
+    return later;
+}
+
+/* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
+ * caller knows. scores: they are, and not what a sum in the order of all channels is subtracted
+ * from. t: [dim][br]; x: rows of [br] */
+static void dot_rows(const panel *pn, span s, bool scores, const float *const *a, int64_t dim,
+                     const float *t, float *const *x)
+{
+    const bool parts = scores && sums_parts(pn, dim);
     prefetch_list later = pn->later;
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
@@ -547,7 +581,8 @@ static void dot_rows(const panel *pn, span s, const float *const *a, int64_t dim
         if (past <= j) {
             continue;
         }
-        later = pn->next_tile
+        later = parts ? dot_parts(pn, past - j, a + j, dim, t, x + j, r, later)
+                : pn->next_tile
                     ? dot_copying(pn, past - j, a + j, dim, t, x + j, r, later)
                     : product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
         j = past;

@@ -82,7 +82,7 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
     const int64_t room = block_layout(strips, run->problem, tiling, 1, &from);
     const int64_t count = forward_open(strips, room, run, work);
 
-    panel_begin(&strips->panel);
+    panel_prepare(&strips->panel);
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         const panel *const pn = &f->panel;
@@ -99,9 +99,7 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
 
 static void merge_work(const fattn_cpu_run *run, void *scratch)
 {
-    for (int64_t item; fattn_cpu_take(run->items, &item);) {
-        merge_block(run, item, scratch);
-    }
+    each_item(run, scratch, merge_block);
 }
 
 static int64_t merge_count(const fattn_cpu_run *run)

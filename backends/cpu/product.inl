@@ -400,9 +400,9 @@ INLINE void PRODUCT(results_as)(int64_t rows, const float *factors, const WORD *
 #define TILE(nq)          \
     PRODUCT(results_tile) \
     (nq, of_rows, a, m, depth, b + column, b_stride, dtype, to, step)
-            if (dtype == FATTN_BF16 && vectors > 1) { /* two are rounded at a time */
+            if (FV_PAIRS && dtype == FATTN_BF16 && vectors > 1) { /* two are rounded at a time */
                 vectors = 2;
-                TILE(2);
+                TILE(2 <= FV_NQ ? 2 : 1);
                 continue;
             }
             PRODUCT_WIDTHS(vectors, TILE)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A strip: a panel of one register tile's width on its way through forward or decoding, with what
- * it carries from one tile of keys to the next: {m, l} of its rows and o, as columns or as rows.
+ * A strip: a panel of one register tile's width, or of more, on its way through forward or
+ * decoding, with what it carries from one tile of keys to the next: {m, l} of its rows and o, as
+ * columns or as rows.
  * Strips of a block lie in one scratch, parts of which they share.
  */
 
@@ -55,8 +56,8 @@ typedef struct forward {
     float *alpha;        /* [br] */
     float *o;            /* [br][dvp] */
     prefetch_row *later; /* of the first strip alone, like what follows */
-    kept_head *kept;
-    key_tile tiles[2]; /* of keys, by turns where the next one is copied meanwhile */
+    key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
+    kept_head *kept;     /* the worker's */
 } forward;
 
 /* The fewest register tiles that hold the rows of decoding. */
@@ -66,6 +67,7 @@ typedef struct forward {
 #define WIDE_ROWS TILE_ROWS(240)  /* most rows of a strip that meets few keys */
 #define STRIPS (BLOCK_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
+_Static_assert(STRIP_ROWS <= WIDE_ROWS, "strips have at most WIDE_ROWS rows");
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
@@ -126,10 +128,12 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
     panel_layout(&strips->panel, p, br, bc, from);
     panel_layout_keys(&strips->panel, tiles, from);
     tiles_layout(strips, from);
-    strips->panel.q = carve(from, br * strips->panel.dp, sizeof(float));
-    strips->panel.x = carve(from, br * bc, sizeof(float));
+    const int64_t some = fattn_min64(br, STRIP_ROWS); /* wide strips do not copy all rows */
+    const int64_t keys = fattn_min64(bc, (p->seqlen_k / 64 + 1) * 64);
+    strips->panel.q = carve(from, some * strips->panel.dp, sizeof(float));
+    strips->panel.x = carve(from, br * keys, sizeof(float));
     strips->alpha = carve(from, br, sizeof(float));
-    strips->o = carve(from, br * strips->panel.dvp, sizeof(float));
+    strips->o = carve(from, some * strips->panel.dvp, sizeof(float));
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         if (n > 0) {
@@ -146,13 +150,15 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
 /* Rows that a block of keys fetches for later, at most: results and queries, keys and values. */
 static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (count * br + bc); }
 
-/* Strips of a block: of STRIP_ROWS rows, or of more where keys are so few that their scores take no
- * more room than those of a tile, and opening a strip would be much of its work. */
+/* Strips of a block: of STRIP_ROWS rows, or of more where keys are so few, one tile, that scores of
+ * them take no more room than those of STRIP_ROWS and a whole tile, and opening a strip would be
+ * much of its work. Not where narrow ones may be skipped, nor where no length may tell. */
 static int64_t strips_of(const fattn_problem *p, int64_t rows)
 {
     const int64_t narrow = rows / STRIP_ROWS;
-    const bool banded = p->window_left >= 0 || p->window_right >= 0;
-    int64_t count = p->seqlen_k > BLOCK_KEYS / 2 || banded ? narrow : 1;
+    const bool stays = p->window_left >= 0 || p->window_right >= 0 ||
+                       p->features & (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT);
+    int64_t count = stays ? narrow : 1;
     while (count < narrow && (rows > count * WIDE_ROWS || narrow % count != 0 ||
                               rows * p->seqlen_k > count * STRIP_ROWS * BLOCK_KEYS)) {
         count++;
@@ -169,7 +175,7 @@ static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn
     return count;
 }
 
-/* The same, and what goes from tile to tile and from item to item. */
+/* The same, and the list of rows that a tile fetches for later. */
 static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                               arena *from)
 {
@@ -181,11 +187,11 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
 }
 
 /* Scratch of all strips that no item changes. */
-static void forward_prepare(const panel *pn)
+static void strips_prepare(const panel *pn)
 {
     const int64_t steps = pn->p->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
     const int64_t keys = fattn_min64(pn->bc, steps * PAIRS_STEP);
-    panel_begin(pn);
+    panel_prepare(pn);
     point_rows(pn->x_rows, keys, pn->x, pn->br);
     for (int64_t j = 0; FV_PAIR_VECTORS && j < keys / 2; j++) {
         pn->x_pairs[j] = (const void *)pn->x_rows[j];

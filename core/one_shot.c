@@ -189,6 +189,8 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
         return status;
     }
     status = fattn_buffers_normalise(&l.plan->problem, &given, &given);
+    status =
+        status ? status : fattn_buffers_check_unused(l.plan->problem.op, l.plan->features, &given);
     if (!status && (device->backend->host_memory || fattn_plan_reads(l.plan, &given))) {
         status = fattn_plan_run(l.plan, &given, l.workspace, stream);
     } else if (!status) {

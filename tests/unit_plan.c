@@ -430,7 +430,7 @@ static void *attend_often(void *argument)
         fattn_problem p = small();
         p.seqlen_q = 1 + i % 3;
         p.features = i % 40 < 20 ? 0 : FATTN_SCALE;
-        p.scale = i % 40;
+        p.scale = i % 40 < 20 ? 0 : i % 40;
         if (fattn_attention(NULL, &p, b, NULL) != FATTN_OK) {
             return argument;
         }

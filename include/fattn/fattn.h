@@ -127,10 +127,10 @@ typedef enum fattn_op {
     FATTN_BACKWARD = 2 /* q k v o lse dout -> dq dk dv dbias dsink */
 } fattn_op;
 
-/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous; strides count
- * under STRIDED only. With cu_seqlens a tensor has no batch axis and BSHD means (total, head,
- * channel), BHSD (head, total, channel). Paged k and v are (page, slot, head, channel) and (page,
- * head, slot, channel). */
+/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous, and all strides
+ * are 0 there; STRIDED reads those of the tensors that the operation has. With cu_seqlens a tensor
+ * has no batch axis and BSHD means (total, head, channel), BHSD (head, total, channel). Paged k and
+ * v are (page, slot, head, channel) and (page, head, slot, channel). */
 typedef enum fattn_layout {
     FATTN_BSHD = 1,   /* (batch, sequence, head, channel) */
     FATTN_BHSD = 2,   /* (batch, head, sequence, channel) */
@@ -144,7 +144,11 @@ typedef enum fattn_anchor {
     FATTN_TOP_LEFT = 2      /* query 0 sees key 0; PyTorch's is_causal */
 } fattn_anchor;
 
-/* Options. A field described as belonging to a bit counts only when the bit is set. */
+/* Options. Without its bit a field must be at its default, which fattn_problem_init() and
+ * fattn_buffers_init() give, or the call fails with a reason that names field and bit. In
+ * fattn_buffers that holds for everything below `dsink`, and for dlse in a backward. The tensors
+ * above it may be set though this operation does not use them or the problem does not ask for them:
+ * they are left alone, and one struct serves forward and backward. */
 #define FATTN_CAUSAL (UINT64_C(1) << 0)        /* j <= i + off */
 #define FATTN_WINDOW (UINT64_C(1) << 1)        /* window_left, window_right */
 #define FATTN_SCALE (UINT64_C(1) << 2)         /* scale; 1 / sqrt(D) otherwise */

@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "core/abi.h"
 #include "core/backend.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -177,8 +176,8 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
 {
     fattn_problem wanted;
     fattn_buffers given;
-    fattn_status status = fattn_abi_read(&wanted, sizeof wanted, problem, "fattn_problem");
-    status = status ? status : fattn_abi_read(&given, sizeof given, buffers, "fattn_buffers");
+    fattn_status status = fattn_problem_read(&wanted, problem);
+    status = status ? status : fattn_buffers_read(&given, buffers);
     if (status) {
         return status;
     }

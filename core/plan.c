@@ -254,6 +254,12 @@ static fattn_plan_info info_of(const fattn_plan *plan)
     return info;
 }
 
+void fattn_plan_info_init(fattn_plan_info *info)
+{
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
+}
+
 fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info)
 {
     if (!plan || !info) {

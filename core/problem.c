@@ -30,6 +30,20 @@ void fattn_problem_init(fattn_problem *problem)
     problem->pointer_alignment = 16;
 }
 
+static void init_problem(void *to) { fattn_problem_init(to); }
+
+fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from)
+{
+    static const fattn_abi abi = {
+        .name = "fattn_problem",
+        .sizes = {FATTN_ABI_END(fattn_problem, pointer_alignment)}, /* 0.1 */
+        .init = init_problem,
+    };
+    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, pointer_alignment),
+                   "the last of the sizes is this library's");
+    return fattn_abi_read_grown(to, &abi, from);
+}
+
 fattn_dtype fattn_gradient_dtype(const fattn_problem *p)
 {
     return p->features & FATTN_ACCUMULATE && p->dtype != FATTN_F64 ? FATTN_F32 : p->dtype;
@@ -433,7 +447,7 @@ fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out
     static fattn_status (*const checks[])(const fattn_problem *) = {
         check_enums, check_sizes, check_options, fattn_problem_check_unused, check_outputs};
     fattn_problem p;
-    fattn_status status = fattn_abi_read(&p, sizeof p, in, "fattn_problem");
+    fattn_status status = fattn_problem_read(&p, in);
     for (size_t i = 0; status == FATTN_OK && i < sizeof checks / sizeof checks[0]; i++) {
         status = checks[i](&p);
     }

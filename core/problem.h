@@ -17,6 +17,11 @@
 
 #include "fattn/fattn.h"
 
+/* Reads a caller's struct of any version into this library's; later fields are at their defaults.
+ * The numbers in it are not checked yet. */
+fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from);
+fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from);
+
 /* Validates *in and writes its normal form; in == out is allowed. On failure *out is untouched. */
 fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out);
 

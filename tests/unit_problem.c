@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/abi.h"
 #include "core/operands.h"
 #include "core/problem.h"
 #include "tests/strip.h"
@@ -71,9 +72,77 @@ Test(problem, struct_sizes)
     longer.tail[63] = 1;
     cr_assert_eq(fattn_problem_normalise(&longer.known, &out), FATTN_INVALID_STRUCT);
 
-    /* An older caller's struct ends earlier: the alignment reads as 0, which is refused by name. */
-    REFUSED(FATTN_INVALID_ARGUMENT, "pointer_alignment",
+    /* No version ended there, or within a field. */
+    REFUSED(FATTN_INVALID_STRUCT, "struct_size is 8", p.struct_size = sizeof(size_t));
+    REFUSED(FATTN_INVALID_STRUCT, "struct_size",
             p.struct_size = offsetof(fattn_problem, pointer_alignment));
+    for (size_t size = 0; size < FATTN_ABI_END(fattn_problem, pointer_alignment); size++) {
+        REFUSED(FATTN_INVALID_STRUCT, "struct_size", p.struct_size = size);
+    }
+    for (size_t size = 0; size < FATTN_ABI_END(fattn_buffers, offset_ptr); size++) {
+        fattn_buffers b, read;
+        fattn_buffers_init(&b);
+        b.struct_size = size;
+        cr_assert_eq(fattn_buffers_read(&read, &b), FATTN_INVALID_STRUCT, "%zu", size);
+    }
+}
+
+/* A struct that grew twice. */
+typedef struct grown {
+    size_t struct_size;
+    int64_t first;
+    int64_t second;        /* since version 2, default -1 */
+    int64_t third, fourth; /* since version 3, defaults 16 and 0 */
+} grown;
+
+static void init_grown(void *to) { *(grown *)to = (grown){sizeof(grown), 0, -1, 16, 0}; }
+
+Test(problem, older_callers)
+{
+    static const fattn_abi abi = {
+        .name = "grown",
+        .sizes = {FATTN_ABI_END(grown, first), FATTN_ABI_END(grown, second), sizeof(grown)},
+        .init = init_grown,
+    };
+    for (size_t size = 0; size <= sizeof(grown) + 8; size++) {
+        struct {
+            grown known;
+            int64_t tail;
+        } caller = {.known = {size, 1, 2, 3, 4}};
+        grown read = {0};
+        const bool first = size == FATTN_ABI_END(grown, first);
+        const bool second = size == FATTN_ABI_END(grown, second);
+        const bool legal = first || second || size >= sizeof(grown);
+        const fattn_status status = fattn_abi_read_grown(&read, &abi, &caller);
+        cr_assert_eq(status, legal ? FATTN_OK : FATTN_INVALID_STRUCT, "size %zu", size);
+        if (legal) {
+            cr_assert_eq(read.struct_size, sizeof(grown));
+            cr_assert_eq(read.first, 1);
+            cr_assert_eq(read.second, first ? -1 : 2);
+            cr_assert_eq(read.third, first || second ? 16 : 3);
+            cr_assert_eq(read.fourth, first || second ? 0 : 4);
+        }
+    }
+}
+
+Test(problem, every_struct_has_an_init)
+{
+    fattn_device_info device;
+    fattn_plan_info plan;
+    fattn_merge_args merge;
+    fattn_dropout_args dropout;
+    memset(&device, 0x5a, sizeof device);
+    memset(&plan, 0x5a, sizeof plan);
+    memset(&merge, 0x5a, sizeof merge);
+    memset(&dropout, 0x5a, sizeof dropout);
+    fattn_device_info_init(&device);
+    fattn_plan_info_init(&plan);
+    fattn_merge_args_init(&merge);
+    fattn_dropout_args_init(&dropout);
+    cr_assert(device.struct_size == sizeof device && !device.name[0] && !device.total_memory);
+    cr_assert(plan.struct_size == sizeof plan && !plan.kernel[0] && plan.effective_dropout == 0);
+    cr_assert(merge.struct_size == sizeof merge && !merge.o && !merge.o_stride.head);
+    cr_assert(dropout.struct_size == sizeof dropout && !dropout.keep && dropout.p == 0);
 }
 
 Test(problem, enums)

@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Long enough for a sentence with a name and three 64-bit numbers. */
 static _Thread_local char reason[512];
@@ -41,6 +42,17 @@ const char *fattn_status_string(fattn_status status)
 }
 
 const char *fattn_last_reason(void) { return reason; }
+
+size_t fattn_last_reason_copy(char *text, size_t size)
+{
+    const size_t length = strlen(reason);
+    if (text && size) {
+        const size_t kept = length < size ? length : size - 1;
+        memcpy(text, reason, kept);
+        text[kept] = '\0';
+    }
+    return length;
+}
 
 const char *fattn_version(void) { return FATTN_VERSION_STRING; }
 

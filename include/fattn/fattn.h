@@ -490,7 +490,8 @@ FATTN_API void fattn_plan_info_init(fattn_plan_info *info);
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
 
 /* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
- * bytes and always terminated. Returns the length that the whole text has, like snprintf. */
+ * bytes and always terminated; NULL takes none. Returns the length that the whole text has, like
+ * snprintf. */
 FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
 
 /*

@@ -708,6 +708,45 @@ static void check_packed(void)
     tap_check(good, "a packed sequence is what it is alone; lse is (Hq, total_q)");
 }
 
+/* Keys before the first are a mask that protects memory too: NaN there gets nowhere, and neither do
+ * distances, biases or dropout move. */
+static void check_left_padding(void)
+{
+    enum { SQ = 4, SK = 7 };
+    static const int32_t starts[] = {3, 7, 0};
+    static double masked[5][ROOM];
+    double *const results[] = {o, lse, dq, dk, dv};
+    bool good = true;
+    for (int padded = 0; padded < 2; padded++) {
+        begin(FATTN_BACKWARD, SQ, SK,
+              (padded ? FATTN_SEQSTART_K : FATTN_MASK) | FATTN_CAUSAL | FATTN_BIAS | FATTN_ALIBI |
+                  FATTN_DROPOUT);
+        p.batch = 3;
+        p.dropout_p = 0.25;
+        p.bias_stride[2] = SK, p.bias_stride[3] = 1;
+        p.dbias_stride[2] = SK, p.dbias_stride[3] = 1;
+        p.mask_stride[0] = SK, p.mask_stride[3] = 1;
+        buf.seqstart_k = padded ? starts : NULL;
+        for (int b = 0; b < 3; b++)
+            for (int j = 0; j < starts[b]; j++) {
+                mask[b * SK + j] = 0;
+                k[b * SK + j] = padded ? NAN : 0, v[b * SK + j] = padded ? INFINITY : 0;
+            }
+        good = execute_both() && good;
+        for (int n = 0; n < 5 && !padded; n++) memcpy(masked[n], results[n], sizeof masked[n]);
+    }
+    for (int n = 0; n < 5; n++) good = good && memcmp(masked[n], results[n], sizeof masked[n]) == 0;
+    tap_check(good && all_are(dk, 0, 3, 0) && all_are(dv, SK, 2 * SK, 0) && dk[3] != 0 &&
+                  all_are(lse, SQ, 2 * SQ, -inf),
+              "keys before seqstart_k are hidden, and their memory is not read");
+    static const int32_t table[] = {-9, 1};
+    begin(FATTN_FORWARD, 2, 4, FATTN_SEQSTART_K | FATTN_PAGED);
+    p.page_size = 2, p.num_pages = 2, p.max_pages = 2;
+    const int32_t two = 2;
+    buf.block_table = table, buf.seqstart_k = &two;
+    tap_check(execute() && lse[0] > -inf, "a page before seqstart_k has no entry in the table");
+}
+
 /* What lies past seqused, poisoned, gets nowhere; dk and dv there are 0, or as they were. */
 static void check_seqused(void)
 {
@@ -1064,6 +1103,7 @@ int main(void)
     check_empty_rows();
     check_empty_problems();
     check_packed();
+    check_left_padding();
     check_seqused();
     check_accumulate();
     for (int64_t page_size = 1; page_size <= 8; page_size++) check_pages(page_size);

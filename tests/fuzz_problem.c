@@ -188,6 +188,7 @@ static const field buffers_fields[] = {
     B(offset),
     BP(seed_ptr),
     BP(offset_ptr),
+    BP(seqstart_k),
 };
 
 #define M(name) F(fattn_merge_args, name, WORD64)
@@ -243,7 +244,7 @@ static void *exact(const void *record, size_t size)
 static void choose_features(source *s, fattn_problem *p)
 {
     for (unsigned n = next(s) % 6; n > 0; n--) {
-        const uint64_t bit = UINT64_C(1) << next(s) % 21;
+        const uint64_t bit = UINT64_C(1) << next(s) % 22;
         p->features |= bit;
         switch (bit) {
         case FATTN_WINDOW: p->window_left = next(s) % 8, p->window_right = next(s) % 8; break;

@@ -118,6 +118,7 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 #include "backends/cpu/peak.inl"
 
+#define CPU_FEATURES (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K)
 #define CPU_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
@@ -126,7 +127,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("decode"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = CPU_DTYPES,
-                .features = FATTN_FEATURES_ALL & ~FATTN_BATCH_INVARIANT,
+                .features = CPU_FEATURES & ~FATTN_BATCH_INVARIANT,
                 .dim_max = 256,
                 .rows_max = DECODE_ROWS,
                 .packs_groups = true,
@@ -145,7 +146,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("forward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL,
+                .features = CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
                 .splits_keys = true,
@@ -165,7 +166,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("forward"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = CPU_DTYPES,
-                .features = FATTN_FEATURES_ALL,
+                .features = CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
                 .splits_keys = true,
@@ -184,7 +185,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("backward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .features = CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = 256,
                 .own_dtype_o = true, /* dO is an operand */
                 .packs_groups = true,
@@ -202,7 +203,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("backward"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = CPU_DTYPES,
-                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .features = CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = 256,
                 .packs_groups = true,
                 .tiles = backward_tiles,

@@ -301,6 +301,7 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
     const fattn_problem *const p = pn->p;
     if (p->features & FATTN_PAGED) {
         const int32_t *const table = pn->buf->block_table + pn->b * p->block_table_stride;
+        j += pn->seq.start_k;
         return table[j / p->page_size] * s->batch + j % p->page_size * s->seq + pn->hk * s->head;
     }
     return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
@@ -415,7 +416,8 @@ static span span_of(const panel *pn, int64_t block)
                                            .stride_j = stride[3],
                                            .rows = p->block_m,
                                            .keys = p->block_n};
-            const fattn_tile_kind kind = fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0, past);
+            const fattn_tile_kind kind = fattn_block_mask_tile(
+                &mask, pn->i0, pn->i1, j0 + pn->seq.start_k, past + pn->seq.start_k);
             kept = kept || kind != FATTN_TILE_EMPTY;
             masked = masked || kind != FATTN_TILE_FULL;
         }

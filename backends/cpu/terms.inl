@@ -4,10 +4,11 @@
  * of a row, distances of ALiBi, and the multipliers of dropout.
  */
 
-/* Where a term with strides (batch, head, query, key) has row r and the first key of the tile. */
+/* Where a term with strides (batch, head, query, key) has row r and key j. */
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
 {
-    return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] + j * stride[3];
+    return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] +
+           (pn->seq.start_k + j) * stride[3];
 }
 
 /* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
@@ -86,9 +87,10 @@ static void drop_blocks(const panel *pn, span s, int64_t r, float *to)
     const int64_t *const stride = p->block_mask_stride;
     const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
                                 pn->row[r].i / p->block_m * stride[2];
-    int64_t past, block = s.first / p->block_n;
+    const int64_t first = pn->seq.start_k + s.first;
+    int64_t past, block = first / p->block_n;
     for (int64_t j = 0; j < s.live; j = past, block++) {
-        past = fattn_min64(s.live, (block + 1) * p->block_n - s.first);
+        past = fattn_min64(s.live, (block + 1) * p->block_n - first);
         if (!mask[block * stride[3]]) {
             fill(to + j, past - j, 0);
         }

@@ -216,6 +216,8 @@ static fattn_naive_sequence sequence_of(const fattn_problem *p, const fattn_buff
     }
     s.rows = p->features & FATTN_SEQUSED_Q ? buf->seqused_q[b] : s.own_rows;
     s.keys = p->features & FATTN_SEQUSED_K ? buf->seqused_k[b] : s.own_keys;
+    s.start = p->features & FATTN_SEQSTART_K ? buf->seqstart_k[b] : 0;
+    assert(0 <= s.start && s.start <= s.keys);
     assert(0 <= s.rows && s.rows <= p->seqlen_q && 0 <= s.keys && s.keys <= p->seqlen_k);
 
     int64_t whole_q = s.rows, whole_k = s.keys;
@@ -380,7 +382,7 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
     for (int64_t i = 0; i < seq.rows; i++)
         load_channels(buf->q, p->dtype, row_index(p, &seq, &p->q, b, h, i), p->dim,
                       slice->q + i * p->dim);
-    for (int64_t j = 0; j < seq.keys; j++) {
+    for (int64_t j = seq.start; j < seq.keys; j++) { /* pages before have no entry in the table */
         load_channels(buf->k, p->dtype, key_index(p, buf, &seq, &p->k, b, hk, j), p->dim,
                       slice->k + j * p->dim);
         load_channels(buf->v, p->dtype, key_index(p, buf, &seq, &p->v, b, hk, j), p->dim_v,
@@ -424,6 +426,7 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
                     int64_t i, int64_t j)
 {
     const int64_t distance = j - (i + s->seq.off);
+    if (j < s->seq.start) return false;
     if (p->window_left >= 0 && distance < -p->window_left) return false;
     if (p->window_right >= 0 && distance > p->window_right) return false;
     if ((p->features & FATTN_MASK) && buf->mask[pair_index(p->mask_stride, s->b, s->h, i, j)] == 0)
@@ -767,9 +770,10 @@ static void write_keys(const fattn_problem *p, const fattn_buffers *buf, const f
 {
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_naive_sequence *seq = &r->sequences[b];
-        const int64_t end = p->features & FATTN_ACCUMULATE ? seq->keys : seq->own_keys;
+        const bool adds = p->features & FATTN_ACCUMULATE;
+        const int64_t end = adds ? seq->keys : seq->own_keys;
         for (int64_t hk = 0; hk < p->heads_k; hk++)
-            for (int64_t j = 0; j < end; j++) {
+            for (int64_t j = adds ? seq->start : 0; j < end; j++) {
                 const int64_t key = (b * p->heads_k + hk) * p->seqlen_k + j;
                 const int64_t at = key_index(p, buf, seq, stride, b, hk, j);
                 for (int64_t c = 0; c < channels; c++)

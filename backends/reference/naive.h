@@ -17,6 +17,7 @@
 /* Where one sequence of the batch lies, and how its rows and keys are aligned. */
 typedef struct fattn_naive_sequence {
     int64_t rows, keys;         /* that exist: Sq_b and Sk_b */
+    int64_t start;              /* keys before this one do not exist: seqstart_k */
     int64_t own_rows, own_keys; /* that it has room for: Sq, Sk or the differences of cu_seqlens */
     int64_t first_row, first_key; /* its place in packed tensors; 0 without cu_seqlens */
     int64_t q_offset, k_offset;   /* global position of its first row and key */

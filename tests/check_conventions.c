@@ -526,6 +526,16 @@ static void check_score(void)
     bool good = execute();
     for (int n = 0; n < 4; n++) good = good && near(lse[n], log(1 + exp(-n)));
     tap_check(good, "ALiBi slopes by batch entry and head");
+
+    begin(FATTN_BACKWARD, 1, 2, FATTN_ALIBI | FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_SCALE);
+    p.scale = 0, p.bias_stride[3] = p.dbias_stride[3] = 1;
+    slopes[0] = 0.25, bias[0] = 8, bias[1] = -4;
+    dout[0] = 1, v[0] = 3, v[1] = 1;
+    good = execute_both();
+    const double p0 = exp(2) / (exp(2) + exp(-1)), ds = p0 * (1 - p0) * (v[0] - v[1]);
+    tap_check(good && near(lse[0], log(exp(2) + exp(-1))) && near(dbias[0], 0.25 * ds) &&
+                  near(dbias[1], -0.25 * ds),
+              "slopes multiply the bias, and its gradient");
 }
 
 /* The maximum is taken after scaling, so nothing overflows that need not. */

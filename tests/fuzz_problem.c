@@ -244,7 +244,7 @@ static void *exact(const void *record, size_t size)
 static void choose_features(source *s, fattn_problem *p)
 {
     for (unsigned n = next(s) % 6; n > 0; n--) {
-        const uint64_t bit = UINT64_C(1) << next(s) % 22;
+        const uint64_t bit = UINT64_C(1) << next(s) % 23;
         p->features |= bit;
         switch (bit) {
         case FATTN_WINDOW: p->window_left = next(s) % 8, p->window_right = next(s) % 8; break;
@@ -252,6 +252,7 @@ static void choose_features(source *s, fattn_problem *p)
         case FATTN_SOFTCAP: p->softcap = 1 + next(s) % 8; break;
         case FATTN_DROPOUT: p->dropout_p = next(s) / 255.0; break;
         case FATTN_BIAS: p->bias_stride[2] = p->seqlen_k, p->bias_stride[3] = 1; break;
+        case FATTN_ALIBI_BIAS: p->features |= FATTN_ALIBI | FATTN_BIAS; break;
         case FATTN_MASK: p->mask_stride[2] = p->seqlen_k, p->mask_stride[3] = 1; break;
         case FATTN_BLOCK_MASK: p->block_m = 1 + next(s) % 8, p->block_n = 1 + next(s) % 8; break;
         case FATTN_CU_SEQLENS_Q: p->total_q = next(s) % 40; break;

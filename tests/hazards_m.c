@@ -428,6 +428,7 @@ static const option_flip flips[] = {
     {"whole_k", FATTN_POSITIONS | FATTN_CAUSAL, 0, other_whole_k},
     {"seqused_q", FATTN_SEQUSED_Q, 0, other_used_q},
     {"seqused_k", FATTN_SEQUSED_K, 0, other_used_k},
+    {"alibi_bias", FATTN_ALIBI | FATTN_BIAS, FATTN_ALIBI_BIAS, NULL},
     {"seqstart_k", FATTN_SEQSTART_K, 0, other_start_k},
     {"dlse", 0, FATTN_DLSE, NULL},
     {"accumulate", 0, FATTN_ACCUMULATE, NULL},

@@ -211,6 +211,10 @@ Test(problem, options)
     REFUSED(FATTN_INVALID_ARGUMENT, "window_right", p.features = FATTN_WINDOW, p.window_right = -9);
     REFUSED(FATTN_INVALID_STRIDE, "alibi_batch_stride", p.features = FATTN_ALIBI,
             p.alibi_batch_stride = 3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "FATTN_ALIBI_BIAS without FATTN_BIAS",
+            p.features = FATTN_ALIBI_BIAS | FATTN_ALIBI);
+    REFUSED(FATTN_INVALID_ARGUMENT, "FATTN_ALIBI_BIAS without FATTN_ALIBI",
+            p.features = FATTN_ALIBI_BIAS | FATTN_BIAS);
     REFUSED(FATTN_INVALID_ARGUMENT, "batch_offset", p.features = FATTN_DROPOUT, p.dropout_p = 0.5,
             p.batch_offset = -1);
     REFUSED(FATTN_INVALID_ARGUMENT, "head_offset", p.features = FATTN_DROPOUT, p.dropout_p = 0.5,

@@ -65,7 +65,7 @@ const char *const draw_family_names[DRAW_FAMILIES] = {
     "negative", "sorted",  "denormal", "massive",  "wild",
 };
 
-enum { FEATURES = 22, FIRST_FEATURES = 21 };
+enum { FEATURES = 23, FIRST_FEATURES = 21 };
 _Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURES) - 1, "every feature is drawn");
 
 uint64_t draw_features_of(fattn_op op)
@@ -186,7 +186,7 @@ static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
     for (int bit = FIRST_FEATURES; bit < FEATURES; bit++) {
         drawn |= draw_chance(&rng, plain ? 16 : 6) ? UINT64_C(1) << bit : 0;
     }
-    return drawn;
+    return drawn & FATTN_ALIBI_BIAS ? drawn | FATTN_ALIBI | FATTN_BIAS : drawn;
 }
 
 /* `plain`: few. */

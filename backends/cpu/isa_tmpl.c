@@ -118,7 +118,7 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 #include "backends/cpu/peak.inl"
 
-#define CPU_FEATURES (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K)
+#define CPU_FEATURES (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
 #define CPU_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 

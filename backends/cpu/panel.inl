@@ -184,10 +184,11 @@ static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *t
 
 static fattn_score_rule rule_of(const fattn_problem *p)
 {
+    const bool distances = p->features & FATTN_ALIBI && !(p->features & FATTN_ALIBI_BIAS);
     const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
                            (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
                            (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
-                           (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
+                           (distances ? FATTN_SCORE_ALIBI : 0);
     return fattn_score_rule_make(terms, p->scale, p->softcap);
 }
 

@@ -28,11 +28,24 @@ static void term_transpose(const panel *pn, span s, float *to)
     transpose(pn->natural, pn->bc, pn->width, s.padded, to, pn->br);
 }
 
+/* bias[j] = slope bias[j]. What is finite is bounded before and after, as fattn_score_bias() bounds
+ * a bias, and stays finite. */
+static void scale_bias(float *bias, float slope, int64_t n)
+{
+    const float limit = 0x1p126f;
+    for (int64_t j = 0; j < n; j++) {
+        const bool finite = fabsf(bias[j]) < INFINITY && fabsf(slope) < INFINITY;
+        const float bounded = fminf(fmaxf(bias[j], -limit), limit) * slope;
+        bias[j] = finite ? fminf(fmaxf(bounded, -limit), limit) : bias[j] * slope;
+    }
+}
+
 static void load_bias(const panel *pn, span s)
 {
     const fattn_problem *const p = pn->p;
     const int64_t step = p->bias_stride[3];
-    if (p->dtype_bias == FATTN_F32 && step == 1 && pn->group == 1 && pn->phases == 1 &&
+    const bool sloped = p->features & FATTN_ALIBI_BIAS;
+    if (!sloped && p->dtype_bias == FATTN_F32 && step == 1 && pn->group == 1 && pn->phases == 1 &&
         pn->rows == pn->width && s.live % FV_LANES == 0) {
         const float *const bias = pn->buf->bias;
         transpose(bias + term_index(pn, p->bias_stride, 0, s.first), p->bias_stride[2], pn->width,
@@ -45,10 +58,12 @@ static void load_bias(const panel *pn, span s)
         fill(to + s.live, s.padded - s.live, 0);
         if (step == 1) {
             row_load(to, p->dtype_bias, element(pn->buf->bias, p->dtype_bias, index), s.live);
-            continue;
         }
-        for (int64_t j = 0; j < s.live; j++) {
+        for (int64_t j = 0; j < s.live && step != 1; j++) {
             to[j] = (float)fattn_dtype_load(p->dtype_bias, pn->buf->bias, index + j * step);
+        }
+        if (sloped) {
+            scale_bias(to, pn->slope[r], s.live);
         }
     }
     term_transpose(pn, s, pn->bias);

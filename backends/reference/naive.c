@@ -414,12 +414,16 @@ void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *b
     }
 }
 
-/* A finite bias stays finite in kernels that multiply by log2 e in f32: part of the contract. */
-static double bias_of(const fattn_problem *p, const fattn_buffers *buf, int64_t index)
+/* What is finite stays finite in kernels that multiply by log2 e in f32: part of the contract. */
+static double bounded(const fattn_problem *p, double bias)
 {
-    const double bias = fattn_naive_load(buf->bias, p->dtype_bias, index);
     if (p->dtype == FATTN_F64 || !isfinite(bias)) return bias;
     return fmax(-0x1p126, fmin(bias, 0x1p126));
+}
+
+static double bias_of(const fattn_problem *p, const fattn_buffers *buf, double slope, int64_t index)
+{
+    return bounded(p, slope * bounded(p, fattn_naive_load(buf->bias, p->dtype_bias, index)));
 }
 
 static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive_slice *s,
@@ -448,16 +452,20 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
     const double slope = !alibi ? 0
                                 : fattn_naive_load(buf->alibi_slopes, fattn_naive_dtype_lse(p),
                                                    b * p->alibi_batch_stride + h);
+    const bool sloped = p->features & FATTN_ALIBI_BIAS;
     const int64_t threshold = dropout ? fattn_naive_dropout_threshold(p->dropout_p) : 0;
     uint32_t key[2] = {0, 0};
+    slice->bias_slope = sloped ? slope : 1;
     if (dropout)
         fattn_naive_dropout_key(buf->seed_ptr != NULL ? *buf->seed_ptr : buf->seed,
                                 buf->offset_ptr != NULL ? *buf->offset_ptr : buf->offset, key);
 
     for (int64_t j = 0; j < seq->keys; j++) {
         slice->keep[j] = is_kept(p, buf, slice, i, j);
-        if (bias) slice->bias[j] = bias_of(p, buf, pair_index(p->bias_stride, b, h, i, j));
-        if (alibi) slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
+        if (bias)
+            slice->bias[j] =
+                bias_of(p, buf, slice->bias_slope, pair_index(p->bias_stride, b, h, i, j));
+        if (alibi && !sloped) slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
         slice->z[j] = threshold == 0 ? 1
                                      : fattn_naive_dropout(key, threshold, b + p->batch_offset,
                                                            h + p->head_offset, i + seq->q_offset,
@@ -651,8 +659,8 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
         const double ds_abs = prob * (s->z[j] * w->dp_abs[j] + delta_abs);
         if (r->dbias != NULL) {
             const int64_t index = fattn_naive_dbias_index(p, r, s, i, j);
-            r->dbias[index] += ds;
-            w->dbias_abs[index] += ds_abs;
+            r->dbias[index] += s->bias_slope * ds;
+            w->dbias_abs[index] += fabs(s->bias_slope) * ds_abs;
         }
         const double ddot = p->scale * (ds * w->slope[j]);
         const double ddot_abs = fabs(p->scale) * (ds_abs * w->slope_abs[j]);

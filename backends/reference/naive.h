@@ -101,17 +101,18 @@ typedef struct fattn_naive_slice {
     int64_t b, h, hk;
     fattn_naive_sequence seq;
 
-    double *q;      /* [rows][dim] */
-    double *k, *kt; /* [keys][dim] and its transpose [dim][keys] */
-    double *v, *vt; /* [keys][dim_v] and its transpose [dim_v][keys] */
-    double *dout;   /* [rows][dim_v]; backward */
-    double *dlse;   /* [rows]; backward, 0 without FATTN_DLSE */
-    double sink;    /* -inf without FATTN_SINK */
+    double *q;         /* [rows][dim] */
+    double *k, *kt;    /* [keys][dim] and its transpose [dim][keys] */
+    double *v, *vt;    /* [keys][dim_v] and its transpose [dim_v][keys] */
+    double *dout;      /* [rows][dim_v]; backward */
+    double *dlse;      /* [rows]; backward, 0 without FATTN_DLSE */
+    double sink;       /* -inf without FATTN_SINK */
+    double bias_slope; /* with FATTN_ALIBI_BIAS, else 1 */
 
     /* Of the row loaded last, [keys]. */
     double *keep;  /* 1 where the pair is kept, else 0 */
-    double *bias;  /* 0 without FATTN_BIAS */
-    double *alibi; /* -slope * distance; 0 without FATTN_ALIBI */
+    double *bias;  /* times bias_slope; 0 without FATTN_BIAS */
+    double *alibi; /* -slope * distance; 0 without FATTN_ALIBI, and with FATTN_ALIBI_BIAS */
     double *z;     /* dropout multiplier; 1 without FATTN_DROPOUT */
 
     void *memory;

@@ -190,8 +190,9 @@ typedef enum fattn_anchor {
 #define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
 #define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
 #define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: keys padded on the left (CPU, reference) */
+#define FATTN_ALIBI_BIAS 0x400000ull     /* slopes multiply bias, not distances (CPU, reference) */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL 0x3fffffull
+#define FATTN_FEATURES_ALL 0x7fffffull
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
 

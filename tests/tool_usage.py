@@ -7,6 +7,7 @@
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -198,6 +199,41 @@ def test_bench(tool, folder):
        "and a small one is spoken of")
 
 
+def on_terminal(tool, line):
+    """What a terminal shows of both outputs; None where there are no terminals."""
+    try:
+        reader, terminal = pty.openpty()
+    except OSError:  # a bare chroot has no /dev/pts
+        return None
+    process = subprocess.Popen([tool, *line.split()], stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(reader, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(reader)
+    process.wait()
+    return shown.decode()
+
+
+def test_progress(tool):
+    for line, count in (("check --device reference --cases 40 --kernel tiled_flash2", 40),
+                        ("io --n 64,128 --m 4096", 12), ("io --paper", 6),
+                        ("bench --device reference --sq 4,8 --hq 1 --d 4 --reps 1", 2)):
+        shown = on_terminal(tool, line)
+        if shown is None:
+            tap.skip(line, "there is no terminal")
+            continue
+        bars = re.findall(r"\[#* *\] (\d+)/(\d+)", shown)
+        ok(bars and all(int(n) == count for _, n in bars) and len({done for done, _ in bars}) >= min(count, 6)
+           and shown.rsplit("]", 1)[1].count("\033[K"), f"fattn {line} shows how far it is, and clears that")
+
+
 def main():
     tool = os.path.abspath(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
@@ -207,6 +243,7 @@ def main():
         test_full_output(tool, folder)
         test_info(tool, folder)
         test_bench(tool, folder)
+        test_progress(tool)
     return tap.done()
 
 

@@ -82,6 +82,11 @@ REFUSED = [
     (f"run {QKV} --seqused-k used.npy", 3, "fattn: FATTN_INVALID_DATA: "),
     (f"run {QKV} --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
     ("run --q f8.npy --k k.npy --v v.npy --o out.npy --device cpu", 3, "(f8.npy holds f64; --dtype f32 converts)"),
+    ("run --q copy.npy --k k.npy --v v.npy --o copy.npy", 2, "output copy.npy is the file of an input, copy.npy"),
+    ("run --q copy.npy --k k.npy --v v.npy --o out.npy --lse ./soft.npy", 2,
+     "output ./soft.npy is the file of an input, copy.npy"),
+    ("run --q copy.npy --k k.npy --v v.npy --o hard.npy", 2, "output hard.npy is the file of an input, copy.npy"),
+    ("run --q q.npy --k k.npy --v v.npy --o soft.npy --lse hard.npy", 2, "outputs soft.npy and hard.npy are one file"),
     ("info --jso", 2, 'unknown option "--jso"'),
     ("bench --sq 12,x", 2, '--sq: "x" is not an integer'),
     ("bench --sq 12,,13", 2, '--sq: "" is not an integer'),
@@ -115,6 +120,9 @@ def make_files(folder):
         cut.write(whole.read()[:-1])
     with open(os.path.join(folder, "text.npy"), "w", encoding="ascii") as text:
         text.write("attention\n")
+    np.save(os.path.join(folder, "copy.npy"), arrays["q"])
+    os.symlink("copy.npy", os.path.join(folder, "soft.npy"))
+    os.link(os.path.join(folder, "copy.npy"), os.path.join(folder, "hard.npy"))
 
 
 def start(tool, folder, line):

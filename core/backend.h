@@ -42,7 +42,8 @@ struct fattn_backend {
                          run */
 
     int (*count)(void);
-    fattn_status (*open)(int ordinal, void **impl);
+    /* options are valid; fattn_device_options_refuse() says no to those of other backends. */
+    fattn_status (*open)(int ordinal, const fattn_device_options *options, void **impl);
     void (*close)(void *impl);
     void (*describe)(void *impl,
                      fattn_device_info *info); /* all but struct_size, backend, ordinal */
@@ -83,6 +84,9 @@ const fattn_backend *fattn_backend_at(int i);
 /* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it
  * means. */
 fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal);
+
+/* For backends without options: FATTN_UNSUPPORTED, naming the first that is not at its default. */
+fattn_status fattn_device_options_refuse(const fattn_device_options *options, const char *backend);
 
 /* Reference counting of devices, for plans. */
 fattn_device *fattn_device_retain(fattn_device *device);

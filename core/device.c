@@ -4,10 +4,71 @@
 
 #include "core/abi.h"
 #include "core/backend.h"
+#include "core/env.h"
 #include "core/memory.h"
 #include "core/status.h"
 
-fattn_status fattn_device_open(const char *spec, fattn_device **device)
+void fattn_device_options_init(fattn_device_options *options)
+{
+    if (options) {
+        memset(options, 0, sizeof *options);
+        options->struct_size = sizeof *options;
+    }
+}
+
+fattn_status fattn_device_options_refuse(const fattn_device_options *options, const char *backend)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } fields[] = {
+        {"threads", options->threads != 0},
+        {"isa", options->isa != NULL},
+        {"cpus", options->cpus != NULL},
+        {"engine", options->engine != FATTN_ENGINE_DEFAULT},
+        {"parallel_for", options->parallel_for != NULL},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (fields[i].given) {
+            return fattn_fail(FATTN_UNSUPPORTED, "backend %s has no option %s", backend,
+                              fields[i].name);
+        }
+    }
+    return FATTN_OK;
+}
+
+/* What is wrong with options whatever the device. */
+static fattn_status check_options(const fattn_device_options *o)
+{
+    const bool own = o->engine == FATTN_ENGINE_DEFAULT || o->engine == FATTN_ENGINE_OWN;
+    if (o->threads < 0 || o->threads > FATTN_THREADS_MAX) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "threads is %lld, not 0..%d",
+                          (long long)o->threads, FATTN_THREADS_MAX);
+    }
+    if (!own && o->engine != FATTN_ENGINE_OPENMP) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "engine is %d, not a fattn_engine",
+                          (int)o->engine);
+    }
+    if (o->reserved) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "reserved is %u, not 0", (unsigned)o->reserved);
+    }
+    if (o->parallel_for && o->engine != FATTN_ENGINE_DEFAULT) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "engine is %d, and parallel_for is an engine already", (int)o->engine);
+    }
+    if (!o->parallel_for && o->parallel_user) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "parallel_user is %p without a parallel_for",
+                          o->parallel_user);
+    }
+    if (o->cpus && (o->parallel_for || !own)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "cpus is \"%.64s\", and the threads are not the library's own", o->cpus);
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattn_device_open_with(const char *spec, const fattn_device_options *options,
+                                    fattn_device **device)
 {
     if (!device) {
         return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
@@ -15,7 +76,14 @@ fattn_status fattn_device_open(const char *spec, fattn_device **device)
     *device = NULL;
     const fattn_backend *backend = NULL;
     int ordinal = 0;
-    fattn_status status = fattn_backend_find(spec, &backend, &ordinal);
+    fattn_device_options wanted;
+    fattn_device_options_init(&wanted);
+    fattn_status status = FATTN_OK;
+    if (options) {
+        status = fattn_abi_read(&wanted, sizeof wanted, options, "fattn_device_options");
+        status = status ? status : check_options(&wanted);
+    }
+    status = status ? status : fattn_backend_find(spec, &backend, &ordinal);
     if (status) {
         return status;
     }
@@ -24,13 +92,18 @@ fattn_status fattn_device_open(const char *spec, fattn_device **device)
         return fattn_fail_memory(sizeof *opened, "a device");
     }
     *opened = (fattn_device){.backend = backend, .ordinal = ordinal, .references = 1};
-    status = backend->open(ordinal, &opened->impl);
+    status = backend->open(ordinal, &wanted, &opened->impl);
     if (status) {
         fattn_memory_free(opened);
         return status;
     }
     *device = opened;
     return FATTN_OK;
+}
+
+fattn_status fattn_device_open(const char *spec, fattn_device **device)
+{
+    return fattn_device_open_with(spec, NULL, device);
 }
 
 fattn_device *fattn_device_retain(fattn_device *device)

@@ -9,6 +9,7 @@
 
 #include "core/abi.h"
 #include "core/backend.h"
+#include "core/fork.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "core/status.h"
@@ -215,6 +216,9 @@ static fattn_status open_default(fattn_device **device)
 fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                              const fattn_buffers *buffers, fattn_stream stream)
 {
+    if (!fattn_fork_guard(FATTN_FORK_CACHE, &mutex, NULL)) {
+        return fattn_fail(FATTN_OUT_OF_MEMORY, "a handler of forks could not be registered");
+    }
     if (device) {
         return attend(device, problem, buffers, stream);
     }

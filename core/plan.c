@@ -135,6 +135,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */
                   : wish && wish->splits            ? wish->splits
                                                     : env->splits,
+        .workers = wish ? wish->workers : 0,
     };
     const fattn_limits limits = device_limits(plan->device, env);
     status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, &limits, notes);

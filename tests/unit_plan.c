@@ -351,7 +351,7 @@ Test(plan, refusals)
     p = small();
     ANSWERS(fattn_plan_create_with(device, &p, "nonsense", NULL, &plan), FATTN_INVALID_ARGUMENT);
     REASON_HAS("nonsense");
-    const fattn_wish splits = {{0, 0}, 4};
+    const fattn_wish splits = {.splits = 4};
     ANSWERS(fattn_plan_create_with(device, &p, NULL, &splits, &plan), FATTN_UNSUPPORTED);
     REASON_HAS("splits");
     set_environment("FATTN_KERNEL", "nonsense");

@@ -174,9 +174,10 @@ static const fattn_gpu_vendor vendor = {
 
 static int count(void) { return fattn_gpu_count(&vendor); }
 
-static fattn_status open(int ordinal, void **impl)
+static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
-    return fattn_gpu_open(&vendor, ordinal, impl);
+    const fattn_status status = fattn_device_options_refuse(options, "cuda");
+    return status ? status : fattn_gpu_open(&vendor, ordinal, impl);
 }
 
 const fattn_backend fattn_backend_cuda = {

@@ -121,11 +121,11 @@ static const row rows[] = {
 
 static int count(void) { return 1; }
 
-static fattn_status open(int ordinal, void **impl)
+static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
     (void)ordinal;
     *impl = NULL;
-    return FATTN_OK;
+    return fattn_device_options_refuse(options, "reference");
 }
 
 static void close(void *impl) { (void)impl; }

@@ -323,6 +323,67 @@ typedef void *fattn_stream;
  */
 FATTN_API fattn_status fattn_device_open(const char *spec, fattn_device **device);
 
+/* Whose threads a CPU device has. */
+typedef enum fattn_engine {
+    FATTN_ENGINE_DEFAULT = 0, /* FATTN_ENGINE_OWN */
+    FATTN_ENGINE_OWN = 1,     /* the library's */
+    FATTN_ENGINE_OPENMP = 2   /* OpenMP's, for programs that want one pool for everything. Its
+                               * runtime may end the process where threads or memory fail */
+} fattn_engine;
+
+/*
+ * A loop over a caller's own threads: calls body(context, i) once for each i in 0 .. count - 1 and
+ * returns when all of these calls have returned. They may come in any order, on any threads, at a
+ * time or one after another. It may be called from several threads at a time, and must not throw
+ * through the library. The bodies share out the work among those that run, so that a loop with
+ * fewer threads than count is right, and merely takes longer.
+ */
+typedef void (*fattn_parallel_for)(void *user, int64_t count,
+                                   void (*body)(void *context, int64_t i), void *context);
+
+/*
+ * How a device is opened. Set it up with fattn_device_options_init(), then fill in what differs. An
+ * option that a backend does not have must be left at its default: all of these are the CPU's.
+ *
+ * Threads. A device has a number of threads, which is decided when it is opened and which its plans
+ * have. Results do not depend on it. It is FATTN_NUM_THREADS if that is set; else `threads`; else
+ * the number of `cpus`; else omp_get_max_threads(), in a build with OpenMP; else, and where OpenMP
+ * merely counts processors, those that affinity and control groups grant the process.
+ *
+ * The library's own threads (FATTN_ENGINE_OWN) are made when a problem first is large enough for
+ * them, serve all calling threads together, and end with their last device. Devices share them,
+ * unless `threads` or `cpus` is given. The calling thread always works, and waits for others only
+ * while they are at work on its problem. So where the system refuses to make a thread, the device
+ * goes on with fewer. They look for work for 30 microseconds before they sleep, and block all
+ * signals. In a child of fork() a device goes on, with new threads; that needs no exec. In a
+ * parallel region of the caller's OpenMP, where that allows no further threads, the calling thread
+ * works alone, if the number was OpenMP's.
+ */
+typedef struct fattn_device_options {
+    size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
+
+    int64_t threads;                 /* 1..1024; 0, the default, as said above */
+    const char *isa;                 /* exactly this instruction set; NULL, the default, the best */
+    const char *cpus;                /* processors that the library's own threads may run on, as in
+                                      * "0-15,32"; the calling thread stays where it is. NULL, the
+                                      * default: those of the program's first thread and of the one
+                                      * that opens the device, or OpenMP's places */
+    fattn_engine engine;             /* default FATTN_ENGINE_DEFAULT */
+    uint32_t reserved;               /* 0 */
+    fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is
+                                      * then created */
+    void *parallel_user;             /* its first argument */
+} fattn_device_options;
+
+/* Fills *options with the defaults named above. */
+FATTN_API void fattn_device_options_init(fattn_device_options *options);
+
+/* Opens a device like fattn_device_open(), with options, which are copied; NULL means the
+ * defaults. FATTN_NUM_THREADS and FATTN_CPU_ISA override them. FATTN_UNSUPPORTED where the backend
+ * or the build lacks an option that is not at its default. */
+FATTN_API fattn_status fattn_device_open_with(const char *spec, const fattn_device_options *options,
+                                              fattn_device **device);
+
 /* Gives a device up. NULL is allowed. */
 FATTN_API void fattn_device_close(fattn_device *device);
 

@@ -361,6 +361,7 @@ static const struct {
     {"cuFuncGetAttribute", "loading a function"},
     {"cuFuncSetAttribute", "setting the shared memory"},
     {"cuLaunchKernel", "launching a kernel"},
+    {"cuLaunchKernelEx", "launching a kernel"},
     {"cuMemAlloc_v2", "allocating memory"},
     {"cuMemFree_v2", "freeing memory"},
     {"cuMemcpyAsync", "copying"},
@@ -576,6 +577,35 @@ static void check_old_device(void)
     expect(stub->alive[STUB_MODULE] == modules && stub->alive[STUB_CONTEXT] == contexts,
            "something leaks");
     tap_check(wrong == 0, "a device below the lowest architecture is refused with a reason");
+}
+
+/* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
+ * driver's own code of older PTX was not. */
+static void check_early(int capability, bool only_ptx, int compiled_for)
+{
+    const int usual = stub->capability;
+    scene s = {.spec = "cuda:0"};
+    running = "early launches", wrong = 0;
+    stub->capability = capability, stub->only_ptx = only_ptx, stub->compiled_for = compiled_for;
+    stub->early = stub->unready = 0;
+    if (fattn_device_open(s.spec, &s.device)) {
+        tap_skip("a device of another capability decodes", fattn_last_reason());
+        stub->capability = usual, stub->only_ptx = false, stub->compiled_for = 0;
+        return;
+    }
+    set_up(&s, DECODE, 0);
+    for (int turn = 0; turn < 3; turn++) {
+        expect_ok(act_run(&s), "decoding");
+    }
+    expect(stub->unready == 0, "%d of %d early launches have no wait", (int)stub->unready,
+           (int)stub->early);
+    expect((stub->early > 0) == (stub->newest >= 90), "%d early launches of code for %d",
+           (int)stub->early, stub->newest);
+    tear_down(&s);
+    stub->capability = usual, stub->only_ptx = false, stub->compiled_for = 0;
+    tap_check(wrong == 0, "early launches on capability %d.%d%s, of code for %d: %d",
+              capability / 10, capability % 10, only_ptx ? " by PTX" : "", stub->newest,
+              (int)stub->early);
 }
 
 /* Results that have a status of their own, and one that a driver older than the images gives. */
@@ -1110,6 +1140,11 @@ int main(int argc, char **argv)
     check_failures();
     check_any_device();
     check_old_device();
+    check_early(90, false, 0);
+    check_early(90, false, 90); /* as if this build had code for it */
+    check_early(90, true, 0);
+    check_early(100, false, 0);
+    check_early(120, true, 0);
     check_statuses();
     check_two_contexts();
     check_threads();

@@ -21,9 +21,10 @@ static fattn_gpu_api api = {
     .minor = 76,
     .shared_memory = 97, /* a block may ask for */
     .shared_cache = 38,  /* L2 */
-    .early_isa = 90,
     .registers = 4,
     .dynamic_shared = 8,
+    .compiled_for = 5, /* CU_FUNC_ATTRIBUTE_PTX_VERSION; 6, BINARY_VERSION, is the chip's */
+    .early_isa = 90,   /* griddepcontrol */
     .device_pointer = 3,
     .blocks_max = INT32_MAX,
 };

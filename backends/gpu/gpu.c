@@ -303,6 +303,19 @@ typedef struct made {
     int count;
 } made;
 
+/* Whether the code that will run waits by itself for what the stream holds before it. The device
+ * does not tell: what its driver compiled from PTX of an older architecture has no such wait. */
+static fattn_status find_early(const device *d, const fattn_gpu_shape *shape, launch *l)
+{
+    int compiled_for = 0;
+    if (!shape->early || !d->api->launch_early) {
+        return FATTN_OK;
+    }
+    const int result = d->api->function_get(&compiled_for, d->api->compiled_for, l->function);
+    l->early = result == 0 && compiled_for >= d->api->early_isa;
+    return check_on(d, result, "loading a function");
+}
+
 static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
                                 launch *l)
 {
@@ -310,8 +323,8 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
     l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
     l->shared = (unsigned)shape->shared;
-    l->early = shape->early && d->api->launch_early && d->isa >= d->api->early_isa;
-    const fattn_status status = resolve(d, image, shape->entry, &l->function);
+    fattn_status status = resolve(d, image, shape->entry, &l->function);
+    status = status ? status : find_early(d, shape, l);
     if (status || !shape->shared) {
         return status;
     }

@@ -71,8 +71,10 @@ typedef struct fattn_gpu_api {
     int out_of_memory, no_device, no_image;
     /* Numbers of attributes: of a device, of a function, of a pointer. */
     int units, major, minor, shared_memory, shared_cache;
-    int early_isa; /* the least that launch_early serves, 10 * major + minor */
     int registers, dynamic_shared;
+    int compiled_for; /* the PTX that a function was made from, 10 * major + minor. Machine code
+                       * that a driver makes of older PTX has only what that PTX says */
+    int early_isa;    /* the least of those whose functions wait by themselves */
     int device_pointer;
 
     int64_t blocks_max; /* of a launch */

@@ -26,6 +26,7 @@ typedef struct object {
     int device;           /* of a context */
     int retained;         /* of a primary context */
     int shared;           /* bytes that a launch of a function may ask for */
+    int compiled_for;     /* the PTX that a module or function was made from */
     bool recorded;        /* of an event */
     char *memory;
     size_t bytes;
@@ -353,11 +354,12 @@ CALL(cuCtxPopCurrent_v2, object **context)
     return end(result);
 }
 
-/* Whether a fat binary has code for the device. It begins with a magic number, its header's size
- * and how many bytes of entries follow; an entry with its kind (1: PTX, 2: machine code), the sizes
- * of its header and of what follows it, and, 28 bytes in, the architecture. PTX runs on newer
- * chips, machine code on those of its generation. */
-static int check_image(const unsigned char *image)
+/* The architecture of the code in a fat binary that the device runs. It begins with a magic number,
+ * its header's size and how many bytes of entries follow; an entry with its kind (1: PTX, 2:
+ * machine code), the sizes of its header and of what follows it, and, 28 bytes in, the
+ * architecture. PTX runs on newer chips, machine code on those of its generation, and goes first.
+ */
+static int find_code(const unsigned char *image, int *compiled_for)
 {
     static const uint32_t magic = 0xba55ed50;
     uint16_t header, kind;
@@ -369,27 +371,35 @@ static int check_image(const unsigned char *image)
     memcpy(&header, image + 6, sizeof header);
     memcpy(&bytes, image + 8, sizeof bytes);
     const unsigned char *entry = image + header, *const stop = entry + bytes;
+    int best[3] = {0, 0, 0}; /* of either kind */
     for (; entry < stop; entry += entry_header + size) {
         memcpy(&kind, entry, sizeof kind);
         memcpy(&entry_header, entry + 4, sizeof entry_header);
         memcpy(&size, entry + 8, sizeof size);
         memcpy(&arch, entry + 28, sizeof arch);
         const int chip = state.capability, code = (int)arch;
-        if (code <= chip && (kind == 1 || code / 10 == chip / 10)) {
-            return 0;
+        if (code <= chip && code > best[kind == 1 ? 1 : 2] &&
+            (kind == 1 || (code / 10 == chip / 10 && !state.only_ptx))) {
+            best[kind == 1 ? 1 : 2] = code;
         }
     }
-    return STUB_NO_IMAGE;
+    *compiled_for = best[2] ? best[2] : best[1];
+    return *compiled_for ? 0 : STUB_NO_IMAGE;
 }
 
 CALL(cuModuleLoadData, object **module, const void *image)
 {
     BEGIN(CONTEXT | WAITS);
+    int compiled_for = 0;
     if (!result) {
-        result = check_image(image);
+        result = find_code(image, &compiled_for);
     }
     if (!result) {
         result = add(STUB_MODULE, current(), module);
+    }
+    if (!result) {
+        state.newest = state.compiled_for ? state.compiled_for : compiled_for;
+        (*module)->compiled_for = state.newest;
     }
     return end(result);
 }
@@ -414,6 +424,7 @@ CALL(cuModuleGetFunction, object **function, object *module, const char *name)
     }
     if (!result) {
         (*function)->shared = SHARED_DEFAULT;
+        (*function)->compiled_for = module->compiled_for;
     }
     return end(result);
 }
@@ -421,11 +432,16 @@ CALL(cuModuleGetFunction, object **function, object *module, const char *name)
 CALL(cuFuncGetAttribute, int *value, int attribute, object *function)
 {
     BEGIN(CONTEXT);
-    if (!result && (attribute != 4 || !find(STUB_FUNCTION, function))) {
+    if (!result && !find(STUB_FUNCTION, function)) {
         result = STUB_INVALID_VALUE;
     }
     if (!result) {
-        *value = 64; /* registers */
+        switch (attribute) {
+        case 4: *value = 64; break; /* registers */
+        case 5: *value = function->compiled_for; break;
+        case 6: *value = state.capability; break; /* of the machine code, made from PTX or not */
+        default: result = STUB_INVALID_VALUE;
+        }
     }
     return end(result);
 }
@@ -461,6 +477,28 @@ static int check_launch(const object *function, unsigned grid_x, unsigned block_
     return 0;
 }
 
+static void launched(void **parameters)
+{
+    if (state.watch) {
+        state.watch(parameters);
+    }
+    state.launches++;
+    state.launch_device = current()->device;
+}
+
+/* As cuda.h lays them out. */
+typedef struct launch_attribute {
+    int number, padding, allowed;
+    char rest[60];
+} launch_attribute;
+
+typedef struct launch_config {
+    unsigned grid[3], block[3], shared;
+    object *stream;
+    const launch_attribute *attributes;
+    unsigned count;
+} launch_config;
+
 CALL(cuLaunchKernel, object *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, object *stream,
      void **parameters, void **extra)
@@ -473,11 +511,30 @@ CALL(cuLaunchKernel, object *function, unsigned grid_x, unsigned grid_y, unsigne
         result = check_launch(function, grid_x, block_x, shared, stream, parameters);
     }
     if (!result) {
-        if (state.watch) {
-            state.watch(parameters);
-        }
-        state.launches++;
-        state.launch_device = current()->device;
+        launched(parameters);
+    }
+    return end(result);
+}
+
+/* Attribute 6 lets a kernel begin before the one ahead of it has ended. A driver takes it for any
+ * kernel; one that was not compiled for 9.0 has no instruction to wait with. */
+CALL(cuLaunchKernelEx, const launch_config *config, object *function, void **parameters,
+     void **extra)
+{
+    BEGIN(CONTEXT);
+    if (!result && (config->grid[1] != 1 || config->grid[2] != 1 || config->block[1] != 1 ||
+                    config->block[2] != 1 || extra || config->count != 1 ||
+                    config->attributes->number != 6 || config->attributes->allowed != 1)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        result = check_launch(function, config->grid[0], config->block[0], config->shared,
+                              config->stream, parameters);
+    }
+    if (!result) {
+        launched(parameters);
+        state.early++;
+        state.unready += function->compiled_for < 90;
     }
     return end(result);
 }

@@ -47,11 +47,13 @@ enum { STUB_LOG = 1024 };
 
 typedef struct stub_cuda {
     /* For the test to set. */
-    int devices;     /* default 2 */
-    int capability;  /* of every device, 10 * major + minor */
-    int64_t fail_at; /* this call from now on fails, counting from 1; 0: none */
-    bool fail_on;    /* and so do all after it */
-    int fail_with;   /* with this result */
+    int devices;      /* default 2 */
+    int capability;   /* of every device, 10 * major + minor */
+    bool only_ptx;    /* it takes no machine code, as with CUDA_FORCE_PTX_JIT=1 */
+    int compiled_for; /* what images say they were compiled for; 0: the truth */
+    int64_t fail_at;  /* this call from now on fails, counting from 1; 0: none */
+    bool fail_on;     /* and so do all after it */
+    int fail_with;    /* with this result */
     /* Is given the parameters of every launch, and must make no call of the driver; or NULL. */
     void (*watch)(void **parameters);
 
@@ -61,6 +63,9 @@ typedef struct stub_cuda {
     bool fired;                /* the call that was to fail has failed */
     int64_t alive[STUB_KINDS];
     int64_t launches;
+    int64_t early;     /* of them, those that might begin before what is ahead of them has ended */
+    int64_t unready;   /* of these, those whose code cannot wait for it */
+    int newest;        /* what the module that was loaded last was compiled for */
     int launch_device; /* that the last launch ran on */
 } stub_cuda;
 

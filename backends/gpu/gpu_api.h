@@ -61,6 +61,11 @@ typedef struct fattn_gpu_api {
     int (*stream_synchronize)(gpu_stream stream);
     int (*stream_context)(gpu_stream stream, gpu_context *context);
 
+    int (*stream_wait)(gpu_stream stream, gpu_event event, unsigned flags);
+    /* status 0: the stream is not being captured; id is that of the capture, for ever */
+    int (*stream_capture)(gpu_stream stream, int *status, unsigned long long *id);
+    int (*capture_mode)(int *mode); /* of this thread, exchanged */
+
     int (*event_create)(gpu_event *event, unsigned flags);
     int (*event_destroy)(gpu_event event);
     int (*event_record)(gpu_event event, gpu_stream stream);

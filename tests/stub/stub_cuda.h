@@ -29,6 +29,7 @@ enum {
     STUB_LAUNCH_FAILED = 719,
     STUB_CAPTURE_UNSUPPORTED = 900,
     STUB_CAPTURE_INVALIDATED = 901,
+    STUB_CAPTURE_ISOLATION = 905,
     STUB_CAPTURE_IMPLICIT = 906
 };
 
@@ -63,10 +64,11 @@ typedef struct stub_cuda {
     bool fired;                /* the call that was to fail has failed */
     int64_t alive[STUB_KINDS];
     int64_t launches;
-    int64_t early;     /* of them, those that might begin before what is ahead of them has ended */
-    int64_t unready;   /* of these, those whose code cannot wait for it */
-    int newest;        /* what the module that was loaded last was compiled for */
-    int launch_device; /* that the last launch ran on */
+    int64_t early; /* of them, those that might begin before what is ahead of them has ended */
+    int64_t freed_in_use; /* memory that was freed before the host waited for its last use */
+    int64_t unready;      /* of these, those whose code cannot wait for it */
+    int newest;           /* what the module that was loaded last was compiled for */
+    int launch_device;    /* that the last launch ran on */
 } stub_cuda;
 
 /* The name under which dlsym finds it. */
@@ -74,5 +76,9 @@ stub_cuda *stub_cuda_state(void);
 
 /* Whether an address is in live memory of the device; for a watch. */
 bool stub_cuda_owns(const void *address);
+
+/* Marks memory as used by the launch that is being watched. Returns whether that follows its last
+ * use, by the order of streams, events and the host's waits. */
+bool stub_cuda_follows(const void *address);
 
 #endif

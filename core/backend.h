@@ -13,6 +13,13 @@
 
 typedef struct fattn_backend fattn_backend;
 
+/* Handles of a driver's own streams: NULL and 1 are the same for all threads, 2 is another in each.
+ */
+#define FATTN_STREAM_PER_THREAD 2
+
+/* For capture_mode: also what might not belong into a graph. */
+#define FATTN_CAPTURE_RELAXED 2
+
 struct fattn_device {
     const fattn_backend *backend;
     void *impl; /* the backend's own state */
@@ -72,9 +79,16 @@ struct fattn_backend {
     fattn_status (*stream_create)(void *impl, fattn_stream *stream);
     fattn_status (*stream_destroy)(void *impl, fattn_stream stream);
     fattn_status (*stream_synchronize)(void *impl, fattn_stream stream);
+    /* Work queued on the stream from now on waits for the event. */
+    fattn_status (*stream_wait)(void *impl, fattn_stream stream, void *event);
+    /* Which capture into a graph the stream is in: a number never used again, or 0 for none. */
+    fattn_status (*stream_capture)(void *impl, fattn_stream stream, uint64_t *capture);
+    /* Sets what this thread may do while a stream is being captured, and gives what it might. */
+    fattn_status (*capture_mode)(void *impl, int *mode);
     fattn_status (*event_create)(void *impl, void **event);
     void (*event_destroy)(void *impl, void *event);
     fattn_status (*event_record)(void *impl, void *event, fattn_stream stream);
+    fattn_status (*event_synchronize)(void *impl, void *event);
     fattn_status (*event_elapsed)(void *impl, void *start, void *stop, double *milliseconds);
 };
 

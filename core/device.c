@@ -227,6 +227,22 @@ fattn_status fattn_event_record(fattn_event *event, fattn_stream stream)
     return event->device->backend->event_record(event->device->impl, event->impl, stream);
 }
 
+fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream)
+{
+    if (!event) {
+        return fattn_fail(FATTN_NULL_POINTER, "event is NULL");
+    }
+    return event->device->backend->stream_wait(event->device->impl, stream, event->impl);
+}
+
+fattn_status fattn_event_synchronize(fattn_event *event)
+{
+    if (!event) {
+        return fattn_fail(FATTN_NULL_POINTER, "event is NULL");
+    }
+    return event->device->backend->event_synchronize(event->device->impl, event->impl);
+}
+
 fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop, double *milliseconds)
 {
     if (!start || !stop || !milliseconds) {

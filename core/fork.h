@@ -12,7 +12,8 @@
 
 /* In the order in which they are taken. */
 typedef enum fattn_fork_level {
-    FATTN_FORK_CACHE,   /* of fattn_attention() */
+    FATTN_FORK_DEFAULT, /* of the default device */
+    FATTN_FORK_CACHE,   /* of fattn_attention()'s plans */
     FATTN_FORK_THREADS, /* the backend's that has threads */
     FATTN_FORK_LOG,
     FATTN_FORK_LEVELS

@@ -247,6 +247,11 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_event_elapsed(start, stop, &ms), FATTN_OK);
     cr_assert(ms >= 0 && ms < 10000);
     ANSWERS(fattn_event_elapsed(start, NULL, &ms), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_wait(stop, NULL), FATTN_OK);
+    ANSWERS(fattn_event_wait(stop, arrays), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_event_wait(NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_synchronize(stop), FATTN_OK);
+    ANSWERS(fattn_event_synchronize(NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_record(NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_create(device, NULL), FATTN_NULL_POINTER);
     fattn_device *const other = open_device("reference");
@@ -421,6 +426,86 @@ Test(one_shot, plans_once_and_runs)
     ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_NULL_POINTER);
     fattn_cache_clear();
     cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+/* Calls for problems `first` .. `past` - 1, which differ in their scale. */
+static void attend_scaled(int first, int past)
+{
+    const fattn_buffers b = small_buffers();
+    for (int i = first; i < past; i++) {
+        fattn_problem p = small();
+        p.features = FATTN_SCALE;
+        p.scale = i;
+        ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    }
+}
+
+Test(one_shot, keeps_the_plans_used_last)
+{
+    set_environment("FATTN_BACKEND", "cpu");
+    fattn_cache_options options;
+    fattn_cache_info info = {.struct_size = sizeof info};
+    fattn_cache_options_init(&options);
+    cr_assert_eq(options.entries, 32);
+    cr_assert_eq(options.bytes, INT64_MAX);
+    options.entries = 4;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 4);
+    attend_scaled(0, 4);
+    attend_scaled(4, 5); /* in the place of 0 */
+    attend_scaled(1, 4);
+    attend_scaled(0, 1); /* in the place of 4 */
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.hits, 4 + 3);
+    cr_assert_eq(info.misses, 4 + 1 + 1);
+    cr_assert_eq(info.evictions, 2);
+    cr_assert_eq(info.entries, 4);
+    cr_assert_gt(info.bytes, 0);
+    cr_assert_eq(info.allocations, info.misses);
+    cr_assert_eq(info.graph_bytes, 0);
+    const int64_t each = info.bytes / 4;
+
+    options.bytes = 2 * each;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, 2 * each);
+    cr_assert_eq(info.entries, 4);
+    options.entries = 1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, each);
+    cr_assert_eq(info.entries, 1);
+    cr_assert_eq(info.evictions, 2 + 3);
+    fattn_cache_clear();
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    cr_assert_eq(info.evictions, 2 + 3);
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = 0; /* nothing is kept, and everything works */
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 3);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("-1");
+    options.entries = 4097;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    options.entries = 1;
+    options.bytes = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_cache_set_options(NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_cache_get_info(NULL), FATTN_NULL_POINTER);
+    info.struct_size = 1;
+    ANSWERS(fattn_cache_get_info(&info), FATTN_INVALID_STRUCT);
+    ANSWERS(fattn_cache_set_options(&(fattn_cache_options){.struct_size = 1}),
+            FATTN_INVALID_STRUCT);
 }
 
 static void *attend_often(void *argument)

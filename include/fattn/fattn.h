@@ -442,6 +442,14 @@ FATTN_API void fattn_event_destroy(fattn_event *event);
 /* Puts the event behind all that is queued on the stream by now; a second time moves it. */
 FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream stream);
 
+/* Lets what is queued on the stream from now on wait until the event is reached; the caller does not
+ * wait. The stream is of the event's device, mostly another than the one that it was recorded on. An
+ * event that was never recorded holds nothing up. On a CPU it does nothing. */
+FATTN_API fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream);
+
+/* Waits until the event is reached, and reports what went wrong before it. */
+FATTN_API fattn_status fattn_event_synchronize(fattn_event *event);
+
 /* Waits for two recorded events of one device, and gives the time from start to stop. */
 FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
                                            double *milliseconds);
@@ -497,15 +505,53 @@ FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers
 /*
  * One shot: plans through a cache of recent plans and executes. device NULL is the one that
  * fattn_device_open(NULL) opens, kept open. The pointer alignment is taken from the pointers, and
- * the workspace is allocated where one is needed. With a GPU device and host pointers it copies to
- * the device and back and waits.
+ * the workspace is allocated where one is needed, and kept. With a GPU device and host pointers it
+ * copies to the device and back and waits.
+ *
+ * Calls may come from any threads and on any streams, one after another or at once: a plan has a
+ * workspace for each of up to four streams, and streams beyond them wait, on the GPU, for the
+ * workspace that they are given.
+ *
+ * A call may be captured into a graph (not with host pointers). Its workspace then belongs to the
+ * graph: calls of that capture share it, no other call ever gets it, and it is not freed before the
+ * process ends. Programs that capture again and again run plans with workspaces of their own.
  */
 FATTN_API fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                                        const fattn_buffers *buffers, fattn_stream stream);
 
 /* Frees the cached plans, workspaces and default device of fattn_attention() that are not in
- * use. */
+ * use. Waits for what is queued with them. */
 FATTN_API void fattn_cache_clear(void);
+
+/* How much fattn_attention() keeps, in the whole process. Set it up with
+ * fattn_cache_options_init(). */
+typedef struct fattn_cache_options {
+    size_t struct_size; /* sizeof(fattn_cache_options); set by fattn_cache_options_init */
+    int64_t entries;    /* plans, 0..4096: those used last are kept; default 32 */
+    int64_t bytes;      /* of all their workspaces together; default INT64_MAX. A call that needs
+                         * more gets it, and waits until it can be freed again */
+} fattn_cache_options;
+
+/* Fills *options with the defaults named above. */
+FATTN_API void fattn_cache_options_init(fattn_cache_options *options);
+
+/* Sets how much is kept, and frees what is too much. Any thread may call it at any time. */
+FATTN_API fattn_status fattn_cache_set_options(const fattn_cache_options *options);
+
+/* What fattn_attention() keeps now, and how it went since the process began. */
+typedef struct fattn_cache_info {
+    size_t struct_size;  /* sizeof(fattn_cache_info); set by the caller */
+    int64_t entries;     /* plans */
+    int64_t bytes;       /* of their workspaces */
+    int64_t graph_bytes; /* of workspaces that belong to captured graphs, not among bytes */
+    int64_t hits;        /* calls that found their plan */
+    int64_t misses;      /* calls that did not, and made one */
+    int64_t evictions;   /* plans that were given up for others */
+    int64_t allocations; /* workspaces that were allocated */
+} fattn_cache_info;
+
+/* Describes the cache. */
+FATTN_API fattn_status fattn_cache_get_info(fattn_cache_info *info);
 
 /* FATTN_OK when the device has a kernel for the problem; else the status that fattn_plan_create()
  * would return, with fattn_last_reason(). Loads nothing. */

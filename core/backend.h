@@ -35,6 +35,7 @@ struct fattn_event {
 struct fattn_plan {
     fattn_device *device;
     fattn_problem problem; /* normalised */
+    uint64_t features;     /* as the caller gave them */
     const fattn_kernel *kernel;
     fattn_tiling tiling;
     void *impl;         /* the backend's own state */

@@ -46,8 +46,8 @@ static fattn_workspace *graphs;                           /* workspaces that gra
 static int64_t entries_most = ENTRIES, bytes_most = BYTES;
 static fattn_cache_info counts; /* all but what is counted when asked */
 
-/* A fork waits for whoever has the lock. Where its handler could not be registered, fattn_attention()
- * has failed already. */
+/* A fork waits for whoever has the lock. Where its handler could not be registered,
+ * fattn_attention() has failed already. */
 static void lock(void)
 {
     (void)fattn_fork_guard(FATTN_FORK_CACHE, &mutex, NULL);
@@ -163,8 +163,8 @@ static void trim_bytes(waste *out, const fattn_device *device, int64_t most)
     }
 }
 
-/* While any thread captures a stream, drivers refuse to allocate, to load and to wait. What is meant
- * for the cache alone no graph knows, and a thread may say so: *mode goes to forbid(). */
+/* While any thread captures a stream, drivers refuse to allocate, to load and to wait. No graph
+ * refers to what is meant for the cache alone, and a thread may say so: *mode goes to forbid(). */
 static fattn_status allow(const fattn_device *device, int *mode)
 {
     *mode = FATTN_CAPTURE_RELAXED;

@@ -129,6 +129,12 @@ static fattn_status require(const void *device, const void *argument, const char
     return argument ? FATTN_OK : fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
 }
 
+void fattn_device_info_init(fattn_device_info *info)
+{
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
+}
+
 fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info)
 {
     const fattn_status status = require(device, info, "info");

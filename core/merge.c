@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public doors of fattn_merge() and fattn_dropout_mask(): arguments are checked, the backend
  * works. */
+#include <string.h>
+
 #include "core/abi.h"
 #include "core/backend.h"
 #include "core/region.h"
@@ -98,6 +100,12 @@ static fattn_status check_overlap(const fattn_merge_args *a, const state *in, co
     return FATTN_OK;
 }
 
+void fattn_merge_args_init(fattn_merge_args *args)
+{
+    memset(args, 0, sizeof *args);
+    args->struct_size = sizeof *args;
+}
+
 fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream)
 {
     if (!device) {
@@ -128,6 +136,12 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
 }
 
 /* --- Dropout mask ----------------------------------------------------------------------------- */
+
+void fattn_dropout_args_init(fattn_dropout_args *args)
+{
+    memset(args, 0, sizeof *args);
+    args->struct_size = sizeof *args;
+}
 
 fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
                                 fattn_stream stream)

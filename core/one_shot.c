@@ -5,7 +5,6 @@
  */
 #include <pthread.h>
 
-#include "core/abi.h"
 #include "core/backend.h"
 #include "core/cache.h"
 #include "core/fork.h"
@@ -32,7 +31,9 @@ static fattn_status run(const fattn_loan *loan, const fattn_buffers *buffers, fa
 {
     fattn_buffers b;
     const fattn_plan *const plan = loan->plan;
-    const fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &b);
+    fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &b);
+    status =
+        status ? status : fattn_buffers_check_unused(plan->problem.op, plan->features, buffers);
     if (status) {
         return status;
     }
@@ -52,8 +53,8 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
 {
     fattn_problem wanted;
     fattn_buffers given;
-    fattn_status status = fattn_abi_read(&wanted, sizeof wanted, problem, "fattn_problem");
-    status = status ? status : fattn_abi_read(&given, sizeof given, buffers, "fattn_buffers");
+    fattn_status status = fattn_problem_read(&wanted, problem);
+    status = status ? status : fattn_buffers_read(&given, buffers);
     if (status) {
         return status;
     }

@@ -130,6 +130,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     if (status) {
         return status;
     }
+    plan->features = problem->features;
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */
@@ -252,6 +253,12 @@ static fattn_plan_info info_of(const fattn_plan *plan)
     };
     strncpy(info.kernel, plan->kernel->name, sizeof info.kernel - 1);
     return info;
+}
+
+void fattn_plan_info_init(fattn_plan_info *info)
+{
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
 }
 
 fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info)

@@ -106,19 +106,17 @@ static fattn_buffers buffers_at(char *memory)
 {
     fattn_buffers b;
     fattn_buffers_init(&b);
-    void *const places[OPERANDS] = {memory,
-                                    memory + OPERAND,
-                                    memory + 2 * OPERAND,
-                                    memory + 3 * OPERAND,
-                                    memory + 4 * OPERAND,
-                                    memory + 5 * OPERAND,
-                                    memory + 6 * OPERAND,
-                                    memory + 7 * OPERAND,
-                                    memory + 8 * OPERAND,
-                                    memory + 9 * OPERAND};
+    void *const places[OPERANDS - 1] = {memory,
+                                        memory + OPERAND,
+                                        memory + 2 * OPERAND,
+                                        memory + 3 * OPERAND,
+                                        memory + 4 * OPERAND,
+                                        memory + 5 * OPERAND,
+                                        memory + 6 * OPERAND,
+                                        memory + 7 * OPERAND,
+                                        memory + 8 * OPERAND};
     b.q = places[0], b.k = places[1], b.v = places[2], b.o = places[3], b.lse = places[4];
     b.dout = places[5], b.dq = places[6], b.dk = places[7], b.dv = places[8];
-    b.seqused_k = places[9];
     return b;
 }
 
@@ -136,6 +134,9 @@ static void set_up(scene *s, work w, uint64_t features)
     expect_ok(fattn_device_malloc(s->device, OPERANDS * OPERAND, &s->operands), "memory");
     memset(s->operands, 0, OPERANDS * OPERAND);
     s->buffers = buffers_at(s->operands);
+    if (features & FATTN_SEQUSED_K) {
+        s->buffers.seqused_k = (const void *)((char *)s->operands + (OPERANDS - 1) * OPERAND);
+    }
     expect_ok(fattn_stream_create(s->device, &s->stream), "a stream");
     expect_ok(fattn_plan_create(s->device, &s->problem, &s->plan), "a plan");
     expect_ok(fattn_plan_get_info(s->plan, &info), "asking the plan");

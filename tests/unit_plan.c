@@ -317,8 +317,10 @@ Test(plan, made_asked_and_run)
     cr_assert_gt(info.flops, 0);
     ANSWERS(fattn_plan_get_info(plan, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_plan_get_info(NULL, &info), FATTN_NULL_POINTER);
-    info.struct_size = 1;
-    ANSWERS(fattn_plan_get_info(plan, &info), FATTN_INVALID_STRUCT);
+    for (size_t size = 0; size < sizeof info; size++) {
+        info.struct_size = size;
+        ANSWERS(fattn_plan_get_info(plan, &info), FATTN_INVALID_STRUCT);
+    }
 
     char text[2000];
     const size_t length = fattn_plan_describe(plan, text, sizeof text);
@@ -515,7 +517,7 @@ static void *attend_often(void *argument)
         fattn_problem p = small();
         p.seqlen_q = 1 + i % 3;
         p.features = i % 40 < 20 ? 0 : FATTN_SCALE;
-        p.scale = i % 40;
+        p.scale = i % 40 < 20 ? 0 : i % 40;
         if (fattn_attention(NULL, &p, b, NULL) != FATTN_OK) {
             return argument;
         }

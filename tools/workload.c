@@ -97,7 +97,7 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
     *w = (workload){.device = device, .keys_bytes = k_bytes + keys * p->dim_v * item};
     fattn_buffers *const b = &w->buffers;
     fattn_buffers_init(b);
-    b->seed = 1;
+    b->seed = p->features & FATTN_DROPOUT ? 1 : 0;
 
     const struct {
         bool wanted;

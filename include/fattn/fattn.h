@@ -33,6 +33,12 @@
  *   threads; one workspace serves one execution at a time.
  * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
  *   until the call returns on a CPU, until the stream has come that far on a GPU.
+ * - Structs begin with struct_size, which their fattn_*_init() sets. It tells the version of the
+ *   header that a caller was compiled with: fields that are missing in an older, shorter struct
+ *   read as their defaults; a newer, longer one is accepted while the fields that this library does
+ *   not know are zero. A size that the struct never had is FATTN_INVALID_STRUCT. The init functions
+ *   fill the struct of the library's own header, so a caller with another header sets struct_size
+ *   and the fields itself.
  * - Units. Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
  *
  * Not promised: the ABI before version 1.0, and bit-identical results between different backends,
@@ -71,7 +77,7 @@ typedef enum fattn_status {
     /* The request is wrong whatever the device. */
     FATTN_INVALID_ARGUMENT = 10, /* an unknown enum value or bit, or a number out of its range */
     FATTN_INVALID_STRUCT =
-        11, /* struct_size is 0, too small, or a larger struct has a tail in use */
+        11, /* struct_size is no version's, or a larger struct has a tail in use */
     FATTN_INVALID_SHAPE = 12,  /* a negative or inconsistent size */
     FATTN_INVALID_STRIDE = 13, /* a stride that the problem cannot have */
     FATTN_NULL_POINTER = 14,   /* a required pointer is NULL */
@@ -127,10 +133,10 @@ typedef enum fattn_op {
     FATTN_BACKWARD = 2 /* q k v o lse dout -> dq dk dv dbias dsink */
 } fattn_op;
 
-/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous; strides count
- * under STRIDED only. With cu_seqlens a tensor has no batch axis and BSHD means (total, head,
- * channel), BHSD (head, total, channel). Paged k and v are (page, slot, head, channel) and (page,
- * head, slot, channel). */
+/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous, and all strides
+ * are 0 there; STRIDED reads those of the tensors that the operation has. With cu_seqlens a tensor
+ * has no batch axis and BSHD means (total, head, channel), BHSD (head, total, channel). Paged k and
+ * v are (page, slot, head, channel) and (page, head, slot, channel). */
 typedef enum fattn_layout {
     FATTN_BSHD = 1,   /* (batch, sequence, head, channel) */
     FATTN_BHSD = 2,   /* (batch, head, sequence, channel) */
@@ -144,7 +150,11 @@ typedef enum fattn_anchor {
     FATTN_TOP_LEFT = 2      /* query 0 sees key 0; PyTorch's is_causal */
 } fattn_anchor;
 
-/* Options. A field described as belonging to a bit counts only when the bit is set. */
+/* Options. Without its bit a field must be at its default, which fattn_problem_init() and
+ * fattn_buffers_init() give, or the call fails with a reason that names field and bit. In
+ * fattn_buffers that holds for everything below `dsink`, and for dlse in a backward. The tensors
+ * above it may be set though this operation does not use them or the problem does not ask for them:
+ * they are left alone, and one struct serves forward and backward. */
 #define FATTN_CAUSAL (UINT64_C(1) << 0)        /* j <= i + off */
 #define FATTN_WINDOW (UINT64_C(1) << 1)        /* window_left, window_right */
 #define FATTN_SCALE (UINT64_C(1) << 2)         /* scale; 1 / sqrt(D) otherwise */
@@ -396,7 +406,7 @@ FATTN_API const char *fattn_backend_name(int i);
 
 /* What a device is. */
 typedef struct fattn_device_info {
-    size_t struct_size;   /* sizeof(fattn_device_info); set by the caller */
+    size_t struct_size;   /* sizeof(fattn_device_info); set by fattn_device_info_init */
     char backend[16];     /* "cpu" */
     char name[96];        /* "AMD EPYC ..." */
     char isa[32];         /* "avx512", "sm_90" */
@@ -406,6 +416,9 @@ typedef struct fattn_device_info {
     int64_t fast_memory;  /* bytes of cache or shared memory a unit may plan with */
     int64_t total_memory; /* bytes, 0 when unknown */
 } fattn_device_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_device_info_init(fattn_device_info *info);
 
 /* Describes a device. */
 FATTN_API fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info);
@@ -442,9 +455,9 @@ FATTN_API void fattn_event_destroy(fattn_event *event);
 /* Puts the event behind all that is queued on the stream by now; a second time moves it. */
 FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream stream);
 
-/* Lets what is queued on the stream from now on wait until the event is reached; the caller does not
- * wait. The stream is of the event's device, mostly another than the one that it was recorded on. An
- * event that was never recorded holds nothing up. On a CPU it does nothing. */
+/* Lets what is queued on the stream from now on wait until the event is reached; the caller does
+ * not wait. The stream is of the event's device, mostly another than the one that it was recorded
+ * on. An event that was never recorded holds nothing up. On a CPU it does nothing. */
 FATTN_API fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream);
 
 /* Waits until the event is reached, and reports what went wrong before it. */
@@ -474,7 +487,7 @@ FATTN_API void fattn_plan_destroy(fattn_plan *plan);
 
 /* What was chosen, and what it costs. */
 typedef struct fattn_plan_info {
-    size_t struct_size;       /* sizeof(fattn_plan_info); set by the caller */
+    size_t struct_size;       /* sizeof(fattn_plan_info); set by fattn_plan_info_init */
     char kernel[64];          /* name of the kernel row */
     int64_t br, bc;           /* tile: queries, keys */
     int64_t splits;           /* how many parts the keys of a row are cut into */
@@ -486,6 +499,9 @@ typedef struct fattn_plan_info {
     double flops;             /* multiplications and additions of the matrix products */
     double effective_dropout; /* the dropout probability after rounding, 0 without dropout */
 } fattn_plan_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_plan_info_init(fattn_plan_info *info);
 
 /* Describes a plan. */
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
@@ -563,13 +579,16 @@ FATTN_API fattn_status fattn_support(fattn_device *device, const fattn_problem *
 
 /* Two results over disjoint keys, all f32. On a GPU the pointers are device memory. */
 typedef struct fattn_merge_args {
-    size_t struct_size;                  /* sizeof(fattn_merge_args); set by the caller */
+    size_t struct_size; /* sizeof(fattn_merge_args); set by fattn_merge_args_init */
     int64_t batch, heads, seqlen, dim_v; /* B, H, S, Dv */
     const float *o1, *lse1; /* first state: (B, S, H, Dv) in o1_stride, contiguous (B, H, S) */
     const float *o2, *lse2; /* second state, likewise */
     float *o, *lse; /* result, likewise; may be (o1, lse1) or (o2, lse2), with the same strides */
     fattn_strides o1_stride, o2_stride, o_stride; /* of o1, o2 and o, in elements */
 } fattn_merge_args;
+
+/* Fills *args with its size and zeros. */
+FATTN_API void fattn_merge_args_init(fattn_merge_args *args);
 
 /*
  * Merges two results: m = max(lse1, lse2), w = exp(lse - m), lse = m + ln(w1 + w2),
@@ -581,13 +600,16 @@ FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args 
 
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {
-    size_t struct_size;                       /* sizeof(fattn_dropout_args); set by the caller */
-    int64_t batch, heads, seqlen_q, seqlen_k; /* how large the rectangle is */
+    size_t struct_size; /* sizeof(fattn_dropout_args); set by fattn_dropout_args_init */
+    int64_t batch, heads, seqlen_q, seqlen_k;              /* how large the rectangle is */
     int64_t batch_offset, head_offset, q_offset, k_offset; /* where it begins */
     double p;                                              /* probability to drop, 0..1 */
     uint64_t seed, offset;                                 /* as in fattn_buffers */
     uint8_t *keep; /* contiguous (batch, heads, seqlen_q, seqlen_k): 1 kept, 0 dropped */
 } fattn_dropout_args;
+
+/* Fills *args with its size and zeros. */
+FATTN_API void fattn_dropout_args_init(fattn_dropout_args *args);
 
 /* Writes the dropout pattern of a seed, for inspection and tests. */
 FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,

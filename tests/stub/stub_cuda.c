@@ -149,7 +149,7 @@ static bool is_context(const object *context)
 
 /* Work has a number in its stream's clock; a launch follows another when its stream's clocks have
  * come to it, through the stream's own order, events and waits of the host. (That the default
- * stream of a context waits for others, and they for it, is left out: nothing should rest on it.) */
+ * stream of a context waits for others, and they for it, is left out: nothing may rely on it.) */
 static clocks host;       /* what the host has waited for */
 static object *launching; /* the stream of the launch that is being watched */
 static int numbers;       /* of streams; begin again after CLOCKS, far from what is still alive */

@@ -7,6 +7,7 @@
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -81,6 +82,11 @@ REFUSED = [
     (f"run {QKV} --seqused-k used.npy", 3, "fattn: FATTN_INVALID_DATA: "),
     (f"run {QKV} --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
     ("run --q f8.npy --k k.npy --v v.npy --o out.npy --device cpu", 3, "(f8.npy holds f64; --dtype f32 converts)"),
+    ("run --q copy.npy --k k.npy --v v.npy --o copy.npy", 2, "output copy.npy is the file of an input, copy.npy"),
+    ("run --q copy.npy --k k.npy --v v.npy --o out.npy --lse ./soft.npy", 2,
+     "output ./soft.npy is the file of an input, copy.npy"),
+    ("run --q copy.npy --k k.npy --v v.npy --o hard.npy", 2, "output hard.npy is the file of an input, copy.npy"),
+    ("run --q q.npy --k k.npy --v v.npy --o soft.npy --lse hard.npy", 2, "outputs soft.npy and hard.npy are one file"),
     ("info --jso", 2, 'unknown option "--jso"'),
     ("bench --sq 12,x", 2, '--sq: "x" is not an integer'),
     ("bench --sq 12,,13", 2, '--sq: "" is not an integer'),
@@ -114,6 +120,9 @@ def make_files(folder):
         cut.write(whole.read()[:-1])
     with open(os.path.join(folder, "text.npy"), "w", encoding="ascii") as text:
         text.write("attention\n")
+    np.save(os.path.join(folder, "copy.npy"), arrays["q"])
+    os.symlink("copy.npy", os.path.join(folder, "soft.npy"))
+    os.link(os.path.join(folder, "copy.npy"), os.path.join(folder, "hard.npy"))
 
 
 def start(tool, folder, line):
@@ -198,6 +207,41 @@ def test_bench(tool, folder):
        "and a small one is spoken of")
 
 
+def on_terminal(tool, line):
+    """What a terminal shows of both outputs; None where there are no terminals."""
+    try:
+        reader, terminal = pty.openpty()
+    except OSError:  # a bare chroot has no /dev/pts
+        return None
+    process = subprocess.Popen([tool, *line.split()], stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(reader, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(reader)
+    process.wait()
+    return shown.decode()
+
+
+def test_progress(tool):
+    for line, count in (("check --device reference --cases 40 --kernel tiled_flash2", 40),
+                        ("io --n 64,128 --m 4096", 12), ("io --paper", 6),
+                        ("bench --device reference --sq 4,8 --hq 1 --d 4 --reps 1", 2)):
+        shown = on_terminal(tool, line)
+        if shown is None:
+            tap.skip(line, "there is no terminal")
+            continue
+        bars = re.findall(r"\[#* *\] (\d+)/(\d+)", shown)
+        ok(bars and all(int(n) == count for _, n in bars) and len({done for done, _ in bars}) >= min(count, 6)
+           and shown.rsplit("]", 1)[1].count("\033[K"), f"fattn {line} shows how far it is, and clears that")
+
+
 def main():
     tool = os.path.abspath(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
@@ -207,6 +251,7 @@ def main():
         test_full_output(tool, folder)
         test_info(tool, folder)
         test_bench(tool, folder)
+        test_progress(tool)
     return tap.done()
 
 

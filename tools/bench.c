@@ -4,7 +4,7 @@
  * runs the ceiling's loop, the kernel, and the peer where one is asked for, one after the other;
  * the medians over the repetitions are reported.
  */
-#define _POSIX_C_SOURCE 200809L /* setenv, isatty */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 
 #include <inttypes.h>
 #include <math.h>
@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "core/env.h"
 #include "core/plan.h"
@@ -53,24 +52,6 @@ double bench_median(double *x, int n)
 /* -------------------------------------------------------------------------------------------------
  * Output
  * ---------------------------------------------------------------------------------------------- */
-
-static void clear_progress(void)
-{
-    if (isatty(STDERR_FILENO)) {
-        fprintf(stderr, "\r\033[K");
-    }
-}
-
-static void show_progress(int64_t done, int64_t count)
-{
-    enum { WIDTH = 30 };
-    if (!isatty(STDERR_FILENO)) {
-        return;
-    }
-    const int full = (int)((double)WIDTH * (double)done / (double)count);
-    fprintf(stderr, "\r\033[K[%.*s%*s] %" PRId64 "/%" PRId64, full,
-            "##############################", WIDTH - full, "", done, count);
-}
 
 /* The columns: a name, then a number (NAN: none) or a text. */
 typedef struct cell {
@@ -127,7 +108,7 @@ void bench_report(bench *b, const bench_row *row)
     };
     enum { CELLS = sizeof cells / sizeof cells[0] };
 
-    clear_progress();
+    tool_progress_clear();
     if (!b->json && !b->header) {
         for (int i = 0; i < CELLS; i++) {
             printf("%s%s", i ? "\t" : "", cells[i].name);
@@ -298,7 +279,7 @@ static bool prepare_peer(const bench *b, const sweep_case *c, const fattn_device
         }
         materialised_close(peer);
     }
-    clear_progress();
+    tool_progress_clear();
     fprintf(stderr, "fattn bench: no peer materialised: %s\n", why);
     return false;
 }
@@ -310,7 +291,7 @@ static void check_ceiling(bench *b, const char *device_word, ceiling *ceil)
     if (!ceil->peak || strstr(b->checked, line)) {
         return;
     }
-    clear_progress();
+    tool_progress_clear();
     b->failed |= !ceiling_check(ceil, device_word);
     const size_t used = strlen(b->checked);
     snprintf(b->checked + used, sizeof b->checked - used, "%s", line);
@@ -383,7 +364,7 @@ static fattn_status bench_kernel(bench *b, fattn_device *device, const fattn_dev
     fattn_plan *plan;
     fattn_status status = fattn_plan_create_with(device, &c->problem, kernel, NULL, &plan);
     if (status == FATTN_UNSUPPORTED && may_decline) {
-        clear_progress();
+        tool_progress_clear();
         fprintf(stderr, "fattn bench: %s\n", fattn_last_reason());
         return FATTN_OK;
     }
@@ -496,9 +477,9 @@ int fattn_tool_bench(int argc, char **argv)
         if (b.peer && c.dir == SWEEP_PLAN) {
             return tool_usage("bench", "--peer has nothing to run in --dir plan");
         }
-        show_progress(n, count);
+        tool_progress(n, count);
         const fattn_status status = bench_case(&b, &c);
-        clear_progress();
+        tool_progress_clear();
         if (status != FATTN_OK) {
             return tool_failure(status);
         }

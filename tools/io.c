@@ -245,6 +245,7 @@ static void print_row(const request *r, const setting *s, const head *a,
         print_number(r->json, n == 0, columns[n].name, columns[n].value);
     }
     printf(r->json ? "}\n" : "\n");
+    fflush(stdout); /* the next row may take minutes */
 }
 
 /* *point: the row for the picture, where there is one. */
@@ -254,6 +255,7 @@ static int report_row(const request *r, const setting *s, io_plot_row *point)
     fattn_io_counts counts, predicted;
     const fattn_status status = measure(s, r->execute, &a, &counts, &predicted);
     int code = TOOL_OK;
+    tool_progress_clear();
     if (status == FATTN_OK) {
         print_row(r, s, &a, &counts, &predicted);
         *point = (io_plot_row){
@@ -296,6 +298,7 @@ static int sweep_rows(const request *r, const int lengths[6], int rows, io_plot_
             .features = r->causal ? FATTN_CAUSAL : 0,
             .block = r->block,
         };
+        tool_progress(row, rows);
         const int code = report_row(r, &s, points + row);
         worst = code > worst ? code : worst;
     }
@@ -357,7 +360,9 @@ static fattn_status fill_paper_table(paper_table *t)
                            .density = 1};
         head a;
         fattn_io_counts counts, predicted;
+        tool_progress(n, FATTN_IO_SCHEDULES * 2);
         const fattn_status status = measure(&s, true, &a, &counts, &predicted);
+        tool_progress_clear();
         for (int i = 0; i < FATTN_IO_TENSORS && status == FATTN_OK; i++) {
             const double bytes = fattn_io_element_bytes(&a.problem, (fattn_io_tensor)i);
             t->gigabytes[schedule][dir][i] = (counts.tensor[i].reads + counts.tensor[i].writes) *

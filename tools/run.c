@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/dtype.h"
 #include "core/memory.h"
@@ -107,7 +108,11 @@ static const char notes[] =
     "Shapes are those of --layout bshd; bhsd has heads before the sequence axis. f16, f32 and\n"
     "f64 files are converted to --dtype. NumPy has no bf16: with --dtype bf16, arrays of u2 (or\n"
     "V2) are read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that\n"
-    "belong to no sequence are 0.";
+    "belong to no sequence are 0.\n"
+    "\n"
+    "No output may be an input, by any name. Outputs keep the mode of files that they replace.\n"
+    "Where a run is killed while it replaces several, the next one that reads or writes in their\n"
+    "folder replaces the rest; it removes temporary files (.fattn-*) of runs that came less far.";
 
 static int parse(int argc, char **argv, job *j)
 {
@@ -265,8 +270,56 @@ static npy_kind kind_of(fattn_dtype dtype)
     return table[dtype];
 }
 
+/* The same file, by whatever names. */
+static bool same_file(const char *a, const char *b)
+{
+    struct stat one, other;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
+/* An output takes the place of its file, so that a second run would not find the same inputs. */
+static bool check_outputs(const job *j)
+{
+    for (int out = 0; out < OUTPUTS; out++) {
+        const char *const path = j->out_path[out];
+        for (int in = 0; path && in < INPUTS; in++) {
+            if (j->in_path[in] && same_file(path, j->in_path[in])) {
+                tool_usage("run", "output %s is the file of an input, %s", path, j->in_path[in]);
+                return false;
+            }
+        }
+        for (int other = 0; path && other < out; other++) {
+            if (j->out_path[other] && same_file(path, j->out_path[other])) {
+                tool_usage("run", "outputs %s and %s are one file", j->out_path[other], path);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Before anything is read or compared: what a killed run has left unfinished changes files. */
+static void recover(const job *j)
+{
+    for (int i = 0; i < INPUTS; i++) {
+        if (j->in_path[i]) {
+            replacement_recover(j->in_path[i]);
+        }
+    }
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (j->out_path[i]) {
+            replacement_recover(j->out_path[i]);
+        }
+    }
+}
+
 static bool read_inputs(job *j)
 {
+    recover(j);
+    if (!check_outputs(j)) {
+        return false;
+    }
     for (int i = 0; i < INPUTS; i++) {
         char why[LINE];
         const bool as_bf16 = j->has_dtype && dtypes[j->dtype_word] == FATTN_BF16 &&
@@ -783,7 +836,7 @@ static fattn_status compute(job *j)
 
 static bool write_outputs(const job *j)
 {
-    npy_staged staged[OUTPUTS] = {{0}};
+    replacement staged[OUTPUTS] = {{0}};
     int count = 0;
     char why[LINE];
     bool fine = true;
@@ -793,9 +846,9 @@ static bool write_outputs(const job *j)
             fine = npy_stage(j->out_path[i], &j->out[i], &staged[count++], why, sizeof why) == 0;
         }
     }
-    fine = fine && npy_commit(staged, count, why, sizeof why) == 0;
+    fine = fine && replacement_commit(staged, count, why, sizeof why) == 0;
     if (!fine) {
-        npy_abandon(staged, count);
+        replacement_abandon(staged, count);
     }
     return fine || complain(why);
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the subcommands report; see tool.h. */
+#define _POSIX_C_SOURCE 200809L /* isatty */
 #include "tools/tool.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <unistd.h>
 
 int tool_usage(const char *command, const char *format, ...)
 {
@@ -20,6 +23,24 @@ int tool_failure(fattn_status status)
 {
     fprintf(stderr, "fattn: %s: %s\n", fattn_status_string(status), fattn_last_reason());
     return TOOL_LIBRARY;
+}
+
+void tool_progress(int64_t done, int64_t count)
+{
+    enum { WIDTH = 30 };
+    if (!isatty(STDERR_FILENO)) {
+        return;
+    }
+    const int full = (int)((double)WIDTH * (double)done / (double)count);
+    fprintf(stderr, "\r\033[K[%.*s%*s] %" PRId64 "/%" PRId64, full,
+            "##############################", WIDTH - full, "", done, count);
+}
+
+void tool_progress_clear(void)
+{
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, "\r\033[K");
+    }
 }
 
 void tool_json_string(const char *text)

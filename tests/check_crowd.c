@@ -144,7 +144,7 @@ int main(int argc, char **argv)
 {
     const int turns = argc > 1 ? atoi(argv[1]) : 100000;
     attend a;
-    extra = process_status("Threads") - 1;
+    extra = process_extra();
     setenv("FATTN_BACKEND", "cpu", 1);
     setenv("FATTN_NUM_THREADS", "8", 1);
     make_problem(&a);

@@ -164,7 +164,7 @@ static void check_count(int n, bool by_environment)
 int main(int argc, char **argv)
 {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 100;
-    extra = process_status("Threads") - 1;
+    extra = process_extra();
     for (int n = 0; n < COUNTS; n++) {
         check_count(thread_counts[n], n % 2 == 0);
     }

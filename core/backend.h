@@ -96,8 +96,8 @@ struct fattn_backend {
 /* The i-th backend of this build in the order of backends/meson.build, NULL past the last. */
 const fattn_backend *fattn_backend_at(int i);
 
-/* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it
- * means. */
+/* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it means.
+ * *backend is NULL for "auto". */
 fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal);
 
 /* For backends without options: FATTN_UNSUPPORTED, naming the first that is not at its default. */

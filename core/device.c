@@ -5,6 +5,7 @@
 #include "core/abi.h"
 #include "core/backend.h"
 #include "core/env.h"
+#include "core/log.h"
 #include "core/memory.h"
 #include "core/status.h"
 
@@ -67,6 +68,46 @@ static fattn_status check_options(const fattn_device_options *o)
     return FATTN_OK;
 }
 
+static fattn_status open_on(const fattn_backend *backend, int ordinal,
+                            const fattn_device_options *options, fattn_device **device)
+{
+    fattn_device *const opened = fattn_memory_alloc(sizeof *opened);
+    if (!opened) {
+        return fattn_fail_memory(sizeof *opened, "a device");
+    }
+    *opened = (fattn_device){.backend = backend, .ordinal = ordinal, .references = 1};
+    const fattn_status status = backend->open(ordinal, options, &opened->impl);
+    if (status) {
+        fattn_memory_free(opened);
+        return status;
+    }
+    *device = opened;
+    return FATTN_OK;
+}
+
+/* The first device that can be used, in the order of backends. One that this build has no code for,
+ * that lacks an option or does not work is passed over; what it lacks memory for, another is not
+ * asked. */
+static fattn_status open_auto(const fattn_device_options *options, fattn_device **device)
+{
+    const fattn_backend *backend;
+    fattn_status status = fattn_fail(FATTN_NO_DEVICE, "auto found no device");
+    for (int i = 0; (backend = fattn_backend_at(i)); i++) {
+        const int count = backend->by_name ? 0 : backend->count();
+        for (int ordinal = 0; ordinal < count; ordinal++) {
+            status = open_on(backend, ordinal, options, device);
+            if (status == FATTN_OK || status == FATTN_OUT_OF_MEMORY) {
+                return status;
+            }
+            if (fattn_log_wants(1)) {
+                fattn_log("auto passes %s:%d over: %s", backend->name, ordinal,
+                          fattn_last_reason());
+            }
+        }
+    }
+    return status;
+}
+
 fattn_status fattn_device_open_with(const char *spec, const fattn_device_options *options,
                                     fattn_device **device)
 {
@@ -87,18 +128,7 @@ fattn_status fattn_device_open_with(const char *spec, const fattn_device_options
     if (status) {
         return status;
     }
-    fattn_device *const opened = fattn_memory_alloc(sizeof *opened);
-    if (!opened) {
-        return fattn_fail_memory(sizeof *opened, "a device");
-    }
-    *opened = (fattn_device){.backend = backend, .ordinal = ordinal, .references = 1};
-    status = backend->open(ordinal, &wanted, &opened->impl);
-    if (status) {
-        fattn_memory_free(opened);
-        return status;
-    }
-    *device = opened;
-    return FATTN_OK;
+    return backend ? open_on(backend, ordinal, &wanted, device) : open_auto(&wanted, device);
 }
 
 fattn_status fattn_device_open(const char *spec, fattn_device **device)

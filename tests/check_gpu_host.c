@@ -602,6 +602,58 @@ static void check_old_device(void)
     tap_check(wrong == 0, "a device below the lowest architecture is refused with a reason");
 }
 
+static char logged[512]; /* lines of the log */
+
+static void keep_line(void *user, const char *line)
+{
+    const size_t used = strlen(logged);
+    (void)user;
+    snprintf(logged + used, sizeof logged - used, "%s\n", line);
+}
+
+/* "auto" opens, and goes on where a device has no code; one that is named is an error. */
+static void check_auto(int old, const char *backend, int ordinal)
+{
+    fattn_device *device = NULL;
+    fattn_device_info info = {.struct_size = sizeof info};
+    const int64_t modules = stub->alive[STUB_MODULE], contexts = stub->alive[STUB_CONTEXT];
+    running = "auto", wrong = 0;
+    stub->old = old, logged[0] = '\0';
+    setenv("FATTN_VERBOSE", "1", 1);
+    fattn_env_reload();
+    fattn_set_log_callback(keep_line, NULL);
+    const char *const specs[] = {"auto", NULL};
+    EACH (n, specs) {
+        expect_ok(fattn_device_open(specs[n], &device), "auto");
+        expect_ok(fattn_device_get_info(device, &info), "auto");
+        expect(strcmp(info.backend, backend) == 0 && info.ordinal == ordinal, "auto is %s:%d",
+               info.backend, info.ordinal);
+        fattn_device_close(device);
+    }
+    for (int n = 0; n < stub->devices; n++) {
+        char spec[16], line[64];
+        snprintf(spec, sizeof spec, "cuda:%d", n);
+        snprintf(line, sizeof line, "%s over: cuda: this build has no code", spec);
+        expect((strstr(logged, line) != NULL) == (n < old), "%s: the log is \"%s\"", spec, logged);
+        const fattn_status status = fattn_device_open(spec, &device);
+        expect(status == (n < old ? FATTN_UNSUPPORTED : FATTN_OK), "%s: %s", spec,
+               fattn_status_string(status));
+        fattn_device_close(device);
+    }
+    fattn_set_log_callback(NULL, NULL);
+    unsetenv("FATTN_VERBOSE");
+    fattn_env_reload();
+    const fattn_problem problem = problem_of(FORWARD);
+    const fattn_buffers buffers = buffers_at(host_memory);
+    expect_ok(fattn_attention(NULL, &problem, &buffers, NULL), "one shot on the default device");
+    fattn_cache_clear();
+    stub->old = 0;
+    expect(stub->alive[STUB_MODULE] == modules && stub->alive[STUB_CONTEXT] == contexts,
+           "something leaks");
+    tap_check(wrong == 0, "auto is %s:%d where %d of %d devices have no code", backend, ordinal,
+              old, stub->devices);
+}
+
 /* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
  * driver's own code of older PTX was not. */
 static void check_early(int capability, bool only_ptx, int compiled_for)
@@ -1468,6 +1520,9 @@ int main(int argc, char **argv)
     check_failures();
     check_any_device();
     check_old_device();
+    check_auto(0, "cuda", 0);
+    check_auto(1, "cuda", 1);
+    check_auto(2, "cpu", 0);
     check_early(90, false, 0);
     check_early(90, false, 90); /* as if this build had code for it */
     check_early(90, true, 0);

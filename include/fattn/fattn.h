@@ -327,8 +327,10 @@ typedef void *fattn_stream;
 
 /*
  * Opens a device. spec is "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; NULL reads the
- * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. An
- * unknown or absent device is an error, never another device. Close it with fattn_device_close();
+ * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. "auto"
+ * passes over devices that cannot be used, such as a GPU that this build has no code for, and
+ * FATTN_VERBOSE=1 says which and why. A device that is named and cannot be used is an error, never
+ * another device. Close it with fattn_device_close();
  * plans made on it hold it open.
  */
 FATTN_API fattn_status fattn_device_open(const char *spec, fattn_device **device);

@@ -312,6 +312,8 @@ CALL(cuInit, unsigned flags)
 {
     BEGIN(0);
     if (!result) {
+        const char *const old = getenv("STUB_CUDA_OLD");
+        state.old = old ? atoi(old) : state.old;
         result = flags ? STUB_INVALID_VALUE : state.devices ? 0 : STUB_NO_DEVICE;
         initialised = !result;
     }
@@ -357,24 +359,25 @@ CALL(cuDeviceTotalMem_v2, size_t *bytes, int device)
     return end(result);
 }
 
+static int capability_of(int device) { return device < state.old ? 52 : state.capability; }
+
 /* What a block may ask for, as the programming guide has it for each compute capability. */
-static int shared_memory(void)
+static int shared_memory(int device)
 {
-    const int c = state.capability;
+    const int c = capability_of(device);
     return c < 80 ? 65536 : c == 80 || c == 87 ? 166912 : c < 90 || c >= 120 ? 101376 : 232448;
 }
 
 CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
 {
     BEGIN(0);
-    (void)device;
     if (!result) {
         switch (attribute) {
         case 16: *value = 4; break;        /* multiprocessors */
         case 38: *value = 40 << 20; break; /* L2 */
-        case 75: *value = state.capability / 10; break;
-        case 76: *value = state.capability % 10; break;
-        case 97: *value = shared_memory(); break;
+        case 75: *value = capability_of(device) / 10; break;
+        case 76: *value = capability_of(device) % 10; break;
+        case 97: *value = shared_memory(device); break;
         default: result = STUB_INVALID_VALUE;
         }
     }
@@ -472,7 +475,7 @@ static int find_code(const unsigned char *image, int *compiled_for)
         memcpy(&entry_header, entry + 4, sizeof entry_header);
         memcpy(&size, entry + 8, sizeof size);
         memcpy(&arch, entry + 28, sizeof arch);
-        const int chip = state.capability, code = (int)arch;
+        const int chip = capability_of(current()->device), code = (int)arch;
         if (code <= chip && code > best[kind == 1 ? 1 : 2] &&
             (kind == 1 || (code / 10 == chip / 10 && !state.only_ptx))) {
             best[kind == 1 ? 1 : 2] = code;
@@ -534,7 +537,9 @@ CALL(cuFuncGetAttribute, int *value, int attribute, object *function)
         switch (attribute) {
         case 4: *value = 64; break; /* registers */
         case 5: *value = function->compiled_for; break;
-        case 6: *value = state.capability; break; /* of the machine code, made from PTX or not */
+        case 6:
+            *value = capability_of(current()->device);
+            break; /* of the machine code, made from PTX or not */
         default: result = STUB_INVALID_VALUE;
         }
     }
@@ -544,7 +549,7 @@ CALL(cuFuncGetAttribute, int *value, int attribute, object *function)
 CALL(cuFuncSetAttribute, object *function, int attribute, int value)
 {
     BEGIN(CONTEXT);
-    if (!result && (attribute != 8 || value < 0 || value > shared_memory() ||
+    if (!result && (attribute != 8 || value < 0 || value > shared_memory(current()->device) ||
                     !find(STUB_FUNCTION, function))) {
         result = STUB_INVALID_VALUE;
     }

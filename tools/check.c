@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "tools/options.h"
 #include "tools/tool.h"
@@ -27,8 +26,8 @@ static void list(uint64_t seed, int64_t first, int64_t count)
 /* Threads of a case gain nothing when cases run side by side; one suffices unless asked for. */
 static int64_t default_jobs(void)
 {
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 16 ? 16 : online > 1 ? online : 1;
+    const int processors = tool_processors();
+    return processors > 16 ? 16 : processors;
 }
 
 int fattn_tool_check(int argc, char **argv)

@@ -30,8 +30,8 @@ typedef struct setting {
     int64_t n, d, m; /* m: elements of fast memory */
     uint64_t features;
     double dropout;
-    double density; /* of the block mask; 1: there is none */
-    int64_t block;
+    double density;   /* of the block mask; 1: there is none */
+    int64_t block[2]; /* queries and keys of a block */
 } setting;
 
 typedef struct head {
@@ -53,11 +53,17 @@ static void head_free(head *a)
     *a = (head){.tensors = NULL};
 }
 
+/* Blocks along the queries (0) or the keys (1). */
+static int64_t blocks(const setting *s, int axis)
+{
+    return (s->n + s->block[axis] - 1) / s->block[axis];
+}
+
 /* Blocks kept by chance, the same for every schedule. */
 static fattn_status draw_block_mask(const setting *s, head *a)
 {
-    const int64_t side = (s->n + s->block - 1) / s->block, count = side * side;
-    draw_rng rng = draw_stream(1, s->n, (uint64_t)s->block);
+    const int64_t count = blocks(s, 0) * blocks(s, 1);
+    draw_rng rng = draw_stream(1, s->n, (uint64_t)s->block[0]);
     int64_t kept = 0;
     a->block_mask = fattn_memory_alloc((size_t)count);
     if (!a->block_mask) {
@@ -86,10 +92,10 @@ static fattn_status head_create(const setting *s, head *a)
     p->dropout_p = s->dropout;
     p->outputs = s->op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
     if (s->density < 1) {
-        const int64_t side = (s->n + s->block - 1) / s->block;
         p->features |= FATTN_BLOCK_MASK;
-        p->block_m = p->block_n = s->block;
-        p->block_mask_stride[2] = side;
+        p->block_m = s->block[0];
+        p->block_n = s->block[1];
+        p->block_mask_stride[2] = blocks(s, 1);
         p->block_mask_stride[3] = 1;
     }
     fattn_status status = fattn_problem_normalise(p, p);
@@ -187,7 +193,7 @@ typedef struct request {
     option_choices schedules, dirs;
     option_integers n, d, m;
     option_reals density;
-    int64_t block;
+    option_integers block;
     bool causal, execute, json, paper;
     const char *plot; /* the file, or NULL */
 } request;
@@ -296,7 +302,7 @@ static int sweep_rows(const request *r, const int lengths[6], int rows, io_plot_
             .density = r->density.at[at[4]],
             .m = r->m.at[at[5]],
             .features = r->causal ? FATTN_CAUSAL : 0,
-            .block = r->block,
+            .block = {r->block.at[0], r->block.at[1]},
         };
         tool_progress(row, rows);
         const int code = report_row(r, &s, points + row);
@@ -487,14 +493,14 @@ int fattn_tool_io(int argc, char **argv)
         .d = {1, {64}},
         .m = {2, {16384, 98304}},
         .density = {1, {1}},
-        .block = 64,
+        .block = {2, {64, 64}},
     };
-    const option table[] = {
+    option table[] = {
         {"schedule", "how the score matrix is gone through; default: all", OPTION_CHOICES,
          .value = &r.schedules, .words = schedule_words},
         {"dir", "forward, backward; default: both", OPTION_CHOICES, .value = &r.dirs,
          .words = dir_words},
-        {"n N", "lengths, of queries and keys; default 1024,2048,4096", OPTION_INTEGERS,
+        {"sq N", "lengths, of queries and keys; default 1024,2048,4096", OPTION_INTEGERS,
          .value = &r.n, .min = 1, .max = 1 << 20},
         {"d D", "head dimensions; default 64", OPTION_INTEGERS, .value = &r.d, .min = 1,
          .max = 576},
@@ -502,8 +508,8 @@ int fattn_tool_io(int argc, char **argv)
          .min = 1, .max = INT64_C(1) << 40},
         {"density P", "shares of blocks that a block mask keeps; default 1, no mask", OPTION_REALS,
          .value = &r.density},
-        {"block N", "queries and keys a block of the mask; default 64", OPTION_INTEGER,
-         .value = &r.block, .min = 1, .max = 1 << 20},
+        {"block-size M,N", "queries and keys of a block of the mask; default 64,64", OPTION_PAIRS,
+         .value = &r.block, .min = 1, .max = 1 << 20, .length = 2},
         {"causal", "hide the keys after each query", OPTION_SWITCH, .value = &r.causal},
         {"execute", "do the arithmetic too, on random numbers", OPTION_SWITCH, .value = &r.execute},
         {"json", "JSON lines instead of tab-separated columns", OPTION_SWITCH, .value = &r.json},
@@ -513,6 +519,11 @@ int fattn_tool_io(int argc, char **argv)
          OPTION_SWITCH, .value = &r.paper},
         {.name = NULL},
     };
+    enum { ROWS = sizeof table / sizeof table[0] };
+    bool given[ROWS] = {false};
+    for (int n = 0; n < ROWS; n++) {
+        table[n].given = &given[n];
+    }
     const option_set set = {
         .command = "io",
         .summary =
@@ -534,8 +545,20 @@ int fattn_tool_io(int argc, char **argv)
             return tool_usage("io", "--density: %g is not in 0..1", r.density.at[n]);
         }
     }
-    if (r.paper && r.plot) {
-        return tool_usage("io", "--plot draws sweeps, not --paper");
+    bool sparse = false;
+    for (int n = 0; n < r.density.count; n++) {
+        sparse = sparse || r.density.at[n] < 1;
+    }
+    for (int n = 0; !sparse && table[n].name; n++) {
+        if (given[n] && table[n].value == &r.block) {
+            return tool_usage("io", "--block-size needs a --density below 1");
+        }
+    }
+    for (int n = 0; r.paper && table[n].name; n++) {
+        if (given[n] && table[n].value != &r.paper && table[n].value != &r.json) {
+            return tool_usage("io", "--paper is one problem: it takes no --%.*s",
+                              (int)strcspn(table[n].name, " "), table[n].name);
+        }
     }
     return r.paper ? report_paper(r.json) : report_sweep(&r);
 }

@@ -106,4 +106,8 @@ fattn_status fattn_device_options_refuse(const fattn_device_options *options, co
 /* Reference counting of devices, for plans. */
 fattn_device *fattn_device_retain(fattn_device *device);
 
+/* What a device argument means: *device, or the default device where it is NULL, which is opened at
+ * the first use. Retained either way, for fattn_device_close(). */
+fattn_status fattn_device_acquire(fattn_device **device);
+
 #endif

@@ -150,12 +150,8 @@ void fattn_device_close(fattn_device *device)
     }
 }
 
-/* The first of these arguments that is NULL is reported. */
-static fattn_status require(const void *device, const void *argument, const char *name)
+static fattn_status require(const void *argument, const char *name)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     return argument ? FATTN_OK : fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
 }
 
@@ -167,7 +163,12 @@ void fattn_device_info_init(fattn_device_info *info)
 
 fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info)
 {
-    const fattn_status status = require(device, info, "info");
+    fattn_device *opened = NULL;
+    fattn_status status = require(info, "info");
+    if (!status && !device) {
+        status = fattn_device_acquire(&opened);
+        device = opened;
+    }
     if (status) {
         return status;
     }
@@ -177,12 +178,13 @@ fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info
     known.ordinal = device->ordinal;
     known.host_memory = device->backend->host_memory;
     device->backend->describe(device->impl, &known);
+    fattn_device_close(opened);
     return fattn_abi_write(info, &known, sizeof known, "fattn_device_info");
 }
 
 fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memory)
 {
-    const fattn_status status = require(device, memory, "memory");
+    fattn_status status = require(memory, "memory");
     if (status) {
         return status;
     }
@@ -190,58 +192,101 @@ fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memo
     if (bytes > INT64_MAX) {
         return fattn_fail(FATTN_OVERFLOW, "bytes is %zu, more than 2^63", bytes);
     }
-    return bytes ? device->backend->alloc(device->impl, bytes, memory) : FATTN_OK;
+    status = fattn_device_acquire(&device);
+    if (!status) {
+        status = bytes ? device->backend->alloc(device->impl, bytes, memory) : FATTN_OK;
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_device_free(fattn_device *device, void *memory)
 {
-    const fattn_status status = require(device, device, "device");
-    return status || !memory ? status : device->backend->free(device->impl, memory);
+    if (!memory) {
+        return FATTN_OK;
+    }
+    fattn_status status = fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->free(device->impl, memory);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_device_copy(fattn_device *device, void *dst, const void *src, size_t bytes,
                                fattn_stream stream)
 {
-    fattn_status status = require(device, bytes ? dst : device, "dst");
-    status = status ? status : require(device, bytes ? src : device, "src");
-    return status ? status : device->backend->copy(device->impl, dst, src, bytes, stream);
+    fattn_status status = bytes ? require(dst, "dst") : FATTN_OK;
+    status = status || !bytes ? status : require(src, "src");
+    status = status ? status : fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->copy(device->impl, dst, src, bytes, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_stream_create(fattn_device *device, fattn_stream *stream)
 {
-    const fattn_status status = require(device, stream, "stream");
-    return status ? status : device->backend->stream_create(device->impl, stream);
+    fattn_status status = require(stream, "stream");
+    if (status) {
+        return status;
+    }
+    *stream = NULL;
+    status = fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->stream_create(device->impl, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_stream_destroy(fattn_device *device, fattn_stream stream)
 {
-    const fattn_status status = require(device, device, "device");
-    return status ? status : device->backend->stream_destroy(device->impl, stream);
+    if (!stream) {
+        return FATTN_OK;
+    }
+    fattn_status status = fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->stream_destroy(device->impl, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_stream_synchronize(fattn_device *device, fattn_stream stream)
 {
-    const fattn_status status = require(device, device, "device");
-    return status ? status : device->backend->stream_synchronize(device->impl, stream);
+    fattn_status status = fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->stream_synchronize(device->impl, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_event_create(fattn_device *device, fattn_event **event)
 {
-    fattn_status status = require(device, event, "event");
+    fattn_status status = require(event, "event");
     if (status) {
         return status;
     }
     *event = NULL;
+    status = fattn_device_acquire(&device);
+    if (status) {
+        return status;
+    }
     fattn_event *const created = fattn_memory_alloc(sizeof *created);
     if (!created) {
+        fattn_device_close(device);
         return fattn_fail_memory(sizeof *created, "an event");
     }
     status = device->backend->event_create(device->impl, &created->impl);
     if (status) {
         fattn_memory_free(created);
+        fattn_device_close(device);
         return status;
     }
-    created->device = fattn_device_retain(device);
+    created->device = device; /* and holds it */
     *event = created;
     return FATTN_OK;
 }

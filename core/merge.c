@@ -108,9 +108,6 @@ void fattn_merge_args_init(fattn_merge_args *args)
 
 fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     fattn_merge_args a;
     fattn_status status = fattn_abi_read(&a, sizeof a, args, "fattn_merge_args");
     status = status ? status : check_size("batch", a.batch, 0, SIZE_LIMIT);
@@ -132,7 +129,12 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
     status = status ? status : check_state(&a, &result);
     status = status ? status : check_overlap(&a, &first, &result);
     status = status ? status : check_overlap(&a, &second, &result);
-    return status ? status : device->backend->merge(device->impl, &a, stream);
+    status = status ? status : fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->merge(device->impl, &a, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 /* --- Dropout mask ----------------------------------------------------------------------------- */
@@ -146,9 +148,6 @@ void fattn_dropout_args_init(fattn_dropout_args *args)
 fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
                                 fattn_stream stream)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     fattn_dropout_args a;
     fattn_status status = fattn_abi_read(&a, sizeof a, args, "fattn_dropout_args");
     status = status ? status : check_size("batch", a.batch, 0, SIZE_LIMIT);
@@ -174,5 +173,10 @@ fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *
     if (bytes && !a.keep) {
         return fattn_fail(FATTN_NULL_POINTER, "keep is NULL");
     }
-    return device->backend->dropout_mask(device->impl, &a, stream);
+    status = fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->dropout_mask(device->impl, &a, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }

@@ -64,9 +64,12 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
     return status ? status : fattn_cache_return(&loan, stream, run(&loan, &given, stream));
 }
 
-/* The device of FATTN_BACKEND, opened at the first use; retained for the caller. */
-static fattn_status open_default(fattn_device **device)
+fattn_status fattn_device_acquire(fattn_device **device)
 {
+    if (*device) {
+        fattn_device_retain(*device);
+        return FATTN_OK;
+    }
     pthread_mutex_lock(&mutex);
     fattn_status status = FATTN_OK;
     if (!default_device) {
@@ -88,7 +91,7 @@ fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
     if (device) {
         return attend(device, problem, buffers, stream);
     }
-    fattn_status status = open_default(&device);
+    fattn_status status = fattn_device_acquire(&device);
     if (!status) {
         status = attend(device, problem, buffers, stream);
         fattn_device_close(device);

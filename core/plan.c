@@ -159,16 +159,9 @@ static void log_plan(const fattn_plan *plan)
               (long long)t->splits, (long long)t->workspace);
 }
 
-fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
-                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan)
+static fattn_status create(fattn_device *device, const fattn_problem *problem, const char *kernel,
+                           const fattn_wish *wish, fattn_plan **plan)
 {
-    if (!plan) {
-        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
-    }
-    *plan = NULL;
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     declined notes;
     notes.used = 0;
     notes.text[0] = '\0';
@@ -199,6 +192,21 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
     return FATTN_OK;
 }
 
+fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
+                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan)
+{
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    *plan = NULL;
+    fattn_status status = fattn_device_acquire(&device);
+    if (!status) {
+        status = create(device, problem, kernel, wish, plan);
+        fattn_device_close(device);
+    }
+    return status;
+}
+
 fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
                                fattn_plan **plan)
 {
@@ -222,14 +230,17 @@ void fattn_plan_destroy(fattn_plan *plan)
 
 fattn_status fattn_support(fattn_device *device, const fattn_problem *problem)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
+    fattn_status status = fattn_device_acquire(&device);
+    if (status) {
+        return status;
     }
     declined notes;
     notes.used = 0;
     notes.text[0] = '\0';
     fattn_plan plan = {.device = device};
-    return decide(&plan, problem, NULL, NULL, &notes);
+    status = decide(&plan, problem, NULL, NULL, &notes);
+    fattn_device_close(device);
+    return status;
 }
 
 /* --- Asking a plan ---------------------------------------------------------------------------- */

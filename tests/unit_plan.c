@@ -211,7 +211,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_device_malloc(device, SIZE_MAX, &memory), FATTN_OVERFLOW);
     ANSWERS(fattn_device_malloc(device, (size_t)INT64_MAX, &memory), FATTN_OUT_OF_MEMORY);
     ANSWERS(fattn_device_malloc(device, 8, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_device_malloc(NULL, 8, &memory), FATTN_NULL_POINTER);
     ANSWERS(fattn_device_malloc(device, 1000, &memory), FATTN_OK);
     ANSWERS(fattn_device_copy(device, memory, arrays, 1000, NULL), FATTN_OK);
     cr_assert(memcmp(memory, arrays, 1000) == 0);
@@ -221,7 +220,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_device_copy(device, memory, arrays, 8, arrays), FATTN_INVALID_ARGUMENT);
     ANSWERS(fattn_device_free(device, memory), FATTN_OK);
     ANSWERS(fattn_device_free(device, NULL), FATTN_OK);
-    ANSWERS(fattn_device_free(NULL, NULL), FATTN_NULL_POINTER);
 
     fattn_stream stream = arrays;
     ANSWERS(fattn_stream_create(device, &stream), FATTN_OK);
@@ -230,7 +228,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_stream_synchronize(device, arrays), FATTN_INVALID_ARGUMENT);
     ANSWERS(fattn_stream_destroy(device, stream), FATTN_OK);
     ANSWERS(fattn_stream_create(device, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_stream_destroy(NULL, NULL), FATTN_NULL_POINTER);
 
     fattn_event *start = NULL;
     fattn_event *stop = NULL;
@@ -343,18 +340,80 @@ Test(plan, made_asked_and_run)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* In every function that takes a device NULL is that of FATTN_BACKEND, opened once. */
+Test(device, null_is_the_default_one)
+{
+    set_environment("FATTN_BACKEND", "reference");
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    static uint8_t keep[32];
+    fattn_plan *plan = NULL;
+    fattn_event *event = NULL;
+    fattn_stream stream = arrays;
+    void *memory = NULL;
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    ANSWERS(fattn_device_get_info(NULL, &info), FATTN_OK);
+    cr_assert_str_eq(info.backend, "reference");
+    ANSWERS(fattn_device_malloc(NULL, 64, &memory), FATTN_OK);
+    ANSWERS(fattn_device_copy(NULL, memory, arrays, 64, NULL), FATTN_OK);
+    cr_assert(memcmp(memory, arrays, 64) == 0);
+    ANSWERS(fattn_device_free(NULL, memory), FATTN_OK);
+    ANSWERS(fattn_stream_create(NULL, &stream), FATTN_OK);
+    ANSWERS(fattn_stream_synchronize(NULL, stream), FATTN_OK);
+    ANSWERS(fattn_stream_destroy(NULL, stream), FATTN_OK);
+    ANSWERS(fattn_event_create(NULL, &event), FATTN_OK);
+    ANSWERS(fattn_support(NULL, &p), FATTN_OK);
+    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_OK);
+    cr_assert_eq(plan->device, event->device, "it is opened once");
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert(written());
+    ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    fattn_dropout_args dropout;
+    fattn_dropout_args_init(&dropout);
+    dropout.batch = dropout.heads = 1, dropout.seqlen_q = 4, dropout.seqlen_k = 8;
+    dropout.keep = keep;
+    ANSWERS(fattn_dropout_mask(NULL, &dropout, NULL), FATTN_OK);
+    cr_assert(keep[0] && keep[31]);
+    fattn_merge_args merge;
+    fattn_merge_args_init(&merge);
+    merge.dim_v = 1; /* of nothing */
+    ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_OK);
+
+    fattn_cache_clear(); /* plan and event hold the device */
+    ANSWERS(fattn_event_record(event, NULL), FATTN_OK);
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    fattn_event_destroy(event);
+    fattn_plan_destroy(plan);
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    /* Where there is none, handles are NULL and the reason says which. */
+    set_environment("FATTN_BACKEND", "nonsense");
+    plan = (fattn_plan *)arrays, event = (fattn_event *)arrays, stream = memory = arrays;
+    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_event_create(NULL, &event), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_stream_create(NULL, &stream), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_malloc(NULL, 64, &memory), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("nonsense");
+    cr_assert(!plan && !event && !stream && !memory);
+    ANSWERS(fattn_device_get_info(NULL, &info), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_support(NULL, &p), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_dropout_mask(NULL, &dropout, NULL), FATTN_UNKNOWN_DEVICE);
+    set_environment("FATTN_BACKEND", NULL);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
 Test(plan, refusals)
 {
     fattn_device *const device = open_device("reference");
     fattn_problem p = small();
     fattn_plan *plan = (fattn_plan *)arrays;
     ANSWERS(fattn_plan_create(device, &p, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_NULL_POINTER);
-    cr_assert_null(plan);
-    ANSWERS(fattn_support(NULL, &p), FATTN_NULL_POINTER);
     p.heads_q = -1;
     ANSWERS(fattn_support(device, &p), FATTN_INVALID_SHAPE);
     ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_INVALID_SHAPE);
+    cr_assert_null(plan);
     p = small();
     ANSWERS(fattn_plan_create_with(device, &p, "nonsense", NULL, &plan), FATTN_INVALID_ARGUMENT);
     REASON_HAS("nonsense");
@@ -703,7 +762,6 @@ Test(merge, refusals)
     fattn_merge_args a = merge_args();
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OK);
     cr_assert_eq(arrays[3][8], arrays[0][8]); /* head 1, row 0: lse2 is -inf, o1 alone counts */
-    ANSWERS(fattn_merge(NULL, &a, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_merge(device, NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_merge(device, &a, arrays), FATTN_INVALID_ARGUMENT);
     a.batch = -1;
@@ -746,7 +804,6 @@ Test(dropout_mask, refusals)
                                       .keep = keep};
     fattn_dropout_args a = sound;
     ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_OK);
-    ANSWERS(fattn_dropout_mask(NULL, &a, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_dropout_mask(device, NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_dropout_mask(device, &a, keep), FATTN_INVALID_ARGUMENT);
     a.keep = NULL;

@@ -318,7 +318,9 @@ FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
  * Devices
  * ---------------------------------------------------------------------------------------------- */
 
-/* An open device. Several threads may use one. */
+/* An open device. Several threads may use one. Wherever a function takes a device, NULL is the
+ * default one: what fattn_device_open(NULL) opens, opened at the first use and kept until
+ * fattn_cache_clear(), before which its memory and streams must be given back. */
 typedef struct fattn_device fattn_device;
 
 /* A device's queue of work: CUstream or hipStream_t on a GPU, where NULL is the default stream. On
@@ -521,10 +523,9 @@ FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers
                                      void *workspace, fattn_stream stream);
 
 /*
- * One shot: plans through a cache of recent plans and executes. device NULL is the one that
- * fattn_device_open(NULL) opens, kept open. The pointer alignment is taken from the pointers, and
- * the workspace is allocated where one is needed, and kept. With a GPU device and host pointers it
- * copies to the device and back and waits.
+ * One shot: plans through a cache of recent plans and executes. The pointer alignment is taken from
+ * the pointers, and the workspace is allocated where one is needed, and kept. With a GPU device and
+ * host pointers it copies to the device and back and waits.
  *
  * Calls may come from any threads and on any streams, one after another or at once: a plan has a
  * workspace for each of up to four streams, and streams beyond them wait, on the GPU, for the
@@ -537,8 +538,8 @@ FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers
 FATTN_API fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                                        const fattn_buffers *buffers, fattn_stream stream);
 
-/* Frees the cached plans, workspaces and default device of fattn_attention() that are not in
- * use. Waits for what is queued with them. */
+/* Frees the cached plans and workspaces of fattn_attention() and the default device, as far as they
+ * are not in use. Waits for what is queued with them. */
 FATTN_API void fattn_cache_clear(void);
 
 /* How much fattn_attention() keeps, in the whole process. Set it up with

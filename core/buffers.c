@@ -19,6 +19,20 @@ void fattn_buffers_init(fattn_buffers *buffers)
     buffers->whole_q = buffers->whole_k = -1;
 }
 
+static void init_buffers(void *to) { fattn_buffers_init(to); }
+
+fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from)
+{
+    static const fattn_abi abi = {
+        .name = "fattn_buffers",
+        .sizes = {FATTN_ABI_END(fattn_buffers, offset_ptr)}, /* 0.1 */
+        .init = init_buffers,
+    };
+    _Static_assert(sizeof(fattn_buffers) == FATTN_ABI_END(fattn_buffers, offset_ptr),
+                   "the last of the sizes is this library's");
+    return fattn_abi_read_grown(to, &abi, from);
+}
+
 static fattn_status check_pointer(const fattn_operand *operand)
 {
     if (fattn_region_is_empty(&operand->region)) {
@@ -50,7 +64,7 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
                                      fattn_buffers *out)
 {
     fattn_buffers buffers;
-    fattn_status status = fattn_abi_read(&buffers, sizeof buffers, in, "fattn_buffers");
+    fattn_status status = fattn_buffers_read(&buffers, in);
     if (status) {
         return status;
     }

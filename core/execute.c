@@ -51,6 +51,8 @@ fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
         return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
     }
     fattn_buffers checked;
-    const fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &checked);
+    fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &checked);
+    status =
+        status ? status : fattn_buffers_check_unused(plan->problem.op, plan->features, &checked);
     return status ? status : fattn_plan_run(plan, &checked, workspace, stream);
 }

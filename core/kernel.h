@@ -33,6 +33,7 @@ typedef struct fattn_tiling {
     int64_t items;    /* independent pieces of work */
     int64_t workspace; /* bytes, a multiple of 256 */
     double traffic;    /* predicted slow-memory bytes */
+    int workers;       /* threads that a CPU's run has, those worth waking; 0 elsewhere */
 } fattn_tiling;
 
 typedef struct fattn_kernel {

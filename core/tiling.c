@@ -203,7 +203,7 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
                           (long long)wish->tile.br, (long long)wish->tile.bc);
     }
     const fattn_tile tile = wish->tile.br ? wish->tile : pick_tile(problem, limits, kernel);
-    fattn_tiling t = {.br = tile.br, .bc = tile.bc};
+    fattn_tiling t = {.br = tile.br, .bc = tile.bc, .workers = wish->workers};
     t.q_blocks = ceil_div(fattn_kernel_rows(kernel, problem), t.br);
     t.k_blocks = ceil_div(problem->seqlen_k, t.bc);
     t.heads = problem->batch * fattn_kernel_heads(kernel, problem);

@@ -97,6 +97,26 @@ static void check_far(void)
               "a narrow one there sees none");
 }
 
+/* Tiles near the last key of all, where sums do not fit 32 bits. */
+static void check_whole_tiles(void)
+{
+    int64_t wrong = 0, whole = 0, tiles = 0;
+    for (int32_t width = 16; width <= 256; width *= 2) {
+        for (int32_t less = 0; less < 600; less++) {
+            const int32_t keys = INT32_MAX - less;
+            for (int64_t j0 = (keys / width - 3) * (int64_t)width; j0 < keys; j0 += width) {
+                const bool exists = j0 + width <= keys;
+                wrong += (fattn_tile_is_whole((int32_t)j0, width, keys) != 0) != exists;
+                whole += exists;
+                tiles++;
+            }
+        }
+    }
+    tap_check(wrong == 0 && whole > 0 && whole < tiles,
+              "%lld of %lld tiles near key 2^31 are whole: %lld wrong", (long long)whole,
+              (long long)tiles, (long long)wrong);
+}
+
 static void check_block_masks(void)
 {
     enum { SIDE = 4 };
@@ -184,6 +204,7 @@ int main(void)
 {
     check_bands();
     check_far();
+    check_whole_tiles();
     check_block_masks();
     check_schedule();
     return tap_done();

@@ -518,7 +518,7 @@ static void decode_end(forward *f)
 static int64_t heads_of_item(const fattn_cpu_run *run)
 {
     const int64_t most = heads_most(run->problem), heads = fattn_max64(run->problem->heads_k, 1);
-    const int64_t enough = run->tiling->items / (4 * run->threads);
+    const int64_t enough = run->tiling->items / (4 * run->tiling->workers);
     const int64_t some = fattn_max64(1, fattn_min64(enough, most));
     const int64_t groups = (heads + some - 1) / some;
     return (heads + groups - 1) / groups;
@@ -658,5 +658,5 @@ static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
 
 static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(forward_shared(p, tiling), decode_scratch(p, tiling), tiling->items);
+    return fattn_cpu_workspace(forward_shared(p, tiling), decode_scratch(p, tiling));
 }

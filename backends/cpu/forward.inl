@@ -320,6 +320,5 @@ static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling),
-                               tiling->items);
+    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling));
 }

@@ -50,6 +50,10 @@ fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
     if (!plan) {
         return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
     }
+    if (buffers && buffers->struct_size == sizeof *buffers &&
+        fattn_pointers_hold(&plan->pointers, buffers)) {
+        return fattn_plan_run(plan, buffers, workspace, stream);
+    }
     fattn_buffers checked;
     const fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &checked);
     return status ? status : fattn_plan_run(plan, &checked, workspace, stream);

@@ -188,7 +188,9 @@ static fattn_status attend(fattn_device *device, const fattn_problem *problem,
     if (status) {
         return status;
     }
-    status = fattn_buffers_normalise(&l.plan->problem, &given, &given);
+    if (!fattn_pointers_hold(&l.plan->pointers, &given)) {
+        status = fattn_buffers_normalise(&l.plan->problem, &given, &given);
+    }
     if (!status && (device->backend->host_memory || fattn_plan_reads(l.plan, &given))) {
         status = fattn_plan_run(l.plan, &given, l.workspace, stream);
     } else if (!status) {

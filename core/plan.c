@@ -181,6 +181,7 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
         return fattn_fail_memory((int64_t)(sizeof *p + length + 1), "a plan");
     }
     *p = made;
+    fattn_pointers_make(&p->problem, &p->pointers);
     p->declined = (char *)(p + 1);
     memcpy(p->declined, notes.text, length);
     p->declined[length] = '\0';

@@ -19,6 +19,8 @@
 #include "core/env.h"
 #include "core/host.h"
 #include "core/memory.h"
+#include "core/problem.h"
+#include "core/schedule.h"
 #include "core/status.h"
 
 /* --- Instruction sets ------------------------------------------------------------------------- */
@@ -224,6 +226,20 @@ static void work_phase(fattn_cpu_items *items, const void *of, void *scratch)
     j->phase->work(&j->run, scratch);
 }
 
+/* The plan's tiling without the parts that no sequence of the run has: lengths may be far below
+ * those that were planned for. */
+static fattn_tiling tiling_of_run(const fattn_plan *plan, const fattn_buffers *buffers)
+{
+    fattn_tiling tiling = plan->tiling;
+    if (tiling.splits > 1) {
+        const int64_t keys = fattn_longest_keys(&plan->problem, buffers);
+        const int64_t most = fattn_schedule_most(&tiling, (keys + tiling.bc - 1) / tiling.bc);
+        tiling.items = tiling.items / tiling.splits * most;
+        tiling.splits = most;
+    }
+    return tiling;
+}
+
 static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                         fattn_stream stream)
 {
@@ -238,6 +254,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
     if (status) {
         return status;
     }
+    const fattn_tiling tiling = tiling_of_run(plan, buffers);
     job jobs[FATTN_CPU_PHASES];
     step steps[FATTN_CPU_PHASES];
     int count = 0;
@@ -246,7 +263,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
         step *const s = &steps[count];
         *j = (job){.run = {.problem = &plan->problem,
                            .buffers = buffers,
-                           .tiling = &plan->tiling,
+                           .tiling = &tiling,
                            .threads = threads,
                            .shared = workspace,
                            .items = &s->items},

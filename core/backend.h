@@ -7,6 +7,7 @@
 #define FATTN_CORE_BACKEND_H
 
 #include "core/kernel.h"
+#include "core/operands.h"
 #include "core/peak.h"
 #include "core/tiling.h"
 #include "fattn/fattn.h"
@@ -38,9 +39,10 @@ struct fattn_plan {
     uint64_t features;     /* as the caller gave them */
     const fattn_kernel *kernel;
     fattn_tiling tiling;
-    void *impl;         /* the backend's own state */
-    int64_t references; /* atomic */
-    char *declined;     /* a line for each better row: why it declined */
+    fattn_pointers pointers; /* of a run */
+    void *impl;              /* the backend's own state */
+    int64_t references;      /* atomic */
+    char *declined;          /* a line for each better row: why it declined */
 };
 
 struct fattn_backend {

@@ -29,23 +29,22 @@ static int64_t alignment_of(const fattn_buffers *b)
 
 static fattn_status run(const fattn_loan *loan, const fattn_buffers *buffers, fattn_stream stream)
 {
-    fattn_buffers b;
+    fattn_buffers copy;
+    const fattn_buffers *b = NULL;
     const fattn_plan *const plan = loan->plan;
-    fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &b);
-    status =
-        status ? status : fattn_buffers_check_unused(plan->problem.op, plan->features, buffers);
+    const fattn_status status = fattn_plan_check(plan, buffers, &copy, &b);
     if (status) {
         return status;
     }
-    if (plan->device->backend->host_memory || fattn_plan_reads(plan, &b)) {
-        return fattn_plan_run(plan, &b, loan->workspace, stream);
+    if (plan->device->backend->host_memory || fattn_plan_reads(plan, b)) {
+        return fattn_plan_run(plan, b, loan->workspace, stream);
     }
     if (loan->capture) {
         return fattn_fail(FATTN_INVALID_ARGUMENT,
                           "buffers are in host memory, and the stream is being captured: a graph "
                           "cannot copy them and wait");
     }
-    return fattn_plan_run_staged(plan, &b, loan->workspace, stream);
+    return fattn_plan_run_staged(plan, b, loan->workspace, stream);
 }
 
 static fattn_status attend(fattn_device *device, const fattn_problem *problem,

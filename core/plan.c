@@ -176,6 +176,7 @@ static fattn_status create(fattn_device *device, const fattn_problem *problem, c
         return fattn_fail_memory((int64_t)(sizeof *p + length + 1), "a plan");
     }
     *p = made;
+    fattn_pointers_make(&p->problem, &p->pointers);
     p->declined = (char *)(p + 1);
     memcpy(p->declined, notes.text, length);
     p->declined[length] = '\0';

@@ -19,6 +19,8 @@
 #include "core/host.h"
 #include "core/io_model.h"
 #include "core/memory.h"
+#include "core/problem.h"
+#include "core/schedule.h"
 #include "core/status.h"
 
 /* --- Instruction sets ------------------------------------------------------------------------- */
@@ -242,6 +244,20 @@ static void work_phase(const step *s, void *scratch)
     ((const fattn_cpu_phase *)s->of)->work(&s->run, scratch);
 }
 
+/* The plan's tiling without the parts that no sequence of the run has: lengths may be far below
+ * those that were planned for. */
+static fattn_tiling tiling_of_run(const fattn_plan *plan, const fattn_buffers *buffers)
+{
+    fattn_tiling tiling = plan->tiling;
+    if (tiling.splits > 1) {
+        const int64_t keys = fattn_longest_keys(&plan->problem, buffers);
+        const int64_t most = fattn_schedule_most(&tiling, (keys + tiling.bc - 1) / tiling.bc);
+        tiling.items = tiling.items / tiling.splits * most;
+        tiling.splits = most;
+    }
+    return tiling;
+}
+
 static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                         fattn_stream stream)
 {
@@ -251,6 +267,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
         return status;
     }
     const int64_t shared = kernel->shared(&plan->problem, &plan->tiling);
+    const fattn_tiling tiling = tiling_of_run(plan, buffers);
     steps all;
     all.scratch = (char *)workspace + shared;
     all.size = kernel->scratch(&plan->problem, &plan->tiling);
@@ -261,7 +278,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
         s->of = &kernel->phases[i];
         s->run = (fattn_cpu_run){.problem = &plan->problem,
                                  .buffers = buffers,
-                                 .tiling = &plan->tiling,
+                                 .tiling = &tiling,
                                  .shared = workspace,
                                  .items = &s->items};
         s->items.count = kernel->phases[i].count(&s->run);

@@ -542,14 +542,6 @@ static decode_item item_of(const fattn_cpu_run *run, int64_t item)
                          .heads = fattn_min64(each, all - hk)};
 }
 
-/* The blocks of keys of a part, as far as the rows of pn look. */
-static void part_blocks(const panel *pn, const fattn_tiling *tiling, int64_t split, int64_t *first,
-                        int64_t *past)
-{
-    fattn_schedule_keys(tiling, split, first, past);
-    panel_blocks(pn, first, past);
-}
-
 /* What an item's last tile fetches: the first one of the item that this worker will probably take
  * next. None if that has other heads. */
 static void find_upcoming(decode *d, const fattn_cpu_run *run)
@@ -566,7 +558,8 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     if (it.heads != d->heads || !panel_place(&pn, run, it.b, it.hk, 0, true)) {
         return;
     }
-    for (part_blocks(&pn, run->tiling, it.split, &block, &past); block < past; block++) {
+    const fattn_parts parts = parts_of(run->tiling, &pn, &pn);
+    for ((void)fattn_schedule_keys(&parts, it.split, &block, &past); block < past; block++) {
         const span s = span_of(&pn, block);
         if (s.kind != FATTN_TILE_EMPTY) {
             tile->block = block;
@@ -585,15 +578,20 @@ static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
     decode d = {.heads = it.heads};
 
     decode_layout(&d, d.heads, run->problem, tiling, &from);
-    panel_prepare(&d.head->panel);
+    panel *const pn = &d.head->panel;
+    if (!panel_place(pn, run, it.b, it.hk, 0, true)) {
+        return;
+    }
+    const fattn_parts parts = parts_of(tiling, pn, pn); /* of any head: all see the same keys */
+    int64_t first, past;
+    if (!fattn_schedule_keys(&parts, it.split, &first, &past)) {
+        return;
+    }
+    panel_prepare(pn);
     for (int64_t n = 0; n < d.heads; n++) {
-        if (!panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true)) {
-            return;
-        }
+        (void)panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true);
         decode_begin(&d.head[n], it.split);
     }
-    int64_t first, past;
-    part_blocks(&d.head->panel, tiling, it.split, &first, &past);
     bool more = find_tile(&d, first, past, &d.next);
     while (more) {
         const decode_tile now = d.next;
@@ -613,7 +611,11 @@ static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
     for (int64_t n = 0; n < d.heads; n++) {
         const int64_t head = it.b * run->problem->heads_k + it.hk + n;
         decode_end(&d.head[n]);
-        forward_end(&d.head[n], run, head * tiling->splits + it.split, 0);
+        if (fattn_parts_are_one(&parts)) {
+            forward_store(&d.head[n]);
+        } else {
+            forward_leave_part(&d.head[n], run, head * tiling->splits + it.split, 0);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 usage: rooms.py ROOT
 """
 
+import ast
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ DOORS = {
     "backends/cuda": ["include", "core", "backends/gpu"],
     "backends/hip": ["include", "core", "backends/gpu"],
     "tools": ["include", "core/memory.h", "core/status.h", "core/dtype.h"],
+    "python": ["include"],
     "bench": ["include"],
     "examples": ["include"],
     "tests": ["include", "core", "backends", "tools"],
@@ -65,6 +67,15 @@ WORDS = [
     (r"\b(printf|puts|putchar|perror)\s*\(|\bstdout\b|\bstderr\b",
      r"core/log\.c|tests/.*|tools/.*|bench/.*|examples/.*", "the library prints through core/log.c only"),
 ]
+
+# What modules of the Python package may import besides the standard library and the package itself. NumPy
+# is never imported while the package is: that alone takes longer than importing fattn may.
+PYTHON = {
+    "python/fattn/torch": ["torch"],
+    "python/fattn/flash_attn.py": ["torch"],
+    "python/fattn/transformers.py": ["torch", "transformers"],
+    "python/fattn/jax.py": ["jax", "numpy"],
+}
 
 # The core reads like mathematics on any machine: its template headers may not use the C library's.
 TEMPLATES = ("core/online_softmax.h", "core/score.h", "core/philox.h", "core/band.h", "core/dtype.h")
@@ -170,12 +181,25 @@ def templates(root):
                 yield f"{path}:{number}: a template header may not include {match.group(1)}"
 
 
+def imports(root):
+    """Python modules that import what they may not, or at the top what is too slow to come there."""
+    for path in tap.files(root, (".py",), ["python"]):
+        allowed = [name for key, names in PYTHON.items() if path.startswith(key) for name in names]
+        for node in ast.parse(tap.read(root, path)).body:
+            names = ([a.name for a in node.names] if isinstance(node, ast.Import) else
+                     [node.module] if isinstance(node, ast.ImportFrom) else [])
+            for name in (n.split(".")[0] for n in names):
+                if name not in ("fattn", *allowed, *sys.stdlib_module_names):
+                    yield f"{path}:{node.lineno}: imports {name} at its top"
+
+
 def results(root):
     return [
         ("rooms include through doors", doors(root)),
         ("words are at home", words(root)),
         ("core names no backend", backend_names(root)),
         ("template headers need no C library", templates(root)),
+        ("Python modules import through doors", imports(root)),
     ]
 
 

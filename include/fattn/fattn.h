@@ -52,6 +52,9 @@
 
 #include "fattn/version.h"
 
+/* How a function is declared. A program may define it before it includes this header, to load the
+ * functions in its own way. */
+#ifndef FATTN_API
 #if defined(_WIN32) && defined(FATTN_BUILDING)
 #define FATTN_API __declspec(dllexport)
 #elif defined(_WIN32) && defined(FATTN_SHARED)
@@ -60,6 +63,7 @@
 #define FATTN_API __attribute__((visibility("default")))
 #else
 #define FATTN_API
+#endif
 #endif
 
 #ifdef __cplusplus
@@ -119,9 +123,10 @@ FATTN_API const char *fattn_version(void);
 
 /* What the elements of a tensor are, in the processor's byte order. */
 typedef enum fattn_dtype {
-    FATTN_F32 = 1,  /* IEEE binary32 */
-    FATTN_F16 = 2,  /* IEEE binary16 */
-    FATTN_BF16 = 3, /* the upper half of a binary32 */
+    FATTN_DTYPE_DEFAULT = 0, /* of dtype_o and dtype_bias: what their comments say */
+    FATTN_F32 = 1,           /* IEEE binary32 */
+    FATTN_F16 = 2,           /* IEEE binary16 */
+    FATTN_BF16 = 3,          /* the upper half of a binary32 */
     FATTN_F64 =
         4, /* backend "reference" only; then lse, bias, sink, slopes and gradients are f64 */
     FATTN_E4M3 = 5 /* reserved: fp8 inputs, not accepted by any backend yet */
@@ -154,42 +159,42 @@ typedef enum fattn_anchor {
  * fattn_buffers_init() give, or the call fails with a reason that names field and bit. In
  * fattn_buffers that holds for everything below `dsink`, and for dlse in a backward. The tensors
  * above it may be set though this operation does not use them or the problem does not ask for them:
- * they are left alone, and one struct serves forward and backward. */
-#define FATTN_CAUSAL (UINT64_C(1) << 0)        /* j <= i + off */
-#define FATTN_WINDOW (UINT64_C(1) << 1)        /* window_left, window_right */
-#define FATTN_SCALE (UINT64_C(1) << 2)         /* scale; 1 / sqrt(D) otherwise */
-#define FATTN_SOFTCAP (UINT64_C(1) << 3)       /* softcap */
-#define FATTN_BIAS (UINT64_C(1) << 4)          /* bias, dtype_bias, bias_stride */
-#define FATTN_ALIBI (UINT64_C(1) << 5)         /* alibi_slopes, alibi_batch_stride */
-#define FATTN_MASK (UINT64_C(1) << 6)          /* mask, mask_stride */
-#define FATTN_BLOCK_MASK (UINT64_C(1) << 7)    /* block_mask, block_mask_stride, block_m, block_n */
-#define FATTN_SINK (UINT64_C(1) << 8)          /* sink */
-#define FATTN_DROPOUT (UINT64_C(1) << 9)       /* dropout_p; seed, offset or their pointers */
-#define FATTN_CU_SEQLENS_Q (UINT64_C(1) << 10) /* cu_seqlens_q, total_q */
-#define FATTN_CU_SEQLENS_K (UINT64_C(1) << 11) /* cu_seqlens_k, total_k */
-#define FATTN_SEQUSED_Q (UINT64_C(1) << 12)    /* seqused_q */
-#define FATTN_SEQUSED_K (UINT64_C(1) << 13)    /* seqused_k */
-#define FATTN_PAGED (UINT64_C(1) << 14)        /* block_table, page_size, num_pages, max_pages */
-#define FATTN_POSITIONS (UINT64_C(1) << 15)    /* q_offset(s), k_offset(s), whole_q, whole_k */
-#define FATTN_DLSE (UINT64_C(1) << 16)         /* dlse: lse has a gradient too (backward) */
-#define FATTN_ACCUMULATE (UINT64_C(1) << 17)   /* add to the gradients, which are then all f32 */
-#define FATTN_DETERMINISTIC \
-    (UINT64_C(1) << 18) /* backward bit-identical from run to run on GPUs too */
-#define FATTN_BATCH_INVARIANT \
-    (UINT64_C(1) << 19)                   /* a row's result depends on its own inputs only */
-#define FATTN_CHECKED (UINT64_C(1) << 20) /* GPU: validate lengths and tables, synchronously */
+ * they are left alone, and one struct serves forward and backward. The constants are bare literals,
+ * which every generator of bindings reads, and 64 bits wide, so that ~FATTN_CAUSAL has all other
+ * bits; an enumerator of C is an int. */
+#define FATTN_CAUSAL 0x1ull              /* j <= i + off */
+#define FATTN_WINDOW 0x2ull              /* window_left, window_right */
+#define FATTN_SCALE 0x4ull               /* scale; 1 / sqrt(D) otherwise */
+#define FATTN_SOFTCAP 0x8ull             /* softcap */
+#define FATTN_BIAS 0x10ull               /* bias, dtype_bias, bias_stride */
+#define FATTN_ALIBI 0x20ull              /* alibi_slopes, alibi_batch_stride */
+#define FATTN_MASK 0x40ull               /* mask, mask_stride */
+#define FATTN_BLOCK_MASK 0x80ull         /* block_mask, block_mask_stride, block_m, block_n */
+#define FATTN_SINK 0x100ull              /* sink */
+#define FATTN_DROPOUT 0x200ull           /* dropout_p; seed, offset or their pointers */
+#define FATTN_CU_SEQLENS_Q 0x400ull      /* cu_seqlens_q, total_q */
+#define FATTN_CU_SEQLENS_K 0x800ull      /* cu_seqlens_k, total_k */
+#define FATTN_SEQUSED_Q 0x1000ull        /* seqused_q */
+#define FATTN_SEQUSED_K 0x2000ull        /* seqused_k */
+#define FATTN_PAGED 0x4000ull            /* block_table, page_size, num_pages, max_pages */
+#define FATTN_POSITIONS 0x8000ull        /* q_offset(s), k_offset(s), whole_q, whole_k */
+#define FATTN_DLSE 0x10000ull            /* dlse: lse has a gradient too (backward) */
+#define FATTN_ACCUMULATE 0x20000ull      /* add to the gradients, which are then all f32 */
+#define FATTN_DETERMINISTIC 0x40000ull   /* backward bit-identical from run to run on GPUs too */
+#define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
+#define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL ((UINT64_C(1) << 21) - 1)
+#define FATTN_FEATURES_ALL 0x1fffffull
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
 
-#define FATTN_OUT_O (UINT32_C(1) << 0)     /* o */
-#define FATTN_OUT_LSE (UINT32_C(1) << 1)   /* lse; backward reads it */
-#define FATTN_OUT_DQ (UINT32_C(1) << 2)    /* dq */
-#define FATTN_OUT_DK (UINT32_C(1) << 3)    /* dk */
-#define FATTN_OUT_DV (UINT32_C(1) << 4)    /* dv */
-#define FATTN_OUT_DBIAS (UINT32_C(1) << 5) /* dbias; needs FATTN_BIAS */
-#define FATTN_OUT_DSINK (UINT32_C(1) << 6) /* dsink; needs FATTN_SINK */
+#define FATTN_OUT_O 0x1u      /* o */
+#define FATTN_OUT_LSE 0x2u    /* lse; backward reads it */
+#define FATTN_OUT_DQ 0x4u     /* dq */
+#define FATTN_OUT_DK 0x8u     /* dk */
+#define FATTN_OUT_DV 0x10u    /* dv */
+#define FATTN_OUT_DBIAS 0x20u /* dbias; needs FATTN_BIAS */
+#define FATTN_OUT_DSINK 0x40u /* dsink; needs FATTN_SINK */
 
 /* Strides of a rank-4 tensor (batch, sequence, head, channel), in elements. The channel stride is
  * 1: a DLPack tensor maps to this one to one. With cu_seqlens `batch` is ignored; a paged k or v
@@ -211,9 +216,9 @@ typedef struct fattn_problem {
 
     fattn_op op;         /* default FATTN_FORWARD */
     fattn_dtype dtype;   /* of q, k, v, dq, dk, dv; default FATTN_F32 */
-    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; 0, the default, means dtype */
+    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype
-        dtype_bias;      /* of bias: dtype or FATTN_F32; 0, the default, means FATTN_F32 (or F64) */
+        dtype_bias;      /* of bias: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT: FATTN_F32 (or F64) */
     fattn_layout layout; /* default FATTN_BSHD */
     fattn_anchor anchor; /* default FATTN_BOTTOM_RIGHT */
     uint64_t features;   /* FATTN_CAUSAL | ...; default 0 */

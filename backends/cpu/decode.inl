@@ -343,7 +343,7 @@ static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *
     tile->live = 0;
     for (; block < end && !tile->live; block++) {
         for (int64_t n = 0; n < d->heads; n++) {
-            tile->spans[n] = span_of(&d->head[n].panel, block);
+            tile->spans[n] = seen_span(&d->head[n].panel, block, false);
             if (tile->spans[n].kind != FATTN_TILE_EMPTY) {
                 tile->live = tile->spans[n].live;
             }
@@ -591,6 +591,10 @@ static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
     for (int64_t n = 0; n < d.heads; n++) {
         (void)panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true);
         decode_begin(&d.head[n], it.split);
+    }
+    for (int64_t n = 0; n < d.heads; n++) {
+        int64_t begin = first, end = past;
+        bias_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
     }
     bool more = find_tile(&d, first, past, &d.next);
     while (more) {

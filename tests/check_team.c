@@ -140,6 +140,52 @@ static void check_loops(void)
     }
 }
 
+/* --- Threads of the process ------------------------------------------------------------------- */
+
+/* A line of a thread's status, "" where it has none. */
+static void read_status(const char *task, const char *field, char *value, size_t size)
+{
+    char path[512], line[8192];
+    snprintf(path, sizeof path, "/proc/self/task/%.300s/status", task);
+    FILE *const file = fopen(path, "r");
+    value[0] = '\0';
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, field, strlen(field)) == 0 && line[strlen(field)] == ':') {
+            line[strcspn(line, "\n")] = '\0';
+            snprintf(value, size, "%.200s", line + strlen(field) + 2);
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+}
+
+/* Threads of the library's that have begun; of those, how many are bound to processor 0, and how
+ * many let a signal of the program's through. */
+static int count_own(int *bound, int *open)
+{
+    DIR *const folder = opendir("/proc/self/task");
+    int count = 0;
+    *bound = *open = 0;
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        char value[256];
+        read_status(entry->d_name, "Name", value, sizeof value);
+        if (strcmp(value, "fattn") == 0) {
+            const unsigned long long user = 1ull << (SIGUSR1 - 1) | 1ull << (SIGINT - 1) |
+                                            1ull << (SIGALRM - 1) | 1ull << (SIGCHLD - 1);
+            count++;
+            read_status(entry->d_name, "Cpus_allowed_list", value, sizeof value);
+            *bound += strcmp(value, "0") == 0;
+            read_status(entry->d_name, "SigBlk", value, sizeof value);
+            *open += (strtoull(value, NULL, 16) & user) != user;
+        }
+    }
+    if (folder) {
+        closedir(folder);
+    }
+    return count;
+}
+
 /* --- OpenMP ----------------------------------------------------------------------------------- */
 
 #ifdef _OPENMP
@@ -175,8 +221,58 @@ static bool computes_inside(fattn_device *device)
     return atomic_load(&right) == 2 && before == after;
 }
 
+/* What the program does where OpenMP binds its threads: the library's may run on all of its places,
+ * not on the one of the thread that makes them. */
+static int run_bound(void)
+{
+    attend a;
+    make_problem(&a);
+    fattn_cpu_set places = {{0}};
+    char list[256];
+    int bound = 0, open = 0, own = 0, right = 0;
+    for (int place = 0; place < omp_get_num_places(); place++) {
+        int ids[1024];
+        omp_get_place_proc_ids(place, ids);
+        for (int i = 0; i < omp_get_place_num_procs(place); i++) {
+            fattn_cpu_set_add(&places, ids[i]);
+        }
+    }
+    (void)attend_with(&a, NULL);
+    for (int n = 0; n < 10000 && own == 0; n++) {
+        usleep(1000);
+        own = count_own(&bound, &open);
+    }
+    DIR *const folder = opendir("/proc/self/task");
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        fattn_cpu_set set = {{0}};
+        read_status(entry->d_name, "Name", list, sizeof list);
+        if (strcmp(list, "fattn") == 0) {
+            read_status(entry->d_name, "Cpus_allowed_list", list, sizeof list);
+            right += fattn_cpu_set_parse(&set, list) && memcmp(&set, &places, sizeof set) == 0;
+        }
+    }
+    fattn_cache_clear();
+    return own != 1 || right != 1;
+}
+
+static void check_bound(void)
+{
+    char command[600], self[512];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length <= 0) {
+        tap_skip("threads that OpenMP binds", "no /proc");
+        return;
+    }
+    self[length] = '\0';
+    snprintf(command, sizeof command,
+             "FATTN_BACKEND=cpu FATTN_NUM_THREADS=2 OMP_PROC_BIND=true OMP_PLACES=cores '%s' bound",
+             self);
+    tap_check(system(command) == 0, "where OpenMP binds threads, ours have all of its places");
+}
+
 static void check_openmp(void)
 {
+    check_bound();
     fattn_device_options options = make_options();
     options.threads = THREADS;
     options.engine = FATTN_ENGINE_OPENMP;
@@ -196,6 +292,8 @@ static void check_openmp(void)
     omp_set_num_threads(before);
 }
 #else
+static int run_bound(void) { return 1; }
+
 static void check_openmp(void)
 {
     fattn_device *device = NULL;
@@ -318,50 +416,6 @@ static void check_options(void)
 }
 
 /* --- The library's own threads ---------------------------------------------------------------- */
-
-/* A line of a thread's status, "" where it has none. */
-static void read_status(const char *task, const char *field, char *value, size_t size)
-{
-    char path[512], line[8192];
-    snprintf(path, sizeof path, "/proc/self/task/%.300s/status", task);
-    FILE *const file = fopen(path, "r");
-    value[0] = '\0';
-    while (file && fgets(line, sizeof line, file)) {
-        if (strncmp(line, field, strlen(field)) == 0 && line[strlen(field)] == ':') {
-            line[strcspn(line, "\n")] = '\0';
-            snprintf(value, size, "%.200s", line + strlen(field) + 2);
-        }
-    }
-    if (file) {
-        fclose(file);
-    }
-}
-
-/* Threads of the library's that have begun; of those, how many are bound to processor 0, and how
- * many let a signal of the program's through. */
-static int count_own(int *bound, int *open)
-{
-    DIR *const folder = opendir("/proc/self/task");
-    int count = 0;
-    *bound = *open = 0;
-    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
-        char value[256];
-        read_status(entry->d_name, "Name", value, sizeof value);
-        if (strcmp(value, "fattn") == 0) {
-            const unsigned long long user = 1ull << (SIGUSR1 - 1) | 1ull << (SIGINT - 1) |
-                                            1ull << (SIGALRM - 1) | 1ull << (SIGCHLD - 1);
-            count++;
-            read_status(entry->d_name, "Cpus_allowed_list", value, sizeof value);
-            *bound += strcmp(value, "0") == 0;
-            read_status(entry->d_name, "SigBlk", value, sizeof value);
-            *open += (strtoull(value, NULL, 16) & user) != user;
-        }
-    }
-    if (folder) {
-        closedir(folder);
-    }
-    return count;
-}
 
 static void check_own(void)
 {
@@ -556,8 +610,11 @@ static void check_grants(void)
               (int)fattn_cpu_granted());
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "bound") == 0) {
+        return run_bound();
+    }
     fattn_device_options options = make_options();
     extra = process_extra();
     options.threads = 1;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "core/env.h"
+#include "core/status.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static fattn_log_callback log_callback; /* under mutex */
@@ -32,6 +33,7 @@ void fattn_log(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    fattn_text_clean(line);
 
     pthread_mutex_lock(&mutex);
     const fattn_log_callback callback = log_callback;

@@ -56,6 +56,13 @@ size_t fattn_last_reason_copy(char *text, size_t size)
 
 const char *fattn_version(void) { return FATTN_VERSION_STRING; }
 
+void fattn_text_clean(char *text)
+{
+    for (; *text; text++) {
+        *text = *text < ' ' || *text > '~' ? '?' : *text;
+    }
+}
+
 fattn_status fattn_fail(fattn_status status, const char *format, ...)
 {
     va_list arguments;
@@ -65,6 +72,7 @@ fattn_status fattn_fail(fattn_status status, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(reason, sizeof reason, format, arguments);
     va_end(arguments);
+    fattn_text_clean(reason);
     return status;
 }
 

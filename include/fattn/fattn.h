@@ -110,7 +110,7 @@ typedef enum fattn_status {
 FATTN_API const char *fattn_status_string(fattn_status status);
 
 /* A sentence about this thread's most recent failure, naming the field and the value that were
- * wrong; empty before the first failure. Valid until the next failure in this thread. Never
+ * wrong: one line of printable ASCII; empty before the first failure. Valid until the next failure in this thread. Never
  * NULL. */
 FATTN_API const char *fattn_last_reason(void);
 
@@ -563,7 +563,7 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * Messages
  * ---------------------------------------------------------------------------------------------- */
 
-/* Is given one line without a newline, which lasts until it returns. May be called from any thread,
+/* Is given one line of printable ASCII without a newline, which lasts until it returns. May be called from any thread,
  * and from several at a time. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 

@@ -739,6 +739,53 @@ Test(staging, host_memory_on_a_device_of_its_own)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* --- Messages that quote others -------------------------------------------------------------- */
+
+static void count_strangers(void *user, const char *line)
+{
+    int *const told = user;
+    told[0] += strstr(line, "FATTN_NUM_THREAD") != NULL && strstr(line, "FATTN_BAKEND") != NULL;
+    told[1] += strstr(line, "FATTN_TILE") != NULL || strstr(line, "MY_FATTN") != NULL;
+    for (const char *c = line; *c; c++) {
+        told[2] += *c < ' ' || *c > '~';
+    }
+}
+
+Test(env, misspelt_names_are_told_once)
+{
+    int told[3] = {0};
+    fattn_device *device = NULL;
+    fattn_set_log_callback(count_strangers, told);
+    setenv("FATTN_NUM_THREAD", "4", 1);
+    setenv("FATTN_BAKEND\033", "cpu", 1);
+    setenv("MY_FATTN_THING", "1", 1);
+    set_environment("FATTN_TILE", "64,64");
+    ANSWERS(fattn_device_open("reference", &device), FATTN_OK);
+    fattn_device_close(device);
+    cr_assert_eq(told[0], 0, "not at FATTN_VERBOSE 0");
+    set_environment("FATTN_VERBOSE", "1");
+    for (int n = 0; n < 3; n++) {
+        ANSWERS(fattn_device_open("reference", &device), FATTN_OK);
+        fattn_device_close(device);
+    }
+    cr_assert(told[0] == 1 && told[1] == 0 && told[2] == 0, "told %d times, %d known, %d controls",
+              told[0], told[1], told[2]);
+    unsetenv("FATTN_NUM_THREAD");
+    unsetenv("FATTN_BAKEND\033");
+    set_environment("FATTN_VERBOSE", NULL);
+    fattn_set_log_callback(NULL, NULL);
+}
+
+Test(status, reasons_are_printable)
+{
+    fattn_device *device = NULL;
+    ANSWERS(fattn_device_open("cp\033[2Ju\n\x9b\x7f", &device), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("cp?[2Ju???");
+    for (const char *c = fattn_last_reason(); *c; c++) {
+        cr_assert(*c >= ' ' && *c <= '~');
+    }
+}
+
 /* --- Merge and dropout ------------------------------------------------------------------------ */
 
 static fattn_merge_args merge_args(void)

@@ -110,9 +110,14 @@ typedef enum fattn_status {
 FATTN_API const char *fattn_status_string(fattn_status status);
 
 /* A sentence about this thread's most recent failure, naming the field and the value that were
- * wrong; empty before the first failure. Valid until the next failure in this thread. Never
+ * wrong: one line of printable ASCII; empty before the first failure. Valid until the next failure in this thread. Never
  * NULL. */
 FATTN_API const char *fattn_last_reason(void);
+
+/* Copies that sentence into text, cut to size bytes and always terminated. Returns the length that
+ * the whole has, like snprintf. A runtime that may move a caller to another thread between two
+ * foreign calls calls this in the same one as the function that failed. */
+FATTN_API size_t fattn_last_reason_copy(char *text, size_t size);
 
 /* The version of the library that is running, as "major.minor.patch". */
 FATTN_API const char *fattn_version(void);
@@ -318,6 +323,46 @@ typedef struct fattn_buffers {
 
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */
 FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
+
+/* -------------------------------------------------------------------------------------------------
+ * Operands
+ * ---------------------------------------------------------------------------------------------- */
+
+/* An array that a problem reads or writes, for bindings that make arrays or check given ones. */
+typedef struct fattn_operand_info {
+    size_t struct_size; /* sizeof(fattn_operand_info); set by fattn_operand_info_init */
+    const char *name;   /* of its pointer in fattn_buffers, as in "cu_seqlens_q". Static */
+    const char *type;   /* of its elements: "f32", "f16", "bf16" or "f64"; "u8", "i32", "i64" or
+                            * "u64". Static */
+    fattn_dtype dtype;  /* the same where it is a fattn_dtype, else FATTN_DTYPE_DEFAULT */
+    int32_t rank;       /* 1..4 axes */
+    int64_t offset;     /* of its pointer in fattn_buffers, in bytes */
+    int64_t shape[4];   /* q, k, v, o and their gradients: (batch or page, sequence or slot, head,
+                            * channel), whatever the layout; lse and dlse: (batch, head, query).
+                            * Packed ones have a batch of 1. dbias: 1 where it is summed */
+    int64_t stride[4];  /* in elements; 0 where a value serves the whole axis */
+    int64_t element_bytes; /* of an element */
+    int64_t bytes;         /* from the pointer to the end of the last element */
+    int64_t alignment;     /* the pointer is a multiple of so many bytes */
+    int32_t written;       /* 1: an output of the operation */
+    int32_t required;      /* 1: the pointer may not be NULL; 0 where scalars stand in, and where
+                            * there is nothing to read or write */
+} fattn_operand_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_operand_info_init(fattn_operand_info *info);
+
+/* How many operands a problem has; they and their order follow from op, features and outputs. The
+ * problem is validated first, here and below, whatever the device. */
+FATTN_API fattn_status fattn_operand_count(const fattn_problem *problem, int *count);
+
+/* Describes one of them, index 0 being the first. */
+FATTN_API fattn_status fattn_operand_get_info(const fattn_problem *problem, int index,
+                                              fattn_operand_info *info);
+
+/* Describes the one of this name; FATTN_INVALID_ARGUMENT where the problem has none. */
+FATTN_API fattn_status fattn_operand_find(const fattn_problem *problem, const char *name,
+                                          fattn_operand_info *info);
 
 /* -------------------------------------------------------------------------------------------------
  * Devices
@@ -627,7 +672,7 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * Messages
  * ---------------------------------------------------------------------------------------------- */
 
-/* Is given one line without a newline, which lasts until it returns. May be called from any thread,
+/* Is given one line of printable ASCII without a newline, which lasts until it returns. May be called from any thread,
  * and from several at a time. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 

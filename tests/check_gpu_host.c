@@ -654,6 +654,41 @@ static void check_auto(int old, const char *backend, int ordinal)
               old, stub->devices);
 }
 
+/* What a device and its events say is what the driver said. */
+static void check_numbers(void)
+{
+    fattn_device *device = NULL;
+    fattn_device_info info = {.struct_size = sizeof info};
+    fattn_event *events[2] = {NULL};
+    fattn_limits limits;
+    double milliseconds = 0;
+    char isa[32];
+    running = "numbers", wrong = 0;
+    expect_ok(fattn_device_open("cuda:1", &device), "opening");
+    expect_ok(fattn_device_get_info(device, &info), "describing");
+    device->backend->limits(device->impl, &limits);
+    snprintf(isa, sizeof isa, "sm_%d", stub->capability);
+    expect(strcmp(info.name, "stub 1") == 0 && strcmp(info.isa, isa) == 0 && info.ordinal == 1,
+           "it is %s, %s, number %d", info.name, info.isa, info.ordinal);
+    expect(info.units == 4 && info.host_memory == 0, "%d units", info.units);
+    expect(info.total_memory == INT64_C(2) << 30, "%lld bytes", (long long)info.total_memory);
+    expect(info.fast_memory == limits.fast_memory && info.fast_memory >= 64 << 10 &&
+               info.fast_memory < 1 << 20,
+           "%lld bytes a block", (long long)info.fast_memory);
+    expect(limits.units == 4 && limits.shared_cache == 40 << 20, "limits of %d units",
+           (int)limits.units);
+    for (int n = 0; n < 2; n++) {
+        expect_ok(fattn_event_create(device, &events[n]), "making an event");
+        expect_ok(fattn_event_record(events[n], NULL), "recording it");
+    }
+    expect_ok(fattn_event_elapsed(events[0], events[1], &milliseconds), "timing");
+    expect(milliseconds == 0.5, "%g milliseconds", milliseconds);
+    fattn_event_destroy(events[0]);
+    fattn_event_destroy(events[1]);
+    fattn_device_close(device);
+    tap_check(wrong == 0, "a device and its events say what the driver says");
+}
+
 /* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
  * driver's own code of older PTX was not. */
 static void check_early(int capability, bool only_ptx, int compiled_for)
@@ -1520,6 +1555,7 @@ int main(int argc, char **argv)
     check_failures();
     check_any_device();
     check_old_device();
+    check_numbers();
     check_auto(0, "cuda", 0);
     check_auto(1, "cuda", 1);
     check_auto(2, "cpu", 0);

@@ -44,13 +44,27 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
     return status;
 }
 
+fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given,
+                              fattn_buffers *copy, const fattn_buffers **checked)
+{
+    fattn_status status = FATTN_OK;
+    *checked = given;
+    if (!given || given->struct_size != sizeof *given ||
+        !fattn_pointers_hold(&plan->pointers, given)) {
+        status = fattn_buffers_normalise(&plan->problem, given, copy);
+        *checked = copy;
+    }
+    return status ? status : fattn_buffers_check_unused(plan->problem.op, plan->features, *checked);
+}
+
 fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                            fattn_stream stream)
 {
     if (!plan) {
         return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
     }
-    fattn_buffers checked;
-    const fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &checked);
-    return status ? status : fattn_plan_run(plan, &checked, workspace, stream);
+    fattn_buffers copy;
+    const fattn_buffers *checked = NULL;
+    const fattn_status status = fattn_plan_check(plan, buffers, &copy, &checked);
+    return status ? status : fattn_plan_run(plan, checked, workspace, stream);
 }

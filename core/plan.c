@@ -130,11 +130,13 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     if (status) {
         return status;
     }
+    plan->features = problem->features;
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */
                   : wish && wish->splits            ? wish->splits
                                                     : env->splits,
+        .workers = wish ? wish->workers : 0,
     };
     const fattn_limits limits = device_limits(plan->device, env);
     status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, &limits, notes);
@@ -157,16 +159,9 @@ static void log_plan(const fattn_plan *plan)
               (long long)t->splits, (long long)t->workspace);
 }
 
-fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
-                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan)
+static fattn_status create(fattn_device *device, const fattn_problem *problem, const char *kernel,
+                           const fattn_wish *wish, fattn_plan **plan)
 {
-    if (!plan) {
-        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
-    }
-    *plan = NULL;
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     declined notes;
     notes.used = 0;
     notes.text[0] = '\0';
@@ -181,6 +176,7 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
         return fattn_fail_memory((int64_t)(sizeof *p + length + 1), "a plan");
     }
     *p = made;
+    fattn_pointers_make(&p->problem, &p->pointers);
     p->declined = (char *)(p + 1);
     memcpy(p->declined, notes.text, length);
     p->declined[length] = '\0';
@@ -195,6 +191,21 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
     }
     *plan = p;
     return FATTN_OK;
+}
+
+fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
+                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan)
+{
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    *plan = NULL;
+    fattn_status status = fattn_device_acquire(&device);
+    if (!status) {
+        status = create(device, problem, kernel, wish, plan);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
@@ -220,14 +231,17 @@ void fattn_plan_destroy(fattn_plan *plan)
 
 fattn_status fattn_support(fattn_device *device, const fattn_problem *problem)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
+    fattn_status status = fattn_device_acquire(&device);
+    if (status) {
+        return status;
     }
     declined notes;
     notes.used = 0;
     notes.text[0] = '\0';
     fattn_plan plan = {.device = device};
-    return decide(&plan, problem, NULL, NULL, &notes);
+    status = decide(&plan, problem, NULL, NULL, &notes);
+    fattn_device_close(device);
+    return status;
 }
 
 /* --- Asking a plan ---------------------------------------------------------------------------- */
@@ -251,6 +265,12 @@ static fattn_plan_info info_of(const fattn_plan *plan)
     };
     strncpy(info.kernel, plan->kernel->name, sizeof info.kernel - 1);
     return info;
+}
+
+void fattn_plan_info_init(fattn_plan_info *info)
+{
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
 }
 
 fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info)

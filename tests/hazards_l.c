@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hazards of group L: semantics that users get wrong. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,10 +183,99 @@ static void l3(void)
     }
 }
 
+/* Hides key j from all rows, and puts x into a channel of it. */
+static void hide_key(draw_case *c, int64_t j, draw_id id, double x)
+{
+    for (int64_t n = 0; n < c->problem.batch * c->problem.heads_q * c->problem.seqlen_q; n++) {
+        const int64_t h = n / c->problem.seqlen_q, i = n % c->problem.seqlen_q;
+        draw_set(c, DRAW_BIAS, draw_at(c, DRAW_BIAS, 0, h, i, j), -(double)INFINITY);
+    }
+    for (int64_t hk = 0; hk < c->problem.heads_k; hk++) {
+        draw_set(c, id, draw_at(c, id, 0, j, hk, j % c->problem.dim), x);
+    }
+}
+
+/* Prefill and decoding. */
+static draw_case biased(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t keys)
+{
+    draw_case c = hazard_case(op, dtype, 1, rows == 1 ? 3 : 1, 1, rows, keys, 64);
+    c.problem.features = FATTN_BIAS;
+    c.problem.dtype_bias = rows % 2 ? dtype : FATTN_F32;
+    return c;
+}
+
+static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+
+/* NaN and infinities in hidden keys: every third key, all from 320 on, and those of whole tiles. */
+static void l4(void)
+{
+    static const uint64_t others[] = {0, FATTN_ALIBI, FATTN_SOFTCAP, FATTN_CAUSAL, FATTN_MASK};
+    static const double wild[] = {NAN, INFINITY, -INFINITY};
+    EACH (d, dtypes) {
+        EACH (o, others) {
+            for (int64_t rows = 1; rows < 400; rows += 132) {
+                draw_case c = biased(FATTN_FORWARD, dtypes[d], rows, 400);
+                c.problem.features |= others[o];
+                c.problem.softcap = 20;
+                const bool built = hazard_build(&c);
+                for (int64_t j = 0; built && j < c.problem.seqlen_k; j++) {
+                    if (j % 3 == 1 || j >= 320 || (j >= 128 && j < 256)) {
+                        hide_key(&c, j, DRAW_K, wild[j / 3 % 3]);
+                    }
+                }
+                if (built) {
+                    hazard_judge(&c, 2, "%lld rows, features %llx", (long long)rows,
+                                 (unsigned long long)others[o]);
+                } else {
+                    draw_free(&c);
+                }
+            }
+        }
+    }
+}
+
+/* Hidden tiles are not multiplied: a NaN among their values, which a weight of 0 would not stop,
+ * does not show. Tiles of all rows end at multiples of 384 keys. */
+static void check_skipped(const place *at, draw_case *c, draw_id out)
+{
+    const int64_t heads = c->problem.heads_q, dim = c->problem.dim;
+    for (int64_t j = 384; j < 1160; j++) {
+        if (j < 768 || j >= 1152) {
+            hide_key(c, j, DRAW_V, NAN);
+        }
+    }
+    bool good = hazard_check(hazard_run(at, c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t m = 0; good && m < c->problem.seqlen_q * heads * dim; m++) {
+        const int64_t n = draw_at(c, out, 0, m / dim / heads, m / dim % heads, m % dim);
+        good =
+            hazard_check(isfinite(draw_get(c, out, n)), "%s: %lld rows: a hidden tile is computed",
+                         at->kernel->name, (long long)c->problem.seqlen_q);
+    }
+}
+
+static void l5(void)
+{
+    static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
+    for (int n = 0; n < 2 * hazard_place_count; n++) {
+        const place *const at = &hazard_places[n / 2];
+        EACH (d, dtypes) {
+            for (int64_t rows = 1; rows < 150 && strcmp(at->backend, "reference"); rows += 70) {
+                draw_case c = biased(ops[n % 2], dtypes[d], rows, 1160);
+                if (hazard_build(&c) && draw_save(&c) == FATTN_OK && hazard_takes(at, &c)) {
+                    check_skipped(at, &c, n % 2 ? DRAW_DQ : DRAW_O);
+                }
+                draw_free(&c);
+            }
+        }
+    }
+}
+
 static const hazard table[] = {
     {"hazard_L1", "causal anchored to the other corner", l1, NULL},
     {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
     {"hazard_L3", "heads and sequence exchanged without an error", l3, NULL},
+    {"hazard_L4", "NaN came through a bias of -inf", l4, NULL},
+    {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

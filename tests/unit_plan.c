@@ -211,7 +211,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_device_malloc(device, SIZE_MAX, &memory), FATTN_OVERFLOW);
     ANSWERS(fattn_device_malloc(device, (size_t)INT64_MAX, &memory), FATTN_OUT_OF_MEMORY);
     ANSWERS(fattn_device_malloc(device, 8, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_device_malloc(NULL, 8, &memory), FATTN_NULL_POINTER);
     ANSWERS(fattn_device_malloc(device, 1000, &memory), FATTN_OK);
     ANSWERS(fattn_device_copy(device, memory, arrays, 1000, NULL), FATTN_OK);
     cr_assert(memcmp(memory, arrays, 1000) == 0);
@@ -221,7 +220,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_device_copy(device, memory, arrays, 8, arrays), FATTN_INVALID_ARGUMENT);
     ANSWERS(fattn_device_free(device, memory), FATTN_OK);
     ANSWERS(fattn_device_free(device, NULL), FATTN_OK);
-    ANSWERS(fattn_device_free(NULL, NULL), FATTN_NULL_POINTER);
 
     fattn_stream stream = arrays;
     ANSWERS(fattn_stream_create(device, &stream), FATTN_OK);
@@ -230,7 +228,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_stream_synchronize(device, arrays), FATTN_INVALID_ARGUMENT);
     ANSWERS(fattn_stream_destroy(device, stream), FATTN_OK);
     ANSWERS(fattn_stream_create(device, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_stream_destroy(NULL, NULL), FATTN_NULL_POINTER);
 
     fattn_event *start = NULL;
     fattn_event *stop = NULL;
@@ -247,6 +244,11 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_event_elapsed(start, stop, &ms), FATTN_OK);
     cr_assert(ms >= 0 && ms < 10000);
     ANSWERS(fattn_event_elapsed(start, NULL, &ms), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_wait(stop, NULL), FATTN_OK);
+    ANSWERS(fattn_event_wait(stop, arrays), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_event_wait(NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_synchronize(stop), FATTN_OK);
+    ANSWERS(fattn_event_synchronize(NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_record(NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_create(device, NULL), FATTN_NULL_POINTER);
     fattn_device *const other = open_device("reference");
@@ -312,8 +314,10 @@ Test(plan, made_asked_and_run)
     cr_assert_gt(info.flops, 0);
     ANSWERS(fattn_plan_get_info(plan, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_plan_get_info(NULL, &info), FATTN_NULL_POINTER);
-    info.struct_size = 1;
-    ANSWERS(fattn_plan_get_info(plan, &info), FATTN_INVALID_STRUCT);
+    for (size_t size = 0; size < sizeof info; size++) {
+        info.struct_size = size;
+        ANSWERS(fattn_plan_get_info(plan, &info), FATTN_INVALID_STRUCT);
+    }
 
     char text[2000];
     const size_t length = fattn_plan_describe(plan, text, sizeof text);
@@ -336,22 +340,84 @@ Test(plan, made_asked_and_run)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* In every function that takes a device NULL is that of FATTN_BACKEND, opened once. */
+Test(device, null_is_the_default_one)
+{
+    set_environment("FATTN_BACKEND", "reference");
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    static uint8_t keep[32];
+    fattn_plan *plan = NULL;
+    fattn_event *event = NULL;
+    fattn_stream stream = arrays;
+    void *memory = NULL;
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    ANSWERS(fattn_device_get_info(NULL, &info), FATTN_OK);
+    cr_assert_str_eq(info.backend, "reference");
+    ANSWERS(fattn_device_malloc(NULL, 64, &memory), FATTN_OK);
+    ANSWERS(fattn_device_copy(NULL, memory, arrays, 64, NULL), FATTN_OK);
+    cr_assert(memcmp(memory, arrays, 64) == 0);
+    ANSWERS(fattn_device_free(NULL, memory), FATTN_OK);
+    ANSWERS(fattn_stream_create(NULL, &stream), FATTN_OK);
+    ANSWERS(fattn_stream_synchronize(NULL, stream), FATTN_OK);
+    ANSWERS(fattn_stream_destroy(NULL, stream), FATTN_OK);
+    ANSWERS(fattn_event_create(NULL, &event), FATTN_OK);
+    ANSWERS(fattn_support(NULL, &p), FATTN_OK);
+    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_OK);
+    cr_assert_eq(plan->device, event->device, "it is opened once");
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert(written());
+    ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    fattn_dropout_args dropout;
+    fattn_dropout_args_init(&dropout);
+    dropout.batch = dropout.heads = 1, dropout.seqlen_q = 4, dropout.seqlen_k = 8;
+    dropout.keep = keep;
+    ANSWERS(fattn_dropout_mask(NULL, &dropout, NULL), FATTN_OK);
+    cr_assert(keep[0] && keep[31]);
+    fattn_merge_args merge;
+    fattn_merge_args_init(&merge);
+    merge.dim_v = 1; /* of nothing */
+    ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_OK);
+
+    fattn_cache_clear(); /* plan and event hold the device */
+    ANSWERS(fattn_event_record(event, NULL), FATTN_OK);
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    fattn_event_destroy(event);
+    fattn_plan_destroy(plan);
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    /* Where there is none, handles are NULL and the reason says which. */
+    set_environment("FATTN_BACKEND", "nonsense");
+    plan = (fattn_plan *)arrays, event = (fattn_event *)arrays, stream = memory = arrays;
+    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_event_create(NULL, &event), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_stream_create(NULL, &stream), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_malloc(NULL, 64, &memory), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("nonsense");
+    cr_assert(!plan && !event && !stream && !memory);
+    ANSWERS(fattn_device_get_info(NULL, &info), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_support(NULL, &p), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_dropout_mask(NULL, &dropout, NULL), FATTN_UNKNOWN_DEVICE);
+    set_environment("FATTN_BACKEND", NULL);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
 Test(plan, refusals)
 {
     fattn_device *const device = open_device("reference");
     fattn_problem p = small();
     fattn_plan *plan = (fattn_plan *)arrays;
     ANSWERS(fattn_plan_create(device, &p, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_NULL_POINTER);
-    cr_assert_null(plan);
-    ANSWERS(fattn_support(NULL, &p), FATTN_NULL_POINTER);
     p.heads_q = -1;
     ANSWERS(fattn_support(device, &p), FATTN_INVALID_SHAPE);
     ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_INVALID_SHAPE);
+    cr_assert_null(plan);
     p = small();
     ANSWERS(fattn_plan_create_with(device, &p, "nonsense", NULL, &plan), FATTN_INVALID_ARGUMENT);
     REASON_HAS("nonsense");
-    const fattn_wish splits = {{0, 0}, 4};
+    const fattn_wish splits = {.splits = 4};
     ANSWERS(fattn_plan_create_with(device, &p, NULL, &splits, &plan), FATTN_UNSUPPORTED);
     REASON_HAS("splits");
     set_environment("FATTN_KERNEL", "nonsense");
@@ -423,6 +489,86 @@ Test(one_shot, plans_once_and_runs)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* Calls for problems `first` .. `past` - 1, which differ in their scale. */
+static void attend_scaled(int first, int past)
+{
+    const fattn_buffers b = small_buffers();
+    for (int i = first; i < past; i++) {
+        fattn_problem p = small();
+        p.features = FATTN_SCALE;
+        p.scale = i;
+        ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    }
+}
+
+Test(one_shot, keeps_the_plans_used_last)
+{
+    set_environment("FATTN_BACKEND", "cpu");
+    fattn_cache_options options;
+    fattn_cache_info info = {.struct_size = sizeof info};
+    fattn_cache_options_init(&options);
+    cr_assert_eq(options.entries, 32);
+    cr_assert_eq(options.bytes, INT64_MAX);
+    options.entries = 4;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 4);
+    attend_scaled(0, 4);
+    attend_scaled(4, 5); /* in the place of 0 */
+    attend_scaled(1, 4);
+    attend_scaled(0, 1); /* in the place of 4 */
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.hits, 4 + 3);
+    cr_assert_eq(info.misses, 4 + 1 + 1);
+    cr_assert_eq(info.evictions, 2);
+    cr_assert_eq(info.entries, 4);
+    cr_assert_gt(info.bytes, 0);
+    cr_assert_eq(info.allocations, info.misses);
+    cr_assert_eq(info.graph_bytes, 0);
+    const int64_t each = info.bytes / 4;
+
+    options.bytes = 2 * each;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, 2 * each);
+    cr_assert_eq(info.entries, 4);
+    options.entries = 1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, each);
+    cr_assert_eq(info.entries, 1);
+    cr_assert_eq(info.evictions, 2 + 3);
+    fattn_cache_clear();
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    cr_assert_eq(info.evictions, 2 + 3);
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = 0; /* nothing is kept, and everything works */
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 3);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("-1");
+    options.entries = 4097;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    options.entries = 1;
+    options.bytes = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_cache_set_options(NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_cache_get_info(NULL), FATTN_NULL_POINTER);
+    info.struct_size = 1;
+    ANSWERS(fattn_cache_get_info(&info), FATTN_INVALID_STRUCT);
+    ANSWERS(fattn_cache_set_options(&(fattn_cache_options){.struct_size = 1}),
+            FATTN_INVALID_STRUCT);
+}
+
 static void *attend_often(void *argument)
 {
     const fattn_buffers *const b = argument;
@@ -430,7 +576,7 @@ static void *attend_often(void *argument)
         fattn_problem p = small();
         p.seqlen_q = 1 + i % 3;
         p.features = i % 40 < 20 ? 0 : FATTN_SCALE;
-        p.scale = i % 40;
+        p.scale = i % 40 < 20 ? 0 : i % 40;
         if (fattn_attention(NULL, &p, b, NULL) != FATTN_OK) {
             return argument;
         }
@@ -616,7 +762,6 @@ Test(merge, refusals)
     fattn_merge_args a = merge_args();
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OK);
     cr_assert_eq(arrays[3][8], arrays[0][8]); /* head 1, row 0: lse2 is -inf, o1 alone counts */
-    ANSWERS(fattn_merge(NULL, &a, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_merge(device, NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_merge(device, &a, arrays), FATTN_INVALID_ARGUMENT);
     a.batch = -1;
@@ -659,7 +804,6 @@ Test(dropout_mask, refusals)
                                       .keep = keep};
     fattn_dropout_args a = sound;
     ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_OK);
-    ANSWERS(fattn_dropout_mask(NULL, &a, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_dropout_mask(device, NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_dropout_mask(device, &a, keep), FATTN_INVALID_ARGUMENT);
     a.keep = NULL;

@@ -88,6 +88,8 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 #include "backends/cpu/terms.inl"
 
+#include "backends/cpu/hidden.inl"
+
 #include "backends/cpu/pairs.inl"
 
 #include "backends/cpu/window.inl"

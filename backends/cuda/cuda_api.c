@@ -21,9 +21,10 @@ static fattn_gpu_api api = {
     .minor = 76,
     .shared_memory = 97, /* a block may ask for */
     .shared_cache = 38,  /* L2 */
-    .early_isa = 90,
     .registers = 4,
     .dynamic_shared = 8,
+    .compiled_for = 5, /* CU_FUNC_ATTRIBUTE_PTX_VERSION; 6, BINARY_VERSION, is the chip's */
+    .early_isa = 90,   /* griddepcontrol */
     .device_pointer = 3,
     .blocks_max = INT32_MAX,
 };
@@ -62,6 +63,9 @@ static const struct {
     {"cuStreamDestroy_v2", AT(stream_destroy)},
     {"cuStreamSynchronize", AT(stream_synchronize)},
     {"cuStreamGetCtx", AT(stream_context)},
+    {"cuStreamWaitEvent", AT(stream_wait)},
+    {"cuStreamGetCaptureInfo", AT(stream_capture)},
+    {"cuThreadExchangeStreamCaptureMode", AT(capture_mode)},
     {"cuEventCreate", AT(event_create)},
     {"cuEventDestroy_v2", AT(event_destroy)},
     {"cuEventRecord", AT(event_record)},
@@ -174,9 +178,10 @@ static const fattn_gpu_vendor vendor = {
 
 static int count(void) { return fattn_gpu_count(&vendor); }
 
-static fattn_status open(int ordinal, void **impl)
+static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
-    return fattn_gpu_open(&vendor, ordinal, impl);
+    const fattn_status status = fattn_device_options_refuse(options, "cuda");
+    return status ? status : fattn_gpu_open(&vendor, ordinal, impl);
 }
 
 const fattn_backend fattn_backend_cuda = {
@@ -200,8 +205,12 @@ const fattn_backend fattn_backend_cuda = {
     .stream_create = fattn_gpu_stream_create,
     .stream_destroy = fattn_gpu_stream_destroy,
     .stream_synchronize = fattn_gpu_stream_synchronize,
+    .stream_wait = fattn_gpu_stream_wait,
+    .stream_capture = fattn_gpu_stream_capture,
+    .capture_mode = fattn_gpu_capture_mode,
     .event_create = fattn_gpu_event_create,
     .event_destroy = fattn_gpu_event_destroy,
     .event_record = fattn_gpu_event_record,
+    .event_synchronize = fattn_gpu_event_synchronize,
     .event_elapsed = fattn_gpu_event_elapsed,
 };

@@ -303,6 +303,19 @@ typedef struct made {
     int count;
 } made;
 
+/* Whether the code that will run waits by itself for what the stream holds before it. The device
+ * does not tell: what its driver compiled from PTX of an older architecture has no such wait. */
+static fattn_status find_early(const device *d, const fattn_gpu_shape *shape, launch *l)
+{
+    int compiled_for = 0;
+    if (!shape->early || !d->api->launch_early) {
+        return FATTN_OK;
+    }
+    const int result = d->api->function_get(&compiled_for, d->api->compiled_for, l->function);
+    l->early = result == 0 && compiled_for >= d->api->early_isa;
+    return check_on(d, result, "loading a function");
+}
+
 static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
                                 launch *l)
 {
@@ -310,8 +323,8 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
     l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
     l->shared = (unsigned)shape->shared;
-    l->early = shape->early && d->api->launch_early && d->isa >= d->api->early_isa;
-    const fattn_status status = resolve(d, image, shape->entry, &l->function);
+    fattn_status status = resolve(d, image, shape->entry, &l->function);
+    status = status ? status : find_early(d, shape, l);
     if (status || !shape->shared) {
         return status;
     }
@@ -352,12 +365,12 @@ fattn_status fattn_gpu_plan(fattn_plan *plan)
 
 void fattn_gpu_release(fattn_plan *plan) { fattn_memory_free(plan->impl); }
 
-/* A stream must belong to the device's context. NULL and the driver's small numbers are its own
- * default streams, which belong to whichever context is current. */
+/* A stream must belong to the device's context. The driver's own streams belong to whichever
+ * context is current. */
 static fattn_status check_stream(const device *d, fattn_stream stream)
 {
     gpu_context context = NULL;
-    if ((uintptr_t)stream <= 2) {
+    if ((uintptr_t)stream <= FATTN_STREAM_PER_THREAD) {
         return FATTN_OK;
     }
     const fattn_status status = check_on(d, d->api->stream_context((gpu_stream)stream, &context),
@@ -594,6 +607,49 @@ fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream)
     VERB(d, stream_synchronize((gpu_stream)stream), "waiting for a stream");
 }
 
+fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event)
+{
+    const device *const d = impl;
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_stream(d, stream);
+    status = status ? status
+                    : check_on(d, d->api->stream_wait((gpu_stream)stream, event, 0),
+                               "letting a stream wait for an event");
+    return leave_with(d, status);
+}
+
+/* The default stream cannot be captured, and asking about it while another is would be an error. */
+fattn_status fattn_gpu_stream_capture(void *impl, fattn_stream stream, uint64_t *capture)
+{
+    const device *const d = impl;
+    int capturing = 0;
+    unsigned long long id = 0;
+    *capture = 0;
+    if ((uintptr_t)stream < FATTN_STREAM_PER_THREAD) {
+        return FATTN_OK;
+    }
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_stream(d, stream);
+    status = status ? status
+                    : check_on(d, d->api->stream_capture((gpu_stream)stream, &capturing, &id),
+                               "asking whether a stream is captured");
+    *capture = capturing ? id : 0;
+    return leave_with(d, status);
+}
+
+/* Of the thread, in whatever context. */
+fattn_status fattn_gpu_capture_mode(void *impl, int *mode)
+{
+    const device *const d = impl;
+    return check_on(d, d->api->capture_mode(mode), "setting the mode of captures");
+}
+
 fattn_status fattn_gpu_event_create(void *impl, void **event)
 {
     const device *const d = impl;
@@ -621,6 +677,12 @@ fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream
 {
     const device *const d = impl;
     VERB(d, event_record(event, (gpu_stream)stream), "recording an event");
+}
+
+fattn_status fattn_gpu_event_synchronize(void *impl, void *event)
+{
+    const device *const d = impl;
+    VERB(d, event_synchronize(event), "waiting for an event");
 }
 
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds)

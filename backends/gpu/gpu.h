@@ -118,9 +118,13 @@ fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes
 fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream);
 fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream);
 fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream);
+fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event);
+fattn_status fattn_gpu_stream_capture(void *impl, fattn_stream stream, uint64_t *capture);
+fattn_status fattn_gpu_capture_mode(void *impl, int *mode);
 fattn_status fattn_gpu_event_create(void *impl, void **event);
 void fattn_gpu_event_destroy(void *impl, void *event);
 fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream);
+fattn_status fattn_gpu_event_synchronize(void *impl, void *event);
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
 
 #endif

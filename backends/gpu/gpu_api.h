@@ -61,6 +61,11 @@ typedef struct fattn_gpu_api {
     int (*stream_synchronize)(gpu_stream stream);
     int (*stream_context)(gpu_stream stream, gpu_context *context);
 
+    int (*stream_wait)(gpu_stream stream, gpu_event event, unsigned flags);
+    /* status 0: the stream is not being captured; id is that of the capture, for ever */
+    int (*stream_capture)(gpu_stream stream, int *status, unsigned long long *id);
+    int (*capture_mode)(int *mode); /* of this thread, exchanged */
+
     int (*event_create)(gpu_event *event, unsigned flags);
     int (*event_destroy)(gpu_event event);
     int (*event_record)(gpu_event event, gpu_stream stream);
@@ -71,8 +76,10 @@ typedef struct fattn_gpu_api {
     int out_of_memory, no_device, no_image;
     /* Numbers of attributes: of a device, of a function, of a pointer. */
     int units, major, minor, shared_memory, shared_cache;
-    int early_isa; /* the least that launch_early serves, 10 * major + minor */
     int registers, dynamic_shared;
+    int compiled_for; /* the PTX that a function was made from, 10 * major + minor. Machine code
+                       * that a driver makes of older PTX has only what that PTX says */
+    int early_isa;    /* the least of those whose functions wait by themselves */
     int device_pointer;
 
     int64_t blocks_max; /* of a launch */

@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 import code_objects
+import constants
 import environment
 import execstack
 import format as formatting
@@ -60,9 +61,12 @@ TREES = [
      {"backends/cpu/a.c": "y = vfmaq_lane_f32(y, x, a, 0);\n"}),
     ("an intrinsics header outside vec_*.h", rooms.words,
      {"backends/cpu/vec_a.h": "#include <immintrin.h>\n"}, {"core/a.h": "#include <immintrin.h>\n"}),
-    ("threads outside cpu.c", rooms.words,
-     {"backends/cpu/cpu.c": "#pragma omp parallel\n"},
+    ("OpenMP outside team.c", rooms.words,
+     {"backends/cpu/team.c": "#pragma omp parallel\n"},
      {"backends/cpu/a.c": "#pragma omp parallel\n"}),
+    ("a thread outside pool.c", rooms.words,
+     {"backends/cpu/pool.c": "pthread_create(&t, 0, f, 0);\n"},
+     {"backends/cpu/team.c": "pthread_create(&t, 0, f, 0);\n"}),
     ("a thread in the core", rooms.words,
      {"core/a.c": "pthread_mutex_lock(&m); /* pthread_create */\n"}, {"core/a.c": "pthread_create(&t, 0, f, 0);\n"}),
     ("CUDA words in the core", rooms.words,
@@ -85,6 +89,15 @@ TREES = [
      {"core/a.c": 'char *s = "the reference backend";\n', "backends/reference/a.c": ""}),
     ("a template header with math.h", rooms.templates,
      {"core/score.h": "#include <stdint.h>\n"}, {"core/score.h": "#include <math.h>\n"}),
+    ("a bit that is an expression", lambda root: constants.check_bits("output", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_H\n#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x2u /* b */\n"},
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B (1u << 1)\n"}),
+    ("a bit that two constants have", lambda root: constants.check_bits("output", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x2u\n"},
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x3u\n"}),
+    ("a bit that is missing among all", lambda root: constants.check_bits("feature", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_A 0x1ull\n#define FATTN_B 0x2ull\n#define FATTN_FEATURES_ALL 0x3ull\n"},
+     {"include/fattn/fattn.h": "#define FATTN_A 0x1ull\n#define FATTN_B 0x2ull\n#define FATTN_FEATURES_ALL 0x1ull\n"}),
     ("an undocumented variable", lambda root: flat(environment.results(root)),
      {"core/env.c": 'f("FATTN_A"); /* "FATTN_B" */\n', "docs/BUILDING.md": "| `FATTN_A=n` | x |\n"},
      {"core/env.c": 'f("FATTN_A"), f("FATTN_B");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n`FATTN_B`\n"}),

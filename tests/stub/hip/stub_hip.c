@@ -470,6 +470,31 @@ CALL(hipStreamGetDevice, const stream *on, int *device)
     return 0;
 }
 
+/* What an event is recorded behind is done. */
+CALL(hipStreamWaitEvent, stream *on, const event *at, unsigned flags)
+{
+    (void)on;
+    return at && !flags ? 0 : INVALID_HANDLE;
+}
+
+/* Nothing is ever captured. */
+CALL(hipStreamGetCaptureInfo, stream *on, int *status, unsigned long long *id)
+{
+    (void)on;
+    *status = 0;
+    *id = 0;
+    return 0;
+}
+
+CALL(hipThreadExchangeStreamCaptureMode, int *mode)
+{
+    static _Thread_local int now;
+    const int before = now;
+    now = *mode;
+    *mode = before;
+    return before < 0 || now > 2 ? INVALID_VALUE : 0;
+}
+
 CALL(hipEventCreateWithFlags, event **made, unsigned flags)
 {
     *made = flags ? NULL : calloc(1, sizeof **made);

@@ -214,6 +214,12 @@ int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch, int64_t items)
     return shared < 0 || own < 0 ? -1 : shared + own;
 }
 
+/* How a plan's workspace is laid out. */
+typedef struct layout {
+    int64_t shared, scratch; /* bytes of all workers together, and of each */
+    int64_t room;            /* workers that there is scratch for */
+} layout;
+
 typedef struct job {
     fattn_cpu_run run;
     const fattn_cpu_phase *phase;
@@ -244,12 +250,9 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
                         fattn_stream stream)
 {
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
-    const int64_t shared = kernel->shared(&plan->problem, &plan->tiling);
-    const int64_t scratch = kernel->scratch(&plan->problem, &plan->tiling);
-    const int64_t room = (plan->tiling.workspace - shared) / scratch;
+    const layout *const l = plan->impl;
     const int wanted = threads_wanted();
-    const int threads =
-        wanted < room ? wanted : (int)room; /* fewer may be wanted than at planning */
+    const int threads = wanted < l->room ? wanted : (int)l->room; /* fewer than at planning? */
     const fattn_status status = fattn_host_stream_check(stream);
     if (status) {
         return status;
@@ -271,17 +274,25 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
         *s = (step){.work = work_phase, .job = j, .items.count = j->phase->count(&j->run)};
         count += s->items.count > 0; /* a step costs a barrier */
     }
-    spread(steps, count, threads, (char *)workspace + shared, scratch);
+    spread(steps, count, threads, (char *)workspace + l->shared, l->scratch);
     return FATTN_OK;
 }
 
 static fattn_status plan(fattn_plan *made)
 {
-    (void)made;
+    const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)made->kernel;
+    layout *const l = fattn_memory_alloc(sizeof *l);
+    if (!l) {
+        return fattn_fail_memory(sizeof *l, "a plan's layout");
+    }
+    l->shared = kernel->shared(&made->problem, &made->tiling);
+    l->scratch = kernel->scratch(&made->problem, &made->tiling);
+    l->room = (made->tiling.workspace - l->shared) / l->scratch;
+    made->impl = l;
     return FATTN_OK;
 }
 
-static void release(fattn_plan *made) { (void)made; }
+static void release(fattn_plan *made) { fattn_memory_free(made->impl); }
 
 /* --- Merge, dropout, peaks -------------------------------------------------------------------- */
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "backends/gpu/args.h"
+#include "backends/gpu/gpu.h"
 #include "core/backend.h"
 #include "core/env.h"
 #include "core/memory.h"
@@ -687,6 +688,24 @@ static void check_numbers(void)
     fattn_event_destroy(events[1]);
     fattn_device_close(device);
     tap_check(wrong == 0, "a device and its events say what the driver says");
+}
+
+/* AMD's launches count threads in 32 bits: fewer than 2^32. */
+static void check_grids(void)
+{
+    const fattn_gpu_api amd = {.blocks_max = INT32_MAX, .threads_max = UINT32_MAX};
+    const fattn_gpu_api nvidia = {.blocks_max = INT32_MAX, .threads_max = INT64_MAX};
+    running = "grids", wrong = 0;
+    for (int threads = 32; threads <= 1024; threads += 32) {
+        const int64_t fits = (INT64_C(1) << 32) / threads - 1, most = INT64_C(1) << 62;
+        expect(fattn_gpu_grid(&amd, fits, threads) == (fits < INT32_MAX ? fits : INT32_MAX),
+               "%d blocks of %d", (int)fits, threads);
+        expect((int64_t)fattn_gpu_grid(&amd, most, threads) * threads <= UINT32_MAX,
+               "too many threads of blocks of %d", threads);
+        expect(fattn_gpu_grid(&nvidia, most, threads) == INT32_MAX, "blocks of %d", threads);
+        expect(fattn_gpu_grid(&amd, 7, threads) == 7, "7 blocks of %d", threads);
+    }
+    tap_check(wrong == 0, "a launch has as many blocks as a driver takes");
 }
 
 /* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
@@ -1556,6 +1575,7 @@ int main(int argc, char **argv)
     check_any_device();
     check_old_device();
     check_numbers();
+    check_grids();
     check_auto(0, "cuda", 0);
     check_auto(1, "cuda", 1);
     check_auto(2, "cpu", 0);

@@ -786,6 +786,125 @@ Test(status, reasons_are_printable)
     }
 }
 
+/* --- Allocators of the caller's --------------------------------------------------------------- */
+
+static int64_t hooks_made, hooks_freed; /* calls of the caller's functions */
+static int hooks_user;                  /* what they are given */
+static bool hooks_wrong;
+static size_t hooks_shift; /* off the alignment that they promise */
+static int64_t hooks_left; /* calls until there is no memory; 0: there always is */
+
+static void *hook_host(void *user, size_t bytes)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || bytes == 0;
+    __atomic_fetch_add(&hooks_made, 1, __ATOMIC_RELAXED);
+    return malloc(bytes);
+}
+
+static void hook_host_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || !memory;
+    __atomic_fetch_add(&hooks_freed, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+static void *hook_device(void *user, size_t bytes, fattn_stream stream)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || stream;
+    if (hooks_left && --hooks_left == 0) {
+        return NULL;
+    }
+    hooks_made++;
+    char *const memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    return memory + hooks_shift;
+}
+
+static void hook_device_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user;
+    hooks_freed++;
+    free((char *)memory - hooks_shift);
+}
+
+Test(allocators, of_the_host)
+{
+    fattn_host_allocator allocator = {.struct_size = sizeof allocator,
+                                      .allocate = hook_host,
+                                      .release = hook_host_free,
+                                      .user = &hooks_user};
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_OK);
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *const device = open_device("cpu");
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    cr_assert_gt(hooks_made, 3);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("in use");
+    fattn_cache_clear();
+    fattn_device_close(device);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_OK);
+    const int64_t made = hooks_made;
+    fattn_device_close(open_device("cpu"));
+    cr_assert_eq(hooks_made, made);
+    allocator.release = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    REASON_HAS("release");
+    allocator.allocate = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    allocator.struct_size = 3;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_INVALID_STRUCT);
+}
+
+Test(allocators, of_a_device)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.allocate = hook_device, options.release = hook_device_free;
+    options.allocator_user = &hooks_user;
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    void *memory = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_OK);
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_OK);
+    cr_assert_eq(hooks_made, 1);
+    ANSWERS(fattn_device_free(device, memory), FATTN_OK);
+    cr_assert_eq(hooks_freed, 1);
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert_eq(hooks_made, 2);
+    cr_assert_eq(hooks_freed, 2);
+    for (int i = 0; i < 3; i++) { /* one workspace */
+        ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    }
+    cr_assert_eq(hooks_made, 3);
+    fattn_cache_clear();
+    cr_assert_eq(hooks_freed, 3);
+    hooks_left = 1;
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_left = 1;
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_shift = 64;
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_MISALIGNED);
+    cr_assert_null(memory);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    hooks_shift = 0;
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+    options.release = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("release");
+    options.allocate = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("allocator_user");
+}
+
 /* --- Merge and dropout ------------------------------------------------------------------------ */
 
 static fattn_merge_args merge_args(void)

@@ -368,6 +368,22 @@ FATTN_API fattn_status fattn_operand_find(const fattn_problem *problem, const ch
  * Devices
  * ---------------------------------------------------------------------------------------------- */
 
+/* Where the library gets the host's memory for its own objects, and tensors of backends in host
+ * memory that have no allocator of their own. Threads' stacks and other libraries are apart. */
+typedef struct fattn_host_allocator {
+    size_t struct_size; /* sizeof(fattn_host_allocator); set by the caller */
+    void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is none */
+    void (*release)(void *user, void *memory);   /* of allocate; never NULL */
+    void *user;                                  /* their first argument */
+} fattn_host_allocator;
+
+/*
+ * Sets the allocator of the process, which is copied; NULL means malloc() and free(). The functions
+ * may be called from any thread, and must not call the library. To be set before anything else is
+ * called: FATTN_INVALID_ARGUMENT when memory of the allocator before is in use.
+ */
+FATTN_API fattn_status fattn_set_host_allocator(const fattn_host_allocator *allocator);
+
 /* An open device. Several threads may use one. Wherever a function takes a device, NULL is the
  * default one: what fattn_device_open(NULL) opens, opened at the first use and kept until
  * fattn_cache_clear(), before which its memory and streams must be given back. */
@@ -405,9 +421,14 @@ typedef enum fattn_engine {
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);
 
+/* A caller's memory on a device: see fattn_device_options. */
+typedef void *(*fattn_device_allocate)(void *user, size_t bytes, fattn_stream stream);
+typedef void (*fattn_device_release)(void *user, void *memory);
+
 /*
  * How a device is opened. Set it up with fattn_device_options_init(), then fill in what differs. An
- * option that a backend does not have must be left at its default: all of these are the CPU's.
+ * option that a backend does not have must be left at its default: those of threads are the CPU's,
+ * those of memory every backend's.
  *
  * Threads. A device has a number of threads, which is decided when it is opened and which its plans
  * have. Results do not depend on it. It is FATTN_NUM_THREADS if that is set; else `threads`; else
@@ -422,6 +443,13 @@ typedef void (*fattn_parallel_for)(void *user, int64_t count,
  * signals. In a child of fork() a device goes on, with new threads; that needs no exec. In a
  * parallel region of the caller's OpenMP, where that allows no further threads, the calling thread
  * works alone, if the number was OpenMP's.
+ *
+ * Memory. `allocate` and `release` take the place of the backend's own functions for everything
+ * that the library allocates on the device: workspaces, copies of host memory,
+ * fattn_device_malloc(). They may be called from any thread, in whichever context is current there,
+ * several at a time, and while streams are captured; they must not call the library. Memory is
+ * aligned to 256 bytes; NULL becomes FATTN_OUT_OF_MEMORY. `stream` is that of the call which needs
+ * the memory, NULL where there is none. The library waits for the last use before it releases.
  */
 typedef struct fattn_device_options {
     size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
@@ -437,6 +465,9 @@ typedef struct fattn_device_options {
     fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is
                                       * then created */
     void *parallel_user;             /* its first argument */
+    fattn_device_allocate allocate;  /* default NULL, as is release: give both or none */
+    fattn_device_release release;
+    void *allocator_user; /* their first argument */
 } fattn_device_options;
 
 /* Fills *options with the defaults named above. */
@@ -567,6 +598,7 @@ FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t 
 /*
  * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256,
  * any contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait).
+ * On an AMD GPU it is not memory that host and device keep coherent (fine-grained or managed).
  * Work is queued on stream; on a CPU it is done on return.
  */
 FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,

@@ -327,6 +327,8 @@ Test(plan, made_asked_and_run)
     cr_assert_eq(fattn_plan_describe(plan, cut, sizeof cut), length);
     cr_assert_eq(strlen(cut), 9);
     cr_assert_eq(fattn_plan_describe(plan, NULL, 0), length);
+    cr_assert_eq(fattn_plan_describe(plan, NULL, 100), length);
+    cr_assert_eq(fattn_plan_describe(NULL, NULL, 100), 0);
     cr_assert_eq(fattn_plan_describe(NULL, text, sizeof text), 0);
 
     ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
@@ -1002,6 +1004,32 @@ Test(plan, no_heads_are_a_plan_of_each_type)
         ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
         fattn_plan_destroy(plan);
     }
+    fattn_device_close(device);
+}
+
+/* Packed rows are few in memory, and yet batch x heads x queries may be anything; sanitizers see
+ * where that overflows. */
+Test(plan, more_work_than_63_bits)
+{
+    fattn_device *device = NULL;
+    cr_assert_eq(fattn_device_open("cpu", &device), FATTN_OK);
+    const int64_t sizes[] = {1, 1 << 10, 1 << 20, 2147483647};
+    int refused = 0;
+    for (int n = 0; n < 4 * 4 * 4 * 2; n++) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.op = n % 2 ? FATTN_BACKWARD : FATTN_FORWARD;
+        p.dtype = FATTN_BF16;
+        p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+        p.total_q = p.total_k = 100;
+        p.dim = p.dim_v = 64;
+        p.batch = sizes[n / 2 % 4], p.heads_q = p.heads_k = sizes[n / 8 % 4];
+        p.seqlen_q = p.seqlen_k = sizes[n / 32];
+        const fattn_status status = fattn_support(device, &p);
+        cr_assert(status == FATTN_OK || status == FATTN_OVERFLOW, "%s", fattn_last_reason());
+        refused += status != FATTN_OK;
+    }
+    cr_assert(refused > 0 && refused < 128);
     fattn_device_close(device);
 }
 

@@ -110,8 +110,8 @@ typedef enum fattn_status {
 FATTN_API const char *fattn_status_string(fattn_status status);
 
 /* A sentence about this thread's most recent failure, naming the field and the value that were
- * wrong: one line of printable ASCII; empty before the first failure. Valid until the next failure in this thread. Never
- * NULL. */
+ * wrong: one line of printable ASCII; empty before the first failure. Valid until the next failure
+ * in this thread. Never NULL. */
 FATTN_API const char *fattn_last_reason(void);
 
 /* Copies that sentence into text, cut to size bytes and always terminated. Returns the length that
@@ -592,7 +592,8 @@ FATTN_API void fattn_plan_info_init(fattn_plan_info *info);
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
 
 /* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
- * bytes and always terminated. Returns the length that the whole text has, like snprintf. */
+ * bytes and always terminated; NULL takes none. Returns the length that the whole text has, like
+ * snprintf. */
 FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
 
 /*
@@ -704,8 +705,8 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * Messages
  * ---------------------------------------------------------------------------------------------- */
 
-/* Is given one line of printable ASCII without a newline, which lasts until it returns. May be called from any thread,
- * and from several at a time. */
+/* Is given one line of printable ASCII without a newline, which lasts until it returns. May be
+ * called from any thread, and from several at a time. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 
 /* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores

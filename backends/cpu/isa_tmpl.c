@@ -112,6 +112,8 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 #include "backends/cpu/gradients.inl"
 
+#include "backends/cpu/lone.inl"
+
 #include "backends/cpu/backward.inl"
 
 #include "backends/cpu/backward_pairs.inl"

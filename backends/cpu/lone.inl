@@ -57,6 +57,22 @@ static int64_t next_key(const panel *pn, int64_t r, int64_t j, int64_t past)
     return j;
 }
 
+/* Whether a bias, where it is all that hides, leaves row r keys j and j + 1: most rows see their
+ * first two. */
+static bool sees_both(const panel *pn, int64_t r, int64_t j)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t at = term_index(pn, p->bias_stride, r, j), next = at + p->bias_stride[3];
+    if (p->features & (FATTN_MASK | FATTN_BLOCK_MASK)) {
+        return false;
+    }
+    if (p->dtype_bias == FATTN_F32) {
+        const float *const bias = pn->buf->bias;
+        return bias[at] != -INFINITY && bias[next] != -INFINITY;
+    }
+    return !bias_is(pn, at, -INFINITY) && !bias_is(pn, next, -INFINITY);
+}
+
 /* The key that row r sees, or -1 where it sees none or several. */
 static int64_t lone_key(const panel *pn, int64_t r)
 {
@@ -66,6 +82,10 @@ static int64_t lone_key(const panel *pn, int64_t r)
     }
     if (!(pn->p->features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK))) {
         return keys.past - keys.first == 1 ? keys.first : -1;
+    }
+    if (keys.past - keys.first > 1 && pn->p->features & FATTN_BIAS &&
+        sees_both(pn, r, keys.first)) {
+        return -1;
     }
     const int64_t key = next_key(pn, r, keys.first, keys.past);
     const bool lone = key < keys.past && next_key(pn, r, key + 1, keys.past) == keys.past;

@@ -450,6 +450,33 @@ static void check_own(void)
     attend_free(&a);
 }
 
+/* Devices without options of their own have one pool, of the size that the largest wants. */
+static void check_shared(void)
+{
+    fattn_device *devices[2] = {NULL, NULL};
+    attend a;
+    bool right = true;
+    make_problem(&a);
+    for (int i = 0; i < 2; i++) {
+        set_environment("FATTN_NUM_THREADS", i ? "4" : "3");
+        right = fattn_device_open("cpu", &devices[i]) == FATTN_OK && right;
+    }
+    set_environment("FATTN_NUM_THREADS", NULL);
+    for (int i = 0; i < 2; i++) {
+        right = right && attend_with(&a, devices[i]) == expected;
+        tap_check(right && process_threads_are(3 + i + extra), "device %d of two: %d threads", i,
+                  3 + i);
+    }
+    fattn_cache_clear();
+    fattn_device_close(devices[1]);
+    tap_check(attend_with(&a, devices[0]) == expected && process_threads_are(4 + extra),
+              "they stay while one of the devices does");
+    fattn_cache_clear();
+    fattn_device_close(devices[0]);
+    tap_check(process_threads_are(1 + extra), "and end with the last");
+    attend_free(&a);
+}
+
 /* --- Small problems --------------------------------------------------------------------------- */
 
 static int planned(fattn_device *device, int64_t rows, int64_t keys)
@@ -632,6 +659,7 @@ int main(int argc, char **argv)
     options.engine = FATTN_ENGINE_OWN;
     tap_check(compute(&options) == expected, "and by name");
     check_own();
+    check_shared();
     check_small();
     check_loops();
     check_wrong_options();

@@ -30,7 +30,8 @@
  *   and its value. (An error that a device reports after a kernel has started may leave outputs
  *   half written.) The library never aborts, exits or throws.
  * - Threads. Every function may be called from any thread. Plans and devices may be shared between
- *   threads; one workspace serves one execution at a time.
+ *   threads; one workspace serves one execution at a time. A thread with 64 KiB of stack may call
+ *   every function of an optimised build; on a GPU the driver's own needs come on top.
  * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
  *   until the call returns on a CPU, until the stream has come that far on a GPU.
  * - Structs begin with struct_size, which their fattn_*_init() sets. It tells the version of the

@@ -944,6 +944,8 @@ Test(merge, refusals)
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_MISALIGNED);
     a = merge_args(), a.o = arrays[0] + 8;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
+    a = merge_args(), a.o = arrays[1] + 8;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
     a = merge_args(), a.o_stride.seq = 4;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
     a = merge_args(), a.lse = arrays[3];

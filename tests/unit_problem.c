@@ -606,6 +606,10 @@ Test(buffers, pages)
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 99");
     table[1][3] = -1;
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is -1");
+    table[1][3] = 6; /* of 6 pages */
+    refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 6");
+    table[1][3] = 5;
+    refused_buffers(&w, FATTN_OK, "");
 }
 
 Test(buffers, positions)

@@ -103,7 +103,7 @@ static void set_up(void)
 static void check_attributes(void)
 {
     enum { PTX_VERSION = 5, BINARY_VERSION = 6 };
-    extern const unsigned char fattn_cuda_image_mma_decode[];
+    extern const unsigned char fattn_cuda_image_simt_forward[];
     void *const library = dlopen("libcuda.so.1", RTLD_NOW);
     int (*load)(gpu_module *, const void *) = NULL, (*unload)(gpu_module) = NULL;
     int (*find)(gpu_function *, gpu_module, const char *) = NULL;
@@ -118,7 +118,7 @@ static void check_attributes(void)
     *(void **)&get = dlsym(library, "cuFuncGetAttribute");
     cuda->primary_retain(&context, 0);
     cuda->context_set(context);
-    const int result = load(&module, fattn_cuda_image_mma_decode) ||
+    const int result = load(&module, fattn_cuda_image_simt_forward) ||
                        find(&function, module, "combine") || get(&ptx, PTX_VERSION, function) ||
                        get(&binary, BINARY_VERSION, function);
     tap_check(result == 0 && ptx > 0 && ptx <= binary, "combine: PTX version %d, binary %d", ptx,

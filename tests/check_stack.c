@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How much stack the library takes: everything runs in threads whose stacks were painted before, on
- * every instruction set, and no more than 64 KiB of paint may be gone, the C library's own part of a
+ * every instruction set. No more than 64 KiB of paint may be gone, the C library's own part of a
  * thread's stack included.
  *
  *     check_stack CASES

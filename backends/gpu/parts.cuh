@@ -108,8 +108,9 @@ GPU_DEVICE float gpu_team_sum(float x)
     return x;
 }
 
-/* How many parts a piece has. Divisions take a microsecond together, which decoding shows: there are
- * none where a head is one block of rows that sees all keys of the plan, as most decoding has. */
+/* How many parts a piece has. Divisions take a microsecond together, which decoding shows: there
+ * are none where a head is one block of rows that sees all keys of the plan, as most decoding
+ * has. */
 GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combined &piece,
                                       const fattn_sequence &seq, int64_t group)
 {

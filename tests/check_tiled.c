@@ -191,8 +191,8 @@ static bool same_class(double x, double y)
     return fabs(x - y) <= 1e-5 * (1 + fabs(y));
 }
 
-/* Every bias -FLT_MAX, or -inf, and each kind of sink: o and lse as the oracle has them. (No key and
- * a sink of +inf: o is an empty sum by the formula, which the algorithms divide by an l of NaN.) */
+/* Every bias -FLT_MAX, or -inf, and each kind of sink: o and lse as the oracle has them. (No key
+ * and a sink of +inf: o is an empty sum by the formula, which the algorithms divide by a NaN.) */
 static void check_extremes(fattn_io_schedule schedule)
 {
     static const double biases[] = {-3.4028234663852886e38, -(double)INFINITY, 0};

@@ -75,11 +75,10 @@ static void check_fragments(void)
         for (int n = 0; n < ELEMENTS; n++) {
             const int r = wgmma_row(t, n), c = wgmma_column(t, n);
             each = each && r >= 0 && r < 64 && c >= 0 && c < COLUMNS && owner[r][c]++ == 0;
-            quad =
-                quad && wgmma_row(t ^ 1, n) == r && wgmma_row(t ^ 2, n) == r; /* the row */
+            quad = quad && wgmma_row(t ^ 1, n) == r && wgmma_row(t ^ 2, n) == r; /* the row */
             quad = quad && r == wgmma_row(t, n % 4 / 2 * 2);
         }
-        /* As pairs, word w of step s holds row g + 8 (w % 2) from channel 16 s + 8 (w / 2) + 2 q. */
+        /* As pairs, word w of step s is of row g + 8 (w % 2), channel 16 s + 8 (w / 2) + 2 q. */
         for (int s = 0; s < ELEMENTS / 8; s++) {
             for (int w = 0; w < 4; w++) {
                 const int n = 8 * s + 2 * w, g = t / 32 * 16 + t % 32 / 4, q = t % 4;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "backends/gpu/args.h"
+#include "backends/gpu/gpu.h"
 #include "core/backend.h"
 #include "core/env.h"
 #include "core/memory.h"
@@ -660,6 +661,59 @@ static void check_auto(int old, const char *backend, int ordinal)
            "something leaks");
     tap_check(wrong == 0, "auto is %s:%d where %d of %d devices have no code", backend, ordinal,
               old, stub->devices);
+}
+
+/* What a device and its events say is what the driver said. */
+static void check_numbers(void)
+{
+    fattn_device *device = NULL;
+    fattn_device_info info = {.struct_size = sizeof info};
+    fattn_event *events[2] = {NULL};
+    fattn_limits limits;
+    double milliseconds = 0;
+    char isa[32];
+    running = "numbers", wrong = 0;
+    expect_ok(fattn_device_open("cuda:1", &device), "opening");
+    expect_ok(fattn_device_get_info(device, &info), "describing");
+    device->backend->limits(device->impl, &limits);
+    snprintf(isa, sizeof isa, "sm_%d", stub->capability);
+    expect(strcmp(info.name, "stub 1") == 0 && strcmp(info.isa, isa) == 0 && info.ordinal == 1,
+           "it is %s, %s, number %d", info.name, info.isa, info.ordinal);
+    expect(info.units == 4 && info.host_memory == 0, "%d units", info.units);
+    expect(info.total_memory == INT64_C(2) << 30, "%lld bytes", (long long)info.total_memory);
+    expect(info.fast_memory == limits.fast_memory && info.fast_memory >= 64 << 10 &&
+               info.fast_memory < 1 << 20,
+           "%lld bytes a block", (long long)info.fast_memory);
+    expect(limits.units == 4 && limits.shared_cache == 40 << 20, "limits of %d units",
+           (int)limits.units);
+    for (int n = 0; n < 2; n++) {
+        expect_ok(fattn_event_create(device, &events[n]), "making an event");
+        expect_ok(fattn_event_record(events[n], NULL), "recording it");
+    }
+    expect_ok(fattn_event_elapsed(events[0], events[1], &milliseconds), "timing");
+    expect(milliseconds == 0.5, "%g milliseconds", milliseconds);
+    fattn_event_destroy(events[0]);
+    fattn_event_destroy(events[1]);
+    fattn_device_close(device);
+    tap_check(wrong == 0, "a device and its events say what the driver says");
+}
+
+/* AMD's launches count threads in 32 bits: fewer than 2^32. */
+static void check_grids(void)
+{
+    const fattn_gpu_api amd = {.blocks_max = INT32_MAX, .threads_max = UINT32_MAX};
+    const fattn_gpu_api nvidia = {.blocks_max = INT32_MAX, .threads_max = INT64_MAX};
+    running = "grids", wrong = 0;
+    for (int threads = 32; threads <= 1024; threads += 32) {
+        const int64_t fits = (INT64_C(1) << 32) / threads - 1, most = INT64_C(1) << 62;
+        expect(fattn_gpu_grid(&amd, fits, threads) == (fits < INT32_MAX ? fits : INT32_MAX),
+               "%d blocks of %d", (int)fits, threads);
+        expect((int64_t)fattn_gpu_grid(&amd, most, threads) * threads <= UINT32_MAX,
+               "too many threads of blocks of %d", threads);
+        expect(fattn_gpu_grid(&nvidia, most, threads) == INT32_MAX, "blocks of %d", threads);
+        expect(fattn_gpu_grid(&amd, 7, threads) == 7, "7 blocks of %d", threads);
+    }
+    tap_check(wrong == 0, "a launch has as many blocks as a driver takes");
 }
 
 /* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
@@ -1702,6 +1756,8 @@ int main(int argc, char **argv)
     check_failures();
     check_any_device();
     check_old_device();
+    check_numbers();
+    check_grids();
     check_auto(0, "cuda", 0);
     check_auto(1, "cuda", 1);
     check_auto(2, "cpu", 0);

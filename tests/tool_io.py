@@ -51,6 +51,14 @@ sparse = {r["density"]: r["total"] for r in rows(*small) if r["schedule"] == "fl
           and r["dir"] == "fwd"}
 ok(len(sparse) == 2 and sparse[min(sparse)] < 0.7 * sparse[1], "a block mask saves traffic")
 
+constants = {("standard", "fwd"): 4, ("standard", "bwd"): 7, ("flash1", "fwd"): 12, ("flash1", "bwd"): 20,
+             ("flash2", "fwd"): 8, ("flash2", "bwd"): 16}
+laws = rows("--sq", "8192", "--m", "4096,1048576")
+ok(all(r["lower_bound"] <= r["law"] <= r["total"] for r in table + laws), "laws are between the lower bound and the counts")
+ok(len(laws) == 12 and all(0.96 < r["law"] / r["total"] <= 1 for r in laws if r["m"] == 4096) and
+   all(r["law"] == constants[r["schedule"], r["dir"]] * r["n"] ** 2 * (r["schedule"] == "standard" or r["d"] ** 2 / r["m"])
+       for r in laws if r["m"] == 4096), "and have their constants")
+
 paper = {r["schedule"]: r for r in rows("--paper") if "tensor" not in r}
 for schedule in ("standard", "flash1"):
     row = paper.get(schedule, {"gb": 0, "paper_gb": 1})
@@ -89,6 +97,11 @@ with tempfile.TemporaryDirectory() as folder:
         texts, lines = draw(svg, "--sq", "256,512,1024")
         wanted = ("forward, d 64, density 1", "backward, d 64, density 1", "flash2, M 98304", "standard")
         ok(all(text in texts for text in wanted) and lines >= 16, "a picture along N has its lines and their names")
+        texts, _ = draw(svg)
+        ok("M: elements of fast memory" in texts and "forward, N 4096, d 64, density 1" in texts
+           and {"4096", "1048576"} < set(texts), "by default along M")
+        heights = [text for text in texts if text.endswith("M") and text[:-1].isdigit()]
+        ok(len(heights) >= 4 and heights[:len(heights) // 2] == heights[len(heights) // 2:], "the panels share their axes")
         texts, _ = draw(svg, "--sq", "512", "--m", "4096", "--d", "32,64,128", "--schedule", "flash1", "--dir", "bwd")
         ok("d: head dimension" in texts and "standard" not in texts, "another axis, one schedule, one direction")
         with open(png if io("--plot", png)[0] == 0 else os.devnull, "rb") as file:

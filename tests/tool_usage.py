@@ -296,7 +296,7 @@ def test_progress(tool):
 def test_features(tool, folder):
     """bench and explain express what run does; the library validates the lengths and tables that bench makes."""
     for options, words, dirs in FEATURES:
-        line = f" --device cpu --b 3 --hq 4 --hk 2 --sq 33 --sk 50 --d 16 --dir {dirs} {options}"
+        line = f" --device reference --b 3 --hq 4 --hk 2 --sq 33 --sk 50 --d 16 --dir {dirs} {options}"
         ran = start(tool, folder, "bench --reps 1 --json" + line)
         rows = [json.loads(row) for row in ran.stdout.splitlines()]
         fine = ran.returncode == 0 and [row["features"] for row in rows] == [words] * len(dirs.split(","))

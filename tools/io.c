@@ -208,14 +208,26 @@ static void print_number(bool json, bool first, const char *name, double value)
     }
 }
 
-static double law_of(const setting *s)
-{
-    const double nd = (double)s->n * (double)s->d;
-    return nd * nd / (double)s->m;
-}
-
 /* In elements: all are f32. */
 static double lower_bound_of(const head *a) { return fattn_io_lower_bound_bytes(&a->problem) / 4; }
+
+/* The leading term of the traffic for Bc = M / (4 d), while it is above reading everything once.
+ * Each of the 4 d N / M blocks of keys makes FlashAttention pass over Q, and over O to read and to
+ * write it; backward over Q, O, dO, and dQ twice. Blocks of queries make FlashAttention-2 pass over
+ * K and V; its backward has blocks of keys pass over Q, dO, and dQ twice. Standard attention passes
+ * over all pairs. */
+static double law_of(const setting *s, const head *a)
+{
+    const int backward = s->op == FATTN_BACKWARD;
+    const double n = (double)s->n, nd = n * (double)s->d,
+                 share = s->features & FATTN_CAUSAL ? 0.5 : 1;
+    const double law = s->schedule == FATTN_IO_STANDARD
+                           ? io_plot_constants[s->schedule][backward] * n * n
+                           : io_plot_constants[s->schedule][backward] * nd * nd / (double)s->m *
+                                 a->density * share;
+    const double bound = lower_bound_of(a);
+    return law > bound ? law : bound;
+}
 
 static void print_row(const request *r, const setting *s, const head *a,
                       const fattn_io_counts *counts, const fattn_io_counts *predicted)
@@ -237,7 +249,7 @@ static void print_row(const request *r, const setting *s, const head *a,
         {"writes", total.writes},
         {"total", sum_of(counts)},
         {"predicted", sum_of(predicted)},
-        {"law", law_of(s)},
+        {"law", law_of(s, a)},
         {"standard", sum_of(&standard)},
         {"lower_bound", lower_bound_of(a)},
     };
@@ -265,8 +277,8 @@ static int report_row(const request *r, const setting *s, io_plot_row *point)
     if (status == FATTN_OK) {
         print_row(r, s, &a, &counts, &predicted);
         *point = (io_plot_row){
-            s->schedule,     s->op,     {(double)s->n, (double)s->m, (double)s->d, s->density},
-            sum_of(&counts), law_of(s), lower_bound_of(&a)};
+            s->schedule,     s->op,         {(double)s->n, (double)s->m, (double)s->d, s->density},
+            sum_of(&counts), law_of(s, &a), lower_bound_of(&a)};
         if (memcmp(&counts, &predicted, sizeof counts) != 0) {
             fprintf(stderr, "fattn io: the last row was not predicted\n");
             code = TOOL_FAILED;
@@ -484,6 +496,27 @@ static int report_paper(bool json)
  * The command
  * ---------------------------------------------------------------------------------------------- */
 
+/* A picture of the sweep over M, for one length, unless the sweep is the caller's. */
+static void plot_defaults(request *r, bool has_n, bool has_m)
+{
+    if (!has_n) {
+        r->n = (option_integers){1, {4096}};
+    }
+    for (int i = 0; !has_n && !has_m && i < 9; i++) {
+        r->m.at[i] = INT64_C(4096) << i;
+        r->m.count = i + 1;
+    }
+}
+
+static bool given_value(const option *table, const bool *given, const void *value)
+{
+    int n = 0;
+    while (table[n].value != value) {
+        n++;
+    }
+    return given[n];
+}
+
 int fattn_tool_io(int argc, char **argv)
 {
     request r = {
@@ -500,12 +533,12 @@ int fattn_tool_io(int argc, char **argv)
          .value = &r.schedules, .words = schedule_words},
         {"dir", "forward, backward; default: both", OPTION_CHOICES, .value = &r.dirs,
          .words = dir_words},
-        {"sq N", "lengths, of queries and keys; default 1024,2048,4096", OPTION_INTEGERS,
-         .value = &r.n, .min = 1, .max = 1 << 20},
+        {"sq N", "lengths, of queries and keys; default 1024,2048,4096,\nwith --plot 4096",
+         OPTION_INTEGERS, .value = &r.n, .min = 1, .max = 1 << 20},
         {"d D", "head dimensions; default 64", OPTION_INTEGERS, .value = &r.d, .min = 1,
          .max = 576},
-        {"m M", "elements of fast memory; default 16384,98304", OPTION_INTEGERS, .value = &r.m,
-         .min = 1, .max = INT64_C(1) << 40},
+        {"m M", "elements of fast memory; default 16384,98304,\nwith --plot alone 4096 to 1048576",
+         OPTION_INTEGERS, .value = &r.m, .min = 1, .max = INT64_C(1) << 40},
         {"density P", "shares of blocks that a block mask keeps; default 1, no mask", OPTION_REALS,
          .value = &r.density},
         {"block-size M,N", "queries and keys of a block of the mask; default 64,64", OPTION_PAIRS,
@@ -532,7 +565,8 @@ int fattn_tool_io(int argc, char **argv)
             "by running them on a machine with two memories.",
         .table = table,
         .notes = "Columns: reads, writes and their total are counted; predicted is the formula's\n"
-                 "total; law is N^2 d^2 / M; standard and lower_bound are for the same problem.\n"
+                 "total; law is the leading term of the schedule's, c N^2 d^2 / M, where it is\n"
+                 "above lower_bound; standard and lower_bound are for the same problem.\n"
                  "Tiles are those of FlashAttention's Algorithm 1 for M; flash2 has br = bc.\n\n"
                  "Exit status: 0 all as predicted, 1 not, 2 wrong options, 3 no memory",
     };
@@ -559,6 +593,9 @@ int fattn_tool_io(int argc, char **argv)
             return tool_usage("io", "--paper is one problem: it takes no --%.*s",
                               (int)strcspn(table[n].name, " "), table[n].name);
         }
+    }
+    if (r.plot) {
+        plot_defaults(&r, given_value(table, given, &r.n), given_value(table, given, &r.m));
     }
     return r.paper ? report_paper(r.json) : report_sweep(&r);
 }

@@ -12,8 +12,8 @@
  * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
- * and a second phase merges them in ascending order (parts.inl). Decoding (decode.inl) is the same walk with
- * other products.
+ * and a second phase merges them in ascending order (parts.inl). Decoding (decode.inl) is the same
+ * walk with other products.
  */
 
 /* Queries in scratch, and the state of a part. */
@@ -102,10 +102,10 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 
     /* 2. Probabilities. */
     const bool drops = p->features & FATTN_DROPOUT;
-    const bool masked = s.kind == FATTN_TILE_PARTIAL;
+    const bool masked = s.kind == FATTN_TILE_PARTIAL || seems_masked(pn, s);
     const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
     const bool stored = pairs && !drops;
-    const bool hoped = expects_near(f, s);
+    const bool hoped = !masked && expects_near(f, s);
     const bool near = hoped && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
     if (hoped && !near) {
         forward_scores(f, s, paired);
@@ -202,6 +202,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
     const bool whole = fattn_parts_are_one(&parts);
     int64_t first, past, begin = INT64_MAX, end = 0;
     const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
+    const int64_t part = work.batch * run->tiling->splits + work.split + 1;
     if (strips->kept->head != head) {
         *strips->kept = (kept_head){.head = head};
     }
@@ -210,6 +211,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         forward_begin(&strips[n], paired, work.split);
         (void)fattn_schedule_keys(&parts, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
+        known_bias *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
+        bias_blocks(&strips[n].panel, known, part, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
         if (whole) {
@@ -252,6 +255,7 @@ INLINE void attend(const fattn_cpu_run *run, void *scratch, bool paired)
     kept_head kept = {0};
     arena from = {.base = scratch};
     const int64_t room = forward_layout(laid, run->problem, run->tiling, &from);
+    known_layout(laid, &from);
     laid->kept = &kept;
     strips_prepare(&laid->panel);
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
@@ -323,7 +327,7 @@ static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t tiles = 1 + copies_meanwhile(p, tile.bc);
-    return forward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling) * tiles;
+    return block_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling) * tiles;
 }
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)

@@ -16,6 +16,7 @@ static fattn_gpu_api api = {
     .out_of_memory = 2,
     .no_device = 100,
     .no_image = 209,
+    .bad_image = 209,
     .units = 16,
     .major = 75,
     .minor = 76,
@@ -27,6 +28,7 @@ static fattn_gpu_api api = {
     .early_isa = 90,   /* griddepcontrol */
     .device_pointer = 3,
     .blocks_max = INT32_MAX,
+    .threads_max = INT64_MAX,
 };
 
 /* The driver keeps old signatures under the plain name and gives new ones a number. */

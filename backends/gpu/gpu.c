@@ -97,7 +97,7 @@ static fattn_status load_locked(device *d, const char *name, gpu_module *module)
     }
     if (!d->modules[n]) {
         const int result = d->api->module_load(&d->modules[n], images[n].bytes);
-        if (result == d->api->no_image) {
+        if (result == d->api->no_image || result == d->api->bad_image) {
             return fattn_fail(FATTN_UNSUPPORTED,
                               "%s: this build has no code for a device of version %d.%d: it has %s",
                               d->vendor->name, d->version / 10, d->version % 10,
@@ -293,10 +293,11 @@ typedef struct launch {
     bool early;
 } launch;
 
-/* Blocks of a launch; kernels loop over more. */
-static unsigned grid_of(const device *d, int64_t blocks)
+unsigned fattn_gpu_grid(const fattn_gpu_api *api, int64_t blocks, int threads)
 {
-    return (unsigned)(blocks < d->api->blocks_max ? blocks : d->api->blocks_max);
+    const int64_t most = api->threads_max / threads;
+    const int64_t limit = most < api->blocks_max ? most : api->blocks_max;
+    return (unsigned)(blocks < limit ? blocks : limit);
 }
 
 /* Tensor maps as kernels are given them. */
@@ -329,7 +330,7 @@ static fattn_status find_early(const device *d, const fattn_gpu_shape *shape, la
 static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
                                 launch *l)
 {
-    l->blocks = grid_of(d, shape->blocks);
+    l->blocks = fattn_gpu_grid(d->api, shape->blocks, shape->threads);
     l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
     l->shared = (unsigned)shape->shared;
@@ -509,7 +510,8 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
 static fattn_status run_verb(const device *d, gpu_function function, void *args, int64_t pieces,
                              fattn_stream stream)
 {
-    const launch l = {.function = function, .blocks = grid_of(d, pieces), .threads = 128};
+    const launch l = {
+        .function = function, .blocks = fattn_gpu_grid(d->api, pieces, 128), .threads = 128};
     if (pieces == 0) {
         return FATTN_OK;
     }
@@ -542,7 +544,7 @@ fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t
                               int threads)
 {
     device *const d = impl;
-    launch l = {.blocks = grid_of(d, blocks), .threads = (unsigned)threads};
+    launch l = {.blocks = fattn_gpu_grid(d->api, blocks, threads), .threads = (unsigned)threads};
     fattn_status status = enter(d);
     if (status) {
         return status;

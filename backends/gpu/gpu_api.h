@@ -91,6 +91,8 @@ typedef struct fattn_gpu_api {
 
     /* Numbers of results. */
     int out_of_memory, no_device, no_image;
+    int bad_image; /* what a loader says of an image without code for the device, where that is not
+                    * no_image; else no_image too */
     /* Numbers of attributes: of a device, of a function, of a pointer. */
     int units, major, minor, shared_memory, shared_cache;
     int registers, dynamic_shared;
@@ -99,7 +101,7 @@ typedef struct fattn_gpu_api {
     int early_isa;    /* the least of those whose functions wait by themselves */
     int device_pointer;
 
-    int64_t blocks_max; /* of a launch */
+    int64_t blocks_max, threads_max; /* of a launch */
 } fattn_gpu_api;
 
 #endif

@@ -420,6 +420,7 @@ static double bias_of(const fattn_problem *p, const fattn_buffers *buf, int64_t 
     return fmax(-0x1p126, fmin(bias, 0x1p126));
 }
 
+/* A bias of -inf is a mask: whatever q.k is, the pair is not there. */
 static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive_slice *s,
                     int64_t i, int64_t j)
 {
@@ -432,7 +433,8 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
         buf->block_mask[pair_index(p->block_mask_stride, s->b, s->h, i / p->block_m,
                                    j / p->block_n)] == 0)
         return false;
-    return true;
+    return !(p->features & FATTN_BIAS) ||
+           bias_of(p, buf, pair_index(p->bias_stride, s->b, s->h, i, j)) != -(double)INFINITY;
 }
 
 void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf, int64_t i,

@@ -30,7 +30,8 @@
  *   and its value. (An error that a device reports after a kernel has started may leave outputs
  *   half written.) The library never aborts, exits or throws.
  * - Threads. Every function may be called from any thread. Plans and devices may be shared between
- *   threads; one workspace serves one execution at a time.
+ *   threads; one workspace serves one execution at a time. A thread with 64 KiB of stack may call
+ *   every function of an optimised build; on a GPU the driver's own needs come on top.
  * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
  *   until the call returns on a CPU, until the stream has come that far on a GPU.
  * - Structs begin with struct_size, which their fattn_*_init() sets. It tells the version of the
@@ -52,6 +53,9 @@
 
 #include "fattn/version.h"
 
+/* How a function is declared. A program may define it before it includes this header, to load the
+ * functions in its own way. */
+#ifndef FATTN_API
 #if defined(_WIN32) && defined(FATTN_BUILDING)
 #define FATTN_API __declspec(dllexport)
 #elif defined(_WIN32) && defined(FATTN_SHARED)
@@ -60,6 +64,7 @@
 #define FATTN_API __attribute__((visibility("default")))
 #else
 #define FATTN_API
+#endif
 #endif
 
 #ifdef __cplusplus
@@ -106,9 +111,14 @@ typedef enum fattn_status {
 FATTN_API const char *fattn_status_string(fattn_status status);
 
 /* A sentence about this thread's most recent failure, naming the field and the value that were
- * wrong; empty before the first failure. Valid until the next failure in this thread. Never
- * NULL. */
+ * wrong: one line of printable ASCII; empty before the first failure. Valid until the next failure
+ * in this thread. Never NULL. */
 FATTN_API const char *fattn_last_reason(void);
+
+/* Copies that sentence into text, cut to size bytes and always terminated. Returns the length that
+ * the whole has, like snprintf. A runtime that may move a caller to another thread between two
+ * foreign calls calls this in the same one as the function that failed. */
+FATTN_API size_t fattn_last_reason_copy(char *text, size_t size);
 
 /* The version of the library that is running, as "major.minor.patch". */
 FATTN_API const char *fattn_version(void);
@@ -119,9 +129,10 @@ FATTN_API const char *fattn_version(void);
 
 /* What the elements of a tensor are, in the processor's byte order. */
 typedef enum fattn_dtype {
-    FATTN_F32 = 1,  /* IEEE binary32 */
-    FATTN_F16 = 2,  /* IEEE binary16 */
-    FATTN_BF16 = 3, /* the upper half of a binary32 */
+    FATTN_DTYPE_DEFAULT = 0, /* of dtype_o and dtype_bias: what their comments say */
+    FATTN_F32 = 1,           /* IEEE binary32 */
+    FATTN_F16 = 2,           /* IEEE binary16 */
+    FATTN_BF16 = 3,          /* the upper half of a binary32 */
     FATTN_F64 =
         4, /* backend "reference" only; then lse, bias, sink, slopes and gradients are f64 */
     FATTN_E4M3 = 5 /* reserved: fp8 inputs, not accepted by any backend yet */
@@ -154,42 +165,42 @@ typedef enum fattn_anchor {
  * fattn_buffers_init() give, or the call fails with a reason that names field and bit. In
  * fattn_buffers that holds for everything below `dsink`, and for dlse in a backward. The tensors
  * above it may be set though this operation does not use them or the problem does not ask for them:
- * they are left alone, and one struct serves forward and backward. */
-#define FATTN_CAUSAL (UINT64_C(1) << 0)        /* j <= i + off */
-#define FATTN_WINDOW (UINT64_C(1) << 1)        /* window_left, window_right */
-#define FATTN_SCALE (UINT64_C(1) << 2)         /* scale; 1 / sqrt(D) otherwise */
-#define FATTN_SOFTCAP (UINT64_C(1) << 3)       /* softcap */
-#define FATTN_BIAS (UINT64_C(1) << 4)          /* bias, dtype_bias, bias_stride */
-#define FATTN_ALIBI (UINT64_C(1) << 5)         /* alibi_slopes, alibi_batch_stride */
-#define FATTN_MASK (UINT64_C(1) << 6)          /* mask, mask_stride */
-#define FATTN_BLOCK_MASK (UINT64_C(1) << 7)    /* block_mask, block_mask_stride, block_m, block_n */
-#define FATTN_SINK (UINT64_C(1) << 8)          /* sink */
-#define FATTN_DROPOUT (UINT64_C(1) << 9)       /* dropout_p; seed, offset or their pointers */
-#define FATTN_CU_SEQLENS_Q (UINT64_C(1) << 10) /* cu_seqlens_q, total_q */
-#define FATTN_CU_SEQLENS_K (UINT64_C(1) << 11) /* cu_seqlens_k, total_k */
-#define FATTN_SEQUSED_Q (UINT64_C(1) << 12)    /* seqused_q */
-#define FATTN_SEQUSED_K (UINT64_C(1) << 13)    /* seqused_k */
-#define FATTN_PAGED (UINT64_C(1) << 14)        /* block_table, page_size, num_pages, max_pages */
-#define FATTN_POSITIONS (UINT64_C(1) << 15)    /* q_offset(s), k_offset(s), whole_q, whole_k */
-#define FATTN_DLSE (UINT64_C(1) << 16)         /* dlse: lse has a gradient too (backward) */
-#define FATTN_ACCUMULATE (UINT64_C(1) << 17)   /* add to the gradients, which are then all f32 */
-#define FATTN_DETERMINISTIC \
-    (UINT64_C(1) << 18) /* backward bit-identical from run to run on GPUs too */
-#define FATTN_BATCH_INVARIANT \
-    (UINT64_C(1) << 19)                   /* a row's result depends on its own inputs only */
-#define FATTN_CHECKED (UINT64_C(1) << 20) /* GPU: validate lengths and tables, synchronously */
+ * they are left alone, and one struct serves forward and backward. The constants are bare literals,
+ * which every generator of bindings reads, and 64 bits wide, so that ~FATTN_CAUSAL has all other
+ * bits; an enumerator of C is an int. */
+#define FATTN_CAUSAL 0x1ull              /* j <= i + off */
+#define FATTN_WINDOW 0x2ull              /* window_left, window_right */
+#define FATTN_SCALE 0x4ull               /* scale; 1 / sqrt(D) otherwise */
+#define FATTN_SOFTCAP 0x8ull             /* softcap */
+#define FATTN_BIAS 0x10ull               /* bias, dtype_bias, bias_stride */
+#define FATTN_ALIBI 0x20ull              /* alibi_slopes, alibi_batch_stride */
+#define FATTN_MASK 0x40ull               /* mask, mask_stride */
+#define FATTN_BLOCK_MASK 0x80ull         /* block_mask, block_mask_stride, block_m, block_n */
+#define FATTN_SINK 0x100ull              /* sink */
+#define FATTN_DROPOUT 0x200ull           /* dropout_p; seed, offset or their pointers */
+#define FATTN_CU_SEQLENS_Q 0x400ull      /* cu_seqlens_q, total_q */
+#define FATTN_CU_SEQLENS_K 0x800ull      /* cu_seqlens_k, total_k */
+#define FATTN_SEQUSED_Q 0x1000ull        /* seqused_q */
+#define FATTN_SEQUSED_K 0x2000ull        /* seqused_k */
+#define FATTN_PAGED 0x4000ull            /* block_table, page_size, num_pages, max_pages */
+#define FATTN_POSITIONS 0x8000ull        /* q_offset(s), k_offset(s), whole_q, whole_k */
+#define FATTN_DLSE 0x10000ull            /* dlse: lse has a gradient too (backward) */
+#define FATTN_ACCUMULATE 0x20000ull      /* add to the gradients, which are then all f32 */
+#define FATTN_DETERMINISTIC 0x40000ull   /* backward bit-identical from run to run on GPUs too */
+#define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
+#define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL ((UINT64_C(1) << 21) - 1)
+#define FATTN_FEATURES_ALL 0x1fffffull
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
 
-#define FATTN_OUT_O (UINT32_C(1) << 0)     /* o */
-#define FATTN_OUT_LSE (UINT32_C(1) << 1)   /* lse; backward reads it */
-#define FATTN_OUT_DQ (UINT32_C(1) << 2)    /* dq */
-#define FATTN_OUT_DK (UINT32_C(1) << 3)    /* dk */
-#define FATTN_OUT_DV (UINT32_C(1) << 4)    /* dv */
-#define FATTN_OUT_DBIAS (UINT32_C(1) << 5) /* dbias; needs FATTN_BIAS */
-#define FATTN_OUT_DSINK (UINT32_C(1) << 6) /* dsink; needs FATTN_SINK */
+#define FATTN_OUT_O 0x1u      /* o */
+#define FATTN_OUT_LSE 0x2u    /* lse; backward reads it */
+#define FATTN_OUT_DQ 0x4u     /* dq */
+#define FATTN_OUT_DK 0x8u     /* dk */
+#define FATTN_OUT_DV 0x10u    /* dv */
+#define FATTN_OUT_DBIAS 0x20u /* dbias; needs FATTN_BIAS */
+#define FATTN_OUT_DSINK 0x40u /* dsink; needs FATTN_SINK */
 
 /* Strides of a rank-4 tensor (batch, sequence, head, channel), in elements. The channel stride is
  * 1: a DLPack tensor maps to this one to one. With cu_seqlens `batch` is ignored; a paged k or v
@@ -211,9 +222,9 @@ typedef struct fattn_problem {
 
     fattn_op op;         /* default FATTN_FORWARD */
     fattn_dtype dtype;   /* of q, k, v, dq, dk, dv; default FATTN_F32 */
-    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; 0, the default, means dtype */
+    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype
-        dtype_bias;      /* of bias: dtype or FATTN_F32; 0, the default, means FATTN_F32 (or F64) */
+        dtype_bias;      /* of bias: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT: FATTN_F32 (or F64) */
     fattn_layout layout; /* default FATTN_BSHD */
     fattn_anchor anchor; /* default FATTN_BOTTOM_RIGHT */
     uint64_t features;   /* FATTN_CAUSAL | ...; default 0 */
@@ -315,8 +326,64 @@ typedef struct fattn_buffers {
 FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
 
 /* -------------------------------------------------------------------------------------------------
+ * Operands
+ * ---------------------------------------------------------------------------------------------- */
+
+/* An array that a problem reads or writes, for bindings that make arrays or check given ones. */
+typedef struct fattn_operand_info {
+    size_t struct_size; /* sizeof(fattn_operand_info); set by fattn_operand_info_init */
+    const char *name;   /* of its pointer in fattn_buffers, as in "cu_seqlens_q". Static */
+    const char *type;   /* of its elements: "f32", "f16", "bf16" or "f64"; "u8", "i32", "i64" or
+                            * "u64". Static */
+    fattn_dtype dtype;  /* the same where it is a fattn_dtype, else FATTN_DTYPE_DEFAULT */
+    int32_t rank;       /* 1..4 axes */
+    int64_t offset;     /* of its pointer in fattn_buffers, in bytes */
+    int64_t shape[4];   /* q, k, v, o and their gradients: (batch or page, sequence or slot, head,
+                            * channel), whatever the layout; lse and dlse: (batch, head, query).
+                            * Packed ones have a batch of 1. dbias: 1 where it is summed */
+    int64_t stride[4];  /* in elements; 0 where a value serves the whole axis */
+    int64_t element_bytes; /* of an element */
+    int64_t bytes;         /* from the pointer to the end of the last element */
+    int64_t alignment;     /* the pointer is a multiple of so many bytes */
+    int32_t written;       /* 1: an output of the operation */
+    int32_t required;      /* 1: the pointer may not be NULL; 0 where scalars stand in, and where
+                            * there is nothing to read or write */
+} fattn_operand_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_operand_info_init(fattn_operand_info *info);
+
+/* How many operands a problem has; they and their order follow from op, features and outputs. The
+ * problem is validated first, here and below, whatever the device. */
+FATTN_API fattn_status fattn_operand_count(const fattn_problem *problem, int *count);
+
+/* Describes one of them, index 0 being the first. */
+FATTN_API fattn_status fattn_operand_get_info(const fattn_problem *problem, int index,
+                                              fattn_operand_info *info);
+
+/* Describes the one of this name; FATTN_INVALID_ARGUMENT where the problem has none. */
+FATTN_API fattn_status fattn_operand_find(const fattn_problem *problem, const char *name,
+                                          fattn_operand_info *info);
+
+/* -------------------------------------------------------------------------------------------------
  * Devices
  * ---------------------------------------------------------------------------------------------- */
+
+/* Where the library gets the host's memory for its own objects, and tensors of backends in host
+ * memory that have no allocator of their own. Threads' stacks and other libraries are apart. */
+typedef struct fattn_host_allocator {
+    size_t struct_size; /* sizeof(fattn_host_allocator); set by the caller */
+    void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is none */
+    void (*release)(void *user, void *memory);   /* of allocate; never NULL */
+    void *user;                                  /* their first argument */
+} fattn_host_allocator;
+
+/*
+ * Sets the allocator of the process, which is copied; NULL means malloc() and free(). The functions
+ * may be called from any thread, and must not call the library. To be set before anything else is
+ * called: FATTN_INVALID_ARGUMENT when memory of the allocator before is in use.
+ */
+FATTN_API fattn_status fattn_set_host_allocator(const fattn_host_allocator *allocator);
 
 /* An open device. Several threads may use one. Wherever a function takes a device, NULL is the
  * default one: what fattn_device_open(NULL) opens, opened at the first use and kept until
@@ -355,9 +422,14 @@ typedef enum fattn_engine {
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);
 
+/* A caller's memory on a device: see fattn_device_options. */
+typedef void *(*fattn_device_allocate)(void *user, size_t bytes, fattn_stream stream);
+typedef void (*fattn_device_release)(void *user, void *memory);
+
 /*
  * How a device is opened. Set it up with fattn_device_options_init(), then fill in what differs. An
- * option that a backend does not have must be left at its default: all of these are the CPU's.
+ * option that a backend does not have must be left at its default: those of threads are the CPU's,
+ * those of memory every backend's.
  *
  * Threads. A device has a number of threads, which is decided when it is opened and which its plans
  * have. Results do not depend on it. It is FATTN_NUM_THREADS if that is set; else `threads`; else
@@ -372,6 +444,13 @@ typedef void (*fattn_parallel_for)(void *user, int64_t count,
  * signals. In a child of fork() a device goes on, with new threads; that needs no exec. In a
  * parallel region of the caller's OpenMP, where that allows no further threads, the calling thread
  * works alone, if the number was OpenMP's.
+ *
+ * Memory. `allocate` and `release` take the place of the backend's own functions for everything
+ * that the library allocates on the device: workspaces, copies of host memory,
+ * fattn_device_malloc(). They may be called from any thread, in whichever context is current there,
+ * several at a time, and while streams are captured; they must not call the library. Memory is
+ * aligned to 256 bytes; NULL becomes FATTN_OUT_OF_MEMORY. `stream` is that of the call which needs
+ * the memory, NULL where there is none. The library waits for the last use before it releases.
  */
 typedef struct fattn_device_options {
     size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
@@ -387,6 +466,9 @@ typedef struct fattn_device_options {
     fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is
                                       * then created */
     void *parallel_user;             /* its first argument */
+    fattn_device_allocate allocate;  /* default NULL, as is release: give both or none */
+    fattn_device_release release;
+    void *allocator_user; /* their first argument */
 } fattn_device_options;
 
 /* Fills *options with the defaults named above. */
@@ -511,12 +593,14 @@ FATTN_API void fattn_plan_info_init(fattn_plan_info *info);
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
 
 /* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
- * bytes and always terminated. Returns the length that the whole text has, like snprintf. */
+ * bytes and always terminated; NULL takes none. Returns the length that the whole text has, like
+ * snprintf. */
 FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
 
 /*
  * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256,
  * any contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait).
+ * On an AMD GPU it is not memory that host and device keep coherent (fine-grained or managed).
  * Work is queued on stream; on a CPU it is done on return.
  */
 FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
@@ -622,8 +706,8 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * Messages
  * ---------------------------------------------------------------------------------------------- */
 
-/* Is given one line without a newline, which lasts until it returns. May be called from any thread,
- * and from several at a time. */
+/* Is given one line of printable ASCII without a newline, which lasts until it returns. May be
+ * called from any thread, and from several at a time. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 
 /* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores

@@ -33,6 +33,18 @@ class View(NamedTuple):
     writable: bool = True
 
 
+class Made(NamedTuple):
+    """An output that has to be made."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]    # in C order
+    final: tuple[int, ...]    # as it is returned
+    strides: tuple[int, ...]  # of final
+    swapped: bool = False     # whether axes 1 and 2 of shape are exchanged in final
+    alike: bool = False       # whether it lies just like q
+
+
 class Kind:
     """How to read and make the arrays of one library."""
 
@@ -55,6 +67,11 @@ class Kind:
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         """An array in C order, contents undefined, on the device of `like`."""
         raise NotImplementedError
+
+    def make(self, made: Made, like: Any) -> tuple[Any, Any]:
+        """An output: the array that is written, and the one that is returned."""
+        a = self.empty(made.shape, made.dtype, like)
+        return a, self.transpose(a) if made.swapped else a
 
     def finish(self, a: Any, like: Any, device: int) -> Any:
         """An array that `empty` made, as the caller gets it, once work on it is queued."""
@@ -120,7 +137,10 @@ class _Torch(Kind):
         self.gpu = "hip" if getattr(self.torch.version, "hip", None) else "cuda"
 
     def key(self, a: Any) -> Any:
-        return a.shape, a.stride(), a.dtype, a.device, a.requires_grad
+        if a.requires_grad and self.torch.is_grad_enabled():
+            raise InvalidArgument("a tensor requires a gradient, which these functions do not record: use "
+                                  "fattn.torch, or detach()")
+        return a.shape, a.stride(), a.dtype, a.device
 
     def view(self, a: Any, name: str) -> View:
         torch = self.torch
@@ -128,9 +148,6 @@ class _Torch(Kind):
             raise InvalidArgument(f"{name} has layout {a.layout}, not torch.strided")
         if a.is_neg():
             raise InvalidArgument(f"{name} is a view that negates: use resolve_neg()")
-        if a.requires_grad and torch.is_grad_enabled():
-            raise InvalidArgument(f"{name} requires a gradient, which these functions do not record: "
-                                  "use fattn.torch, or detach()")
         device = {"cpu": "cpu", "cuda": f"{self.gpu}:{a.device.index or 0}"}.get(a.device.type)
         if device is None:
             raise Unsupported(f"{name} is on device {a.device}, neither a CPU nor a GPU that fattn "
@@ -145,14 +162,21 @@ class _Torch(Kind):
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return self.torch.empty(shape, dtype=self.dtypes[dtype], device=like.device)
 
+    def make(self, made: Made, like: Any) -> tuple[Any, Any]:
+        if made.alike:  # half the time of the others
+            a = self.torch.empty_like(like)
+        elif made.swapped:
+            a = self.torch.empty_strided(made.final, made.strides, dtype=self.dtypes[made.dtype],
+                                         device=like.device)
+        else:
+            a = self.torch.empty(made.shape, dtype=self.dtypes[made.dtype], device=like.device)
+        return a, a
+
     def stream(self, a: Any) -> int | None:
         if a.is_cuda:
             stream: int = self.torch.cuda.current_stream(a.device).cuda_stream
             return stream
         return None
-
-    def transpose(self, a: Any) -> Any:
-        return a.transpose(1, 2)
 
 
 class _Cupy(Kind):

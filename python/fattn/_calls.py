@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Sequence
 from fattn._arrays import Kind, kind_of, kinds
 from fattn._errors import InvalidArgument
 from fattn._plans import _cache, pack_backward, pack_forward, prepare
-from fattn._problem import EXTRAS, Made
+from fattn._problem import EXTRAS
 
 _NAMES = tuple(name for name, *_ in EXTRAS)
 NO_EXTRAS: tuple[None, ...] = (None,) * len(EXTRAS)
@@ -69,16 +69,10 @@ def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
     return (0, 0), seed
 
 
-def _make(kind: Kind, made: Made, like: Any) -> tuple[Any, Any]:
-    """An output: the array that is written, and the one that is returned."""
-    array = kind.empty(made.shape, made.dtype, like)
-    return array, kind.transpose(array) if made.swapped else array
-
-
 def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,
             numbers: Any = None, seed: Any = None, out: Any = None, lse: Any = None) -> tuple[Any, Any]:
     """Runs a forward; (o, lse or None). options is an Options as a plain tuple, extras in their order."""
-    kind = kind_of(q)
+    kind = kinds.get(type(q)) or kind_of(q)
     of = kind.key
     if extras is NO_EXTRAS and out is None and lse is None:
         if type(k) is not type(q) or type(v) is not type(q):
@@ -100,9 +94,9 @@ def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any,
     o = written_o = out
     for made in prepared.made:
         if made.name == "o":
-            written_o, o = _make(kind, made, q)
+            written_o, o = kind.make(made, q)
         else:
-            lse = kind.empty(made.shape, made.dtype, q)
+            lse = kind.make(made, q)[0]
     at = kind.pointer
     qp, kp, vp, op = at(q), at(k), at(v), at(written_o)
     prepared.run(kind, q, pack_forward, (qp, kp, vp, op, 0 if lse is None else at(lse)),
@@ -140,7 +134,7 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, opt
         prepared = prepare(kind, options, arrays | given, key)
     written, results = dict(given), dict(given)
     for made in prepared.made:
-        written[made.name], results[made.name] = _make(kind, made, q)
+        written[made.name], results[made.name] = kind.make(made, q)
     at = kind.pointer
     inputs = tuple([at(a) for a in (q, k, v, o)])
     dout_p = at(dout)

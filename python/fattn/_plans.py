@@ -110,8 +110,7 @@ class Prepared:
         """Of a forward that was described: its backward, as gradients of all inputs would be made."""
         options, kind, views = self.request
         q, o = views["q"], next(made for made in self.made if made.name == "o")
-        shape = (o.shape[0], o.shape[2], o.shape[1], o.shape[3]) if o.swapped else o.shape
-        dense = View(shape, contiguous_strides(shape), o.dtype, q.device)
+        dense = View(o.final, o.strides, o.dtype, q.device)
         rows = self.lse_shape
         statistics = "float64" if q.dtype == "float64" else "float32"
         outputs = _c.OUT_DQ | _c.OUT_DK | _c.OUT_DV
@@ -160,14 +159,15 @@ class Prepared:
         if seed is not None:
             _pack_seed(memory, _AT_SEED, *seed)
         size = plan.workspace
-        if size == 0 and not self.staged:
-            status = _execute(plan.address, address, None, kind.stream(like))
-        elif self.host_memory:
-            workspace = _borrow_workspace(self.device, size)
-            status = _execute(plan.address, address, workspace.address, kind.stream(like))
-            if workspace.size <= _KEPT_BYTES:
-                _workspaces.append(workspace)
-        elif self.takes_workspace:
+        if self.host_memory:
+            if size == 0:
+                status = _execute(plan.address, address, None, None)
+            else:
+                workspace = _borrow_workspace(self.device, size)
+                status = _execute(plan.address, address, workspace.address, None)
+                if workspace.size <= _KEPT_BYTES:
+                    _workspaces.append(workspace)
+        elif self.takes_workspace and size > 0:
             block = kind.empty((size + 255,), "uint8", like)
             status = _execute(plan.address, address, (kind.pointer(block) + 255) & -256,
                               kind.stream(like))
@@ -224,7 +224,7 @@ def prepare(kind: Kind, options: tuple[Any, ...], arrays: dict[str, Any], key: A
         if 0 in view.shape:  # libraries disagree about strides that nobody walks
             view = view._replace(strides=contiguous_strides(view.shape))
         views[name] = view
-    prepared = Prepared(Options._make(options), kind, views)
+    prepared = Prepared(Options(*options), kind, views)
     if key is not None:
         remember(key, prepared)
     return prepared

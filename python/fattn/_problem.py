@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fattn import _c
-from fattn._arrays import FLOATS, View, contiguous_strides
+from fattn._arrays import FLOATS, Made, View, contiguous_strides
 from fattn._errors import InvalidArgument, InvalidShape, InvalidStride
 
 ANCHORS = {"bottom_right": _c.BOTTOM_RIGHT, "top_left": _c.TOP_LEFT}
@@ -37,6 +37,7 @@ class Options(NamedTuple):
     batch_offset: int = 0
     head_offset: int = 0
     device: str | None = None
+    equal_heads: bool = False        # refuse groups of heads
 
 
 # Arrays of a call besides q k v o lse and gradients, in the order in which runs take them: the field of
@@ -60,15 +61,6 @@ EXTRAS: list[tuple[str, int, str | None]] = [
 ]
 EXTRA_FEATURE = {name: feature for name, feature, _ in EXTRAS}
 _EXTRA_DTYPE = {name: dtype for name, _, dtype in EXTRAS}
-
-
-class Made(NamedTuple):
-    """An output for a Kind to make; swapped: axes 1 and 2 are exchanged afterwards."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    swapped: bool
 
 
 class Box(NamedTuple):
@@ -169,6 +161,8 @@ class Description:
         _same("v", "batch size" if not paged else "pages", v.batch, "k", k.batch)
         _same("v", "length", v.seq, "k", k.seq)
         _same("v", "heads", v.heads, "k", k.heads)
+        if o.equal_heads:
+            _same("k", "heads", k.heads, "q", q.heads)
         batch = q.batch
         if packed_q:
             batch = len_of(views["cu_seqlens_q"], "cu_seqlens_q")
@@ -308,20 +302,23 @@ class Description:
         if not _is_contiguous(self.views[name]):
             raise InvalidStride(f"{name} has strides {self.views[name].strides}: it must be contiguous")
 
-    def make(self, name: str, like: str, shape: tuple[int, ...], dtype: str) -> Made:
-        """An output that the caller did not give: in C order, or in the order of axes of `like`."""
-        view = self.views[like]
-        swapped = self.swaps and len(shape) == 4 and view.strides[1] < view.strides[2] and view.shape[1] > 1
+    def make(self, name: str, shape: tuple[int, ...], dtype: str) -> Made:
+        """An output that the caller did not give, in C order of (batch, sequence, head, channel): what is
+        made of heads next is a row of all of them, in any layout."""
+        swapped = self.swaps and self.o.layout == "bhsd" and len(shape) == 4
+        final, q = shape, self.views["q"]
         if swapped:
-            b, s, h, c = shape[0], shape[2], shape[1], shape[3]
-            strides: tuple[int, ...] = (s * h * c, c, h * c, 1)
-            shape = (b, s, h, c)
-        else:
-            strides = contiguous_strides(shape)
-        final = (shape[0], shape[2], shape[1], shape[3]) if swapped else shape
-        box = _box(name, View(final, strides, dtype, view.device), self.o.layout, len(shape) == 3)
+            shape = (shape[0], shape[2], shape[1], shape[3])
+        strides = contiguous_strides(shape)
+        if swapped:
+            strides = (strides[0], strides[2], strides[1], strides[3])
+        box = _box(name, View(final, strides, dtype, ""), self.o.layout, len(shape) == 3)
         self.set_strides(name, box.strides)
-        return Made(name, shape, dtype, swapped)
+        return Made(name, dtype, shape, final, strides, swapped,
+                    (q.shape, q.strides, q.dtype) == (final, strides, dtype))
+
+    def make_statistic(self, name: str, shape: tuple[int, ...]) -> Made:
+        return Made(name, self.statistics, shape, shape, contiguous_strides(shape))
 
     def forward(self) -> list[Made]:
         """Fills what forward needs besides; the outputs that are to be made."""
@@ -334,11 +331,11 @@ class Description:
         if "o" in self.views:
             self.tensor("o", self.o_shape, dtype, True)
         else:
-            made.append(self.make("o", "q", self.o_shape, dtype))
+            made.append(self.make("o", self.o_shape, dtype))
         if "lse" in self.views:
             self.statistic("lse", self.lse_shape, True)
         elif o.return_lse:
-            made.append(Made("lse", self.lse_shape, self.statistics, False))
+            made.append(self.make_statistic("lse", self.lse_shape))
         return made
 
     def backward(self) -> list[Made]:
@@ -362,7 +359,7 @@ class Description:
             if name in views:
                 self.tensor(name, views[like].shape, gradient, True)
             else:
-                made.append(self.make(name, like, views[like].shape, gradient))
+                made.append(self.make(name, views[like].shape, gradient))
         if o.outputs & _c.OUT_DBIAS:
             if "bias" not in views:
                 raise InvalidArgument("dbias is wanted and there is no bias")
@@ -372,7 +369,7 @@ class Description:
                 self.operand("dbias", shape, self.statistics, True)
                 strides = views["dbias"].strides
             else:
-                made.append(Made("dbias", shape, self.statistics, False))
+                made.append(self.make_statistic("dbias", shape))
                 strides = contiguous_strides(shape)
             p.dbias_stride[:] = _broadcast("dbias", View(shape, strides, self.statistics, ""), scores)
         if o.outputs & _c.OUT_DSINK:
@@ -381,7 +378,7 @@ class Description:
             if "dsink" in views:
                 self.statistic("dsink", (self.q.heads,), True)
             else:
-                made.append(Made("dsink", (self.q.heads,), self.statistics, False))
+                made.append(self.make_statistic("dsink", (self.q.heads,)))
         return made
 
 

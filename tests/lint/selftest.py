@@ -11,9 +11,11 @@ import sys
 import tempfile
 
 import code_objects
+import constants
 import environment
 import execstack
 import format as formatting
+import hardening
 import headers
 import instructions
 import rooms
@@ -88,6 +90,15 @@ TREES = [
      {"core/a.c": 'char *s = "the reference backend";\n', "backends/reference/a.c": ""}),
     ("a template header with math.h", rooms.templates,
      {"core/score.h": "#include <stdint.h>\n"}, {"core/score.h": "#include <math.h>\n"}),
+    ("a bit that is an expression", lambda root: constants.check_bits("output", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_H\n#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x2u /* b */\n"},
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B (1u << 1)\n"}),
+    ("a bit that two constants have", lambda root: constants.check_bits("output", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x2u\n"},
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x3u\n"}),
+    ("a bit that is missing among all", lambda root: constants.check_bits("feature", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_A 0x1ull\n#define FATTN_B 0x2ull\n#define FATTN_FEATURES_ALL 0x3ull\n"},
+     {"include/fattn/fattn.h": "#define FATTN_A 0x1ull\n#define FATTN_B 0x2ull\n#define FATTN_FEATURES_ALL 0x1ull\n"}),
     ("an undocumented variable", lambda root: flat(environment.results(root)),
      {"core/env.c": 'f("FATTN_A"); /* "FATTN_B" */\n', "docs/BUILDING.md": "| `FATTN_A=n` | x |\n"},
      {"core/env.c": 'f("FATTN_A"), f("FATTN_B");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n`FATTN_B`\n"}),
@@ -171,6 +182,23 @@ def stack_case(folder):
     yield "a program with an executable stack", judge(
         execstack.image(compiled(folder, "good", code)),
         execstack.image(compiled(folder, "bad", code, "-Wl,-z,execstack")))
+
+
+def hardening_case(folder):
+    code = ("#include <stdio.h>\n#include <string.h>\nvoid f(char *, int);\nvoid f(char *to, int n)\n"
+            "{ char a[64]; snprintf(a, n, \"%s\", to); memcpy(to, a, 64); }\n")
+    flags = ("-shared", "-fPIC", "-O2", "-U_FORTIFY_SOURCE")
+    hard = compiled(folder, "hard.so", code, *flags, "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong",
+                    "-Wl,-z,relro", "-Wl,-z,now")
+    soft = compiled(folder, "soft.so", code, *flags, "-fno-stack-protector", "-Wl,-z,norelro", "-Wl,-z,lazy")
+    for name, measure in hardening.MEASURES.items():
+        yield f"a library without hardening: {name}", judge(hardening.lacks(measure, hard),
+                                                            hardening.lacks(measure, soft))
+
+    def notes(text):
+        return hardening.lacks(hardening.LANDING, "a.o", lambda option, path: text)
+    yield "an object without landing pads", judge(notes("  Properties: x86 feature: IBT, SHSTK\n"),
+                                                  notes("  Properties: x86 feature: IBT\n"))
 
 
 def library_case(folder):
@@ -314,7 +342,7 @@ def tally_case():
 def results():
     for title, lint, tidy, planted in TREES:
         yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
-    for case in (header_case, stack_case, library_case, instruction_case,
+    for case in (header_case, stack_case, hardening_case, library_case, instruction_case,
                  code_object_case):
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)

@@ -27,12 +27,19 @@ typedef void fattn_gpu_phase(const fattn_problem *problem, const fattn_tiling *t
 
 #define FATTN_GPU_PHASES 6
 
+/* A row whose kernels copy by tensor maps describes them, and returns how many there are: the maps
+ * of an image's second parameter. Pure. */
+#define FATTN_GPU_MAPS 3
+typedef int fattn_gpu_maps(const fattn_problem *problem, const fattn_tiling *tiling,
+                           fattn_gpu_map maps[FATTN_GPU_MAPS]);
+
 typedef struct fattn_gpu_kernel {
     fattn_kernel row;
     const char *image; /* that has its functions */
     int isa, isa_past; /* the least that it needs, and the first it does not know; 0: any */
     const char *needs; /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
+    fattn_gpu_maps *maps; /* NULL where it has none */
 } fattn_gpu_kernel;
 
 /* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
@@ -81,7 +88,7 @@ typedef struct fattn_gpu_image {
     const void *bytes;
 } fattn_gpu_image;
 
-#define FATTN_GPU_IMAGES 9
+#define FATTN_GPU_IMAGES 10
 
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */

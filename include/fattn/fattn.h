@@ -422,8 +422,10 @@ typedef enum fattn_engine {
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);
 
-/* A caller's memory on a device: see fattn_device_options. */
+/* Allocates memory of a caller's on a device: see fattn_device_options. */
 typedef void *(*fattn_device_allocate)(void *user, size_t bytes, fattn_stream stream);
+
+/* Releases what a fattn_device_allocate returned. */
 typedef void (*fattn_device_release)(void *user, void *memory);
 
 /*
@@ -466,9 +468,9 @@ typedef struct fattn_device_options {
     fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is
                                       * then created */
     void *parallel_user;             /* its first argument */
-    fattn_device_allocate allocate;  /* default NULL, as is release: give both or none */
-    fattn_device_release release;
-    void *allocator_user; /* their first argument */
+    fattn_device_allocate allocate;  /* default NULL; give both or none */
+    fattn_device_release release;    /* default NULL */
+    void *allocator_user;            /* their first argument */
 } fattn_device_options;
 
 /* Fills *options with the defaults named above. */

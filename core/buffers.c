@@ -289,6 +289,21 @@ fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *bu
     return s;
 }
 
+int64_t fattn_longest_keys(const fattn_problem *p, const fattn_buffers *buf)
+{
+    if (!(p->features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K))) {
+        return p->seqlen_k;
+    }
+    int64_t longest = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t keys = p->features & FATTN_SEQUSED_K
+                                 ? buf->seqused_k[b]
+                                 : buf->cu_seqlens_k[b + 1] - buf->cu_seqlens_k[b];
+        longest = keys > longest ? keys : longest;
+    }
+    return longest;
+}
+
 int64_t fattn_lse_index(const fattn_problem *p, const fattn_sequence *sequence, int64_t b,
                         int64_t h)
 {

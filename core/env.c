@@ -42,6 +42,12 @@ static int read_count(const char *text, void *field)
     return parse_number(text, 1, INT64_C(1) << 40, &end, field) && !*end;
 }
 
+static int read_threads(const char *text, void *field)
+{
+    const char *end = NULL;
+    return parse_number(text, 1, FATTN_THREADS_MAX, &end, field) && !*end;
+}
+
 static int read_verbose(const char *text, void *field)
 {
     const char *end = NULL;
@@ -88,7 +94,7 @@ static const struct {
     {"FATTN_CPU_ISA", read_isa, &env.cpu_isa, "the name of an instruction set"},
     {"FATTN_KERNEL", read_kernel, &env.kernel, "the name of a kernel"},
     {"FATTN_TILE", read_tile, &env.tile, "br,bc"},
-    {"FATTN_NUM_THREADS", read_count, &env.threads, "a number of threads, 1 or more"},
+    {"FATTN_NUM_THREADS", read_threads, &env.threads, "a number of threads, 1 to 1024"},
     {"FATTN_SRAM", read_count, &env.sram, "a number of bytes, 1 or more"},
     {"FATTN_SPLITS", read_count, &env.splits, "a number of splits, 1 or more"},
     {"FATTN_VERBOSE", read_verbose, &env.verbose, "0, 1, 2 or 3"},

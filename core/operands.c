@@ -230,3 +230,52 @@ int fattn_operands(const fattn_problem *problem, const fattn_buffers *buffers,
     append_options(&l);
     return l.count;
 }
+
+/* --- Pointers --------------------------------------------------------------------------------- */
+
+void fattn_pointers_make(const fattn_problem *problem, fattn_pointers *pointers)
+{
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(problem, NULL, operands);
+    pointers->count = pointers->outputs = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < count; i++) {
+            const fattn_operand *const operand = &operands[i];
+            int64_t bytes = 0;
+            (void)fattn_region_span(&operand->region, &bytes); /* fits: the problem was checked */
+            if (bytes == 0 || operand->output != (pass == 0)) {
+                continue;
+            }
+            const int at = pointers->count++;
+            pointers->outputs += operand->output;
+            pointers->of[at].offset = operand->offset;
+            pointers->of[at].bytes = (uintptr_t)bytes;
+            pointers->of[at].rest = (uintptr_t)operand->alignment - 1;
+            pointers->of[at].optional = operand->optional;
+        }
+    }
+}
+
+bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers)
+{
+    uintptr_t base[FATTN_OPERANDS_MAX];
+    for (int i = 0; i < pointers->count; i++) {
+        const void *pointer = NULL;
+        memcpy(&pointer, (const char *)buffers + pointers->of[i].offset, sizeof pointer);
+        base[i] = (uintptr_t)pointer;
+        if (base[i] == 0 && pointers->of[i].optional) {
+            continue;
+        }
+        if (base[i] == 0 || base[i] & pointers->of[i].rest ||
+            base[i] > UINTPTR_MAX - pointers->of[i].bytes) {
+            return false;
+        }
+        for (int n = 0; n < i && n < pointers->outputs; n++) {
+            if (base[n] < base[i] + pointers->of[i].bytes &&
+                base[i] < base[n] + pointers->of[n].bytes) {
+                return false;
+            }
+        }
+    }
+    return true;
+}

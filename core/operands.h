@@ -7,6 +7,9 @@
 #ifndef FATTN_CORE_OPERANDS_H
 #define FATTN_CORE_OPERANDS_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #include "core/region.h"
 #include "fattn/fattn.h"
 
@@ -36,5 +39,24 @@ typedef struct fattn_operand {
 /* Writes the operands of a normalised problem; buffers may be NULL. Returns how many. */
 int fattn_operands(const fattn_problem *problem, const fattn_buffers *buffers,
                    fattn_operand operands[FATTN_OPERANDS_MAX]);
+
+/* What a run has to check of its pointers, made when its plan is: the operands behind which there
+ * are bytes, outputs first. */
+typedef struct fattn_pointers {
+    int count, outputs;
+    struct {
+        size_t offset;   /* in fattn_buffers */
+        uintptr_t bytes; /* from the first to one past the last */
+        uintptr_t rest;  /* alignment - 1 */
+        bool optional;
+    } of[FATTN_OPERANDS_MAX];
+} fattn_pointers;
+
+void fattn_pointers_make(const fattn_problem *problem, fattn_pointers *pointers);
+
+/* Whether addresses alone show that the pointers of a run are good: present, aligned, and no output
+ * within the span of another operand. False does not say that they are bad: spans may interleave
+ * without sharing a byte. */
+bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers);
 
 #endif

@@ -149,6 +149,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */
                   : wish && wish->splits            ? wish->splits
                                                     : env->splits,
+        .workers = wish ? wish->workers : 0,
     };
     const fattn_limits limits = device_limits(plan->device, env);
     status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, &limits, notes);
@@ -188,6 +189,7 @@ static fattn_status create(fattn_device *device, const fattn_problem *problem, c
         return fattn_fail_memory((int64_t)(sizeof *p + length + 1), "a plan");
     }
     *p = made;
+    fattn_pointers_make(&p->problem, &p->pointers);
     p->declined = (char *)(p + 1);
     memcpy(p->declined, notes.text, length);
     p->declined[length] = '\0';

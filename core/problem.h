@@ -66,6 +66,9 @@ typedef struct fattn_sequence {
 fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers,
                                  int64_t b);
 
+/* The most keys that a sequence of the run has. */
+int64_t fattn_longest_keys(const fattn_problem *problem, const fattn_buffers *buffers);
+
 /* Index in lse and dlse of row 0 of (sequence b, query head h); rows follow one another. */
 int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequence, int64_t b,
                         int64_t h);

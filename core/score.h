@@ -13,7 +13,8 @@
  * Rounding errors of x count in full in exp(x), so a score sees the roundings of the formula and no
  * others. A run without cap, bias and ALiBi does not multiply by scale either: its scores are dot
  * products, and scale is part of the unit that the exponential is told (online_softmax.h). What is
- * not kept is selected away, never added to, so that a masked NaN is masked.
+ * not kept, or has a bias of -inf, is selected away, never added to, so that a masked NaN is
+ * masked.
  *
  * This is a template header over the vocabulary of the unit that includes it:
  *
@@ -127,13 +128,26 @@ FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *
     return fv_select(is_near, near, far);
 }
 
+FATTN_HD fv SCORE_NAME(fattn_score_clamp)(fv bias)
+{
+    const fv limit = fv_set1(0x1p126f);
+    return fv_max(fv_sub(fv_set1(0.0f), limit), fv_min(limit, bias));
+}
+
 /* A finite bias is kept to +-2^126, so that it is finite in log2 units too. */
 FATTN_HD fv SCORE_NAME(fattn_score_bias)(fv bias)
 {
-    const fv limit = fv_set1(0x1p126f);
     const fv infinity = fv_set1(fattn_f32_infinity());
-    const fv clamped = fv_max(fv_sub(fv_set1(0.0f), limit), fv_min(limit, bias));
-    return fv_select(fv_eq(fv_abs(bias), infinity), bias, clamped);
+    return fv_select(fv_eq(fv_abs(bias), infinity), bias, SCORE_NAME(fattn_score_clamp)(bias));
+}
+
+/* x and such a bias. An infinite one is selected: -inf hides a pair as a mask does, whatever x is,
+ * and +inf makes a NaN of the row whatever x is. */
+FATTN_HD fv SCORE_NAME(fattn_score_biased)(fv x, fv bias)
+{
+    const fv infinity = fv_set1(fattn_f32_infinity());
+    const fv sum = fv_add(x, SCORE_NAME(fattn_score_clamp)(bias));
+    return fv_select(fv_eq(fv_abs(bias), infinity), bias, sum);
 }
 
 /* The score of a pair from its dot product, and in *slope d(score) / d(scale * dot): 1 without a
@@ -149,10 +163,14 @@ FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms
         x = SCORE_NAME(fattn_score_cap)(rule, x, slope);
     }
     if (terms & FATTN_SCORE_BIAS) {
-        x = fv_add(x, SCORE_NAME(fattn_score_bias)(pair.bias));
+        x = SCORE_NAME(fattn_score_biased)(x, pair.bias);
     }
     if (terms & FATTN_SCORE_ALIBI) {
         x = fv_sub(x, fv_mul(pair.slope, pair.distance));
+        if (terms & FATTN_SCORE_BIAS) { /* what is subtracted may be infinite */
+            const fv none = fv_set1(-fattn_f32_infinity());
+            x = fv_select(fv_eq(pair.bias, none), none, x);
+        }
     }
     if (terms & FATTN_SCORE_KEEP) {
         x = fv_select(pair.keep, x, fv_set1(-fattn_f32_infinity()));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hazards of group L: semantics that users get wrong. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,10 +183,211 @@ static void l3(void)
     }
 }
 
+/* Hides key j from all rows, and puts x into a channel of it. */
+static void hide_key(draw_case *c, int64_t j, draw_id id, double x)
+{
+    for (int64_t n = 0; n < c->problem.batch * c->problem.heads_q * c->problem.seqlen_q; n++) {
+        const int64_t h = n / c->problem.seqlen_q, i = n % c->problem.seqlen_q;
+        draw_set(c, DRAW_BIAS, draw_at(c, DRAW_BIAS, 0, h, i, j), -(double)INFINITY);
+    }
+    for (int64_t hk = 0; hk < c->problem.heads_k; hk++) {
+        draw_set(c, id, draw_at(c, id, 0, j, hk, j % c->problem.dim), x);
+    }
+}
+
+/* Prefill and decoding. */
+static draw_case biased(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t keys)
+{
+    draw_case c = hazard_case(op, dtype, 1, rows == 1 ? 3 : 1, 1, rows, keys, 64);
+    c.problem.features = FATTN_BIAS;
+    c.problem.dtype_bias = rows % 2 ? dtype : FATTN_F32;
+    return c;
+}
+
+static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
+
+/* What a bias of -inf hides, and rows of one key, are promised on CPUs. */
+static bool is_promised(void)
+{
+    if (!hazard_on_host(&hazard_places[0])) {
+        hazard_skip("promised on CPUs alone");
+        return false;
+    }
+    return true;
+}
+
+/* NaN and infinities in hidden keys: every third key, all from 320 on, and those of whole tiles. */
+static void l4(void)
+{
+    static const uint64_t others[] = {0, FATTN_ALIBI, FATTN_SOFTCAP, FATTN_CAUSAL, FATTN_MASK};
+    static const double wild[] = {NAN, INFINITY, -INFINITY};
+    if (!is_promised()) {
+        return;
+    }
+    EACH (d, dtypes) {
+        EACH (o, others) {
+            for (int64_t rows = 1; rows < 400; rows += 132) {
+                draw_case c = biased(FATTN_FORWARD, dtypes[d], rows, 400);
+                c.problem.features |= others[o];
+                c.problem.softcap = others[o] == FATTN_SOFTCAP ? 20 : 0;
+                const bool built = hazard_build(&c);
+                for (int64_t j = 0; built && j < c.problem.seqlen_k; j++) {
+                    if (j % 3 == 1 || j >= 320 || (j >= 128 && j < 256)) {
+                        hide_key(&c, j, DRAW_K, wild[j / 3 % 3]);
+                    }
+                }
+                if (built) {
+                    hazard_judge(&c, 2, "%lld rows, features %llx", (long long)rows,
+                                 (unsigned long long)others[o]);
+                } else {
+                    draw_free(&c);
+                }
+            }
+        }
+    }
+}
+
+/* Hidden tiles are not multiplied: a NaN among their values, which a weight of 0 would not stop,
+ * does not show. Tiles of all rows end at multiples of 384 keys. */
+static void check_skipped(const place *at, draw_case *c, draw_id out)
+{
+    const int64_t heads = c->problem.heads_q, dim = c->problem.dim;
+    for (int64_t j = 384; j < 1160; j++) {
+        if (j < 768 || j >= 1152) {
+            hide_key(c, j, DRAW_V, NAN);
+        }
+    }
+    bool good = hazard_check(hazard_run(at, c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+    for (int64_t m = 0; good && m < c->problem.seqlen_q * heads * dim; m++) {
+        const int64_t n = draw_at(c, out, 0, m / dim / heads, m / dim % heads, m % dim);
+        good =
+            hazard_check(isfinite(draw_get(c, out, n)), "%s: %lld rows: a hidden tile is computed",
+                         at->kernel->name, (long long)c->problem.seqlen_q);
+    }
+}
+
+static void l5(void)
+{
+    static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
+    if (!is_promised()) {
+        return;
+    }
+    for (int n = 0; n < 2 * hazard_place_count; n++) {
+        const place *const at = &hazard_places[n / 2];
+        EACH (d, dtypes) {
+            for (int64_t rows = 1; rows < 150 && strcmp(at->backend, "reference"); rows += 70) {
+                draw_case c = biased(ops[n % 2], dtypes[d], rows, 1160);
+                if (hazard_build(&c) && draw_save(&c) == FATTN_OK && hazard_takes(at, &c)) {
+                    check_skipped(at, &c, n % 2 ? DRAW_DQ : DRAW_O);
+                }
+                draw_free(&c);
+            }
+        }
+    }
+}
+
+/* A case of rows that see one key each, key lone(i): by a window, a mask, a bias, or as the only
+ * one. Entries of q and k are 0 or `large`, so that scores are about 100. */
+typedef enum lone_kind {
+    LONE_WINDOW,
+    LONE_KEY,
+    LONE_MASK,
+    LONE_BIAS,
+    LONE_ALIBI,
+    LONE_KINDS
+} lone_kind;
+
+static int64_t lone_key(const draw_case *c, int64_t i) { return i * 7 % c->problem.seqlen_k; }
+
+static draw_case lone_rows(lone_kind kind, fattn_dtype dtype, int64_t dim)
+{
+    static const uint64_t features[] = {FATTN_WINDOW, 0, FATTN_MASK, FATTN_BIAS,
+                                        FATTN_MASK | FATTN_ALIBI};
+    draw_case c = hazard_case(FATTN_BACKWARD, dtype, 1, 1, 1, kind == LONE_KEY ? 4 : 61,
+                              kind == LONE_KEY ? 1 : 61, dim);
+    c.problem.features = features[kind];
+    if (kind == LONE_WINDOW) {
+        c.problem.window_left = c.problem.window_right = 0;
+    }
+    if (kind == LONE_BIAS) {
+        c.problem.dtype_bias = FATTN_F32;
+    }
+    return c;
+}
+
+static void fill_lone(draw_case *c, lone_kind kind)
+{
+    const fattn_problem *const p = &c->problem;
+    for (draw_id id = DRAW_Q; id <= DRAW_K; id++) {
+        const int64_t rows = id == DRAW_Q ? p->seqlen_q : p->seqlen_k;
+        for (int64_t n = 0; n < rows * p->dim; n++) {
+            draw_rng rng = draw_stream(11, n, id);
+            draw_set(c, id, draw_at(c, id, 0, n / p->dim, 0, n % p->dim),
+                     (4 + draw_normal(&rng)) * 10 / sqrt(sqrt((double)p->dim)) / 4);
+        }
+    }
+    for (int64_t n = 0; kind >= LONE_MASK && n < p->seqlen_q * p->seqlen_k; n++) {
+        const int64_t i = n / p->seqlen_k, j = n % p->seqlen_k;
+        const bool kept = j == lone_key(c, i);
+        const draw_id id = kind == LONE_BIAS ? DRAW_BIAS : DRAW_MASK;
+        draw_set(c, id, draw_at(c, id, 0, 0, i, j),
+                 id == DRAW_MASK ? kept
+                 : kept          ? 0.25
+                                 : -(double)INFINITY);
+    }
+}
+
+/* dV of key j is the plain sum of its rows' dO, rounded once: sums of four numbers of few bits. */
+static bool is_plain_sum(const draw_case *c, lone_kind kind, int64_t j, int64_t channel)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < c->problem.seqlen_q; i++) {
+        const int64_t key = kind == LONE_WINDOW ? i : lone_key(c, i);
+        sum += key == j ? draw_get(c, DRAW_DOUT, draw_at(c, DRAW_DOUT, 0, i, 0, channel)) : 0;
+    }
+    return draw_get(c, DRAW_DV, draw_at(c, DRAW_DV, 0, j, 0, channel)) == sum;
+}
+
+/* lse of o's own forward, at the same place or by the oracle, is rounded. */
+static void l6(void)
+{
+    static const int64_t dims[] = {64, 128, 256};
+    if (!is_promised()) {
+        return;
+    }
+    for (int m = 0; m < hazard_place_count * LONE_KINDS * 9; m++) {
+        const place *const at = &hazard_places[m / 9 / LONE_KINDS];
+        const lone_kind kind = (lone_kind)(m / 9 % LONE_KINDS);
+        draw_case c = lone_rows(kind, dtypes[m % 3], dims[m / 3 % 3]);
+        bool good =
+            strcmp(at->backend, "reference") != 0 && hazard_build(&c) && hazard_takes(at, &c);
+        if (good) {
+            fill_lone(&c, kind);
+            for (int64_t n = 0; n < c.problem.seqlen_q * c.problem.dim; n++) {
+                const int64_t to =
+                    draw_at(&c, DRAW_DOUT, 0, n / c.problem.dim, 0, n % c.problem.dim);
+                draw_set(&c, DRAW_DOUT, to, (double)(n * 37 % 61 - 30) / 32);
+            }
+            good = draw_save(&c) == FATTN_OK &&
+                   hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+        }
+        for (int64_t n = 0; good && n < c.problem.seqlen_k * c.problem.dim; n++) {
+            good = hazard_check(is_plain_sum(&c, kind, n / c.problem.dim, n % c.problem.dim),
+                                "%s, dtype %d, kind %d, dim %lld: dV is not the sum of dO",
+                                at->kernel->name, (int)c.problem.dtype, (int)kind,
+                                (long long)c.problem.dim);
+        }
+        draw_free(&c);
+    }
+}
+
 static const hazard table[] = {
     {"hazard_L1", "causal anchored to the other corner", l1, NULL},
     {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
     {"hazard_L3", "heads and sequence exchanged without an error", l3, NULL},
+    {"hazard_L4", "NaN came through a bias of -inf", l4, NULL},
+    {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
+    {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

@@ -244,6 +244,11 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_event_elapsed(start, stop, &ms), FATTN_OK);
     cr_assert(ms >= 0 && ms < 10000);
     ANSWERS(fattn_event_elapsed(start, NULL, &ms), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_wait(stop, NULL), FATTN_OK);
+    ANSWERS(fattn_event_wait(stop, arrays), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_event_wait(NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_synchronize(stop), FATTN_OK);
+    ANSWERS(fattn_event_synchronize(NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_record(NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_create(device, NULL), FATTN_NULL_POINTER);
     fattn_device *const other = open_device("reference");
@@ -414,7 +419,7 @@ Test(plan, refusals)
     p = small();
     ANSWERS(fattn_plan_create_with(device, &p, "nonsense", NULL, &plan), FATTN_INVALID_ARGUMENT);
     REASON_HAS("nonsense");
-    const fattn_wish splits = {{0, 0}, 4};
+    const fattn_wish splits = {.splits = 4};
     ANSWERS(fattn_plan_create_with(device, &p, NULL, &splits, &plan), FATTN_UNSUPPORTED);
     REASON_HAS("splits");
     set_environment("FATTN_KERNEL", "nonsense");
@@ -484,6 +489,86 @@ Test(one_shot, plans_once_and_runs)
     ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_NULL_POINTER);
     fattn_cache_clear();
     cr_assert_eq(fattn_memory_alive(), 0);
+}
+
+/* Calls for problems `first` .. `past` - 1, which differ in their scale. */
+static void attend_scaled(int first, int past)
+{
+    const fattn_buffers b = small_buffers();
+    for (int i = first; i < past; i++) {
+        fattn_problem p = small();
+        p.features = FATTN_SCALE;
+        p.scale = i;
+        ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    }
+}
+
+Test(one_shot, keeps_the_plans_used_last)
+{
+    set_environment("FATTN_BACKEND", "cpu");
+    fattn_cache_options options;
+    fattn_cache_info info = {.struct_size = sizeof info};
+    fattn_cache_options_init(&options);
+    cr_assert_eq(options.entries, 32);
+    cr_assert_eq(options.bytes, INT64_MAX);
+    options.entries = 4;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 4);
+    attend_scaled(0, 4);
+    attend_scaled(4, 5); /* in the place of 0 */
+    attend_scaled(1, 4);
+    attend_scaled(0, 1); /* in the place of 4 */
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.hits, 4 + 3);
+    cr_assert_eq(info.misses, 4 + 1 + 1);
+    cr_assert_eq(info.evictions, 2);
+    cr_assert_eq(info.entries, 4);
+    cr_assert_gt(info.bytes, 0);
+    cr_assert_eq(info.allocations, info.misses);
+    cr_assert_eq(info.graph_bytes, 0);
+    const int64_t each = info.bytes / 4;
+
+    options.bytes = 2 * each;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, 2 * each);
+    cr_assert_eq(info.entries, 4);
+    options.entries = 1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, each);
+    cr_assert_eq(info.entries, 1);
+    cr_assert_eq(info.evictions, 2 + 3);
+    fattn_cache_clear();
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    cr_assert_eq(info.evictions, 2 + 3);
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = 0; /* nothing is kept, and everything works */
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 3);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("-1");
+    options.entries = 4097;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    options.entries = 1;
+    options.bytes = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_cache_set_options(NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_cache_get_info(NULL), FATTN_NULL_POINTER);
+    info.struct_size = 1;
+    ANSWERS(fattn_cache_get_info(&info), FATTN_INVALID_STRUCT);
+    ANSWERS(fattn_cache_set_options(&(fattn_cache_options){.struct_size = 1}),
+            FATTN_INVALID_STRUCT);
 }
 
 static void *attend_often(void *argument)
@@ -703,6 +788,125 @@ Test(status, reasons_are_printable)
     }
 }
 
+/* --- Allocators of the caller's --------------------------------------------------------------- */
+
+static int64_t hooks_made, hooks_freed; /* calls of the caller's functions */
+static int hooks_user;                  /* what they are given */
+static bool hooks_wrong;
+static size_t hooks_shift; /* off the alignment that they promise */
+static int64_t hooks_left; /* calls until there is no memory; 0: there always is */
+
+static void *hook_host(void *user, size_t bytes)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || bytes == 0;
+    __atomic_fetch_add(&hooks_made, 1, __ATOMIC_RELAXED);
+    return malloc(bytes);
+}
+
+static void hook_host_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || !memory;
+    __atomic_fetch_add(&hooks_freed, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+static void *hook_device(void *user, size_t bytes, fattn_stream stream)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || stream;
+    if (hooks_left && --hooks_left == 0) {
+        return NULL;
+    }
+    hooks_made++;
+    char *const memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    return memory + hooks_shift;
+}
+
+static void hook_device_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user;
+    hooks_freed++;
+    free((char *)memory - hooks_shift);
+}
+
+Test(allocators, of_the_host)
+{
+    fattn_host_allocator allocator = {.struct_size = sizeof allocator,
+                                      .allocate = hook_host,
+                                      .release = hook_host_free,
+                                      .user = &hooks_user};
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_OK);
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *const device = open_device("cpu");
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    cr_assert_gt(hooks_made, 3);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("in use");
+    fattn_cache_clear();
+    fattn_device_close(device);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_OK);
+    const int64_t made = hooks_made;
+    fattn_device_close(open_device("cpu"));
+    cr_assert_eq(hooks_made, made);
+    allocator.release = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    REASON_HAS("release");
+    allocator.allocate = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    allocator.struct_size = 3;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_INVALID_STRUCT);
+}
+
+Test(allocators, of_a_device)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.allocate = hook_device, options.release = hook_device_free;
+    options.allocator_user = &hooks_user;
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    void *memory = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_OK);
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_OK);
+    cr_assert_eq(hooks_made, 1);
+    ANSWERS(fattn_device_free(device, memory), FATTN_OK);
+    cr_assert_eq(hooks_freed, 1);
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert_eq(hooks_made, 2);
+    cr_assert_eq(hooks_freed, 2);
+    for (int i = 0; i < 3; i++) { /* one workspace */
+        ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    }
+    cr_assert_eq(hooks_made, 3);
+    fattn_cache_clear();
+    cr_assert_eq(hooks_freed, 3);
+    hooks_left = 1;
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_left = 1;
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_shift = 64;
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_MISALIGNED);
+    cr_assert_null(memory);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    hooks_shift = 0;
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+    options.release = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("release");
+    options.allocate = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("allocator_user");
+}
+
 /* --- Merge and dropout ------------------------------------------------------------------------ */
 
 static fattn_merge_args merge_args(void)
@@ -739,6 +943,8 @@ Test(merge, refusals)
     a = merge_args(), a.o1 = (const float *)((const char *)a.o1 + 2);
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_MISALIGNED);
     a = merge_args(), a.o = arrays[0] + 8;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
+    a = merge_args(), a.o = arrays[1] + 8;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
     a = merge_args(), a.o_stride.seq = 4;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);

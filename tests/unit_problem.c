@@ -401,7 +401,11 @@ static world sound_world(uint64_t features)
 static void refused_buffers(const world *w, fattn_status status, const char *words)
 {
     fattn_buffers out;
+    fattn_pointers pointers;
     fattn_status got = fattn_buffers_normalise(&w->p, &w->b, &out);
+    fattn_pointers_make(&w->p, &pointers);
+    cr_assert(!got || got == FATTN_INVALID_STRUCT || !fattn_pointers_hold(&pointers, &w->b),
+              "held good: %s", fattn_last_reason());
     got = got ? got : fattn_buffers_validate(&w->p, &out);
     cr_assert_eq(got, status, "%s, not %s: %s", fattn_status_string(got),
                  fattn_status_string(status), fattn_last_reason());
@@ -515,6 +519,34 @@ Test(buffers, fields_without_their_bit)
     refused_execution(&backward, &b, FATTN_OK, "", "");
 }
 
+/* What a run checks of pointers side by side is their addresses: the proof that boxes of strided
+ * runs share no byte is for those whose spans meet. */
+Test(buffers, addresses_show_that_pointers_are_good)
+{
+    static const uint64_t features[] = {0, FATTN_SEQUSED_K, FATTN_DROPOUT, FATTN_POSITIONS};
+    for (size_t n = 0; n < sizeof features / sizeof features[0]; n++) {
+        world w = sound_world(features[n]);
+        const int32_t used[2] = {1, 2};
+        w.b.seqused_k = used;
+        fattn_pointers pointers;
+        fattn_pointers_make(&w.p, &pointers);
+        cr_assert_eq(pointers.outputs, 1);
+        cr_assert(fattn_pointers_hold(&pointers, &w.b));
+        for (int i = 0; i < 4; i++) {
+            const void *bad[] = {NULL, memory + 1, (const void *)(UINTPTR_MAX - 15)};
+            for (size_t which = 0; which < sizeof bad / sizeof bad[0]; which++) {
+                fattn_buffers b = w.b;
+                memcpy((char *)&b + pointers.of[i].offset, &bad[which], sizeof bad[which]);
+                cr_assert(!fattn_pointers_hold(&pointers, &b), "operand %d, %zu", i, which);
+            }
+        }
+        w.b.v = w.b.k; /* inputs may share bytes */
+        cr_assert(fattn_pointers_hold(&pointers, &w.b));
+        w.b.o = (char *)memory + 1024 + 16;
+        cr_assert(!fattn_pointers_hold(&pointers, &w.b));
+    }
+}
+
 Test(buffers, empty_tensors_need_no_pointer)
 {
     world w = sound_world(0);
@@ -611,6 +643,10 @@ Test(buffers, pages)
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 99");
     table[1][3] = -1;
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is -1");
+    table[1][3] = 6; /* of 6 pages */
+    refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 6");
+    table[1][3] = 5;
+    refused_buffers(&w, FATTN_OK, "");
 }
 
 Test(buffers, positions)

@@ -574,20 +574,28 @@ static void sprinkle(draw_case *c, draw_id id, draw_rng *rng)
 }
 
 /* What is painted onto pairs: how bias and masks differ from plain random entries. */
-typedef enum pattern { PLAIN, HOLES, PREFIX, ROWS, FLOOR, PATTERNS } pattern;
+typedef enum pattern { PLAIN, HOLES, PREFIX, ROWS, FLOOR, TRIANGLE, TILES, PATTERNS } pattern;
+
+/* The patterns of bias and masks alike. TILES: about half of all squares. */
+static bool is_hidden(pattern kind, int64_t i, int64_t j, int64_t edge)
+{
+    const uint32_t square = (uint32_t)(i / 24 * 31 + j / 40 * 17 + edge);
+    return kind == PREFIX     ? j < edge
+           : kind == ROWS     ? i % 3 == 1
+           : kind == TRIANGLE ? j > i + edge / 2
+           : kind == TILES    ? square * UINT32_C(2654435761) >> 31
+                              : false;
+}
 
 static double bias_entry(pattern kind, int64_t i, int64_t j, int64_t edge, fattn_dtype dtype,
                          draw_rng *rng)
 {
     const double x = 2 * draw_normal(rng);
-    const bool hidden = kind == HOLES    ? draw_chance(rng, 8)
-                        : kind == PREFIX ? j < edge
-                        : kind == ROWS   ? i % 3 == 1
-                                         : false;
+    const bool hidden = kind == HOLES ? draw_chance(rng, 8) : is_hidden(kind, i, j, edge);
     if (kind == FLOOR && j < edge) { /* the most negative number instead of -inf */
         return dtype == FATTN_F16 ? -65504.0 : -(double)FLT_MAX;
     }
-    return hidden ? -(double)INFINITY : x;
+    return hidden ? -(double)INFINITY : kind == TRIANGLE ? 0 : x;
 }
 
 static bool mask_entry(pattern kind, int64_t i, int64_t j, int64_t edge, draw_rng *rng)
@@ -595,9 +603,8 @@ static bool mask_entry(pattern kind, int64_t i, int64_t j, int64_t edge, draw_rn
     switch (kind) {
     case PLAIN: return draw_chance(rng, 2);
     case HOLES: return !draw_chance(rng, 8);
-    case PREFIX: return j >= edge;
-    case ROWS: return i % 3 != 1;
-    default: return j > i - edge && j < i + edge; /* a band */
+    case FLOOR: return j > i - edge && j < i + edge; /* a band */
+    default: return !is_hidden(kind, i, j, edge);
     }
 }
 
@@ -627,6 +634,44 @@ static void paint_pairs(draw_case *c, draw_id id, draw_rng *rng)
                              id == DRAW_BIAS ? bias_entry(kind, i, j, edge, t->dtype, rng)
                              : mask_entry(kind, i, j, edge, rng) ? (double)draw_between(rng, 1, 255)
                                                                  : 0);
+                }
+            }
+        }
+    }
+}
+
+/* Whether a bias of -inf hides key j from every row of its key/value head. */
+static bool is_key_hidden(const draw_case *c, int64_t b, int64_t hk, int64_t j)
+{
+    const int64_t group = c->problem.heads_q / c->problem.heads_k;
+    for (int64_t h = hk * group; h < (hk + 1) * group; h++) {
+        for (int64_t i = 0; i < c->sequences[b].rows; i++) {
+            const int64_t at = draw_at(c, DRAW_BIAS, b, h, i, j);
+            if (draw_get(c, DRAW_BIAS, at) != -(double)INFINITY) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Forward lets such keys hold anything, and they do in half of its cases. In backward they may
+ * reach gradients, like any number behind a mask. */
+static void poison_hidden_keys(draw_case *c)
+{
+    static const double wild[] = {NAN, INFINITY, -INFINITY};
+    draw_rng rng = draw_stream(c->seed, c->index, 4);
+    const bool may_spread = c->problem.op == FATTN_BACKWARD && c->family != DRAW_WILD;
+    if (may_spread || !c->tensors[DRAW_BIAS].present || c->tensors[DRAW_K].extent[3] == 0 ||
+        draw_chance(&rng, 2)) {
+        return;
+    }
+    for (int64_t b = 0; b < c->problem.batch; b++) {
+        for (int64_t hk = 0; hk < c->problem.heads_k; hk++) {
+            for (int64_t j = c->sequences[b].start; j < c->sequences[b].keys; j++) {
+                if (is_key_hidden(c, b, hk, j)) {
+                    const int64_t channel = draw_between(&rng, 0, c->problem.dim - 1);
+                    draw_set(c, DRAW_K, draw_at(c, DRAW_K, b, j, hk, channel), wild[j % 3]);
                 }
             }
         }
@@ -839,6 +884,7 @@ int draw_build(draw_case *c)
             paint_pairs(c, id, rng);
         }
     }
+    poison_hidden_keys(c);
     paint_vectors(c, rng);
     if (has(c, FATTN_ACCUMULATE)) {
         paint_gradients(c, rng);

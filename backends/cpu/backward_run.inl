@@ -103,12 +103,13 @@ INLINE void backward_panel(backward *g, bool pairs, const fattn_cpu_progress *be
         fill(g->dqt + c * pn->br, pn->width, 0);
     }
     panel_blocks(pn, &block, &past);
+    bias_blocks(pn, NULL, 0, &block, &past);
     if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
         past = 0;
     }
     span next;
-    for (span s = span_of(pn, block); block < past; block++, s = next) {
-        next = span_of(pn, block + 1);
+    for (span s = seen_span(pn, block, true); block < past; block++, s = next) {
+        next = seen_span(pn, block + 1, true);
         if (s.kind == FATTN_TILE_EMPTY) {
             continue;
         }
@@ -213,8 +214,7 @@ static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 
 static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling),
-                               tiling->items);
+    return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling));
 }
 
 #if FV_PAIRS
@@ -239,6 +239,6 @@ static int64_t pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
 
 static int64_t pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(backward_shared(p, tiling), pairs_scratch(p, tiling), tiling->items);
+    return fattn_cpu_workspace(backward_shared(p, tiling), pairs_scratch(p, tiling));
 }
 #endif

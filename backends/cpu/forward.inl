@@ -12,8 +12,8 @@
  * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
- * and a second phase merges them in ascending order. Decoding (decode.inl) is the same walk with
- * other products.
+ * and a second phase merges them in ascending order (parts.inl). Decoding (decode.inl) is the same
+ * walk with other products.
  */
 
 /* Queries in scratch, and the state of a part. */
@@ -102,10 +102,10 @@ INLINE void forward_tile(forward *f, span s, bool paired, bool pairs)
 
     /* 2. Probabilities. */
     const bool drops = p->features & FATTN_DROPOUT;
-    const bool masked = s.kind == FATTN_TILE_PARTIAL;
+    const bool masked = s.kind == FATTN_TILE_PARTIAL || seems_masked(pn, s);
     const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
     const bool stored = pairs && !drops;
-    const bool hoped = expects_near(f, s);
+    const bool hoped = !masked && expects_near(f, s);
     const bool near = hoped && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
     if (hoped && !near) {
         forward_scores(f, s, paired);
@@ -191,20 +191,31 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
                       bool paired)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
+    if (work.split > 0 && !has_part(run, item, work.split)) {
+        return;
+    }
     const int64_t count = forward_open(strips, room, run, work);
+    if (count == 0) {
+        return;
+    }
+    const fattn_parts parts = parts_of(run->tiling, &strips->panel, &strips[count - 1].panel);
+    const bool whole = fattn_parts_are_one(&parts);
     int64_t first, past, begin = INT64_MAX, end = 0;
     const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
+    const int64_t part = work.batch * run->tiling->splits + work.split + 1;
     if (strips->kept->head != head) {
         *strips->kept = (kept_head){.head = head};
     }
 
     for (int64_t n = 0; n < count; n++) {
         forward_begin(&strips[n], paired, work.split);
-        fattn_schedule_keys(run->tiling, work.split, &first, &past);
+        (void)fattn_schedule_keys(&parts, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
+        known_bias *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
+        bias_blocks(&strips[n].panel, known, part, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
-        if (run->tiling->splits == 1) {
+        if (whole) {
             forward_choose_rows(&strips[n], past - first <= 1, paired);
         }
     }
@@ -226,9 +237,9 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
             fill(f->ot, pn->br * pn->dvp, 0);
         }
         meet_sinks(f);
-        if (run->tiling->splits > 1) {
+        if (!whole) {
             transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
-            forward_end(f, run, item, n);
+            forward_leave_part(f, run, item, n);
         } else if (f->by_rows) {
             forward_store_rows(f);
         } else {
@@ -244,6 +255,7 @@ INLINE void attend(const fattn_cpu_run *run, void *scratch, bool paired)
     kept_head kept = {0};
     arena from = {.base = scratch};
     const int64_t room = forward_layout(laid, run->problem, run->tiling, &from);
+    known_layout(laid, &from);
     laid->kept = &kept;
     strips_prepare(&laid->panel);
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
@@ -315,11 +327,10 @@ static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t tiles = 1 + copies_meanwhile(p, tile.bc);
-    return forward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling) * tiles;
+    return block_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling) * tiles;
 }
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling),
-                               tiling->items);
+    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling));
 }

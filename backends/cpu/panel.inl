@@ -24,6 +24,7 @@ typedef struct query_row {
     int64_t i, h;
     int64_t phase; /* its key of a step */
     bool dead;     /* contributes nothing to any key */
+    int32_t lone;  /* of backward: the only key that it sees, or -1 */
 } query_row;
 
 /* Rows of k and v that are to be copied, first those of k. */
@@ -32,6 +33,11 @@ typedef struct key_copies {
     int64_t keys, count, done;
     float *k, *v; /* [bc][dp], [bc][dvp] */
 } key_copies;
+
+/* Keys outside `seen` a bias of -inf hides from all rows of a panel; in `zero` it is 0 for all. */
+typedef struct bias_ranges {
+    fattn_range seen, zero;
+} bias_ranges;
 
 typedef struct panel {
     const fattn_problem *p;
@@ -50,6 +56,7 @@ typedef struct panel {
     fattn_band band;
     fattn_score_rule rule;
     fattn_dropout dropout;
+    bias_ranges bias_ranges; /* of the keys that it is about to meet */
 
     /* Scratch. dp and dvp: D and Dv rounded up to vectors. */
     int64_t dp, dvp;
@@ -390,6 +397,7 @@ typedef struct span {
     int64_t padded; /* and are computed: live rounded up to what products work on */
     fattn_tile_kind kind;
     fattn_range kept; /* by every row, whatever masks say; empty unless it is some of them */
+    bool unbiased;    /* the bias is 0 */
 } span;
 
 /* The tile of key block `block`, which ends where the last row that sees anything ends. */

@@ -57,6 +57,7 @@ typedef struct forward {
     float *o;            /* [br][dvp] */
     prefetch_row *later; /* of the first strip alone, like what follows */
     key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
+    known_bias *known;   /* [strips of all rows] or NULL */
     kept_head *kept;     /* the worker's */
 } forward;
 
@@ -183,6 +184,7 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
     const int64_t count = block_layout(strips, p, tiling, copied_tiles(p, bc), from);
     const int64_t rows = later_rows(count, strips->panel.br, bc);
     strips->later = carve(from, rows, sizeof *strips->later);
+    strips->known = NULL;
     return count;
 }
 
@@ -210,11 +212,31 @@ static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run 
     return n;
 }
 
+/* Room for what is found of the bias, after forward_layout(). */
+static void known_layout(forward *strips, arena *from)
+{
+    const int64_t known = known_strips(strips->panel.p, strips->panel.br);
+    strips->known = known ? carve(from, known, sizeof *strips->known) : NULL;
+    for (int64_t n = 0; from->base && n < known; n++) {
+        strips->known[n].part = 0;
+    }
+}
+
+/* What a worker has at hand for each tile, and all that it has. */
+static int64_t block_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    forward strips[STRIPS];
+    arena from = {0};
+    (void)forward_layout(strips, p, tiling, &from);
+    return from.used;
+}
+
 static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
 {
     forward strips[STRIPS];
     arena from = {0};
     (void)forward_layout(strips, p, tiling, &from);
+    known_layout(strips, &from);
     return from.used;
 }
 
@@ -223,7 +245,7 @@ static span spans_of(const forward *strips, int64_t count, int64_t block, span *
 {
     span all = {.kind = FATTN_TILE_EMPTY};
     for (int64_t n = 0; n < count; n++) {
-        spans[n] = span_of(&strips[n].panel, block);
+        spans[n] = seen_span(&strips[n].panel, block, true);
         if (spans[n].kind != FATTN_TILE_EMPTY && spans[n].live > all.live) {
             all = spans[n];
         }

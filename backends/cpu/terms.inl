@@ -29,14 +29,15 @@ static void term_transpose(const panel *pn, span s, float *to)
 }
 
 /* bias[j] = slope bias[j]. What is finite is bounded before and after, as fattn_score_bias() bounds
- * a bias, and stays finite. */
+ * a bias, and stays finite; -inf is a mask whatever the slope. */
 static void scale_bias(float *bias, float slope, int64_t n)
 {
     const float limit = 0x1p126f;
     for (int64_t j = 0; j < n; j++) {
         const bool finite = fabsf(bias[j]) < INFINITY && fabsf(slope) < INFINITY;
         const float bounded = fminf(fmaxf(bias[j], -limit), limit) * slope;
-        bias[j] = finite ? fminf(fmaxf(bounded, -limit), limit) : bias[j] * slope;
+        const float product = finite ? fminf(fmaxf(bounded, -limit), limit) : bias[j] * slope;
+        bias[j] = bias[j] == -INFINITY ? bias[j] : product;
     }
 }
 
@@ -138,8 +139,9 @@ static void load_places(const panel *pn, span s)
     for (int64_t r = 0; r < pn->width; r++) {
         const int64_t i = pn->row[r].i, begin = s.first + pn->row[r].phase;
         const fattn_range keys = fattn_band_row(&pn->band, i);
+        const int64_t past = fattn_min64(keys.past, s.first + s.live);
         const int64_t lo = fattn_max64(0, fattn_min64(s.padded, keys.first - begin));
-        const int64_t hi = fattn_max64(0, fattn_min64(s.padded, keys.past - begin));
+        const int64_t hi = fattn_max64(0, fattn_min64(s.padded, past - begin));
         pn->lo[r] = (float)lo;
         pn->hi[r] = pn->row[r].dead ? 0 : (float)hi;
         pn->at[r] = (float)(i + pn->band.diagonal - begin);
@@ -150,7 +152,8 @@ static void load_places(const panel *pn, span s)
  * scratch. */
 static unsigned load_terms(const panel *pn, span s)
 {
-    const unsigned terms = pn->rule.terms | (s.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
+    const unsigned terms = (pn->rule.terms & ~(s.unbiased ? FATTN_SCORE_BIAS : 0u)) |
+                           (s.kind == FATTN_TILE_PARTIAL ? FATTN_SCORE_KEEP : 0);
     if (terms & FATTN_SCORE_BIAS) {
         load_bias(pn, s);
     }

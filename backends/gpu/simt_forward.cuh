@@ -213,7 +213,7 @@ GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &args, const gpu_forward_sc
         const gpu_part part = gpu_forward_row(g, s.job, r, q, state, gpu_tx() == 0);
         GPU_UNROLL
         for (int u = 0; u < W / GPU_COLS; u++) {
-            gpu_forward_store(g, part, state, s.job.c0 + gpu_channel(u), &f.o[m][u * 4]);
+            gpu_forward_store(s.job, part, state, s.job.c0 + gpu_channel(u), &f.o[m][u * 4]);
         }
     }
 }
@@ -231,9 +231,8 @@ GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch
 
     int64_t block, past;
     const fattn_range keys = fattn_band_rows(&s.job.pairs.band, s.job.i0, s.job.i1);
-    fattn_schedule_keys(&g.tiling, s.job.split, &block, &past);
-    block = fattn_max64(block, keys.first / GPU_COLS);
-    for (; block < past && block * GPU_COLS < keys.past; block++) {
+    (void)fattn_schedule_keys(&s.job.parts, s.job.split, &block, &past);
+    for (; block < past; block++) {
         const int64_t j0 = block * GPU_COLS;
         gpu_forward_tile<S, W>(g, s, f, j0, fattn_min64(j0 + GPU_COLS, keys.past));
     }

@@ -421,11 +421,14 @@ static double bounded(const fattn_problem *p, double bias)
     return fmax(-0x1p126, fmin(bias, 0x1p126));
 }
 
+/* slope: of FATTN_ALIBI_BIAS, else 1. -inf stays -inf, whatever the slope. */
 static double bias_of(const fattn_problem *p, const fattn_buffers *buf, double slope, int64_t index)
 {
-    return bounded(p, slope * bounded(p, fattn_naive_load(buf->bias, p->dtype_bias, index)));
+    const double bias = bounded(p, fattn_naive_load(buf->bias, p->dtype_bias, index));
+    return bias == -(double)INFINITY ? bias : bounded(p, slope * bias);
 }
 
+/* A bias of -inf is a mask: whatever q.k is, the pair is not there. */
 static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive_slice *s,
                     int64_t i, int64_t j)
 {
@@ -439,7 +442,9 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
         buf->block_mask[pair_index(p->block_mask_stride, s->b, s->h, i / p->block_m,
                                    j / p->block_n)] == 0)
         return false;
-    return true;
+    return !(p->features & FATTN_BIAS) ||
+           bias_of(p, buf, s->bias_slope, pair_index(p->bias_stride, s->b, s->h, i, j)) !=
+               -(double)INFINITY;
 }
 
 void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf, int64_t i,

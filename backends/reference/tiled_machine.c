@@ -246,7 +246,15 @@ void fattn_machine_bias(machine *c, const tile *t)
     if (!machine_has(c, FATTN_BIAS)) return;
     load_pairs(c, FATTN_IO_BIAS, c->buf->bias, c->p->dtype_bias, c->p->bias_stride, t, c->bias_ij);
     if (!c->compute) return;
-    for (int64_t n = 0; n < t->rows * t->keys; n++) c->s_ij[n] += clamp_bias(c, c->bias_ij[n]);
+    for (int64_t n = 0; n < t->rows * t->keys; n++) {
+        const double bias = clamp_bias(c, c->bias_ij[n]);
+        if (bias == -(double)INFINITY) { /* as good as a mask */
+            c->keep_ij[n] = 0;
+            c->s_ij[n] = bias;
+        } else {
+            c->s_ij[n] += bias;
+        }
+    }
 }
 
 void fattn_machine_alibi(machine *c, const tile *t)

@@ -376,6 +376,22 @@ FATTN_API fattn_status fattn_operand_find(const fattn_problem *problem, const ch
  * Devices
  * ---------------------------------------------------------------------------------------------- */
 
+/* Where the library gets the host's memory for its own objects, and tensors of backends in host
+ * memory that have no allocator of their own. Threads' stacks and other libraries are apart. */
+typedef struct fattn_host_allocator {
+    size_t struct_size; /* sizeof(fattn_host_allocator); set by the caller */
+    void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is none */
+    void (*release)(void *user, void *memory);   /* of allocate; never NULL */
+    void *user;                                  /* their first argument */
+} fattn_host_allocator;
+
+/*
+ * Sets the allocator of the process, which is copied; NULL means malloc() and free(). The functions
+ * may be called from any thread, and must not call the library. To be set before anything else is
+ * called: FATTN_INVALID_ARGUMENT when memory of the allocator before is in use.
+ */
+FATTN_API fattn_status fattn_set_host_allocator(const fattn_host_allocator *allocator);
+
 /* An open device. Several threads may use one. Wherever a function takes a device, NULL is the
  * default one: what fattn_device_open(NULL) opens, opened at the first use and kept until
  * fattn_cache_clear(), before which its memory and streams must be given back. */
@@ -387,11 +403,91 @@ typedef void *fattn_stream;
 
 /*
  * Opens a device. spec is "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; NULL reads the
- * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. An
- * unknown or absent device is an error, never another device. Close it with fattn_device_close();
+ * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. "auto"
+ * passes over devices that cannot be used, such as a GPU that this build has no code for, and
+ * FATTN_VERBOSE=1 says which and why. A device that is named and cannot be used is an error, never
+ * another device. Close it with fattn_device_close();
  * plans made on it hold it open.
  */
 FATTN_API fattn_status fattn_device_open(const char *spec, fattn_device **device);
+
+/* Whose threads a CPU device has. */
+typedef enum fattn_engine {
+    FATTN_ENGINE_DEFAULT = 0, /* FATTN_ENGINE_OWN */
+    FATTN_ENGINE_OWN = 1,     /* the library's */
+    FATTN_ENGINE_OPENMP = 2   /* OpenMP's, for programs that want one pool for everything. Its
+                               * runtime may end the process where threads or memory fail */
+} fattn_engine;
+
+/*
+ * A loop over a caller's own threads: calls body(context, i) once for each i in 0 .. count - 1 and
+ * returns when all of these calls have returned. They may come in any order, on any threads, at a
+ * time or one after another. It may be called from several threads at a time, and must not throw
+ * through the library. The bodies share out the work among those that run, so that a loop with
+ * fewer threads than count is right, and merely takes longer.
+ */
+typedef void (*fattn_parallel_for)(void *user, int64_t count,
+                                   void (*body)(void *context, int64_t i), void *context);
+
+/* Allocates memory of a caller's on a device: see fattn_device_options. */
+typedef void *(*fattn_device_allocate)(void *user, size_t bytes, fattn_stream stream);
+
+/* Releases what a fattn_device_allocate returned. */
+typedef void (*fattn_device_release)(void *user, void *memory);
+
+/*
+ * How a device is opened. Set it up with fattn_device_options_init(), then fill in what differs. An
+ * option that a backend does not have must be left at its default: those of threads are the CPU's,
+ * those of memory every backend's.
+ *
+ * Threads. A device has a number of threads, which is decided when it is opened and which its plans
+ * have. Results do not depend on it. It is FATTN_NUM_THREADS if that is set; else `threads`; else
+ * the number of `cpus`; else omp_get_max_threads(), in a build with OpenMP; else, and where OpenMP
+ * merely counts processors, those that affinity and control groups grant the process.
+ *
+ * The library's own threads (FATTN_ENGINE_OWN) are made when a problem first is large enough for
+ * them, serve all calling threads together, and end with their last device. Devices share them,
+ * unless `threads` or `cpus` is given. The calling thread always works, and waits for others only
+ * while they are at work on its problem. So where the system refuses to make a thread, the device
+ * goes on with fewer. They look for work for 30 microseconds before they sleep, and block all
+ * signals. In a child of fork() a device goes on, with new threads; that needs no exec. In a
+ * parallel region of the caller's OpenMP, where that allows no further threads, the calling thread
+ * works alone, if the number was OpenMP's.
+ *
+ * Memory. `allocate` and `release` take the place of the backend's own functions for everything
+ * that the library allocates on the device: workspaces, copies of host memory,
+ * fattn_device_malloc(). They may be called from any thread, in whichever context is current there,
+ * several at a time, and while streams are captured; they must not call the library. Memory is
+ * aligned to 256 bytes; NULL becomes FATTN_OUT_OF_MEMORY. `stream` is that of the call which needs
+ * the memory, NULL where there is none. The library waits for the last use before it releases.
+ */
+typedef struct fattn_device_options {
+    size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
+
+    int64_t threads;                 /* 1..1024; 0, the default, as said above */
+    const char *isa;                 /* exactly this instruction set; NULL, the default, the best */
+    const char *cpus;                /* processors that the library's own threads may run on, as in
+                                      * "0-15,32"; the calling thread stays where it is. NULL, the
+                                      * default: those of the program's first thread and of the one
+                                      * that opens the device, or OpenMP's places */
+    fattn_engine engine;             /* default FATTN_ENGINE_DEFAULT */
+    uint32_t reserved;               /* 0 */
+    fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is
+                                      * then created */
+    void *parallel_user;             /* its first argument */
+    fattn_device_allocate allocate;  /* default NULL; give both or none */
+    fattn_device_release release;    /* default NULL */
+    void *allocator_user;            /* their first argument */
+} fattn_device_options;
+
+/* Fills *options with the defaults named above. */
+FATTN_API void fattn_device_options_init(fattn_device_options *options);
+
+/* Opens a device like fattn_device_open(), with options, which are copied; NULL means the
+ * defaults. FATTN_NUM_THREADS and FATTN_CPU_ISA override them. FATTN_UNSUPPORTED where the backend
+ * or the build lacks an option that is not at its default. */
+FATTN_API fattn_status fattn_device_open_with(const char *spec, const fattn_device_options *options,
+                                              fattn_device **device);
 
 /* Gives a device up. NULL is allowed. */
 FATTN_API void fattn_device_close(fattn_device *device);
@@ -454,6 +550,14 @@ FATTN_API void fattn_event_destroy(fattn_event *event);
 /* Puts the event behind all that is queued on the stream by now; a second time moves it. */
 FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream stream);
 
+/* Lets what is queued on the stream from now on wait until the event is reached; the caller does
+ * not wait. The stream is of the event's device, mostly another than the one that it was recorded
+ * on. An event that was never recorded holds nothing up. On a CPU it does nothing. */
+FATTN_API fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream);
+
+/* Waits until the event is reached, and reports what went wrong before it. */
+FATTN_API fattn_status fattn_event_synchronize(fattn_event *event);
+
 /* Waits for two recorded events of one device, and gives the time from start to stop. */
 FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
                                            double *milliseconds);
@@ -505,6 +609,7 @@ FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t 
 /*
  * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256,
  * any contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait).
+ * On an AMD GPU it is not memory that host and device keep coherent (fine-grained or managed).
  * Work is queued on stream; on a CPU it is done on return.
  */
 FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
@@ -512,15 +617,53 @@ FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers
 
 /*
  * One shot: plans through a cache of recent plans and executes. The pointer alignment is taken from
- * the pointers, and the workspace is allocated where one is needed. With a GPU device and host
- * pointers it copies to the device and back and waits.
+ * the pointers, and the workspace is allocated where one is needed, and kept. With a GPU device and
+ * host pointers it copies to the device and back and waits.
+ *
+ * Calls may come from any threads and on any streams, one after another or at once: a plan has a
+ * workspace for each of up to four streams, and streams beyond them wait, on the GPU, for the
+ * workspace that they are given.
+ *
+ * A call may be captured into a graph (not with host pointers). Its workspace then belongs to the
+ * graph: calls of that capture share it, no other call ever gets it, and it is not freed before the
+ * process ends. Programs that capture again and again run plans with workspaces of their own.
  */
 FATTN_API fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                                        const fattn_buffers *buffers, fattn_stream stream);
 
 /* Frees the cached plans and workspaces of fattn_attention() and the default device, as far as they
- * are not in use. */
+ * are not in use. Waits for what is queued with them. */
 FATTN_API void fattn_cache_clear(void);
+
+/* How much fattn_attention() keeps, in the whole process. Set it up with
+ * fattn_cache_options_init(). */
+typedef struct fattn_cache_options {
+    size_t struct_size; /* sizeof(fattn_cache_options); set by fattn_cache_options_init */
+    int64_t entries;    /* plans, 0..4096: those used last are kept; default 32 */
+    int64_t bytes;      /* of all their workspaces together; default INT64_MAX. A call that needs
+                         * more gets it, and waits until it can be freed again */
+} fattn_cache_options;
+
+/* Fills *options with the defaults named above. */
+FATTN_API void fattn_cache_options_init(fattn_cache_options *options);
+
+/* Sets how much is kept, and frees what is too much. Any thread may call it at any time. */
+FATTN_API fattn_status fattn_cache_set_options(const fattn_cache_options *options);
+
+/* What fattn_attention() keeps now, and how it went since the process began. */
+typedef struct fattn_cache_info {
+    size_t struct_size;  /* sizeof(fattn_cache_info); set by the caller */
+    int64_t entries;     /* plans */
+    int64_t bytes;       /* of their workspaces */
+    int64_t graph_bytes; /* of workspaces that belong to captured graphs, not among bytes */
+    int64_t hits;        /* calls that found their plan */
+    int64_t misses;      /* calls that did not, and made one */
+    int64_t evictions;   /* plans that were given up for others */
+    int64_t allocations; /* workspaces that were allocated */
+} fattn_cache_info;
+
+/* Describes the cache. */
+FATTN_API fattn_status fattn_cache_get_info(fattn_cache_info *info);
 
 /* FATTN_OK when the device has a kernel for the problem; else the status that fattn_plan_create()
  * would return, with fattn_last_reason(). Loads nothing. */

@@ -71,6 +71,11 @@ void fattn_naive_free(fattn_naive *result);
  * dbias is written, zeros included where no pair exists. */
 fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf);
 
+/* Writes x_ij, -inf where a pair is not kept, or P_ij = exp(x_ij - lse_i), 0 there, of every row
+ * and key that exist. args->stride is filled in. */
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *args);
+
 /*
  * The yardstick: the plain formula in f32 arithmetic, with the probabilities and dS rounded to the
  * input dtype where they enter a matrix product, sums in ascending order of their index, results

@@ -56,6 +56,7 @@ typedef enum draw_id {
     DRAW_WHOLES_K,
     DRAW_SEED,
     DRAW_OFFSET,
+    DRAW_START_K,
     DRAW_IDS
 } draw_id;
 
@@ -83,7 +84,8 @@ typedef struct draw_tensor {
 } draw_tensor;
 
 typedef struct draw_sequence {
-    int64_t rows, keys;         /* that exist */
+    int64_t rows, keys; /* that exist, but for keys before start */
+    int64_t start;
     int64_t own_rows, own_keys; /* that there is room for */
     int64_t first_row, first_key;
     int64_t q_offset, k_offset, whole_q, whole_k;

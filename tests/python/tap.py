@@ -3,7 +3,7 @@
 
 usage: tap.py PACKAGE LIBRARY [FILE]...
 
-PACKAGE is the folder that holds `fattn`, LIBRARY the one that holds its library. A library that a test
+PACKAGE is the folder that holds `fattn`, LIBRARY those that hold its libraries, with colons between. A library that a test
 needs and this Python lacks is a skipped test.
 """
 

@@ -25,7 +25,10 @@ struct fattn_device {
     const fattn_backend *backend;
     void *impl; /* the backend's own state */
     int ordinal;
-    int64_t references; /* atomic */
+    int64_t references;             /* atomic */
+    fattn_device_allocate allocate; /* the caller's, or NULL */
+    fattn_device_release release;
+    void *allocator_user;
 };
 
 struct fattn_event {
@@ -76,7 +79,7 @@ struct fattn_backend {
     fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
 
     bool (*reads)(void *impl, const void *pointer); /* can a kernel read this address? */
-    fattn_status (*alloc)(void *impl, size_t bytes, void **memory);
+    fattn_status (*alloc)(void *impl, size_t bytes, void **memory); /* core: fattn_device_take() */
     fattn_status (*free)(void *impl, void *memory);
     fattn_status (*copy)(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream);
     fattn_status (*stream_create)(void *impl, fattn_stream *stream);
@@ -104,6 +107,11 @@ fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend,
 
 /* For backends without options: FATTN_UNSUPPORTED, naming the first that is not at its default. */
 fattn_status fattn_device_options_refuse(const fattn_device_options *options, const char *backend);
+
+/* Memory of the device, by the caller's functions where there are any. For work on the stream. */
+fattn_status fattn_device_take(const fattn_device *device, size_t bytes, fattn_stream stream,
+                               void **memory);
+fattn_status fattn_device_give(const fattn_device *device, void *memory);
 
 /* Reference counting of devices, for plans. */
 fattn_device *fattn_device_retain(fattn_device *device);

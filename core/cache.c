@@ -194,7 +194,7 @@ static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
         backend->event_destroy(device->impl, w->event);
     }
     fattn_reason_hold(status);
-    const fattn_status freed = w->memory ? backend->free(device->impl, w->memory) : FATTN_OK;
+    const fattn_status freed = w->memory ? fattn_device_give(device, w->memory) : FATTN_OK;
     status = status ? status : freed;
     status = allowed ? forbid(device, mode, status) : status;
     fattn_reason_let();
@@ -252,9 +252,10 @@ static fattn_workspace *lend_graph(const fattn_plan *plan, uint64_t capture)
 }
 
 /* Memory, and once more after giving back what is idle on the device. */
-static fattn_status allocate(const fattn_device *device, size_t bytes, void **memory)
+static fattn_status allocate(const fattn_device *device, size_t bytes, fattn_stream stream,
+                             void **memory)
 {
-    fattn_status status = device->backend->alloc(device->impl, bytes, memory);
+    fattn_status status = fattn_device_take(device, bytes, stream, memory);
     waste out = {NULL, NULL};
     if (status == FATTN_OUT_OF_MEMORY) {
         lock();
@@ -263,13 +264,14 @@ static fattn_status allocate(const fattn_device *device, size_t bytes, void **me
     }
     if (out.workspaces) {
         dispose(&out);
-        status = device->backend->alloc(device->impl, bytes, memory);
+        status = fattn_device_take(device, bytes, stream, memory);
     }
     return status;
 }
 
 /* A new one of the plan's. */
-static fattn_status make_workspace(fattn_plan *plan, uint64_t capture, fattn_workspace **made)
+static fattn_status make_workspace(fattn_plan *plan, fattn_stream stream, uint64_t capture,
+                                   fattn_workspace **made)
 {
     const fattn_device *const device = plan->device;
     const int64_t bytes = plan->tiling.workspace;
@@ -286,7 +288,7 @@ static fattn_status make_workspace(fattn_plan *plan, uint64_t capture, fattn_wor
             status = device->backend->event_create(device->impl, &w->event);
         }
         if (bytes > 0 && !status) {
-            status = allocate(device, (size_t)bytes, &w->memory);
+            status = allocate(device, (size_t)bytes, stream, &w->memory);
         }
         status = forbid(device, mode, status);
     }
@@ -425,7 +427,7 @@ fattn_status fattn_cache_borrow(fattn_device *device, const fattn_problem *probl
         return status;
     }
     if (make) {
-        status = make_workspace(loan->plan, loan->capture, &loan->owner);
+        status = make_workspace(loan->plan, stream, loan->capture, &loan->owner);
     } else if (loan->owner) {
         status = follow(loan->owner, stream);
     }

@@ -61,6 +61,13 @@ static fattn_status check_options(const fattn_device_options *o)
         return fattn_fail(FATTN_INVALID_ARGUMENT, "parallel_user is %p without a parallel_for",
                           o->parallel_user);
     }
+    if (!o->allocate != !o->release || (!o->allocate && o->allocator_user)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is given without %s",
+                          o->allocate  ? "allocate"
+                          : o->release ? "release"
+                                       : "allocator_user",
+                          o->allocate ? "release" : "allocate");
+    }
     if (o->cpus && (o->parallel_for || !own)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT,
                           "cpus is \"%.64s\", and the threads are not the library's own", o->cpus);
@@ -75,7 +82,12 @@ static fattn_status open_on(const fattn_backend *backend, int ordinal,
     if (!opened) {
         return fattn_fail_memory(sizeof *opened, "a device");
     }
-    *opened = (fattn_device){.backend = backend, .ordinal = ordinal, .references = 1};
+    *opened = (fattn_device){.backend = backend,
+                             .ordinal = ordinal,
+                             .references = 1,
+                             .allocate = options->allocate,
+                             .release = options->release,
+                             .allocator_user = options->allocator_user};
     const fattn_status status = backend->open(ordinal, options, &opened->impl);
     if (status) {
         fattn_memory_free(opened);
@@ -182,6 +194,36 @@ fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info
     return fattn_abi_write(info, &known, sizeof known, "fattn_device_info");
 }
 
+fattn_status fattn_device_take(const fattn_device *device, size_t bytes, fattn_stream stream,
+                               void **memory)
+{
+    if (!device->allocate) {
+        return device->backend->alloc(device->impl, bytes, memory);
+    }
+    *memory = device->allocate(device->allocator_user, bytes, stream);
+    if (!*memory) {
+        return fattn_fail_memory((int64_t)bytes, "device memory of the caller's");
+    }
+    if ((uintptr_t)*memory % FATTN_MEMORY_ALIGNMENT) {
+        const fattn_status status =
+            fattn_fail(FATTN_MISALIGNED, "the caller's allocate gave %p, not a multiple of %d",
+                       *memory, FATTN_MEMORY_ALIGNMENT);
+        device->release(device->allocator_user, *memory);
+        *memory = NULL;
+        return status;
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattn_device_give(const fattn_device *device, void *memory)
+{
+    if (!device->release) {
+        return device->backend->free(device->impl, memory);
+    }
+    device->release(device->allocator_user, memory);
+    return FATTN_OK;
+}
+
 fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memory)
 {
     fattn_status status = require(memory, "memory");
@@ -194,7 +236,7 @@ fattn_status fattn_device_malloc(fattn_device *device, size_t bytes, void **memo
     }
     status = fattn_device_acquire(&device);
     if (!status) {
-        status = bytes ? device->backend->alloc(device->impl, bytes, memory) : FATTN_OK;
+        status = bytes ? fattn_device_take(device, bytes, NULL, memory) : FATTN_OK;
         fattn_device_close(device);
     }
     return status;
@@ -207,7 +249,7 @@ fattn_status fattn_device_free(fattn_device *device, void *memory)
     }
     fattn_status status = fattn_device_acquire(&device);
     if (!status) {
-        status = device->backend->free(device->impl, memory);
+        status = fattn_device_give(device, memory);
         fattn_device_close(device);
     }
     return status;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/log.h"
 #include "core/status.h"
 
 #define VALUE_MAX 128 /* bytes of a value, the terminator included */
@@ -15,6 +16,10 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static fattn_env env;
 static char texts[3][VALUE_MAX]; /* copies: the process may change its environment later */
 static char complaint[256];      /* empty when all is well */
+static char strangers[256];      /* FATTN_ names that are no variable, cut at the end */
+static int warned;               /* atomic: the strangers were told */
+
+extern char **environ;
 
 /* A whole decimal number in low..high. */
 static int parse_number(const char *text, int64_t low, int64_t high, const char **end,
@@ -95,10 +100,37 @@ static const struct {
     {"FATTN_VERBOSE", read_verbose, &env.verbose, "0, 1, 2 or 3"},
 };
 
+static int is_variable(const char *name, size_t length)
+{
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        if (strlen(variables[i].name) == length && !strncmp(variables[i].name, name, length)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A misspelt name would be ignored in silence. */
+static void find_strangers(void)
+{
+    static const char prefix[] = "FATTN_";
+    size_t used = 0;
+    strangers[0] = '\0';
+    for (char **at = environ; at && *at && used < sizeof strangers; at++) {
+        const size_t length = strcspn(*at, "=");
+        if (strncmp(*at, prefix, sizeof prefix - 1) == 0 && !is_variable(*at, length)) {
+            used += (size_t)snprintf(strangers + used, sizeof strangers - used, "%s%.*s",
+                                     used ? ", " : "", (int)length, *at);
+        }
+    }
+}
+
 static void read_environment(void)
 {
     memset(&env, 0, sizeof env);
     complaint[0] = '\0';
+    warned = 0;
+    find_strangers();
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         const char *const text = getenv(variables[i].name);
         if (text && !variables[i].read(text, variables[i].field)) {
@@ -113,6 +145,9 @@ fattn_status fattn_env_get(const fattn_env **result)
 {
     pthread_once(&once, read_environment);
     *result = &env;
+    if (strangers[0] && env.verbose >= 1 && !__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED)) {
+        fattn_log("the environment has %s, which this library does not know", strangers);
+    }
     return complaint[0] ? fattn_fail(FATTN_BAD_ENVIRONMENT, "%s", complaint) : FATTN_OK;
 }
 

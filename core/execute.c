@@ -23,7 +23,7 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
     }
     void *own = NULL;
     if (!status && !workspace && plan->tiling.workspace > 0) {
-        status = backend->alloc(impl, (size_t)plan->tiling.workspace, &own);
+        status = fattn_device_take(plan->device, (size_t)plan->tiling.workspace, stream, &own);
     }
     if (status) {
         return status;
@@ -34,7 +34,7 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
         const fattn_status waited = backend->stream_synchronize(impl, stream);
         status = status ? status : waited;
         fattn_reason_hold(status);
-        const fattn_status freed = backend->free(impl, own);
+        const fattn_status freed = fattn_device_give(plan->device, own);
         status = status ? status : freed;
         fattn_reason_let();
     }

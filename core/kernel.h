@@ -62,6 +62,9 @@ typedef struct fattn_kernel {
                          * blocks a unit */
     const fattn_tile *tiles;
 
+    /* Why the row cannot take the problem, where the fields above do not say it; NULL where it can,
+     * and where the row has no such reasons. Pure. */
+    const char *(*cannot)(const fattn_problem *problem);
     /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */
     bool (*pays)(const fattn_problem *problem);
     /* How many rows' time a block costs besides that of its own, if units are to share blocks

@@ -7,6 +7,7 @@
 
 #include "core/env.h"
 #include "core/fork.h"
+#include "core/status.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static fattn_log_callback log_callback; /* under mutex */
@@ -40,6 +41,7 @@ void fattn_log(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    fattn_text_clean(line);
 
     lock();
     const fattn_log_callback callback = log_callback;

@@ -117,6 +117,9 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
     if (status) {
         return status;
     }
+    if (a.heads == 0 || a.seqlen == 0) {
+        a.batch = 0; /* nothing to walk */
+    }
     if (a.heads && a.seqlen > INT64_MAX / 8 / a.heads) {
         return fattn_fail(FATTN_OVERFLOW, "heads x seqlen is %lld x %lld: lse overflows",
                           (long long)a.heads, (long long)a.seqlen);
@@ -172,6 +175,9 @@ fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *
     }
     if (bytes && !a.keep) {
         return fattn_fail(FATTN_NULL_POINTER, "keep is NULL");
+    }
+    if (bytes == 0) {
+        a.batch = 0; /* nothing to walk */
     }
     status = fattn_device_acquire(&device);
     if (!status) {

@@ -15,12 +15,22 @@
 
 #define FATTN_OPERANDS_MAX 32
 
+/* How an operand's region is to be read as an array. */
+typedef enum fattn_operand_kind {
+    FATTN_OPERAND_TENSOR, /* (batch, sequence, head, channel) */
+    FATTN_OPERAND_SCORES, /* (batch, head, query, key) */
+    FATTN_OPERAND_LSE,    /* (batch, head, query), one after another */
+    FATTN_OPERAND_TABLE,  /* (batch, entry) */
+    FATTN_OPERAND_VECTOR
+} fattn_operand_kind;
+
 typedef struct fattn_operand {
     const char *name;
     size_t offset;       /* of the pointer in fattn_buffers */
     fattn_dtype dtype;   /* of the elements; 0 for integers */
     fattn_region region; /* base is the pointer, 0 where there are no buffers */
     int64_t alignment;   /* bytes */
+    fattn_operand_kind kind;
     bool output;
     bool optional; /* may be NULL */
     bool tensor;   /* one of q k v o and their gradients: the promised pointer alignment holds */

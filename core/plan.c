@@ -120,6 +120,18 @@ static fattn_limits device_limits(const fattn_device *device, const fattn_env *e
     return limits;
 }
 
+/* Without queries there is nothing to compute, however many heads there are: outputs of which every
+ * batch has a part are empty, others become 0 as they do without a batch. Backends see none, and
+ * walk none. */
+static void drop_empty_batch(fattn_problem *p)
+{
+    const bool keys = p->heads_k > 0 && p->total_k > 0 && p->batch > 0;
+    const bool writes_keys = keys && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
+    if ((p->seqlen_q == 0 || p->heads_q == 0) && !writes_keys && p->dbias_stride[0] == 0) {
+        p->batch = 0;
+    }
+}
+
 /* Everything that decides: fills plan->problem, kernel and tiling. Loads nothing. */
 static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const char *kernel,
                            const fattn_wish *wish, declined *notes)
@@ -131,6 +143,7 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
         return status;
     }
     plan->features = problem->features;
+    drop_empty_batch(&plan->problem);
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */
@@ -298,6 +311,7 @@ static void append(char *text, size_t size, size_t *used, const char *format, ..
 size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
 {
     size_t used = 0;
+    size = text ? size : 0;
     if (size) {
         text[0] = '\0';
     }

@@ -26,7 +26,11 @@ static double time_of_rows(const fattn_problem *p, const fattn_kernel *kernel, i
     if (p->window_right == 0) {
         return all / (double)units + 2 * apart;
     }
-    const int64_t whole = heads * (rows / br), rounds = ceil_div(whole, units);
+    int64_t whole = 0;
+    if (__builtin_mul_overflow(heads, rows / br, &whole) || whole > INT64_MAX / 2) {
+        return all / (double)units + apart; /* of so many rounds the last does not count */
+    }
+    const int64_t rounds = ceil_div(whole, units);
     const int64_t room = rounds * units - whole;
     const int64_t more = rests > room ? ceil_div(rests - room, units) : 0;
     return (double)rounds * (double)(br + extra) + (double)more * (double)(rest + extra) +
@@ -233,6 +237,12 @@ static double traffic_of(const fattn_problem *p, const fattn_limits *limits,
                                forward ? t->bc : t->bc * together, kernel->packs_groups);
 }
 
+static fattn_status fail_overflow(const fattn_kernel *kernel)
+{
+    return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits",
+                      kernel->name);
+}
+
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
                                  const fattn_kernel *kernel, const fattn_wish *wish,
                                  fattn_tiling *tiling)
@@ -246,14 +256,16 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
     t.q_blocks = ceil_div(fattn_kernel_rows(kernel, problem), t.br);
     t.k_blocks = ceil_div(problem->seqlen_k, t.bc);
     t.heads = problem->batch * fattn_kernel_heads(kernel, problem);
-    bool overflow = __builtin_mul_overflow(t.heads, t.q_blocks, &t.items);
+    if (__builtin_mul_overflow(t.heads, t.q_blocks, &t.items)) {
+        return fail_overflow(kernel);
+    }
     const int64_t blocks = t.items;
 
     int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);
     splits = splits < 1 ? 1 : splits;
     t.split_blocks = ceil_div(t.k_blocks, splits);
     t.splits = t.split_blocks ? ceil_div(t.k_blocks, t.split_blocks) : 1;
-    overflow = overflow || __builtin_mul_overflow(t.items, t.splits, &t.items);
+    const bool overflow = __builtin_mul_overflow(t.items, t.splits, &t.items);
     if (!overflow) {
         cut_by_lengths(limits, kernel, blocks, &t);
     }
@@ -261,8 +273,7 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
 
     t.workspace = overflow ? -1 : kernel->workspace(problem, &t);
     if (t.workspace < 0) {
-        return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits",
-                          kernel->name);
+        return fail_overflow(kernel);
     }
     t.traffic = traffic_of(problem, limits, kernel, &t);
     *tiling = t;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fattn/fattn.h"
 
@@ -126,6 +127,22 @@ static inline long process_extra(void)
         pthread_join(thread, NULL);
     }
     return process_status("Threads") - 1;
+}
+
+/* Whether the process has so many threads, or soon has: one that has been joined stays in /proc for
+ * a moment. Where there is no /proc nobody knows better. */
+static inline bool process_threads_are(long count)
+{
+    for (int n = 0; n < 10000; n++) {
+        const long threads = process_status("Threads");
+        if (threads == count || threads < 0) {
+            return true;
+        }
+        const struct timespec moment = {.tv_nsec = 1000000};
+        nanosleep(&moment, NULL);
+    }
+    printf("# %ld threads, not %ld\n", process_status("Threads"), count);
+    return false;
 }
 
 /* A sum over the numbers of the process's threads: another one where threads have come and gone. */

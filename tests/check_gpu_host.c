@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "backends/gpu/args.h"
+#include "backends/gpu/gpu.h"
 #include "core/backend.h"
 #include "core/env.h"
 #include "core/memory.h"
@@ -364,6 +365,12 @@ static const act acts[] = {
     {"closing a device", open_device, act_close, true},
 };
 
+/* Of a row that copies by tensor maps, where the build has one. */
+static const act map_acts[] = {
+    {"planning tensor maps", open_device, act_plan_forward, false},
+    {"running with tensor maps", prepare_forward, act_run, false},
+};
+
 /* What a reason says of each driver function. */
 static const struct {
     const char *function, *words;
@@ -396,6 +403,8 @@ static const struct {
     {"cuEventRecord", "recording an event"},
     {"cuEventSynchronize", "waiting for an event"},
     {"cuEventElapsedTime", "timing events"},
+    {"cuTensorMapEncodeTiled", "describing a tensor"},
+    {"cuTensorMapReplaceAddress", "saying where a tensor lies"},
 };
 
 static const char *words_for(const char *function)
@@ -654,6 +663,59 @@ static void check_auto(int old, const char *backend, int ordinal)
               old, stub->devices);
 }
 
+/* What a device and its events say is what the driver said. */
+static void check_numbers(void)
+{
+    fattn_device *device = NULL;
+    fattn_device_info info = {.struct_size = sizeof info};
+    fattn_event *events[2] = {NULL};
+    fattn_limits limits;
+    double milliseconds = 0;
+    char isa[32];
+    running = "numbers", wrong = 0;
+    expect_ok(fattn_device_open("cuda:1", &device), "opening");
+    expect_ok(fattn_device_get_info(device, &info), "describing");
+    device->backend->limits(device->impl, &limits);
+    snprintf(isa, sizeof isa, "sm_%d", stub->capability);
+    expect(strcmp(info.name, "stub 1") == 0 && strcmp(info.isa, isa) == 0 && info.ordinal == 1,
+           "it is %s, %s, number %d", info.name, info.isa, info.ordinal);
+    expect(info.units == 4 && info.host_memory == 0, "%d units", info.units);
+    expect(info.total_memory == INT64_C(2) << 30, "%lld bytes", (long long)info.total_memory);
+    expect(info.fast_memory == limits.fast_memory && info.fast_memory >= 64 << 10 &&
+               info.fast_memory < 1 << 20,
+           "%lld bytes a block", (long long)info.fast_memory);
+    expect(limits.units == 4 && limits.shared_cache == 40 << 20, "limits of %d units",
+           (int)limits.units);
+    for (int n = 0; n < 2; n++) {
+        expect_ok(fattn_event_create(device, &events[n]), "making an event");
+        expect_ok(fattn_event_record(events[n], NULL), "recording it");
+    }
+    expect_ok(fattn_event_elapsed(events[0], events[1], &milliseconds), "timing");
+    expect(milliseconds == 0.5, "%g milliseconds", milliseconds);
+    fattn_event_destroy(events[0]);
+    fattn_event_destroy(events[1]);
+    fattn_device_close(device);
+    tap_check(wrong == 0, "a device and its events say what the driver says");
+}
+
+/* AMD's launches count threads in 32 bits: fewer than 2^32. */
+static void check_grids(void)
+{
+    const fattn_gpu_api amd = {.blocks_max = INT32_MAX, .threads_max = UINT32_MAX};
+    const fattn_gpu_api nvidia = {.blocks_max = INT32_MAX, .threads_max = INT64_MAX};
+    running = "grids", wrong = 0;
+    for (int threads = 32; threads <= 1024; threads += 32) {
+        const int64_t fits = (INT64_C(1) << 32) / threads - 1, most = INT64_C(1) << 62;
+        expect(fattn_gpu_grid(&amd, fits, threads) == (fits < INT32_MAX ? fits : INT32_MAX),
+               "%d blocks of %d", (int)fits, threads);
+        expect((int64_t)fattn_gpu_grid(&amd, most, threads) * threads <= UINT32_MAX,
+               "too many threads of blocks of %d", threads);
+        expect(fattn_gpu_grid(&nvidia, most, threads) == INT32_MAX, "blocks of %d", threads);
+        expect(fattn_gpu_grid(&amd, 7, threads) == 7, "7 blocks of %d", threads);
+    }
+    tap_check(wrong == 0, "a launch has as many blocks as a driver takes");
+}
+
 /* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
  * driver's own code of older PTX was not. */
 static void check_early(int capability, bool only_ptx, int compiled_for)
@@ -681,6 +743,141 @@ static void check_early(int capability, bool only_ptx, int compiled_for)
     tap_check(wrong == 0, "early launches on capability %d.%d%s, of code for %d: %d",
               capability / 10, capability % 10, only_ptx ? " by PTX" : "", stub->newest,
               (int)stub->early);
+}
+
+static int64_t maps_seen; /* launches that were given tensor maps */
+
+/* The maps of q, k and v lie where these do; the stub keeps addresses first. */
+static void watch_maps(void **parameters)
+{
+    const fattn_gpu_args *const args = parameters[0];
+    const void *const wanted[] = {args->buffers.q, args->buffers.k, args->buffers.v};
+    EACH (n, wanted) {
+        const void *address = NULL;
+        memcpy(&address, (const char *)parameters[1] + n * FATTN_GPU_MAP_BYTES, sizeof address);
+        expect(address == wanted[n], "map %d is of %p, not %p", (int)n, address, wanted[n]);
+    }
+    maps_seen++;
+}
+
+/* Whether the build and a device of capability 9.0 have the row. On success they are in use. */
+static bool begin_maps(void)
+{
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    fattn_problem problem = problem_of(FORWARD);
+    stub->capability = 90;
+    setenv("FATTN_KERNEL", "wgmma_64", 1);
+    fattn_env_reload();
+    const bool has = fattn_device_open("cuda:0", &device) == FATTN_OK &&
+                     fattn_plan_create(device, &problem, &plan) == FATTN_OK;
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    return has;
+}
+
+static void end_maps(int usual)
+{
+    stub->capability = usual;
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+}
+
+/* Strides as callers have them: the stub refuses what a driver would. */
+static void check_map_strides(void)
+{
+    enum { ROWS = 97, D = 40 };
+    static const struct {
+        const char *what;
+        int64_t batch, heads, group;
+        fattn_strides k; /* of k and v, in elements */
+    } layouts[] = {
+        {"packed rows", 3, 2, 1, {2 * ROWS * D, 2 * D, D}},
+        {"heads before rows", 3, 2, 3, {2 * ROWS * D, D, ROWS * D}},
+        {"keys that heads share", 3, 2, 1, {ROWS * D, D, 0}},
+        {"keys that sequences share", 3, 2, 7, {0, 2 * D, D}},
+        {"one of each", 1, 1, 1, {0, D, 0}},
+    };
+    scene s = {.spec = "cuda:0"};
+    running = "strides of tensor maps", wrong = 0, maps_seen = 0;
+    open_device(&s);
+    expect_ok(fattn_device_malloc(s.device, OPERANDS * OPERAND, &s.operands), "memory");
+    stub->watch = watch_maps;
+    EACH (n, layouts) {
+        fattn_plan *plan = NULL;
+        fattn_problem p = problem_of(FORWARD);
+        p.layout = FATTN_STRIDED;
+        p.batch = layouts[n].batch;
+        p.heads_k = layouts[n].heads, p.heads_q = layouts[n].heads * layouts[n].group;
+        p.seqlen_q = p.seqlen_k = ROWS;
+        p.dim = p.dim_v = D;
+        p.q = p.o = (fattn_strides){ROWS * p.heads_q * D, p.heads_q * D, D};
+        p.k = p.v = layouts[n].k;
+        s.buffers = buffers_at(s.operands);
+        if (expect_ok(fattn_plan_create(s.device, &p, &plan), layouts[n].what)) {
+            expect_ok(fattn_execute(plan, &s.buffers, NULL, NULL), layouts[n].what);
+        }
+        fattn_plan_destroy(plan);
+    }
+    stub->watch = NULL;
+    expect(maps_seen >= (int64_t)(sizeof layouts / sizeof *layouts), "%d launches", (int)maps_seen);
+    tear_down(&s);
+    tap_check(wrong == 0, "tensor maps of %d layouts are what a driver takes",
+              (int)(sizeof layouts / sizeof *layouts));
+}
+
+/* What a row with tensor maps cannot take, with its reason. */
+static void check_map_refusals(void)
+{
+    static const struct {
+        const char *reason;
+        fattn_strides q, k;
+        int64_t group;
+    } cases[] = {
+        {"copies no rows of stride 0", {64, 64, 0}, {0, 0, 0}, 1},
+        {"copies no queries that the heads of a group share", {64, 64, 0}, {64, 64, 0}, 2},
+        {"takes 128 query heads of a key/value head at most", {64 * 129, 64, 64}, {64, 64, 0}, 129},
+        {"needs rows aligned to 16 bytes, not those of k", {64, 64, 64}, {68, 68, 0}, 1},
+        {"copies by strides below 2^40 bytes", {64, 64, 64}, {INT64_C(1) << 39, 64, 0}, 1},
+    };
+    fattn_device *device = NULL;
+    running = "refusals of tensor maps", wrong = 0;
+    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    EACH (n, cases) {
+        fattn_plan *plan = NULL;
+        fattn_problem p = problem_of(FORWARD);
+        p.layout = FATTN_STRIDED;
+        p.batch = 1, p.heads_k = 1, p.heads_q = cases[n].group;
+        p.seqlen_q = 1, p.seqlen_k = 80;
+        p.q = cases[n].q, p.k = p.v = cases[n].k;
+        p.o = (fattn_strides){64 * cases[n].group, 64 * cases[n].group, 64};
+        const fattn_status status = fattn_plan_create(device, &p, &plan);
+        expect(status == FATTN_UNSUPPORTED && says(cases[n].reason), "\"%s\": %s: %s",
+               cases[n].reason, fattn_status_string(status), fattn_last_reason());
+        fattn_plan_destroy(plan);
+    }
+    fattn_device_close(device);
+    tap_check(wrong == 0, "%d problems are not for tensor maps, and the reason is said",
+              (int)(sizeof cases / sizeof *cases));
+}
+
+/* Returns whether the build has a row with tensor maps. */
+static bool check_maps(void)
+{
+    const int usual = stub->capability;
+    const failure f = {.result = STUB_LAUNCH_FAILED};
+    const bool has = begin_maps();
+    if (has) {
+        EACH (n, map_acts) {
+            check_act(&map_acts[n], "cuda:0", f, "capability 9.0");
+        }
+        check_map_strides();
+        check_map_refusals();
+    } else {
+        tap_skip("tensor maps", fattn_last_reason());
+    }
+    end_maps(usual);
+    return has;
 }
 
 /* Results that have a status of their own, and one that a driver older than the images gives. */
@@ -821,7 +1018,8 @@ static void check_threads(void)
 static void expect_capturable(const char *what)
 {
     static const char *const allowed[] = {"cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
-                                          "cuStreamGetCtx", "cuLaunchKernel"};
+                                          "cuStreamGetCtx",      "cuLaunchKernel",
+                                          "cuLaunchKernelEx",    "cuTensorMapReplaceAddress"};
     for (int64_t n = 0; n < stub->calls; n++) {
         bool good = false;
         EACH (a, allowed) {
@@ -1381,6 +1579,26 @@ static void expect_no_driver(const char *why)
  * only through the emulator that runs this program. */
 enum { ANOTHER_DRIVER = 77, FOREIGN = 126 };
 
+/* A row that needs tensor maps says that the driver has none. */
+static void expect_no_maps(const char *why)
+{
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    fattn_problem problem = problem_of(FORWARD);
+    stub->capability = 90;
+    setenv("FATTN_KERNEL", "wgmma_64", 1);
+    fattn_env_reload();
+    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    const fattn_status status = fattn_plan_create(device, &problem, &plan);
+    expect(status == FATTN_UNSUPPORTED && says(why), "%s, expected \"%s\": %s",
+           fattn_status_string(status), why, fattn_last_reason());
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+    expect_ok(fattn_plan_create(device, &problem, &plan), "another row");
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+}
+
 /* What this process is to see, by its second argument. */
 static int be_child(const char *what, const char *why)
 {
@@ -1395,7 +1613,11 @@ static int be_child(const char *what, const char *why)
     } else if (strcmp(what, "no start") == 0 && expect(stub != NULL, "no stub")) {
         stub->fail_at = 1, stub->fail_with = STUB_OLD_DRIVER;
     }
-    expect_no_driver(why);
+    if (strcmp(what, "no maps") == 0 && expect(stub != NULL, "no stub")) {
+        expect_no_maps(why);
+    } else {
+        expect_no_driver(why);
+    }
     return wrong;
 }
 
@@ -1452,7 +1674,8 @@ static int hide(char *bytes, size_t size, const char *name, char first)
     return found;
 }
 
-static void check_drivers(const char *program, const char *stub_path)
+/* maps: whether the build has a row that needs them. */
+static void check_drivers(const char *program, const char *stub_path, bool maps)
 {
     char folder[] = "/tmp/fattn-cuda-XXXXXX", path[64], home[4096];
     size_t size = 0;
@@ -1475,6 +1698,19 @@ static void check_drivers(const char *program, const char *stub_path)
                       run_child(program, folder, "a missing function", functions[n]) == 0,
                   "a driver without %s is too old, and its name is said", functions[n]);
         hide(bytes, size, functions[n], 'c');
+    }
+    static const char *const map_functions[] = {"cuTensorMapEncodeTiled",
+                                                "cuTensorMapReplaceAddress"};
+    EACH (n, map_functions) {
+        const bool hidden = hide(bytes, size, map_functions[n], 'X') > 0;
+        if (maps) {
+            tap_check(hidden && write_file(path, bytes, size) &&
+                          run_child(program, folder, "no maps", "a driver with tensor maps") == 0,
+                      "a driver without %s runs other rows", map_functions[n]);
+        } else {
+            tap_skip("a driver without tensor maps", "this build has no row that needs them");
+        }
+        hide(bytes, size, map_functions[n], 'c');
     }
     tap_check(write_file(path, bytes, 10) &&
                   run_child(program, folder, "no library", "no driver") == 0,
@@ -1520,6 +1756,8 @@ int main(int argc, char **argv)
     check_failures();
     check_any_device();
     check_old_device();
+    check_numbers();
+    check_grids();
     check_auto(0, "cuda", 0);
     check_auto(1, "cuda", 1);
     check_auto(2, "cpu", 0);
@@ -1528,6 +1766,7 @@ int main(int argc, char **argv)
     check_early(90, true, 0);
     check_early(100, false, 0);
     check_early(120, true, 0);
+    const bool maps = check_maps();
     check_statuses();
     check_two_contexts();
     check_threads();
@@ -1549,7 +1788,7 @@ int main(int argc, char **argv)
     }
     tap_check(located != 0, "the stub's file is known");
     if (located) {
-        check_drivers(argv[0], self.dli_fname);
+        check_drivers(argv[0], self.dli_fname, maps);
     }
     return tap_done();
 }

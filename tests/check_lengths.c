@@ -3,8 +3,9 @@
  * A plan is made for the longest sequences there may be, and runs cost what the real ones are:
  * every row that cuts keys into parts, run with lengths from nothing to all that was planned for.
  * The workspace is full of NaN before each run, and what of it has changed is counted: a part for
- * each that the sequence's own keys are worth, none where one has all, and results are as the
- * reference has them. On the backend of FATTN_BACKEND, else on the CPU.
+ * each that the sequence's own keys are worth, none where one has all, and on a CPU little scratch
+ * where decoding has few keys; and results are as the reference has them. On the backend of
+ * FATTN_BACKEND, else on the CPU.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -41,7 +42,8 @@ static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, un
     fattn_device *const device = plan->device;
     const fattn_problem *const p = &plan->problem;
     const size_t size = (size_t)fattn_dtype_size(p->dtype);
-    const size_t rows = (size_t)(B * p->seqlen_q * HQ * D) * size, keys = B * SK * HK * D * size;
+    const size_t rows = (size_t)(B * p->seqlen_q * p->heads_q * D) * size,
+                 keys = B * SK * HK * D * size;
     const size_t bytes = (size_t)plan->tiling.workspace;
     void *list[8];
     int count = 0;
@@ -84,15 +86,13 @@ static void draw_inputs(fattn_dtype dtype)
     }
 }
 
-static fattn_problem problem_of(const fattn_kernel *row)
+static fattn_problem problem_of(const fattn_kernel *row, fattn_dtype dtype)
 {
     const int64_t group = HQ / HK;
     fattn_problem p;
     fattn_problem_init(&p);
     p.op = FATTN_FORWARD;
-    p.dtype = row->dtypes & FATTN_DTYPE_BIT(FATTN_F32)    ? FATTN_F32
-              : row->dtypes & FATTN_DTYPE_BIT(FATTN_BF16) ? FATTN_BF16
-                                                          : FATTN_F16;
+    p.dtype = dtype;
     p.batch = B, p.heads_q = HQ, p.heads_k = HK;
     p.seqlen_q = row->rows_min > group ? (row->rows_min + group - 1) / group : 1;
     p.seqlen_k = SK, p.dim = p.dim_v = D;
@@ -113,9 +113,11 @@ static int64_t parts_wanted(const fattn_plan *plan, const int32_t *used)
     return wanted;
 }
 
-static void check_row(fattn_device *device, fattn_device *reference, const fattn_kernel *row)
+static void check_row(fattn_device *device, fattn_device *reference, const fattn_kernel *row,
+                      fattn_dtype dtype)
 {
-    const fattn_problem p = problem_of(row);
+    const fattn_problem p = problem_of(row, dtype);
+    const char *const type = fattn_dtype_name(dtype);
     const fattn_wish wish = {.splits = SPLITS};
     fattn_plan *plan = NULL, *oracle = NULL;
     if (p.seqlen_q * HQ * D * B > (int64_t)sizeof room[0] / 4 ||
@@ -125,7 +127,7 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
     }
     draw_inputs(p.dtype);
     tap_check(fattn_plan_create(reference, &p, &oracle) == FATTN_OK && plan->tiling.splits > 1,
-              "%s cuts %d keys into parts", row->name, (int)SK);
+              "%s in %s cuts %d keys into parts", row->name, type, (int)SK);
     const int64_t size = part_bytes(plan), items = plan->tiling.items;
     const int64_t elements = B * p.seqlen_q * HQ * D;
     unsigned char *const work = malloc((size_t)plan->tiling.workspace + 1);
@@ -152,12 +154,41 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
         wanted += parts_wanted(plan, lengths[n]);
         differ += here != parts_wanted(plan, lengths[n]);
     }
-    tap_check(differ == 0 && left > 0, "%s: %lld parts left of %lld", row->name, (long long)left,
-              (long long)wanted);
-    tap_check(wrong == 0, "%s: results are those of the reference", row->name);
+    tap_check(differ == 0 && left > 0, "%s in %s: %lld parts left of %lld", row->name, type,
+              (long long)left, (long long)wanted);
+    tap_check(wrong == 0, "%s in %s: results are those of the reference", row->name, type);
     free(work);
     fattn_plan_destroy(plan);
     fattn_plan_destroy(oracle);
+}
+
+/* Decoding 32 keys takes room for two heads' queries, results and scores, and for where their rows
+ * lie: not what a tile of 64 keys for 16 rows, and the fetching of the next one, would take. */
+static void check_few_keys(fattn_device *device, const fattn_kernel *row)
+{
+    enum { MOST = 4096 };
+    static const int32_t few[B] = {32, 32};
+    fattn_problem p = problem_of(row, FATTN_F32);
+    fattn_plan *plan = NULL;
+    p.heads_q = HK;
+    if (fattn_plan_create_with(device, &p, row->name, NULL, &plan)) {
+        tap_check(false, "%s: %s", row->name, fattn_last_reason());
+        return;
+    }
+    int64_t changed = 0;
+    unsigned char *const work = malloc((size_t)plan->tiling.workspace + 1);
+    const bool ran = work && run(plan, few, room[3], work) == FATTN_OK;
+    for (int64_t line = 0; ran && line < plan->tiling.workspace; line += 64) {
+        int64_t byte = line;
+        while (byte < line + 64 && work[byte] == 0xff) {
+            byte++;
+        }
+        changed += byte < line + 64 ? 64 : 0;
+    }
+    tap_check(ran && changed > 0 && changed <= MOST, "%s: %lld bytes of scratch for 32 keys",
+              row->name, (long long)changed);
+    free(work);
+    fattn_plan_destroy(plan);
 }
 
 int main(void)
@@ -173,8 +204,16 @@ int main(void)
     const fattn_kernel *row = NULL;
     const char *missing = NULL;
     for (int i = 0; device && (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        if (!missing && row->splits_keys && row->ops & FATTN_OP_BIT(FATTN_FORWARD)) {
-            check_row(device, reference, row);
+        if (missing || !row->splits_keys || !(row->ops & FATTN_OP_BIT(FATTN_FORWARD))) {
+            continue;
+        }
+        for (fattn_dtype dtype = FATTN_F32; dtype <= FATTN_BF16; dtype++) {
+            if (row->dtypes & FATTN_DTYPE_BIT(dtype)) {
+                check_row(device, reference, row, dtype);
+            }
+        }
+        if (!named && strstr(row->name, "_decode")) {
+            check_few_keys(device, row);
         }
     }
     fattn_device_close(device);

@@ -104,18 +104,12 @@ static bool in_a_child(bool (*succeeds)(int n), int n)
 
 static void make_problem(attend *a) { attend_make(a, FATTN_BACKWARD, 16, 150, 150, 32); }
 
-static bool threads_are(long count)
-{
-    const long threads = process_status("Threads");
-    return threads < 0 || threads == count;
-}
-
 static bool nothing_fails(int n)
 {
     attend a;
     make_problem(&a);
     *expected = attend_with(&a, NULL);
-    return *expected && threads_are(n);
+    return *expected && process_threads_are(n);
 }
 
 static bool creation_fails(int n)
@@ -123,9 +117,9 @@ static bool creation_fails(int n)
     attend a;
     make_problem(&a);
     atomic_store(&fail_from, n);
-    const bool right = attend_with(&a, NULL) == *expected && threads_are(n);
+    const bool right = attend_with(&a, NULL) == *expected && process_threads_are(n);
     const int before = atomic_load(&asked);
-    const bool again = attend_with(&a, NULL) == *expected && threads_are(n);
+    const bool again = attend_with(&a, NULL) == *expected && process_threads_are(n);
     return right && again && atomic_load(&asked) <= before + 1; /* not at every call again */
 }
 
@@ -136,9 +130,9 @@ static bool creation_recovers(int n)
     make_problem(&a);
     atomic_store(&fail_from, n);
     atomic_store(&fail_once, 1);
-    const bool right = attend_with(&a, NULL) == *expected && threads_are(n);
+    const bool right = attend_with(&a, NULL) == *expected && process_threads_are(n);
     sleep(2);
-    return right && attend_with(&a, NULL) == *expected && threads_are(THREADS);
+    return right && attend_with(&a, NULL) == *expected && process_threads_are(THREADS);
 }
 
 static bool openmp_starves(int n)

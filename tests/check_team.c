@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -130,14 +131,61 @@ static void check_loops(void)
         options.threads = THREADS;
         options.parallel_for = parallel_for;
         options.parallel_user = &l;
-        const long before = process_tasks();
+        const long before = process_threads_are(1 + extra) ? process_tasks() : -1;
         const uint64_t hash = compute(&options);
         tap_check(hash == expected, "a caller's loop, %s: the bits of one thread", order_names[o]);
         tap_check(atomic_load(&l.calls) == 4 && atomic_load(&l.counts) == 4 * THREADS,
                   "it is called %d times, for %ld bodies", atomic_load(&l.calls),
                   atomic_load(&l.counts));
-        tap_check(process_tasks() == before, "no other thread is made");
+        tap_check(process_threads_are(1 + extra) && process_tasks() == before,
+                  "no other thread is made");
     }
+}
+
+/* --- Threads of the process ------------------------------------------------------------------- */
+
+/* A line of a thread's status, "" where it has none. */
+static void read_status(const char *task, const char *field, char *value, size_t size)
+{
+    char path[512], line[8192];
+    snprintf(path, sizeof path, "/proc/self/task/%.300s/status", task);
+    FILE *const file = fopen(path, "r");
+    value[0] = '\0';
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, field, strlen(field)) == 0 && line[strlen(field)] == ':') {
+            line[strcspn(line, "\n")] = '\0';
+            snprintf(value, size, "%.200s", line + strlen(field) + 2);
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+}
+
+/* Threads of the library's that have begun; of those, how many are bound to processor 0, and how
+ * many let a signal of the program's through. */
+static int count_own(int *bound, int *open)
+{
+    DIR *const folder = opendir("/proc/self/task");
+    int count = 0;
+    *bound = *open = 0;
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        char value[256];
+        read_status(entry->d_name, "Name", value, sizeof value);
+        if (strcmp(value, "fattn") == 0) {
+            const unsigned long long user = 1ull << (SIGUSR1 - 1) | 1ull << (SIGINT - 1) |
+                                            1ull << (SIGALRM - 1) | 1ull << (SIGCHLD - 1);
+            count++;
+            read_status(entry->d_name, "Cpus_allowed_list", value, sizeof value);
+            *bound += strcmp(value, "0") == 0;
+            read_status(entry->d_name, "SigBlk", value, sizeof value);
+            *open += (strtoull(value, NULL, 16) & user) != user;
+        }
+    }
+    if (folder) {
+        closedir(folder);
+    }
+    return count;
 }
 
 /* --- OpenMP ----------------------------------------------------------------------------------- */
@@ -175,8 +223,71 @@ static bool computes_inside(fattn_device *device)
     return atomic_load(&right) == 2 && before == after;
 }
 
+/* What the program does where OpenMP binds its threads: the library's may run on all of its places,
+ * not on the one of the thread that makes them. */
+static int run_bound(void)
+{
+    attend a;
+    make_problem(&a);
+    fattn_cpu_set places = {{0}};
+    char list[256];
+    int bound = 0, open = 0, own = 0, right = 0;
+    for (int place = 0; place < omp_get_num_places(); place++) {
+        int ids[1024];
+        omp_get_place_proc_ids(place, ids);
+        for (int i = 0; i < omp_get_place_num_procs(place); i++) {
+            fattn_cpu_set_add(&places, ids[i]);
+        }
+    }
+    (void)attend_with(&a, NULL);
+    for (int n = 0; n < 10000 && own == 0; n++) {
+        usleep(1000);
+        own = count_own(&bound, &open);
+    }
+    DIR *const folder = opendir("/proc/self/task");
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        fattn_cpu_set set = {{0}};
+        read_status(entry->d_name, "Name", list, sizeof list);
+        if (strcmp(list, "fattn") == 0) {
+            read_status(entry->d_name, "Cpus_allowed_list", list, sizeof list);
+            right += fattn_cpu_set_parse(&set, list) && memcmp(&set, &places, sizeof set) == 0;
+        }
+    }
+    fattn_cache_clear();
+    return own != 1 || right != 1;
+}
+
+static void check_bound(void)
+{
+    char command[8192], self[512], places[6 * 1024] = "";
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    fattn_cpu_set set = {{0}};
+    fattn_cpu_set_allowed(&set); /* named one by one: OpenMP's own "cores" needs /sys */
+    for (int cpu = 0; cpu < 1024; cpu++) {
+        const size_t used = strlen(places);
+        if (set.bits[cpu / 64] >> cpu % 64 & 1) {
+            snprintf(places + used, sizeof places - used, "%s{%d}", used ? "," : "", cpu);
+        }
+    }
+    if (length <= 0) {
+        tap_skip("threads that OpenMP binds", "no /proc");
+        return;
+    }
+    self[length] = '\0';
+    snprintf(command, sizeof command,
+             "FATTN_BACKEND=cpu FATTN_NUM_THREADS=2 OMP_PROC_BIND=true OMP_PLACES='%s' '%s' bound",
+             places, self);
+    const int status = system(command);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 126) {
+        tap_skip("threads that OpenMP binds", "an emulated program cannot be started again");
+        return;
+    }
+    tap_check(status == 0, "where OpenMP binds threads, ours have all of its places");
+}
+
 static void check_openmp(void)
 {
+    check_bound();
     fattn_device_options options = make_options();
     options.threads = THREADS;
     options.engine = FATTN_ENGINE_OPENMP;
@@ -196,6 +307,8 @@ static void check_openmp(void)
     omp_set_num_threads(before);
 }
 #else
+static int run_bound(void) { return 1; }
+
 static void check_openmp(void)
 {
     fattn_device *device = NULL;
@@ -319,50 +432,6 @@ static void check_options(void)
 
 /* --- The library's own threads ---------------------------------------------------------------- */
 
-/* A line of a thread's status, "" where it has none. */
-static void read_status(const char *task, const char *field, char *value, size_t size)
-{
-    char path[512], line[8192];
-    snprintf(path, sizeof path, "/proc/self/task/%.300s/status", task);
-    FILE *const file = fopen(path, "r");
-    value[0] = '\0';
-    while (file && fgets(line, sizeof line, file)) {
-        if (strncmp(line, field, strlen(field)) == 0 && line[strlen(field)] == ':') {
-            line[strcspn(line, "\n")] = '\0';
-            snprintf(value, size, "%.200s", line + strlen(field) + 2);
-        }
-    }
-    if (file) {
-        fclose(file);
-    }
-}
-
-/* Threads of the library's that have begun; of those, how many are bound to processor 0, and how
- * many let a signal of the program's through. */
-static int count_own(int *bound, int *open)
-{
-    DIR *const folder = opendir("/proc/self/task");
-    int count = 0;
-    *bound = *open = 0;
-    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
-        char value[256];
-        read_status(entry->d_name, "Name", value, sizeof value);
-        if (strcmp(value, "fattn") == 0) {
-            const unsigned long long user = 1ull << (SIGUSR1 - 1) | 1ull << (SIGINT - 1) |
-                                            1ull << (SIGALRM - 1) | 1ull << (SIGCHLD - 1);
-            count++;
-            read_status(entry->d_name, "Cpus_allowed_list", value, sizeof value);
-            *bound += strcmp(value, "0") == 0;
-            read_status(entry->d_name, "SigBlk", value, sizeof value);
-            *open += (strtoull(value, NULL, 16) & user) != user;
-        }
-    }
-    if (folder) {
-        closedir(folder);
-    }
-    return count;
-}
-
 static void check_own(void)
 {
     fattn_device_options options = make_options();
@@ -372,10 +441,10 @@ static void check_own(void)
     options.cpus = "0";
     make_problem(&a);
     bool right = fattn_device_open_with("cpu", &options, &device) == FATTN_OK &&
-                 process_status("Threads") == 1 + extra;
+                 process_threads_are(1 + extra);
     tap_check(right, "no thread is made before there is work");
     right = attend_with(&a, device) == expected;
-    tap_check(right && process_status("Threads") == THREADS + extra, "then there are %d", THREADS);
+    tap_check(right && process_threads_are(THREADS + extra), "then there are %d", THREADS);
     int bound = 0, open = 0, own = 0;
     for (int n = 0; n < 10000 && own < THREADS - 1; n++) {
         usleep(1000); /* a busy machine lets them begin late */
@@ -385,7 +454,34 @@ static void check_own(void)
     tap_check(own == THREADS - 1 && open == 0, "no signal is delivered to them");
     fattn_cache_clear();
     fattn_device_close(device);
-    tap_check(process_status("Threads") == 1 + extra, "they end with their device");
+    tap_check(process_threads_are(1 + extra), "they end with their device");
+    attend_free(&a);
+}
+
+/* Devices without options of their own have one pool, of the size that the largest wants. */
+static void check_shared(void)
+{
+    fattn_device *devices[2] = {NULL, NULL};
+    attend a;
+    bool right = true;
+    make_problem(&a);
+    for (int i = 0; i < 2; i++) {
+        set_environment("FATTN_NUM_THREADS", i ? "4" : "3");
+        right = fattn_device_open("cpu", &devices[i]) == FATTN_OK && right;
+    }
+    set_environment("FATTN_NUM_THREADS", NULL);
+    for (int i = 0; i < 2; i++) {
+        right = right && attend_with(&a, devices[i]) == expected;
+        tap_check(right && process_threads_are(3 + i + extra), "device %d of two: %d threads", i,
+                  3 + i);
+    }
+    fattn_cache_clear();
+    fattn_device_close(devices[1]);
+    tap_check(attend_with(&a, devices[0]) == expected && process_threads_are(4 + extra),
+              "they stay while one of the devices does");
+    fattn_cache_clear();
+    fattn_device_close(devices[0]);
+    tap_check(process_threads_are(1 + extra), "and end with the last");
     attend_free(&a);
 }
 
@@ -424,7 +520,7 @@ static void check_small(void)
     tap_check(rising, "larger problems have more threads, up to the device's");
     attend_make(&a, FATTN_FORWARD, 8, 1, 16, 64);
     const bool right = attend_with(&a, device) != 0;
-    tap_check(right && process_status("Threads") == 1 + extra, "a small problem makes no thread");
+    tap_check(right && process_threads_are(1 + extra), "a small problem makes no thread");
     attend_free(&a);
     fattn_cache_clear();
     fattn_device_close(device);
@@ -556,18 +652,22 @@ static void check_grants(void)
               (int)fattn_cpu_granted());
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "bound") == 0) {
+        return run_bound();
+    }
     fattn_device_options options = make_options();
     extra = process_extra();
     options.threads = 1;
     expected = compute(&options);
-    tap_check(expected != 0 && process_status("Threads") == 1 + extra, "one thread");
+    tap_check(expected != 0 && process_threads_are(1 + extra), "one thread");
     options.threads = THREADS;
     tap_check(compute(&options) == expected, "the library's threads: the bits of one thread");
     options.engine = FATTN_ENGINE_OWN;
     tap_check(compute(&options) == expected, "and by name");
     check_own();
+    check_shared();
     check_small();
     check_loops();
     check_wrong_options();

@@ -448,6 +448,11 @@ static draw_case equipped(fattn_op op)
     for (int64_t h = 0; h < 4; h++) { /* a sink that is never -inf */
         draw_set(&c, DRAW_SINK, h, 1);
     }
+    for (int64_t n = 0; n < 2 * 4 * 12 * 15; n++) { /* a bias that differs along every axis */
+        draw_rng rng = draw_stream(5, n, 0);
+        draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, n / 720, n / 180 % 4, n / 15 % 12, n % 15),
+                 draw_normal(&rng));
+    }
     for (int64_t n = 0; n < 2 * 4 * 6 * 8; n++) { /* blocks that differ along every axis */
         draw_rng rng = draw_stream(4, n, 0);
         draw_set(&c, DRAW_BLOCK_MASK,

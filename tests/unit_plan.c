@@ -327,6 +327,8 @@ Test(plan, made_asked_and_run)
     cr_assert_eq(fattn_plan_describe(plan, cut, sizeof cut), length);
     cr_assert_eq(strlen(cut), 9);
     cr_assert_eq(fattn_plan_describe(plan, NULL, 0), length);
+    cr_assert_eq(fattn_plan_describe(plan, NULL, 100), length);
+    cr_assert_eq(fattn_plan_describe(NULL, NULL, 100), 0);
     cr_assert_eq(fattn_plan_describe(NULL, text, sizeof text), 0);
 
     ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
@@ -739,6 +741,172 @@ Test(staging, host_memory_on_a_device_of_its_own)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* --- Messages that quote others -------------------------------------------------------------- */
+
+static void count_strangers(void *user, const char *line)
+{
+    int *const told = user;
+    told[0] += strstr(line, "FATTN_NUM_THREAD") != NULL && strstr(line, "FATTN_BAKEND") != NULL;
+    told[1] += strstr(line, "FATTN_TILE") != NULL || strstr(line, "MY_FATTN") != NULL;
+    for (const char *c = line; *c; c++) {
+        told[2] += *c < ' ' || *c > '~';
+    }
+}
+
+Test(env, misspelt_names_are_told_once)
+{
+    int told[3] = {0};
+    fattn_device *device = NULL;
+    fattn_set_log_callback(count_strangers, told);
+    setenv("FATTN_NUM_THREAD", "4", 1);
+    setenv("FATTN_BAKEND\033", "cpu", 1);
+    setenv("MY_FATTN_THING", "1", 1);
+    set_environment("FATTN_TILE", "64,64");
+    ANSWERS(fattn_device_open("reference", &device), FATTN_OK);
+    fattn_device_close(device);
+    cr_assert_eq(told[0], 0, "not at FATTN_VERBOSE 0");
+    set_environment("FATTN_VERBOSE", "1");
+    for (int n = 0; n < 3; n++) {
+        ANSWERS(fattn_device_open("reference", &device), FATTN_OK);
+        fattn_device_close(device);
+    }
+    cr_assert(told[0] == 1 && told[1] == 0 && told[2] == 0, "told %d times, %d known, %d controls",
+              told[0], told[1], told[2]);
+    unsetenv("FATTN_NUM_THREAD");
+    unsetenv("FATTN_BAKEND\033");
+    set_environment("FATTN_VERBOSE", NULL);
+    fattn_set_log_callback(NULL, NULL);
+}
+
+Test(status, reasons_are_printable)
+{
+    fattn_device *device = NULL;
+    ANSWERS(fattn_device_open("cp\033[2Ju\n\x9b\x7f", &device), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("cp?[2Ju???");
+    for (const char *c = fattn_last_reason(); *c; c++) {
+        cr_assert(*c >= ' ' && *c <= '~');
+    }
+}
+
+/* --- Allocators of the caller's --------------------------------------------------------------- */
+
+static int64_t hooks_made, hooks_freed; /* calls of the caller's functions */
+static int hooks_user;                  /* what they are given */
+static bool hooks_wrong;
+static size_t hooks_shift; /* off the alignment that they promise */
+static int64_t hooks_left; /* calls until there is no memory; 0: there always is */
+
+static void *hook_host(void *user, size_t bytes)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || bytes == 0;
+    __atomic_fetch_add(&hooks_made, 1, __ATOMIC_RELAXED);
+    return malloc(bytes);
+}
+
+static void hook_host_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || !memory;
+    __atomic_fetch_add(&hooks_freed, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+static void *hook_device(void *user, size_t bytes, fattn_stream stream)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || stream;
+    if (hooks_left && --hooks_left == 0) {
+        return NULL;
+    }
+    hooks_made++;
+    char *const memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    return memory + hooks_shift;
+}
+
+static void hook_device_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user;
+    hooks_freed++;
+    free((char *)memory - hooks_shift);
+}
+
+Test(allocators, of_the_host)
+{
+    fattn_host_allocator allocator = {.struct_size = sizeof allocator,
+                                      .allocate = hook_host,
+                                      .release = hook_host_free,
+                                      .user = &hooks_user};
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_OK);
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *const device = open_device("cpu");
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    cr_assert_gt(hooks_made, 3);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("in use");
+    fattn_cache_clear();
+    fattn_device_close(device);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_OK);
+    const int64_t made = hooks_made;
+    fattn_device_close(open_device("cpu"));
+    cr_assert_eq(hooks_made, made);
+    allocator.release = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    REASON_HAS("release");
+    allocator.allocate = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    allocator.struct_size = 3;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_INVALID_STRUCT);
+}
+
+Test(allocators, of_a_device)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.allocate = hook_device, options.release = hook_device_free;
+    options.allocator_user = &hooks_user;
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    void *memory = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_OK);
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_OK);
+    cr_assert_eq(hooks_made, 1);
+    ANSWERS(fattn_device_free(device, memory), FATTN_OK);
+    cr_assert_eq(hooks_freed, 1);
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert_eq(hooks_made, 2);
+    cr_assert_eq(hooks_freed, 2);
+    for (int i = 0; i < 3; i++) { /* one workspace */
+        ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    }
+    cr_assert_eq(hooks_made, 3);
+    fattn_cache_clear();
+    cr_assert_eq(hooks_freed, 3);
+    hooks_left = 1;
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_left = 1;
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_shift = 64;
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_MISALIGNED);
+    cr_assert_null(memory);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    hooks_shift = 0;
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+    options.release = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("release");
+    options.allocate = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("allocator_user");
+}
+
 /* --- Merge and dropout ------------------------------------------------------------------------ */
 
 static fattn_merge_args merge_args(void)
@@ -775,6 +943,8 @@ Test(merge, refusals)
     a = merge_args(), a.o1 = (const float *)((const char *)a.o1 + 2);
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_MISALIGNED);
     a = merge_args(), a.o = arrays[0] + 8;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
+    a = merge_args(), a.o = arrays[1] + 8;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
     a = merge_args(), a.o_stride.seq = 4;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
@@ -836,6 +1006,32 @@ Test(plan, no_heads_are_a_plan_of_each_type)
         ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
         fattn_plan_destroy(plan);
     }
+    fattn_device_close(device);
+}
+
+/* Packed rows are few in memory, and yet batch x heads x queries may be anything; sanitizers see
+ * where that overflows. */
+Test(plan, more_work_than_63_bits)
+{
+    fattn_device *device = NULL;
+    cr_assert_eq(fattn_device_open("cpu", &device), FATTN_OK);
+    const int64_t sizes[] = {1, 1 << 10, 1 << 20, 2147483647};
+    int refused = 0;
+    for (int n = 0; n < 4 * 4 * 4 * 2; n++) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.op = n % 2 ? FATTN_BACKWARD : FATTN_FORWARD;
+        p.dtype = FATTN_BF16;
+        p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+        p.total_q = p.total_k = 100;
+        p.dim = p.dim_v = 64;
+        p.batch = sizes[n / 2 % 4], p.heads_q = p.heads_k = sizes[n / 8 % 4];
+        p.seqlen_q = p.seqlen_k = sizes[n / 32];
+        const fattn_status status = fattn_support(device, &p);
+        cr_assert(status == FATTN_OK || status == FATTN_OVERFLOW, "%s", fattn_last_reason());
+        refused += status != FATTN_OK;
+    }
+    cr_assert(refused > 0 && refused < 128);
     fattn_device_close(device);
 }
 

@@ -8,9 +8,11 @@
 #include <string.h>
 
 #include "core/abi.h"
+#include "core/dtype.h"
 #include "core/operands.h"
 #include "core/problem.h"
 #include "tests/strip.h"
+#include "tools/draw.h"
 
 static fattn_problem sound(void)
 {
@@ -604,6 +606,10 @@ Test(buffers, pages)
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 99");
     table[1][3] = -1;
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is -1");
+    table[1][3] = 6; /* of 6 pages */
+    refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 6");
+    table[1][3] = 5;
+    refused_buffers(&w, FATTN_OK, "");
 }
 
 Test(buffers, positions)
@@ -653,6 +659,131 @@ Test(buffers, sequences)
     w.p.anchor = FATTN_TOP_LEFT;
     s = fattn_sequence_of(&w.p, &w.b, 1);
     cr_assert_eq(s.diagonal, 10);
+}
+
+/* --- Operands: against what the drawing of cases knows of them -------------------------------- */
+
+static draw_id id_of(const char *name)
+{
+    int id = 0;
+    while (id < DRAW_IDS && strcmp(draw_name((draw_id)id), name) != 0) {
+        id++;
+    }
+    cr_assert(id < DRAW_IDS, "%s", name);
+    return (draw_id)id;
+}
+
+/* Axes of the info, in the order of the drawing's: lse has (batch, sequence, head) there, arrays
+ * axis 1. */
+static void same_axes(const draw_tensor *t, draw_id id, const fattn_operand_info *info)
+{
+    static const int whole[] = {0, 1, 2, 3}, lse[] = {0, 2, 1}, slopes[] = {0, 1}, array[] = {1};
+    const bool sums = id == DRAW_LSE || id == DRAW_DLSE;
+    const int *const axes = info->rank == 4 ? whole : sums ? lse : info->rank == 2 ? slopes : array;
+    int64_t last = 0;
+    for (int a = 0; a < info->rank; a++) {
+        const int64_t extent = t->extent[axes[a]], stride = t->stride[axes[a]];
+        const bool summed = id == DRAW_DBIAS && stride == 0;
+        cr_assert_eq(info->shape[a], summed ? 1 : extent, "%s, axis %d: %lld, not %lld", info->name,
+                     a, (long long)info->shape[a], (long long)extent);
+        cr_assert(extent <= 1 || !info->bytes || info->stride[a] == stride,
+                  "%s, axis %d: stride %lld, not %lld", info->name, a, (long long)info->stride[a],
+                  (long long)stride);
+        last += (info->shape[a] - 1) * info->stride[a];
+    }
+    const bool empty = info->shape[0] * info->shape[1] * info->shape[2] * info->shape[3] == 0;
+    cr_assert_eq(info->bytes, empty ? 0 : (last + 1) * t->size, "%s", info->name);
+}
+
+Test(operands, are_what_is_drawn)
+{
+    int64_t seen[DRAW_IDS] = {0};
+    for (int64_t index = 0; index < 3000; index++) {
+        draw_case c;
+        int count = 0;
+        uint32_t listed = 0;
+        cr_assert(draw_problem(&c, 9, index) == 0 && draw_build(&c) == 0);
+        cr_assert_eq(fattn_operand_count(&c.problem, &count), FATTN_OK, "%s", fattn_last_reason());
+        for (int i = 0; i < count; i++) {
+            fattn_operand_info info, found;
+            fattn_operand_info_init(&info);
+            fattn_operand_info_init(&found);
+            cr_assert_eq(fattn_operand_get_info(&c.problem, i, &info), FATTN_OK);
+            cr_assert_eq(fattn_operand_find(&c.problem, info.name, &found), FATTN_OK);
+            cr_assert(memcmp(&info, &found, sizeof info) == 0);
+            const draw_id id = id_of(info.name);
+            const draw_tensor *const t = &c.tensors[id];
+            void *pointer = NULL;
+            memcpy(&pointer, (char *)&c.buffers + info.offset, sizeof pointer);
+            cr_assert(pointer == draw_pointer(&c.buffers, id));
+            listed |= 1u << id;
+            if (!t->present) {
+                cr_assert(!info.required && id >= DRAW_Q_OFFSETS, "%s", info.name);
+                continue;
+            }
+            seen[id]++;
+            if (c.problem.batch > 0 || (id != DRAW_CU_Q && id != DRAW_CU_K)) { /* not read then */
+                same_axes(t, id, &info);
+            }
+            cr_assert_eq(info.dtype, t->dtype, "%s", info.name);
+            cr_assert_eq(info.element_bytes, t->size, "%s", info.name);
+            const bool words = id == DRAW_SEED || id == DRAW_OFFSET;
+            cr_assert_str_eq(info.type, t->dtype       ? fattn_dtype_name(t->dtype)
+                                        : t->size == 1 ? "u8"
+                                        : t->size == 4 ? "i32"
+                                        : words        ? "u64"
+                                                       : "i64");
+            cr_assert_eq((uintptr_t)pointer % (uintptr_t)info.alignment, 0, "%s", info.name);
+            cr_assert_eq(info.written, c.images[t->image].output, "%s", info.name);
+            cr_assert_eq(info.required, info.bytes > 0 && id < DRAW_Q_OFFSETS, "%s", info.name);
+        }
+        for (int id = 0; id < DRAW_IDS; id++) { /* outputs may be given without being asked for */
+            const bool none = c.problem.dropout_p == 0 && id >= DRAW_SEED; /* no dropout */
+            const bool output = c.tensors[id].present && c.images[c.tensors[id].image].output;
+            cr_assert(!c.tensors[id].present || output || none || listed >> id & 1, "%s",
+                      draw_name(id));
+        }
+        draw_free(&c);
+    }
+    for (int id = 0; id < DRAW_IDS; id++) {
+        cr_assert_gt(seen[id], 50, "%s was seen %lld times", draw_name((draw_id)id),
+                     (long long)seen[id]);
+    }
+}
+
+Test(operands, refusals)
+{
+    fattn_problem p = sound();
+    fattn_operand_info info;
+    fattn_operand_info_init(&info);
+    int count = 0;
+    cr_assert_eq(fattn_operand_count(&p, &count), FATTN_OK);
+    cr_assert_eq(count, 4); /* q k v o */
+    cr_assert_eq(fattn_operand_count(&p, NULL), FATTN_NULL_POINTER);
+    cr_assert_eq(fattn_operand_count(NULL, &count), FATTN_NULL_POINTER);
+    cr_assert_eq(fattn_operand_get_info(&p, 4, &info), FATTN_INVALID_ARGUMENT);
+    cr_assert_eq(fattn_operand_get_info(&p, -1, &info), FATTN_INVALID_ARGUMENT);
+    cr_assert_eq(fattn_operand_get_info(&p, 0, NULL), FATTN_NULL_POINTER);
+    cr_assert_eq(fattn_operand_find(&p, "mask", &info), FATTN_INVALID_ARGUMENT);
+    cr_assert_eq(fattn_operand_find(&p, NULL, &info), FATTN_NULL_POINTER);
+    info.struct_size = 8;
+    cr_assert_eq(fattn_operand_find(&p, "q", &info), FATTN_INVALID_STRUCT);
+    fattn_operand_info_init(&info);
+    p.features = FATTN_DROPOUT, p.dropout_p = 0.5;
+    cr_assert_eq(fattn_operand_find(&p, "seed_ptr", &info), FATTN_OK);
+    cr_assert_str_eq(info.type, "u64");
+    p.dim = 0;
+    cr_assert_eq(fattn_operand_count(&p, &count), FATTN_INVALID_SHAPE);
+
+    char text[64], whole[600];
+    const size_t length = fattn_last_reason_copy(whole, sizeof whole);
+    cr_assert_str_eq(whole, fattn_last_reason());
+    cr_assert_eq(length, strlen(whole));
+    memset(text, 'x', sizeof text);
+    cr_assert_eq(fattn_last_reason_copy(text, 4), length);
+    cr_assert(strncmp(text, whole, 3) == 0 && text[3] == '\0' && text[4] == 'x');
+    cr_assert_eq(fattn_last_reason_copy(text, 0), length);
+    cr_assert_eq(fattn_last_reason_copy(NULL, 9), length);
 }
 
 /* --- Regions: against every address, one by one ----------------------------------------------- */

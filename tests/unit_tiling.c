@@ -329,6 +329,10 @@ Test(kernel, declines_with_a_reason)
     p.batch = 0;
     cr_assert_eq(fattn_kernel_blocks(&k, &p), 0);
 
+    p = normal(10, 10, 64), p.dim_v = k.dim_max + 1;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "dim_v 129"));
+    p.dim_v = k.dim_max;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
     p = normal(10, 10, 64), p.dtype_o = FATTN_BF16;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
     k.own_dtype_o = true;

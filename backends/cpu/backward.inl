@@ -36,6 +36,7 @@ typedef struct backward {
     float *o, *ot;     /* [FV_LANES][dvp], [dvp][FV_LANES] */
     float *lse, *rest; /* [br] lse in units of the scores, and what its rounding left */
     float *delta;      /* [br] */
+    bool some_lone;    /* a row sees one key */
     float *dqt, *dq;   /* [dp][br], [FV_LANES][dp] */
     float *dp;         /* [bc][br] dP, then dS'; of a strip with pairs */
     float **dp_rows;   /* [bc] */
@@ -203,6 +204,7 @@ static void load_numbers(backward *g)
     const float *const lse = pn->buf->lse, *const dlse = pn->buf->dlse;
 
     pn->ragged = pn->rows < pn->width;
+    g->some_lone = false;
     for (int64_t r = 0; r < pn->width; r++) {
         query_row *const row = &pn->row[r];
         const int64_t at = row->dead ? 0 : fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
@@ -211,6 +213,8 @@ static void load_numbers(backward *g)
             row->dead = pn->ragged = true;
         }
         load_lse(g, r, row->dead ? 0 : x);
+        row->lone = row->dead ? -1 : (int32_t)lone_key(pn, r);
+        g->some_lone = g->some_lone || row->lone >= 0;
         g->delta[r] = p->features & FATTN_DLSE && !row->dead ? dlse[at] : 0;
     }
 }
@@ -235,6 +239,30 @@ static void load_rows(backward *g)
     transpose(g->dout, g->dout_stride, pn->width, pn->dvp, g->dot, pn->br);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta(g, r);
+    }
+}
+
+/* lse of the rows first .. first + count - 1 whose only key is in the tile becomes its score, as
+ * the tile computes it. x: of row `first` */
+static void settle_lone(backward *g, span s, unsigned terms, int64_t first, int64_t count,
+                        const float *x, int64_t stride)
+{
+    const panel *const pn = &g->panel;
+    for (int64_t r = first; g->some_lone && r < fattn_min64(first + count, pn->rows); r++) {
+        const int64_t j = pn->row[r].lone - s.first, lane = (r - first) % FV_LANES;
+        if (pn->row[r].lone < 0 || j < 0 || j >= s.live) {
+            continue;
+        }
+        const fv dot = fv_load(x + j * stride + r - first - lane);
+        float score[FV_LANES];
+        fv slope;
+        fv_store(score,
+                 fattn_score(&pn->rule, terms, dot, pair_at(pn, terms, j, r - lane), &slope));
+        const float difference = fabsf(score[lane] - g->lse[r] - g->rest[r]);
+        if (difference <= lone_tolerance(pn, r, pn->row[r].lone, score[lane])) {
+            g->lse[r] = score[lane];
+            g->rest[r] = 0;
+        }
     }
 }
 
@@ -445,6 +473,7 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
     if (p->features & FATTN_DROPOUT) {
         load_dropout(pn, s);
     }
+    settle_lone(g, s, terms, 0, pn->width, pn->x, pn->br);
     differentiate_tile(g, s, terms);
 
     /* 3. dQ^T += K^T dS'^T. */

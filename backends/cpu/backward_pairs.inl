@@ -262,6 +262,7 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
         } else {
             fill(g->dp, s.padded * TILE_GROUP, 0);
         }
+        settle_lone(g, s, terms, r, columns, pn->x, TILE_GROUP);
         if (terms || drops || keeps_ds) {
             differentiate_strip(g, s, r, columns, terms, drops, keeps_ds);
         } else {

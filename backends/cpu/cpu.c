@@ -153,6 +153,11 @@ int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch)
     return shared < 0 || own < 0 ? -1 : shared + own;
 }
 
+/* How a plan's workspace is laid out: bytes of all workers together, and of each. */
+typedef struct layout {
+    int64_t shared, scratch;
+} layout;
+
 /*
  * Threads that have enough to do. One alone takes about as long as its arithmetic, at a third of
  * the peak that its rows have on most processors, or its bytes, out of a second-level cache,
@@ -189,11 +194,19 @@ static fattn_status plan(fattn_plan *made)
         t->workers = worth(made->device->impl, made->problem.dtype, t->items,
                            fattn_io_flops(&made->problem), t->traffic);
     }
-    const int64_t others = fattn_cpu_bytes(t->workers - 1, kernel->scratch(&made->problem, t), 1);
+    const layout l = {.shared = kernel->shared(&made->problem, t),
+                      .scratch = kernel->scratch(&made->problem, t)};
+    const int64_t others = fattn_cpu_bytes(t->workers - 1, l.scratch, 1);
     if (others < 0 || __builtin_add_overflow(t->workspace, others, &t->workspace)) {
         return fattn_fail(FATTN_OVERFLOW, "the workspace of %s overflows 63 bits",
                           made->kernel->name);
     }
+    layout *const kept = fattn_memory_alloc(sizeof *kept);
+    if (!kept) {
+        return fattn_fail_memory(sizeof *kept, "a plan's layout");
+    }
+    *kept = l;
+    made->impl = kept;
     return FATTN_OK;
 }
 
@@ -266,11 +279,11 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
     if (status) {
         return status;
     }
-    const int64_t shared = kernel->shared(&plan->problem, &plan->tiling);
+    const layout *const l = plan->impl;
     const fattn_tiling tiling = tiling_of_run(plan, buffers);
     steps all;
-    all.scratch = (char *)workspace + shared;
-    all.size = kernel->scratch(&plan->problem, &plan->tiling);
+    all.scratch = (char *)workspace + l->shared;
+    all.size = l->scratch;
     int count = 0;
     for (int i = 0; i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
         step *const s = &all.step[count];
@@ -289,7 +302,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
     return FATTN_OK;
 }
 
-static void release(fattn_plan *made) { (void)made; }
+static void release(fattn_plan *made) { fattn_memory_free(made->impl); }
 
 /* --- Merge, dropout, peaks -------------------------------------------------------------------- */
 

@@ -514,11 +514,13 @@ static void decode_end(forward *f)
     }
 }
 
-/* Heads of an item: fewer where there would not be items enough. Results do not depend on it. */
+/* Heads of an item: fewer where threads would not find items enough. Results do not depend on
+ * it. */
 static int64_t heads_of_item(const fattn_cpu_run *run)
 {
     const int64_t most = heads_most(run->problem), heads = fattn_max64(run->problem->heads_k, 1);
-    const int64_t enough = run->tiling->items / (4 * run->tiling->workers);
+    const int64_t workers = run->tiling->workers;
+    const int64_t enough = workers > 1 ? run->tiling->items / (4 * workers) : most;
     const int64_t some = fattn_max64(1, fattn_min64(enough, most));
     const int64_t groups = (heads + some - 1) / some;
     return (heads + groups - 1) / groups;
@@ -570,10 +572,9 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
-static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const fattn_tiling *const tiling = run->tiling;
-    const decode_item it = item_of(run, item);
     arena from = {.base = scratch};
     decode d = {.heads = it.heads};
 
@@ -623,11 +624,6 @@ static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
     }
 }
 
-static void decode_work(const fattn_cpu_run *run, void *scratch)
-{
-    each_item(run, scratch, decode_part);
-}
-
 /* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
  * not occupy more cores. */
 static bool occupies(const fattn_problem *p)
@@ -660,9 +656,4 @@ static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
     return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
-}
-
-static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tiling)
-{
-    return fattn_cpu_workspace(forward_shared(p, tiling), decode_scratch(p, tiling));
 }

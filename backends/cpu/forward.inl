@@ -12,8 +12,8 @@
  * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
- * and a second phase merges them in ascending order (parts.inl). Decoding (decode.inl) is the same walk with
- * other products.
+ * and a second phase merges them in ascending order (parts.inl). Decoding (decode.inl) is the same
+ * walk with other products.
  */
 
 /* Queries in scratch, and the state of a part. */

@@ -33,9 +33,9 @@ static bool is_inside(const fattn_cpu_team *team)
 /* Where OpenMP binds the program's threads, they would have us share what one of them has. */
 static void allowed(fattn_cpu_set *set)
 {
-    int places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
+    const int places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
     for (int place = 0; place < places; place++) {
-        int ids[256];
+        int ids[1024];
         const int count = omp_get_place_num_procs(place);
         if (count > 0 && count <= (int)(sizeof ids / sizeof ids[0])) {
             omp_get_place_proc_ids(place, ids);

@@ -16,6 +16,7 @@ static fattn_gpu_api api = {
     .out_of_memory = 2,
     .no_device = 100,
     .no_image = 209,
+    .bad_image = 209,
     .units = 16,
     .major = 75,
     .minor = 76,
@@ -27,6 +28,7 @@ static fattn_gpu_api api = {
     .early_isa = 90,   /* griddepcontrol */
     .device_pointer = 3,
     .blocks_max = INT32_MAX,
+    .threads_max = INT64_MAX,
 };
 
 /* The driver keeps old signatures under the plain name and gives new ones a number. */
@@ -107,6 +109,27 @@ static int launch_early(gpu_function function, unsigned grid_x, unsigned grid_y,
     return launch_with(&config, function, parameters, extra);
 }
 
+/* cuTensorMapEncodeTiled (CUDA 12), by the numbers of its enumerations. */
+enum {
+    MAP_UINT16 = 1,
+    MAP_INTERLEAVE_NONE = 0,
+    MAP_SWIZZLE_128 = 3,
+    MAP_L2_256 = 3,
+    MAP_ZEROS = 0
+};
+
+static int (*encode_tiled)(void *encoded, int type, uint32_t axes, void *address,
+                           const uint64_t *extent, const uint64_t *stride, const uint32_t *box,
+                           const uint32_t *step, int interleave, int swizzle, int promotion,
+                           int fill);
+
+static int map_encode(void *encoded, const fattn_gpu_map *map, void *address)
+{
+    static const uint32_t step[FATTN_GPU_MAP_AXES] = {1, 1, 1, 1, 1};
+    return encode_tiled(encoded, MAP_UINT16, map->axes, address, map->extent, map->stride, map->box,
+                        step, MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128, MAP_L2_256, MAP_ZEROS);
+}
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char absent[192]; /* why there is no driver; empty when there is */
 
@@ -126,10 +149,17 @@ static void load(void)
         }
         memcpy((char *)&api + symbols[n].at, &symbol, sizeof symbol);
     }
-    void *const symbol = dlsym(library, "cuLaunchKernelEx");
-    if (symbol) {
-        memcpy(&launch_with, &symbol, sizeof symbol);
+    void *const launch = dlsym(library, "cuLaunchKernelEx");
+    if (launch) {
+        memcpy(&launch_with, &launch, sizeof launch);
         api.launch_early = launch_early;
+    }
+    void *const encode = dlsym(library, "cuTensorMapEncodeTiled");
+    void *const move = dlsym(library, "cuTensorMapReplaceAddress");
+    if (encode && move) {
+        memcpy(&encode_tiled, &encode, sizeof encode);
+        memcpy(&api.map_move, &move, sizeof move);
+        api.map_encode = map_encode;
     }
     const int result = api.init(0);
     if (result) {
@@ -158,8 +188,11 @@ static int find_isa(gpu_module module, int version, int *isa)
 #include "backends/cuda/images.inc"
 #undef FATTN_CUDA_IMAGE
 
-static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_cuda_bf16x3, fattn_cuda_wide,
-                                                 fattn_gpu_simt, NULL};
+static const fattn_gpu_kernel *const tables[] = {
+#ifdef FATTN_CUDA_WGMMA
+    fattn_cuda_wgmma,
+#endif
+    fattn_cuda_mma,   fattn_cuda_bf16x3, fattn_cuda_wide, fattn_gpu_simt, NULL};
 
 static const fattn_gpu_vendor vendor = {
     .name = "cuda",

@@ -135,6 +135,7 @@ static hip_api hip = {
             .out_of_memory = 2,
             .no_device = 100,
             .no_image = 209,
+            .bad_image = 200, /* hipErrorInvalidImage, in ROCm 7 */
             .units = 63,
             .major = 23,
             .minor = 61,
@@ -143,7 +144,8 @@ static hip_api hip = {
             .registers = 4,
             .dynamic_shared = 8,
             .device_pointer = 3,
-            .blocks_max = 1 << 22, /* of at most 1024 threads: threads are counted in 32 bits */
+            .blocks_max = INT32_MAX,
+            .threads_max = UINT32_MAX, /* they are counted in 32 bits */
         },
 };
 

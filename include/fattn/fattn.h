@@ -30,7 +30,8 @@
  *   and its value. (An error that a device reports after a kernel has started may leave outputs
  *   half written.) The library never aborts, exits or throws.
  * - Threads. Every function may be called from any thread. Plans and devices may be shared between
- *   threads; one workspace serves one execution at a time.
+ *   threads; one workspace serves one execution at a time. A thread with 64 KiB of stack may call
+ *   every function of an optimised build; on a GPU the driver's own needs come on top.
  * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
  *   until the call returns on a CPU, until the stream has come that far on a GPU.
  * - Structs begin with struct_size, which their fattn_*_init() sets. It tells the version of the
@@ -110,9 +111,14 @@ typedef enum fattn_status {
 FATTN_API const char *fattn_status_string(fattn_status status);
 
 /* A sentence about this thread's most recent failure, naming the field and the value that were
- * wrong; empty before the first failure. Valid until the next failure in this thread. Never
- * NULL. */
+ * wrong: one line of printable ASCII; empty before the first failure. Valid until the next failure
+ * in this thread. Never NULL. */
 FATTN_API const char *fattn_last_reason(void);
+
+/* Copies that sentence into text, cut to size bytes and always terminated. Returns the length that
+ * the whole has, like snprintf. A runtime that may move a caller to another thread between two
+ * foreign calls calls this in the same one as the function that failed. */
+FATTN_API size_t fattn_last_reason_copy(char *text, size_t size);
 
 /* The version of the library that is running, as "major.minor.patch". */
 FATTN_API const char *fattn_version(void);
@@ -320,8 +326,64 @@ typedef struct fattn_buffers {
 FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
 
 /* -------------------------------------------------------------------------------------------------
+ * Operands
+ * ---------------------------------------------------------------------------------------------- */
+
+/* An array that a problem reads or writes, for bindings that make arrays or check given ones. */
+typedef struct fattn_operand_info {
+    size_t struct_size; /* sizeof(fattn_operand_info); set by fattn_operand_info_init */
+    const char *name;   /* of its pointer in fattn_buffers, as in "cu_seqlens_q". Static */
+    const char *type;   /* of its elements: "f32", "f16", "bf16" or "f64"; "u8", "i32", "i64" or
+                            * "u64". Static */
+    fattn_dtype dtype;  /* the same where it is a fattn_dtype, else FATTN_DTYPE_DEFAULT */
+    int32_t rank;       /* 1..4 axes */
+    int64_t offset;     /* of its pointer in fattn_buffers, in bytes */
+    int64_t shape[4];   /* q, k, v, o and their gradients: (batch or page, sequence or slot, head,
+                            * channel), whatever the layout; lse and dlse: (batch, head, query).
+                            * Packed ones have a batch of 1. dbias: 1 where it is summed */
+    int64_t stride[4];  /* in elements; 0 where a value serves the whole axis */
+    int64_t element_bytes; /* of an element */
+    int64_t bytes;         /* from the pointer to the end of the last element */
+    int64_t alignment;     /* the pointer is a multiple of so many bytes */
+    int32_t written;       /* 1: an output of the operation */
+    int32_t required;      /* 1: the pointer may not be NULL; 0 where scalars stand in, and where
+                            * there is nothing to read or write */
+} fattn_operand_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_operand_info_init(fattn_operand_info *info);
+
+/* How many operands a problem has; they and their order follow from op, features and outputs. The
+ * problem is validated first, here and below, whatever the device. */
+FATTN_API fattn_status fattn_operand_count(const fattn_problem *problem, int *count);
+
+/* Describes one of them, index 0 being the first. */
+FATTN_API fattn_status fattn_operand_get_info(const fattn_problem *problem, int index,
+                                              fattn_operand_info *info);
+
+/* Describes the one of this name; FATTN_INVALID_ARGUMENT where the problem has none. */
+FATTN_API fattn_status fattn_operand_find(const fattn_problem *problem, const char *name,
+                                          fattn_operand_info *info);
+
+/* -------------------------------------------------------------------------------------------------
  * Devices
  * ---------------------------------------------------------------------------------------------- */
+
+/* Where the library gets the host's memory for its own objects, and tensors of backends in host
+ * memory that have no allocator of their own. Threads' stacks and other libraries are apart. */
+typedef struct fattn_host_allocator {
+    size_t struct_size; /* sizeof(fattn_host_allocator); set by the caller */
+    void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is none */
+    void (*release)(void *user, void *memory);   /* of allocate; never NULL */
+    void *user;                                  /* their first argument */
+} fattn_host_allocator;
+
+/*
+ * Sets the allocator of the process, which is copied; NULL means malloc() and free(). The functions
+ * may be called from any thread, and must not call the library. To be set before anything else is
+ * called: FATTN_INVALID_ARGUMENT when memory of the allocator before is in use.
+ */
+FATTN_API fattn_status fattn_set_host_allocator(const fattn_host_allocator *allocator);
 
 /* An open device. Several threads may use one. Wherever a function takes a device, NULL is the
  * default one: what fattn_device_open(NULL) opens, opened at the first use and kept until
@@ -360,9 +422,16 @@ typedef enum fattn_engine {
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);
 
+/* Allocates memory of a caller's on a device: see fattn_device_options. */
+typedef void *(*fattn_device_allocate)(void *user, size_t bytes, fattn_stream stream);
+
+/* Releases what a fattn_device_allocate returned. */
+typedef void (*fattn_device_release)(void *user, void *memory);
+
 /*
  * How a device is opened. Set it up with fattn_device_options_init(), then fill in what differs. An
- * option that a backend does not have must be left at its default: all of these are the CPU's.
+ * option that a backend does not have must be left at its default: those of threads are the CPU's,
+ * those of memory every backend's.
  *
  * Threads. A device has a number of threads, which is decided when it is opened and which its plans
  * have. Results do not depend on it. It is FATTN_NUM_THREADS if that is set; else `threads`; else
@@ -377,6 +446,13 @@ typedef void (*fattn_parallel_for)(void *user, int64_t count,
  * signals. In a child of fork() a device goes on, with new threads; that needs no exec. In a
  * parallel region of the caller's OpenMP, where that allows no further threads, the calling thread
  * works alone, if the number was OpenMP's.
+ *
+ * Memory. `allocate` and `release` take the place of the backend's own functions for everything
+ * that the library allocates on the device: workspaces, copies of host memory,
+ * fattn_device_malloc(). They may be called from any thread, in whichever context is current there,
+ * several at a time, and while streams are captured; they must not call the library. Memory is
+ * aligned to 256 bytes; NULL becomes FATTN_OUT_OF_MEMORY. `stream` is that of the call which needs
+ * the memory, NULL where there is none. The library waits for the last use before it releases.
  */
 typedef struct fattn_device_options {
     size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
@@ -392,6 +468,9 @@ typedef struct fattn_device_options {
     fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is
                                       * then created */
     void *parallel_user;             /* its first argument */
+    fattn_device_allocate allocate;  /* default NULL; give both or none */
+    fattn_device_release release;    /* default NULL */
+    void *allocator_user;            /* their first argument */
 } fattn_device_options;
 
 /* Fills *options with the defaults named above. */
@@ -516,12 +595,14 @@ FATTN_API void fattn_plan_info_init(fattn_plan_info *info);
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
 
 /* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
- * bytes and always terminated. Returns the length that the whole text has, like snprintf. */
+ * bytes and always terminated; NULL takes none. Returns the length that the whole text has, like
+ * snprintf. */
 FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
 
 /*
  * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256,
  * any contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait).
+ * On an AMD GPU it is not memory that host and device keep coherent (fine-grained or managed).
  * Work is queued on stream; on a CPU it is done on return.
  */
 FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
@@ -627,8 +708,8 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * Messages
  * ---------------------------------------------------------------------------------------------- */
 
-/* Is given one line without a newline, which lasts until it returns. May be called from any thread,
- * and from several at a time. */
+/* Is given one line of printable ASCII without a newline, which lasts until it returns. May be
+ * called from any thread, and from several at a time. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 
 /* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores

@@ -119,9 +119,7 @@ def resolve(root, path, name):
 def may_include(path, target):
     room = room_of(path)
     doors = [room] + DOORS[room] + [d for key in KEYS if re.fullmatch(key, path) for d in KEYS[key]]
-    if target in GENERATED:
-        return GENERATED[target] in doors
-    home = room_of(target)
+    home = GENERATED.get(target) or room_of(target)
     for door in doors:
         if door == target or door == home or (home or "").startswith(door + "/"):
             return True

@@ -15,6 +15,7 @@ import constants
 import environment
 import execstack
 import format as formatting
+import hardening
 import headers
 import instructions
 import rooms
@@ -183,6 +184,23 @@ def stack_case(folder):
         execstack.image(compiled(folder, "bad", code, "-Wl,-z,execstack")))
 
 
+def hardening_case(folder):
+    code = ("#include <stdio.h>\n#include <string.h>\nvoid f(char *, int);\nvoid f(char *to, int n)\n"
+            "{ char a[64]; snprintf(a, n, \"%s\", to); memcpy(to, a, 64); }\n")
+    flags = ("-shared", "-fPIC", "-O2", "-U_FORTIFY_SOURCE")
+    hard = compiled(folder, "hard.so", code, *flags, "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong",
+                    "-Wl,-z,relro", "-Wl,-z,now")
+    soft = compiled(folder, "soft.so", code, *flags, "-fno-stack-protector", "-Wl,-z,norelro", "-Wl,-z,lazy")
+    for name, measure in hardening.MEASURES.items():
+        yield f"a library without hardening: {name}", judge(hardening.lacks(measure, hard),
+                                                            hardening.lacks(measure, soft))
+
+    def notes(text):
+        return hardening.lacks(hardening.LANDING, "a.o", lambda option, path: text)
+    yield "an object without landing pads", judge(notes("  Properties: x86 feature: IBT, SHSTK\n"),
+                                                  notes("  Properties: x86 feature: IBT\n"))
+
+
 def library_case(folder):
     plant(folder, {"include/fattn/fattn.h":
                    "FATTN_API int a(void);\nFATTN_API const char *\nb(int x);\n/* FATTN_API int c(void); */\n"})
@@ -324,7 +342,7 @@ def tally_case():
 def results():
     for title, lint, tidy, planted in TREES:
         yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
-    for case in (header_case, stack_case, library_case, instruction_case,
+    for case in (header_case, stack_case, hardening_case, library_case, instruction_case,
                  code_object_case):
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)

@@ -846,6 +846,43 @@ CALL(cuEventElapsedTime, float *milliseconds, object *start, object *stop)
     return end(result);
 }
 
+/* What the driver's manual asks of a tensor map. One that is encoded holds its address first. */
+CALL(cuTensorMapEncodeTiled, void *map, int type, uint32_t axes, void *address,
+     const uint64_t *extent, const uint64_t *stride, const uint32_t *box, const uint32_t *step,
+     int interleave, int swizzle, int promotion, int fill)
+{
+    BEGIN(0);
+    const bool known = type == 1 && interleave == 0 && swizzle == 3 && promotion == 3 && fill == 0;
+    bool fits = (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && axes >= 1 &&
+                axes <= 5 && 2 * box[0] <= 128 && box[0] % 8 == 0;
+    for (uint32_t n = 0; fits && n < axes; n++) {
+        fits = extent[n] >= 1 && extent[n] <= UINT64_C(1) << 32 && box[n] >= 1 && box[n] <= 256 &&
+               step[n] == 1;
+        fits = fits && (n == 0 || (stride[n - 1] > 0 && stride[n - 1] % 16 == 0 &&
+                                   stride[n - 1] < UINT64_C(1) << 40));
+    }
+    if (!result && !(known && fits)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        memset(map, 0, 128);
+        memcpy(map, &address, sizeof address);
+    }
+    return end(result);
+}
+
+CALL(cuTensorMapReplaceAddress, void *map, void *address)
+{
+    BEGIN(0);
+    if (!result && ((uintptr_t)map % 64 || !address || (uintptr_t)address % 16)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        memcpy(map, &address, sizeof address);
+    }
+    return end(result);
+}
+
 /* --- The functions of tests ------------------------------------------------------------------- */
 
 CALL(cuCtxCreate_v2, object **context, unsigned flags, int device)

@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "core/plan.h"
 #include "tests/tap.h"
-#include "tools/judge.h"
+#include "tools/judge/judge.h"
 
 enum { ROW = 2, HEAD = 1, CHANNEL = 3 }; /* the number that is off */
 

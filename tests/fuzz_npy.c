@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "core/memory.h"
-#include "tools/npy.h"
+#include "tools/npy/npy.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 

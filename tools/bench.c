@@ -18,11 +18,12 @@
 #include "core/env.h"
 #include "core/plan.h"
 #include "core/status.h"
-#include "tools/bench.h"
-#include "tools/ceiling.h"
-#include "tools/materialised.h"
-#include "tools/tool.h"
-#include "tools/workload.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/ceiling.h"
+#include "tools/bench/materialised.h"
+#include "tools/bench/workload.h"
+#include "tools/commands.h"
+#include "tools/terminal/terminal.h"
 
 enum { REPS_MIN = 5 };
 static const double budget_s = 1.0; /* of a case, where --reps does not say how many */

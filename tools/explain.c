@@ -5,8 +5,9 @@
 
 #include "core/memory.h"
 #include "core/plan.h"
-#include "tools/sweep.h"
-#include "tools/tool.h"
+#include "tools/bench/sweep.h"
+#include "tools/commands.h"
+#include "tools/terminal/terminal.h"
 
 static int print_plan(const fattn_plan *plan)
 {

@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/terminal/terminal.h"
 
 static const struct {
     const char *name;

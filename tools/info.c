@@ -12,8 +12,9 @@
 
 #include "core/backend.h"
 #include "core/dtype.h"
-#include "tools/options.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/options/options.h"
+#include "tools/terminal/terminal.h"
 
 /* -------------------------------------------------------------------------------------------------
  * Facts

@@ -13,10 +13,11 @@
 #include "core/dtype.h"
 #include "core/memory.h"
 #include "core/problem.h"
-#include "tools/draw.h"
-#include "tools/io_plot.h"
-#include "tools/options.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/judge/random_case.h"
+#include "tools/options/options.h"
+#include "tools/plot/io_plot.h"
+#include "tools/terminal/terminal.h"
 
 /* -------------------------------------------------------------------------------------------------
  * One head

@@ -13,9 +13,10 @@
 
 #include "core/dtype.h"
 #include "core/memory.h"
-#include "tools/npy.h"
-#include "tools/problem_options.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/npy/npy.h"
+#include "tools/options/problem_options.h"
+#include "tools/terminal/terminal.h"
 
 enum { LINE = 512 };
 

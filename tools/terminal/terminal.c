@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the subcommands report; see tool.h. */
 #define _GNU_SOURCE /* isatty, sched_getaffinity */
-#include "tools/tool.h"
+#include "tools/terminal/terminal.h"
 
 #include <inttypes.h>
 #include <sched.h>
@@ -42,6 +41,10 @@ void tool_progress(int64_t done, int64_t count)
 {
     enum { WIDTH = 30 };
     if (!isatty(STDERR_FILENO)) {
+        return;
+    }
+    if (count == 0) {
+        tool_progress_clear();
         return;
     }
     const int full = (int)((double)WIDTH * (double)done / (double)count);

@@ -9,7 +9,7 @@
 #include "backends/reference/naive.h"
 #include "core/dtype.h"
 #include "core/problem.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 static const struct {
     const char *name;

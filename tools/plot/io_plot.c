@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pictures of slow-memory traffic; see io_plot.h. */
 #define _POSIX_C_SOURCE 200809L /* popen */
-#include "tools/io_plot.h"
+#include "tools/plot/io_plot.h"
 
 #include <errno.h>
 #include <math.h>
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/tool.h"
+#include "tools/terminal/terminal.h"
 
 /* What a row may be drawn along. */
 static const struct {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L
 
-#include "tools/trials.h"
+#include "tools/judge/trials.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -16,7 +16,6 @@
 #include "core/backend.h"
 #include "core/problem.h"
 #include "core/status.h"
-#include "tools/tool.h"
 
 enum { TOLD_MAX = 20 };
 #define MEDIAN_MAX 1.2
@@ -27,7 +26,7 @@ static void line(const trials *s, const char *format, ...)
 {
     va_list arguments;
     if (s->progress) {
-        tool_progress_clear();
+        s->progress(0, 0);
     }
     va_start(arguments, format);
     fputs(s->prefix, stdout);
@@ -342,7 +341,7 @@ static void *work(void *argument)
         w->s->failed += outcome == JUDGE_FAILED;
         w->s->skipped += outcome == JUDGE_DECLINED;
         if (w->s->progress) {
-            tool_progress(w->s->passed + w->s->failed + w->s->skipped, w->s->count);
+            w->s->progress(w->s->passed + w->s->failed + w->s->skipped, w->s->count);
         }
         pthread_mutex_unlock(&w->lock);
     }
@@ -365,7 +364,7 @@ void trials_run(trials *s)
     }
     pthread_mutex_destroy(&w.lock);
     if (s->progress) {
-        tool_progress_clear();
+        s->progress(0, 0);
     }
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The options of a problem; see problem_options.h. */
-#include "tools/problem_options.h"
+#include "tools/options/problem_options.h"
 
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "tools/tool.h"
+#include "tools/terminal/terminal.h"
 
 static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};

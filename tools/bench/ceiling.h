@@ -7,7 +7,7 @@
 #define FATTN_TOOLS_CEILING_H
 
 #include "core/peak.h"
-#include "tools/sweep.h"
+#include "tools/bench/sweep.h"
 
 typedef struct ceiling {
     fattn_device *device;

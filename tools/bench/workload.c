@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inputs for benchmarks; see workload.h. */
-#include "tools/workload.h"
+#include "tools/bench/workload.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #ifndef FATTN_TOOLS_WORKLOAD_H
 #define FATTN_TOOLS_WORKLOAD_H
 
-#include "tools/sweep.h"
+#include "tools/bench/sweep.h"
 
 enum { WORKLOAD_BLOCKS = 21 };
 

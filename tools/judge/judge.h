@@ -9,12 +9,12 @@
 
 #include "backends/reference/naive.h"
 #include "core/kernel.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 /* What a case should give, computed at the first row that takes it. */
 typedef struct judge_truth {
     bool known;
-    fattn_problem problem; /* normalised, strides as draw.c spells them */
+    fattn_problem problem; /* normalised, strides as random_image.c spells them */
     fattn_buffers buffers;
     fattn_naive exact, plain; /* float64 and the comparator */
 } judge_truth;

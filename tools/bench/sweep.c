@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The options of a sweep and the combinations of their values; see sweep.h. */
-#include "tools/sweep.h"
+#include "tools/bench/sweep.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include "core/dtype.h"
 #include "core/kernel.h"
 #include "core/status.h"
-#include "tools/tool.h"
+#include "tools/terminal/terminal.h"
 
 static const char *const dir_words[] = {"fwd", "bwd", "decode", "plan", NULL};
 static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};

@@ -3,7 +3,7 @@
 #ifndef FATTN_TOOLS_BENCH_H
 #define FATTN_TOOLS_BENCH_H
 
-#include "tools/sweep.h"
+#include "tools/bench/sweep.h"
 
 enum { BENCH_REPS_MAX = 301 };
 

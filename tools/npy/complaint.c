@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reasons about files; see complaint.h. */
-#include "tools/complaint.h"
+#include "tools/npy/complaint.h"
 
 #include <stdarg.h>
 #include <stdio.h>

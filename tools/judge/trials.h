@@ -7,7 +7,7 @@
 #ifndef FATTN_TOOLS_TRIALS_H
 #define FATTN_TOOLS_TRIALS_H
 
-#include "tools/judge.h"
+#include "tools/judge/judge.h"
 
 enum { TRIALS_FEATURES = 21, TRIALS_REASONS = 48, TRIALS_PAIR_TIMES = 20, TRIALS_SIGHTS = 10 };
 enum { TRIALS_SOME = 500, TRIALS_ENOUGH = 4000 };
@@ -41,7 +41,9 @@ typedef struct trials {
     int64_t first, count;
     int jobs;
     bool verbose;
-    bool progress; /* a bar on stderr */
+    /* NULL, or told how many of the cases are judged; of (0, 0) before a line is printed, so that a
+     * bar can be cleared. Calls come one at a time, from any of the jobs. */
+    void (*progress)(int64_t done, int64_t count);
 
     trials_row *rows;
     int row_count;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The option parser; see options.h. */
-#include "tools/options.h"
+#include "tools/options/options.h"
 
 #include <assert.h>
 #include <ctype.h>
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/tool.h"
+#include "tools/terminal/terminal.h"
 
 enum { TABLE_MAX = 96 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention with its score matrix in memory; see materialised.h. */
-#include "tools/materialised.h"
+#include "tools/bench/materialised.h"
 
 #include <dlfcn.h>
 #include <math.h>

@@ -17,7 +17,7 @@
 #define _XOPEN_SOURCE 700 /* open, read, write */
 #define _FILE_OFFSET_BITS 64
 
-#include "tools/npy.h"
+#include "tools/npy/npy.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #include "core/memory.h"
-#include "tools/complaint.h"
+#include "tools/npy/complaint.h"
 
 enum {
     HEADER_MAX = 65535, /* all that version 1 can announce; NumPy itself takes 10000 by default */

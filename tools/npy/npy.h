@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "tools/replacement.h"
+#include "tools/npy/replacement.h"
 
 enum { NPY_RANK_MAX = 8 };
 

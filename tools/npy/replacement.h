@@ -20,7 +20,7 @@
 
 #include <stddef.h>
 
-#include "tools/complaint.h"
+#include "tools/npy/complaint.h"
 
 typedef struct replacement {
     char *target;    /* resolved path; owns the memory of the other names */

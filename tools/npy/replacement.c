@@ -13,7 +13,7 @@
 #define _DEFAULT_SOURCE   /* flock */
 #define _FILE_OFFSET_BITS 64
 
-#include "tools/replacement.h"
+#include "tools/npy/replacement.h"
 
 #include <dirent.h>
 #include <errno.h>

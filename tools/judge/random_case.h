@@ -20,27 +20,13 @@
 #include <stdbool.h>
 
 #include "fattn/fattn.h"
-
-/* -------------------------------------------------------------------------------------------------
- * Random numbers: SplitMix64 (Steele, Lea and Flood 2014), a stream for each purpose
- * ---------------------------------------------------------------------------------------------- */
-
-typedef struct draw_rng {
-    uint64_t state;
-} draw_rng;
-
-draw_rng draw_stream(uint64_t seed, int64_t index, uint64_t purpose);
-uint64_t draw_bits(draw_rng *rng);
-int64_t draw_between(draw_rng *rng, int64_t low, int64_t high); /* both included */
-bool draw_chance(draw_rng *rng, int64_t one_in);
-double draw_unit(draw_rng *rng);   /* [0, 1) */
-double draw_normal(draw_rng *rng); /* twelve uniforms: exact everywhere, and never beyond 6 */
+#include "tools/judge/random.h"
 
 /* -------------------------------------------------------------------------------------------------
  * Operands
  * ---------------------------------------------------------------------------------------------- */
 
-/* Every pointer of fattn_buffers, in the order of the table in draw.c. */
+/* Every pointer of fattn_buffers, in the order of the table in random_case.c. */
 typedef enum draw_id {
     DRAW_Q,
     DRAW_K,

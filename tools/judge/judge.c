@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In three parts: running a row on device memory of its own, the accuracy bound, bytes left
  * alone. */
-#include "tools/judge.h"
+#include "tools/judge/judge.h"
 
 #include <float.h>
 #include <math.h>

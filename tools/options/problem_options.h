@@ -8,7 +8,7 @@
 #define FATTN_TOOLS_PROBLEM_OPTIONS_H
 
 #include "fattn/fattn.h"
-#include "tools/options.h"
+#include "tools/options/options.h"
 
 /* In the order of the table. */
 enum {

@@ -7,7 +7,7 @@
 #define FATTN_TOOLS_SWEEP_H
 
 #include "fattn/fattn.h"
-#include "tools/problem_options.h"
+#include "tools/options/problem_options.h"
 
 typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_dir;
 

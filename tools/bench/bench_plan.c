@@ -3,8 +3,8 @@
 #include <math.h>
 
 #include "core/plan.h"
-#include "tools/bench.h"
-#include "tools/workload.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/workload.h"
 
 static const double plan_budget_ms = 0.020;     /* to create a plan */
 static const double one_shot_budget_ms = 0.001; /* that a cached one-shot call adds to executing */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ceilings, measured and checked; see ceiling.h. */
-#include "tools/ceiling.h"
+#include "tools/bench/ceiling.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/backend.h"
-#include "tools/tool.h"
+#include "tools/terminal/terminal.h"
 
 static bool limits(const fattn_peak *peak, const sweep_case *c, const char *kernel)
 {

@@ -22,7 +22,7 @@
 #include "core/operands.h"
 #include "tests/driver.h"
 #include "tests/tap.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 

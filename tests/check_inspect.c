@@ -11,7 +11,7 @@
 #include "core/memory.h"
 #include "core/problem.h"
 #include "tests/tap.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 enum { CASES = 400, STRIDE = 2 }; /* of keys */
 

@@ -14,7 +14,7 @@
 #include "backends/reference/tiled.h"
 #include "core/problem.h"
 #include "tests/tap.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 static const char *op_name(const fattn_problem *p)
 {

@@ -14,7 +14,7 @@
 
 #include "core/backend.h"
 #include "tests/device.h"
-#include "tools/trials.h"
+#include "tools/judge/trials.h"
 
 static void check_backend(const char *name, int64_t cases, uint64_t seed)
 {

@@ -27,7 +27,7 @@
 #include "core/status.h"
 #include "tests/npy_specimens.h"
 #include "tests/tap.h"
-#include "tools/npy.h"
+#include "tools/npy/npy.h"
 
 /* Ends the program: the machine, not the reader, is at fault. */
 static void need(int works, const char *what)

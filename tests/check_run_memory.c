@@ -14,8 +14,9 @@
 
 #include "core/memory.h"
 #include "tests/tap.h"
-#include "tools/npy.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/npy/npy.h"
+#include "tools/terminal/terminal.h"
 
 enum { N_MAX = 1000 };
 

@@ -16,7 +16,7 @@
 #include "core/env.h"
 #include "fattn/fattn.h"
 #include "tests/tap.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 enum { STACK = 1 << 20, PROMISED = 64 << 10, PAINT = 0xa5 };
 

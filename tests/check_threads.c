@@ -16,7 +16,7 @@
 #include "core/plan.h"
 #include "tests/attend.h"
 #include "tests/tap.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 static const int thread_counts[] = {1, 2, 3, 4, 7};
 enum { COUNTS = sizeof thread_counts / sizeof thread_counts[0], SEED = 20 };

@@ -14,7 +14,7 @@
 #include "core/backend.h"
 #include "tests/scenario.h"
 #include "tests/tap.h"
-#include "tools/judge.h"
+#include "tools/judge/judge.h"
 
 /* -------------------------------------------------------------------------------------------------
  * Against the oracle, in f64

@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 #include "tests/tap.h"
-#include "tools/judge.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/judge/judge.h"
+#include "tools/terminal/terminal.h"
 
 static judge_outcome outcome;
 static double median;

@@ -4,8 +4,8 @@
  * leak; what was read must come back from the writer bit by bit.
  *
  *     clang -g -O1 -fsanitize=fuzzer,address,undefined -I. -Iinclude \
- *         tests/fuzz_npy.c tools/npy.c tools/replacement.c tools/complaint.c core/memory.c \
- *         -o fuzz_npy
+ *         tests/fuzz_npy.c tools/npy/npy.c tools/npy/replacement.c \
+ *         tools/npy/complaint.c core/memory.c -o fuzz_npy
  *     ./fuzz_npy -max_len=512 FINDINGS tests/npy_corpus
  *
  * With -DFATTN_FUZZ_REPLAY it is a plain TAP program that runs each file, or each file of each
@@ -21,7 +21,7 @@
 
 #include "core/memory.h"
 #include "tests/fuzz_replay.h"
-#include "tools/npy.h"
+#include "tools/npy/npy.h"
 
 /* No input is worth waiting for the disk. */
 int fsync(int file)

@@ -6,7 +6,7 @@
  *
  * A *place* is a kernel row that this machine can run, on an open device: every backend whose
  * memory is the host's, every instruction set; or, with FATTN_BACKEND in the environment, the rows
- * of that backend alone. Most hazards make a case with tools/draw.h and let tools/judge.h judge it
+ * of that backend alone. Most hazards make a case with tools/judge/random_case.h and have it judged
  * at every place and with every tile of the row's menu. Those that run a case themselves use
  * hazard_run and hazard_execute, or a twin, and so need not know where a device's memory is.
  */
@@ -16,7 +16,7 @@
 #include "core/backend.h"
 #include "core/plan.h"
 #include "core/status.h"
-#include "tools/judge.h"
+#include "tools/judge/judge.h"
 
 typedef struct hazard {
     const char *id;     /* "hazard_A5" */

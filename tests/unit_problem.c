@@ -12,7 +12,7 @@
 #include "core/operands.h"
 #include "core/problem.h"
 #include "tests/strip.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 static fattn_problem sound(void)
 {

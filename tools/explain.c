@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn explain`: prints the plans that problems get, with why better kernels declined. */
+/* `fattn explain`: prints the plan of each problem, and why faster kernels declined. */
 #include <stdio.h>
 #include <string.h>
 
 #include "core/memory.h"
 #include "core/plan.h"
-#include "tools/sweep.h"
-#include "tools/tool.h"
+#include "tools/bench/sweep.h"
+#include "tools/commands.h"
+#include "tools/terminal/terminal.h"
 
 static int print_plan(const fattn_plan *plan)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn run`: attention on NumPy's arrays. Reads .npy files, brings them to the types that the
- * library takes, runs forward (and backward), and writes all of the outputs or none.
+ * `fattn run`: attention on NumPy arrays. Reads .npy files, converts them to types that the library
+ * takes, runs forward (and backward), and writes all of the outputs or none.
  *
- * Read it from the end: fattn_tool_run() is the list of steps.
+ * Start at the end: fattn_tool_run() is the list of steps.
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -13,9 +13,10 @@
 
 #include "core/dtype.h"
 #include "core/memory.h"
-#include "tools/npy.h"
-#include "tools/problem_options.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/npy/npy.h"
+#include "tools/options/problem_options.h"
+#include "tools/terminal/terminal.h"
 
 enum { LINE = 512 };
 
@@ -55,11 +56,11 @@ enum {
     OUTPUTS
 };
 
-/* What an input is brought to before the library sees it. */
+/* The type that an input is converted to. */
 typedef enum role {
     TENSOR, /* the problem's dtype */
-    RESULT, /* that of o */
-    BIAS,   /* the problem's dtype where the file has it, else like REAL */
+    RESULT, /* the dtype of o */
+    BIAS,   /* the problem's dtype if the file has it, else as REAL */
     REAL,   /* f32, or f64 in an f64 problem */
     BYTES,  /* bool or u8 */
     COUNTS, /* int32 */
@@ -68,7 +69,7 @@ typedef enum role {
 
 static const struct {
     role role;
-    uint64_t feature; /* the bit that its presence sets */
+    uint64_t feature; /* set if the input is given */
 } inputs[INPUTS] = {
     [IN_Q] = {TENSOR, 0},
     [IN_K] = {TENSOR, 0},
@@ -121,9 +122,10 @@ static const char notes[] =
     "V2) are read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that\n"
     "belong to no sequence are 0.\n"
     "\n"
-    "No output may be an input, by any name. Outputs keep the mode of files that they replace.\n"
-    "Where a run is killed while it replaces several, the next one that reads or writes in their\n"
-    "folder replaces the rest; it removes temporary files (.fattn-*) of runs that came less far.";
+    "No output may be an input, under any name. Outputs keep the mode of the files they replace.\n"
+    "If a run is killed while it replaces several files, the next run that reads or writes in\n"
+    "their folder completes the replacement. It also removes temporary files (.fattn-*) of runs\n"
+    "that were killed earlier.";
 
 static int parse(int argc, char **argv, job *j)
 {
@@ -141,9 +143,9 @@ static int parse(int argc, char **argv, job *j)
         {"mask FILE.npy", "bool or u8, non-zero keeps;\nbroadcast to (B, Hq, Sq, Sk)", OPTION_TEXT,
          .value = &in[IN_MASK]},
         {"block-mask FILE.npy",
-         "bool or u8, an entry a block;\nbroadcast to (B, Hq, ceil(Sq / M), ceil(Sk / N))",
+         "bool or u8, one entry per block;\nbroadcast to (B, Hq, ceil(Sq / M), ceil(Sk / N))",
          OPTION_TEXT, .value = &in[IN_BLOCK_MASK]},
-        {"sink FILE.npy", "(Hq): logits of one more key whose value is 0", OPTION_TEXT,
+        {"sink FILE.npy", "(Hq): logits of an extra key whose value is 0", OPTION_TEXT,
          .value = &in[IN_SINK]},
         {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
         {"alibi-bias", "slopes multiply --bias instead of distances", OPTION_SWITCH,
@@ -151,10 +153,12 @@ static int parse(int argc, char **argv, job *j)
         {"cu-seqlens-q FILE.npy",
          "(B + 1): q and o are packed as (total, Hq, ...),\nlse as (Hq, total)", OPTION_TEXT,
          .value = &in[IN_CU_Q]},
-        {"cu-seqlens-k FILE.npy", "(B + 1): k and v are packed likewise", OPTION_TEXT,
+        {"cu-seqlens-k FILE.npy", "(B + 1): k and v are packed in the same way", OPTION_TEXT,
          .value = &in[IN_CU_K]},
-        {"seqused-q FILE.npy", "(B): rows that exist", OPTION_TEXT, .value = &in[IN_USED_Q]},
-        {"seqused-k FILE.npy", "(B): keys that exist", OPTION_TEXT, .value = &in[IN_USED_K]},
+        {"seqused-q FILE.npy", "(B): used rows of each sequence", OPTION_TEXT,
+         .value = &in[IN_USED_Q]},
+        {"seqused-k FILE.npy", "(B): used keys of each sequence", OPTION_TEXT,
+         .value = &in[IN_USED_K]},
         {"seqstart-k FILE.npy", "(B): the first key; those before it are padding", OPTION_TEXT,
          .value = &in[IN_START_K]},
         {"block-table FILE.npy", "(B, max_pages): k, v are (pages, page_size, Hk, ...)",
@@ -175,13 +179,13 @@ static int parse(int argc, char **argv, job *j)
          .given = &j->has_offset},
         {"device NAME", "cpu, cuda:1, reference ...; default: FATTN_BACKEND", OPTION_TEXT,
          .value = &j->device},
-        {"backward", "gradients: forward runs first", OPTION_SWITCH, .value = &j->backward},
+        {"backward", "compute gradients, after a forward", OPTION_SWITCH, .value = &j->backward},
         {"do FILE.npy", "gradient of o", OPTION_TEXT, .value = &in[IN_DO]},
         {"dlse FILE.npy", "gradient of lse", OPTION_TEXT, .value = &in[IN_DLSE]},
         {"dq FILE.npy", "output, like q", OPTION_TEXT, .value = &out[OUT_DQ]},
         {"dk FILE.npy", "output, like k", OPTION_TEXT, .value = &out[OUT_DK]},
         {"dv FILE.npy", "output, like v", OPTION_TEXT, .value = &out[OUT_DV]},
-        {"dbias FILE.npy", "output, like bias, summed over its broadcast axes", OPTION_TEXT,
+        {"dbias FILE.npy", "output, like bias, summed over broadcast axes", OPTION_TEXT,
          .value = &out[OUT_DBIAS]},
         {"dsink FILE.npy", "output (Hq)", OPTION_TEXT, .value = &out[OUT_DSINK]},
     };
@@ -200,7 +204,7 @@ static int parse(int argc, char **argv, job *j)
 
 static bool given(const job *j, int which) { return problem_options_count(&j->options, which); }
 
-/* Refuses what makes no sense alone, so that no option is silently without effect. */
+/* Refuses options that would have no effect. */
 static bool consistent(const job *j)
 {
     const bool diagonal = given(j, PROBLEM_CAUSAL) || given(j, PROBLEM_WINDOW) ||
@@ -276,7 +280,7 @@ static bool complain(const char *why)
     return false;
 }
 
-/* The floating-point type of a kind, 0 when it is none. */
+/* The floating-point dtype of a kind, 0 for integers. */
 static fattn_dtype dtype_of(npy_kind kind)
 {
     static const fattn_dtype table[NPY_KINDS] = {[NPY_F16] = FATTN_F16,
@@ -295,7 +299,7 @@ static npy_kind kind_of(fattn_dtype dtype)
     return table[dtype];
 }
 
-/* The same file, by whatever names. */
+/* Whether two names are of one file. */
 static bool same_file(const char *a, const char *b)
 {
     struct stat one, other;
@@ -303,7 +307,7 @@ static bool same_file(const char *a, const char *b)
            one.st_ino == other.st_ino;
 }
 
-/* An output takes the place of its file, so that a second run would not find the same inputs. */
+/* Outputs replace files, so an output that is also an input would change the next run's inputs. */
 static bool check_outputs(const job *j)
 {
     for (int out = 0; out < OUTPUTS; out++) {
@@ -324,7 +328,7 @@ static bool check_outputs(const job *j)
     return true;
 }
 
-/* Before anything is read or compared: what a killed run has left unfinished changes files. */
+/* Completes what a killed run left unfinished. This changes files, so it comes first. */
 static void recover(const job *j)
 {
     for (int i = 0; i < INPUTS; i++) {
@@ -382,7 +386,7 @@ static bool convert_real(const char *path, npy_array *a, fattn_dtype to)
     return true;
 }
 
-/* data[i] as a number from INT64_MIN to INT64_MAX; what is larger is INT64_MAX. */
+/* data[i], with values above INT64_MAX as INT64_MAX. */
 static int64_t integer_at(const npy_array *a, int64_t i)
 {
     switch (a->kind) {
@@ -491,7 +495,7 @@ static bool convert_inputs(job *j)
 
 enum { ANY = -1 };
 
-/* "(2, any, 64)" */
+/* "(2, any, 64)"; ANY prints as "any". */
 static void print_shape(char *text, size_t size, int rank, const int64_t *shape)
 {
     size_t used = (size_t)snprintf(text, size, "(");
@@ -517,7 +521,7 @@ static bool refuse_shape(const job *j, int input, const char *verb, int rank, co
     return complain(why);
 }
 
-/* Whether the array has this shape, in which ANY takes any length. */
+/* Whether the array has this shape; ANY matches any length. */
 static bool match(const job *j, int input, int rank, const int64_t *wanted, const char *letters)
 {
     const npy_array *const a = &j->in[input];
@@ -533,13 +537,13 @@ static bool match_vector(const job *j, int input, int64_t length, const char *le
     return !j->in_path[input] || match(j, input, 1, &length, letters);
 }
 
-/* A tensor with its batch (page), sequence (slot), head and channel axes, found through the layout.
- * Packed tensors have no batch axis; *batch is then left alone. */
+/* Matches a tensor whose axes (batch or page, sequence or slot, head, channel) are in the order of
+ * --layout. Packed tensors have no batch axis and leave *batch alone. */
 static bool match_tensor(const job *j, int input, bool packed, const char *const letters[2],
                          int64_t *batch, int64_t *seq, int64_t *head, int64_t *channel)
 {
     const bool bhsd = j->problem.layout == FATTN_BHSD;
-    const int axis = packed ? 0 : 1, rank = axis + 3; /* of the axis after batch */
+    const int axis = packed ? 0 : 1, rank = axis + 3; /* axis: the one after batch */
     const int64_t inner[3] = {bhsd ? *head : *seq, bhsd ? *seq : *head, *channel};
     int64_t wanted[4] = {*batch};
     memcpy(wanted + axis, inner, sizeof inner);
@@ -557,7 +561,7 @@ static bool match_tensor(const job *j, int input, bool packed, const char *const
     return true;
 }
 
-/* Strides that broadcast an array to four axes as NumPy would; 0 along axes that repeat. */
+/* Strides that broadcast an array to four axes as NumPy does: 0 along broadcast axes. */
 static bool broadcast(const job *j, int input, const int64_t wanted[4], const char *letters,
                       int64_t stride[4])
 {
@@ -574,7 +578,7 @@ static bool broadcast(const job *j, int input, const int64_t wanted[4], const ch
     return fits || refuse_shape(j, input, "does not broadcast to", 4, wanted, letters);
 }
 
-/* The longest sequence of a cumulative array; what is wrong in it is left to the library. */
+/* The longest sequence of a cumulative array; the library reports invalid ones. */
 static int64_t longest(const npy_array *cu)
 {
     const int32_t *const at = cu->data;
@@ -651,7 +655,7 @@ static bool shape_keys(job *j)
         p->num_pages = batch;
         p->page_size = p->seqlen_k;
         p->max_pages = j->in[IN_TABLE].shape[1];
-        /* The capacity of the table. Where the product wraps, the library refuses max_pages. */
+        /* The capacity of the table. If the product wraps, the library refuses max_pages. */
         p->seqlen_k = (int64_t)((uint64_t)p->max_pages * (uint64_t)p->page_size);
     }
     return true;
@@ -659,7 +663,7 @@ static bool shape_keys(job *j)
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-/* Everything that lies beside q, k and v. */
+/* The shapes of everything except q, k and v. */
 static bool shape_extras(job *j)
 {
     static const char *const scores = "(B, Hq, Sq, Sk)";
@@ -720,7 +724,7 @@ static bool shape_extras(job *j)
  * Outputs and buffers
  * ---------------------------------------------------------------------------------------------- */
 
-/* What options say by themselves, before any file is read. */
+/* Sets what follows from the options alone, before any file is read. */
 static void apply_options(job *j)
 {
     const int64_t first[PROBLEM_OPTIONS] = {0};
@@ -733,7 +737,7 @@ static void apply_options(job *j)
     problem_options_apply(&j->options, first, &j->problem, &j->buffers);
 }
 
-/* Takes what the output's file holds for the sum that the gradient is added to. */
+/* Reads the output's file as the sum that the gradient is added to. */
 static bool read_sum(job *j, int i)
 {
     npy_array *const out = &j->out[i], sum;
@@ -756,13 +760,13 @@ static bool read_sum(job *j, int i)
     return true;
 }
 
-/* Whether there is an array for it: forward writes o in any case, and backward reads o and lse. */
+/* Whether the output needs an array: forward always writes o, and backward reads o and lse. */
 static bool computed(const job *j, int output)
 {
     return j->out_path[output] || output == OUT_O || (j->backward && output == OUT_LSE);
 }
 
-/* The arrays of everything that forward or backward writes, zero. */
+/* Zeroed arrays for everything that forward or backward writes. */
 static bool create_outputs(job *j)
 {
     static const char *const names[OUTPUTS] = {"o",     "lse",   "dq",     "dk",           "dv",
@@ -815,7 +819,7 @@ static bool create_outputs(job *j)
     return true;
 }
 
-/* The library wants a pointer even where there is nothing to read or write. */
+/* The library requires a pointer even to an empty array. */
 static void *pointer(const npy_array *a)
 {
     static _Alignas(FATTN_MEMORY_ALIGNMENT) unsigned char nothing[FATTN_MEMORY_ALIGNMENT];
@@ -948,7 +952,7 @@ static bool write_outputs(const job *j)
     return fine || complain(why);
 }
 
-/* Arrays of NumPy are f64 unless somebody asked for less, and most devices are not for f64. */
+/* NumPy arrays are f64 by default, and most devices do not support f64. */
 static int report(const job *j, fattn_status status)
 {
     if (status != FATTN_UNSUPPORTED || given(j, PROBLEM_DTYPE) || j->problem.dtype != FATTN_F64) {

@@ -111,8 +111,45 @@ INLINE void brief_queries_as(fattn_dtype dtype, const panel *pn, float *to)
     }
 }
 
+/* The same of another type than the keys, whose order it is. */
+APART void brief_queries_mixed(const panel *pn, float *to)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t by_two = channels_by_two(p->dim), rows = pn->pitch;
+    const int64_t size = fattn_dtype_size(p->dtype);
+    const bool apart = p->dtype_kv == FATTN_BF16;
+    const char *from = element(pn->buf->q, p->dtype, row_index(pn, &p->q, 0, pn->hk * pn->group));
+    for (int64_t r = 0, g = 0; r < rows; r++) {
+        float *at = to + r * 2 * FV_LANES;
+        int64_t c = 0;
+        for (; c < by_two; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
+            float two[2 * FV_LANES] = {0};
+            if (r < pn->rows) {
+                row_load(two, p->dtype, from + c * size, 2 * FV_LANES);
+            }
+            for (int64_t lane = 0; lane < FV_LANES; lane++) {
+                at[lane] = apart ? two[2 * lane] : two[lane];
+                at[lane + FV_LANES] = apart ? two[2 * lane + 1] : two[lane + FV_LANES];
+            }
+        }
+        at -= r * FV_LANES;
+        for (; c < p->dim; c += FV_LANES, at += rows * FV_LANES) {
+            float one[FV_LANES] = {0};
+            if (r < pn->rows) {
+                row_load(one, p->dtype, from + c * size, fattn_min64(p->dim - c, FV_LANES));
+            }
+            memcpy(at, one, sizeof one);
+        }
+        from += next_row(pn, &p->q, &g) * size;
+    }
+}
+
 static void brief_queries(const panel *pn, float *to)
 {
+    if (pn->p->dtype_kv != pn->p->dtype) {
+        brief_queries_mixed(pn, to);
+        return;
+    }
     switch (pn->p->dtype) {
     case FATTN_F16: brief_queries_as(FATTN_F16, pn, to); break;
     case FATTN_BF16: brief_queries_as(FATTN_BF16, pn, to); break;
@@ -194,12 +231,12 @@ static void brief_head(panel *pn, const brief *s, fattn_range keys)
     float alpha[FV_LANES], lowered;
 
     brief_queries(pn, s->q);
-    decode_scores(p->dtype, s->q, pn->dp, pn->pitch, s->k, padded, p->dim, s->x, s->v);
+    decode_scores(p->dtype_kv, s->q, pn->dp, pn->pitch, s->k, padded, p->dim, s->x, s->v);
     fill(s->x + scores, vectors * FV_LANES - scores, -INFINITY);
     const fattn_softmax state = brief_soften(s->x, vectors, pn->pitch, pn->rule.unit, &lowered);
     fv_store(alpha, fv_set1(0));
     fill_vectors(s->o, pn->pitch * pn->dvp, fv_set1(0));
-    decode_mix(p->dtype, alpha, lowered, s->x, pn->pitch, s->v, count, p->dim_v, s->o, pn->dvp,
+    decode_mix(p->dtype_v, alpha, lowered, s->x, pn->pitch, s->v, count, p->dim_v, s->o, pn->dvp,
                s->v);
     brief_store(pn, s->o, state);
 }
@@ -231,7 +268,7 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     pn.p = p;
     pn.dp = vectors_of(p->dim) * FV_LANES;
     pn.dvp = vectors_of(p->dim_v) * FV_LANES;
-    const int64_t count = keys.past - keys.first, size = fattn_dtype_size(p->dtype);
+    const int64_t count = keys.past - keys.first, size = fattn_dtype_size(p->dtype_kv);
     const int64_t padded = (count + FV_ND - 1) / FV_ND * FV_ND, bytes = p->dim * size;
     const int64_t early = fattn_min64(count, BRIEF_EARLY);
     fill_vectors(s.zeros, fattn_max64(pn.dp, pn.dvp), fv_set1(0));
@@ -239,8 +276,8 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
         s.k[j] = s.v[j] = (const char *)s.zeros;
     }
     for (int64_t n = 0; n < it.heads; n++, pn.hk++) {
-        find_rows(&pn, keys.first, count, run->buffers->k, &p->k, s.k);
-        find_rows(&pn, keys.first, count, run->buffers->v, &p->v, s.v);
+        find_rows(&pn, keys.first, count, run->buffers->k, p->dtype_kv, &p->k, s.k);
+        find_rows(&pn, keys.first, count, run->buffers->v, p->dtype_v, &p->v, s.v);
         if (n == 0) {
             brief_fetch(s.k, early, 0, bytes);
         }

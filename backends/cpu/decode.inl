@@ -226,7 +226,7 @@ APART void decode_mix(fattn_dtype dtype, const float *alpha, float lowered, cons
 static void order_queries(const panel *pn, float *to)
 {
     const int64_t by_two = channels_by_two(pn->p->dim), rows = rows_at_once(pn->pitch);
-    const bool apart = pn->p->dtype == FATTN_BF16;
+    const bool apart = pn->p->dtype_kv == FATTN_BF16;
     for (int64_t r = 0; r < pn->pitch; r += rows) {
         const float *const from = pn->q + r * pn->dp;
         for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
@@ -250,7 +250,7 @@ static void order_queries(const panel *pn, float *to)
 static void order_channels(const panel *pn, float *o)
 {
     const int64_t by_two = channels_by_two(pn->p->dim_v);
-    if (pn->p->dtype != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
+    if (pn->p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
         return;
     }
     for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
@@ -312,13 +312,13 @@ static int64_t heads_most(const fattn_problem *p)
 
 /* rows[j] = where key first + j begins. */
 static void find_rows(const panel *pn, int64_t first, int64_t live, const void *tensor,
-                      const fattn_strides *strides, const char **rows)
+                      fattn_dtype dtype, const fattn_strides *strides, const char **rows)
 {
     const fattn_problem *const p = pn->p;
     const int64_t page = p->features & FATTN_PAGED ? p->page_size : INT64_MAX;
-    const int64_t step = strides->seq * fattn_dtype_size(p->dtype);
+    const int64_t step = strides->seq * fattn_dtype_size(dtype);
     for (int64_t j = 0; j < live;) {
-        const char *const row = element(tensor, p->dtype, key_index(pn, strides, first + j));
+        const char *const row = element(tensor, dtype, key_index(pn, strides, first + j));
         const int64_t run = fattn_min64(live - j, page - (pn->seq.start_k + first + j) % page);
         for (int64_t n = 0; n < run; n++) {
             rows[j + n] = row + n * step;
@@ -331,9 +331,9 @@ static void find_rows(const panel *pn, int64_t first, int64_t live, const void *
 static void tile_rows(const panel *pn, decode_tile *tile)
 {
     const fattn_problem *const p = pn->p;
-    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, &p->k, tile->k);
+    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, p->dtype_kv, &p->k, tile->k);
     if (p->outputs & FATTN_OUT_O) {
-        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, &p->v, tile->v);
+        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, p->dtype_v, &p->v, tile->v);
     }
 }
 
@@ -355,11 +355,11 @@ static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *
 }
 
 /* d->rows = rows of head n, and zeros past the last. */
-static void head_rows(decode *d, int64_t n, const fattn_strides *strides, const char **first,
-                      int64_t padded)
+static void head_rows(decode *d, int64_t n, fattn_dtype dtype, const fattn_strides *strides,
+                      const char **first, int64_t padded)
 {
     const panel *const pn = &d->head->panel;
-    const int64_t step = n * strides->head * fattn_dtype_size(pn->p->dtype);
+    const int64_t step = n * strides->head * fattn_dtype_size(dtype);
     for (int64_t j = 0; j < d->now.live; j++) {
         d->rows[j] = first[j] + step;
     }
@@ -377,7 +377,7 @@ static int64_t places_of(const decode *d)
 {
     const fattn_problem *const p = d->head->panel.p;
     const int64_t seq = p->k.seq < 0 ? -p->k.seq : p->k.seq;
-    const int64_t pages = d->next.live * seq * fattn_dtype_size(p->dtype) / FETCH_PAGE;
+    const int64_t pages = d->next.live * seq * fattn_dtype_size(p->dtype_kv) / FETCH_PAGE;
     const int64_t turns = heads_are_neighbours(p) ? 1 : d->heads;
     int64_t places = FETCH_PLACES;
     while (places > 1 && (places > pages || places * turns > FETCH_PLACES)) {
@@ -401,12 +401,14 @@ static void order_ahead(decode *d)
 {
     const panel *const pn = &d->head->panel;
     const fattn_problem *const p = pn->p;
-    const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live, heads = d->heads;
+    const int64_t live = d->next.live, heads = d->heads;
+    const int64_t k_step = p->k.head * fattn_dtype_size(p->dtype_kv);
+    const int64_t v_step = p->v.head * fattn_dtype_size(p->dtype_v);
     const int64_t places = places_of(d), part = (live + places - 1) / places;
     const int64_t kinds = kinds_of(p), round = kinds * places;
     int64_t step[2 * FETCH_PLACES]; /* from one head to the next */
     for (int64_t n = 0; n < round; n++) {
-        step[n] = (n % kinds ? p->v.head : p->k.head) * size;
+        step[n] = n % kinds ? v_step : k_step;
     }
     for (int64_t n = 0; live < pn->bc && n < heads * kinds * pn->bc; n++) {
         d->ahead[n] = live == 0   ? (const char *)pn->zeros
@@ -450,9 +452,9 @@ static void decode_head(decode *d, int64_t n)
     const span s = d->now.spans[n];
     const bool values = p->outputs & FATTN_OUT_O;
 
-    head_rows(d, n, &p->k, d->now.k, s.padded);
+    head_rows(d, n, p->dtype_kv, &p->k, d->now.k, s.padded);
     const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
-    decode_scores(p->dtype, pn->qt, pn->dp, pn->pitch, d->rows, s.padded, p->dim, pn->x, ahead);
+    decode_scores(p->dtype_kv, pn->qt, pn->dp, pn->pitch, d->rows, s.padded, p->dim, pn->x, ahead);
     score_tile(pn, s);
     soften_dense(f, s);
     if (!values) {
@@ -461,9 +463,9 @@ static void decode_head(decode *d, int64_t n)
     if (p->features & FATTN_DROPOUT) {
         drop_tile(pn, s, false);
     }
-    head_rows(d, n, &p->v, d->now.v, s.padded);
-    decode_mix(p->dtype, f->alpha, f->lowered, pn->x, pn->pitch, d->rows, s.padded, p->dim_v, f->o,
-               pn->dvp, ahead + pn->bc);
+    head_rows(d, n, p->dtype_v, &p->v, d->now.v, s.padded);
+    decode_mix(p->dtype_v, f->alpha, f->lowered, pn->x, pn->pitch, d->rows, s.padded, p->dim_v,
+               f->o, pn->dvp, ahead + pn->bc);
 }
 
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
@@ -640,7 +642,7 @@ static bool occupies(const fattn_problem *p)
 static bool decode_pays(const fattn_problem *p)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
-    if (FV_PAIRS && p->dtype == FATTN_BF16) {
+    if (FV_PAIRS && p->dtype == FATTN_BF16 && !fattn_problem_is_mixed(p)) {
         return rows <= DECODE_ROWS / 2 || !occupies(p);
     }
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
@@ -654,6 +656,7 @@ static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, 
 static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
-    const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
+    const int64_t key =
+        p->dim * fattn_dtype_size(p->dtype_kv) + p->dim_v * fattn_dtype_size(p->dtype_v);
     return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
 }

@@ -157,13 +157,15 @@ INLINE bool load_tile(forward *strips, int64_t count, int64_t block, span s, boo
     } else if (paired) {
         pairs_load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
     } else {
-        load_keys(pn, s, kept.keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
+        load_keys(pn, s, kept.keys, pn->buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->dp,
+                  pn->k, NULL);
     }
     /* Pairs of values past the last are zeros. */
     const bool pairs = paired && values && pairs_load_values(pn, s, kept.values == s.live);
     if (values && !pairs) {
         const int64_t copied = paired ? 0 : kept.values;
-        load_keys(pn, s, copied, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
+        load_keys(pn, s, copied, pn->buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dvp,
+                  pn->v, NULL);
     }
     if (keeps_tiles(p, pn->bc)) {
         kept.keys = (int32_t)fattn_max64(kept.keys, s.live);

@@ -347,7 +347,7 @@ static void forward_choose_rows(forward *f, bool only, bool paired)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    const bool direct = in_place(p, &p->v), paged = p->features & FATTN_PAGED;
+    const bool direct = in_place(p->dtype_v, &p->v), paged = p->features & FATTN_PAGED;
     const bool pays = only ? paired || !(p->features & FATTN_BATCH_INVARIANT)
                            : pn->width <= TILE_GROUP - FV_LANES;
     const bool fits = paired ? !FV_TILES : !direct || (!paged && p->dim_v % FV_LANES == 0);
@@ -371,7 +371,7 @@ static void mix_rows(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    const int64_t v_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp;
+    const int64_t v_stride = in_place(p->dtype_v, &p->v) ? p->v.seq : pn->dvp;
     const float *const *const x = (const float *const *)pn->x_rows;
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
         const fv share = meet_sink(f, r);

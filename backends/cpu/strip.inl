@@ -77,7 +77,8 @@ _Static_assert(STRIP_ROWS <= WIDE_ROWS, "strips have at most WIDE_ROWS rows");
  * not. */
 static bool keeps_tiles(const fattn_problem *p, int64_t bc)
 {
-    return p->dtype != FATTN_F32 && p->seqlen_k <= KEPT_TILES * bc;
+    const bool floats = p->dtype_kv == FATTN_F32 && p->dtype_v == FATTN_F32;
+    return !floats && p->seqlen_k <= KEPT_TILES * bc;
 }
 
 /* Tiles of which there are copies. */
@@ -90,7 +91,7 @@ static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
  * heads, blocks of more queries are worth more. Depends on no stride either. */
 static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
 {
-    const bool paired = FV_PAIRS && p->dtype == FATTN_BF16;
+    const bool paired = FV_PAIRS && p->dtype == FATTN_BF16 && !fattn_problem_is_mixed(p);
     const int64_t words = (vectors_of(p->dim) + vectors_of(p->dim_v)) * FV_LANES;
     return !paired && !keeps_tiles(p, bc) && bc < p->seqlen_k && words <= 256;
 }

@@ -2,7 +2,7 @@
 /*
  * A panel: a block of rows of one key/value head on its way along the keys, queries in the lanes.
  * What forward, decoding and backward share: where rows and keys lie, the scratch that holds them,
- * and dot products; terms.inl has the rest of a score.
+ * and dot products; terms.h has the rest of a score.
  *
  * Rows of a panel are numbered r = i * group + g over the queries i of a sequence and the heads g
  * of the group that shares a key/value head: neighbours see nearly the same keys, and keys are read
@@ -18,6 +18,15 @@
  * where that can be (float, and a stride that spreads over the cache), else to a copy. Keys past
  * the end point to a row of zeros, so padding is never read.
  */
+#ifndef FATTN_CPU_PANEL_H
+#define FATTN_CPU_PANEL_H
+
+#include <string.h>
+
+#include "backends/cpu/cpu.h"
+#include "backends/cpu/product.h"
+#include "core/band.h"
+#include "core/problem.h"
 
 /* One row: its query and head. */
 typedef struct query_row {
@@ -83,6 +92,15 @@ typedef struct panel {
     key_copies *next_tile;  /* the same, or NULL */
     float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
 } panel;
+
+/* A worker's way through the items that it takes, one by one. */
+INLINE void each_item(const fattn_cpu_run *run, void *scratch,
+                      void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch))
+{
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        work(run, item, scratch);
+    }
+}
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
@@ -596,3 +614,5 @@ static void dot_rows(const panel *pn, span s, bool scores, const float *const *a
         j = past;
     }
 }
+
+#endif

@@ -5,8 +5,15 @@
  *
  * The general way looks for the range of each row's scores first, and cares for powers that are
  * too small to be multiplied fast. Most tiles need neither, their scores being near the base that
- * the rows have already (window.inl): they are tried without, and done again where that was wrong.
+ * the rows have already (window.h): they are tried without, and done again where that was wrong.
  */
+#ifndef FATTN_CPU_SOFTEN_H
+#define FATTN_CPU_SOFTEN_H
+
+#include "backends/cpu/pairs.h"
+#include "backends/cpu/strip.h"
+#include "backends/cpu/terms.h"
+#include "backends/cpu/window.h"
 
 /* Dot products of steps first .. past - 1 become scores. */
 static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
@@ -259,3 +266,5 @@ INLINE void drop_tile(panel *pn, span s, bool pairs)
         }
     }
 }
+
+#endif

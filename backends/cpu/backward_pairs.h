@@ -4,6 +4,10 @@
  * of a register tile's columns, whose scores and dP stay in the first-level cache. scale, which
  * might carry dS below the normal range, comes after their sums.
  */
+#ifndef FATTN_CPU_BACKWARD_PAIRS_H
+#define FATTN_CPU_BACKWARD_PAIRS_H
+
+#include "backends/cpu/backward.h"
 
 #if FV_PAIRS
 
@@ -295,5 +299,7 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
 #define widen(pn) ((void)(pn))
 #define load_rows_pairs(g) ((void)(g))
 #define backward_tile_pairs(g, s, before) ((void)(g), (void)(s), (void)(before))
+
+#endif
 
 #endif

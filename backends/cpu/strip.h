@@ -5,6 +5,11 @@
  * columns or as rows.
  * Strips of a block lie in one scratch, parts of which they share.
  */
+#ifndef FATTN_CPU_STRIP_H
+#define FATTN_CPU_STRIP_H
+
+#include "backends/cpu/hidden.h"
+#include "core/schedule.h"
 
 /* Tiles of which a thread keeps copies of keys and values for its next item of the head, where it
  * has no more: blocks of a small problem have few rows. */
@@ -25,7 +30,7 @@ typedef struct kept_head {
 typedef enum query_form {
     QUERIES_TURNED,  /* in the lanes, [dp][br] */
     QUERIES_LYING,   /* where they are: channels are in the lanes of scores */
-    QUERIES_BLOCKED, /* four channels in a block of lanes, small.inl says how */
+    QUERIES_BLOCKED, /* four channels in a block of lanes, small.h says how */
     KEYS_BLOCKED,    /* by rows: pairs of keys are in blocks of lanes */
 } query_form;
 
@@ -326,3 +331,5 @@ static void *row_of_o(const panel *pn, int64_t r)
     const fattn_problem *const p = pn->p;
     return (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
 }
+
+#endif

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decoding few keys: decode.inl's products for rows that all see the same keys, all of them in one
+ * Decoding few keys: decode.h's products for rows that all see the same keys, all of them in one
  * part, where a score is its dot product alone. Such a call takes a microsecond or two, and what
- * decode.inl sets up for long contexts and for features took longer than that. Here the scores of
- * all keys are computed first, [keys][rows] as they lie in a dense tile (panel.inl), and become
+ * decode.h sets up for long contexts and for features took longer than that. Here the scores of
+ * all keys are computed first, [keys][rows] as they lie in a dense tile (panel.h), and become
  * probabilities once.
  *
  * A call that comes after much other work finds nothing in cache. So the first keys of the head,
  * and those of the next one, are fetched before anything is computed, and values during the scores.
  */
+#ifndef FATTN_CPU_BRIEF_H
+#define FATTN_CPU_BRIEF_H
+
+#include "backends/cpu/decode.h"
+
 #define BRIEF_KEYS 256 /* most keys */
 #define BRIEF_EARLY 32 /* most keys of a head that are fetched first */
 #define BRIEF_FEATURES                                                                         \
@@ -262,3 +267,5 @@ static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tili
 {
     return fattn_cpu_workspace(forward_shared(p, tiling), brief_or_decode_scratch(p, tiling));
 }
+
+#endif

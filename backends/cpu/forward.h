@@ -12,9 +12,15 @@
  * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
- * and a second phase merges them in ascending order (parts.inl). Decoding (decode.inl) is the same
+ * and a second phase merges them in ascending order (parts.h). Decoding (decode.h) is the same
  * walk with other products.
  */
+#ifndef FATTN_CPU_FORWARD_H
+#define FATTN_CPU_FORWARD_H
+
+#include "backends/cpu/ahead.h"
+#include "backends/cpu/small.h"
+#include "backends/cpu/soften.h"
 
 /* Queries in scratch, and the state of a part. */
 INLINE void forward_begin(forward *f, bool paired, int64_t split)
@@ -306,7 +312,7 @@ static int64_t forward_block_rows(const fattn_problem *p)
 
 #if FV_PAIRS
 /* With fewer keys, products of pairs save less than it takes to arrange their operands, which is
- * less where queries come as they lie (small.inl). */
+ * less where queries come as they lie (small.h). */
 static bool pairs_pay(const fattn_problem *p)
 {
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
@@ -334,3 +340,5 @@ static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *til
 {
     return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling));
 }
+
+#endif

@@ -2,7 +2,7 @@
 /*
  * Decoding: forward for so few rows that memory sets the pace. Channels are in the lanes of both
  * products, and every key and value is read once, in its own type, for all rows of its head; scores
- * are a dense tile (panel.inl).
+ * are a dense tile (panel.h).
  *
  * A core keeps memory busy only if it asks for data long before it needs them, and so that the
  * processor's own prefetchers ask for even more than a core may: in several pages by turns, and in
@@ -12,6 +12,12 @@
  * turns with a tile of keys, and each fetches its share of the next tile of all. The last tile of
  * an item fetches the first one of the next.
  */
+#ifndef FATTN_CPU_DECODE_H
+#define FATTN_CPU_DECODE_H
+
+#include "backends/cpu/parts.h"
+#include "backends/cpu/soften.h"
+
 #define DECODE_HEADS 8 /* most of an item */
 #define FETCH_PLACES 8 /* most places of keys, and as many of values, that are fetched by turns */
 #define FETCH_PAGE 4096
@@ -632,7 +638,7 @@ static bool occupies(const fattn_problem *p)
 }
 
 /*
- * Sums over lanes cost more than arranging queries (forward.inl) where rows are many and
+ * Sums over lanes cost more than arranging queries (forward.h) where rows are many and
  *  - keys are so few that memory does not set the pace, and are used as they lie, or rows fill
  *    several vectors; or
  *  - pairs are multiplied.
@@ -657,3 +663,5 @@ static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
     const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
     return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
 }
+
+#endif

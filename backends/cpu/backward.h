@@ -25,9 +25,15 @@
  * everything. f32 gradients are added up where they are; 16-bit ones in the workspace, and rounded
  * once at the end.
  *
- * Here is what a panel holds, and a tile. backward_pairs.inl has a tile of products of pairs,
- * backward_run.inl a panel's way along its keys, gradients.inl how sums begin and end.
+ * Here is what a panel holds, and a tile. backward_pairs.h has a tile of products of pairs,
+ * backward_run.h a panel's way along its keys, gradients.h how sums begin and end.
  */
+#ifndef FATTN_CPU_BACKWARD_H
+#define FATTN_CPU_BACKWARD_H
+
+#include "backends/cpu/gradients.h"
+#include "backends/cpu/lone.h"
+#include "backends/cpu/soften.h"
 
 typedef struct backward {
     panel panel;
@@ -266,7 +272,7 @@ static void settle_lone(backward *g, span s, unsigned terms, int64_t first, int6
     }
 }
 
-/* What P and dS are multiplied by: distances of ALiBi give small ones (soften.inl). */
+/* What P and dS are multiplied by: distances of ALiBi give small ones (soften.h). */
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
 /* Scores in x and dP in dp become Z P and dS', lifted; ds gets dS where dbias is wanted. */
@@ -511,3 +517,5 @@ static void add_row(float *to, const float *from, int64_t n, float factor)
         fv_store_part(to + c, sum, part);
     }
 }
+
+#endif

@@ -3,6 +3,10 @@
  * Backward's items: a panel on its way along its keys, in the order that its chain prescribes; and
  * the tiles that there are.
  */
+#ifndef FATTN_CPU_BACKWARD_RUN_H
+#define FATTN_CPU_BACKWARD_RUN_H
+
+#include "backends/cpu/backward_pairs.h"
 
 /* dq of the rows at first. */
 static void store_dq(backward *g, int64_t first, float factor)
@@ -241,4 +245,6 @@ static int64_t pairs_workspace(const fattn_problem *p, const fattn_tiling *tilin
 {
     return fattn_cpu_workspace(backward_shared(p, tiling), pairs_scratch(p, tiling));
 }
+#endif
+
 #endif

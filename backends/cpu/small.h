@@ -4,6 +4,11 @@
  * tiles would be narrow: with few keys or queries, queries are not turned; with one tile of keys,
  * or few queries, o is not.
  */
+#ifndef FATTN_CPU_SMALL_H
+#define FATTN_CPU_SMALL_H
+
+#include "backends/cpu/pairs.h"
+#include "backends/cpu/strip.h"
 
 /* Keys so few that summing all lanes of each product costs less than arranging queries, and so few
  * that summing four costs less than turning them. */
@@ -417,4 +422,6 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
 }
 #else
 #define mix_rows_pairs(f, s, beta) ((void)(f), (void)(s), (void)(beta))
+#endif
+
 #endif

@@ -6,7 +6,12 @@
  * loop that spills measures the cache. There must be at least latency x ports of them (4 x 2 on
  * x86, 4 x 4 on the widest Arm cores), and with two operands they must fit the registers.
  */
+#ifndef FATTN_CPU_PEAK_LOOPS_H
+#define FATTN_CPU_PEAK_LOOPS_H
+
 #include "backends/cpu/peak.h"
+#include "backends/cpu/product.h"
+#include "core/kernel.h"
 
 #if FV_LANES > 1
 #define PEAK_LANES FV_LANES
@@ -90,7 +95,7 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 #define PEAK_FED_INSTRUCTIONS (FV_NK * FV_NQ * PEAK_FED_DEPTH)
 _Static_assert(PEAK_FED_DEPTH *(FV_NK + FV_NQ * FV_LANES) <= FATTN_CPU_PEAK_OPERANDS, "room");
 
-/* The same products as a register tile makes them (product.inl), which loads FV_NK factors and
+/* The same products as a register tile makes them (product.h), which loads FV_NK factors and
  * FV_NQ vectors for FV_NK FV_NQ of them. */
 static float peak_compute_fed(int64_t rounds, const float *operands)
 {
@@ -263,3 +268,5 @@ static const fattn_cpu_peak peaks[] = {
     },
     {.row = {.name = NULL}},
 };
+
+#endif

@@ -3,6 +3,10 @@
  * The results of a strip, o and lse, from m, l and o as its products left it: rows or columns, sums
  * or quotients, in scratch or where it belongs. A row that has met no key is zeros.
  */
+#ifndef FATTN_CPU_STORE_H
+#define FATTN_CPU_STORE_H
+
+#include "backends/cpu/strip.h"
 
 /* Writes lse of the panel's rows. */
 static void store_lse(const forward *f)
@@ -202,3 +206,5 @@ static void forward_store_columns(forward *f)
     }
     store_lse(f);
 }
+
+#endif

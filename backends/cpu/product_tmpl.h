@@ -1,131 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The matrix products, all of one shape: a register tile of FV_NK rows by up to FV_NQ vectors, to
- * which every step adds a broadcast number times a row of vectors. Rows are given by pointers, so
- * that keys in pages, with any stride and past the end (a row of zeros, or one whose results nobody
- * reads) are the same code. Numbers of rows are multiples of FV_NK unless said otherwise. A tile is
- * summed from zero and then added to what C holds, if anything: rounding errors grow with the
- * length of a tile, not with that of the sequence.
+ * The matrix products of product.h, a template over what they multiply. Parameters, all of them or
+ * none, which stands for floats; they end with the header:
  *
- *     product_rows      C_k  (+)= times sum_r A_k[r] B[r]         A_k contiguous along the sum
- *     product_columns   C[m]  =  C[m] alpha + sum_r A_r[m] B[r]   A_r contiguous along m
- *     product_values    the same, with a factor for each row and not for each column
- *     product_results   C[m]  =  factor sum_r A_r[m] B[r], rounded to the type of a tensor
- *
- * A and B consist of words: floats, or with FATTN_PAIRS defined and _pairs after every name, pairs
- * of bf16 that are neighbours along the sum. depth counts words.
+ *     PRODUCT(name)        the name of a function
+ *     WORD                 what A and B consist of in memory
+ *     ROW, ROW_LOAD        a vector of them
+ *     FACTORS, FACTORS_ONE, FACTORS_LOAD
+ *                          a group of FV_FACTORS of them, of which one or all are loaded
+ *     MULADD(a, n, b, c)   adds factor n of a times b to c
  */
+#include "backends/cpu/product_tile.h"
 
-#ifdef FATTN_PAIRS
-#define PRODUCT(name) name##_pairs
-#define WORD bf16_pair
-#define GROUP FV_FACTORS
-#define ROW pv
-#define ROW_LOAD(x) pv_load(x)
-#define FACTORS pf
-#define FACTORS_ONE(x) pf_set1(x)
-#define FACTORS_LOAD(x) pf_load(x)
-#define MULADD(a, n, b, c) pf_muladd(a, n, b, c)
-
-#if FV_FACTORS == 1
-typedef pv pf;
-static inline pf pf_set1(const void *pair) { return pv_set1(pair); }
-static inline pf pf_load(const void *pair) { return pv_set1(pair); }
-static inline fv pf_muladd(pf a, int n, pv b, fv c)
-{
-    (void)n;
-    return fv_muladd_pairs(a, b, c);
-}
-#endif
-#else
+#ifndef PRODUCT
 #define PRODUCT(name) name
 #define WORD float
-#define GROUP FV_FACTORS
 #define ROW fv
 #define ROW_LOAD(x) fv_load(x)
 #define FACTORS ff
 #define FACTORS_ONE(x) ff_set1(*(x))
 #define FACTORS_LOAD(x) ff_load(x)
 #define MULADD(a, n, b, c) ff_muladd(a, n, b, c)
-
-/* Where a factor must be spread over the lanes first, a group of factors is a single one. ff_muladd
- * adds factor n of the group times b to c. */
-#ifndef FV_FACTORS
-#define FV_FACTORS 1
-typedef fv ff;
-static inline ff ff_set1(float x) { return fv_set1(x); }
-static inline ff ff_load(const float *x) { return fv_set1(*x); }
-static inline fv ff_muladd(ff a, int n, fv b, fv c)
-{
-    (void)n;
-    return fv_muladd(a, b, c);
-}
 #endif
-
-/* Groups of terms a round. Where registers do not hold the operands of a second group, be it of
- * pairs of factors or because there are 16, gcc would load early or load twice. */
-enum { ROWS_UNROLL = FV_FACTORS == 1 && FV_NK > 4 ? 4 : 1 };
-_Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
-
-/* Rows to fetch into the second-level cache, from number `next` on, `step` of them with each
- * register tile, a line of each at a time: many at once would take the buffers that the tile's own
- * lines need. The few that a product is too short for come first. */
-typedef struct prefetch_row {
-    const char *from;
-    int64_t bytes;
-} prefetch_row;
-typedef struct prefetch_list {
-    const prefetch_row *rows;
-    int64_t count, next, step;
-    bool goes_on; /* the rows of A after those of this product are those of the next one */
-} prefetch_list;
-
-static const prefetch_row no_rows[1];
-#define NO_PREFETCH ((prefetch_list){.rows = no_rows})
-
-/* Rows that `tiles` register tiles fetch. */
-static prefetch_list spread_rows(const prefetch_row *rows, int64_t count, int64_t tiles)
-{
-    return (prefetch_list){.rows = rows, .count = count, .step = (count + tiles - 1) / tiles};
-}
-
-/* The line at `byte` of each row. */
-static inline void prefetch_lines(const prefetch_row *row, const prefetch_row *past, int64_t byte)
-{
-    for (; row < past; row++) {
-        if (byte < row->bytes) {
-            __builtin_prefetch(row->from + byte, 0, 2);
-        }
-    }
-}
-
-/* The lines from `byte` on. */
-static inline void prefetch_rest(const prefetch_row *row, const prefetch_row *past, int64_t byte)
-{
-    for (; row < past; row++) {
-        for (int64_t at = byte; at < row->bytes; at += CACHE_LINE) {
-            __builtin_prefetch(row->from + at, 0, 2);
-        }
-    }
-}
-
-/* Vectors of the next register tile: one alone is slow, so four, say, are not three and one. */
-static int64_t tile_vectors(int64_t columns)
-{
-    const int64_t vectors = vectors_of(columns);
-    return vectors == FV_NQ + 1 ? (FV_NQ + 1) / 2 : fattn_min64(vectors, FV_NQ);
-}
-#endif
-
-/* Tails of a literal width: expands call for nq = 1 .. FV_NQ - 1, and FV_NQ itself. */
-_Static_assert(FV_NQ >= 1 && FV_NQ <= 4, "PRODUCT_WIDTHS knows four widths");
-#define PRODUCT_WIDTHS(vectors, call)        \
-    switch (vectors) {                       \
-    case 1: call(1); break;                  \
-    case 2: call(2 <= FV_NQ ? 2 : 1); break; \
-    case 3: call(3 <= FV_NQ ? 3 : 1); break; \
-    default: call(FV_NQ); break;             \
-    }
 
 /* Words of a cache line. */
 #define LINE (CACHE_LINE / (int64_t)sizeof(WORD))
@@ -135,14 +31,14 @@ INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const W
                                 int64_t r, const WORD *b, int64_t b_stride)
 {
 #pragma GCC unroll 4
-    for (int step = 0; step < steps; step++, r += GROUP) {
-        ROW row[GROUP * FV_NQ];
-        for (int n = 0; n < GROUP * nq; n++) {
+    for (int step = 0; step < steps; step++, r += FV_FACTORS) {
+        ROW row[FV_FACTORS * FV_NQ];
+        for (int n = 0; n < FV_FACTORS * nq; n++) {
             row[n] = ROW_LOAD(b + (r + n / nq) * b_stride + n % nq * FV_LANES);
         }
         for (int k = 0; k < FV_NK; k++) {
             const FACTORS factors = FACTORS_LOAD(a[k] + r);
-            for (int n = 0; n < GROUP * nq; n++) {
+            for (int n = 0; n < FV_FACTORS * nq; n++) {
                 sum[k][n % nq] = MULADD(factors, n / nq, row[n], sum[k][n % nq]);
             }
         }
@@ -165,7 +61,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
     }
     int64_t r = 0;
     /* One step of the FV_NK pointers serves a round: 2 % of a forward at d 128. */
-    for (; r + ROWS_UNROLL * GROUP <= depth; r += ROWS_UNROLL * GROUP) {
+    for (; r + ROWS_UNROLL * FV_FACTORS <= depth; r += ROWS_UNROLL * FV_FACTORS) {
         if (r % LINE == 0) {
             for (int k = 0; k < FV_NK && nq > 1; k++) {
                 __builtin_prefetch(ahead[k] + r);
@@ -177,10 +73,10 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
         }
         PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, a, r, b, b_stride);
     }
-    for (; r + GROUP <= depth; r += GROUP) {
+    for (; r + FV_FACTORS <= depth; r += FV_FACTORS) {
         PRODUCT(rows_steps)(nq, 1, sum, a, r, b, b_stride);
     }
-    if (GROUP > 1 && r < depth) {
+    if (FV_FACTORS > 1 && r < depth) {
         for (int k = 0; k < FV_NK; k++) {
             const FACTORS factor = FACTORS_ONE(a[k] + r);
             for (int q = 0; q < nq; q++) {
@@ -243,7 +139,7 @@ static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows, co
 INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], const WORD *const *a,
                                  int64_t first, int64_t depth, const WORD *b, int64_t b_stride)
 {
-    const int group = nm < GROUP ? nm : GROUP;
+    const int group = nm < FV_FACTORS ? nm : FV_FACTORS;
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
             sum[m][q] = fv_set1(0);
@@ -431,11 +327,9 @@ APART void PRODUCT(product_results)(int64_t rows, const float *factors, const WO
 #undef RESULTS
 }
 
-#undef PRODUCT_WIDTHS
 #undef LINE
 #undef PRODUCT
 #undef WORD
-#undef GROUP
 #undef ROW
 #undef ROW_LOAD
 #undef FACTORS

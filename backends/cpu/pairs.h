@@ -6,8 +6,13 @@
  *     O^T += V^T P^T   keys 2j, 2j + 1: two rows of v zipped, and P rounded as softmax leaves it
  *
  * They use the scratch of a panel of floats, half of it or all. (A few keys meet queries otherwise,
- * as small.inl says.)
+ * as small.h says.)
  */
+#ifndef FATTN_CPU_PAIRS_H
+#define FATTN_CPU_PAIRS_H
+
+#include "backends/cpu/panel.h"
+#include "backends/cpu/product_pairs.h"
 
 #if FV_PAIRS
 
@@ -327,3 +332,5 @@ INLINE void keep_weights(float *x, int64_t stride, int64_t j, fv first, fv secon
     fv_store(x + j * stride, first);
     fv_store(x + (j + 1) * stride, second);
 }
+
+#endif

@@ -3,6 +3,23 @@
  * Rows of numbers: loaded from and stored as any type, filled, scaled and transposed. Rows of
  * floats in scratch are padded to whole vectors; those of tensors end where they end.
  */
+#ifndef FATTN_CPU_ROWS_H
+#define FATTN_CPU_ROWS_H
+
+#include <string.h>
+
+#include "backends/cpu/unit.h"
+
+/* Two neighbours along a sum. Memory of them has the alignment of one. */
+typedef struct bf16_pair {
+    uint16_t first, second;
+} bf16_pair;
+
+/* Vectors that hold n numbers. */
+static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
+
+/* Of n numbers, those in whole vectors: a mask, because signed numbers are divided slowly. */
+static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 static void fill(float *to, int64_t n, float x)
 {
@@ -260,3 +277,5 @@ static void transpose(const float *from, int64_t from_stride, int64_t rows, int6
         }
     }
 }
+
+#endif

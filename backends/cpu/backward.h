@@ -410,9 +410,12 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
             for (j = first; j < past; j++) {
                 g->seen[j] = weights[j] + i;
             }
-            later = product_rows(1 / lift_of(pn->p), past - first, g->seen + first,
-                                 fattn_min64(terms, pn->width - i), rows + i * rows_stride,
-                                 rows_stride, g->out + first, 0, dim, later);
+            const product_of sum = {.a = g->seen + first,
+                                    .b = rows + i * rows_stride,
+                                    .b_stride = rows_stride,
+                                    .depth = fattn_min64(terms, pn->width - i)};
+            later =
+                product_rows(1 / lift_of(pn->p), past - first, sum, g->out + first, 0, dim, later);
         }
     }
 }
@@ -436,8 +439,10 @@ static void add_queries(backward *g, span s)
     const bool cut = keys_seen(pn, s, FV_LANES) < s.padded;
     const int64_t step = cut ? TILE_GROUP : pn->width;
     for (int64_t r = 0; r < pn->width; r += step) {
-        product_columns(pn->p->dim, false, NULL, pn->k, keys_seen(pn, s, r + step), g->dp + r,
-                        pn->br, g->dqt + r, pn->br, fattn_min64(step, pn->width - r));
+        const product_of kds = {
+            .a = pn->k, .b = g->dp + r, .b_stride = pn->br, .depth = keys_seen(pn, s, r + step)};
+        product_columns(pn->p->dim, false, NULL, kds, g->dqt + r, pn->br,
+                        fattn_min64(step, pn->width - r));
     }
 }
 

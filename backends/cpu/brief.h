@@ -190,13 +190,21 @@ static void brief_head(panel *pn, const brief *s, fattn_range keys)
     float alpha[FV_LANES], lowered;
 
     brief_queries(pn, s->q);
-    decode_scores(p->dtype, s->q, pn->dp, pn->pitch, s->k, padded, p->dim, s->x, s->v);
+    const decode_rows k = {.at = s->k, .ahead = s->v, .count = padded, .dim = p->dim};
+    const decode_dots d = {.q = s->q, .dp = pn->dp, .k = k, .x = s->x, .pitch = pn->pitch};
+    decode_scores(p->dtype, d);
     fill(s->x + scores, vectors * FV_LANES - scores, -INFINITY);
     const fattn_softmax state = brief_soften(s->x, vectors, pn->pitch, pn->rule.unit, &lowered);
     fv_store(alpha, fv_set1(0));
     fill_vectors(s->o, pn->pitch * pn->dvp, fv_set1(0));
-    decode_mix(p->dtype, alpha, lowered, s->x, pn->pitch, s->v, count, p->dim_v, s->o, pn->dvp,
-               s->v);
+    const decode_sums sums = {.alpha = alpha,
+                              .lowered = lowered,
+                              .p = s->x,
+                              .pitch = pn->pitch,
+                              .v = {.at = s->v, .ahead = s->v, .count = count, .dim = p->dim_v},
+                              .o = s->o,
+                              .o_stride = pn->dvp};
+    decode_mix(p->dtype, sums);
     brief_store(pn, s->o, state);
 }
 

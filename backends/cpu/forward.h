@@ -65,8 +65,8 @@ INLINE void forward_scores(forward *f, span s, bool paired)
 static void mix_columns(forward *f, span s, const float *alpha)
 {
     const panel *const pn = &f->panel;
-    product_columns(pn->p->dim_v, f->fresh, alpha, pn->v, s.padded, pn->x, pn->br, f->ot, pn->br,
-                    pn->width);
+    const product_of vp = {.a = pn->v, .b = pn->x, .b_stride = pn->br, .depth = s.padded};
+    product_columns(pn->p->dim_v, f->fresh, alpha, vp, f->ot, pn->br, pn->width);
     if (f->lowered != 1) {
         scale_rows(f->ot, pn->p->dim_v, pn->br, pn->width, fv_set1(f->lowered));
     }

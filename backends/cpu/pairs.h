@@ -266,7 +266,9 @@ static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride
                        int64_t columns)
 {
     (void)a_stride, (void)c_stride;
-    product_rows_pairs(0, rows, a, depth, (const void *)b, b_stride, c, 0, columns, NO_PREFETCH);
+    const product_of_pairs ab = {
+        .a = a, .b = (const void *)b, .b_stride = b_stride, .depth = depth};
+    product_rows_pairs(0, rows, ab, c, 0, columns, NO_PREFETCH);
 }
 
 static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,
@@ -285,15 +287,17 @@ static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_
                           float *c, int64_t columns)
 {
     (void)transposed;
-    product_columns_pairs(rows, fresh, NULL, a, depth, (const void *)b, b_stride, c, pn->br,
-                          columns);
+    const product_of_pairs ab = {
+        .a = a, .b = (const void *)b, .b_stride = b_stride, .depth = depth};
+    product_columns_pairs(rows, fresh, NULL, ab, c, pn->br, columns);
 }
 
 /* ot = ot alpha + V^T P^T; fresh: what ot holds counts as 0 */
 static void pairs_mix(const panel *pn, span s, bool fresh, const float *alpha, float *ot)
 {
-    product_columns_pairs(pn->p->dim_v, fresh, alpha, pn->v_pairs, s.padded / 2,
-                          (const void *)pn->x, pn->br, ot, pn->br, pn->width);
+    const product_of_pairs vp = {
+        .a = pn->v_pairs, .b = (const void *)pn->x, .b_stride = pn->br, .depth = s.padded / 2};
+    product_columns_pairs(pn->p->dim_v, fresh, alpha, vp, ot, pn->br, pn->width);
 }
 
 #endif

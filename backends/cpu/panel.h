@@ -556,7 +556,8 @@ static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *con
         const int64_t step = fattn_min64(keys - j, COPY_STEP);
         copy_keys(pn, pn->next_tile, later.next);
         later.goes_on = j + step < keys;
-        later = product_rows(0, step, a + j, dim, t, pn->br, x + j, r, pn->width, later);
+        const product_of kq = {.a = a + j, .b = t, .b_stride = pn->br, .depth = dim};
+        later = product_rows(0, step, kq, x + j, r, pn->width, later);
     }
     return later;
 }
@@ -585,9 +586,11 @@ static prefetch_list dot_parts(const panel *pn, int64_t keys, const float *const
         for (int64_t k = 0; k < keys; k++) {
             part[k] = a[k] + c;
         }
-        const prefetch_list left =
-            product_rows(c == 0 ? 0 : 1, keys, part, fattn_min64(dim - c, PART_TERMS),
-                         t + c * pn->br, pn->br, x, r, pn->width, now);
+        const product_of kq = {.a = part,
+                               .b = t + c * pn->br,
+                               .b_stride = pn->br,
+                               .depth = fattn_min64(dim - c, PART_TERMS)};
+        const prefetch_list left = product_rows(c == 0 ? 0 : 1, keys, kq, x, r, pn->width, now);
         later = c == 0 ? left : later;
     }
     return later;
@@ -607,10 +610,10 @@ static void dot_rows(const panel *pn, span s, bool scores, const float *const *a
         if (past <= j) {
             continue;
         }
-        later = parts ? dot_parts(pn, past - j, a + j, dim, t, x + j, r, later)
-                : pn->next_tile
-                    ? dot_copying(pn, past - j, a + j, dim, t, x + j, r, later)
-                    : product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
+        const product_of kq = {.a = a + j, .b = t, .b_stride = pn->br, .depth = dim};
+        later = parts           ? dot_parts(pn, past - j, a + j, dim, t, x + j, r, later)
+                : pn->next_tile ? dot_copying(pn, past - j, a + j, dim, t, x + j, r, later)
+                                : product_rows(0, past - j, kq, x + j, r, pn->width, later);
         j = past;
     }
 }

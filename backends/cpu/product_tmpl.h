@@ -26,6 +26,13 @@
 /* Words of a cache line. */
 #define LINE (CACHE_LINE / (int64_t)sizeof(WORD))
 
+/* What is multiplied, and how many terms a sum has. */
+typedef struct PRODUCT(product_of) {
+    const WORD *const *a; /* rows */
+    const WORD *b;        /* [depth][b_stride], whole vectors */
+    int64_t b_stride, depth;
+} PRODUCT(product_of);
+
 /* sum += A B of the groups of terms at r, as many as `steps`, a literal. */
 INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const WORD *const *a,
                                 int64_t r, const WORD *b, int64_t b_stride)
@@ -45,13 +52,16 @@ INLINE void PRODUCT(rows_steps)(int nq, int steps, fv sum[FV_NK][FV_NQ], const W
     }
 }
 
-/* last: lanes of the last vector that C has; FV_LANES for all. ahead: rows of the next tile, which
- * full tiles fetch from the second-level cache meanwhile; and all fetch what they add to, and the
- * rows later .. past - 1. */
-INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const *a,
-                               const WORD *const *ahead, const prefetch_row *later,
-                               const prefetch_row *past, int64_t depth, const WORD *b,
-                               int64_t b_stride, float *const *c, int64_t column)
+/* What a tile of product_rows() fetches meanwhile. */
+typedef struct PRODUCT(rows_ahead) {
+    const WORD *const *a; /* the rows of the next tile, from the second-level cache */
+    const prefetch_row *later, *past;
+} PRODUCT(rows_ahead);
+
+/* The first FV_NK rows of A, and nq vectors of columns from `column` on, of which the last has
+ * `last` lanes. c: rows, which are fetched as well where they are added to */
+INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of) ab,
+                               PRODUCT(rows_ahead) ahead, float *const *c, int64_t column)
 {
     fv sum[FV_NK][FV_NQ];
     for (int k = 0; k < FV_NK; k++) {
@@ -61,26 +71,26 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
     }
     int64_t r = 0;
     /* One step of the FV_NK pointers serves a round: 2 % of a forward at d 128. */
-    for (; r + ROWS_UNROLL * FV_FACTORS <= depth; r += ROWS_UNROLL * FV_FACTORS) {
+    for (; r + ROWS_UNROLL * FV_FACTORS <= ab.depth; r += ROWS_UNROLL * FV_FACTORS) {
         if (r % LINE == 0) {
             for (int k = 0; k < FV_NK && nq > 1; k++) {
-                __builtin_prefetch(ahead[k] + r);
+                __builtin_prefetch(ahead.a[k] + r);
             }
             for (int q = 0; q < nq && times != 0 && r / LINE < FV_NK; q++) {
                 __builtin_prefetch(c[r / LINE] + column + q * FV_LANES, 1);
             }
-            prefetch_lines(later, past, r * (int64_t)sizeof(WORD));
+            prefetch_lines(ahead.later, ahead.past, r * (int64_t)sizeof(WORD));
         }
-        PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, a, r, b, b_stride);
+        PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, ab.a, r, ab.b, ab.b_stride);
     }
-    for (; r + FV_FACTORS <= depth; r += FV_FACTORS) {
-        PRODUCT(rows_steps)(nq, 1, sum, a, r, b, b_stride);
+    for (; r + FV_FACTORS <= ab.depth; r += FV_FACTORS) {
+        PRODUCT(rows_steps)(nq, 1, sum, ab.a, r, ab.b, ab.b_stride);
     }
-    if (FV_FACTORS > 1 && r < depth) {
+    if (FV_FACTORS > 1 && r < ab.depth) {
         for (int k = 0; k < FV_NK; k++) {
-            const FACTORS factor = FACTORS_ONE(a[k] + r);
+            const FACTORS factor = FACTORS_ONE(ab.a[k] + r);
             for (int q = 0; q < nq; q++) {
-                const ROW row = ROW_LOAD(b + r * b_stride + q * FV_LANES);
+                const ROW row = ROW_LOAD(ab.b + r * ab.b_stride + q * FV_LANES);
                 sum[k][q] = MULADD(factor, 0, row, sum[k][q]);
             }
         }
@@ -103,14 +113,13 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, const WORD *const 
 
 /*
  * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows and columns
- * from `first` on; register tiles take a step of `later` each. Returns what is left of that.
- * a: [rows][depth] by rows; b: [depth][columns], padded to vectors; c: [rows][columns] by rows, not
- * padded.
+ * first .. columns - 1; register tiles take a step of `later` each. Returns what is left of that.
+ * a: rows of [depth]; c: rows of floats, not padded.
  * Not cloned: gcc, told what `times` is, keeps some sums on the stack.
  */
-static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows, const WORD *const *a,
-                                                   int64_t depth, const WORD *b, int64_t b_stride,
-                                                   float *const *c, int64_t first, int64_t columns,
+static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows,
+                                                   PRODUCT(product_of) ab, float *const *c,
+                                                   int64_t first, int64_t columns,
                                                    prefetch_list later)
 {
     int64_t vectors;
@@ -119,15 +128,16 @@ static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows, co
         vectors = tile_vectors(left);
         const int last = (int)fattn_min64(left - (vectors - 1) * FV_LANES, FV_LANES);
         for (int64_t k = 0; k < rows; k += FV_NK) {
-            const WORD *const *const ahead =
-                a + (k + FV_NK < rows || later.goes_on ? k + FV_NK : k);
-            const prefetch_row *const row = later.rows + fattn_min64(later.next, later.count);
+            const bool more = k + FV_NK < rows || later.goes_on;
+            PRODUCT(rows_ahead) ahead = {.a = ab.a + (more ? k + FV_NK : k)};
+            PRODUCT(product_of) tile = ab;
+            tile.a = ab.a + k;
+            tile.b = ab.b + column;
+            ahead.later = later.rows + fattn_min64(later.next, later.count);
             later.next += later.step;
-            const prefetch_row *const past = later.rows + fattn_min64(later.next, later.count);
-            prefetch_rest(row, past, (depth + LINE - 1) / LINE * CACHE_LINE);
-#define TILE(nq)       \
-    PRODUCT(rows_tile) \
-    (nq, last, times, a + k, ahead, row, past, depth, b + column, b_stride, c + k, column)
+            ahead.past = later.rows + fattn_min64(later.next, later.count);
+            prefetch_rest(ahead.later, ahead.past, (ab.depth + LINE - 1) / LINE * CACHE_LINE);
+#define TILE(nq) PRODUCT(rows_tile)(nq, last, times, tile, ahead, c + k, column)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
@@ -135,9 +145,9 @@ static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows, co
     return later;
 }
 
-/* sum[m] = sum_r A_r[first + m] B[r] of nm rows by nq vectors, literals. */
-INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], const WORD *const *a,
-                                 int64_t first, int64_t depth, const WORD *b, int64_t b_stride)
+/* sum[m] = sum_r A_r[first + m] B[r] for nm rows by nq vectors, literals. */
+INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], PRODUCT(product_of) ab,
+                                 int64_t first)
 {
     const int group = nm < FV_FACTORS ? nm : FV_FACTORS;
     for (int m = 0; m < nm; m++) {
@@ -145,12 +155,12 @@ INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], const WORD *co
             sum[m][q] = fv_set1(0);
         }
     }
-    for (int64_t r = 0; r < depth; r++) {
-        const WORD *const factors = a[r] + first;
+    for (int64_t r = 0; r < ab.depth; r++) {
+        const WORD *const factors = ab.a[r] + first;
         __builtin_prefetch(factors + nm); /* of the next tile */
         ROW row[FV_NQ];
         for (int q = 0; q < nq; q++) {
-            row[q] = ROW_LOAD(b + r * b_stride + q * FV_LANES);
+            row[q] = ROW_LOAD(ab.b + r * ab.b_stride + q * FV_LANES);
         }
         for (int m = 0; m < nm; m += group) {
             const FACTORS factor =
@@ -163,25 +173,33 @@ INLINE void PRODUCT(columns_sum)(int nm, int nq, fv sum[][FV_NQ], const WORD *co
     }
 }
 
-/* alpha: of columns, beta: of rows; one of them or none. */
-INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, const float *beta,
-                                  const WORD *const *a, int64_t first, int64_t depth, const WORD *b,
-                                  int64_t b_stride, float *c, int64_t c_stride)
+/* C of a tile of columns. */
+typedef struct PRODUCT(column_sums) {
+    bool fresh;        /* what C holds counts as 0 */
+    const fv *alpha;   /* [nq] factors of what C holds, one a column, */
+    const float *beta; /* [nm] or one a row; at most one of the two is not NULL */
+    float *c;          /* [nm][c_stride] */
+    int64_t c_stride;
+} PRODUCT(column_sums);
+
+/* C of nm rows from `first` on by nq vectors, literals. */
+INLINE void PRODUCT(columns_tile)(int nm, int nq, PRODUCT(product_of) ab, int64_t first,
+                                  PRODUCT(column_sums) to)
 {
     fv sum[2 * FV_NK][FV_NQ];
-    PRODUCT(columns_sum)(nm, nq, sum, a, first, depth, b, b_stride);
+    PRODUCT(columns_sum)(nm, nq, sum, ab, first);
 #pragma GCC unroll 16
     for (int m = 0; m < nm; m++) {
         for (int q = 0; q < nq; q++) {
-            float *const at = c + m * c_stride + q * FV_LANES;
-            if (fresh) {
+            float *const at = to.c + m * to.c_stride + q * FV_LANES;
+            if (to.fresh) {
                 fv_store(at, sum[m][q]);
                 continue;
             }
             const fv before = fv_load(at);
-            fv_store(at, alpha  ? fv_muladd(before, alpha[q], sum[m][q])
-                         : beta ? fv_muladd(before, fv_set1(beta[m]), sum[m][q])
-                                : fv_add(before, sum[m][q]));
+            fv_store(at, to.alpha  ? fv_muladd(before, to.alpha[q], sum[m][q])
+                         : to.beta ? fv_muladd(before, fv_set1(to.beta[m]), sum[m][q])
+                                   : fv_add(before, sum[m][q]));
         }
     }
 }
@@ -189,12 +207,11 @@ INLINE void PRODUCT(columns_tile)(int nm, int nq, bool fresh, const fv *alpha, c
 /*
  * C[m] = C[m] alpha + sum_r A_r[m] B[r] for m < rows, any number. alpha: NULL for 1. fresh: what C
  * holds counts as 0.
- * a: [depth][rows] by rows; b: [depth][columns], c: [rows][columns], alpha: [columns], padded to
- * vectors.
+ * a: rows of [rows]; c: [rows][columns], alpha: [columns], padded to vectors.
  */
 static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alpha,
-                                     const WORD *const *a, int64_t depth, const WORD *b,
-                                     int64_t b_stride, float *c, int64_t c_stride, int64_t columns)
+                                     PRODUCT(product_of) ab, float *c, int64_t c_stride,
+                                     int64_t columns)
 {
     int64_t vectors;
     for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
@@ -203,48 +220,49 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
         for (int64_t q = 0; alpha && q < vectors; q++) {
             factor[q] = fv_load(alpha + column + q * FV_LANES);
         }
-        const fv *const scale = alpha ? factor : NULL;
+        PRODUCT(product_of) tile = ab;
+        tile.b = ab.b + column;
+        PRODUCT(column_sums)
+        to = {.fresh = fresh, .alpha = alpha ? factor : NULL, .c_stride = c_stride};
         int64_t m = 0;
+#define TILE(nm, nq)                  \
+    to.c = c + m * c_stride + column; \
+    PRODUCT(columns_tile)(nm, nq, tile, m, to)
+#define ROWS_TILE(nq) TILE(FV_NK, nq)
+#define ROW_TILE(nq) TILE(1, nq)
         /* Few sums would wait for themselves, and each line of A come twice. */
         for (; vectors == 1 && m + 2 * FV_NK <= rows; m += 2 * FV_NK) {
-            PRODUCT(columns_tile)
-            (2 * FV_NK, 1, fresh, scale, NULL, a, m, depth, b + column, b_stride,
-             c + m * c_stride + column, c_stride);
+            TILE(2 * FV_NK, 1);
         }
         for (; m + FV_NK <= rows; m += FV_NK) {
-#define TILE(nq)                                                                                  \
-    PRODUCT(columns_tile)                                                                         \
-    (FV_NK, nq, fresh, scale, NULL, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
-     c_stride)
-            PRODUCT_WIDTHS(vectors, TILE)
-#undef TILE
+            PRODUCT_WIDTHS(vectors, ROWS_TILE)
         }
         for (; m < rows; m++) {
-#define TILE(nq)                                                                              \
-    PRODUCT(columns_tile)                                                                     \
-    (1, nq, fresh, scale, NULL, a, m, depth, b + column, b_stride, c + m * c_stride + column, \
-     c_stride)
-            PRODUCT_WIDTHS(vectors, TILE)
-#undef TILE
+            PRODUCT_WIDTHS(vectors, ROW_TILE)
         }
+#undef ROW_TILE
+#undef ROWS_TILE
+#undef TILE
     }
 }
 
 /* As product_values(), fresh and whether there is beta being literals, or gcc makes one slow tile
  * for both. */
-INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta, const WORD *const *a,
-                                 int64_t depth, const WORD *b, int64_t b_stride, float *c,
-                                 int64_t c_stride, int64_t columns)
+INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta,
+                                 PRODUCT(product_of) ab, float *c, int64_t c_stride,
+                                 int64_t columns)
 {
     for (int64_t m = 0; m < rows; m += FV_NK) {
-        const float *const factors = beta ? beta + m : NULL;
         int64_t vectors;
         for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
             vectors = tile_vectors(columns - column);
-#define TILE(nq)                                                         \
-    PRODUCT(columns_tile)                                                \
-    (FV_NK, nq, fresh, NULL, factors, a, m, depth, b + column, b_stride, \
-     c + m * c_stride + column, c_stride)
+            PRODUCT(product_of) tile = ab;
+            tile.b = ab.b + column;
+            const PRODUCT(column_sums) to = {.fresh = fresh,
+                                             .beta = beta ? beta + m : NULL,
+                                             .c = c + m * c_stride + column,
+                                             .c_stride = c_stride};
+#define TILE(nq) PRODUCT(columns_tile)(FV_NK, nq, tile, m, to)
             PRODUCT_WIDTHS(vectors, TILE)
 #undef TILE
         }
@@ -256,23 +274,22 @@ INLINE void PRODUCT(values_rows)(int64_t rows, bool fresh, const float *beta, co
  * holds counts as 0.
  */
 APART void PRODUCT(product_values)(int64_t rows, bool fresh, const float *beta,
-                                   const WORD *const *a, int64_t depth, const WORD *b,
-                                   int64_t b_stride, float *c, int64_t c_stride, int64_t columns)
+                                   PRODUCT(product_of) ab, float *c, int64_t c_stride,
+                                   int64_t columns)
 {
     if (fresh) {
-        PRODUCT(values_rows)(rows, true, NULL, a, depth, b, b_stride, c, c_stride, columns);
+        PRODUCT(values_rows)(rows, true, NULL, ab, c, c_stride, columns);
     } else {
-        PRODUCT(values_rows)(rows, false, beta, a, depth, b, b_stride, c, c_stride, columns);
+        PRODUCT(values_rows)(rows, false, beta, ab, c, c_stride, columns);
     }
 }
 
-/* dtype: a literal; factors: of rows, or NULL */
-INLINE void PRODUCT(results_tile)(int nq, const float *factors, const WORD *const *a, int64_t first,
-                                  int64_t depth, const WORD *b, int64_t b_stride, fattn_dtype dtype,
-                                  char *c, int64_t step)
+/* FV_NK rows from `first` on. dtype: a literal; factors: of rows, or NULL; c: `step` bytes apart */
+INLINE void PRODUCT(results_tile)(int nq, const float *factors, PRODUCT(product_of) ab,
+                                  int64_t first, fattn_dtype dtype, char *c, int64_t step)
 {
     fv sum[FV_NK][FV_NQ];
-    PRODUCT(columns_sum)(FV_NK, nq, sum, a, first, depth, b, b_stride);
+    PRODUCT(columns_sum)(FV_NK, nq, sum, ab, first);
 #pragma GCC unroll 8
     for (int m = 0; m < FV_NK; m++) {
         for (int q = 0; q < nq; q++) {
@@ -282,9 +299,8 @@ INLINE void PRODUCT(results_tile)(int nq, const float *factors, const WORD *cons
     store_tile(dtype, c, step, nq, sum);
 }
 
-INLINE void PRODUCT(results_as)(int64_t rows, const float *factors, const WORD *const *a,
-                                int64_t depth, const WORD *b, int64_t b_stride, fattn_dtype dtype,
-                                char *c, int64_t step, int64_t columns)
+INLINE void PRODUCT(results_as)(fattn_dtype dtype, int64_t rows, const float *factors,
+                                PRODUCT(product_of) ab, char *c, int64_t step, int64_t columns)
 {
     for (int64_t next = 0; next < rows; next += FV_NK) {
         const int64_t m = fattn_min64(next, rows - FV_NK);
@@ -292,10 +308,10 @@ INLINE void PRODUCT(results_as)(int64_t rows, const float *factors, const WORD *
         int64_t vectors;
         for (int64_t column = 0; column < columns; column += vectors * FV_LANES) {
             char *const to = c + m * step + column * SIZE_OF(dtype);
+            PRODUCT(product_of) tile = ab;
+            tile.b = ab.b + column;
             vectors = tile_vectors(columns - column);
-#define TILE(nq)          \
-    PRODUCT(results_tile) \
-    (nq, of_rows, a, m, depth, b + column, b_stride, dtype, to, step)
+#define TILE(nq) PRODUCT(results_tile)(nq, of_rows, tile, m, dtype, to, step)
             if (FV_PAIRS && dtype == FATTN_BF16 && vectors > 1) { /* two are rounded at a time */
                 vectors = 2;
                 TILE(2 <= FV_NQ ? 2 : 1);
@@ -310,15 +326,12 @@ INLINE void PRODUCT(results_as)(int64_t rows, const float *factors, const WORD *
 /*
  * C[m] = factors[m] sum_r A_r[m] B[r] for m < rows, any number from FV_NK on, as the last ones can
  * be made twice; factors: NULL for 1.
- * a: [depth][rows] by rows; b: [depth][columns], whole vectors; c: rows of dtype, `step` bytes
- * apart.
+ * a: rows of [rows]; columns: whole vectors; c: rows of dtype, `step` bytes apart.
  */
-APART void PRODUCT(product_results)(int64_t rows, const float *factors, const WORD *const *a,
-                                    int64_t depth, const WORD *b, int64_t b_stride,
+APART void PRODUCT(product_results)(int64_t rows, const float *factors, PRODUCT(product_of) ab,
                                     fattn_dtype dtype, char *c, int64_t step, int64_t columns)
 {
-#define RESULTS(dtype) \
-    PRODUCT(results_as)(rows, factors, a, depth, b, b_stride, dtype, c, step, columns)
+#define RESULTS(dtype) PRODUCT(results_as)(dtype, rows, factors, ab, c, step, columns)
     switch (dtype) {
     case FATTN_F16: RESULTS(FATTN_F16); break;
     case FATTN_BF16: RESULTS(FATTN_BF16); break;

@@ -376,8 +376,10 @@ static void mix_rows(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    const int64_t v_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp;
-    const float *const *const x = (const float *const *)pn->x_rows;
+    const product_of weighted = {.a = (const float *const *)pn->x_rows,
+                                 .b = pn->v[0],
+                                 .b_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp,
+                                 .depth = s.live};
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
         const fv share = meet_sink(f, r);
         const fv factor = fv_mul(share, fattn_softmax_normaliser(state_load(f, r)));
@@ -387,12 +389,11 @@ static void mix_rows(forward *f, span s, const float *beta)
     f->normalised = f->only;
     f->placed = belongs(f);
     if (f->placed) {
-        product_results(pn->rows, NULL, x, s.live, pn->v[0], v_stride, p->dtype_o, row_of_o(pn, 0),
+        product_results(pn->rows, NULL, weighted, p->dtype_o, row_of_o(pn, 0),
                         p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
         return;
     }
-    product_values(row_steps(pn), f->fresh, beta, x, s.live, pn->v[0], v_stride, f->o, pn->dvp,
-                   p->dim_v);
+    product_values(row_steps(pn), f->fresh, beta, weighted, f->o, pn->dvp, p->dim_v);
     if (f->lowered != 1) {
         scale_rows(f->o, row_steps(pn), pn->dvp, pn->dvp, fv_set1(f->lowered));
     }
@@ -404,7 +405,8 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    const int64_t depth = (s.live + 1) / 2;
+    const product_of_pairs weighted = {
+        .a = pn->x_pairs, .b = pn->v_pairs[0], .b_stride = pn->dvp, .depth = (s.live + 1) / 2};
     f->placed = f->normalised = belongs(f);
     if (f->placed) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
@@ -412,13 +414,11 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
             fv_store(f->alpha + r, fv_mul(share, fattn_softmax_normaliser(state_load(f, r))));
         }
         f->sink_waits = false;
-        product_results_pairs(pn->rows, f->alpha, pn->x_pairs, depth, pn->v_pairs[0], pn->dvp,
-                              p->dtype_o, row_of_o(pn, 0), p->o.seq * fattn_dtype_size(p->dtype_o),
-                              p->dim_v);
+        product_results_pairs(pn->rows, f->alpha, weighted, p->dtype_o, row_of_o(pn, 0),
+                              p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
         return;
     }
-    product_values_pairs(row_steps(pn), f->fresh, beta, pn->x_pairs, depth, pn->v_pairs[0], pn->dvp,
-                         f->o, pn->dvp, p->dim_v);
+    product_values_pairs(row_steps(pn), f->fresh, beta, weighted, f->o, pn->dvp, p->dim_v);
 }
 #else
 #define mix_rows_pairs(f, s, beta) ((void)(f), (void)(s), (void)(beta))

@@ -15,6 +15,7 @@
 #ifndef FATTN_CPU_DECODE_H
 #define FATTN_CPU_DECODE_H
 
+#include "backends/cpu/dots.h"
 #include "backends/cpu/parts.h"
 #include "backends/cpu/soften.h"
 
@@ -663,25 +664,11 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
     }
 }
 
-/* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
- * not occupy more cores. */
-static bool occupies(const fattn_problem *p)
-{
-    return p->seqlen_k <= 1024 || p->batch * p->heads_k >= 8;
-}
-
-/*
- * Sums over lanes cost more than arranging queries (forward.h) where rows are many and
- *  - keys are so few that memory does not set the pace, and are used as they lie, or rows fill
- *    several vectors; or
- *  - pairs are multiplied.
- */
+/* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
+ * that memory does not set the pace, unless these would be copied for rows of one vector. */
 static bool decode_pays(const fattn_problem *p)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
-    if (FV_PAIRS && p->dtype == FATTN_BF16) {
-        return rows <= DECODE_ROWS / 2 || !occupies(p);
-    }
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CPU kernels, compiled once for each instruction set. Parameters:
+ * The kernels of floats, compiled once for each instruction set. Parameters:
  *
  *     FATTN_ISA    its name, a word: the object's only global is fattn_cpu_<name>
  *     FATTN_VEC    the header with its vocabulary, in quotes; vec_scalar.h says what that is
  *
  * Nothing but standard C and that vocabulary is used below, so a new instruction set is a new
- * header.
+ * header. Those that multiply pairs of bf16 as well are units of their own (pairs_tmpl.c).
  */
-#include "backends/cpu/backward_run.h"
+#include "backends/cpu/backward_floats.h"
 #include "backends/cpu/brief.h"
-#include "backends/cpu/forward.h"
+#include "backends/cpu/forward_floats.h"
 #include "backends/cpu/peak_loops.h"
 
 #define CPU_DTYPES \
@@ -35,27 +35,6 @@ static const fattn_cpu_kernel kernels[] = {
         .shared = forward_shared,
         .phases = {{decode_count, decode_work}, {merge_count, merge_work}},
     },
-#if FV_PAIRS
-    {
-        .row = {.name = KERNEL_NAME("forward_pairs"),
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),
-                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL,
-                .dim_max = 256,
-                .packs_groups = true,
-                .splits_keys = true,
-                .split_keys = 2048,
-                .pays = pairs_pay,
-                .tiles = forward_tiles,
-                .rounds = FORWARD_ROUNDS,
-                .block_rows = pairs_block_rows,
-                .fast_bytes = forward_fast_bytes,
-                .workspace = forward_workspace},
-        .scratch = forward_scratch,
-        .shared = forward_shared,
-        .phases = {{forward_count, pairs_work}, {merge_count, merge_work}},
-    },
-#endif
     {
         .row = {.name = KERNEL_NAME("forward"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
@@ -74,25 +53,6 @@ static const fattn_cpu_kernel kernels[] = {
         .shared = forward_shared,
         .phases = {{forward_count, forward_work}, {merge_count, merge_work}},
     },
-#if FV_PAIRS
-    {
-        .row = {.name = KERNEL_NAME("backward_pairs"),
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),
-                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
-                .dim_max = 256,
-                .own_dtype_o = true, /* dO is an operand */
-                .packs_groups = true,
-                .tiles = backward_pairs_tiles,
-                .fast_bytes = pairs_fast_bytes,
-                .workspace = pairs_workspace},
-        .scratch = pairs_scratch,
-        .shared = backward_shared,
-        .phases = {{clear_count, clear_work},
-                   {backward_count, backward_work_pairs},
-                   {finish_count, finish_work}},
-    },
-#endif
     {
         .row = {.name = KERNEL_NAME("backward"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),

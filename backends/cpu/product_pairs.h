@@ -5,7 +5,6 @@
 
 #include "backends/cpu/product_tile.h"
 
-#if FV_PAIR_VECTORS
 #define PRODUCT(name) name##_pairs
 #define WORD bf16_pair
 #define ROW pv
@@ -15,6 +14,5 @@
 #define FACTORS_LOAD(x) pf_load(x)
 #define MULADD(a, n, b, c) pf_muladd(a, n, b, c)
 #include "backends/cpu/product_tmpl.h"
-#endif
 
 #endif

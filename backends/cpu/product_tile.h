@@ -4,7 +4,7 @@
 #define FATTN_CPU_PRODUCT_TILE_H
 
 #include "backends/cpu/prefetch.h"
-#include "backends/cpu/rows.h"
+#include "backends/cpu/round.h"
 #include "core/band.h"
 
 /* Groups of terms a round. Where registers do not hold the operands of a second group, be it of

@@ -115,12 +115,12 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of
  * C_k = sum_r A_k[r] B[r], or += `times` times it, where that is not 0, for k < rows and columns
  * first .. columns - 1; register tiles take a step of `later` each. Returns what is left of that.
  * a: rows of [depth]; c: rows of floats, not padded.
- * Not cloned: gcc, told what `times` is, keeps some sums on the stack.
+ * Not cloned: gcc, told what `times` is, keeps some sums on the stack. Units of pairs do without
+ * that of floats.
  */
-static NOCLONE prefetch_list PRODUCT(product_rows)(float times, int64_t rows,
-                                                   PRODUCT(product_of) ab, float *const *c,
-                                                   int64_t first, int64_t columns,
-                                                   prefetch_list later)
+static NOCLONE __attribute__((unused)) prefetch_list
+PRODUCT(product_rows)(float times, int64_t rows, PRODUCT(product_of) ab, float *const *c,
+                      int64_t first, int64_t columns, prefetch_list later)
 {
     int64_t vectors;
     for (int64_t column = first; column < columns; column += vectors * FV_LANES) {
@@ -312,7 +312,7 @@ INLINE void PRODUCT(results_as)(fattn_dtype dtype, int64_t rows, const float *fa
             tile.b = ab.b + column;
             vectors = tile_vectors(columns - column);
 #define TILE(nq) PRODUCT(results_tile)(nq, of_rows, tile, m, dtype, to, step)
-            if (FV_PAIRS && dtype == FATTN_BF16 && vectors > 1) { /* two are rounded at a time */
+            if (FV_PAIRS && dtype == FATTN_BF16 && vectors > 1) { /* rounded two at a time */
                 vectors = 2;
                 TILE(2 <= FV_NQ ? 2 : 1);
                 continue;

@@ -19,7 +19,6 @@
 #ifndef FV_TILES
 #define FV_TILES 0
 #endif
-#define FV_PAIR_VECTORS (FV_PAIRS && !FV_TILES) /* vectors of pairs are multiplied */
 
 _Static_assert(FV_ND % FV_NK == 0 && FV_ND % FV_LANES == 0, "tiles of keys hold whole steps");
 
@@ -36,7 +35,7 @@ static inline fv ff_muladd(ff a, int n, fv b, fv c)
     return fv_muladd(a, b, c);
 }
 
-#if FV_PAIR_VECTORS
+#if FV_PAIRS
 typedef pv pf;
 static inline pf pf_set1(const void *pair) { return pv_set1(pair); }
 static inline pf pf_load(const void *pair) { return pv_set1(pair); }

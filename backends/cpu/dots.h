@@ -20,7 +20,8 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
     }
 }
 
-/* rows[n] = row r + n of q for n < FV_LANES; zeros for rows past the last. rows: [FV_LANES][dp] */
+/* rows[n] = row r + n of q for n < FV_LANES; zeros for rows past the last. rows:
+ * [FV_LANES][d_pad] */
 static void load_some_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
                               int64_t r, float *rows)
 {
@@ -38,16 +39,16 @@ static void load_some_queries(const panel *pn, const void *tensor, const fattn_s
     }
     for (int64_t n = 0; n < FV_LANES; n++) {
         if (r + n < pn->rows) {
-            row_load(rows + n * pn->dp, dtype,
+            row_load(rows + n * pn->d_pad, dtype,
                      element(tensor, dtype, query_index(pn, strides, r + n)), dim);
         } else {
-            fill(rows + n * pn->dp, pn->dp, 0);
+            fill(rows + n * pn->d_pad, pn->d_pad, 0);
         }
     }
 }
 
-/* t[c][r] = rows of q; zeros for rows past the last. t: [dp][br]; rows: scratch,
- * [FV_LANES][dp] */
+/* t[c][r] = rows of q; zeros for rows past the last. t: [d_pad][br]; rows: scratch,
+ * [FV_LANES][d_pad] */
 static void transpose_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
                               float *rows, float *t)
 {
@@ -60,7 +61,7 @@ static void transpose_queries(const panel *pn, const void *tensor, const fattn_s
             continue;
         }
         load_some_queries(pn, tensor, strides, r, rows);
-        transpose(rows, pn->dp, FV_LANES, pn->dp, t + r, pn->br);
+        transpose(rows, pn->d_pad, FV_LANES, pn->d_pad, t + r, pn->br);
     }
 }
 

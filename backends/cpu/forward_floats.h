@@ -47,10 +47,10 @@ static bool load_floats(const forward *f, span s, cached_tile *cached)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    load_keys(pn, s, cached->keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
+    load_keys(pn, s, cached->keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
     cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
     if (p->outputs & FATTN_OUT_O) {
-        load_keys(pn, s, cached->values, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v,
+        load_keys(pn, s, cached->values, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
                   NULL);
         cached->values = (int32_t)fattn_max64(cached->values, s.live);
     }

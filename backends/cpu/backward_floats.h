@@ -4,6 +4,7 @@
 #define FATTN_CPU_BACKWARD_FLOATS_H
 
 #include "backends/cpu/backward_run.h"
+#include "backends/cpu/cost.h"
 #include "backends/cpu/dots.h"
 
 /* The stride of rows of n floats that are to lie an odd number of cache lines apart, so that
@@ -134,8 +135,8 @@ static int64_t register_tiles(span s, int64_t columns)
     return s.padded / FV_NK * ((columns + TILE_GROUP - 1) / TILE_GROUP);
 }
 
-/* What a product of `tiles` register tiles fetches for the next one, where rows of keys are a page
- * apart: those that will be copied or added to. */
+/* The rows of keys that the next product copies or adds to, spread over `tiles` register tiles of
+ * this one; none where they are less than a page apart. */
 static prefetch_list fetch_keys(const backward *g, span s, const void *tensor, fattn_dtype dtype,
                                 const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
@@ -197,7 +198,8 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     }
 }
 
-/* Where scores and dP are not computed they are 0, for what comes of them is multiplied by 0. */
+/* Scores and dP that are not computed are set to 0: their weights are 0, and 0 times what the
+ * scratch held could be NaN. */
 static void clear_unseen(backward *g, span s)
 {
     const panel *const pn = &g->panel;
@@ -307,8 +309,11 @@ static const fattn_tile backward_tiles[] = {
     {TILE_ROWS(16), 32},  {0, 0}};
 _Static_assert(176 % FV_LANES == 0, "blocks are whole vectors");
 
-/* What those cost a block, in rows' time. */
-static int64_t backward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 14 : 27; }
+static double backward_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+{
+    const fattn_cpu_blocks blocks = {.extra_rows = keys_in_place(p) ? 14 : 27, .in_order = true};
+    return fattn_cpu_cost(p, limits, tile, blocks);
+}
 
 static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {

@@ -115,9 +115,9 @@ static void raise_pairs(float *pairs, int64_t rows, int64_t stride, int64_t n)
 }
 
 /*
- * Products of pairs drop what is below the normal range, as all is that comes of a dO of that size.
- * Where all dO of a panel are below 2^-63 they are therefore taken 2^64 times as large, and what is
- * summed of them is lowered again; dS only if dlse is small as well, else it is what dS is about.
+ * Products of pairs drop numbers below the normal range, and a dO below 2^-63 makes nothing else.
+ * Where all dO of a panel are that small, they are taken 2^64 times as large and their sums are
+ * scaled back. For dS this holds only if dlse is small as well; otherwise dlse decides its size.
  */
 static void lift(backward *g, unsigned bits)
 {
@@ -142,8 +142,8 @@ static void lift(backward *g, unsigned bits)
     }
 }
 
-/* As load_delta(). Where dropout leaves a row of o only what weighs next to nothing, delta is what
- * dS of the other keys is about, and o is taken 2^64 times as large. */
+/* As load_delta(). Dropout may leave a row of o nothing but tiny weights; delta then decides dS of
+ * the other keys, and o is taken 2^64 times as large. */
 static void load_delta_pairs(backward *g, int64_t r)
 {
     const panel *const pn = &g->panel;
@@ -257,8 +257,8 @@ static seen_rows rows_of(const panel *pn, span s)
     return seen;
 }
 
-/* tensor[j] += factor weights[j] rows for the keys of the tile, whose turn it is after the sums.
- * weights: [bc] rows of [br]; rows: zipped */
+/* tensor[j] += factor weights[j] rows for the keys of the tile, once the panel before has added its
+ * own. weights: [bc] rows of [br]; rows: zipped */
 static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair *const *weights,
                            const float *rows, float factor, void *tensor,
                            const fattn_strides *strides, int64_t dim, float *apart, int64_t stride,

@@ -159,8 +159,8 @@ void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
     __atomic_store_n(&progress->done, done, __ATOMIC_RELEASE);
 }
 
-/* Whoever is waited for is at work, so a short while is spent looking; but it may have lost its
- * core. */
+/* The panel that is waited for is at work, so the wait begins by spinning; but its thread may have
+ * lost its core. */
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
 {
     for (int spins = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; spins++) {
@@ -495,9 +495,8 @@ static void work_read(const void *context, int phase, int worker)
 }
 
 /* Measures with all workers at once. Rates of arithmetic are added up. Bytes are divided by the
- * time from the first worker's beginning to the last one's end: rates added up would promise more
- * than the memory has, for who ends early has read while others waited for it, and leaves them the
- * rest. */
+ * time from the first worker's beginning to the last one's end: added rates would exceed what the
+ * memory has, since a worker that ends early leaves its share to the others. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading)
 {

@@ -4,13 +4,13 @@
  * products, and every key and value is read once, in its own type, for all rows of its head; scores
  * are a dense tile (panel.h).
  *
- * A core keeps memory busy only if it asks for data long before it needs them, and so that the
- * processor's own prefetchers ask for even more than a core may: in several pages by turns, and in
- * each of them in the order of memory. So while a tile is worked on, the next one is fetched into
- * the second-level cache, rows from several places by turns. Where the heads of a key are
- * neighbours in memory, as in BSHD, one item takes several heads, which share that order: they take
- * turns with a tile of keys, and each fetches its share of the next tile of all. The last tile of
- * an item fetches the first one of the next.
+ * A core keeps memory busy only if it asks for data long before it needs them. The processor's own
+ * prefetchers ask for more than a core may, provided that the core reads several pages by turns,
+ * each in the order of memory. So while a tile is worked on, the next one is fetched into the
+ * second-level cache, rows from several places by turns. Where the heads of a key are neighbours in
+ * memory, as in BSHD, one item takes several heads, which share that order: they take turns with a
+ * tile of keys, and each fetches its share of the next tile of all. The last tile of an item
+ * fetches the first one of the next.
  */
 #ifndef FATTN_CPU_DECODE_H
 #define FATTN_CPU_DECODE_H

@@ -20,6 +20,7 @@
 #define FATTN_CPU_FORWARD_H
 
 #include "backends/cpu/ahead.h"
+#include "backends/cpu/cost.h"
 #include "backends/cpu/mix.h"
 #include "backends/cpu/soften.h"
 
@@ -248,7 +249,6 @@ INLINE int64_t attend_scratch(const fattn_problem *p, const fattn_tiling *tiling
 
 /* Blocks of as many rows as are worth the keys they load, where they leave cores some to share, and
  * smaller ones, among which the planner finds even shares. */
-#define FORWARD_ROUNDS 4
 #define BLOCK_TILES                                                                               \
     {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
         {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \
@@ -263,5 +263,14 @@ static const fattn_tile forward_tiles[] = {BLOCK_TILES,
 #endif
                                            {TILE_ROWS(16), 32},
                                            {0, 0}};
+
+/* extra_rows: what a block costs besides its rows, in their time. The largest blocks are for
+ * problems that have some for each core to share. */
+static double blocks_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile,
+                          int64_t extra_rows)
+{
+    const fattn_cpu_blocks blocks = {.extra_rows = extra_rows, .large = BLOCK_ROWS, .rounds = 4};
+    return fattn_cpu_cost(p, limits, tile, blocks);
+}
 
 #endif

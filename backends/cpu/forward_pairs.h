@@ -133,10 +133,10 @@ static bool forward_pairs_pay(const fattn_problem *p)
     return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p));
 }
 
-static int64_t pairs_block_rows(const fattn_problem *p)
+static double forward_pairs_cost(const fattn_problem *p, const fattn_limits *limits,
+                                 fattn_tile tile)
 {
-    (void)p;
-    return PAIRS_BLOCK_ROWS;
+    return blocks_cost(p, limits, tile, PAIRS_BLOCK_ROWS);
 }
 
 static int64_t forward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)

@@ -43,7 +43,8 @@ typedef struct key_copies {
     float *k, *v; /* [bc][d_pad], [bc][dv_pad] */
 } key_copies;
 
-/* Keys outside `seen` a bias of -inf hides from all rows of a panel; in `zero` it is 0 for all. */
+/* Keys by their bias: outside `seen` it is -inf for all rows of a panel, in `zero` it is 0 for
+ * all. */
 typedef struct bias_ranges {
     fattn_range seen, zero;
 } bias_ranges;
@@ -245,8 +246,9 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
     }
 }
 
-/* Turns to the rows from number `first` on of (sequence b, key/value head hk), after the layout; in
- * a dense tile, as decoding has it, or not. False when there are none. Writes no scratch. */
+/* Places the panel, after its layout, on the rows of (sequence b, key/value head hk) from number
+ * `first` on. dense: its tiles are, as those of decoding. Returns false when there are no rows.
+ * Writes no scratch. */
 static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
                         bool dense)
 {
@@ -278,7 +280,7 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     return true;
 }
 
-/* The same, and what is to be known of each row. */
+/* The same, and fills in what each row needs. */
 static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
                        bool dense)
 {
@@ -344,7 +346,7 @@ typedef struct span {
     int64_t live;   /* of them exist */
     int64_t padded; /* and are computed: live rounded up to what products work on */
     fattn_tile_kind kind;
-    fattn_range kept; /* by every row, whatever masks say; empty unless it is some of them */
+    fattn_range kept; /* in the band of every row; masks may still hide some */
     bool unbiased;    /* the bias is 0 */
 } span;
 

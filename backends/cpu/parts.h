@@ -10,7 +10,7 @@
 
 #include "backends/cpu/store.h"
 
-/* Turns to all rows of an item; false when there are none. */
+/* Places the panel on all rows of an item; false when there are none. */
 static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);

@@ -9,7 +9,8 @@
 
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
 
-/* Vectors of the next register tile: one alone is slow, so four, say, are not three and one. */
+/* Vectors of the next register tile. A tile of one vector is slow: four vectors are two and two,
+ * not three and one. */
 static int64_t tile_vectors(int64_t columns)
 {
     const int64_t vectors = vectors_of(columns);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A strip: a panel of one register tile's width, or of more, on its way through forward or
- * decoding, with what it carries from one tile of keys to the next: {m, l} of its rows and o, as
- * columns or as rows.
- * Strips of a block lie in one scratch, parts of which they share.
+ * A strip: a panel of the width of one register tile or of several, on its way through forward or
+ * decoding, with the state that it carries from one tile of keys to the next: {m, l} of its rows
+ * and o, as columns or as rows. Strips of a block lie in one scratch, parts of which they share.
  */
 #ifndef FATTN_CPU_STRIP_H
 #define FATTN_CPU_STRIP_H
@@ -159,9 +158,9 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
 /* Rows that a block of keys fetches for later, at most: results and queries, keys and values. */
 static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (count * br + bc); }
 
-/* Strips of a block: of STRIP_ROWS rows, or of more where keys are so few, one tile, that scores of
- * them take no more room than those of STRIP_ROWS and a whole tile, and opening a strip would be
- * much of its work. Not where narrow ones may be skipped, nor where no length may tell. */
+/* Strips of a block. They have STRIP_ROWS rows, or more where keys are few: opening a strip would
+ * be much of its work then, and their scores take no more room than those of STRIP_ROWS and a whole
+ * tile. Strips stay narrow where some may be skipped, and for batch-invariant rows. */
 static int64_t strips_of(const fattn_problem *p, int64_t rows)
 {
     const int64_t narrow = rows / STRIP_ROWS;

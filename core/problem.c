@@ -192,6 +192,11 @@ static fattn_status check_options(const fattn_problem *p)
                           p->window_left < -1 ? "left" : "right",
                           (long long)(p->window_left < -1 ? p->window_left : p->window_right));
     }
+    const uint64_t both = FATTN_ALIBI | FATTN_BIAS;
+    if (p->features & FATTN_ALIBI_BIAS && (p->features & both) != both) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "features has FATTN_ALIBI_BIAS without %s",
+                          p->features & FATTN_BIAS ? "FATTN_ALIBI" : "FATTN_BIAS");
+    }
     if (p->features & FATTN_ALIBI && p->alibi_batch_stride != 0 &&
         p->alibi_batch_stride < p->heads_q) {
         return fattn_fail(FATTN_INVALID_STRIDE,

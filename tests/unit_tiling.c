@@ -358,7 +358,7 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "any order will do");
     cr_assert_str_eq(fattn_feature_name(0), "causal");
     cr_assert_str_eq(fattn_feature_name(20), "checked");
-    cr_assert_null(fattn_feature_name(21));
+    cr_assert_null(fattn_feature_name(23));
 }
 
 Test(kernel, fits_or_need_not)

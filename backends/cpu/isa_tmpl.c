@@ -124,6 +124,7 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 #include "backends/cpu/peak.inl"
 
+#define CPU_FEATURES (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
 #define CPU_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
@@ -132,7 +133,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("decode"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = CPU_DTYPES,
-                .features = FATTN_FEATURES_ALL & ~FATTN_BATCH_INVARIANT,
+                .features = CPU_FEATURES & ~FATTN_BATCH_INVARIANT,
                 .dim_max = 256,
                 .rows_max = DECODE_ROWS,
                 .packs_groups = true,
@@ -151,7 +152,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("forward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL,
+                .features = CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
                 .splits_keys = true,
@@ -171,7 +172,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("forward"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = CPU_DTYPES,
-                .features = FATTN_FEATURES_ALL,
+                .features = CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
                 .splits_keys = true,
@@ -190,7 +191,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("backward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .features = CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = 256,
                 .own_dtype_o = true, /* dO is an operand */
                 .packs_groups = true,
@@ -208,7 +209,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("backward"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = CPU_DTYPES,
-                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .features = CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = 256,
                 .packs_groups = true,
                 .tiles = backward_tiles,

@@ -181,7 +181,8 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
         add(operand(p, prob * z), dout, p->dim_v, w->dv + j * p->dim_v);
 
         const float ds = prob * (z * w->dp[j] - delta);
-        if (r->dbias != NULL) w->dbias[fattn_naive_dbias_index(p, r, s, i, j)] += ds;
+        if (r->dbias != NULL)
+            w->dbias[fattn_naive_dbias_index(p, r, s, i, j)] += (float)s->bias_slope * ds;
         const float ds_operand = operand(p, ds * w->slope[j]);
         add(ds_operand, w->k + j * p->dim, p->dim, w->dq);
         add(ds_operand, q, p->dim, w->dk + j * p->dim);

@@ -217,6 +217,8 @@ static fattn_naive_sequence sequence_of(const fattn_problem *p, const fattn_buff
     }
     s.rows = p->features & FATTN_SEQUSED_Q ? buf->seqused_q[b] : s.own_rows;
     s.keys = p->features & FATTN_SEQUSED_K ? buf->seqused_k[b] : s.own_keys;
+    s.start = p->features & FATTN_SEQSTART_K ? buf->seqstart_k[b] : 0;
+    assert(0 <= s.start && s.start <= s.keys);
     assert(0 <= s.rows && s.rows <= p->seqlen_q && 0 <= s.keys && s.keys <= p->seqlen_k);
 
     int64_t whole_q = s.rows, whole_k = s.keys;
@@ -381,7 +383,7 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
     for (int64_t i = 0; i < seq.rows; i++)
         load_channels(buf->q, p->dtype, row_index(p, &seq, &p->q, b, h, i), p->dim,
                       slice->q + i * p->dim);
-    for (int64_t j = 0; j < seq.keys; j++) {
+    for (int64_t j = seq.start; j < seq.keys; j++) { /* pages before have no entry in the table */
         load_channels(buf->k, p->dtype, key_index(p, buf, &seq, &p->k, b, hk, j), p->dim,
                       slice->k + j * p->dim);
         load_channels(buf->v, p->dtype, key_index(p, buf, &seq, &p->v, b, hk, j), p->dim_v,
@@ -413,13 +415,19 @@ void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *b
     }
 }
 
-/* Clamps a finite bias so that it stays finite in kernels that multiply by log2 e in f32; the
+/* Clamps a finite value so that it stays finite in kernels that multiply by log2 e in f32; the
  * contract demands this. */
-static double bias_of(const fattn_problem *p, const fattn_buffers *buf, int64_t index)
+static double bounded(const fattn_problem *p, double bias)
 {
-    const double bias = fattn_naive_load(buf->bias, p->dtype_bias, index);
     if (p->dtype == FATTN_F64 || !isfinite(bias)) return bias;
     return fmax(-0x1p126, fmin(bias, 0x1p126));
+}
+
+/* slope: of FATTN_ALIBI_BIAS, else 1. -inf stays -inf for any slope. */
+static double bias_of(const fattn_problem *p, const fattn_buffers *buf, double slope, int64_t index)
+{
+    const double bias = bounded(p, fattn_naive_load(buf->bias, p->dtype_bias, index));
+    return bias == -(double)INFINITY ? bias : bounded(p, slope * bias);
 }
 
 /* A bias of -inf is a mask: it hides the pair whatever q.k is. */
@@ -427,6 +435,7 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
                     int64_t i, int64_t j)
 {
     const int64_t distance = j - (i + s->seq.off);
+    if (j < s->seq.start) return false;
     if (p->window_left >= 0 && distance < -p->window_left) return false;
     if (p->window_right >= 0 && distance > p->window_right) return false;
     if ((p->features & FATTN_MASK) && buf->mask[pair_index(p->mask_stride, s->b, s->h, i, j)] == 0)
@@ -436,7 +445,8 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
                                    j / p->block_n)] == 0)
         return false;
     return !(p->features & FATTN_BIAS) ||
-           bias_of(p, buf, pair_index(p->bias_stride, s->b, s->h, i, j)) != -(double)INFINITY;
+           bias_of(p, buf, s->bias_slope, pair_index(p->bias_stride, s->b, s->h, i, j)) !=
+               -(double)INFINITY;
 }
 
 void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf, int64_t i,
@@ -449,16 +459,20 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
     const double slope = !alibi ? 0
                                 : fattn_naive_load(buf->alibi_slopes, fattn_naive_dtype_lse(p),
                                                    b * p->alibi_batch_stride + h);
+    const bool sloped = p->features & FATTN_ALIBI_BIAS;
     const int64_t threshold = dropout ? fattn_naive_dropout_threshold(p->dropout_p) : 0;
     uint32_t key[2] = {0, 0};
+    slice->bias_slope = sloped ? slope : 1;
     if (dropout)
         fattn_naive_dropout_key(buf->seed_ptr != NULL ? *buf->seed_ptr : buf->seed,
                                 buf->offset_ptr != NULL ? *buf->offset_ptr : buf->offset, key);
 
     for (int64_t j = 0; j < seq->keys; j++) {
         slice->keep[j] = is_kept(p, buf, slice, i, j);
-        if (bias) slice->bias[j] = bias_of(p, buf, pair_index(p->bias_stride, b, h, i, j));
-        if (alibi) slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
+        if (bias)
+            slice->bias[j] =
+                bias_of(p, buf, slice->bias_slope, pair_index(p->bias_stride, b, h, i, j));
+        if (alibi && !sloped) slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
         slice->z[j] = threshold == 0 ? 1
                                      : fattn_naive_dropout(key, threshold, b + p->batch_offset,
                                                            h + p->head_offset, i + seq->q_offset,
@@ -652,8 +666,8 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
         const double ds_abs = prob * (s->z[j] * w->dp_abs[j] + delta_abs);
         if (r->dbias != NULL) {
             const int64_t index = fattn_naive_dbias_index(p, r, s, i, j);
-            r->dbias[index] += ds;
-            w->dbias_abs[index] += ds_abs;
+            r->dbias[index] += s->bias_slope * ds;
+            w->dbias_abs[index] += fabs(s->bias_slope) * ds_abs;
         }
         const double ddot = p->scale * (ds * w->slope[j]);
         const double ddot_abs = fabs(p->scale) * (ds_abs * w->slope_abs[j]);
@@ -771,9 +785,10 @@ static void write_keys(const fattn_problem *p, const fattn_buffers *buf, const f
 {
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_naive_sequence *seq = &r->sequences[b];
-        const int64_t end = p->features & FATTN_ACCUMULATE ? seq->keys : seq->own_keys;
+        const bool adds = p->features & FATTN_ACCUMULATE;
+        const int64_t end = adds ? seq->keys : seq->own_keys;
         for (int64_t hk = 0; hk < p->heads_k; hk++)
-            for (int64_t j = 0; j < end; j++) {
+            for (int64_t j = adds ? seq->start : 0; j < end; j++) {
                 const int64_t key = (b * p->heads_k + hk) * p->seqlen_k + j;
                 const int64_t at = key_index(p, buf, seq, stride, b, hk, j);
                 for (int64_t c = 0; c < channels; c++)

@@ -17,6 +17,7 @@
 /* Position of one sequence of the batch, and the alignment of its rows and keys. */
 typedef struct fattn_naive_sequence {
     int64_t rows, keys;           /* used: Sq_b and Sk_b */
+    int64_t start;                /* keys before this one are padding: seqstart_k */
     int64_t own_rows, own_keys;   /* allotted: Sq, Sk or the differences of cu_seqlens */
     int64_t first_row, first_key; /* its place in packed tensors; 0 without cu_seqlens */
     int64_t q_offset, k_offset;   /* global position of its first row and key */
@@ -99,17 +100,18 @@ typedef struct fattn_naive_slice {
     int64_t b, h, hk;
     fattn_naive_sequence seq;
 
-    double *q;      /* [rows][dim] */
-    double *k, *kt; /* [keys][dim] and its transpose [dim][keys] */
-    double *v, *vt; /* [keys][dim_v] and its transpose [dim_v][keys] */
-    double *dout;   /* [rows][dim_v]; backward */
-    double *dlse;   /* [rows]; backward, 0 without FATTN_DLSE */
-    double sink;    /* -inf without FATTN_SINK */
+    double *q;         /* [rows][dim] */
+    double *k, *kt;    /* [keys][dim] and its transpose [dim][keys] */
+    double *v, *vt;    /* [keys][dim_v] and its transpose [dim_v][keys] */
+    double *dout;      /* [rows][dim_v]; backward */
+    double *dlse;      /* [rows]; backward, 0 without FATTN_DLSE */
+    double sink;       /* -inf without FATTN_SINK */
+    double bias_slope; /* with FATTN_ALIBI_BIAS, else 1 */
 
     /* The row loaded last, [keys]. */
     double *keep;  /* 1 if the pair is kept, else 0 */
-    double *bias;  /* 0 without FATTN_BIAS */
-    double *alibi; /* -slope * distance; 0 without FATTN_ALIBI */
+    double *bias;  /* times bias_slope; 0 without FATTN_BIAS */
+    double *alibi; /* -slope * distance; 0 without FATTN_ALIBI, and with FATTN_ALIBI_BIAS */
     double *z;     /* dropout multiplier; 1 without FATTN_DROPOUT */
 
     void *memory;

@@ -189,8 +189,10 @@ typedef enum fattn_anchor {
 #define FATTN_DETERMINISTIC 0x40000ull   /* backward bit-identical from run to run on GPUs too */
 #define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
 #define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
+#define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: keys padded on the left (CPU, reference) */
+#define FATTN_ALIBI_BIAS 0x400000ull     /* slopes multiply bias, not distances (CPU, reference) */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL 0x1fffffull
+#define FATTN_FEATURES_ALL 0x7fffffull
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
 
@@ -320,6 +322,11 @@ typedef struct fattn_buffers {
     /* FATTN_DROPOUT. The pointers, where not NULL, replace the values. */
     uint64_t seed, offset; /* a call consumes one offset: the next call uses offset + 1 */
     const uint64_t *seed_ptr, *offset_ptr; /* one each; device memory on a GPU, for graphs */
+
+    const int32_t
+        *seqstart_k; /* (B): keys of sequence b before this one do not exist. Those that do
+                                * keep their numbers j, and with them the diagonal, distances,
+                                * biases and masks */
 } fattn_buffers;
 
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */

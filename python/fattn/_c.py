@@ -129,19 +129,19 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
 ]
 
 
-def _find() -> str:
-    """The library of the wheel, which lies beside the package; else what the system's loader finds."""
+def find(name: str) -> str:
+    """A library of the wheel, which lies beside the package; else what the system's loader finds."""
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     folder = os.path.join(site, ".fattn.mesonpy.libs")
     if os.path.isdir(folder):
-        for name in sorted(os.listdir(folder)):
-            if name.startswith("libfattn"):
-                return os.path.join(folder, name)
-    return "libfattn.so.0"
+        for file in sorted(os.listdir(folder)):
+            if file.startswith(name):
+                return os.path.join(folder, file)
+    return name
 
 
 def _load() -> ctypes.CDLL:
-    path = _find()
+    path = find("libfattn.so.0")
     try:
         library = ctypes.CDLL(path)
     except OSError as error:

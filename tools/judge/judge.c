@@ -489,7 +489,7 @@ static double probability_underflow(const trial *t, const output *out, int64_t b
     }
     const int64_t keys = t->c->sequences[b].keys, hk = h / (p->heads_q / p->heads_k);
     double largest = 0;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = t->c->sequences[b].start; j < keys; j++) {
         for (int64_t channel = 0; channel < p->dim_v; channel++) {
             const double v = fabs(draw_get(t->c, DRAW_V, draw_at(t->c, DRAW_V, b, j, hk, channel)));
             largest = isfinite(v) ? fmax(largest, v) : largest;
@@ -505,8 +505,9 @@ static double largest_of(const trial *t, draw_id id, int64_t heads, int64_t dim)
     double largest = 0;
     for (int64_t b = 0; b < t->truth->problem.batch; b++) {
         const draw_sequence *const s = &t->c->sequences[b];
-        const int64_t rows = id == DRAW_Q || id == DRAW_DOUT ? s->rows : s->keys;
-        for (int64_t n = 0; n < rows * heads * dim; n++) {
+        const bool of_rows = id == DRAW_Q || id == DRAW_DOUT;
+        const int64_t first = of_rows ? 0 : s->start, rows = of_rows ? s->rows : s->keys;
+        for (int64_t n = first * heads * dim; n < rows * heads * dim; n++) {
             const int64_t at = draw_at(t->c, id, b, n / (heads * dim), n / dim % heads, n % dim);
             const double x = fabs(draw_get(t->c, id, at));
             largest = isfinite(x) ? fmax(largest, x) : largest;
@@ -629,7 +630,8 @@ static double score_underflow(const trial *t, int64_t b, int64_t h, int64_t i)
     const fattn_problem *const p = &t->truth->problem;
     const int64_t hk = h / (p->heads_q / p->heads_k);
     double most = 0;
-    for (int64_t j = 0; p->dtype == FATTN_F16 && j < t->c->sequences[b].keys; j++) {
+    const draw_sequence *const sequence = &t->c->sequences[b];
+    for (int64_t j = sequence->start; p->dtype == FATTN_F16 && j < sequence->keys; j++) {
         double lost = 0;
         for (int64_t c = 0; c < p->dim; c++) {
             const double q = fabs(draw_get(t->c, DRAW_Q, draw_at(t->c, DRAW_Q, b, i, h, c)));
@@ -760,7 +762,7 @@ static bool has_nonfinite(const draw_case *c, draw_id id, int64_t b, int64_t h)
     const draw_tensor *const t = &c->tensors[id];
     const bool of_keys = id == DRAW_K || id == DRAW_V;
     const int64_t rows = of_keys ? c->sequences[b].keys : c->sequences[b].rows;
-    for (int64_t s = 0; t->present && s < rows; s++) {
+    for (int64_t s = of_keys ? c->sequences[b].start : 0; t->present && s < rows; s++) {
         for (int64_t channel = 0; channel < t->extent[3]; channel++) {
             if (!isfinite(draw_get(c, id, draw_at(c, id, b, s, h, channel)))) {
                 return true;

@@ -24,7 +24,7 @@ const char *const draw_family_names[DRAW_FAMILIES] = {
     "negative", "sorted",  "denormal", "massive",  "wild",
 };
 
-enum { FEATURES = 21 };
+enum { FEATURES = 23, FIRST_FEATURES = 21 };
 _Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURES) - 1, "every feature is drawn");
 
 uint64_t draw_features_of(fattn_op op)
@@ -135,11 +135,23 @@ static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
     p->heads_q = group * p->heads_k;
 }
 
+/* Features added later, from a separate stream: apart from them, a seed and an index still give the
+ * same case. */
+static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
+{
+    draw_rng rng = draw_stream(seed, index, 5);
+    uint64_t drawn = 0;
+    for (int bit = FIRST_FEATURES; bit < FEATURES; bit++) {
+        drawn |= draw_chance(&rng, plain ? 16 : 6) ? UINT64_C(1) << bit : 0;
+    }
+    return drawn & FATTN_ALIBI_BIAS ? drawn | FATTN_ALIBI | FATTN_BIAS : drawn;
+}
+
 /* plain: few features. */
 static uint64_t draw_features(fattn_op op, bool plain, draw_rng *rng)
 {
     uint64_t drawn = 0;
-    for (int bit = 0; bit < FEATURES; bit++) {
+    for (int bit = 0; bit < FIRST_FEATURES; bit++) {
         const bool on = draw_chance(rng, 4) && (!plain || draw_chance(rng, 4));
         drawn |= on ? UINT64_C(1) << bit : 0;
     }
@@ -234,6 +246,17 @@ static void draw_lengths(draw_case *c, draw_rng *rng)
     }
 }
 
+/* Padding keys: mostly a few, sometimes all, or enough for whole tiles. */
+static void draw_starts(draw_case *c)
+{
+    draw_rng rng = draw_stream(c->seed, c->index, 6);
+    for (int64_t b = 0; b < c->problem.batch; b++) {
+        draw_sequence *const s = &c->sequences[b];
+        const int64_t most = draw_chance(&rng, 2) && s->keys > 9 ? 9 : s->keys;
+        s->start = draw_chance(&rng, 12) ? s->keys : draw_between(&rng, 0, most);
+    }
+}
+
 /* Positions of a shard. The diagonal stays near the local rows and keys; otherwise masks would hide
  * everything. */
 static void draw_positions(draw_case *c, draw_rng *rng)
@@ -299,7 +322,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     p->dtype_o = p->dtype == FATTN_F64 || plain || draw_chance(rng, 2) ? 0
                  : draw_chance(rng, 2)                                 ? p->dtype
                                                                        : FATTN_F32;
-    p->features = draw_features(p->op, plain, rng);
+    p->features = draw_features(p->op, plain, rng) | draw_later_features(seed, index, plain);
     p->dtype_bias = draw_chance(rng, 2) || !(p->features & FATTN_BIAS) ? 0 : p->dtype;
     p->anchor = draw_chance(rng, 3) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
     p->layout = (fattn_layout)draw_between(rng, FATTN_BSHD, FATTN_STRIDED);
@@ -317,6 +340,9 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
         return -1;
     }
     draw_lengths(c, rng);
+    if (p->features & FATTN_SEQSTART_K) {
+        draw_starts(c);
+    }
     if (p->features & FATTN_POSITIONS) {
         draw_positions(c, rng);
     }

@@ -43,6 +43,7 @@ static const struct {
     {"wholes_k", offsetof(fattn_buffers, wholes_k), 8},
     {"seed_ptr", offsetof(fattn_buffers, seed_ptr), 8},
     {"offset_ptr", offsetof(fattn_buffers, offset_ptr), 8},
+    {"seqstart_k", offsetof(fattn_buffers, seqstart_k), 4},
 };
 
 const char *draw_name(draw_id id) { return operands[id].name; }
@@ -139,6 +140,7 @@ static void declare_options(draw_case *c)
     declare(c, DRAW_CU_K, has(c, FATTN_CU_SEQLENS_K), f32, 1, b + 1, 1, 1);
     declare(c, DRAW_USED_Q, has(c, FATTN_SEQUSED_Q), f32, 1, b, 1, 1);
     declare(c, DRAW_USED_K, has(c, FATTN_SEQUSED_K), f32, 1, b, 1, 1);
+    declare(c, DRAW_START_K, has(c, FATTN_SEQSTART_K), f32, 1, b, 1, 1);
     for (draw_id id = DRAW_Q_OFFSETS; id <= DRAW_WHOLES_K; id++) {
         declare(c, id, positions, f32, 1, b, 1, 1);
     }
@@ -542,8 +544,9 @@ static void paint_tensor(draw_case *c, draw_id id, draw_rng *rng)
     const draw_tensor *const t = &c->tensors[id];
     painter p = painter_of(c, id, rng);
     for (int64_t b = 0; b < c->problem.batch; b++) {
+        const int64_t first = has_rows_of_q(id) ? 0 : c->sequences[b].start;
         const int64_t rows = has_rows_of_q(id) ? c->sequences[b].rows : c->sequences[b].keys;
-        for (int64_t s = 0; s < rows; s++) {
+        for (int64_t s = first; s < rows; s++) {
             for (int64_t h = 0; h < t->extent[2]; h++) {
                 for (int64_t channel = 0; channel < t->extent[3]; channel++) {
                     draw_set(c, id, draw_at(c, id, b, s, h, channel),
@@ -562,8 +565,9 @@ static void sprinkle(draw_case *c, draw_id id, draw_rng *rng)
     for (int n = 0; n < 3 && c->problem.batch > 0 && t->extent[2] > 0; n++) {
         const int64_t b = draw_between(rng, 0, c->problem.batch - 1);
         const int64_t rows = has_rows_of_q(id) ? c->sequences[b].rows : c->sequences[b].keys;
-        if (rows > 0 && draw_chance(rng, 2)) {
-            const int64_t at = draw_at(c, id, b, draw_between(rng, 0, rows - 1),
+        const int64_t first = has_rows_of_q(id) ? 0 : c->sequences[b].start;
+        if (rows > first && draw_chance(rng, 2)) {
+            const int64_t at = draw_at(c, id, b, draw_between(rng, first, rows - 1),
                                        draw_between(rng, 0, t->extent[2] - 1),
                                        draw_between(rng, 0, t->extent[3] - 1));
             draw_set(c, id, at, wild[draw_between(rng, 0, 2)]);
@@ -666,7 +670,7 @@ static void poison_hidden_keys(draw_case *c)
     }
     for (int64_t b = 0; b < c->problem.batch; b++) {
         for (int64_t hk = 0; hk < c->problem.heads_k; hk++) {
-            for (int64_t j = 0; j < c->sequences[b].keys; j++) {
+            for (int64_t j = c->sequences[b].start; j < c->sequences[b].keys; j++) {
                 if (is_key_hidden(c, b, hk, j)) {
                     const int64_t channel = draw_between(&rng, 0, c->problem.dim - 1);
                     draw_set(c, DRAW_K, draw_at(c, DRAW_K, b, j, hk, channel), wild[j % 3]);
@@ -736,8 +740,9 @@ static void write_lengths(draw_case *c)
             {DRAW_CU_Q, b, s->first_row},     {DRAW_CU_Q, b + 1, s->first_row + s->own_rows},
             {DRAW_CU_K, b, s->first_key},     {DRAW_CU_K, b + 1, s->first_key + s->own_keys},
             {DRAW_USED_Q, b, s->rows},        {DRAW_USED_K, b, s->keys},
-            {DRAW_Q_OFFSETS, b, s->q_offset}, {DRAW_K_OFFSETS, b, s->k_offset},
-            {DRAW_WHOLES_Q, b, s->whole_q},   {DRAW_WHOLES_K, b, s->whole_k},
+            {DRAW_START_K, b, s->start},      {DRAW_Q_OFFSETS, b, s->q_offset},
+            {DRAW_K_OFFSETS, b, s->k_offset}, {DRAW_WHOLES_Q, b, s->whole_q},
+            {DRAW_WHOLES_K, b, s->whole_k},
         };
         for (size_t n = 0; n < sizeof entries / sizeof *entries; n++) {
             if (c->tensors[entries[n].id].present) {
@@ -761,7 +766,8 @@ static int write_table(draw_case *c, draw_rng *rng)
     shuffle(pages, (int)p->num_pages, rng);
     int used = 0;
     for (int64_t b = 0; b < p->batch; b++) {
-        for (int64_t n = 0; n < pages_of(c, c->sequences[b].keys); n++) {
+        const draw_sequence *const s = &c->sequences[b];
+        for (int64_t n = s->start / p->page_size; n < pages_of(c, s->keys); n++) {
             draw_set(c, DRAW_TABLE, b * c->tensors[DRAW_TABLE].stride[0] + n, pages[used++]);
         }
     }

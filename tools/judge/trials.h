@@ -9,7 +9,7 @@
 
 #include "tools/judge/judge.h"
 
-enum { TRIALS_FEATURES = 21, TRIALS_REASONS = 48, TRIALS_PAIR_TIMES = 20, TRIALS_TRAITS = 10 };
+enum { TRIALS_FEATURES = 23, TRIALS_REASONS = 48, TRIALS_PAIR_TIMES = 20, TRIALS_TRAITS = 10 };
 enum { TRIALS_SOME = 500, TRIALS_ENOUGH = 4000 };
 
 typedef struct trials_reason {

@@ -71,6 +71,11 @@ void fattn_naive_free(fattn_naive *result);
  * of dbias, including zeros where no pair exists. */
 fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf);
 
+/* Writes x_ij, -inf where a pair is not kept, or P_ij = exp(x_ij - lse_i), 0 there, of every row
+ * and key that exist. args->stride is filled in. */
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *args);
+
 /*
  * The comparator: the plain formula in f32, with probabilities and dS rounded to the input dtype as
  * operands of matrix products, sums in ascending order of their index, and results rounded once to

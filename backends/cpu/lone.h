@@ -7,6 +7,11 @@
  *
  * Where it is larger, lse holds more than this key: a sink, or the keys of other shards.
  */
+#ifndef FATTN_CPU_LONE_H
+#define FATTN_CPU_LONE_H
+
+#include "backends/cpu/hidden.h"
+#include "backends/cpu/terms.h"
 
 /* The first key from j on that the mask keeps, or past. */
 static int64_t next_kept(const uint8_t *mask, int64_t step, int64_t j, int64_t past)
@@ -136,3 +141,5 @@ static float lone_tolerance(const panel *pn, int64_t r, int64_t j, float x)
     }
     return size < INFINITY ? size / pn->rule.natural : 0;
 }
+
+#endif

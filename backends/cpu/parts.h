@@ -5,6 +5,10 @@
  * has follows from the keys that it sees (core/schedule.h): one that has a single part ends in its
  * results, and items of parts that it does not have are over at once.
  */
+#ifndef FATTN_CPU_PARTS_H
+#define FATTN_CPU_PARTS_H
+
+#include "backends/cpu/store.h"
 
 /* Turns to all rows of an item; false when there are none. */
 static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
@@ -140,3 +144,5 @@ static int64_t merge_count(const fattn_cpu_run *run)
 {
     return run->tiling->splits > 1 ? run->tiling->items / run->tiling->splits : 0;
 }
+
+#endif

@@ -5,8 +5,29 @@
  *
  * The general way looks for the range of each row's scores first, and cares for powers that are
  * too small to be multiplied fast. Most tiles need neither, their scores being near the base that
- * the rows have already (window.inl): they are tried without, and done again where that was wrong.
+ * the rows have already (window.h): they are tried without, and done again where that was wrong.
  */
+#ifndef FATTN_CPU_SOFTEN_H
+#define FATTN_CPU_SOFTEN_H
+
+#include "backends/cpu/strip.h"
+#include "backends/cpu/terms.h"
+#include "backends/cpu/window.h"
+
+/* P of keys j and j + 1, j even, of a vector of rows: floats in their place, or pairs in row j / 2,
+ * which no later key has use for. */
+INLINE void keep_weights(float *x, int64_t stride, int64_t j, fv first, fv second, bool pairs)
+{
+#if FV_PAIRS
+    if (pairs) {
+        pv_store(x + j / 2 * stride, pv_twist(pv_round(first, second)));
+        return;
+    }
+#endif
+    (void)pairs;
+    fv_store(x + j * stride, first);
+    fv_store(x + (j + 1) * stride, second);
+}
 
 /* Dot products of steps first .. past - 1 become scores. */
 static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
@@ -259,3 +280,5 @@ INLINE void drop_tile(panel *pn, span s, bool pairs)
         }
     }
 }
+
+#endif

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What forward fetches while it multiplies: a product of keys asks for a few rows with each of its
- * register tiles (product.inl), and here is decided which. Memory that nobody has asked for would
+ * register tiles (product.h), and here is decided which. Memory that nobody has asked for would
  * be waited for at the end of an item and at the beginning of the next; and, where keys and values
  * are copied, before each tile of them. Those are fetched first, and copied a few at a time between
- * products (panel.inl) into the tile that is not in use.
+ * products (panel.h) into the tile that is not in use.
  */
+#ifndef FATTN_CPU_AHEAD_H
+#define FATTN_CPU_AHEAD_H
+
+#include "backends/cpu/parts.h"
 
 /* Blocks of keys that share what is fetched for later. */
 #define PREFETCH_BLOCKS 4
@@ -120,3 +124,5 @@ static bool turn_to_block(prefetch_plan *plan, forward *strips, int64_t count,
     }
     return loaded;
 }
+
+#endif

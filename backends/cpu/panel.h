@@ -2,7 +2,7 @@
 /*
  * A panel: a block of rows of one key/value head on its way along the keys, queries in the lanes.
  * What forward, decoding and backward share: where rows and keys lie, the scratch that holds them,
- * and dot products; terms.inl has the rest of a score.
+ * and keys; dots.h has dot products of floats, terms.h the rest of a score.
  *
  * Rows of a panel are numbered r = i * group + g over the queries i of a sequence and the heads g
  * of the group that shares a key/value head: neighbours see nearly the same keys, and keys are read
@@ -18,6 +18,15 @@
  * where that can be (float, and a stride that spreads over the cache), else to a copy. Keys past
  * the end point to a row of zeros, so padding is never read.
  */
+#ifndef FATTN_CPU_PANEL_H
+#define FATTN_CPU_PANEL_H
+
+#include <string.h>
+
+#include "backends/cpu/cpu.h"
+#include "backends/cpu/product_tile.h"
+#include "core/band.h"
+#include "core/problem.h"
 
 /* One row: its query and head. */
 typedef struct query_row {
@@ -72,9 +81,10 @@ typedef struct panel {
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
     float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
     const float **k, **v;   /* [bc] rows of the tile */
-    const bf16_pair **k_pairs, **v_pairs; /* [bc], [bc / 2] the same where pairs are multiplied */
-    const bf16_pair **x_pairs;            /* [bc / 2] of x then */
-    float *zeros;                         /* [max(dp, dvp)] */
+    /* The same where pairs are multiplied (pairs.h): [bc] rows of k, [bc / 2] of v and x, NULL
+     * where vectors take none of x. */
+    const bf16_pair **k_pairs, **v_pairs, **x_pairs;
+    float *zeros; /* [max(dp, dvp)] */
 
     /* Scratch that each kernel lays out as its products want it. */
     float *q, *qt;          /* [br][dp], [dp][br] */
@@ -83,6 +93,15 @@ typedef struct panel {
     key_copies *next_tile;  /* the same, or NULL */
     float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
 } panel;
+
+/* A worker's way through the items that it takes, one by one. */
+INLINE void each_item(const fattn_cpu_run *run, void *scratch,
+                      void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch))
+{
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        work(run, item, scratch);
+    }
+}
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
@@ -97,14 +116,6 @@ static void *carve(arena *from, int64_t count, size_t size)
     void *const block = from->base ? from->base + from->used : NULL;
     from->used += (count * (int64_t)size + 63) / 64 * 64;
     return block;
-}
-
-/* The stride of rows of n floats that are to lie an odd number of cache lines apart, so that
- * columns of them find room in all sets of the first-level cache. */
-static int64_t spread(int64_t n)
-{
-    const int64_t line = CACHE_LINE / (int64_t)sizeof(float);
-    return ((n + line - 1) / line | 1) * line;
 }
 
 static bool is_masked(const fattn_problem *p)
@@ -148,9 +159,6 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->natural = carve(from, p->features & FATTN_BIAS || pn->masked ? bc * br : 0, sizeof(float));
     pn->k = carve(from, bc, sizeof *pn->k);
     pn->v = carve(from, bc, sizeof *pn->v);
-    pn->k_pairs = carve(from, FV_PAIRS ? bc : 0, sizeof *pn->k_pairs);
-    pn->v_pairs = carve(from, FV_PAIRS ? bc / 2 : 0, sizeof *pn->v_pairs);
-    pn->x_pairs = carve(from, FV_PAIR_VECTORS ? bc / 2 : 0, sizeof *pn->x_pairs);
     pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
 }
 
@@ -315,20 +323,6 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
     return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
 }
 
-/* to[r] = rows of q, o or dout; zeros for rows past the last. to: [width][stride] */
-static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
-                         const fattn_strides *strides, int64_t dim, float *to, int64_t stride)
-{
-    for (int64_t r = 0; r < pn->width; r++) {
-        if (r < pn->rows) {
-            row_load(to + r * stride, dtype, element(tensor, dtype, query_index(pn, strides, r)),
-                     dim);
-        } else {
-            fill(to + r * stride, stride, 0);
-        }
-    }
-}
-
 /* Whether the rows at r are as many as lanes, whole vectors and evenly apart in their tensor, where
  * transposing can then read or write them. */
 static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
@@ -336,54 +330,7 @@ static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
     return dim % FV_LANES == 0 && pn->group == 1 && r + FV_LANES <= pn->rows;
 }
 
-/* rows[n] = row r + n of q for n < FV_LANES; zeros for rows past the last. rows: [FV_LANES][dp] */
-static void load_some_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
-                              int64_t r, float *rows)
-{
-    const fattn_dtype dtype = pn->p->dtype;
-    const int64_t dim = pn->p->dim;
-    if (rows_in_place(pn, dim, r)) {
-        const char *const from = element(tensor, dtype, query_index(pn, strides, r));
-        const int64_t step = strides->seq * fattn_dtype_size(dtype);
-        switch (dtype) {
-        case FATTN_F16: rows_load(rows, FATTN_F16, from, step, FV_LANES, dim); break;
-        case FATTN_BF16: rows_load(rows, FATTN_BF16, from, step, FV_LANES, dim); break;
-        default: rows_load(rows, FATTN_F32, from, step, FV_LANES, dim); break;
-        }
-        return;
-    }
-    for (int64_t n = 0; n < FV_LANES; n++) {
-        if (r + n < pn->rows) {
-            row_load(rows + n * pn->dp, dtype,
-                     element(tensor, dtype, query_index(pn, strides, r + n)), dim);
-        } else {
-            fill(rows + n * pn->dp, pn->dp, 0);
-        }
-    }
-}
-
-/* t[c][r] = rows of q; zeros for rows past the last. t: [dp][br]; rows: scratch,
- * [FV_LANES][dp] */
-static void transpose_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
-                              float *rows, float *t)
-{
-    const fattn_dtype dtype = pn->p->dtype;
-    const int64_t dim = pn->p->dim;
-    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        if (dtype == FATTN_F32 && rows_in_place(pn, dim, r)) {
-            transpose((const float *)tensor + query_index(pn, strides, r), strides->seq, FV_LANES,
-                      dim, t + r, pn->br);
-            continue;
-        }
-        load_some_queries(pn, tensor, strides, r, rows);
-        transpose(rows, pn->dp, FV_LANES, pn->dp, t + r, pn->br);
-    }
-}
-
 /* --- Keys ------------------------------------------------------------------------------------- */
-
-/* Keys of a step of products of pairs: matrix registers take 16 pairs. */
-#define PAIRS_STEP (FV_TILES ? 32 : FV_NK)
 
 /* Most rows of a key/value head for which decoding pays. */
 #define DECODE_ROWS 16
@@ -448,15 +395,6 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
     const fattn_range keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
     *first = fattn_max64(*first, keys.first / pn->bc);
     *past = fattn_min64(*past, (fattn_max64(0, keys.past) + pn->bc - 1) / pn->bc);
-}
-
-/* The keys of the tile, as whole steps of products, that some row before `past` may see: where the
- * band cuts a tile on the right, products need not go further. */
-static int64_t keys_seen(const panel *pn, span s, int64_t past)
-{
-    const int64_t last = fattn_min64(past, pn->rows) - 1;
-    const int64_t live = fattn_band_row(&pn->band, pn->row[last].i).past - s.first;
-    return fattn_max64(0, fattn_min64((live + FV_NK - 1) / FV_NK * FV_NK, s.padded));
 }
 
 /* --- Loading keys ----------------------------------------------------------------------------- */
@@ -529,73 +467,4 @@ static void copy_keys(const panel *pn, key_copies *c, int64_t n)
     }
 }
 
-/* Keys between whose products some are copied: the lines that one such step fetches arrive before
- * the next one reads them, and stay in cache until then. */
-#define COPY_STEP (4 * FV_NK)
-
-/* product_rows(0, ...) of columns from r on, step by step, between which keys are copied. */
-static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
-                                 const float *t, float *const *x, int64_t r, prefetch_list later)
-{
-    for (int64_t j = 0; j < keys; j += COPY_STEP) {
-        const int64_t step = fattn_min64(keys - j, COPY_STEP);
-        copy_keys(pn, pn->next_tile, later.next);
-        later.goes_on = j + step < keys;
-        later = product_rows(0, step, a + j, dim, t, pn->br, x + j, r, pn->width, later);
-    }
-    return later;
-}
-
-/* A sum of equal terms rounds alike at every step, and all probabilities of a row with it: those of
- * backward, and of forward where a sink is not wrong alike. Where keys are few, so that little else
- * rounds, parts of sums are summed apart: not for a row that may not tell how many there are. */
-#define PART_KEYS 32
-#define PART_TERMS 32
-
-static bool sums_parts(const panel *pn, int64_t dim)
-{
-    const fattn_problem *const p = pn->p;
-    const bool shows = p->op == FATTN_BACKWARD || p->features & FATTN_SINK;
-    return shows && pn->seq.sk <= PART_KEYS && dim > PART_TERMS &&
-           !(p->features & FATTN_BATCH_INVARIANT);
-}
-
-/* product_rows(0, ...) of columns from r on, in such parts. */
-static prefetch_list dot_parts(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
-                               const float *t, float *const *x, int64_t r, prefetch_list later)
-{
-    const float *part[PART_KEYS + FV_NK];
-    for (int64_t c = 0; c < dim; c += PART_TERMS) {
-        const prefetch_list now = c == 0 ? later : NO_PREFETCH;
-        for (int64_t k = 0; k < keys; k++) {
-            part[k] = a[k] + c;
-        }
-        const prefetch_list left =
-            product_rows(c == 0 ? 0 : 1, keys, part, fattn_min64(dim - c, PART_TERMS),
-                         t + c * pn->br, pn->br, x, r, pn->width, now);
-        later = c == 0 ? left : later;
-    }
-    return later;
-}
-
-/* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
- * caller knows. scores: they are, and not what a sum in the order of all channels is subtracted
- * from. t: [dim][br]; x: rows of [br] */
-static void dot_rows(const panel *pn, span s, bool scores, const float *const *a, int64_t dim,
-                     const float *t, float *const *x)
-{
-    const bool parts = scores && sums_parts(pn, dim);
-    prefetch_list later = pn->later;
-    int64_t j = 0;
-    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
-        const int64_t past = keys_seen(pn, s, r + FV_LANES);
-        if (past <= j) {
-            continue;
-        }
-        later = parts ? dot_parts(pn, past - j, a + j, dim, t, x + j, r, later)
-                : pn->next_tile
-                    ? dot_copying(pn, past - j, a + j, dim, t, x + j, r, later)
-                    : product_rows(0, past - j, a + j, dim, t, pn->br, x + j, r, pn->width, later);
-        j = past;
-    }
-}
+#endif

@@ -9,6 +9,10 @@
  * table of tiles would grow with Sq Sk. What else is hidden is found tile by tile: the test of a
  * tile stops at the first number that is not -inf.
  */
+#ifndef FATTN_CPU_HIDDEN_H
+#define FATTN_CPU_HIDDEN_H
+
+#include "backends/cpu/panel.h"
 
 /* Numbers of a row that are tested at a time. */
 #define BIAS_STEP (4 * FV_LANES)
@@ -205,3 +209,5 @@ static bool seems_masked(const panel *pn, span s)
            (bias[0] == -INFINITY || bias[right] == -INFINITY || bias[last] == -INFINITY ||
             bias[last + right] == -INFINITY);
 }
+
+#endif

@@ -2,7 +2,7 @@
 /*
  * Decoding: forward for so few rows that memory sets the pace. Channels are in the lanes of both
  * products, and every key and value is read once, in its own type, for all rows of its head; scores
- * are a dense tile (panel.inl).
+ * are a dense tile (panel.h).
  *
  * A core keeps memory busy only if it asks for data long before it needs them, and so that the
  * processor's own prefetchers ask for even more than a core may: in several pages by turns, and in
@@ -12,11 +12,53 @@
  * turns with a tile of keys, and each fetches its share of the next tile of all. The last tile of
  * an item fetches the first one of the next.
  */
+#ifndef FATTN_CPU_DECODE_H
+#define FATTN_CPU_DECODE_H
+
+#include "backends/cpu/dots.h"
+#include "backends/cpu/parts.h"
+#include "backends/cpu/soften.h"
+
 #define DECODE_HEADS 8 /* most of an item */
 #define FETCH_PLACES 8 /* most places of keys, and as many of values, that are fetched by turns */
 #define FETCH_PAGE 4096
 
 /* --- Products --------------------------------------------------------------------------------- */
+
+/* Rows of keys or of values, and as many others that are fetched while these are read. */
+typedef struct decode_rows {
+    const char *const *at, *const *ahead; /* [count] */
+    int64_t count, dim;                   /* rows, and channels of each */
+} decode_rows;
+
+/* x[j][r] = dot(q[r], k[j]) */
+typedef struct decode_dots {
+    const float *q; /* as order_queries() has it */
+    int64_t dp;     /* floats of a query */
+    decode_rows k;
+    float *x; /* [k.count][pitch] */
+    int64_t pitch;
+} decode_dots;
+
+/* o[r] = o[r] alpha[r] + lowered sum_j p[j][r] v[j] */
+typedef struct decode_sums {
+    const float *alpha; /* [pitch] */
+    float lowered;
+    const float *p; /* [v.count][pitch] */
+    int64_t pitch;
+    decode_rows v;
+    float *o; /* [pitch][o_stride] */
+    int64_t o_stride;
+} decode_sums;
+
+/* `count` of the rows from number j on. */
+INLINE decode_rows some_rows(decode_rows rows, int64_t j, int64_t count)
+{
+    rows.at += j;
+    rows.ahead += j;
+    rows.count = count;
+    return rows;
+}
 
 /* Two vectors of channels from c on, in the order that costs least: those of bf16 come apart as
  * even and odd ones. Queries and o are in the same order. */
@@ -50,12 +92,12 @@ INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
 INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
 
 /* Adds the products of `part` channels from c on. q: [nr][FV_LANES] */
-INLINE void dots_step(int nr, int part, fattn_dtype dtype, const float *q, const char *const *k,
-                      int64_t c, const char *const *ahead, fv *sum)
+INLINE void dots_step(int nr, int part, fattn_dtype dtype, const float *q, decode_rows k, int64_t c,
+                      fv *sum)
 {
     for (int m = 0; m < FV_ND / nr; m++) {
-        fetch(dtype, ahead[m], c, 1);
-        const fv key = load_as(dtype, k[m] + c * SIZE_OF(dtype), part);
+        fetch(dtype, k.ahead[m], c, 1);
+        const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), part);
         for (int n = 0; n < nr; n++) {
             sum[m * nr + n] = fv_muladd(key, fv_load(q + n * FV_LANES), sum[m * nr + n]);
         }
@@ -66,10 +108,9 @@ INLINE void dots_step(int nr, int part, fattn_dtype dtype, const float *q, const
  * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys.
  * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
  */
-INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, const char *const *k, int64_t dim,
-                      float *to, const char *const *ahead)
+INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
 {
-    const int64_t by_two = channels_by_two(dim);
+    const int64_t by_two = channels_by_two(k.dim);
     fv sum[FV_ND];
 #pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n++) {
@@ -79,8 +120,8 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, const char *con
     for (; c < by_two; c += 2 * FV_LANES, q += nr * 2 * FV_LANES) {
         for (int m = 0; m < FV_ND / nr; m++) {
             fv key[2];
-            fetch(dtype, ahead[m], c, 2);
-            load_two(dtype, k[m], c, key);
+            fetch(dtype, k.ahead[m], c, 2);
+            load_two(dtype, k.at[m], c, key);
 #pragma GCC unroll 32
             for (int n = 0; n < 2 * nr; n++) {
                 fv *const at = &sum[m * nr + n / 2];
@@ -88,48 +129,49 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, const char *con
             }
         }
     }
-    for (; c + FV_LANES <= dim; c += FV_LANES, q += nr * FV_LANES) {
-        dots_step(nr, FV_LANES, dtype, q, k, c, ahead, sum);
+    for (; c + FV_LANES <= k.dim; c += FV_LANES, q += nr * FV_LANES) {
+        dots_step(nr, FV_LANES, dtype, q, k, c, sum);
     }
-    if (c < dim) {
-        dots_step(nr, (int)(dim - c), dtype, q, k, c, ahead, sum);
+    if (c < k.dim) {
+        dots_step(nr, (int)(k.dim - c), dtype, q, k, c, sum);
     }
     for (int n = 0; n < FV_ND; n += FV_LANES) {
         fv_store(to + n, fv_sums(sum + n));
     }
 }
 
-INLINE void dots(int nr, fattn_dtype dtype, const float *q, const char *const *k, int64_t keys,
-                 int64_t dim, float *x, int64_t pitch, const char *const *ahead)
+/* nr of the rows, from number r on. */
+INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
 {
-    for (int64_t j = 0; j < keys; j += FV_ND / nr) {
-        dots_tile(nr, dtype, q, k + j, dim, x + j * pitch, ahead + j);
+    const int64_t step = FV_ND / nr;
+    for (int64_t j = 0; j < d.k.count; j += step) {
+        dots_tile(nr, dtype, d.q + r * d.dp, some_rows(d.k, j, step), d.x + j * d.pitch + r);
     }
 }
 
 /* Keys that are summed from zero before they join o: rounding errors grow with their number. */
 #define MIX_KEYS 64
 
-INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p, int64_t pitch,
-                     const char *const *v, int64_t keys, int64_t c, const char *const *ahead,
-                     fv *sum)
+/* sum = sum_j p[j] v[j] of nr rows and nv vectors of channels from c on, of which the last has
+ * `part`; literals but for the last. */
+INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c, fv *sum)
 {
 #pragma GCC unroll 16
     for (int n = 0; n < nr * nv; n++) {
         sum[n] = fv_set1(0);
     }
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = 0; j < s.v.count; j++) {
         fv value[FV_ND];
-        fetch(dtype, ahead[j], c, nv);
+        fetch(dtype, s.v.ahead[j], c, nv);
         for (int u = 0; u + 2 <= nv; u += 2) {
-            load_two(dtype, v[j], c + u * FV_LANES, value + u);
+            load_two(dtype, s.v.at[j], c + u * FV_LANES, value + u);
         }
         if (nv == 1) {
-            value[0] = load_as(dtype, v[j] + c * SIZE_OF(dtype), part);
+            value[0] = load_as(dtype, s.v.at[j] + c * SIZE_OF(dtype), part);
         }
 #pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
-            const fv weight = fv_set1(p[j * pitch + n]);
+            const fv weight = fv_set1(s.p[j * s.pitch + n]);
             for (int u = 0; u < nv; u++) {
                 sum[n * nv + u] = fv_muladd(weight, value[u], sum[n * nv + u]);
             }
@@ -137,22 +179,21 @@ INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, const float *p
     }
 }
 
-/* o[n] = o[n] alpha[n] + lowered sum_j p[j][n] v[j] for nr rows and nv vectors of channels from c
- * on. */
-INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *alpha, float lowered,
-                     const float *p, int64_t pitch, const char *const *v, int64_t keys, int64_t c,
-                     float *o, int64_t o_stride, const char *const *ahead)
+/* The same joins o, in which rows take alpha once. */
+INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c)
 {
-    for (int64_t j = 0; j < keys; j += MIX_KEYS) {
+    for (int64_t j = 0; j < s.v.count; j += MIX_KEYS) {
+        decode_sums some = s;
+        some.p = s.p + j * s.pitch;
+        some.v = some_rows(s.v, j, fattn_min64(s.v.count - j, MIX_KEYS));
         fv sum[FV_ND];
-        mix_keys(nr, nv, part, dtype, p + j * pitch, pitch, v + j, fattn_min64(keys - j, MIX_KEYS),
-                 c, ahead + j, sum);
+        mix_keys(nr, nv, part, dtype, some, c, sum);
 #pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
-            const fv factor = fv_set1(j == 0 ? alpha[n] : 1.0f);
+            const fv factor = fv_set1(j == 0 ? s.alpha[n] : 1.0f);
             for (int u = 0; u < nv; u++) {
-                float *const at = o + n * o_stride + c + u * FV_LANES;
-                const fv part_sum = fv_mul(fv_set1(lowered), sum[n * nv + u]);
+                float *const at = s.o + n * s.o_stride + c + u * FV_LANES;
+                const fv part_sum = fv_mul(fv_set1(s.lowered), sum[n * nv + u]);
                 fv_store(at, fv_muladd(fv_load(at), factor, part_sum));
             }
         }
@@ -162,15 +203,17 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, const float *a
 /* Vectors of channels that as many sums of nr rows hold as there are registers for. */
 #define MIX_VECTORS(nr) (FV_ND / (nr) < 8 ? FV_ND / (nr) : 8)
 
-INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, float lowered, const float *p,
-                int64_t pitch, const char *const *v, int64_t keys, int64_t dim, float *o,
-                int64_t o_stride, const char *const *ahead)
+/* nr of the rows, from number r on. */
+INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
 {
+    const int64_t dim = s.v.dim;
     int64_t c = 0;
-#define WHILE_ROOM(nv)                                                                       \
-    for (; (nv) <= MIX_VECTORS(nr) && c + (nv)*FV_LANES <= dim; c += (nv)*FV_LANES) {        \
-        mix_tile(nr, nv, FV_LANES, dtype, alpha, lowered, p, pitch, v, keys, c, o, o_stride, \
-                 ahead);                                                                     \
+    s.alpha += r;
+    s.p += r;
+    s.o += r * s.o_stride;
+#define WHILE_ROOM(nv)                                                                \
+    for (; (nv) <= MIX_VECTORS(nr) && c + (nv)*FV_LANES <= dim; c += (nv)*FV_LANES) { \
+        mix_tile(nr, nv, FV_LANES, dtype, s, c);                                      \
     }
     WHILE_ROOM(8)
     WHILE_ROOM(4)
@@ -178,8 +221,7 @@ INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, float lowered, co
     WHILE_ROOM(1)
 #undef WHILE_ROOM
     if (c < dim) {
-        mix_tile(nr, 1, (int)(dim - c), dtype, alpha, lowered, p, pitch, v, keys, c, o, o_stride,
-                 ahead);
+        mix_tile(nr, 1, (int)(dim - c), dtype, s, c);
     }
 }
 
@@ -201,23 +243,18 @@ INLINE void mix(int nr, fattn_dtype dtype, const float *alpha, float lowered, co
         }                                        \
     }
 
-/* x[j][r] = dot(q[r], k[j]). q: as order_queries() has it; k: [keys] rows of dim channels */
-APART void decode_scores(fattn_dtype dtype, const float *q, int64_t dp, int64_t pitch,
-                         const char *const *k, int64_t keys, int64_t dim, float *x,
-                         const char *const *ahead){
-#define CALL(nr, type) dots(nr, type, q + r * dp, k, keys, dim, x + r, pitch, ahead)
+APART void decode_scores(fattn_dtype dtype, decode_dots d)
+{
+    const int64_t pitch = d.pitch;
+#define CALL(nr, type) dots(nr, type, d, r)
     DECODE_EACH(CALL)
 #undef CALL
 }
 
-/* o[r] = o[r] alpha[r] + lowered sum_j p[j][r] v[j]. o: [pitch][dvp]; v: [keys] rows of dim
- * channels */
-APART void decode_mix(fattn_dtype dtype, const float *alpha, float lowered, const float *p,
-                      int64_t pitch, const char *const *v, int64_t keys, int64_t dim, float *o,
-                      int64_t o_stride, const char *const *ahead)
+APART void decode_mix(fattn_dtype dtype, decode_sums s)
 {
-#define CALL(nr, type) \
-    mix(nr, type, alpha + r, lowered, p + r, pitch, v, keys, dim, o + r * o_stride, o_stride, ahead)
+    const int64_t pitch = s.pitch;
+#define CALL(nr, type) mix(nr, type, s, r)
     DECODE_EACH(CALL)
 #undef CALL
 }
@@ -292,12 +329,7 @@ typedef struct decode {
 } decode;
 
 /* Whether the heads of a key lie side by side. */
-static bool interleaved(const fattn_strides *strides)
-{
-    const int64_t head = strides->head < 0 ? -strides->head : strides->head;
-    const int64_t seq = strides->seq < 0 ? -strides->seq : strides->seq;
-    return head < seq;
-}
+static bool interleaved(const fattn_strides *strides) { return strides->head < strides->seq; }
 
 static bool heads_are_neighbours(const fattn_problem *p)
 {
@@ -376,8 +408,7 @@ static int64_t kinds_of(const fattn_problem *p) { return p->outputs & FATTN_OUT_
 static int64_t places_of(const decode *d)
 {
     const fattn_problem *const p = d->head->panel.p;
-    const int64_t seq = p->k.seq < 0 ? -p->k.seq : p->k.seq;
-    const int64_t pages = d->next.live * seq * fattn_dtype_size(p->dtype) / FETCH_PAGE;
+    const int64_t pages = d->next.live * p->k.seq * fattn_dtype_size(p->dtype) / FETCH_PAGE;
     const int64_t turns = heads_are_neighbours(p) ? 1 : d->heads;
     int64_t places = FETCH_PLACES;
     while (places > 1 && (places > pages || places * turns > FETCH_PLACES)) {
@@ -452,7 +483,9 @@ static void decode_head(decode *d, int64_t n)
 
     head_rows(d, n, &p->k, d->now.k, s.padded);
     const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
-    decode_scores(p->dtype, pn->qt, pn->dp, pn->pitch, d->rows, s.padded, p->dim, pn->x, ahead);
+    const decode_rows k = {.at = d->rows, .ahead = ahead, .count = s.padded, .dim = p->dim};
+    decode_scores(p->dtype,
+                  (decode_dots){.q = pn->qt, .dp = pn->dp, .k = k, .x = pn->x, .pitch = pn->pitch});
     score_tile(pn, s);
     soften_dense(f, s);
     if (!values) {
@@ -462,8 +495,15 @@ static void decode_head(decode *d, int64_t n)
         drop_tile(pn, s, false);
     }
     head_rows(d, n, &p->v, d->now.v, s.padded);
-    decode_mix(p->dtype, f->alpha, f->lowered, pn->x, pn->pitch, d->rows, s.padded, p->dim_v, f->o,
-               pn->dvp, ahead + pn->bc);
+    const decode_sums sums = {
+        .alpha = f->alpha,
+        .lowered = f->lowered,
+        .p = pn->x,
+        .pitch = pn->pitch,
+        .v = {.at = d->rows, .ahead = ahead + pn->bc, .count = s.padded, .dim = p->dim_v},
+        .o = f->o,
+        .o_stride = pn->dvp};
+    decode_mix(p->dtype, sums);
 }
 
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
@@ -624,25 +664,11 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
     }
 }
 
-/* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
- * not occupy more cores. */
-static bool occupies(const fattn_problem *p)
-{
-    return p->seqlen_k <= 1024 || p->batch * p->heads_k >= 8;
-}
-
-/*
- * Sums over lanes cost more than arranging queries (forward.inl) where rows are many and
- *  - keys are so few that memory does not set the pace, and are used as they lie, or rows fill
- *    several vectors; or
- *  - pairs are multiplied.
- */
+/* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
+ * that memory does not set the pace, unless these would be copied for rows of one vector. */
 static bool decode_pays(const fattn_problem *p)
 {
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
-    if (FV_PAIRS && p->dtype == FATTN_BF16) {
-        return rows <= DECODE_ROWS / 2 || !occupies(p);
-    }
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
 }
@@ -657,3 +683,5 @@ static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
     const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
     return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
 }
+
+#endif

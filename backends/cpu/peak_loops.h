@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Peak loops of the instruction set that this unit is compiled for: `peaks`, best first.
+ * Peak loops of floats and of memory: `peaks`, best first.
  *
  * Accumulators are scalars by name, not arrays: compilers keep arrays of this size in memory, and a
  * loop that spills measures the cache. There must be at least latency x ports of them (4 x 2 on
  * x86, 4 x 4 on the widest Arm cores), and with two operands they must fit the registers.
  */
+#ifndef FATTN_CPU_PEAK_LOOPS_H
+#define FATTN_CPU_PEAK_LOOPS_H
+
+#include <string.h>
+
 #include "backends/cpu/peak.h"
+#include "backends/cpu/product.h"
+#include "core/kernel.h"
 
 #if FV_LANES > 1
 #define PEAK_LANES FV_LANES
@@ -90,7 +97,7 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 #define PEAK_FED_INSTRUCTIONS (FV_NK * FV_NQ * PEAK_FED_DEPTH)
 _Static_assert(PEAK_FED_DEPTH *(FV_NK + FV_NQ * FV_LANES) <= FATTN_CPU_PEAK_OPERANDS, "room");
 
-/* The same products as a register tile makes them (product.inl), which loads FV_NK factors and
+/* The same products as a register tile makes them (product.h), which loads FV_NK factors and
  * FV_NQ vectors for FV_NK FV_NQ of them. */
 static float peak_compute_fed(int64_t rounds, const float *operands)
 {
@@ -150,35 +157,6 @@ static float peak_compute(int64_t rounds, float factor, float summand)
 
 #endif
 
-#if FV_PAIRS
-
-/* Products of pairs wait longer for their accumulators: 24 of them. */
-#define PEAK_24(M) \
-    PEAK_12(M) M(12) M(13) M(14) M(15) M(16) M(17) M(18) M(19) M(20) M(21) M(22) M(23)
-
-static float peak_compute_pairs(int64_t rounds, float factor, float summand)
-{
-#define START(i) fv a##i = fv_set1((float)(i));
-#define STEP(i) a##i = fv_muladd_pairs(b, c, a##i);
-#define TOTAL(i) total = fv_add(total, a##i);
-    const pv b = pv_round(fv_set1(factor), fv_set1(factor));
-    const pv c = pv_round(fv_set1(summand), fv_set1(summand));
-    PEAK_24(START)
-    for (; rounds > 0; rounds--) {
-        PEAK_24(STEP)
-    }
-    fv total = fv_set1(0);
-    PEAK_24(TOTAL)
-#undef START
-#undef STEP
-#undef TOTAL
-    float lanes[FV_LANES];
-    fv_store(lanes, total);
-    return lanes[0];
-}
-
-#endif
-
 /* Sums whole lines as integers: no bit pattern is slow to add, as it is among floats. */
 static uint32_t peak_read(const void *data, int64_t bytes)
 {
@@ -202,44 +180,11 @@ static uint32_t peak_read(const void *data, int64_t bytes)
     return first;
 }
 
-#if FV_TILES
-static float peak_compute_tiles(int64_t rounds, float factor, float summand)
-{
-    tiles_open();
-    tiles_spin(rounds);
-    tiles_close();
-    return factor + summand;
-}
-#endif
-
 #define PEAK_DTYPES \
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
 /* Ends with a row whose name is NULL. */
 static const fattn_cpu_peak peaks[] = {
-#if FV_TILES
-    /* A product of tiles works on one of its 16 rows a cycle: 16 numbers of 32 products each. */
-    {
-        .row = {.name = "tiles bf16",
-                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .lanes = 16,
-                .flops = 64,
-                .measure = fattn_cpu_peak_measure},
-        .instructions = 6 * 16,
-        .compute = peak_compute_tiles,
-    },
-#endif
-#if FV_PAIRS
-    {
-        .row = {.name = "pairs bf16",
-                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .lanes = FV_LANES,
-                .flops = 4,
-                .measure = fattn_cpu_peak_measure},
-        .instructions = 24,
-        .compute = peak_compute_pairs,
-    },
-#endif
     {
         .row = {.name = PEAK_NAME,
                 .dtypes = PEAK_DTYPES,
@@ -263,3 +208,5 @@ static const fattn_cpu_peak peaks[] = {
     },
     {.row = {.name = NULL}},
 };
+
+#endif

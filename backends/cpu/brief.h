@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decoding few keys: decode.inl's products for rows that all see the same keys, all of them in one
+ * Decoding few keys: decode.h's products for rows that all see the same keys, all of them in one
  * part, where a score is its dot product alone. Such a call takes a microsecond or two, and what
- * decode.inl sets up for long contexts and for features took longer than that. Here the scores of
- * all keys are computed first, [keys][rows] as they lie in a dense tile (panel.inl), and become
+ * decode.h sets up for long contexts and for features took longer than that. Here the scores of
+ * all keys are computed first, [keys][rows] as they lie in a dense tile (panel.h), and become
  * probabilities once.
  *
  * A call that comes after much other work finds nothing in cache. So the first keys of the head,
  * and those of the next one, are fetched before anything is computed, and values during the scores.
  */
+#ifndef FATTN_CPU_BRIEF_H
+#define FATTN_CPU_BRIEF_H
+
+#include "backends/cpu/decode.h"
+
 #define BRIEF_KEYS 256 /* most keys */
 #define BRIEF_EARLY 32 /* most keys of a head that are fetched first */
 #define BRIEF_FEATURES                                                                         \
@@ -194,13 +199,21 @@ static void brief_head(panel *pn, const brief *s, fattn_range keys)
     float alpha[FV_LANES], lowered;
 
     brief_queries(pn, s->q);
-    decode_scores(p->dtype, s->q, pn->dp, pn->pitch, s->k, padded, p->dim, s->x, s->v);
+    const decode_rows k = {.at = s->k, .ahead = s->v, .count = padded, .dim = p->dim};
+    const decode_dots d = {.q = s->q, .dp = pn->dp, .k = k, .x = s->x, .pitch = pn->pitch};
+    decode_scores(p->dtype, d);
     fill(s->x + scores, vectors * FV_LANES - scores, -INFINITY);
     const fattn_softmax state = brief_soften(s->x, vectors, pn->pitch, pn->rule.unit, &lowered);
     fv_store(alpha, fv_set1(0));
     fill_vectors(s->o, pn->pitch * pn->dvp, fv_set1(0));
-    decode_mix(p->dtype, alpha, lowered, s->x, pn->pitch, s->v, count, p->dim_v, s->o, pn->dvp,
-               s->v);
+    const decode_sums sums = {.alpha = alpha,
+                              .lowered = lowered,
+                              .p = s->x,
+                              .pitch = pn->pitch,
+                              .v = {.at = s->v, .ahead = s->v, .count = count, .dim = p->dim_v},
+                              .o = s->o,
+                              .o_stride = pn->dvp};
+    decode_mix(p->dtype, sums);
     brief_store(pn, s->o, state);
 }
 
@@ -271,3 +284,5 @@ static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tili
 {
     return fattn_cpu_workspace(forward_shared(p, tiling), brief_or_decode_scratch(p, tiling));
 }
+
+#endif

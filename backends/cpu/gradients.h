@@ -2,8 +2,13 @@
 /*
  * Gradients that panels share: what of them a run wants and where they are summed, how they start
  * from zero in its first phase, and how 16-bit ones are rounded and dSink is summed in its last.
- * backward.inl says in which order panels add to them in between.
+ * backward.h says in which order panels add to them in between.
  */
+#ifndef FATTN_CPU_GRADIENTS_H
+#define FATTN_CPU_GRADIENTS_H
+
+#include "backends/cpu/panel.h"
+#include "core/schedule.h"
 
 /* --- What a run consists of ------------------------------------------------------------------- */
 
@@ -283,3 +288,5 @@ static void finish_work(const fattn_cpu_run *run, void *scratch)
 {
     each_item(run, scratch, finish_item);
 }
+
+#endif

@@ -5,28 +5,37 @@
  * columns or as rows.
  * Strips of a block lie in one scratch, parts of which they share.
  */
+#ifndef FATTN_CPU_STRIP_H
+#define FATTN_CPU_STRIP_H
+
+#include "backends/cpu/hidden.h"
+#include "core/schedule.h"
 
 /* Tiles of which a thread keeps copies of keys and values for its next item of the head, where it
  * has no more: blocks of a small problem have few rows. */
 #define KEPT_TILES 3
 
 /* Keys and values of a tile that are there. */
-typedef struct kept_tile {
+typedef struct cached_tile {
     int32_t keys, values;
-} kept_tile;
+} cached_tile;
 
 /* A worker's; its tiles of the head that its last item had. */
 typedef struct kept_head {
     int64_t head; /* its number among all, from 1 on; 0 at first */
-    kept_tile tile[KEPT_TILES];
+    cached_tile tile[KEPT_TILES];
 } kept_head;
 
-/* Queries as products of keys want them. */
-typedef enum query_form {
-    QUERIES_TURNED,  /* in the lanes, [dp][br] */
-    QUERIES_LYING,   /* where they are: channels are in the lanes of scores */
-    QUERIES_BLOCKED, /* four channels in a block of lanes, small.inl says how */
-    KEYS_BLOCKED,    /* by rows: pairs of keys are in blocks of lanes */
+typedef struct forward forward;
+
+/* How queries and the keys of a tile are arranged for their product. */
+typedef struct query_form {
+    /* Queries in scratch, when a strip begins; NULL where they are read in their tensor. */
+    void (*load)(const forward *f);
+    /* Keys in scratch, of which `copied` are there; NULL where products read rows of keys. */
+    void (*load_keys)(const panel *pn, span s, int64_t copied);
+    /* x = their dot products. Where a band cuts the tile, masked ones may be anything. */
+    void (*multiply)(const forward *f, span s);
 } query_form;
 
 /* The keys and values of a tile: rows that products read, and room for those that are copies. */
@@ -35,12 +44,12 @@ typedef struct key_tile {
     float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
 } key_tile;
 
-typedef struct forward {
+struct forward {
     panel panel;
     float *m, *l; /* [br] */
     float *ot;    /* [dvp][br] */
 
-    query_form form;
+    const query_form *form;
     bool fresh;      /* ot holds nothing yet */
     bool by_rows;    /* ot is o: [br][dvp] */
     bool only;       /* of one tile of keys */
@@ -59,7 +68,7 @@ typedef struct forward {
     key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
     known_bias *known;   /* [strips of all rows] or NULL */
     kept_head *kept;     /* the worker's */
-} forward;
+};
 
 /* The fewest register tiles that hold the rows of decoding. */
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
@@ -86,13 +95,12 @@ static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
     return keeps_tiles(p, bc) ? fattn_max64((p->seqlen_k + bc - 1) / bc, 1) : 1;
 }
 
-/* Whether there is room to copy a block's keys while products of the one before go on: for wider
- * heads, blocks of more queries are worth more. Depends on no stride either. */
+/* Whether there is room to copy a block's keys while products of floats go on with the one before:
+ * for wider heads, blocks of more queries are worth more. Depends on no stride either. */
 static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
 {
-    const bool paired = FV_PAIRS && p->dtype == FATTN_BF16;
     const int64_t words = (vectors_of(p->dim) + vectors_of(p->dim_v)) * FV_LANES;
-    return !paired && !keeps_tiles(p, bc) && bc < p->seqlen_k && words <= 256;
+    return !FV_PAIRS && !keeps_tiles(p, bc) && bc < p->seqlen_k && words <= 256;
 }
 
 static void tiles_layout(forward *f, arena *from)
@@ -188,16 +196,14 @@ static int64_t forward_layout(forward *strips, const fattn_problem *p, const fat
     return count;
 }
 
-/* Scratch of all strips that no item changes. */
-static void strips_prepare(const panel *pn)
+/* Scratch of all strips that no item changes. step: of keys. Returns how many keys a tile has. */
+static int64_t strips_prepare(const panel *pn, int64_t step)
 {
-    const int64_t steps = pn->p->seqlen_k / PAIRS_STEP + 1; /* of the longest sequence */
-    const int64_t keys = fattn_min64(pn->bc, steps * PAIRS_STEP);
+    const int64_t steps = pn->p->seqlen_k / step + 1; /* of the longest sequence */
+    const int64_t keys = fattn_min64(pn->bc, steps * step);
     panel_prepare(pn);
     point_rows(pn->x_rows, keys, pn->x, pn->br);
-    for (int64_t j = 0; FV_PAIR_VECTORS && j < keys / 2; j++) {
-        pn->x_pairs[j] = (const void *)pn->x_rows[j];
-    }
+    return keys;
 }
 
 /* Opens the strips of a block of rows; returns how many have any. */
@@ -220,24 +226,6 @@ static void known_layout(forward *strips, arena *from)
     for (int64_t n = 0; from->base && n < known; n++) {
         strips->known[n].part = 0;
     }
-}
-
-/* What a worker has at hand for each tile, and all that it has. */
-static int64_t block_scratch(const fattn_problem *p, const fattn_tiling *tiling)
-{
-    forward strips[STRIPS];
-    arena from = {0};
-    (void)forward_layout(strips, p, tiling, &from);
-    return from.used;
-}
-
-static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
-{
-    forward strips[STRIPS];
-    arena from = {0};
-    (void)forward_layout(strips, p, tiling, &from);
-    known_layout(strips, &from);
-    return from.used;
 }
 
 /* What the strips see of a block of keys, and what some of them does. */
@@ -326,3 +314,5 @@ static void *row_of_o(const panel *pn, int64_t r)
     const fattn_problem *const p = pn->p;
     return (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
 }
+
+#endif

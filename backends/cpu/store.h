@@ -3,6 +3,11 @@
  * The results of a strip, o and lse, from m, l and o as its products left it: rows or columns, sums
  * or quotients, in scratch or where it belongs. A row that has met no key is zeros.
  */
+#ifndef FATTN_CPU_STORE_H
+#define FATTN_CPU_STORE_H
+
+#include "backends/cpu/round.h"
+#include "backends/cpu/strip.h"
 
 /* Writes lse of the panel's rows. */
 static void store_lse(const forward *f)
@@ -103,40 +108,6 @@ static void forward_store_rows(forward *f)
     store_lse(f);
 }
 
-/* FV_LANES rows of two columns, times factor and rounded to bf16, side by side. */
-INLINE uv two_columns(const float *from, int64_t stride, fv factor)
-{
-    const uv first = fv_bf16_bits(fv_mul(factor, fv_load(from)));
-    const uv second = fv_bf16_bits(fv_mul(factor, fv_load(from + stride)));
-    return uv_xor(uv_shr(first, 16), uv_and(second, uv_set1(0xffff0000)));
-}
-
-/* pairs[n] = two_columns() of the pair n < FV_LANES. */
-INLINE void round_columns(const float *from, int64_t stride, fv factor, float *pairs)
-{
-#if FV_PAIRS
-    pv least = pv_set1(&no_zero);
-    for (int n = 0; n < FV_LANES; n++) {
-        const fv first = fv_mul(factor, fv_load(from + 2 * n * stride));
-        const fv second = fv_mul(factor, fv_load(from + (2 * n + 1) * stride));
-        const pv rounded = pv_round(first, second);
-        pv_store(pairs + n * FV_LANES, pv_twist(rounded));
-        least = pv_least(least, rounded);
-    }
-    fv smallest = fv_set1(1);
-    for (int n = 0; n < 2 * FV_LANES && pv_any_zero(least); n++) {
-        smallest = least_but_zero(smallest, fv_mul(factor, fv_load(from + n * stride)));
-    }
-    if (is_normal(smallest)) {
-        return;
-    }
-#endif
-    for (int n = 0; n < FV_LANES; n++) {
-        const uv two = two_columns(from + 2 * n * stride, stride, factor);
-        fv_store(pairs + n * FV_LANES, fv_from_bits(two));
-    }
-}
-
 /* to[n] = row r + n of o for n < FV_LANES: pairs of columns are turned, which are half as many. */
 INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
 {
@@ -202,3 +173,5 @@ static void forward_store_columns(forward *f)
     }
     store_lse(f);
 }
+
+#endif

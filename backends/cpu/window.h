@@ -18,9 +18,11 @@
  * 1, except for bit 24, the second lowest of the exponent. A number that has all these bits and
  * bit 24 is NaN. So an AND of many t has them if and only if each t is in the window or NaN; what
  * is below or above, and infinities, lack some. And NaN stays NaN in n, in s - n and in the weight.
- *
- * Includes nothing; the vocabulary, "core/dtype.h" and <stdint.h> come before.
  */
+#ifndef FATTN_CPU_WINDOW_H
+#define FATTN_CPU_WINDOW_H
+
+#include "backends/cpu/unit.h"
 
 #define WINDOW_UP 24
 #define WINDOW_DOWN 104 /* together 2^WINDOW_BITS */
@@ -136,3 +138,5 @@ INLINE bool window_holds(const window *w)
     const uv ones = uv_set1(WINDOW_ONES);
     return mv_all(uv_eq(uv_and(w->ones, ones), ones));
 }
+
+#endif

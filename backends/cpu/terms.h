@@ -3,6 +3,10 @@
  * What the scores of a panel's tile need besides dot products, pair by pair: bias, masks, the band
  * of a row, distances of ALiBi, and the multipliers of dropout.
  */
+#ifndef FATTN_CPU_TERMS_H
+#define FATTN_CPU_TERMS_H
+
+#include "backends/cpu/panel.h"
 
 /* Where a term with strides (batch, head, query, key) has row r and key j. */
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
@@ -210,3 +214,5 @@ static void load_dropout(const panel *pn, span s)
         }
     }
 }
+
+#endif

@@ -4,16 +4,59 @@
  * of a register tile's columns, whose scores and dP stay in the first-level cache. scale, which
  * might carry dS below the normal range, comes after their sums.
  */
+#ifndef FATTN_CPU_BACKWARD_PAIRS_H
+#define FATTN_CPU_BACKWARD_PAIRS_H
 
-#if FV_PAIRS
+#include "backends/cpu/backward_run.h"
+#include "backends/cpu/pairs.h"
 
-/* Products take whole steps of rows: matrix registers 16 pairs. */
-#define ROWS_STEP (FV_TILES ? 32 : FV_LANES)
+static void backward_pairs_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+                                  arena *from)
+{
+    const int64_t br = tiling->br, bc = tiling->bc;
+    const int64_t k_size = bc * pairs_stride(p->dim), v_size = bc * pairs_stride(p->dim_v);
+    panel *const pn = &g->panel;
+
+    backward_layout_both(g, p, tiling, TILE_GROUP, from);
+    pairs_layout(pn, from);
+    /* Keys and values are done with when sums begin, and matrix registers with zipped keys when
+     * they are transposed. */
+    const int64_t sums = bc * fattn_max64(pn->dp, pn->dvp), zipped = bc / 2 * pn->dp;
+    g->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
+    pn->k_copy = g->sums;
+    pn->v_copy = from->base ? g->sums + k_size : NULL;
+    float *const rounded =
+        carve(from, PAIRS_COPIED ? fattn_max64(bc * br, zipped) : bc * br, sizeof(float));
+    g->p16 = (uint16_t *)(void *)rounded;
+    g->ds16 = from->base ? g->p16 + bc * br : NULL;
+    g->k_zipped = PAIRS_COPIED ? rounded : carve(from, zipped, sizeof(float));
+    g->k_transposed = carve(from, PAIRS_COPIED ? zipped : 0, sizeof(float));
+    pn->qt = carve(from, pairs_stride(p->dim) * br, sizeof(float));
+    g->dot = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
+    g->v_rows = carve(from, bc, sizeof *g->v_rows);
+    g->q_zipped = carve(from, br / 2 * pn->dp, sizeof(float));
+    g->dout_zipped = carve(from, br / 2 * pn->dvp, sizeof(float));
+    g->p16_rows = carve(from, bc, sizeof *g->p16_rows);
+    g->ds16_rows = carve(from, bc, sizeof *g->ds16_rows);
+    g->weights = carve(from, bc, sizeof *g->weights);
+    g->ds_pairs = carve(from, bc / 2 * TILE_GROUP, sizeof(float));
+    g->sum_rows = carve(from, bc, sizeof *g->sum_rows);
+}
+
+static int64_t backward_pairs_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    backward g;
+    arena from = {0};
+    backward_pairs_layout(&g, p, tiling, &from);
+    return from.used;
+}
+
+/* --- Rows ------------------------------------------------------------------------------------- */
 
 /* Dead rows up to a whole step. */
 static void widen(panel *pn)
 {
-    const int64_t past = (pn->width + ROWS_STEP - 1) / ROWS_STEP * ROWS_STEP;
+    const int64_t past = (pn->width + PAIRS_ROWS_STEP - 1) / PAIRS_ROWS_STEP * PAIRS_ROWS_STEP;
     panel_rows(pn, 0, pn->width, past, true);
     pn->width = past;
 }
@@ -126,6 +169,8 @@ static void load_rows_pairs(backward *g)
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
 
+    widen(pn);
+    load_numbers(g);
     (void)load_both_ways(pn, pn->buf->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
     lift(g, load_both_ways(pn, pn->buf->dout, &p->dout, p->dim_v, g->o, g->dot, g->dout_zipped));
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
@@ -139,6 +184,8 @@ static void load_rows_pairs(backward *g)
         g->ds16_rows[j] = (const bf16_pair *)(void *)(g->ds16 + j * pn->br);
     }
 }
+
+/* --- A tile ----------------------------------------------------------------------------------- */
 
 /* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16, and
  * LIFT times as large: a sink or a mask may leave rows only probabilities below the normal range,
@@ -182,8 +229,8 @@ typedef struct seen_rows {
     int64_t first, past;
 } seen_rows;
 
-#define STRIPS_STEP (FV_TILES ? 2 * TILE_GROUP : TILE_GROUP) /* and whole steps of rows */
-_Static_assert(STRIPS_STEP % ROWS_STEP == 0, "products of whole strips");
+#define STRIPS_STEP (PAIRS_COPIED ? 2 * TILE_GROUP : TILE_GROUP) /* and whole steps of rows */
+_Static_assert(STRIPS_STEP % PAIRS_ROWS_STEP == 0, "products of whole strips");
 
 static bool sees_nothing(const panel *pn, span s, int64_t r)
 {
@@ -231,8 +278,9 @@ static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair 
     }
 }
 
-static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *before)
+static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_progress *before)
 {
+    (void)next;
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     const fattn_buffers *const buf = pn->buf;
@@ -289,11 +337,63 @@ static void backward_tile_pairs(backward *g, span s, const fattn_cpu_progress *b
     }
 }
 
-#else
+/* --- Items ------------------------------------------------------------------------------------ */
 
-#define backward_layout_pairs(g, p, tiling, from) ((void)(g), (void)(p), (void)(from))
-#define widen(pn) ((void)(pn))
-#define load_rows_pairs(g) ((void)(g))
-#define backward_tile_pairs(g, s, before) ((void)(g), (void)(s), (void)(before))
+/* delta of row r of bf16 numbers. Products of pairs drop what is below the normal range, and where
+ * a sink has nearly all the weight o may be nothing else. */
+static float plain_delta(const backward *g, int64_t r)
+{
+    const panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const query_row *const row = &pn->row[r];
+    const uint16_t *const o = element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r));
+    const uint16_t *const dout = element(pn->buf->dout, p->dtype_o, query_index(pn, &p->dout, r));
+    const float *const dlse = pn->buf->dlse;
+    const int64_t at = fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
+    float delta = 0;
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        delta += fattn_bf16_to_f32(dout[c]) * fattn_bf16_to_f32(o[c]);
+    }
+    return p->features & FATTN_DLSE ? delta - dlse[at] : delta;
+}
+
+static float dq_factor_pairs(const backward *g)
+{
+    return g->panel.rule.scale * (g->lowered / LIFT);
+}
+
+static const backward_kind backward_pairs = {
+    .step = PAIRS_STEP,
+    .layout = backward_pairs_layout,
+    .load = load_rows_pairs,
+    .tile = backward_tile_pairs,
+    .dq_factor = dq_factor_pairs,
+    .delta = plain_delta,
+};
+
+static void backward_pairs_item(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    differentiate(run, item, scratch, &backward_pairs);
+}
+
+static void backward_pairs_work(const fattn_cpu_run *run, void *scratch)
+{
+    pairs_open();
+    each_item(run, scratch, backward_pairs_item);
+    pairs_close();
+}
+
+static const fattn_tile backward_pairs_tiles[] = {PAIRS_BACKWARD_TILES, {0, 0}};
+
+static int64_t backward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return backward_pairs_scratch(p, &tiling);
+}
+
+static int64_t backward_pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(backward_shared(p, tiling), backward_pairs_scratch(p, tiling));
+}
 
 #endif

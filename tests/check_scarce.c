@@ -13,6 +13,9 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "tests/attend.h"
 #include "tests/tap.h"
@@ -135,10 +138,17 @@ static bool creation_recovers(int n)
     return right && attend_with(&a, NULL) == *expected && process_threads_are(THREADS);
 }
 
+/* LLVM's runtime takes memory when it is first asked something, and ends the process where there
+ * is none (docs/BUILDING.md): here it has been asked before. */
 static bool openmp_starves(int n)
 {
     attend a;
     (void)n;
+#ifdef _OPENMP
+    if (dlsym(RTLD_DEFAULT, "__kmpc_fork_call")) {
+        (void)omp_get_max_threads();
+    }
+#endif
     make_problem(&a);
     atomic_store(&starved, OPENMP);
     return attend_with(&a, NULL) == *expected;

@@ -178,12 +178,16 @@ static void add_dbias(backward *g, span s)
     const panel *const pn = &g->panel;
     const int64_t *const stride = pn->p->dbias_stride;
     const bool shared = stride[2] == 0 || stride[3] == 0;
+    const bool sloped = pn->p->features & FATTN_ALIBI_BIAS;
     double *const sums = g->dbias_sums;
     bool fresh = true;
     transpose(g->ds, pn->br, s.padded, pn->width, g->ds_rows, pn->bc);
     for (int64_t r = 0; r < pn->rows; r++) {
-        const float *const ds = g->ds_rows + r * pn->bc;
+        float *const ds = g->ds_rows + r * pn->bc;
         const int64_t at = term_index(pn, stride, r, s.first);
+        for (int64_t j = 0; sloped && j < s.live; j++) { /* x += slope bias */
+            ds[j] *= pn->slope[r];
+        }
         float *const to = (float *)pn->buf->dbias + at;
         if (!shared) {
             for (int64_t j = 0; j < s.live; j++) {

@@ -44,6 +44,9 @@ typedef struct fattn_cpu_phase {
 
 #define FATTN_CPU_PHASES 4
 
+/* What kernels honour, but for what a row takes out. */
+#define FATTN_CPU_FEATURES (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
+
 typedef struct fattn_cpu_kernel {
     fattn_kernel row;
     /* Bytes of workspace: of one worker, and of all together (-1: too many). Multiples of 64.

@@ -129,14 +129,15 @@ static int64_t chunks_of(const fattn_problem *p)
     return (p->seqlen_k + CHUNK_KEYS - 1) / CHUNK_KEYS;
 }
 
-/* Sums begin at 0, and so do keys that no sum is rounded to. */
+/* Sums begin at 0, and so do keys that no sum is rounded to. Those before the first are the first
+ * chunk's. */
 static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
                        int64_t dim, float *apart, int64_t stride)
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
-    for (int64_t j = first; j < past; j++) {
-        if (adds_up_apart(pn->p) && j < pn->seq.sk) {
+    for (int64_t j = first == 0 ? -pn->seq.start_k : first; j < past; j++) {
+        if (adds_up_apart(pn->p) && j >= 0 && j < pn->seq.sk) {
             fill(sum_row(pn, tensor, strides, apart, stride, j), stride, 0);
         } else {
             memset((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), 0,

@@ -88,13 +88,15 @@ static int64_t bias_row(const panel *pn, bias_rows rows, int64_t n)
 {
     const int64_t *const stride = pn->p->bias_stride;
     const int64_t i = rows.heads == 1 ? n : n / rows.heads, h = n - i * rows.heads;
-    return pn->b * stride[0] + (pn->hk * pn->group + h) * stride[1] + (pn->i1 - 1 - i) * stride[2];
+    return pn->b * stride[0] + (pn->hk * pn->group + h) * stride[1] + (pn->i1 - 1 - i) * stride[2] +
+           pn->seq.start_k * stride[3];
 }
 
-/* What the bias leaves of keys first .. past - 1. */
+/* What the bias leaves of keys first .. past - 1. A slope may make NaN of 0. */
 static bias_ranges bias_ranges_of(const panel *pn, int64_t first, int64_t past)
 {
     const bias_rows rows = bias_rows_of(pn);
+    const bool sloped = pn->p->features & FATTN_ALIBI_BIAS;
     fattn_range seen = {.first = past, .past = first}, zero = {.first = past, .past = past};
     for (int64_t n = 0; n < rows.count; n++) {
         const int64_t row = bias_row(pn, rows, n);
@@ -103,7 +105,7 @@ static bias_ranges bias_ranges_of(const panel *pn, int64_t first, int64_t past)
         const int64_t least = fattn_max64(seen.past, seen.first);
         const int64_t after = run_of(pn, row, least, past, -INFINITY, true);
         seen.past = past - after > seen.first ? fattn_max64(seen.past, past - after) : seen.past;
-        if (n == 0) {
+        if (n == 0 && !sloped) {
             zero = seen;
         }
         zero.past = zero.first + run_of(pn, row, zero.first, zero.past, 0, false);

@@ -16,7 +16,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("forward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL,
+                .features = FATTN_CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
                 .splits_keys = true,
@@ -34,7 +34,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("backward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
-                .features = FATTN_FEATURES_ALL & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .features = FATTN_CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = 256,
                 .own_dtype_o = true, /* dO is an operand */
                 .packs_groups = true,

@@ -203,10 +203,11 @@ static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *t
 
 static fattn_score_rule rule_of(const fattn_problem *p)
 {
+    const bool distances = p->features & FATTN_ALIBI && !(p->features & FATTN_ALIBI_BIAS);
     const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
                            (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
                            (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
-                           (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
+                           (distances ? FATTN_SCORE_ALIBI : 0);
     return fattn_score_rule_make(terms, p->scale, p->softcap);
 }
 
@@ -321,6 +322,7 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
     const fattn_problem *const p = pn->p;
     if (p->features & FATTN_PAGED) {
         const int32_t *const table = pn->buf->block_table + pn->b * p->block_table_stride;
+        j += pn->seq.start_k;
         return table[j / p->page_size] * s->batch + j % p->page_size * s->seq + pn->hk * s->head;
     }
     return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
@@ -375,7 +377,8 @@ static span span_of(const panel *pn, int64_t block)
                                            .stride_j = stride[3],
                                            .rows = p->block_m,
                                            .keys = p->block_n};
-            const fattn_tile_kind kind = fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0, past);
+            const fattn_tile_kind kind = fattn_block_mask_tile(
+                &mask, pn->i0, pn->i1, j0 + pn->seq.start_k, past + pn->seq.start_k);
             kept = kept || kind != FATTN_TILE_EMPTY;
             masked = masked || kind != FATTN_TILE_FULL;
         }

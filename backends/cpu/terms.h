@@ -11,7 +11,8 @@
 /* Index of row r and key j in a tensor with strides (batch, head, query, key). */
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
 {
-    return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] + j * stride[3];
+    return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] +
+           (pn->seq.start_k + j) * stride[3];
 }
 
 /* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
@@ -31,11 +32,25 @@ static void term_transpose(const panel *pn, span s, float *to)
     transpose(pn->natural, pn->bc, pn->width, s.padded, to, pn->br);
 }
 
+/* bias[j] = slope bias[j]. What is finite is bounded before and after, as fattn_score_bias() bounds
+ * a bias, and stays finite; -inf is a mask whatever the slope. */
+static void scale_bias(float *bias, float slope, int64_t n)
+{
+    const float limit = 0x1p126f;
+    for (int64_t j = 0; j < n; j++) {
+        const bool finite = fabsf(bias[j]) < INFINITY && fabsf(slope) < INFINITY;
+        const float bounded = fminf(fmaxf(bias[j], -limit), limit) * slope;
+        const float product = finite ? fminf(fmaxf(bounded, -limit), limit) : bias[j] * slope;
+        bias[j] = bias[j] == -INFINITY ? bias[j] : product;
+    }
+}
+
 static void load_bias(const panel *pn, span s)
 {
     const fattn_problem *const p = pn->p;
     const int64_t step = p->bias_stride[3];
-    if (p->dtype_bias == FATTN_F32 && step == 1 && pn->group == 1 && pn->phases == 1 &&
+    const bool sloped = p->features & FATTN_ALIBI_BIAS;
+    if (!sloped && p->dtype_bias == FATTN_F32 && step == 1 && pn->group == 1 && pn->phases == 1 &&
         pn->rows == pn->width && s.live % FV_LANES == 0) {
         const float *const bias = pn->buf->bias;
         transpose(bias + term_index(pn, p->bias_stride, 0, s.first), p->bias_stride[2], pn->width,
@@ -48,10 +63,12 @@ static void load_bias(const panel *pn, span s)
         fill(to + s.live, s.padded - s.live, 0);
         if (step == 1) {
             row_load(to, p->dtype_bias, element(pn->buf->bias, p->dtype_bias, index), s.live);
-            continue;
         }
-        for (int64_t j = 0; j < s.live; j++) {
+        for (int64_t j = 0; j < s.live && step != 1; j++) {
             to[j] = (float)fattn_dtype_load(p->dtype_bias, pn->buf->bias, index + j * step);
+        }
+        if (sloped) {
+            scale_bias(to, pn->slope[r], s.live);
         }
     }
     term_transpose(pn, s, pn->bias);
@@ -90,9 +107,10 @@ static void drop_blocks(const panel *pn, span s, int64_t r, float *to)
     const int64_t *const stride = p->block_mask_stride;
     const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
                                 pn->row[r].i / p->block_m * stride[2];
-    int64_t past, block = s.first / p->block_n;
+    const int64_t first = pn->seq.start_k + s.first;
+    int64_t past, block = first / p->block_n;
     for (int64_t j = 0; j < s.live; j = past, block++) {
-        past = fattn_min64(s.live, (block + 1) * p->block_n - s.first);
+        past = fattn_min64(s.live, (block + 1) * p->block_n - first);
         if (!mask[block * stride[3]]) {
             fill(to + j, past - j, 0);
         }

@@ -159,12 +159,12 @@ void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
     __atomic_store_n(&progress->done, done, __ATOMIC_RELEASE);
 }
 
-/* Whoever is waited for is at work, so a short while is spent looking; but it may have lost its
- * core. */
+/* The panel that is waited for is at work, so the wait begins by spinning; but its thread may have
+ * lost its core. */
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
 {
-    for (int looks = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; looks++) {
-        if (looks > 256) {
+    for (int spins = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; spins++) {
+        if (spins > 256) {
             sched_yield();
         } else {
             fattn_cpu_pause();
@@ -200,7 +200,7 @@ typedef struct layout {
  * Threads that have enough to do. One alone takes about as long as its arithmetic, at a third of
  * the peak that its rows have on most processors, or its bytes, out of a second-level cache,
  * whichever is longer. Waking another takes 2 microseconds of the caller's time where it sleeps and
- * next to nothing where it looks for work, and it has to be at work for some microseconds to save
+ * next to nothing where it spins for work, and it has to be at work for some microseconds to save
  * more: decoding 128 keys, 4.5 microseconds on one thread, gains a tenth by a second one that is
  * awake, 256 keys a quarter.
  */
@@ -276,7 +276,7 @@ static void work_step(const void *context, int phase, int worker)
 }
 
 /* Runs steps one after another. */
-static void spread(const cpu *device, const steps *all, int count, int workers)
+static void run_steps(const cpu *device, const steps *all, int count, int workers)
 {
     int64_t most = 1;
     for (int n = 0; n < count; n++) {
@@ -337,7 +337,7 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
         atomic_init(&s->items.next, 0);
         count += s->items.count > 0; /* a step costs meeting at its end */
     }
-    spread(plan->device->impl, &all, count, plan->tiling.workers);
+    run_steps(plan->device->impl, &all, count, plan->tiling.workers);
     return FATTN_OK;
 }
 
@@ -375,7 +375,7 @@ static fattn_status run_verb(const cpu *device, void (*work)(const step *step, v
     if (!status) {
         steps all = {.step = {{.work = work, .of = args, .items.count = items}}};
         all.step->run.items = &all.step->items;
-        spread(device, &all, items > 0, worth(device, FATTN_F32, items, 0, bytes));
+        run_steps(device, &all, items > 0, worth(device, FATTN_F32, items, 0, bytes));
     }
     return status;
 }
@@ -495,9 +495,8 @@ static void work_read(const void *context, int phase, int worker)
 }
 
 /* Measures with all workers at once. Rates of arithmetic are added up. Bytes are divided by the
- * time from the first worker's beginning to the last one's end: rates added up would promise more
- * than the memory has, for who ends early has read while others waited for it, and leaves them the
- * rest. */
+ * time from the first worker's beginning to the last one's end: added rates would exceed what the
+ * memory has, since a worker that ends early leaves its share to the others. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading)
 {

@@ -8,7 +8,7 @@
 
 #include "backends/cpu/panel.h"
 
-/* Where a term with strides (batch, head, query, key) has row r and key j. */
+/* Index of row r and key j in a tensor with strides (batch, head, query, key). */
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
 {
     return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] +
@@ -82,8 +82,8 @@ INLINE void load_bytes(float *restrict to, const uint8_t *restrict mask, int64_t
     }
 }
 
-/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. Asks for the row half a strip
- * further on: rows lie too far apart for a processor to find them by itself. */
+/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. Prefetches the row half a
+ * strip ahead: rows are too far apart for the processor's own prefetchers. */
 static void load_mask(const panel *pn, span s, int64_t r, float *to)
 {
     const int64_t *const stride = pn->p->mask_stride;

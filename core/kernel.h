@@ -20,6 +20,14 @@ typedef struct fattn_tile {
     int64_t br, bc;
 } fattn_tile;
 
+/* What rows of every backend honour. A feature that is not among these is named by each row that
+ * honours it, so that no row claims a new one by itself. */
+#define FATTN_KERNEL_COMMON                                                                   \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_BIAS | FATTN_ALIBI |   \
+     FATTN_MASK | FATTN_BLOCK_MASK | FATTN_SINK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |        \
+     FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | \
+     FATTN_DLSE | FATTN_ACCUMULATE | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT | FATTN_CHECKED)
+
 /* How a run is cut up: the planner's answer (tiling.h). */
 typedef struct fattn_tiling {
     int64_t br, bc;   /* the tile */

@@ -526,6 +526,16 @@ static void check_score(void)
     bool good = execute();
     for (int n = 0; n < 4; n++) good = good && near(lse[n], log(1 + exp(-n)));
     tap_check(good, "ALiBi slopes by batch entry and head");
+
+    begin(FATTN_BACKWARD, 1, 2, FATTN_ALIBI | FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_SCALE);
+    p.scale = 0, p.bias_stride[3] = p.dbias_stride[3] = 1;
+    slopes[0] = 0.25, bias[0] = 8, bias[1] = -4;
+    dout[0] = 1, v[0] = 3, v[1] = 1;
+    good = execute_both();
+    const double p0 = exp(2) / (exp(2) + exp(-1)), ds = p0 * (1 - p0) * (v[0] - v[1]);
+    tap_check(good && near(lse[0], log(exp(2) + exp(-1))) && near(dbias[0], 0.25 * ds) &&
+                  near(dbias[1], -0.25 * ds),
+              "slopes multiply the bias, and its gradient");
 }
 
 /* The maximum is taken after scaling, so nothing overflows that need not. */
@@ -706,6 +716,45 @@ static void check_packed(void)
            memcmp(lse + 3, packed_lse + 10, 3 * sizeof(double)) == 0 &&
            memcmp(dk, packed_dk + 5, 4 * sizeof(double)) == 0;
     tap_check(good, "a packed sequence is what it is alone; lse is (Hq, total_q)");
+}
+
+/* Keys before the first are a mask that protects memory too: NaN there gets nowhere, and neither do
+ * distances, biases or dropout move. */
+static void check_left_padding(void)
+{
+    enum { SQ = 4, SK = 7 };
+    static const int32_t starts[] = {3, 7, 0};
+    static double masked[5][ROOM];
+    double *const results[] = {o, lse, dq, dk, dv};
+    bool good = true;
+    for (int padded = 0; padded < 2; padded++) {
+        begin(FATTN_BACKWARD, SQ, SK,
+              (padded ? FATTN_SEQSTART_K : FATTN_MASK) | FATTN_CAUSAL | FATTN_BIAS | FATTN_ALIBI |
+                  FATTN_DROPOUT);
+        p.batch = 3;
+        p.dropout_p = 0.25;
+        p.bias_stride[2] = SK, p.bias_stride[3] = 1;
+        p.dbias_stride[2] = SK, p.dbias_stride[3] = 1;
+        p.mask_stride[0] = SK, p.mask_stride[3] = 1;
+        buf.seqstart_k = padded ? starts : NULL;
+        for (int b = 0; b < 3; b++)
+            for (int j = 0; j < starts[b]; j++) {
+                mask[b * SK + j] = 0;
+                k[b * SK + j] = padded ? NAN : 0, v[b * SK + j] = padded ? INFINITY : 0;
+            }
+        good = execute_both() && good;
+        for (int n = 0; n < 5 && !padded; n++) memcpy(masked[n], results[n], sizeof masked[n]);
+    }
+    for (int n = 0; n < 5; n++) good = good && memcmp(masked[n], results[n], sizeof masked[n]) == 0;
+    tap_check(good && all_are(dk, 0, 3, 0) && all_are(dv, SK, 2 * SK, 0) && dk[3] != 0 &&
+                  all_are(lse, SQ, 2 * SQ, -inf),
+              "keys before seqstart_k are hidden, and their memory is not read");
+    static const int32_t table[] = {-9, 1};
+    begin(FATTN_FORWARD, 2, 4, FATTN_SEQSTART_K | FATTN_PAGED);
+    p.page_size = 2, p.num_pages = 2, p.max_pages = 2;
+    const int32_t two = 2;
+    buf.block_table = table, buf.seqstart_k = &two;
+    tap_check(execute() && lse[0] > -inf, "a page before seqstart_k has no entry in the table");
 }
 
 /* What lies past seqused, poisoned, gets nowhere; dk and dv there are 0, or as they were. */
@@ -1064,6 +1113,7 @@ int main(void)
     check_empty_rows();
     check_empty_problems();
     check_packed();
+    check_left_padding();
     check_seqused();
     check_accumulate();
     for (int64_t page_size = 1; page_size <= 8; page_size++) check_pages(page_size);

@@ -77,7 +77,7 @@ static void check(fattn_device *device, fattn_dtype dtype, fattn_op op, draw_id 
     c.problem.seqlen_q = 8;
     c.problem.seqlen_k = 16;
     c.problem.dim = c.problem.dim_v = 16;
-    c.clean = c.even = true;
+    c.clean = c.aligned_rows = true;
     if (draw_sequences(&c) != 0 || draw_build(&c) != 0 || draw_save(&c) != FATTN_OK) {
         tap_check(false, "a case: %s", fattn_last_reason());
         return;
@@ -119,7 +119,7 @@ static void check_signs(fattn_device *device)
     c.problem.seqlen_q = 8;
     c.problem.seqlen_k = 1;
     c.problem.dim = c.problem.dim_v = 16;
-    c.clean = c.even = true;
+    c.clean = c.aligned_rows = true;
     if (draw_sequences(&c) != 0 || draw_build(&c) != 0) {
         tap_check(false, "a case: %s", fattn_last_reason());
         return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Forward kernels of the CPU do not look for the largest score of a tile where they expect all to
- * be near what the rows have met, and begin again where they were wrong (soften.inl). With
+ * be near what the rows have met, and begin again where they were wrong (soften.h). With
  * FATTN_BATCH_INVARIANT they always look. So results have the same bits with it as without if every
  * tile that was tried was thrown away, all of it, and others if one was not. Both are compared with
  * the formula in double. All instruction sets; FATTN_CPU_ISA leaves the rows of one.

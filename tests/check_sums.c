@@ -98,7 +98,10 @@ static double distance(fattn_device *device, const char *kernel, tensors *t, sum
     const float *const got = what <= OVER_ROWS ? t->dbias : t->dsink;
     const double ulp = (double)(nextafterf((float)exact, INFINITY) - (float)exact);
     for (int64_t i = 0; i < sums; i++) {
-        worst = fmax(worst, fabs((double)got[i] - exact) / ulp);
+        const double off = fabs((double)got[i] - exact) / ulp;
+        if (!(off <= worst)) { /* NaN too */
+            worst = off;
+        }
     }
     return worst;
 }

@@ -550,7 +550,7 @@ static void f11(void)
             draw_case c = hazard_case(FATTN_BACKWARD, FATTN_F32, 2, 4, 2, 21, 35, 16);
             c.problem.features = FATTN_BIAS | FATTN_SINK | FATTN_CAUSAL;
             c.problem.outputs = subset << 2;
-            c.given = others;
+            c.pass_unwanted = others;
             hazard_judge_drawn(&c, 0, "gradients 0x%x", (unsigned)c.problem.outputs);
         }
     }

@@ -380,7 +380,7 @@ static bool turns_make(turns *s, const place *at, fattn_op op, uint64_t features
         c->family = n ? DRAW_UNIFORM : DRAW_GAUSSIAN; /* other values, laid out alike */
         c->seed_pointers = true;
         c->seed_value = 11 + (uint64_t)n;
-        c->even = true; /* as rows that copy in chunks want it */
+        c->aligned_rows = true; /* as rows that copy in chunks want it */
         good = good && hazard_build(c) && hazard_takes(at, c) && draw_save(c) == FATTN_OK;
         if (good) {
             hazard_check(hazard_run(at, c, NULL) == FATTN_OK, "%s", fattn_last_reason());

@@ -388,6 +388,7 @@ static void other_whole_k(draw_case *c) { c->buffers.whole_k = c->problem.seqlen
 
 static void other_used_q(draw_case *c) { draw_set(c, DRAW_USED_Q, 1, 5); }
 static void other_used_k(draw_case *c) { draw_set(c, DRAW_USED_K, 1, 5); }
+static void other_start_k(draw_case *c) { draw_set(c, DRAW_START_K, 1, 4); }
 static void other_bias(draw_case *c) { c->problem.bias_stride[0] = 0; }
 static void other_mask(draw_case *c) { c->problem.mask_stride[1] = 0; }
 static void other_block_mask(draw_case *c) { c->problem.block_mask_stride[3] = 0; }
@@ -427,6 +428,8 @@ static const option_flip flips[] = {
     {"whole_k", FATTN_POSITIONS | FATTN_CAUSAL, 0, other_whole_k},
     {"seqused_q", FATTN_SEQUSED_Q, 0, other_used_q},
     {"seqused_k", FATTN_SEQUSED_K, 0, other_used_k},
+    {"alibi_bias", FATTN_ALIBI | FATTN_BIAS, FATTN_ALIBI_BIAS, NULL},
+    {"seqstart_k", FATTN_SEQSTART_K, 0, other_start_k},
     {"dlse", 0, FATTN_DLSE, NULL},
     {"accumulate", 0, FATTN_ACCUMULATE, NULL},
 };
@@ -438,7 +441,7 @@ static draw_case equipped(fattn_op op)
     fattn_problem *const p = &c.problem;
     p->features = FATTN_BIAS | FATTN_ALIBI | FATTN_MASK | FATTN_BLOCK_MASK | FATTN_SINK |
                   FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_POSITIONS | FATTN_DROPOUT |
-                  (op == FATTN_BACKWARD ? FATTN_DLSE | FATTN_ACCUMULATE : 0);
+                  FATTN_SEQSTART_K | (op == FATTN_BACKWARD ? FATTN_DLSE | FATTN_ACCUMULATE : 0);
     p->block_m = p->block_n = 2;
     p->dropout_p = 0.3;
     c.seed_value = 11, c.offset_value = 22;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn check`: the kernels of a device against the reference, over drawn problems. */
+/* `fattn check`: compares the kernels of a device with the reference on random problems. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <inttypes.h>

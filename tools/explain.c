@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn explain`: prints the plans that problems get, with why better kernels declined. */
+/* `fattn explain`: prints the plan of each problem, and why faster kernels declined. */
 #include <stdio.h>
 #include <string.h>
 

@@ -64,13 +64,25 @@ static const char *list_isas(char *text, size_t size)
     return text;
 }
 
-/* Slow products of pairs come after those of floats: the two neighbours change places. */
-static void order_isas(cpu *device)
+/* The instruction set that has the rows which `isa` leaves out, or NULL. */
+static const fattn_cpu_isa *base_of(const fattn_cpu_isa *isa)
+{
+    for (int i = 0; i < ISA_COUNT && isa->base; i++) {
+        if (strcmp(isas[i].isa->name, isa->base) == 0) {
+            return isas[i].isa;
+        }
+    }
+    return NULL;
+}
+
+/* Slow products of pairs come after those of floats, unless they are asked for: the two neighbours
+ * change places. */
+static void order_isas(cpu *device, bool asked)
 {
     for (int i = 0; i < ISA_COUNT; i++) {
         device->order[i] = i;
     }
-    for (int i = 0; i + 1 < ISA_COUNT && fattn_cpuid_pairs_are_slow(); i++) {
+    for (int i = 0; i + 1 < ISA_COUNT && !asked && fattn_cpuid_pairs_are_slow(); i++) {
         if (strcmp(isas[i].isa->name, "avx512bf16") == 0) {
             device->order[i] = i + 1;
             device->order[i + 1] = i;
@@ -78,17 +90,27 @@ static void order_isas(cpu *device)
     }
 }
 
-/* FATTN_CPU_ISA, and the option, is an exact choice: the named instruction set and no other. */
+/* Whether `isa` is the one that is wanted, NULL for any, or its base. */
+static bool is_wanted(const fattn_cpu_isa *isa, const char *wanted)
+{
+    bool found = !wanted || strcmp(wanted, isa->name) == 0;
+    for (int i = 0; i < ISA_COUNT && !found; i++) {
+        found = strcmp(wanted, isas[i].isa->name) == 0 && base_of(isas[i].isa) == isa;
+    }
+    return found;
+}
+
+/* FATTN_CPU_ISA, and the option, is an exact choice: the named instruction set, with its base, and
+ * no other. */
 static fattn_status choose_isa(cpu *device, const fattn_env *env, const char *option)
 {
     const char *const wanted = env->cpu_isa ? env->cpu_isa : option;
     for (int i = 0; i < ISA_COUNT; i++) {
-        const bool other = wanted && strcmp(wanted, isas[i].isa->name) != 0;
-        device->lacks[i] = !other         ? isas[i].lacks()
-                           : env->cpu_isa ? "FATTN_CPU_ISA to allow it"
-                                          : "the device's option isa to allow it";
+        device->lacks[i] = is_wanted(isas[i].isa, wanted) ? isas[i].lacks()
+                           : env->cpu_isa                 ? "FATTN_CPU_ISA to allow it"
+                                                          : "the device's option isa to allow it";
     }
-    order_isas(device);
+    order_isas(device, wanted != NULL);
     for (int n = 0; n < ISA_COUNT && !device->isa; n++) {
         const int i = device->order[n];
         device->isa = device->lacks[i] ? NULL : isas[i].isa;
@@ -101,6 +123,22 @@ static fattn_status choose_isa(cpu *device, const fattn_env *env, const char *op
                           list_isas(names, sizeof names));
     }
     return FATTN_OK;
+}
+
+/* Peak i of the device: those of its instruction set, then those of its base; NULL past the last.
+ */
+static const fattn_cpu_peak *peak_of(const cpu *device, int i)
+{
+    for (const fattn_cpu_isa *isa = device->isa; i >= 0 && isa; isa = base_of(isa)) {
+        const fattn_cpu_peak *peak = isa->peaks;
+        for (; peak->row.name && i > 0; peak++) {
+            i--;
+        }
+        if (peak->row.name) {
+            return peak;
+        }
+    }
+    return NULL;
 }
 
 /* --- Items ------------------------------------------------------------------------------------ */
@@ -172,10 +210,11 @@ typedef struct layout {
 
 static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double bytes)
 {
-    const fattn_cpu_peak *peak = device->isa->peaks;
-    while (!(peak->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
-        peak++;
+    int i = 0;
+    while (!(peak_of(device, i)->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
+        i++;
     }
+    const fattn_cpu_peak *const peak = peak_of(device, i);
     const double arithmetic = flops / (FLOPS_A_NANOSECOND * peak->row.lanes * peak->row.flops);
     const double traffic = bytes / BYTES_A_NANOSECOND;
     const double time = arithmetic > traffic ? arithmetic : traffic;
@@ -359,13 +398,8 @@ static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fat
 
 static const fattn_peak *peak(void *impl, int i)
 {
-    const fattn_cpu_peak *const peaks = ((const cpu *)impl)->isa->peaks;
-    for (int n = 0; n < i && peaks->row.name; n++) {
-        if (!peaks[n].row.name) {
-            return NULL;
-        }
-    }
-    return i >= 0 && peaks[i].row.name ? &peaks[i].row : NULL;
+    const fattn_cpu_peak *const found = peak_of(impl, i);
+    return found ? &found->row : NULL;
 }
 
 /* Where workers that measure meet. One word: how many have come | their number once all are here,
@@ -468,14 +502,14 @@ fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const voi
                                     int64_t bytes, fattn_peak_reading *reading)
 {
     const cpu *const device = impl;
-    const fattn_cpu_peak *gauge = device->isa->peaks;
+    const fattn_cpu_peak *gauge = peak_of(device, 0);
     meeting first = {0}, second = {0};
     _Atomic double rate = 0, clock = 0, issue = 0, fed = 0, begun = INFINITY, ended = 0;
-    while (gauge->row.name && !gauge->fed) {
-        gauge++;
+    for (int i = 1; gauge && !gauge->fed; i++) {
+        gauge = peak_of(device, i);
     }
     const measurement m = {.peak = (const fattn_cpu_peak *)row,
-                           .gauge = gauge->fed ? gauge : NULL,
+                           .gauge = gauge,
                            .data = data,
                            .bytes = bytes,
                            .workers = device->team.threads,
@@ -598,6 +632,7 @@ const fattn_backend fattn_backend_cpu = {
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,
+    .inspect = fattn_host_inspect,
     .reads = fattn_host_reads,
     .alloc = fattn_host_alloc,
     .free = fattn_host_free,

@@ -12,13 +12,13 @@
  *                      and of 4
  *     FV_STEPS         2^FV_STEPS numbers of a table can be looked up by the last bits of lanes,
  *                      uv_lookup(): 0, 3 or 5
- *     FV_NEAR          1 where weights by window.inl are faster than by fv_exp2(): where fv_fma is
+ *     FV_NEAR          1 where weights by window.h are faster than by fv_exp2(): where fv_fma is
  *                      an instruction
  *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
  *     FV_FACTORS       2 where a multiplication can take its factor from a lane; ff is then a pair
  *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
  *                      ff_muladd; likewise pf, of pairs of bf16. Others leave these words to
- *                      product.inl
+ *                      vec.h
  *     FV_PAIRS         1 where pairs of bf16 can be multiplied: pv is a vector of as many pairs as
  *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_round
  *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES

@@ -69,6 +69,8 @@ WORDS = [
     (r"\b__(CUDA|HIP|NVCC|CUDACC|HIPCC)\w*|\b__(device|host|global)__\b|\b(cuda|hip)[A-Z]\w*",
      r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|tests/.*",
      "CUDA and HIP words live in host_device.h and the GPU folders"),
+    (r"\bFATTN_FEATURES_ALL\b", r"core/.*|include/.*|tests/.*|tools/.*",
+     "a row names the features that it honours: FATTN_KERNEL_COMMON and single ones"),
     (r"\bgetenv\b", r"core/env\.c|tests/.*|tools/.*|bench/.*", "the environment is read in core/env.c"),
     (r"(?<![\w.>])(malloc|calloc|realloc|aligned_alloc|posix_memalign|strdup|strndup|asprintf|free)\s*\(",
      r"core/memory\.c|tests/.*|bench/.*|examples/.*|tools/.*", "core/memory.c is the only door to the heap"),
@@ -177,7 +179,7 @@ def lines_of(root, room):
 
 def table(root):
     """Where the table of rooms in docs/DESIGN.md is not what DOORS and the files say. A size may be off by
-    an eighth before it has to be written anew."""
+    a fifth before it has to be written anew."""
     listed = {}
     for number, match in lines_matching(tap.read(root, "docs/DESIGN.md"),
                                         r"^\| `([\w/]+)` \|.*\| ([\d,]+) \|$"):
@@ -186,7 +188,7 @@ def table(root):
         lines = lines_of(root, room)
         if room not in listed:
             yield f"docs/DESIGN.md: the table of rooms lacks `{room}`, {lines} lines"
-        elif abs(listed[room][1] - lines) * 8 > lines:
+        elif abs(listed[room][1] - lines) * 5 > lines:
             yield f"docs/DESIGN.md:{listed[room][0]}: `{room}` has {lines} lines"
     for room, (number, _) in listed.items():
         if room not in DOORS:

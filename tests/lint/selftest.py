@@ -14,6 +14,7 @@ import code_objects
 import constants
 import environment
 import execstack
+import figures
 import format as formatting
 import hardening
 import headers
@@ -53,7 +54,7 @@ TREES = [
      {"a": "b c", "b": "c", "c": ""}, {"a": "b", "b": "c", "c": "b"}),
     ("a room that has grown", lambda root: (f for f in rooms.table(root) if "`core` has" in f),
      {"core/a.h": "\n" * 100, "docs/DESIGN.md": "| `core` | C | none | 90 |\n"},
-     {"core/a.h": "\n" * 100, "docs/DESIGN.md": "| `core` | C | none | 80 |\n"}),
+     {"core/a.h": "\n" * 100, "docs/DESIGN.md": "| `core` | C | none | 70 |\n"}),
     ("a room that the table lacks", lambda root: (f for f in rooms.table(root) if "`core`" in f),
      {"core/a.h": "\n", "docs/DESIGN.md": "| `core` | C | none | 1 |\n"},
      {"core/a.h": "\n", "docs/DESIGN.md": "| `gore` | C | none | 1 |\n"}),
@@ -130,6 +131,27 @@ TREES = [
     ("C that is not formatted", formatting.c_format,
      {"core/a.c": "int f(int a) { return a; }\n"}, {"core/a.c": "int f( int a ) {return a;}\n"}),
 ]
+
+
+def figures_case():
+    """The tree's own documents pass; one digit changed in a table, and a picture that is missing, are found."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in ("bench/figures", "docs/pictures"):
+            shutil.copytree(os.path.join(TOP, path), os.path.join(folder, path))
+        for path in ("README.md", "docs/PERFORMANCE.md"):
+            shutil.copy(os.path.join(TOP, path), os.path.join(folder, path))
+        sound = figures.stale(folder)
+        performance = os.path.join(folder, "docs/PERFORMANCE.md")
+        with open(performance, encoding="utf-8") as file:
+            text = file.read()
+        with open(performance, "w", encoding="utf-8") as file:
+            file.write(text.replace("**1.", "**2.", 1))
+        changed = figures.stale(folder)
+        os.remove(os.path.join(folder, "docs/pictures/cpu.svg"))
+        missing = figures.stale(folder)
+    wrong = [f"sound documents: {line}" for line in sound]
+    wrong += [] if len(changed) == 1 and "PERFORMANCE.md" in changed[0] else [f"a changed digit: {changed}"]
+    return wrong + ([] if len(missing) == 2 else [f"a missing picture: {missing}"])
 
 
 def flat(results):
@@ -357,6 +379,7 @@ def results():
             yield from case(folder)
     yield "the report fails when it should", report_case()
     yield "the tally counts what failed", tally_case()
+    yield "a table or picture that is not what was measured", figures_case()
 
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -7,9 +7,9 @@
 #include "tools/bench/workload.h"
 
 static const double plan_budget_ms = 0.020;     /* to create a plan */
-static const double one_shot_budget_ms = 0.001; /* that a cached one-shot call adds to executing */
+static const double one_shot_budget_ms = 0.001; /* added by a cached one-shot call */
 
-enum { CALLS = 64 }; /* a repetition of the one-shot call */
+enum { CALLS = 64 }; /* one-shot calls per repetition */
 
 static fattn_status time_planning(fattn_device *device, const sweep_case *c, int reps, double *ms)
 {
@@ -29,7 +29,7 @@ static fattn_status time_planning(fattn_device *device, const sweep_case *c, int
     return FATTN_OK;
 }
 
-/* Both ways to run a problem, alternating, so that both meet the same disturbances. */
+/* Alternates both ways to run a problem, so that disturbances affect them equally. */
 static fattn_status compare_calls(fattn_device *device, const fattn_problem *p,
                                   const fattn_plan *plan, const fattn_buffers *buffers,
                                   void *workspace, int reps, double *added_ms)
@@ -51,7 +51,7 @@ static fattn_status compare_calls(fattn_device *device, const fattn_problem *p,
     return status;
 }
 
-/* The case shrunk to one query and one key, so that the call itself is most of what is timed. */
+/* Shrinks the case to one query and one key, so that the call itself dominates the time. */
 static fattn_status time_one_shot(fattn_device *device, const sweep_case *c, int reps,
                                   double *added_ms)
 {

@@ -47,8 +47,7 @@ fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes,
     return status;
 }
 
-/* Instructions a cycle that an undisturbed loop issues: the ports that take them, or one port for
- * a whole number of cycles. */
+/* Instructions per cycle of an undisturbed loop: one per port, or one every few cycles. */
 static double ports(const ceiling *ceil)
 {
     const double issue = ceil->best.issue;
@@ -65,7 +64,7 @@ bool ceiling_check(ceiling *ceil, const char *device_word)
 {
     enum {
         MORE = 200
-    }; /* measurements of about a millisecond: neighbours may be busy for a while */
+    }; /* measurements of about a millisecond: other work may take the core for a while */
     const fattn_peak *const peak = ceil->peak;
     const bool fused = peak->flops > 1;
     if (peak->reads_memory) {
@@ -74,7 +73,7 @@ bool ceiling_check(ceiling *ceil, const char *device_word)
     for (int i = 0; i < MORE && fused && !within(ceil); i++) {
         fattn_peak_reading reading = {0};
         if (ceil->best.issue > ports(ceil)) {
-            ceil->best.issue = 0; /* the clock's chain was disturbed */
+            ceil->best.issue = 0; /* the clock measurement was disturbed */
         }
         if (ceiling_measure(ceil, NULL, 0, &reading) != FATTN_OK) {
             return false;

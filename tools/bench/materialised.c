@@ -9,7 +9,7 @@
 
 #include "core/memory.h"
 
-enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 }; /* of cblas.h */
+enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 }; /* values of cblas.h */
 
 bool materialised_open(materialised *m, char *why, int size)
 {
@@ -52,7 +52,7 @@ bool materialised_prepare(materialised *m, const fattn_problem *p, int threads, 
     m->scores = fattn_memory_alloc_aligned((size_t)m->scores_bytes + 1);
     m->o = fattn_memory_alloc_aligned((size_t)elements * 4 + 1);
     if (!m->scores || !m->o) {
-        snprintf(why, (size_t)size, "memory for its score matrix is short");
+        snprintf(why, (size_t)size, "out of memory for its score matrix");
         materialised_release(m);
         return false;
     }
@@ -68,11 +68,11 @@ void materialised_release(materialised *m)
     m->scores = m->o = NULL;
 }
 
-/* 2^x for x <= 0 to 2e-6, written so that a compiler makes vectors of it: 2^(n + f) with f in
- * -0.5..0.5 as a polynomial (Taylor coefficients ln(2)^k / k!) and n added to the exponent. */
+/* 2^x for x <= 0 with a relative error of 2e-6, in a form that compilers vectorise: x = n + f with
+ * f in -0.5..0.5; 2^f by its Taylor polynomial ln(2)^k / k!; n added to the exponent. */
 static float exp2_of(float x)
 {
-    const float magic = 0x1.8p23f; /* adding it rounds to an integer, in the low bits */
+    const float magic = 0x1.8p23f; /* adding it leaves round(x) in the low bits */
     x = x < -126.0f ? -126.0f : x;
     const float shifted = x + magic, f = x - (shifted - magic);
     float y = 1.3333558e-3f;
@@ -91,8 +91,8 @@ static float exp2_of(float x)
 
 enum { LANES = 16 };
 
-/* Softmax of the first `keys` entries, 0 in the others. x is in log2 units. Partial results in
- * lanes: without them the order of the sum would forbid vectors. */
+/* Softmax over the first `keys` entries; the others become 0. x is in log2 units. The sums have one
+ * partial result per lane: a single sum has a fixed order, which forbids vectors. */
 static void softmax(float *x, int64_t keys, int64_t length)
 {
     float most[LANES], sum[LANES] = {0};

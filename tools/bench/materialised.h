@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The peer of `bench --peer materialised`: attention as it is written without fattn, with the whole
- * score matrix in memory: S = Q K' and O = P V by OpenBLAS, a softmax between them.
+ * The peer of `bench --peer materialised`: attention without fattn, with the whole score matrix in
+ * memory. OpenBLAS computes S = Q K' and O = P V, with a softmax between them.
  */
 #ifndef FATTN_TOOLS_MATERIALISED_H
 #define FATTN_TOOLS_MATERIALISED_H
@@ -23,12 +23,12 @@ typedef struct materialised {
     int64_t scores_bytes;
 } materialised;
 
-/* Opens OpenBLAS at run time. False when it is absent; why says so. */
+/* Loads OpenBLAS at run time. Returns false, with the reason in why, if it is absent. */
 bool materialised_open(materialised *m, char *why, int size);
 void materialised_close(materialised *m);
 
-/* Allocates for a problem: f32, forward, no feature but causal. False, with why, for other
- * problems. */
+/* Allocates for a problem: f32, forward, no feature except causal. Returns false, with why, for
+ * others. */
 bool materialised_prepare(materialised *m, const fattn_problem *p, int threads, char *why,
                           int size);
 void materialised_release(materialised *m);

@@ -18,7 +18,7 @@ static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64
 static const double density_default = 0.5;
 static const int64_t block_default = 128;
 
-/* Axes in the order of the options: the last varies fastest. */
+/* The axes, in the order of the options; the last varies fastest. */
 enum {
     DEVICE,
     DIR,
@@ -29,7 +29,7 @@ enum {
     SK,
     D,
     DV,
-    PROBLEM, /* PROBLEM_OPTIONS of them */
+    PROBLEM, /* PROBLEM_OPTIONS axes */
     BIAS = PROBLEM + PROBLEM_OPTIONS,
     DTYPE_BIAS,
     MASK,
@@ -81,25 +81,26 @@ void sweep_options(sweep *s)
         [BLOCK_MASK] = {"block-mask",
                         "(1, 1, ceil(Sq / M), ceil(Sk / N)), at random;\n--block-size is 128,128",
                         OPTION_SWITCHES, .value = &s->block_mask},
-        [DENSITY] = {"density P", "share of blocks that it keeps; default 0.5", OPTION_REALS,
+        [DENSITY] = {"density P", "share of blocks kept; default 0.5", OPTION_REALS,
                      .value = &s->density},
         [ALIBI] = {"alibi", "slopes (Hq)", OPTION_SWITCHES, .value = &s->alibi},
-        [SINK] = {"sink", "(Hq): logits of one more key whose value is 0", OPTION_SWITCHES,
+        [SINK] = {"sink", "(Hq): logits of an extra key whose value is 0", OPTION_SWITCHES,
                   .value = &s->sink},
         [CU_Q] = {"cu-seqlens-q", "packed queries; every second sequence is half as long",
                   OPTION_SWITCHES, .value = &s->cu_seqlens_q},
-        [CU_K] = {"cu-seqlens-k", "packed keys, likewise", OPTION_SWITCHES,
+        [CU_K] = {"cu-seqlens-k", "packed keys, in the same way", OPTION_SWITCHES,
                   .value = &s->cu_seqlens_k},
-        [USED_Q] = {"seqused-q N", "rows that exist of every sequence", OPTION_INTEGERS,
+        [USED_Q] = {"seqused-q N", "used rows of every sequence", OPTION_INTEGERS,
                     .value = &s->seqused_q, .min = 0, .max = INT32_MAX},
-        [USED_K] = {"seqused-k N", "keys that exist of every sequence", OPTION_INTEGERS,
+        [USED_K] = {"seqused-k N", "used keys of every sequence", OPTION_INTEGERS,
                     .value = &s->seqused_k, .min = 0, .max = INT32_MAX},
-        [PAGE_SIZE] = {"page-size N", "keys in pages of so many, in random order; 0: not",
+        [PAGE_SIZE] = {"page-size N", "paged keys, N per page, in random order; 0: not paged",
                        OPTION_INTEGERS, .value = &s->page_size, .min = 0, .max = most},
-        [LSE] = {"lse", "forward writes it too", OPTION_SWITCHES, .value = &s->lse},
-        [DLSE] = {"dlse", "backward reads its gradient", OPTION_SWITCHES, .value = &s->dlse},
-        [DBIAS] = {"dbias", "backward writes it too", OPTION_SWITCHES, .value = &s->dbias},
-        [DSINK] = {"dsink", "backward writes it too", OPTION_SWITCHES, .value = &s->dsink},
+        [LSE] = {"lse", "forward also writes lse", OPTION_SWITCHES, .value = &s->lse},
+        [DLSE] = {"dlse", "backward also reads the gradient of lse", OPTION_SWITCHES,
+                  .value = &s->dlse},
+        [DBIAS] = {"dbias", "backward also writes dbias", OPTION_SWITCHES, .value = &s->dbias},
+        [DSINK] = {"dsink", "backward also writes dsink", OPTION_SWITCHES, .value = &s->dsink},
         [KERNEL] = {"kernel NAME", "a row of the device's table; all: each that takes\nthe problem",
                     OPTION_WORDS, .value = &s->kernel},
         [THREADS] = {"threads N", "threads of the device", OPTION_INTEGERS, .value = &s->threads,
@@ -155,7 +156,8 @@ bool sweep_check(const sweep *s, const char *command)
         {s->dlse.count, "--dlse", backward, "--dir bwd"},
         {s->dbias.count, "--dbias", backward && any(&s->bias), "--dir bwd and --bias"},
         {s->dsink.count, "--dsink", backward && any(&s->sink), "--dir bwd and --sink"},
-        {any(&s->cu_seqlens_k), "--cu-seqlens-k", !any_number(&s->page_size), "keys without pages"},
+        {any(&s->cu_seqlens_k), "--cu-seqlens-k", !any_number(&s->page_size),
+         "keys that are not paged"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (rules[i].given && !rules[i].present) {
@@ -196,13 +198,13 @@ int64_t sweep_count(const sweep *s)
     int64_t count[AXES], product = 1;
     counts(s, count);
     for (int axis = 0; axis < AXES; axis++) {
-        /* Cut off where nobody waits for the end. */
+        /* Stops growing far beyond what anyone runs, so that it does not overflow. */
         product *= product < INT64_C(1) << 50 ? count[axis] : 1;
     }
     return product;
 }
 
-/* The value of a list at this index, or what it is by default. */
+/* The value of a list at this index, or the default of an empty list. */
 static int64_t integer(const option_integers *list, int64_t index, int64_t preset)
 {
     return list->count ? list->at[index] : preset;
@@ -236,8 +238,7 @@ int64_t sweep_length(int64_t longest, bool packed, int64_t b)
     return packed && b % 2 ? longest - longest / 2 : longest;
 }
 
-/* Where a product passes 2^63 it wraps, here and below, and the library refuses the lengths
- * themselves. */
+/* A product beyond 2^63 wraps, here and below; the library then refuses the lengths themselves. */
 static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 
 static int64_t blocks(int64_t length, int64_t side) { return length / side + (length % side != 0); }
@@ -354,7 +355,7 @@ int64_t sweep_block_count(const fattn_problem *p)
     return blocks(p->seqlen_q, p->block_m) * blocks(p->seqlen_k, p->block_n);
 }
 
-/* Rows and keys of sequence b. */
+/* Queries and keys that sequence b uses. */
 static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
 {
     const fattn_problem *const p = &c->problem;
@@ -364,7 +365,7 @@ static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
     *sk = p->features & FATTN_SEQUSED_K && c->used_k < *sk ? c->used_k : *sk;
 }
 
-/* Pairs of the band, row by row. */
+/* Pairs inside the band of causal and window, row by row. */
 static double count_pairs(const sweep_case *c, int64_t sq, int64_t sk)
 {
     const fattn_problem *const p = &c->problem;
@@ -404,7 +405,7 @@ static double pairs_of(const sweep_case *c, int64_t b)
 double sweep_flops(const sweep_case *c)
 {
     const fattn_problem *const p = &c->problem;
-    /* There are two kinds of sequences. */
+    /* Packed sequences have two lengths: full at even b, half at odd b. */
     const double odd = (double)(p->batch / 2), even = (double)p->batch - odd;
     const double pairs = even * pairs_of(c, 0) + (odd > 0 ? odd * pairs_of(c, 1) : 0);
     /* Forward: QK' and PV. Backward: QK' again, dO V', P' dO, dS K, dS' Q. */
@@ -448,7 +449,7 @@ FATTN_PRINTF(2, 3) static void say(sentence *s, const char *format, ...)
     s->used += (size_t)put < room ? (size_t)put : room;
 }
 
-/* What stands in brackets behind a feature. */
+/* Appends the value of a feature in brackets. */
 static void say_value(sentence *s, const sweep_case *c, uint64_t feature)
 {
     const fattn_problem *const p = &c->problem;

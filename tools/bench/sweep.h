@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The problems that `bench` and `explain` are asked about: options that take lists, and every
- * combination of their values.
+ * The problems of `bench` and `explain`: options that take lists, and every combination of their
+ * values.
  */
 #ifndef FATTN_TOOLS_SWEEP_H
 #define FATTN_TOOLS_SWEEP_H
@@ -13,7 +13,7 @@ typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_
 
 enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 27, SWEEP_MORE = 4 };
 
-/* The lists as given; those that are empty have one default value. */
+/* The lists as given. An empty list stands for its default value. */
 typedef struct sweep {
     option_words device, kernel;
     option_choices dir, bias, dtype_bias, mask, block_mask, alibi, sink, dlse, lse, dbias, dsink,
@@ -21,7 +21,7 @@ typedef struct sweep {
     option_integers b, hq, hk, sq, sk, d, dv, seqused_q, seqused_k, page_size, threads;
     option_reals density;
     problem_options problem;
-    option rows[SWEEP_OPTIONS + SWEEP_MORE + 1]; /* for the parser; the caller's own come last */
+    option rows[SWEEP_OPTIONS + SWEEP_MORE + 1]; /* for the parser; the caller appends its own */
 } sweep;
 
 typedef struct sweep_case {
@@ -29,45 +29,45 @@ typedef struct sweep_case {
     const char *kernel; /* NULL: the planner's choice */
     sweep_dir dir;
     const char *dir_word;
-    int64_t threads;        /* 0: not asked for */
+    int64_t threads;        /* 0: the device's default */
     double density;         /* share of the blocks of a block mask that are kept */
-    int64_t used_q, used_k; /* of every sequence, with FATTN_SEQUSED_Q and _K */
+    int64_t used_q, used_k; /* with FATTN_SEQUSED_Q, _K: for every sequence */
     fattn_problem problem;  /* op is FORWARD, except for SWEEP_BWD */
-    fattn_buffers buffers;  /* positions */
+    fattn_buffers buffers;  /* positions only */
 } sweep_case;
 
-/* Fills s->rows. *s is all zero, and stays where it is. */
+/* Fills s->rows. *s must be zeroed, and must not move afterwards: the rows point into it. */
 void sweep_options(sweep *s);
 
-/* Refuses options without effect, reported as of this command. */
+/* Refuses options that would have no effect; the error names this command. */
 bool sweep_check(const sweep *s, const char *command);
 
-/* How many cases there are, at least 1, and the n-th of them; the options that come first vary
- * slowest. */
+/* The number of cases, at least 1, and the n-th of them. The first options vary slowest. */
 int64_t sweep_count(const sweep *s);
 void sweep_at(const sweep *s, int64_t n, sweep_case *c);
 
-/* Rows or keys that sequence b owns. Where they are packed, every second one is half as long. */
+/* Rows or keys allotted to sequence b. If they are packed, every second sequence is half as
+ * long. */
 int64_t sweep_length(int64_t longest, bool packed, int64_t b);
 
-/* Lengths and element strides of the bias (1, Hq, Sq, Sk) and the mask (B, 1, Sq, Sk), and of the
- * block mask (1, 1, ceil(Sq / M), ceil(Sk / N)). */
+/* Element counts of the bias (1, Hq, Sq, Sk), of the mask (B, 1, Sq, Sk) and of the block mask
+ * (1, 1, ceil(Sq / M), ceil(Sk / N)). */
 int64_t sweep_bias_count(const fattn_problem *p);
 int64_t sweep_mask_count(const fattn_problem *p);
 int64_t sweep_block_count(const fattn_problem *p);
 
-/* Floating-point operations of the matrix products by the usual convention: all pairs, or those
- * under the diagonal, which is half of them for a causal square. Windows, positions and lengths are
- * counted pair by pair, block masks by their density. */
+/* Floating-point operations of the matrix products by the usual convention: all pairs, or half of
+ * them for a causal square. Windows, positions and lengths are counted pair by pair, block masks by
+ * their density. */
 double sweep_flops(const sweep_case *c);
 
-/* Keys and values that are there and not read, in bytes: beyond --seqused-k. */
+/* Bytes of keys and values that lie beyond --seqused-k and are not read. */
 double sweep_unread_bytes(const sweep_case *c);
 
-/* What limits which keys are seen, in a word: "none", "causal", "mask", "causal+mask". */
+/* The masks as one word: "none", "causal", "mask", "causal+mask". */
 const char *sweep_mask_word(const sweep_case *c);
 
-/* Everything else that the problem has, "window(128,0)+sink"; "-" where there is nothing. */
+/* All other features, as in "window(128,0)+sink"; "-" if there are none. */
 void sweep_words(const sweep_case *c, char *text, size_t size);
 
 #endif

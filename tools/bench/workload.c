@@ -8,7 +8,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-/* xorshift64*: fast, and good enough for numbers that nobody looks at. */
+/* xorshift64*: fast; statistical quality does not matter here. */
 static uint64_t draw(uint64_t *state)
 {
     *state ^= *state >> 12;
@@ -17,12 +17,12 @@ static uint64_t draw(uint64_t *state)
     return *state * UINT64_C(0x2545f4914f6cdd1d);
 }
 
-/* What an operand is filled from. */
+/* The parameters of a fill function. */
 typedef struct source {
     const sweep_case *of;
     fattn_dtype dtype;
-    int64_t item, first; /* bytes; the index of the first element to be written */
-    bool queries, paged; /* of arrays that exist for queries and for keys */
+    int64_t item, first; /* bytes per element; index of the first element to write */
+    bool queries, paged; /* for arrays that come as a query and a key version */
 } source;
 
 typedef void fill(void *to, int64_t count, const source *from, uint64_t *state);
@@ -58,7 +58,7 @@ static void fill_slopes(void *to, int64_t count, const source *from, uint64_t *s
     }
 }
 
-/* Seven of eight are kept. */
+/* A random mask that keeps 7 of 8 entries. */
 static void fill_mask(void *to, int64_t count, const source *from, uint64_t *state)
 {
     (void)from;
@@ -80,7 +80,7 @@ static void fill_zeros(void *to, int64_t count, const source *from, uint64_t *st
     memset(to, 0, (size_t)(count * from->item));
 }
 
-/* Where the sequences begin, one behind the other. */
+/* Cumulative sequence lengths. */
 static void fill_starts(void *to, int64_t count, const source *from, uint64_t *state)
 {
     const fattn_problem *const p = &from->of->problem;
@@ -108,7 +108,7 @@ static void fill_used(void *to, int64_t count, const source *from, uint64_t *sta
     }
 }
 
-/* A permutation of the pages: n -> (step n) mod pages, where step has no factor of pages. */
+/* A permutation of the pages: n -> (step n) mod pages, with step coprime to pages. */
 static void fill_pages(void *to, int64_t count, const source *from, uint64_t *state)
 {
     const int64_t pages = from->of->problem.num_pages;
@@ -122,7 +122,7 @@ static void fill_pages(void *to, int64_t count, const source *from, uint64_t *st
     }
 }
 
-/* Copies what fill writes to device memory, a piece at a time. */
+/* Fills device memory piece by piece. */
 static fattn_status upload(workload *w, char *to, int64_t count, source from, fill *write)
 {
     enum { PIECE = 1 << 16 };
@@ -155,7 +155,7 @@ static fattn_status allocate(workload *w, int64_t bytes, char **memory)
     return status;
 }
 
-/* Rows of q and o, and of k and v with all their pages. */
+/* Rows of q and o, or of k and v with all their pages. */
 static int64_t count_rows(const fattn_problem *p)
 {
     return p->features & FATTN_CU_SEQLENS_Q ? p->total_q : p->batch * p->seqlen_q;
@@ -168,7 +168,7 @@ static int64_t count_keys(const fattn_problem *p)
                                               : p->batch * p->seqlen_k;
 }
 
-/* The plan was made before, so no product below passes 2^63. */
+/* A plan exists for the problem, so no product below exceeds 2^63. */
 fattn_status workload_create(fattn_device *device, const sweep_case *c, workload *w)
 {
     const fattn_problem *const p = &c->problem;
@@ -177,12 +177,12 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
     const fattn_dtype dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
     const fattn_dtype dtype_bias = p->dtype_bias ? p->dtype_bias : real;
     const fattn_dtype gradient = f & FATTN_ACCUMULATE ? real : p->dtype;
-    fill *const sum = f & FATTN_ACCUMULATE ? fill_zeros : NULL; /* what is added to */
+    fill *const sum = f & FATTN_ACCUMULATE ? fill_zeros : NULL; /* initial gradients */
     const int64_t item = fattn_dtype_size(p->dtype);
     const int64_t rows = p->heads_q * count_rows(p), keys = p->heads_k * count_keys(p);
     const bool backward = p->op == FATTN_BACKWARD;
 
-    /* v begins at a multiple of 256 bytes, as an allocation of its own would. */
+    /* v begins at a multiple of 256 bytes, as a separate allocation would. */
     const int64_t k_bytes = (keys * p->dim * item + 255) / 256 * 256;
     *w = (workload){.device = device, .keys_bytes = k_bytes + keys * p->dim_v * item};
     fattn_buffers *const b = &w->buffers;
@@ -192,7 +192,7 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
     const struct {
         bool wanted;
         int64_t count;
-        fattn_dtype dtype; /* 0: integers of so many bytes: */
+        fattn_dtype dtype; /* 0: integers of `item` bytes */
         int64_t size;
         fill *write; /* NULL: an output */
         const void **in;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In three parts: running a row on device memory of its own, the accuracy bound, bytes left
- * alone. */
+/* In three parts: running a row on its own device memory, the accuracy bound, and bytes that must
+ * not change. */
 #include "tools/judge/judge.h"
 
 #include <float.h>
@@ -18,7 +18,7 @@
 
 static void fail(judge_verdict *v, const char *format, ...) FATTN_PRINTF(2, 3);
 
-/* The first complaint is the one that is told. */
+/* Records a failure. Only the first one is reported. */
 static void fail(judge_verdict *v, const char *format, ...)
 {
     if (v->outcome == JUDGE_FAILED) {
@@ -42,12 +42,12 @@ static void fail_status(judge_verdict *v, const char *what, fattn_status status)
 
 enum { WORKSPACE_RING = 0xa5 };
 
-/* The images of one run: on the device, and as they came back. */
+/* The images of one run: on the device, and as copied back. */
 typedef struct copy {
     fattn_device *device;
     const draw_case *c;
     unsigned char *device_bytes[DRAW_IDS], *bytes[DRAW_IDS];
-    unsigned char *workspace; /* with a ring on both sides; NULL when none is passed */
+    unsigned char *workspace; /* with a ring on both sides; NULL: none is passed */
     fattn_buffers buffers;
 } copy;
 
@@ -99,7 +99,7 @@ static fattn_status copy_from_device(copy *k)
     return status ? status : fattn_stream_synchronize(k->device, NULL);
 }
 
-/* A workspace full of `fill`: what it holds on entry must not matter. */
+/* Creates a workspace full of `fill`: its contents on entry must not matter. */
 static fattn_status copy_add_workspace(copy *k, size_t bytes, int fill)
 {
     const size_t size = bytes + 2 * DRAW_RING;
@@ -135,15 +135,15 @@ static fattn_status check_workspace_ring(const copy *k, size_t bytes, judge_verd
     }
     for (int n = 0; n < 2 * DRAW_RING && status == FATTN_OK; n++) {
         if (ring[n] != WORKSPACE_RING) {
-            fail(v, "the workspace of %zu bytes was left: a byte %s it changed", bytes,
-                 n < DRAW_RING ? "before" : "after");
+            fail(v, "a byte %s the workspace of %zu bytes changed",
+                 n < DRAW_RING ? "before" : "after", bytes);
             break;
         }
     }
     return status;
 }
 
-/* One run from the case's images to k->bytes. The caller frees k. */
+/* Runs the plan once, from the case's images to k->bytes. The caller frees k. */
 static fattn_status execute(const fattn_plan *plan, const draw_case *c, int fill, copy *k,
                             judge_verdict *v)
 {
@@ -214,7 +214,7 @@ static format format_of(fattn_dtype dtype)
     }
 }
 
-/* The distance between the numbers of a dtype around x. */
+/* The spacing of a dtype's numbers around x. */
 static double ulp(fattn_dtype dtype, double x)
 {
     const format f = format_of(dtype);
@@ -224,12 +224,12 @@ static double ulp(fattn_dtype dtype, double x)
                  (exponent - 1 > f.exponent_min ? exponent - 1 : f.exponent_min) - (f.digits - 1));
 }
 
-/* What arithmetic may lose, relative to A: u by input dtype, what a unit of X adds, and how much of
- * the comparator's error is allowed. In f64, which is the oracle's own format, the f32 comparator
- * is no yardstick; the rounding of a few thousand summands is. */
+/* The terms of the tolerance, relative to A: u by input dtype, the amount per unit of X, and the
+ * factor on the comparator's error. f64 is the oracle's own format, so the f32 comparator is no
+ * measure there; rounding a few thousand summands is. */
 typedef struct slack {
     double u, x, comparator;
-    double cut; /* of x, what tensor cores cut off */
+    double cut; /* of x, the truncation by tensor cores */
 } slack;
 
 static slack slack_of(const fattn_problem *p)
@@ -244,7 +244,7 @@ static slack slack_of(const fattn_problem *p)
     }
 }
 
-/* Below the normal range a sum is rounded to a multiple of 2^-149 at every step, whatever its
+/* Below the normal range every step of a sum rounds to a multiple of 2^-149, whatever the sum's
  * size. */
 static double underflow(const fattn_problem *p)
 {
@@ -252,8 +252,8 @@ static double underflow(const fattn_problem *p)
     return p->dtype == FATTN_F64 ? 0 : 0x1p-150 * (double)(group * p->seqlen_q + p->seqlen_k);
 }
 
-/* An output that is judged slice by slice: (n0, n1) counts slices, each rows x columns, dense in
- * this order in the oracle. */
+/* An output that is judged slice by slice. (n0, n1) numbers the slices, each rows x columns. The
+ * oracle stores them densely in this order. */
 typedef struct output {
     draw_id id;
     uint32_t bit;
@@ -266,11 +266,11 @@ typedef struct trial {
     const draw_case *c;
     const judge_truth *truth;
     const copy *k;
-    unsigned char
-        *expected[DRAW_IDS]; /* images of outputs: before the run, then with what was judged */
-    bool *wild_v, *wild;     /* [b][hk]: a value of v, or of anything, is not finite */
+    unsigned char *expected
+        [DRAW_IDS]; /* images of outputs before the run; judged elements are then copied in */
+    bool *nonfinite_v, *nonfinite; /* [b][hk]: v, or any input, has a value that is not finite */
     bool accumulate;
-    double largest; /* of all that was expected */
+    double largest; /* over all expected values */
     judge_verdict *v;
 } trial;
 
@@ -281,7 +281,7 @@ static double load(const trial *t, draw_id id, int64_t at)
                             tensor->dtype, 0);
 }
 
-/* Whether an element still has the bits that outputs begin with. */
+/* Whether an element still has the initial bits of outputs. */
 static bool unwritten(const trial *t, draw_id id, int64_t at)
 {
     const draw_tensor *const tensor = &t->c->tensors[id];
@@ -295,7 +295,7 @@ static bool unwritten(const trial *t, draw_id id, int64_t at)
     return true;
 }
 
-/* Marks an element as one that the run may have changed. */
+/* Records that the run may change this element. */
 static void mark(trial *t, draw_id id, int64_t at)
 {
     const draw_tensor *const tensor = &t->c->tensors[id];
@@ -322,7 +322,8 @@ static bool same_class(double a, double b)
     return isnan(a) ? isnan(b) : isinf(a) ? a == b : isfinite(b);
 }
 
-/* Infinities that rounding makes of numbers past the largest one are those numbers again. */
+/* Undoes overflow in the final rounding: an infinity in place of a value near the largest number
+ * becomes a finite number again. */
 static double unsaturated(double got, double exact, fattn_dtype dtype)
 {
     const double edge = ldexp(1, format_of(dtype).exponent_max) * 2;
@@ -330,8 +331,8 @@ static double unsaturated(double got, double exact, fattn_dtype dtype)
     return saturated ? copysign(fmax(edge, fabs(exact)), got) : got;
 }
 
-/* Whether the slice may hold non-finite values where float64 has none, because inputs do. */
-static bool infected(const trial *t, const output *out, const int64_t n[4])
+/* Whether non-finite inputs allow non-finite values in the slice where f64 has none. */
+static bool may_be_nonfinite(const trial *t, const output *out, const int64_t n[4])
 {
     const fattn_problem *const p = &t->truth->problem;
     if (out->id == DRAW_LSE) {
@@ -340,16 +341,16 @@ static bool infected(const trial *t, const output *out, const int64_t n[4])
     if (out->id == DRAW_DBIAS || out->id == DRAW_DSINK) {
         bool any = false;
         for (int64_t m = 0; m < p->batch * p->heads_k; m++) {
-            any |= t->wild[m];
+            any |= t->nonfinite[m];
         }
         return any;
     }
     const bool of_keys = out->id == DRAW_DK || out->id == DRAW_DV;
     const int64_t hk = of_keys ? n[1] : n[1] / (p->heads_q / p->heads_k);
-    return (p->op == FATTN_FORWARD ? t->wild_v : t->wild)[n[0] * p->heads_k + hk];
+    return (p->op == FATTN_FORWARD ? t->nonfinite_v : t->nonfinite)[n[0] * p->heads_k + hk];
 }
 
-/* Both finite: true, and the error counts. Otherwise classes decide. */
+/* True if both are finite, so that the error counts. Otherwise compares their classes. */
 static bool comparable(trial *t, const output *out, const int64_t n[4], double got, double exact,
                        double plain)
 {
@@ -360,7 +361,7 @@ static bool comparable(trial *t, const output *out, const int64_t n[4], double g
         return false;
     }
     const bool out_of_range = isfinite(exact) && !isfinite(plain);
-    const bool spread = !isfinite(got) && infected(t, out, n);
+    const bool spread = !isfinite(got) && may_be_nonfinite(t, out, n);
     if (out_of_range || spread) {
         t->v->excused++;
         return false;
@@ -371,9 +372,9 @@ static bool comparable(trial *t, const output *out, const int64_t n[4], double g
     return false;
 }
 
-/* An output is rounded once, so errors below half a unit in its last place are all the same, and so
- * are those below what tensor cores cut off, `least` being the larger: a comparator that happens to
- * be exact, as it is where one key has all the weight, is no yardstick. */
+/* Errors below `least` count as equal: half a unit of the output's final rounding, or the
+ * truncation by tensor cores if that is larger. Otherwise a comparator that happens to be exact, as
+ * for a row with all its weight on one key, would make every error look large. */
 static void count_ratio(judge_ratios *ratios, double error, double plain, double least)
 {
     if (error == 0 && plain == 0) {
@@ -398,11 +399,12 @@ double judge_median(const judge_ratios *ratios)
 }
 
 /*
- * X of a slice: the largest over the (batch, head) pairs that it sums over. X bounds |x| with its
- * products made absolute, because that is what the rounding errors of a dot product are in
- * proportion to. It counts in forward as well: a score, its difference from the base of the row and
- * the product with the unit are each rounded, by 2^-24 X, and move a probability by that fraction
- * (docs/NUMERICS.md). The comparator's own error shows it on average, not in every small slice.
+ * X of a slice: the largest X over the (batch, head) pairs that it sums over. X bounds |x| computed
+ * from absolute products, because the rounding errors of a dot product are proportional to that. It
+ * matters in forward too: a score, its difference from the row's reference and the product with the
+ * unit are each rounded, by 2^-24 X, which changes a probability by that fraction
+ * (docs/NUMERICS.md). The comparator's own error shows this on average, but not in every small
+ * slice.
  */
 static double x_of(const trial *t, const output *out, const int64_t n[4])
 {
@@ -427,14 +429,14 @@ static double x_of(const trial *t, const output *out, const int64_t n[4])
     return x;
 }
 
-/* What a slice turned out to be. */
+/* Statistics of a slice. */
 typedef struct tally {
     double error, plain, largest, initial; /* maxima */
     double got, exact;                     /* where the error is largest */
     int64_t at[4], entries;
 } tally;
 
-/* Rows of a slice that exist, and those that must be zero. */
+/* Rows of a slice with expected values; *owned also counts the rows that must be zero. */
 static int64_t rows_of(const trial *t, const output *out, int64_t b, int64_t *owned)
 {
     const draw_sequence *const s = &t->c->sequences[b];
@@ -476,10 +478,10 @@ static void judge_element(trial *t, const output *out, const int64_t n[4], int64
     y->initial = fmax(y->initial, fabs(initial));
 }
 
-/* What o may lose where products take probabilities in bf16: those below its normal range, which
- * are relative to the largest of the row, count as 0, like other 16-bit operands; and on a CPU, for
- * a row that may not depend on values that others see, products below it. */
-static double lost_weights(const trial *t, const output *out, int64_t b, int64_t h)
+/* The error of o when probabilities are rounded to bf16 for the products. Those below bf16's normal
+ * range, relative to the row's largest, count as 0, like other 16-bit operands. On a CPU,
+ * batch-invariant rows also lose products below that range. */
+static double probability_underflow(const trial *t, const output *out, int64_t b, int64_t h)
 {
     const fattn_problem *const p = &t->truth->problem;
     if (p->dtype != FATTN_BF16 || out->id != DRAW_O) {
@@ -487,7 +489,7 @@ static double lost_weights(const trial *t, const output *out, int64_t b, int64_t
     }
     const int64_t keys = t->c->sequences[b].keys, hk = h / (p->heads_q / p->heads_k);
     double largest = 0;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = t->c->sequences[b].start; j < keys; j++) {
         for (int64_t channel = 0; channel < p->dim_v; channel++) {
             const double v = fabs(draw_get(t->c, DRAW_V, draw_at(t->c, DRAW_V, b, j, hk, channel)));
             largest = isfinite(v) ? fmax(largest, v) : largest;
@@ -497,14 +499,15 @@ static double lost_weights(const trial *t, const output *out, int64_t b, int64_t
     return 0x1p-126 * (double)keys * (largest + alone);
 }
 
-/* The largest number of an input, of heads of q or of k. */
+/* The largest finite value of an input with the heads of q or of k. */
 static double largest_of(const trial *t, draw_id id, int64_t heads, int64_t dim)
 {
     double largest = 0;
     for (int64_t b = 0; b < t->truth->problem.batch; b++) {
         const draw_sequence *const s = &t->c->sequences[b];
-        const int64_t rows = id == DRAW_Q || id == DRAW_DOUT ? s->rows : s->keys;
-        for (int64_t n = 0; n < rows * heads * dim; n++) {
+        const bool of_rows = id == DRAW_Q || id == DRAW_DOUT;
+        const int64_t first = of_rows ? 0 : s->start, rows = of_rows ? s->rows : s->keys;
+        for (int64_t n = first * heads * dim; n < rows * heads * dim; n++) {
             const int64_t at = draw_at(t->c, id, b, n / (heads * dim), n / dim % heads, n % dim);
             const double x = fabs(draw_get(t->c, id, at));
             largest = isfinite(x) ? fmax(largest, x) : largest;
@@ -513,10 +516,9 @@ static double largest_of(const trial *t, draw_id id, int64_t heads, int64_t dim)
     return largest;
 }
 
-/* The same for gradients on GPUs: of every pair that an entry sums up a probability below the
- * normal range, and of dS what is below it, since additions to memory that others add to take that
- * as 0. */
-static double lost_pairs(const trial *t, const output *out)
+/* The same for gradients on GPUs. Each pair in the sum may lose a probability below the normal
+ * range, and a dS below it, since atomic additions flush subnormal numbers to 0. */
+static double gradient_underflow(const trial *t, const output *out)
 {
     const fattn_problem *const p = &t->truth->problem;
     const bool wide = p->dtype == FATTN_F32 || p->dtype == FATTN_F64;
@@ -546,9 +548,9 @@ static double lost_pairs(const trial *t, const output *out)
     return 0x1p-126 * pairs;
 }
 
-/* How many of the first `rows` rows' entries are 0 and should not be: they are larger than `noise`,
- * the slice's bound without the comparator, so that they neither cancel nor get lost, and the
- * comparator's are not 0. */
+/* How many entries of the first `rows` rows are wrongly 0: their exact values are above `noise`,
+ * the slice's bound without the comparator's part, so neither cancellation nor underflow explains
+ * the zero, and the comparator's values are not 0. */
 static int64_t count_zeros(const trial *t, const output *out, int64_t n0, int64_t n1, int64_t rows,
                            double noise)
 {
@@ -600,7 +602,8 @@ static void judge_slice(trial *t, const output *out, int64_t n0, int64_t n1)
     int64_t zeros = count_zeros(t, out, n0, n1, rows, noise);
     const bool sparse = y.entries >= 16 && 4 * zeros > y.entries;
     if (!(y.error <= tolerance) || sparse) {
-        const double lost = lost_weights(t, out, n0, n1) + lost_pairs(t, out); /* slow to find */
+        const double lost = probability_underflow(t, out, n0, n1) +
+                            gradient_underflow(t, out); /* slow to compute */
         tolerance += lost, noise += lost;
         zeros = sparse ? count_zeros(t, out, n0, n1, rows, noise) : zeros;
     }
@@ -612,23 +615,23 @@ static void judge_slice(trial *t, const output *out, int64_t n0, int64_t n1)
              (long long)y.at[3], y.got, y.exact, y.error, tolerance, y.plain, a, x);
     }
     if (y.entries >= 16 && 4 * zeros > y.entries) {
-        fail(t->v, "%s[%lld,%lld]: %lld of %lld entries are 0 and should not be",
-             draw_name(out->id), (long long)n0, (long long)n1, (long long)zeros,
-             (long long)y.entries);
+        fail(t->v, "%s[%lld,%lld]: %lld of %lld entries are wrongly 0", draw_name(out->id),
+             (long long)n0, (long long)n1, (long long)zeros, (long long)y.entries);
     }
     t->v->worst = fmax(t->v->worst, tolerance > 0 ? y.error / tolerance : 0);
     t->largest = fmax(t->largest, y.largest);
     count_ratio(&t->v->ratios, y.error, y.plain, fmax(ulp(dtype, y.largest) / 2, s.cut * x * a));
 }
 
-/* What the scores of row i of query head h lose at most where subnormal inputs of f16 count as 0,
- * as they may. */
-static double lost_scores(const trial *t, int64_t b, int64_t h, int64_t i)
+/* The largest error of the scores of row i of query head h if subnormal f16 inputs count as 0, as
+ * they may. */
+static double score_underflow(const trial *t, int64_t b, int64_t h, int64_t i)
 {
     const fattn_problem *const p = &t->truth->problem;
     const int64_t hk = h / (p->heads_q / p->heads_k);
     double most = 0;
-    for (int64_t j = 0; p->dtype == FATTN_F16 && j < t->c->sequences[b].keys; j++) {
+    const draw_sequence *const sequence = &t->c->sequences[b];
+    for (int64_t j = sequence->start; p->dtype == FATTN_F16 && j < sequence->keys; j++) {
         double lost = 0;
         for (int64_t c = 0; c < p->dim; c++) {
             const double q = fabs(draw_get(t->c, DRAW_Q, draw_at(t->c, DRAW_Q, b, i, h, c)));
@@ -640,7 +643,7 @@ static double lost_scores(const trial *t, int64_t b, int64_t h, int64_t i)
     return fabs(p->scale) * most;
 }
 
-/* lse has a bound of its own, row by row. */
+/* lse has its own bound, row by row. */
 static void judge_lse(trial *t, const output *out)
 {
     const fattn_problem *const p = &t->truth->problem;
@@ -655,14 +658,15 @@ static void judge_lse(trial *t, const output *out)
                 mark(t, DRAW_LSE, at);
                 const int64_t hk = n[1] / (p->heads_q / p->heads_k);
                 if (!comparable(t, out, n, got, exact, out->plain[dense]) ||
-                    t->wild[n[0] * p->heads_k + hk]) { /* a capped infinite score has no bound */
+                    t->nonfinite[n[0] * p->heads_k +
+                                 hk]) { /* with softcap an infinite score has no bound */
                     continue;
                 }
                 double tolerance = unit * t->truth->exact.lse_scale[dense] +
                                    ulp(t->c->tensors[out->id].dtype, exact) / 2;
                 const double error = fabs(got - exact);
                 if (!(error <= tolerance)) {
-                    tolerance += lost_scores(t, n[0], n[1], n[2]); /* which costs much to find */
+                    tolerance += score_underflow(t, n[0], n[1], n[2]); /* slow to compute */
                 }
                 t->v->worst = fmax(t->v->worst, error / tolerance);
                 t->largest = fmax(t->largest, fabs(exact));
@@ -734,7 +738,7 @@ static void check_untouched(trial *t)
         while (expected[byte] == t->k->bytes[n][byte]) {
             byte++;
         }
-        fail(t->v, "%s: byte %lld of its memory of %lld bytes changed, and is no element to write",
+        fail(t->v, "%s: byte %lld of its %lld bytes changed, but belongs to no element to write",
              owner(t->c, n), (long long)byte, (long long)image->size);
     }
 }
@@ -744,7 +748,7 @@ static void compare_runs(const draw_case *c, const copy *first, const copy *seco
 {
     for (int n = 0; n < c->image_count; n++) {
         if (memcmp(first->bytes[n], second->bytes[n], (size_t)c->images[n].size) != 0) {
-            fail(v, "%s differs in its bits from run to run", owner(c, n));
+            fail(v, "%s differs bitwise between two runs", owner(c, n));
         }
     }
 }
@@ -753,12 +757,12 @@ static void compare_runs(const draw_case *c, const copy *first, const copy *seco
  * The act
  * ---------------------------------------------------------------------------------------------- */
 
-static bool tensor_is_wild(const draw_case *c, draw_id id, int64_t b, int64_t h)
+static bool has_nonfinite(const draw_case *c, draw_id id, int64_t b, int64_t h)
 {
     const draw_tensor *const t = &c->tensors[id];
     const bool of_keys = id == DRAW_K || id == DRAW_V;
     const int64_t rows = of_keys ? c->sequences[b].keys : c->sequences[b].rows;
-    for (int64_t s = 0; t->present && s < rows; s++) {
+    for (int64_t s = of_keys ? c->sequences[b].start : 0; t->present && s < rows; s++) {
         for (int64_t channel = 0; channel < t->extent[3]; channel++) {
             if (!isfinite(draw_get(c, id, draw_at(c, id, b, s, h, channel)))) {
                 return true;
@@ -768,16 +772,16 @@ static bool tensor_is_wild(const draw_case *c, draw_id id, int64_t b, int64_t h)
     return false;
 }
 
-static void find_wild(trial *t)
+static void find_nonfinite(trial *t)
 {
     const fattn_problem *const p = &t->c->problem;
     for (int64_t b = 0; t->c->family == DRAW_WILD && b < p->batch; b++) {
         for (int64_t h = 0; h < p->heads_q; h++) {
             const int64_t hk = h / (p->heads_q / p->heads_k), slice = b * p->heads_k + hk;
-            t->wild_v[slice] |= tensor_is_wild(t->c, DRAW_V, b, hk);
-            t->wild[slice] |= t->wild_v[slice] || tensor_is_wild(t->c, DRAW_K, b, hk) ||
-                              tensor_is_wild(t->c, DRAW_Q, b, h) ||
-                              tensor_is_wild(t->c, DRAW_DOUT, b, h);
+            t->nonfinite_v[slice] |= has_nonfinite(t->c, DRAW_V, b, hk);
+            t->nonfinite[slice] |= t->nonfinite_v[slice] || has_nonfinite(t->c, DRAW_K, b, hk) ||
+                                   has_nonfinite(t->c, DRAW_Q, b, h) ||
+                                   has_nonfinite(t->c, DRAW_DOUT, b, h);
         }
     }
 }
@@ -788,9 +792,9 @@ static void judge_copy(const draw_case *c, const judge_truth *truth, const copy 
     const size_t slices = (size_t)(c->problem.batch * c->problem.heads_k) + 1;
     trial t = {.c = c, .truth = truth, .k = k, .v = verdict};
     t.accumulate = (c->problem.features & FATTN_ACCUMULATE) != 0;
-    t.wild_v = calloc(slices, sizeof *t.wild_v);
-    t.wild = calloc(slices, sizeof *t.wild);
-    bool complete = t.wild_v != NULL && t.wild != NULL;
+    t.nonfinite_v = calloc(slices, sizeof *t.nonfinite_v);
+    t.nonfinite = calloc(slices, sizeof *t.nonfinite);
+    bool complete = t.nonfinite_v != NULL && t.nonfinite != NULL;
     for (int n = 0; n < c->image_count; n++) {
         if (c->images[n].output) {
             t.expected[n] = malloc((size_t)c->images[n].size);
@@ -801,22 +805,22 @@ static void judge_copy(const draw_case *c, const judge_truth *truth, const copy 
         }
     }
     if (complete) {
-        find_wild(&t);
+        find_nonfinite(&t);
         judge_outputs(&t);
         check_untouched(&t);
         verdict->all_zero = t.largest == 0;
     } else {
-        fail(verdict, "the judge is out of memory");
+        fail(verdict, "the judge ran out of memory");
     }
     for (int n = 0; n < c->image_count; n++) {
         free(t.expected[n]);
     }
-    free(t.wild_v);
-    free(t.wild);
+    free(t.nonfinite_v);
+    free(t.nonfinite);
 }
 
-/* The tile that the case wishes for, from the row's menu; {0, 0} is the planner's own choice. */
-static fattn_tile wished_tile(const fattn_kernel *kernel, int wish)
+/* The tile that the case requests from the row's list; {0, 0} leaves the choice to the planner. */
+static fattn_tile requested_tile(const fattn_kernel *kernel, int wish)
 {
     int entries = 0;
     while (kernel->tiles[entries].br != 0) {
@@ -831,7 +835,7 @@ static fattn_status make_plan(fattn_device *device, const fattn_kernel *kernel, 
     if (kernel == NULL) {
         return fattn_plan_create(device, &c->problem, plan);
     }
-    fattn_wish wish = {.tile = wished_tile(kernel, c->tile)};
+    fattn_wish wish = {.tile = requested_tile(kernel, c->tile)};
     const bool invariant = (c->problem.features & FATTN_BATCH_INVARIANT) != 0;
     if (kernel->splits_keys && c->problem.op == FATTN_FORWARD && !invariant) {
         wish.splits = c->splits;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a kernel row on a case and judges what comes out: against the oracle within the accuracy
- * bound of docs/NUMERICS.md, element by element in class (finite, infinite, NaN), and byte by byte
- * in what must not change: inputs, gaps, rings around every tensor and the workspace.
+ * Runs a kernel row on a case and judges the result. Values are compared with the oracle within the
+ * accuracy bound of docs/NUMERICS.md, and by class (finite, infinite, NaN). Bytes that must not
+ * change are compared exactly: inputs, gaps, and rings around every tensor and the workspace.
  */
 #ifndef FATTN_TOOLS_JUDGE_H
 #define FATTN_TOOLS_JUDGE_H
@@ -11,18 +11,18 @@
 #include "core/kernel.h"
 #include "tools/judge/random_case.h"
 
-/* What a case should give, computed at the first row that takes it. */
+/* The expected results of a case, computed when the first row takes it. */
 typedef struct judge_truth {
     bool known;
-    fattn_problem problem; /* normalised, strides as random_image.c spells them */
+    fattn_problem problem; /* normalised, with the explicit strides of random_image.c */
     fattn_buffers buffers;
-    fattn_naive exact, plain; /* float64 and the comparator */
+    fattn_naive exact, plain; /* the oracle in f64, and the comparator */
 } judge_truth;
 
 void judge_truth_free(judge_truth *truth);
 
-/* How often a kernel's error was so many times the comparator's, slice by slice: 2^(n / 16) in bin
- * JUDGE_ONE + n. Slices where both are exact do not count. */
+/* Histogram of a kernel's error over the comparator's, slice by slice: bin JUDGE_ONE + n holds
+ * ratios around 2^(n / 16). Slices where both errors are 0 do not count. */
 enum { JUDGE_BINS = 256, JUDGE_ONE = 128 };
 
 typedef struct judge_ratios {
@@ -34,7 +34,7 @@ double judge_median(const judge_ratios *ratios);
 
 typedef enum judge_outcome {
     JUDGE_PASSED,
-    JUDGE_DECLINED, /* the row does not take the problem: a reason */
+    JUDGE_DECLINED, /* the row does not take the problem; reason says why */
     JUDGE_FAILED,
 } judge_outcome;
 
@@ -43,13 +43,13 @@ typedef struct judge_verdict {
     char reason[512];
     int64_t br, bc, splits;
     int64_t tiles;   /* of the score matrix of one head */
-    int64_t excused; /* elements where f32 arithmetic itself leaves its range */
+    int64_t excused; /* elements not judged: f32 arithmetic itself overflows */
     double worst;    /* largest error over its tolerance */
-    bool all_zero;   /* every expected output is 0: the case says little */
+    bool all_zero;   /* every expected output is 0: the case tests little */
     judge_ratios ratios;
 } judge_verdict;
 
-/* kernel NULL: whatever the planner takes. */
+/* kernel NULL: the planner's choice. */
 void judge_run(fattn_device *device, const fattn_kernel *kernel, const draw_case *c,
                judge_truth *truth, judge_verdict *verdict);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which problems are drawn, and how a case is told in words; random_image.c gives it memory. */
+/* Draws problems, and describes a case in words; random_image.c allocates its memory. */
 #include "tools/judge/random_case.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ const char *const draw_family_names[DRAW_FAMILIES] = {
     "negative", "sorted",  "denormal", "massive",  "wild",
 };
 
-enum { FEATURES = 21 };
+enum { FEATURES = 23, FIRST_FEATURES = 21 };
 _Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURES) - 1, "every feature is drawn");
 
 uint64_t draw_features_of(fattn_op op)
@@ -63,8 +63,8 @@ int draw_sequences(draw_case *c)
     return 0;
 }
 
-/* A quarter sits at the edge of a tile; the rest is uniform within octaves, octaves being equally
- * likely, except that the last one ends at 700. */
+/* A quarter of the lengths are within 1 of a multiple of a tile. The rest are uniform within
+ * octaves, and all octaves are equally likely; the last one ends at 700. */
 static int64_t draw_length(draw_rng *rng)
 {
     static const int64_t tiles[] = {1,  4,   8,   16,  24,  32,  48,  64,  80,
@@ -90,7 +90,7 @@ static int64_t draw_dim(draw_rng *rng)
     return draw_between(rng, low, 2 * low);
 }
 
-/* The longest of so many. */
+/* The maximum of `count` lengths. */
 static int64_t draw_longest(draw_rng *rng, int count)
 {
     int64_t longest = 0;
@@ -101,10 +101,9 @@ static int64_t draw_longest(draw_rng *rng, int count)
     return longest;
 }
 
-/* Sizes whose oracle does not cost more than a budget of multiplications, which is drawn as well:
- * lengths are kept, and what is cut is batch, heads and dimensions, then lengths. Plain problems
- * are for kernels with large tiles, of which they must span several. Some have few queries and many
- * keys, as decoding has. */
+/* Sizes whose oracle stays within a budget of multiplications, which is random too. Batch, heads
+ * and dimensions are cut first, then lengths. Plain problems are for kernels with large tiles and
+ * must span several of them. Some problems have few queries and many keys, like decoding. */
 static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
 {
     static const int64_t batches[] = {1, 1, 1, 2, 2, 3, 4};
@@ -136,11 +135,23 @@ static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
     p->heads_q = group * p->heads_k;
 }
 
-/* `plain`: few. */
+/* Features that were added later are drawn from a stream of their own, so that a seed and an index
+ * still give the same case but for these. */
+static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
+{
+    draw_rng rng = draw_stream(seed, index, 5);
+    uint64_t drawn = 0;
+    for (int bit = FIRST_FEATURES; bit < FEATURES; bit++) {
+        drawn |= draw_chance(&rng, plain ? 16 : 6) ? UINT64_C(1) << bit : 0;
+    }
+    return drawn & FATTN_ALIBI_BIAS ? drawn | FATTN_ALIBI | FATTN_BIAS : drawn;
+}
+
+/* plain: few features. */
 static uint64_t draw_features(fattn_op op, bool plain, draw_rng *rng)
 {
     uint64_t drawn = 0;
-    for (int bit = 0; bit < FEATURES; bit++) {
+    for (int bit = 0; bit < FIRST_FEATURES; bit++) {
         const bool on = draw_chance(rng, 4) && (!plain || draw_chance(rng, 4));
         drawn |= on ? UINT64_C(1) << bit : 0;
     }
@@ -161,7 +172,8 @@ static uint32_t draw_outputs(const fattn_problem *p, draw_rng *rng)
     return draw_chance(rng, 3) && some ? some : legal;
 }
 
-/* Window sizes that meet the diagonal: none, the diagonal alone, a few, or any. */
+/* Window sizes relative to the diagonal: unlimited, the diagonal with at most 2 keys, a few, or
+ * any. */
 static int64_t draw_window(draw_rng *rng, int64_t length)
 {
     switch (draw_between(rng, 0, 3)) {
@@ -189,7 +201,7 @@ static double draw_scale(draw_rng *rng, int64_t dim)
     }
 }
 
-/* Numbers behind feature bits; without their bit they stay at their defaults. */
+/* Numbers that belong to features; without the feature they keep their defaults. */
 static void draw_options(fattn_problem *p, draw_rng *rng)
 {
     const uint64_t f = p->features;
@@ -209,7 +221,7 @@ static void draw_options(fattn_problem *p, draw_rng *rng)
     p->head_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : 0;
 }
 
-/* How long the sequences are, and how much of the room they use. */
+/* Draws the sequence lengths, and how many of the allotted rows are used. */
 static void draw_lengths(draw_case *c, draw_rng *rng)
 {
     const fattn_problem *const p = &c->problem;
@@ -234,8 +246,19 @@ static void draw_lengths(draw_case *c, draw_rng *rng)
     }
 }
 
-/* Positions of a shard: the diagonal stays near the local rows and keys, or masks would hide
- * all. */
+/* Padding in front of the keys: mostly a few, sometimes all, or enough to fill whole tiles. */
+static void draw_starts(draw_case *c)
+{
+    draw_rng rng = draw_stream(c->seed, c->index, 6);
+    for (int64_t b = 0; b < c->problem.batch; b++) {
+        draw_sequence *const s = &c->sequences[b];
+        const int64_t most = draw_chance(&rng, 2) && s->keys > 9 ? 9 : s->keys;
+        s->start = draw_chance(&rng, 12) ? s->keys : draw_between(&rng, 0, most);
+    }
+}
+
+/* Positions of a shard. The diagonal stays near the local rows and keys; otherwise masks would hide
+ * everything. */
 static void draw_positions(draw_case *c, draw_rng *rng)
 {
     const fattn_problem *const p = &c->problem;
@@ -252,14 +275,14 @@ static void draw_positions(draw_case *c, draw_rng *rng)
         s->q_offset = base + draw_between(rng, 0, s->keys / 2);
         s->whole_k = draw_chance(rng, 2) ? -1 : s->keys + draw_between(rng, 0, 20);
         s->whole_q = draw_chance(rng, 2) ? -1 : s->rows + draw_between(rng, 0, 20);
-        if (!c->position_arrays) { /* one set of scalars for all */
+        if (!c->position_arrays) { /* the same scalars for all sequences */
             s->k_offset = first->k_offset, s->q_offset = first->q_offset;
             s->whole_k = first->whole_k, s->whole_q = first->whole_q;
         }
     }
 }
 
-/* Axes of bias and masks along which one value serves all. */
+/* Draws the axes along which bias and masks are broadcast. */
 static void draw_flat(draw_case *c, draw_rng *rng)
 {
     static const draw_id scores[] = {DRAW_BIAS, DRAW_MASK, DRAW_BLOCK_MASK, DRAW_DBIAS};
@@ -268,7 +291,7 @@ static void draw_flat(draw_case *c, draw_rng *rng)
             c->tensors[scores[n]].flat[axis] = draw_chance(rng, axis < 2 ? 2 : 6);
         }
     }
-    if (!draw_chance(rng, 4)) { /* the gradient mostly has the shape of what it is of */
+    if (!draw_chance(rng, 4)) { /* the gradient mostly has the bias's shape */
         memcpy(c->tensors[DRAW_DBIAS].flat, c->tensors[DRAW_BIAS].flat, sizeof c->tensors[0].flat);
     }
     static const draw_id inputs[] = {DRAW_Q, DRAW_K, DRAW_V, DRAW_DOUT};
@@ -289,23 +312,24 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
 
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F32, FATTN_F32,  FATTN_F32,
                                          FATTN_F16, FATTN_F16, FATTN_BF16, FATTN_BF16};
-    /* A fifth is what most programs ask for, and the fastest kernels take nothing else; of the rest
-     * a quarter has the rows for kernels that honour features and copy 16 bytes at a time. */
+    /* A fifth of the problems are plain, as in most programs; the fastest kernels take no others. A
+     * quarter of the rest have aligned rows, for kernels that honour features and copy 16 bytes at
+     * a time. */
     const bool plain = draw_chance(rng, 5);
-    c->even = plain || draw_chance(rng, 4);
+    c->aligned_rows = plain || draw_chance(rng, 4);
     p->op = draw_chance(rng, 2) ? FATTN_BACKWARD : FATTN_FORWARD;
     p->dtype = draw_chance(rng, 24) ? FATTN_F64 : PICK(rng, dtypes);
     p->dtype_o = p->dtype == FATTN_F64 || plain || draw_chance(rng, 2) ? 0
                  : draw_chance(rng, 2)                                 ? p->dtype
                                                                        : FATTN_F32;
-    p->features = draw_features(p->op, plain, rng);
+    p->features = draw_features(p->op, plain, rng) | draw_later_features(seed, index, plain);
     p->dtype_bias = draw_chance(rng, 2) || !(p->features & FATTN_BIAS) ? 0 : p->dtype;
     p->anchor = draw_chance(rng, 3) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
     p->layout = (fattn_layout)draw_between(rng, FATTN_BSHD, FATTN_STRIDED);
     static const int64_t alignments[] = {16, 16, 1, 2, 4, 8, 32, 64};
     p->pointer_alignment = PICK(rng, alignments);
     draw_sizes(p, plain, rng);
-    if (c->even) {
+    if (c->aligned_rows) {
         p->pointer_alignment = p->pointer_alignment < 16 ? 16 : p->pointer_alignment;
         p->dim = (p->dim + 7) / 8 * 8;
         p->dim_v = (p->dim_v + 7) / 8 * 8;
@@ -316,6 +340,9 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
         return -1;
     }
     draw_lengths(c, rng);
+    if (p->features & FATTN_SEQSTART_K) {
+        draw_starts(c);
+    }
     if (p->features & FATTN_POSITIONS) {
         draw_positions(c, rng);
     }
@@ -328,7 +355,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     c->offset_value = draw_chance(rng, 2) ? draw_bits(rng) : (uint64_t)draw_between(rng, 0, 3);
     c->seed_pointers = draw_chance(rng, 2);
     c->packed = draw_chance(rng, 4);
-    c->given = draw_chance(rng, 2);
+    c->pass_unwanted = draw_chance(rng, 2);
     c->page_slack = draw_between(rng, 0, 5);
     c->tile = (int)draw_between(rng, 0, 7);
     c->splits = draw_chance(rng, 2) ? 0 : draw_between(rng, 1, 9);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gives a drawn case its memory: where operands lie, poison everywhere, then the values that
- * exist. */
+/* Gives a case its memory: lays out the operands, poisons everything, then fills in the values. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 static const struct {
     const char *name;
     size_t offset; /* in fattn_buffers */
-    int64_t size;  /* bytes an element; 0: that of a dtype */
+    int64_t size;  /* bytes per element; 0: the dtype's size */
 } operands[DRAW_IDS] = {
     {"q", offsetof(fattn_buffers, q), 0},
     {"k", offsetof(fattn_buffers, k), 0},
@@ -44,6 +43,7 @@ static const struct {
     {"wholes_k", offsetof(fattn_buffers, wholes_k), 8},
     {"seed_ptr", offsetof(fattn_buffers, seed_ptr), 8},
     {"offset_ptr", offsetof(fattn_buffers, offset_ptr), 8},
+    {"seqstart_k", offsetof(fattn_buffers, seqstart_k), 4},
 };
 
 const char *draw_name(draw_id id) { return operands[id].name; }
@@ -79,14 +79,14 @@ static bool has(const draw_case *c, uint64_t feature)
     return (c->problem.features & feature) != 0;
 }
 
-/* An output is there when it is wanted, or when the case hands over pointers that must not
- * count. */
+/* An output has memory if it is requested, or if the case passes pointers to unrequested outputs,
+ * which must be ignored. */
 static bool writes(const draw_case *c, fattn_op op, uint32_t output)
 {
     const uint32_t usual =
         op == FATTN_FORWARD ? FATTN_OUT_O : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
     const uint32_t wanted = c->problem.outputs ? c->problem.outputs : usual;
-    return c->problem.op == op && (wanted & output || c->given);
+    return c->problem.op == op && (wanted & output || c->pass_unwanted);
 }
 
 static void declare_tensors(draw_case *c)
@@ -140,6 +140,7 @@ static void declare_options(draw_case *c)
     declare(c, DRAW_CU_K, has(c, FATTN_CU_SEQLENS_K), f32, 1, b + 1, 1, 1);
     declare(c, DRAW_USED_Q, has(c, FATTN_SEQUSED_Q), f32, 1, b, 1, 1);
     declare(c, DRAW_USED_K, has(c, FATTN_SEQUSED_K), f32, 1, b, 1, 1);
+    declare(c, DRAW_START_K, has(c, FATTN_SEQSTART_K), f32, 1, b, 1, 1);
     for (draw_id id = DRAW_Q_OFFSETS; id <= DRAW_WHOLES_K; id++) {
         declare(c, id, positions, f32, 1, b, 1, 1);
     }
@@ -151,8 +152,8 @@ static void declare_options(draw_case *c)
  * Sizes that follow from the lengths
  * ---------------------------------------------------------------------------------------------- */
 
-/* Packed tensors begin and end with rows of nobody; so does every sequence that does not use its
- * own. */
+/* Packed tensors have unused rows at both ends, and behind each sequence that does not use all of
+ * its rows. */
 static void pack_sequences(draw_case *c, draw_rng *rng)
 {
     fattn_problem *const p = &c->problem;
@@ -192,7 +193,8 @@ static void count_pages(draw_case *c, draw_rng *rng)
  * Layout
  * ---------------------------------------------------------------------------------------------- */
 
-/* Axes from the innermost outwards; -1 ends the list. Padding is at most `gap` elements an axis. */
+/* Sets strides for axes from the innermost outwards; -1 ends the list. Each axis is padded by at
+ * most `gap` elements. */
 static void lay_out(draw_tensor *t, const int axes[4], int64_t gap, draw_rng *rng)
 {
     int64_t stride = 1;
@@ -203,7 +205,7 @@ static void lay_out(draw_tensor *t, const int axes[4], int64_t gap, draw_rng *rn
         if (t->stride[axis] != 0 && t->extent[axis] > 1) {
             stride = stride * t->extent[axis] + draw_between(rng, 0, gap);
         } else if (t->extent[axis] == 1 && gap > 0 && !channel && draw_chance(rng, 8)) {
-            t->stride[axis] = INT64_C(1) << 40; /* of an axis that nobody walks */
+            t->stride[axis] = INT64_C(1) << 40; /* of an axis with one entry */
         }
     }
 }
@@ -217,7 +219,7 @@ static void shuffle(int axes[], int count, draw_rng *rng)
     }
 }
 
-/* Elements from the first to one past the last. */
+/* Number of elements from the first one to the last one. */
 static int64_t span(const draw_tensor *t)
 {
     int64_t last = 0;
@@ -235,8 +237,8 @@ static int64_t round_up(int64_t n, int64_t multiple)
     return (n + multiple - 1) / multiple * multiple;
 }
 
-/* What no kernel may let into a result. Outputs begin as NaN of a bit pattern that no operation
- * makes. */
+/* Fills memory with values that must not influence a result. Outputs begin as a NaN with a bit
+ * pattern that no operation produces. */
 static void poison(draw_image *image, fattn_dtype dtype, int64_t size, bool clean)
 {
     const double values[] = {NAN, INFINITY, -INFINITY, NAN};
@@ -246,7 +248,7 @@ static void poison(draw_image *image, fattn_dtype dtype, int64_t size, bool clea
     }
 }
 
-/* An image of elements like those of an operand. */
+/* Adds an image with this operand's element type. */
 static int add_image(draw_case *c, int64_t bytes, draw_id id, bool output)
 {
     draw_image *const image = &c->images[c->image_count];
@@ -261,7 +263,7 @@ static int add_image(draw_case *c, int64_t bytes, draw_id id, bool output)
     return 0;
 }
 
-/* The promised alignment and, half of the time, nothing better. */
+/* An offset with the promised alignment, and half of the time with no better one. */
 static int64_t misalign(const draw_case *c, draw_id id, int64_t size, draw_rng *rng)
 {
     const bool tensor = id <= DRAW_DV && id != DRAW_LSE && id != DRAW_DLSE;
@@ -281,7 +283,8 @@ static int place_alone(draw_case *c, draw_id id, draw_rng *rng)
     return add_image(c, extra + span(t) * t->size, id, output);
 }
 
-/* Tensors with the same rows as slices of one array: (batch, row, [a heads | b heads | ...]). */
+/* Places tensors as slices of one array, (batch, row, [a heads | b heads | ...]). They have the
+ * same rows. */
 static int place_packed(draw_case *c, const draw_id ids[], int count, draw_rng *rng)
 {
     const draw_tensor *const first = &c->tensors[ids[0]];
@@ -307,7 +310,8 @@ static int place_packed(draw_case *c, const draw_id ids[], int count, draw_rng *
                      ids[0] >= DRAW_DQ);
 }
 
-/* q k v, and dq dk dv, where they have rows in common; else k v alone. Marks what it placed. */
+/* Packs q k v, and dq dk dv, if they have the same rows; otherwise k v alone. Marks what it
+ * placed. */
 static int place_slices(draw_case *c, bool placed[DRAW_IDS], draw_rng *rng)
 {
     static const draw_id groups[2][3] = {{DRAW_Q, DRAW_K, DRAW_V}, {DRAW_DQ, DRAW_DK, DRAW_DV}};
@@ -329,7 +333,7 @@ static int place_slices(draw_case *c, bool placed[DRAW_IDS], draw_rng *rng)
     return 0;
 }
 
-/* Strides of the tensors that problem.layout speaks of. */
+/* Strides of the tensors that follow problem.layout. */
 static void stride_tensor(draw_case *c, draw_id id, draw_rng *rng)
 {
     static const int orders[2][4] = {{3, 2, 1, 0}, {3, 1, 2, 0}};
@@ -341,7 +345,7 @@ static void stride_tensor(draw_case *c, draw_id id, draw_rng *rng)
     }
     int axes[4] = {3, 0, 1, 2};
     shuffle(axes + 1, 3, rng);
-    lay_out(t, axes, c->even ? 0 : draw_between(rng, 0, 1) * 9, rng);
+    lay_out(t, axes, c->aligned_rows ? 0 : draw_between(rng, 0, 1) * 9, rng);
 }
 
 static void stride_scores(draw_case *c, draw_id id, draw_rng *rng)
@@ -356,7 +360,7 @@ static void stride_scores(draw_case *c, draw_id id, draw_rng *rng)
     const bool flat = t->flat[axes[0]];
     lay_out(t, axes, draw_chance(rng, 2) ? 7 : 0, rng);
     t->stride[axes[0]] = flat ? 0 : t->stride[axes[0]];
-    for (int axis = 0; axis < 4; axis++) { /* dbias: one entry stands for the whole axis */
+    for (int axis = 0; axis < 4; axis++) { /* dbias: a broadcast axis has one entry */
         if (id == DRAW_DBIAS && t->stride[axis] == 0) {
             t->extent[axis] = 1;
         }
@@ -483,7 +487,7 @@ void draw_set(draw_case *c, draw_id id, int64_t at, double value)
  * Values
  * ---------------------------------------------------------------------------------------------- */
 
-/* What a tensor of a family is made of. */
+/* Generates the values of one tensor. */
 typedef struct painter {
     draw_rng *rng;
     draw_family family;
@@ -497,7 +501,7 @@ static painter painter_of(const draw_case *c, draw_id id, draw_rng *rng)
     static const double levels[] = {3, 30, 100};
     const draw_tensor *const t = &c->tensors[id];
     painter p = {.rng = rng, .family = c->family, .query = id == DRAW_Q, .key = id == DRAW_K};
-    draw_rng shared = draw_stream(c->seed, c->index, 3); /* q and k agree on these */
+    draw_rng shared = draw_stream(c->seed, c->index, 3); /* the same values for q and k */
     p.level = levels[draw_between(&shared, 0, 2)];
     p.falling = draw_chance(&shared, 2);
     p.outlier = (int64_t)(draw_bits(&shared) % (uint64_t)c->problem.dim) % t->extent[3];
@@ -510,7 +514,7 @@ static painter painter_of(const draw_case *c, draw_id id, draw_rng *rng)
     return p;
 }
 
-/* Row `s` of `rows`, one channel after another. */
+/* Row `s` of `rows`. Call it for one channel after another. */
 static double paint(painter *p, int64_t s, int64_t rows, int64_t channel, int64_t channels)
 {
     const double x = draw_normal(p->rng);
@@ -534,14 +538,15 @@ static double paint(painter *p, int64_t s, int64_t rows, int64_t channel, int64_
     }
 }
 
-/* Fills rows of every sequence that exist. */
+/* Fills the used rows of every sequence. */
 static void paint_tensor(draw_case *c, draw_id id, draw_rng *rng)
 {
     const draw_tensor *const t = &c->tensors[id];
     painter p = painter_of(c, id, rng);
     for (int64_t b = 0; b < c->problem.batch; b++) {
+        const int64_t first = has_rows_of_q(id) ? 0 : c->sequences[b].start;
         const int64_t rows = has_rows_of_q(id) ? c->sequences[b].rows : c->sequences[b].keys;
-        for (int64_t s = 0; s < rows; s++) {
+        for (int64_t s = first; s < rows; s++) {
             for (int64_t h = 0; h < t->extent[2]; h++) {
                 for (int64_t channel = 0; channel < t->extent[3]; channel++) {
                     draw_set(c, id, draw_at(c, id, b, s, h, channel),
@@ -552,7 +557,7 @@ static void paint_tensor(draw_case *c, draw_id id, draw_rng *rng)
     }
 }
 
-/* A few entries that are not finite. */
+/* Makes a few entries non-finite. */
 static void sprinkle(draw_case *c, draw_id id, draw_rng *rng)
 {
     static const double wild[] = {NAN, INFINITY, -INFINITY};
@@ -560,8 +565,9 @@ static void sprinkle(draw_case *c, draw_id id, draw_rng *rng)
     for (int n = 0; n < 3 && c->problem.batch > 0 && t->extent[2] > 0; n++) {
         const int64_t b = draw_between(rng, 0, c->problem.batch - 1);
         const int64_t rows = has_rows_of_q(id) ? c->sequences[b].rows : c->sequences[b].keys;
-        if (rows > 0 && draw_chance(rng, 2)) {
-            const int64_t at = draw_at(c, id, b, draw_between(rng, 0, rows - 1),
+        const int64_t first = has_rows_of_q(id) ? 0 : c->sequences[b].start;
+        if (rows > first && draw_chance(rng, 2)) {
+            const int64_t at = draw_at(c, id, b, draw_between(rng, first, rows - 1),
                                        draw_between(rng, 0, t->extent[2] - 1),
                                        draw_between(rng, 0, t->extent[3] - 1));
             draw_set(c, id, at, wild[draw_between(rng, 0, 2)]);
@@ -569,10 +575,10 @@ static void sprinkle(draw_case *c, draw_id id, draw_rng *rng)
     }
 }
 
-/* What is painted onto pairs: how bias and masks differ from plain random entries. */
+/* Structures of bias and masks other than independent random entries. */
 typedef enum pattern { PLAIN, HOLES, PREFIX, ROWS, FLOOR, TRIANGLE, TILES, PATTERNS } pattern;
 
-/* The patterns of bias and masks alike. TILES: about half of all squares. */
+/* Whether the pattern hides (i, j). TILES: about half of all squares. */
 static bool is_hidden(pattern kind, int64_t i, int64_t j, int64_t edge)
 {
     const uint32_t square = (uint32_t)(i / 24 * 31 + j / 40 * 17 + edge);
@@ -604,7 +610,7 @@ static bool mask_entry(pattern kind, int64_t i, int64_t j, int64_t edge, draw_rn
     }
 }
 
-/* How many entries there are to write along an axis, one when they are all the same. */
+/* The number of distinct entries along an axis: 1 if it is broadcast. */
 static int64_t once(const draw_tensor *t, int axis, int64_t count)
 {
     return count > 1 && t->stride[axis] == 0 ? 1 : count;
@@ -651,8 +657,8 @@ static bool is_key_hidden(const draw_case *c, int64_t b, int64_t hk, int64_t j)
     return true;
 }
 
-/* Forward lets such keys hold anything, and they do in half of its cases. In backward they may
- * reach gradients, like any number behind a mask. */
+/* In forward, keys hidden by -inf may hold anything; half of the cases poison them. In backward
+ * they may reach gradients, like any masked value. */
 static void poison_hidden_keys(draw_case *c)
 {
     static const double wild[] = {NAN, INFINITY, -INFINITY};
@@ -664,7 +670,7 @@ static void poison_hidden_keys(draw_case *c)
     }
     for (int64_t b = 0; b < c->problem.batch; b++) {
         for (int64_t hk = 0; hk < c->problem.heads_k; hk++) {
-            for (int64_t j = 0; j < c->sequences[b].keys; j++) {
+            for (int64_t j = c->sequences[b].start; j < c->sequences[b].keys; j++) {
                 if (is_key_hidden(c, b, hk, j)) {
                     const int64_t channel = draw_between(&rng, 0, c->problem.dim - 1);
                     draw_set(c, DRAW_K, draw_at(c, DRAW_K, b, j, hk, channel), wild[j % 3]);
@@ -690,7 +696,7 @@ static void paint_vectors(draw_case *c, draw_rng *rng)
     }
 }
 
-/* Adds to gradients begin from these numbers; elsewhere outputs begin as NaN. */
+/* Initial values of accumulated gradients; other outputs begin as NaN. */
 static void paint_gradients(draw_case *c, draw_rng *rng)
 {
     const fattn_problem *const p = &c->problem;
@@ -734,8 +740,9 @@ static void write_lengths(draw_case *c)
             {DRAW_CU_Q, b, s->first_row},     {DRAW_CU_Q, b + 1, s->first_row + s->own_rows},
             {DRAW_CU_K, b, s->first_key},     {DRAW_CU_K, b + 1, s->first_key + s->own_keys},
             {DRAW_USED_Q, b, s->rows},        {DRAW_USED_K, b, s->keys},
-            {DRAW_Q_OFFSETS, b, s->q_offset}, {DRAW_K_OFFSETS, b, s->k_offset},
-            {DRAW_WHOLES_Q, b, s->whole_q},   {DRAW_WHOLES_K, b, s->whole_k},
+            {DRAW_START_K, b, s->start},      {DRAW_Q_OFFSETS, b, s->q_offset},
+            {DRAW_K_OFFSETS, b, s->k_offset}, {DRAW_WHOLES_Q, b, s->whole_q},
+            {DRAW_WHOLES_K, b, s->whole_k},
         };
         for (size_t n = 0; n < sizeof entries / sizeof *entries; n++) {
             if (c->tensors[entries[n].id].present) {
@@ -745,7 +752,7 @@ static void write_lengths(draw_case *c)
     }
 }
 
-/* Pages in shuffled order; entries past a sequence stay poison. */
+/* A shuffled page table; entries past a sequence stay poison. */
 static int write_table(draw_case *c, draw_rng *rng)
 {
     const fattn_problem *const p = &c->problem;
@@ -759,7 +766,8 @@ static int write_table(draw_case *c, draw_rng *rng)
     shuffle(pages, (int)p->num_pages, rng);
     int used = 0;
     for (int64_t b = 0; b < p->batch; b++) {
-        for (int64_t n = 0; n < pages_of(c, c->sequences[b].keys); n++) {
+        const draw_sequence *const s = &c->sequences[b];
+        for (int64_t n = s->start / p->page_size; n < pages_of(c, s->keys); n++) {
             draw_set(c, DRAW_TABLE, b * c->tensors[DRAW_TABLE].stride[0] + n, pages[used++]);
         }
     }
@@ -778,7 +786,7 @@ static void write_scalars(draw_case *c)
         memcpy(element(c, DRAW_OFFSET, 0), &c->offset_value, sizeof c->offset_value);
         buf->seed = buf->offset = 99;
     }
-    if (c->problem.batch > 0) { /* the arrays replace them */
+    if (c->problem.batch > 0) { /* the position arrays replace the scalars */
         const draw_sequence *const s = &c->sequences[0];
         const bool arrays = c->tensors[DRAW_Q_OFFSETS].present;
         buf->q_offset = arrays ? INT64_MAX : s->q_offset,

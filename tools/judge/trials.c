@@ -17,7 +17,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-enum { TOLD_MAX = 20 };
+enum { REPORTED_MAX = 20 };
 #define MEDIAN_MAX 1.2
 
 static void line(const trials *s, const char *format, ...) FATTN_PRINTF(2, 3);
@@ -77,13 +77,14 @@ void trials_close(trials *s)
  * One case
  * ---------------------------------------------------------------------------------------------- */
 
-/* A case that kills the process is told by the signal handler: everything is in this line
- * already. */
-static _Thread_local char epitaph[256];
+/* What the signal handler prints if the case kills the process. Composed beforehand, because a
+ * handler may not format. */
+static _Thread_local char crash_message[256];
 
 static void die(int number)
 {
-    if (epitaph[0] != '\0' && write(STDOUT_FILENO, epitaph, strlen(epitaph)) < 0) {
+    if (crash_message[0] != '\0' &&
+        write(STDOUT_FILENO, crash_message, strlen(crash_message)) < 0) {
         _exit(1);
     }
     signal(number, SIG_DFL);
@@ -98,7 +99,7 @@ static void catch_signals(void)
     }
 }
 
-/* The same refusal with other numbers in it is the same refusal. */
+/* Refusals that differ only in numbers share an index. */
 static int reason_index(trials_row *row, const char *text)
 {
     char general[sizeof row->reasons->text];
@@ -137,7 +138,7 @@ static void count_pairs(trials_row *row, uint64_t features, bool taken, int why)
     }
 }
 
-/* The tiles of the longest sequence's keys. */
+/* The number of key tiles of the longest sequence. */
 static int64_t key_tiles(const draw_case *c, const judge_verdict *v)
 {
     int64_t longest = 0;
@@ -147,32 +148,33 @@ static int64_t key_tiles(const draw_case *c, const judge_verdict *v)
     return v->bc > 0 ? (longest + v->bc - 1) / v->bc : 0;
 }
 
-/* What else a run may be, beside its features. */
-enum { SIGHT_DEEP, SIGHT_F32, SIGHT_F16, SIGHT_BF16, SIGHT_GROUPED, SIGHT_D };
-static const char *const sight_names[TRIALS_SIGHTS] = {
+/* Traits of a run besides its features. */
+enum { TRAIT_DEEP, TRAIT_F32, TRAIT_F16, TRAIT_BF16, TRAIT_GROUPED, TRAIT_D };
+static const char *const trait_names[TRIALS_TRAITS] = {
     "3+ key tiles", "f32",     "f16",     "bf16",     "grouped heads",
     "D to 16",      "D to 32", "D to 64", "D to 128", "D to 256",
 };
 
-static void count_sights(trials_row *row, const draw_case *c, const judge_verdict *v)
+static void count_traits(trials_row *row, const draw_case *c, const judge_verdict *v)
 {
     const fattn_problem *const p = &c->problem;
-    int64_t *const seen = row->sights[p->op == FATTN_BACKWARD];
+    int64_t *const seen = row->traits[p->op == FATTN_BACKWARD];
     int width = 0;
     while (width < 4 && p->dim > INT64_C(16) << width) {
         width++;
     }
-    seen[SIGHT_DEEP] += key_tiles(c, v) >= 3;
-    seen[SIGHT_F32] += p->dtype == FATTN_F32;
-    seen[SIGHT_F16] += p->dtype == FATTN_F16;
-    seen[SIGHT_BF16] += p->dtype == FATTN_BF16;
-    seen[SIGHT_GROUPED] += p->heads_q > p->heads_k;
-    seen[SIGHT_D + width]++;
+    seen[TRAIT_DEEP] += key_tiles(c, v) >= 3;
+    seen[TRAIT_F32] += p->dtype == FATTN_F32;
+    seen[TRAIT_F16] += p->dtype == FATTN_F16;
+    seen[TRAIT_BF16] += p->dtype == FATTN_BF16;
+    seen[TRAIT_GROUPED] += p->heads_q > p->heads_k;
+    seen[TRAIT_D + width]++;
 }
 
-static void tell(trials *s, const draw_case *c, const char *kernel, const judge_verdict *v)
+static void report_failure(trials *s, const draw_case *c, const char *kernel,
+                           const judge_verdict *v)
 {
-    if (s->told++ >= TOLD_MAX && !s->verbose) {
+    if (s->reported++ >= REPORTED_MAX && !s->verbose) {
         return;
     }
     char words[1024];
@@ -216,26 +218,26 @@ static void count_verdict(trials *s, trials_row *row, const draw_case *c, const 
     row->wide += v->tiles > 4;
     row->all_zero += v->all_zero;
     row->excused += v->excused;
-    count_sights(row, c, v);
+    count_traits(row, c, v);
     add_ratios(&row->ratios[c->family], &v->ratios);
     if (v->outcome == JUDGE_FAILED) {
-        tell(s, c, row->kernel->name, v);
+        report_failure(s, c, row->kernel->name, v);
     }
 }
 
-/* The threads share the trials under one lock. */
-typedef struct crew {
+/* The state that the threads share. */
+typedef struct workers {
     trials *s;
     pthread_mutex_t lock;
     int64_t next;
-} crew;
+} workers;
 
 static bool any_row_takes(const trials *s, const draw_case *c)
 {
     fattn_problem problem;
     char text[256];
     if (fattn_problem_normalise(&c->problem, &problem) != FATTN_OK) {
-        return true; /* the judge will say what is wrong */
+        return true; /* the judge reports the error */
     }
     for (int n = 0; n < s->row_count; n++) {
         if (!s->rows[n].missing &&
@@ -246,8 +248,8 @@ static bool any_row_takes(const trials *s, const draw_case *c)
     return false;
 }
 
-/* Every backend takes what the contract allows in every dtype but f64, which is the reference's. */
-static bool check_support(crew *w, const draw_case *c)
+/* Every backend supports every valid problem, except f64, which only the reference must support. */
+static bool check_support(workers *w, const draw_case *c)
 {
     judge_verdict v = {.outcome = JUDGE_FAILED};
     const fattn_status status = fattn_support(w->s->device, &c->problem);
@@ -257,12 +259,12 @@ static bool check_support(crew *w, const draw_case *c)
     snprintf(v.reason, sizeof v.reason, "no row takes it: %s: %s", fattn_status_string(status),
              fattn_last_reason());
     pthread_mutex_lock(&w->lock);
-    tell(w->s, c, "any", &v);
+    report_failure(w->s, c, "any", &v);
     pthread_mutex_unlock(&w->lock);
     return false;
 }
 
-static judge_outcome judge_rows(crew *w, const draw_case *c)
+static judge_outcome judge_rows(workers *w, const draw_case *c)
 {
     judge_truth truth = {0};
     judge_outcome outcome = JUDGE_DECLINED;
@@ -284,7 +286,7 @@ static judge_outcome judge_rows(crew *w, const draw_case *c)
     return outcome;
 }
 
-static judge_outcome judge_built(crew *w, draw_case *c)
+static judge_outcome judge_built(workers *w, draw_case *c)
 {
     trials *const s = w->s;
     if (s->verbose) {
@@ -304,20 +306,20 @@ static judge_outcome judge_built(crew *w, draw_case *c)
     return judge_rows(w, c);
 }
 
-static judge_outcome judge_case(crew *w, int64_t index)
+static judge_outcome judge_case(workers *w, int64_t index)
 {
     trials *const s = w->s;
     judge_outcome outcome = JUDGE_FAILED;
     draw_case c;
-    snprintf(epitaph, sizeof epitaph, "%sDIED: %s --seed %llu --case %lld\n", s->prefix, s->command,
-             (unsigned long long)s->seed, (long long)index);
+    snprintf(crash_message, sizeof crash_message, "%sDIED: %s --seed %llu --case %lld\n", s->prefix,
+             s->command, (unsigned long long)s->seed, (long long)index);
     if (draw_problem(&c, s->seed, index) == 0 && draw_build(&c) == 0) {
         outcome = judge_built(w, &c);
     } else {
         line(s, "FAILED case %lld: out of memory", (long long)index);
     }
     draw_free(&c);
-    epitaph[0] = '\0';
+    crash_message[0] = '\0';
     return outcome;
 }
 
@@ -327,7 +329,7 @@ static judge_outcome judge_case(crew *w, int64_t index)
 
 static void *work(void *argument)
 {
-    crew *const w = argument;
+    workers *const w = argument;
     for (;;) {
         pthread_mutex_lock(&w->lock);
         const int64_t index = w->next < w->s->first + w->s->count ? w->next++ : -1;
@@ -351,7 +353,7 @@ void trials_run(trials *s)
 {
     enum { JOBS_MAX = 256 };
     pthread_t threads[JOBS_MAX];
-    crew w = {.s = s, .next = s->first};
+    workers w = {.s = s, .next = s->first};
     int started = 0;
     pthread_mutex_init(&w.lock, NULL);
     catch_signals();
@@ -429,7 +431,7 @@ static int report_medians(const trials *s)
     return findings;
 }
 
-/* Why a row cannot have seen a pair of features; NULL when it could have. */
+/* Why a row cannot run a pair of features; NULL if it could. */
 static const char *pair_refusal(const trials_row *row, int a, int b)
 {
     const uint64_t pair = UINT64_C(1) << a | UINT64_C(1) << b;
@@ -466,7 +468,7 @@ static int report_row_pairs(const trials *s, const trials_row *row)
     return s->count >= TRIALS_ENOUGH ? rare : 0;
 }
 
-/* Whether the row may run a problem with the feature. */
+/* Whether the row can run a problem with the feature. */
 static bool honours(const fattn_kernel *kernel, int feature)
 {
     uint64_t possible = 0;
@@ -476,11 +478,11 @@ static bool honours(const fattn_kernel *kernel, int feature)
     return (kernel->features & possible) >> feature & 1;
 }
 
-/* How often a row ran each feature that it honours, and how often 3 tiles of keys and more. */
+/* How often a row ran each feature that it honours, and how often 3 or more tiles of keys. */
 static int report_row_features(const trials *s, const trials_row *row)
 {
-    const int64_t deep = row->sights[0][SIGHT_DEEP] + row->sights[1][SIGHT_DEEP];
-    const bool tiled = row->kernel->tiles[0].bc < 1024; /* or one tile holds everything */
+    const int64_t deep = row->traits[0][TRAIT_DEEP] + row->traits[1][TRAIT_DEEP];
+    const bool tiled = row->kernel->tiles[0].bc < 1024; /* false: one tile holds all keys */
     int never = (row->passed + row->failed == 0) + (tiled && deep == 0);
     char text[768] = "";
     size_t used = 0;
@@ -497,35 +499,35 @@ static int report_row_features(const trials *s, const trials_row *row)
     return s->count >= TRIALS_SOME ? never : 0;
 }
 
-/* What the rows of the device ran together, of each op. */
-static int report_sights(const trials *s)
+/* What the rows of the device ran together, for each op. */
+static int report_traits(const trials *s)
 {
     int never = 0;
     for (fattn_op op = FATTN_FORWARD; op <= FATTN_BACKWARD; op++) {
-        int64_t sum[TRIALS_SIGHTS] = {0};
+        int64_t sum[TRIALS_TRAITS] = {0};
         bool any = false;
         for (int n = 0; n < s->row_count; n++) {
             const bool runs = !s->rows[n].missing && s->rows[n].kernel->ops & FATTN_OP_BIT(op);
             any = any || runs;
-            for (int sight = 0; runs && sight < TRIALS_SIGHTS; sight++) {
-                sum[sight] += s->rows[n].sights[op == FATTN_BACKWARD][sight];
+            for (int trait = 0; runs && trait < TRIALS_TRAITS; trait++) {
+                sum[trait] += s->rows[n].traits[op == FATTN_BACKWARD][trait];
             }
         }
         char text[512] = "";
         size_t used = 0;
-        for (int sight = 0; any && sight < TRIALS_SIGHTS; sight++) {
+        for (int trait = 0; any && trait < TRIALS_TRAITS; trait++) {
             used +=
-                (size_t)snprintf(text + used, sizeof text - used, "%s %s %lld%s", sight ? "," : "",
-                                 sight_names[sight], (long long)sum[sight], sum[sight] ? "" : "!");
-            never += sum[sight] == 0;
+                (size_t)snprintf(text + used, sizeof text - used, "%s %s %lld%s", trait ? "," : "",
+                                 trait_names[trait], (long long)sum[trait], sum[trait] ? "" : "!");
+            never += sum[trait] == 0;
         }
         line(s, "%-24s%s", op == FATTN_FORWARD ? "forward" : "backward", text);
     }
     return s->count >= TRIALS_SOME && !s->one_row ? never : 0;
 }
 
-/* A sixth of what a row runs spans more than 4 tiles, unless it takes few query rows only, or its
- * tile holds everything. */
+/* At least a sixth of a row's runs must span more than 4 tiles, unless it takes only few query rows
+ * or one tile holds all keys. */
 static int report_row_tiles(const trials *s, const trials_row *row)
 {
     const int64_t runs = row->passed + row->failed;
@@ -542,8 +544,8 @@ trials_findings trials_report(const trials *s)
 {
     trials_findings found = {0};
     report_rows(s);
-    if (s->told > TOLD_MAX && !s->verbose) {
-        line(s, "%lld failures more were not printed", (long long)(s->told - TOLD_MAX));
+    if (s->reported > REPORTED_MAX && !s->verbose) {
+        line(s, "%lld more failures were not printed", (long long)(s->reported - REPORTED_MAX));
     }
     if (s->verbose) {
         report_refusals(s);
@@ -555,6 +557,6 @@ trials_findings trials_report(const trials *s)
                           report_row_tiles(s, &s->rows[n]);
         }
     }
-    found.gaps += report_sights(s);
+    found.gaps += report_traits(s);
     return found;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading and writing .npy files; see npy.h for what is promised.
+ * Reading and writing .npy files; see npy.h for the contract.
  *
  * A file is, byte after byte: the magic string, a major and a minor version, the length of the
  * header (little-endian, 2 bytes in version 1 and 4 in versions 2 and 3), the header, the data. The
@@ -9,10 +9,10 @@
  *
  *     {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
  *
- * Source: the format specification in NumPy's reference manual (numpy.lib.format). Where NumPy
- * would evaluate the literal, this reader knows only the literals that NumPy writes, in any spacing
- * and order. It refuses some files that NumPy reads: a key given twice, a negative size, a dtype
- * whose byte order is left to the machine, bytes after the data.
+ * Source: the format specification in NumPy's reference manual (numpy.lib.format). NumPy evaluates
+ * the literal; this reader accepts only the literals that NumPy writes, in any spacing and order.
+ * It refuses some files that NumPy reads: a duplicate key, a negative size, a dtype without a byte
+ * order, bytes after the data.
  */
 #define _XOPEN_SOURCE 700 /* open, read, write */
 #define _FILE_OFFSET_BITS 64
@@ -32,9 +32,9 @@
 #include "tools/npy/complaint.h"
 
 enum {
-    HEADER_MAX = 65535, /* all that version 1 can announce; NumPy itself takes 10000 by default */
+    HEADER_MAX = 65535, /* the most that version 1 can express; NumPy's default limit is 10000 */
     SHAPE_TEXT = 192,   /* "(a, b, ..., h)": at most 8 * (19 + 2) + 2 characters and the end */
-    CHUNK = 1 << 16,    /* bytes converted at a time; a multiple of every item */
+    CHUNK = 1 << 16,    /* bytes converted at a time; a multiple of every item size */
     QUOTE = 40          /* characters of a header quoted in a reason */
 };
 
@@ -49,7 +49,7 @@ static const struct {
     [NPY_BOOL] = {"bool", "b1", 1}, [NPY_I8] = {"i8", "i1", 1},   [NPY_I16] = {"i16", "i2", 2},
     [NPY_I32] = {"i32", "i4", 4},   [NPY_I64] = {"i64", "i8", 8}, [NPY_U8] = {"u8", "u1", 1},
     [NPY_U16] = {"u16", "u2", 2},   [NPY_U32] = {"u32", "u4", 4}, [NPY_U64] = {"u64", "u8", 8},
-    [NPY_BF16] = {"bf16", "u2", 2}, /* found by flag only: U16 comes first */
+    [NPY_BF16] = {"bf16", "u2", 2}, /* only on request: NPY_U16 comes first */
 };
 
 const char *npy_kind_name(npy_kind kind) { return kinds[kind].name; }
@@ -71,11 +71,11 @@ static void shape_print(const npy_array *array, char text[SHAPE_TEXT])
 
 static int64_t bytes_of(const npy_array *array)
 {
-    return array->count * (int64_t)array->item; /* fits: shape_set has checked it */
+    return array->count * (int64_t)array->item; /* cannot overflow: checked by shape_set */
 }
 
-/* Fills *array but for its data. The bound holds for the non-empty axes alone too, so that strides
- * can be computed from the shape of an empty array. */
+/* Sets everything but the data. Even if an axis is empty, the product of the others is bounded, so
+ * that strides computed from the shape do not overflow. */
 static int shape_set(npy_array *array, npy_kind kind, int rank, const int64_t *shape,
                      const complaint *to)
 {
@@ -137,10 +137,10 @@ static void swap_bytes(unsigned char *data, int64_t count, size_t item)
  * The header
  * ---------------------------------------------------------------------------------------------- */
 
-/* What a header says. */
+/* The contents of a header. */
 typedef struct header {
     npy_kind kind;
-    int little;  /* byte order of the data; host order where an item is one byte */
+    int little;  /* byte order of the data; irrelevant for one-byte items */
     int fortran; /* the first axis is adjacent */
     int rank;
     int64_t shape[NPY_RANK_MAX];
@@ -189,7 +189,7 @@ static int take_word(cursor *c, const char *word)
     return 1;
 }
 
-/* A string literal without escapes. Its callers have skipped the blanks before it. */
+/* A string literal without escapes. The caller has skipped leading blanks. */
 static int take_string(cursor *c, token *string)
 {
     if (c->at == c->end || (*c->at != '\'' && *c->at != '"')) return 0;
@@ -259,7 +259,7 @@ static int parse_size(cursor *c, int axis, int64_t *size)
         }
         value = 10 * value + digit;
     }
-    /* A leading zero is octal in old literals and an error in new ones. */
+    /* A leading zero means octal in old Python literals and is an error in new ones. */
     if (c->at == start || (*start == '0' && c->at - start > 1)) {
         c->at = start;
         return expected(c, "the size of an axis");
@@ -346,7 +346,7 @@ typedef struct source {
     const complaint *to;
 } source;
 
-/* Opening does not wait for the other end of a FIFO, and only regular files pass. */
+/* Opens a regular file. O_NONBLOCK, because opening a FIFO would wait for its other end. */
 static int source_open(source *s, const complaint *to)
 {
     struct stat status;
@@ -378,7 +378,8 @@ static int source_read(source *s, void *buffer, int64_t bytes)
 
 static int read_header(source *s, int as_bf16, header *h)
 {
-    unsigned char start[10], more[2] = {0}; /* magic, major, minor, length; its upper half */
+    unsigned char start[10],
+        more[2] = {0}; /* magic, major, minor, length; upper half of the length */
     if (s->size < 12) {
         return complaint_write(s->to, "%lld bytes are too few for an .npy file",
                                (long long)s->size);
@@ -408,7 +409,7 @@ static int read_header(source *s, int as_bf16, header *h)
     return parse_header(&c, h);
 }
 
-/* Reads elements whose first axis is adjacent and puts each where C order has it. */
+/* Reads elements in Fortran order and stores them in C order. */
 static int read_fortran(source *s, npy_array *array)
 {
     int64_t stride[NPY_RANK_MAX], index[NPY_RANK_MAX] = {0}, to = 0;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Replacing files together; see replacement.h for what is promised.
+ * Replacing files together; see replacement.h for the contract.
  *
- * A plan and the files that it speaks of go through these states, of which a kill may leave any:
+ * A replacement goes through these states. A kill can leave any of them; the next run recovers:
  *
  *     .tmp                         being written: removed by the next run
- *     .tmp, .see                   about to be decided: likewise
- *     .tmp, .see, .plan            decided: renamed by the next run
+ *     .tmp, .see                   not yet committed: removed by the next run
+ *     .tmp, .see, .plan            committed: renamed by the next run
  *     .see, .plan, perhaps .old    renamed: removed by the next run, the plan last
  */
 #define _XOPEN_SOURCE 700 /* realpath, fchmod */
@@ -37,10 +37,10 @@
 #define PREFIX ".fattn-"
 enum { NAME = sizeof PREFIX "18446744073709551615-4294967295.plan" };
 
-/* The names of a replacement that a plan holds, in this order. */
+/* The names that a plan holds for each replacement, in this order. */
 enum { TEMPORARY, ASIDE, TARGET, NOTE, NAMES };
 
-/* Length of a resolved path's folder, its last slash included. */
+/* Length of the folder part of a resolved path, including the last slash. */
 static size_t folder_size(const char *path) { return (size_t)(strrchr(path, '/') + 1 - path); }
 
 static bool same_folder(const char *a, const char *b)
@@ -48,7 +48,7 @@ static bool same_folder(const char *a, const char *b)
     return folder_size(a) == folder_size(b) && memcmp(a, b, folder_size(a)) == 0;
 }
 
-/* A rename replaces whatever has the name, as root even a device: only files may be replaced. */
+/* rename() replaces anything, as root even a device; only regular files may be replaced. */
 static int check_replaceable(const char *target, const complaint *to)
 {
     struct stat status;
@@ -58,7 +58,7 @@ static int check_replaceable(const char *target, const complaint *to)
     return S_ISREG(status.st_mode) ? 0 : complaint_write(to, "exists and is not a regular file");
 }
 
-/* The path without links, "." and "..", whether the file exists or not: equal for equal files. */
+/* The path without links, "." and "..", even if the file does not exist: equal for equal files. */
 static int resolve(const complaint *to, char target[PATH_MAX])
 {
     struct stat status;
@@ -99,8 +99,8 @@ static int resolve(const complaint *to, char target[PATH_MAX])
  * Files that are locked as long as they are open
  * ---------------------------------------------------------------------------------------------- */
 
-/* Whether the lock is ours and the file still has a name. Without locks (ENOLCK, EOPNOTSUPP) a
- * writer goes on and a cleaner leaves everything alone. */
+/* Whether we hold the lock and the file still has a name. On file systems without locks (ENOLCK,
+ * EOPNOTSUPP) the result is `without`: a writer proceeds, recovery leaves the file alone. */
 static bool locked(int file, bool without)
 {
     struct stat status;
@@ -108,8 +108,8 @@ static bool locked(int file, bool without)
     return held && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink > 0;
 }
 
-/* A new file, -1 with errno. Between its creation and its lock somebody may have taken it for a
- * left one; then it is given up. */
+/* Creates a file; -1 with errno on failure. Recovery by another process may take the file for an
+ * abandoned one before it is locked; then this fails with EEXIST. */
 static int create_locked(const char *path, mode_t mode)
 {
     const int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
@@ -121,8 +121,8 @@ static int create_locked(const char *path, mode_t mode)
     return file;
 }
 
-/* A file that a process of this user has left, -1 where there is none. What others leave is theirs:
- * a plan in a folder that everybody writes to could name any file. */
+/* Opens a file that a dead process of this user abandoned, -1 if it is not one. Files of other
+ * users are left alone: in a folder that anyone can write to, their plan could name any file. */
 static int open_left(const char *path)
 {
     struct stat status;
@@ -135,7 +135,7 @@ static int open_left(const char *path)
     return file;
 }
 
-/* Sends a file or a folder to the disk, as far as its file system does such a thing. */
+/* Syncs a file or a folder, if its file system supports that. */
 static int sync_file(int file)
 {
     return fsync(file) == 0 || errno == EINVAL || errno == ENOTSUP || errno == EROFS ? 0 : -1;
@@ -176,8 +176,8 @@ static bool later(const struct timespec *a, const struct timespec *b)
     return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
 }
 
-/* Does what is left of one replacement of a plan that was decided then. What somebody has written
- * since is newer than the plan, and stays. */
+/* Completes one replacement of a plan committed at `decided`. A target modified since then is newer
+ * than the plan and stays. */
 static bool finish_one(const char *const name[NAMES], const struct timespec *decided)
 {
     struct stat temporary, target;
@@ -195,7 +195,7 @@ static bool finish_one(const char *const name[NAMES], const struct timespec *dec
     return true;
 }
 
-/* Splits the text of a plan, names ended by zeros, and finishes each replacement. */
+/* Splits a plan into its zero-terminated names and completes each replacement. */
 static bool finish_all(const char *path, const char *text, size_t size,
                        const struct timespec *decided)
 {
@@ -207,7 +207,7 @@ static bool finish_all(const char *path, const char *text, size_t size,
             for (int i = 0; i < NAMES; i++) {
                 const size_t length = strnlen(at, (size_t)(end - at));
                 if (length == 0 || at + length == end || *at != '/') {
-                    return true; /* no plan of ours: it is removed */
+                    return true; /* not a valid plan: the caller removes it */
                 }
                 name[i] = at;
                 at += length + 1;
@@ -222,7 +222,7 @@ static bool finish_all(const char *path, const char *text, size_t size,
     return finished;
 }
 
-/* Finishes what the plan says. False: somebody else does, or it cannot be done. */
+/* Completes a plan. False: another process is doing so, or it is not possible. */
 static bool finish_plan(const char *path)
 {
     struct stat status;
@@ -242,7 +242,7 @@ static bool finish_plan(const char *path)
     return finished;
 }
 
-/* The same for a plan in another folder. */
+/* Completes the plan in another folder that a .see file names. */
 static bool follow(const char *path)
 {
     char plan[PATH_MAX];
@@ -276,7 +276,7 @@ static bool ends_in(const char *name, const char *ending)
     return length > tail && strcmp(name + length - tail, ending) == 0;
 }
 
-/* Temporary files come last, and only where no plan may still want them. */
+/* Temporary files come last, and only if no unfinished plan still needs them. */
 static void recover_folder(const char *folder)
 {
     static const struct {
@@ -323,8 +323,8 @@ void replacement_recover(const char *path)
  * Writing
  * ---------------------------------------------------------------------------------------------- */
 
-/* Takes memory for the names. The temporary ones do not contain the target's, which may have all
- * the length that a file system allows. */
+/* Allocates the names. The temporary ones do not include the target's name, which may already have
+ * the greatest length that the file system allows. */
 static int take_names(replacement *one, const char *target, const complaint *to)
 {
     const size_t folder = folder_size(target), target_size = strlen(target) + 1;
@@ -346,7 +346,7 @@ static int take_names(replacement *one, const char *target, const complaint *to)
     return 0;
 }
 
-/* Opens a new file whose name nobody else has, with the mode and owner of the one that it will
+/* Creates the temporary file under an unused name, with the mode and owner of the file that it will
  * replace. */
 static int open_temporary(replacement *one, const complaint *to)
 {
@@ -367,7 +367,7 @@ static int open_temporary(replacement *one, const complaint *to)
         return complaint_write(to, "cannot be written: %s", strerror(error));
     }
     if (replaces) {
-        /* Who may not give files away, or not to this group, keeps them: the mode matters more. */
+        /* If the owner or group cannot be set, the file keeps ours; the mode matters more. */
         const bool same =
             fstat(one->file, &own) == 0 && own.st_uid == old.st_uid && own.st_gid == old.st_gid;
         const int given = same ? 0 : fchown(one->file, old.st_uid, old.st_gid);
@@ -428,7 +428,7 @@ void replacement_abandon(replacement *all, int count)
  * Plans
  * ---------------------------------------------------------------------------------------------- */
 
-/* A file system without links has the old file under its other name alone for a moment. */
+/* Without hard links, the old file has only its other name for a moment. */
 static bool set_aside(const replacement *one)
 {
     if (link(one->target, one->aside) == 0) {
@@ -438,9 +438,8 @@ static bool set_aside(const replacement *one)
     return without && rename(one->target, one->aside) == 0;
 }
 
-/* Puts one file in its place; a name that is empty afterwards stands for no file. The file that was
- * there is kept where there is a way back to go: not for the last one, whose renaming is the
- * end. */
+/* Renames one file into place; an empty temporary name afterwards marks it as done. The old file is
+ * kept under another name for rollback, except for the last one, whose rename completes all. */
 static int replace(replacement *one, bool last, const complaint *to)
 {
     if (check_replaceable(one->target, to) != 0) {
@@ -457,7 +456,7 @@ static int replace(replacement *one, bool last, const complaint *to)
         const int error = errno;
         if (*one->aside) {
             rename(one->aside, one->target);
-            unlink(one->aside); /* where both names were links to one file, rename does nothing */
+            unlink(one->aside); /* rename does nothing if both names link to one file */
         }
         return complaint_write(to, "cannot be written: %s", strerror(error));
     }
@@ -488,7 +487,7 @@ static int check_distinct(const replacement *all, int count, char *why, size_t w
     return 0;
 }
 
-/* Whether this replacement's folder has a note of its own: the first of each folder has. */
+/* Whether this replacement holds the note of its folder: the first one of each folder does. */
 static bool has_note(const replacement *all, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -520,8 +519,8 @@ static bool write_plan(replacement *all, int count)
     return fine && sync_file(all->note_file) == 0;
 }
 
-/* Every folder's note, then the plan under a temporary name, then its own name: from there on the
- * next run would finish what is begun. */
+/* Writes every folder's note, then the plan under a temporary name, then renames the plan: from
+ * here on the next run would complete the replacement. */
 static int decide(replacement *all, int count, const complaint *to)
 {
     for (int i = count - 1; i >= 0; i--) {
@@ -552,7 +551,7 @@ static int decide(replacement *all, int count, const complaint *to)
     return 0;
 }
 
-/* The plan goes last: until then the next run would do the rest. */
+/* Removes the plan last: while it exists, the next run would complete the replacement. */
 static void forget(replacement *all, int count)
 {
     for (int i = count - 1; i >= 0; i--) {

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files that are replaced together: all of them or none, also when the process is killed between
- * two of them.
+ * Replaces several files together: all of them or none, even if the process is killed in between.
  *
- * Each new file is written beside its target under a temporary name and sent to the disk; then all
- * are renamed. Several are preceded by a plan, a file beside the first target that says which names
- * belong together. It appears by a rename of its own, which is the moment of decision: whoever
- * finds a plan whose process has gone (replacement_recover) does the renamings that are left, and
- * whoever finds temporary files without one removes them. So between a kill and the next recovery
- * some targets may be new and others old; afterwards all are new or all are old.
+ * Each new file is written next to its target under a temporary name and synced; then all are
+ * renamed. If there are several, a plan is written first: a file next to the first target that
+ * lists the names. The plan appears by a rename of its own, which commits the replacement. Recovery
+ * (replacement_recover) completes the renames of a plan whose process has died, and removes
+ * temporary files that have no plan. So between a kill and the next recovery some targets may be
+ * new and others old; after recovery all are new or all are old.
  *
- * A process holds a lock (flock) on what it has not finished, so that nobody takes its files for
- * left ones; where a file system has no such locks nothing is recovered. Files are named
- * `.fattn-<process>-<number>` with an ending: .tmp a new file, .old the previous one while there is
- * a way back, .plan what belongs together, .see in every other folder the path of the plan.
+ * A process locks (flock) its unfinished files, so that recovery by another process leaves them
+ * alone. On file systems without such locks nothing is recovered. Files are named
+ * `.fattn-<process>-<number>` plus an ending: .tmp for a new file, .old for the previous one until
+ * all are renamed, .plan for the plan, and .see for the path of the plan in every other folder.
  */
 #ifndef FATTN_TOOLS_REPLACEMENT_H
 #define FATTN_TOOLS_REPLACEMENT_H

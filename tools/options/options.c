@@ -14,7 +14,7 @@
 
 enum { TABLE_MAX = 96 };
 
-/* The name proper, for %.*s. */
+/* The option's name without its value, as arguments for %.*s. */
 #define NAME(o) (int)strcspn((o)->name, " "), (o)->name
 
 static const char *const switch_words[] = {"0", "1", NULL};
@@ -29,7 +29,7 @@ static bool refuse(const option_set *set, const option *o, const char *text, con
     return false;
 }
 
-/* strtoll and its kin skip blanks; here a number begins with its first character. */
+/* strtoll and similar functions skip blanks; here a number begins with its first character. */
 static bool blank(const char *text) { return *text == '\0' || isspace((unsigned char)*text); }
 
 static bool read_integer(const option_set *set, const option *o, const char *text, int64_t *value)
@@ -234,8 +234,8 @@ static const option *find(const option_set *set, const char *name, size_t length
     return NULL;
 }
 
-/* The text of the option in argv[*i], which follows '=' or is the next argument; NULL when it lacks
- * one that it needs, reported. Switches have "". */
+/* The value of the option in argv[*i]: the text after '=' or the next argument. "" for switches.
+ * NULL if a value is missing, which is reported. */
 static const char *value_of(const option_set *set, const option *o, const char *equals, int argc,
                             char **argv, int *i)
 {
@@ -252,7 +252,7 @@ static const char *value_of(const option_set *set, const option *o, const char *
     if (o->kind == OPTION_SWITCHES) {
         return "1";
     }
-    /* "--o --lse": the value was forgotten. One that begins so can be given after '='. */
+    /* "--o --lse" lacks a value. A value that begins with "--" can be given after '='. */
     if (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0) {
         tool_usage(set->command, "--%.*s needs a value", NAME(o));
         return NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Command-line options from a table: what a subcommand accepts, where values go and what --help
- * says are one list. The syntax is that of getopt_long: `--name value` or `--name=value`; lists are
- * comma separated. What is wrong is one line on stderr. Nothing here allocates.
+ * Command-line options from a table. One table says what a subcommand accepts, where the values go
+ * and what --help prints. The syntax is that of getopt_long: `--name value` or `--name=value`;
+ * lists are comma-separated. An error is one line on stderr. Nothing here allocates.
  */
 #ifndef FATTN_TOOLS_OPTIONS_H
 #define FATTN_TOOLS_OPTIONS_H
@@ -12,13 +12,13 @@
 
 enum { OPTION_LIST_MAX = 32, OPTION_WORD_MAX = 64 };
 
-/* What an option takes, and the type that option.value points to. */
+/* The kind of value, and the type that option.value points to. */
 typedef enum option_kind {
     OPTION_SWITCH,   /* bool: no value */
-    OPTION_TEXT,     /* const char *: anything; points into argv */
+    OPTION_TEXT,     /* const char *: any text; points into argv */
     OPTION_INTEGER,  /* int64_t: min..max */
     OPTION_UNSIGNED, /* uint64_t */
-    OPTION_REAL,     /* double; inf and nan are read, and left to the library to refuse */
+    OPTION_REAL,     /* double; inf and nan are accepted; the library refuses them */
     OPTION_CHOICE,   /* int: the index of the value in words */
     OPTION_INTEGERS, /* option_integers: each min..max */
     OPTION_REALS,    /* option_reals */
@@ -48,16 +48,16 @@ typedef struct option_words {
     char at[OPTION_LIST_MAX][OPTION_WORD_MAX];
 } option_words;
 
-/* A row of the table: designators from .value on. The table ends with {.name = NULL}. */
+/* A row of the table; use designators from .value on. The table ends with {.name = NULL}. */
 typedef struct option {
-    const char *name; /* without its dashes; then, after a blank, what the help calls its value */
+    const char *name; /* without dashes, then a blank and the name of its value in the help */
     const char *help; /* one line; further lines after \n */
     option_kind kind;
     void *value;
-    bool *given;              /* NULL, or what becomes true when the option is met */
+    bool *given;              /* NULL, or set to true if the option is given */
     const char *const *words; /* choices, ended by NULL */
     int64_t min, max;         /* bounds of integers; both 0: none */
-    int length;               /* lists: exactly so many values; 0: 1 to OPTION_LIST_MAX */
+    int length;               /* lists: the exact number of values; 0: 1 to OPTION_LIST_MAX */
 } option;
 
 typedef struct option_set {
@@ -67,8 +67,8 @@ typedef struct option_set {
     const char *notes; /* printed after the options, or NULL */
 } option_set;
 
-/* 0: every option of argv[1..argc) is in its place. 1: --help was asked for and printed to stdout.
- * -1: something is wrong and was reported. */
+/* Returns 0 if all of argv[1..argc) was parsed, 1 if --help was given and printed to stdout, -1 if
+ * something is wrong and was reported. */
 int options_parse(const option_set *set, int argc, char **argv);
 
 #endif

@@ -15,7 +15,7 @@ static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
 static const char *const anchor_words[] = {"bottom-right", "top-left", NULL};
 static const fattn_anchor anchors[] = {FATTN_BOTTOM_RIGHT, FATTN_TOP_LEFT};
 
-/* What looks at the diagonal, and so at its anchor and at positions. */
+/* Features that depend on the diagonal, and so on its anchor and on positions. */
 #define DIAGONAL (FATTN_CAUSAL | FATTN_WINDOW | FATTN_ALIBI)
 
 typedef enum target { TO_PROBLEM, TO_BUFFERS } target;
@@ -25,31 +25,32 @@ static const struct {
     option_kind kind;
     const char *const *words;
     int64_t min, max;
-    uint64_t feature; /* the bit that goes with it, unless its value is none */
-    uint64_t needs;   /* one of these, or the option is without effect */
-    bool zero_none;   /* the value 0 means that there is none */
-    target target;    /* of numbers: the field's struct and place */
+    uint64_t feature; /* set unless the value is none */
+    uint64_t needs;   /* the option has no effect without one of these */
+    bool zero_none;   /* 0 means none */
+    target target;    /* of numbers: struct and offset of the field */
     size_t offset;
 } table[PROBLEM_OPTIONS] = {
 #define FIELD(name) .offset = offsetof(fattn_problem, name)
 #define SCALAR(name) .target = TO_BUFFERS, .offset = offsetof(fattn_buffers, name)
-    [PROBLEM_DTYPE] = {"dtype", "of q, k and v; default f32, of arrays that of q", OPTION_CHOICES,
-                       .words = dtype_words},
+    [PROBLEM_DTYPE] = {"dtype", "of q, k and v; default: that of q's array, else f32",
+                       OPTION_CHOICES, .words = dtype_words},
     [PROBLEM_DTYPE_O] = {"dtype-o", "of o and its gradient: dtype or f32; default dtype",
                          OPTION_CHOICES, .words = dtype_words},
     [PROBLEM_LAYOUT] = {"layout", "order of the axes of all tensors; default bshd", OPTION_CHOICES,
                         .words = layout_words},
-    [PROBLEM_CAUSAL] = {"causal", "query i sees keys up to i + off", OPTION_SWITCHES,
+    [PROBLEM_CAUSAL] = {"causal", "query i attends to keys up to i + off", OPTION_SWITCHES,
                         .feature = FATTN_CAUSAL},
-    [PROBLEM_ANCHOR] = {"anchor", "the corner that off is counted from;\ndefault bottom-right",
+    [PROBLEM_ANCHOR] = {"anchor",
+                        "corner at which the diagonal starts (off);\ndefault bottom-right",
                         OPTION_CHOICES, .words = anchor_words, .needs = DIAGONAL},
-    [PROBLEM_WINDOW] = {"window L,R", "keys seen left and right of the diagonal; -1: all",
+    [PROBLEM_WINDOW] = {"window L,R", "keys attended left and right of the diagonal;\n-1: all",
                         OPTION_PAIRS, .feature = FATTN_WINDOW, FIELD(window_left)},
     [PROBLEM_SCALE] = {"scale X", "of the scores; default 1 / sqrt(D)", OPTION_REALS,
                        .feature = FATTN_SCALE, FIELD(scale)},
-    [PROBLEM_SOFTCAP] = {"softcap X", "scores become X * tanh(score / X); 0: they do not",
-                         OPTION_REALS, .feature = FATTN_SOFTCAP, .zero_none = true, FIELD(softcap)},
-    [PROBLEM_DROPOUT] = {"dropout P", "probability to drop a weight; 0: none", OPTION_REALS,
+    [PROBLEM_SOFTCAP] = {"softcap X", "scores become X * tanh(score / X); 0: off", OPTION_REALS,
+                         .feature = FATTN_SOFTCAP, .zero_none = true, FIELD(softcap)},
+    [PROBLEM_DROPOUT] = {"dropout P", "probability of dropping a weight; 0: none", OPTION_REALS,
                          .feature = FATTN_DROPOUT, .zero_none = true, FIELD(dropout_p)},
     [PROBLEM_Q_OFFSET] = {"q-offset N", "position of the first query in a longer sequence",
                           OPTION_INTEGERS, .feature = FATTN_POSITIONS,
@@ -57,27 +58,27 @@ static const struct {
     [PROBLEM_K_OFFSET] = {"k-offset N", "position of the first key", OPTION_INTEGERS,
                           .feature = FATTN_POSITIONS, .needs = DIAGONAL | FATTN_DROPOUT,
                           SCALAR(k_offset)},
-    [PROBLEM_WHOLE_Q] = {"whole-q N", "length of that sequence's queries; default: those given",
+    [PROBLEM_WHOLE_Q] = {"whole-q N", "queries in that longer sequence; default: those given",
                          OPTION_INTEGERS, .feature = FATTN_POSITIONS, .needs = DIAGONAL,
                          SCALAR(whole_q)},
-    [PROBLEM_WHOLE_K] = {"whole-k N", "length of its keys", OPTION_INTEGERS,
+    [PROBLEM_WHOLE_K] = {"whole-k N", "keys in that longer sequence", OPTION_INTEGERS,
                          .feature = FATTN_POSITIONS, .needs = DIAGONAL, SCALAR(whole_k)},
     [PROBLEM_BATCH_OFFSET] = {"batch-offset N",
-                              "first batch entry's place in a larger dropout\npattern",
+                              "index of the first batch entry in a larger\ndropout pattern",
                               OPTION_INTEGERS, .needs = FATTN_DROPOUT, FIELD(batch_offset)},
-    [PROBLEM_HEAD_OFFSET] = {"head-offset N", "first query head's place in it", OPTION_INTEGERS,
-                             .needs = FATTN_DROPOUT, FIELD(head_offset)},
+    [PROBLEM_HEAD_OFFSET] = {"head-offset N", "index of the first query head in it",
+                             OPTION_INTEGERS, .needs = FATTN_DROPOUT, FIELD(head_offset)},
     [PROBLEM_BLOCK_SIZE] = {"block-size M,N", "queries and keys of a block of --block-mask",
                             OPTION_PAIRS, .min = 1, .max = INT64_MAX, .needs = FATTN_BLOCK_MASK,
                             FIELD(block_m)},
-    [PROBLEM_DETERMINISTIC] = {"deterministic", "gradients identical from run to run",
+    [PROBLEM_DETERMINISTIC] = {"deterministic", "gradients are bitwise equal from run to run",
                                OPTION_SWITCHES, .feature = FATTN_DETERMINISTIC},
-    [PROBLEM_BATCH_INVARIANT] = {"batch-invariant", "a row's result depends on its own inputs only",
+    [PROBLEM_BATCH_INVARIANT] = {"batch-invariant", "a row's result depends only on its own inputs",
                                  OPTION_SWITCHES, .feature = FATTN_BATCH_INVARIANT},
-    [PROBLEM_ACCUMULATE] = {"accumulate", "gradients, in f32, are added to what is there",
+    [PROBLEM_ACCUMULATE] = {"accumulate", "gradients, in f32, are added to existing ones",
                             OPTION_SWITCHES, .feature = FATTN_ACCUMULATE},
-    [PROBLEM_CHECKED] = {"checked", "lengths and tables are validated on a GPU too",
-                         OPTION_SWITCHES, .feature = FATTN_CHECKED},
+    [PROBLEM_CHECKED] = {"checked", "validate lengths and tables on GPUs as well", OPTION_SWITCHES,
+                         .feature = FATTN_CHECKED},
 #undef FIELD
 #undef SCALAR
 };
@@ -107,7 +108,7 @@ int problem_options_count(const problem_options *values, int which)
     return table[which].kind == OPTION_PAIRS ? count / 2 : count;
 }
 
-/* Fields of numbers are adjacent where an option sets two. */
+/* Sets one field, or two adjacent fields for a pair. */
 static bool set_numbers(int which, const option_list *list, int64_t n, void *field)
 {
     if (table[which].kind == OPTION_REALS) {
@@ -162,7 +163,7 @@ void problem_options_apply(const problem_options *values, const int64_t at[PROBL
     }
 }
 
-/* Features of any of the problems. */
+/* The union of the features of all problems. */
 static uint64_t features_of(const problem_options *values)
 {
     fattn_problem p = {.features = 0};
@@ -217,9 +218,9 @@ bool problem_options_check(const problem_options *values, const char *command, u
         bool fits;
         const char *text;
     } directions[] = {
-        {FATTN_DETERMINISTIC, backward, "--deterministic is about gradients"},
-        {FATTN_ACCUMULATE, backward, "--accumulate is about gradients"},
-        {FATTN_BATCH_INVARIANT, forward, "--batch-invariant is about forward alone"},
+        {FATTN_DETERMINISTIC, backward, "--deterministic applies only to gradients"},
+        {FATTN_ACCUMULATE, backward, "--accumulate applies only to gradients"},
+        {FATTN_BATCH_INVARIANT, forward, "--batch-invariant applies only to forward"},
     };
     for (size_t i = 0; i < sizeof directions / sizeof directions[0]; i++) {
         if (features & directions[i].feature && !directions[i].fits) {

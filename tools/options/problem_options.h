@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a problem may be besides its sizes and tensors, as options of the command line: one table,
- * so that an option has one name, one syntax and one meaning in every subcommand. `run` takes a
- * value of each; `bench` and `explain` take lists and go through them.
+ * Everything about a problem except its sizes and tensors, as command-line options. One table gives
+ * an option the same name, syntax and meaning in every subcommand. `run` takes one value of each;
+ * `bench` and `explain` take lists and combine them.
  */
 #ifndef FATTN_TOOLS_PROBLEM_OPTIONS_H
 #define FATTN_TOOLS_PROBLEM_OPTIONS_H
@@ -36,7 +36,7 @@ enum {
 };
 
 typedef union option_list {
-    int count; /* every list begins with it */
+    int count; /* first member of every list */
     option_integers integers;
     option_reals reals;
     option_choices choices;
@@ -46,21 +46,21 @@ typedef struct problem_options {
     option_list list[PROBLEM_OPTIONS]; /* count 0: not given */
 } problem_options;
 
-/* Writes PROBLEM_OPTIONS rows for the parser, whose values go into *values. single: one value
- * each. */
+/* Writes PROBLEM_OPTIONS rows for the parser; their values go into *values. single: each takes one
+ * value. */
 void problem_options_rows(problem_options *values, bool single, option *rows);
 
-/* How many values an option was given; a pair is one. */
+/* The number of values given for an option; a pair counts as one. */
 int problem_options_count(const problem_options *values, int which);
 
-/* Sets what was given, the at[which]-th value of each, and leaves the rest alone. What needs a
- * feature that this problem does not have is not set; features that other options bring are in
- * problem->features before. */
+/* Sets the given options to their at[which]-th value and leaves other fields alone. Skips an option
+ * whose feature this problem lacks. Before the call, problem->features must hold the features that
+ * other options bring. */
 void problem_options_apply(const problem_options *values, const int64_t at[PROBLEM_OPTIONS],
                            fattn_problem *problem, fattn_buffers *buffers);
 
-/* Refuses options that would be without effect, reported as of this command. present: features
- * that other options bring, of any of the problems that will be. */
+/* Refuses options that would have no effect; the error names this command. present: the union of
+ * the features that other options bring to any of the problems. */
 bool problem_options_check(const problem_options *values, const char *command, uint64_t present,
                            bool forward, bool backward);
 

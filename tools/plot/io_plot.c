@@ -12,7 +12,7 @@
 
 #include "tools/terminal/terminal.h"
 
-/* What a row may be drawn along. */
+/* The axes of a plot. */
 static const struct {
     const char *letter, *label, *scale; /* scale: in gnuplot's words */
 } axes[IO_PLOT_AXES] = {
@@ -25,8 +25,8 @@ static const struct {
 const double io_plot_constants[FATTN_IO_SCHEDULES][2] = {
     [FATTN_IO_STANDARD] = {4, 7}, [FATTN_IO_FLASH1] = {12, 20}, [FATTN_IO_FLASH2] = {8, 16}};
 
-/* Curves: the counts of a schedule, or what they are held against. The key is one for both panels:
- * laws have the constant of forward in it and, in brackets, that of backward. */
+/* Curves: the counts of a schedule, the laws and the bound. Both panels share one legend: the label
+ * of a law holds the constant of forward and, in brackets, that of backward. */
 enum { LAW1 = FATTN_IO_SCHEDULES, LAW2, LOWER_BOUND, CURVES };
 static const struct {
     const char *name, *style;
@@ -69,7 +69,7 @@ static bool same(const io_plot_row *a, const io_plot_row *b, int axis)
     return !(a->axis[axis] < b->axis[axis]) && !(a->axis[axis] > b->axis[axis]);
 }
 
-/* The axis with the most values, the first of equals. */
+/* The axis with the most distinct values; the first one in a tie. */
 static int longest_axis(const io_plot_row *rows, int count)
 {
     int best = 0, most = 0;
@@ -103,8 +103,8 @@ static double value_of(const io_plot_row *row, int curve)
                                           : row->total;
 }
 
-/* Whether two rows are points of one line: they differ only along the axis, or in what the curve
- * does not depend on. */
+/* Whether two rows are points of one line: apart from `along`, they differ only in values on which
+ * the curve does not depend. */
 static bool same_line(const io_plot_row *a, const io_plot_row *b, int curve, int along)
 {
     for (int axis = 0; axis < IO_PLOT_AXES; axis++) {
@@ -124,7 +124,7 @@ static bool has_several(const io_plot_row *rows, int count, int axis)
     return n < count;
 }
 
-/* The name of a line: the curve's, and the values of other axes that have several. */
+/* The label of a line: the curve's name, then the values of other axes that vary. */
 static void print_name(FILE *out, const io_plot_row *rows, int count, const io_plot_row *row,
                        int curve, int along)
 {
@@ -137,8 +137,8 @@ static void print_name(FILE *out, const io_plot_row *rows, int count, const io_p
     fprintf(out, "'");
 }
 
-/* The lines of a curve: pass 0 their data, pass 1 their part of the plot command. Points are marked
- * by the number of the line. */
+/* The lines of a curve. Pass 0 writes their data, pass 1 their part of the plot command. The number
+ * of the line selects its point marker. */
 static void print_curve(FILE *out, const io_plot_row *rows, int count, int curve, fattn_op op,
                         int along, int pass)
 {
@@ -191,7 +191,7 @@ static void print_panel(FILE *out, const io_plot_row *rows, int count, fattn_op 
     fprintf(out, "\nunset ylabel\n");
 }
 
-/* gnuplot reads a name between single quotes as it is, but for those quotes. */
+/* gnuplot takes text in single quotes literally, except for single quotes. */
 static void print_quoted(FILE *out, const char *text)
 {
     fputc('\'', out);
@@ -236,7 +236,7 @@ static void print_script(FILE *out, const char *file, const io_plot_row *rows, i
 
 bool io_plot_draw(const char *file, const io_plot_row *rows, int count)
 {
-    void (*const before)(int) = signal(SIGPIPE, SIG_IGN); /* gnuplot may stop reading */
+    void (*const before)(int) = signal(SIGPIPE, SIG_IGN); /* gnuplot may exit early */
     FILE *const gnuplot = popen("gnuplot", "w");
     if (gnuplot) {
         print_script(gnuplot, file, rows, count);

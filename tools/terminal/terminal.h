@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the subcommands of `fattn` speak to people: exit codes, error messages, a progress bar. */
+/* User interface of the subcommands of `fattn`: exit codes, error messages, a progress bar. */
 #ifndef FATTN_TOOLS_TERMINAL_H
 #define FATTN_TOOLS_TERMINAL_H
 
@@ -22,11 +22,11 @@ int tool_usage(const char *command, const char *format, ...) FATTN_PRINTF(2, 3);
 /* Prints "fattn: <status>: <fattn_last_reason()>" as one line on stderr; returns TOOL_LIBRARY. */
 int tool_failure(fattn_status status);
 
-/* Processors that this process may run on: those of its affinity, where the system has one. */
+/* Processors that this process may run on, by its affinity if the system has one. */
 int tool_processors(void);
 
-/* A bar on stderr, where that is a terminal: done of count are behind us; a count of 0 clears it.
- * Whoever prints while it is there clears it first. */
+/* A progress bar on stderr if that is a terminal: done of count. A count of 0 clears it. Clear it
+ * before printing anything else. */
 void tool_progress(int64_t done, int64_t count);
 void tool_progress_clear(void);
 

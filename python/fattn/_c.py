@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from ctypes import (POINTER, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32,
                     c_uint64, c_void_p)
 from typing import Any
@@ -140,13 +141,15 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
 
 
 def find(name: str) -> str:
-    """A library of the wheel, which lies beside the package; else what the system's loader finds."""
+    """A library of the wheel, which lies beside the package, or, where a system keeps what belongs to a
+    processor apart (lib64), elsewhere on Python's path; else what the system's loader finds."""
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    folder = os.path.join(site, ".fattn.mesonpy.libs")
-    if os.path.isdir(folder):
-        for file in sorted(os.listdir(folder)):
-            if file.startswith(name):
-                return os.path.join(folder, file)
+    for place in (site, *sys.path):
+        folder = os.path.join(place, ".fattn.mesonpy.libs")
+        if os.path.isdir(folder):
+            for file in sorted(os.listdir(folder)):
+                if file.startswith(name):
+                    return os.path.join(folder, file)
     return name
 
 

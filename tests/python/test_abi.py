@@ -80,3 +80,13 @@ def test_versions_agree():
 
 def test_rooms_are_large_enough():
     assert all(ctypes.sizeof(struct) < _c._ROOM for struct in STRUCTS.values())
+
+
+def test_library_of_another_folder_is_found(tmp_path, monkeypatch):
+    """Fedora has packages in lib and what belongs to a processor in lib64."""
+    folder = tmp_path / ".fattn.mesonpy.libs"
+    folder.mkdir()
+    (folder / "libelsewhere.so.0.1").touch()
+    assert _c.find("libelsewhere.so.0") == "libelsewhere.so.0"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _c.find("libelsewhere.so.0") == str(folder / "libelsewhere.so.0.1")

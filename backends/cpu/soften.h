@@ -3,8 +3,8 @@
  * Scores of a tile become probabilities: masks and terms, the maximum that they are relative to,
  * exponentials, their sum, dropout. What forward and decoding do between their two products.
  *
- * The general way spins for the range of each row's scores first, and cares for powers that are
- * too small to be multiplied fast. Most tiles need neither, their scores being near the base that
+ * The general way finds the range of each row's scores first, and takes care of powers that are too
+ * small to be multiplied fast. Most tiles need neither, because their scores are near the base that
  * the rows have already (window.h): they are tried without, and done again where that was wrong.
  */
 #ifndef FATTN_CPU_SOFTEN_H

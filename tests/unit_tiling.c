@@ -6,6 +6,7 @@
 
 #include "core/kernel.h"
 #include "core/problem.h"
+#include "core/schedule.h"
 #include "core/tiling.h"
 #include "tests/unit_answers.h"
 
@@ -225,6 +226,36 @@ Test(tiling, even_splits_fill_rounds)
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.items, cases[i].items, "batch %lld: %lld items", (long long)p.batch,
                      (long long)t.items);
+    }
+}
+
+/* A plan for long sequences cuts a shorter one as a plan for just that would: into parts that are
+ * at most a quarter longer, and one where that has one, but for few keys about the limit. */
+Test(tiling, lengths_are_cut_as_if_planned_for)
+{
+    for (int even = 0; even < 2; even++) {
+        fattn_kernel k = imaginary();
+        k.packs_groups = true;
+        k.splits_evenly = even;
+        k.split_keys = 256;
+        const fattn_wish tile = {.tile = {32, 32}};
+        const fattn_limits limits = {1 << 20, 264, 1024, 0, 132};
+        fattn_problem p = normal(1, 131072, 64);
+        fattn_tiling all, just;
+        ANSWERS(fattn_tiling_choose(&p, &limits, &k, &tile, &all), FATTN_OK);
+        cr_assert_gt(all.splits, 60);
+        for (int64_t keys = 32; keys <= 131072; keys += 32 * (1 + keys / 256)) {
+            p = normal(1, keys, 64);
+            ANSWERS(fattn_tiling_choose(&p, &limits, &k, &tile, &just), FATTN_OK);
+            const fattn_parts parts = fattn_schedule_parts(&all, 0, just.k_blocks);
+            const int64_t count = fattn_parts_count(&parts);
+            cr_assert_leq(4 * parts.size, 5 * just.split_blocks + 4, "%lld keys: parts of %lld",
+                          (long long)keys, (long long)parts.size);
+            cr_assert(just.splits > 1 || count == 1 || keys < 3 * k.split_keys,
+                      "%lld keys: %lld parts", (long long)keys, (long long)count);
+        }
+        const fattn_parts whole = fattn_schedule_parts(&all, 0, all.k_blocks);
+        cr_assert_eq(fattn_parts_count(&whole), all.splits);
     }
 }
 

@@ -50,7 +50,7 @@ static bool is_brief(const panel *pn, const fattn_problem *p, fattn_range *keys)
 {
     const int64_t last = pn->i1 - 1;
     *keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
-    return !(p->features & ~BRIEF_FEATURES) && p->outputs & FATTN_OUT_O && !rule_of(p).terms &&
+    return !(p->features & ~BRIEF_FEATURES) && p->outputs & FATTN_OUT_O && !pn->rule.terms &&
            pn->pitch <= FV_LANES && keys->first < keys->past &&
            keys->past - keys->first <= BRIEF_KEYS &&
            fattn_band_row(&pn->band, last).first == keys->first &&
@@ -76,16 +76,22 @@ APART void brief_fetch(const char *const *rows, int64_t count, int64_t further, 
     }
 }
 
+/* Elements from a row to the next one, *g being its head in the group. */
+static int64_t next_row(const panel *pn, const fattn_strides *s, int64_t *g)
+{
+    const bool last = ++*g == pn->group;
+    *g = last ? 0 : *g;
+    return last ? s->seq - (pn->group - 1) * s->head : s->head;
+}
+
 /* The queries, in the order of order_queries(); zeros for rows past the last. */
 INLINE void brief_queries_as(fattn_dtype dtype, const panel *pn, float *to)
 {
     const fattn_problem *const p = pn->p;
     const int64_t by_two = channels_by_two(p->dim), rows = pn->pitch;
-    const int64_t head = pn->hk * pn->group;
-    for (int64_t r = 0; r < rows; r++) {
+    const char *from = element(pn->buf->q, dtype, row_index(pn, &p->q, 0, pn->hk * pn->group));
+    for (int64_t r = 0, g = 0; r < rows; r++) {
         float *at = to + r * 2 * FV_LANES;
-        const int64_t i = r / pn->group, h = head + r - i * pn->group;
-        const char *const from = element(pn->buf->q, dtype, row_index(pn, &p->q, i, h));
         int64_t c = 0;
         for (; c < by_two; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
             fv two[2] = {fv_set1(0), fv_set1(0)};
@@ -101,6 +107,7 @@ INLINE void brief_queries_as(fattn_dtype dtype, const panel *pn, float *to)
             fv_store(at,
                      r < pn->rows ? load_as(dtype, from + c * SIZE_OF(dtype), part) : fv_set1(0));
         }
+        from += next_row(pn, &p->q, &g) * SIZE_OF(dtype);
     }
 }
 
@@ -158,10 +165,9 @@ static void brief_store(const panel *pn, float *o, fattn_softmax state)
     if (p->outputs & FATTN_OUT_LSE) {
         fv_store(lse, fattn_softmax_lse(state, fv_set1(pn->rule.natural)));
     }
-    for (int64_t r = 0; r < pn->rows; r++) {
-        const int64_t i = r / pn->group, h = pn->hk * pn->group + r - i * pn->group;
-        char *const to =
-            (char *)pn->buf->o + row_index(pn, &p->o, i, h) * fattn_dtype_size(p->dtype_o);
+    const int64_t size = fattn_dtype_size(p->dtype_o), head = pn->hk * pn->group;
+    char *to = (char *)pn->buf->o + row_index(pn, &p->o, 0, head) * size;
+    for (int64_t r = 0, g = 0, i = 0; r < pn->rows; r++) {
         float *const row = o + r * pn->dvp;
         order_channels(pn, row);
         if (l[r] == 0) { /* selected: o may hold 0 * inf */
@@ -169,8 +175,11 @@ static void brief_store(const panel *pn, float *o, fattn_softmax state)
         }
         row_store(to, p->dtype_o, row, p->dim_v, factor[r]);
         if (p->outputs & FATTN_OUT_LSE) {
-            ((float *)pn->buf->lse)[fattn_lse_index(p, &pn->seq, pn->b, h) + i] = lse[r];
+            const int64_t at = fattn_lse_index(p, &pn->seq, pn->b, head + g) + i;
+            ((float *)pn->buf->lse)[at] = lse[r];
         }
+        to += next_row(pn, &p->o, &g) * size;
+        i += g == 0;
     }
 }
 
@@ -205,6 +214,7 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     if (!panel_place(&pn, run, it.b, it.hk, 0, true)) {
         return true;
     }
+    pn.rule = rule_of(p);
     if (!is_brief(&pn, p, &keys)) {
         return false;
     }
@@ -221,7 +231,6 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     pn.p = p;
     pn.dp = vectors_of(p->dim) * FV_LANES;
     pn.dvp = vectors_of(p->dim_v) * FV_LANES;
-    pn.rule = rule_of(p);
     const int64_t count = keys.past - keys.first, size = fattn_dtype_size(p->dtype);
     const int64_t padded = (count + FV_ND - 1) / FV_ND * FV_ND, bytes = p->dim * size;
     const int64_t early = fattn_min64(count, BRIEF_EARLY);

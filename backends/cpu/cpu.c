@@ -598,6 +598,7 @@ const fattn_backend fattn_backend_cpu = {
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,
+    .inspect = fattn_host_inspect,
     .reads = fattn_host_reads,
     .alloc = fattn_host_alloc,
     .free = fattn_host_free,

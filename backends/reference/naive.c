@@ -415,7 +415,7 @@ void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *b
     }
 }
 
-/* Clamps a finite value so that it stays finite in kernels that multiply by log2 e in f32; the
+/* Clamps a finite bias so that it stays finite in kernels that multiply by log2 e in f32; the
  * contract demands this. */
 static double bounded(const fattn_problem *p, double bias)
 {
@@ -423,7 +423,7 @@ static double bounded(const fattn_problem *p, double bias)
     return fmax(-0x1p126, fmin(bias, 0x1p126));
 }
 
-/* slope: of FATTN_ALIBI_BIAS, else 1. -inf stays -inf for any slope. */
+/* slope is FATTN_ALIBI_BIAS's, else 1. -inf stays -inf, whatever the slope. */
 static double bias_of(const fattn_problem *p, const fattn_buffers *buf, double slope, int64_t index)
 {
     const double bias = bounded(p, fattn_naive_load(buf->bias, p->dtype_bias, index));
@@ -828,4 +828,46 @@ fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *bu
     }
     fattn_naive_free(&r);
     return FATTN_OK;
+}
+
+/* A row as the softmax sees it, with lse from it alone. */
+static void inspect_row(const fattn_problem *p, const fattn_naive_slice *s, int64_t i, scratch *w,
+                        const fattn_inspect_args *a)
+{
+    const double none = -(double)INFINITY;
+    double m = s->sink;
+    scores(p, s, i, w);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
+        if (s->keep[j] != 0 && w->x[j] > m) m = w->x[j];
+    m = m == none ? 0 : m;
+    double l = exp(s->sink - m);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
+        if (s->keep[j] != 0) l += exp(w->x[j] - m);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++) {
+        const bool kept = s->keep[j] != 0;
+        const double x = kept ? w->x[j] : none, prob = kept && l != 0 ? exp(w->x[j] - m) / l : 0;
+        store(a->to, fattn_naive_dtype_lse(p), pair_index(a->stride, s->b, s->h, i, j),
+              a->what == FATTN_SCORES ? x : prob);
+    }
+}
+
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *a)
+{
+    fattn_naive r = {.sk = p->seqlen_k, .dim = p->dim, .dim_v = p->dim_v, .heads_q = p->heads_q};
+    fattn_naive_slice slice = {0};
+    scratch w = {0};
+    fattn_status status = fattn_naive_slice_create(p, &slice);
+    if (status == FATTN_OK) status = scratch_create(p, &r, &w);
+    for (int64_t b = 0; status == FATTN_OK && p->seqlen_q > 0 && b < p->batch; b++)
+        for (int64_t h = 0; h < p->heads_q; h++) {
+            fattn_naive_slice_load(p, buf, b, h, &slice);
+            for (int64_t i = 0; i < slice.seq.rows; i++) {
+                fattn_naive_slice_load_row(p, buf, i, &slice);
+                inspect_row(p, &slice, i, &w, a);
+            }
+        }
+    fattn_naive_slice_free(&slice);
+    fattn_memory_free(w.memory);
+    return status;
 }

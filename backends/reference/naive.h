@@ -17,7 +17,7 @@
 /* Position of one sequence of the batch, and the alignment of its rows and keys. */
 typedef struct fattn_naive_sequence {
     int64_t rows, keys;           /* used: Sq_b and Sk_b */
-    int64_t start;                /* keys before this one are padding: seqstart_k */
+    int64_t start;                /* keys before this one do not exist: seqstart_k */
     int64_t own_rows, own_keys;   /* allotted: Sq, Sk or the differences of cu_seqlens */
     int64_t first_row, first_key; /* its place in packed tensors; 0 without cu_seqlens */
     int64_t q_offset, k_offset;   /* global position of its first row and key */
@@ -70,6 +70,11 @@ void fattn_naive_free(fattn_naive *result);
 /* Runs the problem and writes the requested outputs through their strides, rounded once. Writes all
  * of dbias, including zeros where no pair exists. */
 fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf);
+
+/* Writes x_ij, -inf where a pair is not kept, or P_ij = exp(x_ij - lse_i), 0 there, of every row
+ * and key that exist. args->stride is filled in. */
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *args);
 
 /*
  * The comparator: the plain formula in f32, with probabilities and dS rounded to the input dtype as

@@ -694,6 +694,35 @@ FATTN_API void fattn_merge_args_init(fattn_merge_args *args);
 FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args,
                                    fattn_stream stream);
 
+/* What fattn_inspect() writes of a query and a key. */
+typedef enum fattn_inspection {
+    FATTN_SCORES = 1,       /* x, as the softmax sees it; -inf where the pair is not kept */
+    FATTN_PROBABILITIES = 2 /* exp(x - lse), before dropout; 0 where the pair is not kept */
+} fattn_inspection;
+
+/* Which matrix fattn_inspect() writes, and where. Set it up with fattn_inspect_args_init(). */
+typedef struct fattn_inspect_args {
+    size_t struct_size;    /* sizeof(fattn_inspect_args); set by fattn_inspect_args_init */
+    fattn_inspection what; /* default FATTN_SCORES */
+    uint32_t reserved;     /* 0 */
+    void *to;              /* f32 (f64 in an f64 problem) (B, Hq, Sq, Sk) */
+    int64_t stride[4];     /* of (batch, head, query, key), in elements; all 0, the default:
+                            * contiguous */
+} fattn_inspect_args;
+
+/* Fills *args with the defaults named above. */
+FATTN_API void fattn_inspect_args_init(fattn_inspect_args *args);
+
+/*
+ * Writes the scores or probabilities of a forward, which attention itself never stores: for looking
+ * at heads, and for tests. problem and buffers are those of the forward; none of its outputs is
+ * written, and none need be there. Entries of rows and keys that a sequence does not have stay as
+ * they are. The numbers are the reference's, computed in double precision by one thread, on every
+ * device that uses host memory; GPUs answer FATTN_UNSUPPORTED.
+ */
+FATTN_API fattn_status fattn_inspect(fattn_device *device, const fattn_problem *problem,
+                                     const fattn_buffers *buffers, const fattn_inspect_args *args);
+
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {
     size_t struct_size; /* sizeof(fattn_dropout_args); set by fattn_dropout_args_init */

@@ -135,8 +135,8 @@ static void draw_sizes(fattn_problem *p, bool plain, draw_rng *rng)
     p->heads_q = group * p->heads_k;
 }
 
-/* Features added later, from a separate stream: apart from them, a seed and an index still give the
- * same case. */
+/* Features that were added later are drawn from a stream of their own, so that a seed and an index
+ * still give the same case but for these. */
 static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
 {
     draw_rng rng = draw_stream(seed, index, 5);
@@ -246,7 +246,7 @@ static void draw_lengths(draw_case *c, draw_rng *rng)
     }
 }
 
-/* Padding keys: mostly a few, sometimes all, or enough for whole tiles. */
+/* Padding in front of the keys: mostly a few, sometimes all, or enough to fill whole tiles. */
 static void draw_starts(draw_case *c)
 {
     draw_rng rng = draw_stream(c->seed, c->index, 6);

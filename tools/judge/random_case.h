@@ -85,8 +85,8 @@ typedef struct draw_tensor {
 } draw_tensor;
 
 typedef struct draw_sequence {
-    int64_t rows, keys;         /* used, except keys before start */
-    int64_t start;              /* padding keys: seqstart_k */
+    int64_t rows, keys; /* used; keys before start are padding */
+    int64_t start;
     int64_t own_rows, own_keys; /* allotted */
     int64_t first_row, first_key;
     int64_t q_offset, k_offset, whole_q, whole_k;

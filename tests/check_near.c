@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Forward kernels of the CPU do not search a tile for its largest score if they expect all scores
- * to be near those visited so far; if that proves wrong, they redo the tile. With
+ * to be near those visited so far; if that proves wrong, they redo the tile (soften.h). With
  * FATTN_BATCH_INVARIANT they always search. So results have the same bits with and without it if
  * every attempt was undone completely, and different bits if one was not. Both are compared with
  * the formula in double. Runs on all instruction sets; FATTN_CPU_ISA selects one.

@@ -2,7 +2,7 @@
 /*
  * Errors of exp2, log2, the softcap and lse of one instruction set, compared with what the headers
  * promise and docs/NUMERICS.md assumes. Compiled once for each instruction set, with FATTN_ISA and
- * FATTN_VEC as for isa_tmpl.c.
+ * FATTN_VEC as for isa_tmpl.c (unit.h).
  *
  * usage: numerics_functions_<isa> [STEP | --all]
  * Every 61st float of each range, every STEP-th, or every one; compared with double precision.
@@ -14,18 +14,8 @@
 #include <string.h>
 
 #include "backends/cpu/cpuid.h"
+#include "backends/cpu/window.h"
 #include "tests/tap.h"
-
-#include FATTN_VEC
-
-#include "core/online_softmax.h"
-#include "core/score.h"
-
-#define INLINE static inline
-#include "backends/cpu/window.inl"
-
-#define PASTE_EXPANDED(a, b) a##b
-#define PASTE(a, b) PASTE_EXPANDED(a, b)
 
 /* One rounding of f32, relative: half of the distance between 1 and the next number. */
 static const double u = 0x1p-24;

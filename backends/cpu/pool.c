@@ -15,8 +15,8 @@
 #include "core/fork.h"
 #include "core/memory.h"
 
-/* How long who has nothing to do looks for work before sleeping, in nanoseconds: about what waking
- * takes. A caller looks as long for the end of what others have begun. */
+/* How long who has nothing to do spins for work before sleeping, in nanoseconds: about what waking
+ * takes. A caller spins as long for the end of what others have begun. */
 #define LOOK 30000
 
 /* How long after a thread could not be made the next attempt is, in nanoseconds. */
@@ -61,8 +61,8 @@ static int64_t now(void)
 /* --- Waking and sleeping ---------------------------------------------------------------------- */
 
 /*
- * Who goes to sleep counts itself first and looks once more then; who has work to give posts it
- * first and looks for sleepers then. In one order or the other they see each other: all of these
+ * Who goes to sleep counts itself first and spins once more then; who has work to give posts it
+ * first and spins for sleepers then. In one order or the other they see each other: all of these
  * are sequentially consistent.
  */
 

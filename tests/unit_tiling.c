@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing tiles and parts of keys, and what rows of kernels decline: pure functions, so that
- * imaginary devices and kernels will do. */
+/* Choosing tiles and parts of keys, and which rows decline: pure functions, tested with imaginary
+ * devices and kernels. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -107,7 +107,8 @@ static double hundred(const fattn_problem *p, const fattn_limits *limits, fattn_
     return cost_of(p, limits, tile, (fattn_cpu_blocks){.extra_rows = 100});
 }
 
-/* Blocks are small enough to keep all units busy, and no smaller than their cost allows. */
+/* Blocks are small enough to keep all units busy, and no smaller than their fixed cost
+ * justifies. */
 Test(tiling, units_share_blocks)
 {
     fattn_kernel k = imaginary();
@@ -129,8 +130,8 @@ Test(tiling, units_share_blocks)
     }
 }
 
-/* Blocks of a head that follow one another, a tile of keys apart, gain little from being many where
- * tiles are few. */
+/* If blocks of a head wait for one another, one key tile apart, many blocks gain little when tiles
+ * are few. */
 Test(tiling, blocks_in_order_wait)
 {
     fattn_kernel k = imaginary();
@@ -150,7 +151,7 @@ Test(tiling, blocks_in_order_wait)
     }
 }
 
-/* A mask said in either way is one problem, and gets one plan. */
+/* Two spellings of one mask are one problem and get one plan. */
 Test(tiling, causal_is_a_window)
 {
     fattn_kernel k = imaginary();
@@ -210,11 +211,11 @@ Test(tiling, keys_are_split_when_queries_are_few)
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
     cr_assert_eq(t.splits, 1);
     p.features = 0;
-    k.packs_groups = true; /* 4 heads to a block: a quarter of the items */
+    k.packs_groups = true; /* 4 heads per block: a quarter of the items */
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
     cr_assert_eq(t.splits, 32);
 
-    /* Whatever was asked for: no part is empty and all keys are covered. */
+    /* For any requested number: no part is empty and all keys are covered. */
     for (int64_t keys = 0; keys < 2000; keys += 37) {
         for (int64_t splits = 1; splits < 40; splits++) {
             const fattn_wish wish = {.splits = splits};
@@ -227,7 +228,7 @@ Test(tiling, keys_are_split_when_queries_are_few)
     }
 }
 
-/* Of a row that memory bounds: rounds are few, and the last of them is nearly full. */
+/* A memory-bound row gets few rounds, and the last one is nearly full. */
 Test(tiling, even_splits_fill_rounds)
 {
     fattn_kernel k = imaginary();
@@ -249,8 +250,9 @@ Test(tiling, even_splits_fill_rounds)
     }
 }
 
-/* A plan for long sequences cuts a shorter one as a plan for just that would: into parts that are
- * at most a quarter longer, and one where that has one, but for few keys about the limit. */
+/* A plan for long sequences splits a shorter one like a plan for exactly that length: into parts at
+ * most a quarter longer, and into one where that plan has one, except for a few keys at the
+ * limit. */
 Test(tiling, lengths_are_cut_as_if_planned_for)
 {
     for (int even = 0; even < 2; even++) {
@@ -285,7 +287,7 @@ static double four_rounds(const fattn_problem *p, const fattn_limits *limits, fa
     return cost_of(p, limits, tile, blocks);
 }
 
-/* The largest tile wants so many blocks a unit where tiles are compared by cost as well. */
+/* The largest tile needs this many blocks per unit even if tiles are compared by cost. */
 Test(tiling, rounds_for_the_largest_tile)
 {
     static const fattn_tile rising[] = {{32, 128}, {256, 128}, {0, 0}};
@@ -303,7 +305,7 @@ Test(tiling, rounds_for_the_largest_tile)
     }
 }
 
-/* The first tile of the menu wants so many blocks a unit; else it is the next, and what fits. */
+/* The first tile needs this many blocks per unit; otherwise the next one that fits is taken. */
 Test(tiling, rounds_for_the_first_tile)
 {
     static const fattn_tile falling[] = {{256, 128}, {128, 64}, {32, 32}, {0, 0}};

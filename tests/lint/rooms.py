@@ -22,6 +22,7 @@ INSIDE = ["core/backend.h", "core/io_model.h", "core/kernel.h", "core/peak.h", "
 DOORS = {
     "include": [],
     "core": ["include"],
+    "distributed": ["include", "core"],
     "backends/reference": ["include", "core"],
     "backends/cpu": ["include", "core"],
     "backends/gpu": ["include", "core"],
@@ -31,14 +32,15 @@ DOORS = {
     "tools/npy": ["include"] + BASICS,
     "tools/options": ["include", "tools/terminal"] + BASICS,
     "tools/plot": ["include", "tools/terminal", "core/io_model.h"] + BASICS,
+    "tools/ranks": ["include", "distributed", "tools/bench", "tools/options", "tools/terminal"] + BASICS + INSIDE,
     "tools/judge": ["include", "backends/reference"] + BASICS + INSIDE,
     "tools/bench": ["include", "tools/options", "tools/terminal", "core/env.h"] + BASICS + INSIDE,
     "tools": ["include", "tools/terminal", "tools/npy", "tools/options", "tools/plot", "tools/judge",
-              "tools/bench"] + BASICS,
+              "tools/bench", "tools/ranks"] + BASICS,
     "python": ["include"],
     "bench": ["include"],
     "examples": ["include"],
-    "tests": ["include", "core", "backends", "tools"],
+    "tests": ["include", "core", "distributed", "backends", "tools"],
     "tests/consumer": ["include"],
 }
 

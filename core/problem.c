@@ -10,11 +10,10 @@
 #include "core/operands.h"
 #include "core/status.h"
 
-#define SIZE_LIMIT \
-    ((INT64_C(1) << 31) - 1)         /* totals, lengths, heads and batches stay below 2^31
-                                             * \ */
-#define STRIDE_LIMIT (INT64_MAX / 8) /* a stride in bytes fits in 63 bits */
-#define DIM_LIMIT 576                /* the largest head dimension any backend may take */
+/* Totals, lengths, heads and batches stay below 2^31; a stride in bytes fits in 63 bits. */
+#define SIZE_LIMIT ((INT64_C(1) << 31) - 1)
+#define STRIDE_LIMIT (INT64_MAX / 8)
+#define DIM_LIMIT 576 /* the largest head dimension that any backend may take */
 #define ALIGNMENT_LIMIT 4096
 
 void fattn_problem_init(fattn_problem *problem)

@@ -223,10 +223,10 @@ typedef struct fattn_problem {
     size_t struct_size; /* sizeof(fattn_problem); set by fattn_problem_init */
 
     fattn_op op;            /* default FATTN_FORWARD */
-    fattn_dtype dtype;      /* of q and dq; of k, v, dk, dv unless dtype_kv differs; default F32 */
+    fattn_dtype dtype;      /* of q and dq; of k, v, dk, dv too by default; default FATTN_F32 */
     fattn_dtype dtype_o;    /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
-    fattn_dtype dtype_bias; /* of bias: any but F64, or any in an f64 problem; FATTN_DTYPE_DEFAULT:
-                          * FATTN_F32 (or F64). GPUs take dtype and FATTN_F32 */
+    fattn_dtype dtype_bias; /* of bias: f32, f16 or bf16, or f64 beside f64; FATTN_DTYPE_DEFAULT:
+                             * FATTN_F32 or F64. GPUs take dtype and FATTN_F32 */
     fattn_layout layout;    /* default FATTN_BSHD */
     fattn_anchor anchor;    /* default FATTN_BOTTOM_RIGHT */
     uint64_t features;      /* FATTN_CAUSAL | ...; default 0 */
@@ -236,13 +236,12 @@ typedef struct fattn_problem {
     int64_t batch;    /* B, default 1 */
     int64_t heads_q;  /* Hq, a multiple of heads_k, default 1 */
     int64_t heads_k;  /* Hk, default 1 */
-    int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch (max_seqlen_q) */
-    int64_t
-        seqlen_k;    /* Sk; with cu_seqlens_k or paging the maximum over the batch (max_seqlen_k) */
-    int64_t dim;     /* D, 1..576; more than 256 on GPUs and backend "reference" only */
-    int64_t dim_v;   /* Dv, likewise */
-    int64_t total_q; /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
-    int64_t total_k; /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
+    int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch */
+    int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the maximum over the batch */
+    int64_t dim;      /* D, 1..576; more than 256 on GPUs and backend "reference" only */
+    int64_t dim_v;    /* Dv, likewise */
+    int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
+    int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
 
     int64_t page_size; /* FATTN_PAGED: keys a page, >= 1 */
     int64_t num_pages; /* FATTN_PAGED: pages in k and in v */
@@ -252,12 +251,11 @@ typedef struct fattn_problem {
     fattn_strides q, k, v, o;       /* FATTN_STRIDED */
     fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
-    double scale;        /* FATTN_SCALE: any finite value */
-    double softcap;      /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
-    double dropout_p;    /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
-    int64_t window_left; /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
-    int64_t
-        window_right; /* FATTN_WINDOW: keys kept to the right, -1 for all; causal sets it to 0 */
+    double scale;         /* FATTN_SCALE: any finite value */
+    double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
+    double dropout_p;     /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
+    int64_t window_left;  /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
+    int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; causal sets it to 0 */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. Local i and j. */
     int64_t bias_stride[4];       /* FATTN_BIAS */
@@ -312,9 +310,9 @@ typedef struct fattn_buffers {
     const void *alibi_slopes;  /* f32 (Hq) or (B, Hq) */
     const void *sink;          /* f32 (Hq): logits of one more key whose value is 0 */
 
-    const int32_t
-        *cu_seqlens_q; /* (B + 1): sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] */
-    const int32_t *cu_seqlens_k; /* (B + 1) */
+    const int32_t *cu_seqlens_q; /* (B + 1): rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 are
+                                  * sequence b's */
+    const int32_t *cu_seqlens_k; /* (B + 1), likewise */
     const int32_t *seqused_q;    /* (B): only so many rows of sequence b exist */
     const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
     const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
@@ -329,9 +327,8 @@ typedef struct fattn_buffers {
     uint64_t seed, offset; /* a call consumes one offset: the next call uses offset + 1 */
     const uint64_t *seed_ptr, *offset_ptr; /* one each; device memory on a GPU, for graphs */
 
-    const int32_t
-        *seqstart_k; /* (B): keys of sequence b before this one do not exist. Those that do
-                                * keep their numbers j, and with them the diagonal, distances,
+    const int32_t *seqstart_k; /* (B): keys of sequence b before this one do not exist. Those that
+                                * do keep their numbers j, and with them the diagonal, distances,
                                 * biases and masks */
 } fattn_buffers;
 

@@ -1059,8 +1059,8 @@ static void check_memory(void)
 
 enum { MIXED_ROWS = 3, MIXED_KEYS = 5, MIXED_DIM = 4 };
 
-/* q and o in f32, k in f16, v in bf16 give what the same numbers in f32 give; the gradients of k and
- * v are rounded to their types. */
+/* q and o in f32, k in f16, v in bf16 give what the same numbers in f32 give; the gradients of k
+ * and v are rounded to their types. */
 static void check_mixed(const char *backend, fattn_op op)
 {
     static const fattn_dtype types[2][2] = {{FATTN_F32, FATTN_F32}, {FATTN_F16, FATTN_BF16}};

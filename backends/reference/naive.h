@@ -78,8 +78,9 @@ fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *bu
 
 /*
  * The comparator: the plain formula in f32, with probabilities and dS rounded as operands of matrix
- * products (fattn_naive_dtype_operand()), sums in ascending order of their index, and results rounded once to
- * the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and lse_scale stay 0.
+ * products (fattn_naive_dtype_operand()), sums in ascending order of their index, and results
+ * rounded once to the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and
+ * lse_scale stay 0.
  */
 fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result);

@@ -141,7 +141,6 @@ Test(env, values_are_read)
     set_environment("FATTN_NUM_THREADS", "7");
     set_environment("FATTN_SRAM", "1048576");
     set_environment("FATTN_SPLITS", "3");
-    set_environment("FATTN_CPU_ISA", "scalar");
     const fattn_env *env = NULL;
     ANSWERS(fattn_env_get(&env), FATTN_OK);
     cr_assert_eq(env->tile.br, 64);
@@ -149,7 +148,6 @@ Test(env, values_are_read)
     cr_assert_eq(env->threads, 7);
     cr_assert_eq(env->sram, 1048576);
     cr_assert_eq(env->splits, 3);
-    cr_assert_str_eq(env->cpu_isa, "scalar");
     cr_assert_null(env->kernel);
 }
 

@@ -136,7 +136,7 @@ static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
-    for (int64_t j = first == 0 ? -pn->seq.start_k : first; j < past; j++) {
+    for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
         if (adds_up_apart(pn->p) && j >= 0 && j < pn->seq.sk) {
             fill(sum_row(pn, tensor, strides, apart, stride, j), stride, 0);
         } else {

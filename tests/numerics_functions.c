@@ -125,7 +125,7 @@ static worst measure_window(float base, float unit, uint32_t step, bool *judged)
                 }
             }
             at.ones = none;
-            window_meet(&at, place, place);
+            window_add(&at, place, place);
             const bool holds = window_holds(&at);
             *judged = *judged && (inside < FV_LANES || holds) && (outside == 0 || !holds);
         }
@@ -255,8 +255,8 @@ static bool window_of(float x, int lane, float *y)
     (void)window_open(&w, 1, fv_set1(0));
     (void)window_weight(&w, fv_set1(0), &zeros);
     fv_store(weights, window_weight(&w, fv_load(lanes), &place));
-    window_meet(&w, lane % 2 ? place : zeros, lane % 2 ? zeros : place);
-    window_meet(&w, zeros, zeros);
+    window_add(&w, lane % 2 ? place : zeros, lane % 2 ? zeros : place);
+    window_add(&w, zeros, zeros);
     *y = weights[lane];
     return window_holds(&w);
 }

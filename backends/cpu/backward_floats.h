@@ -99,7 +99,7 @@ static void load_rows(backward *g)
 /* What P and dS are multiplied by: distances of ALiBi give small ones (soften.h). */
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
-/* Scores in x and dP in d_pad become Z P and dS', lifted; ds gets dS where dbias is wanted. */
+/* Scores in x and dP in dpt become Z P and dS', lifted; ds gets dS where dbias is wanted. */
 static void differentiate_tile(backward *g, span s, unsigned terms)
 {
     panel *const pn = &g->panel;

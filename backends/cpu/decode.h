@@ -369,7 +369,7 @@ static void tile_rows(const panel *pn, decode_tile *tile)
     }
 }
 
-/* The first tile from `block` on that some head spins at; whether there is one. */
+/* The first tile from `block` on that some head attends to; whether there is one. */
 static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *tile)
 {
     tile->live = 0;

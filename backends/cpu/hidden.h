@@ -191,9 +191,10 @@ static span seen_span(const panel *pn, int64_t block, bool cut)
     } else if (cut && live < s.live) {
         s.live = live;
         s.padded = (live + pn->step - 1) / pn->step * pn->step;
-        s.kept = s.kind == FATTN_TILE_FULL
-                     ? (fattn_range){.first = 0, .past = live}
-                     : (fattn_range){.first = s.kept.first, .past = fattn_min64(s.kept.past, live)};
+        s.common =
+            s.kind == FATTN_TILE_FULL
+                ? (fattn_range){.first = 0, .past = live}
+                : (fattn_range){.first = s.common.first, .past = fattn_min64(s.common.past, live)};
         s.kind = FATTN_TILE_PARTIAL;
     }
     return s;

@@ -77,7 +77,7 @@ typedef struct panel {
 
     /* Scratch that panels of one thread can share. */
     float *at;              /* [br] i + off - (first key of the tile) */
-    float *lo, *hi;         /* [br] keys of the tile that are kept: lo <= j < hi */
+    float *lo, *hi;         /* [br] keys of the tile in the band of a row: lo <= j < hi */
     float **x_rows;         /* [bc] of x */
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
     float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
@@ -186,7 +186,7 @@ static void panel_layout_rows(panel *pn, arena *from)
     pn->drop_h = carve(from, pn->br, sizeof(uint32_t));
 }
 
-/* Bytes of a tile of keys and values that is used where it lies: it occupies cache like a copy. The
+/* Bytes of a tile of keys and values that is used in place: it occupies cache like a copy. The
  * sum, and with it the tile, depends on no stride. */
 static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *tiling)
 {
@@ -348,8 +348,8 @@ typedef struct span {
     int64_t live;   /* of them exist */
     int64_t padded; /* and are computed: live rounded up to what products work on */
     fattn_tile_kind kind;
-    fattn_range kept; /* in the band of every row; masks may still hide some */
-    bool unbiased;    /* the bias is 0 */
+    fattn_range common; /* in the band of every row; masks may still hide some */
+    bool unbiased;      /* the bias is 0 */
 } span;
 
 /* The tile of key block `block`, which ends where the last row that sees anything ends. */
@@ -389,8 +389,8 @@ static span span_of(const panel *pn, int64_t block)
     if (s.kind == FATTN_TILE_FULL && (masked || pn->ragged)) {
         s.kind = FATTN_TILE_PARTIAL;
     }
-    s.kept.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
-    s.kept.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);
+    s.common.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
+    s.common.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);
     return s;
 }
 

@@ -3,8 +3,8 @@
  * Scores of a tile become probabilities: masks and terms, the maximum that they are relative to,
  * exponentials, their sum, dropout. What forward and decoding do between their two products.
  *
- * The general way spins for the range of each row's scores first, and cares for powers that are
- * too small to be multiplied fast. Most tiles need neither, their scores being near the base that
+ * The general way finds the range of each row's scores first, and takes care of powers that are too
+ * small to be multiplied fast. Most tiles need neither, because their scores are near the base that
  * the rows have already (window.h): they are tried without, and done again where that was wrong.
  */
 #ifndef FATTN_CPU_SOFTEN_H
@@ -46,7 +46,7 @@ static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
  * end. */
 static bool ends_alike(const panel *pn, span s)
 {
-    return s.kept.first == 0 && s.kept.past == s.live && !pn->masked;
+    return s.common.first == 0 && s.common.past == s.live && !pn->masked;
 }
 
 /* Dot products in x become scores; those that are scores already, between two edges of a band, are
@@ -59,9 +59,10 @@ static void score_tile(panel *pn, span s)
     }
     const unsigned terms = load_terms(pn, s);
     const int64_t steps = s.padded / pn->phases;
-    if (terms == FATTN_SCORE_KEEP && !pn->masked && pn->phases == 1 && s.kept.first < s.kept.past) {
-        score_steps(pn, terms, 0, s.kept.first);
-        score_steps(pn, terms, s.kept.past, steps);
+    if (terms == FATTN_SCORE_KEEP && !pn->masked && pn->phases == 1 &&
+        s.common.first < s.common.past) {
+        score_steps(pn, terms, 0, s.common.first);
+        score_steps(pn, terms, s.common.past, steps);
     } else if (terms) {
         score_steps(pn, terms, 0, steps);
     }

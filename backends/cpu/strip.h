@@ -14,12 +14,12 @@
  * problems have so few rows a block that converting the keys again would show. */
 #define CACHED_TILES 3
 
-/* Keys and values of a tile that are there. */
+/* How many keys and values of a tile are converted. */
 typedef struct cached_tile {
     int32_t keys, values;
 } cached_tile;
 
-/* A worker's; its tiles of the head that its last item had. */
+/* The converted tiles of a worker, of the head of its last item. */
 typedef struct cached_head {
     int64_t head; /* its number among all, from 1 on; 0 at first */
     cached_tile tile[CACHED_TILES];
@@ -50,14 +50,14 @@ struct forward {
 
     const query_form *form;
     bool fresh;      /* ot holds nothing yet */
-    bool by_rows;    /* ot is o: [br][dv_pad] */
-    bool only;       /* of one tile of keys */
-    bool normalised; /* o is */
-    bool placed;     /* and where it belongs */
-    bool sink_waits; /* it is not yet part of {m, l, o} */
+    bool by_rows;    /* the memory of ot holds o by rows: [br][dv_pad] */
+    bool only;       /* the strip has one tile of keys */
+    bool normalised; /* o has been divided by l */
+    bool placed;     /* and lies in the tensor */
+    bool sink_waits; /* the sink is not yet part of {m, l, o} */
 
-    bool narrow; /* the last tile whose range was looked for had no small weights */
-    int64_t tiles_done, mispredicted; /* those taken to be near that were not */
+    bool narrow; /* no weight of the last tile whose range was determined was small */
+    int64_t tiles_done, mispredicted; /* tiles, and those taken to be near that were not */
 
     /* Scratch that the strips share. */
     float lowered;       /* the factor of sums of lifted probabilities, or 1 */

@@ -6,7 +6,8 @@ Prints a table of tab-separated values: for each shape the median rate of fattn 
 PyTorch's backends (flash is FlashAttention-2 on a GPU), in TFLOP/s of the products that the formula
 has, and fattn's ratio to each; then the geometric mean of the ratios of each direction. With --plot,
 also a picture per head dimension and direction. Inputs are normal random numbers; every contender
-runs in turn, `--repeats` times.
+runs in turn, `--repeats` times. The exit status is 1 when an error, the largest difference from the
+first peer, is beyond what both sides' rounding explains: no row may time a wrong result.
 
     bench/pytorch.py --library build/libfattn.so.0 --dim 64 128 --dir fwd bwd
     OMP_NUM_THREADS=16 bench/pytorch.py --device cpu --dtype f32 --tokens 0 --heads 8
@@ -73,6 +74,9 @@ DETERMINISTIC = 1 << 18
 OUT_O, OUT_LSE, OUT_GRADIENTS, OUT_DBIAS = 1, 2, 4 | 8 | 16, 32
 BHSD, TOP_LEFT = 2, 2
 DTYPES = {"f32": (torch.float32, 1), "f16": (torch.float16, 2), "bf16": (torch.bfloat16, 3)}
+# Of the largest magnitude of a result (at least 1): what the rounding of both sides may come to.
+TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 3.2e-2}
+GRADIENT = 4  # times as much: a sum over rows or keys of products of such numbers
 FEATURES = ["plain", "bias", "dbias", "mask", "alibi", "softcap", "dropout", "deterministic"]
 PEERS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -339,7 +343,7 @@ def main():
     library = load(options.library, options.device)
     cuda = options.device == "cuda"
     options.peers = options.peers or (["flash", "cudnn"] if cuda else ["flash"])
-    rows = []
+    rows, wrong = [], 0
     print("dir", "dtype", "d", "mask", "feature", "N", "B", "H", "kernel", "fattn", *options.peers,
           *("/" + name for name in options.peers), "error", sep="\t")
     for direction, dim, causal, length, batch, heads, name in shapes(options):
@@ -361,7 +365,9 @@ def main():
         flops = 4 * batch * heads * length * length * dim / (2 if causal else 1)
         flops *= 2.5 if direction == "bwd" else 1
         rates = {name: flops / value / 1e12 for name, value in median.items()}
-        error = difference(fattn, runs, direction, [] if name == "dropout" else options.peers)
+        error, fine = difference(fattn, runs, direction, options.dtype,
+                                 [] if name == "dropout" else options.peers)
+        wrong += not fine
         rows.append(dict(dir=direction, d=dim, mask="causal" if causal else "full", feature=name,
                          N=length, rates=rates))
         print(direction, options.dtype, dim, "causal" if causal else "full", name, length, batch,
@@ -369,26 +375,40 @@ def main():
               info.kernel.decode(), f"{rates['fattn']:#.4g}",
               *(f"{rates[n]:#.4g}" if n in rates else "-" for n in options.peers),
               *(f"{rates['fattn'] / rates[n]:.3f}" if n in rates else "-" for n in options.peers),
-              f"{error:.1e}", sep="\t", flush=True)
+              "-" if error is None else f"{error:.1e}" + ("" if fine else "!"), sep="\t", flush=True)
         fattn.close()
     for line in means(rows, options.peers):
         print(line)
     if options.plot:
         draw_rates(options.plot, rows)
+    if wrong:
+        print(f"{wrong} of {len(rows)} rows are wrong: their errors are marked", file=sys.stderr)
+    return 1 if wrong else 0
 
 
-def difference(fattn, runs, direction, peers):
-    """The largest difference between fattn's outputs and the first peer's, so that no row times a
-    wrong result."""
+def judge(pairs, dtype, gradient):
+    """Of pairs of tensors, ours and theirs, the largest difference, NaN where there is one, and
+    whether each is within the tolerance."""
+    differences, fine = [], True
+    for ours, theirs in pairs:
+        theirs = theirs.float()
+        differences.append((ours.float() - theirs).abs().max().item())
+        bound = TOLERANCE[dtype] * (GRADIENT if gradient else 1) * max(1, theirs.abs().max().item())
+        fine = fine and differences[-1] <= bound
+    return math.nan if any(map(math.isnan, differences)) else max(differences), fine
+
+
+def difference(fattn, runs, direction, dtype, peers):
+    """judge() of fattn's outputs and the first peer's; None, True without a peer."""
     peer = next((name for name in peers if name in runs), None)
     if not peer:
-        return float("nan")
+        return None, True
     theirs = runs[peer]()
     ours = [fattn.tensors[name] for name in (["o"] if direction == "fwd" else ["dq", "dk", "dv"])]
     ours += [fattn.feature.gradient] if fattn.feature.gradient is not None else []
     theirs = [theirs] if direction == "fwd" else theirs
-    return max((a.float() - b.float()).abs().max().item() for a, b in zip(ours, theirs))
+    return judge(zip(ours, theirs), dtype, direction == "bwd")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,14 +7,17 @@ fattn and of each of PyTorch's backends, the rate at which fattn reads keys and 
 of a copy (bytes read and written), and the ratios. Keys come from memory: runs go around as many
 copies of them as no cache holds, and are recorded in a graph, so that no launch waits for the host.
 
+The exit status is 1 when a result is wrong, as in pytorch.py.
+
     bench/pytorch_decode.py --library build/libfattn.so.0 --batch 1 16 --length 8192 32768
 """
 import argparse
+import sys
 
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from pytorch import DTYPES, PEERS, PTR, Fattn, Feature, load, measure
+from pytorch import DTYPES, PEERS, PTR, Fattn, Feature, judge, load, measure
 
 CACHE = 1 << 28  # bytes, more than any cache of a GPU
 
@@ -57,7 +60,7 @@ def recorded(calls):
 
 
 def compare(library, options, batch, length, copy):
-    """A row: fattn's kernel and splits, seconds of each contender, of the copy, and the error."""
+    """A row: fattn's kernel and splits, seconds of each contender, of the copy, and judge()."""
     size = 4 * batch * options.heads_k * length * options.dim
     cases = [Case(library, batch, options.heads, options.heads_k, length, options.dim,
                   DTYPES[options.dtype][0]) for _ in range(-(-CACHE // size))]
@@ -68,13 +71,12 @@ def compare(library, options, batch, length, copy):
     median = measure({**runs, "copy": copy}, options.repeats, True)
     each = {name: median[name] / len(cases) for name in runs}
     peer = next((name for name in options.peers if name in runs), None)
-    error = float("nan")
+    verdict = None, True
     if peer:
-        theirs = cases[0].peer(peer).float()
-        error = (cases[0].tensors["o"].float() - theirs).abs().max().item()
+        verdict = judge([(cases[0].tensors["o"], cases[0].peer(peer))], options.dtype, False)
     for case in cases:
         case.close()
-    return cases[0].info, size, each, median["copy"], error
+    return cases[0].info, size, each, median["copy"], verdict
 
 
 def main():
@@ -90,7 +92,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
 
-    library = load(options.library, "cuda")
+    library, wrong = load(options.library, "cuda"), 0
     source = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     print("dtype", "d", "Hq", "Hk", "B", "Sk", "kernel", "splits", "fattn_us",
@@ -101,16 +103,21 @@ def main():
             # Keys and values of 2 bytes, and a tenth for all that is small beside them.
             if 4.4 * batch * options.heads_k * length * options.dim > torch.cuda.mem_get_info()[0]:
                 continue
-            info, size, each, copy, error = compare(library, options, batch, length,
-                                                    lambda: target.copy_(source))
+            info, size, each, copy, (error, fine) = compare(library, options, batch, length,
+                                                            lambda: target.copy_(source))
+            wrong += not fine
             rate, ceiling = size / each["fattn"] / 1e9, 2 * source.numel() / copy / 1e9
             print(options.dtype, options.dim, options.heads, options.heads_k, batch, length,
                   info.kernel.decode(), info.splits, f"{each['fattn'] * 1e6:.1f}",
                   *(f"{each[n] * 1e6:.1f}" if n in each else "-" for n in options.peers),
                   f"{rate:.0f}", f"{ceiling:.0f}", f"{rate / ceiling:.3f}",
                   *(f"{each[n] / each['fattn']:.3f}" if n in each else "-" for n in options.peers),
-                  f"{error:.1e}", sep="\t", flush=True)
+                  "-" if error is None else f"{error:.1e}" + ("" if fine else "!"), sep="\t",
+                  flush=True)
+    if wrong:
+        print(f"{wrong} rows are wrong: their errors are marked", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,27 +8,32 @@
 /* A struct_size above this is garbage, not a future version; nothing that far is read. */
 #define STRUCT_SIZE_MAX 65536
 
-static fattn_status check_size(const void *caller, const char *name, size_t *size)
+/* The caller's struct_size, which is one of these sizes or past the last. */
+static fattn_status check_size(const void *caller, const char *name, const size_t *sizes,
+                               size_t *size)
 {
     if (!caller) {
         return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
     }
     memcpy(size, caller, sizeof *size);
-    if (*size < sizeof *size || *size > STRUCT_SIZE_MAX) {
-        return fattn_fail(FATTN_INVALID_STRUCT, "%s->struct_size is %zu, not sizeof(%s)", name,
-                          *size, name);
+    bool known = false;
+    size_t last = 0;
+    for (int i = 0; i < FATTN_ABI_VERSIONS && sizes[i]; i++) {
+        known = known || *size == sizes[i];
+        last = sizes[i];
+    }
+    if (!known && (*size < last || *size > STRUCT_SIZE_MAX)) {
+        return fattn_fail(FATTN_INVALID_STRUCT,
+                          "%s->struct_size is %zu, the size of no version; here it is %zu", name,
+                          *size, last);
     }
     return FATTN_OK;
 }
 
-fattn_status fattn_abi_read(void *to, size_t size, const void *from, const char *name)
+/* What the library does not know is zero. */
+static fattn_status check_tail(const void *caller, const char *name, size_t given, size_t size)
 {
-    size_t given = 0;
-    const fattn_status status = check_size(from, name, &given);
-    if (status) {
-        return status;
-    }
-    const unsigned char *const bytes = from;
+    const unsigned char *const bytes = caller;
     for (size_t i = size; i < given; i++) {
         if (bytes[i]) {
             return fattn_fail(
@@ -37,23 +42,51 @@ fattn_status fattn_abi_read(void *to, size_t size, const void *from, const char 
                 name, given, size, i);
         }
     }
-    memset(to, 0, size);
+    return FATTN_OK;
+}
+
+static size_t last_size(const fattn_abi *abi)
+{
+    size_t last = 0;
+    for (int i = 0; i < FATTN_ABI_VERSIONS && abi->sizes[i]; i++) {
+        last = abi->sizes[i];
+    }
+    return last;
+}
+
+fattn_status fattn_abi_read_grown(void *to, const fattn_abi *abi, const void *from)
+{
+    const size_t size = last_size(abi);
+    size_t given = 0;
+    fattn_status status = check_size(from, abi->name, abi->sizes, &given);
+    status = status ? status : check_tail(from, abi->name, given, size);
+    if (status) {
+        return status;
+    }
+    if (given < size) {
+        abi->init(to);
+    }
     memcpy(to, from, given < size ? given : size);
     memcpy(to, &size, sizeof size);
     return FATTN_OK;
 }
 
+fattn_status fattn_abi_read(void *to, size_t size, const void *from, const char *name)
+{
+    const fattn_abi abi = {.name = name, .sizes = {size}};
+    return fattn_abi_read_grown(to, &abi, from);
+}
+
 fattn_status fattn_abi_write(void *to, const void *from, size_t size, const char *name)
 {
+    const size_t sizes[FATTN_ABI_VERSIONS] = {size};
     size_t given = 0;
-    const fattn_status status = check_size(to, name, &given);
+    const fattn_status status = check_size(to, name, sizes, &given);
     if (status) {
         return status;
     }
-    const size_t known = given < size ? given : size;
     memset(to, 0, given);
-    memcpy((char *)to + sizeof(size_t), (const char *)from + sizeof(size_t),
-           known - sizeof(size_t));
+    memcpy((char *)to + sizeof given, (const char *)from + sizeof given, size - sizeof given);
     memcpy(to, &given, sizeof given);
     return FATTN_OK;
 }

@@ -7,17 +7,28 @@
 #define FATTN_CORE_BACKEND_H
 
 #include "core/kernel.h"
+#include "core/operands.h"
 #include "core/peak.h"
 #include "core/tiling.h"
 #include "fattn/fattn.h"
 
 typedef struct fattn_backend fattn_backend;
 
+/* Handles of a driver's own streams: NULL and 1 are the same for all threads, 2 is another in each.
+ */
+#define FATTN_STREAM_PER_THREAD 2
+
+/* For capture_mode: also what might not belong into a graph. */
+#define FATTN_CAPTURE_RELAXED 2
+
 struct fattn_device {
     const fattn_backend *backend;
     void *impl; /* the backend's own state */
     int ordinal;
-    int64_t references; /* atomic */
+    int64_t references;             /* atomic */
+    fattn_device_allocate allocate; /* the caller's, or NULL */
+    fattn_device_release release;
+    void *allocator_user;
 };
 
 struct fattn_event {
@@ -28,11 +39,13 @@ struct fattn_event {
 struct fattn_plan {
     fattn_device *device;
     fattn_problem problem; /* normalised */
+    uint64_t features;     /* as the caller gave them */
     const fattn_kernel *kernel;
     fattn_tiling tiling;
-    void *impl;         /* the backend's own state */
-    int64_t references; /* atomic */
-    char *declined;     /* a line for each better row: why it declined */
+    fattn_pointers pointers; /* of a run */
+    void *impl;              /* the backend's own state */
+    int64_t references;      /* atomic */
+    char *declined;          /* a line for each better row: why it declined */
 };
 
 struct fattn_backend {
@@ -42,7 +55,8 @@ struct fattn_backend {
                          run */
 
     int (*count)(void);
-    fattn_status (*open)(int ordinal, void **impl);
+    /* options are valid; fattn_device_options_refuse() says no to those of other backends. */
+    fattn_status (*open)(int ordinal, const fattn_device_options *options, void **impl);
     void (*close)(void *impl);
     void (*describe)(void *impl,
                      fattn_device_info *info); /* all but struct_size, backend, ordinal */
@@ -65,26 +79,45 @@ struct fattn_backend {
     fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
 
     bool (*reads)(void *impl, const void *pointer); /* can a kernel read this address? */
-    fattn_status (*alloc)(void *impl, size_t bytes, void **memory);
+    fattn_status (*alloc)(void *impl, size_t bytes, void **memory); /* core: fattn_device_take() */
     fattn_status (*free)(void *impl, void *memory);
     fattn_status (*copy)(void *impl, void *dst, const void *src, size_t bytes, fattn_stream stream);
     fattn_status (*stream_create)(void *impl, fattn_stream *stream);
     fattn_status (*stream_destroy)(void *impl, fattn_stream stream);
     fattn_status (*stream_synchronize)(void *impl, fattn_stream stream);
+    /* Work queued on the stream from now on waits for the event. */
+    fattn_status (*stream_wait)(void *impl, fattn_stream stream, void *event);
+    /* Which capture into a graph the stream is in: a number never used again, or 0 for none. */
+    fattn_status (*stream_capture)(void *impl, fattn_stream stream, uint64_t *capture);
+    /* Sets what this thread may do while a stream is being captured, and gives what it might. */
+    fattn_status (*capture_mode)(void *impl, int *mode);
     fattn_status (*event_create)(void *impl, void **event);
     void (*event_destroy)(void *impl, void *event);
     fattn_status (*event_record)(void *impl, void *event, fattn_stream stream);
+    fattn_status (*event_synchronize)(void *impl, void *event);
     fattn_status (*event_elapsed)(void *impl, void *start, void *stop, double *milliseconds);
 };
 
 /* The i-th backend of this build in the order of backends/meson.build, NULL past the last. */
 const fattn_backend *fattn_backend_at(int i);
 
-/* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it
- * means. */
+/* Parses a device spec ("cuda:1"; NULL: the environment's choice) and says which device it means.
+ * *backend is NULL for "auto". */
 fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend, int *ordinal);
+
+/* For backends without options: FATTN_UNSUPPORTED, naming the first that is not at its default. */
+fattn_status fattn_device_options_refuse(const fattn_device_options *options, const char *backend);
+
+/* Memory of the device, by the caller's functions where there are any. For work on the stream. */
+fattn_status fattn_device_take(const fattn_device *device, size_t bytes, fattn_stream stream,
+                               void **memory);
+fattn_status fattn_device_give(const fattn_device *device, void *memory);
 
 /* Reference counting of devices, for plans. */
 fattn_device *fattn_device_retain(fattn_device *device);
+
+/* What a device argument means: *device, or the default device where it is NULL, which is opened at
+ * the first use. Retained either way, for fattn_device_close(). */
+fattn_status fattn_device_acquire(fattn_device **device);
 
 #endif

@@ -66,6 +66,13 @@ FATTN_HD fattn_tile_kind fattn_band_tile(const fattn_band *band, int64_t i0, int
     return bottom.first <= j0 && j1 <= top.past ? FATTN_TILE_FULL : FATTN_TILE_PARTIAL;
 }
 
+/* Whether all keys of a tile exist, which begins at key j0 < keys. In 32 bits, as kernels count:
+ * j0 + width may be 2^31, which no int holds. */
+FATTN_HD int fattn_tile_is_whole(int32_t j0, int32_t width, int32_t keys)
+{
+    return keys - j0 >= width;
+}
+
 /* One head's block mask: entry (i / rows, j / keys) at mask[(i / rows) * stride_i + ...]. */
 typedef struct fattn_block_mask {
     const uint8_t *mask;

@@ -19,6 +19,20 @@ void fattn_buffers_init(fattn_buffers *buffers)
     buffers->whole_q = buffers->whole_k = -1;
 }
 
+static void init_buffers(void *to) { fattn_buffers_init(to); }
+
+fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from)
+{
+    static const fattn_abi abi = {
+        .name = "fattn_buffers",
+        .sizes = {FATTN_ABI_END(fattn_buffers, offset_ptr)}, /* 0.1 */
+        .init = init_buffers,
+    };
+    _Static_assert(sizeof(fattn_buffers) == FATTN_ABI_END(fattn_buffers, offset_ptr),
+                   "the last of the sizes is this library's");
+    return fattn_abi_read_grown(to, &abi, from);
+}
+
 static fattn_status check_pointer(const fattn_operand *operand)
 {
     if (fattn_region_is_empty(&operand->region)) {
@@ -50,7 +64,7 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
                                      fattn_buffers *out)
 {
     fattn_buffers buffers;
-    fattn_status status = fattn_abi_read(&buffers, sizeof buffers, in, "fattn_buffers");
+    fattn_status status = fattn_buffers_read(&buffers, in);
     if (status) {
         return status;
     }
@@ -247,6 +261,21 @@ fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *bu
         s.diagonal += (whole_k < 0 ? s.sk : whole_k) - (whole_q < 0 ? s.sq : whole_q);
     }
     return s;
+}
+
+int64_t fattn_longest_keys(const fattn_problem *p, const fattn_buffers *buf)
+{
+    if (!(p->features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K))) {
+        return p->seqlen_k;
+    }
+    int64_t longest = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t keys = p->features & FATTN_SEQUSED_K
+                                 ? buf->seqused_k[b]
+                                 : buf->cu_seqlens_k[b + 1] - buf->cu_seqlens_k[b];
+        longest = keys > longest ? keys : longest;
+    }
+    return longest;
 }
 
 int64_t fattn_lse_index(const fattn_problem *p, const fattn_sequence *sequence, int64_t b,

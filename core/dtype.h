@@ -245,6 +245,7 @@ static inline double fattn_dtype_load(fattn_dtype dtype, const void *array, int6
     case FATTN_F16: return (double)fattn_f16_to_f32(((const uint16_t *)array)[index]);
     case FATTN_BF16: return (double)fattn_bf16_to_f32(((const uint16_t *)array)[index]);
     case FATTN_E4M3: return (double)fattn_e4m3_to_f32(((const uint8_t *)array)[index]);
+    case FATTN_DTYPE_DEFAULT: /* is filled in before */
     case FATTN_F64: break;
     }
     return ((const double *)array)[index];
@@ -258,6 +259,7 @@ static inline void fattn_dtype_store(fattn_dtype dtype, void *array, int64_t ind
     case FATTN_F16: ((uint16_t *)array)[index] = fattn_f16_from_f64(x); return;
     case FATTN_BF16: ((uint16_t *)array)[index] = fattn_bf16_from_f64(x); return;
     case FATTN_E4M3: ((uint8_t *)array)[index] = fattn_e4m3_from_f64(x); return;
+    case FATTN_DTYPE_DEFAULT: /* is filled in before */
     case FATTN_F64: break;
     }
     ((double *)array)[index] = x;

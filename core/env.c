@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/log.h"
 #include "core/status.h"
 
 #define VALUE_MAX 128 /* bytes of a value, the terminator included */
@@ -15,6 +16,10 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static fattn_env env;
 static char texts[3][VALUE_MAX]; /* copies: the process may change its environment later */
 static char complaint[256];      /* empty when all is well */
+static char strangers[256];      /* FATTN_ names that are no variable, cut at the end */
+static int warned;               /* atomic: the strangers were told */
+
+extern char **environ;
 
 /* A whole decimal number in low..high. */
 static int parse_number(const char *text, int64_t low, int64_t high, const char **end,
@@ -35,6 +40,12 @@ static int read_count(const char *text, void *field)
 {
     const char *end = NULL;
     return parse_number(text, 1, INT64_C(1) << 40, &end, field) && !*end;
+}
+
+static int read_threads(const char *text, void *field)
+{
+    const char *end = NULL;
+    return parse_number(text, 1, FATTN_THREADS_MAX, &end, field) && !*end;
 }
 
 static int read_verbose(const char *text, void *field)
@@ -83,16 +94,43 @@ static const struct {
     {"FATTN_CPU_ISA", read_isa, &env.cpu_isa, "the name of an instruction set"},
     {"FATTN_KERNEL", read_kernel, &env.kernel, "the name of a kernel"},
     {"FATTN_TILE", read_tile, &env.tile, "br,bc"},
-    {"FATTN_NUM_THREADS", read_count, &env.threads, "a number of threads, 1 or more"},
+    {"FATTN_NUM_THREADS", read_threads, &env.threads, "a number of threads, 1 to 1024"},
     {"FATTN_SRAM", read_count, &env.sram, "a number of bytes, 1 or more"},
     {"FATTN_SPLITS", read_count, &env.splits, "a number of splits, 1 or more"},
     {"FATTN_VERBOSE", read_verbose, &env.verbose, "0, 1, 2 or 3"},
 };
 
+static int is_variable(const char *name, size_t length)
+{
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        if (strlen(variables[i].name) == length && !strncmp(variables[i].name, name, length)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A misspelt name would be ignored in silence. */
+static void find_strangers(void)
+{
+    static const char prefix[] = "FATTN_";
+    size_t used = 0;
+    strangers[0] = '\0';
+    for (char **at = environ; at && *at && used < sizeof strangers; at++) {
+        const size_t length = strcspn(*at, "=");
+        if (strncmp(*at, prefix, sizeof prefix - 1) == 0 && !is_variable(*at, length)) {
+            used += (size_t)snprintf(strangers + used, sizeof strangers - used, "%s%.*s",
+                                     used ? ", " : "", (int)length, *at);
+        }
+    }
+}
+
 static void read_environment(void)
 {
     memset(&env, 0, sizeof env);
     complaint[0] = '\0';
+    warned = 0;
+    find_strangers();
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         const char *const text = getenv(variables[i].name);
         if (text && !variables[i].read(text, variables[i].field)) {
@@ -107,6 +145,9 @@ fattn_status fattn_env_get(const fattn_env **result)
 {
     pthread_once(&once, read_environment);
     *result = &env;
+    if (strangers[0] && env.verbose >= 1 && !__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED)) {
+        fattn_log("the environment has %s, which this library does not know", strangers);
+    }
     return complaint[0] ? fattn_fail(FATTN_BAD_ENVIRONMENT, "%s", complaint) : FATTN_OK;
 }
 

@@ -23,7 +23,7 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
     }
     void *own = NULL;
     if (!status && !workspace && plan->tiling.workspace > 0) {
-        status = backend->alloc(impl, (size_t)plan->tiling.workspace, &own);
+        status = fattn_device_take(plan->device, (size_t)plan->tiling.workspace, stream, &own);
     }
     if (status) {
         return status;
@@ -34,7 +34,7 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
         const fattn_status waited = backend->stream_synchronize(impl, stream);
         status = status ? status : waited;
         fattn_reason_hold(status);
-        const fattn_status freed = backend->free(impl, own);
+        const fattn_status freed = fattn_device_give(plan->device, own);
         status = status ? status : freed;
         fattn_reason_let();
     }
@@ -44,13 +44,27 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
     return status;
 }
 
+fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given,
+                              fattn_buffers *copy, const fattn_buffers **checked)
+{
+    fattn_status status = FATTN_OK;
+    *checked = given;
+    if (!given || given->struct_size != sizeof *given ||
+        !fattn_pointers_hold(&plan->pointers, given)) {
+        status = fattn_buffers_normalise(&plan->problem, given, copy);
+        *checked = copy;
+    }
+    return status ? status : fattn_buffers_check_unused(plan->problem.op, plan->features, *checked);
+}
+
 fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                            fattn_stream stream)
 {
     if (!plan) {
         return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
     }
-    fattn_buffers checked;
-    const fattn_status status = fattn_buffers_normalise(&plan->problem, buffers, &checked);
-    return status ? status : fattn_plan_run(plan, &checked, workspace, stream);
+    fattn_buffers copy;
+    const fattn_buffers *checked = NULL;
+    const fattn_status status = fattn_plan_check(plan, buffers, &copy, &checked);
+    return status ? status : fattn_plan_run(plan, checked, workspace, stream);
 }

@@ -68,6 +68,25 @@ fattn_status fattn_host_stream_synchronize(void *impl, fattn_stream stream)
     return fattn_host_stream_check(stream);
 }
 
+fattn_status fattn_host_stream_wait(void *impl, fattn_stream stream, void *event)
+{
+    (void)impl, (void)event;
+    return fattn_host_stream_check(stream);
+}
+
+fattn_status fattn_host_stream_capture(void *impl, fattn_stream stream, uint64_t *capture)
+{
+    (void)impl;
+    *capture = 0;
+    return fattn_host_stream_check(stream);
+}
+
+fattn_status fattn_host_capture_mode(void *impl, int *mode)
+{
+    (void)impl, (void)mode;
+    return FATTN_OK;
+}
+
 /* An event is the time at which it was recorded; the zero time means not yet. */
 fattn_status fattn_host_event_create(void *impl, void **event)
 {
@@ -95,6 +114,12 @@ fattn_status fattn_host_event_record(void *impl, void *event, fattn_stream strea
         clock_gettime(CLOCK_MONOTONIC, event);
     }
     return status;
+}
+
+fattn_status fattn_host_event_synchronize(void *impl, void *event)
+{
+    (void)impl, (void)event;
+    return FATTN_OK;
 }
 
 static bool recorded(const struct timespec *time) { return time->tv_sec || time->tv_nsec; }

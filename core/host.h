@@ -21,6 +21,10 @@ fattn_status fattn_host_stream_synchronize(void *impl, fattn_stream stream);
 fattn_status fattn_host_event_create(void *impl, void **event);
 void fattn_host_event_destroy(void *impl, void *event);
 fattn_status fattn_host_event_record(void *impl, void *event, fattn_stream stream);
+fattn_status fattn_host_stream_wait(void *impl, fattn_stream stream, void *event);
+fattn_status fattn_host_stream_capture(void *impl, fattn_stream stream, uint64_t *capture);
+fattn_status fattn_host_capture_mode(void *impl, int *mode);
+fattn_status fattn_host_event_synchronize(void *impl, void *event);
 fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
 
 /* FATTN_INVALID_ARGUMENT for a stream that is not NULL. */

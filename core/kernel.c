@@ -112,7 +112,7 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
                  (long long)kernel->align, tensor);
         return text;
     }
-    return NULL;
+    return kernel->cannot ? kernel->cannot(p) : NULL;
 }
 
 bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *p, int64_t memory)

@@ -27,12 +27,14 @@ typedef struct fattn_tiling {
     int64_t k_blocks; /* ceil(Sk / bc) */
     int64_t heads;    /* of all batches, key/value heads for a kernel that packs groups */
     int64_t together; /* heads whose items take turns, >= 1 (schedule.h) */
-    int64_t splits;   /* parts that the keys are cut into, >= 1 */
-    int64_t
-        split_blocks; /* key blocks a part: part s holds blocks [s * split_blocks, (s + 1) * ...) */
-    int64_t items;    /* independent pieces of work */
-    int64_t workspace; /* bytes, a multiple of 256 */
-    double traffic;    /* predicted slow-memory bytes */
+    int64_t splits;   /* parts that keys are cut into at most, >= 1: those of whole sequences */
+    int64_t split_blocks; /* key blocks of a part where a row sees all k_blocks (schedule.h) */
+    int64_t part_blocks;  /* fewest key blocks that are worth a part, >= 1 */
+    int64_t whole_blocks; /* a row that sees no more than these has its keys in one part */
+    int64_t items;        /* independent pieces of work */
+    int64_t workspace;    /* bytes, a multiple of 256 */
+    double traffic;       /* predicted slow-memory bytes */
+    int workers;          /* threads that a CPU's run has, those worth waking; 0 elsewhere */
 } fattn_tiling;
 
 typedef struct fattn_kernel {
@@ -60,6 +62,9 @@ typedef struct fattn_kernel {
                          * blocks a unit */
     const fattn_tile *tiles;
 
+    /* Why the row cannot take the problem, where the fields above do not say it; NULL where it can,
+     * and where the row has no such reasons. Pure. */
+    const char *(*cannot)(const fattn_problem *problem);
     /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */
     bool (*pays)(const fattn_problem *problem);
     /* How many rows' time a block costs besides that of its own, if units are to share blocks

@@ -6,14 +6,23 @@
 #include <stdio.h>
 
 #include "core/env.h"
+#include "core/fork.h"
+#include "core/status.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static fattn_log_callback log_callback; /* under mutex */
 static void *log_user;                  /* under mutex */
 
+/* Where a fork cannot be guarded, for want of memory, opening a device says so. */
+static void lock(void)
+{
+    (void)fattn_fork_guard(FATTN_FORK_LOG, &mutex, NULL);
+    pthread_mutex_lock(&mutex);
+}
+
 void fattn_set_log_callback(fattn_log_callback callback, void *user)
 {
-    pthread_mutex_lock(&mutex);
+    lock();
     log_callback = callback;
     log_user = user;
     pthread_mutex_unlock(&mutex);
@@ -32,8 +41,9 @@ void fattn_log(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    fattn_text_clean(line);
 
-    pthread_mutex_lock(&mutex);
+    lock();
     const fattn_log_callback callback = log_callback;
     void *const user = log_user;
     pthread_mutex_unlock(&mutex);

@@ -3,6 +3,12 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "core/abi.h"
+#include "core/status.h"
+
+static fattn_host_allocator allocator; /* allocate NULL: malloc and free */
 
 static atomic_int_least64_t alive;
 static atomic_int_least64_t countdown; /* allocations until the one that fails; <= 0: none */
@@ -22,7 +28,10 @@ static int must_fail(void)
 
 void *fattn_memory_alloc(size_t bytes)
 {
-    void *const memory = must_fail() ? NULL : malloc(bytes ? bytes : 1);
+    const size_t size = bytes ? bytes : 1;
+    void *const memory = must_fail()          ? NULL
+                         : allocator.allocate ? allocator.allocate(allocator.user, size)
+                                              : malloc(size);
     if (memory) {
         atomic_fetch_add_explicit(&alive, 1, memory_order_relaxed);
     }
@@ -33,7 +42,11 @@ void fattn_memory_free(void *memory)
 {
     if (memory) {
         atomic_fetch_sub_explicit(&alive, 1, memory_order_relaxed);
-        free(memory);
+        if (allocator.release) {
+            allocator.release(allocator.user, memory);
+        } else {
+            free(memory);
+        }
     }
 }
 
@@ -69,3 +82,26 @@ int fattn_memory_fail_at(int64_t n)
 }
 
 int64_t fattn_memory_alive(void) { return atomic_load(&alive); }
+
+fattn_status fattn_set_host_allocator(const fattn_host_allocator *given)
+{
+    fattn_host_allocator wanted;
+    memset(&wanted, 0, sizeof wanted);
+    const fattn_status status =
+        given ? fattn_abi_read(&wanted, sizeof wanted, given, "fattn_host_allocator") : FATTN_OK;
+    if (status) {
+        return status;
+    }
+    if (given && (!wanted.allocate || !wanted.release)) {
+        return fattn_fail(FATTN_NULL_POINTER, "fattn_host_allocator->%s is NULL",
+                          wanted.allocate ? "release" : "allocate");
+    }
+    const int64_t blocks = fattn_memory_alive();
+    if (blocks) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "%lld blocks of the host allocator before are in use: it is set first",
+                          (long long)blocks);
+    }
+    allocator = wanted;
+    return FATTN_OK;
+}

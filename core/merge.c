@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public doors of fattn_merge() and fattn_dropout_mask(): arguments are checked, the backend
  * works. */
+#include <string.h>
+
 #include "core/abi.h"
 #include "core/backend.h"
 #include "core/region.h"
@@ -98,11 +100,14 @@ static fattn_status check_overlap(const fattn_merge_args *a, const state *in, co
     return FATTN_OK;
 }
 
+void fattn_merge_args_init(fattn_merge_args *args)
+{
+    memset(args, 0, sizeof *args);
+    args->struct_size = sizeof *args;
+}
+
 fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     fattn_merge_args a;
     fattn_status status = fattn_abi_read(&a, sizeof a, args, "fattn_merge_args");
     status = status ? status : check_size("batch", a.batch, 0, SIZE_LIMIT);
@@ -111,6 +116,9 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
     status = status ? status : check_size("dim_v", a.dim_v, 1, SIZE_LIMIT);
     if (status) {
         return status;
+    }
+    if (a.heads == 0 || a.seqlen == 0) {
+        a.batch = 0; /* nothing to walk */
     }
     if (a.heads && a.seqlen > INT64_MAX / 8 / a.heads) {
         return fattn_fail(FATTN_OVERFLOW, "heads x seqlen is %lld x %lld: lse overflows",
@@ -124,17 +132,25 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
     status = status ? status : check_state(&a, &result);
     status = status ? status : check_overlap(&a, &first, &result);
     status = status ? status : check_overlap(&a, &second, &result);
-    return status ? status : device->backend->merge(device->impl, &a, stream);
+    status = status ? status : fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->merge(device->impl, &a, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 /* --- Dropout mask ----------------------------------------------------------------------------- */
 
+void fattn_dropout_args_init(fattn_dropout_args *args)
+{
+    memset(args, 0, sizeof *args);
+    args->struct_size = sizeof *args;
+}
+
 fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
                                 fattn_stream stream)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     fattn_dropout_args a;
     fattn_status status = fattn_abi_read(&a, sizeof a, args, "fattn_dropout_args");
     status = status ? status : check_size("batch", a.batch, 0, SIZE_LIMIT);
@@ -160,5 +176,13 @@ fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *
     if (bytes && !a.keep) {
         return fattn_fail(FATTN_NULL_POINTER, "keep is NULL");
     }
-    return device->backend->dropout_mask(device->impl, &a, stream);
+    if (bytes == 0) {
+        a.batch = 0; /* nothing to walk */
+    }
+    status = fattn_device_acquire(&device);
+    if (!status) {
+        status = device->backend->dropout_mask(device->impl, &a, stream);
+        fattn_device_close(device);
+    }
+    return status;
 }

@@ -59,6 +59,7 @@ static fattn_operand *append_scores(list *l, const char *name, size_t offset, fa
     const int64_t extent[4] = {l->p->batch, l->p->heads_q, (l->p->seqlen_q + block_m - 1) / block_m,
                                (l->p->seqlen_k + block_n - 1) / block_n};
     operand->dtype = dtype;
+    operand->kind = FATTN_OPERAND_SCORES;
     for (int a = 0; a < 4; a++) {
         operand->region.extent[a] = extent[a];
         operand->region.stride[a] = stride[a] * bytes;
@@ -73,12 +74,33 @@ static fattn_operand *append_table(list *l, const char *name, size_t offset, fat
 {
     fattn_operand *const operand = append(l, name, offset, bytes);
     operand->dtype = dtype;
+    operand->kind = FATTN_OPERAND_TABLE;
     operand->region = (fattn_region){
         .base = operand->region.base,
         .extent = {rows, columns, 1, 1},
         .stride = {pitch * bytes, bytes, 0, 0},
         .run = bytes,
     };
+    return operand;
+}
+
+static fattn_operand *append_vector(list *l, const char *name, size_t offset, fattn_dtype dtype,
+                                    int64_t bytes, int64_t entries)
+{
+    fattn_operand *const operand = append_table(l, name, offset, dtype, bytes, 1, 0, entries);
+    operand->kind = FATTN_OPERAND_VECTOR;
+    return operand;
+}
+
+/* lse or dlse. */
+static fattn_operand *append_lse(list *l, const char *name, size_t offset)
+{
+    const fattn_problem *const p = l->p;
+    const fattn_dtype statistics = fattn_statistics_dtype(p);
+    const int64_t rows = p->heads_q * (p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch);
+    fattn_operand *const operand = append_table(
+        l, name, offset, statistics, fattn_dtype_size(statistics), rows, p->total_q, p->total_q);
+    operand->kind = FATTN_OPERAND_LSE;
     return operand;
 }
 
@@ -98,7 +120,6 @@ static void append_tensors(list *l)
                              : packed_k ? 1
                                         : p->batch,
                              paged ? p->page_size : p->total_k, p->heads_k};
-    const int64_t lse_rows = packed_q ? 1 : p->batch;
 
     append_tensor(l, "q", AT(q), p->dtype, false, queries, p->q, p->dim);
     append_tensor(l, "k", AT(k), p->dtype, false, keys, p->k, p->dim);
@@ -107,17 +128,14 @@ static void append_tensors(list *l)
         append_tensor(l, "o", AT(o), p->dtype_o, forward, queries, p->o, p->dim_v);
     }
     if (!forward || p->outputs & FATTN_OUT_LSE) {
-        append_table(l, "lse", AT(lse), statistics, fattn_dtype_size(statistics),
-                     lse_rows * p->heads_q, p->total_q, p->total_q)
-            ->output = forward;
+        append_lse(l, "lse", AT(lse))->output = forward;
     }
     if (forward) {
         return;
     }
     append_tensor(l, "dout", AT(dout), p->dtype_o, false, queries, p->dout, p->dim_v);
     if (p->features & FATTN_DLSE) {
-        append_table(l, "dlse", AT(dlse), statistics, fattn_dtype_size(statistics),
-                     lse_rows * p->heads_q, p->total_q, p->total_q);
+        append_lse(l, "dlse", AT(dlse));
     }
     if (p->outputs & FATTN_OUT_DQ) {
         append_tensor(l, "dq", AT(dq), gradient, true, queries, p->dq, p->dim);
@@ -139,8 +157,7 @@ static void append_tensors(list *l)
         }
     }
     if (p->outputs & FATTN_OUT_DSINK) {
-        append_table(l, "dsink", AT(dsink), statistics, fattn_dtype_size(statistics), 1, 0,
-                     p->heads_q)
+        append_vector(l, "dsink", AT(dsink), statistics, fattn_dtype_size(statistics), p->heads_q)
             ->output = true;
     }
 }
@@ -166,15 +183,15 @@ static void append_options(list *l)
                      p->alibi_batch_stride ? p->batch : 1, p->alibi_batch_stride, p->heads_q);
     }
     if (p->features & FATTN_SINK) {
-        append_table(l, "sink", AT(sink), statistics, float_bytes, 1, 0, p->heads_q);
+        append_vector(l, "sink", AT(sink), statistics, float_bytes, p->heads_q);
     }
     if (p->features & FATTN_PAGED) {
         append_table(l, "block_table", AT(block_table), 0, 4, p->batch, p->block_table_stride,
                      p->max_pages);
     }
     if (p->features & FATTN_DROPOUT) {
-        append_table(l, "seed_ptr", AT(seed_ptr), 0, 8, 1, 0, 1)->optional = true;
-        append_table(l, "offset_ptr", AT(offset_ptr), 0, 8, 1, 0, 1)->optional = true;
+        append_vector(l, "seed_ptr", AT(seed_ptr), 0, 8, 1)->optional = true;
+        append_vector(l, "offset_ptr", AT(offset_ptr), 0, 8, 1)->optional = true;
     }
 
     const struct {
@@ -197,8 +214,8 @@ static void append_options(list *l)
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (p->features & arrays[i].feature) {
-            append_table(l, arrays[i].name, arrays[i].offset, 0, arrays[i].bytes, 1, 0,
-                         arrays[i].entries)
+            append_vector(l, arrays[i].name, arrays[i].offset, 0, arrays[i].bytes,
+                          arrays[i].entries)
                 ->optional = arrays[i].optional;
         }
     }
@@ -211,4 +228,53 @@ int fattn_operands(const fattn_problem *problem, const fattn_buffers *buffers,
     append_tensors(&l);
     append_options(&l);
     return l.count;
+}
+
+/* --- Pointers --------------------------------------------------------------------------------- */
+
+void fattn_pointers_make(const fattn_problem *problem, fattn_pointers *pointers)
+{
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(problem, NULL, operands);
+    pointers->count = pointers->outputs = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < count; i++) {
+            const fattn_operand *const operand = &operands[i];
+            int64_t bytes = 0;
+            (void)fattn_region_span(&operand->region, &bytes); /* fits: the problem was checked */
+            if (bytes == 0 || operand->output != (pass == 0)) {
+                continue;
+            }
+            const int at = pointers->count++;
+            pointers->outputs += operand->output;
+            pointers->of[at].offset = operand->offset;
+            pointers->of[at].bytes = (uintptr_t)bytes;
+            pointers->of[at].rest = (uintptr_t)operand->alignment - 1;
+            pointers->of[at].optional = operand->optional;
+        }
+    }
+}
+
+bool fattn_pointers_hold(const fattn_pointers *pointers, const fattn_buffers *buffers)
+{
+    uintptr_t base[FATTN_OPERANDS_MAX];
+    for (int i = 0; i < pointers->count; i++) {
+        const void *pointer = NULL;
+        memcpy(&pointer, (const char *)buffers + pointers->of[i].offset, sizeof pointer);
+        base[i] = (uintptr_t)pointer;
+        if (base[i] == 0 && pointers->of[i].optional) {
+            continue;
+        }
+        if (base[i] == 0 || base[i] & pointers->of[i].rest ||
+            base[i] > UINTPTR_MAX - pointers->of[i].bytes) {
+            return false;
+        }
+        for (int n = 0; n < i && n < pointers->outputs; n++) {
+            if (base[n] < base[i] + pointers->of[i].bytes &&
+                base[i] < base[n] + pointers->of[n].bytes) {
+                return false;
+            }
+        }
+    }
+    return true;
 }

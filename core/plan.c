@@ -120,6 +120,18 @@ static fattn_limits device_limits(const fattn_device *device, const fattn_env *e
     return limits;
 }
 
+/* Without queries there is nothing to compute, however many heads there are: outputs of which every
+ * batch has a part are empty, others become 0 as they do without a batch. Backends see none, and
+ * walk none. */
+static void drop_empty_batch(fattn_problem *p)
+{
+    const bool keys = p->heads_k > 0 && p->total_k > 0 && p->batch > 0;
+    const bool writes_keys = keys && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
+    if ((p->seqlen_q == 0 || p->heads_q == 0) && !writes_keys && p->dbias_stride[0] == 0) {
+        p->batch = 0;
+    }
+}
+
 /* Everything that decides: fills plan->problem, kernel and tiling. Loads nothing. */
 static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const char *kernel,
                            const fattn_wish *wish, declined *notes)
@@ -130,11 +142,14 @@ static fattn_status decide(fattn_plan *plan, const fattn_problem *problem, const
     if (status) {
         return status;
     }
+    plan->features = problem->features;
+    drop_empty_batch(&plan->problem);
     const fattn_wish chosen = {
         .tile = wish && wish->tile.br ? wish->tile : env->tile,
         .splits = plan->problem.op != FATTN_FORWARD ? 0 /* only a forward has splits */
                   : wish && wish->splits            ? wish->splits
                                                     : env->splits,
+        .workers = wish ? wish->workers : 0,
     };
     const fattn_limits limits = device_limits(plan->device, env);
     status = choose_kernel(plan, kernel ? kernel : env->kernel, chosen.splits, &limits, notes);
@@ -157,16 +172,9 @@ static void log_plan(const fattn_plan *plan)
               (long long)t->splits, (long long)t->workspace);
 }
 
-fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
-                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan)
+static fattn_status create(fattn_device *device, const fattn_problem *problem, const char *kernel,
+                           const fattn_wish *wish, fattn_plan **plan)
 {
-    if (!plan) {
-        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
-    }
-    *plan = NULL;
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
-    }
     declined notes;
     notes.used = 0;
     notes.text[0] = '\0';
@@ -181,6 +189,7 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
         return fattn_fail_memory((int64_t)(sizeof *p + length + 1), "a plan");
     }
     *p = made;
+    fattn_pointers_make(&p->problem, &p->pointers);
     p->declined = (char *)(p + 1);
     memcpy(p->declined, notes.text, length);
     p->declined[length] = '\0';
@@ -195,6 +204,21 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
     }
     *plan = p;
     return FATTN_OK;
+}
+
+fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *problem,
+                                    const char *kernel, const fattn_wish *wish, fattn_plan **plan)
+{
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    *plan = NULL;
+    fattn_status status = fattn_device_acquire(&device);
+    if (!status) {
+        status = create(device, problem, kernel, wish, plan);
+        fattn_device_close(device);
+    }
+    return status;
 }
 
 fattn_status fattn_plan_create(fattn_device *device, const fattn_problem *problem,
@@ -220,14 +244,17 @@ void fattn_plan_destroy(fattn_plan *plan)
 
 fattn_status fattn_support(fattn_device *device, const fattn_problem *problem)
 {
-    if (!device) {
-        return fattn_fail(FATTN_NULL_POINTER, "device is NULL");
+    fattn_status status = fattn_device_acquire(&device);
+    if (status) {
+        return status;
     }
     declined notes;
     notes.used = 0;
     notes.text[0] = '\0';
     fattn_plan plan = {.device = device};
-    return decide(&plan, problem, NULL, NULL, &notes);
+    status = decide(&plan, problem, NULL, NULL, &notes);
+    fattn_device_close(device);
+    return status;
 }
 
 /* --- Asking a plan ---------------------------------------------------------------------------- */
@@ -251,6 +278,12 @@ static fattn_plan_info info_of(const fattn_plan *plan)
     };
     strncpy(info.kernel, plan->kernel->name, sizeof info.kernel - 1);
     return info;
+}
+
+void fattn_plan_info_init(fattn_plan_info *info)
+{
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
 }
 
 fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info)
@@ -278,6 +311,7 @@ static void append(char *text, size_t size, size_t *used, const char *format, ..
 size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
 {
     size_t used = 0;
+    size = text ? size : 0;
     if (size) {
         text[0] = '\0';
     }

@@ -13,6 +13,11 @@ fattn_status fattn_plan_create_with(fattn_device *device, const fattn_problem *p
 /* Reference counting, for the one-shot cache. fattn_plan_destroy() gives a reference up. */
 fattn_plan *fattn_plan_retain(fattn_plan *plan);
 
+/* Checks the buffers of a run; *checked is the caller's struct, or *copy where that is of another
+ * size or its addresses alone do not show that all is well. */
+fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given,
+                              fattn_buffers *copy, const fattn_buffers **checked);
+
 /* Runs a plan on normalised buffers that a kernel can read. workspace may be NULL. */
 fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                             fattn_stream stream);

@@ -30,6 +30,20 @@ void fattn_problem_init(fattn_problem *problem)
     problem->pointer_alignment = 16;
 }
 
+static void init_problem(void *to) { fattn_problem_init(to); }
+
+fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from)
+{
+    static const fattn_abi abi = {
+        .name = "fattn_problem",
+        .sizes = {FATTN_ABI_END(fattn_problem, pointer_alignment)}, /* 0.1 */
+        .init = init_problem,
+    };
+    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, pointer_alignment),
+                   "the last of the sizes is this library's");
+    return fattn_abi_read_grown(to, &abi, from);
+}
+
 fattn_dtype fattn_gradient_dtype(const fattn_problem *p)
 {
     return p->features & FATTN_ACCUMULATE && p->dtype != FATTN_F64 ? FATTN_F32 : p->dtype;
@@ -257,22 +271,21 @@ static fattn_status check_outputs(const fattn_problem *p)
 
 /* --- Normal form ------------------------------------------------------------------------------ */
 
-/* Defaults filled in, and fields that do not count set to 0. Numbers are legal by now. */
+/* Defaults filled in. Numbers are legal by now, and fields without their bit at their defaults. */
 static void fill_options(fattn_problem *p)
 {
     const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const uint64_t f = p->features;
     p->dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
-    p->dtype_bias = !(f & FATTN_BIAS) ? (fattn_dtype)0 : p->dtype_bias ? p->dtype_bias : f32;
+    if (f & FATTN_BIAS && !p->dtype_bias) {
+        p->dtype_bias = f32;
+    }
     if (p->outputs == 0) {
         p->outputs =
             p->op == FATTN_FORWARD ? FATTN_OUT_O : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
     }
     if (!(f & FATTN_SCALE)) {
         p->scale = 1 / sqrt((double)p->dim);
-    }
-    if (!(f & FATTN_WINDOW)) {
-        p->window_left = p->window_right = -1;
     }
     if (f & FATTN_CAUSAL) {
         p->window_right = 0;
@@ -283,34 +296,15 @@ static void fill_options(fattn_problem *p)
     if (!(f & FATTN_CU_SEQLENS_K) || f & FATTN_PAGED) {
         p->total_k = p->seqlen_k;
     }
-    if (!(f & FATTN_PAGED)) {
-        p->page_size = p->num_pages = p->max_pages = p->block_table_stride = 0;
-    } else if (p->block_table_stride == 0) {
+    if (f & FATTN_PAGED && p->block_table_stride == 0) {
         p->block_table_stride = p->max_pages;
     }
-    if (!(f & FATTN_SOFTCAP)) {
-        p->softcap = 0;
-    }
-    if (!(f & FATTN_DROPOUT) || p->dropout_p == 0) {
+    if (p->dropout_p == 0) {
         p->features &= ~FATTN_DROPOUT;
-        p->dropout_p = 0;
         p->batch_offset = p->head_offset = 0;
     }
-    if (!(f & FATTN_BIAS)) {
-        memset(p->bias_stride, 0, sizeof p->bias_stride);
-    }
-    if (!(p->outputs & FATTN_OUT_DBIAS)) {
+    if (!(p->outputs & FATTN_OUT_DBIAS)) { /* of a backward that shares the problem's fields */
         memset(p->dbias_stride, 0, sizeof p->dbias_stride);
-    }
-    if (!(f & FATTN_MASK)) {
-        memset(p->mask_stride, 0, sizeof p->mask_stride);
-    }
-    if (!(f & FATTN_BLOCK_MASK)) {
-        memset(p->block_mask_stride, 0, sizeof p->block_mask_stride);
-        p->block_m = p->block_n = 0;
-    }
-    if (!(f & FATTN_ALIBI)) {
-        p->alibi_batch_stride = 0;
     }
 }
 
@@ -450,10 +444,10 @@ static fattn_status check_operands(const fattn_problem *p)
 
 fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out)
 {
-    static fattn_status (*const checks[])(const fattn_problem *) = {check_enums, check_sizes,
-                                                                    check_options, check_outputs};
+    static fattn_status (*const checks[])(const fattn_problem *) = {
+        check_enums, check_sizes, check_options, fattn_problem_check_unused, check_outputs};
     fattn_problem p;
-    fattn_status status = fattn_abi_read(&p, sizeof p, in, "fattn_problem");
+    fattn_status status = fattn_problem_read(&p, in);
     for (size_t i = 0; status == FATTN_OK && i < sizeof checks / sizeof checks[0]; i++) {
         status = checks[i](&p);
     }

@@ -10,12 +10,17 @@
  *   - window_left and window_right filled in, -1 where unbounded, with causal folded in (right 0),
  *     so that a kernel looks at these two alone;
  *   - total_q, total_k: rows of the packed tensor (cu_seqlens), else Sq and Sk;
- *   - block_table_stride filled in; fields whose feature bit is clear set to 0.
+ *   - block_table_stride filled in; fields whose feature bit is clear at their defaults.
  */
 #ifndef FATTN_CORE_PROBLEM_H
 #define FATTN_CORE_PROBLEM_H
 
 #include "fattn/fattn.h"
+
+/* Reads a caller's struct of any version into this library's; later fields are at their defaults.
+ * The numbers in it are not checked yet. */
+fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from);
+fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from);
 
 /* Validates *in and writes its normal form; in == out is allowed. On failure *out is untouched. */
 fattn_status fattn_problem_normalise(const fattn_problem *in, fattn_problem *out);
@@ -29,6 +34,15 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
 /* Checks what lies behind the pointers, which must be host memory: lengths, cu_seqlens, block
  * tables, positions. Kernels rely on it for memory safety. */
 fattn_status fattn_buffers_validate(const fattn_problem *problem, const fattn_buffers *buffers);
+
+/* The fields that belong to a clear bit, and strides that the layout does not read, are at their
+ * defaults. Enums and bits were checked. */
+fattn_status fattn_problem_check_unused(const fattn_problem *problem);
+
+/* The same of the buffers of a run, with `features` as the caller gave them: the normal form drops
+ * FATTN_DROPOUT where dropout_p is 0. */
+fattn_status fattn_buffers_check_unused(fattn_op op, uint64_t features,
+                                        const fattn_buffers *buffers);
 
 /* The dropout threshold of SEMANTICS: t = p * 65536 rounded, 1..65535 for 0 < p < 1; 65536 for p
  * = 1. */
@@ -49,6 +63,9 @@ typedef struct fattn_sequence {
 /* For buffers that passed fattn_buffers_validate. */
 fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers,
                                  int64_t b);
+
+/* The most keys that a sequence of the run has. */
+int64_t fattn_longest_keys(const fattn_problem *problem, const fattn_buffers *buffers);
 
 /* Index in lse and dlse of row 0 of (sequence b, query head h); rows follow one another. */
 int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequence, int64_t b,

@@ -44,18 +44,6 @@ int fattn_device_count(const char *name)
     return backend ? backend->count() : 0;
 }
 
-static fattn_status find_auto(const fattn_backend **backend, int *ordinal)
-{
-    for (int i = 0; i < BACKEND_COUNT; i++) {
-        if (!backends[i]->by_name && backends[i]->count() > 0) {
-            *backend = backends[i];
-            *ordinal = 0;
-            return FATTN_OK;
-        }
-    }
-    return fattn_fail(FATTN_NO_DEVICE, "auto found no device");
-}
-
 /* "a, b, c": what this build has. */
 static const char *list_names(char *text, size_t size)
 {
@@ -96,7 +84,8 @@ fattn_status fattn_backend_find(const char *spec, const fattn_backend **backend,
         spec = env->backend ? env->backend : "auto";
     }
     if (strcmp(spec, "auto") == 0) {
-        return find_auto(backend, ordinal);
+        *backend = NULL;
+        return FATTN_OK;
     }
     const size_t length = strcspn(spec, ":");
     const fattn_backend *const found = find(spec, length);

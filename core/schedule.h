@@ -48,13 +48,63 @@ FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t head
     return work;
 }
 
-/* The key blocks of a part: first .. past - 1. */
-FATTN_HD void fattn_schedule_keys(const fattn_tiling *tiling, int64_t split, int64_t *first,
-                                  int64_t *past)
+/* The parts of the keys of a block of rows. */
+typedef struct fattn_parts {
+    int64_t first, past; /* key blocks that some row sees */
+    int64_t size;        /* key blocks of a part; the last one may have fewer */
+} fattn_parts;
+
+/* Most parts that so many key blocks are worth, which never falls as blocks become more. */
+FATTN_HD int64_t fattn_schedule_most(const fattn_tiling *tiling, int64_t blocks)
 {
-    const int64_t begin = split * tiling->split_blocks, end = begin + tiling->split_blocks;
-    *first = begin < tiling->k_blocks ? begin : tiling->k_blocks;
-    *past = end < tiling->k_blocks ? end : tiling->k_blocks;
+    if (tiling->splits == 1 || blocks <= tiling->whole_blocks) {
+        return 1;
+    }
+    const int64_t worth = fattn_quotient(blocks, tiling->part_blocks);
+    return worth < 1 ? 1 : worth < tiling->splits ? worth : tiling->splits;
+}
+
+/*
+ * Cuts the key blocks first .. past - 1 into parts. A plan is made for the longest sequence there
+ * may be, and how long one is stands in memory: so a plan says how many parts there are at most,
+ * and a block of rows has as many as the keys that it sees are worth, which is one where they are
+ * few. That depends on nothing but its own sequence. Kernels and those who merge both ask here.
+ */
+FATTN_HD fattn_parts fattn_schedule_parts(const fattn_tiling *tiling, int64_t first, int64_t past)
+{
+    const int64_t blocks = past > first ? past - first : 0;
+    fattn_parts parts;
+    parts.first = first;
+    parts.past = first + blocks;
+    parts.size = tiling->split_blocks;
+    if (blocks != tiling->k_blocks) { /* divisions are slow */
+        const int64_t most = fattn_schedule_most(tiling, blocks);
+        parts.size = fattn_quotient(blocks + most - 1, most);
+    }
+    return parts;
+}
+
+/* Whether one part has all; else each has some, and those from the count on do not exist. */
+FATTN_HD int fattn_parts_are_one(const fattn_parts *parts)
+{
+    return parts->past - parts->first <= parts->size;
+}
+
+FATTN_HD int64_t fattn_parts_count(const fattn_parts *parts)
+{
+    const int64_t blocks = parts->past - parts->first;
+    return blocks <= parts->size ? 1 : fattn_quotient(blocks + parts->size - 1, parts->size);
+}
+
+/* The key blocks of part `split`: first .. past - 1. Returns whether the part exists: the first one
+ * does even where it has no keys. */
+FATTN_HD int fattn_schedule_keys(const fattn_parts *parts, int64_t split, int64_t *first,
+                                 int64_t *past)
+{
+    const int64_t begin = parts->first + split * parts->size, end = begin + parts->size;
+    *first = begin < parts->past ? begin : parts->past;
+    *past = end < parts->past ? end : parts->past;
+    return split == 0 || begin < parts->past;
 }
 
 #endif

@@ -87,7 +87,7 @@ static fattn_status copy_in(staging *s, fattn_stream stream)
         const uintptr_t shift = r->first % FATTN_MEMORY_ALIGNMENT;
         const size_t bytes = r->end - r->first;
         void *memory = NULL;
-        fattn_status status = backend->alloc(impl, bytes + shift, &memory);
+        fattn_status status = fattn_device_take(s->plan->device, bytes + shift, stream, &memory);
         if (status) {
             return status;
         }
@@ -139,8 +139,7 @@ static fattn_status release(staging *s, fattn_status status)
         if (s->ranges[i].device) {
             char *const memory = s->ranges[i].device - s->ranges[i].first % FATTN_MEMORY_ALIGNMENT;
             fattn_reason_hold(status);
-            const fattn_status freed =
-                s->plan->device->backend->free(s->plan->device->impl, memory);
+            const fattn_status freed = fattn_device_give(s->plan->device, memory);
             status = status ? status : freed;
         }
     }

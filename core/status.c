@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Long enough for a sentence with a name and three 64-bit numbers. */
 static _Thread_local char reason[512];
@@ -42,7 +43,25 @@ const char *fattn_status_string(fattn_status status)
 
 const char *fattn_last_reason(void) { return reason; }
 
+size_t fattn_last_reason_copy(char *text, size_t size)
+{
+    const size_t length = strlen(reason);
+    if (text && size) {
+        const size_t kept = length < size ? length : size - 1;
+        memcpy(text, reason, kept);
+        text[kept] = '\0';
+    }
+    return length;
+}
+
 const char *fattn_version(void) { return FATTN_VERSION_STRING; }
+
+void fattn_text_clean(char *text)
+{
+    for (; *text; text++) {
+        *text = *text < ' ' || *text > '~' ? '?' : *text;
+    }
+}
 
 fattn_status fattn_fail(fattn_status status, const char *format, ...)
 {
@@ -53,6 +72,7 @@ fattn_status fattn_fail(fattn_status status, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(reason, sizeof reason, format, arguments);
     va_end(arguments);
+    fattn_text_clean(reason);
     return status;
 }
 

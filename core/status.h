@@ -14,6 +14,10 @@
 /* Stores the sentence as this thread's reason and returns status. */
 fattn_status fattn_fail(fattn_status status, const char *format, ...) FATTN_PRINTF(2, 3);
 
+/* Puts '?' for whatever is not printable ASCII. Reasons and log lines quote what others wrote, and
+ * end up in terminals and log files. */
+void fattn_text_clean(char *text);
+
 /* Cleaning up after a failure may fail too. Holding with that failure's status keeps its reason
  * until it is let go; holding with FATTN_OK does nothing. */
 void fattn_reason_hold(fattn_status status);

@@ -26,7 +26,11 @@ static double time_of_rows(const fattn_problem *p, const fattn_kernel *kernel, i
     if (p->window_right == 0) {
         return all / (double)units + 2 * apart;
     }
-    const int64_t whole = heads * (rows / br), rounds = ceil_div(whole, units);
+    int64_t whole = 0;
+    if (__builtin_mul_overflow(heads, rows / br, &whole) || whole > INT64_MAX / 2) {
+        return all / (double)units + apart; /* of so many rounds the last does not count */
+    }
+    const int64_t rounds = ceil_div(whole, units);
     const int64_t room = rounds * units - whole;
     const int64_t more = rests > room ? ceil_div(rests - room, units) : 0;
     return (double)rounds * (double)(br + extra) + (double)more * (double)(rest + extra) +
@@ -136,6 +140,12 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     return best;
 }
 
+/* Fewest keys that are worth a part. */
+static int64_t keys_of_part(const fattn_limits *limits, const fattn_kernel *kernel)
+{
+    return kernel->split_keys ? kernel->split_keys : limits->split_keys;
+}
+
 /* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for
  * itself. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
@@ -144,12 +154,45 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
     if (!kernel->splits_keys || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
     }
-    const int64_t keys = kernel->split_keys ? kernel->split_keys : limits->split_keys;
+    const int64_t keys = keys_of_part(limits, kernel);
     if (kernel->splits_evenly && limits->units) {
         return pick_even_splits(limits->units, ceil_div(keys, tiling->bc), tiling);
     }
     const int64_t pieces = limits->parallelism * (kernel->pieces ? kernel->pieces : 1);
     return smaller(ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
+}
+
+/*
+ * Key blocks that cost as much in one part as in all: of fewer, pick_even_splits() makes one. They
+ * solve  taken (n + extra) = more (n / splits + extra) + extra.
+ */
+static int64_t even_whole_blocks(int64_t units, int64_t extra, int64_t blocks, int64_t splits,
+                                 int64_t k_blocks)
+{
+    const double taken = (double)ceil_div(blocks, units);
+    const double more = (double)ceil_div(blocks * splits, units);
+    const double saved = taken - more / (double)splits; /* a block */
+    const double costs = (more - taken + 1) * (double)extra;
+    const double most = (double)(k_blocks - 1);
+    return costs < saved * most ? (int64_t)(costs / saved) : k_blocks - 1;
+}
+
+/* What parts sequences get that are shorter than the plan's: those that a plan for them had, but
+ * that all keys have as many as was asked for. blocks: of rows */
+static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kernel, int64_t blocks,
+                           fattn_tiling *t)
+{
+    const int64_t some = t->k_blocks / t->splits; /* of a part of all */
+    t->part_blocks = t->whole_blocks = 1;
+    if (t->splits == 1) {
+        return;
+    }
+    const int64_t least = ceil_div(keys_of_part(limits, kernel), t->bc);
+    if (kernel->splits_evenly && limits->units) {
+        t->whole_blocks = even_whole_blocks(limits->units, least, blocks, t->splits, t->k_blocks);
+    } else {
+        t->part_blocks = smaller(least < 1 ? 1 : least, some);
+    }
 }
 
 /* Bytes that the blocks of a head all read: keys and values, or, in backward, all about queries. */
@@ -194,6 +237,12 @@ static double traffic_of(const fattn_problem *p, const fattn_limits *limits,
                                forward ? t->bc : t->bc * together, kernel->packs_groups);
 }
 
+static fattn_status fail_overflow(const fattn_kernel *kernel)
+{
+    return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits",
+                      kernel->name);
+}
+
 fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limits *limits,
                                  const fattn_kernel *kernel, const fattn_wish *wish,
                                  fattn_tiling *tiling)
@@ -203,23 +252,28 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
                           (long long)wish->tile.br, (long long)wish->tile.bc);
     }
     const fattn_tile tile = wish->tile.br ? wish->tile : pick_tile(problem, limits, kernel);
-    fattn_tiling t = {.br = tile.br, .bc = tile.bc};
+    fattn_tiling t = {.br = tile.br, .bc = tile.bc, .workers = wish->workers};
     t.q_blocks = ceil_div(fattn_kernel_rows(kernel, problem), t.br);
     t.k_blocks = ceil_div(problem->seqlen_k, t.bc);
     t.heads = problem->batch * fattn_kernel_heads(kernel, problem);
-    bool overflow = __builtin_mul_overflow(t.heads, t.q_blocks, &t.items);
+    if (__builtin_mul_overflow(t.heads, t.q_blocks, &t.items)) {
+        return fail_overflow(kernel);
+    }
+    const int64_t blocks = t.items;
 
     int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);
     splits = splits < 1 ? 1 : splits;
     t.split_blocks = ceil_div(t.k_blocks, splits);
     t.splits = t.split_blocks ? ceil_div(t.k_blocks, t.split_blocks) : 1;
-    overflow = overflow || __builtin_mul_overflow(t.items, t.splits, &t.items);
+    const bool overflow = __builtin_mul_overflow(t.items, t.splits, &t.items);
+    if (!overflow) {
+        cut_by_lengths(limits, kernel, blocks, &t);
+    }
     t.together = t.splits > 1 ? 1 : pick_together(problem, limits, t.heads);
 
     t.workspace = overflow ? -1 : kernel->workspace(problem, &t);
     if (t.workspace < 0) {
-        return fattn_fail(FATTN_OVERFLOW, "the workspace or work list of %s overflows 63 bits",
-                          kernel->name);
+        return fail_overflow(kernel);
     }
     t.traffic = traffic_of(problem, limits, kernel, &t);
     *tiling = t;

@@ -3,7 +3,7 @@
  * The planner: (problem, limits, kernel row) -> tile, splits, work list, workspace, predicted
  * traffic. A pure function of its arguments: it asks no machine anything, so that the plan for an
  * H100 can be tested on a laptop. The number of worker threads is deliberately not among the
- * arguments: results must not depend on it.
+ * arguments: results must not depend on it. The backend adds them to the plan.
  */
 #ifndef FATTN_CORE_TILING_H
 #define FATTN_CORE_TILING_H
@@ -23,6 +23,7 @@ typedef struct fattn_limits {
 typedef struct fattn_wish {
     fattn_tile tile; /* FATTN_TILE */
     int64_t splits;  /* FATTN_SPLITS; of a forward, a backward has none */
+    int workers;     /* tests: of a CPU's plan, however small the problem is */
 } fattn_wish;
 
 /* FATTN_UNSUPPORTED when the menu lacks the wished tile, FATTN_OVERFLOW when a size passes 2^63. */

@@ -93,7 +93,8 @@ static inline double further(double worst, double a, double b)
 /* Says how far a result is off, and gives main() its exit status. */
 static inline int judge(const fattn_device *device, const char *what, double error, double allowed)
 {
-    fattn_device_info info = {.struct_size = sizeof info};
+    fattn_device_info info;
+    fattn_device_info_init(&info);
     must(fattn_device_get_info(device, &info));
     const int good = error <= allowed; /* not so for NaN */
     printf("%s (%s): %s differs by %.1e, %.1e is allowed: %s\n", info.name, info.backend, what,

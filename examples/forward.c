@@ -50,7 +50,8 @@ int main(void)
     fattn_plan *plan;
     must(fattn_plan_create(device, &problem, &plan));
 
-    fattn_plan_info info = {.struct_size = sizeof info};
+    fattn_plan_info info;
+    fattn_plan_info_init(&info);
     must(fattn_plan_get_info(plan, &info));
     printf("kernel %s, tiles of %lld queries by %lld keys, %lld bytes of workspace\n", info.kernel,
            (long long)info.br, (long long)info.bc, (long long)info.workspace_bytes);

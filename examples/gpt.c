@@ -477,8 +477,9 @@ static double attention_bytes(const attention *a, int64_t layers)
     int64_t workspace = 0;
     for (int op = FATTN_FORWARD; op <= FATTN_BACKWARD && a->device; op++) {
         const fattn_problem problem = attention_problem(a, (fattn_op)op);
-        fattn_plan_info info = {.struct_size = sizeof info};
+        fattn_plan_info info;
         fattn_plan *plan;
+        fattn_plan_info_init(&info);
         check(fattn_plan_create(a->device, &problem, &plan));
         check(fattn_plan_get_info(plan, &info));
         fattn_plan_destroy(plan);
@@ -872,7 +873,8 @@ static void sample(model *m, int64_t count, uint64_t seed)
 
 static void describe(const header *h, const fattn_device *device)
 {
-    fattn_device_info info = {.struct_size = sizeof info};
+    fattn_device_info info;
+    fattn_device_info_init(&info);
     printf("model: %lld layers, %lld heads, width %lld, context %lld, %lld characters\n",
            (long long)h->layers, (long long)h->heads, (long long)h->width, (long long)h->context,
            (long long)h->vocabulary);

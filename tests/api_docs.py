@@ -57,7 +57,7 @@ HARM = [
     ("fattn_execute", r"/\*(?:(?!\*/).)*?\*/\n(?=FATTN_API fattn_status fattn_execute\()"),
     ("page_size", r"(?<=int64_t page_size;) /\*.*?\*/"),
     ("wholes_k", r"(?<=int64_t \*wholes_q, \*wholes_k;) +/\*.*?\*/"),
-    ("FATTN_SINK", r"(?<=8\)) +/\* sink \*/"),
+    ("FATTN_SINK", r"(?<=0x100ull) +/\* sink \*/"),
 ]
 
 

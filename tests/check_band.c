@@ -97,6 +97,26 @@ static void check_far(void)
               "a narrow one there sees none");
 }
 
+/* Tiles near the last key of all, where sums do not fit 32 bits. */
+static void check_whole_tiles(void)
+{
+    int64_t wrong = 0, whole = 0, tiles = 0;
+    for (int32_t width = 16; width <= 256; width *= 2) {
+        for (int32_t less = 0; less < 600; less++) {
+            const int32_t keys = INT32_MAX - less;
+            for (int64_t j0 = (keys / width - 3) * (int64_t)width; j0 < keys; j0 += width) {
+                const bool exists = j0 + width <= keys;
+                wrong += (fattn_tile_is_whole((int32_t)j0, width, keys) != 0) != exists;
+                whole += exists;
+                tiles++;
+            }
+        }
+    }
+    tap_check(wrong == 0 && whole > 0 && whole < tiles,
+              "%lld of %lld tiles near key 2^31 are whole: %lld wrong", (long long)whole,
+              (long long)tiles, (long long)wrong);
+}
+
 static void check_block_masks(void)
 {
     enum { SIDE = 4 };
@@ -140,12 +160,8 @@ static void check_block_masks(void)
 static void check_schedule(void)
 {
     enum { BATCH = 3, HEADS = 4, BLOCKS = 5, SPLITS = 3, ITEMS = BATCH * HEADS * BLOCKS * SPLITS };
-    fattn_tiling tiling = {.q_blocks = BLOCKS,
-                           .k_blocks = 7,
-                           .heads = BATCH * HEADS,
-                           .splits = SPLITS,
-                           .split_blocks = 3,
-                           .items = ITEMS};
+    fattn_tiling tiling = {
+        .q_blocks = BLOCKS, .heads = BATCH * HEADS, .splits = SPLITS, .items = ITEMS};
     for (tiling.together = 1; tiling.together <= tiling.heads; tiling.together++) {
         bool seen[BATCH][HEADS][BLOCKS][SPLITS];
         int64_t twice = 0, light_first = 0, before = -1, turn = -1;
@@ -164,27 +180,65 @@ static void check_schedule(void)
                   (int)tiling.together);
         tap_check(light_first == 0, "last rows come first");
     }
+}
 
-    int keys[7] = {0};
-    for (int64_t split = 0; split < SPLITS; split++) {
-        int64_t first, past;
-        fattn_schedule_keys(&tiling, split, &first, &past);
-        for (int64_t block = first; block < past; block++) {
-            keys[block]++;
+/* Equally likely numbers of low .. high. */
+static int64_t drawn(int64_t low, int64_t high)
+{
+    static uint64_t state = 20240229;
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return low + (int64_t)((state >> 33) % (uint64_t)(high - low + 1));
+}
+
+/* Whatever a row sees: every key block is in one part, no part but that of a row that sees nothing
+ * is empty, and parts are at most as many as fattn_schedule_most() says, which never falls. */
+static void check_parts(void)
+{
+    enum { BLOCKS = 40 };
+    int64_t wrong = 0, empty = 0, missing = 0, over = 0, falls = 0, whole = 0;
+    for (int64_t n = 0; n < 5000; n++) {
+        fattn_tiling tiling = {
+            .k_blocks = BLOCKS, .split_blocks = drawn(1, BLOCKS), .whole_blocks = 1};
+        tiling.splits = (BLOCKS + tiling.split_blocks - 1) / tiling.split_blocks;
+        if (tiling.splits > 1) {
+            tiling.whole_blocks = drawn(1, BLOCKS - 1);
         }
+        tiling.part_blocks = drawn(1, BLOCKS / tiling.splits);
+        const int64_t from = drawn(0, BLOCKS), to = drawn(0, BLOCKS);
+        const fattn_parts parts = fattn_schedule_parts(&tiling, from, to);
+        const int64_t count = fattn_parts_count(&parts);
+        int keys[BLOCKS] = {0};
+        for (int64_t split = 0; split < tiling.splits; split++) {
+            int64_t first, past;
+            const bool there = fattn_schedule_keys(&parts, split, &first, &past);
+            missing += there != (split < count);
+            empty += there && first >= past && from < to;
+            for (int64_t block = first; block < past; block++) {
+                keys[block]++;
+            }
+        }
+        for (int64_t block = 0; block < BLOCKS; block++) {
+            wrong += keys[block] != (from <= block && block < to);
+        }
+        missing += fattn_parts_are_one(&parts) != (count == 1);
+        over += count > fattn_schedule_most(&tiling, to > from ? to - from : 0);
+        over += count > tiling.splits || count < 1;
+        falls += fattn_schedule_most(&tiling, to) > fattn_schedule_most(&tiling, to + 1);
+        whole += to - from <= tiling.whole_blocks && count != 1;
     }
-    bool once = true;
-    for (int block = 0; block < 7; block++) {
-        once = once && keys[block] == 1;
-    }
-    tap_check(once, "every key block belongs to one part");
+    tap_check(wrong == 0, "every key block that a row sees belongs to one part");
+    tap_check(empty == 0 && missing == 0, "no part is empty, and as many exist as are counted");
+    tap_check(over == 0 && falls == 0, "parts are at most so many, and never fewer of more keys");
+    tap_check(whole == 0, "a row that sees few keys has one part");
 }
 
 int main(void)
 {
     check_bands();
     check_far();
+    check_whole_tiles();
     check_block_masks();
     check_schedule();
+    check_parts();
     return tap_done();
 }

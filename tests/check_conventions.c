@@ -13,6 +13,7 @@
 #include "core/dtype.h"
 #include "core/memory.h"
 #include "core/problem.h"
+#include "tests/strip.h"
 #include "tests/tap.h"
 
 enum { ROOM = 4096 };
@@ -68,6 +69,7 @@ static void begin(fattn_op op, int64_t sq, int64_t sk, uint64_t features)
 /* p in its normal form, or false with the reason printed. */
 static bool normalise(fattn_problem *normal)
 {
+    strip_problem(&p);
     if (fattn_problem_normalise(&p, normal) == FATTN_OK &&
         fattn_buffers_normalise(normal, &buf, &buf) == FATTN_OK &&
         fattn_buffers_validate(normal, &buf) == FATTN_OK)

@@ -6,6 +6,7 @@
  */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,10 @@ static void check_device(const char *arch)
     setenv("STUB_HIP_ARCH", "gfx900", 1);
     tap_check(fails(fattn_device_open("hip", &other), FATTN_UNSUPPORTED, "no code for a device"),
               "a processor without code: %s", fattn_last_reason());
+    setenv("STUB_HIP_MISSING", "200", 1); /* what newer runtimes say */
+    tap_check(fails(fattn_device_open("hip", &other), FATTN_UNSUPPORTED, "no code for a device"),
+              "the same where the runtime says invalid image: %s", fattn_last_reason());
+    unsetenv("STUB_HIP_MISSING");
     setenv("STUB_HIP_ARCH", arch, 1);
 }
 
@@ -139,6 +144,68 @@ static void check_merge(void)
     tap_check(!reference && !status && error <= 1e-6f, "merging is the CPU's to %g", (double)error);
 }
 
+/* A dbias that is summed over batch and heads, or over rows, in memory that loses atomic additions
+ * of floats. */
+static void check_fine_grained(int axis, bool accumulate)
+{
+    enum { B = 2, H = 2, S = 32, D = 64, ELEMENTS = B * H * S * D, ENTRIES = B * H * S * S };
+    static uint16_t tensor[ELEMENTS]; /* q k v o dout */
+    static float bias[ENTRIES], lse[B * H * S], entries[2][ENTRIES];
+    static uint16_t outputs[3][ELEMENTS];
+    int (*alloc)(void **pointer, size_t bytes, unsigned flags) = NULL;
+    void *const library = dlopen("libamdhip64.so.7", RTLD_NOW), *fine = NULL;
+    void *const symbol = library ? dlsym(library, "hipExtMallocWithFlags") : NULL;
+    fattn_problem p;
+    fattn_buffers host, b;
+    memcpy(&alloc, &symbol, sizeof alloc);
+    fattn_problem_init(&p);
+    fattn_buffers_init(&host);
+    p.op = FATTN_BACKWARD, p.dtype = p.dtype_o = FATTN_BF16, p.dtype_bias = FATTN_F32;
+    p.features = FATTN_BIAS | (accumulate ? FATTN_ACCUMULATE : 0);
+    p.outputs = FATTN_OUT_DBIAS;
+    p.batch = B, p.heads_q = p.heads_k = H, p.seqlen_q = p.seqlen_k = S, p.dim = p.dim_v = D;
+    const int64_t stride[] = {H * S * S, S * S, S, 1}; /* of pairs */
+    memcpy(p.bias_stride, stride, sizeof stride);
+    memcpy(p.dbias_stride, stride, sizeof stride);
+    p.dbias_stride[axis] = 0;
+    for (int n = 0; n < ELEMENTS; n++) {
+        tensor[n] = (uint16_t)(0x3e00 + n * 37 % 256 + (n % 3 ? 0x8000 : 0)); /* 0.1 .. 0.5 */
+    }
+    for (int n = 0; n < ENTRIES; n++) {
+        bias[n] = (float)(n % 7) / 8;
+        entries[0][n] = entries[1][n] = accumulate ? (float)(n % 5) : -1;
+    }
+    for (int n = 0; n < B * H * S; n++) {
+        lse[n] = logf(S) + 0.4f;
+    }
+    host.q = host.k = host.v = host.dout = host.o = tensor, host.lse = lse, host.bias = bias;
+    host.dq = outputs[0], host.dk = outputs[1], host.dv = outputs[2], host.dbias = entries[0];
+    const fattn_status reference = fattn_attention(cpu, &p, &host, NULL);
+    b = host;
+    b.q = b.k = b.v = b.dout = b.o = upload(tensor, sizeof tensor);
+    b.lse = upload(lse, sizeof lse), b.bias = upload(bias, sizeof bias);
+    const bool made = alloc && alloc(&fine, sizeof entries[1], 1) == 0 &&
+                      !fattn_device_copy(hip, fine, entries[1], sizeof entries[1], NULL);
+    b.dbias = fine;
+    const fattn_status status = fattn_attention(hip, &p, &b, NULL);
+    download(entries[1], fine, sizeof entries[1]);
+    (void)fattn_device_free(hip, (void *)b.q);
+    (void)fattn_device_free(hip, b.lse), (void)fattn_device_free(hip, (void *)b.bias);
+    const int64_t extents[] = {B, H, S, S};
+    float error = 0, most = 0;
+    for (int n = 0; n < ENTRIES; n++) {
+        error = fmaxf(error, fabsf(entries[1][n] - entries[0][n]));
+        if (n / stride[axis] % extents[axis] == 0) { /* an entry of dbias */
+            most = fmaxf(most, fabsf(entries[0][n] - (accumulate ? (float)(n % 5) : 0)));
+        }
+    }
+    tap_check(made && !reference && !status && most > 1e-3f && error <= 0.01f * most,
+              "dbias in fine-grained memory, summed over axis %d%s: off by %g of %g: %s", axis,
+              accumulate ? " and added" : "", (double)error, (double)most, fattn_last_reason());
+    fattn_cache_clear();
+    dlclose(library);
+}
+
 /* Reading what nobody allocated, and reading what nobody wrote. */
 static void check_faults(void)
 {
@@ -186,6 +253,9 @@ int main(void)
         check_memory();
         check_dropout();
         check_merge();
+        for (int axis = 0; axis < 4; axis++) {
+            check_fine_grained(axis, axis % 2);
+        }
         check_faults();
     }
     fattn_device_close(hip);

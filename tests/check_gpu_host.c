@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "backends/gpu/args.h"
+#include "backends/gpu/gpu.h"
+#include "core/backend.h"
 #include "core/env.h"
 #include "core/memory.h"
 #include "core/operands.h"
@@ -105,19 +107,17 @@ static fattn_buffers buffers_at(char *memory)
 {
     fattn_buffers b;
     fattn_buffers_init(&b);
-    void *const places[OPERANDS] = {memory,
-                                    memory + OPERAND,
-                                    memory + 2 * OPERAND,
-                                    memory + 3 * OPERAND,
-                                    memory + 4 * OPERAND,
-                                    memory + 5 * OPERAND,
-                                    memory + 6 * OPERAND,
-                                    memory + 7 * OPERAND,
-                                    memory + 8 * OPERAND,
-                                    memory + 9 * OPERAND};
+    void *const places[OPERANDS - 1] = {memory,
+                                        memory + OPERAND,
+                                        memory + 2 * OPERAND,
+                                        memory + 3 * OPERAND,
+                                        memory + 4 * OPERAND,
+                                        memory + 5 * OPERAND,
+                                        memory + 6 * OPERAND,
+                                        memory + 7 * OPERAND,
+                                        memory + 8 * OPERAND};
     b.q = places[0], b.k = places[1], b.v = places[2], b.o = places[3], b.lse = places[4];
     b.dout = places[5], b.dq = places[6], b.dk = places[7], b.dv = places[8];
-    b.seqused_k = places[9];
     return b;
 }
 
@@ -135,6 +135,9 @@ static void set_up(scene *s, work w, uint64_t features)
     expect_ok(fattn_device_malloc(s->device, OPERANDS * OPERAND, &s->operands), "memory");
     memset(s->operands, 0, OPERANDS * OPERAND);
     s->buffers = buffers_at(s->operands);
+    if (features & FATTN_SEQUSED_K) {
+        s->buffers.seqused_k = (const void *)((char *)s->operands + (OPERANDS - 1) * OPERAND);
+    }
     expect_ok(fattn_stream_create(s->device, &s->stream), "a stream");
     expect_ok(fattn_plan_create(s->device, &s->problem, &s->plan), "a plan");
     expect_ok(fattn_plan_get_info(s->plan, &info), "asking the plan");
@@ -215,6 +218,22 @@ static fattn_status act_one_shot_staged(scene *s)
     const fattn_buffers buffers = buffers_at(host_memory);
     const fattn_problem problem = problem_of(BACKWARD);
     return launched(s, fattn_attention(NULL, &problem, &buffers, NULL));
+}
+
+/* The second of two calls on streams of their own, which the first has made a workspace for. */
+static fattn_status act_one_shot_streams(scene *s)
+{
+    fattn_status status = fattn_attention(s->device, &s->problem, &s->buffers, s->stream);
+    status = status ? status : fattn_attention(s->device, &s->problem, &s->buffers, s->stream);
+    return launched(s, status);
+}
+
+static fattn_status act_events_wait(scene *s)
+{
+    fattn_status status = fattn_event_create(s->device, &s->events[0]);
+    status = status ? status : fattn_event_record(s->events[0], NULL);
+    status = status ? status : fattn_event_wait(s->events[0], s->stream);
+    return status ? status : fattn_event_synchronize(s->events[0]);
 }
 
 static fattn_status act_merge(scene *s)
@@ -333,6 +352,8 @@ static const act acts[] = {
     {"running a decoding without a workspace", prepare_decode, act_run_allocating, false},
     {"one shot", prepare_backward, act_one_shot, false},
     {"one shot from host memory", NULL, act_one_shot_staged, false},
+    {"one shot on a stream, twice", prepare_backward, act_one_shot_streams, false},
+    {"letting streams wait", prepare_forward, act_events_wait, false},
     {"merging", prepare_forward, act_merge, false},
     {"writing a dropout mask", prepare_forward, act_dropout_mask, false},
     {"allocating and copying", open_device, act_memory, false},
@@ -342,6 +363,12 @@ static const act acts[] = {
     {"timing", open_device, act_events, false},
     {"destroying an event", prepare_event, act_event_destroy, true},
     {"closing a device", open_device, act_close, true},
+};
+
+/* Of a row that copies by tensor maps, where the build has one. */
+static const act map_acts[] = {
+    {"planning tensor maps", open_device, act_plan_forward, false},
+    {"running with tensor maps", prepare_forward, act_run, false},
 };
 
 /* What a reason says of each driver function. */
@@ -361,6 +388,7 @@ static const struct {
     {"cuFuncGetAttribute", "loading a function"},
     {"cuFuncSetAttribute", "setting the shared memory"},
     {"cuLaunchKernel", "launching a kernel"},
+    {"cuLaunchKernelEx", "launching a kernel"},
     {"cuMemAlloc_v2", "allocating memory"},
     {"cuMemFree_v2", "freeing memory"},
     {"cuMemcpyAsync", "copying"},
@@ -368,10 +396,15 @@ static const struct {
     {"cuStreamDestroy_v2", "destroying a stream"},
     {"cuStreamSynchronize", "waiting for a stream"},
     {"cuStreamGetCtx", "asking for the stream's context"},
+    {"cuStreamWaitEvent", "letting a stream wait"},
+    {"cuStreamGetCaptureInfo", "asking whether a stream is captured"},
+    {"cuThreadExchangeStreamCaptureMode", "setting the mode of captures"},
     {"cuEventCreate", "creating an event"},
     {"cuEventRecord", "recording an event"},
     {"cuEventSynchronize", "waiting for an event"},
     {"cuEventElapsedTime", "timing events"},
+    {"cuTensorMapEncodeTiled", "describing a tensor"},
+    {"cuTensorMapReplaceAddress", "saying where a tensor lies"},
 };
 
 static const char *words_for(const char *function)
@@ -578,6 +611,275 @@ static void check_old_device(void)
     tap_check(wrong == 0, "a device below the lowest architecture is refused with a reason");
 }
 
+static char logged[512]; /* lines of the log */
+
+static void keep_line(void *user, const char *line)
+{
+    const size_t used = strlen(logged);
+    (void)user;
+    snprintf(logged + used, sizeof logged - used, "%s\n", line);
+}
+
+/* "auto" opens, and goes on where a device has no code; one that is named is an error. */
+static void check_auto(int old, const char *backend, int ordinal)
+{
+    fattn_device *device = NULL;
+    fattn_device_info info = {.struct_size = sizeof info};
+    const int64_t modules = stub->alive[STUB_MODULE], contexts = stub->alive[STUB_CONTEXT];
+    running = "auto", wrong = 0;
+    stub->old = old, logged[0] = '\0';
+    setenv("FATTN_VERBOSE", "1", 1);
+    fattn_env_reload();
+    fattn_set_log_callback(keep_line, NULL);
+    const char *const specs[] = {"auto", NULL};
+    EACH (n, specs) {
+        expect_ok(fattn_device_open(specs[n], &device), "auto");
+        expect_ok(fattn_device_get_info(device, &info), "auto");
+        expect(strcmp(info.backend, backend) == 0 && info.ordinal == ordinal, "auto is %s:%d",
+               info.backend, info.ordinal);
+        fattn_device_close(device);
+    }
+    for (int n = 0; n < stub->devices; n++) {
+        char spec[16], line[64];
+        snprintf(spec, sizeof spec, "cuda:%d", n);
+        snprintf(line, sizeof line, "%s over: cuda: this build has no code", spec);
+        expect((strstr(logged, line) != NULL) == (n < old), "%s: the log is \"%s\"", spec, logged);
+        const fattn_status status = fattn_device_open(spec, &device);
+        expect(status == (n < old ? FATTN_UNSUPPORTED : FATTN_OK), "%s: %s", spec,
+               fattn_status_string(status));
+        fattn_device_close(device);
+    }
+    fattn_set_log_callback(NULL, NULL);
+    unsetenv("FATTN_VERBOSE");
+    fattn_env_reload();
+    const fattn_problem problem = problem_of(FORWARD);
+    const fattn_buffers buffers = buffers_at(host_memory);
+    expect_ok(fattn_attention(NULL, &problem, &buffers, NULL), "one shot on the default device");
+    fattn_cache_clear();
+    stub->old = 0;
+    expect(stub->alive[STUB_MODULE] == modules && stub->alive[STUB_CONTEXT] == contexts,
+           "something leaks");
+    tap_check(wrong == 0, "auto is %s:%d where %d of %d devices have no code", backend, ordinal,
+              old, stub->devices);
+}
+
+/* What a device and its events say is what the driver said. */
+static void check_numbers(void)
+{
+    fattn_device *device = NULL;
+    fattn_device_info info = {.struct_size = sizeof info};
+    fattn_event *events[2] = {NULL};
+    fattn_limits limits;
+    double milliseconds = 0;
+    char isa[32];
+    running = "numbers", wrong = 0;
+    expect_ok(fattn_device_open("cuda:1", &device), "opening");
+    expect_ok(fattn_device_get_info(device, &info), "describing");
+    device->backend->limits(device->impl, &limits);
+    snprintf(isa, sizeof isa, "sm_%d", stub->capability);
+    expect(strcmp(info.name, "stub 1") == 0 && strcmp(info.isa, isa) == 0 && info.ordinal == 1,
+           "it is %s, %s, number %d", info.name, info.isa, info.ordinal);
+    expect(info.units == 4 && info.host_memory == 0, "%d units", info.units);
+    expect(info.total_memory == INT64_C(2) << 30, "%lld bytes", (long long)info.total_memory);
+    expect(info.fast_memory == limits.fast_memory && info.fast_memory >= 64 << 10 &&
+               info.fast_memory < 1 << 20,
+           "%lld bytes a block", (long long)info.fast_memory);
+    expect(limits.units == 4 && limits.shared_cache == 40 << 20, "limits of %d units",
+           (int)limits.units);
+    for (int n = 0; n < 2; n++) {
+        expect_ok(fattn_event_create(device, &events[n]), "making an event");
+        expect_ok(fattn_event_record(events[n], NULL), "recording it");
+    }
+    expect_ok(fattn_event_elapsed(events[0], events[1], &milliseconds), "timing");
+    expect(milliseconds == 0.5, "%g milliseconds", milliseconds);
+    fattn_event_destroy(events[0]);
+    fattn_event_destroy(events[1]);
+    fattn_device_close(device);
+    tap_check(wrong == 0, "a device and its events say what the driver says");
+}
+
+/* AMD's launches count threads in 32 bits: fewer than 2^32. */
+static void check_grids(void)
+{
+    const fattn_gpu_api amd = {.blocks_max = INT32_MAX, .threads_max = UINT32_MAX};
+    const fattn_gpu_api nvidia = {.blocks_max = INT32_MAX, .threads_max = INT64_MAX};
+    running = "grids", wrong = 0;
+    for (int threads = 32; threads <= 1024; threads += 32) {
+        const int64_t fits = (INT64_C(1) << 32) / threads - 1, most = INT64_C(1) << 62;
+        expect(fattn_gpu_grid(&amd, fits, threads) == (fits < INT32_MAX ? fits : INT32_MAX),
+               "%d blocks of %d", (int)fits, threads);
+        expect((int64_t)fattn_gpu_grid(&amd, most, threads) * threads <= UINT32_MAX,
+               "too many threads of blocks of %d", threads);
+        expect(fattn_gpu_grid(&nvidia, most, threads) == INT32_MAX, "blocks of %d", threads);
+        expect(fattn_gpu_grid(&amd, 7, threads) == 7, "7 blocks of %d", threads);
+    }
+    tap_check(wrong == 0, "a launch has as many blocks as a driver takes");
+}
+
+/* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
+ * driver's own code of older PTX was not. */
+static void check_early(int capability, bool only_ptx, int compiled_for)
+{
+    const int usual = stub->capability;
+    scene s = {.spec = "cuda:0"};
+    running = "early launches", wrong = 0;
+    stub->capability = capability, stub->only_ptx = only_ptx, stub->compiled_for = compiled_for;
+    stub->early = stub->unready = 0;
+    if (fattn_device_open(s.spec, &s.device)) {
+        tap_skip("a device of another capability decodes", fattn_last_reason());
+        stub->capability = usual, stub->only_ptx = false, stub->compiled_for = 0;
+        return;
+    }
+    set_up(&s, DECODE, 0);
+    for (int turn = 0; turn < 3; turn++) {
+        expect_ok(act_run(&s), "decoding");
+    }
+    expect(stub->unready == 0, "%d of %d early launches have no wait", (int)stub->unready,
+           (int)stub->early);
+    expect((stub->early > 0) == (stub->newest >= 90), "%d early launches of code for %d",
+           (int)stub->early, stub->newest);
+    tear_down(&s);
+    stub->capability = usual, stub->only_ptx = false, stub->compiled_for = 0;
+    tap_check(wrong == 0, "early launches on capability %d.%d%s, of code for %d: %d",
+              capability / 10, capability % 10, only_ptx ? " by PTX" : "", stub->newest,
+              (int)stub->early);
+}
+
+static int64_t maps_seen; /* launches that were given tensor maps */
+
+/* The maps of q, k and v lie where these do; the stub keeps addresses first. */
+static void watch_maps(void **parameters)
+{
+    const fattn_gpu_args *const args = parameters[0];
+    const void *const wanted[] = {args->buffers.q, args->buffers.k, args->buffers.v};
+    EACH (n, wanted) {
+        const void *address = NULL;
+        memcpy(&address, (const char *)parameters[1] + n * FATTN_GPU_MAP_BYTES, sizeof address);
+        expect(address == wanted[n], "map %d is of %p, not %p", (int)n, address, wanted[n]);
+    }
+    maps_seen++;
+}
+
+/* Whether the build and a device of capability 9.0 have the row. On success they are in use. */
+static bool begin_maps(void)
+{
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    fattn_problem problem = problem_of(FORWARD);
+    stub->capability = 90;
+    setenv("FATTN_KERNEL", "wgmma_64", 1);
+    fattn_env_reload();
+    const bool has = fattn_device_open("cuda:0", &device) == FATTN_OK &&
+                     fattn_plan_create(device, &problem, &plan) == FATTN_OK;
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    return has;
+}
+
+static void end_maps(int usual)
+{
+    stub->capability = usual;
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+}
+
+/* Strides as callers have them: the stub refuses what a driver would. */
+static void check_map_strides(void)
+{
+    enum { ROWS = 97, D = 40 };
+    static const struct {
+        const char *what;
+        int64_t batch, heads, group;
+        fattn_strides k; /* of k and v, in elements */
+    } layouts[] = {
+        {"packed rows", 3, 2, 1, {2 * ROWS * D, 2 * D, D}},
+        {"heads before rows", 3, 2, 3, {2 * ROWS * D, D, ROWS * D}},
+        {"keys that heads share", 3, 2, 1, {ROWS * D, D, 0}},
+        {"keys that sequences share", 3, 2, 7, {0, 2 * D, D}},
+        {"one of each", 1, 1, 1, {0, D, 0}},
+    };
+    scene s = {.spec = "cuda:0"};
+    running = "strides of tensor maps", wrong = 0, maps_seen = 0;
+    open_device(&s);
+    expect_ok(fattn_device_malloc(s.device, OPERANDS * OPERAND, &s.operands), "memory");
+    stub->watch = watch_maps;
+    EACH (n, layouts) {
+        fattn_plan *plan = NULL;
+        fattn_problem p = problem_of(FORWARD);
+        p.layout = FATTN_STRIDED;
+        p.batch = layouts[n].batch;
+        p.heads_k = layouts[n].heads, p.heads_q = layouts[n].heads * layouts[n].group;
+        p.seqlen_q = p.seqlen_k = ROWS;
+        p.dim = p.dim_v = D;
+        p.q = p.o = (fattn_strides){ROWS * p.heads_q * D, p.heads_q * D, D};
+        p.k = p.v = layouts[n].k;
+        s.buffers = buffers_at(s.operands);
+        if (expect_ok(fattn_plan_create(s.device, &p, &plan), layouts[n].what)) {
+            expect_ok(fattn_execute(plan, &s.buffers, NULL, NULL), layouts[n].what);
+        }
+        fattn_plan_destroy(plan);
+    }
+    stub->watch = NULL;
+    expect(maps_seen >= (int64_t)(sizeof layouts / sizeof *layouts), "%d launches", (int)maps_seen);
+    tear_down(&s);
+    tap_check(wrong == 0, "tensor maps of %d layouts are what a driver takes",
+              (int)(sizeof layouts / sizeof *layouts));
+}
+
+/* What a row with tensor maps cannot take, with its reason. */
+static void check_map_refusals(void)
+{
+    static const struct {
+        const char *reason;
+        fattn_strides q, k;
+        int64_t group;
+    } cases[] = {
+        {"copies no rows of stride 0", {64, 64, 0}, {0, 0, 0}, 1},
+        {"copies no queries that the heads of a group share", {64, 64, 0}, {64, 64, 0}, 2},
+        {"takes 128 query heads of a key/value head at most", {64 * 129, 64, 64}, {64, 64, 0}, 129},
+        {"needs rows aligned to 16 bytes, not those of k", {64, 64, 64}, {68, 68, 0}, 1},
+        {"copies by strides below 2^40 bytes", {64, 64, 64}, {INT64_C(1) << 39, 64, 0}, 1},
+    };
+    fattn_device *device = NULL;
+    running = "refusals of tensor maps", wrong = 0;
+    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    EACH (n, cases) {
+        fattn_plan *plan = NULL;
+        fattn_problem p = problem_of(FORWARD);
+        p.layout = FATTN_STRIDED;
+        p.batch = 1, p.heads_k = 1, p.heads_q = cases[n].group;
+        p.seqlen_q = 1, p.seqlen_k = 80;
+        p.q = cases[n].q, p.k = p.v = cases[n].k;
+        p.o = (fattn_strides){64 * cases[n].group, 64 * cases[n].group, 64};
+        const fattn_status status = fattn_plan_create(device, &p, &plan);
+        expect(status == FATTN_UNSUPPORTED && says(cases[n].reason), "\"%s\": %s: %s",
+               cases[n].reason, fattn_status_string(status), fattn_last_reason());
+        fattn_plan_destroy(plan);
+    }
+    fattn_device_close(device);
+    tap_check(wrong == 0, "%d problems are not for tensor maps, and the reason is said",
+              (int)(sizeof cases / sizeof *cases));
+}
+
+/* Returns whether the build has a row with tensor maps. */
+static bool check_maps(void)
+{
+    const int usual = stub->capability;
+    const failure f = {.result = STUB_LAUNCH_FAILED};
+    const bool has = begin_maps();
+    if (has) {
+        EACH (n, map_acts) {
+            check_act(&map_acts[n], "cuda:0", f, "capability 9.0");
+        }
+        check_map_strides();
+        check_map_refusals();
+    } else {
+        tap_skip("tensor maps", fattn_last_reason());
+    }
+    end_maps(usual);
+    return has;
+}
+
 /* Results that have a status of their own, and one that a driver older than the images gives. */
 static void check_statuses(void)
 {
@@ -716,7 +1018,8 @@ static void check_threads(void)
 static void expect_capturable(const char *what)
 {
     static const char *const allowed[] = {"cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
-                                          "cuStreamGetCtx", "cuLaunchKernel"};
+                                          "cuStreamGetCtx",      "cuLaunchKernel",
+                                          "cuLaunchKernelEx",    "cuTensorMapReplaceAddress"};
     for (int64_t n = 0; n < stub->calls; n++) {
         bool good = false;
         EACH (a, allowed) {
@@ -904,6 +1207,308 @@ static void check_one_shot_memory(void)
 }
 
 /* -------------------------------------------------------------------------------------------------
+ * Workspaces of the one-shot call, which come back while a GPU still uses them
+ * ---------------------------------------------------------------------------------------------- */
+
+enum { WORKSPACES_SEEN = 64 };
+
+/* Of each launch, its workspace. */
+static struct {
+    const void *workspaces[WORKSPACES_SEEN]; /* all that were seen */
+    int count;
+    const void *last;
+    int64_t unordered; /* launches that do not follow what used their workspace before */
+} seen;
+
+/* A launch that follows another of the same call is of the same stream, so every one is asked. */
+static void watch_workspace(void **parameters)
+{
+    const fattn_gpu_args *const args = parameters[0];
+    int n = 0;
+    seen.last = args->workspace;
+    seen.unordered += args->workspace && !cuda->stub_follows(args->workspace);
+    while (n < seen.count && seen.workspaces[n] != args->workspace) {
+        n++;
+    }
+    if (n == seen.count && n < WORKSPACES_SEEN) {
+        seen.workspaces[seen.count++] = args->workspace;
+    }
+}
+
+static void begin_watch(scene *s)
+{
+    memset(&seen, 0, sizeof seen);
+    fattn_cache_clear();
+    set_up(s, DECODE, 0);
+    stub->watch = watch_workspace;
+    stub->freed_in_use = 0;
+}
+
+/* most: workspaces that may have been made. */
+static void end_watch(scene *s, int most, const char *what)
+{
+    stub->watch = NULL;
+    expect(seen.count > 0 && seen.count <= most, "%d workspaces, at most %d", seen.count, most);
+    expect(seen.unordered == 0, "%d launches do not follow the last use of their workspace",
+           (int)seen.unordered);
+    tear_down(s);
+    expect(stub->freed_in_use == 0, "%d workspaces were freed in use", (int)stub->freed_in_use);
+    tap_check(wrong == 0, "one shot: %s", what);
+}
+
+static void attend(const scene *s, fattn_stream stream)
+{
+    expect_ok(fattn_attention(s->device, &s->problem, &s->buffers, stream), "a call");
+}
+
+static int calls_of(const char *name)
+{
+    int count = 0;
+    for (int64_t n = 0; n < stub->calls; n++) {
+        count += strcmp(stub->log[n], name) == 0;
+    }
+    return count;
+}
+
+/* Each stream gets a workspace, up to four; then nothing is allocated, waited for or freed. */
+static void check_streams(int count, const char *what)
+{
+    scene s = {.spec = "cuda:0"};
+    fattn_stream streams[8];
+    running = what, wrong = 0;
+    begin_watch(&s);
+    for (int n = 0; n < count; n++) {
+        expect_ok(fattn_stream_create(s.device, &streams[n]), "a stream");
+    }
+    for (int turn = 0; turn < 5 * count; turn++) {
+        stub->calls = turn == count ? 0 : stub->calls;
+        attend(&s, streams[turn % count]);
+    }
+    expect(calls_of("cuMemAlloc_v2") + calls_of("cuMemFree_v2") + calls_of("cuStreamSynchronize") +
+                   calls_of("cuEventSynchronize") ==
+               0,
+           "calls after the first round allocate, wait or free");
+    for (int n = 0; n < count; n++) {
+        fattn_stream_destroy(s.device, streams[n]);
+    }
+    expect(seen.count == (count < 4 ? count : 4), "%d workspaces", seen.count);
+    end_watch(&s, WORKSPACES_SEEN, what);
+}
+
+/* The next stream has the handle of the one before. */
+static void check_handles(void)
+{
+    scene s = {.spec = "cuda:0"};
+    fattn_stream stream = NULL, before = NULL;
+    running = "handles of destroyed streams", wrong = 0;
+    begin_watch(&s);
+    for (int turn = 0; turn < 5; turn++) {
+        expect_ok(fattn_stream_create(s.device, &stream), "a stream");
+        expect(!turn || stream == before, "the stub gives another handle");
+        attend(&s, stream);
+        before = stream;
+        fattn_stream_destroy(s.device, stream);
+    }
+    end_watch(&s, 1, running);
+}
+
+static void *attend_aside(void *argument)
+{
+    attend(argument, (fattn_stream)(uintptr_t)FATTN_STREAM_PER_THREAD);
+    return NULL;
+}
+
+/* One handle, a stream a thread. */
+static void check_thread_streams(void)
+{
+    scene s = {.spec = "cuda:0"};
+    running = "the stream of each thread", wrong = 0;
+    begin_watch(&s);
+    for (int turn = 0; turn < 12; turn++) {
+        pthread_t other;
+        expect(!pthread_create(&other, NULL, attend_aside, &s), "no thread");
+        pthread_join(other, NULL);
+        attend_aside(&s);
+        attend(&s, NULL);
+        attend(&s, (fattn_stream)(uintptr_t)1);
+    }
+    end_watch(&s, 4, running);
+}
+
+/* An event of one stream holds up another: the stub sees work of both on one memory. */
+static void check_event_order(void)
+{
+    scene s = {.spec = "cuda:0"};
+    fattn_stream other = NULL;
+    running = "events", wrong = 0;
+    begin_watch(&s);
+    expect_ok(fattn_stream_create(s.device, &other), "a stream");
+    expect_ok(fattn_event_create(s.device, &s.events[0]), "an event");
+    expect_ok(fattn_event_wait(s.events[0], other), "waiting for an event that was not recorded");
+    expect_ok(act_run(&s), "a run");
+    expect_ok(fattn_event_record(s.events[0], s.stream), "recording");
+    expect_ok(fattn_event_wait(s.events[0], other), "waiting");
+    expect_ok(fattn_execute(s.plan, &s.buffers, s.workspace, other), "a run elsewhere");
+    expect(seen.unordered == 0, "the second run does not follow the first");
+    expect_ok(fattn_execute(s.plan, &s.buffers, s.workspace, s.stream), "a run without waiting");
+    expect(seen.unordered > 0, "the stub does not see that the third does not follow the second");
+    seen.unordered = 0;
+    expect_ok(fattn_event_record(s.events[0], other), "recording");
+    expect_ok(fattn_event_synchronize(s.events[0]), "waiting on the host");
+    expect_ok(fattn_stream_synchronize(s.device, s.stream), "waiting on the host");
+    expect_ok(fattn_execute(s.plan, &s.buffers, s.workspace, NULL), "a run after both");
+    expect(fattn_event_wait(NULL, other) == FATTN_NULL_POINTER, "event NULL");
+    expect(fattn_event_synchronize(NULL) == FATTN_NULL_POINTER, "event NULL");
+    fattn_stream_destroy(s.device, other);
+    stub->watch = NULL;
+    tear_down(&s);
+    tap_check(wrong == 0 && seen.unordered == 0, "a stream waits for another's event");
+}
+
+/* Begins a capture of the scene's stream, in which no thread may make an unsafe call. */
+static void capture_begin(const scene *s, gpu_context *context)
+{
+    cuda->primary_retain(context, 0);
+    cuda->context_set(*context);
+    expect(cuda->capture_begin(s->stream, 0) == 0, "capturing did not begin");
+}
+
+static void capture_end(const scene *s)
+{
+    driver_graph graph = NULL;
+    expect(cuda->capture_end(s->stream, &graph) == 0 && graph, "there is no graph");
+    cuda->context_set(NULL);
+    cuda->primary_release(0);
+}
+
+/* Calls of a capture share a workspace, and nobody else gets it: not while the stream is captured,
+ * nor later, nor after the cache was emptied. warm: the plan and a workspace were there. */
+static void check_captured(bool warm)
+{
+    scene s = {.spec = "cuda:0"};
+    fattn_stream side = NULL;
+    fattn_event *fork = NULL;
+    gpu_context context = NULL;
+    fattn_cache_info before = {.struct_size = sizeof before}, after = before;
+    running = warm ? "a warm capture" : "a cold capture", wrong = 0;
+    begin_watch(&s);
+    expect_ok(fattn_stream_create(s.device, &side), "a stream");
+    expect_ok(fattn_event_create(s.device, &fork), "an event");
+    fattn_cache_get_info(&before);
+    if (warm) {
+        attend(&s, NULL);
+    }
+    const void *const outside = seen.last;
+    capture_begin(&s, &context);
+    attend(&s, s.stream);
+    const void *const owned = seen.last;
+    attend(&s, s.stream);
+    expect(seen.last == owned && owned != outside, "two calls of a capture have two workspaces");
+    expect_ok(fattn_event_record(fork, s.stream), "recording");
+    expect_ok(fattn_event_wait(fork, side), "the other stream joins the capture");
+    attend(&s, side);
+    expect(seen.last == owned, "a call on a stream that joined has another workspace");
+    expect_ok(fattn_event_record(fork, side), "recording");
+    expect_ok(fattn_event_wait(fork, s.stream), "the streams join again");
+    fattn_stream third = NULL;
+    expect_ok(fattn_stream_create(s.device, &third), "a stream");
+    attend(&s, third);
+    expect(seen.last != owned, "a call beside the capture has its workspace");
+    const fattn_buffers staged = buffers_at(host_memory);
+    expect(fattn_attention(s.device, &s.problem, &staged, s.stream) == FATTN_INVALID_ARGUMENT &&
+               says("captured"),
+           "host memory under a capture: %s", fattn_last_reason());
+    capture_end(&s);
+    const int64_t bytes = s.workspace_bytes;
+    fattn_cache_get_info(&after);
+    expect(after.graph_bytes == before.graph_bytes + bytes && after.bytes >= bytes,
+           "graphs own %d bytes more", (int)(after.graph_bytes - before.graph_bytes));
+    for (int turn = 0; turn < 3; turn++) {
+        attend(&s, s.stream);
+        expect(seen.last != owned, "a call after the capture has its workspace");
+        attend(&s, side);
+        expect(seen.last != owned, "a call after the capture has its workspace");
+        if (turn == 1) {
+            fattn_cache_clear();
+            expect(cuda->stub_owns(owned), "the graph's workspace was freed");
+        }
+    }
+    capture_begin(&s, &context);
+    attend(&s, s.stream);
+    expect(seen.last != owned, "another capture has the workspace of the first");
+    capture_end(&s);
+    fattn_event_destroy(fork);
+    fattn_stream_destroy(s.device, side);
+    fattn_stream_destroy(s.device, third);
+    end_watch(&s, WORKSPACES_SEEN, running);
+}
+
+/* No more bytes are kept than is said, and no more plans. */
+static void check_limits(void)
+{
+    scene s = {.spec = "cuda:0"};
+    fattn_cache_options options;
+    fattn_cache_info info = {.struct_size = sizeof info}, start;
+    running = "limits", wrong = 0;
+    begin_watch(&s);
+    fattn_cache_get_info(&info);
+    start = info;
+    fattn_cache_options_init(&options);
+    options.bytes = s.workspace_bytes;
+    expect_ok(fattn_cache_set_options(&options), "one workspace");
+    attend(&s, NULL);
+    attend(&s, s.stream); /* another workspace: the first is given up for it */
+    fattn_cache_get_info(&info);
+    expect(info.bytes == s.workspace_bytes && info.entries == 1, "%d bytes in %d entries",
+           (int)info.bytes, (int)info.entries);
+    expect(info.hits == start.hits + 1 && info.misses == start.misses + 1 &&
+               info.allocations == start.allocations + 2,
+           "hits %d, misses %d, allocations %d", (int)info.hits, (int)info.misses,
+           (int)info.allocations);
+    options.bytes = s.workspace_bytes - 1;
+    expect_ok(fattn_cache_set_options(&options), "less than one");
+    fattn_cache_get_info(&info);
+    expect(info.bytes == 0, "%d bytes, 0 expected", (int)info.bytes);
+    for (int turn = 0; turn < 3; turn++) {
+        attend(&s, s.stream);
+        fattn_cache_get_info(&info);
+        expect(info.bytes == 0 && stub->freed_in_use == 0, "%d bytes", (int)info.bytes);
+    }
+    options.entries = 0;
+    expect_ok(fattn_cache_set_options(&options), "nothing");
+    attend(&s, s.stream);
+    fattn_cache_get_info(&info);
+    expect(info.bytes == 0 && info.entries == 0, "%d bytes in %d entries", (int)info.bytes,
+           (int)info.entries);
+    fattn_cache_options_init(&options);
+    expect_ok(fattn_cache_set_options(&options), "the defaults");
+    end_watch(&s, WORKSPACES_SEEN, "no more than is allowed is kept");
+}
+
+/* When memory runs out, what is idle is given back first. */
+static void check_shortage(void)
+{
+    scene s = {.spec = "cuda:0"};
+    running = "a shortage", wrong = 0;
+    begin_watch(&s);
+    attend(&s, NULL);
+    stub->calls = 0, stub->fail_with = STUB_OUT_OF_MEMORY;
+    attend(&s, s.stream);
+    int64_t alloc = 1;
+    while (alloc <= stub->calls && strcmp(stub->log[alloc - 1], "cuMemAlloc_v2") != 0) {
+        alloc++;
+    }
+    fattn_cache_clear();
+    attend(&s, NULL);
+    stub->calls = 0, stub->fired = false, stub->fail_at = alloc;
+    attend(&s, s.stream);
+    expect(stub->fired && calls_of("cuMemAlloc_v2") == 2 && calls_of("cuMemFree_v2") == 1,
+           "%d allocations, %d freed", calls_of("cuMemAlloc_v2"), calls_of("cuMemFree_v2"));
+    stub->fail_at = 0;
+    end_watch(&s, WORKSPACES_SEEN, "what is idle is given back when memory runs out");
+}
+
+/* -------------------------------------------------------------------------------------------------
  * Drivers that lack something: each in a process of its own, since a driver is opened once
  * ---------------------------------------------------------------------------------------------- */
 
@@ -937,6 +1542,9 @@ static const char *const functions[] = {
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
     "cuStreamGetCtx",
+    "cuStreamWaitEvent",
+    "cuStreamGetCaptureInfo",
+    "cuThreadExchangeStreamCaptureMode",
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventRecord",
@@ -971,6 +1579,26 @@ static void expect_no_driver(const char *why)
  * only through the emulator that runs this program. */
 enum { ANOTHER_DRIVER = 77, FOREIGN = 126 };
 
+/* A row that needs tensor maps says that the driver has none. */
+static void expect_no_maps(const char *why)
+{
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    fattn_problem problem = problem_of(FORWARD);
+    stub->capability = 90;
+    setenv("FATTN_KERNEL", "wgmma_64", 1);
+    fattn_env_reload();
+    expect_ok(fattn_device_open("cuda:0", &device), "opening");
+    const fattn_status status = fattn_plan_create(device, &problem, &plan);
+    expect(status == FATTN_UNSUPPORTED && says(why), "%s, expected \"%s\": %s",
+           fattn_status_string(status), why, fattn_last_reason());
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+    expect_ok(fattn_plan_create(device, &problem, &plan), "another row");
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+}
+
 /* What this process is to see, by its second argument. */
 static int be_child(const char *what, const char *why)
 {
@@ -985,7 +1613,11 @@ static int be_child(const char *what, const char *why)
     } else if (strcmp(what, "no start") == 0 && expect(stub != NULL, "no stub")) {
         stub->fail_at = 1, stub->fail_with = STUB_OLD_DRIVER;
     }
-    expect_no_driver(why);
+    if (strcmp(what, "no maps") == 0 && expect(stub != NULL, "no stub")) {
+        expect_no_maps(why);
+    } else {
+        expect_no_driver(why);
+    }
     return wrong;
 }
 
@@ -1042,7 +1674,8 @@ static int hide(char *bytes, size_t size, const char *name, char first)
     return found;
 }
 
-static void check_drivers(const char *program, const char *stub_path)
+/* maps: whether the build has a row that needs them. */
+static void check_drivers(const char *program, const char *stub_path, bool maps)
 {
     char folder[] = "/tmp/fattn-cuda-XXXXXX", path[64], home[4096];
     size_t size = 0;
@@ -1065,6 +1698,19 @@ static void check_drivers(const char *program, const char *stub_path)
                       run_child(program, folder, "a missing function", functions[n]) == 0,
                   "a driver without %s is too old, and its name is said", functions[n]);
         hide(bytes, size, functions[n], 'c');
+    }
+    static const char *const map_functions[] = {"cuTensorMapEncodeTiled",
+                                                "cuTensorMapReplaceAddress"};
+    EACH (n, map_functions) {
+        const bool hidden = hide(bytes, size, map_functions[n], 'X') > 0;
+        if (maps) {
+            tap_check(hidden && write_file(path, bytes, size) &&
+                          run_child(program, folder, "no maps", "a driver with tensor maps") == 0,
+                      "a driver without %s runs other rows", map_functions[n]);
+        } else {
+            tap_skip("a driver without tensor maps", "this build has no row that needs them");
+        }
+        hide(bytes, size, map_functions[n], 'c');
     }
     tap_check(write_file(path, bytes, 10) &&
                   run_child(program, folder, "no library", "no driver") == 0,
@@ -1110,6 +1756,17 @@ int main(int argc, char **argv)
     check_failures();
     check_any_device();
     check_old_device();
+    check_numbers();
+    check_grids();
+    check_auto(0, "cuda", 0);
+    check_auto(1, "cuda", 1);
+    check_auto(2, "cpu", 0);
+    check_early(90, false, 0);
+    check_early(90, false, 90); /* as if this build had code for it */
+    check_early(90, true, 0);
+    check_early(100, false, 0);
+    check_early(120, true, 0);
+    const bool maps = check_maps();
     check_statuses();
     check_two_contexts();
     check_threads();
@@ -1117,12 +1774,21 @@ int main(int argc, char **argv)
     check_staging(86);
     check_empty_axes();
     check_one_shot_memory();
+    check_streams(2, "two streams take turns");
+    check_streams(6, "six streams take turns");
+    check_handles();
+    check_thread_streams();
+    check_event_order();
+    check_limits();
+    check_shortage();
+    check_captured(true);
+    check_captured(false);
     for (work w = FORWARD; w < WORKS; w++) {
         check_capture(w);
     }
     tap_check(located != 0, "the stub's file is known");
     if (located) {
-        check_drivers(argv[0], self.dli_fname);
+        check_drivers(argv[0], self.dli_fname, maps);
     }
     return tap_done();
 }

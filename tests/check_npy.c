@@ -7,9 +7,12 @@
  *     check_npy cat [--bf16] IN OUT reads IN and writes OUT; for the comparison with NumPy
  */
 #define _XOPEN_SOURCE 700
+#define _DEFAULT_SOURCE /* usleep */
+#undef _FORTIFY_SOURCE  /* its read() is an inline function, which none here could replace */
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +20,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/memory.h"
@@ -71,22 +75,24 @@ static long get_file(const char *path, void *bytes, size_t room)
     return (long)size;
 }
 
-/* Entries of the folder; with clear set they are removed. */
-static int entries(int clear)
+/* Entries of a folder; with clear set they are removed. */
+static int entries_in(const char *place, int clear)
 {
     int count = 0;
-    DIR *const dir = opendir(folder);
-    need(dir != NULL, folder);
+    DIR *const dir = opendir(place);
+    need(dir != NULL, place);
     for (struct dirent *entry; (entry = readdir(dir));) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
         count++;
-        char path[1024];
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        if (clear) remove(path);
+        if (clear && unlinkat(dirfd(dir), entry->d_name, 0)) {
+            unlinkat(dirfd(dir), entry->d_name, AT_REMOVEDIR);
+        }
     }
     closedir(dir);
     return count;
 }
+
+static int entries(int clear) { return entries_in(folder, clear); }
 
 /* -------------------------------------------------------------------------------------------------
  * Specimens
@@ -539,6 +545,38 @@ ssize_t write(int file, const void *bytes, size_t size)
     return writev(file, &part, 1);
 }
 
+/* What changes names, and when the process is killed before one of them. */
+static int changes_until_kill; /* 1: the next; 0: never */
+
+static void change(void)
+{
+    if (changes_until_kill && --changes_until_kill == 0) kill(getpid(), SIGKILL);
+}
+
+int rename(const char *from, const char *to)
+{
+    change();
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+int link(const char *from, const char *to)
+{
+    change();
+    return linkat(AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int unlink(const char *path)
+{
+    change();
+    return unlinkat(AT_FDCWD, path, 0);
+}
+
+int fsync(int file)
+{
+    change();
+    return fdatasync(file);
+}
+
 /* Reads or writes a file while its n-th system call fails, n = 1.. until none does. */
 static void check_fault(fault kind, const char *name, int reading, int fortran)
 {
@@ -598,8 +636,9 @@ static void test_faults(void)
 enum { TOGETHER = 3 };
 
 static const char *const together[TOGETHER] = {"a.npy", "b.npy", "c.npy"};
+static const char *const apart[TOGETHER] = {"a.npy", "sub/b.npy", "c.npy"};
 
-static int stage_all(const char *const names[TOGETHER], npy_staged staged[TOGETHER])
+static int stage_all(const char *const names[TOGETHER], replacement staged[TOGETHER])
 {
     int failed = 0;
     char why[2048];
@@ -614,31 +653,34 @@ static int stage_all(const char *const names[TOGETHER], npy_staged staged[TOGETH
 }
 
 /* How many of the three hold an array, or "old", or are absent, as digits 2, 1 and 0. */
-static int state(void)
+static int state_of(const char *const names[TOGETHER])
 {
     int digits = 0;
     for (int i = 0; i < TOGETHER; i++) {
         unsigned char byte[1];
-        const long got = get_file(in_folder(together[i]), byte, 1);
+        const long got = get_file(in_folder(names[i]), byte, 1);
         digits = 10 * digits + (got < 1 ? 0 : *byte == 'o' ? 1 : 2);
     }
     return digits;
 }
 
+static int state(void) { return state_of(together); }
+
 static void test_together(void)
 {
-    npy_staged staged[TOGETHER] = {{0}};
+    replacement staged[TOGETHER] = {{0}};
     char why[2048], text[8];
 
     tap_check(!stage_all(together, staged) && state() == 0 && entries(0) == 3,
               "staged outputs are not there yet");
-    npy_abandon(staged, TOGETHER);
+    replacement_abandon(staged, TOGETHER);
     tap_check(entries(0) == 0 && !staged[0].target, "abandoned outputs leave nothing");
-    npy_abandon(staged, TOGETHER);
+    replacement_abandon(staged, TOGETHER);
 
     put_file(in_folder("b.npy"), "old", 3);
-    tap_check(!stage_all(together, staged) && !npy_commit(staged, TOGETHER, why, sizeof why) &&
-                  state() == 222 && entries(0) == 3 && !staged[2].target,
+    tap_check(!stage_all(together, staged) &&
+                  !replacement_commit(staged, TOGETHER, why, sizeof why) && state() == 222 &&
+                  entries(0) == 3 && !staged[2].target,
               "outputs appear together and replace what was there");
     entries(1);
 
@@ -650,7 +692,7 @@ static void test_together(void)
         remove(in_folder(together[blocked]));
         if (blocked == 0) expected = 0;
         need(mkdir(in_folder(together[blocked]), 0700) == 0, "mkdir");
-        tap_check(staged_fine && npy_commit(staged, TOGETHER, why, sizeof why) &&
+        tap_check(staged_fine && replacement_commit(staged, TOGETHER, why, sizeof why) &&
                       strstr(why, "exists and is not a regular file") && state() == expected &&
                       entries(0) == 1 + (blocked != 0),
                   "when output %d fails, all files are as before", blocked);
@@ -661,7 +703,7 @@ static void test_together(void)
     for (int lost = 0; lost < TOGETHER; lost++) {
         for (int i = 0; i < TOGETHER; i++) put_file(in_folder(together[i]), "old", 3);
         tap_check(!stage_all(together, staged) && !unlink(staged[lost].temporary) &&
-                      npy_commit(staged, TOGETHER, why, sizeof why) &&
+                      replacement_commit(staged, TOGETHER, why, sizeof why) &&
                       strstr(why, "cannot be written") && state() == 111 && entries(0) == 3,
                   "when output %d cannot be renamed, all files are as before", lost);
         entries(1);
@@ -671,7 +713,7 @@ static void test_together(void)
     put_file(in_folder("a.npy"), "old", 3);
     const int staged_all = !stage_all(together, staged);
     need(mkdir(staged[0].aside, 0700) == 0, "mkdir");
-    tap_check(staged_all && npy_commit(staged, TOGETHER, why, sizeof why) &&
+    tap_check(staged_all && replacement_commit(staged, TOGETHER, why, sizeof why) &&
                   strstr(why, "cannot be replaced") && state() == 100 && entries(0) == 2,
               "when an old file cannot be set aside, all files are as before");
     entries(1);
@@ -679,7 +721,7 @@ static void test_together(void)
     char dotted[600];
     snprintf(dotted, sizeof dotted, "..%s/./a.npy", strrchr(folder, '/'));
     const char *const twice[TOGETHER] = {"a.npy", "b.npy", dotted};
-    tap_check(!stage_all(twice, staged) && npy_commit(staged, TOGETHER, why, sizeof why) &&
+    tap_check(!stage_all(twice, staged) && replacement_commit(staged, TOGETHER, why, sizeof why) &&
                   strstr(why, "two outputs cannot be the same file") && entries(0) == 0,
               "two outputs cannot have one name");
 
@@ -699,6 +741,11 @@ static void test_together(void)
                   !stat(in_folder("mode.npy"), &file_status) &&
                   (file_status.st_mode & 0777) == 0640,
               "outputs have the permissions that the umask leaves");
+    tap_check(!chmod(in_folder("mode.npy"), 0604) &&
+                  !npy_write(in_folder("mode.npy"), &array, why, sizeof why) &&
+                  !stat(in_folder("mode.npy"), &file_status) &&
+                  (file_status.st_mode & 0777) == 0604,
+              "and those of the file that they replace");
     umask(mask);
 
     char name[256] = {0};
@@ -706,6 +753,92 @@ static void test_together(void)
     tap_check(!npy_write(in_folder(name), &array, why, sizeof why),
               "a name of 255 bytes is written");
     npy_free(&array);
+    entries(1);
+}
+
+/* Commits the three over old files, b in a folder of its own, in a process that is killed before
+ * its n-th change. Whether it was. */
+static int killed_at(int n)
+{
+    for (int i = 0; i < TOGETHER; i++) put_file(in_folder(apart[i]), "old", 3);
+    fflush(stdout);
+    const pid_t child = fork();
+    need(child >= 0, "fork");
+    if (child == 0) {
+        replacement staged[TOGETHER] = {{0}};
+        char why[2048];
+        changes_until_kill = n;
+        _exit(stage_all(apart, staged) || replacement_commit(staged, TOGETHER, why, sizeof why));
+    }
+    int status = 0;
+    need(waitpid(child, &status, 0) == child, "waitpid");
+    need(WIFSIGNALED(status) || WEXITSTATUS(status) == 0, "a commit");
+    return WIFSIGNALED(status);
+}
+
+/* What is left of names beside the outputs themselves. */
+static int left_behind(void)
+{
+    const int all = entries(0) + entries_in(in_folder("sub"), 0);
+    return all - 1 - TOGETHER;
+}
+
+static void test_killed(void)
+{
+    static const char *const from[] = {"x.npy", "sub/x.npy"};
+    need(mkdir(in_folder("sub"), 0700) == 0, "mkdir");
+    for (int way = 0; way < 2; way++) {
+        int n = 1, mixed = 0, fine = 1, states[2] = {0};
+        for (; n < 200 && killed_at(n); n++) {
+            const int before = state_of(apart);
+            mixed += before != 111 && before != 222;
+            replacement_recover(in_folder(from[way]));
+            const int after = state_of(apart);
+            fine &= (after == 111 || after == 222) && (before == 222 ? after == 222 : 1);
+            states[after == 222]++;
+            replacement_recover(in_folder(from[!way]));
+            fine &= state_of(apart) == after && left_behind() == 0;
+        }
+        tap_check(fine && mixed > 0 && states[0] > 2 && states[1] > 2 && n < 200,
+                  "killed before each of %d changes, %d times between two outputs: all or none, by "
+                  "the next run in folder %d",
+                  n - 1, mixed, way);
+    }
+
+    /* A process that lives is left alone. */
+    replacement staged[TOGETHER] = {{0}};
+    char why[2048];
+    const int open = !stage_all(apart, staged);
+    replacement_recover(in_folder("x.npy"));
+    replacement_recover(in_folder("sub/x.npy"));
+    tap_check(open && left_behind() == TOGETHER &&
+                  !replacement_commit(staged, TOGETHER, why, sizeof why) &&
+                  state_of(apart) == 222 && left_behind() == 0,
+              "what a living process writes is nobody's to clean");
+
+    /* The first n after which the outputs are mixed; then somebody writes an old one. */
+    int n = 1;
+    while (killed_at(n) && (state_of(apart) == 111 || state_of(apart) == 222)) {
+        replacement_recover(in_folder("x.npy"));
+        replacement_recover(in_folder("sub/x.npy"));
+        n++;
+    }
+    const int mixed = state_of(apart);
+    usleep(50000);
+    put_file(in_folder("c.npy"), "own", 3);
+    replacement_recover(in_folder("x.npy"));
+    tap_check(mixed == 211 && state_of(apart) == 221 && left_behind() == 0,
+              "a file that was written since a kill stays");
+
+    /* Another user's plan, or one that is none, moves nothing. */
+    put_file(in_folder("bait"), "bait", 4);
+    put_file(in_folder(".fattn-1-1.plan"), "relative\0names\0are\0none", 24);
+    put_file(in_folder(".fattn-1-2.tmp"), "left", 4);
+    replacement_recover(in_folder("x.npy"));
+    tap_check(access(in_folder("bait"), F_OK) == 0 && left_behind() == 1,
+              "a plan that is none is removed");
+    remove(in_folder("sub/b.npy"));
+    remove(in_folder("sub"));
     entries(1);
 }
 
@@ -784,6 +917,7 @@ static int run_tests(const char *corpus)
     test_write_failures();
     test_faults();
     test_together();
+    test_killed();
     test_memory();
     tap_check(fattn_memory_alive() == 0, "no memory is left alive");
     tap_check(next_descriptor() == descriptor, "no file is left open");

@@ -65,7 +65,7 @@ static bool run(fattn_device *device, const fattn_kernel *row, tensors *t, int t
     problem.features = types[type].sink != 0 ? FATTN_SINK : 0;
     fattn_buffers_init(&buffers);
     buffers.q = t->q, buffers.k = t->k, buffers.v = t->v, buffers.o = t->o;
-    buffers.sink = &types[type].sink;
+    buffers.sink = types[type].sink != 0 ? &types[type].sink : NULL;
     const bool done =
         fattn_plan_create_with(device, &problem, row->name, NULL, &plan) == FATTN_OK &&
         fattn_execute(plan, &buffers, NULL, NULL) == FATTN_OK;

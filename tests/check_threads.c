@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bits of a result do not depend on the number of threads: drawn problems on every row of
+/*
+ * The bits of a result do not depend on the number of threads: drawn problems on every row of
  * backend cpu with 1, 2, 3, 4 and 7 threads, forward and backward, each with every tile of the
- * row's menu and with the splits and the outputs of the draw. */
+ * row's menu and with the splits and the outputs of the draw. And so many threads are at work: they
+ * are counted, and so is the time that each of them was on a processor.
+ */
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdio.h>
@@ -11,11 +14,14 @@
 #include "core/env.h"
 #include "core/memory.h"
 #include "core/plan.h"
+#include "tests/attend.h"
 #include "tests/tap.h"
 #include "tools/draw.h"
 
-static const char *const thread_counts[] = {"1", "2", "3", "4", "7"};
+static const int thread_counts[] = {1, 2, 3, 4, 7};
 enum { COUNTS = sizeof thread_counts / sizeof thread_counts[0], SEED = 20 };
+static fattn_device *devices[COUNTS];
+static long extra; /* threads of the process that are not ours: sanitizers have some */
 
 /* Copies of all images of a case, for one run to write into. */
 typedef struct world {
@@ -58,19 +64,15 @@ static bool world_equals(const world *a, const world *b, const draw_case *c)
     return equal;
 }
 
-static fattn_status run(const draw_case *c, const char *threads, const char *kernel,
-                        const fattn_wish *wish, world *w)
+/* With all threads of the device, however small the case is. */
+static fattn_status run(const draw_case *c, int n, const char *kernel, fattn_wish wish, world *w)
 {
-    setenv("FATTN_NUM_THREADS", threads, 1);
-    fattn_env_reload();
-    fattn_device *device = NULL;
     fattn_plan *plan = NULL;
-    fattn_status status = fattn_device_open("cpu", &device);
-    status = status ? status : fattn_plan_create_with(device, &c->problem, kernel, wish, &plan);
+    wish.workers = thread_counts[n];
+    fattn_status status = fattn_plan_create_with(devices[n], &c->problem, kernel, &wish, &plan);
     world_make(w, c);
     status = status ? status : fattn_execute(plan, &w->buffers, NULL, NULL);
     fattn_plan_destroy(plan);
-    fattn_device_close(device);
     return status;
 }
 
@@ -80,10 +82,10 @@ static bool same_bits(const draw_case *c, const char *kernel, const fattn_wish *
                       int64_t *compared)
 {
     world first, other;
-    const bool taken = run(c, thread_counts[0], kernel, wish, &first) == FATTN_OK;
+    const bool taken = run(c, 0, kernel, *wish, &first) == FATTN_OK;
     bool same = true;
     for (int n = 1; taken && n < COUNTS; n++) {
-        const fattn_status status = run(c, thread_counts[n], kernel, wish, &other);
+        const fattn_status status = run(c, n, kernel, *wish, &other);
         same = same && status == FATTN_OK && world_equals(&first, &other, c);
         world_free(&other, c);
         ++*compared;
@@ -115,20 +117,73 @@ static void check_row(const fattn_kernel *row, int64_t cases)
               (int)compared);
 }
 
+/* --- How many there are ----------------------------------------------------------------------- */
+
+enum { WORK = 10000000, PATIENCE = 1000 }; /* nanoseconds of each thread, and runs until then */
+
+/* A device of n threads, of the environment or of options, gets a problem that is worth them. */
+static void check_count(int n, bool by_environment)
+{
+    fattn_device_options options;
+    fattn_device *device = NULL;
+    attend a;
+    char text[16];
+    int busy = 0;
+    fattn_device_options_init(&options);
+    options.threads = by_environment ? n + 1 : n; /* which the environment overrides */
+    snprintf(text, sizeof text, "%d", n);
+    if (by_environment) {
+        setenv("FATTN_NUM_THREADS", text, 1);
+    }
+    fattn_env_reload();
+    attend_make(&a, FATTN_BACKWARD, 16, 256, 256, 64);
+    bool right = fattn_device_open_with("cpu", &options, &device) == FATTN_OK;
+    unsetenv("FATTN_NUM_THREADS");
+    fattn_env_reload();
+    fattn_device_info info = {.struct_size = sizeof info};
+    right = right && fattn_device_get_info(device, &info) == FATTN_OK && info.units == n;
+    for (int runs = 0; right && busy < n && runs < PATIENCE; runs++) {
+        right = attend_with(&a, device) != 0;
+        busy = process_busy(WORK);
+    }
+    const char *const by = by_environment ? "FATTN_NUM_THREADS" : "an option";
+    tap_check(right && info.units == n, "%d threads by %s", n, by);
+    tap_check(process_threads_are(n + extra), "%d threads by %s in the process", n, by);
+    if (process_status("Threads") > 0) {
+        tap_check(busy == n, "%d threads by %s: %d at work", n, by, busy);
+    } else {
+        tap_skip("threads at work", "no /proc");
+    }
+    fattn_cache_clear();
+    fattn_device_close(device);
+    attend_free(&a);
+}
+
 int main(int argc, char **argv)
 {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 100;
-    fattn_device *device = NULL;
-    if (fattn_device_open("cpu", &device)) {
-        return 1;
+    extra = process_extra();
+    for (int n = 0; n < COUNTS; n++) {
+        check_count(thread_counts[n], n % 2 == 0);
+    }
+    for (int n = 0; n < COUNTS; n++) {
+        fattn_device_options options;
+        fattn_device_options_init(&options);
+        options.threads = thread_counts[n];
+        if (fattn_device_open_with("cpu", &options, &devices[n])) {
+            return 1;
+        }
     }
     const char *missing = NULL;
     const fattn_kernel *row;
-    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)) != NULL; i++) {
+    for (int i = 0; (row = devices[0]->backend->kernel(devices[0]->impl, i, &missing)) != NULL;
+         i++) {
         if (!missing) {
             check_row(row, cases);
         }
     }
-    fattn_device_close(device);
+    for (int n = 0; n < COUNTS; n++) {
+        fattn_device_close(devices[n]);
+    }
     return tap_done();
 }

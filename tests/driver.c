@@ -26,6 +26,7 @@ static const struct {
     {"cuGraphExecDestroy", offsetof(driver, graph_exec_destroy)},
     {"cuGraphDestroy", offsetof(driver, graph_destroy)},
     {"stub_cuda_owns", offsetof(driver, stub_owns)},
+    {"stub_cuda_follows", offsetof(driver, stub_follows)},
 };
 
 const driver *driver_open(void)

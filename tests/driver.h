@@ -34,6 +34,7 @@ typedef struct driver {
 
     stub_cuda *stub; /* NULL with a driver */
     bool (*stub_owns)(const void *address);
+    bool (*stub_follows)(const void *address);
 } driver;
 
 /* NULL where there is no libcuda.so.1. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/hazard.h"
+#include "tests/strip.h"
 
 static const fattn_op ops[] = {FATTN_FORWARD, FATTN_BACKWARD};
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
@@ -571,9 +572,11 @@ static void a18(void)
                                                 FATTN_CAUSAL | FATTN_MASK};
             unsigned char *before[4];
             EACH (v, variants) {
-                c.problem.features = variants[v];
+                draw_case asked = c;
+                asked.problem.features = variants[v];
+                strip(&asked.problem, &asked.buffers);
                 hazard_clear_outputs(&c);
-                hazard_check(hazard_run(&hazard_places[n], &c, NULL) == FATTN_OK, "%s",
+                hazard_check(hazard_run(&hazard_places[n], &asked, NULL) == FATTN_OK, "%s",
                              fattn_last_reason());
                 before[v] = hazard_copy(&c, DRAW_O);
                 for (size_t w = 0; w < v; w++) {

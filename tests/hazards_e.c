@@ -275,7 +275,7 @@ static void e10(void)
                 draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 3, 2, 1, 4, 90, 8);
                 c.problem.features =
                     queries[q] | keys[k] | (pages[p] ? FATTN_PAGED : 0) | FATTN_CAUSAL;
-                c.problem.page_size = pages[p] ? pages[p] : -1;
+                c.problem.page_size = pages[p];
                 for (int64_t b = 0; b < 3; b++) {
                     draw_sequence *const s = &c.sequences[b];
                     s->own_rows = queries[q] & FATTN_CU_SEQLENS_Q ? 4 - b : 4;

@@ -494,7 +494,7 @@ static void check_invariance(const place *at, fattn_dtype dtype, int64_t rows, i
 static void check_tile(const place *at, fattn_dtype dtype, int64_t dim, uint64_t features)
 {
     static const int64_t lengths[] = {1, 33, 64, 130, 250, 257, 384, 400, 700, 5000};
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     for (int64_t fast = 1 << 17; fast <= 1 << 22; fast += fast / 8) {
         const fattn_limits limits = {.fast_memory = fast, .parallelism = 8, .units = 4};
         fattn_tiling first = {.br = 0};

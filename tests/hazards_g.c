@@ -128,7 +128,7 @@ static void g2(void)
                 const uint64_t more = features[(t + d) % 4];
                 stage s = {
                     .c = grouped(FATTN_BACKWARD, dtypes[t], dims[d], FATTN_DETERMINISTIC | more)};
-                s.c.problem.dropout_p = 0.25;
+                s.c.problem.dropout_p = more & FATTN_DROPOUT ? 0.25 : 0;
                 s.c.tensors[DRAW_BIAS].flat[0] = s.c.tensors[DRAW_DBIAS].flat[0] = true;
                 if (stage_make(&s, &hazard_places[n])) {
                     check_repeats(&s, runs_at(&hazard_places[n], 50), false, dtype_names[t]);
@@ -291,9 +291,11 @@ static void g7(void)
     for (int set = 0; set < 8; set++) {
         EACH (t, dtypes) {
             draw_case c = hazard_case(FATTN_BACKWARD, dtypes[t], 2, 2, 1, 50, 75, 32);
-            c.problem.window_left = 9, c.problem.window_right = 4;
             EACH (b, bits) {
                 c.problem.features |= set >> b & 1 ? bits[b] : 0;
+            }
+            if (c.problem.features & FATTN_WINDOW) {
+                c.problem.window_left = 9, c.problem.window_right = 4;
             }
             hazard_judge_drawn(&c, -1, "alibi, causal, window: %d in %s", set, dtype_names[t]);
         }

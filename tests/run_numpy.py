@@ -196,7 +196,7 @@ class Case:
             files["seqused-q"] = np.array(self.used_q, np.int64)
         if self.used_k is not self.lengths_k:
             files["seqused-k"] = np.array(self.used_k, np.int32)
-        for name in ("bias", "mask", "block-mask", "sink", "alibi"):
+        for name in ("bias", "mask", "block-mask", "sink", "alibi", "q-offsets", "k-offsets", "wholes-q", "wholes-k"):
             if name.replace("-", "_") in f:
                 files[name] = f[name.replace("-", "_")]
         if self.backward:
@@ -208,7 +208,9 @@ class Case:
         f, words = self.features, ["--layout", self.layout, "--dtype", self.dtype]
         if f.get("causal"):
             words.append("--causal")
-        for name in ("align", "scale", "softcap", "dropout", "seed", "offset", "q_offset", "k_offset"):
+        words += ["--" + name.replace("_", "-") for name in ("deterministic", "batch_invariant", "checked") if f.get(name)]
+        for name in ("anchor", "scale", "softcap", "dropout", "seed", "offset", "q_offset", "k_offset", "whole_q",
+                     "whole_k", "batch_offset", "head_offset", "dtype_o"):
             if name in f:
                 words += ["--" + name.replace("_", "-"), str(f[name])]
         for name in ("window", "block_size"):
@@ -231,11 +233,15 @@ class Case:
 
     def expected(self):
         f, results = self.features, {name: [] for name in self.outputs()}
-        z = dropout(f["dropout"], f.get("seed", 0), f.get("offset", 0), self.b, self.hq, self.sq, self.sk,
-                    f.get("q_offset", 0), f.get("k_offset", 0)) if "dropout" in f else None
+        ahead, above = f.get("batch_offset", 0), f.get("head_offset", 0)
+        z = dropout(f["dropout"], f.get("seed", 0), f.get("offset", 0), ahead + self.b, above + self.hq, self.sq, self.sk,
+                    f.get("q_offset", 0), f.get("k_offset", 0))[ahead:, above:] if "dropout" in f else None
+        place = lambda array, scalar, b, preset: f[array][b] if array in f else f.get(scalar, preset)
         for b in range(self.b):
             sq, sk = self.used_q[b], self.used_k[b]
-            off = (0 if f.get("align") == "top-left" else sk - sq) + f.get("q_offset", 0) - f.get("k_offset", 0)
+            corner = place("wholes_k", "whole_k", b, sk) - place("wholes_q", "whole_q", b, sq)
+            off = (0 if f.get("anchor") == "top-left" else corner) + \
+                place("q_offsets", "q_offset", b, 0) - place("k_offsets", "k_offset", b, 0)
             heads = lambda x, n: x[b][:n].swapaxes(0, 1)
             mask = self.pairs("mask", b, sq, sk) if "mask" in f else True
             if "block_mask" in f:
@@ -289,7 +295,7 @@ def bf16_bits(x):
 
 def read_back(path, dtype, name):
     array = np.load(path)
-    if dtype == "bf16" and name in ("o", "dq", "dk", "dv"):
+    if dtype == "bf16" and array.dtype != np.float32 and name in ("o", "dq", "dk", "dv"):
         assert array.dtype == np.uint16
         return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return array.astype(np.float64)
@@ -348,9 +354,9 @@ def cases():
         ("Dv below D", dict(d=40, dv=1)),
         ("causal, bottom-right, Sq < Sk", dict(causal=True)),
         ("causal, bottom-right, Sq > Sk: empty rows", dict(causal=True, sq=53, sk=20)),
-        ("causal, top-left", dict(causal=True, align="top-left")),
+        ("causal, top-left", dict(causal=True, anchor="top-left")),
         ("window", dict(window=(5, 3))),
-        ("window to the left, top-left", dict(window=(4, -1), align="top-left")),
+        ("window to the left, top-left", dict(window=(4, -1), anchor="top-left")),
         ("window with causal", dict(window=(7, 9), causal=True)),
         ("scale", dict(scale=-0.3)),
         ("softcap", dict(softcap=1.5, scale=0.7)),
@@ -367,6 +373,11 @@ def cases():
         ("ALiBi per batch entry, causal", dict(alibi=abs(real(2, 4)), causal=True)),
         ("dropout", dict(dropout=0.3, seed=12345678901234, offset=2 ** 33 + 5)),
         ("positions", dict(causal=True, q_offset=3, k_offset=16, dropout=0.5, seed=4)),
+        ("a shard of a longer sequence", dict(causal=True, q_offset=30, k_offset=16, whole_q=90, whole_k=110)),
+        ("shards of their own", dict(window=(9, 4), q_offsets=np.array([4, 11]), k_offsets=np.array([0, 7], np.int32),
+                                     wholes_q=np.array([60, 48], np.uint8), wholes_k=np.array([70, 66]))),
+        ("dropout of a shard", dict(dropout=0.4, seed=7, batch_offset=3, head_offset=2)),
+        ("checked lengths", dict(used_k=[9, 53], checked=True)),
         ("bhsd", dict(layout="bhsd", hq=6, hk=3, dv=8)),
         ("everything", dict(causal=True, window=(30, -1), softcap=2.0, bias=real(4, 1, 53), mask=some(2, 1, 37, 53),
                             sink=real(4), alibi=abs(real(4)), dropout=0.25, hk=2, dv=17)),
@@ -385,7 +396,11 @@ def cases():
         yield Case(name + ", backward", backward=True, **settings)
     for name, settings in [("paged", dict(page=16, used_k=[53, 20])), ("paged, bhsd", dict(page=7, layout="bhsd", hk=2, sk=49))]:
         yield Case(name, **settings)
+    yield Case("batch invariant", batch_invariant=True)
+    yield Case("deterministic", deterministic=True, backward=True)
     for dtype in ("f16", "bf16"):
+        yield Case(dtype + ", o in f32", dtype=dtype, dtype_o="f32")
+        yield Case(dtype + ", o in f32, backward", dtype=dtype, dtype_o="f32", backward=True)
         yield Case(dtype, dtype=dtype, hk=2, causal=True)
         yield Case(dtype + ", backward", dtype=dtype, hk=2, causal=True, backward=True)
 
@@ -405,6 +420,31 @@ def test_conversions(tool, folder):
        "f16, f64, big-endian and Fortran-order files give the same o")
 
 
+def test_accumulate(tool, folder):
+    """Gradients are added to what their files hold, in f32."""
+    rng = np.random.default_rng(4)
+    for name in ("q", "k", "v", "do"):
+        np.save(os.path.join(folder, name + ".npy"), rng.standard_normal((1, 9, 2, 8)).astype(np.float16))
+    line = [tool, "run", "--device", "cpu", "--backward"]
+    line += [word for name in ("q", "k", "v", "do", "dq", "dk") for word in ("--" + name, name + ".npy")]
+    load = lambda name: np.load(os.path.join(folder, name + ".npy"))
+    subprocess.run(line, cwd=folder, check=True)
+    plain = {name: load(name) for name in ("dq", "dk")}
+    before = {name: rng.standard_normal((1, 9, 2, 8)).astype(np.float32) for name in plain}
+    for name, array in before.items():
+        np.save(os.path.join(folder, name + ".npy"), array)
+    subprocess.run(line + ["--accumulate"], cwd=folder, check=True)
+    ok(all(load(name).dtype == np.float32 and np.allclose(load(name), before[name] + plain[name], atol=2e-3)
+           and not np.allclose(load(name), before[name], atol=0.1) for name in plain), "gradients are added up")
+
+
+def test_lse_alone(tool, folder):
+    """lse may be all that is wanted."""
+    ran = subprocess.run([tool, "run", "--device", "cpu", *"--q q.npy --k k.npy --v v.npy --lse lse.npy".split()],
+                         cwd=folder, check=False)
+    ok(ran.returncode == 0 and np.isfinite(np.load(os.path.join(folder, "lse.npy"))).all(), "lse without o")
+
+
 def main():
     tool = os.path.abspath(sys.argv[1])
     devices = sys.argv[2:]
@@ -417,6 +457,8 @@ def main():
                 ok(run(tool, folder, case, device), f"{device}: {case.name}")
         ok(run(tool, folder, Case("f64", dtype="f64", causal=True, backward=True), "reference"), "reference: f64")
         test_conversions(tool, folder)
+        test_accumulate(tool, folder)
+        test_lse_alone(tool, folder)
     return tap.done()
 
 

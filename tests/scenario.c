@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "core/problem.h"
+#include "tests/strip.h"
 
 const char *const trait_names[TRAITS] = {
     "causal",    "window",    "top-left", "scale",   "softcap", "bias",       "alibi",
@@ -216,6 +217,7 @@ bool scenario_create(scenario *s, uint32_t traits, unsigned bias_flat, fattn_dty
     set_tensors(s, traits, &p, seed);
     set_pointers(s, traits);
 
+    strip_problem(&p);
     s->forward = s->backward = p;
     s->forward.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     s->backward.op = FATTN_BACKWARD;

@@ -7,6 +7,7 @@
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -33,14 +34,17 @@ REFUSED = [
     ("run --q", 2, "--q needs a value"),
     ("run --q --k k.npy", 2, "--q needs a value"),
     ("run --q a --q b", 2, "--q is given twice"),
-    ("run --causal=1", 2, "--causal takes no value"),
+    ("run --causal=2", 2, '--causal: "2" is not one of 0, 1'),
+    ("run --causal=0,1", 2, '--causal: "0,1" has 2 values where 1 are needed'),
+    ("run --backward=1", 2, "--backward takes no value"),
+    ("run --scale 1,2", 2, '--scale: "1,2" has 2 values where 1 are needed'),
     ("run --scale 1e", 2, '--scale: "1e" is not a number'),
     ("run --scale=", 2, '--scale: "" is not a number'),
     ("run --window 3", 2, '--window: "3" has 1 values where 2 are needed'),
     ("run --window 3,x", 2, '--window: "x" is not an integer'),
     ("run --window 3,99999999999999999999", 2, "--window"),
     ("run --seed -1", 2, '--seed: "-1" is not an integer between 0'),
-    ("run --align left", 2, '--align: "left" is not one of bottom-right, top-left'),
+    ("run --anchor left", 2, '--anchor: "left" is not one of bottom-right, top-left'),
     ("run --dtype f8", 2, "one of f32, f16, bf16, f64"),
     ("run --q q.npy", 2, "needs --q, --k and --v"),
     ("run --q q.npy --k k.npy --v v.npy", 2, "needs --o or --lse"),
@@ -51,6 +55,21 @@ REFUSED = [
     (f"run {BACKWARD} --dbias db.npy", 2, "--dbias needs --backward and --bias"),
     (f"run {BACKWARD} --dsink ds.npy", 2, "--dsink needs --backward and --sink"),
     (f"run {QKV} --seed 3", 2, "--seed needs --dropout"),
+    (f"run {QKV} --anchor top-left", 2, "--anchor needs --causal, --window or --alibi"),
+    (f"run {QKV} --causal=0 --anchor top-left", 2, "--anchor needs --causal, --window or --alibi"),
+    (f"run {QKV} --q-offset 3", 2, "--q-offset needs --causal, --window, --alibi or --dropout"),
+    (f"run {QKV} --whole-k 9 --dropout 0.5", 2, "--whole-k needs --causal, --window or --alibi"),
+    (f"run {QKV} --q-offsets i4.npy", 2, "--q-offsets or --k-offsets needs --causal"),
+    (f"run {QKV} --causal --q-offset 1 --q-offsets i4.npy", 2, "--q-offsets needs no --q-offset"),
+    (f"run {QKV} --causal --wholes-k i4.npy", 2, "i4.npy: shape (3) is not (2) = (B)"),
+    (f"run {QKV} --batch-offset 1", 2, "--batch-offset needs --dropout"),
+    (f"run {QKV} --block-size 4,4", 2, "--block-size needs --block-mask"),
+    (f"run {QKV} --deterministic", 2, "--deterministic is about gradients"),
+    (f"run {QKV} --accumulate", 2, "--accumulate is about gradients"),
+    (f"run {BACKWARD} --batch-invariant", 2, "--batch-invariant is about forward alone"),
+    (f"run {BACKWARD} --accumulate", 2, "dq.npy"),
+    (f"run {BACKWARD.replace('dq.npy', 'wide.npy')} --accumulate", 2,
+     "wide.npy: (2, 7, 2, 9) of f32 cannot be added to, (2, 5, 4, 8) of f32 can"),
     (f"run {QKV} --block-mask mask.npy", 2, "--block-mask needs --block-size"),
     (f"run {QKV} --block-size 0,4", 2, '--block-size: "0" is not between 1 and'),
     (f"run {QKV.replace('q.npy', 'absent.npy', 1)}", 2, "absent.npy"),
@@ -81,6 +100,11 @@ REFUSED = [
     (f"run {QKV} --seqused-k used.npy", 3, "fattn: FATTN_INVALID_DATA: "),
     (f"run {QKV} --dtype f64 --device cpu", 3, "fattn: FATTN_UNSUPPORTED: "),
     ("run --q f8.npy --k k.npy --v v.npy --o out.npy --device cpu", 3, "(f8.npy holds f64; --dtype f32 converts)"),
+    ("run --q copy.npy --k k.npy --v v.npy --o copy.npy", 2, "output copy.npy is the file of an input, copy.npy"),
+    ("run --q copy.npy --k k.npy --v v.npy --o out.npy --lse ./soft.npy", 2,
+     "output ./soft.npy is the file of an input, copy.npy"),
+    ("run --q copy.npy --k k.npy --v v.npy --o hard.npy", 2, "output hard.npy is the file of an input, copy.npy"),
+    ("run --q q.npy --k k.npy --v v.npy --o soft.npy --lse hard.npy", 2, "outputs soft.npy and hard.npy are one file"),
     ("info --jso", 2, 'unknown option "--jso"'),
     ("bench --sq 12,x", 2, '--sq: "x" is not an integer'),
     ("bench --sq 12,,13", 2, '--sq: "" is not an integer'),
@@ -92,6 +116,22 @@ REFUSED = [
     ("bench --device " + "x" * 64, 2, "--device: a list has at most"),
     ("bench --peer me", 2, "one of none, materialised"),
     ("bench --peer materialised --dir plan", 2, "--peer has nothing to run in --dir plan"),
+    ("bench --window 3", 2, '--window: "3" has 1 values where pairs are needed'),
+    ("bench --anchor top-left", 2, "--anchor needs --causal, --window or --alibi"),
+    ("bench --causal=0 --anchor top-left", 2, "--anchor needs --causal, --window or --alibi"),
+    ("bench --density 0.5", 2, "--density needs --block-mask"),
+    ("bench --block-mask --density 1.5", 2, "--density: 1.5 is not in 0..1"),
+    ("bench --block-size 4,4", 2, "--block-size needs --block-mask"),
+    ("bench --deterministic", 2, "--deterministic is about gradients"),
+    ("bench --dir bwd --batch-invariant", 2, "--batch-invariant is about forward alone"),
+    ("bench --dlse", 2, "--dlse needs --dir bwd"),
+    ("bench --dir bwd --dbias", 2, "--dbias needs --dir bwd and --bias"),
+    ("bench --dir bwd --dsink", 2, "--dsink needs --dir bwd and --sink"),
+    ("bench --dir bwd --lse", 2, "--lse needs a forward --dir"),
+    ("bench --dtype-bias f32", 2, "--dtype-bias needs --bias"),
+    ("bench --page-size 16 --cu-seqlens-k", 2, "--cu-seqlens-k needs keys without pages"),
+    ("explain --anchor top-left", 2, "--anchor needs --causal, --window or --alibi"),
+    ("explain --seqused-k -1", 2, '--seqused-k: "-1" is not between 0'),
     ("bench --reps 0", 2, '--reps: "0" is not between 1'),
     ("bench --hq 3 --hk 2", 3, "fattn: FATTN_INVALID_SHAPE: "),
     ("bench --kernel fast", 3, 'kernel is "fast"'),
@@ -114,6 +154,9 @@ def make_files(folder):
         cut.write(whole.read()[:-1])
     with open(os.path.join(folder, "text.npy"), "w", encoding="ascii") as text:
         text.write("attention\n")
+    np.save(os.path.join(folder, "copy.npy"), arrays["q"])
+    os.symlink("copy.npy", os.path.join(folder, "soft.npy"))
+    os.link(os.path.join(folder, "copy.npy"), os.path.join(folder, "hard.npy"))
 
 
 def start(tool, folder, line):
@@ -166,7 +209,24 @@ def test_info(tool, folder):
 
 
 COLUMNS = ("device kernel dir dtype mask B Hq Hk Sq Sk D Dv median_ms gflops gbytes_s ceiling ratio "
-           "workspace_bytes fed").split()
+           "workspace_bytes fed cpu features").split()
+
+# options of a problem, what bench calls it, the directions that have it
+FEATURES = [
+    ("--window 3,0 --anchor top-left", "window(3,0)+top_left", "fwd,bwd"),
+    ("--scale 0.25 --softcap 20", "scale(0.25)+softcap(20)", "fwd,bwd"),
+    ("--bias --alibi --dropout 0.25", "bias+alibi+dropout(0.25)", "fwd,bwd"),
+    ("--dtype bf16 --bias --dtype-bias bf16 --dtype-o f32", "bias_bf16+o_f32", "fwd,bwd"),
+    ("--bias --sink --dbias --dsink --dlse", "bias+sink+dlse+dbias+dsink", "bwd"),
+    ("--block-mask --block-size 8,16 --density 0.25", "block_mask(8x16,0.25)", "fwd,bwd"),
+    ("--cu-seqlens-q --cu-seqlens-k", "cu_seqlens_q+cu_seqlens_k", "fwd,bwd"),
+    ("--cu-seqlens-q --seqused-q 20 --seqused-k 40", "cu_seqlens_q+seqused_q(20)+seqused_k(40)", "fwd,bwd"),
+    ("--page-size 16 --seqused-k 33 --lse", "seqused_k(33)+paged(16)+lse", "fwd,decode"),
+    ("--page-size 7 --batch-invariant --layout bhsd", "paged(7)+batch_invariant+bhsd", "fwd"),
+    ("--q-offset 5 --k-offset 2 --whole-k 90 --causal", "positions(5,2)", "fwd,bwd"),
+    ("--deterministic --accumulate --mask", "accumulate+deterministic", "bwd"),
+    ("--checked", "checked", "fwd,bwd"),
+]
 
 
 def test_bench(tool, folder):
@@ -198,6 +258,115 @@ def test_bench(tool, folder):
        "and a small one is spoken of")
 
 
+def on_terminal(tool, line):
+    """What a terminal shows of both outputs; None where there are no terminals."""
+    try:
+        reader, terminal = pty.openpty()
+    except OSError:  # a bare chroot has no /dev/pts
+        return None
+    process = subprocess.Popen([tool, *line.split()], stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(reader, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(reader)
+    process.wait()
+    return shown.decode()
+
+
+def test_progress(tool):
+    for line, count in (("check --device reference --cases 40 --kernel tiled_flash2", 40),
+                        ("io --sq 64,128 --m 4096", 12), ("io --paper", 6),
+                        ("bench --device reference --sq 4,8 --hq 1 --d 4 --reps 1", 2)):
+        shown = on_terminal(tool, line)
+        if shown is None:
+            tap.skip(line, "there is no terminal")
+            continue
+        bars = re.findall(r"\[#* *\] (\d+)/(\d+)", shown)
+        ok(bars and all(int(n) == count for _, n in bars) and len({done for done, _ in bars}) >= min(count, 6)
+           and shown.rsplit("]", 1)[1].count("\033[K"), f"fattn {line} shows how far it is, and clears that")
+
+
+def test_features(tool, folder):
+    """bench and explain express what run does; the library validates the lengths and tables that bench makes."""
+    for options, words, dirs in FEATURES:
+        line = f" --device reference --b 3 --hq 4 --hk 2 --sq 33 --sk 50 --d 16 --dir {dirs} {options}"
+        ran = start(tool, folder, "bench --reps 1 --json" + line)
+        rows = [json.loads(row) for row in ran.stdout.splitlines()]
+        fine = ran.returncode == 0 and [row["features"] for row in rows] == [words] * len(dirs.split(","))
+        if not fine:
+            print("#", ran.returncode, ran.stdout, ran.stderr)
+        ok(fine, "bench " + options)
+        ran = start(tool, folder, "explain" + line)
+        plain = [re.sub(r"\(.*|_bf16", "", word) for word in words.split("+")]
+        own = {"top_left", "bhsd", "lse", "dbias", "dsink", "o_f32"}  # no feature, but the problem's shape
+        ok(ran.returncode == 0 and all(word in ran.stdout for word in plain if word not in own), "explain " + options)
+    ran = start(tool, folder, "bench --device reference --hq 2 --sq 8 --d 4 --window 0,0,1,0,-1,-1 --reps 1 --json")
+    pairs = [row["gflops"] * row["median_ms"] * 1e6 / (2 * 2 * 8) for row in map(json.loads, ran.stdout.splitlines())]
+    ok([round(n, 2) for n in pairs] == [8, 15, 64], f"windows count their pairs: {pairs}")
+
+
+SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['WHERE'])})\nwhile True: pass"
+
+
+def test_crowd(tool, folder):
+    """Threads that share a processor, and others' work on it."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    core = min(os.sched_getaffinity(0))
+    line = [tool, *"bench --device cpu --sq 128 --hq 4 --d 64 --reps 9 --json --threads".split()]
+
+    def pinned(threads):
+        return subprocess.run([*line, str(threads)], capture_output=True, text=True, check=False,
+                              preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+    one, four = json.loads(pinned(1).stdout), pinned(4)
+    row = json.loads(four.stdout)
+    ok(row["ceiling"] < 2 * one["ceiling"], f"four threads on one processor have its ceiling: {row['ceiling']:.4g}"
+       f" after {one['ceiling']:.4g}")
+    ok("4 threads share 1 processor:" in four.stderr and row["cpu"] < 1.1, "and that is said")
+    spinners = [subprocess.Popen([sys.executable, "-c", SPIN], env={**os.environ, "WHERE": str(core)})
+                for _ in range(3)]
+    try:
+        busy = pinned(1)
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+    cpu = json.loads(busy.stdout)["cpu"]
+    ok(cpu < 0.9 and "the machine is busy: in 1 of 1 rows" in busy.stderr, f"a busy machine is noticed: {cpu}")
+
+
+def test_peer(tool, folder):
+    """A peer that cannot run is an error, and none is passed over in silence."""
+    fake = os.path.join(folder, "fake")
+    os.mkdir(fake)
+    with open(os.path.join(fake, "libopenblas.so.0"), "w", encoding="ascii") as file:
+        file.write("no library\n")
+    line = [tool, *"bench --peer materialised --device cpu --sq 16 --reps 1".split()]
+    ran = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, "LD_LIBRARY_PATH": fake})
+    ok(ran.returncode == 3 and ran.stdout == "" and "no peer materialised" in ran.stderr, "without OpenBLAS bench fails")
+    ran = subprocess.run([*line, "--dtype", "f16"], capture_output=True, text=True, check=False)
+    ok(ran.returncode != 0 and "peer" in ran.stderr, "where the peer takes no case too")
+
+
+def test_table(tool):
+    shown = on_terminal(tool, "bench --device cpu --sq 64 --hq 2 --d 16 --reps 3 --window 7,0 --dir fwd,decode")
+    if shown is None:
+        tap.skip("a table for people", "there is no terminal")
+        return
+    rows = [re.sub(r".*\x1b\[K", "", line).rstrip() for line in shown.splitlines()]
+    rows = [row for row in rows if row.startswith(("problem ", "fwd ", "decode "))]
+    ok("\t" not in shown and len(rows) == 3 and rows[1].startswith("fwd f32 B1 H2/2 64x64 D16 window(7,0) ")
+       and all(unit in rows[1] for unit in (" ms ", " GFLOP/s ", " % ", " of ")) and " GB/s " in rows[2],
+       "on a terminal bench prints a table for people")
+
+
 def main():
     tool = os.path.abspath(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
@@ -207,6 +376,11 @@ def main():
         test_full_output(tool, folder)
         test_info(tool, folder)
         test_bench(tool, folder)
+        test_features(tool, folder)
+        test_crowd(tool, folder)
+        test_peer(tool, folder)
+        test_table(tool)
+        test_progress(tool)
     return tap.done()
 
 

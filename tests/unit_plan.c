@@ -211,7 +211,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_device_malloc(device, SIZE_MAX, &memory), FATTN_OVERFLOW);
     ANSWERS(fattn_device_malloc(device, (size_t)INT64_MAX, &memory), FATTN_OUT_OF_MEMORY);
     ANSWERS(fattn_device_malloc(device, 8, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_device_malloc(NULL, 8, &memory), FATTN_NULL_POINTER);
     ANSWERS(fattn_device_malloc(device, 1000, &memory), FATTN_OK);
     ANSWERS(fattn_device_copy(device, memory, arrays, 1000, NULL), FATTN_OK);
     cr_assert(memcmp(memory, arrays, 1000) == 0);
@@ -221,7 +220,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_device_copy(device, memory, arrays, 8, arrays), FATTN_INVALID_ARGUMENT);
     ANSWERS(fattn_device_free(device, memory), FATTN_OK);
     ANSWERS(fattn_device_free(device, NULL), FATTN_OK);
-    ANSWERS(fattn_device_free(NULL, NULL), FATTN_NULL_POINTER);
 
     fattn_stream stream = arrays;
     ANSWERS(fattn_stream_create(device, &stream), FATTN_OK);
@@ -230,7 +228,6 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_stream_synchronize(device, arrays), FATTN_INVALID_ARGUMENT);
     ANSWERS(fattn_stream_destroy(device, stream), FATTN_OK);
     ANSWERS(fattn_stream_create(device, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_stream_destroy(NULL, NULL), FATTN_NULL_POINTER);
 
     fattn_event *start = NULL;
     fattn_event *stop = NULL;
@@ -247,6 +244,11 @@ Test(device, memory_streams_and_events)
     ANSWERS(fattn_event_elapsed(start, stop, &ms), FATTN_OK);
     cr_assert(ms >= 0 && ms < 10000);
     ANSWERS(fattn_event_elapsed(start, NULL, &ms), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_wait(stop, NULL), FATTN_OK);
+    ANSWERS(fattn_event_wait(stop, arrays), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_event_wait(NULL, NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_event_synchronize(stop), FATTN_OK);
+    ANSWERS(fattn_event_synchronize(NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_record(NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_event_create(device, NULL), FATTN_NULL_POINTER);
     fattn_device *const other = open_device("reference");
@@ -312,8 +314,10 @@ Test(plan, made_asked_and_run)
     cr_assert_gt(info.flops, 0);
     ANSWERS(fattn_plan_get_info(plan, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_plan_get_info(NULL, &info), FATTN_NULL_POINTER);
-    info.struct_size = 1;
-    ANSWERS(fattn_plan_get_info(plan, &info), FATTN_INVALID_STRUCT);
+    for (size_t size = 0; size < sizeof info; size++) {
+        info.struct_size = size;
+        ANSWERS(fattn_plan_get_info(plan, &info), FATTN_INVALID_STRUCT);
+    }
 
     char text[2000];
     const size_t length = fattn_plan_describe(plan, text, sizeof text);
@@ -323,6 +327,8 @@ Test(plan, made_asked_and_run)
     cr_assert_eq(fattn_plan_describe(plan, cut, sizeof cut), length);
     cr_assert_eq(strlen(cut), 9);
     cr_assert_eq(fattn_plan_describe(plan, NULL, 0), length);
+    cr_assert_eq(fattn_plan_describe(plan, NULL, 100), length);
+    cr_assert_eq(fattn_plan_describe(NULL, NULL, 100), 0);
     cr_assert_eq(fattn_plan_describe(NULL, text, sizeof text), 0);
 
     ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
@@ -336,22 +342,84 @@ Test(plan, made_asked_and_run)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* In every function that takes a device NULL is that of FATTN_BACKEND, opened once. */
+Test(device, null_is_the_default_one)
+{
+    set_environment("FATTN_BACKEND", "reference");
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    static uint8_t keep[32];
+    fattn_plan *plan = NULL;
+    fattn_event *event = NULL;
+    fattn_stream stream = arrays;
+    void *memory = NULL;
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    ANSWERS(fattn_device_get_info(NULL, &info), FATTN_OK);
+    cr_assert_str_eq(info.backend, "reference");
+    ANSWERS(fattn_device_malloc(NULL, 64, &memory), FATTN_OK);
+    ANSWERS(fattn_device_copy(NULL, memory, arrays, 64, NULL), FATTN_OK);
+    cr_assert(memcmp(memory, arrays, 64) == 0);
+    ANSWERS(fattn_device_free(NULL, memory), FATTN_OK);
+    ANSWERS(fattn_stream_create(NULL, &stream), FATTN_OK);
+    ANSWERS(fattn_stream_synchronize(NULL, stream), FATTN_OK);
+    ANSWERS(fattn_stream_destroy(NULL, stream), FATTN_OK);
+    ANSWERS(fattn_event_create(NULL, &event), FATTN_OK);
+    ANSWERS(fattn_support(NULL, &p), FATTN_OK);
+    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_OK);
+    cr_assert_eq(plan->device, event->device, "it is opened once");
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert(written());
+    ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    fattn_dropout_args dropout;
+    fattn_dropout_args_init(&dropout);
+    dropout.batch = dropout.heads = 1, dropout.seqlen_q = 4, dropout.seqlen_k = 8;
+    dropout.keep = keep;
+    ANSWERS(fattn_dropout_mask(NULL, &dropout, NULL), FATTN_OK);
+    cr_assert(keep[0] && keep[31]);
+    fattn_merge_args merge;
+    fattn_merge_args_init(&merge);
+    merge.dim_v = 1; /* of nothing */
+    ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_OK);
+
+    fattn_cache_clear(); /* plan and event hold the device */
+    ANSWERS(fattn_event_record(event, NULL), FATTN_OK);
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    fattn_event_destroy(event);
+    fattn_plan_destroy(plan);
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    /* Where there is none, handles are NULL and the reason says which. */
+    set_environment("FATTN_BACKEND", "nonsense");
+    plan = (fattn_plan *)arrays, event = (fattn_event *)arrays, stream = memory = arrays;
+    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_event_create(NULL, &event), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_stream_create(NULL, &stream), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_device_malloc(NULL, 64, &memory), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("nonsense");
+    cr_assert(!plan && !event && !stream && !memory);
+    ANSWERS(fattn_device_get_info(NULL, &info), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_support(NULL, &p), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_merge(NULL, &merge, NULL), FATTN_UNKNOWN_DEVICE);
+    ANSWERS(fattn_dropout_mask(NULL, &dropout, NULL), FATTN_UNKNOWN_DEVICE);
+    set_environment("FATTN_BACKEND", NULL);
+    cr_assert_eq(fattn_memory_alive(), 0);
+}
+
 Test(plan, refusals)
 {
     fattn_device *const device = open_device("reference");
     fattn_problem p = small();
     fattn_plan *plan = (fattn_plan *)arrays;
     ANSWERS(fattn_plan_create(device, &p, NULL), FATTN_NULL_POINTER);
-    ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_NULL_POINTER);
-    cr_assert_null(plan);
-    ANSWERS(fattn_support(NULL, &p), FATTN_NULL_POINTER);
     p.heads_q = -1;
     ANSWERS(fattn_support(device, &p), FATTN_INVALID_SHAPE);
     ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_INVALID_SHAPE);
+    cr_assert_null(plan);
     p = small();
     ANSWERS(fattn_plan_create_with(device, &p, "nonsense", NULL, &plan), FATTN_INVALID_ARGUMENT);
     REASON_HAS("nonsense");
-    const fattn_wish splits = {{0, 0}, 4};
+    const fattn_wish splits = {.splits = 4};
     ANSWERS(fattn_plan_create_with(device, &p, NULL, &splits, &plan), FATTN_UNSUPPORTED);
     REASON_HAS("splits");
     set_environment("FATTN_KERNEL", "nonsense");
@@ -423,6 +491,86 @@ Test(one_shot, plans_once_and_runs)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* Calls for problems `first` .. `past` - 1, which differ in their scale. */
+static void attend_scaled(int first, int past)
+{
+    const fattn_buffers b = small_buffers();
+    for (int i = first; i < past; i++) {
+        fattn_problem p = small();
+        p.features = FATTN_SCALE;
+        p.scale = i;
+        ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
+    }
+}
+
+Test(one_shot, keeps_the_plans_used_last)
+{
+    set_environment("FATTN_BACKEND", "cpu");
+    fattn_cache_options options;
+    fattn_cache_info info = {.struct_size = sizeof info};
+    fattn_cache_options_init(&options);
+    cr_assert_eq(options.entries, 32);
+    cr_assert_eq(options.bytes, INT64_MAX);
+    options.entries = 4;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 4);
+    attend_scaled(0, 4);
+    attend_scaled(4, 5); /* in the place of 0 */
+    attend_scaled(1, 4);
+    attend_scaled(0, 1); /* in the place of 4 */
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.hits, 4 + 3);
+    cr_assert_eq(info.misses, 4 + 1 + 1);
+    cr_assert_eq(info.evictions, 2);
+    cr_assert_eq(info.entries, 4);
+    cr_assert_gt(info.bytes, 0);
+    cr_assert_eq(info.allocations, info.misses);
+    cr_assert_eq(info.graph_bytes, 0);
+    const int64_t each = info.bytes / 4;
+
+    options.bytes = 2 * each;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, 2 * each);
+    cr_assert_eq(info.entries, 4);
+    options.entries = 1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.bytes, each);
+    cr_assert_eq(info.entries, 1);
+    cr_assert_eq(info.evictions, 2 + 3);
+    fattn_cache_clear();
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    cr_assert_eq(info.evictions, 2 + 3);
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = 0; /* nothing is kept, and everything works */
+    ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
+    attend_scaled(0, 3);
+    ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
+    cr_assert_eq(info.entries, 0);
+    cr_assert_eq(info.bytes, 0);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+
+    options.entries = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("-1");
+    options.entries = 4097;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    options.entries = 1;
+    options.bytes = -1;
+    ANSWERS(fattn_cache_set_options(&options), FATTN_INVALID_ARGUMENT);
+    ANSWERS(fattn_cache_set_options(NULL), FATTN_NULL_POINTER);
+    ANSWERS(fattn_cache_get_info(NULL), FATTN_NULL_POINTER);
+    info.struct_size = 1;
+    ANSWERS(fattn_cache_get_info(&info), FATTN_INVALID_STRUCT);
+    ANSWERS(fattn_cache_set_options(&(fattn_cache_options){.struct_size = 1}),
+            FATTN_INVALID_STRUCT);
+}
+
 static void *attend_often(void *argument)
 {
     const fattn_buffers *const b = argument;
@@ -430,7 +578,7 @@ static void *attend_often(void *argument)
         fattn_problem p = small();
         p.seqlen_q = 1 + i % 3;
         p.features = i % 40 < 20 ? 0 : FATTN_SCALE;
-        p.scale = i % 40;
+        p.scale = i % 40 < 20 ? 0 : i % 40;
         if (fattn_attention(NULL, &p, b, NULL) != FATTN_OK) {
             return argument;
         }
@@ -593,6 +741,172 @@ Test(staging, host_memory_on_a_device_of_its_own)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
+/* --- Messages that quote others -------------------------------------------------------------- */
+
+static void count_strangers(void *user, const char *line)
+{
+    int *const told = user;
+    told[0] += strstr(line, "FATTN_NUM_THREAD") != NULL && strstr(line, "FATTN_BAKEND") != NULL;
+    told[1] += strstr(line, "FATTN_TILE") != NULL || strstr(line, "MY_FATTN") != NULL;
+    for (const char *c = line; *c; c++) {
+        told[2] += *c < ' ' || *c > '~';
+    }
+}
+
+Test(env, misspelt_names_are_told_once)
+{
+    int told[3] = {0};
+    fattn_device *device = NULL;
+    fattn_set_log_callback(count_strangers, told);
+    setenv("FATTN_NUM_THREAD", "4", 1);
+    setenv("FATTN_BAKEND\033", "cpu", 1);
+    setenv("MY_FATTN_THING", "1", 1);
+    set_environment("FATTN_TILE", "64,64");
+    ANSWERS(fattn_device_open("reference", &device), FATTN_OK);
+    fattn_device_close(device);
+    cr_assert_eq(told[0], 0, "not at FATTN_VERBOSE 0");
+    set_environment("FATTN_VERBOSE", "1");
+    for (int n = 0; n < 3; n++) {
+        ANSWERS(fattn_device_open("reference", &device), FATTN_OK);
+        fattn_device_close(device);
+    }
+    cr_assert(told[0] == 1 && told[1] == 0 && told[2] == 0, "told %d times, %d known, %d controls",
+              told[0], told[1], told[2]);
+    unsetenv("FATTN_NUM_THREAD");
+    unsetenv("FATTN_BAKEND\033");
+    set_environment("FATTN_VERBOSE", NULL);
+    fattn_set_log_callback(NULL, NULL);
+}
+
+Test(status, reasons_are_printable)
+{
+    fattn_device *device = NULL;
+    ANSWERS(fattn_device_open("cp\033[2Ju\n\x9b\x7f", &device), FATTN_UNKNOWN_DEVICE);
+    REASON_HAS("cp?[2Ju???");
+    for (const char *c = fattn_last_reason(); *c; c++) {
+        cr_assert(*c >= ' ' && *c <= '~');
+    }
+}
+
+/* --- Allocators of the caller's --------------------------------------------------------------- */
+
+static int64_t hooks_made, hooks_freed; /* calls of the caller's functions */
+static int hooks_user;                  /* what they are given */
+static bool hooks_wrong;
+static size_t hooks_shift; /* off the alignment that they promise */
+static int64_t hooks_left; /* calls until there is no memory; 0: there always is */
+
+static void *hook_host(void *user, size_t bytes)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || bytes == 0;
+    __atomic_fetch_add(&hooks_made, 1, __ATOMIC_RELAXED);
+    return malloc(bytes);
+}
+
+static void hook_host_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || !memory;
+    __atomic_fetch_add(&hooks_freed, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+static void *hook_device(void *user, size_t bytes, fattn_stream stream)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user || stream;
+    if (hooks_left && --hooks_left == 0) {
+        return NULL;
+    }
+    hooks_made++;
+    char *const memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    return memory + hooks_shift;
+}
+
+static void hook_device_free(void *user, void *memory)
+{
+    hooks_wrong = hooks_wrong || user != &hooks_user;
+    hooks_freed++;
+    free((char *)memory - hooks_shift);
+}
+
+Test(allocators, of_the_host)
+{
+    fattn_host_allocator allocator = {.struct_size = sizeof allocator,
+                                      .allocate = hook_host,
+                                      .release = hook_host_free,
+                                      .user = &hooks_user};
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_OK);
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *const device = open_device("cpu");
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    cr_assert_gt(hooks_made, 3);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("in use");
+    fattn_cache_clear();
+    fattn_device_close(device);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    ANSWERS(fattn_set_host_allocator(NULL), FATTN_OK);
+    const int64_t made = hooks_made;
+    fattn_device_close(open_device("cpu"));
+    cr_assert_eq(hooks_made, made);
+    allocator.release = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    REASON_HAS("release");
+    allocator.allocate = NULL;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_NULL_POINTER);
+    allocator.struct_size = 3;
+    ANSWERS(fattn_set_host_allocator(&allocator), FATTN_INVALID_STRUCT);
+}
+
+Test(allocators, of_a_device)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    options.allocate = hook_device, options.release = hook_device_free;
+    options.allocator_user = &hooks_user;
+    const fattn_problem p = small();
+    const fattn_buffers b = small_buffers();
+    fattn_device *device = NULL;
+    fattn_plan *plan = NULL;
+    void *memory = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_OK);
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_OK);
+    cr_assert_eq(hooks_made, 1);
+    ANSWERS(fattn_device_free(device, memory), FATTN_OK);
+    cr_assert_eq(hooks_freed, 1);
+    ANSWERS(fattn_plan_create(device, &p, &plan), FATTN_OK);
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
+    cr_assert_eq(hooks_made, 2);
+    cr_assert_eq(hooks_freed, 2);
+    for (int i = 0; i < 3; i++) { /* one workspace */
+        ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OK);
+    }
+    cr_assert_eq(hooks_made, 3);
+    fattn_cache_clear();
+    cr_assert_eq(hooks_freed, 3);
+    hooks_left = 1;
+    ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_left = 1;
+    ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OUT_OF_MEMORY);
+    hooks_shift = 64;
+    ANSWERS(fattn_device_malloc(device, 100, &memory), FATTN_MISALIGNED);
+    cr_assert_null(memory);
+    cr_assert_eq(hooks_freed, hooks_made);
+    cr_assert_not(hooks_wrong);
+    hooks_shift = 0;
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+    fattn_cache_clear();
+    cr_assert_eq(fattn_memory_alive(), 0);
+    options.release = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("release");
+    options.allocate = NULL;
+    ANSWERS(fattn_device_open_with("cpu", &options, &device), FATTN_INVALID_ARGUMENT);
+    REASON_HAS("allocator_user");
+}
+
 /* --- Merge and dropout ------------------------------------------------------------------------ */
 
 static fattn_merge_args merge_args(void)
@@ -616,7 +930,6 @@ Test(merge, refusals)
     fattn_merge_args a = merge_args();
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OK);
     cr_assert_eq(arrays[3][8], arrays[0][8]); /* head 1, row 0: lse2 is -inf, o1 alone counts */
-    ANSWERS(fattn_merge(NULL, &a, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_merge(device, NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_merge(device, &a, arrays), FATTN_INVALID_ARGUMENT);
     a.batch = -1;
@@ -630,6 +943,8 @@ Test(merge, refusals)
     a = merge_args(), a.o1 = (const float *)((const char *)a.o1 + 2);
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_MISALIGNED);
     a = merge_args(), a.o = arrays[0] + 8;
+    ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
+    a = merge_args(), a.o = arrays[1] + 8;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
     a = merge_args(), a.o_stride.seq = 4;
     ANSWERS(fattn_merge(device, &a, NULL), FATTN_OVERLAP);
@@ -659,7 +974,6 @@ Test(dropout_mask, refusals)
                                       .keep = keep};
     fattn_dropout_args a = sound;
     ANSWERS(fattn_dropout_mask(device, &a, NULL), FATTN_OK);
-    ANSWERS(fattn_dropout_mask(NULL, &a, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_dropout_mask(device, NULL, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_dropout_mask(device, &a, keep), FATTN_INVALID_ARGUMENT);
     a.keep = NULL;
@@ -692,6 +1006,32 @@ Test(plan, no_heads_are_a_plan_of_each_type)
         ANSWERS(fattn_execute(plan, &b, NULL, NULL), FATTN_OK);
         fattn_plan_destroy(plan);
     }
+    fattn_device_close(device);
+}
+
+/* Packed rows are few in memory, and yet batch x heads x queries may be anything; sanitizers see
+ * where that overflows. */
+Test(plan, more_work_than_63_bits)
+{
+    fattn_device *device = NULL;
+    cr_assert_eq(fattn_device_open("cpu", &device), FATTN_OK);
+    const int64_t sizes[] = {1, 1 << 10, 1 << 20, 2147483647};
+    int refused = 0;
+    for (int n = 0; n < 4 * 4 * 4 * 2; n++) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.op = n % 2 ? FATTN_BACKWARD : FATTN_FORWARD;
+        p.dtype = FATTN_BF16;
+        p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+        p.total_q = p.total_k = 100;
+        p.dim = p.dim_v = 64;
+        p.batch = sizes[n / 2 % 4], p.heads_q = p.heads_k = sizes[n / 8 % 4];
+        p.seqlen_q = p.seqlen_k = sizes[n / 32];
+        const fattn_status status = fattn_support(device, &p);
+        cr_assert(status == FATTN_OK || status == FATTN_OVERFLOW, "%s", fattn_last_reason());
+        refused += status != FATTN_OK;
+    }
+    cr_assert(refused > 0 && refused < 128);
     fattn_device_close(device);
 }
 

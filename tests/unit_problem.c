@@ -7,8 +7,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/abi.h"
+#include "core/dtype.h"
 #include "core/operands.h"
 #include "core/problem.h"
+#include "tests/strip.h"
+#include "tools/draw.h"
 
 static fattn_problem sound(void)
 {
@@ -70,9 +74,77 @@ Test(problem, struct_sizes)
     longer.tail[63] = 1;
     cr_assert_eq(fattn_problem_normalise(&longer.known, &out), FATTN_INVALID_STRUCT);
 
-    /* An older caller's struct ends earlier: the alignment reads as 0, which is refused by name. */
-    REFUSED(FATTN_INVALID_ARGUMENT, "pointer_alignment",
+    /* No version ended there, or within a field. */
+    REFUSED(FATTN_INVALID_STRUCT, "struct_size is 8", p.struct_size = sizeof(size_t));
+    REFUSED(FATTN_INVALID_STRUCT, "struct_size",
             p.struct_size = offsetof(fattn_problem, pointer_alignment));
+    for (size_t size = 0; size < FATTN_ABI_END(fattn_problem, pointer_alignment); size++) {
+        REFUSED(FATTN_INVALID_STRUCT, "struct_size", p.struct_size = size);
+    }
+    for (size_t size = 0; size < FATTN_ABI_END(fattn_buffers, offset_ptr); size++) {
+        fattn_buffers b, read;
+        fattn_buffers_init(&b);
+        b.struct_size = size;
+        cr_assert_eq(fattn_buffers_read(&read, &b), FATTN_INVALID_STRUCT, "%zu", size);
+    }
+}
+
+/* A struct that grew twice. */
+typedef struct grown {
+    size_t struct_size;
+    int64_t first;
+    int64_t second;        /* since version 2, default -1 */
+    int64_t third, fourth; /* since version 3, defaults 16 and 0 */
+} grown;
+
+static void init_grown(void *to) { *(grown *)to = (grown){sizeof(grown), 0, -1, 16, 0}; }
+
+Test(problem, older_callers)
+{
+    static const fattn_abi abi = {
+        .name = "grown",
+        .sizes = {FATTN_ABI_END(grown, first), FATTN_ABI_END(grown, second), sizeof(grown)},
+        .init = init_grown,
+    };
+    for (size_t size = 0; size <= sizeof(grown) + 8; size++) {
+        struct {
+            grown known;
+            int64_t tail;
+        } caller = {.known = {size, 1, 2, 3, 4}};
+        grown read = {0};
+        const bool first = size == FATTN_ABI_END(grown, first);
+        const bool second = size == FATTN_ABI_END(grown, second);
+        const bool legal = first || second || size >= sizeof(grown);
+        const fattn_status status = fattn_abi_read_grown(&read, &abi, &caller);
+        cr_assert_eq(status, legal ? FATTN_OK : FATTN_INVALID_STRUCT, "size %zu", size);
+        if (legal) {
+            cr_assert_eq(read.struct_size, sizeof(grown));
+            cr_assert_eq(read.first, 1);
+            cr_assert_eq(read.second, first ? -1 : 2);
+            cr_assert_eq(read.third, first || second ? 16 : 3);
+            cr_assert_eq(read.fourth, first || second ? 0 : 4);
+        }
+    }
+}
+
+Test(problem, every_struct_has_an_init)
+{
+    fattn_device_info device;
+    fattn_plan_info plan;
+    fattn_merge_args merge;
+    fattn_dropout_args dropout;
+    memset(&device, 0x5a, sizeof device);
+    memset(&plan, 0x5a, sizeof plan);
+    memset(&merge, 0x5a, sizeof merge);
+    memset(&dropout, 0x5a, sizeof dropout);
+    fattn_device_info_init(&device);
+    fattn_plan_info_init(&plan);
+    fattn_merge_args_init(&merge);
+    fattn_dropout_args_init(&dropout);
+    cr_assert(device.struct_size == sizeof device && !device.name[0] && !device.total_memory);
+    cr_assert(plan.struct_size == sizeof plan && !plan.kernel[0] && plan.effective_dropout == 0);
+    cr_assert(merge.struct_size == sizeof merge && !merge.o && !merge.o_stride.head);
+    cr_assert(dropout.struct_size == sizeof dropout && !dropout.keep && dropout.p == 0);
 }
 
 Test(problem, enums)
@@ -146,6 +218,65 @@ Test(problem, options)
     }
 }
 
+/* A field of a clear bit is refused, and the reason names both. */
+#define UNUSED(bit, field, words, ...)                       \
+    do {                                                     \
+        REFUSED(FATTN_INVALID_ARGUMENT, words, __VA_ARGS__); \
+        REFUSED(FATTN_INVALID_ARGUMENT, #bit, __VA_ARGS__);  \
+        cr_assert(strstr(words, #field));                    \
+    } while (0)
+
+Test(problem, fields_without_their_bit)
+{
+    UNUSED(FATTN_SCALE, scale, "scale is nan", p.scale = NAN);
+    UNUSED(FATTN_SCALE, scale, "scale is 0.5", p.scale = 0.5);
+    UNUSED(FATTN_SOFTCAP, softcap, "softcap is -5", p.softcap = -5);
+    UNUSED(FATTN_DROPOUT, dropout_p, "dropout_p is 0.1", p.dropout_p = 0.1);
+    UNUSED(FATTN_DROPOUT, batch_offset, "batch_offset is 1", p.batch_offset = 1);
+    UNUSED(FATTN_DROPOUT, head_offset, "head_offset is 8", p.head_offset = 8);
+    UNUSED(FATTN_WINDOW, window_left, "window_left is -7", p.window_left = -7);
+    UNUSED(FATTN_WINDOW, window_left, "window_left is 0", p.window_left = 0);
+    UNUSED(FATTN_WINDOW, window_right, "window_right is 0", p.window_right = 0);
+    UNUSED(FATTN_WINDOW, window_right, "window_right is 1", p.features = FATTN_CAUSAL,
+           p.window_right = 1);
+    UNUSED(FATTN_BIAS, dtype_bias, "dtype_bias is 1", p.dtype_bias = FATTN_F32);
+    UNUSED(FATTN_BIAS, bias_stride, "bias_stride[3] is 1", p.bias_stride[3] = 1);
+    UNUSED(FATTN_BIAS, dbias_stride, "dbias_stride[0] is 7", p.dbias_stride[0] = 7);
+    UNUSED(FATTN_MASK, mask_stride, "mask_stride[2] is -3", p.mask_stride[2] = -3);
+    UNUSED(FATTN_BLOCK_MASK, block_mask_stride, "block_mask_stride[1] is 2",
+           p.block_mask_stride[1] = 2);
+    UNUSED(FATTN_BLOCK_MASK, block_m, "block_m is 64", p.block_m = 64);
+    UNUSED(FATTN_BLOCK_MASK, block_n, "block_n is 64", p.block_n = 64);
+    UNUSED(FATTN_ALIBI, alibi_batch_stride, "alibi_batch_stride is 4", p.alibi_batch_stride = 4);
+    UNUSED(FATTN_CU_SEQLENS_Q, total_q, "total_q is 10", p.total_q = 10);
+    UNUSED(FATTN_CU_SEQLENS_K, total_k, "total_k is 10", p.total_k = 10);
+    UNUSED(FATTN_PAGED, page_size, "page_size is 16", p.page_size = 16);
+    UNUSED(FATTN_PAGED, num_pages, "num_pages is 9", p.num_pages = 9);
+    UNUSED(FATTN_PAGED, max_pages, "max_pages is 3", p.max_pages = 3);
+    UNUSED(FATTN_PAGED, block_table_stride, "block_table_stride is 3", p.block_table_stride = 3);
+    const size_t strides[] = {offsetof(fattn_problem, q),    offsetof(fattn_problem, k),
+                              offsetof(fattn_problem, v),    offsetof(fattn_problem, o),
+                              offsetof(fattn_problem, dout), offsetof(fattn_problem, dq),
+                              offsetof(fattn_problem, dk),   offsetof(fattn_problem, dv)};
+    for (size_t i = 0; i < 3 * sizeof strides / sizeof strides[0]; i++) {
+        REFUSED(FATTN_INVALID_STRIDE, "FATTN_STRIDED", p.layout = i % 2 ? FATTN_BSHD : FATTN_BHSD,
+                ((int64_t *)(void *)((char *)&p + strides[i / 3]))[i % 3] = 8);
+    }
+
+    /* What the library would fill in is no contradiction. */
+    fattn_problem p = sound();
+    fattn_problem out;
+    p.features = FATTN_CAUSAL;
+    p.window_right = 0, p.scale = 1 / sqrt(8.0), p.total_q = 5, p.total_k = 7;
+    cr_assert_eq(fattn_problem_normalise(&p, &out), FATTN_OK, "%s", fattn_last_reason());
+    /* A backward's strides may stand in a forward, and dbias_stride where dbias is not wanted. */
+    p.layout = FATTN_STRIDED, p.features |= FATTN_BIAS;
+    p.q = p.k = p.v = p.o = p.dout = p.dq = p.dk = p.dv = (fattn_strides){256, 32, 8};
+    p.dbias_stride[3] = 1;
+    cr_assert_eq(fattn_problem_normalise(&p, &out), FATTN_OK, "%s", fattn_last_reason());
+    cr_assert_eq(out.dbias_stride[3], 0);
+}
+
 Test(problem, outputs)
 {
     REFUSED(FATTN_INVALID_ARGUMENT, "forward", p.outputs = FATTN_OUT_O | FATTN_OUT_DQ);
@@ -189,7 +320,6 @@ Test(problem, normal_form)
     fattn_problem p = sound();
     fattn_problem out;
     p.features = FATTN_CAUSAL | FATTN_DROPOUT; /* p = 0: no dropout */
-    p.window_left = 9;                         /* not FATTN_WINDOW: does not count */
     cr_assert_eq(fattn_problem_normalise(&p, &out), FATTN_OK);
     cr_assert_eq(out.layout, FATTN_STRIDED);
     cr_assert_eq(out.window_left, -1);
@@ -250,6 +380,7 @@ static world sound_world(uint64_t features)
     w.p.features = features;
     w.p.total_q = w.p.total_k = 12;
     w.p.page_size = 2, w.p.num_pages = 6, w.p.max_pages = 4;
+    strip_problem(&w.p);
     cr_assert_eq(fattn_problem_normalise(&w.p, &w.p), FATTN_OK, "%s", fattn_last_reason());
     fattn_buffers_init(&w.b);
     w.b.q = memory;
@@ -262,7 +393,11 @@ static world sound_world(uint64_t features)
 static void refused_buffers(const world *w, fattn_status status, const char *words)
 {
     fattn_buffers out;
+    fattn_pointers pointers;
     fattn_status got = fattn_buffers_normalise(&w->p, &w->b, &out);
+    fattn_pointers_make(&w->p, &pointers);
+    cr_assert(!got || got == FATTN_INVALID_STRUCT || !fattn_pointers_hold(&pointers, &w->b),
+              "held good: %s", fattn_last_reason());
     got = got ? got : fattn_buffers_validate(&w->p, &out);
     cr_assert_eq(got, status, "%s, not %s: %s", fattn_status_string(got),
                  fattn_status_string(status), fattn_last_reason());
@@ -285,6 +420,122 @@ Test(buffers, pointers)
     refused_buffers(&w, FATTN_OVERLAP, "o overlaps k");
     w.b.struct_size = 3;
     refused_buffers(&w, FATTN_INVALID_STRUCT, "fattn_buffers");
+}
+
+/* Through both doors: with a plan, and in one call. */
+static void refused_execution(const fattn_problem *p, const fattn_buffers *b, fattn_status status,
+                              const char *words, const char *bit)
+{
+    fattn_device *cpu = NULL;
+    fattn_plan *plan = NULL;
+    cr_assert_eq(fattn_device_open("cpu", &cpu), FATTN_OK);
+    cr_assert_eq(fattn_plan_create(cpu, p, &plan), FATTN_OK, "%s", fattn_last_reason());
+    for (int door = 0; door < 2; door++) {
+        const fattn_status got =
+            door == 0 ? fattn_execute(plan, b, NULL, NULL) : fattn_attention(cpu, p, b, NULL);
+        cr_assert_eq(got, status, "door %d: %s, not %s: %s", door, fattn_status_string(got), words,
+                     got ? fattn_last_reason() : "");
+        cr_assert(status == FATTN_OK ||
+                      (strstr(fattn_last_reason(), words) == fattn_last_reason() &&
+                       strstr(fattn_last_reason(), bit)),
+                  "reason \"%s\" lacks \"%s\" or %s", fattn_last_reason(), words, bit);
+    }
+    fattn_plan_destroy(plan);
+    fattn_cache_clear();
+    fattn_device_close(cpu);
+}
+
+Test(buffers, fields_without_their_bit)
+{
+    const struct {
+        const char *name, *bit;
+        size_t offset;
+    } pointers[] = {
+#define POINTER(field, bit) {#field " is ", #bit, offsetof(fattn_buffers, field)}
+        POINTER(mask, FATTN_MASK),
+        POINTER(block_mask, FATTN_BLOCK_MASK),
+        POINTER(bias, FATTN_BIAS),
+        POINTER(alibi_slopes, FATTN_ALIBI),
+        POINTER(sink, FATTN_SINK),
+        POINTER(cu_seqlens_q, FATTN_CU_SEQLENS_Q),
+        POINTER(cu_seqlens_k, FATTN_CU_SEQLENS_K),
+        POINTER(seqused_q, FATTN_SEQUSED_Q),
+        POINTER(seqused_k, FATTN_SEQUSED_K),
+        POINTER(block_table, FATTN_PAGED),
+        POINTER(q_offsets, FATTN_POSITIONS),
+        POINTER(k_offsets, FATTN_POSITIONS),
+        POINTER(wholes_q, FATTN_POSITIONS),
+        POINTER(wholes_k, FATTN_POSITIONS),
+        POINTER(seed_ptr, FATTN_DROPOUT),
+        POINTER(offset_ptr, FATTN_DROPOUT),
+#undef POINTER
+    };
+    const fattn_problem p = sound();
+    world w = sound_world(0);
+    refused_execution(&p, &w.b, FATTN_OK, "", "");
+    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++) {
+        fattn_buffers b = w.b;
+        const void *const pointer = memory;
+        memcpy((char *)&b + pointers[i].offset, &pointer, sizeof pointer);
+        refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, pointers[i].name, pointers[i].bit);
+    }
+    fattn_buffers b = w.b;
+    b.q_offset = 3;
+    refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "q_offset is 3", "FATTN_POSITIONS");
+    b = w.b, b.k_offset = -3;
+    refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "k_offset is -3", "FATTN_POSITIONS");
+    b = w.b, b.whole_q = 0;
+    refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "whole_q is 0", "FATTN_POSITIONS");
+    b = w.b, b.whole_k = 0;
+    refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "whole_k is 0", "FATTN_POSITIONS");
+    b = w.b, b.seed = 7;
+    refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "seed is 7", "FATTN_DROPOUT");
+    b = w.b, b.offset = 7;
+    refused_execution(&p, &b, FATTN_INVALID_ARGUMENT, "offset is 7", "FATTN_DROPOUT");
+
+    /* Dropout of probability 0 has a seed all the same. */
+    fattn_problem dropout = p;
+    dropout.features = FATTN_DROPOUT;
+    refused_execution(&dropout, &b, FATTN_OK, "", "");
+
+    /* One struct serves forward and backward: what the other operation uses may stand there. */
+    static float more[4096];
+    b = w.b, b.lse = more, b.dout = more + 256, b.dlse = more + 512, b.dq = more + 1024;
+    b.dk = more + 2048, b.dv = more + 3072;
+    refused_execution(&p, &b, FATTN_OK, "", "");
+    fattn_problem backward = p;
+    backward.op = FATTN_BACKWARD;
+    refused_execution(&backward, &b, FATTN_INVALID_ARGUMENT, "dlse is ", "FATTN_DLSE");
+    backward.features = FATTN_DLSE;
+    refused_execution(&backward, &b, FATTN_OK, "", "");
+}
+
+/* What a run checks of pointers side by side is their addresses: the proof that boxes of strided
+ * runs share no byte is for those whose spans meet. */
+Test(buffers, addresses_show_that_pointers_are_good)
+{
+    static const uint64_t features[] = {0, FATTN_SEQUSED_K, FATTN_DROPOUT, FATTN_POSITIONS};
+    for (size_t n = 0; n < sizeof features / sizeof features[0]; n++) {
+        world w = sound_world(features[n]);
+        const int32_t used[2] = {1, 2};
+        w.b.seqused_k = used;
+        fattn_pointers pointers;
+        fattn_pointers_make(&w.p, &pointers);
+        cr_assert_eq(pointers.outputs, 1);
+        cr_assert(fattn_pointers_hold(&pointers, &w.b));
+        for (int i = 0; i < 4; i++) {
+            const void *bad[] = {NULL, memory + 1, (const void *)(UINTPTR_MAX - 15)};
+            for (size_t which = 0; which < sizeof bad / sizeof bad[0]; which++) {
+                fattn_buffers b = w.b;
+                memcpy((char *)&b + pointers.of[i].offset, &bad[which], sizeof bad[which]);
+                cr_assert(!fattn_pointers_hold(&pointers, &b), "operand %d, %zu", i, which);
+            }
+        }
+        w.b.v = w.b.k; /* inputs may share bytes */
+        cr_assert(fattn_pointers_hold(&pointers, &w.b));
+        w.b.o = (char *)memory + 1024 + 16;
+        cr_assert(!fattn_pointers_hold(&pointers, &w.b));
+    }
 }
 
 Test(buffers, empty_tensors_need_no_pointer)
@@ -355,6 +606,10 @@ Test(buffers, pages)
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 99");
     table[1][3] = -1;
     refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is -1");
+    table[1][3] = 6; /* of 6 pages */
+    refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][3] is 6");
+    table[1][3] = 5;
+    refused_buffers(&w, FATTN_OK, "");
 }
 
 Test(buffers, positions)
@@ -404,6 +659,131 @@ Test(buffers, sequences)
     w.p.anchor = FATTN_TOP_LEFT;
     s = fattn_sequence_of(&w.p, &w.b, 1);
     cr_assert_eq(s.diagonal, 10);
+}
+
+/* --- Operands: against what the drawing of cases knows of them -------------------------------- */
+
+static draw_id id_of(const char *name)
+{
+    int id = 0;
+    while (id < DRAW_IDS && strcmp(draw_name((draw_id)id), name) != 0) {
+        id++;
+    }
+    cr_assert(id < DRAW_IDS, "%s", name);
+    return (draw_id)id;
+}
+
+/* Axes of the info, in the order of the drawing's: lse has (batch, sequence, head) there, arrays
+ * axis 1. */
+static void same_axes(const draw_tensor *t, draw_id id, const fattn_operand_info *info)
+{
+    static const int whole[] = {0, 1, 2, 3}, lse[] = {0, 2, 1}, slopes[] = {0, 1}, array[] = {1};
+    const bool sums = id == DRAW_LSE || id == DRAW_DLSE;
+    const int *const axes = info->rank == 4 ? whole : sums ? lse : info->rank == 2 ? slopes : array;
+    int64_t last = 0;
+    for (int a = 0; a < info->rank; a++) {
+        const int64_t extent = t->extent[axes[a]], stride = t->stride[axes[a]];
+        const bool summed = id == DRAW_DBIAS && stride == 0;
+        cr_assert_eq(info->shape[a], summed ? 1 : extent, "%s, axis %d: %lld, not %lld", info->name,
+                     a, (long long)info->shape[a], (long long)extent);
+        cr_assert(extent <= 1 || !info->bytes || info->stride[a] == stride,
+                  "%s, axis %d: stride %lld, not %lld", info->name, a, (long long)info->stride[a],
+                  (long long)stride);
+        last += (info->shape[a] - 1) * info->stride[a];
+    }
+    const bool empty = info->shape[0] * info->shape[1] * info->shape[2] * info->shape[3] == 0;
+    cr_assert_eq(info->bytes, empty ? 0 : (last + 1) * t->size, "%s", info->name);
+}
+
+Test(operands, are_what_is_drawn)
+{
+    int64_t seen[DRAW_IDS] = {0};
+    for (int64_t index = 0; index < 3000; index++) {
+        draw_case c;
+        int count = 0;
+        uint32_t listed = 0;
+        cr_assert(draw_problem(&c, 9, index) == 0 && draw_build(&c) == 0);
+        cr_assert_eq(fattn_operand_count(&c.problem, &count), FATTN_OK, "%s", fattn_last_reason());
+        for (int i = 0; i < count; i++) {
+            fattn_operand_info info, found;
+            fattn_operand_info_init(&info);
+            fattn_operand_info_init(&found);
+            cr_assert_eq(fattn_operand_get_info(&c.problem, i, &info), FATTN_OK);
+            cr_assert_eq(fattn_operand_find(&c.problem, info.name, &found), FATTN_OK);
+            cr_assert(memcmp(&info, &found, sizeof info) == 0);
+            const draw_id id = id_of(info.name);
+            const draw_tensor *const t = &c.tensors[id];
+            void *pointer = NULL;
+            memcpy(&pointer, (char *)&c.buffers + info.offset, sizeof pointer);
+            cr_assert(pointer == draw_pointer(&c.buffers, id));
+            listed |= 1u << id;
+            if (!t->present) {
+                cr_assert(!info.required && id >= DRAW_Q_OFFSETS, "%s", info.name);
+                continue;
+            }
+            seen[id]++;
+            if (c.problem.batch > 0 || (id != DRAW_CU_Q && id != DRAW_CU_K)) { /* not read then */
+                same_axes(t, id, &info);
+            }
+            cr_assert_eq(info.dtype, t->dtype, "%s", info.name);
+            cr_assert_eq(info.element_bytes, t->size, "%s", info.name);
+            const bool words = id == DRAW_SEED || id == DRAW_OFFSET;
+            cr_assert_str_eq(info.type, t->dtype       ? fattn_dtype_name(t->dtype)
+                                        : t->size == 1 ? "u8"
+                                        : t->size == 4 ? "i32"
+                                        : words        ? "u64"
+                                                       : "i64");
+            cr_assert_eq((uintptr_t)pointer % (uintptr_t)info.alignment, 0, "%s", info.name);
+            cr_assert_eq(info.written, c.images[t->image].output, "%s", info.name);
+            cr_assert_eq(info.required, info.bytes > 0 && id < DRAW_Q_OFFSETS, "%s", info.name);
+        }
+        for (int id = 0; id < DRAW_IDS; id++) { /* outputs may be given without being asked for */
+            const bool none = c.problem.dropout_p == 0 && id >= DRAW_SEED; /* no dropout */
+            const bool output = c.tensors[id].present && c.images[c.tensors[id].image].output;
+            cr_assert(!c.tensors[id].present || output || none || listed >> id & 1, "%s",
+                      draw_name(id));
+        }
+        draw_free(&c);
+    }
+    for (int id = 0; id < DRAW_IDS; id++) {
+        cr_assert_gt(seen[id], 50, "%s was seen %lld times", draw_name((draw_id)id),
+                     (long long)seen[id]);
+    }
+}
+
+Test(operands, refusals)
+{
+    fattn_problem p = sound();
+    fattn_operand_info info;
+    fattn_operand_info_init(&info);
+    int count = 0;
+    cr_assert_eq(fattn_operand_count(&p, &count), FATTN_OK);
+    cr_assert_eq(count, 4); /* q k v o */
+    cr_assert_eq(fattn_operand_count(&p, NULL), FATTN_NULL_POINTER);
+    cr_assert_eq(fattn_operand_count(NULL, &count), FATTN_NULL_POINTER);
+    cr_assert_eq(fattn_operand_get_info(&p, 4, &info), FATTN_INVALID_ARGUMENT);
+    cr_assert_eq(fattn_operand_get_info(&p, -1, &info), FATTN_INVALID_ARGUMENT);
+    cr_assert_eq(fattn_operand_get_info(&p, 0, NULL), FATTN_NULL_POINTER);
+    cr_assert_eq(fattn_operand_find(&p, "mask", &info), FATTN_INVALID_ARGUMENT);
+    cr_assert_eq(fattn_operand_find(&p, NULL, &info), FATTN_NULL_POINTER);
+    info.struct_size = 8;
+    cr_assert_eq(fattn_operand_find(&p, "q", &info), FATTN_INVALID_STRUCT);
+    fattn_operand_info_init(&info);
+    p.features = FATTN_DROPOUT, p.dropout_p = 0.5;
+    cr_assert_eq(fattn_operand_find(&p, "seed_ptr", &info), FATTN_OK);
+    cr_assert_str_eq(info.type, "u64");
+    p.dim = 0;
+    cr_assert_eq(fattn_operand_count(&p, &count), FATTN_INVALID_SHAPE);
+
+    char text[64], whole[600];
+    const size_t length = fattn_last_reason_copy(whole, sizeof whole);
+    cr_assert_str_eq(whole, fattn_last_reason());
+    cr_assert_eq(length, strlen(whole));
+    memset(text, 'x', sizeof text);
+    cr_assert_eq(fattn_last_reason_copy(text, 4), length);
+    cr_assert(strncmp(text, whole, 3) == 0 && text[3] == '\0' && text[4] == 'x');
+    cr_assert_eq(fattn_last_reason_copy(text, 0), length);
+    cr_assert_eq(fattn_last_reason_copy(NULL, 9), length);
 }
 
 /* --- Regions: against every address, one by one ----------------------------------------------- */

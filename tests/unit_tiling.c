@@ -58,7 +58,7 @@ Test(tiling, the_largest_tile_that_fits)
 {
     const fattn_kernel k = imaginary();
     const fattn_problem p = normal(1000, 3000, 64);
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const struct {
         int64_t fast, br, bc;
     } cases[] = {{1 << 30, 256, 128},
@@ -89,7 +89,7 @@ static int64_t hundred(const fattn_problem *p) { return (void)p, 100; }
 Test(tiling, units_share_blocks)
 {
     fattn_kernel k = imaginary();
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const struct {
         int64_t sq, units;
         int64_t (*block_rows)(const fattn_problem *p);
@@ -112,7 +112,7 @@ Test(tiling, units_share_blocks)
 Test(tiling, blocks_in_order_wait)
 {
     fattn_kernel k = imaginary();
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const struct {
         int64_t sq, sk;
         bool in_order;
@@ -133,7 +133,7 @@ Test(tiling, blocks_in_order_wait)
 Test(tiling, causal_is_a_window)
 {
     fattn_kernel k = imaginary();
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const fattn_limits limits = {1 << 30, 1, 1 << 20, 1 << 22, 16};
     k.block_rows = hundred;
     for (int64_t sq = 100; sq < 5000; sq += 100) {
@@ -156,7 +156,7 @@ Test(tiling, a_shared_cache_spares_slow_memory)
 {
     const fattn_kernel k = imaginary();
     const fattn_problem p = normal(1000, 3000, 64);
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const double ends = 8 * 1000.0 * 2 * 64 * 4, keys = 8 * 3000.0 * 2 * 64 * 4;
     const struct {
         int64_t parallelism, cache;
@@ -175,7 +175,7 @@ Test(tiling, a_shared_cache_spares_slow_memory)
 Test(tiling, keys_are_split_when_queries_are_few)
 {
     fattn_kernel k = imaginary();
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
     fattn_problem p = normal(1, 65536, 64);
     fattn_tiling t;
@@ -196,7 +196,7 @@ Test(tiling, keys_are_split_when_queries_are_few)
     /* Whatever was asked for: no part is empty and all keys are covered. */
     for (int64_t keys = 0; keys < 2000; keys += 37) {
         for (int64_t splits = 1; splits < 40; splits++) {
-            const fattn_wish wish = {{0, 0}, splits};
+            const fattn_wish wish = {.splits = splits};
             p = normal(1, keys, 64);
             ANSWERS(fattn_tiling_choose(&p, &limits, &k, &wish, &t), FATTN_OK);
             cr_assert(t.splits >= 1 && t.splits <= splits);
@@ -212,7 +212,7 @@ Test(tiling, even_splits_fill_rounds)
     fattn_kernel k = imaginary();
     k.packs_groups = k.splits_evenly = true;
     k.split_keys = 256;
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const fattn_limits limits = {1 << 20, 264, 1024, 0, 132};
     const struct {
         int64_t batch, keys, items;
@@ -242,7 +242,7 @@ Test(tiling, rounds_for_the_largest_tile)
     k.tiles = rising;
     k.rounds = 4;
     k.block_rows = twenty_rows;
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     for (int64_t rows = 383; rows <= 384; rows++) {
         const fattn_problem p = normal(rows, 100, 64); /* of eight heads */
         const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, 3};
@@ -260,7 +260,7 @@ Test(tiling, rounds_for_the_first_tile)
     fattn_kernel k = imaginary();
     k.tiles = falling;
     k.rounds = 4;
-    const fattn_wish none = {{0, 0}, 0};
+    const fattn_wish none = {.splits = 0};
     const struct {
         int64_t fast, rows, br;
     } cases[] = {{1 << 30, 384, 256}, {1 << 30, 383, 128}, {128 << 10, 384, 128}, {1, 384, 32}};
@@ -280,10 +280,10 @@ Test(tiling, refusals)
     const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
     const fattn_problem p = normal(100, 100, 64);
     fattn_tiling t;
-    const fattn_wish odd = {{33, 32}, 0};
+    const fattn_wish odd = {.tile = {33, 32}};
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &odd, &t), FATTN_UNSUPPORTED);
     REASON_HAS("33,32");
-    const fattn_wish known = {{64, 64}, 0};
+    const fattn_wish known = {.tile = {64, 64}};
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &known, &t), FATTN_OK);
     cr_assert_eq(t.br, 64);
     k.workspace = endless_bytes;
@@ -329,6 +329,10 @@ Test(kernel, declines_with_a_reason)
     p.batch = 0;
     cr_assert_eq(fattn_kernel_blocks(&k, &p), 0);
 
+    p = normal(10, 10, 64), p.dim_v = k.dim_max + 1;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "dim_v 129"));
+    p.dim_v = k.dim_max;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
     p = normal(10, 10, 64), p.dtype_o = FATTN_BF16;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
     k.own_dtype_o = true;

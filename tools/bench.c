@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/dtype.h"
 #include "core/env.h"
 #include "core/plan.h"
 #include "core/status.h"
@@ -27,6 +28,7 @@ enum { REPS_MIN = 5 };
 static const double budget_s = 1.0; /* of a case, where --reps does not say how many */
 static const double slice_ms = 5.0; /* a repetition of a kernel lasts at least so long */
 static const double ratio_max = 1.02;
+static const double cpu_min = 0.9;  /* of the processors that the threads could keep busy */
 static const double fed_min = 0.95; /* of a unit of one's own; shared ones have 0.83 to 0.93 */
 
 static const char *const peer_words[] = {"none", "materialised", NULL};
@@ -53,24 +55,6 @@ double bench_median(double *x, int n)
 /* -------------------------------------------------------------------------------------------------
  * Output
  * ---------------------------------------------------------------------------------------------- */
-
-static void clear_progress(void)
-{
-    if (isatty(STDERR_FILENO)) {
-        fprintf(stderr, "\r\033[K");
-    }
-}
-
-static void show_progress(int64_t done, int64_t count)
-{
-    enum { WIDTH = 30 };
-    if (!isatty(STDERR_FILENO)) {
-        return;
-    }
-    const int full = (int)((double)WIDTH * (double)done / (double)count);
-    fprintf(stderr, "\r\033[K[%.*s%*s] %" PRId64 "/%" PRId64, full,
-            "##############################", WIDTH - full, "", done, count);
-}
 
 /* The columns: a name, then a number (NAN: none) or a text. */
 typedef struct cell {
@@ -101,14 +85,15 @@ static void print_cell(const bench *b, const cell *c, bool first)
     }
 }
 
-void bench_report(bench *b, const bench_row *row)
+/* For programs: every column, the same in TSV and JSON. */
+static void print_columns(bench *b, const bench_row *row, const char *words)
 {
     const fattn_problem *const p = &row->of->problem;
     const cell cells[] = {
         {"device", row->device, 0, NULL},
         {"kernel", row->kernel, 0, NULL},
         {"dir", row->dir, 0, NULL},
-        {"dtype", row->of->dtype, 0, NULL},
+        {"dtype", fattn_dtype_name(p->dtype), 0, NULL},
         {"mask", sweep_mask_word(row->of), 0, NULL},
         {"B", NULL, (double)p->batch, "%.0f"},
         {"Hq", NULL, (double)p->heads_q, "%.0f"},
@@ -124,23 +109,76 @@ void bench_report(bench *b, const bench_row *row)
         {"ratio", NULL, row->ratio, "%.4f"},
         {"workspace_bytes", NULL, (double)row->workspace, "%.0f"},
         {"fed", NULL, row->fed, "%.3f"},
+        {"cpu", NULL, row->cpu, "%.3f"},
+        {"features", words, 0, NULL},
     };
     enum { CELLS = sizeof cells / sizeof cells[0] };
-
-    clear_progress();
-    if (!b->json && !b->header) {
-        for (int i = 0; i < CELLS; i++) {
-            printf("%s%s", i ? "\t" : "", cells[i].name);
-        }
-        putchar('\n');
-        b->header = true;
+    for (int i = 0; i < CELLS && !b->json && !b->header; i++) {
+        printf("%s%s", i ? "\t" : "", cells[i].name);
     }
+    printf("%s", b->json || b->header ? "" : "\n");
     for (int i = 0; i < CELLS; i++) {
         print_cell(b, &cells[i], i == 0);
     }
     printf("%s\n", b->json ? "}" : "");
+}
+
+/* A number in its place, or a dash. */
+static void print_number(const char *format, int width, double number, const char *unit)
+{
+    char text[64] = "-";
+    if (isfinite(number)) {
+        snprintf(text, sizeof text, format, number);
+    }
+    printf("  %*s%s", width, text, isfinite(number) ? unit : "");
+}
+
+/* For people: what was asked, how long it took, and how good that is. */
+static void print_line(bench *b, const bench_row *row, const char *words)
+{
+    const fattn_problem *const p = &row->of->problem;
+    const bool decode = row->of->dir == SWEEP_DECODE;
+    const char *const mask = sweep_mask_word(row->of);
+    char problem[512];
+    const int used =
+        snprintf(problem, sizeof problem,
+                 "%s %s B%" PRId64 " H%" PRId64 "/%" PRId64 " %" PRId64 "x%" PRId64 " D%" PRId64,
+                 row->dir, fattn_dtype_name(p->dtype), p->batch, p->heads_q, p->heads_k,
+                 p->seqlen_q, p->seqlen_k, p->dim);
+    snprintf(problem + used, sizeof problem - (size_t)used, "%s%s%s%s",
+             strcmp(mask, "none") ? " " : "", strcmp(mask, "none") ? mask : "",
+             strcmp(words, "-") ? " " : "", strcmp(words, "-") ? words : "");
+    if (!b->header) {
+        printf("%-44s  %-24s  %-8s  %12s  %17s  %7s  %5s  %s\n", "problem", "kernel", "device",
+               "time", "rate", "ceiling", "fed", "processors");
+    }
+    printf("%-44s  %-24s  %-8s", problem, row->kernel, row->device);
+    print_number("%.4g", 9, row->median_ms, " ms");
+    print_number("%.5g", 9, decode ? row->gbytes_s : row->gflops, decode ? " GB/s   " : " GFLOP/s");
+    print_number("%.1f", 5, 100 * row->ratio, " %");
+    print_number("%.2f", 5, row->fed, "");
+    print_number("%.2f", 6, row->cpu, "");
+    if (isfinite(row->cpu) && row->cpu_wanted > 0) {
+        printf(" of %.0f", row->cpu_wanted);
+    }
+    putchar('\n');
+}
+
+void bench_report(bench *b, const bench_row *row)
+{
+    char words[256];
+    sweep_words(row->of, words, sizeof words);
+    tool_progress_clear();
+    if (b->people && !b->json) {
+        print_line(b, row, words);
+    } else {
+        print_columns(b, row, words);
+    }
     fflush(stdout);
+    b->header = true;
+    b->rows++;
     b->shared += row->fed < fed_min;
+    b->starved += row->cpu < cpu_min * row->cpu_wanted;
     if (row->ratio > ratio_max && !row->exempt) {
         fprintf(stderr, "fattn bench: %s %s: a ratio of %.3f is above %.2f\n", row->kernel,
                 row->dir, row->ratio, ratio_max);
@@ -161,12 +199,22 @@ typedef struct subject {
     const fattn_problem *problem;
     fattn_event *start, *stop;
     int64_t calls; /* a repetition */
-    double seconds[BENCH_REPS_MAX], ratio[BENCH_REPS_MAX];
+    double seconds[BENCH_REPS_MAX], ratio[BENCH_REPS_MAX], cpu[BENCH_REPS_MAX];
 } subject;
 
-static fattn_status repeat(const subject *s, int64_t calls, double *seconds)
+/* CPU time of the process, all threads together. */
+static double cpu_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* *processors: CPU time over wall time. */
+static fattn_status repeat(const subject *s, int64_t calls, double *seconds, double *processors)
 {
     double ms = 0;
+    const double wall = bench_now(), cpu = cpu_now();
     fattn_status status = fattn_event_record(s->start, NULL);
     for (int64_t i = 0; status == FATTN_OK && i < calls; i++) {
         if (s->plan) {
@@ -182,16 +230,17 @@ static fattn_status repeat(const subject *s, int64_t calls, double *seconds)
         status = fattn_event_elapsed(s->start, s->stop, &ms);
     }
     *seconds = ms * 1e-3 / (double)calls;
+    *processors = (cpu_now() - cpu) / (bench_now() - wall);
     return status;
 }
 
 /* Warms up and finds out how many calls fill a slice. *seconds is what a repetition takes. */
 static fattn_status calibrate(subject *s, double *seconds)
 {
-    double once = 0;
-    fattn_status status = repeat(s, 1, &once);
+    double once = 0, processors;
+    fattn_status status = repeat(s, 1, &once, &processors);
     if (status == FATTN_OK) {
-        status = repeat(s, 1, &once);
+        status = repeat(s, 1, &once, &processors);
     }
     const double calls = ceil(slice_ms * 1e-3 / (once > 1e-7 ? once : 1e-7));
     s->calls = calls < 1 ? 1 : (int64_t)calls;
@@ -208,10 +257,16 @@ static int repetitions(const bench *b, double seconds)
     return fit < REPS_MIN ? REPS_MIN : fit > BENCH_REPS_MAX ? BENCH_REPS_MAX : (int)fit;
 }
 
+/* Every input read once and every output written once, of the lengths that there are. */
+static double least_bytes(const sweep_case *c, const fattn_plan_info *info)
+{
+    return info->lower_bound_bytes - sweep_unread_bytes(c);
+}
+
 /* Work of a call in the unit of its ceiling: bytes for decoding, else flops. */
 static double work_of(const sweep_case *c, const fattn_plan_info *info)
 {
-    return c->dir == SWEEP_DECODE ? info->lower_bound_bytes : sweep_flops(c);
+    return c->dir == SWEEP_DECODE ? least_bytes(c, info) : sweep_flops(c);
 }
 
 /* All repetitions of the kernel and, where there is one, the peer. */
@@ -236,7 +291,8 @@ static fattn_status time_subjects(const bench *b, const sweep_case *c, const fat
         rates[r] = reading.rate;
         fed[r] = reading.fed > 0 ? reading.fed : NAN;
         for (int s = 0; status == FATTN_OK && s < count; s++) {
-            status = repeat(subjects[s], subjects[s]->calls, &subjects[s]->seconds[r]);
+            status = repeat(subjects[s], subjects[s]->calls, &subjects[s]->seconds[r],
+                            &subjects[s]->cpu[r]);
             subjects[s]->ratio[r] = work_of(c, info) / subjects[s]->seconds[r] / rates[r];
         }
     }
@@ -247,11 +303,15 @@ static fattn_status time_subjects(const bench *b, const sweep_case *c, const fat
     return status;
 }
 
-static void report_subject(bench *b, const char *device_word, const char *kernel,
-                           const sweep_case *c, const fattn_plan_info *info, subject *s, int reps,
-                           const fattn_peak_reading *reached, int64_t workspace)
+static void report_subject(bench *b, const char *device_word, const fattn_device_info *about,
+                           const char *kernel, const sweep_case *c, const fattn_plan_info *info,
+                           subject *s, int reps, const fattn_peak_reading *reached,
+                           int64_t workspace)
 {
     const double seconds = bench_median(s->seconds, reps);
+    const int64_t threads =
+        s->plan && info->work_items < about->units ? info->work_items : about->units;
+    const int processors = tool_processors();
     const bench_row row = {
         .device = device_word,
         .kernel = kernel,
@@ -259,10 +319,12 @@ static void report_subject(bench *b, const char *device_word, const char *kernel
         .of = c,
         .median_ms = 1e3 * seconds,
         .gflops = 1e-9 * sweep_flops(c) / seconds,
-        .gbytes_s = 1e-9 * info->lower_bound_bytes / seconds,
+        .gbytes_s = 1e-9 * least_bytes(c, info) / seconds,
         .ceiling = 1e-9 * reached->rate,
         .ratio = isnan(reached->rate) ? NAN : bench_median(s->ratio, reps),
         .fed = reached->fed,
+        .cpu = about->host_memory ? bench_median(s->cpu, reps) : NAN,
+        .cpu_wanted = (double)(threads < processors ? threads : processors),
         .workspace = workspace,
         .exempt = !s->plan || c->dir == SWEEP_DECODE,
     };
@@ -278,14 +340,17 @@ static fattn_status run_forward(fattn_device *device, const sweep_case *c, const
 {
     fattn_problem forward = c->problem;
     forward.op = FATTN_FORWARD;
+    forward.features &= ~(FATTN_DLSE | FATTN_ACCUMULATE);
+    memset(forward.dbias_stride, 0, sizeof forward.dbias_stride);
     forward.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     const fattn_status status = fattn_attention(device, &forward, &w->buffers, NULL);
     fattn_cache_clear();
     return status;
 }
 
-/* Whether the peer takes the case; when it does not, why is said. */
-static bool prepare_peer(const bench *b, const sweep_case *c, const fattn_device_info *info,
+/* Whether the peer takes the case; when it does not, why is said. That it is there was seen
+ * before. */
+static bool prepare_peer(bench *b, const sweep_case *c, const fattn_device_info *info,
                          materialised *peer)
 {
     char why[160] = "it needs a device that reads host memory";
@@ -294,11 +359,12 @@ static bool prepare_peer(const bench *b, const sweep_case *c, const fattn_device
     }
     if (info->host_memory && materialised_open(peer, why, sizeof why)) {
         if (materialised_prepare(peer, &c->problem, info->units, why, sizeof why)) {
+            b->peers++;
             return true;
         }
         materialised_close(peer);
     }
-    clear_progress();
+    tool_progress_clear();
     fprintf(stderr, "fattn bench: no peer materialised: %s\n", why);
     return false;
 }
@@ -310,7 +376,7 @@ static void check_ceiling(bench *b, const char *device_word, ceiling *ceil)
     if (!ceil->peak || strstr(b->checked, line)) {
         return;
     }
-    clear_progress();
+    tool_progress_clear();
     b->failed |= !ceiling_check(ceil, device_word);
     const size_t used = strlen(b->checked);
     snprintf(b->checked + used, sizeof b->checked - used, "%s", line);
@@ -328,7 +394,7 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
     subject *const subjects[] = {&kernel, &other};
     int count = 1, reps = 0;
     fattn_peak_reading reached = {0};
-    ceiling ceil = ceiling_of(device, c, info.kernel);
+    ceiling ceil = ceiling_of(device, about, c, info.kernel);
 
     if (status == FATTN_OK) {
         status = workload_create(device, c, &w);
@@ -352,12 +418,12 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
         status = time_subjects(b, c, &info, &ceil, subjects, count, &reps, &reached);
     }
     if (status == FATTN_OK) {
-        report_subject(b, device_word, info.kernel, c, &info, &kernel, reps, &reached,
+        report_subject(b, device_word, about, info.kernel, c, &info, &kernel, reps, &reached,
                        info.workspace_bytes);
         check_ceiling(b, device_word, &ceil);
     }
     if (status == FATTN_OK && count > 1) {
-        report_subject(b, device_word, "peer:materialised", c, &info, &other, reps, &reached,
+        report_subject(b, device_word, about, "peer:materialised", c, &info, &other, reps, &reached,
                        peer.scores_bytes);
         const double apart = materialised_difference(&peer, &c->problem, w.buffers.o);
         if (!(apart < 1e-4)) {
@@ -383,7 +449,7 @@ static fattn_status bench_kernel(bench *b, fattn_device *device, const fattn_dev
     fattn_plan *plan;
     fattn_status status = fattn_plan_create_with(device, &c->problem, kernel, NULL, &plan);
     if (status == FATTN_UNSUPPORTED && may_decline) {
-        clear_progress();
+        tool_progress_clear();
         fprintf(stderr, "fattn bench: %s\n", fattn_last_reason());
         return FATTN_OK;
     }
@@ -448,17 +514,21 @@ static fattn_status bench_case(bench *b, const sweep_case *c)
 }
 
 static const char notes[] =
-    "Lists of values are separated by commas; every combination is measured. The device column\n"
-    "ends in @N with --threads N.\n"
+    "Lists of values are separated by commas; every combination is measured. On a terminal rows\n"
+    "are for people, elsewhere tab-separated. The device ends in @N with --threads N.\n"
     "\n"
-    "  gflops    matrix products only; a causal square counts as half\n"
+    "  gflops    matrix products only; a causal square counts as half, windows pair by pair\n"
     "  gbytes_s  every input read once and every output written once\n"
     "  ceiling   GFLOP/s of a loop of multiply-adds, which is printed on stderr beside what the\n"
-    "            clock allows; for decode, GB/s of reading k and v\n"
+    "            clock allows; for decode, GB/s of reading k and v. Of no more units than there\n"
+    "            are processors\n"
     "  ratio     of gflops (decode: gbytes_s) to the ceiling just before; the median\n"
     "  fed       share of the ceiling that is left to products whose operands are loaded from\n"
     "            the first-level cache: 1.00 on a core of one's own, 0.83 to 0.93 where others\n"
     "            use its second thread, and ratio is lower by more\n"
+    "  cpu       CPU time over wall time. Where it is below the number of threads the machine was\n"
+    "            busy, and neither time nor ratio is the kernel's; that is said at the end\n"
+    "  features  what else the problem has\n"
     "\n"
     "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
     "fattn_execute(); there ceiling is the budget in ms.\n"
@@ -467,47 +537,103 @@ static const char notes[] =
     "fetch from more places at once than a plain read), when the loop of the ceiling is over 3 %\n"
     "from a whole number of instructions a cycle, or when the peer disagrees.";
 
+/* What makes figures of this run doubtful, once, at its end. */
+static void warn(const bench *b, const sweep *s)
+{
+    const int processors = tool_processors();
+    int64_t most = 0;
+    for (int i = 0; i < s->threads.count; i++) {
+        most = s->threads.at[i] > most ? s->threads.at[i] : most;
+    }
+    if (most > processors) {
+        fprintf(stderr,
+                "fattn bench: %" PRId64 " threads share %d processor%s: ceilings are of no more\n",
+                most, processors, processors == 1 ? "" : "s");
+    }
+    if (b->starved) {
+        fprintf(stderr,
+                "fattn bench: the machine is busy: in %" PRId64 " of %" PRId64 " rows threads got "
+                "less than %.0f %% of the processors that they could use\n",
+                b->starved, b->rows, 100 * cpu_min);
+    }
+    if (b->shared) {
+        fprintf(stderr,
+                "fattn bench: cores are shared: in %" PRId64 " of the rows above other work took "
+                "part of them (fed below %.2f)\n",
+                b->shared, fed_min);
+    }
+}
+
+/* Runs all cases. TOOL_OK also where a case has shown a failure, which b->failed tells. */
+static int bench_sweep(bench *b, const sweep *s)
+{
+    const int64_t count = sweep_count(s);
+    for (int64_t n = 0; n < count; n++) {
+        sweep_case c;
+        sweep_at(s, n, &c);
+        tool_progress(n, count);
+        const fattn_status status = bench_case(b, &c);
+        tool_progress_clear();
+        if (status != FATTN_OK) {
+            return tool_failure(status);
+        }
+    }
+    return TOOL_OK;
+}
+
+/* Whether the peer is there and has something to run, before anything is measured. */
+static int check_peer(const bench *b, const sweep *s)
+{
+    materialised peer;
+    char why[160];
+    if (b->peer == 0) {
+        return TOOL_OK;
+    }
+    for (int i = 0; i < s->dir.count; i++) {
+        if (s->dir.at[i] == SWEEP_PLAN) {
+            return tool_usage("bench", "--peer has nothing to run in --dir plan");
+        }
+    }
+    if (!materialised_open(&peer, why, sizeof why)) {
+        tool_usage("bench", "no peer materialised: %s", why);
+        return TOOL_LIBRARY;
+    }
+    materialised_close(&peer);
+    return TOOL_OK;
+}
+
 int fattn_tool_bench(int argc, char **argv)
 {
     sweep s;
     bench b;
     memset(&s, 0, sizeof s);
     memset(&b, 0, sizeof b);
-    option rows[SWEEP_OPTIONS + 4] = {
-        [SWEEP_OPTIONS] = {"peer", "OpenBLAS with the score matrix in memory, interleaved",
-                           OPTION_CHOICE, .value = &b.peer, .words = peer_words},
+    sweep_options(&s);
+    const option own[] = {
+        {"peer", "OpenBLAS with the score matrix in memory, interleaved", OPTION_CHOICE,
+         .value = &b.peer, .words = peer_words},
         {"reps N", "repetitions; default: those of about a second", OPTION_INTEGER,
          .value = &b.reps, .min = 1, .max = BENCH_REPS_MAX},
-        {"json", "a JSON object a line instead of TSV", OPTION_SWITCH, .value = &b.json},
-        {.name = NULL},
+        {"json", "a JSON object a line", OPTION_SWITCH, .value = &b.json},
     };
-    sweep_options(&s, rows);
+    _Static_assert(sizeof own / sizeof own[0] <= SWEEP_MORE, "room behind the sweep's options");
+    memcpy(s.rows + SWEEP_OPTIONS, own, sizeof own);
     const option_set set = {
         "bench", "Kernels as a share of the machine's ceiling, measured in the same repetition.",
-        rows, notes};
+        s.rows, notes};
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
-    const int64_t count = sweep_count(&s);
-    for (int64_t n = 0; n < count; n++) {
-        sweep_case c;
-        sweep_at(&s, n, &c);
-        if (b.peer && c.dir == SWEEP_PLAN) {
-            return tool_usage("bench", "--peer has nothing to run in --dir plan");
-        }
-        show_progress(n, count);
-        const fattn_status status = bench_case(&b, &c);
-        clear_progress();
-        if (status != FATTN_OK) {
-            return tool_failure(status);
-        }
+    b.people = isatty(STDOUT_FILENO);
+    int code = sweep_check(&s, "bench") ? check_peer(&b, &s) : TOOL_USAGE;
+    if (code == TOOL_OK) {
+        code = bench_sweep(&b, &s);
+        warn(&b, &s);
     }
-    if (b.shared) {
-        fprintf(stderr,
-                "fattn bench: cores are shared: in %" PRId64 " of the rows above other work took "
-                "part of them (fed below %.2f)\n",
-                b.shared, fed_min);
+    if (code == TOOL_OK && b.peer && b.peers == 0) {
+        fprintf(stderr, "fattn bench: the peer took no case\n");
+        b.failed = true;
     }
-    return b.failed ? TOOL_FAILED : TOOL_OK;
+    return code == TOOL_OK && b.failed ? TOOL_FAILED : code;
 }

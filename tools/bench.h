@@ -12,17 +12,21 @@ typedef struct bench_row {
     const sweep_case *of;
     double median_ms;
     double gflops, gbytes_s, ceiling, ratio, fed; /* NAN where there is none */
+    double cpu;        /* CPU time over wall time: processors in use; NAN on a GPU */
+    double cpu_wanted; /* processors that the threads could keep busy */
     int64_t workspace;
     bool exempt; /* a peer may use instructions that the device was told to leave alone */
 } bench_row;
 
 typedef struct bench {
-    bool json;
-    int64_t reps;       /* 0: as many as fit a second */
-    int peer;           /* of peer_words: 0 none */
-    bool failed;        /* a ratio or a ceiling cannot be true, or a budget was exceeded */
-    bool header;        /* has been printed */
-    int64_t shared;     /* rows during which units did other work too */
+    bool json, people; /* people: stdout is a terminal */
+    int64_t reps;      /* 0: as many as fit a second */
+    int peer;          /* of peer_words: 0 none */
+    bool failed;       /* a ratio or a ceiling cannot be true, or a budget was exceeded */
+    bool header;       /* has been printed */
+    int64_t shared;    /* rows during which units did other work too */
+    int64_t starved;   /* rows whose threads did not get the processors that they wanted */
+    int64_t rows, peers;
     char checked[1024]; /* the devices whose ceilings were checked, one a line */
 } bench;
 

@@ -97,7 +97,7 @@ fattn_status bench_plan(bench *b, fattn_device *device, const char *device_word,
         return status;
     }
     bench_row row = {.device = device_word, .kernel = c->kernel ? c->kernel : "best", .of = c};
-    row.gflops = row.gbytes_s = row.fed = NAN;
+    row.gflops = row.gbytes_s = row.fed = row.cpu = NAN;
     row.dir = "plan";
     row.median_ms = plan_ms;
     row.ceiling = plan_budget_ms;

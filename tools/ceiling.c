@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/backend.h"
+#include "tools/tool.h"
 
 static bool limits(const fattn_peak *peak, const sweep_case *c, const char *kernel)
 {
@@ -16,9 +17,13 @@ static bool limits(const fattn_peak *peak, const sweep_case *c, const char *kern
            (!peak->kernels || strncmp(kernel, peak->kernels, strlen(peak->kernels)) == 0);
 }
 
-ceiling ceiling_of(fattn_device *device, const sweep_case *c, const char *kernel)
+ceiling ceiling_of(fattn_device *device, const fattn_device_info *about, const sweep_case *c,
+                   const char *kernel)
 {
-    ceiling ceil = {.device = device};
+    const int processors = tool_processors();
+    const bool crowded = about->host_memory && about->units > processors;
+    ceiling ceil = {.device = device,
+                    .share = crowded ? (double)processors / (double)about->units : 1};
     const fattn_peak *row;
     for (int i = 0; !ceil.peak && (row = device->backend->peak(device->impl, i)); i++) {
         if (limits(row, c, kernel)) {
@@ -33,6 +38,9 @@ fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes,
 {
     const fattn_status status =
         ceil->peak->measure(ceil->device->impl, ceil->peak, data, bytes, reading);
+    if (!ceil->peak->reads_memory) {
+        reading->rate *= ceil->share;
+    }
     if (status == FATTN_OK && !(reading->issue <= ceil->best.issue)) {
         ceil->best = *reading;
     }

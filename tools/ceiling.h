@@ -12,14 +12,18 @@
 typedef struct ceiling {
     fattn_device *device;
     const fattn_peak *peak;  /* NULL: the backend has none */
+    double share;            /* of the units' rates together that the processors have: 1 or less */
     fattn_peak_reading best; /* the reading with the most instructions a cycle so far */
 } ceiling;
 
 /* The first peak that limits the case, run by the row of this name. Arithmetic limits forward and
  * backward, reading keys and values limits decoding. */
-ceiling ceiling_of(fattn_device *device, const sweep_case *c, const char *kernel);
+ceiling ceiling_of(fattn_device *device, const fattn_device_info *about, const sweep_case *c,
+                   const char *kernel);
 
-/* Measures the loop; data is what a decoding kernel reads. */
+/* Measures the loop on all of the device's units, but counts no more of them than there are
+ * processors: those that share one each measure all of it, in turn. data is what a decoding kernel
+ * reads. */
 fattn_status ceiling_measure(ceiling *ceil, const void *data, int64_t bytes,
                              fattn_peak_reading *reading);
 

@@ -230,26 +230,24 @@ static double draw_scale(draw_rng *rng, int64_t dim)
     }
 }
 
-/* Numbers behind feature bits. Those whose bit is clear are given values that would be refused or
- * would change the result, because they must not count. */
+/* Numbers behind feature bits; without their bit they stay at their defaults. */
 static void draw_options(fattn_problem *p, draw_rng *rng)
 {
     const uint64_t f = p->features;
-    p->scale = f & FATTN_SCALE ? draw_scale(rng, p->dim) : NAN;
-    p->softcap = f & FATTN_SOFTCAP ? 1 + 40 * draw_unit(rng) : -1;
-    p->dropout_p = f & FATTN_DROPOUT ? draw_probability(rng) : 2;
-    p->window_left = f & FATTN_WINDOW ? draw_window(rng, p->seqlen_k) : -7;
-    p->window_right = f & FATTN_WINDOW ? draw_window(rng, p->seqlen_k) : -7;
-    p->alibi_batch_stride = !(f & FATTN_ALIBI)    ? -1
-                            : draw_chance(rng, 2) ? 0
-                                                  : p->heads_q + draw_between(rng, 0, 3);
+    p->scale = f & FATTN_SCALE ? draw_scale(rng, p->dim) : 0;
+    p->softcap = f & FATTN_SOFTCAP ? 1 + 40 * draw_unit(rng) : 0;
+    p->dropout_p = f & FATTN_DROPOUT ? draw_probability(rng) : 0;
+    p->window_left = f & FATTN_WINDOW ? draw_window(rng, p->seqlen_k) : -1;
+    p->window_right = f & FATTN_WINDOW ? draw_window(rng, p->seqlen_k) : -1;
+    p->alibi_batch_stride =
+        f & FATTN_ALIBI && !draw_chance(rng, 2) ? p->heads_q + draw_between(rng, 0, 3) : 0;
     static const int64_t blocks[] = {1, 3, 16, 64, 100, 128};
-    p->block_m = f & FATTN_BLOCK_MASK ? PICK(rng, blocks) : -1;
-    p->block_n = f & FATTN_BLOCK_MASK ? PICK(rng, blocks) : -1;
+    p->block_m = f & FATTN_BLOCK_MASK ? PICK(rng, blocks) : 0;
+    p->block_n = f & FATTN_BLOCK_MASK ? PICK(rng, blocks) : 0;
     static const int64_t pages[] = {1, 2, 7, 16, 16, 64, 100, 256};
-    p->page_size = f & FATTN_PAGED ? PICK(rng, pages) : -1;
-    p->batch_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : -1;
-    p->head_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : -1;
+    p->page_size = f & FATTN_PAGED ? PICK(rng, pages) : 0;
+    p->batch_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : 0;
+    p->head_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : 0;
 }
 
 /* How long the sequences are, and how much of the room they use. */
@@ -342,7 +340,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
                  : draw_chance(rng, 2)                                 ? p->dtype
                                                                        : FATTN_F32;
     p->features = draw_features(p->op, plain, rng);
-    p->dtype_bias = draw_chance(rng, 2) ? 0 : p->dtype;
+    p->dtype_bias = draw_chance(rng, 2) || !(p->features & FATTN_BIAS) ? 0 : p->dtype;
     p->anchor = draw_chance(rng, 3) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
     p->layout = (fattn_layout)draw_between(rng, FATTN_BSHD, FATTN_STRIDED);
     static const int64_t alignments[] = {16, 16, 1, 2, 4, 8, 32, 64};

@@ -770,7 +770,9 @@ static int write_table(draw_case *c, draw_rng *rng)
 static void write_scalars(draw_case *c)
 {
     fattn_buffers *const buf = &c->buffers;
-    buf->seed = c->seed_value, buf->offset = c->offset_value;
+    if (has(c, FATTN_DROPOUT)) {
+        buf->seed = c->seed_value, buf->offset = c->offset_value;
+    }
     if (c->tensors[DRAW_SEED].present) {
         memcpy(element(c, DRAW_SEED, 0), &c->seed_value, sizeof c->seed_value);
         memcpy(element(c, DRAW_OFFSET, 0), &c->offset_value, sizeof c->offset_value);
@@ -819,12 +821,12 @@ static void write_strides(draw_case *c)
         {DRAW_DBIAS, p->dbias_stride},
     };
     for (size_t n = 0; n < sizeof scores / sizeof *scores; n++) {
-        memcpy(scores[n].strides, c->tensors[scores[n].id].stride, sizeof p->bias_stride);
+        if (c->tensors[scores[n].id].present) {
+            memcpy(scores[n].strides, c->tensors[scores[n].id].stride, sizeof p->bias_stride);
+        }
     }
-    const fattn_strides nonsense = {-3, -5, -7}; /* only FATTN_STRIDED reads them */
-    for (size_t n = 0; n < sizeof strided / sizeof *strided; n++) {
-        *strides_of(p, n) =
-            p->layout == FATTN_STRIDED ? tensor_strides(c, strided[n].id) : nonsense;
+    for (size_t n = 0; p->layout == FATTN_STRIDED && n < sizeof strided / sizeof *strided; n++) {
+        *strides_of(p, n) = tensor_strides(c, strided[n].id);
     }
 }
 

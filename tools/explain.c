@@ -42,16 +42,18 @@ static int explain(const sweep_case *c)
 int fattn_tool_explain(int argc, char **argv)
 {
     sweep s;
-    option rows[SWEEP_OPTIONS];
     memset(&s, 0, sizeof s);
-    sweep_options(&s, rows);
-    rows[SWEEP_OPTIONS - 1] = (option){.name = NULL}; /* --threads: plans do not depend on them */
+    sweep_options(&s);
+    s.rows[SWEEP_OPTIONS - 1] = (option){.name = NULL}; /* --threads: plans do not depend on them */
     const option_set set = {
-        "explain", "The plan that a problem gets: kernel, tiles, splits, workspace, traffic.", rows,
-        "Lists of values are separated by commas; every combination is explained."};
+        "explain", "The plan that a problem gets: kernel, tiles, splits, workspace, traffic.",
+        s.rows, "Lists of values are separated by commas; every combination is explained."};
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
+    }
+    if (!sweep_check(&s, "explain")) {
+        return TOOL_USAGE;
     }
     int code = TOOL_OK;
     const int64_t count = sweep_count(&s);

@@ -192,27 +192,41 @@ static void text_device(const fattn_device *device, const fattn_device_info *inf
     }
 }
 
-static fattn_status text(void)
+/* A backend's devices: those that can be used, or those that cannot, and why. Returns how many can.
+ */
+static int text_devices(const fattn_backend *backend, bool usable)
+{
+    const int count = backend->count();
+    int opened = 0;
+    for (int i = 0; i < count; i++) {
+        fattn_device *device;
+        fattn_device_info info;
+        const fattn_status status = open_device(backend, i, &device, &info);
+        opened += status == FATTN_OK;
+        if (status == FATTN_OK && usable) {
+            text_device(device, &info);
+        } else if (status != FATTN_OK && !usable) {
+            printf("\ndevice    %s:%d cannot be used: %s\n", backend->name, i, fattn_last_reason());
+        }
+        fattn_device_close(device);
+    }
+    if (count == 0 && !usable) {
+        printf("\ndevice    %s: none present\n", backend->name);
+    }
+    return opened;
+}
+
+static int text(void)
 {
     const fattn_backend *backend;
+    int usable = 0;
     text_build();
-    for (int b = 0; (backend = fattn_backend_at(b)); b++) {
-        const int count = backend->count();
-        if (count == 0) {
-            printf("\ndevice    %s: none present\n", backend->name);
-        }
-        for (int i = 0; i < count; i++) {
-            fattn_device *device;
-            fattn_device_info info;
-            const fattn_status status = open_device(backend, i, &device, &info);
-            if (status != FATTN_OK) {
-                return status;
-            }
-            text_device(device, &info);
-            fattn_device_close(device);
+    for (int part = 0; part < 2; part++) {
+        for (int b = 0; (backend = fattn_backend_at(b)); b++) {
+            usable += text_devices(backend, part == 0);
         }
     }
-    return FATTN_OK;
+    return usable;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -283,9 +297,37 @@ static void json_device(const fattn_device *device, const fattn_device_info *inf
     printf("]}");
 }
 
-static fattn_status json(void)
+/* A backend's devices: those that can be used, or the numbers of those that cannot, and why. */
+static int json_devices(const fattn_backend *backend, bool usable)
+{
+    bool first = true;
+    const int count = backend->count();
+    int opened = 0;
+    for (int i = 0; i < count; i++) {
+        fattn_device *device;
+        fattn_device_info info;
+        const fattn_status status = open_device(backend, i, &device, &info);
+        opened += status == FATTN_OK;
+        if ((status == FATTN_OK) == usable) {
+            printf("%s", first ? "" : ", ");
+            first = false;
+        }
+        if (status == FATTN_OK && usable) {
+            json_device(device, &info);
+        } else if (status != FATTN_OK && !usable) {
+            printf("{\"ordinal\": %d, ", i);
+            json_field("reason", fattn_last_reason());
+            printf("}");
+        }
+        fattn_device_close(device);
+    }
+    return opened;
+}
+
+static int json(void)
 {
     const fattn_backend *backend;
+    int usable = 0;
     printf("{");
     json_field("version", fattn_version());
     printf(", \"build\": {");
@@ -297,25 +339,16 @@ static fattn_status json(void)
     }
     printf("}, \"backends\": [");
     for (int b = 0; (backend = fattn_backend_at(b)); b++) {
-        const int count = backend->count();
         printf("%s{", b ? ", " : "");
         json_field("name", backend->name);
         printf(", \"by_name\": %s, \"devices\": [", json_bool(backend->by_name));
-        for (int i = 0; i < count; i++) {
-            fattn_device *device;
-            fattn_device_info info;
-            const fattn_status status = open_device(backend, i, &device, &info);
-            if (status != FATTN_OK) {
-                return status;
-            }
-            printf("%s", i ? ", " : "");
-            json_device(device, &info);
-            fattn_device_close(device);
-        }
+        usable += json_devices(backend, true);
+        printf("], \"unusable\": [");
+        usable += json_devices(backend, false);
         printf("]}");
     }
     printf("]}\n");
-    return FATTN_OK;
+    return usable;
 }
 
 int fattn_tool_info(int argc, char **argv)
@@ -332,6 +365,9 @@ int fattn_tool_info(int argc, char **argv)
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
-    const fattn_status status = as_json ? json() : text();
+    const int usable = as_json ? json() : text();
+    fattn_device *device = NULL;
+    const fattn_status status = usable ? FATTN_OK : fattn_device_open(NULL, &device);
+    fattn_device_close(device);
     return status == FATTN_OK ? TOOL_OK : tool_failure(status);
 }

@@ -30,8 +30,8 @@ typedef struct setting {
     int64_t n, d, m; /* m: elements of fast memory */
     uint64_t features;
     double dropout;
-    double density; /* of the block mask; 1: there is none */
-    int64_t block;
+    double density;   /* of the block mask; 1: there is none */
+    int64_t block[2]; /* queries and keys of a block */
 } setting;
 
 typedef struct head {
@@ -53,11 +53,17 @@ static void head_free(head *a)
     *a = (head){.tensors = NULL};
 }
 
+/* Blocks along the queries (0) or the keys (1). */
+static int64_t blocks(const setting *s, int axis)
+{
+    return (s->n + s->block[axis] - 1) / s->block[axis];
+}
+
 /* Blocks kept by chance, the same for every schedule. */
 static fattn_status draw_block_mask(const setting *s, head *a)
 {
-    const int64_t side = (s->n + s->block - 1) / s->block, count = side * side;
-    draw_rng rng = draw_stream(1, s->n, (uint64_t)s->block);
+    const int64_t count = blocks(s, 0) * blocks(s, 1);
+    draw_rng rng = draw_stream(1, s->n, (uint64_t)s->block[0]);
     int64_t kept = 0;
     a->block_mask = fattn_memory_alloc((size_t)count);
     if (!a->block_mask) {
@@ -86,10 +92,10 @@ static fattn_status head_create(const setting *s, head *a)
     p->dropout_p = s->dropout;
     p->outputs = s->op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
     if (s->density < 1) {
-        const int64_t side = (s->n + s->block - 1) / s->block;
         p->features |= FATTN_BLOCK_MASK;
-        p->block_m = p->block_n = s->block;
-        p->block_mask_stride[2] = side;
+        p->block_m = s->block[0];
+        p->block_n = s->block[1];
+        p->block_mask_stride[2] = blocks(s, 1);
         p->block_mask_stride[3] = 1;
     }
     fattn_status status = fattn_problem_normalise(p, p);
@@ -187,7 +193,7 @@ typedef struct request {
     option_choices schedules, dirs;
     option_integers n, d, m;
     option_reals density;
-    int64_t block;
+    option_integers block;
     bool causal, execute, json, paper;
     const char *plot; /* the file, or NULL */
 } request;
@@ -202,14 +208,26 @@ static void print_number(bool json, bool first, const char *name, double value)
     }
 }
 
-static double law_of(const setting *s)
-{
-    const double nd = (double)s->n * (double)s->d;
-    return nd * nd / (double)s->m;
-}
-
 /* In elements: all are f32. */
 static double lower_bound_of(const head *a) { return fattn_io_lower_bound_bytes(&a->problem) / 4; }
+
+/* The leading term of the traffic for Bc = M / (4 d), while it is above reading everything once.
+ * Each of the 4 d N / M blocks of keys makes FlashAttention pass over Q, and over O to read and to
+ * write it; backward over Q, O, dO, and dQ twice. Blocks of queries make FlashAttention-2 pass over
+ * K and V; its backward has blocks of keys pass over Q, dO, and dQ twice. Standard attention passes
+ * over all pairs. */
+static double law_of(const setting *s, const head *a)
+{
+    const int backward = s->op == FATTN_BACKWARD;
+    const double n = (double)s->n, nd = n * (double)s->d,
+                 share = s->features & FATTN_CAUSAL ? 0.5 : 1;
+    const double law = s->schedule == FATTN_IO_STANDARD
+                           ? io_plot_constants[s->schedule][backward] * n * n
+                           : io_plot_constants[s->schedule][backward] * nd * nd / (double)s->m *
+                                 a->density * share;
+    const double bound = lower_bound_of(a);
+    return law > bound ? law : bound;
+}
 
 static void print_row(const request *r, const setting *s, const head *a,
                       const fattn_io_counts *counts, const fattn_io_counts *predicted)
@@ -231,7 +249,7 @@ static void print_row(const request *r, const setting *s, const head *a,
         {"writes", total.writes},
         {"total", sum_of(counts)},
         {"predicted", sum_of(predicted)},
-        {"law", law_of(s)},
+        {"law", law_of(s, a)},
         {"standard", sum_of(&standard)},
         {"lower_bound", lower_bound_of(a)},
     };
@@ -245,6 +263,7 @@ static void print_row(const request *r, const setting *s, const head *a,
         print_number(r->json, n == 0, columns[n].name, columns[n].value);
     }
     printf(r->json ? "}\n" : "\n");
+    fflush(stdout); /* the next row may take minutes */
 }
 
 /* *point: the row for the picture, where there is one. */
@@ -254,11 +273,12 @@ static int report_row(const request *r, const setting *s, io_plot_row *point)
     fattn_io_counts counts, predicted;
     const fattn_status status = measure(s, r->execute, &a, &counts, &predicted);
     int code = TOOL_OK;
+    tool_progress_clear();
     if (status == FATTN_OK) {
         print_row(r, s, &a, &counts, &predicted);
         *point = (io_plot_row){
-            s->schedule,     s->op,     {(double)s->n, (double)s->m, (double)s->d, s->density},
-            sum_of(&counts), law_of(s), lower_bound_of(&a)};
+            s->schedule,     s->op,         {(double)s->n, (double)s->m, (double)s->d, s->density},
+            sum_of(&counts), law_of(s, &a), lower_bound_of(&a)};
         if (memcmp(&counts, &predicted, sizeof counts) != 0) {
             fprintf(stderr, "fattn io: the last row was not predicted\n");
             code = TOOL_FAILED;
@@ -294,8 +314,9 @@ static int sweep_rows(const request *r, const int lengths[6], int rows, io_plot_
             .density = r->density.at[at[4]],
             .m = r->m.at[at[5]],
             .features = r->causal ? FATTN_CAUSAL : 0,
-            .block = r->block,
+            .block = {r->block.at[0], r->block.at[1]},
         };
+        tool_progress(row, rows);
         const int code = report_row(r, &s, points + row);
         worst = code > worst ? code : worst;
     }
@@ -357,7 +378,9 @@ static fattn_status fill_paper_table(paper_table *t)
                            .density = 1};
         head a;
         fattn_io_counts counts, predicted;
+        tool_progress(n, FATTN_IO_SCHEDULES * 2);
         const fattn_status status = measure(&s, true, &a, &counts, &predicted);
+        tool_progress_clear();
         for (int i = 0; i < FATTN_IO_TENSORS && status == FATTN_OK; i++) {
             const double bytes = fattn_io_element_bytes(&a.problem, (fattn_io_tensor)i);
             t->gigabytes[schedule][dir][i] = (counts.tensor[i].reads + counts.tensor[i].writes) *
@@ -473,6 +496,27 @@ static int report_paper(bool json)
  * The command
  * ---------------------------------------------------------------------------------------------- */
 
+/* A picture of the sweep over M, for one length, unless the sweep is the caller's. */
+static void plot_defaults(request *r, bool has_n, bool has_m)
+{
+    if (!has_n) {
+        r->n = (option_integers){1, {4096}};
+    }
+    for (int i = 0; !has_n && !has_m && i < 9; i++) {
+        r->m.at[i] = INT64_C(4096) << i;
+        r->m.count = i + 1;
+    }
+}
+
+static bool given_value(const option *table, const bool *given, const void *value)
+{
+    int n = 0;
+    while (table[n].value != value) {
+        n++;
+    }
+    return given[n];
+}
+
 int fattn_tool_io(int argc, char **argv)
 {
     request r = {
@@ -482,23 +526,23 @@ int fattn_tool_io(int argc, char **argv)
         .d = {1, {64}},
         .m = {2, {16384, 98304}},
         .density = {1, {1}},
-        .block = 64,
+        .block = {2, {64, 64}},
     };
-    const option table[] = {
+    option table[] = {
         {"schedule", "how the score matrix is gone through; default: all", OPTION_CHOICES,
          .value = &r.schedules, .words = schedule_words},
         {"dir", "forward, backward; default: both", OPTION_CHOICES, .value = &r.dirs,
          .words = dir_words},
-        {"n N", "lengths, of queries and keys; default 1024,2048,4096", OPTION_INTEGERS,
-         .value = &r.n, .min = 1, .max = 1 << 20},
+        {"sq N", "lengths, of queries and keys; default 1024,2048,4096,\nwith --plot 4096",
+         OPTION_INTEGERS, .value = &r.n, .min = 1, .max = 1 << 20},
         {"d D", "head dimensions; default 64", OPTION_INTEGERS, .value = &r.d, .min = 1,
          .max = 576},
-        {"m M", "elements of fast memory; default 16384,98304", OPTION_INTEGERS, .value = &r.m,
-         .min = 1, .max = INT64_C(1) << 40},
+        {"m M", "elements of fast memory; default 16384,98304,\nwith --plot alone 4096 to 1048576",
+         OPTION_INTEGERS, .value = &r.m, .min = 1, .max = INT64_C(1) << 40},
         {"density P", "shares of blocks that a block mask keeps; default 1, no mask", OPTION_REALS,
          .value = &r.density},
-        {"block N", "queries and keys a block of the mask; default 64", OPTION_INTEGER,
-         .value = &r.block, .min = 1, .max = 1 << 20},
+        {"block-size M,N", "queries and keys of a block of the mask; default 64,64", OPTION_PAIRS,
+         .value = &r.block, .min = 1, .max = 1 << 20, .length = 2},
         {"causal", "hide the keys after each query", OPTION_SWITCH, .value = &r.causal},
         {"execute", "do the arithmetic too, on random numbers", OPTION_SWITCH, .value = &r.execute},
         {"json", "JSON lines instead of tab-separated columns", OPTION_SWITCH, .value = &r.json},
@@ -508,6 +552,11 @@ int fattn_tool_io(int argc, char **argv)
          OPTION_SWITCH, .value = &r.paper},
         {.name = NULL},
     };
+    enum { ROWS = sizeof table / sizeof table[0] };
+    bool given[ROWS] = {false};
+    for (int n = 0; n < ROWS; n++) {
+        table[n].given = &given[n];
+    }
     const option_set set = {
         .command = "io",
         .summary =
@@ -516,7 +565,8 @@ int fattn_tool_io(int argc, char **argv)
             "by running them on a machine with two memories.",
         .table = table,
         .notes = "Columns: reads, writes and their total are counted; predicted is the formula's\n"
-                 "total; law is N^2 d^2 / M; standard and lower_bound are for the same problem.\n"
+                 "total; law is the leading term of the schedule's, c N^2 d^2 / M, where it is\n"
+                 "above lower_bound; standard and lower_bound are for the same problem.\n"
                  "Tiles are those of FlashAttention's Algorithm 1 for M; flash2 has br = bc.\n\n"
                  "Exit status: 0 all as predicted, 1 not, 2 wrong options, 3 no memory",
     };
@@ -529,8 +579,23 @@ int fattn_tool_io(int argc, char **argv)
             return tool_usage("io", "--density: %g is not in 0..1", r.density.at[n]);
         }
     }
-    if (r.paper && r.plot) {
-        return tool_usage("io", "--plot draws sweeps, not --paper");
+    bool sparse = false;
+    for (int n = 0; n < r.density.count; n++) {
+        sparse = sparse || r.density.at[n] < 1;
+    }
+    for (int n = 0; !sparse && table[n].name; n++) {
+        if (given[n] && table[n].value == &r.block) {
+            return tool_usage("io", "--block-size needs a --density below 1");
+        }
+    }
+    for (int n = 0; r.paper && table[n].name; n++) {
+        if (given[n] && table[n].value != &r.paper && table[n].value != &r.json) {
+            return tool_usage("io", "--paper is one problem: it takes no --%.*s",
+                              (int)strcspn(table[n].name, " "), table[n].name);
+        }
+    }
+    if (r.plot) {
+        plot_defaults(&r, given_value(table, given, &r.n), given_value(table, given, &r.m));
     }
     return r.paper ? report_paper(r.json) : report_sweep(&r);
 }

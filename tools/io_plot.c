@@ -4,6 +4,7 @@
 #include "tools/io_plot.h"
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +22,12 @@ static const struct {
     {"density", "share of blocks kept by the mask", "unset logscale x; set format x '%g'"},
 };
 
-/* Curves: the counts of a schedule, or what they are held against. */
-enum { LAW = FATTN_IO_SCHEDULES, LOWER_BOUND, CURVES };
+const double io_plot_constants[FATTN_IO_SCHEDULES][2] = {
+    [FATTN_IO_STANDARD] = {4, 7}, [FATTN_IO_FLASH1] = {12, 20}, [FATTN_IO_FLASH2] = {8, 16}};
+
+/* Curves: the counts of a schedule, or what they are held against. The key is one for both panels:
+ * laws have the constant of forward in it and, in brackets, that of backward. */
+enum { LAW1 = FATTN_IO_SCHEDULES, LAW2, LOWER_BOUND, CURVES };
 static const struct {
     const char *name, *style;
     bool varies[IO_PLOT_AXES]; /* whether the value depends on N, M, d, density */
@@ -30,7 +35,8 @@ static const struct {
     [FATTN_IO_STANDARD] = {"standard", "linespoints lw 2 lc rgb '#c0392b'", {1, 0, 1, 1}},
     [FATTN_IO_FLASH1] = {"flash1", "linespoints lw 2 lc rgb '#2471a3'", {1, 1, 1, 1}},
     [FATTN_IO_FLASH2] = {"flash2", "linespoints lw 2 lc rgb '#1e8449'", {1, 1, 1, 1}},
-    [LAW] = {"N^2 d^2 / M", "lines lw 1.5 lc rgb '#7d3c98'", {1, 1, 1, 0}},
+    [LAW1] = {"12 (20) N^2 d^2 / M", "lines lw 1.5 lc rgb '#2471a3'", {1, 1, 1, 1}},
+    [LAW2] = {"8 (16) N^2 d^2 / M", "lines lw 1.5 lc rgb '#1e8449'", {1, 1, 1, 1}},
     [LOWER_BOUND] = {"lower bound", "lines lw 1.5 lc rgb 'black'", {1, 0, 1, 1}},
 };
 
@@ -85,12 +91,16 @@ static int longest_axis(const io_plot_row *rows, int count)
 
 static bool on_curve(const io_plot_row *row, int curve, fattn_op op)
 {
-    return row->op == op && (curve >= FATTN_IO_SCHEDULES || (int)row->schedule == curve);
+    static const fattn_io_schedule of[CURVES] = {FATTN_IO_STANDARD, FATTN_IO_FLASH1,
+                                                 FATTN_IO_FLASH2, FATTN_IO_FLASH1, FATTN_IO_FLASH2};
+    return row->op == op && (curve == LOWER_BOUND || row->schedule == of[curve]);
 }
 
 static double value_of(const io_plot_row *row, int curve)
 {
-    return curve == LAW ? row->law : curve == LOWER_BOUND ? row->lower_bound : row->total;
+    return curve == LAW1 || curve == LAW2 ? row->law
+           : curve == LOWER_BOUND         ? row->lower_bound
+                                          : row->total;
 }
 
 /* Whether two rows are points of one line: they differ only along the axis, or in what the curve
@@ -199,16 +209,22 @@ static void print_script(FILE *out, const char *file, const io_plot_row *rows, i
         has[rows[n].op == FATTN_BACKWARD] = true;
     }
     const int panels = has[0] + has[1];
+    double low = rows->lower_bound, high = rows->total;
+    for (int n = 0; n < count; n++) {
+        low = fmin(low, rows[n].lower_bound);
+        high = fmax(high, fmax(rows[n].total, rows[n].law));
+    }
     fprintf(out, "set terminal %s size %d,560 font 'sans,11' background rgb 'white'\nset output ",
             ends_in(file, ".png") ? "pngcairo" : "svg", panels == 2 ? 1320 : 840);
     print_quoted(out, file);
     fprintf(out,
-            "\n%s\nset xlabel '%s'\nset logscale y\nset format y '%%.0s%%c'\n"
+            "\n%s\nset xlabel '%s'\nset logscale y\nset yrange [%.17g:%.17g]\n"
+            "set format y '%%.0s%%c'\n"
             "set ylabel 'elements moved between slow and fast memory'\n"
             "set grid\nset xtics rotate by -35\n"
             "set multiplot layout 1,%d margins screen %g,%g,0.16,0.92 spacing screen 0.06\n",
-            axes[along].scale, axes[along].label, panels, panels == 2 ? 0.07 : 0.11,
-            panels == 2 ? 0.79 : 0.69);
+            axes[along].scale, axes[along].label, low / 1.5, high * 1.5, panels,
+            panels == 2 ? 0.07 : 0.11, panels == 2 ? 0.76 : 0.64);
     for (int dir = 0; dir < 2; dir++) {
         if (has[dir]) {
             print_panel(out, rows, count, dir == 0 ? FATTN_FORWARD : FATTN_BACKWARD, along,

@@ -10,6 +10,9 @@
 
 enum { IO_PLOT_AXES = 4 };
 
+/* Of the leading terms, forward and backward: c N^2 for standard attention, else c N^2 d^2 / M. */
+extern const double io_plot_constants[FATTN_IO_SCHEDULES][2];
+
 /* A row: what was counted, and what it is held against, in elements. */
 typedef struct io_plot_row {
     fattn_io_schedule schedule;

@@ -14,7 +14,7 @@
  * and order. It refuses some files that NumPy reads: a key given twice, a negative size, a dtype
  * whose byte order is left to the machine, bytes after the data.
  */
-#define _XOPEN_SOURCE 700 /* realpath */
+#define _XOPEN_SOURCE 700 /* open, read, write */
 #define _FILE_OFFSET_BITS 64
 
 #include "tools/npy.h"
@@ -22,8 +22,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +29,7 @@
 #include <unistd.h>
 
 #include "core/memory.h"
-#include "core/status.h"
+#include "tools/complaint.h"
 
 enum {
     HEADER_MAX = 65535, /* all that version 1 can announce; NumPy itself takes 10000 by default */
@@ -59,30 +57,6 @@ const char *npy_kind_name(npy_kind kind) { return kinds[kind].name; }
 /* -------------------------------------------------------------------------------------------------
  * Reasons, shapes, byte order
  * ---------------------------------------------------------------------------------------------- */
-
-/* Where a reason goes, and the path that it begins with. */
-typedef struct complaint {
-    const char *path;
-    char *text; /* [size] */
-    size_t size;
-} complaint;
-
-FATTN_PRINTF(2, 3) static int refuse(const complaint *to, const char *format, ...)
-{
-    if (to->size == 0) return -1;
-    const int path = snprintf(to->text, to->size, "%s: ", to->path);
-    if (path >= 0 && (size_t)path < to->size) {
-        va_list list;
-        va_start(list, format);
-        vsnprintf(to->text + path, to->size - (size_t)path, format, list);
-        va_end(list);
-    }
-    /* Paths and headers are quoted: whatever they hold, a reason stays one line. */
-    for (char *c = to->text; *c; c++) {
-        if ((unsigned char)*c < ' ' || *c == '\x7f') *c = '?';
-    }
-    return -1;
-}
 
 /* Writes the shape as Python does: (), (3,), (3, 4). */
 static void shape_print(const npy_array *array, char text[SHAPE_TEXT])
@@ -112,7 +86,8 @@ static int shape_set(npy_array *array, npy_kind kind, int rank, const int64_t *s
     for (int axis = 0; axis < rank; axis++) {
         const int64_t size = set.shape[axis] = shape[axis];
         if (size < 0) {
-            return refuse(to, "axis %d of the shape is negative: %lld", axis, (long long)size);
+            return complaint_write(to, "axis %d of the shape is negative: %lld", axis,
+                                   (long long)size);
         }
         empty |= size == 0;
     }
@@ -121,7 +96,8 @@ static int shape_set(npy_array *array, npy_kind kind, int rank, const int64_t *s
         if (bytes > PTRDIFF_MAX / size) {
             char text[SHAPE_TEXT];
             shape_print(&set, text);
-            return refuse(to, "shape %s of %s has too many bytes to count", text, kinds[kind].name);
+            return complaint_write(to, "shape %s of %s has too many bytes to count", text,
+                                   kinds[kind].name);
         }
         bytes *= size;
     }
@@ -135,7 +111,7 @@ static int data_alloc(npy_array *array, const complaint *to)
     if (array->count == 0) return 0;
     array->data = fattn_memory_alloc_aligned((size_t)bytes_of(array));
     if (array->data) return 0;
-    return refuse(to, "out of memory for %lld bytes", (long long)bytes_of(array));
+    return complaint_write(to, "out of memory for %lld bytes", (long long)bytes_of(array));
 }
 
 static int host_is_little(void)
@@ -186,9 +162,9 @@ static int expected(const cursor *c, const char *what)
 {
     int rest = (int)(c->end - c->at);
     while (rest > 0 && memchr(" \t\r\n", c->at[rest - 1], 4)) rest--;
-    if (rest == 0) return refuse(c->to, "the header ends where %s should follow", what);
-    return refuse(c->to, "the header has \"%.*s\" at byte %d where %s should follow",
-                  rest < QUOTE ? rest : QUOTE, c->at, (int)(c->at - c->text), what);
+    if (rest == 0) return complaint_write(c->to, "the header ends where %s should follow", what);
+    return complaint_write(c->to, "the header has \"%.*s\" at byte %d where %s should follow",
+                           rest < QUOTE ? rest : QUOTE, c->at, (int)(c->at - c->text), what);
 }
 
 static void skip_blanks(cursor *c)
@@ -235,7 +211,8 @@ static int parse_descr(cursor *c, header *h)
     token descr;
     skip_blanks(c);
     if (c->at < c->end && *c->at == '[') {
-        return refuse(c->to, "the dtype is structured, and only plain numbers can be read");
+        return complaint_write(c->to,
+                               "the dtype is structured, and only plain numbers can be read");
     }
     if (!take_string(c, &descr)) return expected(c, "the string of a dtype");
 
@@ -247,17 +224,17 @@ static int parse_descr(cursor *c, header *h)
     while (kind < NPY_KINDS && !token_is(code, kinds[kind].code)) kind++;
 
     if (raw && !c->as_bf16) {
-        return refuse(c->to, "dtype '%.*s' is raw bytes, readable only as bf16", quoted,
-                      descr.text);
+        return complaint_write(c->to, "dtype '%.*s' is raw bytes, readable only as bf16", quoted,
+                               descr.text);
     }
     if (raw || (kind == NPY_U16 && c->as_bf16)) kind = NPY_BF16;
     if (kind == NPY_KINDS || order == '\0' || !strchr("<>|", order)) {
-        return refuse(
+        return complaint_write(
             c->to, "dtype '%.*s' is not one of f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 b1 after < > or |",
             quoted, descr.text);
     }
     if (order == '|' && kinds[kind].item > 1 && !raw) {
-        return refuse(c->to, "dtype '%.*s' has no byte order", quoted, descr.text);
+        return complaint_write(c->to, "dtype '%.*s' has no byte order", quoted, descr.text);
     }
     h->kind = kind;
     h->little = order != '>';
@@ -278,7 +255,7 @@ static int parse_size(cursor *c, int axis, int64_t *size)
     for (; c->at < c->end && *c->at >= '0' && *c->at <= '9'; c->at++) {
         const int digit = *c->at - '0';
         if (value > (INT64_MAX - digit) / 10) {
-            return refuse(c->to, "axis %d of the shape does not fit in 63 bits", axis);
+            return complaint_write(c->to, "axis %d of the shape does not fit in 63 bits", axis);
         }
         value = 10 * value + digit;
     }
@@ -288,7 +265,8 @@ static int parse_size(cursor *c, int axis, int64_t *size)
         return expected(c, "the size of an axis");
     }
     if (negative) {
-        return refuse(c->to, "axis %d of the shape is negative: -%lld", axis, (long long)value);
+        return complaint_write(c->to, "axis %d of the shape is negative: -%lld", axis,
+                               (long long)value);
     }
     if (c->python2 && c->at < c->end && *c->at == 'L') c->at++;
     *size = value;
@@ -300,7 +278,7 @@ static int parse_shape(cursor *c, header *h)
     if (!take(c, '(')) return expected(c, "the tuple of a shape");
     for (h->rank = 0; !take(c, ')');) {
         if (h->rank == NPY_RANK_MAX) {
-            return refuse(c->to, "the shape has more than %d axes", NPY_RANK_MAX);
+            return complaint_write(c->to, "the shape has more than %d axes", NPY_RANK_MAX);
         }
         if (parse_size(c, h->rank, &h->shape[h->rank])) return -1;
         h->rank++;
@@ -325,10 +303,11 @@ static int parse_entry(cursor *c, header *h, unsigned *seen)
     int key = 0;
     while (key < KEYS && !token_is(name, keys[key].key)) key++;
     if (key == KEYS) {
-        return refuse(c->to, "the header has the unknown key '%.*s'",
-                      (int)(name.size < QUOTE ? name.size : QUOTE), name.text);
+        return complaint_write(c->to, "the header has the unknown key '%.*s'",
+                               (int)(name.size < QUOTE ? name.size : QUOTE), name.text);
     }
-    if (*seen & 1u << key) return refuse(c->to, "the header has '%s' twice", keys[key].key);
+    if (*seen & 1u << key)
+        return complaint_write(c->to, "the header has '%s' twice", keys[key].key);
     *seen |= 1u << key;
     return take(c, ':') ? keys[key].parse(c, h) : expected(c, "a colon");
 }
@@ -337,8 +316,8 @@ static int parse_header(cursor *c, header *h)
 {
     for (const char *at = c->text; at < c->end; at++) {
         if ((*at < ' ' || *at > '~') && !memchr("\t\r\n", *at, 3)) {
-            return refuse(c->to, "byte %d of the header is 0x%02x, not printable ASCII",
-                          (int)(at - c->text), (unsigned char)*at);
+            return complaint_write(c->to, "byte %d of the header is 0x%02x, not printable ASCII",
+                                   (int)(at - c->text), (unsigned char)*at);
         }
     }
     unsigned seen = 0;
@@ -350,7 +329,8 @@ static int parse_header(cursor *c, header *h)
         return expected(c, "a comma or the end of the dictionary");
     }
     for (int key = 0; key < KEYS; key++) {
-        if (!(seen & 1u << key)) return refuse(c->to, "the header has no '%s'", keys[key].key);
+        if (!(seen & 1u << key))
+            return complaint_write(c->to, "the header has no '%s'", keys[key].key);
     }
     skip_blanks(c);
     return c->at == c->end ? 0 : expected(c, "nothing but blanks");
@@ -371,10 +351,10 @@ static int source_open(source *s, const complaint *to)
 {
     struct stat status;
     const int file = open(to->path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (file < 0) return refuse(to, "cannot be opened: %s", strerror(errno));
+    if (file < 0) return complaint_write(to, "cannot be opened: %s", strerror(errno));
     if (fstat(file, &status) || !S_ISREG(status.st_mode)) {
         close(file);
-        return refuse(to, "not a regular file");
+        return complaint_write(to, "not a regular file");
     }
     *s = (source){file, status.st_size, 0, to};
     return 0;
@@ -385,10 +365,10 @@ static int source_read(source *s, void *buffer, int64_t bytes)
     for (int64_t done = 0; done < bytes;) {
         const ssize_t got = read(s->file, (char *)buffer + done, (size_t)(bytes - done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return refuse(s->to, "cannot be read: %s", strerror(errno));
+        if (got < 0) return complaint_write(s->to, "cannot be read: %s", strerror(errno));
         if (got == 0) {
-            return refuse(s->to, "ends after %lld of its %lld bytes", (long long)(s->at + done),
-                          (long long)s->size);
+            return complaint_write(s->to, "ends after %lld of its %lld bytes",
+                                   (long long)(s->at + done), (long long)s->size);
         }
         done += got;
     }
@@ -400,25 +380,27 @@ static int read_header(source *s, int as_bf16, header *h)
 {
     unsigned char start[10], more[2] = {0}; /* magic, major, minor, length; its upper half */
     if (s->size < 12) {
-        return refuse(s->to, "%lld bytes are too few for an .npy file", (long long)s->size);
+        return complaint_write(s->to, "%lld bytes are too few for an .npy file",
+                               (long long)s->size);
     }
     if (source_read(s, start, sizeof start)) return -1;
-    if (memcmp(start, magic, sizeof magic)) return refuse(s->to, "not an .npy file");
+    if (memcmp(start, magic, sizeof magic)) return complaint_write(s->to, "not an .npy file");
     const int major = start[6], minor = start[7];
     if (major < 1 || major > 3 || minor != 0) {
-        return refuse(s->to, "format version %d.%d is not 1.0, 2.0 or 3.0", major, minor);
+        return complaint_write(s->to, "format version %d.%d is not 1.0, 2.0 or 3.0", major, minor);
     }
     if (major > 1 && source_read(s, more, sizeof more)) return -1;
 
     const int64_t length =
         start[8] | (int64_t)start[9] << 8 | (int64_t)more[0] << 16 | (int64_t)more[1] << 24;
     if (length > HEADER_MAX) {
-        return refuse(s->to, "a header of %lld bytes exceeds the limit of %d", (long long)length,
-                      HEADER_MAX);
+        return complaint_write(s->to, "a header of %lld bytes exceeds the limit of %d",
+                               (long long)length, HEADER_MAX);
     }
     if (length > s->size - s->at) {
-        return refuse(s->to, "a header of %lld bytes is announced where %lld bytes are left",
-                      (long long)length, (long long)(s->size - s->at));
+        return complaint_write(s->to,
+                               "a header of %lld bytes is announced where %lld bytes are left",
+                               (long long)length, (long long)(s->size - s->at));
     }
     char text[HEADER_MAX];
     if (source_read(s, text, length)) return -1;
@@ -460,12 +442,13 @@ static int read_data(source *s, const header *h, npy_array *array)
     char shape[SHAPE_TEXT];
     shape_print(array, shape);
     if (held < bytes) {
-        return refuse(s->to, "shape %s of %s needs %lld bytes of data and the file has %lld", shape,
-                      kinds[array->kind].name, (long long)bytes, (long long)held);
+        return complaint_write(s->to,
+                               "shape %s of %s needs %lld bytes of data and the file has %lld",
+                               shape, kinds[array->kind].name, (long long)bytes, (long long)held);
     }
     if (held > bytes) {
-        return refuse(s->to, "trailing bytes after the data of shape %s of %s: %lld", shape,
-                      kinds[array->kind].name, (long long)(held - bytes));
+        return complaint_write(s->to, "trailing bytes after the data of shape %s of %s: %lld",
+                               shape, kinds[array->kind].name, (long long)(held - bytes));
     }
     if (data_alloc(array, s->to)) return -1;
     if (h->fortran ? read_fortran(s, array) : source_read(s, array->data, bytes)) {
@@ -516,7 +499,7 @@ static int emit(int file, const void *bytes, size_t size, const complaint *to)
     for (size_t done = 0; done < size;) {
         const ssize_t put = write(file, (const char *)bytes + done, size - done);
         if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return refuse(to, "cannot be written: %s", strerror(errno));
+        if (put < 0) return complaint_write(to, "cannot be written: %s", strerror(errno));
         done += (size_t)put;
     }
     return 0;
@@ -557,190 +540,27 @@ static int emit_data(int file, const npy_array *array, const complaint *to)
     return 0;
 }
 
-/* A rename replaces whatever has the name, as root even a device: only files may be replaced. */
-static int check_replaceable(const char *target, const complaint *to)
-{
-    struct stat status;
-    if (lstat(target, &status)) {
-        return errno == ENOENT ? 0 : refuse(to, "cannot be written: %s", strerror(errno));
-    }
-    return S_ISREG(status.st_mode) ? 0 : refuse(to, "exists and is not a regular file");
-}
-
-/* The path without links, "." and "..", whether the file exists or not: equal for equal outputs. */
-static int resolve(const complaint *to, char target[PATH_MAX])
-{
-    struct stat status;
-    char directory[PATH_MAX];
-    if (strlen(to->path) >= PATH_MAX) {
-        return refuse(to, "cannot be written: %s", strerror(ENAMETOOLONG));
-    }
-    if (realpath(to->path, target)) return check_replaceable(target, to);
-    if (errno != ENOENT) return refuse(to, "cannot be written: %s", strerror(errno));
-    if (lstat(to->path, &status) == 0) return refuse(to, "is a link to a file that does not exist");
-
-    const char *const slash = strrchr(to->path, '/'), *const base = slash ? slash + 1 : to->path;
-    const size_t size = (size_t)(base - to->path);
-    if (*base == '\0') return refuse(to, "cannot be written: it names no file");
-    memcpy(directory, size ? to->path : ".", size ? size : 1);
-    directory[size ? size : 1] = '\0';
-    if (!realpath(directory, target)) {
-        return refuse(to, "its directory cannot be used: %s", strerror(errno));
-    }
-    const size_t used = strcmp(target, "/") ? strlen(target) : 0;
-    if (used + 1 + strlen(base) >= PATH_MAX) {
-        return refuse(to, "cannot be written: %s", strerror(ENAMETOOLONG));
-    }
-    target[used] = '/';
-    memcpy(target + used + 1, base, strlen(base) + 1);
-    return 0;
-}
-
-enum { TEMPORARY = sizeof ".fattn-18446744073709551615-4294967295.tmp" };
-
-/* Length of a resolved path's directory, its last slash included. */
-static size_t directory_size(const char *target)
-{
-    return (size_t)(strrchr(target, '/') + 1 - target);
-}
-
-/* Takes memory for the three names. The temporary ones do not contain the target's, which may have
- * all the length that a file system allows. */
-static int staged_alloc(npy_staged *one, const char *target, const complaint *to)
-{
-    const size_t directory = directory_size(target);
-    const size_t target_size = strlen(target) + 1, other_size = directory + TEMPORARY;
-    char *const memory = fattn_memory_alloc(target_size + 2 * other_size);
-    if (!memory) return refuse(to, "out of memory for its name");
-    *one = (npy_staged){memory, memory + target_size, memory + target_size + other_size};
-    memcpy(one->target, target, target_size);
-    memcpy(one->temporary, target, directory);
-    memcpy(one->aside, target, directory);
-    return 0;
-}
-
-/* Opens a new file whose name nobody else has. */
-static int staged_open(npy_staged *one, const complaint *to)
-{
-    static unsigned serial;
-    const unsigned long long process = (unsigned long long)getpid();
-    char *const temporary = one->temporary + directory_size(one->target);
-    char *const aside = one->aside + directory_size(one->target);
-    int file = -1;
-    errno = EEXIST;
-    for (int attempt = 0; file < 0 && errno == EEXIST && attempt < 1000; attempt++, serial++) {
-        snprintf(temporary, TEMPORARY, ".fattn-%llu-%u.tmp", process, serial);
-        snprintf(aside, TEMPORARY, ".fattn-%llu-%u.old", process, serial);
-        file = open(one->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    }
-    if (file >= 0) return file;
-    return refuse(to, "cannot be written: %s", strerror(errno));
-}
-
-static void staged_drop(npy_staged *one)
-{
-    if (one->temporary && *one->temporary) unlink(one->temporary);
-    fattn_memory_free(one->target);
-    memset(one, 0, sizeof *one);
-}
-
-int npy_stage(const char *path, const npy_array *array, npy_staged *staged, char *why,
+int npy_stage(const char *path, const npy_array *array, replacement *staged, char *why,
               size_t why_size)
 {
     const complaint to = {path, why, why_size};
-    char target[PATH_MAX];
     npy_array shape;
-    npy_staged one;
+    replacement one;
     if (shape_set(&shape, array->kind, array->rank, array->shape, &to)) return -1;
     assert(shape.count == array->count && shape.item == array->item);
     assert(array->data || array->count == 0);
-    if (resolve(&to, target) || staged_alloc(&one, target, &to)) return -1;
-
-    const int file = staged_open(&one, &to);
-    if (file < 0) {
-        *one.temporary = '\0';
-        staged_drop(&one);
-        return -1;
-    }
-    int failed = emit_header(file, array, &to) || emit_data(file, array, &to);
-    if (close(file) && !failed) failed = refuse(&to, "cannot be written: %s", strerror(errno));
-    if (failed) {
-        staged_drop(&one);
+    if (replacement_open(&one, &to)) return -1;
+    if (emit_header(one.file, array, &to) || emit_data(one.file, array, &to)) {
+        replacement_abandon(&one, 1);
         return -1;
     }
     *staged = one;
     return 0;
 }
 
-/* Puts one output in its place; a name that is empty afterwards stands for no file. The file that
- * was there is kept where there is a way back to go: not for the last output, whose renaming is the
- * end. */
-static int replace(npy_staged *one, int last, const complaint *to)
-{
-    if (check_replaceable(one->target, to)) return -1;
-    const int kept = !last && rename(one->target, one->aside) == 0;
-    if (!last && !kept && errno != ENOENT) {
-        return refuse(to, "cannot be replaced: %s", strerror(errno));
-    }
-    if (!kept) *one->aside = '\0';
-    if (rename(one->temporary, one->target)) {
-        const int error = errno;
-        if (*one->aside) rename(one->aside, one->target);
-        return refuse(to, "cannot be written: %s", strerror(error));
-    }
-    *one->temporary = '\0';
-    return 0;
-}
-
-/* Undoes replace. */
-static void restore(const npy_staged *one)
-{
-    if (*one->aside) {
-        rename(one->aside, one->target);
-    } else {
-        unlink(one->target);
-    }
-}
-
-static int check_distinct(const npy_staged *staged, int count, char *why, size_t why_size)
-{
-    for (int a = 0; a < count; a++) {
-        for (int b = a + 1; b < count; b++) {
-            if (strcmp(staged[a].target, staged[b].target)) continue;
-            const complaint to = {staged[a].target, why, why_size};
-            return refuse(&to, "two outputs cannot be the same file");
-        }
-    }
-    return 0;
-}
-
-int npy_commit(npy_staged *staged, int count, char *why, size_t why_size)
-{
-    int done = 0, failed = check_distinct(staged, count, why, why_size);
-    while (!failed && done < count) {
-        const complaint to = {staged[done].target, why, why_size};
-        failed = replace(&staged[done], done == count - 1, &to);
-        if (!failed) done++;
-    }
-    while (done-- > 0) {
-        if (failed) {
-            restore(&staged[done]);
-        } else if (*staged[done].aside) {
-            unlink(staged[done].aside);
-        }
-    }
-    npy_abandon(staged, count);
-    return failed;
-}
-
-void npy_abandon(npy_staged *staged, int count)
-{
-    for (int i = 0; i < count; i++) staged_drop(&staged[i]);
-}
-
 int npy_write(const char *path, const npy_array *array, char *why, size_t why_size)
 {
-    npy_staged staged;
+    replacement staged;
     if (npy_stage(path, array, &staged, why, why_size)) return -1;
-    return npy_commit(&staged, 1, why, why_size);
+    return replacement_commit(&staged, 1, why, why_size);
 }

@@ -4,8 +4,8 @@
  *
  * Input files are hostile until proved otherwise: a file is either read whole or refused with one
  * sentence, and nothing is allocated before the file is known to hold what its header announces.
- * Output files appear whole or not at all: they are written beside their place under a temporary
- * name and renamed, several of them together where one call makes several (npy_stage, npy_commit).
+ * Output files appear whole or not at all, several of them together where one call makes several
+ * (tools/replacement.h).
  *
  * Functions that can fail return 0 or -1. On failure results are untouched, and `why` holds one
  * line that begins with the path, cut to why_size bytes and always terminated.
@@ -15,6 +15,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "tools/replacement.h"
 
 enum { NPY_RANK_MAX = 8 };
 
@@ -69,27 +71,17 @@ int npy_write(const char *path, const npy_array *array, char *why, size_t why_si
 /*
  * The same in two phases, for outputs that must appear together:
  *
- *     npy_staged staged[2] = {{0}};
+ *     replacement staged[2] = {{0}};
  *     if (npy_stage("o.npy", &o, &staged[0], why, size) ||
- *         npy_stage("lse.npy", &lse, &staged[1], why, size) || npy_commit(staged, 2, why, size)) {
- *         npy_abandon(staged, 2);
+ *         npy_stage("lse.npy", &lse, &staged[1], why, size) ||
+ *         replacement_commit(staged, 2, why, size)) {
+ *         replacement_abandon(staged, 2);
  *     }
  *
- * npy_stage writes the temporary file. npy_commit renames all; when one cannot be renamed, files
- * replaced so far are put back. It takes no memory, so that what was staged fails through the file
- * system only. npy_abandon removes what is still staged; entries of zero bytes are skipped. A
- * process that is killed may leave files named `.fattn-*` behind. It should ignore SIGXFSZ, so that
- * a limit on file sizes is an error here instead of its death.
+ * The process should ignore SIGXFSZ, so that a limit on file sizes is an error here instead of its
+ * death.
  */
-typedef struct npy_staged {
-    char *target;    /* resolved path of the output; owns the memory of the other two */
-    char *temporary; /* the file that is complete already, in the same directory */
-    char *aside;     /* where the file that was at target waits until all are renamed */
-} npy_staged;
-
-int npy_stage(const char *path, const npy_array *array, npy_staged *staged, char *why,
+int npy_stage(const char *path, const npy_array *array, replacement *staged, char *why,
               size_t why_size);
-int npy_commit(npy_staged *staged, int count, char *why, size_t why_size);
-void npy_abandon(npy_staged *staged, int count);
 
 #endif

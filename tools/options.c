@@ -12,7 +12,7 @@
 
 #include "tools/tool.h"
 
-enum { TABLE_MAX = 64 };
+enum { TABLE_MAX = 96 };
 
 /* The name proper, for %.*s. */
 #define NAME(o) (int)strcspn((o)->name, " "), (o)->name
@@ -105,6 +105,7 @@ static bool read_word(const option_set *set, const option *o, const char *text, 
 static bool read_item(const option_set *set, const option *o, const char *text, int i)
 {
     switch (o->kind) {
+    case OPTION_PAIRS:
     case OPTION_INTEGERS: return read_integer(set, o, text, &((option_integers *)o->value)->at[i]);
     case OPTION_REALS: return read_real(set, o, text, &((option_reals *)o->value)->at[i]);
     case OPTION_WORDS: return read_word(set, o, text, ((option_words *)o->value)->at[i]);
@@ -115,6 +116,7 @@ static bool read_item(const option_set *set, const option *o, const char *text, 
 static void set_count(const option *o, int count)
 {
     switch (o->kind) {
+    case OPTION_PAIRS:
     case OPTION_INTEGERS: ((option_integers *)o->value)->count = count; break;
     case OPTION_REALS: ((option_reals *)o->value)->count = count; break;
     case OPTION_WORDS: ((option_words *)o->value)->count = count; break;
@@ -149,6 +151,11 @@ static bool read_list(const option_set *set, const option *o, const char *text)
                    count, o->length);
         return false;
     }
+    if (o->kind == OPTION_PAIRS && count % 2) {
+        tool_usage(set->command, "--%.*s: \"%s\" has %d values where pairs are needed", NAME(o),
+                   text, count);
+        return false;
+    }
     set_count(o, count);
     return true;
 }
@@ -179,7 +186,11 @@ static void print_usage_of(const option *o, char *text, size_t size)
         used += (size_t)snprintf(text + used, size - used, "%c%s", i ? '|' : ' ', o->words[i]);
     }
     if (used < size) {
-        snprintf(text + used, size - used, "%s", o->kind == OPTION_SWITCHES ? "[=0,1]" : more);
+        const bool switches = o->kind == OPTION_SWITCHES;
+        snprintf(text + used, size - used, "%s",
+                 !switches   ? more
+                 : o->length ? "[=0|1]"
+                             : "[=0,1]");
     }
 }
 

@@ -24,7 +24,8 @@ typedef enum option_kind {
     OPTION_REALS,    /* option_reals */
     OPTION_CHOICES,  /* option_choices */
     OPTION_WORDS,    /* option_words */
-    OPTION_SWITCHES  /* option_choices of 0 and 1: `--name` is 1, `--name=0,1` both */
+    OPTION_SWITCHES, /* option_choices of 0 and 1: `--name` is 1, `--name=0,1` both */
+    OPTION_PAIRS     /* option_integers, taken two at a time */
 } option_kind;
 
 typedef struct option_integers {

@@ -9,11 +9,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/dtype.h"
 #include "core/memory.h"
 #include "tools/npy.h"
-#include "tools/options.h"
+#include "tools/problem_options.h"
 #include "tools/tool.h"
 
 enum { LINE = 512 };
@@ -32,6 +33,10 @@ enum {
     IN_USED_Q,
     IN_USED_K,
     IN_TABLE,
+    IN_Q_OFFSETS,
+    IN_K_OFFSETS,
+    IN_WHOLES_Q,
+    IN_WHOLES_K,
     IN_DO,
     IN_DLSE,
     INPUTS
@@ -41,10 +46,12 @@ enum { OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUT_DBIAS, OUT_DSINK, OUTPUTS };
 /* What an input is brought to before the library sees it. */
 typedef enum role {
     TENSOR, /* the problem's dtype */
+    RESULT, /* that of o */
     BIAS,   /* the problem's dtype where the file has it, else like REAL */
     REAL,   /* f32, or f64 in an f64 problem */
     BYTES,  /* bool or u8 */
-    COUNTS  /* int32 */
+    COUNTS, /* int32 */
+    PLACES  /* int64 */
 } role;
 
 static const struct {
@@ -64,7 +71,11 @@ static const struct {
     [IN_USED_Q] = {COUNTS, FATTN_SEQUSED_Q},
     [IN_USED_K] = {COUNTS, FATTN_SEQUSED_K},
     [IN_TABLE] = {COUNTS, FATTN_PAGED},
-    [IN_DO] = {TENSOR, 0},
+    [IN_Q_OFFSETS] = {PLACES, FATTN_POSITIONS},
+    [IN_K_OFFSETS] = {PLACES, FATTN_POSITIONS},
+    [IN_WHOLES_Q] = {PLACES, FATTN_POSITIONS},
+    [IN_WHOLES_K] = {PLACES, FATTN_POSITIONS},
+    [IN_DO] = {RESULT, 0},
     [IN_DLSE] = {REAL, FATTN_DLSE},
 };
 
@@ -78,14 +89,9 @@ typedef struct job {
     const char *in_path[INPUTS];   /* NULL: not given */
     const char *out_path[OUTPUTS]; /* NULL: not wanted */
     const char *device;
-    bool backward, causal, deterministic;
-    bool has_dtype, has_window, has_scale, has_softcap, has_dropout, has_seed, has_offset,
-        has_block, has_q_offset, has_k_offset;
-    int dtype_word, layout_word, align_word;
-    option_integers window, block;
-    double scale, softcap, dropout;
+    bool backward, has_seed, has_offset;
     uint64_t seed, offset;
-    int64_t q_offset, k_offset;
+    problem_options options;
 
     npy_array in[INPUTS], out[OUTPUTS];
     fattn_problem problem;
@@ -96,23 +102,20 @@ typedef struct job {
  * Options
  * ---------------------------------------------------------------------------------------------- */
 
-static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};
-static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
-static const char *const layout_words[] = {"bshd", "bhsd", NULL};
-static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
-static const char *const align_words[] = {"bottom-right", "top-left", NULL};
-static const fattn_anchor anchors[] = {FATTN_BOTTOM_RIGHT, FATTN_TOP_LEFT};
-
 static const char notes[] =
     "Shapes are those of --layout bshd; bhsd has heads before the sequence axis. f16, f32 and\n"
     "f64 files are converted to --dtype. NumPy has no bf16: with --dtype bf16, arrays of u2 (or\n"
     "V2) are read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that\n"
-    "belong to no sequence are 0.";
+    "belong to no sequence are 0.\n"
+    "\n"
+    "No output may be an input, by any name. Outputs keep the mode of files that they replace.\n"
+    "Where a run is killed while it replaces several, the next one that reads or writes in their\n"
+    "folder replaces the rest; it removes temporary files (.fattn-*) of runs that came less far.";
 
 static int parse(int argc, char **argv, job *j)
 {
     const char **const in = j->in_path, **const out = j->out_path;
-    const option table[] = {
+    const option own[] = {
         {"q FILE.npy", "queries (B, Sq, Hq, D)", OPTION_TEXT, .value = &in[IN_Q]},
         {"k FILE.npy", "keys (B, Sk, Hk, D); Hq is a multiple of Hk", OPTION_TEXT,
          .value = &in[IN_K]},
@@ -127,8 +130,6 @@ static int parse(int argc, char **argv, job *j)
         {"block-mask FILE.npy",
          "bool or u8, an entry a block;\nbroadcast to (B, Hq, ceil(Sq / M), ceil(Sk / N))",
          OPTION_TEXT, .value = &in[IN_BLOCK_MASK]},
-        {"block-size M,N", "queries and keys of a block of --block-mask", OPTION_INTEGERS,
-         .value = &j->block, .min = 1, .max = INT64_MAX, .length = 2, .given = &j->has_block},
         {"sink FILE.npy", "(Hq): logits of one more key whose value is 0", OPTION_TEXT,
          .value = &in[IN_SINK]},
         {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
@@ -141,33 +142,17 @@ static int parse(int argc, char **argv, job *j)
         {"seqused-k FILE.npy", "(B): keys that exist", OPTION_TEXT, .value = &in[IN_USED_K]},
         {"block-table FILE.npy", "(B, max_pages): k, v are (pages, page_size, Hk, ...)",
          OPTION_TEXT, .value = &in[IN_TABLE]},
-        {"causal", "query i sees keys up to i + off", OPTION_SWITCH, .value = &j->causal},
-        {"align", "the corner that off is counted from", OPTION_CHOICE, .value = &j->align_word,
-         .words = align_words},
-        {"window L,R", "keys seen left and right of the diagonal; -1: all", OPTION_INTEGERS,
-         .value = &j->window, .length = 2, .given = &j->has_window},
-        {"scale X", "of the scores; 1 / sqrt(D) when not given", OPTION_REAL, .value = &j->scale,
-         .given = &j->has_scale},
-        {"softcap X", "scores become X * tanh(score / X)", OPTION_REAL, .value = &j->softcap,
-         .given = &j->has_softcap},
-        {"dropout P", "probability to drop a weight", OPTION_REAL, .value = &j->dropout,
-         .given = &j->has_dropout},
+        {"q-offsets FILE.npy", "(B): --q-offset of each sequence", OPTION_TEXT,
+         .value = &in[IN_Q_OFFSETS]},
+        {"k-offsets FILE.npy", "(B): --k-offset of each", OPTION_TEXT, .value = &in[IN_K_OFFSETS]},
+        {"wholes-q FILE.npy", "(B): --whole-q of each", OPTION_TEXT, .value = &in[IN_WHOLES_Q]},
+        {"wholes-k FILE.npy", "(B): --whole-k of each", OPTION_TEXT, .value = &in[IN_WHOLES_K]},
         {"seed N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->seed,
          .given = &j->has_seed},
         {"offset N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->offset,
          .given = &j->has_offset},
-        {"q-offset N", "position of the first query in a longer sequence", OPTION_INTEGER,
-         .value = &j->q_offset, .given = &j->has_q_offset},
-        {"k-offset N", "position of the first key", OPTION_INTEGER, .value = &j->k_offset,
-         .given = &j->has_k_offset},
-        {"layout", "order of the axes of all tensors", OPTION_CHOICE, .value = &j->layout_word,
-         .words = layout_words},
-        {"dtype", "of the computation; default: what q holds", OPTION_CHOICE,
-         .value = &j->dtype_word, .words = dtype_words, .given = &j->has_dtype},
         {"device NAME", "cpu, cuda:1, reference ...; default: FATTN_BACKEND", OPTION_TEXT,
          .value = &j->device},
-        {"deterministic", "gradients identical from run to run", OPTION_SWITCH,
-         .value = &j->deterministic},
         {"backward", "gradients: forward runs first", OPTION_SWITCH, .value = &j->backward},
         {"do FILE.npy", "gradient of o", OPTION_TEXT, .value = &in[IN_DO]},
         {"dlse FILE.npy", "gradient of lse", OPTION_TEXT, .value = &in[IN_DLSE]},
@@ -177,8 +162,11 @@ static int parse(int argc, char **argv, job *j)
         {"dbias FILE.npy", "output, like bias, summed over its broadcast axes", OPTION_TEXT,
          .value = &out[OUT_DBIAS]},
         {"dsink FILE.npy", "output (Hq)", OPTION_TEXT, .value = &out[OUT_DSINK]},
-        {.name = NULL},
     };
+    enum { OWN = sizeof own / sizeof own[0] };
+    option table[OWN + PROBLEM_OPTIONS + 1] = {{.name = NULL}};
+    memcpy(table, own, sizeof own);
+    problem_options_rows(&j->options, true, table + OWN);
     const option_set set = {
         "run",
         "Attention on NumPy's .npy files. All outputs appear, or none.",
@@ -188,9 +176,13 @@ static int parse(int argc, char **argv, job *j)
     return options_parse(&set, argc, argv);
 }
 
+static bool given(const job *j, int which) { return problem_options_count(&j->options, which); }
+
 /* Refuses what makes no sense alone, so that no option is silently without effect. */
 static bool consistent(const job *j)
 {
+    const bool diagonal =
+        given(j, PROBLEM_CAUSAL) || given(j, PROBLEM_WINDOW) || j->in_path[IN_ALIBI];
     const struct {
         bool given;
         const char *name;
@@ -214,10 +206,19 @@ static bool consistent(const job *j)
          "--backward and --bias"},
         {j->out_path[OUT_DSINK], "--dsink", j->backward && j->in_path[IN_SINK],
          "--backward and --sink"},
-        {j->in_path[IN_BLOCK_MASK], "--block-mask", j->has_block, "--block-size"},
-        {j->has_block, "--block-size", j->in_path[IN_BLOCK_MASK], "--block-mask"},
-        {j->has_seed, "--seed", j->has_dropout, "--dropout"},
-        {j->has_offset, "--offset", j->has_dropout, "--dropout"},
+        {j->in_path[IN_BLOCK_MASK], "--block-mask", given(j, PROBLEM_BLOCK_SIZE), "--block-size"},
+        {j->has_seed, "--seed", given(j, PROBLEM_DROPOUT), "--dropout"},
+        {j->has_offset, "--offset", given(j, PROBLEM_DROPOUT), "--dropout"},
+        {j->in_path[IN_CU_K], "--cu-seqlens-k", !j->in_path[IN_TABLE],
+         "keys without --block-table"},
+        {j->in_path[IN_Q_OFFSETS], "--q-offsets", !given(j, PROBLEM_Q_OFFSET), "no --q-offset"},
+        {j->in_path[IN_K_OFFSETS], "--k-offsets", !given(j, PROBLEM_K_OFFSET), "no --k-offset"},
+        {j->in_path[IN_WHOLES_Q], "--wholes-q", !given(j, PROBLEM_WHOLE_Q), "no --whole-q"},
+        {j->in_path[IN_WHOLES_K], "--wholes-k", !given(j, PROBLEM_WHOLE_K), "no --whole-k"},
+        {j->in_path[IN_Q_OFFSETS] || j->in_path[IN_K_OFFSETS], "--q-offsets or --k-offsets",
+         diagonal || given(j, PROBLEM_DROPOUT), "--causal, --window, --alibi or --dropout"},
+        {j->in_path[IN_WHOLES_Q] || j->in_path[IN_WHOLES_K], "--wholes-q or --wholes-k", diagonal,
+         "--causal, --window or --alibi"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (rules[i].given && !rules[i].present) {
@@ -233,7 +234,9 @@ static bool consistent(const job *j)
             }
         }
     }
-    return true;
+    const uint64_t present = (j->in_path[IN_ALIBI] ? FATTN_ALIBI : 0) |
+                             (j->in_path[IN_BLOCK_MASK] ? FATTN_BLOCK_MASK : 0);
+    return problem_options_check(&j->options, "run", present, !j->backward, j->backward);
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -265,12 +268,61 @@ static npy_kind kind_of(fattn_dtype dtype)
     return table[dtype];
 }
 
-static bool read_inputs(job *j)
+/* The same file, by whatever names. */
+static bool same_file(const char *a, const char *b)
+{
+    struct stat one, other;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
+/* An output takes the place of its file, so that a second run would not find the same inputs. */
+static bool check_outputs(const job *j)
+{
+    for (int out = 0; out < OUTPUTS; out++) {
+        const char *const path = j->out_path[out];
+        for (int in = 0; path && in < INPUTS; in++) {
+            if (j->in_path[in] && same_file(path, j->in_path[in])) {
+                tool_usage("run", "output %s is the file of an input, %s", path, j->in_path[in]);
+                return false;
+            }
+        }
+        for (int other = 0; path && other < out; other++) {
+            if (j->out_path[other] && same_file(path, j->out_path[other])) {
+                tool_usage("run", "outputs %s and %s are one file", j->out_path[other], path);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Before anything is read or compared: what a killed run has left unfinished changes files. */
+static void recover(const job *j)
 {
     for (int i = 0; i < INPUTS; i++) {
+        if (j->in_path[i]) {
+            replacement_recover(j->in_path[i]);
+        }
+    }
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (j->out_path[i]) {
+            replacement_recover(j->out_path[i]);
+        }
+    }
+}
+
+static bool read_inputs(job *j)
+{
+    recover(j);
+    if (!check_outputs(j)) {
+        return false;
+    }
+    for (int i = 0; i < INPUTS; i++) {
         char why[LINE];
-        const bool as_bf16 = j->has_dtype && dtypes[j->dtype_word] == FATTN_BF16 &&
-                             (inputs[i].role == TENSOR || inputs[i].role == BIAS);
+        const role as = inputs[i].role;
+        const bool as_bf16 = given(j, PROBLEM_DTYPE) && j->problem.dtype == FATTN_BF16 &&
+                             (as == TENSOR || as == BIAS || as == RESULT);
         if (j->in_path[i] && npy_read(j->in_path[i], as_bf16, &j->in[i], why, sizeof why) != 0) {
             return complain(why);
         }
@@ -321,7 +373,7 @@ static int64_t integer_at(const npy_array *a, int64_t i)
     return x < INT64_MAX ? (int64_t)x : INT64_MAX;
 }
 
-static bool convert_counts(const char *path, npy_array *a)
+static bool convert_counts(const char *path, npy_array *a, npy_kind to)
 {
     char why[LINE];
     if (a->kind < NPY_I8 || a->kind > NPY_U64) {
@@ -329,15 +381,19 @@ static bool convert_counts(const char *path, npy_array *a)
                  npy_kind_name(a->kind));
         return complain(why);
     }
-    if (a->kind == NPY_I32) {
+    if (a->kind == to) {
         return true;
     }
     npy_array converted;
-    if (npy_create(path, NPY_I32, a->rank, a->shape, &converted, why, sizeof why) != 0) {
+    if (npy_create(path, to, a->rank, a->shape, &converted, why, sizeof why) != 0) {
         return complain(why);
     }
     for (int64_t i = 0; i < a->count; i++) {
         const int64_t x = integer_at(a, i);
+        if (to == NPY_I64) {
+            ((int64_t *)converted.data)[i] = x;
+            continue;
+        }
         if (x < INT32_MIN || x > INT32_MAX) {
             snprintf(why, sizeof why,
                      "%s: element %" PRId64 " is %" PRId64 ", which int32 cannot hold", path, i, x);
@@ -364,13 +420,14 @@ static bool convert_bytes(const char *path, const npy_array *a)
 
 static bool convert_inputs(job *j)
 {
-    if (!j->has_dtype && !dtype_of(j->in[IN_Q].kind)) {
+    const bool has_dtype = given(j, PROBLEM_DTYPE);
+    if (!has_dtype && !dtype_of(j->in[IN_Q].kind)) {
         char why[LINE];
         snprintf(why, sizeof why, "%s holds %s where floating-point numbers are needed",
                  j->in_path[IN_Q], npy_kind_name(j->in[IN_Q].kind));
         return complain(why);
     }
-    const fattn_dtype dtype = j->has_dtype ? dtypes[j->dtype_word] : dtype_of(j->in[IN_Q].kind);
+    const fattn_dtype dtype = has_dtype ? j->problem.dtype : dtype_of(j->in[IN_Q].kind);
     const fattn_dtype real = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const fattn_dtype bias = dtype_of(j->in[IN_BIAS].kind) == dtype ? dtype : real;
 
@@ -383,10 +440,14 @@ static bool convert_inputs(job *j)
         }
         switch (inputs[i].role) {
         case TENSOR: fine = convert_real(path, a, dtype); break;
+        case RESULT:
+            fine = convert_real(path, a, j->problem.dtype_o ? j->problem.dtype_o : dtype);
+            break;
         case BIAS: fine = convert_real(path, a, bias); break;
         case REAL: fine = convert_real(path, a, real); break;
         case BYTES: fine = convert_bytes(path, a); break;
-        case COUNTS: fine = convert_counts(path, a); break;
+        case COUNTS: fine = convert_counts(path, a, NPY_I32); break;
+        case PLACES: fine = convert_counts(path, a, NPY_I64); break;
         }
         if (!fine) {
             return false;
@@ -585,8 +646,6 @@ static bool shape_extras(job *j)
     }
     memcpy(p->dbias_stride, p->bias_stride, sizeof p->dbias_stride);
     if (j->in_path[IN_BLOCK_MASK]) {
-        p->block_m = j->block.at[0];
-        p->block_n = j->block.at[1];
         const int64_t blocks[4] = {p->batch, p->heads_q, ceil_div(p->seqlen_q, p->block_m),
                                    ceil_div(p->seqlen_k, p->block_n)};
         if (!broadcast(j, IN_BLOCK_MASK, blocks, "(B, Hq, ceil(Sq / M), ceil(Sk / N))",
@@ -622,50 +681,66 @@ static bool shape_extras(job *j)
     }
     return match_vector(j, IN_SINK, p->heads_q, "(Hq)") &&
            match_vector(j, IN_USED_Q, p->batch, "(B)") &&
-           match_vector(j, IN_USED_K, p->batch, "(B)");
+           match_vector(j, IN_USED_K, p->batch, "(B)") &&
+           match_vector(j, IN_Q_OFFSETS, p->batch, "(B)") &&
+           match_vector(j, IN_K_OFFSETS, p->batch, "(B)") &&
+           match_vector(j, IN_WHOLES_Q, p->batch, "(B)") &&
+           match_vector(j, IN_WHOLES_K, p->batch, "(B)");
 }
 
 /* -------------------------------------------------------------------------------------------------
- * The problem and its buffers
+ * Outputs and buffers
  * ---------------------------------------------------------------------------------------------- */
 
-static bool describe(job *j)
+/* What options say by themselves, before any file is read. */
+static void apply_options(job *j)
 {
-    fattn_problem *const p = &j->problem;
-
-    p->layout = layouts[j->layout_word];
-    if (!shape_queries(j) || !shape_keys(j) || !shape_extras(j)) {
-        return false;
-    }
-
-    p->anchor = anchors[j->align_word];
-    p->scale = j->scale;
-    p->softcap = j->softcap;
-    p->dropout_p = j->dropout;
-    if (j->has_window) {
-        p->window_left = j->window.at[0];
-        p->window_right = j->window.at[1];
-    }
-    p->features = (j->causal ? FATTN_CAUSAL : 0) | (j->has_window ? FATTN_WINDOW : 0) |
-                  (j->has_scale ? FATTN_SCALE : 0) | (j->has_softcap ? FATTN_SOFTCAP : 0) |
-                  (j->has_dropout ? FATTN_DROPOUT : 0) |
-                  (j->has_q_offset || j->has_k_offset ? FATTN_POSITIONS : 0) |
-                  (j->deterministic ? FATTN_DETERMINISTIC : 0);
+    const int64_t first[PROBLEM_OPTIONS] = {0};
     for (int i = 0; i < INPUTS; i++) {
         if (j->in_path[i]) {
-            p->features |= inputs[i].feature;
+            j->problem.features |= inputs[i].feature;
         }
     }
+    problem_options_apply(&j->options, first, &j->problem, &j->buffers);
+}
+
+/* Takes what the output's file holds for the sum that the gradient is added to. */
+static bool read_sum(job *j, int i)
+{
+    npy_array *const out = &j->out[i], sum;
+    const char *const path = j->out_path[i];
+    char why[LINE], has[128], wants[128];
+    if (npy_read(path, false, &sum, why, sizeof why) != 0) {
+        return complain(why);
+    }
+    if (sum.kind != out->kind || sum.rank != out->rank ||
+        memcmp(sum.shape, out->shape, sizeof sum.shape) != 0) {
+        print_shape(has, sizeof has, sum.rank, sum.shape);
+        print_shape(wants, sizeof wants, out->rank, out->shape);
+        snprintf(why, sizeof why, "%s: %s of %s cannot be added to, %s of %s can", path, has,
+                 npy_kind_name(sum.kind), wants, npy_kind_name(out->kind));
+        npy_free(&sum);
+        return complain(why);
+    }
+    npy_free(out);
+    *out = sum;
     return true;
 }
 
-/* The arrays of everything that forward or backward writes, zero. o and lse are also what backward
- * reads, wanted or not. */
+/* Whether there is an array for it: forward writes o in any case, and backward reads o and lse. */
+static bool computed(const job *j, int output)
+{
+    return j->out_path[output] || output == OUT_O || (j->backward && output == OUT_LSE);
+}
+
+/* The arrays of everything that forward or backward writes, zero. */
 static bool create_outputs(job *j)
 {
     static const char *const names[OUTPUTS] = {"o", "lse", "dq", "dk", "dv", "dbias", "dsink"};
     const fattn_problem *const p = &j->problem;
     const npy_kind tensor = kind_of(p->dtype), real = p->dtype == FATTN_F64 ? NPY_F64 : NPY_F32;
+    const npy_kind result = p->dtype_o ? kind_of(p->dtype_o) : tensor;
+    const npy_kind gradient = p->features & FATTN_ACCUMULATE ? real : tensor;
     const npy_array *const q = &j->in[IN_Q], *const bias = &j->in[IN_BIAS];
     const bool cu_q = j->in_path[IN_CU_Q];
 
@@ -679,17 +754,17 @@ static bool create_outputs(job *j)
         int rank;
         const int64_t *shape;
     } forms[OUTPUTS] = {
-        [OUT_O] = {tensor, q->rank, o},
+        [OUT_O] = {result, q->rank, o},
         [OUT_LSE] = {real, cu_q ? 2 : 3, cu_q ? lse_packed : lse_dense},
-        [OUT_DQ] = {tensor, q->rank, q->shape},
-        [OUT_DK] = {tensor, j->in[IN_K].rank, j->in[IN_K].shape},
-        [OUT_DV] = {tensor, j->in[IN_V].rank, j->in[IN_V].shape},
+        [OUT_DQ] = {gradient, q->rank, q->shape},
+        [OUT_DK] = {gradient, j->in[IN_K].rank, j->in[IN_K].shape},
+        [OUT_DV] = {gradient, j->in[IN_V].rank, j->in[IN_V].shape},
         [OUT_DBIAS] = {real, bias->rank, bias->shape},
         [OUT_DSINK] = {real, 1, &p->heads_q},
     };
     for (int i = 0; i < OUTPUTS; i++) {
         char why[LINE];
-        if (!j->out_path[i] && !(j->backward && i <= OUT_LSE)) {
+        if (!computed(j, i)) {
             continue;
         }
         if (npy_create(names[i], forms[i].kind, forms[i].rank, forms[i].shape, &j->out[i], why,
@@ -698,6 +773,9 @@ static bool create_outputs(job *j)
         }
         if (j->out[i].count) {
             memset(j->out[i].data, 0, (size_t)j->out[i].count * j->out[i].item);
+        }
+        if (p->features & FATTN_ACCUMULATE && i > OUT_LSE && !read_sum(j, i)) {
+            return false;
         }
     }
     return true;
@@ -720,6 +798,12 @@ static void point(job *j)
         [IN_DLSE] = &b->dlse, [IN_ALIBI] = &b->alibi_slopes,
     };
     const uint8_t **const bytes[INPUTS] = {[IN_MASK] = &b->mask, [IN_BLOCK_MASK] = &b->block_mask};
+    const int64_t **const places[INPUTS] = {
+        [IN_Q_OFFSETS] = &b->q_offsets,
+        [IN_K_OFFSETS] = &b->k_offsets,
+        [IN_WHOLES_Q] = &b->wholes_q,
+        [IN_WHOLES_K] = &b->wholes_k,
+    };
     const int32_t **const counts[INPUTS] = {
         [IN_CU_Q] = &b->cu_seqlens_q, [IN_CU_K] = &b->cu_seqlens_k, [IN_USED_Q] = &b->seqused_q,
         [IN_USED_K] = &b->seqused_k,  [IN_TABLE] = &b->block_table,
@@ -739,16 +823,17 @@ static void point(job *j)
         if (counts[i]) {
             *counts[i] = pointer(&j->in[i]);
         }
+        if (places[i]) {
+            *places[i] = pointer(&j->in[i]);
+        }
     }
     for (int i = 0; i < OUTPUTS; i++) {
-        if (j->out_path[i] || (j->backward && i <= OUT_LSE)) {
+        if (computed(j, i)) {
             *out[i] = pointer(&j->out[i]);
         }
     }
     b->seed = j->seed;
     b->offset = j->offset;
-    b->q_offset = j->q_offset;
-    b->k_offset = j->k_offset;
 }
 
 static fattn_status compute(job *j)
@@ -760,8 +845,9 @@ static fattn_status compute(job *j)
     }
     const uint32_t state = FATTN_OUT_O | FATTN_OUT_LSE;
     forward.op = FATTN_FORWARD;
-    forward.features &= ~FATTN_DLSE;
-    forward.outputs = j->backward ? state : wanted;
+    forward.features &= ~(FATTN_DLSE | FATTN_ACCUMULATE);
+    memset(forward.dbias_stride, 0, sizeof forward.dbias_stride);
+    forward.outputs = j->backward ? state : wanted | FATTN_OUT_O;
     backward.op = FATTN_BACKWARD;
     backward.outputs = wanted & ~state;
 
@@ -783,7 +869,7 @@ static fattn_status compute(job *j)
 
 static bool write_outputs(const job *j)
 {
-    npy_staged staged[OUTPUTS] = {{0}};
+    replacement staged[OUTPUTS] = {{0}};
     int count = 0;
     char why[LINE];
     bool fine = true;
@@ -793,9 +879,9 @@ static bool write_outputs(const job *j)
             fine = npy_stage(j->out_path[i], &j->out[i], &staged[count++], why, sizeof why) == 0;
         }
     }
-    fine = fine && npy_commit(staged, count, why, sizeof why) == 0;
+    fine = fine && replacement_commit(staged, count, why, sizeof why) == 0;
     if (!fine) {
-        npy_abandon(staged, count);
+        replacement_abandon(staged, count);
     }
     return fine || complain(why);
 }
@@ -803,7 +889,7 @@ static bool write_outputs(const job *j)
 /* Arrays of NumPy are f64 unless somebody asked for less, and most devices are not for f64. */
 static int report(const job *j, fattn_status status)
 {
-    if (status != FATTN_UNSUPPORTED || j->has_dtype || j->problem.dtype != FATTN_F64) {
+    if (status != FATTN_UNSUPPORTED || given(j, PROBLEM_DTYPE) || j->problem.dtype != FATTN_F64) {
         return tool_failure(status);
     }
     fprintf(stderr, "fattn: %s: %s (%s holds f64; --dtype f32 converts)\n",
@@ -822,8 +908,9 @@ int fattn_tool_run(int argc, char **argv)
     }
 
     int code = TOOL_USAGE;
-    if (consistent(&j) && read_inputs(&j) && convert_inputs(&j) && describe(&j) &&
-        create_outputs(&j)) {
+    apply_options(&j);
+    if (consistent(&j) && read_inputs(&j) && convert_inputs(&j) && shape_queries(&j) &&
+        shape_keys(&j) && shape_extras(&j) && create_outputs(&j)) {
         point(&j);
         const fattn_status status = compute(&j);
         if (status != FATTN_OK) {

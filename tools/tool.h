@@ -9,6 +9,8 @@
 #ifndef FATTN_TOOLS_TOOL_H
 #define FATTN_TOOLS_TOOL_H
 
+#include <stdint.h>
+
 #include "core/status.h"
 #include "fattn/fattn.h"
 
@@ -32,6 +34,14 @@ int tool_usage(const char *command, const char *format, ...) FATTN_PRINTF(2, 3);
 
 /* Prints "fattn: <status>: <fattn_last_reason()>" as one line on stderr; returns TOOL_LIBRARY. */
 int tool_failure(fattn_status status);
+
+/* Processors that this process may run on: those of its affinity, where the system has one. */
+int tool_processors(void);
+
+/* A bar on stderr, where that is a terminal: done of count are behind us. Whoever prints while it
+ * is there clears it first. */
+void tool_progress(int64_t done, int64_t count);
+void tool_progress_clear(void);
 
 /* Writes text as a JSON string, quotes included. */
 void tool_json_string(const char *text);

@@ -16,6 +16,7 @@
 #include "core/backend.h"
 #include "core/problem.h"
 #include "core/status.h"
+#include "tools/tool.h"
 
 enum { TOLD_MAX = 20 };
 #define MEDIAN_MAX 1.2
@@ -25,6 +26,9 @@ static void line(const trials *s, const char *format, ...) FATTN_PRINTF(2, 3);
 static void line(const trials *s, const char *format, ...)
 {
     va_list arguments;
+    if (s->progress) {
+        tool_progress_clear();
+    }
     va_start(arguments, format);
     fputs(s->prefix, stdout);
     vprintf(format, arguments);
@@ -337,6 +341,9 @@ static void *work(void *argument)
         w->s->passed += outcome == JUDGE_PASSED;
         w->s->failed += outcome == JUDGE_FAILED;
         w->s->skipped += outcome == JUDGE_DECLINED;
+        if (w->s->progress) {
+            tool_progress(w->s->passed + w->s->failed + w->s->skipped, w->s->count);
+        }
         pthread_mutex_unlock(&w->lock);
     }
 }
@@ -357,6 +364,9 @@ void trials_run(trials *s)
         pthread_join(threads[n], NULL);
     }
     pthread_mutex_destroy(&w.lock);
+    if (s->progress) {
+        tool_progress_clear();
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -529,8 +539,9 @@ static int report_row_tiles(const trials *s, const trials_row *row)
     return 1;
 }
 
-int trials_report(const trials *s)
+trials_findings trials_report(const trials *s)
 {
+    trials_findings found = {0};
     report_rows(s);
     if (s->told > TOLD_MAX && !s->verbose) {
         line(s, "%lld failures more were not printed", (long long)(s->told - TOLD_MAX));
@@ -538,12 +549,13 @@ int trials_report(const trials *s)
     if (s->verbose) {
         report_refusals(s);
     }
-    int findings = report_medians(s);
+    found.medians = report_medians(s);
     for (int n = 0; n < s->row_count; n++) {
         if (!s->rows[n].missing) {
-            findings += report_row_features(s, &s->rows[n]) + report_row_pairs(s, &s->rows[n]) +
-                        report_row_tiles(s, &s->rows[n]);
+            found.gaps += report_row_features(s, &s->rows[n]) + report_row_pairs(s, &s->rows[n]) +
+                          report_row_tiles(s, &s->rows[n]);
         }
     }
-    return findings + report_sights(s);
+    found.gaps += report_sights(s);
+    return found;
 }

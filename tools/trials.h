@@ -2,7 +2,7 @@
 /*
  * Many drawn cases against every kernel row of a device, and what they covered: behind `fattn
  * check` and tests/check_kernels.c. A row that exists is judged; a pair of features that a row was
- * never seen with is listed, with the refusal that explains it, or counts as a finding.
+ * never seen with is listed, with the refusal that explains it, or counts as a gap.
  */
 #ifndef FATTN_TOOLS_TRIALS_H
 #define FATTN_TOOLS_TRIALS_H
@@ -41,6 +41,7 @@ typedef struct trials {
     int64_t first, count;
     int jobs;
     bool verbose;
+    bool progress; /* a bar on stderr */
 
     trials_row *rows;
     int row_count;
@@ -54,12 +55,18 @@ fattn_status trials_open(trials *s, const char *kernel);
 
 void trials_run(trials *s);
 
-/* Prints what was covered. Returns how many findings there are besides failed cases. From
- * TRIALS_SOME cases on: a row that took none, or none of 3 tiles of keys and more, a feature that a
- * row honours and never saw, and a type, dimension or grouping that no row of the device saw. From
- * TRIALS_ENOUGH on: medians above 1.2, pairs that were neither seen nor refused, too few runs over
- * many tiles. Fewer cases print the same and find nothing: too little was drawn to say. */
-int trials_report(const trials *s);
+/* What the cases say together. Gaps are no kernel's fault: they say that more should be drawn. */
+typedef struct trials_findings {
+    int medians; /* of errors, above 1.2 of the comparator's */
+    int gaps;    /* in what was covered */
+} trials_findings;
+
+/* Prints what was covered. Gaps from TRIALS_SOME cases on: a row that took none, or none of 3 tiles
+ * of keys and more, a feature that a row honours and never saw, and a type, dimension or grouping
+ * that no row of the device saw. From TRIALS_ENOUGH on: medians, and as gaps pairs neither seen nor
+ * refused, too few runs over many tiles. Fewer cases print the same and find nothing: too
+ * little was drawn to say. */
+trials_findings trials_report(const trials *s);
 
 void trials_close(trials *s);
 

@@ -17,10 +17,29 @@ static uint64_t draw(uint64_t *state)
     return *state * UINT64_C(0x2545f4914f6cdd1d);
 }
 
-typedef void fill(void *to, int64_t count, fattn_dtype dtype, uint64_t *state);
+/* What an operand is filled from. */
+typedef struct source {
+    const sweep_case *of;
+    fattn_dtype dtype;
+    int64_t item, first; /* bytes; the index of the first element to be written */
+    bool queries, paged; /* of arrays that exist for queries and for keys */
+} source;
 
-static void fill_reals(void *to, int64_t count, fattn_dtype dtype, uint64_t *state)
+typedef void fill(void *to, int64_t count, const source *from, uint64_t *state);
+
+static int64_t divisor(int64_t a, int64_t b)
 {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static void fill_reals(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    const fattn_dtype dtype = from->dtype;
     for (int64_t i = 0; i < count; i++) {
         const double x = (double)(int64_t)draw(state) * 0x1p-63;
         if (dtype == FATTN_F32) {
@@ -31,36 +50,91 @@ static void fill_reals(void *to, int64_t count, fattn_dtype dtype, uint64_t *sta
     }
 }
 
-static void fill_slopes(void *to, int64_t count, fattn_dtype dtype, uint64_t *state)
+static void fill_slopes(void *to, int64_t count, const source *from, uint64_t *state)
 {
     (void)state;
     for (int64_t i = 0; i < count; i++) {
-        fattn_dtype_store(dtype, to, i, 1.0 / (double)(i + 1));
+        fattn_dtype_store(from->dtype, to, i, 1.0 / (double)(from->first + i + 1));
     }
 }
 
 /* Seven of eight are kept. */
-static void fill_mask(void *to, int64_t count, fattn_dtype dtype, uint64_t *state)
+static void fill_mask(void *to, int64_t count, const source *from, uint64_t *state)
 {
-    (void)dtype;
+    (void)from;
     for (int64_t i = 0; i < count; i++) {
         ((uint8_t *)to)[i] = draw(state) >> 61 != 0;
     }
 }
 
+static void fill_blocks(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    for (int64_t i = 0; i < count; i++) {
+        ((uint8_t *)to)[i] = (double)(draw(state) >> 11) * 0x1p-53 < from->of->density;
+    }
+}
+
+static void fill_zeros(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    (void)state;
+    memset(to, 0, (size_t)(count * from->item));
+}
+
+/* Where the sequences begin, one behind the other. */
+static void fill_starts(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    const fattn_problem *const p = &from->of->problem;
+    const int64_t longest = from->queries ? p->seqlen_q : p->seqlen_k;
+    (void)state;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t n = from->first + i;
+        const int64_t start = (n - n / 2) * longest + n / 2 * sweep_length(longest, true, 1);
+        ((int32_t *)to)[i] = (int32_t)start;
+    }
+}
+
+static void fill_used(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    const sweep_case *const c = from->of;
+    const fattn_problem *const p = &c->problem;
+    const bool packed =
+        p->features & (from->queries ? FATTN_CU_SEQLENS_Q : FATTN_CU_SEQLENS_K) && !from->paged;
+    (void)state;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t own =
+            sweep_length(from->queries ? p->seqlen_q : p->seqlen_k, packed, from->first + i);
+        const int64_t used = from->queries ? c->used_q : c->used_k;
+        ((int32_t *)to)[i] = (int32_t)(packed && used > own ? own : used);
+    }
+}
+
+/* A permutation of the pages: n -> (step n) mod pages, where step has no factor of pages. */
+static void fill_pages(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    const int64_t pages = from->of->problem.num_pages;
+    int64_t step = pages / 2 + 1;
+    (void)state;
+    while (divisor(step, pages) > 1) {
+        step++;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((int32_t *)to)[i] = (int32_t)((from->first + i) * step % pages);
+    }
+}
+
 /* Copies what fill writes to device memory, a piece at a time. */
-static fattn_status upload(workload *w, char *to, int64_t count, int64_t item, fattn_dtype dtype,
-                           fill *write)
+static fattn_status upload(workload *w, char *to, int64_t count, source from, fill *write)
 {
     enum { PIECE = 1 << 16 };
     const int64_t room = (int64_t)PIECE * 8;
     void *const piece = fattn_memory_alloc((size_t)room);
     uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
     fattn_status status = piece ? FATTN_OK : fattn_fail_memory(room, "input for a benchmark");
-    for (int64_t i = 0; status == FATTN_OK && i < count; i += PIECE) {
-        const int64_t n = count - i < PIECE ? count - i : PIECE;
-        write(piece, n, dtype, &state);
-        status = fattn_device_copy(w->device, to + i * item, piece, (size_t)(n * item), NULL);
+    for (; status == FATTN_OK && from.first < count; from.first += PIECE) {
+        const int64_t left = count - from.first, n = left < PIECE ? left : PIECE;
+        write(piece, n, &from, &state);
+        status = fattn_device_copy(w->device, to + from.first * from.item, piece,
+                                   (size_t)(n * from.item), NULL);
         if (status == FATTN_OK) {
             status = fattn_stream_synchronize(w->device, NULL);
         }
@@ -81,53 +155,92 @@ static fattn_status allocate(workload *w, int64_t bytes, char **memory)
     return status;
 }
 
+/* Rows of q and o, and of k and v with all their pages. */
+static int64_t count_rows(const fattn_problem *p)
+{
+    return p->features & FATTN_CU_SEQLENS_Q ? p->total_q : p->batch * p->seqlen_q;
+}
+
+static int64_t count_keys(const fattn_problem *p)
+{
+    return p->features & FATTN_PAGED          ? p->num_pages * p->page_size
+           : p->features & FATTN_CU_SEQLENS_K ? p->total_k
+                                              : p->batch * p->seqlen_k;
+}
+
 /* The plan was made before, so no product below passes 2^63. */
 fattn_status workload_create(fattn_device *device, const sweep_case *c, workload *w)
 {
     const fattn_problem *const p = &c->problem;
-    const int64_t item = fattn_dtype_size(p->dtype);
+    const uint64_t f = p->features;
     const fattn_dtype real = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
-    const int64_t real_item = fattn_dtype_size(real);
-    const int64_t rows = p->batch * p->heads_q * p->seqlen_q,
-                  keys = p->batch * p->heads_k * p->seqlen_k;
+    const fattn_dtype dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
+    const fattn_dtype dtype_bias = p->dtype_bias ? p->dtype_bias : real;
+    const fattn_dtype gradient = f & FATTN_ACCUMULATE ? real : p->dtype;
+    fill *const sum = f & FATTN_ACCUMULATE ? fill_zeros : NULL; /* what is added to */
+    const int64_t item = fattn_dtype_size(p->dtype);
+    const int64_t rows = p->heads_q * count_rows(p), keys = p->heads_k * count_keys(p);
     const bool backward = p->op == FATTN_BACKWARD;
 
     /* v begins at a multiple of 256 bytes, as an allocation of its own would. */
     const int64_t k_bytes = (keys * p->dim * item + 255) / 256 * 256;
     *w = (workload){.device = device, .keys_bytes = k_bytes + keys * p->dim_v * item};
     fattn_buffers *const b = &w->buffers;
-    fattn_buffers_init(b);
-    b->seed = 1;
+    *b = c->buffers;
+    b->seed = f & FATTN_DROPOUT ? 1 : 0;
 
     const struct {
         bool wanted;
-        int64_t count, item;
-        fattn_dtype dtype;
+        int64_t count;
+        fattn_dtype dtype; /* 0: integers of so many bytes: */
+        int64_t size;
         fill *write; /* NULL: an output */
         const void **in;
         void **out;
+        bool queries;
     } table[] = {
-        {true, rows * p->dim, item, p->dtype, fill_reals, &b->q, NULL},
-        {true, w->keys_bytes / item, item, p->dtype, fill_reals, &b->k, NULL},
-        {true, rows * p->dim_v, item, p->dtype, NULL, NULL, &b->o},
-        {true, rows, real_item, real, NULL, NULL, &b->lse},
-        {backward, rows * p->dim_v, item, p->dtype, fill_reals, &b->dout, NULL},
-        {backward, rows * p->dim, item, p->dtype, NULL, NULL, &b->dq},
-        {backward, keys * p->dim, item, p->dtype, NULL, NULL, &b->dk},
-        {backward, keys * p->dim_v, item, p->dtype, NULL, NULL, &b->dv},
-        {c->bias, sweep_bias_count(p), real_item, real, fill_reals, &b->bias, NULL},
-        {c->alibi, p->heads_q, real_item, real, fill_slopes, &b->alibi_slopes, NULL},
-        {c->mask, sweep_mask_count(p), 1, 0, fill_mask, (const void **)&b->mask, NULL},
+        {true, rows * p->dim, p->dtype, 0, fill_reals, &b->q, NULL, false},
+        {true, w->keys_bytes / item, p->dtype, 0, fill_reals, &b->k, NULL, false},
+        {true, rows * p->dim_v, dtype_o, 0, NULL, NULL, &b->o, false},
+        {true, rows, real, 0, NULL, NULL, &b->lse, false},
+        {backward, rows * p->dim_v, dtype_o, 0, fill_reals, &b->dout, NULL, false},
+        {f & FATTN_DLSE, rows, real, 0, fill_reals, &b->dlse, NULL, false},
+        {backward, rows * p->dim, gradient, 0, sum, NULL, &b->dq, false},
+        {backward, keys * p->dim, gradient, 0, sum, NULL, &b->dk, false},
+        {backward, keys * p->dim_v, gradient, 0, sum, NULL, &b->dv, false},
+        {f & FATTN_BIAS, sweep_bias_count(p), dtype_bias, 0, fill_reals, &b->bias, NULL, false},
+        {p->outputs & FATTN_OUT_DBIAS, sweep_bias_count(p), real, 0, sum, NULL, &b->dbias, false},
+        {f & FATTN_ALIBI, p->heads_q, real, 0, fill_slopes, &b->alibi_slopes, NULL, false},
+        {f & FATTN_SINK, p->heads_q, real, 0, fill_reals, &b->sink, NULL, false},
+        {p->outputs & FATTN_OUT_DSINK, p->heads_q, real, 0, sum, NULL, &b->dsink, false},
+        {f & FATTN_MASK, sweep_mask_count(p), 0, 1, fill_mask, (const void **)&b->mask, NULL,
+         false},
+        {f & FATTN_BLOCK_MASK, f & FATTN_BLOCK_MASK ? sweep_block_count(p) : 0, 0, 1, fill_blocks,
+         (const void **)&b->block_mask, NULL, false},
+        {f & FATTN_CU_SEQLENS_Q, p->batch + 1, 0, 4, fill_starts, (const void **)&b->cu_seqlens_q,
+         NULL, true},
+        {f & FATTN_CU_SEQLENS_K, p->batch + 1, 0, 4, fill_starts, (const void **)&b->cu_seqlens_k,
+         NULL, false},
+        {f & FATTN_SEQUSED_Q, p->batch, 0, 4, fill_used, (const void **)&b->seqused_q, NULL, true},
+        {f & FATTN_SEQUSED_K, p->batch, 0, 4, fill_used, (const void **)&b->seqused_k, NULL, false},
+        {f & FATTN_PAGED, p->num_pages, 0, 4, fill_pages, (const void **)&b->block_table, NULL,
+         false},
     };
+    _Static_assert(sizeof table / sizeof table[0] <= WORKLOAD_BLOCKS, "room for every operand");
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         if (!table[i].wanted) {
             continue;
         }
         char *memory;
-        fattn_status status = allocate(w, table[i].count * table[i].item, &memory);
+        const source from = {.of = c,
+                             .dtype = table[i].dtype,
+                             .item =
+                                 table[i].dtype ? fattn_dtype_size(table[i].dtype) : table[i].size,
+                             .queries = table[i].queries,
+                             .paged = f & FATTN_PAGED && !table[i].queries};
+        fattn_status status = allocate(w, table[i].count * from.item, &memory);
         if (status == FATTN_OK && table[i].write) {
-            status =
-                upload(w, memory, table[i].count, table[i].item, table[i].dtype, table[i].write);
+            status = upload(w, memory, table[i].count, from, table[i].write);
         }
         if (status != FATTN_OK) {
             return status;

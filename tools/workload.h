@@ -5,7 +5,7 @@
 
 #include "tools/sweep.h"
 
-enum { WORKLOAD_BLOCKS = 12 };
+enum { WORKLOAD_BLOCKS = 21 };
 
 typedef struct workload {
     fattn_device *device;

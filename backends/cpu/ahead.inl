@@ -19,14 +19,6 @@ typedef struct prefetch_plan {
     bool listed;        /* whose rows are known */
 } prefetch_plan;
 
-/* Turns to all rows of an item; false when there are none. */
-static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
-{
-    const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
-    pn->br = run->tiling->br;
-    return panel_place(pn, run, work.batch, work.head, work.block * pn->br, false);
-}
-
 /* The last block fetches nothing: a diagonal may leave little of it. */
 static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
                                const panel *pn, int64_t begin, int64_t end)

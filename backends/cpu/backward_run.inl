@@ -214,8 +214,7 @@ static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 
 static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling),
-                               tiling->items);
+    return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling));
 }
 
 #if FV_PAIRS
@@ -240,6 +239,6 @@ static int64_t pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
 
 static int64_t pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(backward_shared(p, tiling), pairs_scratch(p, tiling), tiling->items);
+    return fattn_cpu_workspace(backward_shared(p, tiling), pairs_scratch(p, tiling));
 }
 #endif

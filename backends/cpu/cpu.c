@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "cpu": the table of instruction sets, the choice among them, and the only threads of the
- * library. Results do not depend on the number of threads: they take items from a counter, and what
- * an item computes depends on its number alone.
+ * Backend "cpu": the table of instruction sets, the choice among them, and how runs are shared out
+ * among threads. Results do not depend on the number of threads: they take items from a counter,
+ * and what an item computes depends on its number alone.
  */
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include <time.h>
 
 #include "backends/cpu/cpu.h"
 #include "backends/cpu/cpuid.h"
+#include "backends/cpu/team.h"
 #include "core/backend.h"
 #include "core/env.h"
 #include "core/host.h"
+#include "core/io_model.h"
 #include "core/memory.h"
+#include "core/problem.h"
+#include "core/schedule.h"
 #include "core/status.h"
 
 /* --- Instruction sets ------------------------------------------------------------------------- */
@@ -44,7 +46,8 @@ typedef struct cpu {
     int order[ISA_COUNT];         /* of isas[], best first on this one */
     const char *lacks[ISA_COUNT]; /* why one may not: what follows "needs"; NULL when it may */
     int64_t fast_memory;          /* bytes; asked once, because the answer lies in a file */
-    int64_t cores;                /* of the machine */
+    int64_t cores;                /* that the process is granted */
+    fattn_cpu_team team;
 } cpu;
 
 /* "avx2, scalar": what this machine runs. */
@@ -75,12 +78,15 @@ static void order_isas(cpu *device)
     }
 }
 
-/* FATTN_CPU_ISA is an exact choice: the named instruction set and no other. */
-static fattn_status choose_isa(cpu *device, const char *wanted)
+/* FATTN_CPU_ISA, and the option, is an exact choice: the named instruction set and no other. */
+static fattn_status choose_isa(cpu *device, const fattn_env *env, const char *option)
 {
+    const char *const wanted = env->cpu_isa ? env->cpu_isa : option;
     for (int i = 0; i < ISA_COUNT; i++) {
         const bool other = wanted && strcmp(wanted, isas[i].isa->name) != 0;
-        device->lacks[i] = other ? "FATTN_CPU_ISA to allow it" : isas[i].lacks();
+        device->lacks[i] = !other         ? isas[i].lacks()
+                           : env->cpu_isa ? "FATTN_CPU_ISA to allow it"
+                                          : "the device's option isa to allow it";
     }
     order_isas(device);
     for (int n = 0; n < ISA_COUNT && !device->isa; n++) {
@@ -89,39 +95,15 @@ static fattn_status choose_isa(cpu *device, const char *wanted)
     }
     if (!device->isa) {
         char names[128];
-        return fattn_fail(FATTN_BAD_ENVIRONMENT,
-                          "FATTN_CPU_ISA is \"%.64s\": this build and machine have %s", wanted,
+        return fattn_fail(env->cpu_isa ? FATTN_BAD_ENVIRONMENT : FATTN_UNSUPPORTED,
+                          "%s is \"%.64s\": this build and machine have %s",
+                          env->cpu_isa ? "FATTN_CPU_ISA" : "isa", wanted,
                           list_isas(names, sizeof names));
     }
     return FATTN_OK;
 }
 
-/* --- Threads ---------------------------------------------------------------------------------- */
-
-#define THREADS_MAX 4096
-
-static int threads_wanted(void)
-{
-    const fattn_env *env = NULL;
-    (void)fattn_env_get(&env); /* a bad environment was reported when the plan was made */
-    int64_t wanted = env->threads;
-#ifdef _OPENMP
-    if (!wanted) {
-        wanted = omp_get_max_threads();
-    }
-    return wanted < THREADS_MAX ? (int)wanted : THREADS_MAX;
-#else
-    (void)wanted;
-    return 1;
-#endif
-}
-
-/* Items, and what takes them until there are none. */
-typedef struct step {
-    void (*work)(fattn_cpu_items *items, const void *job, void *scratch);
-    const void *job;
-    fattn_cpu_items items;
-} step;
+/* --- Items ------------------------------------------------------------------------------------ */
 
 bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item)
 {
@@ -132,47 +114,6 @@ bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item)
 int64_t fattn_cpu_upcoming(const fattn_cpu_items *items)
 {
     return atomic_load_explicit(&items->next, memory_order_relaxed);
-}
-
-/* Works at a step until it has no items left, then, together with its team, if it has one, at the
- * next. Kernels count on rounding to nearest and on subnormal numbers, whatever the caller has set;
- * the caller finds everything as it was. */
-static void work_off(step *steps, int count, bool team, void *scratch)
-{
-    fattn_cpu_arithmetic callers;
-    fattn_cpuid_arithmetic_begin(&callers);
-    for (int n = 0; n < count; n++) {
-        if (team && n > 0) {
-#ifdef _OPENMP
-#pragma omp barrier
-#endif
-        }
-        steps[n].work(&steps[n].items, steps[n].job, scratch);
-    }
-    fattn_cpuid_arithmetic_end(&callers);
-}
-
-/* Runs steps one after another. Thread t has `size` bytes from scratch + t * size on. */
-static void spread(step *steps, int count, int threads, char *scratch, int64_t size)
-{
-    int64_t most = 0;
-    for (int n = 0; n < count; n++) {
-        most = steps[n].items.count > most ? steps[n].items.count : most;
-        atomic_init(&steps[n].items.next, 0);
-    }
-#ifdef _OPENMP
-    const int team = most < threads ? (int)most : threads;
-    if (team > 1) {
-#pragma omp parallel num_threads(team)
-        work_off(steps, count, true, scratch + omp_get_thread_num() * size);
-        return;
-    }
-#else
-    (void)threads, (void)size;
-#endif
-    if (most > 0) {
-        work_off(steps, count, false, scratch);
-    }
 }
 
 void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
@@ -187,6 +128,8 @@ void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
     for (int looks = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; looks++) {
         if (looks > 256) {
             sched_yield();
+        } else {
+            fattn_cpu_pause();
         }
     }
 }
@@ -204,67 +147,162 @@ int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c)
     return (bytes + 255) / 256 * 256;
 }
 
-int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch, int64_t items)
+int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch)
 {
-    const int64_t threads = threads_wanted();
-    const int64_t workers = items < 1 ? 1 : items < threads ? items : threads;
-    const int64_t own = fattn_cpu_bytes(workers, scratch, 1);
+    const int64_t own = fattn_cpu_bytes(1, scratch, 1);
     return shared < 0 || own < 0 ? -1 : shared + own;
 }
 
-typedef struct job {
-    fattn_cpu_run run;
-    const fattn_cpu_phase *phase;
-} job;
+/* How a plan's workspace is laid out: bytes of all workers together, and of each. */
+typedef struct layout {
+    int64_t shared, scratch;
+} layout;
 
-static void work_phase(fattn_cpu_items *items, const void *of, void *scratch)
+/*
+ * Threads that have enough to do. One alone takes about as long as its arithmetic, at a third of
+ * the peak that its rows have on most processors, or its bytes, out of a second-level cache,
+ * whichever is longer. Waking another takes 2 microseconds of the caller's time where it sleeps and
+ * next to nothing where it looks for work, and it has to be at work for some microseconds to save
+ * more: decoding 128 keys, 4.5 microseconds on one thread, gains a tenth by a second one that is
+ * awake, 256 keys a quarter.
+ */
+#define FLOPS_A_NANOSECOND 2 /* a lane and operation of a lane */
+#define BYTES_A_NANOSECOND 40
+#define WORTH_WAKING 6e3 /* nanoseconds of one thread's time */
+
+static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double bytes)
 {
-    const job *const j = of;
-    (void)items; /* run knows them */
-    j->phase->work(&j->run, scratch);
+    const fattn_cpu_peak *peak = device->isa->peaks;
+    while (!(peak->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
+        peak++;
+    }
+    const double arithmetic = flops / (FLOPS_A_NANOSECOND * peak->row.lanes * peak->row.flops);
+    const double traffic = bytes / BYTES_A_NANOSECOND;
+    const double time = arithmetic > traffic ? arithmetic : traffic;
+    int64_t workers = device->team.threads;
+    workers = items < workers ? items : workers;
+    workers = time / WORTH_WAKING < (double)workers ? (int64_t)(time / WORTH_WAKING) + 1 : workers;
+    return workers < 1 ? 1 : (int)workers;
+}
+
+/* A plan has the threads of its device, where it is large enough, and scratch for each. */
+static fattn_status plan(fattn_plan *made)
+{
+    const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)made->kernel;
+    fattn_tiling *const t = &made->tiling;
+    if (t->workers == 0) {
+        t->workers = worth(made->device->impl, made->problem.dtype, t->items,
+                           fattn_io_flops(&made->problem), t->traffic);
+    }
+    const layout l = {.shared = kernel->shared(&made->problem, t),
+                      .scratch = kernel->scratch(&made->problem, t)};
+    const int64_t others = fattn_cpu_bytes(t->workers - 1, l.scratch, 1);
+    if (others < 0 || __builtin_add_overflow(t->workspace, others, &t->workspace)) {
+        return fattn_fail(FATTN_OVERFLOW, "the workspace of %s overflows 63 bits",
+                          made->kernel->name);
+    }
+    layout *const kept = fattn_memory_alloc(sizeof *kept);
+    if (!kept) {
+        return fattn_fail_memory(sizeof *kept, "a plan's layout");
+    }
+    *kept = l;
+    made->impl = kept;
+    return FATTN_OK;
+}
+
+/* A phase of a run, or a verb: items, and what takes them until there are none. */
+typedef struct step {
+    void (*work)(const struct step *step, void *scratch);
+    const void *of;
+    fattn_cpu_run run;
+    fattn_cpu_items items;
+} step;
+
+typedef struct steps {
+    step step[FATTN_CPU_PHASES];
+    char *scratch; /* of worker 0; the others' follow */
+    int64_t size;  /* of each; 0: there is none */
+} steps;
+
+/* Kernels count on rounding to nearest and on subnormal numbers, whatever the thread has set; it
+ * finds everything as it was. */
+static void work_step(const void *context, int phase, int worker)
+{
+    const steps *const all = context;
+    const step *const s = &all->step[phase];
+    fattn_cpu_arithmetic callers;
+    fattn_cpuid_arithmetic_begin(&callers);
+    s->work(s, all->size ? all->scratch + worker * all->size : NULL);
+    fattn_cpuid_arithmetic_end(&callers);
+}
+
+/* Runs steps one after another. */
+static void spread(const cpu *device, const steps *all, int count, int workers)
+{
+    int64_t most = 1;
+    for (int n = 0; n < count; n++) {
+        most = all->step[n].items.count > most ? all->step[n].items.count : most;
+    }
+    fattn_cpu_job job = {.work = work_step,
+                         .context = all,
+                         .phases = count,
+                         .workers = most < workers ? (int)most : workers};
+    if (count > 0) {
+        fattn_cpu_team_run(&device->team, &job);
+    }
+}
+
+static void work_phase(const step *s, void *scratch)
+{
+    ((const fattn_cpu_phase *)s->of)->work(&s->run, scratch);
+}
+
+/* The plan's tiling without the parts that no sequence of the run has: lengths may be far below
+ * those that were planned for. */
+static fattn_tiling tiling_of_run(const fattn_plan *plan, const fattn_buffers *buffers)
+{
+    fattn_tiling tiling = plan->tiling;
+    if (tiling.splits > 1) {
+        const int64_t keys = fattn_longest_keys(&plan->problem, buffers);
+        const int64_t most = fattn_schedule_most(&tiling, (keys + tiling.bc - 1) / tiling.bc);
+        tiling.items = tiling.items / tiling.splits * most;
+        tiling.splits = most;
+    }
+    return tiling;
 }
 
 static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                         fattn_stream stream)
 {
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
-    const int64_t shared = kernel->shared(&plan->problem, &plan->tiling);
-    const int64_t scratch = kernel->scratch(&plan->problem, &plan->tiling);
-    const int64_t room = (plan->tiling.workspace - shared) / scratch;
-    const int wanted = threads_wanted();
-    const int threads =
-        wanted < room ? wanted : (int)room; /* fewer may be wanted than at planning */
     const fattn_status status = fattn_host_stream_check(stream);
     if (status) {
         return status;
     }
-    job jobs[FATTN_CPU_PHASES];
-    step steps[FATTN_CPU_PHASES];
+    const layout *const l = plan->impl;
+    const fattn_tiling tiling = tiling_of_run(plan, buffers);
+    steps all;
+    all.scratch = (char *)workspace + l->shared;
+    all.size = l->scratch;
     int count = 0;
     for (int i = 0; i < FATTN_CPU_PHASES && kernel->phases[i].work; i++) {
-        job *const j = &jobs[count];
-        step *const s = &steps[count];
-        *j = (job){.run = {.problem = &plan->problem,
-                           .buffers = buffers,
-                           .tiling = &plan->tiling,
-                           .threads = threads,
-                           .shared = workspace,
-                           .items = &s->items},
-                   .phase = &kernel->phases[i]};
-        *s = (step){.work = work_phase, .job = j, .items.count = j->phase->count(&j->run)};
-        count += s->items.count > 0; /* a step costs a barrier */
+        step *const s = &all.step[count];
+        s->work = work_phase;
+        s->of = &kernel->phases[i];
+        s->run = (fattn_cpu_run){.problem = &plan->problem,
+                                 .buffers = buffers,
+                                 .tiling = &tiling,
+                                 .shared = workspace,
+                                 .items = &s->items};
+        s->items.count = kernel->phases[i].count(&s->run);
+        atomic_init(&s->items.next, 0);
+        count += s->items.count > 0; /* a step costs meeting at its end */
     }
-    spread(steps, count, threads, (char *)workspace + shared, scratch);
+    spread(plan->device->impl, &all, count, plan->tiling.workers);
     return FATTN_OK;
 }
 
-static fattn_status plan(fattn_plan *made)
-{
-    (void)made;
-    return FATTN_OK;
-}
-
-static void release(fattn_plan *made) { (void)made; }
+static void release(fattn_plan *made) { fattn_memory_free(made->impl); }
 
 /* --- Merge, dropout, peaks -------------------------------------------------------------------- */
 
@@ -274,46 +312,49 @@ static int64_t verb_items(int64_t batch, int64_t heads, int64_t rows)
     return batch * heads * ((rows + FATTN_CPU_VERB_ROWS - 1) / FATTN_CPU_VERB_ROWS);
 }
 
-static void work_merge(fattn_cpu_items *items, const void *args, void *scratch)
+static void work_merge(const step *s, void *scratch)
 {
     (void)scratch;
-    for (int64_t item; fattn_cpu_take(items, &item);) {
-        fattn_cpu_merge_rows(args, item);
+    for (int64_t item; fattn_cpu_take(s->run.items, &item);) {
+        fattn_cpu_merge_rows(s->of, item);
     }
 }
 
+static void work_dropout(const step *s, void *scratch)
+{
+    (void)scratch;
+    for (int64_t item; fattn_cpu_take(s->run.items, &item);) {
+        fattn_cpu_dropout_rows(s->of, item);
+    }
+}
+
+/* A verb of one step, without scratch. `bytes` go by. */
+static fattn_status run_verb(const cpu *device, void (*work)(const step *step, void *scratch),
+                             const void *args, int64_t items, double bytes, fattn_stream stream)
+{
+    const fattn_status status = fattn_host_stream_check(stream);
+    if (!status) {
+        steps all = {.step = {{.work = work, .of = args, .items.count = items}}};
+        all.step->run.items = &all.step->items;
+        spread(device, &all, items > 0, worth(device, FATTN_F32, items, 0, bytes));
+    }
+    return status;
+}
+
+/* Three states are read and written. */
 static fattn_status merge(void *impl, const fattn_merge_args *args, fattn_stream stream)
 {
-    (void)impl;
-    const fattn_status status = fattn_host_stream_check(stream);
-    if (!status) {
-        step all = {.work = work_merge,
-                    .job = args,
-                    .items.count = verb_items(args->batch, args->heads, args->seqlen)};
-        spread(&all, 1, threads_wanted(), NULL, 0);
-    }
-    return status;
+    const int64_t items = verb_items(args->batch, args->heads, args->seqlen);
+    const double rows = (double)args->batch * (double)args->heads * (double)args->seqlen;
+    return run_verb(impl, work_merge, args, items, 12 * rows * (double)(args->dim_v + 1), stream);
 }
 
-static void work_dropout(fattn_cpu_items *items, const void *args, void *scratch)
-{
-    (void)scratch;
-    for (int64_t item; fattn_cpu_take(items, &item);) {
-        fattn_cpu_dropout_rows(args, item);
-    }
-}
-
+/* A byte takes as long as ten go by elsewhere: its bits are ten rounds of multiplications. */
 static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
 {
-    (void)impl;
-    const fattn_status status = fattn_host_stream_check(stream);
-    if (!status) {
-        step all = {.work = work_dropout,
-                    .job = args,
-                    .items.count = verb_items(args->batch, args->heads, args->seqlen_q)};
-        spread(&all, 1, threads_wanted(), NULL, 0);
-    }
-    return status;
+    const int64_t items = verb_items(args->batch, args->heads, args->seqlen_q);
+    const double rows = (double)args->batch * (double)args->heads * (double)args->seqlen_q;
+    return run_verb(impl, work_dropout, args, items, 10 * rows * (double)args->seqlen_k, stream);
 }
 
 static const fattn_peak *peak(void *impl, int i)
@@ -327,47 +368,47 @@ static const fattn_peak *peak(void *impl, int i)
     return i >= 0 && peaks[i].row.name ? &peaks[i].row : NULL;
 }
 
-/* Each worker's rate, added up. */
-static void measure_compute(const cpu *device, const fattn_cpu_peak *peak,
-                            fattn_peak_reading *reading)
+/* Where workers that measure meet. One word: how many have come | their number once all are here,
+ * before which it is 0. */
+typedef struct meeting {
+    atomic_uint_least64_t state;
+} meeting;
+#define CLOSED (UINT64_C(1) << 32)
+
+static double seconds(void)
 {
-    const fattn_cpu_peak *gauge = device->isa->peaks;
-    int workers = 1;
-    while (gauge->row.name && !gauge->fed) {
-        gauge++;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
+ * there are, and this one's number among them; 0 to whoever is late. */
+static int meet(meeting *m, int expected, int *number)
+{
+    const double until = seconds() + 0.1;
+    uint64_t state = atomic_load(&m->state), next;
+    do {
+        if (state >= CLOSED) {
+            return 0;
+        }
+        next = state + 1 == (uint64_t)expected ? (state + 1) * (CLOSED + 1) : state + 1;
+    } while (!atomic_compare_exchange_weak(&m->state, &state, next));
+    *number = (int)state;
+    while ((state = atomic_load(&m->state)) < CLOSED) {
+        if (seconds() > until) {
+            (void)atomic_compare_exchange_strong(&m->state, &state, state * (CLOSED + 1));
+        } else {
+            sched_yield();
+        }
     }
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads_wanted())
-#endif
-    {
-        fattn_peak_reading own = {0};
-        fattn_cpu_peak_compute(peak, gauge->fed ? gauge : NULL, &own);
-        /* Neither a critical section nor a reduction: the lock of the one, and of the other where
-         * clang compiles it, would be a symbol that the library exports. */
-#ifdef _OPENMP
-#pragma omp atomic
-#endif
-        reading->rate += own.rate;
-#ifdef _OPENMP
-#pragma omp atomic
-#endif
-        reading->clock += own.clock;
-#ifdef _OPENMP
-#pragma omp atomic
-#endif
-        reading->issue += own.issue;
-#ifdef _OPENMP
-#pragma omp atomic
-#endif
-        reading->fed += own.fed;
-#ifdef _OPENMP
-#pragma omp single nowait
-        workers = omp_get_num_threads();
-#endif
-    }
-    reading->clock /= workers;
-    reading->issue /= workers;
-    reading->fed /= workers;
+    return (int)(state / CLOSED);
+}
+
+static void add(_Atomic double *sum, double x)
+{
+    double at = atomic_load(sum);
+    while (!atomic_compare_exchange_weak(sum, &at, at + x)) {}
 }
 
 /* Moves an edge of the time that all workers took together. */
@@ -377,47 +418,85 @@ static void stretch(_Atomic double *edge, double to, bool later)
     while ((later ? to > at : to < at) && !atomic_compare_exchange_weak(edge, &at, to)) {}
 }
 
-/* All bytes in the time from the first worker's beginning to the last one's end. Rates added up
- * would promise more than the memory has: who ends early has read while others waited for it, and
- * leaves them the rest. */
-static void measure_read(const fattn_cpu_peak *peak, const void *data, int64_t bytes,
-                         fattn_peak_reading *reading)
+typedef struct measurement {
+    const fattn_cpu_peak *peak, *gauge;
+    const void *data;
+    int64_t bytes;
+    int workers; /* that there may be */
+    meeting *first, *second;
+    _Atomic double *rate, *clock, *issue, *fed; /* sums */
+    _Atomic double *begun, *ended;
+} measurement;
+
+static void work_compute(const void *context, int phase, int worker)
 {
-    _Atomic double begun = INFINITY, ended = 0;
-    double total = 0;
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads_wanted())
-#endif
-    {
-        int worker = 0, team = 1;
-#ifdef _OPENMP
-        worker = omp_get_thread_num();
-        team = omp_get_num_threads();
-#endif
-        (void)fattn_cpu_peak_read(peak, worker, team, data, bytes, true);
-#ifdef _OPENMP
-#pragma omp barrier
-#endif
-        const fattn_cpu_passes own = fattn_cpu_peak_read(peak, worker, team, data, bytes, false);
-        stretch(&begun, own.begun, false);
-        stretch(&ended, own.ended, true);
-#ifdef _OPENMP
-#pragma omp atomic
-#endif
-        total += own.bytes;
+    const measurement *const m = context;
+    fattn_peak_reading own = {0};
+    int number = 0;
+    (void)phase, (void)worker;
+    if (meet(m->first, m->workers, &number)) {
+        fattn_cpu_peak_compute(m->peak, m->gauge, &own);
+        add(m->rate, own.rate);
+        add(m->clock, own.clock);
+        add(m->issue, own.issue);
+        add(m->fed, own.fed);
     }
-    reading->rate = total > 0 ? total / (ended - begun) : 0;
 }
 
+static void work_read(const void *context, int phase, int worker)
+{
+    const measurement *const m = context;
+    int number = 0, again = 0;
+    (void)phase, (void)worker;
+    const int here = meet(m->first, m->workers, &number);
+    if (here) {
+        (void)fattn_cpu_peak_read(m->peak, number, here, m->data, m->bytes, true);
+        (void)meet(m->second, here, &again);
+        const fattn_cpu_passes own =
+            fattn_cpu_peak_read(m->peak, number, here, m->data, m->bytes, false);
+        stretch(m->begun, own.begun, false);
+        stretch(m->ended, own.ended, true);
+        add(m->rate, own.bytes);
+    }
+}
+
+/* Measures with all workers at once. Rates of arithmetic are added up. Bytes are divided by the
+ * time from the first worker's beginning to the last one's end: rates added up would promise more
+ * than the memory has, for who ends early has read while others waited for it, and leaves them the
+ * rest. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading)
 {
-    const fattn_cpu_peak *const peak = (const fattn_cpu_peak *)row;
-    *reading = (fattn_peak_reading){0};
+    const cpu *const device = impl;
+    const fattn_cpu_peak *gauge = device->isa->peaks;
+    meeting first = {0}, second = {0};
+    _Atomic double rate = 0, clock = 0, issue = 0, fed = 0, begun = INFINITY, ended = 0;
+    while (gauge->row.name && !gauge->fed) {
+        gauge++;
+    }
+    const measurement m = {.peak = (const fattn_cpu_peak *)row,
+                           .gauge = gauge->fed ? gauge : NULL,
+                           .data = data,
+                           .bytes = bytes,
+                           .workers = device->team.threads,
+                           .first = &first,
+                           .second = &second,
+                           .rate = &rate,
+                           .clock = &clock,
+                           .issue = &issue,
+                           .fed = &fed,
+                           .begun = &begun,
+                           .ended = &ended};
+    fattn_cpu_job job = {.work = row->reads_memory ? work_read : work_compute,
+                         .context = &m,
+                         .phases = 1,
+                         .workers = m.workers};
+    fattn_cpu_team_run(&device->team, &job);
+    const double here = (double)(atomic_load(&first.state) / CLOSED);
+    *reading = (fattn_peak_reading){
+        .rate = rate, .clock = clock / here, .issue = issue / here, .fed = fed / here};
     if (row->reads_memory) {
-        measure_read(peak, data, bytes, reading);
-    } else {
-        measure_compute(impl, peak, reading);
+        reading->rate = rate > 0 ? rate / (ended - begun) : 0;
     }
     return FATTN_OK;
 }
@@ -435,7 +514,7 @@ static int64_t fast_memory(void)
     return second == 0 ? most / 4 : second < most ? second : most;
 }
 
-static fattn_status open(int ordinal, void **impl)
+static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
     (void)ordinal;
     const fattn_env *env = NULL;
@@ -448,32 +527,38 @@ static fattn_status open(int ordinal, void **impl)
         return fattn_fail_memory(sizeof *device, "a CPU device");
     }
     device->isa = NULL;
-    status = choose_isa(device, env->cpu_isa);
+    status = choose_isa(device, env, options->isa);
+    status = status ? status : fattn_cpu_team_open(&device->team, options);
     if (status) {
         fattn_memory_free(device);
         return status;
     }
     device->fast_memory = fast_memory();
-    device->cores = fattn_cpuid_cores();
+    device->cores = fattn_cpu_granted();
     *impl = device;
     return FATTN_OK;
 }
 
-static void close(void *impl) { fattn_memory_free(impl); }
+static void close(void *impl)
+{
+    cpu *const device = impl;
+    fattn_cpu_team_close(&device->team);
+    fattn_memory_free(device);
+}
 
 static void describe(void *impl, fattn_device_info *info)
 {
     const cpu *const device = impl;
     fattn_cpuid_name(info->name, sizeof info->name);
     snprintf(info->isa, sizeof info->isa, "%s", device->isa->name);
-    info->units = threads_wanted();
+    info->units = device->team.threads;
     info->host_memory = 1;
     info->fast_memory = device->fast_memory;
     info->total_memory = fattn_cpuid_memory();
 }
 
-/* Parts and blocks for the cores that the machine has, not for the workers there happen to be:
- * results may not depend on those. Parts cost a trip of their sums through memory. */
+/* Parts and blocks for the cores that the process is granted, not for the workers there happen to
+ * be: results may not depend on those. Parts cost a trip of their sums through memory. */
 static void limits(void *impl, fattn_limits *limits)
 {
     const cpu *const device = impl;
@@ -520,8 +605,12 @@ const fattn_backend fattn_backend_cpu = {
     .stream_create = fattn_host_stream_create,
     .stream_destroy = fattn_host_stream_destroy,
     .stream_synchronize = fattn_host_stream_synchronize,
+    .stream_wait = fattn_host_stream_wait,
+    .stream_capture = fattn_host_stream_capture,
+    .capture_mode = fattn_host_capture_mode,
     .event_create = fattn_host_event_create,
     .event_destroy = fattn_host_event_destroy,
     .event_record = fattn_host_event_record,
+    .event_synchronize = fattn_host_event_synchronize,
     .event_elapsed = fattn_host_event_elapsed,
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What cpu.c and the kernels compiled from isa_tmpl.c know of each other. cpu.c owns the threads: a
+ * What cpu.c and the kernels compiled from isa_tmpl.c know of each other. cpu.c owns the runs: a
  * run is a sequence of phases, a phase a number of items, which workers take until there are none.
  * The kernels own the arithmetic.
  */
@@ -15,8 +15,8 @@
 /* Items 0 .. count - 1, which are handed out in ascending order: whoever waits for a lower item
  * waits for one that some thread has begun. */
 typedef struct fattn_cpu_items {
+    _Alignas(64) atomic_int_least64_t next; /* written all the time: a cache line of its own */
     int64_t count;
-    atomic_int_least64_t next;
 } fattn_cpu_items;
 
 /* The next item; false when there are none left. */
@@ -30,8 +30,7 @@ typedef struct fattn_cpu_run {
     const fattn_problem *problem;
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
-    int64_t threads; /* that take items; results may not depend on it */
-    char *shared;    /* of the workspace, what all workers see; contents are arbitrary at first */
+    char *shared; /* of the workspace, what all workers see; contents are arbitrary at first */
     fattn_cpu_items *items; /* of this phase */
 } fattn_cpu_run;
 
@@ -65,9 +64,9 @@ typedef struct fattn_cpu_isa {
 /* a * b * c bytes, rounded up to 256; -1 when that passes 2^62 or a factor is -1. */
 int64_t fattn_cpu_bytes(int64_t a, int64_t b, int64_t c);
 
-/* Workspace of a run: what is shared, and scratch for as many workers as there may be; -1 on
- * overflow. The number of workers changes the size of the workspace and nothing else. */
-int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch, int64_t items);
+/* Workspace of a run with one worker: what is shared, and its scratch; -1 on overflow. Planning
+ * adds the other workers'. Their number changes the size of the workspace and nothing else. */
+int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch);
 
 /* A counter that one worker advances and others wait for; a cache line each, or they disturb each
  * other. */

@@ -219,12 +219,6 @@ int64_t fattn_cpuid_cache(int level)
     return 0;
 }
 
-int64_t fattn_cpuid_cores(void)
-{
-    const long cores = sysconf(_SC_NPROCESSORS_CONF);
-    return cores > 0 ? cores : 1;
-}
-
 int64_t fattn_cpuid_memory(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);

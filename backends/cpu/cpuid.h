@@ -23,9 +23,6 @@ int fattn_cpuid_pairs_are_slow(void);
 /* Bytes of a core's data cache of the level, 1..3; 0 when the system does not say. */
 int64_t fattn_cpuid_cache(int level);
 
-/* Processors that the machine is configured with, whichever of them may be used. */
-int64_t fattn_cpuid_cores(void);
-
 /* Bytes of memory, 0 when unknown. */
 int64_t fattn_cpuid_memory(void);
 

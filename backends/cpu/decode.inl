@@ -514,11 +514,13 @@ static void decode_end(forward *f)
     }
 }
 
-/* Heads of an item: fewer where there would not be items enough. Results do not depend on it. */
+/* Heads of an item: fewer where threads would not find items enough. Results do not depend on
+ * it. */
 static int64_t heads_of_item(const fattn_cpu_run *run)
 {
     const int64_t most = heads_most(run->problem), heads = fattn_max64(run->problem->heads_k, 1);
-    const int64_t enough = run->tiling->items / (4 * run->threads);
+    const int64_t workers = run->tiling->workers;
+    const int64_t enough = workers > 1 ? run->tiling->items / (4 * workers) : most;
     const int64_t some = fattn_max64(1, fattn_min64(enough, most));
     const int64_t groups = (heads + some - 1) / some;
     return (heads + groups - 1) / groups;
@@ -542,14 +544,6 @@ static decode_item item_of(const fattn_cpu_run *run, int64_t item)
                          .heads = fattn_min64(each, all - hk)};
 }
 
-/* The blocks of keys of a part, as far as the rows of pn look. */
-static void part_blocks(const panel *pn, const fattn_tiling *tiling, int64_t split, int64_t *first,
-                        int64_t *past)
-{
-    fattn_schedule_keys(tiling, split, first, past);
-    panel_blocks(pn, first, past);
-}
-
 /* What an item's last tile fetches: the first one of the item that this worker will probably take
  * next. None if that has other heads. */
 static void find_upcoming(decode *d, const fattn_cpu_run *run)
@@ -566,7 +560,8 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     if (it.heads != d->heads || !panel_place(&pn, run, it.b, it.hk, 0, true)) {
         return;
     }
-    for (part_blocks(&pn, run->tiling, it.split, &block, &past); block < past; block++) {
+    const fattn_parts parts = parts_of(run->tiling, &pn, &pn);
+    for ((void)fattn_schedule_keys(&parts, it.split, &block, &past); block < past; block++) {
         const span s = span_of(&pn, block);
         if (s.kind != FATTN_TILE_EMPTY) {
             tile->block = block;
@@ -577,23 +572,27 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
-static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
+static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const fattn_tiling *const tiling = run->tiling;
-    const decode_item it = item_of(run, item);
     arena from = {.base = scratch};
     decode d = {.heads = it.heads};
 
     decode_layout(&d, d.heads, run->problem, tiling, &from);
-    panel_prepare(&d.head->panel);
+    panel *const pn = &d.head->panel;
+    if (!panel_place(pn, run, it.b, it.hk, 0, true)) {
+        return;
+    }
+    const fattn_parts parts = parts_of(tiling, pn, pn); /* of any head: all see the same keys */
+    int64_t first, past;
+    if (!fattn_schedule_keys(&parts, it.split, &first, &past)) {
+        return;
+    }
+    panel_prepare(pn);
     for (int64_t n = 0; n < d.heads; n++) {
-        if (!panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true)) {
-            return;
-        }
+        (void)panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true);
         decode_begin(&d.head[n], it.split);
     }
-    int64_t first, past;
-    part_blocks(&d.head->panel, tiling, it.split, &first, &past);
     for (int64_t n = 0; n < d.heads; n++) {
         int64_t begin = first, end = past;
         bias_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
@@ -617,13 +616,12 @@ static void decode_part(const fattn_cpu_run *run, int64_t item, void *scratch)
     for (int64_t n = 0; n < d.heads; n++) {
         const int64_t head = it.b * run->problem->heads_k + it.hk + n;
         decode_end(&d.head[n]);
-        forward_end(&d.head[n], run, head * tiling->splits + it.split, 0);
+        if (fattn_parts_are_one(&parts)) {
+            forward_store(&d.head[n]);
+        } else {
+            forward_leave_part(&d.head[n], run, head * tiling->splits + it.split, 0);
+        }
     }
-}
-
-static void decode_work(const fattn_cpu_run *run, void *scratch)
-{
-    each_item(run, scratch, decode_part);
 }
 
 /* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
@@ -658,9 +656,4 @@ static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
     return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
-}
-
-static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tiling)
-{
-    return fattn_cpu_workspace(forward_shared(p, tiling), decode_scratch(p, tiling), tiling->items);
 }

@@ -12,8 +12,8 @@
  * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
  * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace
- * and a second phase merges them in ascending order. Decoding (decode.inl) is the same walk with
- * other products.
+ * and a second phase merges them in ascending order (parts.inl). Decoding (decode.inl) is the same
+ * walk with other products.
  */
 
 /* Queries in scratch, and the state of a part. */
@@ -191,7 +191,15 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
                       bool paired)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
+    if (work.split > 0 && !has_part(run, item, work.split)) {
+        return;
+    }
     const int64_t count = forward_open(strips, room, run, work);
+    if (count == 0) {
+        return;
+    }
+    const fattn_parts parts = parts_of(run->tiling, &strips->panel, &strips[count - 1].panel);
+    const bool whole = fattn_parts_are_one(&parts);
     int64_t first, past, begin = INT64_MAX, end = 0;
     const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
     const int64_t part = work.batch * run->tiling->splits + work.split + 1;
@@ -201,13 +209,13 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
 
     for (int64_t n = 0; n < count; n++) {
         forward_begin(&strips[n], paired, work.split);
-        fattn_schedule_keys(run->tiling, work.split, &first, &past);
+        (void)fattn_schedule_keys(&parts, work.split, &first, &past);
         panel_blocks(&strips[n].panel, &first, &past);
         known_bias *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
         bias_blocks(&strips[n].panel, known, part, &first, &past);
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
-        if (run->tiling->splits == 1) {
+        if (whole) {
             forward_choose_rows(&strips[n], past - first <= 1, paired);
         }
     }
@@ -229,9 +237,9 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
             fill(f->ot, pn->br * pn->dvp, 0);
         }
         meet_sinks(f);
-        if (run->tiling->splits > 1) {
+        if (!whole) {
             transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
-            forward_end(f, run, item, n);
+            forward_leave_part(f, run, item, n);
         } else if (f->by_rows) {
             forward_store_rows(f);
         } else {
@@ -324,6 +332,5 @@ static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 
 static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling),
-                               tiling->items);
+    return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling));
 }

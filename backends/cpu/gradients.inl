@@ -168,8 +168,8 @@ static int64_t clear_chunks(const fattn_problem *p)
 
 static int64_t dbias_rows(const fattn_problem *p)
 {
-    if (!wants(p, FATTN_OUT_DBIAS) || p->features & FATTN_ACCUMULATE) {
-        return 0;
+    if (!wants(p, FATTN_OUT_DBIAS) || p->features & FATTN_ACCUMULATE || dbias_extent(p, 3) == 0) {
+        return 0; /* an empty dbias may be NULL, from which no row's place is worked out */
     }
     return dbias_extent(p, 0) * dbias_extent(p, 1) * dbias_extent(p, 2);
 }

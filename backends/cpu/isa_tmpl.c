@@ -110,6 +110,8 @@ static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
 
 #include "backends/cpu/decode.inl"
 
+#include "backends/cpu/brief.inl"
+
 #include "backends/cpu/gradients.inl"
 
 #include "backends/cpu/lone.inl"
@@ -140,7 +142,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .tiles = decode_tiles,
                 .fast_bytes = decode_fast_bytes,
                 .workspace = decode_workspace},
-        .scratch = decode_scratch,
+        .scratch = brief_or_decode_scratch,
         .shared = forward_shared,
         .phases = {{decode_count, decode_work}, {merge_count, merge_work}},
     },

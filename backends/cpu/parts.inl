@@ -1,8 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts: where keys are split, each item leaves {m, l, o} of its rows in the workspace, and a
- * second phase merges those of a block in ascending order.
+ * Parts: where the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
+ * workspace, and a second phase merges those of a block in ascending order. How many parts a block
+ * has follows from the keys that it sees (core/schedule.h): one that has a single part ends in its
+ * results, and items of parts that it does not have are over at once.
  */
+
+/* Turns to all rows of an item; false when there are none. */
+static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
+{
+    const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
+    pn->br = run->tiling->br;
+    return panel_place(pn, run, work.batch, work.head, work.block * pn->br, false);
+}
+
+/* The parts of rows that begin with those of `first` and end with those of `last`. */
+static fattn_parts parts_of(const fattn_tiling *tiling, const panel *first, const panel *last)
+{
+    const fattn_range keys = fattn_band_rows(&first->band, first->i0, last->i1);
+    return fattn_schedule_parts(tiling, fattn_max64(0, keys.first) / tiling->bc,
+                                (fattn_max64(0, keys.past) + tiling->bc - 1) / tiling->bc);
+}
+
+/* Whether the rows of an item have part `split` of their keys. */
+static bool has_part(const fattn_cpu_run *run, int64_t item, int64_t split)
+{
+    panel all;
+    int64_t first, past;
+    if (!place_item(&all, run, item)) {
+        return false;
+    }
+    const fattn_parts parts = parts_of(run->tiling, &all, &all);
+    return fattn_schedule_keys(&parts, split, &first, &past);
+}
 
 /* Floats that one part leaves behind: m, l, o of each strip. */
 static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
@@ -32,16 +62,11 @@ static void forward_keep_part(const forward *f, float *part)
     memcpy(part + 2 * pn->br, f->o, (size_t)(pn->rows * pn->dvp) * sizeof(float));
 }
 
-/* Leaves strip n of a part where the merge finds it, or writes its results. part: of the item */
-static void forward_end(forward *f, const fattn_cpu_run *run, int64_t item, int64_t n)
+/* Leaves strip n of an item where the merge finds it. */
+static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t item, int64_t n)
 {
-    if (run->tiling->splits > 1) {
-        float *const parts = (float *)run->shared;
-        const int64_t size = part_size(run->problem, run->tiling);
-        forward_keep_part(f, part_of(f, parts + item * size, n));
-    } else {
-        forward_store(f);
-    }
+    const int64_t size = part_size(run->problem, run->tiling);
+    forward_keep_part(f, part_of(f, (float *)run->shared + item * size, n));
 }
 
 /* --- Merging ---------------------------------------------------------------------------------- */
@@ -77,6 +102,15 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
     const int64_t size = part_size(run->problem, tiling), first = item * tiling->splits;
     const fattn_work work = fattn_schedule_item(tiling, run->problem->heads_k, first);
     float *const shared = (float *)run->shared;
+    panel all; /* rows of the block */
+    if (!place_item(&all, run, first)) {
+        return;
+    }
+    const fattn_parts there = parts_of(tiling, &all, &all);
+    const int64_t splits = fattn_parts_count(&there);
+    if (splits == 1) {
+        return;
+    }
     arena from = {.base = scratch};
     forward strips[STRIPS];
     const int64_t room = block_layout(strips, run->problem, tiling, 1, &from);
@@ -90,7 +124,7 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
         memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
         memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
         memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dvp) * sizeof(float));
-        for (int64_t split = 1; split < tiling->splits; split++) {
+        for (int64_t split = 1; split < splits; split++) {
             merge_part(f, parts + split * size);
         }
         forward_store(f);

@@ -56,8 +56,8 @@ static double median(double *x, int n)
 }
 
 /* Results go here, so that no loop is without effect. */
-static volatile uint64_t sink_word;
-static volatile float sink_float;
+static _Thread_local volatile uint64_t sink_word;
+static _Thread_local volatile float sink_float;
 
 static double time_clock(void)
 {

@@ -16,16 +16,19 @@ static fattn_gpu_api api = {
     .out_of_memory = 2,
     .no_device = 100,
     .no_image = 209,
+    .bad_image = 209,
     .units = 16,
     .major = 75,
     .minor = 76,
     .shared_memory = 97, /* a block may ask for */
     .shared_cache = 38,  /* L2 */
-    .early_isa = 90,
     .registers = 4,
     .dynamic_shared = 8,
+    .compiled_for = 5, /* CU_FUNC_ATTRIBUTE_PTX_VERSION; 6, BINARY_VERSION, is the chip's */
+    .early_isa = 90,   /* griddepcontrol */
     .device_pointer = 3,
     .blocks_max = INT32_MAX,
+    .threads_max = INT64_MAX,
 };
 
 /* The driver keeps old signatures under the plain name and gives new ones a number. */
@@ -62,6 +65,9 @@ static const struct {
     {"cuStreamDestroy_v2", AT(stream_destroy)},
     {"cuStreamSynchronize", AT(stream_synchronize)},
     {"cuStreamGetCtx", AT(stream_context)},
+    {"cuStreamWaitEvent", AT(stream_wait)},
+    {"cuStreamGetCaptureInfo", AT(stream_capture)},
+    {"cuThreadExchangeStreamCaptureMode", AT(capture_mode)},
     {"cuEventCreate", AT(event_create)},
     {"cuEventDestroy_v2", AT(event_destroy)},
     {"cuEventRecord", AT(event_record)},
@@ -103,6 +109,27 @@ static int launch_early(gpu_function function, unsigned grid_x, unsigned grid_y,
     return launch_with(&config, function, parameters, extra);
 }
 
+/* cuTensorMapEncodeTiled (CUDA 12), by the numbers of its enumerations. */
+enum {
+    MAP_UINT16 = 1,
+    MAP_INTERLEAVE_NONE = 0,
+    MAP_SWIZZLE_128 = 3,
+    MAP_L2_256 = 3,
+    MAP_ZEROS = 0
+};
+
+static int (*encode_tiled)(void *encoded, int type, uint32_t axes, void *address,
+                           const uint64_t *extent, const uint64_t *stride, const uint32_t *box,
+                           const uint32_t *step, int interleave, int swizzle, int promotion,
+                           int fill);
+
+static int map_encode(void *encoded, const fattn_gpu_map *map, void *address)
+{
+    static const uint32_t step[FATTN_GPU_MAP_AXES] = {1, 1, 1, 1, 1};
+    return encode_tiled(encoded, MAP_UINT16, map->axes, address, map->extent, map->stride, map->box,
+                        step, MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128, MAP_L2_256, MAP_ZEROS);
+}
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char absent[192]; /* why there is no driver; empty when there is */
 
@@ -122,10 +149,17 @@ static void load(void)
         }
         memcpy((char *)&api + symbols[n].at, &symbol, sizeof symbol);
     }
-    void *const symbol = dlsym(library, "cuLaunchKernelEx");
-    if (symbol) {
-        memcpy(&launch_with, &symbol, sizeof symbol);
+    void *const launch = dlsym(library, "cuLaunchKernelEx");
+    if (launch) {
+        memcpy(&launch_with, &launch, sizeof launch);
         api.launch_early = launch_early;
+    }
+    void *const encode = dlsym(library, "cuTensorMapEncodeTiled");
+    void *const move = dlsym(library, "cuTensorMapReplaceAddress");
+    if (encode && move) {
+        memcpy(&encode_tiled, &encode, sizeof encode);
+        memcpy(&api.map_move, &move, sizeof move);
+        api.map_encode = map_encode;
     }
     const int result = api.init(0);
     if (result) {
@@ -154,8 +188,11 @@ static int find_isa(gpu_module module, int version, int *isa)
 #include "backends/cuda/images.inc"
 #undef FATTN_CUDA_IMAGE
 
-static const fattn_gpu_kernel *const tables[] = {fattn_cuda_mma, fattn_cuda_bf16x3, fattn_cuda_wide,
-                                                 fattn_gpu_simt, NULL};
+static const fattn_gpu_kernel *const tables[] = {
+#ifdef FATTN_CUDA_WGMMA
+    fattn_cuda_wgmma,
+#endif
+    fattn_cuda_mma,   fattn_cuda_bf16x3, fattn_cuda_wide, fattn_gpu_simt, NULL};
 
 static const fattn_gpu_vendor vendor = {
     .name = "cuda",
@@ -174,9 +211,10 @@ static const fattn_gpu_vendor vendor = {
 
 static int count(void) { return fattn_gpu_count(&vendor); }
 
-static fattn_status open(int ordinal, void **impl)
+static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
-    return fattn_gpu_open(&vendor, ordinal, impl);
+    const fattn_status status = fattn_device_options_refuse(options, "cuda");
+    return status ? status : fattn_gpu_open(&vendor, ordinal, impl);
 }
 
 const fattn_backend fattn_backend_cuda = {
@@ -200,8 +238,12 @@ const fattn_backend fattn_backend_cuda = {
     .stream_create = fattn_gpu_stream_create,
     .stream_destroy = fattn_gpu_stream_destroy,
     .stream_synchronize = fattn_gpu_stream_synchronize,
+    .stream_wait = fattn_gpu_stream_wait,
+    .stream_capture = fattn_gpu_stream_capture,
+    .capture_mode = fattn_gpu_capture_mode,
     .event_create = fattn_gpu_event_create,
     .event_destroy = fattn_gpu_event_destroy,
     .event_record = fattn_gpu_event_record,
+    .event_synchronize = fattn_gpu_event_synchronize,
     .event_elapsed = fattn_gpu_event_elapsed,
 };

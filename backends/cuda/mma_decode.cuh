@@ -193,15 +193,18 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
     w.hk = head - w.pairs.b * p.heads_k;
     w.pairs.seq = gpu_sequence(g, w.pairs.b);
     mma_item_places<S>(g, w);
-    fattn_schedule_keys(&g.tiling, w.split, &first, &past);
     w.keys = w.past_key = (int)w.pairs.seq.sk;
+    const fattn_parts parts =
+        fattn_schedule_parts(&g.tiling, 0, (w.keys + (S::KEYS - 1u)) / S::KEYS);
+    const bool exists = fattn_schedule_keys(&parts, w.split, &first, &past);
     w.first_key = -MMA_FAR;
     w.full_past = w.keys / S::KEYS;
     w.block = (int)first;
-    w.past = (int)fattn_min64(past, (w.keys + (S::KEYS - 1u)) / S::KEYS);
+    w.past = (int)past;
+    w.whole = fattn_parts_are_one(&parts);
     w.group = p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k);
     w.i1 = w.pairs.seq.sq;
-    w.rows = (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS);
+    w.rows = exists ? (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS) : 0;
 }
 
 /* Begins to copy the queries. */
@@ -365,7 +368,7 @@ GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
                               int r)
 {
     const mma_item &w = s.item;
-    const bool whole = g.tiling.splits == 1;
+    const bool whole = w.whole;
     const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, item, r);
     float factor[S::WARPS];
     fattn_softmax all = mma_met_row(g, s, r, factor);

@@ -428,7 +428,7 @@ GPU_DEVICE void mma_store_floats(const fattn_gpu_args &g, const mma_scratch<S> &
         for (int h = 0; h < 2; h++) {
             const int r = mma_row<S>(m, h);
             float *to = (float *)g.buffers.o + mma_row_at(s.item, g.problem.o, r);
-            if (g.tiling.splits > 1) {
+            if (!s.item.whole) {
                 const gpu_part part = gpu_part_of(g, s.item.number, r);
                 to = (float *)part.o.data + part.at;
             }
@@ -458,7 +458,7 @@ GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &
     if (mine >= 2 * S::TILES || r >= s.item.rows) {
         return;
     }
-    if (g.tiling.splits > 1) {
+    if (!s.item.whole) {
         const gpu_part part = gpu_part_of(g, s.item.number, r);
         *part.m = state.m;
         *part.l = state.l;
@@ -498,7 +498,7 @@ template <class S> GPU_DEVICE void mma_rows_clear(mma_rows<S> &rows)
 template <class S>
 GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows)
 {
-    const bool whole = g.tiling.splits == 1;
+    const bool whole = s.item.whole;
     bool empty = false;
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
@@ -536,7 +536,20 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
     }
 }
 
-/* Item `number`: its rows, and what the features of all its pairs are. */
+/* Its part of what its rows see; a part that does not exist has no rows. */
+template <class S> GPU_DEVICE void mma_item_part(const fattn_gpu_args &g, mma_item &w)
+{
+    int64_t first, past;
+    const fattn_parts parts = gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS);
+    if (!fattn_schedule_keys(&parts, w.split, &first, &past)) {
+        w.rows = 0;
+    }
+    w.block = (int)first;
+    w.past = (int)past;
+    w.whole = fattn_parts_are_one(&parts);
+}
+
+/* Item `number`: its rows, its part, and what the features of all its pairs are. */
 template <class S>
 GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item &w)
 {
@@ -563,6 +576,7 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.offset = (int)(row - w.i0 * w.group);
     w.rows = (int)gpu_clamp(w.pairs.seq.sq * w.group - row, 0, S::ROWS);
     w.i1 = w.i0 + mma_query_from(w, w.rows - 1).i + 1;
+    mma_item_part<S>(g, w);
     if (S::KNOWN == FATTN_BIAS || S::KNOWN == FATTN_MASK) {
         const bool bias = S::KNOWN == FATTN_BIAS;
         const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
@@ -586,7 +600,6 @@ template <class S> GPU_DEVICE void mma_item_places(const fattn_gpu_args &g, mma_
 /* Its keys. */
 template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_item &w)
 {
-    int64_t first, past;
     const int64_t at = w.i0 + w.pairs.band.diagonal, limit = INT64_C(1) << 62;
     const int64_t left = w.pairs.band.left, right = w.pairs.band.right;
     w.keys = (int)w.pairs.seq.sk;
@@ -596,9 +609,6 @@ template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_it
         right < 0 ? w.keys : (int)gpu_clamp(at + fattn_min64(right, limit) + 1, -MMA_FAR, w.keys);
     const int last = (int)(w.i1 - 1 - w.i0);
     const mma_seen top = mma_seen_by(w, 0), bottom = mma_seen_by(w, last);
-    fattn_schedule_keys(&g.tiling, w.split, &first, &past);
-    w.block = (int)gpu_clamp(top.first / S::KEYS, first, past);
-    w.past = (int)gpu_clamp((bottom.past + (S::KEYS - 1u)) / S::KEYS, 0, past);
     w.full = (int)((bottom.first + (S::KEYS - 1u)) / S::KEYS);
     w.full_past = top.past / S::KEYS;
     mma_item_places<S>(g, w);

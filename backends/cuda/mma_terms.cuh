@@ -24,6 +24,7 @@ template <class T, int W, int M, int WARPS, int BN, bool LEAN, int STAGES = 2,
 struct mma_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
+    static_assert((BN & (BN - 1)) == 0, "every key of a tile has a number below 2^31");
     enum {
         WIDTH = W,
         TILES = M,
@@ -48,6 +49,7 @@ typedef struct mma_item {
     int64_t i0, i1;            /* queries i0 .. i1 - 1 */
     int offset, rows, split;   /* row 0 is that of query i0 and head `offset` of the group */
     float kept;                /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    bool whole;                /* its part has all keys that its rows see */
     bool bias_rows, mask_rows; /* rows of neighbours that begin at multiples of 16 bytes */
     int keys;                  /* of the sequence */
     int first_key, past_key;   /* what query i0 sees; beyond -MMA_FAR and the last key, those */
@@ -225,10 +227,10 @@ template <class S>
 GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const mma_scratch<S> &s, int block, int past)
 {
     if constexpr (S::KNOWN == MMA_ANY) {
-        const int j0 = block * S::KEYS;
+        const int j0 = (int)((unsigned)block * S::KEYS); /* of tile `past` perhaps 2^31 */
         const int64_t column = j0 + mma_own<S>(), size = g.problem.dtype_bias == FATTN_F32 ? 4 : 2;
         if (block < past && g.problem.features & FATTN_BIAS && s.item.bias_rows &&
-            j0 + S::KEYS <= s.item.keys) {
+            fattn_tile_is_whole(j0, S::KEYS, s.item.keys)) {
             mma_each_row<S>(
                 [&](int m, int h) { mma_prefetch(s.bias[mma_row<S>(m, h)] + column * size); });
         }
@@ -486,7 +488,7 @@ template <class S, int DTYPE>
 GPU_DEVICE void mma_bias_of(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, float factor,
                             float x[S::TILES][S::KEYS / 8][4])
 {
-    if (s.item.bias_rows && j0 + S::KEYS <= s.item.keys) {
+    if (s.item.bias_rows && fattn_tile_is_whole(j0, S::KEYS, s.item.keys)) {
         mma_bias<S, DTYPE, true>(g, s, j0, factor, x);
     } else {
         mma_bias<S, DTYPE, false>(g, s, j0, factor, x);
@@ -590,7 +592,7 @@ template <class S>
 GPU_DEVICE void mma_mask_any(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
                              float x[S::TILES][S::KEYS / 8][4])
 {
-    if (s.item.mask_rows && j0 + S::KEYS <= s.item.keys) {
+    if (s.item.mask_rows && fattn_tile_is_whole(j0, S::KEYS, s.item.keys)) {
         mma_mask<S, true>(g, s, j0, x);
     } else {
         mma_mask<S, false>(g, s, j0, x);

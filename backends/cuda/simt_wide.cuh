@@ -435,11 +435,11 @@ template <class S> GPU_DEVICE void wide_keys_set(const fattn_gpu_args &g, wide_s
     const fattn_range top = fattn_band_row(&job.pairs.band, job.i0);
     const fattn_range bottom = fattn_band_row(&job.pairs.band, job.i1 - 1);
     int64_t block, block_past;
-    fattn_schedule_keys(&g.tiling, job.split, &block, &block_past);
+    (void)fattn_schedule_keys(&job.parts, job.split, &block, &block_past);
     wide_keys &keys = s.keys;
     keys.past = bottom.past;
-    keys.block = (int)gpu_clamp(top.first / S::KEYS, block, block_past);
-    keys.block_past = (int)gpu_clamp((bottom.past + S::KEYS - 1) / S::KEYS, 0, block_past);
+    keys.block = (int)block;
+    keys.block_past = (int)block_past;
     keys.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, block_past);
     keys.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, block_past);
     keys.count = (int)job.pairs.seq.sk;
@@ -577,7 +577,7 @@ GPU_DEVICE void wide_end(const fattn_gpu_args &g, const wide_scratch<S> &s, wide
         const gpu_part part = gpu_forward_row(g, s.job, r, q, state, wide_tx<S>() == 0);
         GPU_UNROLL
         for (int u = 0; u < 2; u++) {
-            gpu_forward_store(g, part, state, wide_column<S>(u * 4), &f.o[m][u * 4]);
+            gpu_forward_store(s.job, part, state, wide_column<S>(u * 4), &f.o[m][u * 4]);
         }
     }
 }

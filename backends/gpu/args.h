@@ -40,6 +40,12 @@ typedef struct fattn_gpu_args {
     uint32_t dropout_threshold;
     unsigned quads, chunks; /* FATTN_GPU_QUADS_* */
     char *workspace;
+#ifndef __CUDACC__
+    /* Where kernels add to entries of dbias that are summed over axes, and the caller's memory will
+     * not do: so many bytes into the workspace, and strides there; -1: no axis is summed over. Of
+     * hip's kernels: a launch reads as much of this struct as its kernel knows. */
+    int64_t sums, sums_stride[4];
+#endif
 } fattn_gpu_args;
 
 /* Of the peak loops (peaks.cuh). */

@@ -26,6 +26,20 @@ void fattn_gpu_backward_clear(const fattn_problem *p, const fattn_tiling *t, fat
     shape->threads = 256;
 }
 
+int64_t fattn_gpu_sums(const fattn_problem *p, int64_t stride[4])
+{
+    const int64_t extents[] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
+    int64_t count = 1;
+    bool summed = false;
+    for (int axis = 3; axis >= 0; axis--) {
+        const bool apart = p->dbias_stride[axis] != 0;
+        stride[axis] = apart ? count : 0;
+        count = apart ? gpu_times(count, extents[axis]) : count;
+        summed = summed || (!apart && extents[axis] > 1);
+    }
+    return p->outputs & FATTN_OUT_DBIAS && summed ? count : 0;
+}
+
 static void rows_shape(const fattn_problem *p, const char *entry, int width, fattn_gpu_shape *shape)
 {
     const int64_t rows = p->batch * p->heads_q * p->seqlen_q;

@@ -19,7 +19,8 @@ typedef struct gpu_forward_job {
     int64_t hk, group; /* key/value head, and query heads that share it */
     int64_t first, i0, i1;
     int64_t item, split;
-    int rows; /* that exist */
+    fattn_parts parts;
+    int rows; /* that exist, if the part does */
     int c0;   /* first channel of the slab */
 } gpu_forward_job;
 
@@ -31,6 +32,7 @@ GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f,
     const fattn_problem &p = g.problem;
     gpu_sync(); /* the item before may still be read */
     if (gpu_thread() == 0) {
+        int64_t block, past;
         const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
         f.pairs = gpu_pairs_of(g, work.batch);
         f.hk = work.head;
@@ -40,8 +42,12 @@ GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f,
         f.rows = (int)fattn_max64(rows, 0);
         f.i0 = f.first / f.group;
         f.i1 = (f.first + f.rows - 1) / f.group + 1;
+        f.parts = gpu_parts_of(g, f.pairs.band, f.i0, f.i1, g.tiling.bc);
         f.item = item;
         f.split = work.split;
+        if (!fattn_schedule_keys(&f.parts, f.split, &block, &past)) {
+            f.rows = 0;
+        }
         f.c0 = c0;
     }
     gpu_sync();
@@ -78,7 +84,7 @@ GPU_DEVICE gpu_part gpu_forward_row(const fattn_gpu_args &g, const gpu_forward_j
 {
     gpu_part part = gpu_part_of(g, job.item, r);
     const bool leaves = speaks && job.c0 == 0;
-    if (g.tiling.splits > 1) {
+    if (!fattn_parts_are_one(&job.parts)) {
         if (leaves) {
             *part.m = state.m, *part.l = state.l;
         }
@@ -95,13 +101,13 @@ GPU_DEVICE gpu_part gpu_forward_row(const fattn_gpu_args &g, const gpu_forward_j
 }
 
 /* Four channels of a row's sums. */
-GPU_DEVICE void gpu_forward_store(const fattn_gpu_args &g, const gpu_part &part,
+GPU_DEVICE void gpu_forward_store(const gpu_forward_job &job, const gpu_part &part,
                                   fattn_softmax state, int c, const float sum[4])
 {
     float o[4];
     GPU_UNROLL
     for (int e = 0; e < 4; e++) {
-        o[e] = g.tiling.splits > 1 ? sum[e] : gpu_output(state, sum[e]);
+        o[e] = fattn_parts_are_one(&job.parts) ? gpu_output(state, sum[e]) : sum[e];
     }
     gpu_store_quad(part.o, part.at, c, o);
 }

@@ -97,7 +97,7 @@ static fattn_status load_locked(device *d, const char *name, gpu_module *module)
     }
     if (!d->modules[n]) {
         const int result = d->api->module_load(&d->modules[n], images[n].bytes);
-        if (result == d->api->no_image) {
+        if (result == d->api->no_image || result == d->api->bad_image) {
             return fattn_fail(FATTN_UNSUPPORTED,
                               "%s: this build has no code for a device of version %d.%d: it has %s",
                               d->vendor->name, d->version / 10, d->version % 10,
@@ -275,7 +275,9 @@ const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
         for (const fattn_gpu_kernel *kernel = *table; kernel->row.name; kernel++) {
             if (i-- == 0) {
                 const bool newer = kernel->isa_past && d->isa >= kernel->isa_past;
-                *missing = d->isa < kernel->isa || newer ? kernel->needs : NULL;
+                *missing = d->isa < kernel->isa || newer         ? kernel->needs
+                           : kernel->maps && !d->api->map_encode ? "a driver with tensor maps"
+                                                                 : NULL;
                 return &kernel->row;
             }
         }
@@ -291,32 +293,87 @@ typedef struct launch {
     bool early;
 } launch;
 
-/* Blocks of a launch; kernels loop over more. */
-static unsigned grid_of(const device *d, int64_t blocks)
+unsigned fattn_gpu_grid(const fattn_gpu_api *api, int64_t blocks, int threads)
 {
-    return (unsigned)(blocks < d->api->blocks_max ? blocks : d->api->blocks_max);
+    const int64_t most = api->threads_max / threads;
+    const int64_t limit = most < api->blocks_max ? most : api->blocks_max;
+    return (unsigned)(blocks < limit ? blocks : limit);
 }
+
+/* Tensor maps as kernels are given them. */
+typedef struct encoded {
+    _Alignas(64) unsigned char map[FATTN_GPU_MAPS][FATTN_GPU_MAP_BYTES];
+} encoded;
 
 typedef struct made {
     fattn_gpu_args args; /* all but buffers and workspace */
+    fattn_gpu_map maps[FATTN_GPU_MAPS];
+    int map_count;
+    unsigned char encoded[sizeof(encoded)]; /* all but addresses */
     launch launches[FATTN_GPU_PHASES];
     int count;
 } made;
 
+/* Whether the code that will run waits by itself for what the stream holds before it. The device
+ * does not tell: what its driver compiled from PTX of an older architecture has no such wait. */
+static fattn_status find_early(const device *d, const fattn_gpu_shape *shape, launch *l)
+{
+    int compiled_for = 0;
+    if (!shape->early || !d->api->launch_early) {
+        return FATTN_OK;
+    }
+    const int result = d->api->function_get(&compiled_for, d->api->compiled_for, l->function);
+    l->early = result == 0 && compiled_for >= d->api->early_isa;
+    return check_on(d, result, "loading a function");
+}
+
 static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
                                 launch *l)
 {
-    l->blocks = grid_of(d, shape->blocks);
+    l->blocks = fattn_gpu_grid(d->api, shape->blocks, shape->threads);
     l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
     l->shared = (unsigned)shape->shared;
-    l->early = shape->early && d->api->launch_early && d->isa >= d->api->early_isa;
-    const fattn_status status = resolve(d, image, shape->entry, &l->function);
+    fattn_status status = resolve(d, image, shape->entry, &l->function);
+    status = status ? status : find_early(d, shape, l);
     if (status || !shape->shared) {
         return status;
     }
     return check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shape->shared),
                     "setting the shared memory of a function");
+}
+
+/* The maps of a plan, at an address of no tensor. */
+static fattn_status make_maps(const device *d, const fattn_gpu_kernel *kernel,
+                              const fattn_plan *plan, made *m)
+{
+    encoded e;
+    fattn_status status = FATTN_OK;
+    memset(&e, 0, sizeof e);
+    m->map_count = kernel->maps ? kernel->maps(&plan->problem, &plan->tiling, m->maps) : 0;
+    for (int n = 0; !status && n < m->map_count; n++) {
+        status = check_on(d, d->api->map_encode(e.map[n], &m->maps[n], (void *)4096),
+                          "describing a tensor");
+    }
+    memcpy(m->encoded, &e, sizeof e);
+    return status;
+}
+
+/* The same where the tensors are. A tensor of no elements need not be anywhere. */
+static fattn_status move_maps(const device *d, const made *m, const fattn_buffers *buffers,
+                              encoded *e)
+{
+    fattn_status status = FATTN_OK;
+    memcpy(e, m->encoded, sizeof *e);
+    for (int n = 0; !status && n < m->map_count; n++) {
+        void *address = NULL;
+        memcpy(&address, (const char *)buffers + m->maps[n].buffer, sizeof address);
+        if (address) {
+            status =
+                check_on(d, d->api->map_move(e->map[n], address), "saying where a tensor lies");
+        }
+    }
+    return status;
 }
 
 fattn_status fattn_gpu_plan(fattn_plan *plan)
@@ -340,6 +397,7 @@ fattn_status fattn_gpu_plan(fattn_plan *plan)
                 status = make_launch(d, kernel->image, &shape, &m->launches[m->count++]);
             }
         }
+        status = status ? status : make_maps(d, kernel, plan, m);
         status = leave_with(d, status);
     }
     if (status) {
@@ -352,12 +410,12 @@ fattn_status fattn_gpu_plan(fattn_plan *plan)
 
 void fattn_gpu_release(fattn_plan *plan) { fattn_memory_free(plan->impl); }
 
-/* A stream must belong to the device's context. NULL and the driver's small numbers are its own
- * default streams, which belong to whichever context is current. */
+/* A stream must belong to the device's context. The driver's own streams belong to whichever
+ * context is current. */
 static fattn_status check_stream(const device *d, fattn_stream stream)
 {
     gpu_context context = NULL;
-    if ((uintptr_t)stream <= 2) {
+    if ((uintptr_t)stream <= FATTN_STREAM_PER_THREAD) {
         return FATTN_OK;
     }
     const fattn_status status = check_on(d, d->api->stream_context((gpu_stream)stream, &context),
@@ -369,9 +427,11 @@ static fattn_status check_stream(const device *d, fattn_stream stream)
     return status;
 }
 
-static fattn_status launch_one(const device *d, const launch *l, void *args, fattn_stream stream)
+/* maps: what an image with tensor maps takes besides, or NULL. */
+static fattn_status launch_one(const device *d, const launch *l, void *args, encoded *maps,
+                               fattn_stream stream)
 {
-    void *parameters[] = {args};
+    void *parameters[] = {args, maps};
     const fattn_gpu_api *const api = d->api;
     const int result = (l->early ? api->launch_early
                                  : api->launch)(l->function, l->blocks, 1, 1, l->threads, 1, 1,
@@ -435,9 +495,11 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
     if (status) {
         return status;
     }
+    encoded maps;
     status = check_stream(d, stream);
+    status = status ? status : move_maps(d, m, buffers, &maps);
     for (int n = 0; !status && n < m->count; n++) {
-        status = launch_one(d, &m->launches[n], &args, stream);
+        status = launch_one(d, &m->launches[n], &args, &maps, stream);
     }
     return leave_with(d, status);
 }
@@ -448,7 +510,8 @@ fattn_status fattn_gpu_run(const fattn_plan *plan, const fattn_buffers *buffers,
 static fattn_status run_verb(const device *d, gpu_function function, void *args, int64_t pieces,
                              fattn_stream stream)
 {
-    const launch l = {.function = function, .blocks = grid_of(d, pieces), .threads = 128};
+    const launch l = {
+        .function = function, .blocks = fattn_gpu_grid(d->api, pieces, 128), .threads = 128};
     if (pieces == 0) {
         return FATTN_OK;
     }
@@ -457,7 +520,7 @@ static fattn_status run_verb(const device *d, gpu_function function, void *args,
         return status;
     }
     status = check_stream(d, stream);
-    status = status ? status : launch_one(d, &l, args, stream);
+    status = status ? status : launch_one(d, &l, args, NULL, stream);
     return leave_with(d, status);
 }
 
@@ -481,13 +544,13 @@ fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t
                               int threads)
 {
     device *const d = impl;
-    launch l = {.blocks = grid_of(d, blocks), .threads = (unsigned)threads};
+    launch l = {.blocks = fattn_gpu_grid(d->api, blocks, threads), .threads = (unsigned)threads};
     fattn_status status = enter(d);
     if (status) {
         return status;
     }
     status = resolve(d, "verbs", entry, &l.function);
-    status = status ? status : launch_one(d, &l, args, NULL);
+    status = status ? status : launch_one(d, &l, args, NULL, NULL);
     return leave_with(d, status);
 }
 
@@ -594,6 +657,49 @@ fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream)
     VERB(d, stream_synchronize((gpu_stream)stream), "waiting for a stream");
 }
 
+fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event)
+{
+    const device *const d = impl;
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_stream(d, stream);
+    status = status ? status
+                    : check_on(d, d->api->stream_wait((gpu_stream)stream, event, 0),
+                               "letting a stream wait for an event");
+    return leave_with(d, status);
+}
+
+/* The default stream cannot be captured, and asking about it while another is would be an error. */
+fattn_status fattn_gpu_stream_capture(void *impl, fattn_stream stream, uint64_t *capture)
+{
+    const device *const d = impl;
+    int capturing = 0;
+    unsigned long long id = 0;
+    *capture = 0;
+    if ((uintptr_t)stream < FATTN_STREAM_PER_THREAD) {
+        return FATTN_OK;
+    }
+    fattn_status status = enter(d);
+    if (status) {
+        return status;
+    }
+    status = check_stream(d, stream);
+    status = status ? status
+                    : check_on(d, d->api->stream_capture((gpu_stream)stream, &capturing, &id),
+                               "asking whether a stream is captured");
+    *capture = capturing ? id : 0;
+    return leave_with(d, status);
+}
+
+/* Of the thread, in whatever context. */
+fattn_status fattn_gpu_capture_mode(void *impl, int *mode)
+{
+    const device *const d = impl;
+    return check_on(d, d->api->capture_mode(mode), "setting the mode of captures");
+}
+
 fattn_status fattn_gpu_event_create(void *impl, void **event)
 {
     const device *const d = impl;
@@ -621,6 +727,12 @@ fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream
 {
     const device *const d = impl;
     VERB(d, event_record(event, (gpu_stream)stream), "recording an event");
+}
+
+fattn_status fattn_gpu_event_synchronize(void *impl, void *event)
+{
+    const device *const d = impl;
+    VERB(d, event_synchronize(event), "waiting for an event");
 }
 
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds)

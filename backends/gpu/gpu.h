@@ -25,7 +25,13 @@ typedef struct fattn_gpu_shape {
 typedef void fattn_gpu_phase(const fattn_problem *problem, const fattn_tiling *tiling,
                              fattn_gpu_shape *shape);
 
-#define FATTN_GPU_PHASES 5
+#define FATTN_GPU_PHASES 6
+
+/* A row whose kernels copy by tensor maps describes them, and returns how many there are: the maps
+ * of an image's second parameter. Pure. */
+#define FATTN_GPU_MAPS 3
+typedef int fattn_gpu_maps(const fattn_problem *problem, const fattn_tiling *tiling,
+                           fattn_gpu_map maps[FATTN_GPU_MAPS]);
 
 typedef struct fattn_gpu_kernel {
     fattn_kernel row;
@@ -33,6 +39,7 @@ typedef struct fattn_gpu_kernel {
     int isa, isa_past; /* the least that it needs, and the first it does not know; 0: any */
     const char *needs; /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
+    fattn_gpu_maps *maps; /* NULL where it has none */
 } fattn_gpu_kernel;
 
 /* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
@@ -70,13 +77,18 @@ FATTN_GPU_BACKWARD(128)
 FATTN_GPU_BACKWARD(256)
 fattn_gpu_phase fattn_gpu_backward_clear;
 
+/* Entries of a dbias that is summed over axes, and in stride[] how they would lie without gaps; 0
+ * where each entry is a pair's own, or there are none; -1 on overflow. A row whose kernels add to
+ * them in its workspace has them at the end of it. */
+int64_t fattn_gpu_sums(const fattn_problem *problem, int64_t stride[4]);
+
 /* Compiled kernels, embedded as bytes. */
 typedef struct fattn_gpu_image {
     const char *name;
     const void *bytes;
 } fattn_gpu_image;
 
-#define FATTN_GPU_IMAGES 9
+#define FATTN_GPU_IMAGES 10
 
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */
@@ -90,6 +102,9 @@ typedef struct fattn_gpu_vendor {
     const fattn_gpu_kernel *const *tables; /* of kernel rows, best first; ends with NULL */
     fattn_gpu_image images[FATTN_GPU_IMAGES];
 } fattn_gpu_vendor;
+
+/* Blocks of a launch that wants so many, of so many threads each; kernels loop over more. */
+unsigned fattn_gpu_grid(const fattn_gpu_api *api, int64_t blocks, int threads);
 
 int fattn_gpu_count(const fattn_gpu_vendor *vendor);
 fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **impl);
@@ -118,9 +133,13 @@ fattn_status fattn_gpu_copy(void *impl, void *dst, const void *src, size_t bytes
 fattn_status fattn_gpu_stream_create(void *impl, fattn_stream *stream);
 fattn_status fattn_gpu_stream_destroy(void *impl, fattn_stream stream);
 fattn_status fattn_gpu_stream_synchronize(void *impl, fattn_stream stream);
+fattn_status fattn_gpu_stream_wait(void *impl, fattn_stream stream, void *event);
+fattn_status fattn_gpu_stream_capture(void *impl, fattn_stream stream, uint64_t *capture);
+fattn_status fattn_gpu_capture_mode(void *impl, int *mode);
 fattn_status fattn_gpu_event_create(void *impl, void **event);
 void fattn_gpu_event_destroy(void *impl, void *event);
 fattn_status fattn_gpu_event_record(void *impl, void *event, fattn_stream stream);
+fattn_status fattn_gpu_event_synchronize(void *impl, void *event);
 fattn_status fattn_gpu_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
 
 #endif

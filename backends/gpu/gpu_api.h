@@ -19,6 +19,18 @@ typedef struct gpu_function_handle *gpu_function;
 typedef struct gpu_stream_handle *gpu_stream;
 typedef struct gpu_event_handle *gpu_event;
 
+/* A tensor of 16-bit elements as a copy engine is told of it: extents and what one copy brings of
+ * them, innermost first, and the bytes from one to the next along the others. Where a copy leaves
+ * the tensor it brings zeros. Rows of 128 bytes are swizzled. */
+enum { FATTN_GPU_MAP_AXES = 5, FATTN_GPU_MAP_BYTES = 128 };
+
+typedef struct fattn_gpu_map {
+    size_t buffer; /* offset of its pointer in fattn_buffers */
+    unsigned axes;
+    uint64_t extent[FATTN_GPU_MAP_AXES], stride[FATTN_GPU_MAP_AXES - 1];
+    uint32_t box[FATTN_GPU_MAP_AXES];
+} fattn_gpu_map;
+
 typedef struct fattn_gpu_api {
     int (*init)(unsigned flags);
     int (*error_name)(int result, const char **name);
@@ -51,6 +63,11 @@ typedef struct fattn_gpu_api {
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         gpu_stream stream, void **parameters, void **extra);
 
+    /* Writes a tensor map, FATTN_GPU_MAP_BYTES at a multiple of 64; and moves one to another
+     * address. NULL where the driver knows none. */
+    int (*map_encode)(void *encoded, const fattn_gpu_map *map, void *address);
+    int (*map_move)(void *encoded, void *address);
+
     int (*memory_alloc)(void **memory, size_t bytes);
     int (*memory_free)(void *memory);
     int (*memory_copy)(void *dst, const void *src, size_t bytes, gpu_stream stream);
@@ -61,6 +78,11 @@ typedef struct fattn_gpu_api {
     int (*stream_synchronize)(gpu_stream stream);
     int (*stream_context)(gpu_stream stream, gpu_context *context);
 
+    int (*stream_wait)(gpu_stream stream, gpu_event event, unsigned flags);
+    /* status 0: the stream is not being captured; id is that of the capture, for ever */
+    int (*stream_capture)(gpu_stream stream, int *status, unsigned long long *id);
+    int (*capture_mode)(int *mode); /* of this thread, exchanged */
+
     int (*event_create)(gpu_event *event, unsigned flags);
     int (*event_destroy)(gpu_event event);
     int (*event_record)(gpu_event event, gpu_stream stream);
@@ -69,13 +91,17 @@ typedef struct fattn_gpu_api {
 
     /* Numbers of results. */
     int out_of_memory, no_device, no_image;
+    int bad_image; /* what a loader says of an image without code for the device, where that is not
+                    * no_image; else no_image too */
     /* Numbers of attributes: of a device, of a function, of a pointer. */
     int units, major, minor, shared_memory, shared_cache;
-    int early_isa; /* the least that launch_early serves, 10 * major + minor */
     int registers, dynamic_shared;
+    int compiled_for; /* the PTX that a function was made from, 10 * major + minor. Machine code
+                       * that a driver makes of older PTX has only what that PTX says */
+    int early_isa;    /* the least of those whose functions wait by themselves */
     int device_pointer;
 
-    int64_t blocks_max; /* of a launch */
+    int64_t blocks_max, threads_max; /* of a launch */
 } fattn_gpu_api;
 
 #endif

@@ -11,6 +11,15 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
+/* The parts of what rows i0 .. i1 - 1 of a sequence see, in tiles of so many keys. */
+GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &band, int64_t i0,
+                                    int64_t i1, int64_t tile)
+{
+    const fattn_range keys = fattn_band_rows(&band, i0, i1);
+    return fattn_schedule_parts(&g.tiling, fattn_quotient(fattn_max64(keys.first, 0), tile),
+                                fattn_quotient(fattn_max64(keys.past, 0) + tile - 1, tile));
+}
+
 /* A row's place. */
 typedef struct gpu_part {
     float *m, *l; /* of a part */
@@ -99,18 +108,39 @@ GPU_DEVICE float gpu_team_sum(float x)
     return x;
 }
 
+/* How many parts a piece has. Divisions take a microsecond together, which decoding shows: there
+ * are none where a head is one block of rows that sees all keys of the plan, as most decoding
+ * has. */
+GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combined &piece,
+                                      const fattn_sequence &seq, int64_t group)
+{
+    const fattn_band band = gpu_band(g.problem, seq);
+    if (g.tiling.q_blocks == 1) {
+        const fattn_range keys = fattn_band_rows(&band, 0, seq.sq);
+        if (keys.first == 0 && keys.past == g.problem.seqlen_k) {
+            return g.tiling.splits;
+        }
+    }
+    const int64_t first = piece.work.block * g.tiling.br;
+    const int64_t rows = fattn_min64(seq.sq * group - first, g.tiling.br);
+    const fattn_parts parts =
+        gpu_parts_of(g, band, fattn_quotient(first, group),
+                     fattn_quotient(first + rows - 1, group) + 1, g.tiling.bc);
+    return fattn_parts_count(&parts);
+}
+
 /* Merges the parts of a piece, 16 at a time, all on their way at once: a thread finds what one part
  * weighs, and then all sum their channel over the parts in ascending order. Returns the sum. */
 GPU_DEVICE float gpu_combine_parts(const fattn_gpu_args &g, const gpu_combined &piece,
-                                   fattn_softmax &all)
+                                   int64_t parts, fattn_softmax &all)
 {
     enum { BATCH = 16 };
     const int lane = gpu_thread() % 32;
     const bool exists = piece.c < g.problem.dim_v;
     float sum = 0;
     all = fattn_softmax_empty();
-    for (int64_t first = 0; first < g.tiling.splits; first += BATCH) {
-        const int live = (int)fattn_min64(g.tiling.splits - first, BATCH);
+    for (int64_t first = 0; first < parts; first += BATCH) {
+        const int live = (int)fattn_min64(parts - first, BATCH);
         const int64_t at = first * piece.step;
         const float *o = (const float *)piece.part.o.data + piece.part.at + piece.c + at;
         float part[BATCH];
@@ -148,8 +178,12 @@ GPU_DEVICE void gpu_combine_piece(const fattn_gpu_args &g, const gpu_combined &p
     q.i = (int32_t)i;
     q.h = (int32_t)(piece.work.head * group + piece.number - i * group);
     const gpu_part to = gpu_part_output(g, seq, q);
+    const int64_t parts = gpu_combined_parts(g, piece, seq, group);
     gpu_await_earlier(); /* the parts */
-    const float sum = gpu_combine_parts(g, piece, all);
+    if (parts == 1) {
+        return; /* the row is where it belongs */
+    }
+    const float sum = gpu_combine_parts(g, piece, parts, all);
     if (piece.c < p.dim_v && p.outputs & FATTN_OUT_O) {
         gpu_store(to.o.data, p.dtype_o, to.at + piece.c, gpu_output(all, sum));
     }

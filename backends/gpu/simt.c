@@ -69,6 +69,8 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
     args->dtype_gradient = gradient;
     args->dropout_threshold =
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
+    const int64_t sums = fattn_gpu_sums(p, args->sums_stride);
+    args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;
     args->quads = args->chunks = 0;
     for (size_t n = 0; n < sizeof tensors / sizeof tensors[0]; n++) {
         const fattn_strides *const strides = tensors[n].strides;

@@ -213,7 +213,7 @@ GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &args, const gpu_forward_sc
         const gpu_part part = gpu_forward_row(g, s.job, r, q, state, gpu_tx() == 0);
         GPU_UNROLL
         for (int u = 0; u < W / GPU_COLS; u++) {
-            gpu_forward_store(g, part, state, s.job.c0 + gpu_channel(u), &f.o[m][u * 4]);
+            gpu_forward_store(s.job, part, state, s.job.c0 + gpu_channel(u), &f.o[m][u * 4]);
         }
     }
 }
@@ -231,8 +231,7 @@ GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch
 
     int64_t block, past;
     fattn_range keys = fattn_band_rows(&s.job.pairs.band, s.job.i0, s.job.i1);
-    fattn_schedule_keys(&g.tiling, s.job.split, &block, &past);
-    block = fattn_max64(block, keys.first / GPU_COLS);
+    (void)fattn_schedule_keys(&s.job.parts, s.job.split, &block, &past);
     keys.past = fattn_min64(keys.past, past * GPU_COLS);
     if (g.problem.features & FATTN_BIAS) {
         const gpu_forward_job &job = s.job;

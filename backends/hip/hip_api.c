@@ -135,6 +135,7 @@ static hip_api hip = {
             .out_of_memory = 2,
             .no_device = 100,
             .no_image = 209,
+            .bad_image = 200, /* hipErrorInvalidImage, in ROCm 7 */
             .units = 63,
             .major = 23,
             .minor = 61,
@@ -143,7 +144,8 @@ static hip_api hip = {
             .registers = 4,
             .dynamic_shared = 8,
             .device_pointer = 3,
-            .blocks_max = 1 << 22, /* of at most 1024 threads: threads are counted in 32 bits */
+            .blocks_max = INT32_MAX,
+            .threads_max = UINT32_MAX, /* they are counted in 32 bits */
         },
 };
 
@@ -181,6 +183,9 @@ static const struct {
     {"hipStreamSynchronize", AT(gpu.stream_synchronize), false},
     {"hipStreamGetDevice", AT(stream_device), true},
     {"hipGetStreamDeviceId", AT(stream_device_old), true},
+    {"hipStreamWaitEvent", AT(gpu.stream_wait), false},
+    {"hipStreamGetCaptureInfo", AT(gpu.stream_capture), false},
+    {"hipThreadExchangeStreamCaptureMode", AT(gpu.capture_mode), false},
     {"hipEventCreateWithFlags", AT(gpu.event_create), false},
     {"hipEventDestroy", AT(gpu.event_destroy), false},
     {"hipEventRecord", AT(gpu.event_record), false},
@@ -280,9 +285,10 @@ static const fattn_gpu_vendor vendor = {
 
 static int count(void) { return fattn_gpu_count(&vendor); }
 
-static fattn_status open(int ordinal, void **impl)
+static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
-    return fattn_gpu_open(&vendor, ordinal, impl);
+    const fattn_status status = fattn_device_options_refuse(options, "hip");
+    return status ? status : fattn_gpu_open(&vendor, ordinal, impl);
 }
 
 const fattn_backend fattn_backend_hip = {
@@ -306,8 +312,12 @@ const fattn_backend fattn_backend_hip = {
     .stream_create = fattn_gpu_stream_create,
     .stream_destroy = fattn_gpu_stream_destroy,
     .stream_synchronize = fattn_gpu_stream_synchronize,
+    .stream_wait = fattn_gpu_stream_wait,
+    .stream_capture = fattn_gpu_stream_capture,
+    .capture_mode = fattn_gpu_capture_mode,
     .event_create = fattn_gpu_event_create,
     .event_destroy = fattn_gpu_event_destroy,
     .event_record = fattn_gpu_event_record,
+    .event_synchronize = fattn_gpu_event_synchronize,
     .event_elapsed = fattn_gpu_event_elapsed,
 };

@@ -8,7 +8,9 @@
 
 #include <stdio.h>
 
+#include "backends/gpu/args.h"
 #include "backends/gpu/gpu.h"
+#include "backends/gpu/sizes.h"
 #include "backends/hip/hip.h"
 
 #define BACKWARD_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
@@ -22,11 +24,48 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char
     shape->threads = threads;
 }
 
-#define BACKWARD_FUNCTIONS(width)                                                    \
-    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
-    {                                                                                \
-        (void)p;                                                                     \
-        return MATRIX_BACKWARD_SHARED(width, tile.br, tile.bc);                      \
+/* dbias, where it is summed over axes, is at the end of the workspace. */
+static int64_t with_sums(const fattn_problem *p, int64_t bytes)
+{
+    int64_t stride[4];
+    const int64_t sums = gpu_floats(fattn_gpu_sums(p, stride));
+    return bytes < 0 || sums < 0 || bytes > INT64_MAX - sums ? -1 : bytes + sums;
+}
+
+static int64_t sums_of(const fattn_problem *p)
+{
+    int64_t stride[4];
+    return fattn_gpu_sums(p, stride);
+}
+
+static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const int64_t sums = sums_of(p);
+    fattn_gpu_backward_clear(p, t, shape);
+    if (sums > 0) {
+        snprintf(shape->entry, sizeof shape->entry, "sums_clear");
+        shape->blocks = gpu_ceil_div(sums, 256);
+    }
+}
+
+static void sums_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const int64_t sums = sums_of(p), keys = p->dbias_stride[3] ? p->seqlen_k : 1;
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "sums_store");
+    shape->blocks = sums > 0 ? sums / keys : 0;
+    shape->threads = 256;
+}
+
+#define BACKWARD_FUNCTIONS(width)                                                              \
+    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile)           \
+    {                                                                                          \
+        (void)p;                                                                               \
+        return MATRIX_BACKWARD_SHARED(width, tile.br, tile.bc);                                \
+    }                                                                                          \
+    static int64_t backward_##width##_workspace(const fattn_problem *p, const fattn_tiling *t) \
+    {                                                                                          \
+        return with_sums(p, fattn_gpu_backward_workspace_##width(p, t));                       \
     }
 BACKWARD_FUNCTIONS(64)
 BACKWARD_FUNCTIONS(128)
@@ -64,11 +103,14 @@ MATRIX_BACKWARD_WMMA(WMMA_SHAPE)
                 .must_fit = true,                                                     \
                 .tiles = kind##_##width,                                              \
                 .fast_bytes = backward_##width##_bytes,                               \
-                .workspace = fattn_gpu_backward_workspace_##width},                   \
+                .workspace = backward_##width##_workspace},                           \
         .image = "matrix_backward", .isa = least, .isa_past = beyond, .needs = words, \
-        .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows_##width,         \
-                   kind##_##variant##_keys_##width, fattn_gpu_backward_dq_##width,    \
-                   fattn_gpu_backward_sink_##width},                                  \
+        .phases = {clear_shape,                                                       \
+                   fattn_gpu_backward_rows_##width,                                   \
+                   kind##_##variant##_keys_##width,                                   \
+                   fattn_gpu_backward_dq_##width,                                     \
+                   fattn_gpu_backward_sink_##width,                                   \
+                   sums_shape},                                                       \
     }
 #define MFMA_ROW(variant, width, bits)                                                        \
     BACKWARD_ROW("mfma_backward_", mfma, variant, width, bits, BACKWARD_DTYPES, 0x942, 0xa00, \

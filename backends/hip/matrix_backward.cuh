@@ -383,24 +383,54 @@ GPU_DEVICE void matrix_differentiate(const fattn_gpu_args &args, const matrix_jo
 
 /* --- Every feature ---------------------------------------------------------------------------- */
 
-/* Whether an axis of dbias is summed over. */
-GPU_DEVICE bool matrix_dbias_shared(const fattn_problem &p)
-{
-    const int64_t *const stride = p.dbias_stride;
-    return (stride[0] == 0 && p.batch > 1) || (stride[1] == 0 && p.heads_q > 1) ||
-           (stride[2] == 0 && p.seqlen_q > 1) || (stride[3] == 0 && p.seqlen_k > 1);
-}
-
-/* Entries of dBias are 0 before, or what they are to be added to. */
+/* Entries of dBias that are a pair's own are 0 before, or what they are to be added to. Others are
+ * summed in the workspace: gpu_add() is lost in memory that host and device keep coherent, and the
+ * caller's may be such. */
 GPU_DEVICE void matrix_store_dbias(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query q,
                                    int64_t j, float ds)
 {
     const fattn_problem &p = g.problem;
-    float *const to = (float *)g.buffers.dbias + gpu_term_at(t, p.dbias_stride, q, j);
-    if (matrix_dbias_shared(p)) {
-        gpu_add(to, ds);
+    if (g.sums >= 0) {
+        gpu_add((float *)(g.workspace + g.sums) + gpu_term_at(t, g.sums_stride, q, j), ds);
     } else {
+        float *const to = (float *)g.buffers.dbias + gpu_term_at(t, p.dbias_stride, q, j);
         *to = p.features & FATTN_ACCUMULATE ? *to + ds : ds;
+    }
+}
+
+/* How many entries are summed. */
+GPU_DEVICE int64_t matrix_sums(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.dbias_stride;
+    return (stride[0] ? p.batch : 1) * (stride[1] ? p.heads_q : 1) * (stride[2] ? p.seqlen_q : 1) *
+           (stride[3] ? p.seqlen_k : 1);
+}
+
+/* They become 0. */
+GPU_DEVICE void matrix_sums_clear(const fattn_gpu_args &g)
+{
+    float *const sums = (float *)(g.workspace + g.sums);
+    const int64_t count = matrix_sums(g), step = gpu_blocks() * gpu_threads();
+    for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < count; n += step) {
+        sums[n] = 0;
+    }
+}
+
+/* Row n of them goes to dbias. */
+GPU_DEVICE void matrix_sums_store(const fattn_gpu_args &g, int64_t n)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.dbias_stride;
+    const int64_t rows = stride[2] ? p.seqlen_q : 1, heads = stride[1] ? p.heads_q : 1;
+    const int64_t keys = stride[3] ? p.seqlen_k : 1;
+    const int64_t head = fattn_quotient(n, rows), b = fattn_quotient(head, heads);
+    const float *const from = (const float *)(g.workspace + g.sums) + n * keys;
+    float *const to = (float *)g.buffers.dbias + b * stride[0] + (head - b * heads) * stride[1] +
+                      (n - head * rows) * stride[2];
+    for (int64_t j = gpu_thread(); j < keys; j += gpu_threads()) {
+        float *const entry = to + j * stride[3];
+        *entry = p.features & FATTN_ACCUMULATE ? *entry + from[j] : from[j];
     }
 }
 

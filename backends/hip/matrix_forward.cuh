@@ -541,15 +541,15 @@ GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w
 
 /* In floats: o itself, or a part of it. */
 template <class S>
-GPU_DEVICE void matrix_store_floats(const fattn_gpu_args &g, int64_t item, int64_t o_at,
-                                    const matrix_rows<S> &rows)
+GPU_DEVICE void matrix_store_floats(const fattn_gpu_args &g, const matrix_item &w, int64_t item,
+                                    int64_t o_at, const matrix_rows<S> &rows)
 {
     const int r = matrix_top<S>() + matrix_column<S::SIDE>(), dim = (int)g.problem.dim_v;
     if (!rows.exists) {
         return;
     }
     float *to = (float *)g.buffers.o + o_at;
-    if (g.tiling.splits > 1) {
+    if (!w.whole) {
         const gpu_part part = gpu_part_of(g, item, r);
         to = (float *)part.o.data + part.at;
     }
@@ -570,7 +570,7 @@ GPU_DEVICE void matrix_store_state(const fattn_gpu_args &g, const matrix_item &w
     if (!rows.exists || matrix_lane() >= S::SIDE) {
         return;
     }
-    if (g.tiling.splits > 1) {
+    if (!w.whole) {
         const gpu_part part = gpu_part_of(g, item, matrix_top<S>() + matrix_lane());
         *part.m = rows.state.m;
         *part.l = rows.state.l;
@@ -585,7 +585,7 @@ GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int
                            uint16_t *tile, matrix_rows<S> &rows)
 {
     const fattn_gpu_args &g = gpu_anew(args);
-    const bool whole = g.tiling.splits == 1;
+    const bool whole = w.whole;
     const float lower = 1.0f / (1 << S::type::LIFT);
     fattn_softmax *const state = &rows.state;
     state->l = matrix_column_sum<S::SIDE>(state->l) * lower;
@@ -604,7 +604,7 @@ GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int
     if (!whole || g.problem.outputs & FATTN_OUT_O) {
         const int64_t o_at = gpu_query_at(w.pairs.seq, g.problem.o, rows.query.i, rows.query.h);
         if (!whole || g.problem.dtype_o == FATTN_F32) {
-            matrix_store_floats<S>(g, item, o_at, rows);
+            matrix_store_floats<S>(g, w, item, o_at, rows);
         } else {
             matrix_store_lines<S>(g, w, o_at, tile, rows);
         }

@@ -51,6 +51,7 @@ typedef struct matrix_item {
     int64_t hk, group;
     int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
     int rows, split;
+    int whole;           /* its part has all keys that its rows see */
     float kept;          /* Z of a pair that dropout keeps; pairs.dropout says 1 */
     int keys;            /* of the sequence */
     int block, past;     /* tiles of keys that the part has */
@@ -96,7 +97,7 @@ GPU_DEVICE void matrix_item_uniform(matrix_item &w)
     int64_t *const wide[] = {&seq.q_row,      &seq.k_row,      &seq.q_batch, &seq.k_batch,
                              &seq.q_position, &seq.k_position, &seq.sq,      &band.keys,
                              &band.diagonal,  &w.first,        &w.i0,        &w.i1};
-    int *const narrow[] = {&w.rows, &w.keys, &w.block, &w.past, &w.full, &w.full_past};
+    int *const narrow[] = {&w.rows, &w.whole, &w.keys, &w.block, &w.past, &w.full, &w.full_past};
     GPU_UNROLL
     for (int64_t *const field : wide) {
         *field = gpu_uniform(*field);
@@ -131,9 +132,13 @@ template <class S> GPU_DEVICE matrix_item matrix_item_of(const fattn_gpu_args &g
     int64_t first, past;
     const fattn_range top = fattn_band_row(&w.pairs.band, w.i0);
     const fattn_range bottom = fattn_band_row(&w.pairs.band, w.i1 - 1);
-    fattn_schedule_keys(&g.tiling, work.split, &first, &past);
-    w.block = (int)gpu_clamp(top.first / S::KEYS, first, past);
-    w.past = (int)gpu_clamp((bottom.past + S::KEYS - 1) / S::KEYS, 0, past);
+    const fattn_parts parts = gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS);
+    if (!fattn_schedule_keys(&parts, work.split, &first, &past)) {
+        w.rows = 0;
+    }
+    w.block = (int)first;
+    w.past = (int)past;
+    w.whole = fattn_parts_are_one(&parts);
     w.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, INT32_MAX);
     w.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, INT32_MAX);
     matrix_item_uniform(w);

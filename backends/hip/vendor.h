@@ -133,7 +133,7 @@ GPU_DEVICE float gpu_shfl(float x, int n)
 GPU_DEVICE void gpu_await_earlier(void) {}
 GPU_DEVICE void gpu_admit_later(void) {}
 
-/* One instruction that adds in L2; the workspace and gradients are memory of the device. */
+/* One instruction that adds in L2, and is lost in fine-grained memory: for the workspace alone. */
 GPU_DEVICE void gpu_add(float *to, float x)
 {
     [[clang::atomic(no_remote_memory, no_fine_grained_memory, ignore_denormal_mode)]]

@@ -121,11 +121,11 @@ static const row rows[] = {
 
 static int count(void) { return 1; }
 
-static fattn_status open(int ordinal, void **impl)
+static fattn_status open(int ordinal, const fattn_device_options *options, void **impl)
 {
     (void)ordinal;
     *impl = NULL;
-    return FATTN_OK;
+    return fattn_device_options_refuse(options, "reference");
 }
 
 static void close(void *impl) { (void)impl; }
@@ -260,8 +260,12 @@ const fattn_backend fattn_backend_reference = {
     .stream_create = fattn_host_stream_create,
     .stream_destroy = fattn_host_stream_destroy,
     .stream_synchronize = fattn_host_stream_synchronize,
+    .stream_wait = fattn_host_stream_wait,
+    .stream_capture = fattn_host_stream_capture,
+    .capture_mode = fattn_host_capture_mode,
     .event_create = fattn_host_event_create,
     .event_destroy = fattn_host_event_destroy,
     .event_record = fattn_host_event_record,
+    .event_synchronize = fattn_host_event_synchronize,
     .event_elapsed = fattn_host_event_elapsed,
 };

@@ -248,7 +248,12 @@ void fattn_machine_bias(machine *c, const tile *t)
     if (!c->compute) return;
     for (int64_t n = 0; n < t->rows * t->keys; n++) {
         const double bias = clamp_bias(c, c->bias_ij[n]);
-        c->s_ij[n] = bias == -(double)INFINITY ? bias : c->s_ij[n] + bias;
+        if (bias == -(double)INFINITY) { /* as good as a mask */
+            c->keep_ij[n] = 0;
+            c->s_ij[n] = bias;
+        } else {
+            c->s_ij[n] += bias;
+        }
     }
 }
 

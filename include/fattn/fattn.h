@@ -30,9 +30,16 @@
  *   and its value. (An error that a device reports after a kernel has started may leave outputs
  *   half written.) The library never aborts, exits or throws.
  * - Threads. Every function may be called from any thread. Plans and devices may be shared between
- *   threads; one workspace serves one execution at a time.
+ *   threads; one workspace serves one execution at a time. A thread with 64 KiB of stack may call
+ *   every function of an optimised build; on a GPU the driver's own needs come on top.
  * - Ownership. The caller owns all memory passed in. It must stay valid until the work is done:
  *   until the call returns on a CPU, until the stream has come that far on a GPU.
+ * - Structs begin with struct_size, which their fattn_*_init() sets. It tells the version of the
+ *   header that a caller was compiled with: fields that are missing in an older, shorter struct
+ *   read as their defaults; a newer, longer one is accepted while the fields that this library does
+ *   not know are zero. A size that the struct never had is FATTN_INVALID_STRUCT. The init functions
+ *   fill the struct of the library's own header, so a caller with another header sets struct_size
+ *   and the fields itself.
  * - Units. Strides are in elements, sizes named `bytes` in bytes, lse in natural logarithms.
  *
  * Not promised: the ABI before version 1.0, and bit-identical results between different backends,
@@ -46,6 +53,9 @@
 
 #include "fattn/version.h"
 
+/* How a function is declared. A program may define it before it includes this header, to load the
+ * functions in its own way. */
+#ifndef FATTN_API
 #if defined(_WIN32) && defined(FATTN_BUILDING)
 #define FATTN_API __declspec(dllexport)
 #elif defined(_WIN32) && defined(FATTN_SHARED)
@@ -54,6 +64,7 @@
 #define FATTN_API __attribute__((visibility("default")))
 #else
 #define FATTN_API
+#endif
 #endif
 
 #ifdef __cplusplus
@@ -71,7 +82,7 @@ typedef enum fattn_status {
     /* The request is wrong whatever the device. */
     FATTN_INVALID_ARGUMENT = 10, /* an unknown enum value or bit, or a number out of its range */
     FATTN_INVALID_STRUCT =
-        11, /* struct_size is 0, too small, or a larger struct has a tail in use */
+        11, /* struct_size is no version's, or a larger struct has a tail in use */
     FATTN_INVALID_SHAPE = 12,  /* a negative or inconsistent size */
     FATTN_INVALID_STRIDE = 13, /* a stride that the problem cannot have */
     FATTN_NULL_POINTER = 14,   /* a required pointer is NULL */
@@ -100,9 +111,14 @@ typedef enum fattn_status {
 FATTN_API const char *fattn_status_string(fattn_status status);
 
 /* A sentence about this thread's most recent failure, naming the field and the value that were
- * wrong; empty before the first failure. Valid until the next failure in this thread. Never
- * NULL. */
+ * wrong: one line of printable ASCII; empty before the first failure. Valid until the next failure
+ * in this thread. Never NULL. */
 FATTN_API const char *fattn_last_reason(void);
+
+/* Copies that sentence into text, cut to size bytes and always terminated. Returns the length that
+ * the whole has, like snprintf. A runtime that may move a caller to another thread between two
+ * foreign calls calls this in the same one as the function that failed. */
+FATTN_API size_t fattn_last_reason_copy(char *text, size_t size);
 
 /* The version of the library that is running, as "major.minor.patch". */
 FATTN_API const char *fattn_version(void);
@@ -113,9 +129,10 @@ FATTN_API const char *fattn_version(void);
 
 /* What the elements of a tensor are, in the processor's byte order. */
 typedef enum fattn_dtype {
-    FATTN_F32 = 1,  /* IEEE binary32 */
-    FATTN_F16 = 2,  /* IEEE binary16 */
-    FATTN_BF16 = 3, /* the upper half of a binary32 */
+    FATTN_DTYPE_DEFAULT = 0, /* of dtype_o and dtype_bias: what their comments say */
+    FATTN_F32 = 1,           /* IEEE binary32 */
+    FATTN_F16 = 2,           /* IEEE binary16 */
+    FATTN_BF16 = 3,          /* the upper half of a binary32 */
     FATTN_F64 =
         4, /* backend "reference" only; then lse, bias, sink, slopes and gradients are f64 */
     FATTN_E4M3 = 5 /* reserved: fp8 inputs, not accepted by any backend yet */
@@ -127,10 +144,10 @@ typedef enum fattn_op {
     FATTN_BACKWARD = 2 /* q k v o lse dout -> dq dk dv dbias dsink */
 } fattn_op;
 
-/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous; strides count
- * under STRIDED only. With cu_seqlens a tensor has no batch axis and BSHD means (total, head,
- * channel), BHSD (head, total, channel). Paged k and v are (page, slot, head, channel) and (page,
- * head, slot, channel). */
+/* How q, k, v, o and their gradients lie in memory. BSHD and BHSD are contiguous, and all strides
+ * are 0 there; STRIDED reads those of the tensors that the operation has. With cu_seqlens a tensor
+ * has no batch axis and BSHD means (total, head, channel), BHSD (head, total, channel). Paged k and
+ * v are (page, slot, head, channel) and (page, head, slot, channel). */
 typedef enum fattn_layout {
     FATTN_BSHD = 1,   /* (batch, sequence, head, channel) */
     FATTN_BHSD = 2,   /* (batch, head, sequence, channel) */
@@ -144,42 +161,46 @@ typedef enum fattn_anchor {
     FATTN_TOP_LEFT = 2      /* query 0 sees key 0; PyTorch's is_causal */
 } fattn_anchor;
 
-/* Options. A field described as belonging to a bit counts only when the bit is set. */
-#define FATTN_CAUSAL (UINT64_C(1) << 0)        /* j <= i + off */
-#define FATTN_WINDOW (UINT64_C(1) << 1)        /* window_left, window_right */
-#define FATTN_SCALE (UINT64_C(1) << 2)         /* scale; 1 / sqrt(D) otherwise */
-#define FATTN_SOFTCAP (UINT64_C(1) << 3)       /* softcap */
-#define FATTN_BIAS (UINT64_C(1) << 4)          /* bias, dtype_bias, bias_stride */
-#define FATTN_ALIBI (UINT64_C(1) << 5)         /* alibi_slopes, alibi_batch_stride */
-#define FATTN_MASK (UINT64_C(1) << 6)          /* mask, mask_stride */
-#define FATTN_BLOCK_MASK (UINT64_C(1) << 7)    /* block_mask, block_mask_stride, block_m, block_n */
-#define FATTN_SINK (UINT64_C(1) << 8)          /* sink */
-#define FATTN_DROPOUT (UINT64_C(1) << 9)       /* dropout_p; seed, offset or their pointers */
-#define FATTN_CU_SEQLENS_Q (UINT64_C(1) << 10) /* cu_seqlens_q, total_q */
-#define FATTN_CU_SEQLENS_K (UINT64_C(1) << 11) /* cu_seqlens_k, total_k */
-#define FATTN_SEQUSED_Q (UINT64_C(1) << 12)    /* seqused_q */
-#define FATTN_SEQUSED_K (UINT64_C(1) << 13)    /* seqused_k */
-#define FATTN_PAGED (UINT64_C(1) << 14)        /* block_table, page_size, num_pages, max_pages */
-#define FATTN_POSITIONS (UINT64_C(1) << 15)    /* q_offset(s), k_offset(s), whole_q, whole_k */
-#define FATTN_DLSE (UINT64_C(1) << 16)         /* dlse: lse has a gradient too (backward) */
-#define FATTN_ACCUMULATE (UINT64_C(1) << 17)   /* add to the gradients, which are then all f32 */
-#define FATTN_DETERMINISTIC \
-    (UINT64_C(1) << 18) /* backward bit-identical from run to run on GPUs too */
-#define FATTN_BATCH_INVARIANT \
-    (UINT64_C(1) << 19)                   /* a row's result depends on its own inputs only */
-#define FATTN_CHECKED (UINT64_C(1) << 20) /* GPU: validate lengths and tables, synchronously */
+/* Options. Without its bit a field must be at its default, which fattn_problem_init() and
+ * fattn_buffers_init() give, or the call fails with a reason that names field and bit. In
+ * fattn_buffers that holds for everything below `dsink`, and for dlse in a backward. The tensors
+ * above it may be set though this operation does not use them or the problem does not ask for them:
+ * they are left alone, and one struct serves forward and backward. The constants are bare literals,
+ * which every generator of bindings reads, and 64 bits wide, so that ~FATTN_CAUSAL has all other
+ * bits; an enumerator of C is an int. */
+#define FATTN_CAUSAL 0x1ull              /* j <= i + off */
+#define FATTN_WINDOW 0x2ull              /* window_left, window_right */
+#define FATTN_SCALE 0x4ull               /* scale; 1 / sqrt(D) otherwise */
+#define FATTN_SOFTCAP 0x8ull             /* softcap */
+#define FATTN_BIAS 0x10ull               /* bias, dtype_bias, bias_stride */
+#define FATTN_ALIBI 0x20ull              /* alibi_slopes, alibi_batch_stride */
+#define FATTN_MASK 0x40ull               /* mask, mask_stride */
+#define FATTN_BLOCK_MASK 0x80ull         /* block_mask, block_mask_stride, block_m, block_n */
+#define FATTN_SINK 0x100ull              /* sink */
+#define FATTN_DROPOUT 0x200ull           /* dropout_p; seed, offset or their pointers */
+#define FATTN_CU_SEQLENS_Q 0x400ull      /* cu_seqlens_q, total_q */
+#define FATTN_CU_SEQLENS_K 0x800ull      /* cu_seqlens_k, total_k */
+#define FATTN_SEQUSED_Q 0x1000ull        /* seqused_q */
+#define FATTN_SEQUSED_K 0x2000ull        /* seqused_k */
+#define FATTN_PAGED 0x4000ull            /* block_table, page_size, num_pages, max_pages */
+#define FATTN_POSITIONS 0x8000ull        /* q_offset(s), k_offset(s), whole_q, whole_k */
+#define FATTN_DLSE 0x10000ull            /* dlse: lse has a gradient too (backward) */
+#define FATTN_ACCUMULATE 0x20000ull      /* add to the gradients, which are then all f32 */
+#define FATTN_DETERMINISTIC 0x40000ull   /* backward bit-identical from run to run on GPUs too */
+#define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
+#define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL ((UINT64_C(1) << 21) - 1)
+#define FATTN_FEATURES_ALL 0x1fffffull
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
 
-#define FATTN_OUT_O (UINT32_C(1) << 0)     /* o */
-#define FATTN_OUT_LSE (UINT32_C(1) << 1)   /* lse; backward reads it */
-#define FATTN_OUT_DQ (UINT32_C(1) << 2)    /* dq */
-#define FATTN_OUT_DK (UINT32_C(1) << 3)    /* dk */
-#define FATTN_OUT_DV (UINT32_C(1) << 4)    /* dv */
-#define FATTN_OUT_DBIAS (UINT32_C(1) << 5) /* dbias; needs FATTN_BIAS */
-#define FATTN_OUT_DSINK (UINT32_C(1) << 6) /* dsink; needs FATTN_SINK */
+#define FATTN_OUT_O 0x1u      /* o */
+#define FATTN_OUT_LSE 0x2u    /* lse; backward reads it */
+#define FATTN_OUT_DQ 0x4u     /* dq */
+#define FATTN_OUT_DK 0x8u     /* dk */
+#define FATTN_OUT_DV 0x10u    /* dv */
+#define FATTN_OUT_DBIAS 0x20u /* dbias; needs FATTN_BIAS */
+#define FATTN_OUT_DSINK 0x40u /* dsink; needs FATTN_SINK */
 
 /* Strides of a rank-4 tensor (batch, sequence, head, channel), in elements. The channel stride is
  * 1: a DLPack tensor maps to this one to one. With cu_seqlens `batch` is ignored; a paged k or v
@@ -201,9 +222,9 @@ typedef struct fattn_problem {
 
     fattn_op op;         /* default FATTN_FORWARD */
     fattn_dtype dtype;   /* of q, k, v, dq, dk, dv; default FATTN_F32 */
-    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; 0, the default, means dtype */
+    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype
-        dtype_bias;      /* of bias: dtype or FATTN_F32; 0, the default, means FATTN_F32 (or F64) */
+        dtype_bias;      /* of bias: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT: FATTN_F32 (or F64) */
     fattn_layout layout; /* default FATTN_BSHD */
     fattn_anchor anchor; /* default FATTN_BOTTOM_RIGHT */
     uint64_t features;   /* FATTN_CAUSAL | ...; default 0 */
@@ -305,10 +326,68 @@ typedef struct fattn_buffers {
 FATTN_API void fattn_buffers_init(fattn_buffers *buffers);
 
 /* -------------------------------------------------------------------------------------------------
+ * Operands
+ * ---------------------------------------------------------------------------------------------- */
+
+/* An array that a problem reads or writes, for bindings that make arrays or check given ones. */
+typedef struct fattn_operand_info {
+    size_t struct_size; /* sizeof(fattn_operand_info); set by fattn_operand_info_init */
+    const char *name;   /* of its pointer in fattn_buffers, as in "cu_seqlens_q". Static */
+    const char *type;   /* of its elements: "f32", "f16", "bf16" or "f64"; "u8", "i32", "i64" or
+                            * "u64". Static */
+    fattn_dtype dtype;  /* the same where it is a fattn_dtype, else FATTN_DTYPE_DEFAULT */
+    int32_t rank;       /* 1..4 axes */
+    int64_t offset;     /* of its pointer in fattn_buffers, in bytes */
+    int64_t shape[4];   /* q, k, v, o and their gradients: (batch or page, sequence or slot, head,
+                            * channel), whatever the layout; lse and dlse: (batch, head, query).
+                            * Packed ones have a batch of 1. dbias: 1 where it is summed */
+    int64_t stride[4];  /* in elements; 0 where a value serves the whole axis */
+    int64_t element_bytes; /* of an element */
+    int64_t bytes;         /* from the pointer to the end of the last element */
+    int64_t alignment;     /* the pointer is a multiple of so many bytes */
+    int32_t written;       /* 1: an output of the operation */
+    int32_t required;      /* 1: the pointer may not be NULL; 0 where scalars stand in, and where
+                            * there is nothing to read or write */
+} fattn_operand_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_operand_info_init(fattn_operand_info *info);
+
+/* How many operands a problem has; they and their order follow from op, features and outputs. The
+ * problem is validated first, here and below, whatever the device. */
+FATTN_API fattn_status fattn_operand_count(const fattn_problem *problem, int *count);
+
+/* Describes one of them, index 0 being the first. */
+FATTN_API fattn_status fattn_operand_get_info(const fattn_problem *problem, int index,
+                                              fattn_operand_info *info);
+
+/* Describes the one of this name; FATTN_INVALID_ARGUMENT where the problem has none. */
+FATTN_API fattn_status fattn_operand_find(const fattn_problem *problem, const char *name,
+                                          fattn_operand_info *info);
+
+/* -------------------------------------------------------------------------------------------------
  * Devices
  * ---------------------------------------------------------------------------------------------- */
 
-/* An open device. Several threads may use one. */
+/* Where the library gets the host's memory for its own objects, and tensors of backends in host
+ * memory that have no allocator of their own. Threads' stacks and other libraries are apart. */
+typedef struct fattn_host_allocator {
+    size_t struct_size; /* sizeof(fattn_host_allocator); set by the caller */
+    void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is none */
+    void (*release)(void *user, void *memory);   /* of allocate; never NULL */
+    void *user;                                  /* their first argument */
+} fattn_host_allocator;
+
+/*
+ * Sets the allocator of the process, which is copied; NULL means malloc() and free(). The functions
+ * may be called from any thread, and must not call the library. To be set before anything else is
+ * called: FATTN_INVALID_ARGUMENT when memory of the allocator before is in use.
+ */
+FATTN_API fattn_status fattn_set_host_allocator(const fattn_host_allocator *allocator);
+
+/* An open device. Several threads may use one. Wherever a function takes a device, NULL is the
+ * default one: what fattn_device_open(NULL) opens, opened at the first use and kept until
+ * fattn_cache_clear(), before which its memory and streams must be given back. */
 typedef struct fattn_device fattn_device;
 
 /* A device's queue of work: CUstream or hipStream_t on a GPU, where NULL is the default stream. On
@@ -317,11 +396,91 @@ typedef void *fattn_stream;
 
 /*
  * Opens a device. spec is "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; NULL reads the
- * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. An
- * unknown or absent device is an error, never another device. Close it with fattn_device_close();
+ * environment variable FATTN_BACKEND, and means "auto", the best device present, without it. "auto"
+ * passes over devices that cannot be used, such as a GPU that this build has no code for, and
+ * FATTN_VERBOSE=1 says which and why. A device that is named and cannot be used is an error, never
+ * another device. Close it with fattn_device_close();
  * plans made on it hold it open.
  */
 FATTN_API fattn_status fattn_device_open(const char *spec, fattn_device **device);
+
+/* Whose threads a CPU device has. */
+typedef enum fattn_engine {
+    FATTN_ENGINE_DEFAULT = 0, /* FATTN_ENGINE_OWN */
+    FATTN_ENGINE_OWN = 1,     /* the library's */
+    FATTN_ENGINE_OPENMP = 2   /* OpenMP's, for programs that want one pool for everything. Its
+                               * runtime may end the process where threads or memory fail */
+} fattn_engine;
+
+/*
+ * A loop over a caller's own threads: calls body(context, i) once for each i in 0 .. count - 1 and
+ * returns when all of these calls have returned. They may come in any order, on any threads, at a
+ * time or one after another. It may be called from several threads at a time, and must not throw
+ * through the library. The bodies share out the work among those that run, so that a loop with
+ * fewer threads than count is right, and merely takes longer.
+ */
+typedef void (*fattn_parallel_for)(void *user, int64_t count,
+                                   void (*body)(void *context, int64_t i), void *context);
+
+/* Allocates memory of a caller's on a device: see fattn_device_options. */
+typedef void *(*fattn_device_allocate)(void *user, size_t bytes, fattn_stream stream);
+
+/* Releases what a fattn_device_allocate returned. */
+typedef void (*fattn_device_release)(void *user, void *memory);
+
+/*
+ * How a device is opened. Set it up with fattn_device_options_init(), then fill in what differs. An
+ * option that a backend does not have must be left at its default: those of threads are the CPU's,
+ * those of memory every backend's.
+ *
+ * Threads. A device has a number of threads, which is decided when it is opened and which its plans
+ * have. Results do not depend on it. It is FATTN_NUM_THREADS if that is set; else `threads`; else
+ * the number of `cpus`; else omp_get_max_threads(), in a build with OpenMP; else, and where OpenMP
+ * merely counts processors, those that affinity and control groups grant the process.
+ *
+ * The library's own threads (FATTN_ENGINE_OWN) are made when a problem first is large enough for
+ * them, serve all calling threads together, and end with their last device. Devices share them,
+ * unless `threads` or `cpus` is given. The calling thread always works, and waits for others only
+ * while they are at work on its problem. So where the system refuses to make a thread, the device
+ * goes on with fewer. They look for work for 30 microseconds before they sleep, and block all
+ * signals. In a child of fork() a device goes on, with new threads; that needs no exec. In a
+ * parallel region of the caller's OpenMP, where that allows no further threads, the calling thread
+ * works alone, if the number was OpenMP's.
+ *
+ * Memory. `allocate` and `release` take the place of the backend's own functions for everything
+ * that the library allocates on the device: workspaces, copies of host memory,
+ * fattn_device_malloc(). They may be called from any thread, in whichever context is current there,
+ * several at a time, and while streams are captured; they must not call the library. Memory is
+ * aligned to 256 bytes; NULL becomes FATTN_OUT_OF_MEMORY. `stream` is that of the call which needs
+ * the memory, NULL where there is none. The library waits for the last use before it releases.
+ */
+typedef struct fattn_device_options {
+    size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
+
+    int64_t threads;                 /* 1..1024; 0, the default, as said above */
+    const char *isa;                 /* exactly this instruction set; NULL, the default, the best */
+    const char *cpus;                /* processors that the library's own threads may run on, as in
+                                      * "0-15,32"; the calling thread stays where it is. NULL, the
+                                      * default: those of the program's first thread and of the one
+                                      * that opens the device, or OpenMP's places */
+    fattn_engine engine;             /* default FATTN_ENGINE_DEFAULT */
+    uint32_t reserved;               /* 0 */
+    fattn_parallel_for parallel_for; /* whose threads work instead; default NULL. No other thread is
+                                      * then created */
+    void *parallel_user;             /* its first argument */
+    fattn_device_allocate allocate;  /* default NULL; give both or none */
+    fattn_device_release release;    /* default NULL */
+    void *allocator_user;            /* their first argument */
+} fattn_device_options;
+
+/* Fills *options with the defaults named above. */
+FATTN_API void fattn_device_options_init(fattn_device_options *options);
+
+/* Opens a device like fattn_device_open(), with options, which are copied; NULL means the
+ * defaults. FATTN_NUM_THREADS and FATTN_CPU_ISA override them. FATTN_UNSUPPORTED where the backend
+ * or the build lacks an option that is not at its default. */
+FATTN_API fattn_status fattn_device_open_with(const char *spec, const fattn_device_options *options,
+                                              fattn_device **device);
 
 /* Gives a device up. NULL is allowed. */
 FATTN_API void fattn_device_close(fattn_device *device);
@@ -335,7 +494,7 @@ FATTN_API const char *fattn_backend_name(int i);
 
 /* What a device is. */
 typedef struct fattn_device_info {
-    size_t struct_size;   /* sizeof(fattn_device_info); set by the caller */
+    size_t struct_size;   /* sizeof(fattn_device_info); set by fattn_device_info_init */
     char backend[16];     /* "cpu" */
     char name[96];        /* "AMD EPYC ..." */
     char isa[32];         /* "avx512", "sm_90" */
@@ -345,6 +504,9 @@ typedef struct fattn_device_info {
     int64_t fast_memory;  /* bytes of cache or shared memory a unit may plan with */
     int64_t total_memory; /* bytes, 0 when unknown */
 } fattn_device_info;
+
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_device_info_init(fattn_device_info *info);
 
 /* Describes a device. */
 FATTN_API fattn_status fattn_device_get_info(const fattn_device *device, fattn_device_info *info);
@@ -381,6 +543,14 @@ FATTN_API void fattn_event_destroy(fattn_event *event);
 /* Puts the event behind all that is queued on the stream by now; a second time moves it. */
 FATTN_API fattn_status fattn_event_record(fattn_event *event, fattn_stream stream);
 
+/* Lets what is queued on the stream from now on wait until the event is reached; the caller does
+ * not wait. The stream is of the event's device, mostly another than the one that it was recorded
+ * on. An event that was never recorded holds nothing up. On a CPU it does nothing. */
+FATTN_API fattn_status fattn_event_wait(fattn_event *event, fattn_stream stream);
+
+/* Waits until the event is reached, and reports what went wrong before it. */
+FATTN_API fattn_status fattn_event_synchronize(fattn_event *event);
+
 /* Waits for two recorded events of one device, and gives the time from start to stop. */
 FATTN_API fattn_status fattn_event_elapsed(fattn_event *start, fattn_event *stop,
                                            double *milliseconds);
@@ -405,7 +575,7 @@ FATTN_API void fattn_plan_destroy(fattn_plan *plan);
 
 /* What was chosen, and what it costs. */
 typedef struct fattn_plan_info {
-    size_t struct_size;       /* sizeof(fattn_plan_info); set by the caller */
+    size_t struct_size;       /* sizeof(fattn_plan_info); set by fattn_plan_info_init */
     char kernel[64];          /* name of the kernel row */
     int64_t br, bc;           /* tile: queries, keys */
     int64_t splits;           /* how many parts the keys of a row are cut into */
@@ -418,33 +588,75 @@ typedef struct fattn_plan_info {
     double effective_dropout; /* the dropout probability after rounding, 0 without dropout */
 } fattn_plan_info;
 
+/* Fills *info with its size and zeros. */
+FATTN_API void fattn_plan_info_init(fattn_plan_info *info);
+
 /* Describes a plan. */
 FATTN_API fattn_status fattn_plan_get_info(const fattn_plan *plan, fattn_plan_info *info);
 
 /* Writes the plan in words, with the reason why each better kernel declined, into text, cut to size
- * bytes and always terminated. Returns the length that the whole text has, like snprintf. */
+ * bytes and always terminated; NULL takes none. Returns the length that the whole text has, like
+ * snprintf. */
 FATTN_API size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size);
 
 /*
  * Runs a plan. workspace points to at least workspace_bytes bytes of device memory aligned to 256,
  * any contents, for this execution alone; NULL makes the library allocate (and, on a GPU, wait).
+ * On an AMD GPU it is not memory that host and device keep coherent (fine-grained or managed).
  * Work is queued on stream; on a CPU it is done on return.
  */
 FATTN_API fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
                                      void *workspace, fattn_stream stream);
 
 /*
- * One shot: plans through a cache of recent plans and executes. device NULL is the one that
- * fattn_device_open(NULL) opens, kept open. The pointer alignment is taken from the pointers, and
- * the workspace is allocated where one is needed. With a GPU device and host pointers it copies to
- * the device and back and waits.
+ * One shot: plans through a cache of recent plans and executes. The pointer alignment is taken from
+ * the pointers, and the workspace is allocated where one is needed, and kept. With a GPU device and
+ * host pointers it copies to the device and back and waits.
+ *
+ * Calls may come from any threads and on any streams, one after another or at once: a plan has a
+ * workspace for each of up to four streams, and streams beyond them wait, on the GPU, for the
+ * workspace that they are given.
+ *
+ * A call may be captured into a graph (not with host pointers). Its workspace then belongs to the
+ * graph: calls of that capture share it, no other call ever gets it, and it is not freed before the
+ * process ends. Programs that capture again and again run plans with workspaces of their own.
  */
 FATTN_API fattn_status fattn_attention(fattn_device *device, const fattn_problem *problem,
                                        const fattn_buffers *buffers, fattn_stream stream);
 
-/* Frees the cached plans, workspaces and default device of fattn_attention() that are not in
- * use. */
+/* Frees the cached plans and workspaces of fattn_attention() and the default device, as far as they
+ * are not in use. Waits for what is queued with them. */
 FATTN_API void fattn_cache_clear(void);
+
+/* How much fattn_attention() keeps, in the whole process. Set it up with
+ * fattn_cache_options_init(). */
+typedef struct fattn_cache_options {
+    size_t struct_size; /* sizeof(fattn_cache_options); set by fattn_cache_options_init */
+    int64_t entries;    /* plans, 0..4096: those used last are kept; default 32 */
+    int64_t bytes;      /* of all their workspaces together; default INT64_MAX. A call that needs
+                         * more gets it, and waits until it can be freed again */
+} fattn_cache_options;
+
+/* Fills *options with the defaults named above. */
+FATTN_API void fattn_cache_options_init(fattn_cache_options *options);
+
+/* Sets how much is kept, and frees what is too much. Any thread may call it at any time. */
+FATTN_API fattn_status fattn_cache_set_options(const fattn_cache_options *options);
+
+/* What fattn_attention() keeps now, and how it went since the process began. */
+typedef struct fattn_cache_info {
+    size_t struct_size;  /* sizeof(fattn_cache_info); set by the caller */
+    int64_t entries;     /* plans */
+    int64_t bytes;       /* of their workspaces */
+    int64_t graph_bytes; /* of workspaces that belong to captured graphs, not among bytes */
+    int64_t hits;        /* calls that found their plan */
+    int64_t misses;      /* calls that did not, and made one */
+    int64_t evictions;   /* plans that were given up for others */
+    int64_t allocations; /* workspaces that were allocated */
+} fattn_cache_info;
+
+/* Describes the cache. */
+FATTN_API fattn_status fattn_cache_get_info(fattn_cache_info *info);
 
 /* FATTN_OK when the device has a kernel for the problem; else the status that fattn_plan_create()
  * would return, with fattn_last_reason(). Loads nothing. */
@@ -456,13 +668,16 @@ FATTN_API fattn_status fattn_support(fattn_device *device, const fattn_problem *
 
 /* Two results over disjoint keys, all f32. On a GPU the pointers are device memory. */
 typedef struct fattn_merge_args {
-    size_t struct_size;                  /* sizeof(fattn_merge_args); set by the caller */
+    size_t struct_size; /* sizeof(fattn_merge_args); set by fattn_merge_args_init */
     int64_t batch, heads, seqlen, dim_v; /* B, H, S, Dv */
     const float *o1, *lse1; /* first state: (B, S, H, Dv) in o1_stride, contiguous (B, H, S) */
     const float *o2, *lse2; /* second state, likewise */
     float *o, *lse; /* result, likewise; may be (o1, lse1) or (o2, lse2), with the same strides */
     fattn_strides o1_stride, o2_stride, o_stride; /* of o1, o2 and o, in elements */
 } fattn_merge_args;
+
+/* Fills *args with its size and zeros. */
+FATTN_API void fattn_merge_args_init(fattn_merge_args *args);
 
 /*
  * Merges two results: m = max(lse1, lse2), w = exp(lse - m), lse = m + ln(w1 + w2),
@@ -474,13 +689,16 @@ FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args 
 
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {
-    size_t struct_size;                       /* sizeof(fattn_dropout_args); set by the caller */
-    int64_t batch, heads, seqlen_q, seqlen_k; /* how large the rectangle is */
+    size_t struct_size; /* sizeof(fattn_dropout_args); set by fattn_dropout_args_init */
+    int64_t batch, heads, seqlen_q, seqlen_k;              /* how large the rectangle is */
     int64_t batch_offset, head_offset, q_offset, k_offset; /* where it begins */
     double p;                                              /* probability to drop, 0..1 */
     uint64_t seed, offset;                                 /* as in fattn_buffers */
     uint8_t *keep; /* contiguous (batch, heads, seqlen_q, seqlen_k): 1 kept, 0 dropped */
 } fattn_dropout_args;
+
+/* Fills *args with its size and zeros. */
+FATTN_API void fattn_dropout_args_init(fattn_dropout_args *args);
 
 /* Writes the dropout pattern of a seed, for inspection and tests. */
 FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *args,
@@ -490,8 +708,8 @@ FATTN_API fattn_status fattn_dropout_mask(fattn_device *device, const fattn_drop
  * Messages
  * ---------------------------------------------------------------------------------------------- */
 
-/* Is given one line without a newline, which lasts until it returns. May be called from any thread,
- * and from several at a time. */
+/* Is given one line of printable ASCII without a newline, which lasts until it returns. May be
+ * called from any thread, and from several at a time. */
 typedef void (*fattn_log_callback)(void *user, const char *line);
 
 /* Sends the lines that FATTN_VERBOSE asks for to callback instead of stderr; NULL restores

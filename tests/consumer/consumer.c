@@ -9,6 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#ifdef _OPENMP
+#error "compiling a caller with -fopenmp is not the library's to ask for"
+#endif
+
 int main(void)
 {
     if (strcmp(fattn_version(), FATTN_VERSION_STRING) != 0) {

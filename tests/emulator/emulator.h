@@ -32,6 +32,10 @@ bool emu_memory_add(emu_memory *memory, void *base, size_t size, bool fresh);
 /* False when no region begins at base. */
 bool emu_memory_remove(emu_memory *memory, const void *base);
 
+/* Says that the region at base is fine-grained: atomic operations on floats are lost there, as on
+ * gfx90a. False when no region begins there. */
+bool emu_memory_refine(emu_memory *memory, const void *base);
+
 /* Says that the host wrote size bytes at base, within a region. */
 void emu_memory_define(emu_memory *memory, const void *base, size_t size);
 

@@ -16,6 +16,7 @@ typedef struct region {
     uintptr_t base;
     size_t size;
     uint8_t *def; /* [size], or NULL when all is defined */
+    bool fine;
 } region;
 
 struct emu_memory {
@@ -64,7 +65,7 @@ bool emu_memory_add(emu_memory *m, void *base, size_t size, bool fresh)
     uint8_t *const def = fresh ? calloc(1, size) : NULL;
     if (fresh && def == NULL) return false;
     memmove(m->region + at + 1, m->region + at, (size_t)(m->regions - at) * sizeof *m->region);
-    m->region[at] = (region){address, size, def};
+    m->region[at] = (region){address, size, def, false};
     m->regions++;
     return true;
 }
@@ -77,6 +78,21 @@ bool emu_memory_remove(emu_memory *m, const void *base)
     m->regions--;
     memmove(m->region + at, m->region + at + 1, (size_t)(m->regions - at) * sizeof *m->region);
     return true;
+}
+
+bool emu_memory_refine(emu_memory *m, const void *base)
+{
+    const int at = find_region(m, (uintptr_t)base);
+    if (at == m->regions || m->region[at].base != (uintptr_t)base) return false;
+    m->region[at].fine = true;
+    return true;
+}
+
+/* Whether it lies in a fine-grained region. */
+static bool is_fine(const emu_memory *m, const uint8_t *address)
+{
+    const int at = find_region(m, (uintptr_t)address);
+    return at < m->regions && m->region[at].base <= (uintptr_t)address && m->region[at].fine;
 }
 
 uint8_t *emu_memory_at(emu_memory *m, uint64_t address, size_t size, uint8_t **def)
@@ -562,6 +578,7 @@ static void run_atomic(emu_wave *w, const emu_instr *in)
         uint64_t old = 0;
         memcpy(&old, at, (size_t)bytes);
         const uint64_t now = emu_atomic(op, bytes, old, x, compare);
+        if (op >= ATOMIC_FADD && is_fine(w->group->machine->memory, at)) continue; /* lost */
         memcpy(at, &now, (size_t)bytes);
     }
     if (!returns) return;

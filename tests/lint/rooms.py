@@ -4,6 +4,7 @@
 usage: rooms.py ROOT
 """
 
+import ast
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ DOORS = {
     "backends/cuda": ["include", "core", "backends/gpu"],
     "backends/hip": ["include", "core", "backends/gpu"],
     "tools": ["include", "core/memory.h", "core/status.h", "core/dtype.h"],
+    "python": ["include"],
     "bench": ["include"],
     "examples": ["include"],
     "tests": ["include", "core", "backends", "tools"],
@@ -50,10 +52,10 @@ WORDS = [
     (r"<(x86|imm|xmm|emm|zmm|avx\w*)intrin\.h>|<arm_(neon|bf16)\.h>",
      r"backends/cpu/vec_\w+\.h|tests/.*|bench/.*", "intrinsics live in vec_*.h"),
     (r"#\s*pragma\s+omp\b|\bomp_\w+|<omp\.h>",
-     r"backends/cpu/cpu\.c|tests/.*|bench/.*|tools/.*|examples/.*",
-     "threads are started in backends/cpu/cpu.c only"),
-    (r"\bpthread_create\b|\bthrd_create\b", r"tests/.*|bench/.*|tools/.*",
-     "threads are started in backends/cpu/cpu.c only"),
+     r"backends/cpu/team\.c|tests/.*|bench/.*|tools/.*|examples/.*",
+     "OpenMP's words live in backends/cpu/team.c"),
+    (r"\bpthread_create\b|\bthrd_create\b", r"backends/cpu/pool\.c|tests/.*|bench/.*|tools/.*",
+     "threads are started in backends/cpu/pool.c only"),
     (r"\b__(CUDA|HIP|NVCC|CUDACC|HIPCC)\w*|\b__(device|host|global)__\b|\b(cuda|hip)[A-Z]\w*",
      r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|tests/.*",
      "CUDA and HIP words live in host_device.h and the GPU folders"),
@@ -65,6 +67,15 @@ WORDS = [
     (r"\b(printf|puts|putchar|perror)\s*\(|\bstdout\b|\bstderr\b",
      r"core/log\.c|tests/.*|tools/.*|bench/.*|examples/.*", "the library prints through core/log.c only"),
 ]
+
+# What modules of the Python package may import besides the standard library and the package itself. NumPy
+# is never imported while the package is: that alone takes longer than importing fattn may.
+PYTHON = {
+    "python/fattn/torch": ["torch"],
+    "python/fattn/flash_attn.py": ["torch"],
+    "python/fattn/transformers.py": ["torch", "transformers"],
+    "python/fattn/jax.py": ["jax", "numpy"],
+}
 
 # The core reads like mathematics on any machine: its template headers may not use the C library's.
 TEMPLATES = ("core/online_softmax.h", "core/score.h", "core/philox.h", "core/band.h", "core/dtype.h")
@@ -108,9 +119,7 @@ def resolve(root, path, name):
 def may_include(path, target):
     room = room_of(path)
     doors = [room] + DOORS[room] + [d for key in KEYS if re.fullmatch(key, path) for d in KEYS[key]]
-    if target in GENERATED:
-        return GENERATED[target] in doors
-    home = room_of(target)
+    home = GENERATED.get(target) or room_of(target)
     for door in doors:
         if door == target or door == home or (home or "").startswith(door + "/"):
             return True
@@ -170,12 +179,25 @@ def templates(root):
                 yield f"{path}:{number}: a template header may not include {match.group(1)}"
 
 
+def imports(root):
+    """Python modules that import what they may not, or at the top what is too slow to come there."""
+    for path in tap.files(root, (".py",), ["python"]):
+        allowed = [name for key, names in PYTHON.items() if path.startswith(key) for name in names]
+        for node in ast.parse(tap.read(root, path)).body:
+            names = ([a.name for a in node.names] if isinstance(node, ast.Import) else
+                     [node.module] if isinstance(node, ast.ImportFrom) else [])
+            for name in (n.split(".")[0] for n in names):
+                if name not in ("fattn", *allowed, *sys.stdlib_module_names):
+                    yield f"{path}:{node.lineno}: imports {name} at its top"
+
+
 def results(root):
     return [
         ("rooms include through doors", doors(root)),
         ("words are at home", words(root)),
         ("core names no backend", backend_names(root)),
         ("template headers need no C library", templates(root)),
+        ("Python modules import through doors", imports(root)),
     ]
 
 

@@ -11,9 +11,11 @@ import sys
 import tempfile
 
 import code_objects
+import constants
 import environment
 import execstack
 import format as formatting
+import hardening
 import headers
 import instructions
 import rooms
@@ -60,9 +62,12 @@ TREES = [
      {"backends/cpu/a.c": "y = vfmaq_lane_f32(y, x, a, 0);\n"}),
     ("an intrinsics header outside vec_*.h", rooms.words,
      {"backends/cpu/vec_a.h": "#include <immintrin.h>\n"}, {"core/a.h": "#include <immintrin.h>\n"}),
-    ("threads outside cpu.c", rooms.words,
-     {"backends/cpu/cpu.c": "#pragma omp parallel\n"},
+    ("OpenMP outside team.c", rooms.words,
+     {"backends/cpu/team.c": "#pragma omp parallel\n"},
      {"backends/cpu/a.c": "#pragma omp parallel\n"}),
+    ("a thread outside pool.c", rooms.words,
+     {"backends/cpu/pool.c": "pthread_create(&t, 0, f, 0);\n"},
+     {"backends/cpu/team.c": "pthread_create(&t, 0, f, 0);\n"}),
     ("a thread in the core", rooms.words,
      {"core/a.c": "pthread_mutex_lock(&m); /* pthread_create */\n"}, {"core/a.c": "pthread_create(&t, 0, f, 0);\n"}),
     ("CUDA words in the core", rooms.words,
@@ -76,11 +81,24 @@ TREES = [
      {"core/a.c": "// abort()\nassert(x);\n"}, {"core/a.c": "abort();\n"}),
     ("printing outside log.c", rooms.words,
      {"core/a.c": 'snprintf(text, 4, "printf()");\n'}, {"core/a.c": 'printf("x");\n'}),
+    ("a Python module imports another library at its top", rooms.imports,
+     {"python/fattn/a.py": "import os\nfrom fattn import _c\n\ndef f():\n    import numpy\n",
+      "python/fattn/torch.py": "import torch\n"},
+     {"python/fattn/a.py": "from numpy import array\n"}),
     ("the core names a backend", rooms.backend_names,
      {"core/a.c": '/* "reference" */ char *s = "cpus";\n', "backends/reference/a.c": "", "backends/cpu/b.c": ""},
      {"core/a.c": 'char *s = "the reference backend";\n', "backends/reference/a.c": ""}),
     ("a template header with math.h", rooms.templates,
      {"core/score.h": "#include <stdint.h>\n"}, {"core/score.h": "#include <math.h>\n"}),
+    ("a bit that is an expression", lambda root: constants.check_bits("output", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_H\n#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x2u /* b */\n"},
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B (1u << 1)\n"}),
+    ("a bit that two constants have", lambda root: constants.check_bits("output", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x2u\n"},
+     {"include/fattn/fattn.h": "#define FATTN_OUT_A 0x1u\n#define FATTN_OUT_B 0x3u\n"}),
+    ("a bit that is missing among all", lambda root: constants.check_bits("feature", constants.in_header(root)),
+     {"include/fattn/fattn.h": "#define FATTN_A 0x1ull\n#define FATTN_B 0x2ull\n#define FATTN_FEATURES_ALL 0x3ull\n"},
+     {"include/fattn/fattn.h": "#define FATTN_A 0x1ull\n#define FATTN_B 0x2ull\n#define FATTN_FEATURES_ALL 0x1ull\n"}),
     ("an undocumented variable", lambda root: flat(environment.results(root)),
      {"core/env.c": 'f("FATTN_A"); /* "FATTN_B" */\n', "docs/BUILDING.md": "| `FATTN_A=n` | x |\n"},
      {"core/env.c": 'f("FATTN_A"), f("FATTN_B");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n`FATTN_B`\n"}),
@@ -164,6 +182,23 @@ def stack_case(folder):
     yield "a program with an executable stack", judge(
         execstack.image(compiled(folder, "good", code)),
         execstack.image(compiled(folder, "bad", code, "-Wl,-z,execstack")))
+
+
+def hardening_case(folder):
+    code = ("#include <stdio.h>\n#include <string.h>\nvoid f(char *, int);\nvoid f(char *to, int n)\n"
+            "{ char a[64]; snprintf(a, n, \"%s\", to); memcpy(to, a, 64); }\n")
+    flags = ("-shared", "-fPIC", "-O2", "-U_FORTIFY_SOURCE")
+    hard = compiled(folder, "hard.so", code, *flags, "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong",
+                    "-Wl,-z,relro", "-Wl,-z,now")
+    soft = compiled(folder, "soft.so", code, *flags, "-fno-stack-protector", "-Wl,-z,norelro", "-Wl,-z,lazy")
+    for name, measure in hardening.MEASURES.items():
+        yield f"a library without hardening: {name}", judge(hardening.lacks(measure, hard),
+                                                            hardening.lacks(measure, soft))
+
+    def notes(text):
+        return hardening.lacks(hardening.LANDING, "a.o", lambda option, path: text)
+    yield "an object without landing pads", judge(notes("  Properties: x86 feature: IBT, SHSTK\n"),
+                                                  notes("  Properties: x86 feature: IBT\n"))
 
 
 def library_case(folder):
@@ -307,7 +342,7 @@ def tally_case():
 def results():
     for title, lint, tidy, planted in TREES:
         yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
-    for case in (header_case, stack_case, library_case, instruction_case,
+    for case in (header_case, stack_case, hardening_case, library_case, instruction_case,
                  code_object_case):
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)

@@ -9,7 +9,7 @@ or the name of a file.
 import os
 
 # The rooms of the house; nothing outside them is source.
-ROOMS = ("include", "core", "backends", "tools", "tests", "bench", "examples", "cmake")
+ROOMS = ("include", "core", "backends", "tools", "python", "tests", "bench", "examples", "cmake")
 SOURCE = (".c", ".h", ".inl", ".cu", ".cuh", ".hip", ".inc")
 
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In four parts: objects, the frame of a call, the functions of a backend, those of tests. */
+/* In five parts: objects, what follows what, the frame of a call, the functions of a backend, those
+ * of tests. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tests/stub/stub_cuda.h"
@@ -16,7 +17,12 @@ stub_cuda *stub_cuda_state(void) { return &state; }
 
 /* --- Objects ---------------------------------------------------------------------------------- */
 
-enum { DEVICES_MAX = 8, STACK_MAX = 64, SHARED_DEFAULT = 49152 };
+enum { DEVICES_MAX = 8, STACK_MAX = 64, SHARED_DEFAULT = 49152, CLOCKS = 1024 };
+
+/* How many launches of each stream lie before a point. */
+typedef struct clocks {
+    int launches[CLOCKS];
+} clocks;
 
 /* A handle is the address of its object; memory is found by what it points to. */
 typedef struct object {
@@ -26,15 +32,22 @@ typedef struct object {
     int device;           /* of a context */
     int retained;         /* of a primary context */
     int shared;           /* bytes that a launch of a function may ask for */
+    int compiled_for;     /* the PTX that a module or function was made from */
     bool recorded;        /* of an event */
     char *memory;
     size_t bytes;
+    int number;                 /* of a stream, where it is found in clocks */
+    clocks *before;             /* what a stream's or an event's point follows */
+    int user, use;              /* of memory: stream and launch of its last use; use 0: none */
+    unsigned long long capture; /* that a stream is in, or an event was recorded in */
 } object;
 
 static object *objects;
 static object primaries[DEVICES_MAX];
 static object *capturing; /* a stream, or NULL */
+static unsigned long long captures;
 static bool capture_broken, initialised;
+static _Thread_local int capture_mode;
 
 /* Contexts that are current in this thread; the last is the one. */
 static _Thread_local object *stack[STACK_MAX];
@@ -42,9 +55,23 @@ static _Thread_local int depth;
 
 static object *current(void) { return depth ? stack[depth - 1] : NULL; }
 
+/* The handle of a stream that was destroyed is the next one's. */
+static object *used_streams;
+
+static object *new_object(stub_kind kind)
+{
+    object *const used = kind == STUB_STREAM ? used_streams : NULL;
+    if (!used) {
+        return calloc(1, sizeof(object));
+    }
+    used_streams = used->next;
+    memset(used, 0, sizeof *used);
+    return used;
+}
+
 static int add(stub_kind kind, object *owner, object **made)
 {
-    object *const o = calloc(1, sizeof *o);
+    object *const o = new_object(kind);
     if (!o) {
         return STUB_OUT_OF_MEMORY;
     }
@@ -75,20 +102,28 @@ static int drop(object *o)
     }
     *link = o->next;
     state.alive[o->kind]--;
+    free(o->before);
     free(o->memory);
-    free(o);
+    if (o->kind == STUB_STREAM) {
+        o->next = used_streams;
+        used_streams = o;
+    } else {
+        free(o);
+    }
     return 0;
 }
 
-bool stub_cuda_owns(const void *address)
+static object *memory_at(const void *address)
 {
     const char *const at = address;
-    const object *o = objects;
+    object *o = objects;
     while (o && (o->kind != STUB_MEMORY || at < o->memory || at >= o->memory + o->bytes)) {
         o = o->next;
     }
-    return o != NULL;
+    return o;
 }
+
+bool stub_cuda_owns(const void *address) { return memory_at(address) != NULL; }
 
 static void drop_owned(const object *owner)
 {
@@ -110,6 +145,64 @@ static bool is_context(const object *context)
     return find(STUB_CONTEXT, context) != NULL;
 }
 
+/* --- What follows what ------------------------------------------------------------------------ */
+
+/* Work has a number in its stream's clock; a launch follows another when its stream's clocks have
+ * come to it, through the stream's own order, events and waits of the host. (That the default
+ * stream of a context waits for others, and they for it, is left out: nothing may rely on it.) */
+static clocks host;       /* what the host has waited for */
+static object *launching; /* the stream of the launch that is being watched */
+static int numbers;       /* of streams; begin again after CLOCKS, far from what is still alive */
+enum { THREADS_MAX = 256 };
+static object own[DEVICES_MAX + THREADS_MAX]; /* streams that have no handle of their own */
+static int threads;
+static _Thread_local int thread; /* from 1 */
+
+static void merge(clocks *into, const clocks *from)
+{
+    for (int n = 0; n < CLOCKS; n++) {
+        into->launches[n] =
+            into->launches[n] > from->launches[n] ? into->launches[n] : from->launches[n];
+    }
+}
+
+/* The clocks of a stream or an event. */
+static clocks *clocks_of(object *o)
+{
+    if (!o->before) {
+        o->before = calloc(1, sizeof *o->before);
+        o->number = o->kind == STUB_STREAM ? numbers++ % CLOCKS : 0;
+    }
+    return o->before;
+}
+
+/* The stream of a handle: NULL and 1 one of the device's, 2 one of the thread's. */
+static object *stream_of(object *handle)
+{
+    object *stream = handle;
+    if ((uintptr_t)handle == 2) {
+        thread = thread ? thread : ++threads % THREADS_MAX + 1;
+        stream = &own[DEVICES_MAX + thread - 1];
+    } else if ((uintptr_t)handle < 2) {
+        stream = &own[current() ? current()->device : 0];
+    }
+    stream->kind = STUB_STREAM;
+    return stream;
+}
+
+bool stub_cuda_follows(const void *address)
+{
+    object *const memory = memory_at(address);
+    const clocks *const c = launching ? launching->before : NULL;
+    if (!memory || !c) {
+        return false;
+    }
+    const bool follows = !memory->use || memory->use <= c->launches[memory->user];
+    memory->user = launching->number;
+    memory->use = c->launches[launching->number];
+    return follows;
+}
+
 /* The context of a stream; NULL, 1 and 2 are the current context's own streams. */
 static object *context_of(object *stream)
 {
@@ -122,6 +215,7 @@ static object *context_of(object *stream)
 /* What a call needs or does. One that is told to fail does nothing, except that a RELEASE does its
  * work: a driver reports there what went wrong earlier, in a kernel. */
 enum { CONTEXT = 1, WAITS = 2, RELEASE = 4 };
+enum { CAPTURE_RELAXED = 2 };
 
 static int late; /* the result of a RELEASE that was told to fail; under mutex */
 
@@ -144,7 +238,8 @@ static int begin(const char *name, unsigned what)
     if (what & CONTEXT && (!current() || !is_context(current()))) {
         return STUB_INVALID_CONTEXT;
     }
-    if (what & WAITS && capturing) { /* memory, modules and waiting have no place in a graph */
+    /* Memory, modules and waiting have no place in a graph, unless the thread knows better. */
+    if (what & WAITS && capturing && capture_mode != CAPTURE_RELAXED) {
         capture_broken = true;
         return STUB_CAPTURE_UNSUPPORTED;
     }
@@ -185,6 +280,7 @@ static const struct {
     {STUB_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {STUB_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not while capturing"},
     {STUB_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "an earlier call"},
+    {STUB_CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "work outside the capture"},
     {STUB_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "the default stream"},
 };
 
@@ -216,6 +312,8 @@ CALL(cuInit, unsigned flags)
 {
     BEGIN(0);
     if (!result) {
+        const char *const old = getenv("STUB_CUDA_OLD");
+        state.old = old ? atoi(old) : state.old;
         result = flags ? STUB_INVALID_VALUE : state.devices ? 0 : STUB_NO_DEVICE;
         initialised = !result;
     }
@@ -261,24 +359,25 @@ CALL(cuDeviceTotalMem_v2, size_t *bytes, int device)
     return end(result);
 }
 
+static int capability_of(int device) { return device < state.old ? 52 : state.capability; }
+
 /* What a block may ask for, as the programming guide has it for each compute capability. */
-static int shared_memory(void)
+static int shared_memory(int device)
 {
-    const int c = state.capability;
+    const int c = capability_of(device);
     return c < 80 ? 65536 : c == 80 || c == 87 ? 166912 : c < 90 || c >= 120 ? 101376 : 232448;
 }
 
 CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
 {
     BEGIN(0);
-    (void)device;
     if (!result) {
         switch (attribute) {
         case 16: *value = 4; break;        /* multiprocessors */
         case 38: *value = 40 << 20; break; /* L2 */
-        case 75: *value = state.capability / 10; break;
-        case 76: *value = state.capability % 10; break;
-        case 97: *value = shared_memory(); break;
+        case 75: *value = capability_of(device) / 10; break;
+        case 76: *value = capability_of(device) % 10; break;
+        case 97: *value = shared_memory(device); break;
         default: result = STUB_INVALID_VALUE;
         }
     }
@@ -353,11 +452,12 @@ CALL(cuCtxPopCurrent_v2, object **context)
     return end(result);
 }
 
-/* Whether a fat binary has code for the device. It begins with a magic number, its header's size
- * and how many bytes of entries follow; an entry with its kind (1: PTX, 2: machine code), the sizes
- * of its header and of what follows it, and, 28 bytes in, the architecture. PTX runs on newer
- * chips, machine code on those of its generation. */
-static int check_image(const unsigned char *image)
+/* The architecture of the code in a fat binary that the device runs. It begins with a magic number,
+ * its header's size and how many bytes of entries follow; an entry with its kind (1: PTX, 2:
+ * machine code), the sizes of its header and of what follows it, and, 28 bytes in, the
+ * architecture. PTX runs on newer chips, machine code on those of its generation, and goes first.
+ */
+static int find_code(const unsigned char *image, int *compiled_for)
 {
     static const uint32_t magic = 0xba55ed50;
     uint16_t header, kind;
@@ -369,27 +469,35 @@ static int check_image(const unsigned char *image)
     memcpy(&header, image + 6, sizeof header);
     memcpy(&bytes, image + 8, sizeof bytes);
     const unsigned char *entry = image + header, *const stop = entry + bytes;
+    int best[3] = {0, 0, 0}; /* of either kind */
     for (; entry < stop; entry += entry_header + size) {
         memcpy(&kind, entry, sizeof kind);
         memcpy(&entry_header, entry + 4, sizeof entry_header);
         memcpy(&size, entry + 8, sizeof size);
         memcpy(&arch, entry + 28, sizeof arch);
-        const int chip = state.capability, code = (int)arch;
-        if (code <= chip && (kind == 1 || code / 10 == chip / 10)) {
-            return 0;
+        const int chip = capability_of(current()->device), code = (int)arch;
+        if (code <= chip && code > best[kind == 1 ? 1 : 2] &&
+            (kind == 1 || (code / 10 == chip / 10 && !state.only_ptx))) {
+            best[kind == 1 ? 1 : 2] = code;
         }
     }
-    return STUB_NO_IMAGE;
+    *compiled_for = best[2] ? best[2] : best[1];
+    return *compiled_for ? 0 : STUB_NO_IMAGE;
 }
 
 CALL(cuModuleLoadData, object **module, const void *image)
 {
     BEGIN(CONTEXT | WAITS);
+    int compiled_for = 0;
     if (!result) {
-        result = check_image(image);
+        result = find_code(image, &compiled_for);
     }
     if (!result) {
         result = add(STUB_MODULE, current(), module);
+    }
+    if (!result) {
+        state.newest = state.compiled_for ? state.compiled_for : compiled_for;
+        (*module)->compiled_for = state.newest;
     }
     return end(result);
 }
@@ -414,6 +522,7 @@ CALL(cuModuleGetFunction, object **function, object *module, const char *name)
     }
     if (!result) {
         (*function)->shared = SHARED_DEFAULT;
+        (*function)->compiled_for = module->compiled_for;
     }
     return end(result);
 }
@@ -421,11 +530,18 @@ CALL(cuModuleGetFunction, object **function, object *module, const char *name)
 CALL(cuFuncGetAttribute, int *value, int attribute, object *function)
 {
     BEGIN(CONTEXT);
-    if (!result && (attribute != 4 || !find(STUB_FUNCTION, function))) {
+    if (!result && !find(STUB_FUNCTION, function)) {
         result = STUB_INVALID_VALUE;
     }
     if (!result) {
-        *value = 64; /* registers */
+        switch (attribute) {
+        case 4: *value = 64; break; /* registers */
+        case 5: *value = function->compiled_for; break;
+        case 6:
+            *value = capability_of(current()->device);
+            break; /* of the machine code, made from PTX or not */
+        default: result = STUB_INVALID_VALUE;
+        }
     }
     return end(result);
 }
@@ -433,7 +549,7 @@ CALL(cuFuncGetAttribute, int *value, int attribute, object *function)
 CALL(cuFuncSetAttribute, object *function, int attribute, int value)
 {
     BEGIN(CONTEXT);
-    if (!result && (attribute != 8 || value < 0 || value > shared_memory() ||
+    if (!result && (attribute != 8 || value < 0 || value > shared_memory(current()->device) ||
                     !find(STUB_FUNCTION, function))) {
         result = STUB_INVALID_VALUE;
     }
@@ -461,6 +577,32 @@ static int check_launch(const object *function, unsigned grid_x, unsigned block_
     return 0;
 }
 
+static void launched(object *stream, void **parameters)
+{
+    launching = stream_of(stream);
+    merge(clocks_of(launching), &host);
+    launching->before->launches[launching->number]++;
+    if (state.watch) {
+        state.watch(parameters);
+    }
+    launching = NULL;
+    state.launches++;
+    state.launch_device = current()->device;
+}
+
+/* As cuda.h lays them out. */
+typedef struct launch_attribute {
+    int number, padding, allowed;
+    char rest[60];
+} launch_attribute;
+
+typedef struct launch_config {
+    unsigned grid[3], block[3], shared;
+    object *stream;
+    const launch_attribute *attributes;
+    unsigned count;
+} launch_config;
+
 CALL(cuLaunchKernel, object *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, object *stream,
      void **parameters, void **extra)
@@ -473,11 +615,30 @@ CALL(cuLaunchKernel, object *function, unsigned grid_x, unsigned grid_y, unsigne
         result = check_launch(function, grid_x, block_x, shared, stream, parameters);
     }
     if (!result) {
-        if (state.watch) {
-            state.watch(parameters);
-        }
-        state.launches++;
-        state.launch_device = current()->device;
+        launched(stream, parameters);
+    }
+    return end(result);
+}
+
+/* Attribute 6 lets a kernel begin before the one ahead of it has ended. A driver takes it for any
+ * kernel; one that was not compiled for 9.0 has no instruction to wait with. */
+CALL(cuLaunchKernelEx, const launch_config *config, object *function, void **parameters,
+     void **extra)
+{
+    BEGIN(CONTEXT);
+    if (!result && (config->grid[1] != 1 || config->grid[2] != 1 || config->block[1] != 1 ||
+                    config->block[2] != 1 || extra || config->count != 1 ||
+                    config->attributes->number != 6 || config->attributes->allowed != 1)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        result = check_launch(function, config->grid[0], config->block[0], config->shared,
+                              config->stream, parameters);
+    }
+    if (!result) {
+        launched(config->stream, parameters);
+        state.early++;
+        state.unready += function->compiled_for < 90;
     }
     return end(result);
 }
@@ -505,7 +666,11 @@ CALL(cuMemAlloc_v2, void **memory, size_t bytes)
 CALL(cuMemFree_v2, void *memory)
 {
     BEGIN(CONTEXT | WAITS | RELEASE);
-    return end(result ? result : drop(find(STUB_MEMORY, memory)));
+    object *const o = find(STUB_MEMORY, memory);
+    if (!result && o && o->use > host.launches[o->user]) {
+        state.freed_in_use++;
+    }
+    return end(result ? result : drop(o));
 }
 
 CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
@@ -553,7 +718,63 @@ CALL(cuStreamDestroy_v2, object *stream)
 CALL(cuStreamSynchronize, object *stream)
 {
     BEGIN(CONTEXT | WAITS);
-    return end(result ? result : context_of(stream) ? 0 : STUB_INVALID_HANDLE);
+    if (!result && !context_of(stream)) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result && stream_of(stream)->capture) {
+        capture_broken = true;
+        result = STUB_CAPTURE_UNSUPPORTED;
+    }
+    if (!result) {
+        merge(&host, clocks_of(stream_of(stream)));
+    }
+    return end(result);
+}
+
+/* A stream that waits for an event of a capture joins the capture. */
+CALL(cuStreamWaitEvent, object *stream, object *event, unsigned flags)
+{
+    BEGIN(CONTEXT);
+    if (!result && (!find(STUB_EVENT, event) || !context_of(stream) || flags)) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result && event->recorded && stream_of(stream)->capture != event->capture) {
+        const bool joins = event->capture == captures && capturing && !stream_of(stream)->capture;
+        capture_broken = capture_broken || !joins;
+        result = joins ? 0 : STUB_CAPTURE_ISOLATION;
+    }
+    if (!result && event->recorded) {
+        stream_of(stream)->capture = event->capture;
+        merge(clocks_of(stream_of(stream)), clocks_of(event));
+    }
+    return end(result);
+}
+
+CALL(cuStreamGetCaptureInfo, object *stream, int *status, unsigned long long *id)
+{
+    BEGIN(CONTEXT);
+    if (!result && !context_of(stream)) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result && capturing && (uintptr_t)stream < 2) {
+        result = STUB_CAPTURE_IMPLICIT;
+    }
+    if (!result) {
+        *status = stream_of(stream)->capture ? 1 + capture_broken : 0;
+        *id = stream_of(stream)->capture;
+    }
+    return end(result);
+}
+
+CALL(cuThreadExchangeStreamCaptureMode, int *mode)
+{
+    BEGIN(0);
+    if (!result) {
+        const int before = capture_mode;
+        capture_mode = *mode;
+        *mode = before;
+    }
+    return end(result);
 }
 
 CALL(cuStreamGetCtx, object *stream, object **context)
@@ -589,6 +810,9 @@ CALL(cuEventRecord, object *event, object *stream)
     }
     if (!result) {
         event->recorded = true;
+        event->capture = stream_of(stream)->capture;
+        memset(clocks_of(event), 0, sizeof(clocks));
+        merge(event->before, clocks_of(stream_of(stream)));
     }
     return end(result);
 }
@@ -596,7 +820,17 @@ CALL(cuEventRecord, object *event, object *stream)
 CALL(cuEventSynchronize, object *event)
 {
     BEGIN(CONTEXT | WAITS);
-    return end(result ? result : find(STUB_EVENT, event) ? 0 : STUB_INVALID_HANDLE);
+    if (!result && !find(STUB_EVENT, event)) {
+        result = STUB_INVALID_HANDLE;
+    }
+    if (!result && event->capture) {
+        capture_broken = true;
+        result = STUB_CAPTURE_UNSUPPORTED;
+    }
+    if (!result) {
+        merge(&host, clocks_of(event));
+    }
+    return end(result);
 }
 
 CALL(cuEventElapsedTime, float *milliseconds, object *start, object *stop)
@@ -608,6 +842,43 @@ CALL(cuEventElapsedTime, float *milliseconds, object *start, object *stop)
     }
     if (!result) {
         *milliseconds = 0.5f;
+    }
+    return end(result);
+}
+
+/* What the driver's manual asks of a tensor map. One that is encoded holds its address first. */
+CALL(cuTensorMapEncodeTiled, void *map, int type, uint32_t axes, void *address,
+     const uint64_t *extent, const uint64_t *stride, const uint32_t *box, const uint32_t *step,
+     int interleave, int swizzle, int promotion, int fill)
+{
+    BEGIN(0);
+    const bool known = type == 1 && interleave == 0 && swizzle == 3 && promotion == 3 && fill == 0;
+    bool fits = (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && axes >= 1 &&
+                axes <= 5 && 2 * box[0] <= 128 && box[0] % 8 == 0;
+    for (uint32_t n = 0; fits && n < axes; n++) {
+        fits = extent[n] >= 1 && extent[n] <= UINT64_C(1) << 32 && box[n] >= 1 && box[n] <= 256 &&
+               step[n] == 1;
+        fits = fits && (n == 0 || (stride[n - 1] > 0 && stride[n - 1] % 16 == 0 &&
+                                   stride[n - 1] < UINT64_C(1) << 40));
+    }
+    if (!result && !(known && fits)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        memset(map, 0, 128);
+        memcpy(map, &address, sizeof address);
+    }
+    return end(result);
+}
+
+CALL(cuTensorMapReplaceAddress, void *map, void *address)
+{
+    BEGIN(0);
+    if (!result && ((uintptr_t)map % 64 || !address || (uintptr_t)address % 16)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        memcpy(map, &address, sizeof address);
     }
     return end(result);
 }
@@ -664,6 +935,7 @@ CALL(cuStreamBeginCapture_v2, object *stream, int mode)
     }
     if (!result) {
         capturing = stream;
+        stream->capture = ++captures;
         capture_broken = false;
     }
     return end(result);
@@ -678,6 +950,9 @@ CALL(cuStreamEndCapture, object *stream, void **graph)
                  : capture_broken    ? STUB_CAPTURE_INVALIDATED
                                      : 0;
         capturing = capturing == stream ? NULL : capturing;
+        for (object *o = objects; o; o = o->next) { /* with all streams that joined */
+            o->capture = o->kind == STUB_STREAM && !capturing ? 0 : o->capture;
+        }
     }
     *graph = result ? NULL : stream;
     return end(result);

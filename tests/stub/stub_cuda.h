@@ -29,6 +29,7 @@ enum {
     STUB_LAUNCH_FAILED = 719,
     STUB_CAPTURE_UNSUPPORTED = 900,
     STUB_CAPTURE_INVALIDATED = 901,
+    STUB_CAPTURE_ISOLATION = 905,
     STUB_CAPTURE_IMPLICIT = 906
 };
 
@@ -47,11 +48,14 @@ enum { STUB_LOG = 1024 };
 
 typedef struct stub_cuda {
     /* For the test to set. */
-    int devices;     /* default 2 */
-    int capability;  /* of every device, 10 * major + minor */
-    int64_t fail_at; /* this call from now on fails, counting from 1; 0: none */
-    bool fail_on;    /* and so do all after it */
-    int fail_with;   /* with this result */
+    int devices;      /* default 2 */
+    int capability;   /* of every device, 10 * major + minor */
+    int old;          /* so many of the first devices are of capability 5.2; also STUB_CUDA_OLD */
+    bool only_ptx;    /* it takes no machine code, as with CUDA_FORCE_PTX_JIT=1 */
+    int compiled_for; /* what images say they were compiled for; 0: the truth */
+    int64_t fail_at;  /* this call from now on fails, counting from 1; 0: none */
+    bool fail_on;     /* and so do all after it */
+    int fail_with;    /* with this result */
     /* Is given the parameters of every launch, and must make no call of the driver; or NULL. */
     void (*watch)(void **parameters);
 
@@ -61,7 +65,11 @@ typedef struct stub_cuda {
     bool fired;                /* the call that was to fail has failed */
     int64_t alive[STUB_KINDS];
     int64_t launches;
-    int launch_device; /* that the last launch ran on */
+    int64_t early; /* of them, those that might begin before what is ahead of them has ended */
+    int64_t freed_in_use; /* memory that was freed before the host waited for its last use */
+    int64_t unready;      /* of these, those whose code cannot wait for it */
+    int newest;           /* what the module that was loaded last was compiled for */
+    int launch_device;    /* that the last launch ran on */
 } stub_cuda;
 
 /* The name under which dlsym finds it. */
@@ -69,5 +77,9 @@ stub_cuda *stub_cuda_state(void);
 
 /* Whether an address is in live memory of the device; for a watch. */
 bool stub_cuda_owns(const void *address);
+
+/* Marks memory as used by the launch that is being watched. Returns whether that follows its last
+ * use, by the order of streams, events and the host's waits. */
+bool stub_cuda_follows(const void *address);
 
 #endif

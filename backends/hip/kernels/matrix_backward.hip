@@ -36,6 +36,18 @@ MATRIX_BACKWARD_WMMA(MATRIX_ENTRIES)
 #endif
 
 GPU_BACKWARD_CLEAR
+
+GPU_KERNEL(256, 1) sums_clear(const GPU_PARAM fattn_gpu_args g) { matrix_sums_clear(g); }
+
+GPU_KERNEL(256, 1) sums_store(const GPU_PARAM fattn_gpu_args g)
+{
+    const int64_t keys = g.problem.dbias_stride[3] ? g.problem.seqlen_k : 1;
+    const int64_t rows = fattn_quotient(matrix_sums(g), keys); /* keys are not none: see the host */
+    for (int64_t n = gpu_block(); n < rows; n += gpu_blocks()) {
+        matrix_sums_store(g, n);
+    }
+}
+
 GPU_BACKWARD_ROWS(64, gpu_clear_taken<64>)
 GPU_BACKWARD_ROWS(128, gpu_clear_taken<128>)
 GPU_BACKWARD_ROWS(256, gpu_clear_taken<256>)

@@ -10,6 +10,7 @@
  *                         of its first: for tests that damage kernels
  *     STUB_HIP_SCHEDULE   forward, reversed or shuffled: how waves take turns; default: each launch
  *                         another
+ *     STUB_HIP_MISSING    the result for an image without code for the processor; default 209
  *     STUB_HIP_TRACE      a file to which each launch adds what its first wave ran: trace_begin()
  */
 #define _POSIX_C_SOURCE 200809L
@@ -233,7 +234,8 @@ CALL(hipModuleLoadData, emu_object **module, const void *image)
     }
     const void *const code = emu_bundle_find(image, size_of_bundle(image), arch(), &size);
     if (!code) {
-        return NO_BINARY;
+        const char *const missing = getenv("STUB_HIP_MISSING");
+        return missing ? atoi(missing) : NO_BINARY;
     }
     *module = emu_object_load(code, size, STUB_OBJDUMP, why, sizeof why);
     if (!*module) {
@@ -394,6 +396,18 @@ CALL(hipMalloc, void **pointer, size_t bytes)
     return added ? 0 : OUT_OF_MEMORY;
 }
 
+/* flags 1: fine-grained. No part of the library's own. */
+CALL(hipExtMallocWithFlags, void **pointer, size_t bytes, unsigned flags)
+{
+    const int result = flags == 1 ? hipMalloc(pointer, bytes) : INVALID_VALUE;
+    if (!result) {
+        pthread_mutex_lock(&mutex);
+        (void)emu_memory_refine(memory, *pointer);
+        pthread_mutex_unlock(&mutex);
+    }
+    return result;
+}
+
 CALL(hipFree, void *pointer)
 {
     if (!pointer) {
@@ -468,6 +482,31 @@ CALL(hipStreamGetDevice, const stream *on, int *device)
 {
     *device = on->device;
     return 0;
+}
+
+/* What an event is recorded behind is done. */
+CALL(hipStreamWaitEvent, stream *on, const event *at, unsigned flags)
+{
+    (void)on;
+    return at && !flags ? 0 : INVALID_HANDLE;
+}
+
+/* Nothing is ever captured. */
+CALL(hipStreamGetCaptureInfo, stream *on, int *status, unsigned long long *id)
+{
+    (void)on;
+    *status = 0;
+    *id = 0;
+    return 0;
+}
+
+CALL(hipThreadExchangeStreamCaptureMode, int *mode)
+{
+    static _Thread_local int now;
+    const int before = now;
+    now = *mode;
+    *mode = before;
+    return before < 0 || now > 2 ? INVALID_VALUE : 0;
 }
 
 CALL(hipEventCreateWithFlags, event **made, unsigned flags)

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The processors that this process may use: by the affinity of its threads, and by the time that
+ * control groups grant it. */
+#ifndef FATTN_CPU_GRANT_H
+#define FATTN_CPU_GRANT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Processors 0 .. FATTN_CPU_SET_SIZE - 1; more than Linux has numbers for. */
+#define FATTN_CPU_SET_SIZE 8192
+
+typedef struct fattn_cpu_set {
+    uint64_t bits[FATTN_CPU_SET_SIZE / 64];
+} fattn_cpu_set;
+
+void fattn_cpu_set_add(fattn_cpu_set *set, int64_t cpu);
+int64_t fattn_cpu_set_count(const fattn_cpu_set *set);
+
+/* Adds what a list such as "0-3,8" names; false where it is none. */
+bool fattn_cpu_set_parse(fattn_cpu_set *set, const char *list);
+
+/* Adds the processors that this thread may run on, or the process's first thread: either may be
+ * bound to a few where the other is not. Adds none where the system does not say. */
+void fattn_cpu_set_allowed(fattn_cpu_set *set);
+
+/* The same, of this thread alone. */
+void fattn_cpu_set_own(fattn_cpu_set *set);
+
+/* Processors whose whole time the control groups of the process grant, rounded up; 0 where they do
+ * not limit it. root is "", or the folder in which tests keep their /proc and /sys. */
+int64_t fattn_cpu_quota(const char *root);
+
+/* Processors that the process may keep busy, 1 or more. */
+int64_t fattn_cpu_granted(void);
+
+#endif

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backends/cpu/job.h"
+
+#define HELPER UINT64_C(1)
+#define HELPERS (OWNER - 1)
+#define OWNER (UINT64_C(1) << 22)
+#define INSIDE (HELPERS | OWNER)
+#define DRAINED (UINT64_C(1) << 23)
+#define PHASE (UINT64_C(1) << 24)
+#define OVER UINT64_C(255)
+#define GENERATION (UINT64_C(1) << 32)
+
+static uint64_t phase_of(uint64_t state) { return state / PHASE & 255; }
+
+static bool lets_in(fattn_cpu_board *board, uint64_t state, bool owner)
+{
+    const uint64_t room = (uint64_t)atomic_load_explicit(&board->helpers, memory_order_relaxed);
+    return !(state & DRAINED) && phase_of(state) != OVER && (owner || (state & HELPERS) < room);
+}
+
+void fattn_cpu_board_post(fattn_cpu_board *board, fattn_cpu_job *job)
+{
+    const uint64_t state = atomic_load(&board->state);
+    for (int i = 0; i < FATTN_THREADS_MAX / 64; i++) {
+        atomic_init(&job->taken[i], 0);
+    }
+    atomic_store_explicit(&board->helpers, job->workers - 1, memory_order_relaxed);
+    board->job = job;
+    atomic_store(&board->state, (state / GENERATION + 1) * GENERATION);
+}
+
+/* A number for a helper, from 1 on. There is one: fewer helpers than numbers are inside. */
+static int take_number(fattn_cpu_job *job)
+{
+    for (int i = 0;; i = (i + 1) % (FATTN_THREADS_MAX / 64)) {
+        uint64_t taken = atomic_load_explicit(&job->taken[i], memory_order_relaxed);
+        while (~taken) {
+            const int bit = __builtin_ctzll(~taken);
+            if (i * 64 + bit + 1 >= job->workers) {
+                break; /* another is giving back a lower one */
+            }
+            if (atomic_compare_exchange_weak_explicit(&job->taken[i], &taken,
+                                                      taken | UINT64_C(1) << bit,
+                                                      memory_order_acquire, memory_order_relaxed)) {
+                return i * 64 + bit + 1;
+            }
+        }
+    }
+}
+
+/* A worker that gets the number writes to the same scratch, after all that its last one wrote. */
+static void give_number_back(fattn_cpu_job *job, int number)
+{
+    const int bit = number - 1;
+    atomic_fetch_and_explicit(&job->taken[bit / 64], ~(UINT64_C(1) << bit % 64),
+                              memory_order_release);
+}
+
+fattn_cpu_visit fattn_cpu_board_work(fattn_cpu_board *board, bool owner)
+{
+    const uint64_t unit = owner ? OWNER : HELPER;
+    uint64_t state = atomic_load(&board->state);
+    do {
+        if (!lets_in(board, state, owner)) {
+            return FATTN_CPU_REFUSED;
+        }
+    } while (!atomic_compare_exchange_weak(&board->state, &state, state + unit));
+
+    fattn_cpu_job *const job = board->job;
+    const int phase = (int)phase_of(state), number = owner ? 0 : take_number(job);
+    const bool last_phase = phase + 1 == job->phases;
+    job->work(job->context, phase, number);
+    if (!owner) {
+        give_number_back(job, number);
+    }
+
+    uint64_t next;
+    bool alone;
+    state = atomic_load(&board->state);
+    do {
+        const uint64_t opened = last_phase ? OVER : (uint64_t)phase + 1;
+        alone = (state & INSIDE) == unit;
+        next = alone ? state / GENERATION * GENERATION + opened * PHASE : (state - unit) | DRAINED;
+    } while (!atomic_compare_exchange_weak(&board->state, &state, next));
+    return !alone ? FATTN_CPU_LEFT : last_phase ? FATTN_CPU_FINISHED : FATTN_CPU_ENDED;
+}
+
+bool fattn_cpu_board_wants(fattn_cpu_board *board)
+{
+    return lets_in(board, atomic_load(&board->state), false);
+}
+
+bool fattn_cpu_board_over(fattn_cpu_board *board)
+{
+    return phase_of(atomic_load(&board->state)) == OVER;
+}
+
+bool fattn_cpu_board_drained(fattn_cpu_board *board)
+{
+    return atomic_load(&board->state) & DRAINED;
+}

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* pthread_attr_setaffinity_np */
+
+#include "backends/cpu/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include "core/fork.h"
+#include "core/memory.h"
+
+/* How long who has nothing to do looks for work before sleeping, in nanoseconds: about what waking
+ * takes. A caller looks as long for the end of what others have begun. */
+#define LOOK 30000
+
+/* How long after a thread could not be made the next attempt is, in nanoseconds. */
+#define RETRY INT64_C(1000000000)
+
+/* Jobs at a time that others help with; callers beyond them work alone. */
+#define BOARDS 64
+
+struct fattn_cpu_pool {
+    fattn_cpu_board boards[BOARDS];
+    _Alignas(64) atomic_uint_least64_t posted; /* boards with jobs */
+    atomic_uint_least64_t owned;               /* boards that callers have */
+    atomic_int lookers;                        /* workers that are awake without work */
+    atomic_int sleepers;                       /* workers that are not */
+    atomic_int waiters;                        /* callers that sleep until a phase is over */
+    atomic_int made;                           /* workers */
+
+    pthread_mutex_t mutex;
+    pthread_cond_t work;  /* for sleepers */
+    pthread_cond_t done;  /* for waiters */
+    int calls;            /* sleepers that are still to be woken; under mutex */
+    bool stop;            /* under mutex */
+    int64_t retry;        /* not before this time; under mutex */
+    pthread_t *workers;   /* room for FATTN_THREADS_MAX; under mutex */
+    fattn_cpu_set cpus;   /* empty: whichever */
+    int64_t references;   /* under `guard` */
+    fattn_cpu_pool *next; /* under `guard` */
+};
+
+/* A fork finds it free, so that the list is whole in the child. */
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static fattn_cpu_pool *pools;       /* all of them; under guard */
+static fattn_cpu_pool *shared_pool; /* under guard */
+
+static int64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* --- Waking and sleeping ---------------------------------------------------------------------- */
+
+/*
+ * Who goes to sleep counts itself first and looks once more then; who has work to give posts it
+ * first and looks for sleepers then. In one order or the other they see each other: all of these
+ * are sequentially consistent.
+ */
+
+static bool is_wanted(fattn_cpu_pool *pool)
+{
+    for (uint64_t left = atomic_load(&pool->posted); left; left &= left - 1) {
+        if (fattn_cpu_board_wants(&pool->boards[__builtin_ctzll(left)])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Gets `wanted` workers to look, if there are so many. The first is woken here, and each that wakes
+ * up wakes two more, so that the caller soon goes on. */
+static void wake(fattn_cpu_pool *pool, int wanted)
+{
+    if (atomic_load(&pool->sleepers) == 0) {
+        return;
+    }
+    wanted -= atomic_load(&pool->lookers);
+    if (wanted <= 0) {
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    const int sleepers = atomic_load(&pool->sleepers);
+    const int calls = (wanted < sleepers ? wanted : sleepers) - 1;
+    if (pool->calls < calls) {
+        pool->calls = calls;
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    pthread_cond_signal(&pool->work);
+}
+
+/* Sleeps until there is work; false when the pool ends. */
+static bool sleep_for_work(fattn_cpu_pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    atomic_fetch_add(&pool->sleepers, 1);
+    while (!pool->stop && !is_wanted(pool)) {
+        pool->calls = 0; /* what they were for is over */
+        pthread_cond_wait(&pool->work, &pool->mutex);
+    }
+    atomic_fetch_sub(&pool->sleepers, 1);
+    const bool stop = pool->stop;
+    const int calls = pool->calls < 2 ? pool->calls : 2;
+    pool->calls -= calls;
+    pthread_mutex_unlock(&pool->mutex);
+    for (int i = 0; i < calls; i++) {
+        pthread_cond_signal(&pool->work);
+    }
+    return !stop;
+}
+
+/* Looks for work for a while; false when there was none. */
+static bool look_for_work(fattn_cpu_pool *pool)
+{
+    const int64_t until = now() + LOOK;
+    bool found = false;
+    atomic_fetch_add(&pool->lookers, 1);
+    do {
+        for (int i = 0; i < 32 && !found; i++) {
+            fattn_cpu_pause();
+            found = is_wanted(pool);
+        }
+    } while (!found && now() < until);
+    atomic_fetch_sub(&pool->lookers, 1);
+    return found;
+}
+
+/* --- Workers ---------------------------------------------------------------------------------- */
+
+/* One visit to a board, on behalf of the pool. */
+static fattn_cpu_visit visit(fattn_cpu_pool *pool, fattn_cpu_board *board, bool owner)
+{
+    const fattn_cpu_visit visit = fattn_cpu_board_work(board, owner);
+    if (visit == FATTN_CPU_ENDED) {
+        wake(pool, atomic_load(&board->helpers));
+    }
+    if ((visit == FATTN_CPU_ENDED || visit == FATTN_CPU_FINISHED) && atomic_load(&pool->waiters)) {
+        pthread_mutex_lock(&pool->mutex); /* whoever has counted itself sleeps by then */
+        pthread_mutex_unlock(&pool->mutex);
+        pthread_cond_broadcast(&pool->done);
+    }
+    return visit;
+}
+
+/* Helps with the jobs that are posted, beginning with another one each time; whether there was any
+ * work. */
+static bool help(fattn_cpu_pool *pool, int *first)
+{
+    const uint64_t posted = atomic_load(&pool->posted);
+    const int from = *first = (*first + 1) % BOARDS;
+    bool helped = false;
+    for (int i = 0; i < BOARDS && posted && !helped; i++) {
+        const int n = (from + i) % BOARDS;
+        if (posted >> n & 1) {
+            helped = visit(pool, &pool->boards[n], false) != FATTN_CPU_REFUSED;
+        }
+    }
+    return helped;
+}
+
+static void *work(void *of)
+{
+    fattn_cpu_pool *const pool = of;
+    int first = 0;
+#ifdef __linux__
+    (void)prctl(PR_SET_NAME, "fattn", 0, 0, 0);
+#endif
+    do {
+        while (help(pool, &first) || look_for_work(pool)) {}
+    } while (sleep_for_work(pool));
+    return NULL;
+}
+
+/* Under mutex. Signals of the program's are for the program's threads. */
+static bool make_worker(fattn_cpu_pool *pool)
+{
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) {
+        return false;
+    }
+#ifdef __linux__
+    fattn_cpu_set own = {{0}};
+    fattn_cpu_set_own(&own);
+    if (fattn_cpu_set_count(&pool->cpus) > 0 && memcmp(&own, &pool->cpus, sizeof own) != 0) {
+        (void)pthread_attr_setaffinity_np(&attributes, sizeof pool->cpus.bits,
+                                          (const cpu_set_t *)(const void *)pool->cpus.bits);
+    }
+#endif
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed =
+        pthread_create(&pool->workers[atomic_load(&pool->made)], &attributes, work, pool);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (!failed) {
+        atomic_fetch_add(&pool->made, 1);
+    }
+    return !failed;
+}
+
+/* Sees to it that there are so many workers, or as many as the system gives. */
+static void make_workers(fattn_cpu_pool *pool, int wanted)
+{
+    if (atomic_load_explicit(&pool->made, memory_order_relaxed) >= wanted) {
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    while (atomic_load(&pool->made) < wanted && now() >= pool->retry) {
+        if (!make_worker(pool)) {
+            pool->retry = now() + RETRY;
+        }
+    }
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* --- Callers ---------------------------------------------------------------------------------- */
+
+/* A board for the caller, or NULL. */
+static fattn_cpu_board *take_board(fattn_cpu_pool *pool, uint64_t *bit)
+{
+    uint64_t owned = atomic_load(&pool->owned);
+    do {
+        if (!~owned) {
+            return NULL;
+        }
+        *bit = ~owned & (owned + 1);
+    } while (!atomic_compare_exchange_weak(&pool->owned, &owned, owned | *bit));
+    return &pool->boards[__builtin_ctzll(*bit)];
+}
+
+/* Waits until those who are at work in a phase that has nothing left to begin are done. */
+static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
+{
+    const int64_t until = now() + LOOK;
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (!fattn_cpu_board_drained(board)) {
+                return;
+            }
+            fattn_cpu_pause();
+        }
+    } while (now() < until);
+    pthread_mutex_lock(&pool->mutex);
+    atomic_fetch_add(&pool->waiters, 1);
+    while (fattn_cpu_board_drained(board)) {
+        pthread_cond_wait(&pool->done, &pool->mutex);
+    }
+    atomic_fetch_sub(&pool->waiters, 1);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void run_alone(fattn_cpu_job *job)
+{
+    for (int phase = 0; phase < job->phases; phase++) {
+        job->work(job->context, phase, 0);
+    }
+}
+
+void fattn_cpu_pool_run(fattn_cpu_pool *pool, fattn_cpu_job *job)
+{
+    uint64_t bit = 0;
+    make_workers(pool, job->workers - 1);
+    fattn_cpu_board *const board =
+        atomic_load_explicit(&pool->made, memory_order_relaxed) ? take_board(pool, &bit) : NULL;
+    if (!board) {
+        run_alone(job);
+        return;
+    }
+    fattn_cpu_board_post(board, job);
+    atomic_fetch_or(&pool->posted, bit);
+    wake(pool, job->workers - 1);
+    while (!fattn_cpu_board_over(board)) {
+        const fattn_cpu_visit became = visit(pool, board, true);
+        if (became == FATTN_CPU_LEFT || became == FATTN_CPU_REFUSED) {
+            wait_for_others(pool, board);
+        }
+    }
+    atomic_fetch_and(&pool->posted, ~bit);
+    atomic_fetch_and(&pool->owned, ~bit);
+}
+
+/* --- Pools ------------------------------------------------------------------------------------ */
+
+/* As a pool is without workers and callers. The list and what was set when it was made stay. */
+static void reset(fattn_cpu_pool *pool)
+{
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    atomic_init(&pool->posted, 0);
+    atomic_init(&pool->owned, 0);
+    atomic_init(&pool->lookers, 0);
+    atomic_init(&pool->sleepers, 0);
+    atomic_init(&pool->waiters, 0);
+    atomic_init(&pool->made, 0);
+    for (int i = 0; i < BOARDS; i++) {
+        atomic_init(&pool->boards[i].state, 0);
+        atomic_init(&pool->boards[i].helpers, 0);
+    }
+    pool->calls = 0;
+    pool->stop = false;
+    pool->retry = 0;
+}
+
+/* The child of a fork has one thread. Whatever the parent's others were doing is not done here. */
+static void reset_all(void)
+{
+    for (fattn_cpu_pool *pool = pools; pool; pool = pool->next) {
+        reset(pool);
+    }
+}
+
+static fattn_cpu_pool *make(const fattn_cpu_set *cpus)
+{
+    const size_t size = sizeof(fattn_cpu_pool) + FATTN_THREADS_MAX * sizeof(pthread_t);
+    fattn_cpu_pool *const pool = fattn_memory_alloc_aligned(size);
+    if (!pool) {
+        return NULL;
+    }
+    pool->workers = (pthread_t *)(pool + 1);
+    pool->cpus = *cpus;
+    pool->references = 1;
+    pool->next = pools;
+    reset(pool);
+    pools = pool;
+    return pool;
+}
+
+fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared)
+{
+    if (!fattn_fork_guard(FATTN_FORK_THREADS, &guard, reset_all)) {
+        return NULL;
+    }
+    pthread_mutex_lock(&guard);
+    fattn_cpu_pool *pool = shared ? shared_pool : NULL;
+    if (pool) {
+        pool->references++;
+    } else {
+        pool = make(cpus);
+    }
+    if (shared) {
+        shared_pool = pool;
+    }
+    pthread_mutex_unlock(&guard);
+    return pool;
+}
+
+/* Nobody works for it any more, and no fork sees it. */
+static void end(fattn_cpu_pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    pool->stop = true;
+    pthread_mutex_unlock(&pool->mutex);
+    pthread_cond_broadcast(&pool->work);
+    for (int i = 0; i < atomic_load(&pool->made); i++) {
+        pthread_join(pool->workers[i], NULL);
+    }
+    pthread_cond_destroy(&pool->work);
+    pthread_cond_destroy(&pool->done);
+    pthread_mutex_destroy(&pool->mutex);
+    fattn_memory_free_aligned(pool);
+}
+
+void fattn_cpu_pool_close(fattn_cpu_pool *pool)
+{
+    pthread_mutex_lock(&guard);
+    const bool last = --pool->references == 0;
+    if (last) {
+        fattn_cpu_pool **at = &pools;
+        while (*at != pool) {
+            at = &(*at)->next;
+        }
+        *at = pool->next;
+        shared_pool = shared_pool == pool ? NULL : shared_pool;
+    }
+    pthread_mutex_unlock(&guard);
+    if (last) {
+        end(pool);
+    }
+}

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backends/cpu/team.h"
+
+#include <sched.h>
+#include <stddef.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/env.h"
+#include "core/fork.h"
+#include "core/status.h"
+
+/* --- How many --------------------------------------------------------------------------------- */
+
+#ifdef _OPENMP
+/* What OpenMP has been told, or, where it only counts processors, no more than the process is
+ * granted: it does not know of control groups. */
+static int64_t default_threads(void)
+{
+    const int64_t said = omp_get_max_threads(), granted = fattn_cpu_granted();
+    return said == omp_get_num_procs() && granted < said ? granted : said;
+}
+
+/* In a parallel region of the caller's OpenMP would go on with one thread, unless it was told
+ * otherwise; then the others are at work already. */
+static bool is_inside(const fattn_cpu_team *team)
+{
+    return team->from_openmp && omp_in_parallel() &&
+           omp_get_active_level() >= omp_get_max_active_levels();
+}
+
+/* Where OpenMP binds the program's threads, they would have us share what one of them has. */
+static void allowed(fattn_cpu_set *set)
+{
+    const int places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
+    for (int place = 0; place < places; place++) {
+        int ids[1024];
+        const int count = omp_get_place_num_procs(place);
+        if (count > 0 && count <= (int)(sizeof ids / sizeof ids[0])) {
+            omp_get_place_proc_ids(place, ids);
+            for (int i = 0; i < count; i++) {
+                fattn_cpu_set_add(set, ids[i]);
+            }
+        }
+    }
+    if (places == 0) {
+        fattn_cpu_set_allowed(set);
+    }
+}
+#else
+static int64_t default_threads(void) { return fattn_cpu_granted(); }
+
+static bool is_inside(const fattn_cpu_team *team)
+{
+    (void)team;
+    return false;
+}
+
+static void allowed(fattn_cpu_set *set) { fattn_cpu_set_allowed(set); }
+#endif
+
+/* --- Whose ------------------------------------------------------------------------------------ */
+
+static void run_alone(const fattn_cpu_team *team, fattn_cpu_job *job)
+{
+    (void)team;
+    for (int phase = 0; phase < job->phases; phase++) {
+        job->work(job->context, phase, 0);
+    }
+}
+
+static void run_own(const fattn_cpu_team *team, fattn_cpu_job *job)
+{
+    fattn_cpu_pool_run(team->pool, job);
+}
+
+/* Threads of somebody else's at one board. They go through all phases, as long as there is one:
+ * those who find a phase drained wait for the end of what is at work already. */
+static void work_off(fattn_cpu_board *board, bool owner)
+{
+    for (int looks = 0; !fattn_cpu_board_over(board);) {
+        if (fattn_cpu_board_work(board, owner) != FATTN_CPU_REFUSED) {
+            looks = 0;
+        } else if (++looks > 1000) {
+            sched_yield();
+        } else {
+            fattn_cpu_pause();
+        }
+    }
+}
+
+typedef struct visitors {
+    fattn_cpu_board board;
+    atomic_bool owned; /* one of them has number 0 */
+} visitors;
+
+static void visit(void *context, int64_t index)
+{
+    visitors *const v = context;
+    (void)index;
+    work_off(&v->board, !atomic_exchange(&v->owned, true));
+}
+
+/* Counts on nothing but that its function returns when all calls have: that they come in any order,
+ * one after another in one thread, or not at all is all the same, for the caller finishes. */
+static void run_callers(const fattn_cpu_team *team, fattn_cpu_job *job)
+{
+    visitors v = {.board.job = NULL};
+    fattn_cpu_board_post(&v.board, job);
+    team->parallel_for(team->parallel_user, job->workers, visit, &v);
+    work_off(&v.board, true);
+}
+
+#ifdef _OPENMP
+static void run_openmp(const fattn_cpu_team *team, fattn_cpu_job *job)
+{
+    fattn_cpu_board board = {.job = NULL};
+    if (fattn_fork_is_child()) { /* its pool is the parent's: it would wait for ever */
+        run_alone(team, job);
+        return;
+    }
+    fattn_cpu_board_post(&board, job);
+#pragma omp parallel num_threads(job->workers)
+    work_off(&board, omp_get_thread_num() == 0);
+}
+#endif
+
+void fattn_cpu_team_run(const fattn_cpu_team *team, fattn_cpu_job *job)
+{
+    (job->workers > 1 && !is_inside(team) ? team->run : run_alone)(team, job);
+}
+
+/* --- Opening ---------------------------------------------------------------------------------- */
+
+static fattn_status open_pool(fattn_cpu_team *team, const fattn_device_options *options,
+                              const fattn_cpu_set *cpus)
+{
+    const bool shared = !options->threads && !options->cpus;
+    team->run = run_own;
+    team->pool = fattn_cpu_pool_open(cpus, shared);
+    return team->pool ? FATTN_OK : fattn_fail_memory(sizeof *cpus, "a device's threads");
+}
+
+fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_options *options)
+{
+    const fattn_env *env = NULL;
+    fattn_cpu_set cpus = {{0}};
+    fattn_status status = fattn_env_get(&env);
+    if (status) {
+        return status;
+    }
+    if (options->cpus && !fattn_cpu_set_parse(&cpus, options->cpus)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "cpus is \"%.64s\", not a list of processors such as 0-3,8",
+                          options->cpus);
+    }
+    int64_t threads = env->threads       ? env->threads
+                      : options->threads ? options->threads
+                      : options->cpus    ? fattn_cpu_set_count(&cpus)
+                                         : default_threads();
+    *team = (fattn_cpu_team){
+        .threads = (int)(threads < FATTN_THREADS_MAX ? threads : FATTN_THREADS_MAX),
+        .from_openmp = !env->threads && !options->threads && !options->cpus,
+        .parallel_for = options->parallel_for,
+        .parallel_user = options->parallel_user,
+    };
+    if (team->parallel_for) {
+        team->run = run_callers;
+        return FATTN_OK;
+    }
+    if (options->engine == FATTN_ENGINE_OPENMP) {
+#ifdef _OPENMP
+        team->run = run_openmp;
+        return FATTN_OK;
+#else
+        return fattn_fail(FATTN_UNSUPPORTED, "engine is FATTN_ENGINE_OPENMP: this build has none");
+#endif
+    }
+    if (!options->cpus) {
+        allowed(&cpus);
+    }
+    return open_pool(team, options, &cpus);
+}
+
+void fattn_cpu_team_close(fattn_cpu_team *team)
+{
+    if (team->pool) {
+        fattn_cpu_pool_close(team->pool);
+    }
+}

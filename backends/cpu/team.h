@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose threads work for a device, and how many. The door behind which OpenMP, a caller's own
+ * threads and the library's look alike.
+ */
+#ifndef FATTN_CPU_TEAM_H
+#define FATTN_CPU_TEAM_H
+
+#include "backends/cpu/pool.h"
+#include "fattn/fattn.h"
+
+typedef struct fattn_cpu_team fattn_cpu_team;
+
+struct fattn_cpu_team {
+    int threads;      /* that a job may have, 1 .. FATTN_THREADS_MAX */
+    bool from_openmp; /* the number is what OpenMP said */
+    fattn_parallel_for parallel_for;
+    void *parallel_user;
+    fattn_cpu_pool *pool; /* of OWN threads, else NULL */
+    void (*run)(const fattn_cpu_team *team, fattn_cpu_job *job);
+};
+
+/* options are valid. */
+fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_options *options);
+void fattn_cpu_team_close(fattn_cpu_team *team);
+
+/* Goes through a job with at most job->workers threads, which are no more than team->threads. */
+void fattn_cpu_team_run(const fattn_cpu_team *team, fattn_cpu_job *job);
+
+#endif

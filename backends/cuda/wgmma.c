@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rows of Hopper's kernels (wgmma_forward.cuh), for f16 and bf16. One row a padded width. What
+ * they do not take runs on the rows of mma.c.
+ */
+#include "backends/cuda/wgmma.h"
+
+#include <stddef.h>
+#include <stdio.h>
+
+#include "backends/cuda/cuda.h"
+#include "backends/gpu/args.h"
+#include "core/dtype.h"
+
+#define WGMMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
+
+/* Pages are copied by rows of mma.c. What a batch-invariant run is computed by must not depend on
+ * how long its sequences are, and these rows are for long ones. */
+#define WGMMA_FEATURES (FATTN_GPU_LEAN & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT))
+
+typedef struct wgmma_form {
+    int width, warpgroups, keys, stages;
+} wgmma_form;
+#define WGMMA_FORM(...) {__VA_ARGS__},
+static const wgmma_form forms[] = {WGMMA_SHAPES(WGMMA_FORM)};
+
+/* No two have the same tile. */
+static const wgmma_form *form_of(int64_t rows, int64_t keys)
+{
+    const wgmma_form *form = forms;
+    while (64 * form->warpgroups != rows || form->keys != keys) {
+        form++;
+    }
+    return form;
+}
+
+static int64_t shared_bytes(const wgmma_form *form)
+{
+    return WGMMA_SHARED(form->width, form->warpgroups, form->keys, form->stages);
+}
+
+static int64_t fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    (void)p;
+    return shared_bytes(form_of(tile.br, tile.bc));
+}
+
+static int64_t workspace(const fattn_problem *p, const fattn_tiling *t)
+{
+    (void)p, (void)t;
+    return WGMMA_WORKSPACE;
+}
+
+/* --- What they take --------------------------------------------------------------------------- */
+
+enum {
+    GROUP_MAX = 128, /* query heads of a key/value head: a tile has all of a query */
+    KEYS_MAX = 1 << 30,
+    BLOCKS_MIN = 80 /* fewer leave so much of a GPU idle that rows which split keys are faster */
+};
+#define STRIDE_MAX (INT64_C(1) << 39) /* elements */
+
+static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 1; }
+
+static bool is_far(const fattn_strides *s)
+{
+    return s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX;
+}
+
+/* Tensor maps have no axis of stride 0. Where heads or sequences share what they read, the kernel
+ * leaves the axis out; rows that share it are not worth that. */
+static const char *cannot(const fattn_problem *p)
+{
+    if (group_of(p) > GROUP_MAX) {
+        return "takes 128 query heads of a key/value head at most";
+    }
+    if (p->seqlen_k >= KEYS_MAX || p->total_k >= KEYS_MAX) {
+        return "counts keys below 2^30";
+    }
+    if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0) {
+        return "copies no rows of stride 0";
+    }
+    if (p->q.head == 0 && group_of(p) > 1) {
+        return "copies no queries that the heads of a group share";
+    }
+    if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v)) {
+        return "copies by strides below 2^40 bytes";
+    }
+    if (fattn_score_rule_make(0, p->scale, 0).terms) {
+        return "takes scales above 0 alone";
+    }
+    return NULL;
+}
+
+/* Whether there are blocks of rows enough, and most of them full. */
+static bool pays(const fattn_problem *p)
+{
+    const int64_t rows = group_of(p) * p->seqlen_q;
+    return rows > 64 &&
+           (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;
+}
+
+/* --- Launches --------------------------------------------------------------------------------- */
+
+/* An axis that is not left out. */
+static void add_axis(fattn_gpu_map *map, int64_t extent, int64_t stride, int box)
+{
+    const bool shared = stride == 0;
+    map->extent[map->axes] = shared || extent < 1 ? 1 : (uint64_t)extent;
+    map->stride[map->axes - 1] = shared ? 16 : 2 * (uint64_t)stride;
+    map->box[map->axes] = (uint32_t)box;
+    map->axes++;
+}
+
+static fattn_gpu_map map_of(size_t buffer, int64_t dim)
+{
+    fattn_gpu_map map = {.buffer = buffer, .axes = 1, .extent = {(uint64_t)dim}, .box = {64}};
+    return map;
+}
+
+/* Keys or values: channels, keys, heads, sequences. */
+static fattn_gpu_map keys_map(const fattn_problem *p, size_t buffer, int64_t dim,
+                              const fattn_strides *s, int keys)
+{
+    fattn_gpu_map map = map_of(buffer, dim);
+    add_axis(&map, p->total_k, s->seq, keys);
+    add_axis(&map, p->heads_k, s->head, 1);
+    add_axis(&map, p->features & FATTN_CU_SEQLENS_K ? 1 : p->batch, s->batch, 1);
+    return map;
+}
+
+/* Queries have an axis more: the heads of a group, which lie side by side in a tile. */
+static int maps_of(const fattn_problem *p, const fattn_tiling *t,
+                   fattn_gpu_map maps[FATTN_GPU_MAPS])
+{
+    const int64_t group = group_of(p);
+    maps[0] = map_of(offsetof(fattn_buffers, q), p->dim);
+    add_axis(&maps[0], group, p->q.head, (int)group);
+    add_axis(&maps[0], p->total_q, p->q.seq, (int)(t->br / group));
+    add_axis(&maps[0], p->heads_k, group * p->q.head, 1);
+    add_axis(&maps[0], p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->q.batch, 1);
+    maps[1] = keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, (int)t->bc);
+    maps[2] = keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, (int)t->bc);
+    return 3;
+}
+
+/* As wgmma_counts() has it. */
+static bool counts(const fattn_problem *p, const fattn_tiling *t)
+{
+    const uint64_t lengths = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                             FATTN_SEQUSED_K | FATTN_POSITIONS;
+    const bool banded = p->window_left >= 0 || p->window_right >= 0;
+    return p->features & lengths || (banded && t->k_blocks >= WGMMA_COUNTED_TILES);
+}
+
+static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "clear");
+    shape->blocks = counts(p, t) && t->items > 0;
+    shape->threads = 32;
+}
+
+static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const wgmma_form *const form = form_of(t->br, t->bc);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%d",
+             p->dtype == FATTN_F16 ? "f16" : "bf16", form->width);
+    shape->blocks = t->items;
+    shape->threads = WGMMA_THREADS(form->warpgroups);
+    shape->shared = (int)shared_bytes(form);
+    shape->early = true;
+    shape->resident = true;
+}
+
+#define WGMMA_TILE(channels, warpgroups, keys, stages) \
+    static const fattn_tile tiles_##channels[] = {{64 * (warpgroups), keys}, {0, 0}};
+WGMMA_SHAPES(WGMMA_TILE)
+
+#define WGMMA_ROW(channels, ...)                    \
+    {                                               \
+        .row = {.name = "wgmma_" #channels,         \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD), \
+                .dtypes = WGMMA_DTYPES,             \
+                .features = WGMMA_FEATURES,         \
+                .dim_max = channels,                \
+                .align = 16,                        \
+                .must_fit = true,                   \
+                .packs_groups = true,               \
+                .tiles = tiles_##channels,          \
+                .cannot = cannot,                   \
+                .pays = pays,                       \
+                .fast_bytes = fast_bytes,           \
+                .workspace = workspace},            \
+        .image = "wgmma_forward",                   \
+        .isa = 90,                                  \
+        .isa_past = 100,                            \
+        .needs = "sm_90",                           \
+        .phases = {clear_shape, forward_shape},     \
+        .maps = maps_of,                            \
+    },
+const fattn_gpu_kernel fattn_cuda_wgmma[] = {WGMMA_SHAPES(WGMMA_ROW){.row = {.name = NULL}}};

@@ -1,0 +1,794 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward on Hopper, for 16-bit types, in the manner of FlashAttention-3 (Shah et al. 2024): causal
+ * masks, windows, lengths, positions.
+ *
+ * A block stays on its multiprocessor and takes item after item: a tile of rows of one key/value
+ * head. Its warps have roles, which meet at barriers in shared memory alone:
+ *
+ *     the planner     one thread; finds out what the next item is
+ *     the copier      one thread; begins the copies of queries, keys and values, as soon as the
+ *                     place of an earlier tile is free
+ *     warpgroups      64 rows each, for whom they multiply:
+ *
+ *         x = Q K^T             of tile n, while
+ *         o = o alpha + p V     of the tile before runs
+ *         p                     of tile n: online softmax; a row lies in the four lanes of a quad
+ *
+ * Tiles of keys come from the last to the first. A warpgroup skips those that none of its rows
+ * sees, unless warpgroups take turns: then each begins its products when the one before it has
+ * begun its own, so that one is at its softmax while another multiplies.
+ *
+ * References rise as in mma_forward.cuh: only where a row's maximum has risen far, which a row
+ * decides by itself, and what it is does not depend on the rows beside it.
+ */
+#ifndef FATTN_CUDA_WGMMA_FORWARD_CUH
+#define FATTN_CUDA_WGMMA_FORWARD_CUH
+
+#include "backends/cuda/wgmma_sm90.cuh"
+#include "backends/gpu/pairs.cuh"
+#include "backends/gpu/parts.cuh"
+#include "core/online_softmax.h"
+#include "core/schedule.h"
+
+#define WGMMA_RISE 8.0f
+#define WGMMA_FAR 1024 /* more than a tile has rows */
+
+/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. GROUPS: warpgroups that multiply. */
+template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
+    typedef T type;
+    enum {
+        WIDTH = W,
+        PANELS = W / 64,
+        WARPGROUPS = GROUPS,
+        WARPS = 4 * GROUPS,
+        ROWS = 64 * GROUPS,
+        THREADS = WGMMA_THREADS(GROUPS),
+        KEYS = BN,
+        RING = STAGES,
+        QUERY_BYTES = 2 * W * ROWS,
+        KEY_BYTES = 2 * W * BN,
+        /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
+         * more than are left waits for ever. */
+        EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
+        OWN_REGISTERS = GROUPS == 2 ? 216 : 160,
+        COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
+    };
+};
+
+/* --- Items ------------------------------------------------------------------------------------ */
+
+/* Tiles of keys are below 2^31, and keys below 2^30 (wgmma.c). */
+typedef struct wgmma_item {
+    bool exists;               /* false: there are no more */
+    int rows;                  /* that exist, the query heads of a key/value head side by side */
+    int keys;                  /* of the sequence */
+    int first_key, past_key;   /* what the first query sees, cut to -WGMMA_FAR .. keys */
+    int block, past;           /* tiles of keys that some row sees */
+    int own_past[3];           /* the last of them that some row of a warpgroup sees, and one */
+    int full[3], full_past[3]; /* those of which a warpgroup's rows see all */
+    int tail;                  /* keys of tile past - 1 whose values may be read; 0: all */
+    int q_row, k_row;          /* where copies begin */
+    int q_batch, k_batch, q_head, k_head;
+    int64_t o, lse; /* element of o, and index in lse, of the first query's first head */
+} wgmma_item;
+
+/* A block's shared memory beside the tiles. */
+template <class S> struct wgmma_control {
+    wgmma_item item[2];
+    fattn_tiling tiling; /* the planner's, who has few registers */
+    fattn_sequence seq;
+    fattn_work work;
+    uint64_t item_full[2], item_empty[2], item_wanted;
+    uint64_t q_full, q_empty;
+    uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
+};
+
+/* What all roles know. */
+template <class S> struct wgmma_block {
+    wgmma_control<S> *control;
+    uint32_t q, k, v; /* tiles */
+    int group;        /* query heads of a key/value head */
+    bool turns;       /* warpgroups take turns */
+};
+
+/* The rows of the tile that there are places for: all heads of a query, or none. */
+template <class S> GPU_DEVICE int wgmma_places(int group)
+{
+    return group == 1 ? S::ROWS : S::ROWS / group * group;
+}
+
+/* Whether items are handed out by a counter (wgmma.h). */
+GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const bool banded = p.window_left >= 0 || p.window_right >= 0;
+    return gpu_sequences_differ(p) || (banded && g.tiling.k_blocks >= WGMMA_COUNTED_TILES);
+}
+
+/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). */
+template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
+{
+    const bool banded = p.window_left >= 0 || p.window_right >= 0;
+    return S::WIDTH == 64 ? !banded : S::WIDTH == 128 && banded;
+}
+
+/* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
+ * keys that exist. */
+typedef struct wgmma_seen {
+    int first, past;
+} wgmma_seen;
+
+GPU_DEVICE wgmma_seen wgmma_seen_by(const wgmma_item &w, int i)
+{
+    wgmma_seen keys;
+    keys.first = min(max(w.first_key, -i), w.keys - i) + i;
+    keys.past = min(max(w.past_key, -i), w.keys - i) + i;
+    return keys;
+}
+
+/* The query of row r, counted from the first. */
+template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
+{
+    return b.group == 1 ? r : r / b.group;
+}
+
+/* The keys of an item whose first query is i0. */
+template <class S>
+GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                const fattn_sequence &seq, int64_t i0, wgmma_item &w)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t at = i0 + seq.diagonal, limit = INT64_C(1) << 62;
+    w.keys = (int)seq.sk;
+    w.first_key = p.window_left < 0
+                      ? -WGMMA_FAR
+                      : (int)gpu_clamp(at - fattn_min64(p.window_left, limit), -WGMMA_FAR, w.keys);
+    w.past_key = p.window_right < 0 ? w.keys
+                                    : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
+                                                     -WGMMA_FAR, w.keys);
+    w.block = wgmma_seen_by(w, 0).first / S::KEYS;
+    w.past = 0;
+    GPU_ROLLED
+    for (int n = 0; n < S::WARPGROUPS; n++) {
+        const int top = wgmma_query(b, 64 * n);
+        const int bottom = wgmma_query(b, min(64 * n + 64, w.rows) - 1);
+        const wgmma_seen first = wgmma_seen_by(w, top), last = wgmma_seen_by(w, bottom);
+        w.own_past[n] = w.rows > 64 * n ? (last.past + S::KEYS - 1) / S::KEYS : 0;
+        w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
+        w.full_past[n] = first.past / S::KEYS;
+        w.past = max(w.past, w.own_past[n]);
+    }
+    w.past = max(w.past, w.block);
+    GPU_ROLLED
+    for (int n = 0; n < S::WARPGROUPS; n++) {
+        w.own_past[n] = b.turns ? w.past : max(w.own_past[n], w.block);
+    }
+    const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
+    w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
+    w.tail = w.tail < S::KEYS ? w.tail : 0;
+}
+
+/* Item `number`; returns whether it has rows. */
+template <class S>
+GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
+                               wgmma_item &w)
+{
+    const fattn_problem &p = g.problem;
+    b.control->work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
+    const fattn_work &work = b.control->work;
+    wgmma_forget();
+    fattn_sequence &seq = b.control->seq;
+    seq = gpu_sequence(g, work.batch);
+    wgmma_forget();
+    const int places = wgmma_places<S>(b.group);
+    const int64_t i0 = work.block * wgmma_query(b, places);
+    const int64_t head = work.head * b.group;
+    w.rows = (int)gpu_clamp((seq.sq - i0) * b.group, 0, places);
+    if (w.rows == 0) {
+        return false;
+    }
+    wgmma_item_keys(g, b, seq, i0, w);
+    w.q_row = (int)(seq.q_row + i0);
+    w.k_row = (int)seq.k_row;
+    w.q_batch = p.q.batch ? (int)seq.q_batch : 0;
+    w.k_batch = (int)seq.k_batch;
+    w.q_head = (int)work.head;
+    w.k_head = (int)work.head;
+    w.o = gpu_query_at(seq, p.o, i0, head);
+    w.lse = gpu_lse_at(p, seq, work.batch, head) + i0;
+    return true;
+}
+
+/* --- The planner ------------------------------------------------------------------------------ */
+
+/* The number of an item after the first is asked for late, when the copies of the last one are
+ * about to end: who asks early holds on to items that others could begin. */
+template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgmma_block<S> &b)
+{
+    wgmma_control<S> &control = *b.control;
+    fattn_tiling &tiling = control.tiling;
+    const bool counts = wgmma_counts(g);
+    const int queries = wgmma_query(b, wgmma_places<S>(b.group));
+    tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
+    tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
+    tiling.items = tiling.heads * tiling.q_blocks;
+    int64_t number = gpu_block();
+    const auto next = [&]() {
+        return counts ? gpu_blocks() + atomicAdd((unsigned *)g.workspace, 1u)
+                      : number + gpu_blocks();
+    };
+    for (int n = 0;; n++) {
+        wgmma_item &w = control.item[n % 2];
+        wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
+        if (n > 0 && counts) {
+            wgmma_await(&control.item_wanted, (n - 1) % 2);
+        }
+        number = n > 0 ? next() : number;
+        while (number < tiling.items && !wgmma_item_set(g, b, number, w)) {
+            number = next();
+        }
+        w.exists = number < tiling.items;
+        wgmma_arrive(&control.item_full[n % 2]);
+        if (number >= tiling.items) {
+            return;
+        }
+    }
+}
+
+/* --- The copier ------------------------------------------------------------------------------- */
+
+/* Tile n of all that go through a ring: keys or values from key j on. */
+template <class S>
+GPU_DEVICE void wgmma_copy_tile(uint32_t ring, const wgmma_map *map, uint64_t *full,
+                                uint64_t *empty, int n, const wgmma_item &w,
+                                const fattn_strides &stride, int j)
+{
+    const int stage = n % S::RING;
+    const int head = stride.head ? w.k_head : 0, batch = stride.batch ? w.k_batch : 0;
+    wgmma_await(&empty[stage], n / S::RING % 2 ^ 1);
+    wgmma_poison(ring + stage * S::KEY_BYTES, S::KEY_BYTES);
+    wgmma_expect(&full[stage], S::KEY_BYTES);
+    GPU_UNROLL
+    for (int c = 0; c < S::PANELS; c++) {
+        wgmma_copy(ring + stage * S::KEY_BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
+                   w.k_row + j, head, batch, WGMMA_KEEP);
+    }
+}
+
+template <class S>
+GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map,
+                                   const wgmma_block<S> &b, int n, const wgmma_item &w)
+{
+    const fattn_strides &stride = g.problem.q;
+    const int head = stride.head ? w.q_head : 0;
+    wgmma_control<S> &control = *b.control;
+    wgmma_await(&control.q_empty, n % 2 ^ 1);
+    wgmma_poison(b.q, S::QUERY_BYTES);
+    wgmma_expect(&control.q_full, 128 * S::PANELS * wgmma_places<S>(b.group));
+    GPU_UNROLL
+    for (int c = 0; c < S::PANELS; c++) {
+        wgmma_copy(b.q + c * S::ROWS * 128, map, &control.q_full, 64 * c, 0, w.q_row, head,
+                   w.q_batch, WGMMA_DROP);
+    }
+}
+
+/* Keys of a tile, then values of the one before: in the order in which they are needed. */
+template <class S>
+GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
+                               const wgmma_block<S> &b)
+{
+    wgmma_control<S> &control = *b.control;
+    const fattn_problem &p = g.problem;
+    int k = 0, v = 0;
+    for (int n = 0;; n++) {
+        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
+        const wgmma_item &w = control.item[n % 2];
+        if (!w.exists) {
+            return;
+        }
+        const int last = w.past - w.block - 1;
+        GPU_ROLLED
+        for (int left = last; left >= -1; left--) {
+            const int j = (w.block + left) * S::KEYS;
+            if (left >= 0) {
+                wgmma_copy_tile<S>(b.k, maps + 1, control.k_full, control.k_empty, k++, w, p.k, j);
+            }
+            if (left == min(last, 2)) {
+                wgmma_arrive(&control.item_wanted);
+            }
+            if (left == last) {
+                wgmma_copy_queries(g, maps, b, n, w);
+            } else {
+                wgmma_copy_tile<S>(b.v, maps + 2, control.v_full, control.v_empty, v++, w, p.v,
+                                   j + S::KEYS);
+            }
+        }
+        wgmma_arrive(&control.item_empty[n % 2]);
+    }
+}
+
+/* --- A tile of keys --------------------------------------------------------------------------- */
+
+/* What a thread of a warpgroup knows of its two rows, 8 apart. */
+template <class S> struct wgmma_rows {
+    fattn_softmax state[2]; /* l: of the thread's own columns */
+    float o[S::WIDTH / 8][4];
+};
+
+/* x = Q K^T; q, k: descriptors. */
+template <class S> GPU_DEVICE void wgmma_dots(uint64_t q, uint64_t k, float x[S::KEYS / 8][4])
+{
+    wgmma_fence();
+    GPU_UNROLL
+    for (int i = 0; i < S::WIDTH / 16; i++) {
+        const int panel = i / 4, step = i % 4 * WGMMA_CHANNELS;
+        wgmma_product<typename S::type, S::KEYS>::tiles(x, q + (panel * S::ROWS * 128 >> 4) + step,
+                                                        k + (panel * S::KEYS * 128 >> 4) + step,
+                                                        i > 0);
+    }
+    wgmma_commit();
+}
+
+/* o += P V. */
+template <class S>
+GPU_DEVICE void wgmma_mix(const uint32_t p[S::KEYS / 16][4], uint64_t v, float o[S::WIDTH / 8][4])
+{
+    wgmma_fence();
+    GPU_UNROLL
+    for (int i = 0; i < S::KEYS / 16; i++) {
+        wgmma_product<typename S::type, S::WIDTH>::pairs(o, p[i], v + i * WGMMA_ROWS, true);
+    }
+    wgmma_commit();
+}
+
+/* Scores of keys that a row does not see become -inf. first, past: those that it sees, counted from
+ * the thread's first column. */
+template <class S>
+GPU_DEVICE void wgmma_keep(const int first[2], const int past[2], float x[S::KEYS / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 2; n++) {
+        const int j = n / 4 * 8 + n % 2, h = n % 4 / 2;
+        float *const score = &x[n / 4][n % 4];
+        *score = first[h] <= j && j < past[h] ? *score : -fattn_f32_infinity();
+    }
+}
+
+/* The same where none is too early: under causal masks these are all. */
+template <class S> GPU_DEVICE void wgmma_keep_past(const int past[2], float x[S::KEYS / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 2; n++) {
+        const int j = n / 4 * 8 + n % 2, h = n % 4 / 2;
+        float *const score = &x[n / 4][n % 4];
+        *score = j < past[h] ? *score : -fattn_f32_infinity();
+    }
+}
+
+/* Whether some score of a warp's rows may have risen far. Numbers that are not negative are in the
+ * order of their bits, of which three are compared at once; where the limit is negative, nothing is
+ * known. */
+template <class S>
+GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float x[S::KEYS / 8][4])
+{
+    enum { N = S::KEYS / 8 };
+    bool far = false;
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        int even = __float_as_int(x[0][2 * h]), odd = __float_as_int(x[0][2 * h + 1]);
+        GPU_UNROLL
+        for (int n = 1; n + 1 < N; n += 2) {
+            even = wgmma_larger(even, __float_as_int(x[n][2 * h]), __float_as_int(x[n + 1][2 * h]));
+            odd = wgmma_larger(odd, __float_as_int(x[n][2 * h + 1]),
+                               __float_as_int(x[n + 1][2 * h + 1]));
+        }
+        even = wgmma_larger(even, __float_as_int(x[N - 1][2 * h]),
+                            __float_as_int(x[N - 1][2 * h + 1]));
+        const float limit = rows.state[h].m * unit + WGMMA_RISE;
+        far = far || !(limit >= 0) || __int_as_float(max(even, odd)) * unit > limit;
+    }
+    return __any_sync(0xffffffffu, far);
+}
+
+/* References rise where scores have risen far, and what has been summed of l falls; so has o to, by
+ * alpha. */
+template <class S>
+GPU_DEVICE void wgmma_rise(float unit, const float x[S::KEYS / 8][4], wgmma_rows<S> &rows,
+                           float alpha[2])
+{
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        fattn_softmax *const state = &rows.state[h];
+        float even = x[0][2 * h], odd = x[0][2 * h + 1];
+        GPU_UNROLL
+        for (int n = 1; n < S::KEYS / 8; n++) {
+            even = gpu_max(even, x[n][2 * h]);
+            odd = gpu_max(odd, x[n][2 * h + 1]);
+        }
+        float top = gpu_max(even, odd);
+        top = gpu_max(top, gpu_shfl_xor(top, 1));
+        top = gpu_max(top, gpu_shfl_xor(top, 2));
+        const bool rises = top * unit > state->m * unit + WGMMA_RISE;
+        alpha[h] = fattn_softmax_raise(state, rises ? top : state->m, unit);
+    }
+}
+
+/* Scores become weights relative to the row's reference. */
+template <class S>
+GPU_DEVICE void wgmma_weigh(float unit, wgmma_rows<S> &rows, float x[S::KEYS / 8][4])
+{
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const float base = fattn_softmax_base(rows.state[h]);
+        float even = 0, odd = 0;
+        GPU_UNROLL
+        for (int n = 0; n < S::KEYS / 8; n++) {
+            float *const weight = x[n] + 2 * h;
+            weight[0] = S::type::weight(weight[0], unit, base);
+            weight[1] = S::type::weight(weight[1], unit, base);
+            even += weight[0];
+            odd += weight[1];
+        }
+        fattn_softmax_add(&rows.state[h], even + odd);
+    }
+}
+
+/* Weights, rounded, as the first operand of a product: the thread's elements stay its own. */
+template <class S>
+GPU_DEVICE void wgmma_pack(const float x[S::KEYS / 8][4], uint32_t p[S::KEYS / 16][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 4; n++) {
+        const float *const pair = x[n / 2] + n % 2 * 2;
+        p[n / 4][n % 4] = S::type::pack(pair[0], pair[1]);
+    }
+}
+
+/* Values past the first `live` keys of a tile become zeros: times 0 they need not be 0. Warpgroups
+ * do so one beside another; what the others read is 0 already where it is written again. */
+template <class S> GPU_DEVICE void wgmma_clear_values(uint32_t tile, int live, int group)
+{
+    const int t = (int)threadIdx.x % 128;
+    GPU_ROLLED
+    for (int n = live * 8 + t; n < S::KEYS * 8; n += 128) {
+        GPU_UNROLL
+        for (int c = 0; c < S::PANELS; c++) {
+            const uint32_t at = tile + c * S::KEYS * 128 + n * 16;
+            wgmma_zero(at);
+        }
+    }
+    wgmma_publish();
+    wgmma_meet(4 + group, 128);
+}
+
+/* --- The end of an item ----------------------------------------------------------------------- */
+
+/* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
+GPU_DEVICE void wgmma_turn(uint32_t x[4])
+{
+    const bool odd = gpu_thread() & 1, high = gpu_thread() & 2;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n += 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? x[n] : x[n + 1], 1);
+        x[n] = odd ? other : x[n];
+        x[n + 1] = odd ? x[n + 1] : other;
+    }
+    GPU_UNROLL
+    for (int n = 0; n < 2; n++) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? x[n] : x[n + 2], 2);
+        x[n] = high ? other : x[n];
+        x[n + 2] = high ? x[n + 2] : other;
+    }
+}
+
+/* A row of o of the input's type: its quad stores 32 channels at a time, a lane eight. */
+template <class S>
+GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, int64_t at, bool exists, float factor,
+                                  bool empty, int h, const wgmma_rows<S> &rows)
+{
+    const bool chunks = g.chunks & FATTN_GPU_QUADS_O;
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH / 32; n++) {
+        uint32_t x[4];
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            const float *const pair = rows.o[4 * n + k] + 2 * h;
+            x[k] = empty ? 0 : S::type::pack(pair[0] * factor, pair[1] * factor);
+        }
+        wgmma_turn(x);
+        const int c = 32 * n + gpu_thread() % 4 * 8, live = (int)g.problem.dim_v - c;
+        uint16_t *const to = (uint16_t *)g.buffers.o + at + c;
+        if (exists && chunks && live >= 8) {
+            gpu_u4 eight;
+            eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
+            *(gpu_u4 *)to = eight;
+        } else if (exists) {
+            GPU_UNROLL
+            for (int e = 0; e < 8; e++) {
+                if (e < live) {
+                    to[e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
+                }
+            }
+        }
+    }
+}
+
+/* The same in floats. */
+template <class S>
+GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, int64_t at, float factor, bool empty,
+                                   int h, const wgmma_rows<S> &rows)
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH / 4; n++) {
+        const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
+        if (c < g.problem.dim_v) {
+            ((float *)g.buffers.o)[at + c] = empty ? 0 : rows.o[n / 2][2 * h + n % 2] * factor;
+        }
+    }
+}
+
+/* Rows in o and lse. row: the thread's first. */
+template <class S>
+GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
+                          int row, wgmma_rows<S> &rows)
+{
+    const fattn_problem &p = g.problem;
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const float lower = 1.0f / (1 << S::type::LIFT);
+        const int r = row + 8 * h, i = wgmma_query(b, r), head = r - i * b.group;
+        const bool exists = r < w.rows;
+        fattn_softmax state = rows.state[h];
+        state.l += gpu_shfl_xor(state.l, 1);
+        state.l += gpu_shfl_xor(state.l, 2);
+        state.l *= lower;
+        const bool empty = state.l == 0;
+        const float factor = lower * mma_reciprocal(state.l); /* l is 0, or at least 1 */
+        if (exists && gpu_thread() % 4 == 0 && p.outputs & FATTN_OUT_LSE) {
+            ((float *)g.buffers.lse)[w.lse + head * p.total_q + i] =
+                fattn_softmax_lse(state, g.rule.natural);
+        }
+        const int64_t at = w.o + i * p.o.seq + head * p.o.head;
+        if (!(p.outputs & FATTN_OUT_O)) {
+            continue;
+        }
+        if (p.dtype_o != FATTN_F32) {
+            wgmma_store_pairs(g, at, exists, factor, empty, h, rows);
+        } else if (exists) {
+            wgmma_store_floats(g, at, factor, empty, h, rows);
+        }
+    }
+}
+
+/* --- A warpgroup ------------------------------------------------------------------------------ */
+
+/* One lane of each warp speaks for it. */
+GPU_DEVICE void wgmma_release(uint64_t *barrier)
+{
+    if (mma_lane() == 0) {
+        wgmma_arrive(barrier);
+    }
+}
+
+/* Tiles of the rings that have been used. */
+template <class S> struct wgmma_used {
+    int k, v;
+
+    GPU_DEVICE int stage(int n) { return n % S::RING; }
+    GPU_DEVICE int phase(int n) { return n / S::RING % 2; }
+};
+
+/* Takes its turn, and gives it to the next warpgroup. */
+template <class S> GPU_DEVICE void wgmma_turn_begin(const wgmma_block<S> &b, int group)
+{
+    if (b.turns) {
+        wgmma_meet(1 + group, 256);
+    }
+}
+
+template <class S> GPU_DEVICE void wgmma_turn_end(const wgmma_block<S> &b, int group)
+{
+    if (b.turns) {
+        wgmma_pass(1 + (group + 1) % S::WARPGROUPS, 256);
+    }
+}
+
+/* Meets the keys that the warpgroup's rows see. */
+template <class S>
+GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
+                           int group, int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
+{
+    wgmma_control<S> &control = *b.control;
+    const float unit = g.rule.unit;
+    const int last_block = w.block, full = w.full[group], full_past = w.full_past[group];
+    const uint64_t q = wgmma_descriptor(b.q + group * 64 * 128, 0);
+    const uint64_t k = wgmma_descriptor(b.k, 0), v = wgmma_descriptor(b.v, S::KEYS * 128);
+    float x[S::KEYS / 8][4], alpha[2];
+    uint32_t p[S::KEYS / 16][4];
+    int first[2], past[2], block = w.own_past[group] - 1;
+    int tail = block == w.past - 1 ? w.tail : 0;
+
+    const auto clear = [&]() {
+        if (tail) {
+            wgmma_clear_values<S>(b.v + used.stage(used.v) * S::KEY_BYTES, tail, group);
+            tail = 0;
+        }
+    };
+
+    wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+    wgmma_turn_begin(b, group);
+    wgmma_dots<S>(q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
+    wgmma_turn_end(b, group);
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int r = row + 8 * h;
+        const wgmma_seen keys = wgmma_seen_by(w, wgmma_query(b, r));
+        first[h] = keys.first - mma_lane() % 4 * 2;
+        past[h] = keys.past - mma_lane() % 4 * 2;
+    }
+    const auto keep = [&]() {
+        if (block >= full_past || block < full) {
+            const int j = block * S::KEYS;
+            const int from[2] = {first[0] - j, first[1] - j}, to[2] = {past[0] - j, past[1] - j};
+            if (block < full) {
+                wgmma_keep<S>(from, to, x);
+            } else {
+                wgmma_keep_past<S>(to, x);
+            }
+        }
+    };
+
+    wgmma_wait<0>();
+    wgmma_settle<S::KEYS / 8>(x);
+    wgmma_release(&control.k_empty[used.stage(used.k++)]);
+    if (block == last_block) {
+        wgmma_release(&control.q_empty);
+    }
+    keep();
+    wgmma_rise<S>(unit, x, rows, alpha);
+    wgmma_weigh<S>(unit, rows, x);
+    wgmma_pack<S>(x, p);
+    GPU_ROLLED
+    while (block > last_block) {
+        block--;
+        wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        wgmma_turn_begin(b, group);
+        wgmma_dots<S>(q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
+        wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
+        clear();
+        wgmma_mix<S>(p, v + used.stage(used.v) * (S::KEY_BYTES >> 4), rows.o);
+        wgmma_turn_end(b, group);
+        wgmma_wait<1>();
+        wgmma_settle<S::KEYS / 8>(x);
+        wgmma_release(&control.k_empty[used.stage(used.k++)]);
+        if (block == last_block) {
+            wgmma_release(&control.q_empty);
+        }
+        keep();
+        const bool far = wgmma_is_far<S>(unit, rows, x);
+        if (far) {
+            wgmma_rise<S>(unit, x, rows, alpha);
+        }
+        wgmma_weigh<S>(unit, rows, x);
+        wgmma_wait<0>();
+        wgmma_settle<S::WIDTH / 8>(rows.o);
+        wgmma_release(&control.v_empty[used.stage(used.v++)]);
+        wgmma_pack<S>(x, p);
+        if (far) {
+            GPU_UNROLL
+            for (int n = 0; n < S::WIDTH / 2; n++) {
+                rows.o[n / 4][n % 4] *= alpha[n % 4 / 2];
+            }
+        }
+    }
+    wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
+    clear();
+    wgmma_mix<S>(p, v + used.stage(used.v) * (S::KEY_BYTES >> 4), rows.o);
+    wgmma_wait<0>();
+    wgmma_settle<S::WIDTH / 8>(rows.o);
+    wgmma_release(&control.v_empty[used.stage(used.v++)]);
+}
+
+/* Passes the tiles of keys that none of the warpgroup's rows sees. */
+template <class S>
+GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &used)
+{
+    wgmma_control<S> &control = *b.control;
+    for (; tiles > 0; tiles--) {
+        wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        wgmma_release(&control.k_empty[used.stage(used.k++)]);
+        wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
+        wgmma_release(&control.v_empty[used.stage(used.v++)]);
+    }
+}
+
+/* Warpgroup `group` of those that multiply. */
+template <class S>
+GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int group)
+{
+    wgmma_control<S> &control = *b.control;
+    const int row = group * 64 + wgmma_row((int)threadIdx.x % 128, 0);
+    wgmma_used<S> used = {0, 0};
+    if (b.turns && group == S::WARPGROUPS - 1) {
+        wgmma_pass(1, 256); /* the first one's first turn */
+    }
+    for (int n = 0;; n++) {
+        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
+        const wgmma_item &w = control.item[n % 2];
+        if (!w.exists) {
+            return;
+        }
+        wgmma_rows<S> rows;
+        rows.state[0] = rows.state[1] = fattn_softmax_empty();
+        GPU_UNROLL
+        for (int c = 0; c < S::WIDTH / 2; c++) {
+            rows.o[c / 4][c % 4] = 0;
+        }
+        wgmma_await(&control.q_full, n % 2);
+        wgmma_skip<S>(b, w.past - w.own_past[group], used);
+        if (w.own_past[group] > w.block) {
+            wgmma_walk<S>(g, b, w, group, row, used, rows);
+        } else {
+            wgmma_release(&control.q_empty);
+        }
+        wgmma_end(g, b, w, row, rows);
+        __syncwarp();
+        wgmma_release(&control.item_empty[n % 2]);
+    }
+}
+
+/* --- A block ---------------------------------------------------------------------------------- */
+
+template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps)
+{
+    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL, "too small");
+    static_assert(S::OWN_REGISTERS % 8 == 0 && S::COPY_REGISTERS >= 24, "as setmaxnreg wants them");
+    extern __shared__ char shared[];
+    wgmma_block<S> b;
+    b.q = mma_shared(shared) + WGMMA_ALIGN - 1 & ~(WGMMA_ALIGN - 1u);
+    b.k = b.q + S::QUERY_BYTES;
+    b.v = b.k + S::RING * S::KEY_BYTES;
+    b.control = (wgmma_control<S> *)(shared + (b.v + S::RING * S::KEY_BYTES - mma_shared(shared)));
+    b.group = (int)(g.problem.heads_q == g.problem.heads_k
+                        ? 1
+                        : fattn_quotient(g.problem.heads_q, g.problem.heads_k));
+    b.turns = wgmma_turns<S>(g.problem);
+    wgmma_control<S> &control = *b.control;
+    if (gpu_thread() == 0) {
+        for (int n = 0; n < 2; n++) {
+            wgmma_barrier_make(&control.item_full[n], 1);
+            wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1);
+        }
+        wgmma_barrier_make(&control.item_wanted, 1);
+        wgmma_barrier_make(&control.q_full, 1);
+        wgmma_barrier_make(&control.q_empty, S::WARPS);
+        for (int n = 0; n < S::RING; n++) {
+            wgmma_barrier_make(&control.k_full[n], 1);
+            wgmma_barrier_make(&control.k_empty[n], S::WARPS);
+            wgmma_barrier_make(&control.v_full[n], 1);
+            wgmma_barrier_make(&control.v_empty[n], S::WARPS);
+        }
+        wgmma_barriers_made();
+    }
+    gpu_sync();
+    const int group = wgmma_group();
+    if (group == 0) {
+        wgmma_give_registers<S::COPY_REGISTERS>();
+        if (gpu_thread() == 0) {
+            wgmma_prefetch(maps);
+            wgmma_prefetch(maps + 1);
+            wgmma_prefetch(maps + 2);
+            gpu_await_earlier();
+            wgmma_copy_all(g, maps, b);
+        } else if (gpu_thread() == 32) {
+            gpu_await_earlier();
+            wgmma_plan(g, b);
+        }
+    } else {
+        wgmma_take_registers<S::OWN_REGISTERS>();
+        wgmma_work(g, b, group - 1);
+    }
+}
+
+#endif

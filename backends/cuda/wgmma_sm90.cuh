@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hopper's own instructions, sm_90a: barriers in shared memory (mbarrier), the copy engine (TMA)
+ * and the products of a warpgroup, 128 threads (wgmma). The only header that holds them.
+ *
+ * Copies and products run beside the threads that begin them. A barrier counts arrivals and bytes:
+ * its phase ends when as many threads have arrived as it was made for and all bytes that they have
+ * announced are there. Phases take turns between 0 and 1; waiting for the one that was before the
+ * first does not wait.
+ *
+ * Products of a warpgroup run in the order in which they were begun, in groups. Until its group has
+ * ended nothing may touch a product's registers, and the compiler knows of neither: it must see
+ * wgmma_fence() before a product, and wgmma_settle() of its sums after waiting.
+ */
+#ifndef FATTN_CUDA_WGMMA_SM90_CUH
+#define FATTN_CUDA_WGMMA_SM90_CUH
+
+#include "backends/cuda/mma_sm80.cuh"
+#include "backends/cuda/wgmma.h"
+
+/* --- A block's parts -------------------------------------------------------------------------- */
+
+/* The number of the warpgroup, which the compiler then knows to be the same for all its threads:
+ * without it registers could not be handed over. */
+GPU_DEVICE int wgmma_group(void) { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
+
+/* All warpgroups begin with the same number of registers. Each says once how many it wants. */
+template <int N> GPU_DEVICE void wgmma_give_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> GPU_DEVICE void wgmma_take_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* Barriers of the block by number, 1 .. 15, of so many threads: some wait, others only arrive. */
+GPU_DEVICE void wgmma_meet(int number, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+GPU_DEVICE void wgmma_pass(int number, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+/* --- Barriers in shared memory ---------------------------------------------------------------- */
+
+GPU_DEVICE void wgmma_barrier_make(uint64_t *barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mma_shared(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+/* Lets the copy engine see barriers that have been made. */
+GPU_DEVICE void wgmma_barriers_made(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+GPU_DEVICE void wgmma_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mma_shared(barrier)) : "memory");
+}
+
+/* Arrives, and announces bytes. */
+GPU_DEVICE void wgmma_expect(uint64_t *barrier, int bytes)
+{
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mma_shared(barrier)),
+        "r"(bytes)
+        : "memory");
+}
+
+GPU_DEVICE bool wgmma_try(uint32_t barrier, int phase)
+{
+    uint32_t ended;
+    asm volatile("{ .reg .pred ended; "
+                 "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2; "
+                 "selp.u32 %0, 1, 0, ended; }"
+                 : "=r"(ended)
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+    return ended != 0;
+}
+
+/* Of builds with WGMMA_SHAKE, which look for roles that do not wait for one another: now and then a
+ * thread is late, by up to four microseconds, and the place of a tile is full of NaN before it is
+ * copied to. */
+GPU_DEVICE void wgmma_shake(void)
+{
+#ifdef WGMMA_SHAKE
+    const unsigned dice = (unsigned)clock64() * 2654435761u >> 16;
+    if (dice % 8 == 0) {
+        __nanosleep(dice / 8 % 4096);
+    }
+#endif
+}
+
+GPU_DEVICE void wgmma_poison(uint32_t at, int bytes)
+{
+#ifdef WGMMA_SHAKE
+    for (int n = 0; n < bytes; n += 4) {
+        mma_put(at + n, UINT32_MAX);
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+    (void)at, (void)bytes;
+#endif
+}
+
+/* Waits until the phase has ended. */
+GPU_DEVICE void wgmma_await(uint64_t *barrier, int phase)
+{
+    wgmma_shake();
+    while (!wgmma_try(mma_shared(barrier), phase)) {}
+}
+
+/* --- Copies ----------------------------------------------------------------------------------- */
+
+/* A tensor map, a parameter of the kernel: how a tensor lies in memory. */
+typedef struct alignas(64) wgmma_map {
+    uint8_t bytes[128];
+} wgmma_map;
+
+/* Brings the map itself. */
+GPU_DEVICE void wgmma_prefetch(const wgmma_map *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* What L2 is to do with what is copied: keep it longer than other things, or give it up first. */
+#define WGMMA_KEEP UINT64_C(0x14f0000000000000)
+#define WGMMA_DROP UINT64_C(0x12f0000000000000)
+
+/* Begins to copy a box, and announces its bytes to the barrier when they are there. Elements
+ * outside of the tensor are zeros. */
+GPU_DEVICE void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *barrier, int c0, int c1,
+                           int c2, int c3, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(mma_shared(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+                 : "memory");
+}
+
+GPU_DEVICE void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *barrier, int c0, int c1,
+                           int c2, int c3, int c4, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+                 "l"(map), "r"(mma_shared(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4),
+                 "l"(policy)
+                 : "memory");
+}
+
+/* Lets copies and products see what this thread has stored in shared memory. */
+GPU_DEVICE void wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* 16 bytes of zeros. */
+GPU_DEVICE void wgmma_zero(uint32_t to)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+/* What has been stored is read again where it is needed: a thread that copies has few registers. */
+GPU_DEVICE void wgmma_forget(void) { asm volatile("" ::: "memory"); }
+
+/* --- Products --------------------------------------------------------------------------------- */
+
+GPU_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+/* Ends a group of products. */
+GPU_DEVICE void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Waits until at most N groups have not ended. */
+template <int N> GPU_DEVICE void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Sums that have been waited for are not looked at earlier. */
+template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < N; n++) {
+        asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+    }
+}
+
+/* Operands of an asm statement: the sums of 16 columns each, and their numbers. */
+#define WGMMA_EIGHT(c, n)                                                            \
+    "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]), "+f"(c[(n) + 1][0]), \
+        "+f"(c[(n) + 1][1]), "+f"(c[(n) + 1][2]), "+f"(c[(n) + 1][3])
+/* clang-format off */
+#define WGMMA_SUMS_1(c) WGMMA_EIGHT(c, 0)
+#define WGMMA_SUMS_2(c) WGMMA_SUMS_1(c), WGMMA_EIGHT(c, 2)
+#define WGMMA_SUMS_3(c) WGMMA_SUMS_2(c), WGMMA_EIGHT(c, 4)
+#define WGMMA_SUMS_4(c) WGMMA_SUMS_3(c), WGMMA_EIGHT(c, 6)
+#define WGMMA_SUMS_5(c) WGMMA_SUMS_4(c), WGMMA_EIGHT(c, 8)
+#define WGMMA_SUMS_6(c) WGMMA_SUMS_5(c), WGMMA_EIGHT(c, 10)
+#define WGMMA_SUMS_7(c) WGMMA_SUMS_6(c), WGMMA_EIGHT(c, 12)
+#define WGMMA_SUMS_8(c) WGMMA_SUMS_7(c), WGMMA_EIGHT(c, 14)
+#define WGMMA_SUMS_9(c) WGMMA_SUMS_8(c), WGMMA_EIGHT(c, 16)
+#define WGMMA_SUMS_10(c) WGMMA_SUMS_9(c), WGMMA_EIGHT(c, 18)
+#define WGMMA_SUMS_11(c) WGMMA_SUMS_10(c), WGMMA_EIGHT(c, 20)
+#define WGMMA_SUMS_12(c) WGMMA_SUMS_11(c), WGMMA_EIGHT(c, 22)
+#define WGMMA_SUMS_13(c) WGMMA_SUMS_12(c), WGMMA_EIGHT(c, 24)
+#define WGMMA_SUMS_14(c) WGMMA_SUMS_13(c), WGMMA_EIGHT(c, 26)
+#define WGMMA_SUMS_15(c) WGMMA_SUMS_14(c), WGMMA_EIGHT(c, 28)
+#define WGMMA_SUMS_16(c) WGMMA_SUMS_15(c), WGMMA_EIGHT(c, 30)
+#define WGMMA_LIST_1 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_LIST_2 WGMMA_LIST_1 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_LIST_3 WGMMA_LIST_2 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_LIST_4 WGMMA_LIST_3 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_LIST_5 WGMMA_LIST_4 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_LIST_6 WGMMA_LIST_5 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_LIST_7 WGMMA_LIST_6 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_LIST_8 WGMMA_LIST_7 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_LIST_9 WGMMA_LIST_8 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define WGMMA_LIST_10 WGMMA_LIST_9 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_LIST_11 WGMMA_LIST_10 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define WGMMA_LIST_12 WGMMA_LIST_11 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_LIST_13 WGMMA_LIST_12 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define WGMMA_LIST_14 WGMMA_LIST_13 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_LIST_15 WGMMA_LIST_14 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define WGMMA_LIST_16 WGMMA_LIST_15 ", %120, %121, %122, %123, %124, %125, %126, %127"
+/* clang-format on */
+
+/*
+ * A product of a warpgroup's 64 rows and N columns of 16-bit elements, along a sum of 16, whose
+ * results c are added to, or, where not `add`, set. tiles(): a and b are descriptors, and the sum
+ * runs along channels. pairs(): a is in registers, and the sum runs along the rows of b.
+ */
+template <class T, int N> struct wgmma_product;
+#define WGMMA_PRODUCT(tag, type, n, groups, o0, o1, o2, o3, o4, o5)                            \
+    template <> struct wgmma_product<tag, n> {                                                 \
+        GPU_DEVICE void tiles(float (*c)[4], uint64_t a, uint64_t b, bool add)                 \
+        {                                                                                      \
+            asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #o2 ", 0; "                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type       \
+                         " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, 0, 0; }"  \
+                         : WGMMA_SUMS_##groups(c)                                              \
+                         : "l"(a), "l"(b), "r"((int)add));                                     \
+        }                                                                                      \
+        GPU_DEVICE void pairs(float (*c)[4], const uint32_t a[4], uint64_t b, bool add)        \
+        {                                                                                      \
+            asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #o5 ", 0; "                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type       \
+                         " {" WGMMA_LIST_##groups "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3    \
+                                                  "}, %" #o4 ", add, 1, 1, 1; }"               \
+                         : WGMMA_SUMS_##groups(c)                                              \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add)); \
+        }                                                                                      \
+    };
+#define WGMMA_PRODUCTS(n, ...)                      \
+    WGMMA_PRODUCT(mma_bf16, "bf16", n, __VA_ARGS__) \
+    WGMMA_PRODUCT(mma_f16, "f16", n, __VA_ARGS__)
+WGMMA_PRODUCTS(64, 4, 32, 33, 34, 35, 36, 37)
+WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
+WGMMA_PRODUCTS(256, 16, 128, 129, 130, 131, 132, 133)
+
+/* The largest of three numbers with signs. */
+GPU_DEVICE int wgmma_larger(int a, int b, int c) { return __vimax3_s32(a, b, c); }
+
+#endif

@@ -1,0 +1,535 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* In four parts: what is kept, how it is freed, borrowing and returning, the public door. */
+#include "core/cache.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "core/abi.h"
+#include "core/fork.h"
+#include "core/memory.h"
+#include "core/status.h"
+
+/* Where the caller says nothing; and the most entries, for they are searched one by one. */
+#define ENTRIES 32
+#define ENTRIES_MOST 4096
+#define BYTES INT64_MAX
+
+/* Workspaces that a plan's calls on different streams get before they take turns. Concurrent calls
+ * of more threads have one each. */
+#define WORKSPACES 4
+
+/* --- What is kept ----------------------------------------------------------------------------- */
+
+struct fattn_workspace {
+    fattn_workspace *next;
+    fattn_plan *plan; /* retained */
+    void *memory;     /* NULL where the plan needs none */
+    void *event;      /* behind the last use; NULL in host memory, and before the first use */
+    fattn_stream stream;
+    const void *thread; /* that used it last, and on which stream: where waiting costs least */
+    uint64_t capture;   /* the capture whose graph owns it, or 0 */
+};
+
+typedef struct entry {
+    struct entry *next;
+    fattn_plan *plan;      /* retained */
+    fattn_problem problem; /* as the caller gave it, the alignment apart */
+    uint64_t hash;
+    fattn_workspace *idle; /* the last returned first */
+    int made;              /* workspaces, idle or lent */
+} entry;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all below */
+static entry *entries;                                    /* the last used first */
+static fattn_workspace *graphs;                           /* workspaces that graphs own */
+static int64_t entries_most = ENTRIES, bytes_most = BYTES;
+static fattn_cache_info counts; /* all but what is counted when asked */
+
+/* A fork waits for whoever has the lock. Where its handler could not be registered,
+ * fattn_attention() has failed already. */
+static void lock(void)
+{
+    (void)fattn_fork_guard(FATTN_FORK_CACHE, &mutex, NULL);
+    pthread_mutex_lock(&mutex);
+}
+
+/* Its address names the thread. */
+static _Thread_local char here;
+
+/* FNV-1a over the words of the problem. */
+static uint64_t hash_problem(const fattn_device *device, const fattn_problem *problem)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)(uintptr_t)device;
+    for (size_t at = 0; at + sizeof hash <= sizeof *problem; at += sizeof hash) {
+        uint64_t word = 0;
+        memcpy(&word, (const char *)problem + at, sizeof word);
+        hash = (hash ^ word) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
+/* Moves it to the front. Under mutex. */
+static entry *find(const fattn_device *device, const fattn_problem *problem, uint64_t hash)
+{
+    for (entry **link = &entries; *link; link = &(*link)->next) {
+        entry *const e = *link;
+        if (e->hash == hash && e->plan->device == device &&
+            memcmp(&e->problem, problem, sizeof *problem) == 0) {
+            *link = e->next;
+            e->next = entries;
+            entries = e;
+            return e;
+        }
+    }
+    return NULL;
+}
+
+/* Under mutex. */
+static entry *entry_of(const fattn_plan *plan)
+{
+    entry *e = entries;
+    while (e && e->plan != plan) {
+        e = e->next;
+    }
+    return e;
+}
+
+/* --- How it is freed -------------------------------------------------------------------------- */
+
+/* Taken out under mutex, freed without it: the driver may wait, and a caller's allocator may do
+ * what it likes. */
+typedef struct waste {
+    entry *entries;
+    fattn_workspace *workspaces;
+} waste;
+
+static fattn_workspace *take(fattn_workspace **link)
+{
+    fattn_workspace *const w = *link;
+    *link = w->next;
+    w->next = NULL;
+    return w;
+}
+
+static void throw_workspace(waste *out, fattn_workspace *w)
+{
+    w->next = out->workspaces;
+    out->workspaces = w;
+}
+
+/* Under mutex. The plan's lent workspaces find no entry when they return, and are freed then. */
+static void throw_entry(waste *out, entry **link)
+{
+    entry *const e = *link;
+    *link = e->next;
+    while (e->idle) {
+        throw_workspace(out, take(&e->idle));
+    }
+    counts.bytes -= e->made * e->plan->tiling.workspace;
+    counts.entries--;
+    e->next = out->entries;
+    out->entries = e;
+}
+
+/* The entry before the end, which was not used for longest. Under mutex. */
+static void trim_entries(waste *out)
+{
+    while (counts.entries > entries_most) {
+        entry **link = &entries;
+        while ((*link)->next) {
+            link = &(*link)->next;
+        }
+        throw_entry(out, link);
+        counts.evictions++;
+    }
+}
+
+/* Idle workspaces of the device, or of all, until at most so many bytes are left: those of the
+ * entries at the end first. Under mutex. */
+static void trim_bytes(waste *out, const fattn_device *device, int64_t most)
+{
+    while (counts.bytes > most) {
+        entry *last = NULL;
+        for (entry *e = entries; e; e = e->next) {
+            last = e->idle && (!device || e->plan->device == device) ? e : last;
+        }
+        if (!last) {
+            return;
+        }
+        counts.bytes -= last->plan->tiling.workspace;
+        last->made--;
+        throw_workspace(out, take(&last->idle));
+    }
+}
+
+/* While any thread captures a stream, drivers refuse to allocate, to load and to wait. No graph
+ * refers to what is meant for the cache alone, and a thread may say so: *mode goes to forbid(). */
+static fattn_status allow(const fattn_device *device, int *mode)
+{
+    *mode = FATTN_CAPTURE_RELAXED;
+    return device->backend->capture_mode(device->impl, mode);
+}
+
+/* Returns status, or that of the thread's mode. */
+static fattn_status forbid(const fattn_device *device, int mode, fattn_status status)
+{
+    fattn_reason_hold(status);
+    const fattn_status restored = device->backend->capture_mode(device->impl, &mode);
+    fattn_reason_let();
+    return status ? status : restored;
+}
+
+/* Waits for its last use. Returns status, or the first failure after it. */
+static fattn_status free_workspace(fattn_workspace *w, fattn_status status)
+{
+    fattn_device *const device = w->plan->device;
+    const fattn_backend *const backend = device->backend;
+    int mode;
+    fattn_reason_hold(status);
+    const bool allowed = allow(device, &mode) == FATTN_OK;
+    if (w->event) {
+        const fattn_status waited = backend->event_synchronize(device->impl, w->event);
+        status = status ? status : waited;
+        backend->event_destroy(device->impl, w->event);
+    }
+    fattn_reason_hold(status);
+    const fattn_status freed = w->memory ? fattn_device_give(device, w->memory) : FATTN_OK;
+    status = status ? status : freed;
+    status = allowed ? forbid(device, mode, status) : status;
+    fattn_reason_let();
+    fattn_plan_destroy(w->plan);
+    fattn_memory_free(w);
+    return status;
+}
+
+/* Of earlier calls: nobody waits for news. */
+static void dispose(waste *out)
+{
+    while (out->workspaces) {
+        (void)free_workspace(take(&out->workspaces), FATTN_OK);
+    }
+    while (out->entries) {
+        entry *const e = out->entries;
+        out->entries = e->next;
+        fattn_plan_destroy(e->plan);
+        fattn_memory_free(e);
+    }
+}
+
+/* --- Borrowing and returning ------------------------------------------------------------------ */
+
+/* Whether work on the stream follows what this thread or another has queued on the one that the
+ * workspace was used on, if handles can be believed. */
+static bool is_near(const fattn_workspace *w, fattn_stream stream)
+{
+    return w->stream == stream &&
+           ((uintptr_t)stream != FATTN_STREAM_PER_THREAD || w->thread == &here);
+}
+
+/* The idle workspace that a call on the stream takes; NULL: it makes one. Under mutex. */
+static fattn_workspace *lend(entry *e, fattn_stream stream)
+{
+    fattn_workspace **last = NULL;
+    for (fattn_workspace **link = &e->idle; *link; link = &(*link)->next) {
+        if (e->plan->device->backend->host_memory || is_near(*link, stream)) {
+            return take(link);
+        }
+        last = link;
+    }
+    return last && e->made >= WORKSPACES ? take(last) : NULL;
+}
+
+/* The same under a capture. */
+static fattn_workspace *lend_graph(const fattn_plan *plan, uint64_t capture)
+{
+    for (fattn_workspace **link = &graphs; *link; link = &(*link)->next) {
+        if ((*link)->plan == plan && (*link)->capture == capture) {
+            return take(link);
+        }
+    }
+    return NULL;
+}
+
+/* Memory, and once more after giving back what is idle on the device. */
+static fattn_status allocate(const fattn_device *device, size_t bytes, fattn_stream stream,
+                             void **memory)
+{
+    fattn_status status = fattn_device_take(device, bytes, stream, memory);
+    waste out = {NULL, NULL};
+    if (status == FATTN_OUT_OF_MEMORY) {
+        lock();
+        trim_bytes(&out, device, 0);
+        pthread_mutex_unlock(&mutex);
+    }
+    if (out.workspaces) {
+        dispose(&out);
+        status = fattn_device_take(device, bytes, stream, memory);
+    }
+    return status;
+}
+
+/* A new one of the plan's. */
+static fattn_status make_workspace(fattn_plan *plan, fattn_stream stream, uint64_t capture,
+                                   fattn_workspace **made)
+{
+    const fattn_device *const device = plan->device;
+    const int64_t bytes = plan->tiling.workspace;
+    fattn_workspace *const w = fattn_memory_alloc(sizeof *w);
+    fattn_status status = FATTN_OK;
+    if (!w) {
+        return fattn_fail_memory(sizeof *w, "the owner of a workspace");
+    }
+    *w = (fattn_workspace){.plan = fattn_plan_retain(plan), .capture = capture};
+    int mode;
+    status = allow(device, &mode);
+    if (!status) {
+        if (bytes > 0 && !device->backend->host_memory) {
+            status = device->backend->event_create(device->impl, &w->event);
+        }
+        if (bytes > 0 && !status) {
+            status = allocate(device, (size_t)bytes, stream, &w->memory);
+        }
+        status = forbid(device, mode, status);
+    }
+    if (status) {
+        return free_workspace(w, status);
+    }
+    *made = w;
+    return FATTN_OK;
+}
+
+/* A plan, and an entry for it that is in no list yet. */
+static fattn_status make_entry(fattn_device *device, const fattn_problem *problem, uint64_t hash,
+                               entry **made)
+{
+    int mode;
+    entry *const e = fattn_memory_alloc(sizeof *e);
+    if (!e) {
+        return fattn_fail_memory(sizeof *e, "an entry of the cache");
+    }
+    *e = (entry){.problem = *problem, .hash = hash};
+    fattn_status status = allow(device, &mode);
+    if (!status) {
+        status = forbid(device, mode, fattn_plan_create(device, problem, &e->plan));
+    }
+    if (status) {
+        fattn_plan_destroy(e->plan);
+        fattn_memory_free(e);
+        return status;
+    }
+    *made = e;
+    return FATTN_OK;
+}
+
+/* Puts a new entry in front, or where another thread was faster or nothing is kept, to the waste.
+ * Returns the plan's entry, which may be waste. Under mutex. */
+static entry *insert(entry *made, waste *out)
+{
+    entry *const e = find(made->plan->device, &made->problem, made->hash);
+    entry **const list = e || entries_most == 0 ? &out->entries : &entries;
+    made->next = *list;
+    *list = made;
+    if (list == &entries) {
+        counts.entries++;
+        trim_entries(out);
+    }
+    return e ? e : made;
+}
+
+/* An idle workspace of the plan's for the loan, if there is one. *make: there is none, and one is
+ * counted, which the caller makes. Under mutex. */
+static void borrow_workspace(entry *e, fattn_stream stream, fattn_loan *loan, bool *make,
+                             waste *out)
+{
+    const int64_t bytes = loan->plan->tiling.workspace;
+    if (loan->capture) {
+        loan->owner = lend_graph(loan->plan, loan->capture);
+        *make = !loan->owner;
+    } else if (bytes > 0) {
+        loan->owner = lend(e, stream);
+        *make = !loan->owner;
+    }
+    counts.allocations += *make && bytes > 0;
+    if (*make && !loan->capture && entry_of(loan->plan)) {
+        e->made++;
+        counts.bytes += bytes;
+        trim_bytes(out, NULL, bytes_most);
+    }
+}
+
+static fattn_status borrow(fattn_device *device, const fattn_problem *problem, fattn_stream stream,
+                           fattn_loan *loan, bool *make)
+{
+    const uint64_t hash = hash_problem(device, problem);
+    waste out = {NULL, NULL};
+    lock();
+    entry *e = find(device, problem, hash);
+    counts.hits += e != NULL;
+    counts.misses += e == NULL;
+    if (!e) {
+        pthread_mutex_unlock(&mutex);
+        const fattn_status status = make_entry(device, problem, hash, &e);
+        if (status) {
+            return status;
+        }
+        lock();
+        e = insert(e, &out);
+    }
+    loan->plan = fattn_plan_retain(e->plan);
+    borrow_workspace(e, stream, loan, make, &out);
+    pthread_mutex_unlock(&mutex);
+    dispose(&out);
+    return FATTN_OK;
+}
+
+/* Puts a workspace where the next call finds it; w NULL: it could not be made. False: there is no
+ * place for it, and it no longer counts. */
+static bool put_back(const fattn_loan *loan, fattn_workspace *w)
+{
+    lock();
+    fattn_workspace **list = NULL;
+    entry *const e = loan->capture ? NULL : entry_of(loan->plan);
+    if (loan->capture) {
+        list = &graphs;
+    } else if (e && w && counts.bytes <= bytes_most) {
+        list = &e->idle;
+    } else if (e) {
+        e->made--;
+        counts.bytes -= loan->plan->tiling.workspace;
+    }
+    if (list && w) {
+        w->next = *list;
+        *list = w;
+    }
+    pthread_mutex_unlock(&mutex);
+    return list != NULL;
+}
+
+/* Lets the stream wait for the workspace's last use. The two streams that the driver has for all
+ * threads are known by their handles. */
+static fattn_status follow(const fattn_workspace *w, fattn_stream stream)
+{
+    const fattn_device *const device = w->plan->device;
+    const bool same = (uintptr_t)stream < FATTN_STREAM_PER_THREAD && w->stream == stream;
+    return !w->event || same ? FATTN_OK
+                             : device->backend->stream_wait(device->impl, stream, w->event);
+}
+
+fattn_status fattn_cache_borrow(fattn_device *device, const fattn_problem *problem,
+                                fattn_stream stream, fattn_loan *loan)
+{
+    bool make = false;
+    *loan = (fattn_loan){.plan = NULL};
+    fattn_status status = device->backend->stream_capture(device->impl, stream, &loan->capture);
+    status = status ? status : borrow(device, problem, stream, loan, &make);
+    if (status) {
+        return status;
+    }
+    if (make) {
+        status = make_workspace(loan->plan, stream, loan->capture, &loan->owner);
+    } else if (loan->owner) {
+        status = follow(loan->owner, stream);
+    }
+    loan->workspace = loan->owner ? loan->owner->memory : NULL;
+    if (status) {
+        const bool kept = put_back(loan, loan->owner);
+        if (!kept && loan->owner) {
+            (void)free_workspace(loan->owner, status);
+        }
+        fattn_plan_destroy(loan->plan);
+    }
+    return status;
+}
+
+/* Puts the event behind the use; where that fails, waits for it. */
+static fattn_status mark(fattn_workspace *w, fattn_stream stream)
+{
+    const fattn_device *const device = w->plan->device;
+    w->stream = stream;
+    w->thread = &here;
+    fattn_status status =
+        w->event ? device->backend->event_record(device->impl, w->event, stream) : FATTN_OK;
+    if (status) {
+        fattn_reason_hold(status);
+        (void)device->backend->stream_synchronize(device->impl, stream);
+        fattn_reason_let();
+    }
+    return status;
+}
+
+fattn_status fattn_cache_return(fattn_loan *loan, fattn_stream stream, fattn_status status)
+{
+    fattn_workspace *const w = loan->owner;
+    if (w) {
+        fattn_reason_hold(status);
+        const fattn_status marked = mark(w, stream);
+        status = status ? status : marked;
+        if (marked && loan->capture) {
+            w->capture = 0; /* nothing can follow it: it waits here for no one */
+        }
+        const bool kept = (!marked || loan->capture) && put_back(loan, w);
+        if (!kept && marked) {
+            (void)put_back(loan, NULL);
+        }
+        status = kept ? status : free_workspace(w, status);
+        fattn_reason_let();
+    }
+    fattn_plan_destroy(loan->plan);
+    return status;
+}
+
+void fattn_cache_empty(void)
+{
+    waste out = {NULL, NULL};
+    lock();
+    while (entries) {
+        throw_entry(&out, &entries);
+    }
+    pthread_mutex_unlock(&mutex);
+    dispose(&out);
+}
+
+/* --- The public door -------------------------------------------------------------------------- */
+
+void fattn_cache_options_init(fattn_cache_options *options)
+{
+    *options =
+        (fattn_cache_options){.struct_size = sizeof *options, .entries = ENTRIES, .bytes = BYTES};
+}
+
+fattn_status fattn_cache_set_options(const fattn_cache_options *options)
+{
+    fattn_cache_options wanted;
+    const fattn_status status =
+        fattn_abi_read(&wanted, sizeof wanted, options, "fattn_cache_options");
+    waste out = {NULL, NULL};
+    if (status) {
+        return status;
+    }
+    if (wanted.entries < 0 || wanted.entries > ENTRIES_MOST || wanted.bytes < 0) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "the cache's entries are %lld and its bytes %lld: 0..%d entries, and at "
+                          "least 0 bytes, can be kept",
+                          (long long)wanted.entries, (long long)wanted.bytes, ENTRIES_MOST);
+    }
+    lock();
+    entries_most = wanted.entries;
+    bytes_most = wanted.bytes;
+    trim_entries(&out);
+    trim_bytes(&out, NULL, bytes_most);
+    pthread_mutex_unlock(&mutex);
+    dispose(&out);
+    return FATTN_OK;
+}
+
+fattn_status fattn_cache_get_info(fattn_cache_info *info)
+{
+    lock();
+    fattn_cache_info now = counts;
+    for (const fattn_workspace *w = graphs; w; w = w->next) {
+        now.graph_bytes += w->plan->tiling.workspace;
+    }
+    pthread_mutex_unlock(&mutex);
+    return fattn_abi_write(info, &now, sizeof now, "fattn_cache_info");
+}

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of other libraries, seen without copying: where they lie, what they hold, on which device.
+
+A Kind knows one library. What a call asks of it each time (`key`, `pointer`, `empty`, `stream`) is kept
+short, because a small attention takes a few microseconds; what only a new problem needs (`view`) is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, NamedTuple
+
+from fattn import _c, _dlpack
+from fattn._dlpack import contiguous_strides as contiguous_strides
+from fattn._errors import InvalidArgument, InvalidStride, Unsupported
+
+# An element type of attention: its number in fattn_dtype and its bytes.
+FLOATS = {"float32": (_c.F32, 4), "float16": (_c.F16, 2), "bfloat16": (_c.BF16, 2),
+          "float64": (_c.F64, 8)}
+NAMES = {code: name for name, (code, _) in FLOATS.items()}
+_OTHERS = {"bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8, "uint64": 8}
+_BYTES = {name: size for name, (_, size) in FLOATS.items()} | _OTHERS
+
+
+class View(NamedTuple):
+    """What planning needs to know about an array. Strides are in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str          # "cpu", "cuda:0", "hip:1" ...
+    writable: bool = True
+
+
+class Made(NamedTuple):
+    """An output that has to be made."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]    # in C order
+    final: tuple[int, ...]    # as it is returned
+    strides: tuple[int, ...]  # of final
+    swapped: bool = False     # whether axes 1 and 2 of shape are exchanged in final
+    alike: bool = False       # whether it lies just like q
+
+
+class Kind:
+    """How to read and make the arrays of one library."""
+
+    name = "array"
+    # Whether `empty` is ordered on the stream that `stream` names, so that workspaces come from it too.
+    allocates = False
+    # Whether `finish` has nothing to do, and outputs may be views of what `empty` made.
+    immediate = True
+
+    def key(self, a: Any) -> Any:
+        """A hashable value; arrays with equal ones lie alike."""
+        raise NotImplementedError
+
+    def view(self, a: Any, name: str) -> View:
+        raise NotImplementedError
+
+    def pointer(self, a: Any) -> int:
+        raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        """An array in C order, contents undefined, on the device of `like`."""
+        raise NotImplementedError
+
+    def make(self, made: Made, like: Any) -> tuple[Any, Any]:
+        """An output: the array that is written, and the one that is returned."""
+        a = self.empty(made.shape, made.dtype, like)
+        return a, self.transpose(a) if made.swapped else a
+
+    def finish(self, a: Any, like: Any, device: int) -> Any:
+        """An array that `empty` made, as the caller gets it, once work on it is queued."""
+        return a
+
+    def stream(self, a: Any) -> int | None:
+        """The queue that the caller's work is on."""
+        return None
+
+    def transpose(self, a: Any) -> Any:
+        """A view of a rank-4 array with axes 1 and 2 exchanged."""
+        return a.transpose(0, 2, 1, 3)
+
+
+def _float_name(dtype: str, name: str) -> str:
+    if dtype not in _BYTES:
+        raise InvalidArgument(f"{name} has dtype {dtype}, which is none of {', '.join(_BYTES)}")
+    return dtype
+
+
+class _Numpy(Kind):
+    name = "numpy"
+
+    def __init__(self) -> None:
+        self.dtypes: dict[str, Any] = {}
+
+    def key(self, a: Any) -> Any:
+        return a.shape, a.strides, a.dtype
+
+    def view(self, a: Any, name: str) -> View:
+        dtype = _float_name(a.dtype.name, name)
+        if not a.dtype.isnative:
+            raise InvalidArgument(f"{name} has dtype {a.dtype.str}: not in this machine's byte order")
+        size = _BYTES[dtype]
+        if any(s % size for s, n in zip(a.strides, a.shape) if n > 1):
+            raise InvalidStride(f"strides of {name} are {a.strides} bytes, not multiples of {size}")
+        self.dtypes[dtype] = a.dtype
+        return View(a.shape, tuple(s // size for s in a.strides), dtype, "cpu", a.flags.writeable)
+
+    def pointer(self, a: Any) -> int:
+        try:  # takes a third of the time of the other, which is for what is read-only or strided
+            return ctypes.addressof(ctypes.c_char.from_buffer(a))
+        except (TypeError, ValueError, BufferError):
+            address: int = a.__array_interface__["data"][0]
+            return address
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        import numpy
+        if dtype not in self.dtypes:  # never bfloat16, which only an input can have brought
+            self.dtypes[dtype] = numpy.dtype(dtype)
+        return numpy.empty(shape, self.dtypes[dtype])
+
+
+class _Torch(Kind):
+    name = "torch"
+    allocates = True
+
+    def __init__(self) -> None:
+        self.torch: Any = sys.modules["torch"]
+        self.dtypes = {name: getattr(self.torch, name) for name in _BYTES
+                       if hasattr(self.torch, name)}
+        self.names = {dtype: name for name, dtype in self.dtypes.items()}
+        self.gpu = "hip" if getattr(self.torch.version, "hip", None) else "cuda"
+
+    def key(self, a: Any) -> Any:
+        if a.requires_grad and self.torch.is_grad_enabled():
+            raise InvalidArgument("a tensor requires a gradient, which these functions do not record: use "
+                                  "fattn.torch, or detach()")
+        return a.shape, a.stride(), a.dtype, a.device
+
+    def view(self, a: Any, name: str) -> View:
+        torch = self.torch
+        if a.layout is not torch.strided:
+            raise InvalidArgument(f"{name} has layout {a.layout}, not torch.strided")
+        if a.is_neg():
+            raise InvalidArgument(f"{name} is a view that negates: use resolve_neg()")
+        device = {"cpu": "cpu", "cuda": f"{self.gpu}:{a.device.index or 0}"}.get(a.device.type)
+        if device is None:
+            raise Unsupported(f"{name} is on device {a.device}, neither a CPU nor a GPU that fattn "
+                              "knows")
+        dtype = self.names.get(a.dtype, str(a.dtype).removeprefix("torch."))
+        return View(tuple(a.shape), a.stride(), _float_name(dtype, name), device)
+
+    def pointer(self, a: Any) -> int:
+        address: int = a.data_ptr()
+        return address
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        return self.torch.empty(shape, dtype=self.dtypes[dtype], device=like.device)
+
+    def make(self, made: Made, like: Any) -> tuple[Any, Any]:
+        if made.alike:  # half the time of the others
+            a = self.torch.empty_like(like)
+        elif made.swapped:
+            a = self.torch.empty_strided(made.final, made.strides, dtype=self.dtypes[made.dtype],
+                                         device=like.device)
+        else:
+            a = self.torch.empty(made.shape, dtype=self.dtypes[made.dtype], device=like.device)
+        return a, a
+
+    def stream(self, a: Any) -> int | None:
+        if a.is_cuda:
+            stream: int = self.torch.cuda.current_stream(a.device).cuda_stream
+            return stream
+        return None
+
+
+class _Cupy(Kind):
+    name = "cupy"
+    allocates = True
+
+    def __init__(self) -> None:
+        self.cupy: Any = sys.modules["cupy"]
+        self.gpu = "hip" if self.cupy.cuda.runtime.is_hip else "cuda"
+
+    def key(self, a: Any) -> Any:
+        return a.shape, a.strides, a.dtype, a.device.id
+
+    def view(self, a: Any, name: str) -> View:
+        dtype = _float_name(a.dtype.name, name)
+        size = _BYTES[dtype]
+        return View(a.shape, tuple(s // size for s in a.strides), dtype, f"{self.gpu}:{a.device.id}")
+
+    def pointer(self, a: Any) -> int:
+        address: int = a.data.ptr
+        return address
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        with like.device:
+            return self.cupy.empty(shape, like.dtype if like.dtype.name == dtype else dtype)
+
+    def stream(self, a: Any) -> int | None:
+        stream: int = self.cupy.cuda.get_current_stream(a.device.id).ptr
+        return stream
+
+
+class _DLPack(Kind):
+    """Any library whose arrays have __dlpack__ and which has a from_dlpack, as the array API standard
+    wants it: JAX and others."""
+
+    name = "dlpack"
+    immediate = False
+
+    def key(self, a: Any) -> Any:
+        tensor = _dlpack.describe(a)
+        return tensor.shape, tensor.strides, tensor.dtype, tensor.device
+
+    def view(self, a: Any, name: str) -> View:
+        tensor = _dlpack.describe(a)
+        return View(tensor.shape, tensor.strides, _float_name(tensor.dtype, name), tensor.device,
+                    tensor.writable)
+
+    def pointer(self, a: Any) -> int:
+        return _dlpack.describe(a).address
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        return _dlpack.Memory(shape, dtype, _dlpack.describe(like).device)
+
+    def finish(self, a: Any, like: Any, device: int) -> Any:
+        if not isinstance(a, _dlpack.Memory):
+            return a
+        _c.check(_c.lib.fattn_stream_synchronize(device, None))
+        return _dlpack.importer(like)(a)
+
+
+kinds: dict[type, Kind] = {}
+_made: dict[type[Kind], Kind] = {}
+_BY_MODULE: dict[str, type[Kind]] = {"numpy": _Numpy, "torch": _Torch, "cupy": _Cupy}
+
+
+def _kind_of_type(cls: type) -> Kind:
+    for base in cls.__mro__:
+        maker = _BY_MODULE.get(base.__module__.split(".")[0])
+        if maker is not None and base.__name__ in ("ndarray", "Tensor"):
+            break
+    else:
+        if not hasattr(cls, "__dlpack__"):
+            raise TypeError(f"{cls.__module__}.{cls.__qualname__} is no array: it has no __dlpack__")
+        maker = _DLPack
+    if maker not in _made:
+        _made[maker] = maker()
+    return _made[maker]
+
+
+def kind_of(a: Any) -> Kind:
+    """The kind of an array, found once for each type."""
+    cls = type(a)
+    kind = kinds.get(cls)
+    if kind is None:
+        kind = kinds[cls] = _kind_of_type(cls)
+    return kind

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of a call: its plan is found by what its arrays look like, outputs are made, the plan runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from fattn._arrays import Kind, kind_of, kinds
+from fattn._errors import InvalidArgument
+from fattn._plans import _cache, pack_backward, pack_forward, prepare
+from fattn._problem import EXTRAS
+
+_NAMES = tuple(name for name, *_ in EXTRAS)
+NO_EXTRAS: tuple[None, ...] = (None,) * len(EXTRAS)
+_UINT64 = (1 << 64) - 1
+
+
+class Positions(NamedTuple):
+    """Where local rows and keys lie in a longer sequence, for shards.
+
+    Each is a number, or an int64 array of one number a sequence. `whole_q` and `whole_k` are lengths of
+    the whole sequence; -1: the local ones.
+    """
+
+    q_offset: Any = 0
+    k_offset: Any = 0
+    whole_q: Any = -1
+    whole_k: Any = -1
+
+
+class Gradients(NamedTuple):
+    """What attention_backward() returns; None where a gradient was not asked for."""
+
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dbias: Any = None
+    dsink: Any = None
+
+
+def window_of(window: Sequence[int | None] | int | None) -> tuple[int, int] | None:
+    if window is None:
+        return None
+    if isinstance(window, int):
+        return window, window
+    left, right = window
+    return -1 if left is None else int(left), -1 if right is None else int(right)
+
+
+def split_positions(positions: Positions | None) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+    """Numbers, and arrays or None, of q_offset, k_offset, whole_q and whole_k."""
+    if positions is None:
+        return None, (None, None, None, None)
+    numbers, arrays = [], []
+    for value, default in zip(positions, (0, 0, -1, -1)):
+        is_number = isinstance(value, int)
+        numbers.append(value if is_number else default)
+        arrays.append(None if is_number else value)
+    return tuple(numbers), tuple(arrays)
+
+
+def split_seed(seed: Any, offset: int) -> tuple[tuple[int, int], Any]:
+    """(seed, offset) as numbers, and an array of both or None."""
+    if isinstance(seed, int):
+        for name, value in (("seed", seed), ("offset", offset)):
+            if not 0 <= value <= _UINT64:
+                raise InvalidArgument(f"{name} is {value}, not in 0..2^64-1")
+        return (seed, offset), None
+    return (0, 0), seed
+
+
+def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any, ...] = NO_EXTRAS,
+            numbers: Any = None, seed: Any = None, out: Any = None, lse: Any = None) -> tuple[Any, Any]:
+    """Runs a forward; (o, lse or None). options is an Options as a plain tuple, extras in their order."""
+    kind = kinds.get(type(q)) or kind_of(q)
+    of = kind.key
+    if extras is NO_EXTRAS and out is None and lse is None:
+        if type(k) is not type(q) or type(v) is not type(q):
+            _same_kind(kind, k, v)
+        key: Any = (of(q), of(k), of(v), options)
+    else:
+        _same_kind(kind, k, v, *extras, out, lse)
+        key = (of(q), of(k), of(v), options, tuple([None if e is None else of(e) for e in extras]),
+               None if out is None else of(out), None if lse is None else of(lse))
+    prepared = _cache.get(key)
+    if prepared is None:
+        arrays = {"q": q, "k": k, "v": v}
+        arrays.update((name, e) for name, e in zip(_NAMES, extras) if e is not None)
+        if out is not None:
+            arrays["o"] = out
+        if lse is not None:
+            arrays["lse"] = lse
+        prepared = prepare(kind, options, arrays, key)
+    o = written_o = out
+    for made in prepared.made:
+        if made.name == "o":
+            written_o, o = kind.make(made, q)
+        else:
+            lse = kind.make(made, q)[0]
+    at = kind.pointer
+    qp, kp, vp, op = at(q), at(k), at(v), at(written_o)
+    prepared.run(kind, q, pack_forward, (qp, kp, vp, op, 0 if lse is None else at(lse)),
+                 qp | kp | vp | op, () if extras is NO_EXTRAS else
+                 tuple([at(e) for e in extras if e is not None]), numbers, seed)
+    if not kind.immediate:
+        o = kind.finish(o, q, prepared.device)
+        lse = None if lse is None else kind.finish(lse, q, prepared.device)
+    return o, lse
+
+
+def _same_kind(kind: Kind, *arrays: Any) -> None:
+    for a in arrays:
+        if a is not None and kinds.get(type(a)) is not kind and kind_of(a) is not kind:
+            raise InvalidArgument(f"arrays of {kind_of(a).name} and of {kind.name} in one call")
+
+
+def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, options: tuple[Any, ...],
+             extras: tuple[Any, ...] = NO_EXTRAS, numbers: Any = None, seed: Any = None,
+             given: dict[str, Any] | None = None) -> Gradients:
+    """Runs a backward. given has gradients that the caller made, by name."""
+    kind = kind_of(q)
+    of = kind.key
+    given = given or {}
+    _same_kind(kind, k, v, dout, o, lse, dlse, *extras, *given.values())
+    key = (of(q), of(k), of(v), of(o), of(dout), of(lse), None if dlse is None else of(dlse), options,
+           tuple([None if e is None else of(e) for e in extras]),
+           tuple([(name, of(a)) for name, a in given.items()]))
+    prepared = _cache.get(key)
+    if prepared is None:
+        arrays = {"q": q, "k": k, "v": v, "o": o, "dout": dout, "lse": lse}
+        if dlse is not None:
+            arrays["dlse"] = dlse
+        arrays.update((name, e) for name, e in zip(_NAMES, extras) if e is not None)
+        prepared = prepare(kind, options, arrays | given, key)
+    written, results = dict(given), dict(given)
+    for made in prepared.made:
+        written[made.name], results[made.name] = kind.make(made, q)
+    at = kind.pointer
+    inputs = tuple([at(a) for a in (q, k, v, o)])
+    dout_p = at(dout)
+    outputs = [at(written[name]) if name in written else 0 for name in Gradients._fields]
+    bits = dout_p | outputs[0] | outputs[1] | outputs[2]
+    for pointer in inputs:
+        bits |= pointer
+    prepared.run(kind, q, pack_backward,
+                 (*inputs, at(lse), dout_p, 0 if dlse is None else at(dlse), *outputs), bits,
+                 tuple([at(e) for e in extras if e is not None]), numbers, seed)
+    return Gradients(**{name: kind.finish(a, q, prepared.device) for name, a in results.items()})

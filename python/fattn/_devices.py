@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices: open handles, one a name, and what they are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import NamedTuple
+
+from fattn import _c
+
+_lock = threading.Lock()
+_handles: dict[str, int] = {}
+_infos: dict[int, DeviceInfo] = {}
+
+
+class DeviceInfo(NamedTuple):
+    """What a device is; see fattn_device_info in fattn.h."""
+
+    backend: str
+    """"cpu", "cuda", "hip", "reference"."""
+    name: str
+    """Such as "AMD EPYC ..."."""
+    isa: str
+    """Such as "avx512", "sm_90"."""
+    ordinal: int
+    """0 for the first device of the backend."""
+    host_memory: bool
+    """Whether kernels read the memory of NumPy arrays directly."""
+    units: int
+    """Worker threads, or multiprocessors."""
+    fast_memory: int
+    """Bytes of cache or shared memory that a unit may plan with."""
+    total_memory: int
+    """Bytes, 0 when unknown."""
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.ordinal} {self.name}, {self.isa}, {self.units} units"
+
+
+def handle(spec: str) -> int:
+    """An open device, kept open. `spec` as fattn_device_open() takes it."""
+    opened = _handles.get(spec)
+    if opened is None:
+        with _lock:
+            opened = _handles.get(spec)
+            if opened is None:
+                device = ctypes.c_void_p()
+                _c.check(_c.lib.fattn_device_open(spec.encode(), ctypes.byref(device)))
+                assert device.value is not None
+                opened = _handles[spec] = device.value
+    return opened
+
+
+def host_spec() -> str:
+    """Where arrays in host memory are computed with when the caller names no device."""
+    return os.environ.get("FATTN_BACKEND", "cpu")
+
+
+def info_of(device: int) -> DeviceInfo:
+    found = _infos.get(device)
+    if found is None:
+        struct = _c.DeviceInfo()
+        struct.struct_size = ctypes.sizeof(struct)
+        _c.check(_c.lib.fattn_device_get_info(device, ctypes.byref(struct)))
+        found = _infos[device] = DeviceInfo(
+            struct.backend.decode(), struct.name.decode("utf-8", "replace"), struct.isa.decode(),
+            struct.ordinal, bool(struct.host_memory), struct.units, struct.fast_memory,
+            struct.total_memory)
+    return found
+
+
+def info(device: str | None = None) -> DeviceInfo:
+    """Describes a device: "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; the one that NumPy
+    arrays are computed on when None.
+
+    Raises UnknownDevice, NoDevice or DeviceError.
+    """
+    return info_of(handle(host_spec() if device is None else device))
+
+
+def devices() -> list[DeviceInfo]:
+    """All devices that are present, in the order in which "auto" looks for one."""
+    found = []
+    i = 0
+    while (name := _c.lib.fattn_backend_name(i)) is not None:
+        for ordinal in range(_c.lib.fattn_device_count(name)):
+            found.append(info(f"{name.decode()}:{ordinal}"))
+        i += 1
+    return found

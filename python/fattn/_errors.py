@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One exception class for each fattn_status; the text is the library's own sentence."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of all errors of fattn. `status` is the number of the `fattn_status` behind it."""
+
+    status = 0
+
+
+class InvalidArgument(Error, ValueError):
+    """An option, a dtype or a number is wrong, or arrays do not go together."""
+
+    status = 10
+
+
+class InvalidStruct(Error):
+    """The library and this package disagree about a struct: they are of different versions."""
+
+    status = 11
+
+
+class InvalidShape(Error, ValueError):
+    """A rank or a size is wrong, or sizes contradict each other."""
+
+    status = 12
+
+
+class InvalidStride(Error, ValueError):
+    """An array lies in memory in a way that attention cannot read or write."""
+
+    status = 13
+
+
+class NullPointer(Error, ValueError):
+    """Something that the problem needs was not given."""
+
+    status = 14
+
+
+class Misaligned(Error, ValueError):
+    """An array begins at an address that its elements cannot have."""
+
+    status = 15
+
+
+class Overlap(Error, ValueError):
+    """An output shares memory with itself or with another array."""
+
+    status = 16
+
+
+class Overflow(Error, OverflowError):
+    """A size in bytes does not fit in 63 bits."""
+
+    status = 17
+
+
+class InvalidData(Error, ValueError):
+    """Lengths, cu_seqlens or a block table contradict the shapes."""
+
+    status = 18
+
+
+class Unsupported(Error, NotImplementedError):
+    """The request is legal, and this device or build cannot honour it."""
+
+    status = 20
+
+
+class NoDevice(Error, RuntimeError):
+    """The backend is known, but no such device is present."""
+
+    status = 30
+
+
+class UnknownDevice(Error, ValueError):
+    """The name is not a backend's."""
+
+    status = 31
+
+
+class DeviceError(Error, RuntimeError):
+    """A device's driver reported an error."""
+
+    status = 32
+
+
+class OutOfMemory(Error, MemoryError):
+    """Memory ran out."""
+
+    status = 40
+
+
+class BadEnvironment(Error, RuntimeError):
+    """An environment variable of fattn has a value that it cannot have."""
+
+    status = 50
+
+
+BY_STATUS: dict[int, type[Error]] = {kind.status: kind for kind in (
+    InvalidArgument, InvalidStruct, InvalidShape, InvalidStride, NullPointer, Misaligned, Overlap,
+    Overflow, InvalidData, Unsupported, NoDevice, UnknownDevice, DeviceError, OutOfMemory,
+    BadEnvironment)}

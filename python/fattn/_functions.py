@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public functions. What attention is, the library knows; here are names, shapes and defaults."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Literal, Sequence, TypeVar, overload
+
+from fattn import _c
+from fattn._arrays import View, contiguous_strides, kind_of
+from fattn._calls import (NO_EXTRAS, Gradients, Positions, backward, forward, split_positions,
+                          split_seed, window_of)
+from fattn._errors import InvalidArgument, InvalidShape, InvalidStride
+from fattn._plans import Prepared, device_of, prepare
+from fattn._problem import EXTRAS, Options, len_of
+
+A = TypeVar("A")
+Window = Sequence[int | None] | int | None
+Layout = Literal["bshd", "bhsd"]
+Anchor = Literal["bottom_right", "top_left"]
+
+
+@overload
+def attention(
+        q: A, k: A, v: A, *, causal: bool = ..., window: Window = ..., scale: float | None = ...,
+        softcap: float | None = ..., bias: A | None = ..., mask: A | None = ...,
+        block_mask: A | None = ..., block_size: tuple[int, int] | None = ...,
+        alibi_slopes: A | None = ..., sink: A | None = ..., dropout_p: float = ...,
+        seed: int | A = ..., offset: int = ..., seqused_q: A | None = ..., seqused_k: A | None = ...,
+        positions: Positions | None = ..., anchor: Anchor = ..., layout: Layout = ...,
+        batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
+        out_dtype: str | None = ..., return_lse: Literal[False] = ..., batch_offset: int = ...,
+        head_offset: int = ..., device: str | None = ...) -> A: ...
+@overload
+def attention(
+        q: A, k: A, v: A, *, causal: bool = ..., window: Window = ..., scale: float | None = ...,
+        softcap: float | None = ..., bias: A | None = ..., mask: A | None = ...,
+        block_mask: A | None = ..., block_size: tuple[int, int] | None = ...,
+        alibi_slopes: A | None = ..., sink: A | None = ..., dropout_p: float = ...,
+        seed: int | A = ..., offset: int = ..., seqused_q: A | None = ..., seqused_k: A | None = ...,
+        positions: Positions | None = ..., anchor: Anchor = ..., layout: Layout = ...,
+        batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
+        out_dtype: str | None = ..., return_lse: Literal[True], batch_offset: int = ...,
+        head_offset: int = ..., device: str | None = ...) -> tuple[A, A]: ...
+def attention(
+        q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None,
+        scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
+        block_mask: Any = None, block_size: tuple[int, int] | None = None, alibi_slopes: Any = None,
+        sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, offset: int = 0,
+        seqused_q: Any = None, seqused_k: Any = None, positions: Positions | None = None,
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
+        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
+        return_lse: bool = False, batch_offset: int = 0, head_offset: int = 0,
+        device: str | None = None) -> Any:
+    """softmax(scale q k^T + bias, masks, windows, sinks ...) v, without the scores ever being in memory.
+
+    Arrays of NumPy, PyTorch, CuPy, JAX or any library with DLPack are read where they lie. The result is
+    of the same library, on the same device, and queued on the caller's stream. Letters: B batch, Hq and
+    Hk heads of queries and of keys, Sq and Sk lengths, D and Dv channels. Query head h reads key head
+    h // (Hq // Hk). In layout "bhsd" the axes of q, k, v and the result are (B, H, S, D).
+
+    Args:
+        q: (B, Sq, Hq, D); float32, float16, bfloat16, or float64 on device "reference".
+        k: (B, Sk, Hk, D), of q's dtype.
+        v: (B, Sk, Hk, Dv), of q's dtype. Last axes are contiguous; other strides are free.
+        causal: a query sees no key to the right of its own position.
+        window: (left, right), how many keys beside its own position a query sees; -1 or None for all.
+        scale: what scores are multiplied with; 1 / sqrt(D) when None.
+        softcap: scores x become softcap * tanh(x / softcap).
+        bias: added to scores, float32 or of q's dtype; broadcast to (B, Hq, Sq, Sk).
+        mask: boolean, True keeps; broadcast to (B, Hq, Sq, Sk).
+        block_mask: boolean, a value for each block of block_size = (queries, keys); broadcast to
+            (B, Hq, ceil(Sq / queries), ceil(Sk / keys)).
+        alibi_slopes: float32 (Hq) or (B, Hq): scores get -slope * distance.
+        sink: float32 (Hq), logits of one more key whose value is 0.
+        dropout_p: probability to drop a weight, 0 to 1. The pattern follows from seed, offset and the
+            position alone. seed may be an int64 array of (seed, offset) on the arrays' device.
+        seqused_q, seqused_k: int32 (B), how many rows and keys of each sequence exist.
+        positions: where local rows and keys lie in a longer sequence.
+        anchor: which corner causal, window and ALiBi are anchored to where Sq != Sk. PyTorch's is_causal
+            is "top_left".
+        batch_invariant: a row's result depends on its own inputs only.
+        checked: on a GPU, validate lengths and tables, and wait for that.
+        out, lse: arrays to write results to, (B, Sq, Hq, Dv) and float32 (B, Hq, Sq).
+        out_dtype: "float32" for a result in float32; otherwise it is of q's dtype.
+        return_lse: return (result, lse) with lse the natural logarithm of each row's sum.
+        batch_offset, head_offset: global index of the first entry, for dropout of shards.
+        device: "cpu", "cuda", "reference" ...; the arrays' own when None. Arrays in host memory are
+            copied to and from a GPU that is named.
+
+    Raises:
+        fattn.Error: one of its subclasses; nothing has been written then.
+        TypeError: an argument is no array.
+    """
+    features = 0
+    if batch_invariant:
+        features |= _c.BATCH_INVARIANT
+    if checked:
+        features |= _c.CHECKED
+    extras: tuple[Any, ...] = NO_EXTRAS
+    numbers = seeds = None
+    if positions is not None:
+        features |= _c.POSITIONS
+    if dropout_p != 0:
+        seeds, seed_array = split_seed(seed, offset)
+    else:
+        seed_array = None
+    if not (bias is None and mask is None and sink is None and alibi_slopes is None and
+            block_mask is None and seqused_k is None and seqused_q is None and positions is None and
+            seed_array is None):
+        numbers, arrays = split_positions(positions)
+        extras = (bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
+                  *arrays, seed_array)
+    o, row_sums = forward(
+        q, k, v,
+        (_c.FORWARD, causal, None if window is None else window_of(window), scale, softcap, dropout_p,
+         anchor, layout, out_dtype, return_lse or lse is not None, 0, features, None, None, block_size,
+         batch_offset, head_offset, device),
+        extras, numbers, seeds, out, lse)
+    return (o, row_sums) if return_lse else o
+
+
+def attention_varlen(
+        q: Any, k: Any, v: Any, *, cu_seqlens_q: Any, cu_seqlens_k: Any,
+        max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, causal: bool = False,
+        window: Window = None, scale: float | None = None, softcap: float | None = None,
+        bias: Any = None, mask: Any = None, alibi_slopes: Any = None, sink: Any = None,
+        dropout_p: float = 0.0, seed: Any = 0, offset: int = 0, seqused_q: Any = None,
+        seqused_k: Any = None, block_table: Any = None, positions: Positions | None = None,
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
+        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
+        return_lse: bool = False, device: str | None = None) -> Any:
+    """attention() of sequences of different lengths, one behind another.
+
+    Args:
+        q: (total_q, Hq, D); in layout "bhsd" (Hq, total_q, D).
+        k, v: (total_k, Hk, D) and (total_k, Hk, Dv); with block_table pages as in
+            attention_with_kvcache().
+        cu_seqlens_q, cu_seqlens_k: int32 (B + 1), contiguous: sequence b owns rows cu[b] to cu[b + 1].
+        max_seqlen_q, max_seqlen_k: the longest sequences. On a CPU they are read from cu_seqlens when
+            None; on a GPU they are needed.
+        block_table: int32 (B, pages).
+        return_lse: return (result, lse), lse float32 (Hq, total_q).
+
+    Other arguments and errors: attention(). bias and mask are (B, Hq, max_seqlen_q, max_seqlen_k), by
+    positions in their sequence.
+    """
+    extras, numbers, seeds, features = _extras(
+        bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, seed, offset,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, block_table=block_table,
+        batch_invariant=batch_invariant, checked=checked)
+    if max_seqlen_q is None:
+        max_seqlen_q = _longest(cu_seqlens_q, "q")
+    if max_seqlen_k is None and block_table is None:
+        max_seqlen_k = _longest(cu_seqlens_k, "k")
+    o, row_sums = forward(
+        q, k, v,
+        (_c.FORWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, out_dtype,
+         return_lse or lse is not None, 0, features, max_seqlen_q, max_seqlen_k, None, 0, 0, device),
+        extras, numbers, seeds, out, lse)
+    return (o, row_sums) if return_lse else o
+
+
+def _longest(cu_seqlens: Any, of: str) -> int:
+    """The longest of the sequences, read from host memory."""
+    kind = kind_of(cu_seqlens)
+    name = f"cu_seqlens_{of}"
+    view = kind.view(cu_seqlens, name)
+    if view.device != "cpu":
+        raise InvalidArgument(f"max_seqlen_{of} is needed: {name} is in a device's memory")
+    count = len_of(view, name)
+    if view.dtype != "int32" or view.strides != (1,):
+        raise InvalidArgument(f"{name} is not contiguous int32")
+    values = (ctypes.c_int32 * (count + 1)).from_address(kind.pointer(cu_seqlens))
+    return max((values[b + 1] - values[b] for b in range(count)), default=0)
+
+
+def _extras(bias: Any, mask: Any, alibi_slopes: Any, sink: Any, seqused_q: Any, seqused_k: Any,
+            positions: Positions | None, dropout_p: float, seed: Any, offset: int, *,
+            block_mask: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+            block_table: Any = None, batch_invariant: bool = False, checked: bool = False,
+            features: int = 0) -> tuple[tuple[Any, ...], Any, Any, int]:
+    """Extras in their order, positions and seed as numbers, features."""
+    numbers, arrays = split_positions(positions)
+    seeds, seed_array = split_seed(seed, offset) if dropout_p != 0 else (None, None)
+    for bit, wanted in ((_c.POSITIONS, positions is not None), (_c.CHECKED, checked),
+                        (_c.BATCH_INVARIANT, batch_invariant)):
+        if wanted:
+            features |= bit
+    return ((bias, mask, block_mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
+             seqused_k, block_table, *arrays, seed_array), numbers, seeds, features)
+
+
+def attention_with_kvcache(
+        q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
+        max_seqlen_k: int | None = None, causal: bool = False, window: Window = None,
+        scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
+        alibi_slopes: Any = None, sink: Any = None, anchor: Anchor = "bottom_right",
+        layout: Layout = "bshd", batch_invariant: bool = False, checked: bool = False,
+        out: Any = None, lse: Any = None, out_dtype: str | None = None, return_lse: bool = False,
+        device: str | None = None) -> Any:
+    """attention() of new queries against a cache that is partly filled, or that lies in pages.
+
+    Args:
+        q: (B, Sq, Hq, D).
+        k_cache, v_cache: (B, Sk, Hk, D) and (B, Sk, Hk, Dv); with block_table (pages, page_size, Hk, D)
+            and (pages, page_size, Hk, Dv); in layout "bhsd" heads come before keys.
+        cache_seqlens: int32 (B), how many keys of each sequence are filled, the new ones included. With
+            causal, the last query sees the last of them.
+        block_table: int32 (B, max_pages), where each sequence's pages are.
+        max_seqlen_k: the longest that cache_seqlens will be; all that fits when None.
+
+    Other arguments and errors: attention().
+    """
+    extras, numbers, seeds, features = _extras(
+        bias, mask, alibi_slopes, sink, None, cache_seqlens, None, 0.0, 0, 0, block_table=block_table,
+        batch_invariant=batch_invariant, checked=checked)
+    if block_table is None:
+        max_seqlen_k = None
+    o, row_sums = forward(
+        q, k_cache, v_cache,
+        (_c.FORWARD, causal, window_of(window), scale, softcap, 0.0, anchor, layout, out_dtype,
+         return_lse or lse is not None, 0, features, None, max_seqlen_k, None, 0, 0, device),
+        extras, numbers, seeds, out, lse)
+    return (o, row_sums) if return_lse else o
+
+
+def attention_backward(
+        dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None,
+        causal: bool = False, window: Window = None, scale: float | None = None,
+        softcap: float | None = None, bias: Any = None, mask: Any = None, block_mask: Any = None,
+        block_size: tuple[int, int] | None = None, alibi_slopes: Any = None, sink: Any = None,
+        dropout_p: float = 0.0, seed: Any = 0, offset: int = 0, cu_seqlens_q: Any = None,
+        cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+        seqused_q: Any = None, seqused_k: Any = None, positions: Positions | None = None,
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd", deterministic: bool = False,
+        accumulate: bool = False, want: Sequence[str] = ("dq", "dk", "dv"), dq: Any = None,
+        dk: Any = None, dv: Any = None, dbias: Any = None, dsink: Any = None, batch_offset: int = 0,
+        head_offset: int = 0, checked: bool = False, device: str | None = None) -> Gradients:
+    """Gradients of attention() or attention_varlen(), which must be given the same options.
+
+    Args:
+        dout: gradient of the result, of its shape and dtype.
+        o, lse: the result and its lse, from `return_lse=True`.
+        dlse: float32, gradient of lse.
+        want: which gradients: of "dq", "dk", "dv", "dbias", "dsink". dq, dk and dv are of q's dtype,
+            dbias and dsink float32. dbias has bias's shape and is summed over axes of size 1.
+        dq, dk, dv, dbias, dsink: arrays to write gradients to; one that is given is wanted.
+        accumulate: add to the given gradients, which are then all float32.
+        deterministic: the same bits from run to run, on GPUs too; on a CPU they always are.
+
+    Other arguments: attention(), attention_varlen(). Returns Gradients(dq, dk, dv, dbias, dsink).
+    """
+    features = (_c.DETERMINISTIC if deterministic else 0) | (_c.ACCUMULATE if accumulate else 0)
+    extras, numbers, seeds, features = _extras(
+        bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, seed, offset,
+        block_mask=block_mask, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, checked=checked,
+        features=features)
+    given = {name: a for name, a in zip(Gradients._fields, (dq, dk, dv, dbias, dsink))
+             if a is not None}
+    outputs = 0
+    for name in (*want, *given):
+        if name not in Gradients._fields:
+            raise InvalidArgument(f"want has {name!r}, none of {', '.join(Gradients._fields)}")
+        outputs |= _c.OUT_DQ << Gradients._fields.index(name)
+    if outputs == 0:
+        return Gradients()
+    if cu_seqlens_q is not None and max_seqlen_q is None:
+        max_seqlen_q = _longest(cu_seqlens_q, "q")
+    if cu_seqlens_k is not None and max_seqlen_k is None:
+        max_seqlen_k = _longest(cu_seqlens_k, "k")
+    return backward(
+        dout, q, k, v, o, lse, dlse,
+        (_c.BACKWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, None, False,
+         outputs, features, max_seqlen_q, max_seqlen_k, block_size, batch_offset, head_offset, device),
+        extras, numbers, seeds, given)
+
+
+# --- Merging and dropout --------------------------------------------------------------------------
+
+
+def merge(o1: Any, lse1: Any, o2: Any, lse2: Any, *, layout: Layout = "bshd", out: Any = None,
+          lse: Any = None, device: str | None = None) -> tuple[Any, Any]:
+    """Merges two results over disjoint keys into that over all of them.
+
+    Args:
+        o1, o2: float32 (B, S, H, Dv), as attention() gives them with out_dtype="float32".
+        lse1, lse2: float32 (B, H, S), contiguous.
+        out, lse: arrays to write to; may be (o1, lse1) or (o2, lse2).
+
+    Returns (o, lse). Raises as attention() does.
+    """
+    kind = kind_of(o1)
+    arrays = {"o1": o1, "lse1": lse1, "o2": o2, "lse2": lse2}
+    if out is None:
+        out = kind.empty(tuple(o1.shape), "float32", o1)
+    if lse is None:
+        lse = kind.empty(tuple(lse1.shape), "float32", lse1)
+    args = _c.MergeArgs()
+    args.struct_size = ctypes.sizeof(args)
+    views = _views(kind, arrays | {"o": out, "lse": lse})
+    b, s, h, c = _axes("o1", views["o1"], layout)[0]
+    args.batch, args.seqlen, args.heads, args.dim_v = b, s, h, c
+    for name in ("o1", "o2", "o"):
+        sizes, strides = _axes(name, views[name], layout)
+        if sizes != (b, s, h, c):
+            raise InvalidShape(f"{name} has shape {views[name].shape}, o1 {views['o1'].shape}")
+        field = getattr(args, name + "_stride")
+        field.batch, field.seq, field.head = strides[:3]
+    for name in ("lse1", "lse2", "lse"):
+        if views[name].shape != (b, h, s):
+            raise InvalidShape(f"{name} has shape {views[name].shape}, not {(b, h, s)}")
+        if any(n > 1 and step != wanted for n, step, wanted in
+               zip((b, h, s), views[name].strides, contiguous_strides((b, h, s)))):
+            raise InvalidStride(f"{name} must be contiguous")
+    for name in ("o", "lse"):
+        if not views[name].writable:
+            raise InvalidArgument(f"{name} is read-only")
+    for name, array in (*arrays.items(), ("o", out), ("lse", lse)):
+        setattr(args, name, kind.pointer(array))
+    handle = device_of(device, views["o1"].device)
+    _c.check(_c.lib.fattn_merge(handle, ctypes.byref(args), kind.stream(o1)))
+    return kind.finish(out, o1, handle), kind.finish(lse, o1, handle)
+
+
+def _views(kind: Any, arrays: dict[str, Any]) -> dict[str, View]:
+    views = {}
+    for name, array in arrays.items():
+        if kind_of(array) is not kind:
+            raise InvalidArgument(f"{name} is a {kind_of(array).name} array, not {kind.name}")
+        views[name] = kind.view(array, name)
+        if views[name].dtype != "float32":
+            raise InvalidArgument(f"{name} has dtype {views[name].dtype}, not float32")
+    first = next(iter(views.values()))
+    for name, view in views.items():
+        if view.device != first.device:
+            raise InvalidArgument(f"{name} is on device {view.device}, not on {first.device}")
+    return views
+
+
+def _axes(name: str, view: View, layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if layout not in ("bshd", "bhsd"):
+        raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
+    if len(view.shape) != 4:
+        raise InvalidShape(f"{name} has shape {view.shape}, rank {len(view.shape)}: rank 4 is needed")
+    order = (0, 1, 2, 3) if layout == "bshd" else (0, 2, 1, 3)
+    if view.shape[3] > 1 and view.strides[3] != 1:
+        raise InvalidStride(f"{name} has channels {view.strides[3]} elements apart: its last axis must "
+                            "be contiguous")
+    return tuple(view.shape[i] for i in order), tuple(view.strides[i] for i in order)
+
+
+def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropout_p: float,
+                 seed: int = 0, offset: int = 0, batch_offset: int = 0, head_offset: int = 0,
+                 q_offset: int = 0, k_offset: int = 0) -> Any:
+    """The dropout pattern of a seed as a NumPy array, boolean (batch, heads, seqlen_q, seqlen_k): True is
+    kept. What attention() drops, on any device. For inspection and tests."""
+    import numpy
+    (seed, offset), _ = split_seed(seed, offset)
+    if min(batch, heads, seqlen_q, seqlen_k) < 0:
+        raise InvalidShape(f"a size of {(batch, heads, seqlen_q, seqlen_k)} is negative")
+    keep: Any = numpy.empty((batch, heads, seqlen_q, seqlen_k), numpy.uint8)
+    args = _c.DropoutArgs()
+    args.struct_size = ctypes.sizeof(args)
+    args.batch, args.heads, args.seqlen_q, args.seqlen_k = keep.shape
+    args.batch_offset, args.head_offset = batch_offset, head_offset
+    args.q_offset, args.k_offset = q_offset, k_offset
+    args.p, args.seed, args.offset = dropout_p, seed, offset
+    args.keep = keep.ctypes.data
+    _c.check(_c.lib.fattn_dropout_mask(device_of("cpu", "cpu"), ctypes.byref(args), None))
+    return keep.view(numpy.bool_)
+
+
+# --- Plans that are looked at ---------------------------------------------------------------------
+
+
+class Plan:
+    """A problem, a device, and how the one is computed on the other.
+
+    Made of arrays as they will be given to attention() with the same options; only their shapes,
+    strides, dtypes and device matter. attention() keeps its plans by itself, so this is for
+    looking at them.
+
+        print(fattn.Plan(q, k, v, causal=True))
+    """
+
+    def __init__(self, q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None,
+                 scale: float | None = None, softcap: float | None = None, bias: Any = None,
+                 mask: Any = None, block_mask: Any = None, block_size: tuple[int, int] | None = None,
+                 alibi_slopes: Any = None, sink: Any = None, dropout_p: float = 0.0,
+                 cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None,
+                 max_seqlen_k: int | None = None, seqused_q: Any = None, seqused_k: Any = None,
+                 block_table: Any = None, positions: Positions | None = None,
+                 anchor: Anchor = "bottom_right", layout: Layout = "bshd",
+                 batch_invariant: bool = False, out_dtype: str | None = None,
+                 return_lse: bool = False, backward: bool = False, deterministic: bool = False,
+                 device: str | None = None) -> None:
+        kind = kind_of(q)
+        features = _c.DETERMINISTIC if deterministic else 0
+        extras, _, _, features = _extras(
+            bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, 0, 0,
+            block_mask=block_mask, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            block_table=block_table, batch_invariant=batch_invariant, features=features)
+        if cu_seqlens_q is not None and max_seqlen_q is None:
+            max_seqlen_q = _longest(cu_seqlens_q, "q")
+        if cu_seqlens_k is not None and max_seqlen_k is None and block_table is None:
+            max_seqlen_k = _longest(cu_seqlens_k, "k")
+        arrays = {"q": q, "k": k, "v": v}
+        arrays.update((name, e) for (name, *_), e in zip(EXTRAS, extras) if e is not None)
+        options = Options(
+            _c.FORWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, out_dtype,
+            return_lse, 0, features, max_seqlen_q, max_seqlen_k, block_size, 0, 0, device)
+        self._prepared: Prepared = prepare(kind, options, arrays)
+        if backward:
+            self._prepared = self._prepared.backward()
+        self._handle = self._prepared.plan(16)
+        info = self._handle.info()
+        self.kernel: str = info.kernel.decode()
+        """Name of the kernel."""
+        self.br: int = info.br
+        """Queries of a tile."""
+        self.bc: int = info.bc
+        """Keys of a tile."""
+        self.splits: int = info.splits
+        """Parts that the keys of a row are cut into."""
+        self.work_items: int = info.work_items
+        """Independent pieces of work."""
+        self.workspace_bytes: int = info.workspace_bytes
+        """What a run needs besides its arrays."""
+        self.predicted_bytes: float = info.predicted_bytes
+        """Slow-memory traffic of this plan."""
+        self.standard_bytes: float = info.standard_bytes
+        """Traffic of attention that materialises its scores."""
+        self.lower_bound_bytes: float = info.lower_bound_bytes
+        """Every input read once, every output written once."""
+        self.flops: float = info.flops
+        """Multiplications and additions of the matrix products."""
+        self.effective_dropout: float = info.effective_dropout
+        """The dropout probability after rounding."""
+
+    def __str__(self) -> str:
+        return self._handle.describe()
+
+
+def explain(q: Any, k: Any, v: Any, **options: Any) -> str:
+    """The plan of attention(q, k, v, **options) in words, with the reason why each better kernel
+    declined. Takes the arguments of Plan."""
+    return str(Plan(q, k, v, **options))

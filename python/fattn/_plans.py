@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans and their runs.
+
+A problem is described once for each combination of shapes, strides, dtypes and options, and found again by
+them; a run fills pointers into a fattn_buffers and calls fattn_execute().
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from typing import Any, Callable
+
+from fattn import _c, _devices
+from fattn._arrays import Kind, View, contiguous_strides, kind_of
+from fattn._errors import InvalidArgument
+from fattn._problem import EXTRAS, Description, Options
+
+_OFFSET = {name: getattr(_c.Buffers, name).offset for name, *_ in _c.Buffers._fields_}
+
+pack_forward = struct.Struct("@5Q").pack_into   # q k v o lse, from _OFFSET["q"] on
+pack_backward = struct.Struct("@12Q").pack_into  # q k v o lse dout dlse dq dk dv dbias dsink
+_pack_one = struct.Struct("@Q").pack_into
+_pack_positions = struct.Struct("@4q").pack_into
+_pack_seed = struct.Struct("@2Q").pack_into
+_AT_Q, _AT_POSITIONS, _AT_SEED = _OFFSET["q"], _OFFSET["q_offset"], _OFFSET["seed"]
+
+_execute = _c.execute
+
+
+class PlanHandle:
+    """A fattn_plan, destroyed with the last reference."""
+
+    def __init__(self, device: int, problem: int) -> None:
+        self.address = 0
+        plan = ctypes.c_void_p()
+        _c.check(_c.lib.fattn_plan_create(device, problem, ctypes.byref(plan)))
+        assert plan.value is not None
+        self.address = plan.value
+        self.workspace = self.info().workspace_bytes
+
+    def __del__(self) -> None:
+        if self.address:
+            _c.lib.fattn_plan_destroy(self.address)
+
+    def info(self) -> Any:
+        info = _c.PlanInfo()
+        info.struct_size = ctypes.sizeof(info)
+        _c.check(_c.lib.fattn_plan_get_info(self.address, ctypes.byref(info)))
+        return info
+
+    def describe(self) -> str:
+        size = _c.lib.fattn_plan_describe(self.address, None, 0) + 1
+        text = ctypes.create_string_buffer(size)
+        _c.lib.fattn_plan_describe(self.address, text, size)
+        return text.value.decode("utf-8", "replace")
+
+
+class _Workspace:
+    """Host memory for runs, one run at a time."""
+
+    def __init__(self, device: int, size: int) -> None:
+        self.device, self.size, self.address = device, size, 0
+        address = ctypes.c_void_p()
+        _c.check(_c.lib.fattn_device_malloc(device, size, ctypes.byref(address)))
+        self.address = address.value or 0
+
+    def __del__(self) -> None:
+        if self.address:
+            _c.lib.fattn_device_free(self.device, self.address)
+
+
+# Workspaces at rest; as many as runs have been at the same time. Large ones are not kept.
+_workspaces: list[_Workspace] = []
+_KEPT_BYTES = 64 << 20
+
+
+def _borrow_workspace(device: int, size: int) -> _Workspace:
+    try:
+        workspace = _workspaces.pop()
+    except IndexError:
+        return _Workspace(device, size)
+    return workspace if workspace.size >= size else _Workspace(device, size)
+
+
+class Prepared:
+    """A described problem, its plans, one an alignment of pointers, and fattn_buffers to fill."""
+
+    def __init__(self, options: Options, kind: Kind, views: dict[str, View]) -> None:
+        description = Description(options, views, kind.immediate)
+        self.request = options, kind, views
+        self.lse_shape = description.lse_shape
+        self.made = description.forward() if options.op == _c.FORWARD else description.backward()
+        self.problem, self.memory = description.problem, description.memory
+        self.extras = [_OFFSET[name] for name, *_ in EXTRAS if name in views]
+        self.seeded = "seed_ptr" in views
+        self.device = device_of(options.device, views["q"].device)
+        info = _devices.info_of(self.device)
+        self.host_memory = info.host_memory
+        # Arrays in host memory and a device that does not read it: the one-shot call copies.
+        self.staged = not info.host_memory and views["q"].device == "cpu"
+        self.takes_workspace = kind.allocates and not info.host_memory and not self.staged
+        self.plans: dict[int, PlanHandle] = {}
+        self.frames: list[tuple[bytearray, int]] = []
+        self.features: int = self.problem.features
+        self.plan(16)
+
+    def backward(self) -> Prepared:
+        """Of a forward that was described: its backward, as gradients of all inputs would be made."""
+        options, kind, views = self.request
+        q, o = views["q"], next(made for made in self.made if made.name == "o")
+        dense = View(o.final, o.strides, o.dtype, q.device)
+        rows = self.lse_shape
+        statistics = "float64" if q.dtype == "float64" else "float32"
+        outputs = _c.OUT_DQ | _c.OUT_DK | _c.OUT_DV
+        outputs |= _c.OUT_DBIAS if "bias" in views else 0
+        outputs |= _c.OUT_DSINK if "sink" in views else 0
+        return Prepared(
+            options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False, out_dtype=None), kind,
+            views | {"o": dense, "dout": dense,
+                     "lse": View(rows, contiguous_strides(rows), statistics, q.device)})
+
+    def plan(self, alignment: int) -> PlanHandle:
+        """The plan for pointers that are multiples of alignment."""
+        plan = self.plans.get(alignment)
+        if plan is None:
+            problem, _memory = _c.new_struct(_c.Problem)
+            ctypes.memmove(ctypes.addressof(problem), ctypes.addressof(self.problem),
+                           ctypes.sizeof(problem))
+            problem.pointer_alignment = alignment
+            plan = PlanHandle(self.device, ctypes.addressof(problem))
+            plan = self.plans.setdefault(alignment, plan)
+        return plan
+
+    def frame(self) -> tuple[bytearray, int]:
+        buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
+        return memory, ctypes.addressof(buffers)
+
+    def run(self, kind: Kind, like: Any, pack: Callable[..., None], pointers: tuple[int, ...],
+            aligned: int, extras: tuple[int, ...], positions: tuple[int, int, int, int] | None,
+            seed: tuple[int, int] | None) -> None:
+        """Executes. `aligned` has the bits of all tensors' addresses, `like` tells device and stream."""
+        alignment = (aligned | 16) & -(aligned | 16)
+        plan = self.plans.get(alignment) or self.plan(alignment)
+        try:
+            frame = self.frames.pop()
+        except IndexError:
+            frame = self.frame()
+        memory, address = frame
+        pack(memory, _AT_Q, *pointers)
+        if extras:
+            for offset, pointer in zip(self.extras, extras):
+                _pack_one(memory, offset, pointer)
+            if self.seeded:
+                _pack_one(memory, _OFFSET["offset_ptr"], extras[-1] + 8)
+        if positions is not None:
+            _pack_positions(memory, _AT_POSITIONS, *positions)
+        if seed is not None:
+            _pack_seed(memory, _AT_SEED, *seed)
+        size = plan.workspace
+        if self.host_memory:
+            if size == 0:
+                status = _execute(plan.address, address, None, None)
+            else:
+                workspace = _borrow_workspace(self.device, size)
+                status = _execute(plan.address, address, workspace.address, None)
+                if workspace.size <= _KEPT_BYTES:
+                    _workspaces.append(workspace)
+        elif self.takes_workspace and size > 0:
+            block = kind.empty((size + 255,), "uint8", like)
+            status = _execute(plan.address, address, (kind.pointer(block) + 255) & -256,
+                              kind.stream(like))
+        elif self.staged:
+            status = _c.lib.fattn_attention(self.device, ctypes.addressof(self.problem), address, None)
+        else:
+            status = _execute(plan.address, address, None, kind.stream(like))
+        if status:
+            raise _c.fail(status)
+        self.frames.append(frame)
+
+
+def device_of(wanted: str | None, where: str) -> int:
+    """The device for arrays that lie at `where`."""
+    if wanted is None:
+        wanted = _devices.host_spec() if where == "cpu" else where
+    elif where != "cpu":
+        if wanted not in (where, where.partition(":")[0]):
+            raise InvalidArgument(f"device is {wanted!r}, and the arrays are on {where}")
+        wanted = where
+    return _devices.handle(wanted)
+
+
+# --- Finding prepared problems again --------------------------------------------------------------
+
+_LIMIT = 512
+_cache: dict[Any, Prepared] = {}
+_lock = threading.Lock()
+
+
+def cache_clear() -> None:
+    """Forgets all plans and idle workspaces."""
+    with _lock:
+        _cache.clear()
+    _workspaces.clear()
+    _c.lib.fattn_cache_clear()
+
+
+def remember(key: Any, prepared: Prepared) -> None:
+    """The oldest go first: dictionaries keep their order, and looking up must not wait for a lock."""
+    with _lock:
+        while len(_cache) >= _LIMIT:
+            _cache.pop(next(iter(_cache)))
+        _cache[key] = prepared
+
+
+def prepare(kind: Kind, options: tuple[Any, ...], arrays: dict[str, Any], key: Any = None) -> Prepared:
+    """Describes a problem. arrays has q, k, v, what was given of EXTRAS, and outputs by their names."""
+    views: dict[str, View] = {}
+    for name, array in arrays.items():
+        if kind_of(array) is not kind:
+            raise InvalidArgument(f"{name} is a {kind_of(array).name} array, q a {kind.name} array")
+        view = kind.view(array, name)
+        if 0 in view.shape:  # libraries disagree about strides that nobody walks
+            view = view._replace(strides=contiguous_strides(view.shape))
+        views[name] = view
+    prepared = Prepared(Options(*options), kind, views)
+    if key is not None:
+        remember(key, prepared)
+    return prepared

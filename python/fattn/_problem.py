@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From arrays and options to a fattn_problem.
+
+What makes sense is for the library to say. Here are only the checks of what a fattn_problem cannot
+express: that arrays fit each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fattn import _c
+from fattn._arrays import FLOATS, Made, View, contiguous_strides
+from fattn._errors import InvalidArgument, InvalidShape, InvalidStride
+
+ANCHORS = {"bottom_right": _c.BOTTOM_RIGHT, "top_left": _c.TOP_LEFT}
+
+
+class Options(NamedTuple):
+    """What a plan depends on besides its arrays. The public functions build it as a plain tuple."""
+
+    op: int = _c.FORWARD
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    dropout_p: float = 0.0
+    anchor: str = "bottom_right"
+    layout: str = "bshd"
+    out_dtype: str | None = None     # forward without `out`
+    return_lse: bool = False         # forward: lse is an output
+    outputs: int = 0                 # backward: FATTN_OUT_*
+    features: int = 0                # bits without a value: DETERMINISTIC, POSITIONS ...
+    max_seqlen_q: int | None = None  # packed sequences
+    max_seqlen_k: int | None = None  # packed or paged keys
+    block_size: tuple[int, int] | None = None
+    batch_offset: int = 0
+    head_offset: int = 0
+    device: str | None = None
+    equal_heads: bool = False        # refuse groups of heads
+
+
+# Arrays of a call besides q k v o lse and gradients, in the order in which runs take them: the field of
+# fattn_buffers, its feature, its dtype (None: checked where it is described).
+EXTRAS: list[tuple[str, int, str | None]] = [
+    ("bias", _c.BIAS, None),
+    ("mask", _c.MASK, None),
+    ("block_mask", _c.BLOCK_MASK, None),
+    ("alibi_slopes", _c.ALIBI, None),
+    ("sink", _c.SINK, None),
+    ("cu_seqlens_q", _c.CU_SEQLENS_Q, "int32"),
+    ("cu_seqlens_k", _c.CU_SEQLENS_K, "int32"),
+    ("seqused_q", _c.SEQUSED_Q, "int32"),
+    ("seqused_k", _c.SEQUSED_K, "int32"),
+    ("block_table", _c.PAGED, "int32"),
+    ("q_offsets", _c.POSITIONS, "int64"),
+    ("k_offsets", _c.POSITIONS, "int64"),
+    ("wholes_q", _c.POSITIONS, "int64"),
+    ("wholes_k", _c.POSITIONS, "int64"),
+    ("seed_ptr", 0, None),
+]
+EXTRA_FEATURE = {name: feature for name, feature, _ in EXTRAS}
+_EXTRA_DTYPE = {name: dtype for name, _, dtype in EXTRAS}
+
+
+class Box(NamedTuple):
+    """An array as attention sees it: sizes and strides of (batch or page, sequence, head, channel)."""
+
+    batch: int
+    seq: int
+    heads: int
+    dim: int
+    strides: tuple[int, int, int]
+
+
+def _box(name: str, view: View, layout: str, packed: bool) -> Box:
+    rank = 3 if packed else 4
+    if len(view.shape) != rank:
+        axes = {"bshd": "batch, sequence, head, channel", "bhsd": "batch, head, sequence, channel"}
+        wanted = axes[layout].replace("batch, ", "") if packed else axes[layout]
+        raise InvalidShape(f"{name} has shape {view.shape}, rank {len(view.shape)}: "
+                           f"rank {rank} is needed, ({wanted})")
+    shape, strides = view.shape, view.strides
+    if packed:
+        shape, strides = (1, *shape), (0, *strides)
+    if layout == "bhsd":
+        shape = (shape[0], shape[2], shape[1], shape[3])
+        strides = (strides[0], strides[2], strides[1], strides[3])
+    if strides[3] != 1 and shape[3] > 1:
+        raise InvalidStride(f"{name} has channels {strides[3]} elements apart: its last axis must be "
+                            "contiguous")
+    return Box(shape[0], shape[1], shape[2], shape[3], (strides[0], strides[1], strides[2]))
+
+
+def _same(name: str, what: str, got: Any, other: str, wanted: Any) -> None:
+    if got != wanted:
+        raise InvalidShape(f"{name} has {what} {got}, {other} {wanted}")
+
+
+def _broadcast(name: str, view: View, extents: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of an array that is broadcast to extents, aligned at its last axis."""
+    if len(view.shape) > len(extents):
+        raise InvalidShape(f"{name} has shape {view.shape}, rank {len(view.shape)}: "
+                           f"at most {len(extents)} axes are read")
+    missing = len(extents) - len(view.shape)
+    strides = [0] * missing
+    for axis, (n, s) in enumerate(zip(view.shape, view.strides), missing):
+        if n != 1 and n != extents[axis]:
+            raise InvalidShape(f"{name} has shape {view.shape}, which does not broadcast to {extents}")
+        strides.append(0 if n == 1 else s)
+    return tuple(strides)
+
+
+def _contiguous_vector(name: str, view: View, extent: int) -> None:
+    if view.shape != (extent,):
+        raise InvalidShape(f"{name} has shape {view.shape}, not ({extent},)")
+    if extent > 1 and view.strides != (1,):
+        raise InvalidStride(f"{name} has elements {view.strides[0]} apart: it must be contiguous")
+
+
+def _check_dtype(name: str, view: View, *allowed: str) -> None:
+    if view.dtype not in allowed:
+        raise InvalidArgument(f"{name} has dtype {view.dtype}, not {' or '.join(allowed)}")
+
+
+class Description:
+    """A problem under construction."""
+
+    def __init__(self, options: Options, views: dict[str, View], swaps: bool) -> None:
+        self.o, self.swaps = options, swaps
+        self.views = views
+        self.problem, self.memory = _c.new_struct(_c.Problem, _c.lib.fattn_problem_init)
+        q = views["q"]
+        if q.dtype not in FLOATS:
+            raise InvalidArgument(f"q has dtype {q.dtype}, not one of {', '.join(FLOATS)}")
+        for name, view in views.items():
+            if view.device != q.device:
+                raise InvalidArgument(f"{name} is on device {view.device}, q on {q.device}")
+        self.dtype = q.dtype
+        self.statistics = "float64" if q.dtype == "float64" else "float32"
+        if options.layout not in ("bshd", "bhsd"):
+            raise InvalidArgument(f'layout is {options.layout!r}, neither "bshd" nor "bhsd"')
+        if options.anchor not in ANCHORS:
+            raise InvalidArgument(f'anchor is {options.anchor!r}, none of {", ".join(ANCHORS)}')
+        self.fill_sizes()
+        self.fill_options()
+        self.fill_extras()
+
+    def fill_sizes(self) -> None:
+        p, o, views = self.problem, self.o, self.views
+        packed_q = "cu_seqlens_q" in views
+        paged = "block_table" in views
+        packed_k = "cu_seqlens_k" in views and not paged
+        q = self.q = _box("q", views["q"], o.layout, packed_q)
+        k = self.k = _box("k", views["k"], o.layout, packed_k)
+        v = self.v = _box("v", views["v"], o.layout, packed_k)
+        for name in ("k", "v"):
+            if views[name].dtype != self.dtype:
+                raise InvalidArgument(f"{name} has dtype {views[name].dtype}, q {self.dtype}")
+        _same("k", "channels", k.dim, "q", q.dim)
+        _same("v", "batch size" if not paged else "pages", v.batch, "k", k.batch)
+        _same("v", "length", v.seq, "k", k.seq)
+        _same("v", "heads", v.heads, "k", k.heads)
+        if o.equal_heads:
+            _same("k", "heads", k.heads, "q", q.heads)
+        batch = q.batch
+        if packed_q:
+            batch = len_of(views["cu_seqlens_q"], "cu_seqlens_q")
+        if "cu_seqlens_k" in views:
+            keys = len_of(views["cu_seqlens_k"], "cu_seqlens_k")
+            if packed_q or paged:
+                _same("cu_seqlens_k", "sequences", keys, "cu_seqlens_q" if packed_q else "q", batch)
+            batch = keys
+            if not packed_q:
+                _same("cu_seqlens_k", "sequences", keys, "q", q.batch)
+        elif not paged:
+            _same("k", "batch size", k.batch, "q", batch)
+        p.op, p.dtype = o.op, FLOATS[self.dtype][0]
+        p.layout, p.anchor = _c.STRIDED, ANCHORS[o.anchor]
+        p.batch, p.heads_q, p.heads_k = batch, q.heads, k.heads
+        p.dim, p.dim_v = q.dim, v.dim
+        p.seqlen_q, p.seqlen_k = q.seq, k.seq
+        if packed_q:
+            if o.max_seqlen_q is None:
+                raise InvalidArgument("max_seqlen_q is needed with cu_seqlens_q")
+            p.seqlen_q, p.total_q = o.max_seqlen_q, q.seq
+        if packed_k:
+            if o.max_seqlen_k is None:
+                raise InvalidArgument("max_seqlen_k is needed with cu_seqlens_k")
+            p.seqlen_k, p.total_k = o.max_seqlen_k, k.seq
+        if paged:
+            table = views["block_table"]
+            if len(table.shape) != 2 or table.shape[0] != batch:
+                raise InvalidShape(f"block_table has shape {table.shape}, not ({batch}, pages)")
+            if table.shape[1] > 1 and table.strides[1] != 1:
+                raise InvalidStride("block_table must be contiguous in its last axis")
+            p.page_size, p.num_pages, p.max_pages = k.seq, k.batch, table.shape[1]
+            if batch > 1 and table.shape[1] > 0:
+                p.block_table_stride = table.strides[0]
+            p.seqlen_k = p.max_pages * k.seq if o.max_seqlen_k is None else o.max_seqlen_k
+        for name, box in (("q", q), ("k", k), ("v", v)):
+            self.set_strides(name, box.strides)
+        self.batch, self.packed_q = batch, packed_q
+        rows = ((q.seq,) if packed_q else (q.batch, q.seq))
+        self.o_shape = (*rows, q.heads, v.dim) if o.layout == "bshd" else (
+            (q.heads, q.seq, v.dim) if packed_q else (q.batch, q.heads, q.seq, v.dim))
+        self.lse_shape = (q.heads, q.seq) if packed_q else (q.batch, q.heads, q.seq)
+
+    def set_strides(self, name: str, strides: tuple[int, int, int]) -> None:
+        field = getattr(self.problem, name)
+        field.batch, field.seq, field.head = strides
+
+    def fill_options(self) -> None:
+        p, o = self.problem, self.o
+        features = o.features
+        if o.causal:
+            features |= _c.CAUSAL
+        if o.window is not None:
+            features |= _c.WINDOW
+            p.window_left, p.window_right = o.window
+        if o.scale is not None:
+            features |= _c.SCALE
+            p.scale = o.scale
+        if o.softcap is not None:
+            features |= _c.SOFTCAP
+            p.softcap = o.softcap
+        if o.dropout_p != 0:
+            features |= _c.DROPOUT
+            p.dropout_p = o.dropout_p
+            p.batch_offset, p.head_offset = o.batch_offset, o.head_offset
+        p.features = features
+
+    def fill_extras(self) -> None:
+        p, views, q = self.problem, self.views, self.q
+        scores = (self.batch, q.heads, p.seqlen_q, p.seqlen_k)
+        for name, view in views.items():
+            feature = EXTRA_FEATURE.get(name)
+            if feature is None:
+                continue
+            p.features |= feature
+            dtype = _EXTRA_DTYPE[name]
+            if dtype is not None:
+                _check_dtype(name, view, dtype)
+            if name == "bias":
+                _check_dtype(name, view, *{self.statistics: 0, self.dtype: 0})
+                p.dtype_bias = FLOATS[view.dtype][0]
+                p.bias_stride[:] = _broadcast(name, view, scores)
+            elif name == "mask":
+                _check_dtype(name, view, "bool", "uint8", "int8")
+                p.mask_stride[:] = _broadcast(name, view, scores)
+            elif name == "block_mask":
+                _check_dtype(name, view, "bool", "uint8", "int8")
+                if self.o.block_size is None:
+                    raise InvalidArgument("block_size is needed with block_mask")
+                p.block_m, p.block_n = self.o.block_size
+                m, n = max(p.block_m, 1), max(p.block_n, 1)
+                p.block_mask_stride[:] = _broadcast(
+                    name, view, (*scores[:2], -(-scores[2] // m), -(-scores[3] // n)))
+            elif name == "alibi_slopes":
+                _check_dtype(name, view, self.statistics)
+                self.fill_alibi(view)
+            elif name == "sink":
+                _check_dtype(name, view, self.statistics)
+                _contiguous_vector(name, view, q.heads)
+            elif name == "seed_ptr":
+                _check_dtype("seed", view, "int64", "uint64")
+                _contiguous_vector("seed", view, 2)
+            elif name in ("cu_seqlens_q", "cu_seqlens_k"):
+                _contiguous_vector(name, view, self.batch + 1)
+            elif name != "block_table":
+                _contiguous_vector(name, view, self.batch)
+
+    def fill_alibi(self, view: View) -> None:
+        heads = self.q.heads
+        if view.shape == (heads,):
+            _contiguous_vector("alibi_slopes", view, heads)
+        elif view.shape == (self.batch, heads):
+            if heads > 1 and view.strides[1] != 1:
+                raise InvalidStride("alibi_slopes must be contiguous in its last axis")
+            self.problem.alibi_batch_stride = view.strides[0] if self.batch > 1 else 0
+        else:
+            raise InvalidShape(f"alibi_slopes has shape {view.shape}, neither ({heads},) nor "
+                               f"({self.batch}, {heads})")
+
+    def operand(self, name: str, shape: tuple[int, ...], dtype: str, output: bool) -> None:
+        """An array that must be just so: an output that the caller gave, or an input of backward."""
+        view = self.views[name]
+        if view.shape != shape:
+            raise InvalidShape(f"{name} has shape {view.shape}, not {shape}")
+        _check_dtype(name, view, dtype)
+        if output and not view.writable:
+            raise InvalidArgument(f"{name} is read-only")
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: str, output: bool) -> None:
+        """Such an operand with strides of its own."""
+        self.operand(name, shape, dtype, output)
+        self.set_strides(name, _box(name, self.views[name], self.o.layout, len(shape) == 3).strides)
+
+    def statistic(self, name: str, shape: tuple[int, ...], output: bool) -> None:
+        """Such an operand a number a row, in C order."""
+        self.operand(name, shape, self.statistics, output)
+        if not _is_contiguous(self.views[name]):
+            raise InvalidStride(f"{name} has strides {self.views[name].strides}: it must be contiguous")
+
+    def make(self, name: str, shape: tuple[int, ...], dtype: str) -> Made:
+        """An output that the caller did not give, in C order of (batch, sequence, head, channel): what is
+        made of heads next is a row of all of them, in any layout."""
+        swapped = self.swaps and self.o.layout == "bhsd" and len(shape) == 4
+        final, q = shape, self.views["q"]
+        if swapped:
+            shape = (shape[0], shape[2], shape[1], shape[3])
+        strides = contiguous_strides(shape)
+        if swapped:
+            strides = (strides[0], strides[2], strides[1], strides[3])
+        box = _box(name, View(final, strides, dtype, ""), self.o.layout, len(shape) == 3)
+        self.set_strides(name, box.strides)
+        return Made(name, dtype, shape, final, strides, swapped,
+                    (q.shape, q.strides, q.dtype) == (final, strides, dtype))
+
+    def make_statistic(self, name: str, shape: tuple[int, ...]) -> Made:
+        return Made(name, self.statistics, shape, shape, contiguous_strides(shape))
+
+    def forward(self) -> list[Made]:
+        """Fills what forward needs besides; the outputs that are to be made."""
+        p, o, made = self.problem, self.o, []
+        p.outputs = _c.OUT_O | (_c.OUT_LSE if o.return_lse else 0)
+        dtype = o.out_dtype or (self.views["o"].dtype if "o" in self.views else self.dtype)
+        if dtype not in (self.dtype, self.statistics):
+            raise InvalidArgument(f"o would have dtype {dtype}, not {self.dtype} or {self.statistics}")
+        p.dtype_o = FLOATS[dtype][0]
+        if "o" in self.views:
+            self.tensor("o", self.o_shape, dtype, True)
+        else:
+            made.append(self.make("o", self.o_shape, dtype))
+        if "lse" in self.views:
+            self.statistic("lse", self.lse_shape, True)
+        elif o.return_lse:
+            made.append(self.make_statistic("lse", self.lse_shape))
+        return made
+
+    def backward(self) -> list[Made]:
+        """Fills what backward needs besides; the gradients that are to be made."""
+        p, o, views, made = self.problem, self.o, self.views, []
+        p.outputs = o.outputs
+        dtype = views["o"].dtype
+        if dtype not in (self.dtype, self.statistics):
+            raise InvalidArgument(f"o has dtype {dtype}, not {self.dtype} or {self.statistics}")
+        p.dtype_o = FLOATS[dtype][0]
+        self.tensor("o", self.o_shape, dtype, False)
+        self.tensor("dout", self.o_shape, dtype, False)
+        self.statistic("lse", self.lse_shape, False)
+        if "dlse" in views:
+            p.features |= _c.DLSE
+            self.statistic("dlse", self.lse_shape, False)
+        gradient = self.statistics if o.features & _c.ACCUMULATE else self.dtype
+        for bit, name, like in ((_c.OUT_DQ, "dq", "q"), (_c.OUT_DK, "dk", "k"), (_c.OUT_DV, "dv", "v")):
+            if not o.outputs & bit:
+                continue
+            if name in views:
+                self.tensor(name, views[like].shape, gradient, True)
+            else:
+                made.append(self.make(name, views[like].shape, gradient))
+        if o.outputs & _c.OUT_DBIAS:
+            if "bias" not in views:
+                raise InvalidArgument("dbias is wanted and there is no bias")
+            shape = views["bias"].shape
+            scores = (self.batch, self.q.heads, p.seqlen_q, p.seqlen_k)
+            if "dbias" in views:
+                self.operand("dbias", shape, self.statistics, True)
+                strides = views["dbias"].strides
+            else:
+                made.append(self.make_statistic("dbias", shape))
+                strides = contiguous_strides(shape)
+            p.dbias_stride[:] = _broadcast("dbias", View(shape, strides, self.statistics, ""), scores)
+        if o.outputs & _c.OUT_DSINK:
+            if "sink" not in views:
+                raise InvalidArgument("dsink is wanted and there is no sink")
+            if "dsink" in views:
+                self.statistic("dsink", (self.q.heads,), True)
+            else:
+                made.append(self.make_statistic("dsink", (self.q.heads,)))
+        return made
+
+
+def _is_contiguous(view: View) -> bool:
+    return all(n == 1 or s == wanted for n, s, wanted in
+               zip(view.shape, view.strides, contiguous_strides(view.shape)))
+
+
+def len_of(cu: View, name: str) -> int:
+    if len(cu.shape) != 1 or cu.shape[0] < 1:
+        raise InvalidShape(f"{name} has shape {cu.shape}, not (sequences + 1,)")
+    return cu.shape[0] - 1

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention() and its kin for tensors: the operators of fattn.torch._ops, or, where nothing watches, the
+library at once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Sequence, overload
+
+import torch
+from torch import Tensor
+
+from fattn import _c
+from fattn._calls import NO_EXTRAS, window_of
+from fattn._calls import forward as run_forward
+from fattn._errors import InvalidArgument
+from fattn.torch._ops import _N, Eager, Transformed
+from fattn.torch._ops import _forward as dispatched
+
+Window = Sequence[int | None] | int | None
+Layout = Literal["bshd", "bhsd"]
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_autocast = torch._C._is_any_autocast_enabled
+_tracing = torch._C._get_tracing_state
+_is_compiling = torch.compiler.is_compiling
+_grads = torch.is_grad_enabled
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+
+
+def is_watched(*tensors: Tensor | None) -> bool:
+    """Whether something besides autograd would notice that no operator was called: a compiler, a
+    transform, a mode, a subclass, autocast."""
+    if (_is_compiling() or _modes() != 0 or _autocast() or _functorch_active() or
+            _tracing() is not None):
+        return True
+    for t in tensors:
+        if t.__class__ not in _PLAIN:
+            return True
+    return False
+
+
+def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """fattn::forward, by a shorter way where nothing but autograd watches."""
+    tensors = arguments[:_N]
+    if not is_watched(*tensors):
+        return Eager.apply(arguments[_N:], *tensors)  # type: ignore[no-any-return]
+    if not _is_compiling() and _functorch_active():
+        return Transformed.apply(*arguments)  # type: ignore[no-any-return]
+    return dispatched(*arguments)  # type: ignore[no-any-return]
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors in autocast's type, where it is on for their device."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64
+                 else t for t in tensors)
+
+
+def new_seed(like: Tensor) -> Tensor:
+    """(seed, offset) from PyTorch's generator, so that manual_seed and checkpointing govern dropout."""
+    return torch.randint(0, 1 << 62, (2,), dtype=torch.int64, device=like.device)
+
+
+def _check_anchor(anchor: str) -> bool:
+    if anchor not in ("bottom_right", "top_left"):
+        raise InvalidArgument(f'anchor is {anchor!r}, neither "bottom_right" nor "top_left"')
+    return anchor == "top_left"
+
+
+def _check_layout(layout: str) -> bool:
+    if layout not in ("bshd", "bhsd"):
+        raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
+    return layout == "bhsd"
+
+
+@overload
+def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = ..., window: Window = ...,
+        scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
+        mask: Tensor | None = ..., block_mask: Tensor | None = ...,
+        block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
+        sink: Tensor | None = ..., dropout_p: float = ..., seed: Tensor | None = ...,
+        seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
+        layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[False] = ...,
+        batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
+        device: str | None = ...) -> Tensor: ...
+@overload
+def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = ..., window: Window = ...,
+        scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
+        mask: Tensor | None = ..., block_mask: Tensor | None = ...,
+        block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
+        sink: Tensor | None = ..., dropout_p: float = ..., seed: Tensor | None = ...,
+        seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
+        layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[True],
+        batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
+        device: str | None = ...) -> tuple[Tensor, Tensor]: ...
+def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None,
+        scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
+        mask: Tensor | None = None, block_mask: Tensor | None = None,
+        block_size: tuple[int, int] | None = None, alibi_slopes: Tensor | None = None,
+        sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
+        seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+        positions: Sequence[int] | None = None,
+        anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
+        out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
+        checked: bool = False, deterministic: bool | None = None,
+        device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """fattn.attention() for tensors, differentiable in q, k, v, bias and sink.
+
+    Args:
+        q: (B, Sq, Hq, D); in layout "bhsd" (B, Hq, Sq, D). So are k, v and the result.
+        seed: int64 (2), seed and offset of dropout on q's device; drawn from PyTorch's generator when
+            None, so that manual_seed() governs it and activation checkpointing repeats it.
+        positions: (q_offset, k_offset, whole_q, whole_k), where local rows and keys lie.
+        out_dtype: torch.float32, or None for q's dtype.
+        return_lse: return (result, lse), lse float32 (B, Hq, Sq), differentiable too.
+        deterministic: gradients with the same bits from run to run on GPUs; what
+            torch.are_deterministic_algorithms_enabled() says when None.
+
+    Other arguments and errors: fattn.attention(). Under autocast q, k, v and bias are cast to its dtype.
+    The result's memory is (batch, sequence, head, channel) in both layouts.
+    """
+    if not (_grads() and (q.requires_grad or k.requires_grad or v.requires_grad) or
+            is_watched(q, k, v) or bias is not None or mask is not None or sink is not None or
+            block_mask is not None or alibi_slopes is not None or dropout_p != 0 or
+            seqused_k is not None or seqused_q is not None or positions is not None or
+            out_dtype is not None or batch_invariant or checked):
+        o, row_sums = run_forward(
+            q, k, v, (_c.FORWARD, causal, None if window is None else window_of(window), scale, softcap,
+                      0.0, anchor, layout, None, return_lse, 0, 0, None, None, None, 0, 0, device),
+            NO_EXTRAS)
+        return (o, row_sums) if return_lse else o
+    q, k, v, bias = autocast(q, k, v, bias)
+    if dropout_p != 0 and seed is None:
+        seed = new_seed(q)
+    left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
+    block_m, block_n = (0, 0) if block_size is None else block_size
+    if block_mask is not None and block_size is None:
+        raise InvalidArgument("block_size is needed with block_mask")
+    result = operator(
+        q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
+        seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
+        _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), None, None, block_m, block_n,
+        positions, batch_invariant, checked, _deterministic(deterministic), device)
+    return result if return_lse else result[0]
+
+
+def _wide(out_dtype: torch.dtype | None, q: Tensor) -> bool:
+    if out_dtype not in (None, q.dtype, torch.float32):
+        raise InvalidArgument(f"out_dtype is {out_dtype}, neither {q.dtype} nor torch.float32")
+    return out_dtype is not None and out_dtype != q.dtype
+
+
+def _deterministic(wanted: bool | None) -> bool:
+    return torch.are_deterministic_algorithms_enabled() if wanted is None else wanted
+
+
+def attention_varlen(
+        q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+        max_seqlen_q: int, max_seqlen_k: int, causal: bool = False, window: Window = None,
+        scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
+        mask: Tensor | None = None, alibi_slopes: Tensor | None = None, sink: Tensor | None = None,
+        dropout_p: float = 0.0, seed: Tensor | None = None, seqused_q: Tensor | None = None,
+        seqused_k: Tensor | None = None, block_table: Tensor | None = None,
+        anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
+        out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
+        checked: bool = False, deterministic: bool | None = None,
+        device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """fattn.attention_varlen() for tensors, differentiable like attention(). The longest lengths are
+    needed. Rows of q that belong to no sequence are undefined in the result."""
+    q, k, v, bias = autocast(q, k, v, bias)
+    if dropout_p != 0 and seed is None:
+        seed = new_seed(q)
+    left, right = window_of(window) or (-1, -1)
+    result = operator(
+        q, k, v, bias, mask, None, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+        block_table, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
+        _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), max_seqlen_q, max_seqlen_k, 0,
+        0, None, batch_invariant, checked, _deterministic(deterministic), device)
+    return result if return_lse else result[0]
+
+
+def attention_with_kvcache(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor | None = None,
+        block_table: Tensor | None = None, max_seqlen_k: int | None = None, causal: bool = False,
+        window: Window = None, scale: float | None = None, softcap: float | None = None,
+        bias: Tensor | None = None, mask: Tensor | None = None, alibi_slopes: Tensor | None = None,
+        sink: Tensor | None = None, anchor: Literal["bottom_right", "top_left"] = "bottom_right",
+        layout: Layout = "bshd", out_dtype: torch.dtype | None = None, return_lse: bool = False,
+        batch_invariant: bool = False, checked: bool = False,
+        device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """fattn.attention_with_kvcache() for tensors. Pages have no gradients."""
+    q, k_cache, v_cache, bias = autocast(q, k_cache, v_cache, bias)
+    left, right = window_of(window) or (-1, -1)
+    result = operator(
+        q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
+        block_table, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
+        _check_layout(layout), _wide(out_dtype, q), None,
+        max_seqlen_k if block_table is not None else None, 0, 0, None, batch_invariant, checked, False,
+        device)
+    return result if return_lse else result[0]

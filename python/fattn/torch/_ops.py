@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators fattn::forward and fattn::backward: kernels, shapes, gradients and batching rules.
+
+One pair of operators has every option, so that what compiles, differentiates and batches one of them
+does so for all. Layouts: `bhsd` says whether axes are (batch, head, sequence, channel); packed sequences
+have no batch axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fattn import _c
+from fattn._calls import backward as run_backward
+from fattn._calls import forward as run_forward
+from fattn._errors import InvalidArgument, Unsupported
+
+# Arguments of both operators: tensors (those after v are fattn._problem's EXTRAS), then numbers.
+_TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
+            "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seed")
+_NUMBERS = ("bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float? scale=None, "
+            "float? softcap=None, float dropout_p=0.0, bool top_left=False, bool bhsd=False, "
+            "bool out_f32=False, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+            "SymInt block_m=0, SymInt block_n=0, SymInt[]? positions=None, bool batch_invariant=False, "
+            "bool checked=False, bool deterministic=False, str? device=None")
+_N = len(_TENSORS)
+_TENSOR_SCHEMA = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {name}=None"
+                           for name in _TENSORS)
+_GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+torch.library.define("fattn::forward", f"({_TENSOR_SCHEMA}, {_NUMBERS}) -> (Tensor, Tensor)",
+                     tags=_TAGS)
+torch.library.define(
+    "fattn::backward",
+    f"(Tensor dout, Tensor? dlse, Tensor o, Tensor lse, int outputs, {_TENSOR_SCHEMA}, {_NUMBERS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)", tags=_TAGS)
+
+_forward = torch.ops.fattn.forward.default
+_backward = torch.ops.fattn.backward.default
+_DEFAULTS = tuple(a.default_value if a.has_default_value() else None
+                  for a in _forward._schema.arguments)
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Tensors and numbers, with the defaults that the dispatcher leaves out."""
+    arguments += _DEFAULTS[len(arguments):]
+    return arguments[:_N], arguments[_N:]
+
+
+def _options(op: int, numbers: tuple[Any, ...], outputs: int) -> tuple[tuple[Any, ...], Any]:
+    """fattn._problem's Options, and positions."""
+    (causal, left, right, scale, softcap, dropout_p, top_left, bhsd, out_f32, longest_q, longest_k,
+     block_m, block_n, positions, batch_invariant, checked, deterministic, device) = numbers
+    features = 0
+    if positions is not None:
+        features |= _c.POSITIONS
+    if checked:
+        features |= _c.CHECKED
+    if op == _c.FORWARD:
+        features |= _c.BATCH_INVARIANT if batch_invariant else 0
+    else:
+        features |= _c.DETERMINISTIC if deterministic else 0
+    return ((op, causal, None if left == -1 and right == -1 else (left, right), scale, softcap,
+             dropout_p, "top_left" if top_left else "bottom_right", "bhsd" if bhsd else "bshd",
+             "float32" if out_f32 and op == _c.FORWARD else None, op == _c.FORWARD, outputs, features,
+             longest_q, longest_k, (block_m, block_n) if block_m or block_n else None, 0, 0, device),
+            None if positions is None else tuple(positions))
+
+
+def _extras(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """fattn._problem's EXTRAS; arrays of positions have no place in an operator."""
+    return (*tensors[3:13], None, None, None, None, tensors[13])
+
+
+def _run_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors, numbers = _split(arguments)
+    options, positions = _options(_c.FORWARD, numbers, 0)
+    with torch.no_grad():
+        q, k, v = tensors[:3]
+        o, lse = run_forward(q, k, v, options, _extras(tensors), positions)
+    return o, lse
+
+
+def _run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
+                  outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    tensors, numbers = _split(arguments)
+    options, positions = _options(_c.BACKWARD, numbers, outputs)
+    q, k, v = tensors[:3]
+    with torch.no_grad():
+        made = run_backward(dout, q, k, v, o, lse, dlse, options, _extras(tensors), positions)
+        return tuple(q.new_empty(0) if a is None else a for a in made)
+
+
+for _key in ("CPU", "CUDA"):
+    torch.library.impl("fattn::forward", _key, _run_forward)
+    torch.library.impl("fattn::backward", _key, _run_backward)
+
+
+# --- Shapes ---------------------------------------------------------------------------------------
+
+
+def _new(like: torch.Tensor, shape: tuple[Any, ...], bhsd: bool, dtype: torch.dtype) -> torch.Tensor:
+    """As fattn._problem's `make` has it."""
+    if bhsd and len(shape) == 4:
+        return like.new_empty((shape[0], shape[2], shape[1], shape[3]), dtype=dtype).transpose(1, 2)
+    return like.new_empty(shape, dtype=dtype)
+
+
+def _statistics(q: torch.Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _fake_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    (q, _, v, *_), numbers = _split(arguments)
+    bhsd, out_f32 = numbers[7], numbers[8]
+    dtype = _statistics(q) if out_f32 else q.dtype
+    rows = tuple(q.shape[:-1])
+    if q.dim() == 3:
+        lse = rows if bhsd else (rows[1], rows[0])
+    else:
+        lse = rows if bhsd else (rows[0], rows[2], rows[1])
+    return _new(q, (*rows, v.shape[-1]), bhsd, dtype), q.new_empty(lse, dtype=_statistics(q))
+
+
+def _fake_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
+                   outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    (q, k, v, bias, _, _, _, sink, *_), numbers = _split(arguments)
+    bhsd = numbers[7]
+    results = []
+    for i, like in enumerate((q, k, v, bias, sink)):
+        if not outputs & _c.OUT_DQ << i or like is None:
+            results.append(q.new_empty(0))
+        elif i < 3:
+            results.append(_new(q, tuple(like.shape), bhsd, q.dtype))
+        else:
+            results.append(q.new_empty(like.shape, dtype=_statistics(q)))
+    return tuple(results)
+
+
+torch.library.register_fake("fattn::forward", _fake_forward)
+torch.library.register_fake("fattn::backward", _fake_backward)
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def _check_gradients(tensors: tuple[Any, ...]) -> None:
+    for name in ("alibi_slopes", "seed"):
+        tensor = tensors[_TENSORS.index(name)]
+        if tensor is not None and tensor.requires_grad:
+            raise InvalidArgument(f"{name} requires a gradient, and there is none")
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    _check_gradients(inputs)
+    ctx.save_for_backward(*inputs[:_N], *output)
+    ctx.numbers = inputs[_N:]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(run: Any, ctx: Any, needed: tuple[bool, ...], dout: torch.Tensor | None,
+               dlse: torch.Tensor | None) -> list[Any]:
+    """Gradients of tensors, one for each in needed."""
+    *tensors, o, lse = ctx.saved_tensors
+    results: list[Any] = [None] * len(needed)
+    places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
+    wanted = [i for i, place in enumerate(places) if place < len(needed) and needed[place]]
+    if not wanted or dout is None and dlse is None:
+        return results
+    outputs = sum(_c.OUT_DQ << i for i in wanted)
+    dout = torch.zeros_like(o) if dout is None else dout
+    # Gradients come as they please: that of a sum is one number, seen everywhere.
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    made = run(dout, dlse, o, lse, outputs, *tensors, *ctx.numbers)
+    for i in wanted:
+        results[places[i]] = made[i].to(tensors[places[i]].dtype)
+    return results
+
+
+def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+    return tuple(_gradients(_backward, ctx, ctx.needs_input_grad, dout, dlse))
+
+
+def _refuse(ctx: Any, *_: Any) -> Any:
+    raise Unsupported("attention has no second derivatives")
+
+
+torch.library.register_autograd("fattn::forward", _differentiate, setup_context=_setup)
+torch.library.register_autograd("fattn::backward", _refuse)
+
+
+class Eager(torch.autograd.Function):  # type: ignore[misc]
+    """The same where nothing but autograd watches: registered gradients take ten times as long to call."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: tuple[Any, ...], *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        _check_gradients(tensors)
+        o, lse = _run_forward(*tensors, *numbers)
+        ctx.save_for_backward(*tensors, o, lse)
+        ctx.numbers = numbers
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+        return None, *_gradients(_run_backward, ctx, ctx.needs_input_grad[1:], dout, dlse)
+
+
+class Transformed(torch.autograd.Function):  # type: ignore[misc]
+    """The same under torch.func's transforms, which registered gradients do not serve."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        o, lse = _forward(*arguments)
+        return o, lse
+
+    setup_context = staticmethod(_setup)
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+        return tuple(_gradients(_TransformedBackward.apply, ctx, ctx.needs_input_grad, dout, dlse))
+
+
+class _TransformedBackward(torch.autograd.Function):  # type: ignore[misc]
+    generate_vmap_rule = True
+    backward = staticmethod(_refuse)
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(_backward(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        pass
+
+
+# --- Batching -------------------------------------------------------------------------------------
+
+
+def _batched(op: Any, folds: int) -> Any:
+    """vmap's rule of an operator whose first `folds` arguments have a batch axis that can take one more.
+
+    Where those alone are batched, and there is nothing else that has batches, the new axis is folded into
+    theirs: one run. Anything else is a run for each.
+    """
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        n = info.batch_size
+        tensors = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+        batched = {i for i in tensors if in_dims[i] is not None}
+
+        def parts(i: int) -> torch.Tensor:
+            a: torch.Tensor = arguments[i]
+            return a.movedim(in_dims[i], 0) if i in batched else a.expand(n, *a.shape)
+
+        sink = 7 + folds - 3
+        if (all(i < folds or i == sink and i not in batched for i in tensors) and
+                all(parts(i).dim() >= 4 for i in tensors if i < folds)):
+            whole = list(arguments)
+            for i in tensors:
+                if i < folds:
+                    whole[i] = parts(i).flatten(0, 1)
+            results = op(*whole)
+            if folds > 3 and results[4].numel():  # dsink would be summed over runs
+                return _each(op, n, arguments, batched, parts)
+            return tuple(r if r.dim() == 1 else r.unflatten(0, (n, r.shape[0] // n))
+                         for r in results), tuple(None if r.dim() == 1 else 0 for r in results)
+        return _each(op, n, arguments, batched, parts)
+
+    return rule
+
+
+def _each(op: Any, n: int, arguments: tuple[Any, ...], batched: set[int], parts: Any) -> tuple[Any, Any]:
+    runs = [op(*(parts(i)[x] if i in batched else a for i, a in enumerate(arguments)))
+            for x in range(n)]
+    return tuple(torch.stack(r) for r in zip(*runs)), (0,) * len(runs[0])
+
+
+def _register_vmap() -> None:
+    torch.library.register_vmap("fattn::forward", _batched(_forward, 3))
+    # dout, dlse, o, lse and outputs come before the tensors of forward.
+    torch.library.register_vmap("fattn::backward", _batched(_backward, 8))
+
+
+_register_vmap()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's scaled_dot_product_attention by fattn, and the switch that puts it in the original's place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Literal
+
+import torch
+import torch.nn.functional
+from torch import Tensor
+
+from fattn import _c
+from fattn._calls import NO_EXTRAS
+from fattn._calls import forward as run_forward
+from fattn._errors import InvalidShape, InvalidStride, Unsupported
+from fattn.torch._functions import autocast, is_watched, new_seed, operator
+
+_original: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
+
+
+def scaled_dot_product_attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, argument for argument.
+
+    query is (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev). is_causal is anchored at the top
+    left. A boolean attn_mask keeps where it is True, another is added; rows that see no key are 0. Nested
+    tensors of layout torch.jagged are taken too. Dropout has a pattern of its own.
+    """
+    if (attn_mask is None and dropout_p == 0 and
+            not (torch.is_grad_enabled() and
+                 (query.requires_grad or key.requires_grad or value.requires_grad)) and
+            not is_watched(query, key, value) and not query.is_nested):
+        try:
+            return run_forward(
+                query, key, value,
+                (_c.FORWARD, is_causal, None, scale, None, 0.0, "top_left", "bhsd", None, False, 0, 0,
+                 None, None, None, 0, 0, None, not enable_gqa), NO_EXTRAS)[0]
+        except (InvalidShape, InvalidStride):
+            pass  # more than the library takes as it is: other ranks, axes that broadcast
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
+    if query.is_nested:
+        return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    query, key, value = autocast(query, key, value)
+    return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _channels_together(t: Tensor) -> Tensor:
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
+           is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+    """Leading axes become one."""
+    tensors = [query, key, value]
+    rank = max(t.dim() for t in tensors)
+    if min(t.dim() for t in tensors) < 2:
+        raise RuntimeError("scaled_dot_product_attention: query, key and value need two axes or more")
+    for i, t in enumerate(tensors):
+        tensors[i] = t[(None,) * (max(rank, 4) - t.dim())]
+    heads = [t.shape[-3] for t in tensors]
+    if not enable_gqa:  # then heads broadcast like any other axis
+        leading = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
+        tensors = [t.expand(*leading, *t.shape[-2:]) for t in tensors]
+    else:
+        if heads[0] % heads[1] or heads[1] != heads[2]:
+            raise RuntimeError(f"scaled_dot_product_attention: {heads[0]} heads of query, {heads[1]} of "
+                               f"key, {heads[2]} of value do not make groups")
+        leading = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
+        tensors = [t.expand(*leading, *t.shape[-3:]) for t in tensors]
+        leading = (*leading, heads[0])
+    q, k, v = (_channels_together(t.flatten(0, -4)) for t in tensors)
+    bias = mask = None
+    if attn_mask is not None:
+        if len(leading) > 2 and attn_mask.dim() > 3:
+            attn_mask = attn_mask.expand(*leading[:-1], *attn_mask.shape[-3:]).flatten(0, -4)
+        if attn_mask.dtype == torch.bool:
+            mask = attn_mask
+        else:
+            bias = attn_mask
+            if bias.dtype not in (q.dtype, torch.float32):
+                bias = bias.to(q.dtype)
+    seed = new_seed(q) if dropout_p != 0 else None
+    o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, seed,
+                         is_causal, -1, -1, scale, None, dropout_p, True, True, False, None, None, 0, 0,
+                         None, False, False, torch.are_deterministic_algorithms_enabled(), None)[0]
+    if rank < 4:
+        return o[(0,) * (4 - rank)]
+    return o if rank == 4 else o.unflatten(0, leading[:-1])
+
+
+def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
+            is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+    """Jagged (batch, heads, length, channels): a packed sequence."""
+    tensors: list[Any] = [query, key, value]
+    if attn_mask is not None or any(t.layout != torch.jagged or t.dim() != 4 for t in tensors):
+        raise Unsupported("nested tensors are taken as (batch, heads, length, channels) of layout "
+                          "torch.jagged, without attn_mask")
+    if not enable_gqa and not query.shape[1] == key.shape[1] == value.shape[1]:
+        raise RuntimeError("scaled_dot_product_attention: numbers of heads differ without enable_gqa")
+    packed = [t.transpose(1, 2) for t in tensors]  # (batch, length, heads, channels)
+    q, k, v = autocast(*(_channels_together(t.values()) for t in packed))
+    cu_q, cu_k = (t.offsets().to(torch.int32) for t in packed[:2])
+    longest_q, longest_k = (t._get_max_seqlen() for t in packed[:2])
+    seed = new_seed(q) if dropout_p != 0 else None
+    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, None, None, None, seed,
+                         is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q,
+                         longest_k, 0, 0, None, False, False,
+                         torch.are_deterministic_algorithms_enabled(), None)[0]
+    nested: Tensor = torch.nested.nested_tensor_from_jagged(
+        o, packed[0].offsets(), min_seqlen=packed[0]._get_min_seqlen(), max_seqlen=longest_q)
+    return nested.transpose(1, 2)
+
+
+# --- The switch -----------------------------------------------------------------------------------
+
+_told: set[str] = set()
+
+
+def _or_original(*args: Any, **kwargs: Any) -> Tensor:
+    """By fattn, or, where it says that it cannot, by PyTorch, which is told once a reason."""
+    try:
+        return scaled_dot_product_attention(*args, **kwargs)
+    except Unsupported as error:
+        if str(error) not in _told:
+            _told.add(str(error))
+            warnings.warn(f"PyTorch's own attention runs instead of fattn's: {error}", stacklevel=2)
+        return _original(*args, **kwargs)
+
+
+class sdpa:
+    """Routes torch.nn.functional.scaled_dot_product_attention through fattn, in the whole process.
+
+        with fattn.torch.sdpa():
+            model(x)
+
+        fattn.torch.sdpa(True)     # from now on
+        fattn.torch.sdpa(False)    # no longer
+
+    Models that look the function up in torch.nn.functional when they run are reached, as PyTorch's own
+    modules and Transformers do; one that has imported it by name earlier is not.
+
+    Args:
+        on: the switch for the process, when it is not used as a context.
+        unsupported: "error" raises fattn.Unsupported where fattn cannot compute a call (a type, a head
+            dimension, a device); "torch" lets PyTorch compute it, with a warning once for each reason.
+    """
+
+    def __init__(self, on: bool | None = None, *,
+                 unsupported: Literal["error", "torch"] = "error") -> None:
+        if unsupported not in ("error", "torch"):
+            raise ValueError(f'unsupported is {unsupported!r}, neither "error" nor "torch"')
+        self._function = scaled_dot_product_attention if unsupported == "error" else _or_original
+        self._before: list[Any] = []
+        if on is not None:
+            self._set(self._function if on else _original)
+
+    @staticmethod
+    def _set(function: Any) -> None:
+        torch.nn.functional.scaled_dot_product_attention = function
+
+    def __enter__(self) -> sdpa:
+        self._before.append(torch.nn.functional.scaled_dot_product_attention)
+        self._set(self._function)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._set(self._before.pop())

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A plan is made for the longest sequences there may be, and runs cost what the real ones are:
+ * every row that cuts keys into parts, run with lengths from nothing to all that was planned for.
+ * The workspace is full of NaN before each run, and what of it has changed is counted: a part for
+ * each that the sequence's own keys are worth, none where one has all, and on a CPU little scratch
+ * where decoding has few keys; and results are as the reference has them. On the backend of
+ * FATTN_BACKEND, else on the CPU.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cpu/cpu.h"
+#include "core/dtype.h"
+#include "core/plan.h"
+#include "core/schedule.h"
+#include "tests/device.h"
+
+enum { B = 2, HQ = 4, HK = 2, SK = 1024, D = 32, ROWS_MAX = 512, SPLITS = 4 };
+
+static uint16_t room[4][B * SK * HQ * D * 2]; /* q, k, v, o; up to 4 bytes an element */
+static const int32_t lengths[][B] = {{SK, SK}, {SK, 1},    {0, 0},     {1, 64},    {65, 200},
+                                     {500, 0}, {127, 129}, {700, 300}, {1023, 513}};
+
+static const void *put(fattn_device *device, const void *from, size_t bytes, void **list,
+                       int *count)
+{
+    void *memory = NULL;
+    if (fattn_device_malloc(device, bytes, &memory) ||
+        fattn_device_copy(device, memory, from, bytes, NULL)) {
+        printf("Bail out! %s\n", fattn_last_reason());
+        exit(1);
+    }
+    list[(*count)++] = memory;
+    return memory;
+}
+
+/* Runs a plan on copies of q, k and v, gets o, and the workspace as it was left. */
+static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, unsigned char *work)
+{
+    fattn_device *const device = plan->device;
+    const fattn_problem *const p = &plan->problem;
+    const size_t size = (size_t)fattn_dtype_size(p->dtype);
+    const size_t rows = (size_t)(B * p->seqlen_q * p->heads_q * D) * size,
+                 keys = B * SK * HK * D * size;
+    const size_t bytes = (size_t)plan->tiling.workspace;
+    void *list[8];
+    int count = 0;
+    fattn_buffers b;
+    fattn_buffers_init(&b);
+    b.q = put(device, room[0], rows, list, &count);
+    b.k = put(device, room[1], keys, list, &count);
+    b.v = put(device, room[2], keys, list, &count);
+    b.seqused_k = put(device, used, B * sizeof *used, list, &count);
+    b.o = (void *)put(device, o, rows, list, &count);
+    memset(work, 0xff, bytes);
+    void *const workspace = (void *)put(device, work, bytes, list, &count);
+    fattn_status status = fattn_execute(plan, &b, workspace, NULL);
+    status = status ? status : fattn_device_copy(device, o, b.o, rows, NULL);
+    status = status ? status : fattn_device_copy(device, work, workspace, bytes, NULL);
+    status = status ? status : fattn_stream_synchronize(device, NULL);
+    while (count > 0) {
+        (void)fattn_device_free(device, list[--count]);
+    }
+    return status;
+}
+
+/* Bytes that a part takes in the workspace. */
+static int64_t part_bytes(const fattn_plan *plan)
+{
+    fattn_tiling many = plan->tiling;
+    many.items = 256; /* of which the sum needs no rounding */
+    const bool cpu = strcmp(plan->device->backend->name, "cpu") == 0;
+    return (cpu ? ((const fattn_cpu_kernel *)plan->kernel)->shared(&plan->problem, &many)
+                : plan->kernel->workspace(&plan->problem, &many)) /
+           many.items;
+}
+
+static void draw_inputs(fattn_dtype dtype)
+{
+    for (int n = 0; n < 3; n++) {
+        for (int64_t at = 0; at < B * SK * HQ * D; at++) {
+            fattn_dtype_store(dtype, room[n], at, sin(1.7 * (double)at + n));
+        }
+    }
+}
+
+static fattn_problem problem_of(const fattn_kernel *row, fattn_dtype dtype)
+{
+    const int64_t group = HQ / HK;
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.op = FATTN_FORWARD;
+    p.dtype = dtype;
+    p.batch = B, p.heads_q = HQ, p.heads_k = HK;
+    p.seqlen_q = row->rows_min > group ? (row->rows_min + group - 1) / group : 1;
+    p.seqlen_k = SK, p.dim = p.dim_v = D;
+    p.features = FATTN_SEQUSED_K;
+    return p;
+}
+
+/* How many parts a run with these lengths is to leave in the workspace. */
+static int64_t parts_wanted(const fattn_plan *plan, const int32_t *used)
+{
+    const fattn_tiling *const t = &plan->tiling;
+    int64_t wanted = 0;
+    for (int b = 0; b < B; b++) {
+        const fattn_parts parts = fattn_schedule_parts(t, 0, (used[b] + t->bc - 1) / t->bc);
+        const int64_t count = fattn_parts_count(&parts);
+        wanted += count > 1 ? count * t->heads / B * t->q_blocks : 0;
+    }
+    return wanted;
+}
+
+static void check_row(fattn_device *device, fattn_device *reference, const fattn_kernel *row,
+                      fattn_dtype dtype)
+{
+    const fattn_problem p = problem_of(row, dtype);
+    const char *const type = fattn_dtype_name(dtype);
+    const fattn_wish wish = {.splits = SPLITS};
+    fattn_plan *plan = NULL, *oracle = NULL;
+    if (p.seqlen_q * HQ * D * B > (int64_t)sizeof room[0] / 4 ||
+        fattn_plan_create_with(device, &p, row->name, &wish, &plan)) {
+        tap_check(false, "%s: %s", row->name, fattn_last_reason());
+        return;
+    }
+    draw_inputs(p.dtype);
+    tap_check(fattn_plan_create(reference, &p, &oracle) == FATTN_OK && plan->tiling.splits > 1,
+              "%s in %s cuts %d keys into parts", row->name, type, (int)SK);
+    const int64_t size = part_bytes(plan), items = plan->tiling.items;
+    const int64_t elements = B * p.seqlen_q * HQ * D;
+    unsigned char *const work = malloc((size_t)plan->tiling.workspace + 1);
+    int64_t wrong = 0, left = 0, wanted = 0, differ = 0;
+    for (size_t n = 0; work && oracle && n < sizeof lengths / sizeof lengths[0]; n++) {
+        static uint16_t truth[sizeof room[0] / 2];
+        wrong += run(oracle, lengths[n], truth, work) != FATTN_OK;
+        memset(room[3], 0xff, sizeof room[3]);
+        wrong += run(plan, lengths[n], room[3], work) != FATTN_OK;
+        for (int64_t at = 0; at < elements; at++) {
+            const double error =
+                fattn_dtype_load(p.dtype, room[3], at) - fattn_dtype_load(p.dtype, truth, at);
+            wrong += !(fabs(error) < 0.02);
+        }
+        int64_t here = 0;
+        for (int64_t item = 0; item < items; item++) {
+            bool touched = false;
+            for (int64_t byte = item * size; byte < (item + 1) * size; byte++) {
+                touched = touched || work[byte] != 0xff;
+            }
+            here += touched;
+        }
+        left += here;
+        wanted += parts_wanted(plan, lengths[n]);
+        differ += here != parts_wanted(plan, lengths[n]);
+    }
+    tap_check(differ == 0 && left > 0, "%s in %s: %lld parts left of %lld", row->name, type,
+              (long long)left, (long long)wanted);
+    tap_check(wrong == 0, "%s in %s: results are those of the reference", row->name, type);
+    free(work);
+    fattn_plan_destroy(plan);
+    fattn_plan_destroy(oracle);
+}
+
+/* Decoding 32 keys takes room for two heads' queries, results and scores, and for where their rows
+ * lie: not what a tile of 64 keys for 16 rows, and the fetching of the next one, would take. */
+static void check_few_keys(fattn_device *device, const fattn_kernel *row)
+{
+    enum { MOST = 4096 };
+    static const int32_t few[B] = {32, 32};
+    fattn_problem p = problem_of(row, FATTN_F32);
+    fattn_plan *plan = NULL;
+    p.heads_q = HK;
+    if (fattn_plan_create_with(device, &p, row->name, NULL, &plan)) {
+        tap_check(false, "%s: %s", row->name, fattn_last_reason());
+        return;
+    }
+    int64_t changed = 0;
+    unsigned char *const work = malloc((size_t)plan->tiling.workspace + 1);
+    const bool ran = work && run(plan, few, room[3], work) == FATTN_OK;
+    for (int64_t line = 0; ran && line < plan->tiling.workspace; line += 64) {
+        int64_t byte = line;
+        while (byte < line + 64 && work[byte] == 0xff) {
+            byte++;
+        }
+        changed += byte < line + 64 ? 64 : 0;
+    }
+    tap_check(ran && changed > 0 && changed <= MOST, "%s: %lld bytes of scratch for 32 keys",
+              row->name, (long long)changed);
+    free(work);
+    fattn_plan_destroy(plan);
+}
+
+int main(void)
+{
+    const char *const named = device_named();
+    if (device_absent(named)) {
+        return 0;
+    }
+    fattn_device *device = NULL, *reference = NULL;
+    tap_check(fattn_device_open(named ? named : "cpu", &device) == FATTN_OK &&
+                  fattn_device_open("reference", &reference) == FATTN_OK,
+              "devices");
+    const fattn_kernel *row = NULL;
+    const char *missing = NULL;
+    for (int i = 0; device && (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        if (missing || !row->splits_keys || !(row->ops & FATTN_OP_BIT(FATTN_FORWARD))) {
+            continue;
+        }
+        for (fattn_dtype dtype = FATTN_F32; dtype <= FATTN_BF16; dtype++) {
+            if (row->dtypes & FATTN_DTYPE_BIT(dtype)) {
+                check_row(device, reference, row, dtype);
+            }
+        }
+        if (!named && strstr(row->name, "_decode")) {
+            check_few_keys(device, row);
+        }
+    }
+    fattn_device_close(device);
+    fattn_device_close(reference);
+    return tap_done();
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How much stack the library takes: everything runs in threads whose stacks were painted before, on
+ * every instruction set. No more than 64 KiB of paint may be gone, the C library's own part of a
+ * thread's stack included.
+ *
+ *     check_stack CASES
+ */
+#define _GNU_SOURCE
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/env.h"
+#include "fattn/fattn.h"
+#include "tests/tap.h"
+#include "tools/draw.h"
+
+enum { STACK = 1 << 20, PROMISED = 64 << 10, PAINT = 0xa5 };
+
+/* What a thread does, and how it went. */
+typedef struct work {
+    const char *backend;
+    draw_case *cases;
+    int count;
+    int refused;
+    char reason[256];
+} work;
+
+static void swallow(void *user, const char *line) { (void)user, (void)line; }
+
+/* Every public function with more than a screenful behind it. */
+static void *work_through(void *argument)
+{
+    work *const w = argument;
+    fattn_device *device = NULL;
+    fattn_device_info info;
+    char text[64];
+    fattn_device_info_init(&info);
+    fattn_status status = fattn_device_open(w->backend, &device);
+    status = status ? status : fattn_device_get_info(device, &info);
+    for (int n = 0; n < w->count && status == FATTN_OK; n++) {
+        const fattn_problem *const p = &w->cases[n].problem;
+        const fattn_buffers *const b = &w->cases[n].buffers;
+        fattn_plan *plan = NULL;
+        fattn_operand_info operand;
+        fattn_operand_info_init(&operand);
+        fattn_status done = fattn_plan_create(device, p, &plan);
+        done = done ? done : fattn_execute(plan, b, NULL, NULL);
+        done = done ? done : fattn_attention(device, p, b, NULL);
+        done = done ? done : fattn_operand_find(p, "k", &operand);
+        (void)fattn_plan_describe(plan, text, sizeof text);
+        fattn_plan_destroy(plan);
+        fattn_cache_clear();
+        w->refused += done == FATTN_UNSUPPORTED;
+        status = done == FATTN_UNSUPPORTED ? FATTN_OK : done;
+    }
+    fattn_dropout_args dropout;
+    uint8_t keep[64];
+    fattn_dropout_args_init(&dropout);
+    dropout.batch = dropout.heads = 1, dropout.seqlen_q = dropout.seqlen_k = 8;
+    dropout.p = 0.5, dropout.keep = keep;
+    status = status ? status : fattn_dropout_mask(device, &dropout, NULL);
+    float o[3][8] = {{0}}, lse[3] = {0};
+    fattn_merge_args merge;
+    fattn_merge_args_init(&merge);
+    merge.batch = merge.heads = merge.seqlen = 1, merge.dim_v = 8;
+    merge.o1 = o[0], merge.o2 = o[1], merge.o = o[2];
+    merge.lse1 = &lse[0], merge.lse2 = &lse[1], merge.lse = &lse[2];
+    status = status ? status : fattn_merge(device, &merge, NULL);
+    fattn_device_close(device);
+    if (status != FATTN_OK) {
+        fattn_last_reason_copy(w->reason, sizeof w->reason);
+    }
+    return status == FATTN_OK ? argument : NULL;
+}
+
+/* Bytes of the painted stack that the thread used; -1 when it could not do its work. */
+static int64_t used_by(work *w)
+{
+    unsigned char *const stack = aligned_alloc(4096, STACK);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    void *good = NULL;
+    if (!stack || pthread_attr_init(&attributes)) {
+        return -1;
+    }
+    memset(stack, PAINT, STACK);
+    if (pthread_attr_setstack(&attributes, stack, STACK) ||
+        pthread_create(&thread, &attributes, work_through, w) || pthread_join(thread, &good)) {
+        good = NULL;
+    }
+    int64_t untouched = 0;
+    while (untouched < STACK && stack[untouched] == PAINT) {
+        untouched++;
+    }
+    pthread_attr_destroy(&attributes);
+    free(stack);
+    return good ? STACK - untouched : -1;
+}
+
+static void set(const char *name, const char *value)
+{
+    setenv(name, value, 1);
+    fattn_env_reload();
+}
+
+static void check(const char *backend, const char *name, draw_case *cases, int count)
+{
+    work w = {.backend = backend, .cases = cases, .count = count};
+    const int64_t used = used_by(&w);
+    tap_check(used > 0 && used <= PROMISED && w.refused < count,
+              "%s: %lld bytes of stack, at most %d%s%s", name, (long long)used, PROMISED,
+              w.reason[0] ? ": " : "", w.reason);
+}
+
+#define FATTN_CPU_ISA(name) #name,
+static const char *const isas[] = {
+#include "backends/cpu/isas.inc"
+};
+
+int main(int argc, char **argv)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+    (void)argc, (void)argv, (void)work_through, (void)check, (void)swallow, (void)set, (void)isas;
+    printf("1..0 # SKIP frames are larger under a sanitizer and without optimisation\n");
+    return 0;
+#else
+    const int count = argc > 1 ? atoi(argv[1]) : 200;
+    draw_case *const cases = calloc((size_t)count, sizeof *cases);
+    for (int n = 0; n < count; n++) {
+        if (draw_problem(&cases[n], 64, n) || draw_build(&cases[n]) || draw_save(&cases[n])) {
+            printf("Bail out! no case %d\n", n);
+            return 1;
+        }
+    }
+    fattn_set_log_callback(swallow, NULL);
+    set("FATTN_NUM_THREADS", "1"); /* or work would be done on other stacks */
+    set("FATTN_VERBOSE", "3");
+    for (size_t n = 0; n < sizeof isas / sizeof *isas; n++) {
+        fattn_device *device = NULL;
+        set("FATTN_CPU_ISA", isas[n]);
+        if (fattn_device_open("cpu", &device) != FATTN_OK) {
+            tap_skip(isas[n], fattn_last_reason());
+            continue;
+        }
+        fattn_device_close(device);
+        check("cpu", isas[n], cases, count);
+    }
+    check("reference", "reference", cases, count);
+    for (int n = 0; n < count; n++) {
+        draw_free(&cases[n]);
+    }
+    free(cases);
+    return tap_done();
+#endif
+}

@@ -1,0 +1,680 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose threads work for a CPU device, and how many: the options of fattn_device_open_with(), the
+ * caller's own loop, OpenMP, what affinity and control groups grant, and problems that are too
+ * small to share.
+ */
+#define _DEFAULT_SOURCE /* mkdtemp */
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "backends/cpu/grant.h"
+#include "core/env.h"
+#include "core/plan.h"
+#include "tests/attend.h"
+#include "tests/tap.h"
+
+enum { THREADS = 4 };
+
+static uint64_t expected; /* by one thread */
+static long extra;        /* threads of the process's that are none of ours: sanitizers have some */
+
+static void make_problem(attend *a) { attend_make(a, FATTN_BACKWARD, 6, 150, 150, 32); }
+
+static void set_environment(const char *name, const char *value)
+{
+    if (value) {
+        setenv(name, value, 1);
+    } else {
+        unsetenv(name);
+    }
+    fattn_env_reload();
+}
+
+static fattn_device_options make_options(void)
+{
+    fattn_device_options options;
+    fattn_device_options_init(&options);
+    return options;
+}
+
+/* What a device with these options computes; 0 where it cannot be opened. */
+static uint64_t compute(const fattn_device_options *options)
+{
+    attend a;
+    fattn_device *device = NULL;
+    uint64_t hash = 0;
+    make_problem(&a);
+    if (fattn_device_open_with("cpu", options, &device) == FATTN_OK) {
+        hash = attend_with(&a, device);
+        hash = attend_with(&a, device) == hash ? hash : 0;
+    }
+    fattn_cache_clear();
+    fattn_device_close(device);
+    attend_free(&a);
+    return hash;
+}
+
+/* --- The caller's loop ------------------------------------------------------------------------ */
+
+typedef void (*loop_body)(void *context, int64_t i);
+
+/* How a loop goes about its calls. */
+typedef enum order { FORWARDS, BACKWARDS, HALF, NONE, THREADED, ORDERS } order;
+static const char *const order_names[] = {"forwards", "backwards", "one in two", "none at all",
+                                          "on threads"};
+
+typedef struct loop {
+    order order;
+    atomic_int calls;   /* of the loop */
+    atomic_long counts; /* sum of the counts that it was given */
+} loop;
+
+typedef struct share {
+    loop_body body;
+    void *context;
+    int64_t i;
+} share;
+
+static void *run_share(void *of)
+{
+    const share *const s = of;
+    s->body(s->context, s->i);
+    return NULL;
+}
+
+static void run_on_threads(int64_t count, loop_body body, void *context)
+{
+    pthread_t threads[64];
+    share shares[64];
+    for (int64_t i = 0; i < count; i++) {
+        shares[i] = (share){body, context, i};
+        if (pthread_create(&threads[i], NULL, run_share, &shares[i]) != 0) {
+            exit(1);
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+static void parallel_for(void *user, int64_t count, loop_body body, void *context)
+{
+    loop *const l = user;
+    atomic_fetch_add(&l->calls, 1);
+    atomic_fetch_add(&l->counts, (long)count);
+    if (l->order == THREADED) {
+        run_on_threads(count, body, context);
+        return;
+    }
+    for (int64_t n = 0; n < count && l->order != NONE; n++) {
+        const int64_t i = l->order == BACKWARDS ? count - 1 - n : n;
+        if (l->order != HALF || i % 2 == 1) {
+            body(context, i);
+        }
+    }
+}
+
+static void check_loops(void)
+{
+    for (int o = 0; o < ORDERS; o++) {
+        loop l = {.order = (order)o};
+        fattn_device_options options = make_options();
+        options.threads = THREADS;
+        options.parallel_for = parallel_for;
+        options.parallel_user = &l;
+        const long before = process_threads_are(1 + extra) ? process_tasks() : -1;
+        const uint64_t hash = compute(&options);
+        tap_check(hash == expected, "a caller's loop, %s: the bits of one thread", order_names[o]);
+        tap_check(atomic_load(&l.calls) == 4 && atomic_load(&l.counts) == 4 * THREADS,
+                  "it is called %d times, for %ld bodies", atomic_load(&l.calls),
+                  atomic_load(&l.counts));
+        tap_check(process_threads_are(1 + extra) && process_tasks() == before,
+                  "no other thread is made");
+    }
+}
+
+/* --- Threads of the process ------------------------------------------------------------------- */
+
+/* A line of a thread's status, "" where it has none. */
+static void read_status(const char *task, const char *field, char *value, size_t size)
+{
+    char path[512], line[8192];
+    snprintf(path, sizeof path, "/proc/self/task/%.300s/status", task);
+    FILE *const file = fopen(path, "r");
+    value[0] = '\0';
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, field, strlen(field)) == 0 && line[strlen(field)] == ':') {
+            line[strcspn(line, "\n")] = '\0';
+            snprintf(value, size, "%.200s", line + strlen(field) + 2);
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+}
+
+/* Threads of the library's that have begun; of those, how many are bound to processor 0, and how
+ * many let a signal of the program's through. */
+static int count_own(int *bound, int *open)
+{
+    DIR *const folder = opendir("/proc/self/task");
+    int count = 0;
+    *bound = *open = 0;
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        char value[256];
+        read_status(entry->d_name, "Name", value, sizeof value);
+        if (strcmp(value, "fattn") == 0) {
+            const unsigned long long user = 1ull << (SIGUSR1 - 1) | 1ull << (SIGINT - 1) |
+                                            1ull << (SIGALRM - 1) | 1ull << (SIGCHLD - 1);
+            count++;
+            read_status(entry->d_name, "Cpus_allowed_list", value, sizeof value);
+            *bound += strcmp(value, "0") == 0;
+            read_status(entry->d_name, "SigBlk", value, sizeof value);
+            *open += (strtoull(value, NULL, 16) & user) != user;
+        }
+    }
+    if (folder) {
+        closedir(folder);
+    }
+    return count;
+}
+
+/* --- OpenMP ----------------------------------------------------------------------------------- */
+
+#ifdef _OPENMP
+static int units_of_default(void)
+{
+    fattn_device *device = NULL;
+    fattn_device_info info = {.struct_size = sizeof info};
+    const bool known = fattn_device_open("cpu", &device) == FATTN_OK &&
+                       fattn_device_get_info(device, &info) == FATTN_OK;
+    fattn_device_close(device);
+    return known ? info.units : 0;
+}
+
+/* All threads of a region call; nobody else comes to help. */
+static bool computes_inside(fattn_device *device)
+{
+    atomic_int right = 0;
+    long before = 0, after = 0;
+#pragma omp parallel num_threads(2)
+    {
+#pragma omp barrier
+#pragma omp master
+        before = process_status("Threads");
+#pragma omp barrier
+        attend a;
+        make_problem(&a);
+        atomic_fetch_add(&right, attend_with(&a, device) == expected);
+        attend_free(&a);
+#pragma omp barrier
+#pragma omp master
+        after = process_status("Threads");
+    }
+    return atomic_load(&right) == 2 && before == after;
+}
+
+/* What the program does where OpenMP binds its threads: the library's may run on all of its places,
+ * not on the one of the thread that makes them. */
+static int run_bound(void)
+{
+    attend a;
+    make_problem(&a);
+    fattn_cpu_set places = {{0}};
+    char list[256];
+    int bound = 0, open = 0, own = 0, right = 0;
+    for (int place = 0; place < omp_get_num_places(); place++) {
+        int ids[1024];
+        omp_get_place_proc_ids(place, ids);
+        for (int i = 0; i < omp_get_place_num_procs(place); i++) {
+            fattn_cpu_set_add(&places, ids[i]);
+        }
+    }
+    (void)attend_with(&a, NULL);
+    for (int n = 0; n < 10000 && own == 0; n++) {
+        usleep(1000);
+        own = count_own(&bound, &open);
+    }
+    DIR *const folder = opendir("/proc/self/task");
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        fattn_cpu_set set = {{0}};
+        read_status(entry->d_name, "Name", list, sizeof list);
+        if (strcmp(list, "fattn") == 0) {
+            read_status(entry->d_name, "Cpus_allowed_list", list, sizeof list);
+            right += fattn_cpu_set_parse(&set, list) && memcmp(&set, &places, sizeof set) == 0;
+        }
+    }
+    fattn_cache_clear();
+    return own != 1 || right != 1;
+}
+
+static void check_bound(void)
+{
+    char command[8192], self[512], places[6 * 1024] = "";
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    fattn_cpu_set set = {{0}};
+    fattn_cpu_set_allowed(&set); /* named one by one: OpenMP's own "cores" needs /sys */
+    for (int cpu = 0; cpu < 1024; cpu++) {
+        const size_t used = strlen(places);
+        if (set.bits[cpu / 64] >> cpu % 64 & 1) {
+            snprintf(places + used, sizeof places - used, "%s{%d}", used ? "," : "", cpu);
+        }
+    }
+    if (length <= 0) {
+        tap_skip("threads that OpenMP binds", "no /proc");
+        return;
+    }
+    self[length] = '\0';
+    snprintf(command, sizeof command,
+             "FATTN_BACKEND=cpu FATTN_NUM_THREADS=2 OMP_PROC_BIND=true OMP_PLACES='%s' '%s' bound",
+             places, self);
+    const int status = system(command);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 126) {
+        tap_skip("threads that OpenMP binds", "an emulated program cannot be started again");
+        return;
+    }
+    tap_check(status == 0, "where OpenMP binds threads, ours have all of its places");
+}
+
+static void check_openmp(void)
+{
+    check_bound();
+    fattn_device_options options = make_options();
+    options.threads = THREADS;
+    options.engine = FATTN_ENGINE_OPENMP;
+    tap_check(compute(&options) == expected, "OpenMP's threads: the bits of one thread");
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(3);
+    tap_check(units_of_default() == 3, "OpenMP's number is the default");
+    fattn_device *device = NULL;
+    bool right = fattn_device_open("cpu", &device) == FATTN_OK;
+    omp_set_num_threads(1);
+    fattn_device_info info = {.struct_size = sizeof info};
+    right = right && fattn_device_get_info(device, &info) == FATTN_OK;
+    tap_check(right && info.units == 3, "a device keeps the number it was opened with");
+    tap_check(right && computes_inside(device), "inside a parallel region callers work alone");
+    fattn_cache_clear();
+    fattn_device_close(device);
+    omp_set_num_threads(before);
+}
+#else
+static int run_bound(void) { return 1; }
+
+static void check_openmp(void)
+{
+    fattn_device *device = NULL;
+    fattn_device_options options = make_options();
+    options.engine = FATTN_ENGINE_OPENMP;
+    tap_check(fattn_device_open_with("cpu", &options, &device) == FATTN_UNSUPPORTED && !device,
+              "a build without OpenMP says so");
+}
+#endif
+
+/* --- Options ---------------------------------------------------------------------------------- */
+
+static bool answers(const char *spec, const fattn_device_options *options, fattn_status status,
+                    const char *word)
+{
+    fattn_device *device = NULL;
+    const fattn_status got = fattn_device_open_with(spec, options, &device);
+    const bool right = got == status && (status ? !device : device != NULL) &&
+                       (!status || strstr(fattn_last_reason(), word));
+    if (!right) {
+        printf("# %s, not %s: %s\n", fattn_status_string(got), fattn_status_string(status),
+               fattn_last_reason());
+    }
+    fattn_device_close(device);
+    return right;
+}
+
+static void check_wrong_options(void)
+{
+    const struct {
+        fattn_device_options options;
+        fattn_status status;
+        const char *word;
+    } cases[] = {
+        {{.threads = -1}, FATTN_INVALID_ARGUMENT, "threads"},
+        {{.threads = 1025}, FATTN_INVALID_ARGUMENT, "threads"},
+        {{.engine = (fattn_engine)3}, FATTN_INVALID_ARGUMENT, "engine"},
+        {{.reserved = 1}, FATTN_INVALID_ARGUMENT, "reserved"},
+        {{.parallel_user = &expected}, FATTN_INVALID_ARGUMENT, "parallel_user"},
+        {{.parallel_for = parallel_for, .engine = FATTN_ENGINE_OWN},
+         FATTN_INVALID_ARGUMENT,
+         "engine"},
+        {{.parallel_for = parallel_for, .cpus = "0"}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.engine = FATTN_ENGINE_OPENMP, .cpus = "0"}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.cpus = ""}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.cpus = "0-"}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.cpus = "3-1"}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.cpus = "0,,1"}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.cpus = "8192"}, FATTN_INVALID_ARGUMENT, "cpus"},
+        {{.isa = "nonsense"}, FATTN_UNSUPPORTED, "nonsense"},
+    };
+    bool right = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fattn_device_options options = cases[i].options;
+        options.struct_size = sizeof options;
+        right = answers("cpu", &options, cases[i].status, cases[i].word) && right;
+    }
+    fattn_device_options unset = {.struct_size = 0};
+    right = answers("cpu", &unset, FATTN_INVALID_STRUCT, "struct_size") && right;
+    tap_check(right, "options that are wrong are refused, with a reason");
+}
+
+static void check_foreign_options(void)
+{
+    const struct {
+        fattn_device_options options;
+        const char *word;
+    } cases[] = {
+        {{.threads = 1}, "threads"},
+        {{.isa = "scalar"}, "isa"},
+        {{.cpus = "0"}, "cpus"},
+        {{.engine = FATTN_ENGINE_OWN}, "engine"},
+        {{.parallel_for = parallel_for}, "parallel_for"},
+    };
+    bool right = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fattn_device_options options = cases[i].options;
+        options.struct_size = sizeof options;
+        right = answers("reference", &options, FATTN_UNSUPPORTED, cases[i].word) && right;
+    }
+    const fattn_device_options none = make_options();
+    right = answers("reference", &none, FATTN_OK, "") && right;
+    right = answers("reference", NULL, FATTN_OK, "") && right;
+    tap_check(right, "a backend without options refuses all but defaults");
+}
+
+static bool info_with(const fattn_device_options *options, fattn_device_info *info)
+{
+    fattn_device *device = NULL;
+    info->struct_size = sizeof *info;
+    const bool known = fattn_device_open_with("cpu", options, &device) == FATTN_OK &&
+                       fattn_device_get_info(device, info) == FATTN_OK;
+    fattn_device_close(device);
+    return known;
+}
+
+static void check_options(void)
+{
+    fattn_device_options options = make_options();
+    fattn_device_info info;
+    options.isa = "scalar";
+    options.threads = 5;
+    tap_check(info_with(&options, &info) && strcmp(info.isa, "scalar") == 0 && info.units == 5,
+              "an instruction set and a number of threads");
+    set_environment("FATTN_NUM_THREADS", "2");
+    tap_check(info_with(&options, &info) && info.units == 2, "FATTN_NUM_THREADS overrides it");
+    set_environment("FATTN_NUM_THREADS", NULL);
+    options.isa = "nonsense";
+    set_environment("FATTN_CPU_ISA", "scalar");
+    tap_check(info_with(&options, &info) && strcmp(info.isa, "scalar") == 0,
+              "FATTN_CPU_ISA overrides it");
+    set_environment("FATTN_CPU_ISA", NULL);
+    options = make_options();
+    options.cpus = "0-2,5";
+    tap_check(info_with(&options, &info) && info.units == 4, "as many threads as processors");
+    set_environment("FATTN_NUM_THREADS", "1025");
+    tap_check(answers("cpu", NULL, FATTN_BAD_ENVIRONMENT, "FATTN_NUM_THREADS"),
+              "more threads than there may be");
+    set_environment("FATTN_NUM_THREADS", NULL);
+}
+
+/* --- The library's own threads ---------------------------------------------------------------- */
+
+static void check_own(void)
+{
+    fattn_device_options options = make_options();
+    attend a;
+    fattn_device *device = NULL;
+    options.threads = THREADS;
+    options.cpus = "0";
+    make_problem(&a);
+    bool right = fattn_device_open_with("cpu", &options, &device) == FATTN_OK &&
+                 process_threads_are(1 + extra);
+    tap_check(right, "no thread is made before there is work");
+    right = attend_with(&a, device) == expected;
+    tap_check(right && process_threads_are(THREADS + extra), "then there are %d", THREADS);
+    int bound = 0, open = 0, own = 0;
+    for (int n = 0; n < 10000 && own < THREADS - 1; n++) {
+        usleep(1000); /* a busy machine lets them begin late */
+        own = count_own(&bound, &open);
+    }
+    tap_check(own == THREADS - 1 && bound == own, "%d of them are where they may be", bound);
+    tap_check(own == THREADS - 1 && open == 0, "no signal is delivered to them");
+    fattn_cache_clear();
+    fattn_device_close(device);
+    tap_check(process_threads_are(1 + extra), "they end with their device");
+    attend_free(&a);
+}
+
+/* Devices without options of their own have one pool, of the size that the largest wants. */
+static void check_shared(void)
+{
+    fattn_device *devices[2] = {NULL, NULL};
+    attend a;
+    bool right = true;
+    make_problem(&a);
+    for (int i = 0; i < 2; i++) {
+        set_environment("FATTN_NUM_THREADS", i ? "4" : "3");
+        right = fattn_device_open("cpu", &devices[i]) == FATTN_OK && right;
+    }
+    set_environment("FATTN_NUM_THREADS", NULL);
+    for (int i = 0; i < 2; i++) {
+        right = right && attend_with(&a, devices[i]) == expected;
+        tap_check(right && process_threads_are(3 + i + extra), "device %d of two: %d threads", i,
+                  3 + i);
+    }
+    fattn_cache_clear();
+    fattn_device_close(devices[1]);
+    tap_check(attend_with(&a, devices[0]) == expected && process_threads_are(4 + extra),
+              "they stay while one of the devices does");
+    fattn_cache_clear();
+    fattn_device_close(devices[0]);
+    tap_check(process_threads_are(1 + extra), "and end with the last");
+    attend_free(&a);
+}
+
+/* --- Small problems --------------------------------------------------------------------------- */
+
+static int planned(fattn_device *device, int64_t rows, int64_t keys)
+{
+    attend a;
+    fattn_plan *plan = NULL;
+    attend_make(&a, FATTN_FORWARD, 8, rows, keys, 64);
+    const bool made = fattn_plan_create(device, &a.problem, &plan) == FATTN_OK;
+    const int workers = made ? plan->tiling.workers : -1;
+    fattn_plan_destroy(plan);
+    attend_free(&a);
+    return workers;
+}
+
+static void check_small(void)
+{
+    fattn_device_options options = make_options();
+    fattn_device *device = NULL;
+    attend a;
+    options.threads = THREADS;
+    if (fattn_device_open_with("cpu", &options, &device)) {
+        exit(1);
+    }
+    tap_check(planned(device, 1, 16) == 1, "decoding 16 keys is for one thread");
+    tap_check(planned(device, 512, 512) == THREADS, "512 rows of 512 keys are for all");
+    int last = 1;
+    bool rising = true;
+    for (int64_t rows = 1; rows <= 512; rows *= 2) {
+        const int workers = planned(device, rows, rows);
+        rising = rising && workers >= last && workers <= THREADS;
+        last = workers;
+    }
+    tap_check(rising, "larger problems have more threads, up to the device's");
+    attend_make(&a, FATTN_FORWARD, 8, 1, 16, 64);
+    const bool right = attend_with(&a, device) != 0;
+    tap_check(right && process_threads_are(1 + extra), "a small problem makes no thread");
+    attend_free(&a);
+    fattn_cache_clear();
+    fattn_device_close(device);
+}
+
+/* --- Peaks ------------------------------------------------------------------------------------ */
+
+/* Rows are measured by all threads at once; a loop that has one only is no reason to wait. */
+static bool measures(const fattn_device_options *options)
+{
+    static float data[1 << 18];
+    fattn_device *device = NULL;
+    if (fattn_device_open_with("cpu", options, &device)) {
+        return false;
+    }
+    bool right = true;
+    const fattn_peak *peak;
+    for (int i = 0; (peak = device->backend->peak(device->impl, i)) != NULL; i++) {
+        fattn_peak_reading reading;
+        right = peak->measure(device->impl, peak, data, sizeof data, &reading) == FATTN_OK &&
+                reading.rate > 0 && reading.rate < 1e18 && right;
+        right = right && (peak->reads_memory || (reading.clock > 1e6 && reading.clock < 1e11));
+    }
+    fattn_device_close(device);
+    return right;
+}
+
+static void check_peaks(void)
+{
+    loop l = {.order = FORWARDS};
+    fattn_device_options options = make_options();
+    options.threads = 2;
+    tap_check(measures(&options), "peaks are measured on two threads");
+    options.parallel_for = parallel_for;
+    options.parallel_user = &l;
+    tap_check(measures(&options), "and by a loop that has one");
+}
+
+/* --- Grants ----------------------------------------------------------------------------------- */
+
+static void check_sets(void)
+{
+    const struct {
+        const char *list;
+        int64_t count; /* -1: none */
+    } cases[] = {{"0", 1},         {"0-3", 4}, {"0-3,2-5", 6}, {"7,1,7", 2}, {"8191", 1},
+                 {"0-8191", 8192}, {"", -1},   {"-1", -1},     {"1-", -1},   {"a", -1},
+                 {"1 ", -1},       {"1,", -1}, {"8192", -1},   {"5-4", -1}};
+    bool right = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fattn_cpu_set set = {{0}};
+        const bool parsed = fattn_cpu_set_parse(&set, cases[i].list);
+        right = right && parsed == (cases[i].count >= 0) &&
+                (!parsed || fattn_cpu_set_count(&set) == cases[i].count);
+    }
+    tap_check(right, "lists of processors");
+}
+
+static void write_file(const char *root, const char *path, const char *text)
+{
+    char name[512];
+    snprintf(name, sizeof name, "%s%s", root, path);
+    for (char *at = name + strlen(root) + 1; (at = strchr(at, '/')) != NULL; at++) {
+        *at = '\0';
+        (void)mkdir(name, 0700);
+        *at = '/';
+    }
+    FILE *const file = fopen(name, "w");
+    if (!file || fputs(text, file) < 0 || fclose(file)) {
+        exit(1);
+    }
+}
+
+/* A process's groups, and the files of control groups that there are. */
+static void check_quota(const char *title, const char *groups, const char *const files[][2],
+                        int64_t cpus)
+{
+    char root[] = "/tmp/fattn-grant-XXXXXX", command[64];
+    if (!mkdtemp(root)) {
+        exit(1);
+    }
+    write_file(root, "/proc/self/cgroup", groups);
+    for (int i = 0; files[i][0]; i++) {
+        write_file(root, files[i][0], files[i][1]);
+    }
+    const int64_t found = fattn_cpu_quota(root);
+    tap_check(found == cpus, "%s: %d processors, %d found", title, (int)cpus, (int)found);
+    snprintf(command, sizeof command, "rm -r '%s'", root);
+    if (system(command) != 0) {
+        exit(1);
+    }
+}
+
+static void check_grants(void)
+{
+    check_sets();
+    check_quota("no groups", "", (const char *const[][2]){{NULL, NULL}}, 0);
+    check_quota(
+        "no limit", "0::/a/b\n",
+        (const char *const[][2]){{"/sys/fs/cgroup/a/b/cpu.max", "max 100000\n"}, {NULL, NULL}}, 0);
+    check_quota(
+        "a limit", "0::/a/b\n",
+        (const char *const[][2]){{"/sys/fs/cgroup/a/b/cpu.max", "250000 100000\n"}, {NULL, NULL}},
+        3);
+    check_quota("a parent's limit", "0::/a/b\n",
+                (const char *const[][2]){{"/sys/fs/cgroup/a/b/cpu.max", "800000 100000\n"},
+                                         {"/sys/fs/cgroup/a/cpu.max", "200000 100000\n"},
+                                         {NULL, NULL}},
+                2);
+    check_quota(
+        "inside a container", "0::/../../elsewhere\n",
+        (const char *const[][2]){{"/sys/fs/cgroup/cpu.max", "50000 100000\n"}, {NULL, NULL}}, 1);
+    check_quota("the first version", "5:memory:/m\n4:cpu,cpuacct:/a\n",
+                (const char *const[][2]){{"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "400000\n"},
+                                         {"/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"},
+                                         {NULL, NULL}},
+                4);
+    check_quota("the first version without a limit", "4:cpuacct,cpu:/\n",
+                (const char *const[][2]){{"/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n"},
+                                         {"/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"},
+                                         {NULL, NULL}},
+                0);
+    check_quota("another's limit", "4:cpuset:/a\n",
+                (const char *const[][2]){{"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "400000\n"},
+                                         {"/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"},
+                                         {NULL, NULL}},
+                0);
+    tap_check(fattn_cpu_granted() >= 1, "the process is granted %d processors",
+              (int)fattn_cpu_granted());
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "bound") == 0) {
+        return run_bound();
+    }
+    fattn_device_options options = make_options();
+    extra = process_extra();
+    options.threads = 1;
+    expected = compute(&options);
+    tap_check(expected != 0 && process_threads_are(1 + extra), "one thread");
+    options.threads = THREADS;
+    tap_check(compute(&options) == expected, "the library's threads: the bits of one thread");
+    options.engine = FATTN_ENGINE_OWN;
+    tap_check(compute(&options) == expected, "and by name");
+    check_own();
+    check_shared();
+    check_small();
+    check_loops();
+    check_wrong_options();
+    check_foreign_options();
+    check_options();
+    check_peaks();
+    check_grants();
+    check_openmp(); /* last, because its threads stay */
+    return tap_done();
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What `fattn check` makes of its cases: the verdicts are this program's, by a judge of its own, so
+ * that every kernel passes or fails as a check below wants.
+ */
+#define _POSIX_C_SOURCE 200809L /* dup, setenv */
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tests/tap.h"
+#include "tools/judge.h"
+#include "tools/tool.h"
+
+static judge_outcome outcome;
+static double median;
+
+void judge_truth_free(judge_truth *truth) { (void)truth; }
+
+double judge_median(const judge_ratios *ratios) { return ratios->count ? median : 0; }
+
+void judge_run(fattn_device *device, const fattn_kernel *kernel, const draw_case *c,
+               judge_truth *truth, judge_verdict *verdict)
+{
+    (void)device, (void)kernel, (void)c, (void)truth;
+    *verdict = (judge_verdict){.outcome = outcome, .ratios = {.count = 10}};
+}
+
+/* The exit status of `fattn check` over this many cases. Its report is not TAP. */
+static int check(const char *cases, const char *more)
+{
+    char *argv[] = {"check",         "--device",   "cpu", "--kernel",
+                    "scalar_decode", "--jobs",     "1",   "--cases",
+                    (char *)cases,   (char *)more, NULL};
+    const int out = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
+    fflush(stdout);
+    if (out < 0 || nowhere < 0 || dup2(nowhere, STDOUT_FILENO) < 0) {
+        return -1;
+    }
+    const int code = fattn_tool_check(more ? 10 : 9, argv);
+    fflush(stdout);
+    dup2(out, STDOUT_FILENO);
+    close(nowhere);
+    close(out);
+    return code;
+}
+
+int main(void)
+{
+    setenv("FATTN_CPU_ISA", "scalar", 1);
+    outcome = JUDGE_PASSED;
+    tap_check(check("500", NULL) == TOOL_OK, "gaps in what was covered are no failure");
+    tap_check(check("500", "--insist") == TOOL_FAILED, "but with --insist they are");
+    tap_check(check("50", "--insist") == TOOL_OK, "too few cases say nothing about gaps");
+    outcome = JUDGE_FAILED;
+    tap_check(check("50", NULL) == TOOL_FAILED, "a failed case is a failure");
+    outcome = JUDGE_PASSED;
+    median = 1.3;
+    tap_check(check("4000", NULL) == TOOL_FAILED, "so are errors that are too large together");
+    return tap_done();
+}

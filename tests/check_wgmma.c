@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How Hopper's matrix units lay out their operands (backends/cuda/wgmma.h), against what the manual
+ * of the instruction set says in other words: patterns of swizzled rows, descriptors and fragments.
+ */
+#include <stdbool.h>
+#include <string.h>
+
+#include "backends/cuda/wgmma.h"
+#include "tests/tap.h"
+
+/* The manual swizzles addresses: bits 4 to 6 change with bits 7 to 9. */
+static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+static void check_offsets(void)
+{
+    enum { ROWS = 72, WIDTH = 256 };
+    static bool taken[2 * ROWS * WIDTH];
+    bool right = true;
+    memset(taken, 0, sizeof taken);
+    for (uint32_t r = 0; r < ROWS; r++) {
+        for (uint32_t c = 0; c < WIDTH; c++) {
+            /* A panel is what a copy of 64 channels writes: rows of 128 bytes, swizzled. */
+            const uint32_t panel = c / 64 * ROWS * 128, at = wgmma_offset(ROWS, r, c);
+            right = right && at == panel + swizzled(r * 128 + c % 64 * 2) && !taken[at];
+            taken[at] = true;
+        }
+    }
+    tap_check(right, "elements of a tile lie where copies of 64 channels put them, each once");
+}
+
+/* Element (r, c) as a product finds it that sums over channels: a descriptor's start, steps of 16
+ * channels, rows of 128 bytes, eight of which are a pattern, and the swizzle. */
+static void check_descriptors(void)
+{
+    enum { ROWS = 128, BASE = 5 * 1024 };
+    bool fields = true, found = true;
+    const uint64_t d = wgmma_descriptor(BASE, ROWS * 128);
+    fields = fields && (d & 0x3fff) == BASE / 16;               /* start */
+    fields = fields && (d >> 16 & 0x3fff) == ROWS * 128 / 16;   /* from panel to panel */
+    fields = fields && (d >> 32 & 0x3fff) == 1024 / 16;         /* from eight rows to the next */
+    fields = fields && d >> 62 == 1 && (d >> 46 & 0xffff) == 0; /* swizzle of 128 bytes */
+    for (uint32_t r = 0; r < ROWS; r++) {
+        for (uint32_t c = 0; c < 64; c++) {
+            const uint64_t step = d + c / 16 * WGMMA_CHANNELS;
+            const uint32_t start = (uint32_t)(step & 0x3fff) * 16;
+            const uint32_t eight = (uint32_t)(step >> 32 & 0x3fff) * 16;
+            const uint32_t at = start + r / 8 * eight + r % 8 * 128 + c % 16 * 2;
+            found = found && swizzled(at) == BASE + wgmma_offset(ROWS, r, c);
+        }
+    }
+    for (uint32_t r = 0; r < ROWS; r++) { /* sums over rows: 16 rows a step, panels apart */
+        for (uint32_t c = 0; c < 128; c++) {
+            const uint64_t step = d + r / 16 * WGMMA_ROWS;
+            const uint32_t start = (uint32_t)(step & 0x3fff) * 16;
+            const uint32_t panel = (uint32_t)(step >> 16 & 0x3fff) * 16;
+            const uint32_t eight = (uint32_t)(step >> 32 & 0x3fff) * 16;
+            const uint32_t at =
+                start + r % 16 / 8 * eight + r % 8 * 128 + c / 64 * panel + c % 64 * 2;
+            found = found && swizzled(at) == BASE + wgmma_offset(ROWS, r, c);
+        }
+    }
+    tap_check(fields, "a descriptor has its fields");
+    tap_check(found, "steps along channels and rows reach the elements of a tile");
+}
+
+/* Rows and columns of a product, and of the first operand of the next. */
+static void check_fragments(void)
+{
+    enum { COLUMNS = 128, ELEMENTS = COLUMNS / 2 };
+    static int owner[64][COLUMNS];
+    bool each = true, quad = true, operand = true;
+    memset(owner, 0, sizeof owner);
+    for (int t = 0; t < 128; t++) {
+        for (int n = 0; n < ELEMENTS; n++) {
+            const int r = wgmma_row(t, n), c = wgmma_column(t, n);
+            each = each && r >= 0 && r < 64 && c >= 0 && c < COLUMNS && owner[r][c]++ == 0;
+            quad = quad && wgmma_row(t ^ 1, n) == r && wgmma_row(t ^ 2, n) == r; /* the row */
+            quad = quad && r == wgmma_row(t, n % 4 / 2 * 2);
+        }
+        /* As pairs, word w of step s is of row g + 8 (w % 2), channel 16 s + 8 (w / 2) + 2 q. */
+        for (int s = 0; s < ELEMENTS / 8; s++) {
+            for (int w = 0; w < 4; w++) {
+                const int n = 8 * s + 2 * w, g = t / 32 * 16 + t % 32 / 4, q = t % 4;
+                operand = operand && wgmma_row(t, n) == g + 8 * (w % 2) &&
+                          wgmma_row(t, n + 1) == wgmma_row(t, n) &&
+                          wgmma_column(t, n) == 16 * s + 8 * (w / 2) + 2 * q &&
+                          wgmma_column(t, n + 1) == wgmma_column(t, n) + 1;
+            }
+        }
+    }
+    tap_check(each, "each element of a product has one thread");
+    tap_check(quad, "four neighbours share their two rows");
+    tap_check(operand, "elements of a product, as pairs, are the first operand of the next");
+}
+
+int main(void)
+{
+    check_offsets();
+    check_descriptors();
+    check_fragments();
+    return tap_done();
+}

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong is an exception that says what, before anything is written."""
+
+import fattn
+import numpy as np
+import pytest
+
+
+def arrays():
+    rng = np.random.default_rng(3)
+    return [rng.standard_normal(shape).astype(np.float32)
+            for shape in ((2, 7, 4, 8), (2, 9, 2, 8), (2, 9, 2, 6))]
+
+
+def change(**changed):
+    """q, k, v and options, of which some are changed by name."""
+    q, k, v = arrays()
+    given = {"q": q, "k": k, "v": v}
+    for name, value in changed.items():
+        given[name] = value(given.get(name)) if callable(value) else value
+    return given
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+CASES = [
+    # what, exception, words of its sentence
+    (dict(q=lambda a: a[0]), fattn.InvalidShape, "q has shape .* rank 3: rank 4"),
+    (dict(k=lambda a: a[None]), fattn.InvalidShape, "k has shape .* rank 5"),
+    (dict(v=lambda a: a.astype(np.float16)), fattn.InvalidArgument, "v has dtype float16, q float32"),
+    (dict(q=lambda a: a.astype(np.int32)), fattn.InvalidArgument, "q has dtype int32"),
+    (dict(q=lambda a: a.astype(np.complex64)), fattn.InvalidArgument, "q has dtype complex64"),
+    (dict(q=lambda a: a.astype(">f4")), fattn.InvalidArgument, "byte order"),
+    (dict(q=lambda a: np.asfortranarray(a)), fattn.InvalidStride, "q has channels .* apart"),
+    (dict(q=lambda a: np.repeat(a, 2, 3)[..., ::2]), fattn.InvalidStride, "q has channels 2 .* apart"),
+    (dict(q=lambda a: a[..., ::-1]), fattn.InvalidStride, "q has channels -1 .* apart"),
+    (dict(k=lambda a: a[:, ::-1]), fattn.InvalidStride, "seq stride of k is -16, negative"),
+    (dict(q=lambda a: a[:1]), fattn.InvalidShape, "k has batch size 2, q 1"),
+    (dict(v=lambda a: a[:, 1:]), fattn.InvalidShape, "v has length 8, k 9"),
+    (dict(v=lambda a: a[:, :, :1]), fattn.InvalidShape, "v has heads 1, k 2"),
+    (dict(k=lambda a: a[..., :5]), fattn.InvalidShape, "k has channels 5, q 8"),
+    (dict(q=lambda a: a[:, :, :3]), fattn.InvalidShape, "heads_q is 3, not a multiple"),
+    (dict(q=lambda a: zeros(2, 7, 4, 0), k=lambda a: zeros(2, 9, 2, 0)), fattn.InvalidShape, "dim is 0"),
+    (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
+    (dict(anchor="middle"), fattn.InvalidArgument, "anchor is 'middle'"),
+    (dict(scale=float("nan")), fattn.InvalidArgument, "scale is nan"),
+    (dict(softcap=-1.0), fattn.InvalidArgument, "softcap is -1"),
+    (dict(dropout_p=1.5), fattn.InvalidArgument, "dropout_p is 1.5"),
+    (dict(dropout_p=float("nan")), fattn.InvalidArgument, "dropout_p is nan"),
+    (dict(dropout_p=0.5, seed=-1), fattn.InvalidArgument, "seed is -1"),
+    (dict(dropout_p=0.5, seed=zeros(2)), fattn.InvalidArgument, "seed has dtype float32"),
+    (dict(window=(-5, 0)), fattn.InvalidArgument, "window_left is -5"),
+    (dict(bias=zeros(2, 3, 7, 9)), fattn.InvalidShape, "bias has shape .* does not broadcast"),
+    (dict(bias=zeros(7, 9, dtype=np.float16)), fattn.InvalidArgument, "bias has dtype float16"),
+    (dict(mask=zeros(7, 9)), fattn.InvalidArgument, "mask has dtype float32"),
+    (dict(mask=zeros(8, 9, dtype=bool)), fattn.InvalidShape, "mask has shape"),
+    (dict(block_mask=zeros(1, 1, dtype=bool)), fattn.InvalidArgument, "block_size is needed"),
+    (dict(block_mask=zeros(1, 1, dtype=bool), block_size=(0, 4)), fattn.InvalidShape, "block_m is 0|broadcast"),
+    (dict(sink=zeros(3)), fattn.InvalidShape, r"sink has shape \(3,\), not \(4,\)"),
+    (dict(sink=zeros(8)[::2]), fattn.InvalidStride, "sink has elements 2 apart"),
+    (dict(alibi_slopes=zeros(3, 4)), fattn.InvalidShape, "alibi_slopes has shape"),
+    (dict(seqused_k=zeros(2, dtype=np.int64)), fattn.InvalidArgument, "seqused_k has dtype int64"),
+    (dict(seqused_k=np.array([1, 99], np.int32)), fattn.InvalidData, r"seqused_k\[1\] is 99"),
+    (dict(out_dtype="int32"), fattn.InvalidArgument, "o would have dtype int32"),
+    (dict(device="abacus"), fattn.UnknownDevice, "abacus"),
+    (dict(device="cpu:9"), fattn.NoDevice, "9"),
+    (dict(q=lambda a: zeros(1, 7, 4, 300), k=lambda a: zeros(1, 9, 2, 300), v=lambda a: zeros(1, 9, 2, 6)),
+     fattn.Unsupported, "300"),
+    (dict(q=lambda a: a.astype(np.float64), k=lambda a: a.astype(np.float64),
+          v=lambda a: a.astype(np.float64)), fattn.Unsupported, "f64"),
+    (dict(q=lambda a: np.frombuffer(bytearray(a.tobytes() + b"...."), np.uint8)[1:-3].view(np.float32)
+          .reshape(a.shape)), fattn.Misaligned, "q is 0x.*, not a multiple of 4"),
+    (dict(q=lambda a: a.tolist()), TypeError, "builtins.list is no array"),
+    (dict(q=None), TypeError, "NoneType is no array"),
+    (dict(mask=[[True] * 9] * 7), TypeError, "builtins.list is no array"),
+]
+
+
+@pytest.mark.parametrize("changed, exception, words", CASES, ids=[c[2][:40] for c in CASES])
+def test_forward(changed, exception, words):
+    given = change(**changed)
+    q = given.pop("q")
+    with pytest.raises(exception, match=words):
+        fattn.attention(q, **given)
+    out = np.full((2, 7, 4, 6), 42, np.float32)
+    with pytest.raises((fattn.Error, TypeError)):
+        fattn.attention(q, out=out, **given)
+    assert (out == 42).all()
+
+
+OUTPUTS = [
+    (dict(out=lambda q: zeros(2, 7, 4, 5)), fattn.InvalidShape, "o has shape"),
+    (dict(out=lambda q: zeros(2, 7, 4, 6, dtype=np.float64)), fattn.InvalidArgument, "dtype float64"),
+    (dict(out=lambda q: np.broadcast_to(zeros(1, 7, 4, 6), (2, 7, 4, 6))), fattn.InvalidArgument,
+     "o is read-only"),
+    (dict(out=lambda q: np.lib.stride_tricks.as_strided(zeros(400), (2, 7, 4, 6), (0, 96, 24, 4))),
+     fattn.Overlap, "o overlaps itself"),
+    (dict(out=lambda q: q[..., :6]), fattn.Overlap, "o overlaps q"),
+    (dict(out=lambda q: zeros(2, 7, 4, 12)[..., ::2]), fattn.InvalidStride, "o has channels 2"),
+    (dict(lse=lambda q: zeros(2, 7, 4)), fattn.InvalidShape, "lse has shape"),
+    (dict(lse=lambda q: zeros(2, 7, 4).transpose(0, 2, 1)), fattn.InvalidStride, "lse has strides"),
+    (dict(lse=lambda q: zeros(2, 4, 7, dtype=np.float16)), fattn.InvalidArgument, "lse has dtype"),
+]
+
+
+@pytest.mark.parametrize("outputs, exception, words", OUTPUTS, ids=[c[2] for c in OUTPUTS])
+def test_outputs(outputs, exception, words):
+    q, k, v = arrays()
+    with pytest.raises(exception, match=words):
+        fattn.attention(q, k, v, **{name: make(q) for name, make in outputs.items()})
+
+
+def test_backward():
+    q, k, v = arrays()
+    o, lse = fattn.attention(q, k, v, return_lse=True)
+    right = dict(dout=o, q=q, k=k, v=v, o=o, lse=lse)
+    for name, value, exception, words in (
+            ("dout", o[:1], fattn.InvalidShape, "dout has shape"),
+            ("dout", o.astype(np.float16), fattn.InvalidArgument, "dout has dtype float16"),
+            ("lse", lse[:, :2], fattn.InvalidShape, "lse has shape"),
+            ("dlse", lse.astype(np.float64), fattn.InvalidArgument, "dlse has dtype float64"),
+            ("want", ("dx",), fattn.InvalidArgument, "want has 'dx'"),
+            ("want", ("dbias",), fattn.InvalidArgument, "there is no bias"),
+            ("want", ("dsink",), fattn.InvalidArgument, "there is no sink"),
+            ("dq", zeros(2, 7, 4, 7), fattn.InvalidShape, "dq has shape"),
+            ("dq", q, fattn.Overlap, "dq overlaps q|q overlaps dq")):
+        given = right | {name: value}
+        with pytest.raises(exception, match=words):
+            fattn.attention_backward(**given)
+
+
+def test_varlen():
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((10, 2, 8)).astype(np.float32)
+    cu = np.array([0, 4, 10], np.int32)
+    fattn.attention_varlen(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    for changed, exception, words in (
+            (dict(cu_seqlens_q=cu.astype(np.int64)), fattn.InvalidArgument, "int32"),
+            (dict(cu_seqlens_k=cu[:2]), fattn.InvalidShape, "sequences"),
+            (dict(cu_seqlens_q=np.array([0, 4, 99], np.int32), max_seqlen_q=6), fattn.InvalidData,
+             r"cu_seqlens_q\[2\] is 99"),
+            (dict(cu_seqlens_q=np.array([0, 7, 4], np.int32), max_seqlen_q=7), fattn.InvalidData,
+             "less than"),
+            (dict(max_seqlen_q=3), fattn.InvalidData, "longer than the problem's 3"),
+            (dict(cu_seqlens_q=cu.reshape(1, 3)), fattn.InvalidShape, "cu_seqlens_q has shape"),
+            (dict(cu_seqlens_q=None), TypeError, "no array")):
+        given = dict(cu_seqlens_q=cu, cu_seqlens_k=cu) | changed
+        with pytest.raises(exception, match=words):
+            fattn.attention_varlen(q, q, q, **given)
+
+
+def test_pages():
+    rng = np.random.default_rng(0)
+    q, pages = (rng.standard_normal(s).astype(np.float32) for s in ((2, 1, 2, 8), (5, 4, 2, 8)))
+    table, used = np.array([[0, 1], [2, 7]], np.int32), np.array([4, 8], np.int32)
+    with pytest.raises(fattn.InvalidData, match="block_table"):
+        fattn.attention_with_kvcache(q, pages, pages, cache_seqlens=used, block_table=table)
+    with pytest.raises(fattn.InvalidShape, match="block_table has shape"):
+        fattn.attention_with_kvcache(q, pages, pages, cache_seqlens=used, block_table=table[0])
+    with pytest.raises(fattn.InvalidShape, match="v has pages"):
+        fattn.attention_with_kvcache(q, pages, pages[:3], cache_seqlens=used, block_table=table[:, :1])
+
+
+def test_merge():
+    o, lse = zeros(1, 3, 2, 4), zeros(1, 2, 3)
+    for args, exception, words in (
+            ((o.astype(np.float16), lse, o, lse), fattn.InvalidArgument, "o1 has dtype float16"),
+            ((o, lse, o[:, :2], lse), fattn.InvalidShape, "o2 has shape"),
+            ((o, lse, o, lse[0]), fattn.InvalidShape, "lse2 has shape"),
+            ((o, lse, o[..., ::-1], lse), fattn.InvalidStride, "o2 has channels -1"),
+            ((o, lse, o, 3.0), TypeError, "no array")):
+        with pytest.raises(exception, match=words):
+            fattn.merge(*args)
+
+
+def test_mixed_libraries():
+    class Other:
+        """An array of another library, by DLPack."""
+
+        def __init__(self, a):
+            self.a = a
+
+        def __dlpack__(self, **options):
+            return self.a.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.a.__dlpack_device__()
+
+    q, k, v = arrays()
+    with pytest.raises(fattn.InvalidArgument, match="arrays of dlpack and of numpy"):
+        fattn.attention(q, Other(k), v)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fattn.flash_attn: the package's functions and signatures, against the formula in double precision."""
+
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fattn  # noqa: E402
+import numpy as np  # noqa: E402
+import oracle  # noqa: E402
+from fattn import flash_attn as fa  # noqa: E402
+
+COMMON = ("dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+          "alibi_slopes=None, deterministic=False, return_attn_probs=False")
+# As the package declares them (2.8), names and defaults.
+SIGNATURES = {
+    "flash_attn_func": "q, k, v, " + COMMON,
+    "flash_attn_qkvpacked_func": "qkv, " + COMMON,
+    "flash_attn_kvpacked_func": "q, kv, " + COMMON,
+    "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, " + COMMON +
+                              ", block_table=None",
+    "flash_attn_varlen_qkvpacked_func": "qkv, cu_seqlens, max_seqlen, " + COMMON,
+    "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, " +
+                                       COMMON,
+    "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, "
+                               "cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, "
+                               "block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), "
+                               "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, "
+                               "return_softmax_lse=False",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    told = ", ".join(str(p.replace(annotation=p.empty))
+                     for p in inspect.signature(getattr(fa, name)).parameters.values())
+    assert told == SIGNATURES[name]
+    assert name in fa.__all__ and len(fa.__all__) == len(SIGNATURES)
+
+
+def draw(*shape, grad=False):
+    return torch.randn(*shape, requires_grad=grad)
+
+
+def close(a, b):
+    torch.testing.assert_close(a.detach().double(), torch.as_tensor(b), rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(2)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (3, 1)}, {"softcap": 2.0},
+                                     {"softmax_scale": 0.2}, {"alibi_slopes": True}], ids=str)
+def test_func(options):
+    q, k, v = draw(2, 5, 4, 8, grad=True), draw(2, 9, 2, 8, grad=True), draw(2, 9, 2, 8, grad=True)
+    options = dict(options)
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = torch.rand(4)
+    names = {"window_size": "window", "softmax_scale": "scale"}
+    wanted, wanted_lse = oracle.attention(
+        *(t.detach().numpy() for t in (q, k, v)),
+        **{names.get(n, n): a.numpy() if isinstance(a, torch.Tensor) else a for n, a in options.items()})
+    out, lse, probs = fa.flash_attn_func(q, k, v, return_attn_probs=True, **options)
+    close(out, wanted)
+    close(lse, wanted_lse)
+    assert probs is None
+    packed = fa.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), **options)
+    assert torch.equal(packed, out)
+    gradients = torch.autograd.grad(packed.square().sum(), (q, k, v))
+    for a, b in zip(gradients, torch.autograd.grad(out.square().sum(), (q, k, v))):
+        torch.testing.assert_close(a, b)
+
+
+def test_packed():
+    qkv = draw(2, 7, 3, 4, 8, grad=True)
+    out = fa.flash_attn_qkvpacked_func(qkv, causal=True)
+    assert torch.equal(out, fa.flash_attn_func(*qkv.unbind(2), causal=True))
+    out.sum().backward()
+    assert qkv.grad.shape == qkv.shape and qkv.grad.abs().sum() > 0
+
+
+def test_varlen():
+    cu = torch.tensor([0, 4, 4, 11], dtype=torch.int32)
+    qkv = draw(11, 3, 2, 8)
+    out, lse, _ = fa.flash_attn_varlen_qkvpacked_func(qkv, cu, 7, causal=True, return_attn_probs=True)
+    assert lse.shape == (2, 11)
+    q, k, v = qkv.unbind(1)
+    assert torch.equal(out, fa.flash_attn_varlen_func(q, k, v, cu, cu, 7, 7, causal=True))
+    assert torch.equal(out, fa.flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], cu, cu, 7, 7, causal=True))
+    for b in (0, 2):
+        rows = slice(cu[b], cu[b + 1])
+        close(out[rows], oracle.attention(*(t[None, rows].numpy() for t in (q, k, v)), causal=True)[0][0])
+
+
+def test_empty_rows():
+    out, lse, _ = fa.flash_attn_func(draw(1, 5, 1, 8), draw(1, 2, 1, 8), draw(1, 2, 1, 8), causal=True,
+                                     return_attn_probs=True)
+    assert (out[0, :3] == 0).all() and torch.isneginf(lse[0, 0, :3]).all()
+
+
+def rotate(x, at, cos, sin, interleaved):
+    """The rotary embedding by complex numbers."""
+    half = cos.shape[1]
+    turn = cos[at] + 1j * sin[at]
+    pairs = (x[..., :2 * half].reshape(*x.shape[:-1], half, 2) if interleaved else
+             np.stack((x[..., :half], x[..., half:2 * half]), -1))
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * turn[:, :, None]
+    pairs = np.stack((turned.real, turned.imag), -1)
+    first = pairs.reshape(*x.shape[:-1], 2 * half) if interleaved else np.concatenate(
+        (pairs[..., 0], pairs[..., 1]), -1)
+    return np.concatenate((first, x[..., 2 * half:]), -1)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["whole", "pages"])
+@pytest.mark.parametrize("rotary", [None, True, False], ids=["plain", "interleaved", "halves"])
+def test_kvcache(paged, rotary):
+    b, keys, new, h, d = 3, 24, 2, 2, 16
+    q, k, v = draw(b, new, 4, d), draw(b, new, h, d), draw(b, new, h, d)
+    k_cache, v_cache = draw(b, keys, h, d), draw(b, keys, h, d)
+    lengths = torch.tensor([0, 9, keys - new], dtype=torch.int32)
+    cos, sin = (torch.cos(torch.rand(64, 4)), torch.sin(torch.rand(64, 4)))
+    wanted_k, wanted_v = k_cache.double().numpy().copy(), v_cache.double().numpy().copy()
+    at = lengths.numpy()[:, None] + np.arange(new)
+    turned = {"q": q.numpy(), "k": k.numpy()}
+    if rotary is not None:
+        turned = {n: rotate(a, at, cos.numpy(), sin.numpy(), rotary) for n, a in turned.items()}
+    for i in range(b):
+        wanted_k[i, at[i]], wanted_v[i, at[i]] = turned["k"][i], v[i].numpy()
+    wanted, wanted_lse = oracle.attention(turned["q"], wanted_k, wanted_v, causal=True,
+                                          lengths_k=lengths.numpy() + new)
+    table = None
+    if paged:
+        order = torch.randperm(b * 6)
+        table = order.reshape(b, 6).to(torch.int32)
+        pages = torch.empty(2, b * 6, 4, h, d)
+        for cache, whole in zip(pages, (k_cache, v_cache)):
+            cache[order] = whole.reshape(b * 6, 4, h, d)
+        k_cache, v_cache = pages
+    more = {} if rotary is None else dict(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=rotary)
+    out, lse = fa.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths,
+                                          block_table=table, causal=True, return_softmax_lse=True, **more)
+    close(out, wanted)
+    close(lse, wanted_lse)
+    if paged:
+        k_cache = k_cache[order].reshape(b, keys, h, d)
+    close(k_cache, wanted_k)
+
+
+def test_kvcache_entries_and_padding():
+    q, k_cache, v_cache = draw(2, 1, 2, 8), draw(5, 12, 2, 8), draw(5, 12, 2, 8)
+    entries, pad = torch.tensor([4, 1], dtype=torch.int32), torch.tensor([3, 0], dtype=torch.int32)
+    out = fa.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=10, cache_batch_idx=entries,
+                                     cache_leftpad=pad, causal=True)
+    for b in range(2):
+        keys = slice(pad[b], 10)
+        wanted = oracle.attention(q[b:b + 1].numpy(), *(c[entries[b], keys][None].numpy()
+                                                        for c in (k_cache, v_cache)))[0]
+        close(out[b:b + 1], wanted)
+
+
+def test_kvcache_errors():
+    q, cache = draw(2, 1, 2, 8), draw(2, 4, 2, 8)
+    k = draw(2, 1, 2, 8)
+    before = cache.clone()
+    for given, exception in (
+            (dict(k=k, v=k, cache_seqlens=4), fattn.InvalidData),
+            (dict(k=k, cache_seqlens=1), fattn.InvalidArgument),
+            (dict(k=k, v=k), fattn.InvalidArgument),
+            (dict(cache_seqlens=9), fattn.InvalidData),
+            (dict(rotary_cos=k), fattn.InvalidArgument),
+            (dict(cache_batch_idx=torch.zeros(2, dtype=torch.int32),
+                  block_table=torch.zeros(2, 1, dtype=torch.int32)), fattn.InvalidArgument)):
+        with pytest.raises(exception):
+            fa.flash_attn_with_kvcache(q, cache, cache, **given)
+    assert torch.equal(cache, before)

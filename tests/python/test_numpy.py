@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions on NumPy arrays, against the formula in double precision."""
+
+import subprocess
+import sys
+import threading
+
+import fattn
+import numpy as np
+import pytest
+
+import oracle
+
+
+def draw(rng, *shape, dtype=np.float32):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def problem(rng, b=2, sq=37, sk=53, hq=4, hk=2, d=24, dv=16, dtype=np.float32):
+    return (draw(rng, b, sq, hq, d, dtype=dtype), draw(rng, b, sk, hk, d, dtype=dtype),
+            draw(rng, b, sk, hk, dv, dtype=dtype))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+def close(got, wanted, tolerance=2e-6):
+    assert got.shape == wanted.shape
+    finite = np.isfinite(wanted)
+    assert (np.isfinite(got) == finite).all()
+    error = np.abs(got[finite].astype(np.float64) - wanted[finite]).max(initial=0)
+    assert error <= tolerance * max(1, np.abs(wanted[finite]).max(initial=0)), error
+
+
+OPTIONS = [
+    {},
+    {"causal": True},
+    {"causal": True, "anchor": "top_left"},
+    {"window": (5, 3)},
+    {"window": (None, 4)},
+    {"scale": -0.3},
+    {"softcap": 1.5},
+    {"bias": (2, 4, 37, 53)},
+    {"bias": (4, 1, 53)},
+    {"bias": (37, 53), "causal": True},
+    {"mask": (2, 1, 37, 53)},
+    {"mask": (53,)},
+    {"alibi_slopes": (4,)},
+    {"alibi_slopes": (2, 4), "causal": True},
+    {"sink": (4,)},
+    {"dropout_p": 0.3},
+    {"seqused_k": [20, 53], "causal": True},
+]
+
+
+def expand(rng, options):
+    """Shapes in options become arrays."""
+    options = dict(options)
+    for name in ("bias", "alibi_slopes", "sink"):
+        if name in options:
+            options[name] = draw(rng, *options[name])
+    if "mask" in options:
+        options["mask"] = rng.random(options["mask"]) < 0.7
+    if "seqused_k" in options:
+        options["seqused_k"] = np.array(options["seqused_k"], np.int32)
+    return options
+
+
+def wanted(q, k, v, options, seed=0, offset=0):
+    options = dict(options)
+    options["top_left"] = options.pop("anchor", "") == "top_left"
+    if "seqused_k" in options:
+        options["lengths_k"] = options.pop("seqused_k")
+    if "dropout_p" in options:
+        options["keep"] = fattn.dropout_mask(q.shape[0], q.shape[2], q.shape[1], k.shape[1],
+                                             dropout_p=options["dropout_p"], seed=seed, offset=offset)
+    if options.get("window") and options["window"][0] is None:
+        options["window"] = (-1, options["window"][1])
+    return oracle.attention(q, k, v, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_forward(rng, options):
+    q, k, v = problem(rng)
+    options = expand(rng, options)
+    seed = {"seed": 11, "offset": 3} if "dropout_p" in options else {}
+    o, lse = fattn.attention(q, k, v, return_lse=True, **options, **seed)
+    o_wanted, lse_wanted = wanted(q, k, v, options, **seed)
+    close(o, o_wanted)
+    close(lse, lse_wanted)
+    assert o.dtype == np.float32 and lse.dtype == np.float32
+    assert (fattn.attention(q, k, v, **options, **seed) == o).all()
+    # Once more, by the plan that is remembered, of other numbers.
+    q2 = q[::-1].copy()
+    close(fattn.attention(q2, k, v, **options, **seed), wanted(q2, k, v, options, **seed)[0])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_backward(rng, options):
+    """Gradients of double precision, on the oracle of the library, are differences of the formula."""
+    q, k, v = problem(rng, b=1 if "alibi_slopes" in options else 2, dtype=np.float64)
+    options = {name: a.astype(np.float64) if getattr(a, "dtype", None) == np.float32 else a
+               for name, a in expand(rng, options).items()}
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = options["alibi_slopes"][..., -4:].reshape(-1, 4)[0].copy()
+    want = ["dq", "dk", "dv"] + ["d" + name for name in ("bias", "sink") if name in options]
+    seed = {"seed": 5} if "dropout_p" in options else {}
+    o, lse = fattn.attention(q, k, v, return_lse=True, device="reference", **options, **seed)
+    dout, dlse = draw(rng, *o.shape, dtype=np.float64), draw(rng, *lse.shape, dtype=np.float64)
+    gradients = fattn.attention_backward(dout, q, k, v, o, lse, dlse=dlse, want=want,
+                                         device="reference", **options, **seed)
+    inputs = {"dq": q, "dk": k, "dv": v} | {"d" + n: options[n] for n in ("bias", "sink")
+                                            if n in options}
+
+    def loss(**changed):
+        a = inputs | changed
+        other = {n: a["d" + n] for n in ("bias", "sink") if n in options}
+        o, lse = wanted(a["dq"], a["dk"], a["dv"], options | other, **seed)
+        return (o * dout).sum() + np.where(np.isfinite(lse), lse * dlse, 0).sum()
+
+    for name in want:
+        direction = draw(rng, *inputs[name].shape, dtype=np.float64)
+        step = 1e-6
+        difference = (loss(**{name: inputs[name] + step * direction}) -
+                      loss(**{name: inputs[name] - step * direction})) / (2 * step)
+        gradient = getattr(gradients, name)
+        assert gradient.shape == inputs[name].shape and gradient.dtype == np.float64
+        assert abs((gradient * direction).sum() - difference) <= 1e-6 * max(1, abs(difference)), name
+    for name in set(fattn.Gradients._fields) - set(want):
+        assert getattr(gradients, name) is None
+
+
+def test_backward_in_float32(rng):
+    q, k, v = problem(rng)
+    sink = draw(rng, 4)
+    o, lse = fattn.attention(q, k, v, causal=True, sink=sink, return_lse=True)
+    dout = draw(rng, *o.shape)
+    fast = fattn.attention_backward(dout, q, k, v, o, lse, causal=True, sink=sink,
+                                    want=("dq", "dk", "dv", "dsink"))
+    slow = fattn.attention_backward(dout, q, k, v, o, lse, causal=True, sink=sink,
+                                    want=("dq", "dk", "dv", "dsink"), device="reference")
+    for a, b in zip(fast, slow):
+        if a is not None:
+            close(a, b.astype(np.float64), 1e-5)
+    dq, dk, dv = (np.ones_like(a) for a in (q, k, v))
+    fattn.attention_backward(dout, q, k, v, o, lse, causal=True, sink=sink, accumulate=True, dq=dq,
+                             dk=dk, dv=dv)
+    for a, b in zip((dq, dk, dv), fast):
+        close(a, b.astype(np.float64) + 1, 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_layouts_and_strides(rng, layout):
+    q, k, v = problem(rng)
+    expected = oracle.attention(q, k, v)[0]
+    views = []
+    for a in (q, k, v):
+        wide = np.full((a.shape[0], a.shape[1] + 3, a.shape[2], a.shape[3] + 5), np.nan, np.float32)
+        wide[:, 2:-1, :, 4:-1] = a
+        view = wide[:, 2:-1, :, 4:-1]
+        views.append(view.transpose(0, 2, 1, 3) if layout == "bhsd" else view)
+    o = fattn.attention(*views, layout=layout)
+    close(o.transpose(0, 2, 1, 3) if layout == "bhsd" else o, expected)
+    # One key for all, by a stride of 0.
+    one = np.broadcast_to(k[:, :1], k.shape)
+    close(fattn.attention(q, one, v), oracle.attention(q, one, v)[0])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_short_types(rng, name):
+    if name == "bfloat16":
+        dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    else:
+        dtype = np.dtype(name)
+    q, k, v = problem(rng, dtype=dtype)
+    o = fattn.attention(q, k, v)
+    assert o.dtype == dtype
+    close(o.astype(np.float64), oracle.attention(q, k, v)[0], 2e-2)
+    wide = fattn.attention(q, k, v, out_dtype="float32")
+    assert wide.dtype == np.float32
+    close(wide, oracle.attention(q, k, v)[0], 1e-2)
+
+
+def test_given_outputs(rng):
+    q, k, v = problem(rng)
+    out, lse = np.empty((2, 37, 4, 16), np.float32), np.empty((2, 4, 37), np.float32)
+    result = fattn.attention(q, k, v, out=out, lse=lse)
+    assert result is out
+    close(out, oracle.attention(q, k, v)[0])
+    close(lse, oracle.attention(q, k, v)[1])
+
+
+def test_varlen(rng):
+    lengths_q, lengths_k = [3, 0, 20, 14], [5, 7, 20, 1]
+    q, k, v = draw(rng, 37, 4, 24), draw(rng, 33, 2, 24), draw(rng, 33, 2, 16)
+    cu_q, cu_k = (np.cumsum([0] + n).astype(np.int32) for n in (lengths_q, lengths_k))
+    o, lse = fattn.attention_varlen(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True,
+                                    return_lse=True)
+    assert lse.shape == (4, 37)
+    dout = draw(rng, *o.shape)
+    gradients = fattn.attention_backward(dout, q, k, v, o, lse, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                                         causal=True)
+    for b in range(4):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        if lengths_q[b]:
+            wanted_o, wanted_lse = oracle.attention(q[None, rows], k[None, keys], v[None, keys],
+                                                    causal=True)
+            close(o[rows], wanted_o[0])
+            close(lse[:, rows], wanted_lse[0])
+        one, one_lse = fattn.attention(q[None, rows], k[None, keys], v[None, keys], causal=True,
+                                       return_lse=True)
+        alone = fattn.attention_backward(dout[None, rows], q[None, rows], k[None, keys], v[None, keys],
+                                         one, one_lse, causal=True)
+        for together, single, part in zip(gradients, alone, (rows, keys, keys)):
+            if together is not None:
+                close(together[part], single[0].astype(np.float64), 1e-5)
+
+
+def test_kvcache(rng):
+    q = draw(rng, 3, 2, 4, 24)
+    k, v = draw(rng, 3, 64, 2, 24), draw(rng, 3, 64, 2, 16)
+    used = np.array([2, 64, 31], np.int32)
+    expected = oracle.attention(q, k, v, causal=True, lengths_k=used)[0]
+    close(fattn.attention_with_kvcache(q, k, v, cache_seqlens=used, causal=True), expected)
+    # The same keys in pages of 16 that lie anywhere.
+    table = rng.permutation(20)[:12].reshape(3, 4).astype(np.int32)
+    pages_k, pages_v = np.full((20, 16, 2, 24), np.nan, np.float32), np.full((20, 16, 2, 16), np.nan,
+                                                                              np.float32)
+    for b in range(3):
+        for page in range(4):
+            pages_k[table[b, page]] = k[b, page * 16:page * 16 + 16]
+            pages_v[table[b, page]] = v[b, page * 16:page * 16 + 16]
+    close(fattn.attention_with_kvcache(q, pages_k, pages_v, cache_seqlens=used, block_table=table,
+                                       causal=True), expected)
+
+
+def test_block_mask(rng):
+    q, k, v = problem(rng)
+    blocks = rng.random((2, 1, 5, 4)) < 0.6
+    mask = np.repeat(np.repeat(blocks, 8, 2), 16, 3)[:, :, :37, :53]
+    close(fattn.attention(q, k, v, block_mask=blocks, block_size=(8, 16)),
+          oracle.attention(q, k, v, mask=mask)[0])
+
+
+def test_merge_and_positions(rng):
+    """Keys in two shards, each told where it lies, merge into the whole."""
+    q, k, v = problem(rng, sq=40, sk=40)
+    parts = []
+    for begin, end in ((0, 16), (16, 40)):
+        positions = fattn.Positions(q_offset=0, k_offset=begin, whole_q=40, whole_k=40)
+        parts += fattn.attention(q, k[:, begin:end], v[:, begin:end], causal=True, return_lse=True,
+                                 positions=positions)
+    o, lse = fattn.merge(*parts)
+    wanted_o, wanted_lse = oracle.attention(q, k, v, causal=True)
+    close(o, wanted_o)
+    close(lse, wanted_lse)
+    arrays = fattn.Positions(q_offset=np.zeros(2, np.int64), k_offset=np.full(2, 16, np.int64),
+                             whole_q=np.full(2, 40, np.int64), whole_k=np.full(2, 40, np.int64))
+    again = fattn.attention(q, k[:, 16:], v[:, 16:], causal=True, positions=arrays)
+    assert (again == parts[2]).all()
+
+
+def test_seed_in_an_array(rng):
+    q, k, v = problem(rng)
+    seed = np.array([11, 3], np.int64)
+    assert (fattn.attention(q, k, v, dropout_p=0.4, seed=seed) ==
+            fattn.attention(q, k, v, dropout_p=0.4, seed=11, offset=3)).all()
+
+
+def test_empty(rng):
+    q, k, v = problem(rng)
+    o, lse = fattn.attention(q, k[:, :0], v[:, :0], return_lse=True)
+    assert (o == 0).all() and np.isneginf(lse).all()
+    assert fattn.attention(q[:0], k[:0], v[:0]).shape == (0, 37, 4, 16)
+    assert fattn.attention(q[:, :0], k, v).shape == (2, 0, 4, 16)
+
+
+def test_plan(rng):
+    q, k, v = problem(rng)
+    plan = fattn.Plan(q, k, v, causal=True)
+    assert plan.kernel in str(plan) and plan.flops > 0 and plan.workspace_bytes >= 0
+    assert str(plan) == fattn.explain(q, k, v, causal=True)
+    back = fattn.Plan(q, k, v, causal=True, sink=np.zeros(4, np.float32), backward=True)
+    assert "backward" in str(back) and back.flops > plan.flops
+    assert 0 < fattn.Plan(q, k, v, dropout_p=1e-9).effective_dropout == 1 / 65536
+
+
+def test_devices():
+    assert fattn.info("cpu") in fattn.devices()
+    assert {d.backend for d in fattn.devices()} >= {"cpu", "reference"}
+    with pytest.raises(fattn.UnknownDevice):
+        fattn.info("abacus")
+    with pytest.raises(fattn.NoDevice):
+        fattn.info("cpu:7")
+
+
+def test_threads_share_plans(rng):
+    problems = [problem(rng, sq=n) for n in (1, 5, 37)]
+    expected = [fattn.attention(*p) for p in problems]
+    failures = []
+
+    def work():
+        for turn in range(150):
+            n = turn % 3
+            if not (fattn.attention(*problems[n]) == expected[n]).all():
+                failures.append(n)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_memory_does_not_grow(rng):
+    q, k, v = problem(rng, sq=3, sk=9)
+
+    def resident():
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+
+    def calls(n):
+        for turn in range(n):
+            o, lse = fattn.attention(q, k[:, :1 + turn % 9], v[:, :1 + turn % 9], causal=True,
+                                     return_lse=True)
+            if turn % 10 == 0:
+                fattn.attention_backward(o, q, k[:, :1 + turn % 9], v[:, :1 + turn % 9], o, lse,
+                                         causal=True)
+
+    calls(1000)
+    before = resident()
+    calls(10000)
+    assert resident() - before < 1 << 20
+
+
+def test_plans_are_forgotten(rng):
+    """More problems than are remembered: the oldest go, and results stay right."""
+    from fattn import _plans
+    q, k, v = draw(rng, 1, 1, 1, 8), draw(rng, 1, 700, 1, 8), draw(rng, 1, 700, 1, 8)
+    for n in range(1, 700):
+        o = fattn.attention(q, k[:, :n], v[:, :n])
+    assert len(_plans._cache) <= _plans._LIMIT
+    close(o, oracle.attention(q, k[:, :699], v[:, :699])[0])
+    close(fattn.attention(q, k[:, :3], v[:, :3]), oracle.attention(q, k[:, :3], v[:, :3])[0])
+
+
+def test_import_takes_no_numpy():
+    code = "import sys, fattn; sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'inspect')))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_import_is_quick():
+    """Processor time, which others on the machine leave alone; the quickest of some."""
+    code = ("import time, sys, ctypes; a = time.process_time(); import fattn; "
+            "print(time.process_time() - a)")
+    times = [float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True,
+                                  text=True).stdout) for _ in range(5)]
+    assert min(times) < 0.05
+
+
+def test_environment_is_honoured(rng):
+    """FATTN_BACKEND chooses for arrays in host memory, and a bad value is the library's error."""
+    code = ("import numpy as np, fattn; a = np.zeros((1, 2, 1, 4)); fattn.attention(a, a, a); "
+            "print(fattn.info().backend)")
+    import os
+    for value, word in (("reference", "reference"), ("abacus", "UnknownDevice")):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              env=os.environ | {"FATTN_BACKEND": value})
+        assert word in done.stdout + done.stderr

@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fattn.torch: operators, gradients, compilation, transforms, and PyTorch's own function by fattn."""
+
+import math
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fattn  # noqa: E402
+import fattn.torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch.library import opcheck  # noqa: E402
+
+FORWARD, BACKWARD = torch.ops.fattn.forward.default, torch.ops.fattn.backward.default
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(5)
+    torch._dynamo.reset()
+
+
+def tensors(b=2, sq=7, sk=9, hq=4, hk=2, d=8, dv=6, dtype=torch.float32, grad=True):
+    return [torch.randn(*shape, dtype=dtype, requires_grad=grad)
+            for shape in ((b, sq, hq, d), (b, sk, hk, d), (b, sk, hk, dv))]
+
+
+def packed(dtype=torch.float32):
+    q, k, v = (torch.randn(n, h, d, dtype=dtype, requires_grad=True)
+               for n, h, d in ((12, 4, 8), (15, 2, 8), (15, 2, 6)))
+    return (q, k, v), dict(cu_seqlens_q=torch.tensor([0, 5, 12], dtype=torch.int32),
+                           cu_seqlens_k=torch.tensor([0, 9, 15], dtype=torch.int32), max_seqlen_q=7,
+                           max_seqlen_k=9)
+
+
+FEATURES = {
+    "plain": {},
+    "causal": {"causal": True},
+    "top left": {"causal": True, "anchor": "top_left"},
+    "window": {"window": (2, 3)},
+    "scale": {"scale": 0.3},
+    "softcap": {"softcap": 2.0},
+    "bias": {"bias": (2, 4, 7, 9)},
+    "bias of rows": {"bias": (1, 1, 9)},
+    "mask": {"mask": (2, 1, 7, 9)},
+    "block mask": {"block_mask": (1, 2, 3), "block_size": (4, 3)},
+    "alibi": {"alibi_slopes": (4,)},
+    "sink": {"sink": (4,)},
+    "dropout": {"dropout_p": 0.25},
+    "used": {"seqused_k": [4, 9]},
+    "positions": {"positions": (3, 0, 20, 20), "causal": True},
+    "bhsd": {"layout": "bhsd"},
+    "all": {"causal": True, "softcap": 3.0, "bias": (4, 7, 9), "sink": (4,), "dropout_p": 0.1,
+            "window": (5, 1)},
+}
+
+
+def options_of(name, dtype=torch.float32):
+    options = dict(FEATURES[name])
+    for key in ("bias", "sink", "alibi_slopes"):
+        if key in options:
+            options[key] = torch.randn(options[key], dtype=dtype, requires_grad=key != "alibi_slopes")
+    for key in ("mask", "block_mask"):
+        if key in options:
+            options[key] = torch.rand(options[key]) < 0.7
+    if "seqused_k" in options:
+        options["seqused_k"] = torch.tensor(options["seqused_k"], dtype=torch.int32)
+    if "dropout_p" in options:
+        options["seed"] = torch.tensor([3, 4])
+    return options
+
+
+def inputs_of(name, dtype=torch.float32):
+    options = options_of(name, dtype)
+    given = tensors(dtype=dtype)
+    if options.get("layout") == "bhsd":
+        given = [t.detach().transpose(1, 2).requires_grad_() for t in given]
+    return given, options
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_gradcheck_in_double(name):
+    """Every gradient, by differences, through backend reference."""
+    given, options = inputs_of(name, torch.float64)
+    extra = [key for key in ("bias", "sink") if key in options]
+
+    def function(*args):
+        more = dict(zip(extra, args[3:]))
+        return fattn.torch.attention(*args[:3], **options | more, return_lse=True, device="reference")
+
+    assert torch.autograd.gradcheck(function, (*given, *(options[key] for key in extra)), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_float_against_double(name):
+    given, options = inputs_of(name)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    wide_options = {key: a.detach().double().requires_grad_(a.requires_grad)
+                    if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+                    for key, a in options.items()}
+    o, lse = fattn.torch.attention(*given, **options, return_lse=True)
+    wide_o, wide_lse = fattn.torch.attention(*wide, **wide_options, return_lse=True, device="reference")
+    torch.testing.assert_close(o.double(), wide_o, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse.double(), wide_lse, rtol=1e-5, atol=1e-6)
+    dout, dlse = torch.randn_like(o), torch.randn_like(lse)
+    torch.autograd.backward((o, lse), (dout, dlse))
+    torch.autograd.backward((wide_o, wide_lse), (dout.double(), dlse.double()))
+    for key in options:
+        if isinstance(options[key], torch.Tensor) and options[key].requires_grad:
+            given.append(options[key])
+            wide.append(wide_options[key])
+    for a, b in zip(given, wide):
+        torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-4, atol=1e-5)
+
+
+def arguments(given, **options):
+    """Of the operators, in the order of their schema."""
+    schema = FORWARD._schema.arguments
+    names = [a.name for a in schema]
+    values = {a.name: a.default_value if a.has_default_value() else None for a in schema}
+    values.update(zip("qkv", given))
+    assert set(options) <= set(names), set(options) - set(names)
+    values.update(options)
+    return tuple(values[name] for name in names)
+
+
+CALLS = {
+    "plain": lambda: arguments(tensors()),
+    "bhsd": lambda: arguments([t.detach().transpose(1, 2).requires_grad_() for t in tensors()], bhsd=True,
+                              causal=True, top_left=True),
+    "wide": lambda: arguments(tensors(dtype=torch.bfloat16), out_f32=True),
+    "everything": lambda: arguments(
+        tensors(), bias=torch.randn(4, 7, 9, requires_grad=True), mask=torch.rand(2, 1, 7, 9) < 0.8,
+        alibi_slopes=torch.rand(4), sink=torch.randn(4, requires_grad=True),
+        seqused_k=torch.tensor([4, 9], dtype=torch.int32), seed=torch.tensor([1, 2]), dropout_p=0.1,
+        causal=True, window_left=5, scale=0.4, softcap=3.0, positions=[0, 0, -1, -1]),
+    "packed": lambda: arguments(packed()[0], **packed()[1]),
+}
+STATIC = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name):
+    args = CALLS[name]()
+    tests = STATIC + (("test_aot_dispatch_dynamic",) if name in ("plain", "everything") else ())
+    opcheck(FORWARD, args, test_utils=tests)
+    detached = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+    o, lse = FORWARD(*detached)
+    outputs = 0b1111100 if name == "everything" else 0b0011100
+    opcheck(BACKWARD, (torch.randn_like(o), torch.randn_like(lse), o, lse, outputs, *detached),
+            test_utils=STATIC)
+
+
+def test_both_ways_agree():
+    """The operator and the short way past it, bit for bit, gradients too."""
+    given, options = inputs_of("all")
+    leaves = (*given, options["bias"], options["sink"])
+    short = fattn.torch.attention(*given, **options)
+    dout = torch.randn_like(short)
+    wanted = torch.autograd.grad(short, leaves, dout)
+    long = FORWARD(*arguments(given, bias=options["bias"], sink=options["sink"], seed=options["seed"],
+                              causal=True, softcap=3.0, dropout_p=0.1, window_left=5, window_right=1))[0]
+    assert torch.equal(short, long)
+    for a, b in zip(torch.autograd.grad(long, leaves, dout), wanted):
+        assert torch.equal(a, b)
+
+
+def test_compiles_without_breaks_or_recompiles():
+    """20 lengths by one graph, forward and backward."""
+    from torch._dynamo.testing import CompileCounter
+    counter = CompileCounter()
+
+    def step(q, k, v):
+        return fattn.torch.attention(q * 1.0, k, v, causal=True, window=(100, 0)) + 1
+
+    for backend in (counter, "aot_eager"):
+        torch._dynamo.reset()
+        compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for n in range(20, 40):
+                given = tensors(sq=n, sk=n)
+                o, wanted = compiled(*given), step(*given)
+                assert torch.equal(o, wanted)
+                for a, b in zip(torch.autograd.grad(o.sum(), given),
+                                torch.autograd.grad(wanted.sum(), given)):
+                    assert torch.equal(a, b)
+    assert counter.frame_count == 1
+
+
+def test_compiles_the_switch():
+    def step(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2
+
+    with fattn.torch.sdpa(), torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+        for n in range(5, 25):
+            q, k, v = (t.transpose(1, 2) for t in tensors(hk=4, dv=8, sq=n, sk=n))
+            assert torch.equal(compiled(q, k, v), step(q, k, v))
+
+
+def test_export_saves_and_loads(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return fattn.torch.attention(q, k, v, causal=True)
+
+    given = tensors(grad=False)
+    n = torch.export.Dim("n", min=2, max=512)
+    program = torch.export.export(Model(), tuple(given), dynamic_shapes=({}, {1: n}, {1: n}))
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for sk in (9, 31):
+        given = tensors(sk=sk, grad=False)
+        assert torch.equal(loaded(*given), Model()(*given))
+
+
+def test_vmap():
+    q, k, v = (torch.randn(3, *t.shape) for t in tensors())
+    together = torch.vmap(lambda q, k, v: fattn.torch.attention(q, k, v, causal=True))(q, k, v)
+    each = torch.stack([fattn.torch.attention(*t, causal=True) for t in zip(q, k, v)])
+    assert torch.equal(together, each)
+    one = torch.vmap(lambda q: fattn.torch.attention(q, k[0], v[0]), in_dims=1)(q.transpose(0, 1))
+    assert torch.equal(one, torch.stack([fattn.torch.attention(a, k[0], v[0]) for a in q]))
+    sinks = torch.randn(3, 4)
+    own = torch.vmap(lambda q, s: fattn.torch.attention(q, k[0], v[0], sink=s))(q, sinks)
+    assert torch.equal(own, torch.stack([fattn.torch.attention(a, k[0], v[0], sink=s)
+                                         for a, s in zip(q, sinks)]))
+
+
+def test_gradients_of_each_sample():
+    q, k, v = (torch.randn(3, *t.shape) for t in tensors())
+
+    def loss(q, k, v):
+        return fattn.torch.attention(q, k, v, causal=True).square().sum()
+
+    together = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+    for i in range(3):
+        for a, b in zip(together, torch.func.grad(loss, argnums=(0, 1, 2))(q[i], k[i], v[i])):
+            torch.testing.assert_close(a[i], b)
+
+
+def test_checkpointing_repeats_dropout():
+    from torch.utils.checkpoint import checkpoint
+    given = tensors()
+
+    def block(q, k, v):
+        return fattn.torch.attention(q, k, v, dropout_p=0.5)
+
+    for reentrant in (False, True):
+        torch.manual_seed(1)
+        plain = torch.autograd.grad(block(*given).sum(), given)
+        torch.manual_seed(1)
+        for t in given:
+            t.grad = None
+        checkpoint(block, *given, use_reentrant=reentrant).sum().backward()
+        for t, b in zip(given, plain):
+            assert torch.equal(t.grad, b)
+    assert not torch.equal(block(*given), block(*given))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    given, options = inputs_of("all")
+    with torch.autocast("cpu", dtype):
+        o = fattn.torch.attention(*given, **options)
+        s = fattn.torch.scaled_dot_product_attention(*(torch.randn(2, 2, 5, 8) for _ in range(3)))
+    assert o.dtype == s.dtype == dtype
+    o.sum().backward()
+    assert all(t.grad.dtype == torch.float32 for t in (*given, options["bias"], options["sink"]))
+
+
+def test_deterministic_is_heard(monkeypatch):
+    heard = []
+    from fattn.torch import _ops
+    run = _ops.run_backward
+
+    def listen(*args):
+        heard.append(args[7][11])
+        return run(*args)
+
+    monkeypatch.setattr(_ops, "run_backward", listen)
+    torch.use_deterministic_algorithms(True)
+    try:
+        fattn.torch.attention(*tensors()).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    fattn.torch.attention(*tensors()).sum().backward()
+    from fattn import _c
+    assert heard == [_c.DETERMINISTIC, 0]
+
+
+def test_no_second_derivatives():
+    given = tensors()
+    for o in (fattn.torch.attention(*given), FORWARD(*arguments(given))[0]):
+        first = torch.autograd.grad(o.square().sum(), given, create_graph=True)
+        with pytest.raises((fattn.Unsupported, RuntimeError), match="second derivatives|once_diff"):
+            first[0].sum().backward()
+
+
+def test_varlen_and_cache():
+    given, lengths = packed()
+    o, lse = fattn.torch.attention_varlen(*given, **lengths, causal=True, return_lse=True)
+    o.sum().backward()
+    for rows, keys in ((slice(0, 5), slice(0, 9)), (slice(5, 12), slice(9, 15))):
+        q, k, v = (t.detach()[None, part].requires_grad_() for t, part in zip(given, (rows, keys, keys)))
+        alone = fattn.torch.attention(q, k, v, causal=True)
+        torch.testing.assert_close(o[None, rows], alone)
+        alone.sum().backward()
+        torch.testing.assert_close(given[0].grad[None, rows], q.grad)
+        torch.testing.assert_close(given[1].grad[None, keys], k.grad)
+    q, k, v = tensors(sq=1, sk=16, grad=False)
+    used = torch.tensor([3, 16], dtype=torch.int32)
+    torch.testing.assert_close(
+        fattn.torch.attention_with_kvcache(q, k, v, cache_seqlens=used),
+        torch.cat([fattn.torch.attention(q[b:b + 1], k[b:b + 1, :n], v[b:b + 1, :n])
+                   for b, n in enumerate(used.tolist())]))
+
+
+def test_plain_functions_take_tensors():
+    q, k, v = tensors(grad=False)
+    o, lse = fattn.attention(q, k, v, causal=True, return_lse=True)
+    assert isinstance(o, torch.Tensor) and torch.equal(o, fattn.torch.attention(q, k, v, causal=True))
+    half = [t.to(torch.bfloat16) for t in (q, k, v)]
+    assert fattn.attention(*half).dtype == torch.bfloat16
+    merged, _ = fattn.merge(o, lse, o, lse)
+    torch.testing.assert_close(merged, o)
+    gradients = fattn.attention_backward(torch.ones_like(o), q, k, v, o, lse, causal=True)
+    given = [t.clone().requires_grad_() for t in (q, k, v)]
+    fattn.torch.attention(*given, causal=True).sum().backward()
+    for a, b in zip(gradients, given):
+        assert torch.equal(a, b.grad)
+
+
+# --- PyTorch's own function -----------------------------------------------------------------------
+
+SDPA = {
+    "plain": ((2, 4, 7, 8), (2, 4, 9, 8), {}),
+    "causal": ((2, 4, 7, 8), (2, 4, 9, 8), {"is_causal": True}),
+    "causal, more rows": ((2, 4, 9, 8), (2, 4, 7, 8), {"is_causal": True}),
+    "groups": ((2, 4, 7, 8), (2, 2, 9, 8), {"enable_gqa": True}),
+    "scale": ((2, 4, 7, 8), (2, 4, 9, 8), {"scale": 0.7}),
+    "mask": ((2, 4, 7, 8), (2, 4, 9, 8), {"attn_mask": (2, 1, 7, 9)}),
+    "mask of two axes": ((2, 4, 7, 8), (2, 4, 9, 8), {"attn_mask": (7, 9)}),
+    "bias": ((2, 4, 7, 8), (2, 4, 9, 8), {"bias": (2, 4, 7, 9)}),
+    "bias of keys": ((2, 4, 7, 8), (2, 4, 9, 8), {"bias": (1, 9)}),
+    "two axes": ((7, 8), (9, 8), {}),
+    "three axes": ((4, 7, 8), (4, 9, 8), {"attn_mask": (4, 7, 9)}),
+    "five axes": ((3, 2, 4, 7, 8), (3, 2, 4, 9, 8), {"attn_mask": (1, 2, 4, 7, 9)}),
+    "broadcast": ((2, 4, 7, 8), (1, 1, 9, 8), {}),
+    "no keys": ((2, 4, 7, 8), (2, 4, 0, 8), {}),
+}
+
+
+@pytest.mark.parametrize("name", SDPA)
+def test_sdpa(name):
+    q_shape, k_shape, options = SDPA[name]
+    options = dict(options)
+    if "attn_mask" in options:
+        mask = torch.rand(options["attn_mask"]) < 0.6
+        mask[..., 0, :] = False  # a row that sees nothing
+        options["attn_mask"] = mask
+    leaves = [torch.randn(shape, requires_grad=True) for shape in (q_shape, k_shape, k_shape)]
+    if "bias" in options:
+        options["attn_mask"] = torch.randn(options.pop("bias"), requires_grad=True)
+        leaves.append(options["attn_mask"])
+    wanted = F.scaled_dot_product_attention(*leaves[:3], **options)
+    got = fattn.torch.scaled_dot_product_attention(*leaves[:3], **options)
+    torch.testing.assert_close(got, wanted.nan_to_num(), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(fattn.torch.scaled_dot_product_attention(*leaves[:3], **options), got)
+    dout = torch.randn_like(wanted)
+    for a, b in zip(torch.autograd.grad(got, leaves, dout), torch.autograd.grad(wanted, leaves, dout)):
+        torch.testing.assert_close(a, b.nan_to_num(), rtol=1e-4, atol=1e-5)
+
+
+def test_sdpa_strides():
+    """Channels that do not lie together are PyTorch's business, and so taken."""
+    q, k, v = (torch.randn(2, 4, 8, 7).transpose(2, 3) for _ in range(3))
+    torch.testing.assert_close(fattn.torch.scaled_dot_product_attention(q, k, v),
+                               F.scaled_dot_product_attention(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+def test_sdpa_errors():
+    q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 9, 8)
+    with pytest.raises(RuntimeError):
+        fattn.torch.scaled_dot_product_attention(q, k, k)
+    with pytest.raises(RuntimeError, match="together"):
+        fattn.torch.scaled_dot_product_attention(q, q, q, torch.ones(7, 7, dtype=torch.bool),
+                                                 is_causal=True)
+    with pytest.raises(fattn.Error):
+        fattn.torch.scaled_dot_product_attention(q.int(), q.int(), q.int())
+    with pytest.raises(fattn.Unsupported, match="f64"):
+        fattn.torch.scaled_dot_product_attention(q.double(), q.double(), q.double())
+
+
+def test_sdpa_dropout():
+    q = torch.randn(2, 4, 64, 16)
+    torch.manual_seed(3)
+    a = fattn.torch.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+    b = fattn.torch.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+    torch.manual_seed(3)
+    assert torch.equal(a, fattn.torch.scaled_dot_product_attention(q, q, q, dropout_p=0.5))
+    assert not torch.equal(a, b)
+    ones = fattn.torch.scaled_dot_product_attention(q, q, torch.ones_like(q), dropout_p=0.5)
+    assert abs(ones.mean() - 1) < 0.05 and ones.std() > 0.01
+
+
+def test_switch():
+    original = F.scaled_dot_product_attention
+    layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    x = torch.randn(2, 9, 16)
+    wanted = layer(x, x, x, need_weights=False)[0]
+    with fattn.torch.sdpa():
+        assert F.scaled_dot_product_attention is fattn.torch.scaled_dot_product_attention
+        with fattn.torch.sdpa(unsupported="torch"):
+            pass
+        assert F.scaled_dot_product_attention is fattn.torch.scaled_dot_product_attention
+        torch.testing.assert_close(layer(x, x, x, need_weights=False)[0], wanted, rtol=1e-5, atol=1e-5)
+    assert F.scaled_dot_product_attention is original
+    fattn.torch.sdpa(True)
+    assert F.scaled_dot_product_attention is fattn.torch.scaled_dot_product_attention
+    fattn.torch.sdpa(False)
+    assert F.scaled_dot_product_attention is original
+
+
+def test_switch_tells_what_it_leaves():
+    q = torch.randn(1, 1, 3, 8, dtype=torch.float64)
+    with fattn.torch.sdpa():
+        with pytest.raises(fattn.Unsupported):
+            F.scaled_dot_product_attention(q, q, q)
+    with fattn.torch.sdpa(unsupported="torch"), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            o = F.scaled_dot_product_attention(q, q, q)
+    assert o.dtype == torch.float64 and len(told) == 1 and "f64" in str(told[0].message)
+
+
+def test_nested():
+    lengths = (5, 1, 8)
+    rows = [torch.randn(n, 4, 8) for n in lengths]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+    q = jagged.transpose(1, 2)
+    o = fattn.torch.scaled_dot_product_attention(q, q, q, is_causal=True)
+    dense = [r.transpose(0, 1)[None].requires_grad_() for r in rows]
+    for got, r in zip(o.transpose(1, 2).unbind(), dense):
+        wanted = F.scaled_dot_product_attention(r, r, r, is_causal=True)
+        torch.testing.assert_close(got.transpose(0, 1)[None], wanted, rtol=1e-5, atol=1e-5)
+        wanted.sum().backward()
+    o.transpose(1, 2).values().sum().backward()
+    torch.testing.assert_close(jagged.grad.values(),
+                               torch.cat([r.grad[0].transpose(0, 1) for r in dense]), rtol=1e-4,
+                               atol=1e-5)
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+BAD = [
+    (lambda q, k, v: dict(q=q[0]), fattn.InvalidShape, "q has shape"),
+    (lambda q, k, v: dict(k=k.half()), fattn.InvalidArgument, "k has dtype float16"),
+    (lambda q, k, v: dict(q=q.int(), k=k.int(), v=v.int()), fattn.InvalidArgument, "q has dtype int32"),
+    (lambda q, k, v: dict(q=q.transpose(1, 3).contiguous().transpose(1, 3)), fattn.InvalidStride,
+     "q has channels"),
+    (lambda q, k, v: dict(q=q.to_sparse()), fattn.InvalidArgument, "layout torch.sparse_coo"),
+    (lambda q, k, v: dict(mask=torch.ones(7, 9)), fattn.InvalidArgument, "mask has dtype float32"),
+    (lambda q, k, v: dict(alibi_slopes=torch.rand(4, requires_grad=True)), fattn.InvalidArgument,
+     "alibi_slopes requires a gradient"),
+    (lambda q, k, v: dict(anchor="middle"), fattn.InvalidArgument, "anchor is 'middle'"),
+    (lambda q, k, v: dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'"),
+    (lambda q, k, v: dict(device="cuda"), (fattn.NoDevice, fattn.UnknownDevice), "cuda"),
+    (lambda q, k, v: dict(seqused_k=torch.tensor([1, 99], dtype=torch.int32)), fattn.InvalidData, "99"),
+]
+
+
+@pytest.mark.parametrize("change, exception, words", BAD, ids=[c[2] for c in BAD])
+def test_bad_input(change, exception, words):
+    q, k, v = tensors(grad=False)
+    given = dict(q=q, k=k, v=v) | change(q, k, v)
+    for _ in range(2):
+        with pytest.raises(exception, match=words):
+            fattn.torch.attention(**given)
+
+
+def test_plain_functions_refuse_gradients():
+    q, k, v = tensors()
+    for _ in range(2):
+        with torch.no_grad():
+            fattn.attention(q, k, v)
+        with pytest.raises(fattn.InvalidArgument, match="requires a gradient"):
+            fattn.attention(q, k, v)
+    with pytest.raises(fattn.InvalidArgument, match="arrays of"):
+        fattn.attention(q.detach(), k.detach().numpy(), v.detach())
+
+
+def test_meta_and_fake():
+    q, k, v = (t.to("meta") for t in tensors(grad=False))
+    with pytest.raises((NotImplementedError, fattn.Error)):
+        fattn.attention(q, k, v)
+    from torch._subclasses import FakeTensorMode
+    with FakeTensorMode():
+        o, lse = fattn.torch.attention(*tensors(grad=False), return_lse=True, layout="bhsd")
+    assert o.shape == (2, 7, 4, 6) and lse.shape == (2, 7, 4)
+
+
+def test_memory_does_not_grow():
+    def resident():
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+
+    given = tensors()
+
+    def calls(n):
+        for _ in range(n):
+            fattn.torch.attention(*given, causal=True).sum().backward()
+            for t in given:
+                t.grad = None
+
+    calls(300)
+    before = resident()
+    calls(3000)
+    assert resident() - before < 2 << 20
+
+
+def test_scale_is_that_of_channels():
+    q, k, v = tensors(grad=False)
+    assert torch.equal(fattn.torch.attention(q, k, v), fattn.torch.attention(q, k, v,
+                                                                             scale=1 / math.sqrt(8)))

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fattn.transformers: models built from configs, against their eager attention."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+T = pytest.importorskip("transformers")
+
+import fattn  # noqa: E402
+import fattn.transformers as ft  # noqa: E402
+
+T.logging.set_verbosity_error()
+
+SMALL = dict(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1,
+             eos_token_id=2, pad_token_id=0)
+GPT2 = dict(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=256, attn_pdrop=0.0, resid_pdrop=0.0,
+            embd_pdrop=0.0, bos_token_id=1, eos_token_id=2)
+DECODERS = {
+    "Llama": lambda: T.LlamaConfig(**SMALL),
+    "GPT2": lambda: T.GPT2Config(**GPT2),
+    "Mistral": lambda: T.MistralConfig(**SMALL, sliding_window=16),
+    "Gemma2": lambda: T.Gemma2Config(**SMALL, head_dim=16, sliding_window=16,
+                                     query_pre_attn_scalar=16, attn_logit_softcapping=5.0),
+    "Gemma3": lambda: T.Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=16,
+                                         query_pre_attn_scalar=16),
+    "GptOss": lambda: T.GptOssConfig(**SMALL, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
+                                     sliding_window=16, rope_parameters={"rope_type": "default",
+                                                                         "rope_theta": 1e4}),
+    "Qwen3": lambda: T.Qwen3Config(**SMALL, head_dim=16),
+}
+MODELS = {"GPT2": "GPT2LMHeadModel"}
+
+
+def pair(config, cls):
+    """The same model twice: eager attention, and fattn's."""
+    models = []
+    for name in ("eager", "fattn"):
+        torch.manual_seed(0)
+        model = cls._from_config(copy.deepcopy(config), attn_implementation=name).eval()
+        for parameter in model.parameters():  # attention that looks at something
+            if parameter.dim() >= 2:
+                torch.nn.init.normal_(parameter.data, std=0.15)
+            elif "sink" in "".join(n for n, p in model.named_parameters() if p is parameter):
+                torch.nn.init.normal_(parameter.data)
+        models.append(model)
+    models[1].load_state_dict(models[0].state_dict())
+    return models
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often fattn's attention ran."""
+    counted = []
+    run = ft.attention
+
+    def count(*args, **kwargs):
+        counted.append(kwargs)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(ft, "attention", count)
+    return counted
+
+
+def same(a, b, where=None):
+    if where is not None:
+        a, b = a[where], b[where]
+    scale = b.abs().max().item()
+    torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5 * max(scale, 1))
+
+
+def gradients_agree(models, losses):
+    for loss in losses:
+        loss.backward()
+    for (name, a), b in zip(models[1].named_parameters(), models[0].parameters()):
+        if b.grad is None:
+            assert a.grad is None, name
+        else:
+            same(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder(name, calls):
+    """Logits and gradients of a left-padded batch; greedy generation with both kinds of caches."""
+    eager, ours = models = pair(DECODERS[name](), getattr(T, MODELS.get(name, name + "ForCausalLM")))
+    ids, mask = torch.randint(3, 96, (2, 40)), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :7] = 0
+    labels = ids.clone()
+    labels[0, :8] = -100  # nothing is predicted from padding, whose rows see no key
+    results = [model(ids, attention_mask=mask, labels=labels) for model in models]
+    assert len(calls) == 2
+    same(results[1].logits, results[0].logits, mask.bool())
+    gradients_agree(models, [r.loss for r in results])
+    for cache in (None, "static"):
+        options = dict(attention_mask=mask, max_new_tokens=64, do_sample=False, pad_token_id=0,
+                       eos_token_id=None, cache_implementation=cache, disable_compile=True)
+        assert torch.equal(ours.generate(ids, **options), eager.generate(ids, **options))
+    assert len(calls) > 2 * 2 * 60
+    # Without padding there is no mask: causality is the library's.
+    calls.clear()
+    same(ours(ids).logits, eager(ids).logits)
+    if name in ("Llama", "GPT2", "Qwen3"):
+        assert all(c["causal"] and c["mask"] is None for c in calls)
+
+
+def test_encoder(calls):
+    config = T.BertConfig(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+                          intermediate_size=96, max_position_embeddings=64)
+    models = pair(config, T.BertModel)
+    ids, mask = torch.randint(3, 96, (2, 20)), torch.ones(2, 20, dtype=torch.long)
+    mask[1, 12:] = 0
+    outputs = [model(ids, attention_mask=mask).last_hidden_state for model in models]
+    assert len(calls) == 2
+    same(outputs[1], outputs[0], mask.bool())
+    gradients_agree(models, [o[mask.bool()].square().mean() for o in outputs])
+
+
+def test_relative_positions(calls):
+    config = T.T5Config(vocab_size=96, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4,
+                        decoder_start_token_id=0, dropout_rate=0.0)
+    models = pair(config, T.T5ForConditionalGeneration)
+    ids, mask = torch.randint(3, 96, (2, 20)), torch.ones(2, 20, dtype=torch.long)
+    mask[1, 12:] = 0
+    labels = torch.randint(3, 96, (2, 9))
+    results = [model(ids, attention_mask=mask, labels=labels) for model in models]
+    assert len(calls) == 6  # in each of two layers: of the encoder, of the decoder, across
+    same(results[1].logits, results[0].logits)
+    gradients_agree(models, [r.loss for r in results])
+    options = dict(attention_mask=mask, max_new_tokens=16, do_sample=False, eos_token_id=None)
+    assert torch.equal(models[1].generate(ids, **options), models[0].generate(ids, **options))
+
+
+def test_vision(calls):
+    config = T.ViTConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+                         image_size=32, patch_size=8)
+    models = pair(config, T.ViTModel)
+    pixels = torch.randn(2, 3, 32, 32)
+    outputs = [model(pixels).last_hidden_state for model in models]
+    assert len(calls) == 2
+    same(outputs[1], outputs[0])
+    gradients_agree(models, [o.square().mean() for o in outputs])
+
+
+def test_speech(calls):
+    config = T.WhisperConfig(vocab_size=96, d_model=64, encoder_layers=2, decoder_layers=2,
+                             encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96,
+                             decoder_ffn_dim=96, num_mel_bins=16, max_source_positions=30,
+                             max_target_positions=40, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                             decoder_start_token_id=3, suppress_tokens=None, begin_suppress_tokens=None)
+    models = pair(config, T.WhisperForConditionalGeneration)
+    sound, labels = torch.randn(2, 16, 60), torch.randint(3, 96, (2, 9))
+    results = [model(sound, labels=labels) for model in models]
+    assert len(calls) == 6
+    same(results[1].logits, results[0].logits)
+    gradients_agree(models, [r.loss for r in results])
+
+
+def test_training_with_dropout(calls):
+    """A step of training draws dropout and has gradients."""
+    config = T.GPT2Config(**GPT2 | {"attn_pdrop": 0.3})
+    torch.manual_seed(0)
+    model = T.GPT2LMHeadModel._from_config(config, attn_implementation="fattn").train()
+    ids = torch.randint(3, 96, (2, 20))
+    losses = [model(ids, labels=ids).loss for _ in range(2)]
+    assert losses[0] != losses[1] and calls[0]["dropout_p"] == 0.3
+    losses[0].backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_compiled():
+    model = pair(DECODERS["Llama"](), T.LlamaForCausalLM)[1]
+    ids = torch.randint(3, 96, (2, 20))
+    with torch.no_grad():
+        same(torch.compile(model, backend="aot_eager", fullgraph=True)(ids).logits, model(ids).logits)
+
+
+def test_probabilities_are_refused():
+    model = pair(DECODERS["Llama"](), T.LlamaForCausalLM)[1]
+    with pytest.raises(fattn.Unsupported, match="output_attentions"):
+        ft.attention_forward(model, *(torch.randn(1, 2, 3, 8) for _ in range(3)), None,
+                             output_attentions=True)

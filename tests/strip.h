@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For tests that set every option once and then choose bits: puts fields whose bit is clear back to
+ * their defaults, without which the library refuses them. */
+#ifndef FATTN_TESTS_STRIP_H
+#define FATTN_TESTS_STRIP_H
+
+#include <string.h>
+
+#include "fattn/fattn.h"
+
+static inline void strip_problem(fattn_problem *p)
+{
+    const uint64_t f = p->features;
+    if (!(f & FATTN_SCALE)) p->scale = 0;
+    if (!(f & FATTN_SOFTCAP)) p->softcap = 0;
+    if (!(f & FATTN_DROPOUT)) p->dropout_p = 0, p->batch_offset = p->head_offset = 0;
+    if (!(f & FATTN_WINDOW)) p->window_left = p->window_right = -1;
+    if (!(f & FATTN_ALIBI)) p->alibi_batch_stride = 0;
+    if (!(f & FATTN_CU_SEQLENS_Q)) p->total_q = 0;
+    if (!(f & FATTN_CU_SEQLENS_K)) p->total_k = 0;
+    if (!(f & FATTN_PAGED)) {
+        p->page_size = p->num_pages = p->max_pages = p->block_table_stride = 0;
+    }
+    if (!(f & FATTN_BIAS)) {
+        p->dtype_bias = (fattn_dtype)0;
+        memset(p->bias_stride, 0, sizeof p->bias_stride);
+        memset(p->dbias_stride, 0, sizeof p->dbias_stride);
+    }
+    if (!(f & FATTN_MASK)) memset(p->mask_stride, 0, sizeof p->mask_stride);
+    if (!(f & FATTN_BLOCK_MASK)) {
+        p->block_m = p->block_n = 0;
+        memset(p->block_mask_stride, 0, sizeof p->block_mask_stride);
+    }
+}
+
+static inline void strip(fattn_problem *p, fattn_buffers *b)
+{
+    const uint64_t f = p->features;
+    strip_problem(p);
+    if (!(f & FATTN_DLSE)) b->dlse = NULL;
+    if (!(f & FATTN_BIAS)) b->bias = NULL;
+    if (!(f & FATTN_MASK)) b->mask = NULL;
+    if (!(f & FATTN_BLOCK_MASK)) b->block_mask = NULL;
+    if (!(f & FATTN_ALIBI)) b->alibi_slopes = NULL;
+    if (!(f & FATTN_SINK)) b->sink = NULL;
+    if (!(f & FATTN_CU_SEQLENS_Q)) b->cu_seqlens_q = NULL;
+    if (!(f & FATTN_CU_SEQLENS_K)) b->cu_seqlens_k = NULL;
+    if (!(f & FATTN_SEQUSED_Q)) b->seqused_q = NULL;
+    if (!(f & FATTN_SEQUSED_K)) b->seqused_k = NULL;
+    if (!(f & FATTN_PAGED)) b->block_table = NULL;
+    if (!(f & FATTN_DROPOUT)) b->seed = b->offset = 0, b->seed_ptr = b->offset_ptr = NULL;
+    if (!(f & FATTN_POSITIONS)) {
+        b->q_offset = b->k_offset = 0, b->whole_q = b->whole_k = -1;
+        b->q_offsets = b->k_offsets = b->wholes_q = b->wholes_k = NULL;
+    }
+}
+
+#endif

@@ -378,6 +378,42 @@ static void l6(void)
     }
 }
 
+/* The gradient of pair i, j of the first head, or a channel of that of key or value j. */
+static double gradient(const draw_case *c, draw_id id, int64_t i, int64_t j)
+{
+    const int64_t at =
+        id == DRAW_DBIAS ? draw_at(c, id, 0, 0, i, j) : draw_at(c, id, 0, j, 0, i % c->problem.dim);
+    return draw_get(c, id, at);
+}
+
+/* What a bias hides has gradients of 0, whatever is in the key. */
+static void l7(void)
+{
+    static const double wild[] = {NAN, INFINITY, -INFINITY};
+    static const draw_id wanted[] = {DRAW_DBIAS, DRAW_DK, DRAW_DV};
+    for (int m = 0; m < hazard_place_count * 6; m++) {
+        const place *const at = &hazard_places[m / 6];
+        const int64_t rows = m % 2 ? 66 : 67;
+        draw_case c = biased(FATTN_BACKWARD, dtypes[m % 6 / 2], rows, 100);
+        c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS;
+        bool good = hazard_build(&c);
+        for (int64_t j = 1; good && j < c.problem.seqlen_k; j += 3) {
+            hide_key(&c, j, DRAW_K, wild[j / 3 % 3]);
+        }
+        good = good && draw_save(&c) == FATTN_OK && hazard_takes(at, &c) &&
+               hazard_check(hazard_run(at, &c, NULL) == FATTN_OK, "%s", fattn_last_reason());
+        for (int64_t n = 0; good && n < 3 * rows * c.problem.seqlen_k; n++) {
+            const int64_t i = n / 3 % rows, j = n / 3 / rows;
+            good =
+                j % 3 != 1 || hazard_check(gradient(&c, wanted[n % 3], i, j) == 0,
+                                           "%s, dtype %d: gradient %lld of hidden key %lld is %g",
+                                           at->kernel->name, (int)c.problem.dtype, (long long)n % 3,
+                                           (long long)j, gradient(&c, wanted[n % 3], i, j));
+        }
+        draw_free(&c);
+    }
+}
+
 static const hazard table[] = {
     {"hazard_L1", "causal anchored to the other corner", l1, NULL},
     {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
@@ -385,6 +421,7 @@ static const hazard table[] = {
     {"hazard_L4", "NaN came through a bias of -inf", l4, NULL},
     {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
+    {"hazard_L7", "gradients of pairs that a bias hides were NaN", l7, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

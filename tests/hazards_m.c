@@ -262,7 +262,7 @@ static void m2(void)
         {spoil_input, "an input", "q: byte"},
         {spoil_workspace_after, "a byte after the workspace", "byte after"},
         {spoil_workspace_before, "a byte before the workspace", "byte before"},
-        {spoil_by_workspace, "a result that depends on the workspace", "run to run"},
+        {spoil_by_workspace, "a result that depends on the workspace", "between two runs"},
     };
     static const mutation backward[] = {
         {spoil_gradient, "a thousandth in one gradient", "dv[0,0,0,1]"},

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/backend.h"
 #include "core/env.h"
 #include "core/host.h"
 #include "core/memory.h"
@@ -141,7 +142,6 @@ Test(env, values_are_read)
     set_environment("FATTN_NUM_THREADS", "7");
     set_environment("FATTN_SRAM", "1048576");
     set_environment("FATTN_SPLITS", "3");
-    set_environment("FATTN_CPU_ISA", "scalar");
     const fattn_env *env = NULL;
     ANSWERS(fattn_env_get(&env), FATTN_OK);
     cr_assert_eq(env->tile.br, 64);
@@ -149,8 +149,16 @@ Test(env, values_are_read)
     cr_assert_eq(env->threads, 7);
     cr_assert_eq(env->sram, 1048576);
     cr_assert_eq(env->splits, 3);
-    cr_assert_str_eq(env->cpu_isa, "scalar");
     cr_assert_null(env->kernel);
+    const char *isa = NULL;
+    for (int i = 0; fattn_backend_at(i); i++) {
+        const fattn_env_variable *const variable = fattn_backend_at(i)->variable;
+        if (variable && strcmp(variable->name, "FATTN_CPU_ISA") == 0) {
+            isa = fattn_env_own(variable);
+        }
+    }
+    cr_assert_not_null(isa);
+    cr_assert_str_eq(isa, "scalar");
 }
 
 /* --- Devices ---------------------------------------------------------------------------------- */

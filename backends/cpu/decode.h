@@ -351,7 +351,7 @@ static void find_rows(const panel *pn, int64_t first, int64_t live, const void *
     const int64_t step = strides->seq * fattn_dtype_size(dtype);
     for (int64_t j = 0; j < live;) {
         const char *const row = element(tensor, dtype, key_index(pn, strides, first + j));
-        const int64_t run = fattn_min64(live - j, page - (pn->seq.start_k + first + j) % page);
+        const int64_t run = fattn_min64(live - j, page - (pn->start_k + first + j) % page);
         for (int64_t n = 0; n < run; n++) {
             rows[j + n] = row + n * step;
         }

@@ -116,6 +116,7 @@ static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
 {
     panel pn = {.p = run->problem, .buf = run->buffers, .b = b, .hk = hk};
     pn.seq = fattn_sequence_of(pn.p, pn.buf, b);
+    pn.start_k = fattn_start_k(pn.p, pn.buf, b);
     pn.d_pad = vectors_of(pn.p->dim) * FV_LANES;
     pn.dv_pad = vectors_of(pn.p->dim_v) * FV_LANES;
     return pn;
@@ -136,7 +137,7 @@ static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
-    for (int64_t j = first == 0 ? -pn->seq.start_k : first; j < past; j++) {
+    for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
         if (adds_up_apart(pn->p) && j >= 0 && j < pn->seq.sk) {
             fill(sum_row(pn, tensor, strides, apart, stride, j), stride, 0);
         } else {

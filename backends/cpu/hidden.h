@@ -89,7 +89,7 @@ static int64_t bias_row(const panel *pn, bias_rows rows, int64_t n)
     const int64_t *const stride = pn->p->bias_stride;
     const int64_t i = rows.heads == 1 ? n : n / rows.heads, h = n - i * rows.heads;
     return pn->b * stride[0] + (pn->hk * pn->group + h) * stride[1] + (pn->i1 - 1 - i) * stride[2] +
-           pn->seq.start_k * stride[3];
+           pn->start_k * stride[3];
 }
 
 /* What the bias leaves of keys first .. past - 1. A slope may make NaN of 0. */

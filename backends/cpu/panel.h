@@ -63,6 +63,7 @@ typedef struct panel {
     bool masked;           /* mask or block mask on */
 
     fattn_sequence seq;
+    int64_t start_k; /* fattn_start_k() */
     fattn_band band;
     fattn_score_rule rule;
     fattn_dropout dropout;
@@ -262,6 +263,7 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     pn->hk = hk;
     pn->group = p->heads_q / p->heads_k;
     pn->seq = fattn_sequence_of(p, pn->buf, b);
+    pn->start_k = fattn_start_k(p, pn->buf, b);
     pn->first = first;
     pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
     if (pn->rows <= 0) {
@@ -325,7 +327,7 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
     const fattn_problem *const p = pn->p;
     if (p->features & FATTN_PAGED) {
         const int32_t *const table = pn->buf->block_table + pn->b * p->block_table_stride;
-        j += pn->seq.start_k;
+        j += pn->start_k;
         return table[j / p->page_size] * s->batch + j % p->page_size * s->seq + pn->hk * s->head;
     }
     return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
@@ -380,8 +382,8 @@ static span span_of(const panel *pn, int64_t block)
                                            .stride_j = stride[3],
                                            .rows = p->block_m,
                                            .keys = p->block_n};
-            const fattn_tile_kind kind = fattn_block_mask_tile(
-                &mask, pn->i0, pn->i1, j0 + pn->seq.start_k, past + pn->seq.start_k);
+            const fattn_tile_kind kind =
+                fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0 + pn->start_k, past + pn->start_k);
             kept = kept || kind != FATTN_TILE_EMPTY;
             masked = masked || kind != FATTN_TILE_FULL;
         }

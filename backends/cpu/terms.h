@@ -12,7 +12,7 @@
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
 {
     return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] +
-           (pn->seq.start_k + j) * stride[3];
+           (pn->start_k + j) * stride[3];
 }
 
 /* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
@@ -107,7 +107,7 @@ static void drop_blocks(const panel *pn, span s, int64_t r, float *to)
     const int64_t *const stride = p->block_mask_stride;
     const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
                                 pn->row[r].i / p->block_m * stride[2];
-    const int64_t first = pn->seq.start_k + s.first;
+    const int64_t first = pn->start_k + s.first;
     int64_t past, block = first / p->block_n;
     for (int64_t j = 0; j < s.live; j = past, block++) {
         past = fattn_min64(s.live, (block + 1) * p->block_n - first);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms and doors: which folder may include from which, and which words belong where.
+"""Which folder may include from which, and which words are allowed where.
 
 usage: rooms.py ROOT
 """
@@ -55,8 +55,8 @@ KEYS = {
 GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu",
              "backends/cuda/images.inc": "backends/cuda", "backends/hip/images.inc": "backends/hip"}
 
-# (what the code may not say, where it is at home, why). Paths are regular expressions; comments and
-# strings are not code.
+# (forbidden words, where they are allowed, why). Paths are regular expressions; comments and strings are not
+# checked.
 INTRINSIC = (r"\b_mm\d*_\w+|\b__m\d{2,3}[di]?\b|\b__builtin_(ia32|aarch64)_\w+|"
              r"\bv[a-z]\w*_b?[fsu]\d+\b|\b(b?float|u?int)\d+x\d+(x\d)?_t\b")
 WORDS = [

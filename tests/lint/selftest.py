@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every lint finds the violation that is planted for it, and nothing in its tidy twin.
+"""Every lint finds its planted violation, and nothing in the same tree without it.
 
 usage: selftest.py
 """

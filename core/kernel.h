@@ -51,6 +51,8 @@ typedef struct fattn_kernel {
     const char *name;
     uint32_t ops;       /* FATTN_OP_BIT(...) */
     uint32_t dtypes;    /* FATTN_DTYPE_BIT(...) of q, k, v */
+    bool mixes_kv;      /* k and v may be of other types than q */
+    bool any_bias;      /* a bias may be of another type than q and f32 */
     uint64_t features;  /* FATTN_* bits that it honours */
     int64_t dim_max;    /* largest D and Dv */
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */

@@ -15,6 +15,8 @@
 #ifndef FATTN_CORE_PROBLEM_H
 #define FATTN_CORE_PROBLEM_H
 
+#include <stdbool.h>
+
 #include "fattn/fattn.h"
 
 /* Reads a caller's struct of any version into this library's; later fields are at their defaults.
@@ -75,7 +77,10 @@ int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequ
                         int64_t h);
 
 /* Bytes of an element of the gradients dq, dk, dv, and of what is f32, or f64 in an f64 problem. */
-fattn_dtype fattn_gradient_dtype(const fattn_problem *problem);
+fattn_dtype fattn_gradient_dtype(const fattn_problem *problem, fattn_dtype input);
+
+/* Whether k or v has another type than q. */
+bool fattn_problem_is_mixed(const fattn_problem *problem);
 fattn_dtype fattn_statistics_dtype(const fattn_problem *problem);
 
 #endif

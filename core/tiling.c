@@ -136,7 +136,8 @@ static double walked_bytes(const fattn_problem *p)
     const double element = (double)fattn_dtype_size(p->dtype);
     const double group = p->heads_k ? (double)(p->heads_q / p->heads_k) : 1;
     return p->op == FATTN_FORWARD
-               ? (double)p->seqlen_k * dims * element
+               ? (double)p->seqlen_k * (double)(p->dim * fattn_dtype_size(p->dtype_kv) +
+                                                p->dim_v * fattn_dtype_size(p->dtype_v))
                : (double)p->seqlen_q * group * (dims * element + (double)p->dim * sizeof(float));
 }
 

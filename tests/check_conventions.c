@@ -1054,6 +1054,92 @@ static void check_memory(void)
 }
 
 /* -------------------------------------------------------------------------------------------------
+ * Mixed types
+ * ---------------------------------------------------------------------------------------------- */
+
+enum { MIXED_ROWS = 3, MIXED_KEYS = 5, MIXED_DIM = 4 };
+
+/* q and o in f32, k in f16, v in bf16 give what the same numbers in f32 give; the gradients of k
+ * and v are rounded to their types. */
+static void check_mixed(const char *backend, fattn_op op)
+{
+    static const fattn_dtype types[2][2] = {{FATTN_F32, FATTN_F32}, {FATTN_F16, FATTN_BF16}};
+    _Alignas(16) static float wide_k[MIXED_KEYS * MIXED_DIM], wide_v[MIXED_KEYS * MIXED_DIM];
+    _Alignas(16) static float queries[MIXED_ROWS * MIXED_DIM], weights[MIXED_ROWS * MIXED_DIM];
+    _Alignas(16) static uint16_t half_k[MIXED_KEYS * MIXED_DIM], half_v[MIXED_KEYS * MIXED_DIM];
+    _Alignas(16) static float out[MIXED_ROWS * MIXED_DIM], sums[MIXED_ROWS + 1];
+    _Alignas(16) static float grad_q[2][MIXED_ROWS * MIXED_DIM];
+    _Alignas(16) static float grads[2][2][MIXED_KEYS * MIXED_DIM]; /* of k and v, by problem */
+    float results[2][MIXED_ROWS * MIXED_DIM];
+    bool good = true;
+    for (int n = 0; n < MIXED_KEYS * MIXED_DIM; n++) {
+        wide_k[n] = (float)(n % 7 - 3) / 8, wide_v[n] = (float)(n % 11 - 5) / 16;
+        half_k[n] = fattn_f16_from_f64((double)wide_k[n]);
+        half_v[n] = fattn_bf16_from_f64((double)wide_v[n]);
+    }
+    for (int n = 0; n < MIXED_ROWS * MIXED_DIM; n++) {
+        queries[n] = (float)(n % 5) / 3, weights[n] = (float)(n % 3) - 0.75F;
+    }
+    fattn_device *device = NULL;
+    good = fattn_device_open(backend, &device) == FATTN_OK;
+    for (int mixed = 0; good && mixed < 2; mixed++) {
+        fattn_problem t;
+        fattn_buffers b;
+        fattn_problem_init(&t);
+        fattn_buffers_init(&b);
+        t.seqlen_q = MIXED_ROWS, t.seqlen_k = MIXED_KEYS, t.dim = t.dim_v = MIXED_DIM;
+        t.dtype_kv = types[mixed][0], t.dtype_v = types[mixed][1];
+        t.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+        b.q = queries, b.o = out, b.lse = sums, b.dout = weights;
+        b.k = mixed ? (const void *)half_k : wide_k, b.v = mixed ? (const void *)half_v : wide_v;
+        b.dq = grad_q[mixed], b.dk = grads[mixed][0], b.dv = grads[mixed][1];
+        good = fattn_attention(device, &t, &b, NULL) == FATTN_OK;
+        t.op = FATTN_BACKWARD, t.outputs = 0;
+        if (good && op == FATTN_BACKWARD) {
+            good = fattn_attention(device, &t, &b, NULL) == FATTN_OK;
+        }
+        memcpy(results[mixed], out, sizeof out);
+    }
+    double worst = 0;
+    for (int n = 0; n < MIXED_ROWS * MIXED_DIM; n++) {
+        worst = fmax(worst, fabs((double)(results[0][n] - results[1][n])));
+        worst = fmax(worst, fabs((double)(grad_q[0][n] - grad_q[1][n])));
+    }
+    for (int n = 0; op == FATTN_BACKWARD && n < MIXED_KEYS * MIXED_DIM; n++) {
+        for (int input = 0; input < 2; input++) {
+            const fattn_dtype dtype = types[1][input];
+            const double rounded = fattn_naive_round((double)grads[0][input][n], dtype);
+            const double given = fattn_naive_load(grads[1][input], dtype, n);
+            worst = fmax(worst, fabs(rounded - given));
+        }
+    }
+    fattn_device_close(device);
+    tap_check(good && worst <= 0x1p-22, "%s: %s of mixed types is that of the same numbers: %s",
+              backend, op == FATTN_FORWARD ? "forward" : "backward",
+              good ? "all good" : fattn_last_reason());
+}
+
+static void check_mixed_refusals(void)
+{
+    fattn_problem t, normal;
+    fattn_problem_init(&t);
+    t.dim = t.dim_v = 8;
+    t.dtype_v = FATTN_F16;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_OK && normal.dtype_kv == FATTN_F32 &&
+                  normal.dtype_v == FATTN_F16,
+              "dtype_v alone leaves k as q");
+    t.dtype_kv = FATTN_BF16, t.dtype_v = FATTN_DTYPE_DEFAULT;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_OK && normal.dtype_v == FATTN_BF16,
+              "dtype_v is dtype_kv by default");
+    t.dtype_kv = FATTN_F64;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_INVALID_ARGUMENT,
+              "f64 does not mix: %s", fattn_last_reason());
+    t.dtype_kv = (fattn_dtype)9;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_INVALID_ARGUMENT, "no dtype: %s",
+              fattn_last_reason());
+}
+
+/* -------------------------------------------------------------------------------------------------
  * The comparator
  * ---------------------------------------------------------------------------------------------- */
 
@@ -1122,5 +1208,9 @@ int main(void)
     check_given_state();
     check_memory();
     check_comparator();
+    check_mixed("reference", FATTN_FORWARD);
+    check_mixed("reference", FATTN_BACKWARD);
+    check_mixed("cpu", FATTN_FORWARD);
+    check_mixed_refusals();
     return tap_done();
 }

@@ -106,6 +106,8 @@ static const field problem_fields[] = {
     F(fattn_problem, dtype, WORD32),
     F(fattn_problem, dtype_o, WORD32),
     F(fattn_problem, dtype_bias, WORD32),
+    F(fattn_problem, dtype_kv, WORD32),
+    F(fattn_problem, dtype_v, WORD32),
     F(fattn_problem, layout, WORD32),
     F(fattn_problem, anchor, WORD32),
     P(features),

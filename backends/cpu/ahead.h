@@ -83,9 +83,10 @@ static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const 
     *c = (key_copies){.rows = rows, .k = tile->k_copy, .v = tile->v_copy};
     plan->listed = next.live > 0;
     if (plan->listed) {
-        c->keys = load_keys(pn, next, 0, buf->k, &p->k, p->dim, c->k, pn->d_pad, tile->k, rows);
-        c->count = c->keys + load_keys(pn, next, 0, buf->v, &p->v, p->dim_v, c->v, pn->dv_pad,
-                                       tile->v, rows + c->keys);
+        c->keys = load_keys(pn, next, 0, buf->k, p->dtype_kv, &p->k, p->dim, c->k, pn->d_pad,
+                            tile->k, rows);
+        c->count = c->keys + load_keys(pn, next, 0, buf->v, p->dtype_v, &p->v, p->dim_v, c->v,
+                                       pn->dv_pad, tile->v, rows + c->keys);
     }
     return c->count;
 }

@@ -141,7 +141,7 @@ static prefetch_list fetch_keys(const backward *g, span s, const void *tensor, f
                                 const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
     const panel *const pn = &g->panel;
-    if (in_place(pn->p, strides)) {
+    if (in_place(pn->p->dtype, strides)) {
         return NO_PREFETCH;
     }
     for (int64_t j = 0; j < s.live; j++) {
@@ -234,13 +234,14 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
 
     /* 1. S^T and dP^T. */
-    load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
+    load_keys(pn, s, 0, buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
     const int64_t tiles = register_tiles(s, pn->width);
     pn->later = needs_ds ? fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
                          : fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
     dot_rows(pn, s, true, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
-        load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v, NULL);
+        load_keys(pn, s, 0, buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
+                  NULL);
         pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
         dot_rows(pn, s, false, pn->v, p->dim_v, g->dout_t, g->dpt_rows);
     } else {

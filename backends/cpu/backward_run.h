@@ -12,7 +12,7 @@ static void store_dq(backward *g, int64_t first, float factor)
 {
     const panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
-    const fattn_dtype dtype = fattn_gradient_dtype(p);
+    const fattn_dtype dtype = fattn_gradient_dtype(p, p->dtype);
     transpose(g->dqt + first, pn->br, pn->d_pad, FV_LANES, g->dq, pn->d_pad);
     for (int64_t r = first; r < fattn_min64(first + FV_LANES, pn->rows); r++) {
         const int64_t at = query_index(pn, &p->dq, r);

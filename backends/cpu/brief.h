@@ -116,8 +116,45 @@ INLINE void brief_queries_as(fattn_dtype dtype, const panel *pn, float *to)
     }
 }
 
+/* The same of another type than the keys, whose order it is. */
+APART void brief_queries_mixed(const panel *pn, float *to)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t by_two = channels_by_two(p->dim), rows = pn->pitch;
+    const int64_t size = fattn_dtype_size(p->dtype);
+    const bool apart = p->dtype_kv == FATTN_BF16;
+    const char *from = element(pn->buf->q, p->dtype, row_index(pn, &p->q, 0, pn->hk * pn->group));
+    for (int64_t r = 0, g = 0; r < rows; r++) {
+        float *at = to + r * 2 * FV_LANES;
+        int64_t c = 0;
+        for (; c < by_two; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
+            float two[2 * FV_LANES] = {0};
+            if (r < pn->rows) {
+                row_load(two, p->dtype, from + c * size, 2 * FV_LANES);
+            }
+            for (int64_t lane = 0; lane < FV_LANES; lane++) {
+                at[lane] = apart ? two[2 * lane] : two[lane];
+                at[lane + FV_LANES] = apart ? two[2 * lane + 1] : two[lane + FV_LANES];
+            }
+        }
+        at -= r * FV_LANES;
+        for (; c < p->dim; c += FV_LANES, at += rows * FV_LANES) {
+            float one[FV_LANES] = {0};
+            if (r < pn->rows) {
+                row_load(one, p->dtype, from + c * size, fattn_min64(p->dim - c, FV_LANES));
+            }
+            memcpy(at, one, sizeof one);
+        }
+        from += next_row(pn, &p->q, &g) * size;
+    }
+}
+
 static void brief_queries(const panel *pn, float *to)
 {
+    if (pn->p->dtype_kv != pn->p->dtype) {
+        brief_queries_mixed(pn, to);
+        return;
+    }
     switch (pn->p->dtype) {
     case FATTN_F16: brief_queries_as(FATTN_F16, pn, to); break;
     case FATTN_BF16: brief_queries_as(FATTN_BF16, pn, to); break;
@@ -201,7 +238,7 @@ static void brief_head(panel *pn, const brief *s, fattn_range keys)
     brief_queries(pn, s->q);
     const decode_rows k = {.at = s->k, .ahead = s->v, .count = padded, .dim = p->dim};
     const decode_dots d = {.q = s->q, .q_stride = pn->d_pad, .k = k, .x = s->x, .pitch = pn->pitch};
-    decode_scores(p->dtype, d);
+    decode_scores(p->dtype_kv, d);
     fill(s->x + scores, vectors * FV_LANES - scores, -INFINITY);
     const fattn_softmax state = brief_soften(s->x, vectors, pn->pitch, pn->rule.unit, &lowered);
     fv_store(alpha, fv_set1(0));
@@ -213,7 +250,7 @@ static void brief_head(panel *pn, const brief *s, fattn_range keys)
                               .v = {.at = s->v, .ahead = s->v, .count = count, .dim = p->dim_v},
                               .o = s->o,
                               .o_stride = pn->dv_pad};
-    decode_mix(p->dtype, sums);
+    decode_mix(p->dtype_v, sums);
     brief_store(pn, s->o, state);
 }
 
@@ -244,7 +281,7 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     pn.p = p;
     pn.d_pad = vectors_of(p->dim) * FV_LANES;
     pn.dv_pad = vectors_of(p->dim_v) * FV_LANES;
-    const int64_t count = keys.past - keys.first, size = fattn_dtype_size(p->dtype);
+    const int64_t count = keys.past - keys.first, size = fattn_dtype_size(p->dtype_kv);
     const int64_t padded = (count + FV_ND - 1) / FV_ND * FV_ND, bytes = p->dim * size;
     const int64_t early = fattn_min64(count, BRIEF_EARLY);
     fill_vectors(s.zeros, fattn_max64(pn.d_pad, pn.dv_pad), fv_set1(0));
@@ -252,8 +289,8 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
         s.k[j] = s.v[j] = (const char *)s.zeros;
     }
     for (int64_t n = 0; n < it.heads; n++, pn.hk++) {
-        find_rows(&pn, keys.first, count, run->buffers->k, &p->k, s.k);
-        find_rows(&pn, keys.first, count, run->buffers->v, &p->v, s.v);
+        find_rows(&pn, keys.first, count, run->buffers->k, p->dtype_kv, &p->k, s.k);
+        find_rows(&pn, keys.first, count, run->buffers->v, p->dtype_v, &p->v, s.v);
         if (n == 0) {
             brief_fetch(s.k, early, 0, bytes);
         }

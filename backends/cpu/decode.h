@@ -263,7 +263,7 @@ APART void decode_mix(fattn_dtype dtype, decode_sums s)
 static void order_queries(const panel *pn, float *to)
 {
     const int64_t by_two = channels_by_two(pn->p->dim), rows = rows_at_once(pn->pitch);
-    const bool apart = pn->p->dtype == FATTN_BF16;
+    const bool apart = pn->p->dtype_kv == FATTN_BF16;
     for (int64_t r = 0; r < pn->pitch; r += rows) {
         const float *const from = pn->q + r * pn->d_pad;
         for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
@@ -287,7 +287,7 @@ static void order_queries(const panel *pn, float *to)
 static void order_channels(const panel *pn, float *o)
 {
     const int64_t by_two = channels_by_two(pn->p->dim_v);
-    if (pn->p->dtype != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
+    if (pn->p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
         return;
     }
     for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
@@ -344,13 +344,13 @@ static int64_t heads_most(const fattn_problem *p)
 
 /* rows[j] = where key first + j begins. */
 static void find_rows(const panel *pn, int64_t first, int64_t live, const void *tensor,
-                      const fattn_strides *strides, const char **rows)
+                      fattn_dtype dtype, const fattn_strides *strides, const char **rows)
 {
     const fattn_problem *const p = pn->p;
     const int64_t page = p->features & FATTN_PAGED ? p->page_size : INT64_MAX;
-    const int64_t step = strides->seq * fattn_dtype_size(p->dtype);
+    const int64_t step = strides->seq * fattn_dtype_size(dtype);
     for (int64_t j = 0; j < live;) {
-        const char *const row = element(tensor, p->dtype, key_index(pn, strides, first + j));
+        const char *const row = element(tensor, dtype, key_index(pn, strides, first + j));
         const int64_t run = fattn_min64(live - j, page - (pn->start_k + first + j) % page);
         for (int64_t n = 0; n < run; n++) {
             rows[j + n] = row + n * step;
@@ -363,9 +363,9 @@ static void find_rows(const panel *pn, int64_t first, int64_t live, const void *
 static void tile_rows(const panel *pn, decode_tile *tile)
 {
     const fattn_problem *const p = pn->p;
-    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, &p->k, tile->k);
+    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, p->dtype_kv, &p->k, tile->k);
     if (p->outputs & FATTN_OUT_O) {
-        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, &p->v, tile->v);
+        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, p->dtype_v, &p->v, tile->v);
     }
 }
 
@@ -387,11 +387,11 @@ static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *
 }
 
 /* d->rows = rows of head n, and zeros past the last. */
-static void head_rows(decode *d, int64_t n, const fattn_strides *strides, const char **first,
-                      int64_t padded)
+static void head_rows(decode *d, int64_t n, fattn_dtype dtype, const fattn_strides *strides,
+                      const char **first, int64_t padded)
 {
     const panel *const pn = &d->head->panel;
-    const int64_t step = n * strides->head * fattn_dtype_size(pn->p->dtype);
+    const int64_t step = n * strides->head * fattn_dtype_size(dtype);
     for (int64_t j = 0; j < d->now.live; j++) {
         d->rows[j] = first[j] + step;
     }
@@ -408,7 +408,7 @@ static int64_t kinds_of(const fattn_problem *p) { return p->outputs & FATTN_OUT_
 static int64_t places_of(const decode *d)
 {
     const fattn_problem *const p = d->head->panel.p;
-    const int64_t pages = d->next.live * p->k.seq * fattn_dtype_size(p->dtype) / FETCH_PAGE;
+    const int64_t pages = d->next.live * p->k.seq * fattn_dtype_size(p->dtype_kv) / FETCH_PAGE;
     const int64_t turns = heads_are_neighbours(p) ? 1 : d->heads;
     int64_t places = FETCH_PLACES;
     while (places > 1 && (places > pages || places * turns > FETCH_PLACES)) {
@@ -432,12 +432,14 @@ static void order_ahead(decode *d)
 {
     const panel *const pn = &d->head->panel;
     const fattn_problem *const p = pn->p;
-    const int64_t size = fattn_dtype_size(p->dtype), live = d->next.live, heads = d->heads;
+    const int64_t live = d->next.live, heads = d->heads;
+    const int64_t k_step = p->k.head * fattn_dtype_size(p->dtype_kv);
+    const int64_t v_step = p->v.head * fattn_dtype_size(p->dtype_v);
     const int64_t places = places_of(d), part = (live + places - 1) / places;
     const int64_t kinds = kinds_of(p), round = kinds * places;
     int64_t step[2 * FETCH_PLACES]; /* from one head to the next */
     for (int64_t n = 0; n < round; n++) {
-        step[n] = (n % kinds ? p->v.head : p->k.head) * size;
+        step[n] = n % kinds ? v_step : k_step;
     }
     for (int64_t n = 0; live < pn->bc && n < heads * kinds * pn->bc; n++) {
         d->ahead[n] = live == 0   ? (const char *)pn->zeros
@@ -481,11 +483,11 @@ static void decode_head(decode *d, int64_t n)
     const span s = d->now.spans[n];
     const bool values = p->outputs & FATTN_OUT_O;
 
-    head_rows(d, n, &p->k, d->now.k, s.padded);
+    head_rows(d, n, p->dtype_kv, &p->k, d->now.k, s.padded);
     const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
     const decode_rows k = {.at = d->rows, .ahead = ahead, .count = s.padded, .dim = p->dim};
     decode_scores(
-        p->dtype,
+        p->dtype_kv,
         (decode_dots){.q = pn->qt, .q_stride = pn->d_pad, .k = k, .x = pn->x, .pitch = pn->pitch});
     score_tile(pn, s);
     soften_dense(f, s);
@@ -495,7 +497,7 @@ static void decode_head(decode *d, int64_t n)
     if (p->features & FATTN_DROPOUT) {
         drop_tile(pn, s, false);
     }
-    head_rows(d, n, &p->v, d->now.v, s.padded);
+    head_rows(d, n, p->dtype_v, &p->v, d->now.v, s.padded);
     const decode_sums sums = {
         .alpha = f->alpha,
         .lowered = f->lowered,
@@ -504,7 +506,7 @@ static void decode_head(decode *d, int64_t n)
         .v = {.at = d->rows, .ahead = ahead + pn->bc, .count = s.padded, .dim = p->dim_v},
         .o = f->o,
         .o_stride = pn->dv_pad};
-    decode_mix(p->dtype, sums);
+    decode_mix(p->dtype_v, sums);
 }
 
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
@@ -681,7 +683,8 @@ static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, 
 static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
-    const int64_t key = (p->dim + p->dim_v) * (int64_t)fattn_dtype_size(p->dtype);
+    const int64_t key =
+        p->dim * fattn_dtype_size(p->dtype_kv) + p->dim_v * fattn_dtype_size(p->dtype_v);
     return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
 }
 

@@ -36,7 +36,7 @@ static void choose_rows_floats(forward *f, bool only)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    const bool direct = in_place(p, &p->v), paged = p->features & FATTN_PAGED;
+    const bool direct = in_place(p->dtype_v, &p->v), paged = p->features & FATTN_PAGED;
     const bool pays = only ? !(p->features & FATTN_BATCH_INVARIANT) : is_narrow(pn);
     choose_rows(f, only, pays, !direct || (!paged && p->dim_v % FV_LANES == 0));
 }
@@ -47,11 +47,12 @@ static bool load_floats(const forward *f, span s, cached_tile *cached)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    load_keys(pn, s, cached->keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
+    load_keys(pn, s, cached->keys, pn->buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad,
+              pn->k, NULL);
     cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
     if (p->outputs & FATTN_OUT_O) {
-        load_keys(pn, s, cached->values, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
-                  NULL);
+        load_keys(pn, s, cached->values, pn->buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy,
+                  pn->dv_pad, pn->v, NULL);
         cached->values = (int32_t)fattn_max64(cached->values, s.live);
     }
     return false;

@@ -67,7 +67,8 @@ static bool load_pairs(const forward *f, span s, cached_tile *cached)
     f->form->load_keys(pn, s, cached->keys);
     const bool pairs = values && pairs_load_values(pn, s, cached->values == s.live);
     if (values && !pairs) {
-        load_keys(pn, s, 0, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v, NULL);
+        load_keys(pn, s, 0, pn->buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
+                  NULL);
     }
     cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
     cached->values = (int32_t)(pairs ? s.live : 0);

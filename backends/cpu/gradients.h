@@ -16,7 +16,7 @@ static bool wants(const fattn_problem *p, uint32_t outputs) { return p->outputs 
 
 static bool adds_up_apart(const fattn_problem *p)
 {
-    return fattn_gradient_dtype(p) != FATTN_F32 && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
+    return fattn_gradient_dtype(p, p->dtype) != FATTN_F32 && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
 }
 
 /* Rows of dk in the workspace: packed ones as they are, else seqlen_k a sequence. */
@@ -134,7 +134,7 @@ static int64_t chunks_of(const fattn_problem *p)
 static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
                        int64_t dim, float *apart, int64_t stride)
 {
-    const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
+    const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
     for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
         if (adds_up_apart(pn->p) && j >= 0 && j < pn->seq.sk) {
@@ -229,7 +229,7 @@ static void clear_work(const fattn_cpu_run *run, void *scratch)
 static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
                        int64_t dim, float *apart, int64_t stride)
 {
-    const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
+    const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
     for (int64_t j = first; j < past; j++) {
         row_store((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), dtype,

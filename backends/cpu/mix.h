@@ -43,7 +43,7 @@ static void mix_rows(forward *f, span s, const float *beta)
     const fattn_problem *const p = pn->p;
     const product_of weighted = {.a = (const float *const *)pn->x_rows,
                                  .b = pn->v[0],
-                                 .b_stride = in_place(p, &p->v) ? p->v.seq : pn->dv_pad,
+                                 .b_stride = in_place(p->dtype_v, &p->v) ? p->v.seq : pn->dv_pad,
                                  .depth = s.live};
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
         const fv share = join_sink(f, r);

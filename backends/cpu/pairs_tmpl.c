@@ -16,6 +16,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("forward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
+                .any_bias = true,
                 .features = FATTN_CPU_FEATURES,
                 .dim_max = 256,
                 .packs_groups = true,
@@ -34,6 +35,7 @@ static const fattn_cpu_kernel kernels[] = {
         .row = {.name = KERNEL_NAME("backward_pairs"),
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
+                .any_bias = true,
                 .features = FATTN_CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = 256,
                 .own_dtype_o = true, /* dO is an operand */

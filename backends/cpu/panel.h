@@ -129,14 +129,14 @@ static bool is_masked(const fattn_problem *p)
  * Whether products can read the rows of k or v in place. A stride of a multiple of 4 KiB maps all
  * rows of a tile to the same set of the first-level cache, where they evict each other.
  */
-static bool in_place(const fattn_problem *p, const fattn_strides *strides)
+static bool in_place(fattn_dtype dtype, const fattn_strides *strides)
 {
-    return p->dtype == FATTN_F32 && strides->seq % 1024 != 0;
+    return dtype == FATTN_F32 && strides->seq % 1024 != 0;
 }
 
 static bool keys_in_place(const fattn_problem *p)
 {
-    return in_place(p, &p->k) && in_place(p, &p->v);
+    return in_place(p->dtype_kv, &p->k) && in_place(p->dtype_v, &p->v);
 }
 
 /* What panels that one thread works on in turn can share. */
@@ -168,8 +168,10 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
 static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
 {
     const fattn_problem *const p = pn->p;
-    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : tiles * pn->bc * pn->d_pad, sizeof(float));
-    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : tiles * pn->bc * pn->dv_pad, sizeof(float));
+    pn->k_copy =
+        carve(from, in_place(p->dtype_kv, &p->k) ? 0 : tiles * pn->bc * pn->d_pad, sizeof(float));
+    pn->v_copy =
+        carve(from, in_place(p->dtype_v, &p->v) ? 0 : tiles * pn->bc * pn->dv_pad, sizeof(float));
 }
 
 /* Scratch that no item changes. */
@@ -193,7 +195,8 @@ static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *t
 {
     const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     return tiling->bc * (int64_t)sizeof(float) *
-           ((in_place(p, &p->k) ? d_pad : 0) + (in_place(p, &p->v) ? dv_pad : 0));
+           ((in_place(p->dtype_kv, &p->k) ? d_pad : 0) +
+            (in_place(p->dtype_v, &p->v) ? dv_pad : 0));
 }
 
 /* About n rows, as whole register tiles. */
@@ -423,11 +426,10 @@ static void point_keys(const panel *pn, span s, const float *from, int64_t step,
 /* rows[j] = the channels of k or v of the tile's keys, as floats, of which `copied` are there.
  * later: NULL, or where rows to copy are listed instead. Returns how many rows are copies. */
 static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
-                         const fattn_strides *strides, int64_t dim, float *copy,
+                         fattn_dtype dtype, const fattn_strides *strides, int64_t dim, float *copy,
                          int64_t copy_stride, const float **rows, prefetch_row *later)
 {
-    const fattn_dtype dtype = pn->p->dtype;
-    const bool direct = in_place(pn->p, strides), paged = pn->p->features & FATTN_PAGED;
+    const bool direct = in_place(dtype, strides), paged = pn->p->features & FATTN_PAGED;
     const int64_t step = strides->seq * fattn_dtype_size(dtype);
     const int64_t bytes = dim * fattn_dtype_size(dtype);
     const char *from = element(tensor, dtype, key_index(pn, strides, s.first));
@@ -469,8 +471,9 @@ static void copy_keys(const panel *pn, key_copies *c, int64_t n)
     const fattn_problem *const p = pn->p;
     for (n = fattn_min64(n, c->count); c->done < n; c->done++) {
         const int64_t value = c->done - c->keys;
-        row_load(value < 0 ? c->k + c->done * pn->d_pad : c->v + value * pn->dv_pad, p->dtype,
-                 c->rows[c->done].from, value < 0 ? p->dim : p->dim_v);
+        row_load(value < 0 ? c->k + c->done * pn->d_pad : c->v + value * pn->dv_pad,
+                 value < 0 ? p->dtype_kv : p->dtype_v, c->rows[c->done].from,
+                 value < 0 ? p->dim : p->dim_v);
     }
 }
 

@@ -85,7 +85,8 @@ _Static_assert(STRIP_ROWS <= WIDE_ROWS, "strips have at most WIDE_ROWS rows");
  * since the tile does not. */
 static bool caches_tiles(const fattn_problem *p, int64_t bc)
 {
-    return p->dtype != FATTN_F32 && p->seqlen_k <= CACHED_TILES * bc;
+    const bool floats = p->dtype_kv == FATTN_F32 && p->dtype_v == FATTN_F32;
+    return !floats && p->seqlen_k <= CACHED_TILES * bc;
 }
 
 /* Tiles of which there are copies. */

@@ -129,7 +129,7 @@ FATTN_API const char *fattn_version(void);
 
 /* What the elements of a tensor are, in the processor's byte order. */
 typedef enum fattn_dtype {
-    FATTN_DTYPE_DEFAULT = 0, /* of dtype_o and dtype_bias: what their comments say */
+    FATTN_DTYPE_DEFAULT = 0, /* of dtype_o, _bias, _kv and _v: what their comments say */
     FATTN_F32 = 1,           /* IEEE binary32 */
     FATTN_F16 = 2,           /* IEEE binary16 */
     FATTN_BF16 = 3,          /* the upper half of a binary32 */
@@ -223,9 +223,10 @@ typedef struct fattn_problem {
     size_t struct_size; /* sizeof(fattn_problem); set by fattn_problem_init */
 
     fattn_op op;            /* default FATTN_FORWARD */
-    fattn_dtype dtype;      /* of q, k, v, dq, dk, dv; default FATTN_F32 */
+    fattn_dtype dtype;      /* of q and dq; of k, v, dk, dv too by default; default FATTN_F32 */
     fattn_dtype dtype_o;    /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
-    fattn_dtype dtype_bias; /* of bias: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT: FATTN_F32 or F64 */
+    fattn_dtype dtype_bias; /* of bias: f32, f16 or bf16, or f64 beside f64; FATTN_DTYPE_DEFAULT:
+                             * FATTN_F32 or F64. GPUs take dtype and FATTN_F32 */
     fattn_layout layout;    /* default FATTN_BSHD */
     fattn_anchor anchor;    /* default FATTN_BOTTOM_RIGHT */
     uint64_t features;      /* FATTN_CAUSAL | ...; default 0 */
@@ -270,6 +271,12 @@ typedef struct fattn_problem {
 
     int64_t pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many
                                 * bytes; a power of two, default 16 */
+
+    /* Mixed types, as of a 16-bit cache under f32 queries. f64 does not mix. Sums and products are
+     * those of f32 then, whatever the types; each gradient has its input's. Forward on a CPU,
+     * forward and backward of the reference. */
+    fattn_dtype dtype_kv; /* of k and dk; FATTN_DTYPE_DEFAULT means dtype */
+    fattn_dtype dtype_v;  /* of v and dv; FATTN_DTYPE_DEFAULT means dtype_kv */
 } fattn_problem;
 
 /* Fills *problem with the defaults named above. */

@@ -72,7 +72,7 @@ MATRIX = [
     ("a barrier is missing behind the values", *FULL, "hip/matrix_forward.cuh",
      "gpu_sync(); /* and everyone is through with the keys */", ""),
     ("a bias is the next key's", *FULL, "hip/matrix_terms.cuh",
-     "fattn_score_bias(bias(rows.bias + key * stride))", "fattn_score_bias(bias(rows.bias + (key + 1) * stride))"),
+     "bias(rows.bias + key * stride))", "bias(rows.bias + (key + 1) * stride))"),
     ("dropout is another key's", *FULL, "hip/matrix_terms.cuh", "t.seq.k_position + j) != 0", "t.seq.k_position + j + 1) != 0"),
 ]
 # Code that both kinds of kernels share.

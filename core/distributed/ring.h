@@ -5,15 +5,16 @@
  * needs it, and no further: without masks up through all ranks, with a window only to those that
  * the window reaches, with a causal mask over contiguous parts never to a rank before the owner.
  *
- * In step t a rank computes with the block that has come t hops up, and with the one that has come t
- * hops down; in step 0 with its own. While it does, the blocks of step t + 1 arrive and those of
+ * In step t a rank computes with the block that has come t hops up, and with the one that has come
+ * t hops down; in step 0 with its own. While it does, the blocks of step t + 1 arrive and those of
  * step t go on. So a lane has two buffers, and what one rank sends in a step its neighbour receives
- * in the same step: nobody waits for a message of another step, whatever the order.
+ * in the same step: no rank waits for a message of another step, whatever the order.
  *
- * In backward the f32 gradients of a block follow it one step behind: a rank computes its share, adds
- * the sum that arrived meanwhile and sends it after the block, in the next step. The last rank that
- * the block reaches sends the sum home to its owner, which adds it to its own share, first what came
- * from above, then what came from below. So the order of additions does not depend on time.
+ * In backward the f32 gradients of a block follow it one step behind: a rank computes its share,
+ * adds the sum that arrived meanwhile and sends it after the block, in the next step. The last rank
+ * that the block reaches sends the sum home to its owner, which adds it to its own share, first
+ * what came from above, then what came from below. So the order of additions does not depend on
+ * time.
  */
 #ifndef FATTN_DISTRIBUTED_RING_H
 #define FATTN_DISTRIBUTED_RING_H

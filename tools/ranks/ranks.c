@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/distributed/forecast.h"
 #include "core/memory.h"
 #include "core/problem.h"
-#include "core/distributed/forecast.h"
 #include "tools/terminal/terminal.h"
 
 void ranks_rows(ranks_options *values, option *rows)

@@ -6,6 +6,7 @@
 #ifndef FATTN_CORE_BACKEND_H
 #define FATTN_CORE_BACKEND_H
 
+#include "core/env.h"
 #include "core/kernel.h"
 #include "core/operands.h"
 #include "core/peak.h"
@@ -53,6 +54,8 @@ struct fattn_backend {
     bool by_name;     /* "auto" passes it over */
     bool host_memory; /* kernels read host memory, so that lengths and tables are validated before
                          run */
+
+    const fattn_env_variable *variable; /* of its own, or NULL */
 
     int (*count)(void);
     /* options are valid; fattn_device_options_refuse() says no to those of other backends. */

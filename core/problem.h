@@ -50,10 +50,8 @@ uint32_t fattn_dropout_threshold(double p);
 
 /* Sequence b of a run: how many rows it has, where they lie, and where they stand. */
 typedef struct fattn_sequence {
-    int64_t sq, sk;  /* rows and keys that exist */
-    int64_t start_k; /* keys of the caller's before key 0 of what follows: bias, masks and pages are
-                      * theirs */
-    int64_t slot_k;  /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
+    int64_t sq, sk; /* rows and keys that exist */
+    int64_t slot_k; /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
     int64_t q_row, k_row; /* first row in q and k: cu_seqlens, else 0 */
     int64_t q_batch;  /* index along the batch axis of q, o, dout, dq: b, or 0 with cu_seqlens_q */
     int64_t k_batch;  /* the same for k, v, dk, dv */
@@ -62,7 +60,10 @@ typedef struct fattn_sequence {
     int64_t k_position;
 } fattn_sequence;
 
-/* For buffers that passed fattn_buffers_validate. */
+/* Both for buffers that passed fattn_buffers_validate. With FATTN_SEQSTART_K a sequence begins with
+ * its first key that exists, the caller's key fattn_start_k(); bias, masks and pages go by the
+ * caller's numbers. Otherwise the first key is key 0. */
+int64_t fattn_start_k(const fattn_problem *problem, const fattn_buffers *buffers, int64_t b);
 fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers,
                                  int64_t b);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle against values worked out by hand: which pairs are kept, what an empty row gives,
- * where a page lies, what is left untouched. Gradients are check_gradients' business; here stands
- * every choice of the contract that differentiation cannot see. Problems are in double precision
- * with D = Dv = 1 unless a test says otherwise. hazard_<id> are failures that other attention
- * libraries had.
+ * The oracle compared with values worked out by hand: which pairs are kept, what an empty row
+ * gives, where a page is, what stays untouched. check_gradients covers gradients; this program
+ * covers every choice of the contract that differentiation cannot reveal. Problems are in double
+ * precision with D = Dv = 1 unless a test says otherwise. hazard_<id> marks failures that other
+ * attention libraries had.
  */
 #include <math.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static void fill(double *array, double x)
     for (int n = 0; n < ROOM; n++) array[n] = x;
 }
 
-/* Distinct numbers in (-1, 1) without a pattern that sums could hide. */
+/* Distinct numbers in (-1, 1) without a regular pattern. */
 static void scatter(double *array, int salt)
 {
     for (int n = 0; n < 256; n++) array[n] = sin(1.7 * n + 0.9 * salt);
@@ -84,7 +84,7 @@ static bool execute(void)
     return normalise(&normal) && fattn_naive_execute(&normal, &buf) == FATTN_OK;
 }
 
-/* Executes p forward, then backward on the o and lse that came out. */
+/* Executes p forward, then backward on the resulting o and lse. */
 static bool execute_both(void)
 {
     const fattn_problem backward = p;
@@ -119,8 +119,7 @@ static bool near(double got, double want)
  * Number formats
  * ---------------------------------------------------------------------------------------------- */
 
-/* Neighbours, and the numbers around the middle between them, for every finite pattern from 0
- * up. */
+/* Neighbouring numbers, their midpoint and its neighbours, for every finite pattern from 0 up. */
 static bool rounds_to_nearest_even(fattn_dtype dtype, unsigned infinity)
 {
     for (unsigned n = 0; n + 1 < infinity; n++) {
@@ -270,7 +269,7 @@ static void check_dropout_map(void)
               "the dropout threshold is rounded and clamped");
 }
 
-/* The multipliers Z of the problem p, recovered from o: scores 0, v one-hot, sq x sk of them. */
+/* Recovers the multipliers Z of problem p from o (sq x sk): scores are 0, v is one-hot. */
 static bool recover_z(double *z)
 {
     const int64_t sk = p.seqlen_k;
@@ -329,7 +328,7 @@ static void check_dropout(void)
  * Which pairs are kept
  * ---------------------------------------------------------------------------------------------- */
 
-/* The kept pairs of p as "110/111", rows separated: scores are 0 and v is one-hot, so o shows
+/* The kept pairs of p as "110/111", one group per row. Scores are 0 and v is one-hot, so o shows
  * them. */
 static const char *kept_pairs(void)
 {
@@ -396,7 +395,8 @@ static void check_anchor_tables(void)
     }
 }
 
-/* Every small window, as a range of columns a row rather than as a condition on a distance. */
+/* Every small window, computed as a range of columns per row instead of a condition on a
+ * distance. */
 static void check_windows(void)
 {
     for (int anchor = FATTN_BOTTOM_RIGHT; anchor <= FATTN_TOP_LEFT; anchor++)
@@ -456,7 +456,7 @@ static void check_masks(void)
               "masks have a batch and a head axis");
 }
 
-/* Rows 2.. of 4 and keys 1.. of 6 as a shard keep what they keep in the whole. */
+/* A shard of rows 2.. of 4 and keys 1.. of 6 keeps the same pairs as the whole. */
 static void check_shards(void)
 {
     for (int anchor = FATTN_BOTTOM_RIGHT; anchor <= FATTN_TOP_LEFT; anchor++) {
@@ -538,7 +538,7 @@ static void check_score(void)
               "slopes multiply the bias, and its gradient");
 }
 
-/* The maximum is taken after scaling, so nothing overflows that need not. */
+/* The maximum is taken after scaling, so nothing overflows unnecessarily. */
 static void check_softmax(void)
 {
     static const double shifts[] = {-1e5, -2.45e5, -1e6, 1e5};
@@ -617,7 +617,7 @@ static void check_not_finite(void)
  * Nothing to attend to
  * ---------------------------------------------------------------------------------------------- */
 
-/* Row 1 of 3 x 4 sees nothing; NaN in its dO and dLSE must not get anywhere. */
+/* Row 1 of 3 x 4 attends to nothing; NaN in its dO and dLSE must not spread. */
 static void check_empty_row(uint64_t features, const char *cause)
 {
     begin(FATTN_BACKWARD, 3, 4, features | FATTN_DLSE | FATTN_SINK);
@@ -690,7 +690,7 @@ static void check_empty_problems(void)
  * Lengths and places
  * ---------------------------------------------------------------------------------------------- */
 
-/* Packed sequences, empty ones among them, are what they are alone. */
+/* Packed sequences, including empty ones, give the same results as alone. */
 static void check_packed(void)
 {
     static const int32_t cu_q[] = {0, 0, 3, 3, 8}, cu_k[] = {2, 5, 9, 11, 11};
@@ -718,8 +718,8 @@ static void check_packed(void)
     tap_check(good, "a packed sequence is what it is alone; lse is (Hq, total_q)");
 }
 
-/* Keys before the first are a mask that protects memory too: NaN there gets nowhere, and neither do
- * distances, biases or dropout move. */
+/* Keys before the first one are masked and their memory is not read: NaN there does not spread, and
+ * distances, biases and dropout stay as they are. */
 static void check_left_padding(void)
 {
     enum { SQ = 4, SK = 7 };
@@ -757,7 +757,7 @@ static void check_left_padding(void)
     tap_check(execute() && lse[0] > -inf, "a page before seqstart_k has no entry in the table");
 }
 
-/* What lies past seqused, poisoned, gets nowhere; dk and dv there are 0, or as they were. */
+/* Poison past seqused does not spread; dk and dv there are 0, or unchanged when accumulating. */
 static void check_seqused(void)
 {
     static const int32_t used_q[] = {2}, used_k[] = {3};
@@ -812,7 +812,7 @@ static void check_accumulate(void)
               "hazard_F11: only the gradients that are wanted are written");
 }
 
-/* Keys in pages, shuffled; unused entries of the table would lead out of memory. */
+/* Keys in shuffled pages; unused table entries point outside of memory. */
 static void check_pages(int64_t page_size)
 {
     enum { SK = 7, PAGES = 16 };
@@ -994,7 +994,7 @@ static void check_absolute_sums(void)
     tap_check(good, "the softcap's derivative and its absolute value by hand");
 }
 
-/* Given o and lse are used as they are; pure ones are not read. */
+/* Given o and lse are used as they are; the pure run does not read them. */
 static void check_given_state(void)
 {
     fattn_problem normal;
@@ -1017,7 +1017,7 @@ static void check_given_state(void)
     fattn_naive_free(&pure);
 }
 
-/* Every allocation may fail: no leak, no output, and success once none fails. */
+/* Every allocation may fail, without a leak or output; the call succeeds once none fails. */
 static void check_memory(void)
 {
     const int64_t alive = fattn_memory_alive();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scores and probabilities of drawn forwards against what else is known of them: with Z the dropout
- * pattern, o is the sum of Z P v, the sink's share and the probabilities of a row are 1, and P is
- * exp(x - lse), with o and lse from the oracle's own forward. What no pair has stays as it was.
+ * Checks scores and probabilities of random forwards: with Z the dropout pattern, o is the sum of Z
+ * P v; the sink's share and the probabilities of a row sum to 1; and P is exp(x - lse), with o and
+ * lse from the oracle. Entries without a pair stay as they were.
  */
 #include <math.h>
 #include <string.h>
@@ -54,7 +54,7 @@ static fattn_status look(fattn_device *device, const draw_case *c, fattn_inspect
     return status;
 }
 
-/* How far a row is from what forward says of it, in units of f32's rounding of what entered. */
+/* How far a row is from the forward's results, in units of f32 rounding of its inputs. */
 static double row_error(const draw_case *c, const fattn_problem *p, const fattn_naive *r,
                         const looks *all, int64_t b, int64_t h, int64_t i)
 {
@@ -80,7 +80,7 @@ static double row_error(const draw_case *c, const fattn_problem *p, const fattn_
     return empty ? worst : fmax(worst, fabs(total - 1) / (unit * (double)(4 + r->sk)));
 }
 
-/* o of a row, from probabilities and the dropout pattern alone. */
+/* o of a row, only from probabilities and the dropout pattern. */
 static double output_error(const draw_case *c, const fattn_problem *p, const fattn_naive *r,
                            const looks *all, int64_t b, int64_t h, int64_t i)
 {
@@ -101,7 +101,7 @@ static double output_error(const draw_case *c, const fattn_problem *p, const fat
     return worst;
 }
 
-/* The worst of all rows; negative where nothing could be compared. */
+/* The worst row; negative if nothing could be compared. */
 static double case_error(const draw_case *c, const looks *all)
 {
     const fattn_problem spelled = draw_spelled(c);

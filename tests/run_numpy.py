@@ -4,8 +4,8 @@
 
     run_numpy.py FATTN [DEVICE ...]
 
-NumPy writes the inputs, the tool runs, NumPy computes the same from the formulas of docs/MATH.md and
-compares what the tool wrote. Every case runs on every device that is present, unless devices are named.
+NumPy writes the inputs, the tool runs, and NumPy evaluates the formulas of docs/MATH.md and compares
+the results. Every case runs on every device that is present, unless devices are named.
 """
 
 import json
@@ -22,7 +22,7 @@ try:
 except ImportError:
     sys.exit(tap.skip_all("NumPy is not installed"))
 
-# Of the largest magnitude of the result (at least 1), per dtype of the computation.
+# Tolerances relative to the result's largest magnitude (at least 1), by dtype of the computation.
 TOLERANCE = {"f64": 1e-12, "f32": 1e-6, "f16": 2e-3, "bf16": 1.6e-2}
 # A gradient is a sum over rows or keys of products of such numbers.
 GRADIENT = 4
@@ -146,7 +146,7 @@ class Case:
         self.dlse = [rng.standard_normal((hq, n)).astype(np.float32) for n in self.lengths_q]
 
     def round(self, x):
-        """What the dtype of the computation makes of x, as float64."""
+        """x rounded to the dtype of the computation, as float64."""
         if self.dtype == "bf16":
             return (bf16_bits(x).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return x.astype({"f64": np.float64, "f32": np.float32, "f16": np.float16}[self.dtype]).astype(np.float64)
@@ -271,7 +271,7 @@ class Case:
         return results
 
     def whole(self, name, parts):
-        """The parts of an expected output as one array like the file's; 0 where nothing belongs."""
+        """The parts of an expected output as one array like the file's, with 0 elsewhere."""
         if name == "dsink":
             return sum(parts)
         if name in ("dbias", "scores", "probabilities"):
@@ -299,7 +299,7 @@ class Case:
 
 
 def bf16_bits(x):
-    """Rounded to nearest even; no NaN among test data but those of padding."""
+    """Rounds to nearest even; only padding contains NaN."""
     bits = x.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
@@ -314,7 +314,7 @@ def read_back(path, dtype, name):
 
 
 def close(ours, theirs, tolerance):
-    """The largest error over what is allowed; infinities must agree."""
+    """The largest error relative to its tolerance; infinities must agree."""
     if ours.shape != theirs.shape:
         return np.inf
     finite = np.isfinite(theirs)
@@ -420,7 +420,7 @@ def cases():
 
 
 def test_conversions(tool, folder):
-    """Files of any floating-point kind, byte order and storage order give one result."""
+    """Files of any floating-point kind, byte order and storage order give the same result."""
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((1, 9, 2, 8)).astype(np.float16) for _ in range(3))
     results = []
@@ -435,7 +435,7 @@ def test_conversions(tool, folder):
 
 
 def test_accumulate(tool, folder):
-    """Gradients are added to what their files hold, in f32."""
+    """Gradients are added to the contents of their files, in f32."""
     rng = np.random.default_rng(4)
     for name in ("q", "k", "v", "do"):
         np.save(os.path.join(folder, name + ".npy"), rng.standard_normal((1, 9, 2, 8)).astype(np.float16))

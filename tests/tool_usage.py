@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the tool answers wrong use, as a TAP program: exit status, one line on stderr, no file left behind.
+"""The tool's response to wrong usage, as a TAP program: exit status, one line on stderr, no file left behind.
 
     tool_usage.py FATTN
 """
@@ -24,7 +24,7 @@ except ImportError:
 QKV = "--q q.npy --k k.npy --v v.npy --o out.npy"
 BACKWARD = "--q q.npy --k k.npy --v v.npy --backward --do o.npy --dq dq.npy"
 
-# command line, exit status, what the line on stderr holds
+# command line, exit status, part of the line on stderr
 REFUSED = [
     ("", 2, None),
     ("flash", 2, 'no command "flash"'),
@@ -132,6 +132,14 @@ REFUSED = [
     ("bench --dir bwd --lse", 2, "--lse needs a forward --dir"),
     ("bench --dtype-bias f32", 2, "--dtype-bias needs --bias"),
     ("bench --page-size 16 --cu-seqlens-k", 2, "--cu-seqlens-k needs keys that are not paged"),
+    ("explain --ranks 0", 2, '--ranks: "0" is not between 1'),
+    ("explain --ranks 4", 2, "--ranks needs --link and --rate"),
+    ("explain --link 4e9", 2, "--link, --rate, --scheme and --split need --ranks"),
+    ("explain --ranks 4 --link 4e9,1,1 --rate 1e12", 2, "--link is a bandwidth above 0"),
+    ("explain --ranks 4 --link 4e9 --rate -1", 2, "--rate is above 0"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --split odd", 2, "one of auto, contiguous"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --scheme heads --hk 3 --hq 3", 3, 'scheme "heads" takes'),
+    ("explain --ranks 4 --link 4e9 --rate 1 --causal --whole-q 9", 3, "not divided over ranks"),
     ("explain --anchor top-left", 2, "--anchor needs --causal, --window or --alibi"),
     ("explain --seqused-k -1", 2, '--seqused-k: "-1" is not between 0'),
     ("bench --reps 0", 2, '--reps: "0" is not between 1'),
@@ -213,7 +221,7 @@ def test_info(tool, folder):
 COLUMNS = ("device kernel dir dtype mask B Hq Hk Sq Sk D Dv median_ms gflops gbytes_s ceiling ratio "
            "workspace_bytes fed cpu features").split()
 
-# options of a problem, what bench calls it, the directions that have it
+# options of a problem, the name in bench's output, the directions that have it
 FEATURES = [
     ("--window 3,0 --anchor top-left", "window(3,0)+top_left", "fwd,bwd"),
     ("--scale 0.25 --softcap 20", "scale(0.25)+softcap(20)", "fwd,bwd"),
@@ -261,7 +269,7 @@ def test_bench(tool, folder):
 
 
 def on_terminal(tool, line):
-    """What a terminal shows of both outputs; None where there are no terminals."""
+    """What a terminal shows of both outputs; None without pseudo-terminals."""
     try:
         reader, terminal = pty.openpty()
     except OSError:  # a bare chroot has no /dev/pts
@@ -296,7 +304,7 @@ def test_progress(tool):
 
 
 def test_features(tool, folder):
-    """bench and explain express what run does; the library validates the lengths and tables that bench makes."""
+    """bench and explain support all options of run; the library validates the lengths and tables of bench."""
     for options, words, dirs in FEATURES:
         line = f" --device reference --b 3 --hq 4 --hk 2 --sq 33 --sk 50 --d 16 --dir {dirs} {options}"
         ran = start(tool, folder, "bench --reps 1 --json" + line)
@@ -318,7 +326,7 @@ SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['WHERE'])})\nwhile Tr
 
 
 def test_crowd(tool, folder):
-    """Threads that share a processor, and others' work on it."""
+    """Threads that share a processor with each other or with other programs."""
     if not hasattr(os, "sched_setaffinity"):
         return
     core = min(os.sched_getaffinity(0))
@@ -345,7 +353,7 @@ def test_crowd(tool, folder):
 
 
 def test_peer(tool, folder):
-    """A peer that cannot run is an error, and none is passed over in silence."""
+    """A peer that cannot run is an error, never skipped silently."""
     fake = os.path.join(folder, "fake")
     os.mkdir(fake)
     with open(os.path.join(fake, "libopenblas.so.0"), "w", encoding="ascii") as file:

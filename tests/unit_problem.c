@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public door: every wrong problem and every wrong buffer is refused with its status and a
- * reason that names the field, outputs stay untouched, and what is accepted comes out in normal
- * form. */
+/* Validation: every wrong problem and every wrong buffer is refused with its status and a reason
+ * that names the field; outputs stay untouched; accepted problems come out in normal form. */
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
@@ -74,7 +73,7 @@ Test(problem, struct_sizes)
     longer.tail[63] = 1;
     cr_assert_eq(fattn_problem_normalise(&longer.known, &out), FATTN_INVALID_STRUCT);
 
-    /* No version ended there, or within a field. */
+    /* No version of the struct ended there, or inside a field. */
     REFUSED(FATTN_INVALID_STRUCT, "struct_size is 8", p.struct_size = sizeof(size_t));
     REFUSED(FATTN_INVALID_STRUCT, "struct_size",
             p.struct_size = offsetof(fattn_problem, pointer_alignment));
@@ -226,7 +225,7 @@ Test(problem, options)
     }
 }
 
-/* A field of a clear bit is refused, and the reason names both. */
+/* A field without its feature bit is refused, and the reason names both. */
 #define UNUSED(bit, field, words, ...)                       \
     do {                                                     \
         REFUSED(FATTN_INVALID_ARGUMENT, words, __VA_ARGS__); \
@@ -612,7 +611,8 @@ Test(buffers, padding_on_the_left)
     w.b.seqstart_k = starts;
     refused_buffers(&w, FATTN_OK, "");
     fattn_sequence s = fattn_sequence_of(&w.p, &w.b, 1);
-    cr_assert(s.sk == 4 && s.slot_k == 4 && s.start_k == 3 && s.k_row == 3 && s.k_position == 3);
+    cr_assert(s.sk == 4 && s.slot_k == 4 && s.k_row == 3 && s.k_position == 3);
+    cr_assert_eq(fattn_start_k(&w.p, &w.b, 1), 3);
     cr_assert_eq(s.diagonal, 7 - 5 - 3);
     s = fattn_sequence_of(&w.p, &w.b, 0);
     cr_assert(s.sk == 0 && s.slot_k == 0);

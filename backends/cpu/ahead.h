@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What forward fetches while it multiplies: a product of keys asks for a few rows with each of its
- * register tiles (product.h), and here is decided which. Memory that nobody has asked for would
- * be waited for at the end of an item and at the beginning of the next; and, where keys and values
- * are copied, before each tile of them. Those are fetched first, and copied a few at a time between
- * products (panel.h) into the tile that is not in use.
+ * register tiles (product.h), and here is decided which. Otherwise a worker would wait for memory
+ * at the end of an item, at the beginning of the next, and, where keys and values are copied,
+ * before each tile of them. Those are fetched first, and copied a few at a time between products
+ * (panel.h) into the tile that is not in use.
  */
 #ifndef FATTN_CPU_AHEAD_H
 #define FATTN_CPU_AHEAD_H
@@ -55,8 +55,8 @@ static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const voi
     return count;
 }
 
-/* Lists what part n of `parts` fetches; returns how many rows. Results come first, because who asks
- * late for the next item is seldom told a wrong one. */
+/* Lists what part n of `parts` fetches; returns how many rows. Results come first: the later the
+ * next item is asked for, the likelier this worker gets it. */
 static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
                          int64_t parts, prefetch_row *rows)
 {
@@ -83,9 +83,9 @@ static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const 
     *c = (key_copies){.rows = rows, .k = tile->k_copy, .v = tile->v_copy};
     plan->listed = next.live > 0;
     if (plan->listed) {
-        c->keys = load_keys(pn, next, 0, buf->k, &p->k, p->dim, c->k, pn->dp, tile->k, rows);
-        c->count = c->keys + load_keys(pn, next, 0, buf->v, &p->v, p->dim_v, c->v, pn->dvp, tile->v,
-                                       rows + c->keys);
+        c->keys = load_keys(pn, next, 0, buf->k, &p->k, p->dim, c->k, pn->d_pad, tile->k, rows);
+        c->count = c->keys + load_keys(pn, next, 0, buf->v, &p->v, p->dim_v, c->v, pn->dv_pad,
+                                       tile->v, rows + c->keys);
     }
     return c->count;
 }
@@ -100,8 +100,8 @@ static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64
 
 /* Turns to a block: lists what the strips' products of keys fetch and copy in it. Returns whether
  * its own keys are loaded. */
-static bool turn_to_block(prefetch_plan *plan, forward *strips, int64_t count,
-                          const fattn_cpu_run *run, int64_t block)
+static bool begin_block(prefetch_plan *plan, forward *strips, int64_t count,
+                        const fattn_cpu_run *run, int64_t block)
 {
     const bool loaded = take_tile(plan, strips, count, block);
     const panel *const pn = &strips->panel;

@@ -38,14 +38,14 @@
 typedef struct backward {
     panel panel;
     gradients shared;
-    float *dot;        /* [dvp][br] */
-    float *o, *ot;     /* [FV_LANES][dvp], [dvp][FV_LANES] */
+    float *dout_t;     /* [dv_pad][br] */
+    float *o, *ot;     /* [FV_LANES][dv_pad], [dv_pad][FV_LANES] */
     float *lse, *rest; /* [br] lse in units of the scores, and what its rounding left */
     float *delta;      /* [br] */
     bool some_lone;    /* a row sees one key */
-    float *dqt, *dq;   /* [dp][br], [FV_LANES][dp] */
-    float *dp;         /* [bc][br] dP, then dS'; of a strip with pairs */
-    float **dp_rows;   /* [bc] */
+    float *dqt, *dq;   /* [d_pad][br], [FV_LANES][d_pad] */
+    float *dpt;        /* [bc][br] dP^T, then dS'^T; of a strip with pairs */
+    float **dpt_rows;  /* [bc] */
     float *ds;         /* [bc][br] and, transposed, [br][bc]; dbias only */
     float *ds_rows;
     double *dbias_sums; /* [bc] */
@@ -55,18 +55,18 @@ typedef struct backward {
     int64_t q_stride, dout_stride;
     float **out;        /* [bc] rows of dk or dv */
     const float **seen; /* [bc] rows of weights, from the first query that sees the key */
-    float *nowhere;     /* [max(dp, dvp)] the row of keys past the end */
+    float *nowhere;     /* [max(d_pad, dv_pad)] the row of keys past the end */
     prefetch_row *rows; /* [bc] that the next product needs */
 
     /* Products of pairs, which also take pairs of rows of q, dO and k. */
     const bf16_pair **v_rows;                /* [bc] */
-    float *q_zipped, *dout_zipped;           /* [br / 2][dp], [dvp] */
-    float *k_zipped, *k_transposed;          /* [bc / 2][dp], [dp][bc / 2] */
+    float *q_zipped, *dout_zipped;           /* [br / 2][d_pad], [dv_pad] */
+    float *k_zipped, *k_transposed;          /* [bc / 2][d_pad], [d_pad][bc / 2] */
     uint16_t *p16, *ds16;                    /* [bc][br] Z P^T, dS^T */
     const bf16_pair **p16_rows, **ds16_rows; /* [bc] */
     const bf16_pair **weights;               /* [bc] those of a product */
     float *ds_pairs;                         /* [bc / 2][strip] of keys */
-    float *sums, **sum_rows;                 /* [bc][max(dp, dvp)] what dv or dk gets */
+    float *sums, **sum_rows;                 /* [bc][max(d_pad, dv_pad)] what dv or dk gets */
     float lowered, lowered_dv;               /* what lift() owes dS, and Z P^T dO */
 } backward;
 
@@ -80,16 +80,16 @@ static void backward_layout_both(backward *g, const fattn_problem *p, const fatt
 
     panel_layout(pn, p, br, bc, from);
     panel_layout_rows(pn, from);
-    g->o = carve(from, FV_LANES * pn->dvp, sizeof(float));
-    g->ot = carve(from, pn->dvp * FV_LANES, sizeof(float));
+    g->o = carve(from, FV_LANES * pn->dv_pad, sizeof(float));
+    g->ot = carve(from, pn->dv_pad * FV_LANES, sizeof(float));
     g->lse = carve(from, br, sizeof(float));
     g->rest = carve(from, br, sizeof(float));
     g->delta = carve(from, br, sizeof(float));
-    g->dqt = carve(from, br * pn->dp, sizeof(float));
-    g->dq = carve(from, FV_LANES * pn->dp, sizeof(float));
+    g->dqt = carve(from, br * pn->d_pad, sizeof(float));
+    g->dq = carve(from, FV_LANES * pn->d_pad, sizeof(float));
     pn->x = carve(from, bc * columns, sizeof(float));
-    g->dp = carve(from, bc * columns, sizeof(float));
-    g->dp_rows = carve(from, bc, sizeof *g->dp_rows);
+    g->dpt = carve(from, bc * columns, sizeof(float));
+    g->dpt_rows = carve(from, bc, sizeof *g->dpt_rows);
     g->ds = carve(from, bias, sizeof(float));
     g->ds_rows = carve(from, bias, sizeof(float));
     g->dbias_sums = carve(from, bias ? bc : 0, sizeof(double));

@@ -4,11 +4,12 @@
 #define FATTN_CPU_BACKWARD_FLOATS_H
 
 #include "backends/cpu/backward_run.h"
+#include "backends/cpu/cost.h"
 #include "backends/cpu/dots.h"
 
 /* The stride of rows of n floats that are to lie an odd number of cache lines apart, so that
  * columns of them find room in all sets of the first-level cache. */
-static int64_t spread(int64_t n)
+static int64_t odd_lines(int64_t n)
 {
     const int64_t line = CACHE_LINE / (int64_t)sizeof(float);
     return ((n + line - 1) / line | 1) * line;
@@ -22,15 +23,15 @@ static void backward_layout(backward *g, const fattn_problem *p, const fattn_til
 
     backward_layout_both(g, p, tiling, br, from);
     panel_layout_keys(pn, 1, from);
-    g->q_stride = spread(pn->dp);
-    g->dout_stride = spread(pn->dvp);
+    g->q_stride = odd_lines(pn->d_pad);
+    g->dout_stride = odd_lines(pn->dv_pad);
     pn->q = carve(from, br * g->q_stride, sizeof(float));
-    pn->qt = carve(from, br * pn->dp, sizeof(float));
+    pn->qt = carve(from, br * pn->d_pad, sizeof(float));
     g->dout = carve(from, br * g->dout_stride, sizeof(float));
-    g->dot = carve(from, br * pn->dvp, sizeof(float));
+    g->dout_t = carve(from, br * pn->dv_pad, sizeof(float));
     g->out = carve(from, bc, sizeof *g->out);
     g->seen = carve(from, bc, sizeof *g->seen);
-    g->nowhere = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
+    g->nowhere = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
     g->rows = carve(from, bc, sizeof *g->rows);
 }
 
@@ -44,26 +45,27 @@ static int64_t backward_scratch(const fattn_problem *p, const fattn_tiling *tili
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
-/* delta, which was dlse, = sum_c dO_c o_c - dlse of the rows at r, after g->dot. The sum runs as
+/* delta, which was dlse, = sum_c dO_c o_c - dlse of the rows at r, after g->dout_t. The sum runs as
  * those of dP do, so that a row whose o is one of its v has a dS of exactly 0 there. */
 static void load_delta(backward *g, int64_t r)
 {
     const panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     for (int64_t n = 0; n < FV_LANES; n++) {
-        float *const o = g->o + n * pn->dvp;
+        float *const o = g->o + n * pn->dv_pad;
         if (pn->row[r + n].dead) {
-            fill(o, pn->dvp, 0);
+            fill(o, pn->dv_pad, 0);
         } else {
             row_load(o, p->dtype_o, element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)),
                      p->dim_v);
         }
     }
-    transpose(g->o, pn->dvp, FV_LANES, pn->dvp, g->ot, FV_LANES);
+    transpose(g->o, pn->dv_pad, FV_LANES, pn->dv_pad, g->ot, FV_LANES);
 
     fv delta = fv_set1(0);
     for (int64_t c = 0; c < p->dim_v; c++) {
-        delta = fv_muladd(fv_load(g->ot + c * FV_LANES), fv_load(g->dot + c * pn->br + r), delta);
+        delta =
+            fv_muladd(fv_load(g->ot + c * FV_LANES), fv_load(g->dout_t + c * pn->br + r), delta);
     }
     fv_store(g->delta + r, fv_sub(delta, fv_load(g->delta + r)));
 }
@@ -79,14 +81,14 @@ static void load_rows(backward *g)
     load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, g->dout_stride);
     for (int64_t r = 0; r < pn->rows; r++) {
         if (pn->row[r].dead) {
-            fill(g->dout + r * g->dout_stride, pn->dvp, 0);
+            fill(g->dout + r * g->dout_stride, pn->dv_pad, 0);
         }
     }
     point_rows(pn->x_rows, pn->bc, pn->x, pn->br);
-    point_rows(g->dp_rows, pn->bc, g->dp, pn->br);
-    fill(g->nowhere, fattn_max64(pn->dp, pn->dvp), 0);
-    transpose(pn->q, g->q_stride, pn->width, pn->dp, pn->qt, pn->br);
-    transpose(g->dout, g->dout_stride, pn->width, pn->dvp, g->dot, pn->br);
+    point_rows(g->dpt_rows, pn->bc, g->dpt, pn->br);
+    fill(g->nowhere, fattn_max64(pn->d_pad, pn->dv_pad), 0);
+    transpose(pn->q, g->q_stride, pn->width, pn->d_pad, pn->qt, pn->br);
+    transpose(g->dout, g->dout_stride, pn->width, pn->dv_pad, g->dout_t, pn->br);
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta(g, r);
     }
@@ -97,7 +99,7 @@ static void load_rows(backward *g)
 /* What P and dS are multiplied by: distances of ALiBi give small ones (soften.h). */
 static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
 
-/* Scores in x and dP in dp become Z P and dS', lifted; ds gets dS where dbias is wanted. */
+/* Scores in x and dP in dpt become Z P and dS', lifted; ds gets dS where dbias is wanted. */
 static void differentiate_tile(backward *g, span s, unsigned terms)
 {
     panel *const pn = &g->panel;
@@ -117,9 +119,9 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
             const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
             const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
             const fv weight = fv_exp2_from(power, LEAST_POWER, lift);
-            const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dp + at)), delta));
+            const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dpt + at)), delta));
             fv_store(pn->x + at, fv_mul(z, weight));
-            fv_store(g->dp + at, fv_mul(fv_mul(ds, slope), scale));
+            fv_store(g->dpt + at, fv_mul(fv_mul(ds, slope), scale));
             if (keeps_ds) {
                 fv_store(g->ds + at, fv_mul(fv_set1(1 / lift), ds));
             }
@@ -133,8 +135,8 @@ static int64_t register_tiles(span s, int64_t columns)
     return s.padded / FV_NK * ((columns + TILE_GROUP - 1) / TILE_GROUP);
 }
 
-/* What a product of `tiles` register tiles fetches for the next one, where rows of keys are a page
- * apart: those that will be copied or added to. */
+/* The rows of keys that the next product copies or adds to, spread over `tiles` register tiles of
+ * this one; none where they are less than a page apart. */
 static prefetch_list fetch_keys(const backward *g, span s, const void *tensor, fattn_dtype dtype,
                                 const fattn_strides *strides, int64_t dim, int64_t tiles)
 {
@@ -196,14 +198,15 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
     }
 }
 
-/* Where scores and dP are not computed they are 0, for what comes of them is multiplied by 0. */
+/* Scores and dP that are not computed are set to 0: their weights are 0, and 0 times what the
+ * scratch held could be NaN. */
 static void clear_unseen(backward *g, span s)
 {
     const panel *const pn = &g->panel;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         for (int64_t j = keys_seen(pn, s, r + FV_LANES); j < s.padded; j++) {
             fv_store(pn->x + j * pn->br + r, fv_set1(0));
-            fv_store(g->dp + j * pn->br + r, fv_set1(0));
+            fv_store(g->dpt + j * pn->br + r, fv_set1(0));
         }
     }
 }
@@ -216,7 +219,7 @@ static void add_queries(backward *g, span s)
     const int64_t step = cut ? TILE_GROUP : pn->width;
     for (int64_t r = 0; r < pn->width; r += step) {
         const product_of kds = {
-            .a = pn->k, .b = g->dp + r, .b_stride = pn->br, .depth = keys_seen(pn, s, r + step)};
+            .a = pn->k, .b = g->dpt + r, .b_stride = pn->br, .depth = keys_seen(pn, s, r + step)};
         product_columns(pn->p->dim, false, NULL, kds, g->dqt + r, pn->br,
                         fattn_min64(step, pn->width - r));
     }
@@ -231,17 +234,17 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
     const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
 
     /* 1. S^T and dP^T. */
-    load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
+    load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
     const int64_t tiles = register_tiles(s, pn->width);
     pn->later = needs_ds ? fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
                          : fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
     dot_rows(pn, s, true, pn->k, p->dim, pn->qt, pn->x_rows);
     if (needs_ds) {
-        load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
+        load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v, NULL);
         pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
-        dot_rows(pn, s, false, pn->v, p->dim_v, g->dot, g->dp_rows);
+        dot_rows(pn, s, false, pn->v, p->dim_v, g->dout_t, g->dpt_rows);
     } else {
-        fill(g->dp, s.padded * pn->br, 0);
+        fill(g->dpt, s.padded * pn->br, 0);
     }
     clear_unseen(g, s);
 
@@ -265,11 +268,12 @@ static void backward_tile(backward *g, span s, span next, const fattn_cpu_progre
     }
     if (wants(p, FATTN_OUT_DV)) {
         add_keys(g, s, pn->x_rows, g->dout, g->dout_stride, buf->dv, &p->dv, p->dim_v, g->shared.dv,
-                 pn->dvp, fetch_sums(g, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
+                 pn->dv_pad,
+                 fetch_sums(g, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
     }
     if (wants(p, FATTN_OUT_DK)) {
-        add_keys(g, s, g->dp_rows, pn->q, g->q_stride, buf->dk, &p->dk, p->dim, g->shared.dk,
-                 pn->dp,
+        add_keys(g, s, g->dpt_rows, pn->q, g->q_stride, buf->dk, &p->dk, p->dim, g->shared.dk,
+                 pn->d_pad,
                  fetch_keys(g, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
     }
 }
@@ -305,8 +309,11 @@ static const fattn_tile backward_tiles[] = {
     {TILE_ROWS(16), 32},  {0, 0}};
 _Static_assert(176 % FV_LANES == 0, "blocks are whole vectors");
 
-/* What those cost a block, in rows' time. */
-static int64_t backward_block_rows(const fattn_problem *p) { return keys_in_place(p) ? 14 : 27; }
+static double backward_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+{
+    const fattn_cpu_blocks blocks = {.extra_rows = keys_in_place(p) ? 14 : 27, .in_order = true};
+    return fattn_cpu_cost(p, limits, tile, blocks);
+}
 
 static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
 {

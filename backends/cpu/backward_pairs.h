@@ -21,7 +21,7 @@ static void backward_pairs_layout(backward *g, const fattn_problem *p, const fat
     pairs_layout(pn, from);
     /* Keys and values are done with when sums begin, and matrix registers with zipped keys when
      * they are transposed. */
-    const int64_t sums = bc * fattn_max64(pn->dp, pn->dvp), zipped = bc / 2 * pn->dp;
+    const int64_t sums = bc * fattn_max64(pn->d_pad, pn->dv_pad), zipped = bc / 2 * pn->d_pad;
     g->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
     pn->k_copy = g->sums;
     pn->v_copy = from->base ? g->sums + k_size : NULL;
@@ -32,10 +32,10 @@ static void backward_pairs_layout(backward *g, const fattn_problem *p, const fat
     g->k_zipped = PAIRS_COPIED ? rounded : carve(from, zipped, sizeof(float));
     g->k_transposed = carve(from, PAIRS_COPIED ? zipped : 0, sizeof(float));
     pn->qt = carve(from, pairs_stride(p->dim) * br, sizeof(float));
-    g->dot = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
+    g->dout_t = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
     g->v_rows = carve(from, bc, sizeof *g->v_rows);
-    g->q_zipped = carve(from, br / 2 * pn->dp, sizeof(float));
-    g->dout_zipped = carve(from, br / 2 * pn->dvp, sizeof(float));
+    g->q_zipped = carve(from, br / 2 * pn->d_pad, sizeof(float));
+    g->dout_zipped = carve(from, br / 2 * pn->dv_pad, sizeof(float));
     g->p16_rows = carve(from, bc, sizeof *g->p16_rows);
     g->ds16_rows = carve(from, bc, sizeof *g->ds16_rows);
     g->weights = carve(from, bc, sizeof *g->weights);
@@ -115,9 +115,9 @@ static void raise_pairs(float *pairs, int64_t rows, int64_t stride, int64_t n)
 }
 
 /*
- * Products of pairs drop what is below the normal range, as all is that comes of a dO of that size.
- * Where all dO of a panel are below 2^-63 they are therefore taken 2^64 times as large, and what is
- * summed of them is lowered again; dS only if dlse is small as well, else it is what dS is about.
+ * Products of pairs drop numbers below the normal range, and a dO below 2^-63 makes nothing else.
+ * Where all dO of a panel are that small, they are taken 2^64 times as large and their sums are
+ * scaled back. For dS this holds only if dlse is small as well; otherwise dlse decides its size.
  */
 static void lift(backward *g, unsigned bits)
 {
@@ -128,13 +128,13 @@ static void lift(backward *g, unsigned bits)
     if (bits & EXPONENT_HIGH) {
         return;
     }
-    raise_pairs(g->dout_zipped, pn->width / 2, pn->dvp, pn->dvp);
+    raise_pairs(g->dout_zipped, pn->width / 2, pn->dv_pad, pn->dv_pad);
     g->lowered_dv = 0x1p-64f;
     for (int64_t r = 0; r < pn->width; r++) {
         small = small && g->delta[r] < 0x1p-63f && g->delta[r] > -0x1p-63f;
     }
     if (small) {
-        raise_pairs(g->dot, pairs_stride(dim_v), pn->br, pn->width);
+        raise_pairs(g->dout_t, pairs_stride(dim_v), pn->br, pn->width);
         for (int64_t r = 0; r < pn->width; r++) {
             g->delta[r] *= 0x1p64f;
         }
@@ -142,8 +142,8 @@ static void lift(backward *g, unsigned bits)
     }
 }
 
-/* As load_delta(). Where dropout leaves a row of o only what weighs next to nothing, delta is what
- * dS of the other keys is about, and o is taken 2^64 times as large. */
+/* As load_delta(). Dropout may leave a row of o nothing but tiny weights; delta then decides dS of
+ * the other keys, and o is taken 2^64 times as large. */
 static void load_delta_pairs(backward *g, int64_t r)
 {
     const panel *const pn = &g->panel;
@@ -160,7 +160,7 @@ static void load_delta_pairs(backward *g, int64_t r)
             raise_pairs(to, 1, stride, stride);
         }
     }
-    pairs_dots(g->o, stride, g->ot, pairs_of(p->dim_v), g->dot + r, pn->br, delta);
+    pairs_dots(g->o, stride, g->ot, pairs_of(p->dim_v), g->dout_t + r, pn->br, delta);
     fv_store(g->delta + r, fv_sub(fv_mul(fv_load(lowered), fv_load(delta)), fv_load(g->delta + r)));
 }
 
@@ -172,13 +172,13 @@ static void load_rows_pairs(backward *g)
     widen(pn);
     load_numbers(g);
     (void)load_both_ways(pn, pn->buf->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
-    lift(g, load_both_ways(pn, pn->buf->dout, &p->dout, p->dim_v, g->o, g->dot, g->dout_zipped));
+    lift(g, load_both_ways(pn, pn->buf->dout, &p->dout, p->dim_v, g->o, g->dout_t, g->dout_zipped));
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         load_delta_pairs(g, r);
     }
     point_rows(pn->x_rows, pn->bc, pn->x, TILE_GROUP);
-    point_rows(g->dp_rows, pn->bc, g->dp, TILE_GROUP);
-    point_rows(g->sum_rows, pn->bc, g->sums, fattn_max64(pn->dp, pn->dvp));
+    point_rows(g->dpt_rows, pn->bc, g->dpt, TILE_GROUP);
+    point_rows(g->sum_rows, pn->bc, g->sums, fattn_max64(pn->d_pad, pn->dv_pad));
     for (int64_t j = 0; j < pn->bc; j++) {
         g->p16_rows[j] = (const bf16_pair *)(void *)(g->p16 + j * pn->br);
         g->ds16_rows[j] = (const bf16_pair *)(void *)(g->ds16 + j * pn->br);
@@ -209,7 +209,7 @@ INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t colu
                 const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
                 const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
                 weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
-                ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(g->dp + from)), delta));
+                ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(g->dpt + from)), delta));
                 weight[n] = fv_mul(z, weight[n]);
                 if (keeps_ds) {
                     fv_store(g->ds + at, fv_mul(lowered, ds[n]));
@@ -257,8 +257,8 @@ static seen_rows rows_of(const panel *pn, span s)
     return seen;
 }
 
-/* tensor[j] += factor weights[j] rows for the keys of the tile, whose turn it is after the sums.
- * weights: [bc] rows of [br]; rows: zipped */
+/* tensor[j] += factor weights[j] rows for the keys of the tile, once the panel before has added its
+ * own. weights: [bc] rows of [br]; rows: zipped */
 static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair *const *weights,
                            const float *rows, float factor, void *tensor,
                            const fattn_strides *strides, int64_t dim, float *apart, int64_t stride,
@@ -269,8 +269,8 @@ static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair 
         g->weights[j] = weights[j] + seen.first / 2;
     }
     pairs_rows(s.padded, g->weights, pn->br / 2, (seen.past - seen.first) / 2,
-               rows + seen.first / 2 * stride, stride, g->sum_rows, fattn_max64(pn->dp, pn->dvp),
-               stride);
+               rows + seen.first / 2 * stride, stride, g->sum_rows,
+               fattn_max64(pn->d_pad, pn->dv_pad), stride);
     wait_for(g, s, before);
     for (int64_t j = 0; j < s.live; j++) {
         add_row(sum_row(pn, tensor, strides, apart, stride, s.first + j), g->sum_rows[j], dim,
@@ -305,10 +305,10 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
         pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
                    pn->br, pn->x_rows, TILE_GROUP, columns);
         if (needs_ds) {
-            pairs_rows(s.padded, g->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v), g->dot + r,
-                       pn->br, g->dp_rows, TILE_GROUP, columns);
+            pairs_rows(s.padded, g->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
+                       g->dout_t + r, pn->br, g->dpt_rows, TILE_GROUP, columns);
         } else {
-            fill(g->dp, s.padded * TILE_GROUP, 0);
+            fill(g->dpt, s.padded * TILE_GROUP, 0);
         }
         settle_lone(g, s, terms, r, columns, pn->x, TILE_GROUP);
         if (terms || drops || keeps_ds) {
@@ -329,11 +329,11 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
     }
     if (wants(p, FATTN_OUT_DV)) {
         add_keys_pairs(g, s, seen, g->p16_rows, g->dout_zipped, g->lowered_dv / LIFT, buf->dv,
-                       &p->dv, p->dim_v, g->shared.dv, pn->dvp, before);
+                       &p->dv, p->dim_v, g->shared.dv, pn->dv_pad, before);
     }
     if (wants(p, FATTN_OUT_DK)) {
         add_keys_pairs(g, s, seen, g->ds16_rows, g->q_zipped, pn->rule.scale * (g->lowered / LIFT),
-                       buf->dk, &p->dk, p->dim, g->shared.dk, pn->dp, before);
+                       buf->dk, &p->dk, p->dim, g->shared.dk, pn->d_pad, before);
     }
 }
 

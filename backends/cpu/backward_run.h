@@ -13,10 +13,10 @@ static void store_dq(backward *g, int64_t first, float factor)
     const panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
     const fattn_dtype dtype = fattn_gradient_dtype(p);
-    transpose(g->dqt + first, pn->br, pn->dp, FV_LANES, g->dq, pn->dp);
+    transpose(g->dqt + first, pn->br, pn->d_pad, FV_LANES, g->dq, pn->d_pad);
     for (int64_t r = first; r < fattn_min64(first + FV_LANES, pn->rows); r++) {
         const int64_t at = query_index(pn, &p->dq, r);
-        float *const row = g->dq + (r - first) * pn->dp;
+        float *const row = g->dq + (r - first) * pn->d_pad;
         if (p->features & FATTN_ACCUMULATE) { /* f32, then */
             add_row((float *)pn->buf->dq + at, row, p->dim, factor);
         } else {
@@ -91,7 +91,7 @@ INLINE void backward_panel(backward *g, const backward_kind *kind, const fattn_c
 
     pn->step = kind->step;
     kind->load(g);
-    for (int64_t c = 0; c < pn->dp; c++) {
+    for (int64_t c = 0; c < pn->d_pad; c++) {
         fill(g->dqt + c * pn->br, pn->width, 0);
     }
     panel_blocks(pn, &block, &past);

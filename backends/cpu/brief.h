@@ -25,19 +25,19 @@
 typedef struct brief {
     float *q;            /* as order_queries() has it */
     float *x;            /* [keys][pitch] scores, then weights */
-    float *o;            /* [pitch][dvp] */
+    float *o;            /* [pitch][dv_pad] */
     const char **k, **v; /* [keys] rows */
     float *zeros;        /* a row */
 } brief;
 
 static void brief_layout(brief *s, const fattn_problem *p, arena *from)
 {
-    const int64_t dp = vectors_of(p->dim) * FV_LANES, dvp = vectors_of(p->dim_v) * FV_LANES;
+    const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     s->k = carve(from, BRIEF_KEYS, sizeof *s->k);
     s->v = carve(from, BRIEF_KEYS, sizeof *s->v);
-    s->q = carve(from, FV_LANES * dp, sizeof(float));
-    s->o = carve(from, FV_LANES * dvp, sizeof(float));
-    s->zeros = carve(from, fattn_max64(dp, dvp), sizeof(float));
+    s->q = carve(from, FV_LANES * d_pad, sizeof(float));
+    s->o = carve(from, FV_LANES * dv_pad, sizeof(float));
+    s->zeros = carve(from, fattn_max64(d_pad, dv_pad), sizeof(float));
     s->x = carve(from, BRIEF_KEYS * FV_LANES, sizeof(float));
 }
 
@@ -146,15 +146,15 @@ static fattn_softmax brief_soften(float *x, int64_t vectors, int64_t pitch, floa
 {
     const score_range scores = range_of(x, FV_LANES, vectors, true);
     fattn_softmax state = {.m = fold_lanes(scores.most, pitch, false)};
-    weighing w = {.selected = true, .unit = fv_set1(unit), .base = fattn_softmax_base(state)};
+    weigher w = {.unit = fv_set1(unit), .base = fattn_softmax_base(state)};
     const fv power = fattn_softmax_exponent(scores.least, w.unit, w.base);
     *lowered = 1;
     if (mv_all(fv_le(fv_set1(LEAST_NORMAL), power))) {
-        state.l = weigh_rows(x, FV_LANES, vectors, &w);
+        state.l = weigh_rows(x, FV_LANES, vectors, WEIGHTS_SELECTED, false, &w);
     } else {
-        w.lifted = true;
         *lowered = 1 / LIFT;
-        state.l = fv_mul(fv_set1(1 / LIFT), weigh_rows(x, FV_LANES, vectors, &w));
+        state.l =
+            fv_mul(fv_set1(1 / LIFT), weigh_rows(x, FV_LANES, vectors, WEIGHTS_LIFTED, false, &w));
     }
     state.l = fold_lanes(state.l, pitch, true);
     return state;
@@ -173,10 +173,10 @@ static void brief_store(const panel *pn, float *o, fattn_softmax state)
     const int64_t size = fattn_dtype_size(p->dtype_o), head = pn->hk * pn->group;
     char *to = (char *)pn->buf->o + row_index(pn, &p->o, 0, head) * size;
     for (int64_t r = 0, g = 0, i = 0; r < pn->rows; r++) {
-        float *const row = o + r * pn->dvp;
+        float *const row = o + r * pn->dv_pad;
         order_channels(pn, row);
         if (l[r] == 0) { /* selected: o may hold 0 * inf */
-            fill_vectors(row, pn->dvp, fv_set1(0));
+            fill_vectors(row, pn->dv_pad, fv_set1(0));
         }
         row_store(to, p->dtype_o, row, p->dim_v, factor[r]);
         if (p->outputs & FATTN_OUT_LSE) {
@@ -200,19 +200,19 @@ static void brief_head(panel *pn, const brief *s, fattn_range keys)
 
     brief_queries(pn, s->q);
     const decode_rows k = {.at = s->k, .ahead = s->v, .count = padded, .dim = p->dim};
-    const decode_dots d = {.q = s->q, .dp = pn->dp, .k = k, .x = s->x, .pitch = pn->pitch};
+    const decode_dots d = {.q = s->q, .q_stride = pn->d_pad, .k = k, .x = s->x, .pitch = pn->pitch};
     decode_scores(p->dtype, d);
     fill(s->x + scores, vectors * FV_LANES - scores, -INFINITY);
     const fattn_softmax state = brief_soften(s->x, vectors, pn->pitch, pn->rule.unit, &lowered);
     fv_store(alpha, fv_set1(0));
-    fill_vectors(s->o, pn->pitch * pn->dvp, fv_set1(0));
+    fill_vectors(s->o, pn->pitch * pn->dv_pad, fv_set1(0));
     const decode_sums sums = {.alpha = alpha,
                               .lowered = lowered,
                               .p = s->x,
                               .pitch = pn->pitch,
                               .v = {.at = s->v, .ahead = s->v, .count = count, .dim = p->dim_v},
                               .o = s->o,
-                              .o_stride = pn->dvp};
+                              .o_stride = pn->dv_pad};
     decode_mix(p->dtype, sums);
     brief_store(pn, s->o, state);
 }
@@ -242,12 +242,12 @@ static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
     brief s;
     brief_layout(&s, p, &from);
     pn.p = p;
-    pn.dp = vectors_of(p->dim) * FV_LANES;
-    pn.dvp = vectors_of(p->dim_v) * FV_LANES;
+    pn.d_pad = vectors_of(p->dim) * FV_LANES;
+    pn.dv_pad = vectors_of(p->dim_v) * FV_LANES;
     const int64_t count = keys.past - keys.first, size = fattn_dtype_size(p->dtype);
     const int64_t padded = (count + FV_ND - 1) / FV_ND * FV_ND, bytes = p->dim * size;
     const int64_t early = fattn_min64(count, BRIEF_EARLY);
-    fill_vectors(s.zeros, fattn_max64(pn.dp, pn.dvp), fv_set1(0));
+    fill_vectors(s.zeros, fattn_max64(pn.d_pad, pn.dv_pad), fv_set1(0));
     for (int64_t j = count; j < padded; j++) {
         s.k[j] = s.v[j] = (const char *)s.zeros;
     }

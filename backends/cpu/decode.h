@@ -4,13 +4,13 @@
  * products, and every key and value is read once, in its own type, for all rows of its head; scores
  * are a dense tile (panel.h).
  *
- * A core keeps memory busy only if it asks for data long before it needs them, and so that the
- * processor's own prefetchers ask for even more than a core may: in several pages by turns, and in
- * each of them in the order of memory. So while a tile is worked on, the next one is fetched into
- * the second-level cache, rows from several places by turns. Where the heads of a key are
- * neighbours in memory, as in BSHD, one item takes several heads, which share that order: they take
- * turns with a tile of keys, and each fetches its share of the next tile of all. The last tile of
- * an item fetches the first one of the next.
+ * A core keeps memory busy only if it asks for data long before it needs them. The processor's own
+ * prefetchers ask for more than a core may, provided that the core reads several pages by turns,
+ * each in the order of memory. So while a tile is worked on, the next one is fetched into the
+ * second-level cache, rows from several places by turns. Where the heads of a key are neighbours in
+ * memory, as in BSHD, one item takes several heads, which share that order: they take turns with a
+ * tile of keys, and each fetches its share of the next tile of all. The last tile of an item
+ * fetches the first one of the next.
  */
 #ifndef FATTN_CPU_DECODE_H
 #define FATTN_CPU_DECODE_H
@@ -33,8 +33,8 @@ typedef struct decode_rows {
 
 /* x[j][r] = dot(q[r], k[j]) */
 typedef struct decode_dots {
-    const float *q; /* as order_queries() has it */
-    int64_t dp;     /* floats of a query */
+    const float *q;   /* as order_queries() has it */
+    int64_t q_stride; /* floats of a query */
     decode_rows k;
     float *x; /* [k.count][pitch] */
     int64_t pitch;
@@ -145,7 +145,7 @@ INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
 {
     const int64_t step = FV_ND / nr;
     for (int64_t j = 0; j < d.k.count; j += step) {
-        dots_tile(nr, dtype, d.q + r * d.dp, some_rows(d.k, j, step), d.x + j * d.pitch + r);
+        dots_tile(nr, dtype, d.q + r * d.q_stride, some_rows(d.k, j, step), d.x + j * d.pitch + r);
     }
 }
 
@@ -265,19 +265,19 @@ static void order_queries(const panel *pn, float *to)
     const int64_t by_two = channels_by_two(pn->p->dim), rows = rows_at_once(pn->pitch);
     const bool apart = pn->p->dtype == FATTN_BF16;
     for (int64_t r = 0; r < pn->pitch; r += rows) {
-        const float *const from = pn->q + r * pn->dp;
+        const float *const from = pn->q + r * pn->d_pad;
         for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
             for (int64_t n = 0; n < rows; n++, to += 2 * FV_LANES) {
                 for (int64_t lane = 0; lane < FV_LANES; lane++) {
-                    const float *const two = from + n * pn->dp + c;
+                    const float *const two = from + n * pn->d_pad + c;
                     to[lane] = apart ? two[2 * lane] : two[lane];
                     to[lane + FV_LANES] = apart ? two[2 * lane + 1] : two[lane + FV_LANES];
                 }
             }
         }
-        for (int64_t c = by_two; c < pn->dp; c += FV_LANES) {
+        for (int64_t c = by_two; c < pn->d_pad; c += FV_LANES) {
             for (int64_t n = 0; n < rows; n++, to += FV_LANES) {
-                fv_store(to, fv_load(from + n * pn->dp + c));
+                fv_store(to, fv_load(from + n * pn->d_pad + c));
             }
         }
     }
@@ -351,7 +351,7 @@ static void find_rows(const panel *pn, int64_t first, int64_t live, const void *
     const int64_t step = strides->seq * fattn_dtype_size(p->dtype);
     for (int64_t j = 0; j < live;) {
         const char *const row = element(tensor, p->dtype, key_index(pn, strides, first + j));
-        const int64_t run = fattn_min64(live - j, page - (pn->seq.start_k + first + j) % page);
+        const int64_t run = fattn_min64(live - j, page - (pn->start_k + first + j) % page);
         for (int64_t n = 0; n < run; n++) {
             rows[j + n] = row + n * step;
         }
@@ -369,7 +369,7 @@ static void tile_rows(const panel *pn, decode_tile *tile)
     }
 }
 
-/* The first tile from `block` on that some head looks at; whether there is one. */
+/* The first tile from `block` on that some head attends to; whether there is one. */
 static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *tile)
 {
     tile->live = 0;
@@ -470,7 +470,7 @@ static void soften_dense(forward *f, span s)
     const int64_t steps = s.padded / pn->phases;
     const int64_t whole = (steps + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
     fill(pn->x + steps * pn->br, (whole - steps) * pn->br, -INFINITY);
-    (void)soften_tile(f, whole, s.kind == FATTN_TILE_PARTIAL || whole > steps, false, false);
+    (void)soften_tile(f, whole, s.kind == FATTN_TILE_PARTIAL || whole > steps, STORED_FLOATS);
 }
 
 static void decode_head(decode *d, int64_t n)
@@ -484,8 +484,9 @@ static void decode_head(decode *d, int64_t n)
     head_rows(d, n, &p->k, d->now.k, s.padded);
     const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
     const decode_rows k = {.at = d->rows, .ahead = ahead, .count = s.padded, .dim = p->dim};
-    decode_scores(p->dtype,
-                  (decode_dots){.q = pn->qt, .dp = pn->dp, .k = k, .x = pn->x, .pitch = pn->pitch});
+    decode_scores(
+        p->dtype,
+        (decode_dots){.q = pn->qt, .q_stride = pn->d_pad, .k = k, .x = pn->x, .pitch = pn->pitch});
     score_tile(pn, s);
     soften_dense(f, s);
     if (!values) {
@@ -502,7 +503,7 @@ static void decode_head(decode *d, int64_t n)
         .pitch = pn->pitch,
         .v = {.at = d->rows, .ahead = ahead + pn->bc, .count = s.padded, .dim = p->dim_v},
         .o = f->o,
-        .o_stride = pn->dvp};
+        .o_stride = pn->dv_pad};
     decode_mix(p->dtype, sums);
 }
 
@@ -533,14 +534,14 @@ static void decode_begin(forward *f, int64_t split)
     panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     pn->step = pn->phases;
-    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->dp);
+    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->d_pad);
     order_queries(pn, pn->qt);
-    fill(f->o, pn->br * pn->dvp, 0);
+    fill(f->o, pn->br * pn->dv_pad, 0);
     state_begin(f, split, false);
-    fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink is met once */
+    fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink counts once */
 }
 
-/* Parts of l meet, and channels are in order. */
+/* Adds the parts of l, and puts channels in order. */
 static void decode_end(forward *f)
 {
     const panel *const pn = &f->panel;
@@ -550,7 +551,7 @@ static void decode_end(forward *f)
         }
     }
     for (int64_t r = 0; r < pn->rows; r++) {
-        order_channels(pn, f->o + r * pn->dvp);
+        order_channels(pn, f->o + r * pn->dv_pad);
     }
 }
 

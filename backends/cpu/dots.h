@@ -20,7 +20,8 @@ static void load_queries(const panel *pn, const void *tensor, fattn_dtype dtype,
     }
 }
 
-/* rows[n] = row r + n of q for n < FV_LANES; zeros for rows past the last. rows: [FV_LANES][dp] */
+/* rows[n] = row r + n of q for n < FV_LANES; zeros for rows past the last. rows:
+ * [FV_LANES][d_pad] */
 static void load_some_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
                               int64_t r, float *rows)
 {
@@ -38,16 +39,16 @@ static void load_some_queries(const panel *pn, const void *tensor, const fattn_s
     }
     for (int64_t n = 0; n < FV_LANES; n++) {
         if (r + n < pn->rows) {
-            row_load(rows + n * pn->dp, dtype,
+            row_load(rows + n * pn->d_pad, dtype,
                      element(tensor, dtype, query_index(pn, strides, r + n)), dim);
         } else {
-            fill(rows + n * pn->dp, pn->dp, 0);
+            fill(rows + n * pn->d_pad, pn->d_pad, 0);
         }
     }
 }
 
-/* t[c][r] = rows of q; zeros for rows past the last. t: [dp][br]; rows: scratch,
- * [FV_LANES][dp] */
+/* t[c][r] = rows of q; zeros for rows past the last. t: [d_pad][br]; rows: scratch,
+ * [FV_LANES][d_pad] */
 static void transpose_queries(const panel *pn, const void *tensor, const fattn_strides *strides,
                               float *rows, float *t)
 {
@@ -60,12 +61,12 @@ static void transpose_queries(const panel *pn, const void *tensor, const fattn_s
             continue;
         }
         load_some_queries(pn, tensor, strides, r, rows);
-        transpose(rows, pn->dp, FV_LANES, pn->dp, t + r, pn->br);
+        transpose(rows, pn->d_pad, FV_LANES, pn->d_pad, t + r, pn->br);
     }
 }
 
-/* The keys of the tile, as whole steps of products, that some row before `past` may see: where the
- * band cuts a tile on the right, products need not go further. */
+/* The keys of the tile, as whole steps of products, that some row before `past` attends to: where
+ * the band cuts a tile on the right, products stop there. */
 static int64_t keys_seen(const panel *pn, span s, int64_t past)
 {
     const int64_t last = fattn_min64(past, pn->rows) - 1;
@@ -91,9 +92,10 @@ static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *con
     return later;
 }
 
-/* A sum of equal terms rounds alike at every step, and all probabilities of a row with it: those of
- * backward, and of forward where a sink is not wrong alike. Where keys are few, so that little else
- * rounds, parts of sums are summed apart: not for a row that may not tell how many there are. */
+/* Equal terms round the same way at every step of a sum, so that its error grows with its length
+ * and is the same for all keys of a row. Softmax cancels it, but in backward, and beside a sink in
+ * forward, it shows. Where keys are few, and little else rounds, long sums are made in parts; not
+ * for a batch-invariant row, whose bits may not depend on the number of keys. */
 #define PART_KEYS 32
 #define PART_TERMS 32
 
@@ -125,9 +127,9 @@ static prefetch_list dot_parts(const panel *pn, int64_t keys, const float *const
     return later;
 }
 
-/* x[j][r] = a[j] . t[r], but for the vectors of rows that are past their last key, of which the
- * caller knows. scores: they are, and not what a sum in the order of all channels is subtracted
- * from. t: [dim][br]; x: rows of [br] */
+/* x[j][r] = a[j] . t[r]. Vectors of rows past their last key are left out; callers mask them.
+ * scores: the results are scores, which may be summed in parts, and not dP, of which delta, a sum
+ * in the order of channels, is subtracted. t: [dim][br]; x: rows of [br] */
 static void dot_rows(const panel *pn, span s, bool scores, const float *const *a, int64_t dim,
                      const float *t, float *const *x)
 {

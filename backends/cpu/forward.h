@@ -20,6 +20,7 @@
 #define FATTN_CPU_FORWARD_H
 
 #include "backends/cpu/ahead.h"
+#include "backends/cpu/cost.h"
 #include "backends/cpu/mix.h"
 #include "backends/cpu/soften.h"
 
@@ -53,7 +54,7 @@ INLINE void forward_begin(forward *f, const forward_kind *kind, int64_t split)
     }
     f->fresh = true;
     f->by_rows = f->only = f->normalised = f->placed = f->narrow = false;
-    f->met = f->missed = 0;
+    f->tiles_done = f->mispredicted = 0;
     state_begin(f, split, kind->sink_last);
 }
 
@@ -77,16 +78,18 @@ INLINE void forward_tile(forward *f, const forward_kind *kind, span s, bool pair
     const bool drops = p->features & FATTN_DROPOUT;
     const bool masked = s.kind == FATTN_TILE_PARTIAL || seems_masked(pn, s);
     const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
-    const bool stored = pairs && !drops;
-    const bool hoped = !masked && expects_near(f, s);
-    const bool near = hoped && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
-    if (hoped && !near) {
+    const bool stored = pairs && !drops; /* as pairs */
+    const bool predicted = !masked && predicts_near(f, s);
+    const bool near =
+        predicted && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
+    if (predicted && !near) {
         forward_scores(f, s);
-        f->missed++;
+        f->mispredicted++;
     }
-    f->met++;
-    const bool rose = !near && (stored ? soften_tile(f, keys, masked, true, true)
-                                       : soften_tile(f, keys, masked, false, pairs));
+    f->tiles_done++;
+    const bool rose = !near && (stored  ? soften_tile(f, keys, masked, STORED_PAIRS)
+                                : pairs ? soften_tile(f, keys, masked, STORED_FLOATS_FOR_PAIRS)
+                                        : soften_tile(f, keys, masked, STORED_FLOATS));
     if (!(p->outputs & FATTN_OUT_O)) {
         return;
     }
@@ -101,28 +104,28 @@ INLINE void forward_tile(forward *f, const forward_kind *kind, span s, bool pair
 }
 
 /* Turns to the copies of a tile of keys; returns what of them is there. */
-static cached_tile turn_to_copies(forward *strips, int64_t count, int64_t block)
+static cached_tile use_cached_copies(forward *strips, int64_t count, int64_t block)
 {
     const panel *const pn = &strips->panel;
-    if (!keeps_tiles(pn->p, pn->bc)) {
+    if (!caches_tiles(pn->p, pn->bc)) {
         return (cached_tile){0};
     }
     key_tile tile = *strips->tiles;
-    tile.k_copy += block * pn->bc * pn->dp;
-    tile.v_copy += block * pn->bc * pn->dvp;
+    tile.k_copy += block * pn->bc * pn->d_pad;
+    tile.v_copy += block * pn->bc * pn->dv_pad;
     use_tile(strips, count, tile);
-    return strips->kept->tile[block];
+    return strips->cache->tile[block];
 }
 
 /* Loads a tile. Returns whether its values are pairs. */
 INLINE bool load_tile(forward *strips, const forward_kind *kind, int64_t count, int64_t block,
                       span s)
 {
-    cached_tile cached = turn_to_copies(strips, count, block);
+    cached_tile cached = use_cached_copies(strips, count, block);
     const panel *const pn = &strips->panel;
     const bool pairs = kind->load(strips, s, &cached);
-    if (keeps_tiles(pn->p, pn->bc)) {
-        strips->kept->tile[block] = cached;
+    if (caches_tiles(pn->p, pn->bc)) {
+        strips->cache->tile[block] = cached;
     }
     return kind->pairs && pairs;
 }
@@ -158,8 +161,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
     int64_t first, past, begin = INT64_MAX, end = 0;
     const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
     const int64_t part = work.batch * run->tiling->splits + work.split + 1;
-    if (strips->kept->head != head) {
-        *strips->kept = (kept_head){.head = head};
+    if (strips->cache->head != head) {
+        *strips->cache = (cached_head){.head = head};
     }
 
     for (int64_t n = 0; n < count; n++) {
@@ -181,7 +184,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         prefetch_plan_open(&ahead, run, item, &strips->panel, begin, end);
     }
     for (int64_t block = begin; block < end; block++) {
-        const bool loaded = fetches && turn_to_block(&ahead, strips, count, run, block);
+        const bool loaded = fetches && begin_block(&ahead, strips, count, run, block);
         forward_block(strips, count, block, kind, loaded);
     }
 
@@ -189,11 +192,11 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         forward *const f = &strips[n];
         const panel *const pn = &f->panel;
         if (f->fresh) {
-            fill(f->ot, pn->br * pn->dvp, 0);
+            fill(f->ot, pn->br * pn->dv_pad, 0);
         }
-        meet_sinks(f);
+        join_sinks(f);
         if (!whole) {
-            transpose(f->ot, pn->br, pn->dvp, pn->width, f->o, pn->dvp);
+            transpose(f->ot, pn->br, pn->dv_pad, pn->width, f->o, pn->dv_pad);
             forward_leave_part(f, run, item, n);
         } else if (f->by_rows) {
             forward_store_rows(f);
@@ -207,11 +210,11 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
 INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *kind)
 {
     forward laid[STRIPS], strips[STRIPS];
-    kept_head kept = {0};
+    cached_head cache = {0};
     arena from = {.base = scratch};
     const int64_t room = kind->layout(laid, run->problem, run->tiling, &from);
     known_layout(laid, &from);
-    laid->kept = &kept;
+    laid->cache = &cache;
     kind->prepare(&laid->panel);
     for (int64_t item; fattn_cpu_take(run->items, &item);) {
         memcpy(strips, laid, (size_t)room * sizeof *laid);
@@ -246,7 +249,6 @@ INLINE int64_t attend_scratch(const fattn_problem *p, const fattn_tiling *tiling
 
 /* Blocks of as many rows as are worth the keys they load, where they leave cores some to share, and
  * smaller ones, among which the planner finds even shares. */
-#define FORWARD_ROUNDS 4
 #define BLOCK_TILES                                                                               \
     {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
         {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \
@@ -261,5 +263,14 @@ static const fattn_tile forward_tiles[] = {BLOCK_TILES,
 #endif
                                            {TILE_ROWS(16), 32},
                                            {0, 0}};
+
+/* extra_rows: what a block costs besides its rows, in their time. The largest blocks are for
+ * problems that have some for each core to share. */
+static double blocks_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile,
+                          int64_t extra_rows)
+{
+    const fattn_cpu_blocks blocks = {.extra_rows = extra_rows, .large = BLOCK_ROWS, .rounds = 4};
+    return fattn_cpu_cost(p, limits, tile, blocks);
+}
 
 #endif

@@ -47,10 +47,10 @@ static bool load_floats(const forward *f, span s, cached_tile *cached)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
-    load_keys(pn, s, cached->keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->dp, pn->k, NULL);
+    load_keys(pn, s, cached->keys, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
     cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
     if (p->outputs & FATTN_OUT_O) {
-        load_keys(pn, s, cached->values, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v,
+        load_keys(pn, s, cached->values, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
                   NULL);
         cached->values = (int32_t)fattn_max64(cached->values, s.live);
     }
@@ -84,11 +84,12 @@ static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tilin
     return attend_scratch(p, tiling, &forward_floats);
 }
 
-/* What opening a block costs, which shows where keys are few, and copying a tile of keys, or the
- * ways of keys in place through the caches, in rows' time. */
-static int64_t forward_block_rows(const fattn_problem *p)
+/* A block costs its opening, which shows where keys are few, and copying a tile of keys, or the
+ * ways of keys in place through the caches. */
+static double forward_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
 {
-    return 40 / fattn_max64(p->seqlen_k, 1) + (keys_in_place(p) ? 5 : 40);
+    const int64_t opening = 40 / fattn_max64(p->seqlen_k, 1), keys = keys_in_place(p) ? 5 : 40;
+    return blocks_cost(p, limits, tile, opening + keys);
 }
 
 static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)

@@ -67,7 +67,7 @@ static bool load_pairs(const forward *f, span s, cached_tile *cached)
     f->form->load_keys(pn, s, cached->keys);
     const bool pairs = values && pairs_load_values(pn, s, cached->values == s.live);
     if (values && !pairs) {
-        load_keys(pn, s, 0, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dvp, pn->v, NULL);
+        load_keys(pn, s, 0, pn->buf->v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v, NULL);
     }
     cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
     cached->values = (int32_t)(pairs ? s.live : 0);
@@ -133,10 +133,10 @@ static bool forward_pairs_pay(const fattn_problem *p)
     return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p));
 }
 
-static int64_t pairs_block_rows(const fattn_problem *p)
+static double forward_pairs_cost(const fattn_problem *p, const fattn_limits *limits,
+                                 fattn_tile tile)
 {
-    (void)p;
-    return PAIRS_BLOCK_ROWS;
+    return blocks_cost(p, limits, tile, PAIRS_BLOCK_ROWS);
 }
 
 static int64_t forward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)

@@ -51,22 +51,22 @@ static bool is_chained(const fattn_problem *p)
 typedef struct gradients {
     fattn_cpu_progress *progress; /* [items] */
     float *dsink;                 /* [items][group] parts of dsink */
-    float *dk, *dv;               /* [Hk][key rows][dp], [dvp]: sums of 16-bit gradients */
+    float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums of 16-bit gradients */
 } gradients;
 
 /* Lays the shared memory out; returns its size, -1 when that is too large. */
 static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tiling, char *base,
                                 gradients *g)
 {
-    const int64_t dp = vectors_of(p->dim) * FV_LANES, dvp = vectors_of(p->dim_v) * FV_LANES;
+    const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
     const bool apart = adds_up_apart(p);
     const int64_t rows = apart ? fattn_cpu_bytes(key_rows(p), p->heads_k, sizeof(float)) : 0;
     const int64_t sizes[4] = {
         is_chained(p) ? fattn_cpu_bytes(tiling->items, sizeof(fattn_cpu_progress), 1) : 0,
         wants(p, FATTN_OUT_DSINK) ? fattn_cpu_bytes(tiling->items, group, sizeof(float)) : 0,
-        apart && wants(p, FATTN_OUT_DK) ? fattn_cpu_bytes(rows, dp, 1) : 0,
-        apart && wants(p, FATTN_OUT_DV) ? fattn_cpu_bytes(rows, dvp, 1) : 0,
+        apart && wants(p, FATTN_OUT_DK) ? fattn_cpu_bytes(rows, d_pad, 1) : 0,
+        apart && wants(p, FATTN_OUT_DV) ? fattn_cpu_bytes(rows, dv_pad, 1) : 0,
     };
     void *parts[4];
     int64_t used = 0;
@@ -116,8 +116,8 @@ static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
 {
     panel pn = {.p = run->problem, .buf = run->buffers, .b = b, .hk = hk};
     pn.seq = fattn_sequence_of(pn.p, pn.buf, b);
-    pn.dp = vectors_of(pn.p->dim) * FV_LANES;
-    pn.dvp = vectors_of(pn.p->dim_v) * FV_LANES;
+    pn.d_pad = vectors_of(pn.p->dim) * FV_LANES;
+    pn.dv_pad = vectors_of(pn.p->dim_v) * FV_LANES;
     return pn;
 }
 
@@ -136,7 +136,7 @@ static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
-    for (int64_t j = first == 0 ? -pn->seq.start_k : first; j < past; j++) {
+    for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
         if (adds_up_apart(pn->p) && j >= 0 && j < pn->seq.sk) {
             fill(sum_row(pn, tensor, strides, apart, stride, j), stride, 0);
         } else {
@@ -212,10 +212,10 @@ static void clear_item(const fattn_cpu_run *run, int64_t item, void *scratch)
         return;
     }
     if (wants(p, FATTN_OUT_DK)) {
-        clear_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
+        clear_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.d_pad);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
+        clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dv_pad);
     }
 }
 
@@ -277,10 +277,10 @@ static void finish_item(const fattn_cpu_run *run, int64_t item, void *scratch)
     const int64_t head = item % heads, first = item / heads * CHUNK_KEYS;
     const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
     if (wants(p, FATTN_OUT_DK)) {
-        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.dp);
+        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.d_pad);
     }
     if (wants(p, FATTN_OUT_DV)) {
-        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dvp);
+        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dv_pad);
     }
 }
 

@@ -4,10 +4,10 @@
  *
  * When a panel turns to its keys, its rows of the bias are read from both ends for keys that -inf
  * hides from all rows, and from there on for keys where it is 0 for all of them. The former are
- * never multiplied, the latter need no bias. Any other bias is done with after its first and its
- * last number. A causal mask, a window or padding is wholly described so, in four numbers, where a
- * table of tiles would grow with Sq Sk. What else is hidden is found tile by tile: the test of a
- * tile stops at the first number that is not -inf.
+ * never multiplied, the latter need no bias. With any other bias the search ends at its first and
+ * its last number. A causal mask, a window or padding is wholly described so, in four numbers,
+ * where a table of tiles would grow with Sq Sk. What else is hidden is found tile by tile: the test
+ * of a tile stops at the first number that is not -inf.
  */
 #ifndef FATTN_CPU_HIDDEN_H
 #define FATTN_CPU_HIDDEN_H
@@ -89,7 +89,7 @@ static int64_t bias_row(const panel *pn, bias_rows rows, int64_t n)
     const int64_t *const stride = pn->p->bias_stride;
     const int64_t i = rows.heads == 1 ? n : n / rows.heads, h = n - i * rows.heads;
     return pn->b * stride[0] + (pn->hk * pn->group + h) * stride[1] + (pn->i1 - 1 - i) * stride[2] +
-           pn->seq.start_k * stride[3];
+           pn->start_k * stride[3];
 }
 
 /* What the bias leaves of keys first .. past - 1. A slope may make NaN of 0. */
@@ -116,7 +116,7 @@ static bias_ranges bias_ranges_of(const panel *pn, int64_t first, int64_t past)
     return (bias_ranges){.seen = seen, .zero = zero};
 }
 
-/* What a thread found for the rows of a strip, which may be those of other heads as well. */
+/* What a thread found for the rows of a strip. Heads that share a bias share it. */
 typedef struct known_bias {
     int64_t part; /* of which keys of which sequence, from 1 on; 0 at first */
     bias_ranges ranges;
@@ -129,8 +129,8 @@ static int64_t known_strips(const fattn_problem *p, int64_t br)
     return shared ? (p->seqlen_q * (p->heads_q / p->heads_k) + br - 1) / br : 0;
 }
 
-/* Turns to key blocks first .. past - 1, of which those that the bias hides from all rows fall off
- * at both ends. known: NULL, or of the panel's rows; part: its number */
+/* Drops from key blocks first .. past - 1 those at both ends that the bias hides from all rows.
+ * known: NULL, or of the panel's rows; part: its number */
 static void bias_blocks(panel *pn, known_bias *known, int64_t part, int64_t *first, int64_t *past)
 {
     if (!(pn->p->features & FATTN_BIAS) || *first >= *past) {
@@ -150,8 +150,8 @@ static void bias_blocks(panel *pn, known_bias *known, int64_t part, int64_t *fir
     *past = seen.first < seen.past ? (seen.past + pn->bc - 1) / pn->bc : *first;
 }
 
-/* How many of the keys first .. past - 1 come before those that are hidden from all rows. Asks for
- * the number that the test of the next tile begins with. */
+/* How many of the keys first .. past - 1 come before those that are hidden from all rows.
+ * Prefetches the number with which the test of the next tile begins. */
 static int64_t seen_keys(const panel *pn, int64_t first, int64_t past)
 {
     const bias_rows rows = bias_rows_of(pn);
@@ -191,16 +191,17 @@ static span seen_span(const panel *pn, int64_t block, bool cut)
     } else if (cut && live < s.live) {
         s.live = live;
         s.padded = (live + pn->step - 1) / pn->step * pn->step;
-        s.kept = s.kind == FATTN_TILE_FULL
-                     ? (fattn_range){.first = 0, .past = live}
-                     : (fattn_range){.first = s.kept.first, .past = fattn_min64(s.kept.past, live)};
+        s.common =
+            s.kind == FATTN_TILE_FULL
+                ? (fattn_range){.first = 0, .past = live}
+                : (fattn_range){.first = s.common.first, .past = fattn_min64(s.common.past, live)};
         s.kind = FATTN_TILE_PARTIAL;
     }
     return s;
 }
 
-/* Whether a corner of a tile that is loaded is hidden, and so may be others: scores of -inf are
- * not to be taken for small ones. */
+/* Whether a corner of the loaded bias is -inf, so that others may be. Such scores are masked, not
+ * small. */
 static bool seems_masked(const panel *pn, span s)
 {
     const int64_t last = (s.live - 1) * pn->br, right = pn->rows - 1;

@@ -10,13 +10,11 @@
 #include "backends/cpu/soften.h"
 
 /*
- * O can be made by rows, P V instead of V^T P^T, and need not be turned. That takes values that are
- * evenly apart, whole vectors, and a block of whole steps of rows. Where a strip's keys are one
- * tile, nothing is added to o, no factors of rows are needed, and P can be normalised before; its
- * roundings are then others, so a row that may not depend on its neighbours does not get it. Where
- * they are more, it pays for strips whose rows would not fill a register tile. Of pairs there are
- * copies of values, and P, which is rounded to bf16, is left as it is: a row of o is the same
- * either way.
+ * O can be made by rows, P V instead of V^T P^T, and is not transposed then. The product takes
+ * values that are evenly apart, whole vectors, and a block of whole steps of rows. Where a strip's
+ * keys are one tile, nothing is added to o, no factors of rows are needed, and P can be normalised
+ * before the product. That rounds differently, so a batch-invariant row does not get it. Where
+ * there are several tiles, it pays for strips whose rows would not fill a register tile.
  */
 static void choose_rows(forward *f, bool only, bool pays, bool fits)
 {
@@ -30,39 +28,39 @@ static void choose_rows(forward *f, bool only, bool pays, bool fits)
 /* Whether rows of o pay where a strip has several tiles of keys. */
 static bool is_narrow(const panel *pn) { return pn->width <= TILE_GROUP - FV_LANES; }
 
-/* Whether o of the only tile can be made where it belongs. */
-static bool belongs(const forward *f)
+/* Whether o of the only tile can be made in its tensor. */
+static bool fits_tensor(const forward *f)
 {
     const panel *const pn = &f->panel;
     return f->only && pn->p->dim_v % FV_LANES == 0 && pn->group == 1 && pn->rows >= FV_NK &&
            f->lowered == 1;
 }
 
-/* o = beta o + P V, in scratch or where o belongs. beta: factors of rows, NULL for 1 */
+/* o = beta o + P V, in scratch or in the tensor. beta: factors of rows, NULL for 1 */
 static void mix_rows(forward *f, span s, const float *beta)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const product_of weighted = {.a = (const float *const *)pn->x_rows,
                                  .b = pn->v[0],
-                                 .b_stride = in_place(p, &p->v) ? p->v.seq : pn->dvp,
+                                 .b_stride = in_place(p, &p->v) ? p->v.seq : pn->dv_pad,
                                  .depth = s.live};
     for (int64_t r = 0; r < pn->width && f->only; r += FV_LANES) {
-        const fv share = meet_sink(f, r);
+        const fv share = join_sink(f, r);
         const fv factor = fv_mul(share, fattn_softmax_normaliser(state_load(f, r)));
         scale_rows(pn->x + r, s.live, pn->br, FV_LANES, factor);
     }
     f->sink_waits = f->sink_waits && !f->only;
     f->normalised = f->only;
-    f->placed = belongs(f);
+    f->placed = fits_tensor(f);
     if (f->placed) {
         product_results(pn->rows, NULL, weighted, p->dtype_o, row_of_o(pn, 0),
                         p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
         return;
     }
-    product_values(row_steps(pn), f->fresh, beta, weighted, f->o, pn->dvp, p->dim_v);
+    product_values(row_steps(pn), f->fresh, beta, weighted, f->o, pn->dv_pad, p->dim_v);
     if (f->lowered != 1) {
-        scale_rows(f->o, row_steps(pn), pn->dvp, pn->dvp, fv_set1(f->lowered));
+        scale_rows(f->o, row_steps(pn), pn->dv_pad, pn->dv_pad, fv_set1(f->lowered));
     }
 }
 

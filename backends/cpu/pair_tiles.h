@@ -79,7 +79,7 @@ static void pairs_scale(const panel *pn, const float *alpha, float *ot)
         if (mv_all(fv_eq(factor, fv_set1(1)))) {
             continue;
         }
-        for (int64_t c = 0; c < pn->dvp; c++) {
+        for (int64_t c = 0; c < pn->dv_pad; c++) {
             float *const at = ot + c * pn->br + r;
             fv_store(at, fv_mul(fv_load(at), factor));
         }

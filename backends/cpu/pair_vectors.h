@@ -54,11 +54,11 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const product_of_pairs weighted = {
-        .a = pn->x_pairs, .b = pn->v_pairs[0], .b_stride = pn->dvp, .depth = (s.live + 1) / 2};
-    f->placed = f->normalised = belongs(f);
+        .a = pn->x_pairs, .b = pn->v_pairs[0], .b_stride = pn->dv_pad, .depth = (s.live + 1) / 2};
+    f->placed = f->normalised = fits_tensor(f);
     if (f->placed) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-            const fv share = meet_sink(f, r);
+            const fv share = join_sink(f, r);
             fv_store(f->alpha + r, fv_mul(share, fattn_softmax_normaliser(state_load(f, r))));
         }
         f->sink_waits = false;
@@ -66,7 +66,7 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
                               p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
         return;
     }
-    product_values_pairs(row_steps(pn), f->fresh, beta, weighted, f->o, pn->dvp, p->dim_v);
+    product_values_pairs(row_steps(pn), f->fresh, beta, weighted, f->o, pn->dv_pad, p->dim_v);
 }
 
 /* o = o alpha + P V; alpha: NULL for 1 */

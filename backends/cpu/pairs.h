@@ -5,8 +5,8 @@
  *     S^T = K Q^T      channels 2c, 2c + 1: rows of k as they lie, and q transposed pair by pair
  *     O^T += V^T P^T   keys 2j, 2j + 1: two rows of v zipped, and P rounded as softmax leaves it
  *
- * They use the scratch of a panel of floats, half of it or all. (A few keys meet queries otherwise,
- * as small.h says.)
+ * They use the scratch of a panel of floats, half of it or all. (small_pairs.h has other operands
+ * for few keys.)
  */
 #ifndef FATTN_CPU_PAIRS_H
 #define FATTN_CPU_PAIRS_H
@@ -60,14 +60,14 @@ static const void *pairs_of_queries(const panel *pn, int64_t r, bool usable, int
         return element(pn->buf->q, p->dtype, query_index(pn, &p->q, r));
     }
     for (int64_t n = 0; n < FV_LANES; n++) {
-        float *const to = pn->q + n * pn->dp;
+        float *const to = pn->q + n * pn->d_pad;
         if (r + n < pn->rows) {
             row_copy(to, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r + n)), p->dim);
         } else {
-            fill(to, pn->dp, 0);
+            fill(to, pn->d_pad, 0);
         }
     }
-    *stride = pn->dp;
+    *stride = pn->d_pad;
     return pn->q;
 }
 
@@ -82,9 +82,9 @@ static void pairs_load_queries(const panel *pn)
     }
 }
 
-/* As keys_lie(). */
-static void pairs_lie(const panel *pn, span s, const uint16_t *from, int64_t step,
-                      const bf16_pair **rows)
+/* As point_keys(). */
+static void point_pairs(const panel *pn, span s, const uint16_t *from, int64_t step,
+                        const bf16_pair **rows)
 {
     for (int64_t j = 0; j < s.live; j++) {
         rows[j] = (const void *)(from + j * step);
@@ -104,7 +104,7 @@ static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void 
     const int64_t stride = pairs_stride(dim);
     if (direct && !(pn->p->features & FATTN_PAGED)) {
         const void *const from = element(tensor, pn->p->dtype, key_index(pn, strides, s.first));
-        pairs_lie(pn, s, from, strides->seq, rows);
+        point_pairs(pn, s, from, strides->seq, rows);
         return;
     }
     for (int64_t j = 0; j < s.padded; j++) {

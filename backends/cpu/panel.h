@@ -40,10 +40,11 @@ typedef struct query_row {
 typedef struct key_copies {
     const prefetch_row *rows;
     int64_t keys, count, done;
-    float *k, *v; /* [bc][dp], [bc][dvp] */
+    float *k, *v; /* [bc][d_pad], [bc][dv_pad] */
 } key_copies;
 
-/* Keys outside `seen` a bias of -inf hides from all rows of a panel; in `zero` it is 0 for all. */
+/* Keys by their bias: outside `seen` it is -inf for all rows of a panel, in `zero` it is 0 for
+ * all. */
 typedef struct bias_ranges {
     fattn_range seen, zero;
 } bias_ranges;
@@ -58,17 +59,18 @@ typedef struct panel {
     int64_t pitch, phases; /* br and 1, but for decoding */
     int64_t step;          /* of keys, whole ones of which products work on */
     int64_t i0, i1;        /* their queries: i0 .. i1 - 1 */
-    bool ragged;           /* some row is dead and must be kept from the keys */
+    bool ragged;           /* some row is dead, and its scores are masked */
     bool masked;           /* mask or block mask on */
 
     fattn_sequence seq;
+    int64_t start_k; /* fattn_start_k() */
     fattn_band band;
     fattn_score_rule rule;
     fattn_dropout dropout;
-    bias_ranges bias_ranges; /* of the keys that it is about to meet */
+    bias_ranges bias_ranges; /* of the keys ahead */
 
-    /* Scratch. dp and dvp: D and Dv rounded up to vectors. */
-    int64_t dp, dvp;
+    /* Scratch. d_pad and dv_pad: D and Dv rounded up to vectors. */
+    int64_t d_pad, dv_pad;
     query_row *row;   /* [br] */
     float *slope;     /* [br] of ALiBi */
     uint32_t *drop_i; /* [br] query and global head, for dropout */
@@ -76,7 +78,7 @@ typedef struct panel {
 
     /* Scratch that panels of one thread can share. */
     float *at;              /* [br] i + off - (first key of the tile) */
-    float *lo, *hi;         /* [br] keys of the tile that are kept: lo <= j < hi */
+    float *lo, *hi;         /* [br] keys of the tile in the band of a row: lo <= j < hi */
     float **x_rows;         /* [bc] of x */
     float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
     float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
@@ -84,14 +86,14 @@ typedef struct panel {
     /* The same where pairs are multiplied (pairs.h): [bc] rows of k, [bc / 2] of v and x, NULL
      * where vectors take none of x. */
     const bf16_pair **k_pairs, **v_pairs, **x_pairs;
-    float *zeros; /* [max(dp, dvp)] */
+    float *zeros; /* [max(d_pad, dv_pad)] */
 
     /* Scratch that each kernel lays out as its products want it. */
-    float *q, *qt;          /* [br][dp], [dp][br] */
+    float *q, *qt;          /* [br][d_pad], [d_pad][br] */
     float *x;               /* [bc][br] scores, then probabilities */
     prefetch_list later;    /* for products of keys */
     key_copies *next_tile;  /* the same, or NULL */
-    float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
+    float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
 } panel;
 
 /* A worker's way through the items that it takes, one by one. */
@@ -143,8 +145,8 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->p = p;
     pn->br = br;
     pn->bc = bc;
-    pn->dp = vectors_of(p->dim) * FV_LANES;
-    pn->dvp = vectors_of(p->dim_v) * FV_LANES;
+    pn->d_pad = vectors_of(p->dim) * FV_LANES;
+    pn->dv_pad = vectors_of(p->dim_v) * FV_LANES;
     pn->masked = is_masked(p);
     pn->later = NO_PREFETCH;
     pn->next_tile = NULL;
@@ -159,19 +161,22 @@ static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t 
     pn->natural = carve(from, p->features & FATTN_BIAS || pn->masked ? bc * br : 0, sizeof(float));
     pn->k = carve(from, bc, sizeof *pn->k);
     pn->v = carve(from, bc, sizeof *pn->v);
-    pn->zeros = carve(from, fattn_max64(pn->dp, pn->dvp), sizeof(float));
+    pn->zeros = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
 }
 
 /* Room for the keys of some tiles as floats, after panel_layout(). */
 static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
 {
     const fattn_problem *const p = pn->p;
-    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : tiles * pn->bc * pn->dp, sizeof(float));
-    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : tiles * pn->bc * pn->dvp, sizeof(float));
+    pn->k_copy = carve(from, in_place(p, &p->k) ? 0 : tiles * pn->bc * pn->d_pad, sizeof(float));
+    pn->v_copy = carve(from, in_place(p, &p->v) ? 0 : tiles * pn->bc * pn->dv_pad, sizeof(float));
 }
 
 /* Scratch that no item changes. */
-static void panel_prepare(const panel *pn) { fill(pn->zeros, fattn_max64(pn->dp, pn->dvp), 0); }
+static void panel_prepare(const panel *pn)
+{
+    fill(pn->zeros, fattn_max64(pn->d_pad, pn->dv_pad), 0);
+}
 
 /* What a panel keeps for itself, after panel_layout(). */
 static void panel_layout_rows(panel *pn, arena *from)
@@ -182,13 +187,13 @@ static void panel_layout_rows(panel *pn, arena *from)
     pn->drop_h = carve(from, pn->br, sizeof(uint32_t));
 }
 
-/* Bytes of a tile of keys and values that is used where it lies: it occupies cache like a copy. The
+/* Bytes of a tile of keys and values that is used in place: it occupies cache like a copy. The
  * sum, and with it the tile, depends on no stride. */
 static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *tiling)
 {
-    const int64_t dp = vectors_of(p->dim) * FV_LANES, dvp = vectors_of(p->dim_v) * FV_LANES;
+    const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
     return tiling->bc * (int64_t)sizeof(float) *
-           ((in_place(p, &p->k) ? dp : 0) + (in_place(p, &p->v) ? dvp : 0));
+           ((in_place(p, &p->k) ? d_pad : 0) + (in_place(p, &p->v) ? dv_pad : 0));
 }
 
 /* About n rows, as whole register tiles. */
@@ -243,8 +248,9 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
     }
 }
 
-/* Turns to the rows from number `first` on of (sequence b, key/value head hk), after the layout; in
- * a dense tile, as decoding has it, or not. False when there are none. Writes no scratch. */
+/* Places the panel, after its layout, on the rows of (sequence b, key/value head hk) from number
+ * `first` on. dense: its tiles are, as those of decoding. Returns false when there are no rows.
+ * Writes no scratch. */
 static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
                         bool dense)
 {
@@ -254,6 +260,7 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     pn->hk = hk;
     pn->group = p->heads_q / p->heads_k;
     pn->seq = fattn_sequence_of(p, pn->buf, b);
+    pn->start_k = fattn_start_k(p, pn->buf, b);
     pn->first = first;
     pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
     if (pn->rows <= 0) {
@@ -276,7 +283,7 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     return true;
 }
 
-/* The same, and what is to be known of each row. */
+/* The same, and fills in what each row needs. */
 static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
                        bool dense)
 {
@@ -317,7 +324,7 @@ static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
     const fattn_problem *const p = pn->p;
     if (p->features & FATTN_PAGED) {
         const int32_t *const table = pn->buf->block_table + pn->b * p->block_table_stride;
-        j += pn->seq.start_k;
+        j += pn->start_k;
         return table[j / p->page_size] * s->batch + j % p->page_size * s->seq + pn->hk * s->head;
     }
     return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
@@ -343,8 +350,8 @@ typedef struct span {
     int64_t live;   /* of them exist */
     int64_t padded; /* and are computed: live rounded up to what products work on */
     fattn_tile_kind kind;
-    fattn_range kept; /* by every row, whatever masks say; empty unless it is some of them */
-    bool unbiased;    /* the bias is 0 */
+    fattn_range common; /* in the band of every row; masks may still hide some */
+    bool unbiased;      /* the bias is 0 */
 } span;
 
 /* The tile of key block `block`, which ends where the last row that sees anything ends. */
@@ -372,8 +379,8 @@ static span span_of(const panel *pn, int64_t block)
                                            .stride_j = stride[3],
                                            .rows = p->block_m,
                                            .keys = p->block_n};
-            const fattn_tile_kind kind = fattn_block_mask_tile(
-                &mask, pn->i0, pn->i1, j0 + pn->seq.start_k, past + pn->seq.start_k);
+            const fattn_tile_kind kind =
+                fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0 + pn->start_k, past + pn->start_k);
             kept = kept || kind != FATTN_TILE_EMPTY;
             masked = masked || kind != FATTN_TILE_FULL;
         }
@@ -384,8 +391,8 @@ static span span_of(const panel *pn, int64_t block)
     if (s.kind == FATTN_TILE_FULL && (masked || pn->ragged)) {
         s.kind = FATTN_TILE_PARTIAL;
     }
-    s.kept.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
-    s.kept.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);
+    s.common.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
+    s.common.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);
     return s;
 }
 
@@ -403,7 +410,7 @@ static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
 #define COPIED_AHEAD 4
 
 /* rows[j] = the channels of k or v of the tile's keys, which follow each other at `from`. */
-static void keys_lie(const panel *pn, span s, const float *from, int64_t step, const float **rows)
+static void point_keys(const panel *pn, span s, const float *from, int64_t step, const float **rows)
 {
     for (int64_t j = 0; j < s.live; j++) {
         rows[j] = from + j * step;
@@ -425,7 +432,7 @@ static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *te
     const int64_t bytes = dim * fattn_dtype_size(dtype);
     const char *from = element(tensor, dtype, key_index(pn, strides, s.first));
     if (direct && !paged) {
-        keys_lie(pn, s, (const float *)(const void *)from, strides->seq, rows);
+        point_keys(pn, s, (const float *)(const void *)from, strides->seq, rows);
         return 0;
     }
     for (int64_t j = 0; j < s.padded; j++, from += step) {
@@ -462,7 +469,7 @@ static void copy_keys(const panel *pn, key_copies *c, int64_t n)
     const fattn_problem *const p = pn->p;
     for (n = fattn_min64(n, c->count); c->done < n; c->done++) {
         const int64_t value = c->done - c->keys;
-        row_load(value < 0 ? c->k + c->done * pn->dp : c->v + value * pn->dvp, p->dtype,
+        row_load(value < 0 ? c->k + c->done * pn->d_pad : c->v + value * pn->dv_pad, p->dtype,
                  c->rows[c->done].from, value < 0 ? p->dim : p->dim_v);
     }
 }

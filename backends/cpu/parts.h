@@ -10,7 +10,7 @@
 
 #include "backends/cpu/store.h"
 
-/* Turns to all rows of an item; false when there are none. */
+/* Places the panel on all rows of an item; false when there are none. */
 static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
 {
     const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
@@ -55,7 +55,7 @@ static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling
 /* Where a part has strip n. */
 static float *part_of(const forward *f, float *part, int64_t n)
 {
-    return part + n * f->panel.br * (2 + f->panel.dvp);
+    return part + n * f->panel.br * (2 + f->panel.dv_pad);
 }
 
 static void forward_keep_part(const forward *f, float *part)
@@ -63,7 +63,7 @@ static void forward_keep_part(const forward *f, float *part)
     const panel *const pn = &f->panel;
     memcpy(part, f->m, (size_t)pn->br * sizeof(float));
     memcpy(part + pn->br, f->l, (size_t)pn->br * sizeof(float));
-    memcpy(part + 2 * pn->br, f->o, (size_t)(pn->rows * pn->dvp) * sizeof(float));
+    memcpy(part + 2 * pn->br, f->o, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
 }
 
 /* Leaves strip n of an item where the merge finds it. */
@@ -93,9 +93,9 @@ static void merge_part(forward *f, const float *other)
     }
     for (int64_t r = 0; r < pn->rows; r++) {
         const fv a = fv_set1(alpha[r]), b = fv_set1(beta[r]);
-        for (int64_t c = 0; c < pn->dvp; c += FV_LANES) {
-            float *const at = f->o + r * pn->dvp + c;
-            fv_store(at, fv_fma(b, fv_load(o + r * pn->dvp + c), fv_mul(a, fv_load(at))));
+        for (int64_t c = 0; c < pn->dv_pad; c += FV_LANES) {
+            float *const at = f->o + r * pn->dv_pad + c;
+            fv_store(at, fv_fma(b, fv_load(o + r * pn->dv_pad + c), fv_mul(a, fv_load(at))));
         }
     }
 }
@@ -127,7 +127,7 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
         const float *const parts = part_of(f, shared + first * size, n);
         memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
         memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
-        memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dvp) * sizeof(float));
+        memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
         for (int64_t split = 1; split < splits; split++) {
             merge_part(f, parts + split * size);
         }

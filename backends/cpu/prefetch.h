@@ -5,9 +5,9 @@
 
 #include "backends/cpu/unit.h"
 
-/* Rows to fetch into the second-level cache, from number `next` on, `step` of them with each
- * register tile, a line of each at a time: many at once would take the buffers that the tile's own
- * lines need. The few that a product is too short for come first. */
+/* Rows to fetch into the second-level cache, from number `next` on. Each register tile fetches
+ * `step` of them, a line of each at a time: more at once would take the fill buffers that the tile
+ * needs itself. Lines that a product is too short for are fetched before it. */
 typedef struct prefetch_row {
     const char *from;
     int64_t bytes;

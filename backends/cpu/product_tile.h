@@ -7,12 +7,10 @@
 #include "backends/cpu/round.h"
 #include "core/band.h"
 
-/* Groups of terms a round. Where registers do not hold the operands of a second group, be it of
- * pairs of factors or because there are 16, gcc would load early or load twice. */
-enum { ROWS_UNROLL = FV_FACTORS == 1 && FV_NK > 4 ? 4 : 1 };
 _Static_assert(FV_FACTORS <= 2 && FV_NK % FV_FACTORS == 0, "tiles hold whole groups of factors");
 
-/* Vectors of the next register tile: one alone is slow, so four, say, are not three and one. */
+/* Vectors of the next register tile. A tile of one vector is slow: four vectors are two and two,
+ * not three and one. */
 static int64_t tile_vectors(int64_t columns)
 {
     const int64_t vectors = vectors_of(columns);

@@ -71,7 +71,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of
     }
     int64_t r = 0;
     /* One step of the FV_NK pointers serves a round: 2 % of a forward at d 128. */
-    for (; r + ROWS_UNROLL * FV_FACTORS <= ab.depth; r += ROWS_UNROLL * FV_FACTORS) {
+    for (; r + FV_UNROLL * FV_FACTORS <= ab.depth; r += FV_UNROLL * FV_FACTORS) {
         if (r % LINE == 0) {
             for (int k = 0; k < FV_NK && nq > 1; k++) {
                 __builtin_prefetch(ahead.a[k] + r);
@@ -81,7 +81,7 @@ INLINE void PRODUCT(rows_tile)(int nq, int last, float times, PRODUCT(product_of
             }
             prefetch_lines(ahead.later, ahead.past, r * (int64_t)sizeof(WORD));
         }
-        PRODUCT(rows_steps)(nq, ROWS_UNROLL, sum, ab.a, r, ab.b, ab.b_stride);
+        PRODUCT(rows_steps)(nq, FV_UNROLL, sum, ab.a, r, ab.b, ab.b_stride);
     }
     for (; r + FV_FACTORS <= ab.depth; r += FV_FACTORS) {
         PRODUCT(rows_steps)(nq, 1, sum, ab.a, r, ab.b, ab.b_stride);

@@ -143,7 +143,7 @@ static const void *element(const void *array, fattn_dtype dtype, int64_t index)
 INLINE void transpose_square(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
     fv x[FV_LANES];
-    fv_load_turned(from, from_stride, x);
+    fv_load_transposed(from, from_stride, x);
     for (int c = 0; c < FV_LANES; c++) {
         fv_store(to + c * to_stride, x[c]);
     }

@@ -14,9 +14,8 @@
 
 /* --- Channels in the lanes -------------------------------------------------------------------- */
 
-/* Keys that meet queries at a time, three of them four: 16 registers hold twelve sums. Pointers to
- * 16 queries do not fit registers. */
-#define FEW_AT_ONCE (FV_LANES > 8 ? 4 : FV_LANES > 4 ? 3 : 1)
+/* Queries of a tile of products of nk keys: with three keys four, as 16 registers hold twelve sums.
+ * Pointers to 16 queries do not fit registers. */
 #define FEW_ROWS(nk) ((nk) == 3 ? 4 : FV_LANES / (nk))
 
 /* x[j][r] = k[j] . q[r] for nk keys, a literal, and FEW_ROWS(nk) queries. q: rows of dtype, a
@@ -68,17 +67,17 @@ INLINE void dot_few_as(fattn_dtype dtype, const char *q, int64_t step, const flo
 {
     int64_t j = 0;
 #define WHILE_KEYS(nk)                                                                       \
-    for (; (nk) <= FEW_AT_ONCE && j + (nk) <= keys; j += (nk)) {                             \
+    for (; (nk) <= FV_KEYS_AT_ONCE && j + (nk) <= keys; j += (nk)) {                         \
         for (int64_t r = 0; r < FV_LANES; r += FEW_ROWS(nk)) {                               \
             dot_few_tile(FV_LANES >= (nk) ? (nk) : 1, dtype, q + r * step, step, k + j, dim, \
                          x + j * x_stride + r, x_stride);                                    \
         }                                                                                    \
     }
-    if (FEW_AT_ONCE == 3) {
+    if (FV_KEYS_AT_ONCE == 3) {
         WHILE_KEYS(3)
     }
     WHILE_KEYS(4)
-    if (FV_LANES > 8 || dtype != FATTN_F32) { /* queries that are converted serve two */
+    if (FV_KEYS_AT_ONCE > 3 || dtype != FATTN_F32) { /* queries that are converted serve two */
         WHILE_KEYS(2)
     }
     WHILE_KEYS(1)
@@ -113,7 +112,7 @@ static even_rows even_queries(const panel *pn, int64_t r, bool floats)
                            step};
     }
     load_some_queries(pn, pn->buf->q, &p->q, r, pn->q);
-    return (even_rows){FATTN_F32, (const char *)pn->q, pn->dp * (int64_t)sizeof(float)};
+    return (even_rows){FATTN_F32, (const char *)pn->q, pn->d_pad * (int64_t)sizeof(float)};
 }
 
 /* As dot_rows(), from queries where they lie. */
@@ -129,15 +128,13 @@ static void multiply_row_major(const forward *f, span s)
 
 /* --- Four channels in a block of lanes -------------------------------------------------------- */
 
-#define BLOCKS_AT_ONCE (FV_LANES > 8 ? 4 : 2) /* keys */
-
 /* x[j][r] = k[j] . q[r] for nk keys, a literal, and FV_LANES queries, of which each fourth shares a
  * vector, a block each: loading repeats a key's channels, and lanes are summed by fours.
  * q: [dim / 4][4][FV_LANES]; x: [nk][x_stride] */
 INLINE void dot_blocks_tile(int nk, const float *q, const float *const *k, int64_t dim, float *x,
                             int64_t x_stride)
 {
-    fv sum[BLOCKS_AT_ONCE][4];
+    fv sum[FV_BLOCKS_AT_ONCE][4];
     for (int j = 0; j < nk; j++) {
         for (int n = 0; n < 4; n++) {
             sum[j][n] = fv_set1(0);
@@ -165,8 +162,8 @@ APART void dot_blocks_rows(const float *q, const float *const *k, int64_t keys, 
                            float *x, int64_t x_stride)
 {
     int64_t j = 0;
-    for (; j + BLOCKS_AT_ONCE <= keys; j += BLOCKS_AT_ONCE) {
-        dot_blocks_tile(BLOCKS_AT_ONCE, q, k + j, dim, x + j * x_stride, x_stride);
+    for (; j + FV_BLOCKS_AT_ONCE <= keys; j += FV_BLOCKS_AT_ONCE) {
+        dot_blocks_tile(FV_BLOCKS_AT_ONCE, q, k + j, dim, x + j * x_stride, x_stride);
     }
     for (; j < keys; j++) {
         dot_blocks_tile(1, q, k + j, dim, x + j * x_stride, x_stride);
@@ -202,11 +199,6 @@ static void multiply_blocked(const forward *f, span s)
 
 /* --- The choice ------------------------------------------------------------------------------- */
 
-/* Keys so few that summing all lanes of each product costs less than arranging queries, and so few
- * that summing four costs less than transposing them. */
-#define FEW_KEYS(dim) ((FV_LANES > 8 ? 2 : 3) * (dim) / 16)
-#define SOME_KEYS(dim) (FV_LANES > 8 ? 6 * (dim) / 16 : 0)
-
 /* The form for a strip, or NULL where transposed queries are best. Sums over lanes round otherwise
  * than those of transposed queries, which a row that may not depend on its neighbours can tell. */
 static const query_form *choose_small_form(const panel *pn)
@@ -218,10 +210,10 @@ static const query_form *choose_small_form(const panel *pn)
     if (p->dim % FV_LANES != 0 || p->features & FATTN_BATCH_INVARIANT) {
         return NULL;
     }
-    if (keys <= FEW_KEYS(p->dim)) {
+    if (keys <= FV_ROW_MAJOR_KEYS(p->dim)) {
         return &row_major;
     }
-    return keys <= SOME_KEYS(p->dim) || pn->width <= FV_LANES ? &blocked : NULL;
+    return keys <= FV_BLOCKED_KEYS(p->dim) || pn->width <= FV_LANES ? &blocked : NULL;
 }
 
 #endif

@@ -14,7 +14,7 @@
 #define BLOCK_PAIRS 4                        /* of a key, */
 #define VECTOR_KEYS (FV_LANES / BLOCK_PAIRS) /* which share a vector */
 #define BLOCK_BYTES (BLOCK_PAIRS * sizeof(bf16_pair))
-#define KEY_VECTORS 4 /* that meet queries at a time */
+#define KEY_VECTORS 4 /* of a tile of products, at most */
 
 /* Blocks of a tile's keys in pn->k_copy, [vectors of keys][dim / 8][VECTOR_KEYS]. */
 static void load_blocked_keys(const panel *pn, span s, int64_t copied)

@@ -3,8 +3,8 @@
  * Scores of a tile become probabilities: masks and terms, the maximum that they are relative to,
  * exponentials, their sum, dropout. What forward and decoding do between their two products.
  *
- * The general way looks for the range of each row's scores first, and cares for powers that are
- * too small to be multiplied fast. Most tiles need neither, their scores being near the base that
+ * The general way finds the range of each row's scores first, and takes care of powers that are too
+ * small to be multiplied fast. Most tiles need neither, because their scores are near the base that
  * the rows have already (window.h): they are tried without, and done again where that was wrong.
  */
 #ifndef FATTN_CPU_SOFTEN_H
@@ -46,7 +46,7 @@ static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
  * end. */
 static bool ends_alike(const panel *pn, span s)
 {
-    return s.kept.first == 0 && s.kept.past == s.live && !pn->masked;
+    return s.common.first == 0 && s.common.past == s.live && !pn->masked;
 }
 
 /* Dot products in x become scores; those that are scores already, between two edges of a band, are
@@ -59,9 +59,10 @@ static void score_tile(panel *pn, span s)
     }
     const unsigned terms = load_terms(pn, s);
     const int64_t steps = s.padded / pn->phases;
-    if (terms == FATTN_SCORE_KEEP && !pn->masked && pn->phases == 1 && s.kept.first < s.kept.past) {
-        score_steps(pn, terms, 0, s.kept.first);
-        score_steps(pn, terms, s.kept.past, steps);
+    if (terms == FATTN_SCORE_KEEP && !pn->masked && pn->phases == 1 &&
+        s.common.first < s.common.past) {
+        score_steps(pn, terms, 0, s.common.first);
+        score_steps(pn, terms, s.common.past, steps);
     } else if (terms) {
         score_steps(pn, terms, 0, steps);
     }
@@ -108,7 +109,7 @@ INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool 
  * Probabilities below 2^-126, the normal range, are slow: each product with one takes hundreds of
  * cycles, and so does a power that becomes 0. Steep slopes of ALiBi, biases that stand for masks,
  * and large scores have whole tiles of them. Where a tile has some, those that round to 0 are
- * selected to 0, and all are taken 2^32 times as large, which is exact, as is lowering their sums.
+ * selected to 0, and all are taken LIFT times as large, which is exact, as is lowering their sums.
  * As operands of products of pairs, those below the normal range are 0 anyway; and where all that
  * are below are masked, selecting is enough.
  */
@@ -116,20 +117,35 @@ INLINE score_range range_of(const float *x, int64_t stride, int64_t steps, bool 
 #define LEAST_POWER (-150.0f)
 #define LEAST_NORMAL (-126.0f)
 
-/* How scores become probabilities relative to a base. Literals: near, `window` says; selected, some
- * are small or masked; lifted, as they are then; stored, as pairs. */
-typedef struct weighing {
-    bool near, selected, lifted, stored;
-    fv unit, base;
-    window window;
+/* How the weights of a tile are computed. */
+typedef enum weighing {
+    WEIGHTS_NEAR,     /* in a window around the base of their row (window.h) */
+    WEIGHTS_NORMAL,   /* as powers, all of them in the normal range */
+    WEIGHTS_SELECTED, /* the same, and 0 for scores below */
+    WEIGHTS_LIFTED,   /* LIFT times as large, and 0 for scores that round to 0 */
 } weighing;
 
-/* Scores of a vector of rows become probabilities, of which the sum is returned. Powers of others
- * than those selected are normal, but in rows that have a NaN, where they do not matter. */
-INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing *w)
+/* How they are stored. */
+typedef enum weight_form {
+    STORED_FLOATS,
+    STORED_FLOATS_FOR_PAIRS, /* dropout rounds them to pairs */
+    STORED_PAIRS,
+} weight_form;
+
+/* Scores become weights relative to a base, or in a window. */
+typedef struct weigher {
+    fv unit, base;
+    window window;
+} weigher;
+
+/* Scores of a vector of rows become probabilities, of which the sum is returned. how, pairs:
+ * literals. Powers of WEIGHTS_NORMAL are so but in rows that have a NaN, where they do not
+ * matter. */
+INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing how, bool pairs, weigher *w)
 {
     const fv zero = fv_set1(0);
-    const float from = w->lifted ? LEAST_POWER : LEAST_NORMAL, factor = w->lifted ? LIFT : 1;
+    const bool lifted = how == WEIGHTS_LIFTED;
+    const float from = lifted ? LEAST_POWER : LEAST_NORMAL, factor = lifted ? LIFT : 1;
     fv sum[PARTIAL_SUMS] = {zero, zero, zero, zero}, total = zero;
     for (int64_t j = 0; j < steps; j += PARTIAL_SUMS) {
         fv weight[PARTIAL_SUMS];
@@ -140,39 +156,35 @@ INLINE fv weigh_rows(float *x, int64_t stride, int64_t steps, weighing *w)
         }
         for (int n = 0; n < PARTIAL_SUMS; n++) {
             const fv score = fv_load(x + (j + n) * stride);
-            if (w->near) {
+            if (how == WEIGHTS_NEAR) {
                 weight[n] = window_weight(&w->window, score, &place[n]);
             } else {
                 const fv power = fattn_softmax_exponent(score, w->unit, w->base);
-                weight[n] = w->selected ? fv_exp2_from(power, from, factor) : fv_exp2_normal(power);
+                weight[n] = how == WEIGHTS_NORMAL ? fv_exp2_normal(power)
+                                                  : fv_exp2_from(power, from, factor);
             }
             sum[n] = fv_add(sum[n], weight[n]);
         }
         for (int n = 0; n < PARTIAL_SUMS; n += 2) {
-            if (w->near) {
-                window_meet(&w->window, place[n], place[n + 1]);
+            if (how == WEIGHTS_NEAR) {
+                window_add(&w->window, place[n], place[n + 1]);
             }
-            keep_weights(x, stride, j + n, weight[n], weight[n + 1], w->stored);
+            keep_weights(x, stride, j + n, weight[n], weight[n + 1], pairs);
         }
     }
     return fv_add(total, fv_add(fv_add(sum[0], sum[1]), fv_add(sum[2], sum[3])));
 }
 
-/* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores.
- * Returns alpha. */
-INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, bool selected, bool lifted,
-                      bool stored)
+/* Scores of the rows at r become probabilities relative to the new maximum. most: of the scores;
+ * how, pairs: literals. Returns alpha. */
+INLINE fv soften_rows(forward *f, int64_t r, fv most, int64_t steps, weighing how, bool pairs)
 {
     const fv unit = fv_set1(f->panel.rule.unit);
     fattn_softmax state = state_load(f, r);
     const fv alpha = fattn_softmax_raise(&state, most, unit);
-    weighing w = {.selected = selected,
-                  .lifted = lifted,
-                  .stored = stored,
-                  .unit = unit,
-                  .base = fattn_softmax_base(state)};
-    const fv total = weigh_rows(f->panel.x + r, f->panel.br, steps, &w);
-    fattn_softmax_add(&state, lifted ? fv_mul(fv_set1(f->lowered), total) : total);
+    weigher w = {.unit = unit, .base = fattn_softmax_base(state)};
+    const fv total = weigh_rows(f->panel.x + r, f->panel.br, steps, how, pairs, &w);
+    fattn_softmax_add(&state, how == WEIGHTS_LIFTED ? fv_mul(fv_set1(f->lowered), total) : total);
     state_store(f, r, state);
     fv_store(f->alpha + r, alpha);
     return alpha;
@@ -191,14 +203,15 @@ static void fold_largest(const panel *pn, float *values)
     }
 }
 
-/* Scores in x become probabilities, of which f->lowered tells how they are lifted; lanes of one row
- * share its maximum. masked: some scores may be; stored, multiplied, literals: as pairs. Whether
- * some alpha is not 1. */
-INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, bool multiplied)
+/* Scores in x become probabilities; f->lowered is 1 / LIFT where they are lifted. Lanes of one row
+ * share its maximum. masked: some scores may be; form: a literal. Returns whether some alpha is not
+ * 1. */
+INLINE bool soften_tile(forward *f, int64_t steps, bool masked, weight_form form)
 {
     const panel *const pn = &f->panel;
     const fv unit = fv_set1(pn->rule.unit), one = fv_set1(1);
-    mv normal = fv_eq(one, one), narrow = normal, steady = normal;
+    const bool pairs = form == STORED_PAIRS;
+    mv normal = fv_eq(one, one), narrow = normal, unchanged = normal;
     float least[WIDE_ROWS];
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const score_range scores = masked ? range_of(pn->x + r, pn->br, steps, true)
@@ -210,23 +223,24 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, boo
         fold_largest(pn, f->alpha);
     }
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        const fattn_softmax met = {.m = fv_max(fv_load(f->m + r), fv_load(f->alpha + r))};
-        const fv base = fattn_softmax_base(met);
+        const fattn_softmax raised = {.m = fv_max(fv_load(f->m + r), fv_load(f->alpha + r))};
+        const fv base = fattn_softmax_base(raised);
         const fv power = fattn_softmax_exponent(fv_load(least + r), unit, base);
         normal = mv_and(normal, fv_le(fv_set1(LEAST_NORMAL), power));
         narrow = mv_and(narrow, fv_le(fv_set1(-WINDOW_DOWN), power));
     }
-    const bool lifted = !mv_all(normal) && !multiplied, selected = masked || !mv_all(normal);
+    const bool lifted = !mv_all(normal) && form == STORED_FLOATS;
+    const bool selected = masked || !mv_all(normal);
     f->narrow = mv_all(narrow);
     f->lowered = lifted ? 1 / LIFT : 1;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fv most = fv_load(f->alpha + r);
-        const fv alpha = lifted     ? soften_rows(f, r, most, steps, true, true, stored)
-                         : selected ? soften_rows(f, r, most, steps, true, false, stored)
-                                    : soften_rows(f, r, most, steps, false, false, stored);
-        steady = mv_and(steady, fv_eq(alpha, one));
+        const fv alpha = lifted     ? soften_rows(f, r, most, steps, WEIGHTS_LIFTED, pairs)
+                         : selected ? soften_rows(f, r, most, steps, WEIGHTS_SELECTED, pairs)
+                                    : soften_rows(f, r, most, steps, WEIGHTS_NORMAL, pairs);
+        unchanged = mv_and(unchanged, fv_eq(alpha, one));
     }
-    return !mv_all(steady);
+    return !mv_all(unchanged);
 }
 
 /*
@@ -235,15 +249,15 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, bool stored, boo
  * earlier tile: probabilities are up to 2^WINDOW_UP instead of 1. Whether all are near is known
  * once they are probabilities. If they are not, nothing but x has changed.
  */
-INLINE bool soften_near(forward *f, int64_t steps, bool stored)
+INLINE bool soften_near(forward *f, int64_t steps, bool pairs)
 {
     const panel *const pn = &f->panel;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
-        weighing w = {.near = true, .stored = stored};
+        weigher w;
         if (!window_open(&w.window, pn->rule.unit, fv_load(f->m + r))) {
             return false;
         }
-        fv_store(f->alpha + r, weigh_rows(pn->x + r, pn->br, steps, &w));
+        fv_store(f->alpha + r, weigh_rows(pn->x + r, pn->br, steps, WEIGHTS_NEAR, pairs, &w));
         if (!window_holds(&w.window)) {
             return false;
         }
@@ -257,14 +271,16 @@ INLINE bool soften_near(forward *f, int64_t steps, bool stored)
     return true;
 }
 
-/* Tiles for each of which one may turn out not to be near, which costs half of its time. */
+/* Tiles for each of which one may be predicted wrongly, which costs half of its time. */
 #define TILES_A_MISS 8
 
-/* Whether a tile's scores are likely to be near. That depends on other rows, which may not be. */
-static bool expects_near(const forward *f, span s)
+/* Whether a tile's scores are likely to be near. The answer depends on other rows, which a
+ * batch-invariant row may not. */
+static bool predicts_near(const forward *f, span s)
 {
     return FV_NEAR && s.kind == FATTN_TILE_FULL && f->narrow &&
-           f->missed * TILES_A_MISS <= f->met && !(f->panel.p->features & FATTN_BATCH_INVARIANT);
+           f->mispredicted * TILES_A_MISS <= f->tiles_done &&
+           !(f->panel.p->features & FATTN_BATCH_INVARIANT);
 }
 
 /* p = Z p, after l has seen p. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The results of a strip, o and lse, from m, l and o as its products left it: rows or columns, sums
- * or quotients, in scratch or where it belongs. A row that has met no key is zeros.
+ * or quotients, in scratch or in the tensor. A row that attends to no key is zeros.
  */
 #ifndef FATTN_CPU_STORE_H
 #define FATTN_CPU_STORE_H
@@ -38,8 +38,8 @@ static void store_row(const panel *pn, int64_t r, const float *from, float facto
     row_store(row_of_o(pn, r), p->dtype_o, from, p->dim_v, factor);
 }
 
-/* Writes o of the panel's rows one by one, times f->alpha; placed: but for those that have met no
- * key, it is there. */
+/* Writes o of the panel's rows one by one, times f->alpha. placed: it is in the tensor but for rows
+ * that attend to no key. */
 static void store_each_row(const forward *f, bool placed)
 {
     const panel *const pn = &f->panel;
@@ -47,7 +47,7 @@ static void store_each_row(const forward *f, bool placed)
         if (f->l[r] == 0) { /* selected: o may hold 0 * inf */
             store_row(pn, r, pn->zeros, 1);
         } else if (!placed) {
-            store_row(pn, r, f->o + r * pn->dvp, f->alpha[r]);
+            store_row(pn, r, f->o + r * pn->dv_pad, f->alpha[r]);
         }
     }
 }
@@ -65,15 +65,15 @@ static void forward_store(forward *f)
     store_lse(f);
 }
 
-/* Whether each row has met a key; false also for a NaN. */
-static bool all_met(const forward *f)
+/* Whether each row attends to a key; false also for a NaN. */
+static bool all_attend(const forward *f)
 {
     const fv zero = fv_set1(0);
-    mv met = fv_eq(zero, zero);
+    mv all = fv_eq(zero, zero);
     for (int64_t r = 0; r < f->panel.width; r += FV_LANES) {
-        met = mv_and(met, fv_lt(zero, fv_load(f->l + r)));
+        all = mv_and(all, fv_lt(zero, fv_load(f->l + r)));
     }
-    return mv_all(met);
+    return mv_all(all);
 }
 
 /* Writes o of all rows, whole vectors evenly apart, times f->alpha. */
@@ -100,7 +100,7 @@ static void forward_store_rows(forward *f)
         fv_store(f->alpha + r,
                  f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
     }
-    if (wanted && !(alike && all_met(f))) {
+    if (wanted && !(alike && all_attend(f))) {
         store_each_row(f, f->placed);
     } else if (wanted && !f->placed) {
         store_rows_alike(f);
@@ -108,7 +108,7 @@ static void forward_store_rows(forward *f)
     store_lse(f);
 }
 
-/* to[n] = row r + n of o for n < FV_LANES: pairs of columns are turned, which are half as many. */
+/* to[n] = row r + n of o for n < FV_LANES: pairs of columns are transposed, half as many. */
 INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
 {
     const panel *const pn = &f->panel;
@@ -117,7 +117,7 @@ INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
         _Alignas(64) float pairs[FV_LANES * FV_LANES];
         fv x[FV_LANES];
         round_columns(f->ot + c * pn->br + r, pn->br, factor, pairs);
-        fv_load_turned(pairs, FV_LANES, x);
+        fv_load_transposed(pairs, FV_LANES, x);
         for (int n = 0; n < FV_LANES; n++) {
             fv_store((float *)(void *)(to + n * step), x[n]);
         }
@@ -139,7 +139,7 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
     for (int64_t c = 0; c < pn->p->dim_v && !pairs; c += FV_LANES) {
         char *at = (char *)to + c * size;
         fv x[FV_LANES];
-        fv_load_turned(f->ot + c * pn->br + r, pn->br, x);
+        fv_load_transposed(f->ot + c * pn->br + r, pn->br, x);
         for (int n = 0; n < FV_LANES; n++, at += stride * size) {
             store_as(dtype, at, fv_mul(fv_set1(f->alpha[r + n]), x[n]), FV_LANES);
         }
@@ -151,7 +151,7 @@ INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void
     }
 }
 
-/* As forward_store(), from o as columns, where there are no parts to meet. */
+/* As forward_store(), from o as columns, where keys are not split. */
 static void forward_store_columns(forward *f)
 {
     const panel *const pn = &f->panel;
@@ -166,9 +166,9 @@ static void forward_store_columns(forward *f)
             }
             continue;
         }
-        rows_of_columns(f, r, FATTN_F32, f->o, pn->dvp);
+        rows_of_columns(f, r, FATTN_F32, f->o, pn->dv_pad);
         for (int64_t n = 0; n < fattn_min64(FV_LANES, pn->rows - r); n++) {
-            store_row(pn, r + n, f->o + n * pn->dvp, 1);
+            store_row(pn, r + n, f->o + n * pn->dv_pad, 1);
         }
     }
     store_lse(f);

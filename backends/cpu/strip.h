@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A strip: a panel of one register tile's width, or of more, on its way through forward or
- * decoding, with what it carries from one tile of keys to the next: {m, l} of its rows and o, as
- * columns or as rows.
- * Strips of a block lie in one scratch, parts of which they share.
+ * A strip: a panel of the width of one register tile or of several, on its way through forward or
+ * decoding, with the state that it carries from one tile of keys to the next: {m, l} of its rows
+ * and o, as columns or as rows. Strips of a block lie in one scratch, parts of which they share.
  */
 #ifndef FATTN_CPU_STRIP_H
 #define FATTN_CPU_STRIP_H
@@ -11,20 +10,20 @@
 #include "backends/cpu/hidden.h"
 #include "core/schedule.h"
 
-/* Tiles of which a thread keeps copies of keys and values for its next item of the head, where it
- * has no more: blocks of a small problem have few rows. */
-#define KEPT_TILES 3
+/* How many converted key tiles a thread keeps for its next work item of the same head. Small
+ * problems have so few rows a block that converting the keys again would show. */
+#define CACHED_TILES 3
 
-/* Keys and values of a tile that are there. */
+/* How many keys and values of a tile are converted. */
 typedef struct cached_tile {
     int32_t keys, values;
 } cached_tile;
 
-/* A worker's; its tiles of the head that its last item had. */
-typedef struct kept_head {
+/* The converted tiles of a worker, of the head of its last item. */
+typedef struct cached_head {
     int64_t head; /* its number among all, from 1 on; 0 at first */
-    cached_tile tile[KEPT_TILES];
-} kept_head;
+    cached_tile tile[CACHED_TILES];
+} cached_head;
 
 typedef struct forward forward;
 
@@ -41,58 +40,58 @@ typedef struct query_form {
 /* The keys and values of a tile: rows that products read, and room for those that are copies. */
 typedef struct key_tile {
     const float **k, **v;   /* [bc] */
-    float *k_copy, *v_copy; /* [bc][dp], [bc][dvp] */
+    float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
 } key_tile;
 
 struct forward {
     panel panel;
     float *m, *l; /* [br] */
-    float *ot;    /* [dvp][br] */
+    float *ot;    /* [dv_pad][br] */
 
     const query_form *form;
     bool fresh;      /* ot holds nothing yet */
-    bool by_rows;    /* ot is o: [br][dvp] */
-    bool only;       /* of one tile of keys */
-    bool normalised; /* o is */
-    bool placed;     /* and where it belongs */
-    bool sink_waits; /* {m, l, o} have not met it */
+    bool by_rows;    /* the memory of ot holds o by rows: [br][dv_pad] */
+    bool only;       /* the strip has one tile of keys */
+    bool normalised; /* o has been divided by l */
+    bool placed;     /* and lies in the tensor */
+    bool sink_waits; /* the sink is not yet part of {m, l, o} */
 
-    bool narrow;         /* the last tile whose range was looked for had no small weights */
-    int64_t met, missed; /* tiles, and those among them that turned out not to be near */
+    bool narrow; /* no weight of the last tile whose range was determined was small */
+    int64_t tiles_done, mispredicted; /* tiles, and those taken to be near that were not */
 
     /* Scratch that the strips share. */
     float lowered;       /* the factor of sums of lifted probabilities, or 1 */
     float *alpha;        /* [br] */
-    float *o;            /* [br][dvp] */
+    float *o;            /* [br][dv_pad] */
     prefetch_row *later; /* of the first strip alone, like what follows */
     key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
     known_bias *known;   /* [strips of all rows] or NULL */
-    kept_head *kept;     /* the worker's */
+    cached_head *cache;  /* the worker's */
 };
 
 /* The fewest register tiles that hold the rows of decoding. */
 #define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
 #define BLOCK_ROWS TILE_ROWS(528) /* most rows of a block */
 #define BLOCK_KEYS 128            /* of a tile, if they fit */
-#define WIDE_ROWS TILE_ROWS(240)  /* most rows of a strip that meets few keys */
+#define WIDE_ROWS TILE_ROWS(240)  /* most rows of a strip of few keys */
 #define STRIPS (BLOCK_ROWS / STRIP_ROWS)
 _Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
 _Static_assert(STRIP_ROWS <= WIDE_ROWS, "strips have at most WIDE_ROWS rows");
 
 /* --- Scratch ---------------------------------------------------------------------------------- */
 
-/* Whether all copies of a head's keys are kept: those of 16 bits, which are converted or turned, as
- * floats are copied meanwhile where blocks are large. Depends on no stride, for the tile does
- * not. */
-static bool keeps_tiles(const fattn_problem *p, int64_t bc)
+/* Whether the copies of all of a head's keys are cached: those of 16 bits, which are converted or
+ * transposed. (Floats are copied during products where blocks are large.) Depends on no stride,
+ * since the tile does not. */
+static bool caches_tiles(const fattn_problem *p, int64_t bc)
 {
-    return p->dtype != FATTN_F32 && p->seqlen_k <= KEPT_TILES * bc;
+    return p->dtype != FATTN_F32 && p->seqlen_k <= CACHED_TILES * bc;
 }
 
 /* Tiles of which there are copies. */
 static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
 {
-    return keeps_tiles(p, bc) ? fattn_max64((p->seqlen_k + bc - 1) / bc, 1) : 1;
+    return caches_tiles(p, bc) ? fattn_max64((p->seqlen_k + bc - 1) / bc, 1) : 1;
 }
 
 /* Whether there is room to copy a block's keys while products of floats go on with the one before:
@@ -100,7 +99,7 @@ static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
 static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
 {
     const int64_t words = (vectors_of(p->dim) + vectors_of(p->dim_v)) * FV_LANES;
-    return !FV_PAIRS && !keeps_tiles(p, bc) && bc < p->seqlen_k && words <= 256;
+    return !FV_PAIRS && !caches_tiles(p, bc) && bc < p->seqlen_k && words <= 256;
 }
 
 static void tiles_layout(forward *f, arena *from)
@@ -139,29 +138,29 @@ static void strips_layout(forward *strips, int64_t count, const fattn_problem *p
     tiles_layout(strips, from);
     const int64_t some = fattn_min64(br, STRIP_ROWS); /* wide strips do not copy all rows */
     const int64_t keys = fattn_min64(bc, (p->seqlen_k / 64 + 1) * 64);
-    strips->panel.q = carve(from, some * strips->panel.dp, sizeof(float));
+    strips->panel.q = carve(from, some * strips->panel.d_pad, sizeof(float));
     strips->panel.x = carve(from, br * keys, sizeof(float));
     strips->alpha = carve(from, br, sizeof(float));
-    strips->o = carve(from, some * strips->panel.dvp, sizeof(float));
+    strips->o = carve(from, some * strips->panel.dv_pad, sizeof(float));
     for (int64_t n = 0; n < count; n++) {
         forward *const f = &strips[n];
         if (n > 0) {
             *f = strips[0];
         }
         panel_layout_rows(&f->panel, from);
-        f->panel.qt = carve(from, br * f->panel.dp, sizeof(float));
+        f->panel.qt = carve(from, br * f->panel.d_pad, sizeof(float));
         f->m = carve(from, br, sizeof(float));
         f->l = carve(from, br, sizeof(float));
-        f->ot = carve(from, br * f->panel.dvp, sizeof(float));
+        f->ot = carve(from, br * f->panel.dv_pad, sizeof(float));
     }
 }
 
 /* Rows that a block of keys fetches for later, at most: results and queries, keys and values. */
 static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (count * br + bc); }
 
-/* Strips of a block: of STRIP_ROWS rows, or of more where keys are so few, one tile, that scores of
- * them take no more room than those of STRIP_ROWS and a whole tile, and opening a strip would be
- * much of its work. Not where narrow ones may be skipped, nor where no length may tell. */
+/* Strips of a block. They have STRIP_ROWS rows, or more where keys are few: opening a strip would
+ * be much of its work then, and their scores take no more room than those of STRIP_ROWS and a whole
+ * tile. Strips stay narrow where some may be skipped, and for batch-invariant rows. */
 static int64_t strips_of(const fattn_problem *p, int64_t rows)
 {
     const int64_t narrow = rows / STRIP_ROWS;
@@ -228,7 +227,8 @@ static void known_layout(forward *strips, arena *from)
     }
 }
 
-/* What the strips see of a block of keys, and what some of them does. */
+/* For each strip, the part of key block `block` that it attends to. Returns the longest, which
+ * holds all. */
 static span spans_of(const forward *strips, int64_t count, int64_t block, span *spans)
 {
     span all = {.kind = FATTN_TILE_EMPTY};
@@ -265,7 +265,8 @@ static fv sinks_at(const panel *pn, int64_t r)
     return fv_load(sinks);
 }
 
-/* Nothing met but the sink, which belongs to the first part. last: it is to come last instead. */
+/* The state before the first key: empty but for the sink, which belongs to the first part. last:
+ * the sink joins at the end instead. */
 static void state_begin(forward *f, int64_t split, bool last)
 {
     const panel *const pn = &f->panel;
@@ -277,8 +278,8 @@ static void state_begin(forward *f, int64_t split, bool last)
     f->sink_waits = sink && last;
 }
 
-/* {m, l} of the rows at r meets the sink that waits. Returns what o is to be multiplied by. */
-static fv meet_sink(forward *f, int64_t r)
+/* The sink that waits joins {m, l} of the rows at r. Returns the factor of their o. */
+static fv join_sink(forward *f, int64_t r)
 {
     const panel *const pn = &f->panel;
     fattn_softmax state = state_load(f, r);
@@ -291,24 +292,24 @@ static fv meet_sink(forward *f, int64_t r)
     return share;
 }
 
-/* So does o, as columns or rows. */
-static void meet_sinks(forward *f)
+/* The same for all rows, and their o, as columns or rows. */
+static void join_sinks(forward *f)
 {
     const panel *const pn = &f->panel;
     for (int64_t r = 0; r < pn->width && f->sink_waits; r += FV_LANES) {
-        const fv share = meet_sink(f, r);
+        const fv share = join_sink(f, r);
         fv_store(f->alpha + r, share);
         if (!f->by_rows) {
-            scale_rows(f->ot + r, pn->dvp, pn->br, FV_LANES, share);
+            scale_rows(f->ot + r, pn->dv_pad, pn->br, FV_LANES, share);
         }
     }
     for (int64_t r = 0; r < pn->rows && f->sink_waits && f->by_rows; r++) {
-        scale_rows(f->o + r * pn->dvp, 1, pn->dvp, pn->dvp, fv_set1(f->alpha[r]));
+        scale_rows(f->o + r * pn->dv_pad, 1, pn->dv_pad, pn->dv_pad, fv_set1(f->alpha[r]));
     }
     f->sink_waits = false;
 }
 
-/* Row r of o where it belongs. */
+/* Row r of o in its tensor. */
 static void *row_of_o(const panel *pn, int64_t r)
 {
     const fattn_problem *const p = pn->p;

@@ -8,11 +8,11 @@
 
 #include "backends/cpu/panel.h"
 
-/* Where a term with strides (batch, head, query, key) has row r and key j. */
+/* Index of row r and key j in a tensor with strides (batch, head, query, key). */
 static int64_t term_index(const panel *pn, const int64_t stride[4], int64_t r, int64_t j)
 {
     return pn->b * stride[0] + pn->row[r].h * stride[1] + pn->row[r].i * stride[2] +
-           (pn->seq.start_k + j) * stride[3];
+           (pn->start_k + j) * stride[3];
 }
 
 /* pn->natural[r] = one row of a term; pn->natural becomes to[j][r], 0 past the last row and key. */
@@ -82,8 +82,8 @@ INLINE void load_bytes(float *restrict to, const uint8_t *restrict mask, int64_t
     }
 }
 
-/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. Asks for the row half a strip
- * further on: rows lie too far apart for a processor to find them by itself. */
+/* to[j] = 1 where the mask keeps row r and key j of the tile, else 0. Prefetches the row half a
+ * strip ahead: rows are too far apart for the processor's own prefetchers. */
 static void load_mask(const panel *pn, span s, int64_t r, float *to)
 {
     const int64_t *const stride = pn->p->mask_stride;
@@ -107,7 +107,7 @@ static void drop_blocks(const panel *pn, span s, int64_t r, float *to)
     const int64_t *const stride = p->block_mask_stride;
     const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
                                 pn->row[r].i / p->block_m * stride[2];
-    const int64_t first = pn->seq.start_k + s.first;
+    const int64_t first = pn->start_k + s.first;
     int64_t past, block = first / p->block_n;
     for (int64_t j = 0; j < s.live; j = past, block++) {
         past = fattn_min64(s.live, (block + 1) * p->block_n - first);

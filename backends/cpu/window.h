@@ -85,7 +85,7 @@ typedef struct window {
     uv ones;                  /* that all t so far have */
 } window;
 
-/* Opens the window of a base; false where a row's is none: it has met nothing, or is too large. */
+/* Opens the window of a base; false where that of a row is too large, or the row empty. */
 INLINE bool window_open(window *w, float unit, fv base)
 {
     const fv origin = fv_set1(WINDOW_ORIGIN);
@@ -127,7 +127,7 @@ INLINE fv window_weight(const window *w, fv x, uv *place)
 }
 
 /* Adds two places. */
-INLINE void window_meet(window *w, uv first, uv second)
+INLINE void window_add(window *w, uv first, uv second)
 {
     w->ones = uv_and(w->ones, uv_and(first, second));
 }

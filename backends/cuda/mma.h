@@ -102,7 +102,7 @@
  * and delta, and the job. */
 #define MMA_BACKWARD_SHARED(width, queries, keys) \
     (4 * (width) * ((keys) + 2 * (queries)) + 4 * (queries) * (keys) + 16 * (queries) + 1024)
-#define MMA_JOB_BYTES 296 /* of what an item of backward is, in the workspace */
+#define MMA_JOB_BYTES 288 /* of what an item of backward is, in the workspace */
 
 /*
  * Backward of f32, in three planes: X(width, queries, keys, warps, tiles of 16 rows that a warp has

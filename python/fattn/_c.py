@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface as ctypes sees it: fattn.h's numbers, structs and functions, and nothing else.
+"""The C interface for ctypes: the constants, structs and functions of fattn.h.
 
 Structs are written as in the header, field by field; tests/python/test_abi.py compares them with what a
 C compiler makes of it.
@@ -141,8 +141,8 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
 
 
 def find(name: str) -> str:
-    """A library of the wheel, which lies beside the package, or, where a system keeps what belongs to a
-    processor apart (lib64), elsewhere on Python's path; else what the system's loader finds."""
+    """The wheel's library, next to the package or, on systems with a separate folder for binaries (lib64),
+    elsewhere on Python's path; otherwise the one that the system's loader finds."""
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for place in (site, *sys.path):
         folder = os.path.join(place, ".fattn.mesonpy.libs")
@@ -189,7 +189,7 @@ _ROOM = 4096
 
 
 def new_struct(kind: Any, init: Any = None) -> tuple[Any, bytearray]:
-    """A zeroed struct, or one with the library's defaults, and the memory that it lies in."""
+    """A zeroed struct, or one with the library's defaults, and its memory."""
     memory = bytearray(_ROOM)
     struct = kind.from_buffer(memory)
     if init is not None:

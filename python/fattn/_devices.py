@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: open handles, one a name, and what they are."""
+"""Devices: open handles, one per name, and their descriptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _infos: dict[int, DeviceInfo] = {}
 
 
 class DeviceInfo(NamedTuple):
-    """What a device is; see fattn_device_info in fattn.h."""
+    """The description of a device; see fattn_device_info in fattn.h."""
 
     backend: str
     """"cpu", "cuda", "hip", "reference"."""
@@ -68,8 +68,8 @@ def _open(spec: str) -> int:
 
 
 def _threads() -> int:
-    """How many threads this process is told to have, or 0. Of OpenMP's runtime, which PyTorch's wheel
-    brings and this one does not, the library may know nothing."""
+    """The number of threads that OpenMP would use in this process, or 0. The library may not see OpenMP's
+    runtime if only PyTorch's wheel brings one."""
     torch = sys.modules.get("torch")
     if torch is not None:
         number: int = torch.get_num_threads()
@@ -79,7 +79,7 @@ def _threads() -> int:
 
 
 def host_spec() -> str:
-    """Where arrays in host memory are computed with when the caller names no device."""
+    """The device for arrays in host memory if the caller names none."""
     return os.environ.get("FATTN_BACKEND", "cpu")
 
 
@@ -97,8 +97,8 @@ def info_of(device: int) -> DeviceInfo:
 
 
 def info(device: str | None = None) -> DeviceInfo:
-    """Describes a device: "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; the one that NumPy
-    arrays are computed on when None.
+    """Describes a device: "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; None: the device for NumPy
+    arrays.
 
     Raises UnknownDevice, NoDevice or DeviceError.
     """
@@ -106,7 +106,7 @@ def info(device: str | None = None) -> DeviceInfo:
 
 
 def devices() -> list[DeviceInfo]:
-    """All devices that are present, in the order in which "auto" looks for one."""
+    """All devices that are present, in the order in which "auto" tries them."""
     found = []
     i = 0
     while (name := _c.lib.fattn_backend_name(i)) is not None:

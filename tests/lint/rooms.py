@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms and doors: which folder may include from which, and which words belong where.
+"""Which folder may include from which, and which words are allowed where.
 
 usage: rooms.py ROOT
 """
@@ -22,6 +22,7 @@ INSIDE = ["core/backend.h", "core/io_model.h", "core/kernel.h", "core/peak.h", "
 DOORS = {
     "include": [],
     "core": ["include"],
+    "core/distributed": ["include", "core"],
     "backends/reference": ["include", "core"],
     "backends/cpu": ["include", "core"],
     "backends/gpu": ["include", "core"],
@@ -31,10 +32,11 @@ DOORS = {
     "tools/npy": ["include"] + BASICS,
     "tools/options": ["include", "tools/terminal"] + BASICS,
     "tools/plot": ["include", "tools/terminal", "core/io_model.h"] + BASICS,
+    "tools/ranks": ["include", "core/distributed", "tools/bench", "tools/options", "tools/terminal"] + BASICS + INSIDE,
     "tools/judge": ["include", "backends/reference"] + BASICS + INSIDE,
     "tools/bench": ["include", "tools/options", "tools/terminal", "core/env.h"] + BASICS + INSIDE,
     "tools": ["include", "tools/terminal", "tools/npy", "tools/options", "tools/plot", "tools/judge",
-              "tools/bench"] + BASICS,
+              "tools/bench", "tools/ranks"] + BASICS,
     "python": ["include"],
     "bench": ["include"],
     "examples": ["include"],
@@ -53,8 +55,8 @@ KEYS = {
 GENERATED = {"core/backends.inc": "core", "backends/cpu/isas.inc": "backends/cpu",
              "backends/cuda/images.inc": "backends/cuda", "backends/hip/images.inc": "backends/hip"}
 
-# (what the code may not say, where it is at home, why). Paths are regular expressions; comments and
-# strings are not code.
+# (forbidden words, where they are allowed, why). Paths are regular expressions; comments and strings are not
+# checked.
 INTRINSIC = (r"\b_mm\d*_\w+|\b__m\d{2,3}[di]?\b|\b__builtin_(ia32|aarch64)_\w+|"
              r"\bv[a-z]\w*_b?[fsu]\d+\b|\b(b?float|u?int)\d+x\d+(x\d)?_t\b")
 WORDS = [

@@ -248,12 +248,24 @@ static bool any_row_takes(const trials *s, const draw_case *c)
     return false;
 }
 
-/* Every backend supports every valid problem, except f64, which only the reference must support. */
+/* Whether some row of the device honours each feature of the problem. */
+static bool features_are_known(const trials *s, const draw_case *c)
+{
+    uint64_t honoured = 0;
+    for (int n = 0; n < s->row_count; n++) {
+        honoured |= s->rows[n].kernel->features;
+    }
+    return !(c->problem.features & ~honoured);
+}
+
+/* Every backend supports every valid problem of the features that its rows list, except f64, which
+ * only the reference must support. */
 static bool check_support(workers *w, const draw_case *c)
 {
     judge_verdict v = {.outcome = JUDGE_FAILED};
     const fattn_status status = fattn_support(w->s->device, &c->problem);
-    if (status == FATTN_OK || c->problem.dtype == FATTN_F64 || w->s->one_row) {
+    if (status == FATTN_OK || c->problem.dtype == FATTN_F64 || w->s->one_row ||
+        !features_are_known(w->s, c)) {
         return true;
     }
     snprintf(v.reason, sizeof v.reason, "no row takes it: %s: %s", fattn_status_string(status),

@@ -116,6 +116,7 @@ static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
 {
     panel pn = {.p = run->problem, .buf = run->buffers, .b = b, .hk = hk};
     pn.seq = fattn_sequence_of(pn.p, pn.buf, b);
+    pn.start_k = fattn_start_k(pn.p, pn.buf, b);
     pn.d_pad = vectors_of(pn.p->dim) * FV_LANES;
     pn.dv_pad = vectors_of(pn.p->dim_v) * FV_LANES;
     return pn;

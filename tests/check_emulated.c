@@ -206,7 +206,7 @@ static void check_fine_grained(int axis, bool accumulate)
     dlclose(library);
 }
 
-/* Reading what nobody allocated, and reading what nobody wrote. */
+/* Reads of unallocated memory and of undefined values. */
 static void check_faults(void)
 {
     enum { ELEMENTS = 64 * 64 };
@@ -228,7 +228,7 @@ static void check_faults(void)
     b.v = raw;
     tap_check(!status && fails(fattn_execute(plan, &b, NULL, NULL), FATTN_DEVICE_ERROR,
                                "hipErrorLaunchFailure"),
-              "values that nobody wrote: %s", fattn_last_reason());
+              "undefined values: %s", fattn_last_reason());
     b.v = memory;
     tap_check(fattn_execute(plan, &b, NULL, NULL) == FATTN_OK, "and the next launch is well");
     fattn_plan_destroy(plan);

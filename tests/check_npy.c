@@ -815,7 +815,7 @@ static void test_killed(void)
     tap_check(open && left_behind() == TOGETHER &&
                   !replacement_commit(staged, TOGETHER, why, sizeof why) &&
                   state_of(apart) == 222 && left_behind() == 0,
-              "what a living process writes is nobody's to clean");
+              "recovery leaves the files of a live process alone");
 
     /* Kills before the first n after which outputs are mixed; then an old one is rewritten. */
     int n = 1;

@@ -193,7 +193,7 @@ int main(void)
     }
     tap_check(in_a_child(creation_recovers, 3), "thread 3 cannot be made at first");
     tap_check(in_a_child(openmp_starves, 0), "OpenMP's runtime gets no memory");
-    tap_check(in_a_child(everybody_starves, 0), "nobody gets memory while a plan runs");
+    tap_check(in_a_child(everybody_starves, 0), "every allocation fails while a plan runs");
     tap_check(in_a_child(everybody_starves, 1), "nor threads");
     return tap_done();
 }

@@ -144,7 +144,7 @@ static void check_traits(void)
 }
 
 /* -------------------------------------------------------------------------------------------------
- * Outputs that nobody asked for
+ * Subsets of the outputs
  * ---------------------------------------------------------------------------------------------- */
 
 /* Every subset of the gradients equals the full set and leaves the others alone. */

@@ -480,7 +480,7 @@ static const hazard table[] = {
     {"hazard_B3", "a product was taken in 32 bits before it was widened", b3, NULL},
     {"hazard_B4", "dO with an outer stride above 2^31 corrupted gradients", b4, NULL},
     {"hazard_B5", "packed tensors of a million tokens", b5, NULL},
-    {"hazard_B6", "more than 65535 heads: the launch failed and nobody looked", b6, NULL},
+    {"hazard_B6", "more than 65535 heads: the launch failed unnoticed", b6, NULL},
     {"hazard_B7", "offsets into bias and mask were cut to 32 bits", b7, NULL},
     {"hazard_B8", "NaN for lengths around 2^15", b8, NULL},
     {"hazard_B9", "a guard refused an unused batch stride", b9, NULL},

@@ -561,7 +561,7 @@ static const hazard table[] = {
     {"hazard_F2", "an early exit wrote -inf into another sequence's lse", f2, NULL},
     {"hazard_F3", "merging two empty states gave NaN", f3, NULL},
     {"hazard_F4", "lse in base 2 was taken for base e", f4, NULL},
-    {"hazard_F5", "splits needed the lse that nobody had asked for", f5, NULL},
+    {"hazard_F5", "splits needed an lse that was not requested", f5, NULL},
     {"hazard_F6", "the number of splits changed the result", f6, NULL},
     {"hazard_F7", "the split path was dead and tests never noticed", f7, NULL},
     {"hazard_F8", "lse off by a constant: seen only when shards are merged", f8, NULL},

@@ -142,6 +142,7 @@ Test(env, values_are_read)
     set_environment("FATTN_NUM_THREADS", "7");
     set_environment("FATTN_SRAM", "1048576");
     set_environment("FATTN_SPLITS", "3");
+    set_environment("FATTN_CPU_ISA", "scalar");
     const fattn_env *env = NULL;
     ANSWERS(fattn_env_get(&env), FATTN_OK);
     cr_assert_eq(env->tile.br, 64);

@@ -235,7 +235,7 @@ def templates(root):
 
 
 def imports(root):
-    """Python modules that import what they may not, or at the top what is too slow to come there."""
+    """Python modules with forbidden imports, or with imports at the top that are too slow there."""
     for path in tap.files(root, (".py",), ["python"]):
         allowed = [name for key, names in PYTHON.items() if path.startswith(key) for name in names]
         for node in ast.parse(tap.read(root, path)).body:

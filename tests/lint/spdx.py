@@ -16,7 +16,7 @@ STYLES = [
     (tap.SOURCE, f"/* {LICENCE} */"),
     ((".py", ".sh", ".bash", "meson.build", "meson_options.txt", ".cmake.in", "CMakeLists.txt"), f"# {LICENCE}"),
 ]
-TOP = ["meson.build", "meson_options.txt", "tools/demo", "tools/test", ".ci/run"]
+TOP = ["meson.build", "meson_options.txt", "tools/demo", "tools/test", "tools/wheel", ".ci/run"]
 
 
 def is_script(root, path):

@@ -8,7 +8,7 @@ or the name of a file.
 
 import os
 
-# The rooms of the house; nothing outside them is source.
+# The folders with sources.
 ROOMS = ("include", "core", "backends", "tools", "python", "tests", "bench", "examples", "cmake")
 SOURCE = (".c", ".cpp", ".h", ".cu", ".cuh", ".hip", ".inc")
 

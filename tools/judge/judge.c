@@ -723,7 +723,7 @@ static const char *owner(const draw_case *c, int image)
             return draw_name((draw_id)id);
         }
     }
-    return "nobody";
+    return "an unused image";
 }
 
 static void check_untouched(trial *t)

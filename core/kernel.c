@@ -80,6 +80,14 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
         snprintf(text, size, "takes no %s", fattn_dtype_name(p->dtype));
         return text;
     }
+    if (kernel->own_dtype_o && p->dtype_o != p->dtype) {
+        snprintf(text, size, "takes no dtype_o %s beside %s", fattn_dtype_name(p->dtype_o),
+                 fattn_dtype_name(p->dtype));
+        return text;
+    }
+    if (p->features & ~kernel->features) {
+        return name_missing(p->features & ~kernel->features, text, size);
+    }
     if (!kernel->mixes_kv && fattn_problem_is_mixed(p)) {
         snprintf(text, size, "takes q, k and v of one type, not %s, %s and %s",
                  fattn_dtype_name(p->dtype), fattn_dtype_name(p->dtype_kv),
@@ -91,14 +99,6 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
         snprintf(text, size, "takes no bias in %s beside %s", fattn_dtype_name(p->dtype_bias),
                  fattn_dtype_name(p->dtype));
         return text;
-    }
-    if (kernel->own_dtype_o && p->dtype_o != p->dtype) {
-        snprintf(text, size, "takes no dtype_o %s beside %s", fattn_dtype_name(p->dtype_o),
-                 fattn_dtype_name(p->dtype));
-        return text;
-    }
-    if (p->features & ~kernel->features) {
-        return name_missing(p->features & ~kernel->features, text, size);
     }
     if (p->dim > kernel->dim_max || p->dim_v > kernel->dim_max) {
         snprintf(text, size, "takes head dimensions to %lld, not dim %lld, dim_v %lld",

@@ -396,6 +396,7 @@ Test(kernel, declines_with_a_reason)
 
     k.features |= FATTN_BIAS;
     p = normal(10, 10, 64), p.features = FATTN_BIAS | FATTN_DETERMINISTIC;
+    p.dtype_bias = FATTN_F32;
     p.outputs = FATTN_OUT_DQ | FATTN_OUT_DBIAS; /* a bias for all heads */
     p.dbias_stride[0] = 400, p.dbias_stride[2] = 10, p.dbias_stride[3] = 1;
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));

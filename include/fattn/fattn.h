@@ -468,7 +468,7 @@ typedef struct fattn_device_options {
     size_t struct_size; /* sizeof(fattn_device_options); set by fattn_device_options_init */
 
     int64_t threads;                 /* 1..1024; 0, the default, as said above */
-    const char *isa;                 /* exactly this instruction set; NULL, the default, the best */
+    const char *isa;                 /* this instruction set, with its base; NULL: the best */
     const char *cpus;                /* processors that the library's own threads may run on, as in
                                       * "0-15,32"; the calling thread stays where it is. NULL, the
                                       * default: those of the program's first thread and of the one

@@ -109,7 +109,7 @@ static void load_lse(backward *g, int64_t r, float natural)
 
 /* lse and dlse, the latter in delta. A row whose lse is -inf has no probabilities: it is dead, like
  * those past the last, and gives 0 whatever its dO and dlse are. */
-static void load_numbers(backward *g)
+static void load_lse_and_dlse(backward *g)
 {
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;

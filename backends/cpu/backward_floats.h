@@ -76,7 +76,7 @@ static void load_rows(backward *g)
     panel *const pn = &g->panel;
     const fattn_problem *const p = pn->p;
 
-    load_numbers(g);
+    load_lse_and_dlse(g);
     load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, g->q_stride);
     load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, g->dout_stride);
     for (int64_t r = 0; r < pn->rows; r++) {

@@ -170,7 +170,7 @@ static void load_rows_pairs(backward *g)
     const fattn_problem *const p = pn->p;
 
     widen(pn);
-    load_numbers(g);
+    load_lse_and_dlse(g);
     (void)load_both_ways(pn, pn->buf->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
     lift(g, load_both_ways(pn, pn->buf->dout, &p->dout, p->dim_v, g->o, g->dout_t, g->dout_zipped));
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
@@ -229,29 +229,32 @@ typedef struct seen_rows {
     int64_t first, past;
 } seen_rows;
 
-#define STRIPS_STEP (PAIRS_COPIED ? 2 * TILE_GROUP : TILE_GROUP) /* and whole steps of rows */
-_Static_assert(STRIPS_STEP % PAIRS_ROWS_STEP == 0, "products of whole strips");
+/* Rows are left out by so many. */
+#define TRIM_ROWS (PAIRS_COPIED ? 2 * TILE_GROUP : TILE_GROUP)
+_Static_assert(TRIM_ROWS % PAIRS_ROWS_STEP == 0, "products of whole strips");
 
 static bool sees_nothing(const panel *pn, span s, int64_t r)
 {
-    const int64_t past = fattn_min64(r + STRIPS_STEP, pn->rows);
+    const int64_t past = fattn_min64(r + TRIM_ROWS, pn->rows);
     const int64_t i0 = (pn->first + r) / pn->group, i1 = (pn->first + past - 1) / pn->group + 1;
     return past <= r ||
            fattn_band_tile(&pn->band, i0, i1, s.first, s.first + s.padded) == FATTN_TILE_EMPTY;
 }
 
-/* dBias takes all columns. */
-static seen_rows rows_of(const panel *pn, span s)
+/* The panel's rows that attend to some key of the tile, in whole strips, and at least one strip:
+ * those at either end whose band ends before the tile or begins after it are left out. All of them
+ * where dBias is wanted, which is written for every row. */
+static seen_rows rows_seeing_tile(const panel *pn, span s)
 {
     seen_rows seen = {0, pn->width};
     if (wants(pn->p, FATTN_OUT_DBIAS)) {
         return seen;
     }
-    while (seen.first + STRIPS_STEP < seen.past && sees_nothing(pn, s, seen.first)) {
-        seen.first += STRIPS_STEP;
+    while (seen.first + TRIM_ROWS < seen.past && sees_nothing(pn, s, seen.first)) {
+        seen.first += TRIM_ROWS;
     }
-    for (int64_t r = (seen.past - 1) / STRIPS_STEP * STRIPS_STEP;
-         r > seen.first && sees_nothing(pn, s, r); r -= STRIPS_STEP) {
+    for (int64_t r = (seen.past - 1) / TRIM_ROWS * TRIM_ROWS;
+         r > seen.first && sees_nothing(pn, s, r); r -= TRIM_ROWS) {
         seen.past = r;
     }
     return seen;
@@ -299,7 +302,7 @@ static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_
     }
 
     /* 1. Strips: S^T and dP^T, Z P^T and dS^T, dQ^T += K^T dS^T. */
-    const seen_rows seen = rows_of(pn, s);
+    const seen_rows seen = rows_seeing_tile(pn, s);
     for (int64_t r = seen.first; r < seen.past; r += TILE_GROUP) {
         const int64_t columns = fattn_min64(TILE_GROUP, seen.past - r);
         pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,

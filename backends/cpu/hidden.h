@@ -15,35 +15,37 @@
 #include "backends/cpu/panel.h"
 
 /* Numbers of a row that are tested at a time. */
-#define BIAS_STEP (4 * FV_LANES)
+#define BIAS_BLOCK (4 * FV_LANES)
 
 static bool bias_is(const panel *pn, int64_t index, float value)
 {
     return fattn_dtype_load(pn->p->dtype_bias, pn->buf->bias, index) == value;
 }
 
-/* Whether BIAS_STEP neighbours are `value`. */
+/* Whether BIAS_BLOCK neighbours are `value`. */
 INLINE bool all_are(fattn_dtype dtype, const char *bias, fv value)
 {
     mv equal = fv_eq(load_as(dtype, bias, FV_LANES), value);
-    for (int n = FV_LANES; n < BIAS_STEP; n += FV_LANES) {
+    for (int n = FV_LANES; n < BIAS_BLOCK; n += FV_LANES) {
         const fv some = load_as(dtype, bias + n * SIZE_OF(dtype), FV_LANES);
         equal = mv_and(equal, fv_eq(some, value));
     }
     return mv_all(equal);
 }
 
-/* Of n neighbours, how many whole steps from the first (or, backwards, the last) on are `value`. */
-INLINE int64_t steps_of(fattn_dtype dtype, const char *bias, int64_t n, fv value, bool backwards)
+/* How many whole blocks of BIAS_BLOCK at the beginning (or, backwards, the end) of n neighbours are
+ * `value` throughout. dtype: a literal */
+INLINE int64_t equal_blocks(fattn_dtype dtype, const char *bias, int64_t n, fv value,
+                            bool backwards)
 {
-    int64_t steps = 0;
-    for (; (steps + 1) * BIAS_STEP <= n; steps++) {
-        const int64_t at = backwards ? n - (steps + 1) * BIAS_STEP : steps * BIAS_STEP;
+    int64_t blocks = 0;
+    for (; (blocks + 1) * BIAS_BLOCK <= n; blocks++) {
+        const int64_t at = backwards ? n - (blocks + 1) * BIAS_BLOCK : blocks * BIAS_BLOCK;
         if (!all_are(dtype, bias + at * SIZE_OF(dtype), value)) {
             break;
         }
     }
-    return steps;
+    return blocks;
 }
 
 /* Of a row's keys first .. past - 1, how many have that bias before (or, backwards, after) the
@@ -60,10 +62,11 @@ static int64_t run_of(const panel *pn, int64_t row, int64_t first, int64_t past,
     if (step == 1) {
         const char *const from = element(pn->buf->bias, dtype, row + first);
         const fv same = fv_set1(value);
-        const int64_t steps = dtype == FATTN_F32   ? steps_of(FATTN_F32, from, n, same, backwards)
-                              : dtype == FATTN_F16 ? steps_of(FATTN_F16, from, n, same, backwards)
-                                                   : steps_of(FATTN_BF16, from, n, same, backwards);
-        run = fattn_max64(run, steps * BIAS_STEP);
+        const int64_t steps = dtype == FATTN_F32 ? equal_blocks(FATTN_F32, from, n, same, backwards)
+                              : dtype == FATTN_F16
+                                  ? equal_blocks(FATTN_F16, from, n, same, backwards)
+                                  : equal_blocks(FATTN_BF16, from, n, same, backwards);
+        run = fattn_max64(run, steps * BIAS_BLOCK);
     }
     while (run < n && bias_is(pn, row + (backwards ? past - 1 - run : first + run) * step, value)) {
         run++;

@@ -42,14 +42,14 @@ struct fattn_cpu_pool {
     int64_t retry;        /* not before this time; under mutex */
     pthread_t *workers;   /* room for FATTN_THREADS_MAX; under mutex */
     fattn_cpu_set cpus;   /* empty: whichever */
-    int64_t references;   /* under `guard` */
-    fattn_cpu_pool *next; /* under `guard` */
+    int64_t references;   /* under `pools_mutex` */
+    fattn_cpu_pool *next; /* under `pools_mutex` */
 };
 
 /* A fork finds it free, so that the list is whole in the child. */
-static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-static fattn_cpu_pool *pools;       /* all of them; under guard */
-static fattn_cpu_pool *shared_pool; /* under guard */
+static pthread_mutex_t pools_mutex = PTHREAD_MUTEX_INITIALIZER;
+static fattn_cpu_pool *pools;       /* all of them; under pools_mutex */
+static fattn_cpu_pool *shared_pool; /* under pools_mutex */
 
 static int64_t now(void)
 {
@@ -337,10 +337,10 @@ static fattn_cpu_pool *make(const fattn_cpu_set *cpus)
 
 fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared)
 {
-    if (!fattn_fork_guard(FATTN_FORK_THREADS, &guard, reset_all)) {
+    if (!fattn_fork_guard(FATTN_FORK_THREADS, &pools_mutex, reset_all)) {
         return NULL;
     }
-    pthread_mutex_lock(&guard);
+    pthread_mutex_lock(&pools_mutex);
     fattn_cpu_pool *pool = shared ? shared_pool : NULL;
     if (pool) {
         pool->references++;
@@ -350,7 +350,7 @@ fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared)
     if (shared) {
         shared_pool = pool;
     }
-    pthread_mutex_unlock(&guard);
+    pthread_mutex_unlock(&pools_mutex);
     return pool;
 }
 
@@ -372,7 +372,7 @@ static void end(fattn_cpu_pool *pool)
 
 void fattn_cpu_pool_close(fattn_cpu_pool *pool)
 {
-    pthread_mutex_lock(&guard);
+    pthread_mutex_lock(&pools_mutex);
     const bool last = --pool->references == 0;
     if (last) {
         fattn_cpu_pool **at = &pools;
@@ -382,7 +382,7 @@ void fattn_cpu_pool_close(fattn_cpu_pool *pool)
         *at = pool->next;
         shared_pool = shared_pool == pool ? NULL : shared_pool;
     }
-    pthread_mutex_unlock(&guard);
+    pthread_mutex_unlock(&pools_mutex);
     if (last) {
         end(pool);
     }

@@ -222,9 +222,10 @@ static void l4(void)
 {
     static const uint64_t others[] = {0, FATTN_ALIBI, FATTN_SOFTCAP, FATTN_CAUSAL, FATTN_MASK};
     static const double wild[] = {NAN, INFINITY, -INFINITY};
-    const int64_t most = hazard_emulated() ? 100 : 400, step = hazard_emulated() ? 69 : 132;
+    const int64_t most = hazard_emulated() ? 100 : 400;
     EACH (d, dtypes) {
         EACH (o, others) {
+            const int64_t step = hazard_emulated() ? 69 : others[o] ? 264 : 132;
             for (int64_t rows = 1; rows < most; rows += step) {
                 draw_case c = biased(FATTN_FORWARD, dtypes[d], rows, most);
                 c.problem.features |= others[o];

@@ -50,8 +50,10 @@ uint32_t fattn_dropout_threshold(double p);
 
 /* Sequence b of a run: how many rows it has, where they lie, and where they stand. */
 typedef struct fattn_sequence {
-    int64_t sq, sk; /* rows and keys that exist */
-    int64_t slot_k; /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
+    int64_t sq, sk;  /* rows and keys that exist */
+    int64_t start_k; /* keys of the caller's before key 0 of what follows: bias, masks and pages are
+                      * theirs */
+    int64_t slot_k;  /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
     int64_t q_row, k_row; /* first row in q and k: cu_seqlens, else 0 */
     int64_t q_batch;  /* index along the batch axis of q, o, dout, dq: b, or 0 with cu_seqlens_q */
     int64_t k_batch;  /* the same for k, v, dk, dv */

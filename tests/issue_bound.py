@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the issue of instructions lets the kernels for AMD's processors keep the matrix units busy: runs a
 forward and a backward on the emulated GPU of each processor, follows a wave, and has emulator/issue.py
-replay a round of the loop that multiplies matrices. Prints the table of docs/PERFORMANCE.md, an upper bound
+replay a round of the loop that multiplies matrices. Prints the table of docs/notes/hip.md, an upper bound
 that nobody has measured, and fails where a kernel falls below what is wanted of it.
 
 usage: issue_bound.py FATTN OBJDUMP [CODE_OBJECT]...      (of one image and processor each: image.gfx942.co)

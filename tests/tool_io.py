@@ -113,7 +113,7 @@ with tempfile.TemporaryDirectory() as folder:
     nowhere = {**os.environ, "PATH": folder}
     for why, name, more, environment in (
             ("neither in .png nor in .svg", "a.jpg", [], None), ("not installed", "b.png", [], nowhere),
-            ("No such file", "no/b.png", [], None), ("it takes no --plot", "b.png", ["--paper"], None)):
+            ("No such file", "no/b.png", [], None), ("takes no --plot", "b.png", ["--paper"], None)):
         if why == "No such file" and not shutil.which("gnuplot"):
             continue
         run = subprocess.run([os.path.abspath(fattn), "io", "--plot", os.path.join(folder, name), *more],

@@ -27,7 +27,7 @@
  * to hold. A warp of 32 rows reads keys and values from shared memory half as often as two of 16,
  * and its accumulators leave no registers to spare; at 256 channels they would not fit, and there
  * two blocks of one stage, of which one works while the other starts or ends, beat one block of
- * two. docs/PERFORMANCE.md has the measurements. The least of each width fits the 99 KiB of a
+ * two. docs/notes/cuda.md has the measurements. The least of each width fits the 99 KiB of a
  * consumer's GPU, which 128 rows of bias for as many keys would not.
  */
 #define MMA_SHAPES(X)                              \
@@ -102,7 +102,7 @@
  * and delta, and the job. */
 #define MMA_BACKWARD_SHARED(width, queries, keys) \
     (4 * (width) * ((keys) + 2 * (queries)) + 4 * (queries) * (keys) + 16 * (queries) + 1024)
-#define MMA_JOB_BYTES 288 /* of what an item of backward is, in the workspace */
+#define MMA_JOB_BYTES 296 /* of what an item of backward is, in the workspace */
 
 /*
  * Backward of f32, in three planes: X(width, queries, keys, warps, tiles of 16 rows that a warp has

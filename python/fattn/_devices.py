@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from typing import NamedTuple
 
@@ -46,11 +47,35 @@ def handle(spec: str) -> int:
         with _lock:
             opened = _handles.get(spec)
             if opened is None:
-                device = ctypes.c_void_p()
-                _c.check(_c.lib.fattn_device_open(spec.encode(), ctypes.byref(device)))
-                assert device.value is not None
-                opened = _handles[spec] = device.value
+                opened = _handles[spec] = _open(spec)
     return opened
+
+
+def _open(spec: str) -> int:
+    device = ctypes.c_void_p()
+    _c.check(_c.lib.fattn_device_open(spec.encode(), ctypes.byref(device)))
+    assert device.value is not None
+    about, threads = info_of(device.value), _threads()
+    if about.backend == "cpu" and 0 < threads < about.units and "FATTN_NUM_THREADS" not in os.environ:
+        _infos.pop(device.value)
+        _c.lib.fattn_device_close(device)
+        options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
+        options.threads = threads
+        _c.check(_c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options),
+                                               ctypes.byref(device)))
+        assert memory and device.value is not None
+    return device.value
+
+
+def _threads() -> int:
+    """How many threads this process is told to have, or 0. Of OpenMP's runtime, which PyTorch's wheel
+    brings and this one does not, the library may know nothing."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        number: int = torch.get_num_threads()
+        return number
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
 
 
 def host_spec() -> str:

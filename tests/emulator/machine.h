@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The machine inside the emulator: registers of a wave, a work-group and its LDS, a decoded
- * instruction, and the row of a table that says how its mnemonic is decoded and run. Everything
- * here is shared by the emulator's files and by nobody else.
+ * instruction, and the table row that says how its mnemonic is decoded and run. Private to the
+ * emulator's files.
  *
- * What is defined. Beside every value goes whether a lane or the host ever wrote it: a bit for each
+ * Definedness. Every value has a record of whether a lane or the host ever wrote it: a bit for each
  * bit of a scalar register, a bit for each lane and half of a vector register, a byte for each byte
- * of LDS and of fresh memory. Compilers may copy what is undefined, so a copy stays silent and
- * passes the fact on; it is told when the value reaches memory, an address, a branch or EXEC.
+ * of LDS and of fresh memory. Compilers may copy undefined values, so a copy propagates the record
+ * silently; an undefined value is reported when it reaches memory, an address, a branch or EXEC.
  */
 #ifndef FATTN_TESTS_EMULATOR_MACHINE_H
 #define FATTN_TESTS_EMULATOR_MACHINE_H
@@ -58,13 +58,13 @@ typedef enum operand_kind {
     OFF,
 } operand_kind;
 
-/* Which part of a register: SDWA's selections; v0.l and v0.h are WORD_0 and WORD_1. */
+/* A part of a register: SDWA's selections; v0.l and v0.h are WORD_0 and WORD_1. */
 typedef enum operand_part { WHOLE, WORD_0, WORD_1, BYTE_0, BYTE_1, BYTE_2, BYTE_3 } operand_part;
 
 typedef struct emu_operand {
     uint8_t kind, part;
     bool neg, abs, sext;
-    bool plain;         /* nothing above or in the modifiers changes what is read */
+    bool plain;         /* no selection or modifier changes the value read */
     bool registers;     /* and that is a vector register as it is */
     int16_t reg, count; /* first register, registers */
     char type;          /* of the form, see emu_row */

@@ -10,7 +10,7 @@ import os
 
 # The rooms of the house; nothing outside them is source.
 ROOMS = ("include", "core", "backends", "tools", "python", "tests", "bench", "examples", "cmake")
-SOURCE = (".c", ".cpp", ".h", ".inl", ".cu", ".cuh", ".hip", ".inc")
+SOURCE = (".c", ".cpp", ".h", ".cu", ".cuh", ".hip", ".inc")
 
 
 class Skip(str):

@@ -25,10 +25,11 @@ fattn_status fattn_buffers_read(fattn_buffers *to, const fattn_buffers *from)
 {
     static const fattn_abi abi = {
         .name = "fattn_buffers",
-        .sizes = {FATTN_ABI_END(fattn_buffers, offset_ptr)}, /* 0.1 */
+        .sizes = {FATTN_ABI_END(fattn_buffers, offset_ptr),
+                  FATTN_ABI_END(fattn_buffers, seqstart_k)},
         .init = init_buffers,
     };
-    _Static_assert(sizeof(fattn_buffers) == FATTN_ABI_END(fattn_buffers, offset_ptr),
+    _Static_assert(sizeof(fattn_buffers) == FATTN_ABI_END(fattn_buffers, seqstart_k),
                    "the last of the sizes is this library's");
     return fattn_abi_read_grown(to, &abi, from);
 }
@@ -129,6 +130,20 @@ static fattn_status check_seqused(const char *name, const int32_t *used, const i
     return FATTN_OK;
 }
 
+/* Within the keys that sequence b uses; at their end there is none. */
+static fattn_status check_seqstart(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
+{
+    const int32_t start = buf->seqstart_k[b];
+    const int64_t keys = p->features & FATTN_SEQUSED_K ? buf->seqused_k[b]
+                         : p->features & FATTN_CU_SEQLENS_K
+                             ? buf->cu_seqlens_k[b + 1] - buf->cu_seqlens_k[b]
+                             : p->seqlen_k;
+    return start >= 0 && start <= keys
+               ? FATTN_OK
+               : fattn_fail(FATTN_INVALID_DATA, "seqstart_k[%lld] is %d, not in 0..%lld",
+                            (long long)b, (int)start, (long long)keys);
+}
+
 static fattn_status check_lengths(const fattn_problem *p, const fattn_buffers *buf)
 {
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
@@ -154,15 +169,19 @@ static fattn_status check_lengths(const fattn_problem *p, const fattn_buffers *b
         status = check_seqused("seqused_k", buf->seqused_k, packed_k ? buf->cu_seqlens_k : NULL,
                                p->batch, p->seqlen_k);
     }
+    for (int64_t n = 0; !status && p->features & FATTN_SEQSTART_K && n < p->batch; n++) {
+        status = check_seqstart(p, buf, n);
+    }
     return status;
 }
 
 static fattn_status check_block_table(const fattn_problem *p, const fattn_buffers *buf)
 {
     for (int64_t b = 0; p->heads_k > 0 && b < p->batch; b++) {
-        const int64_t sk = fattn_sequence_of(p, buf, b).sk;
-        const int64_t pages = (sk + p->page_size - 1) / p->page_size;
-        for (int64_t page = 0; page < pages; page++) {
+        const fattn_sequence s = fattn_sequence_of(p, buf, b);
+        const int64_t start = fattn_start_k(p, buf, b);
+        const int64_t pages = (start + s.sk + p->page_size - 1) / p->page_size;
+        for (int64_t page = start / p->page_size; page < pages; page++) {
             const int32_t entry = buf->block_table[b * p->block_table_stride + page];
             if (entry < 0 || entry >= p->num_pages) {
                 return fattn_fail(FATTN_INVALID_DATA,
@@ -233,6 +252,11 @@ fattn_status fattn_buffers_validate(const fattn_problem *p, const fattn_buffers 
 
 /* --- Sequences -------------------------------------------------------------------------------- */
 
+int64_t fattn_start_k(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
+{
+    return p->features & FATTN_SEQSTART_K ? buf->seqstart_k[b] : 0;
+}
+
 fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
 {
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
@@ -260,6 +284,12 @@ fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *bu
     if (p->anchor == FATTN_BOTTOM_RIGHT) {
         s.diagonal += (whole_k < 0 ? s.sk : whole_k) - (whole_q < 0 ? s.sq : whole_q);
     }
+    const int64_t start = fattn_start_k(p, buf, b); /* becomes key 0 */
+    s.sk -= start;
+    s.slot_k -= start;
+    s.k_row += start;
+    s.k_position += start;
+    s.diagonal -= start;
     return s;
 }
 

@@ -7,10 +7,10 @@
 
 /* In the order of the bits. */
 static const char *const feature_names[] = {
-    "causal",        "window",          "scale",   "softcap",   "bias",         "alibi",
-    "mask",          "block_mask",      "sink",    "dropout",   "cu_seqlens_q", "cu_seqlens_k",
-    "seqused_q",     "seqused_k",       "paged",   "positions", "dlse",         "accumulate",
-    "deterministic", "batch_invariant", "checked",
+    "causal",        "window",          "scale",   "softcap",    "bias",         "alibi",
+    "mask",          "block_mask",      "sink",    "dropout",    "cu_seqlens_q", "cu_seqlens_k",
+    "seqused_q",     "seqused_k",       "paged",   "positions",  "dlse",         "accumulate",
+    "deterministic", "batch_invariant", "checked", "seqstart_k", "alibi_bias",
 };
 #define FEATURE_COUNT ((int)(sizeof feature_names / sizeof feature_names[0]))
 

@@ -20,6 +20,16 @@ typedef struct fattn_tile {
     int64_t br, bc;
 } fattn_tile;
 
+/* What rows of every backend honour. A feature that is not among these is named by each row that
+ * honours it, so that no row claims a new one by itself. */
+#define FATTN_KERNEL_COMMON                                                                   \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_BIAS | FATTN_ALIBI |   \
+     FATTN_MASK | FATTN_BLOCK_MASK | FATTN_SINK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |        \
+     FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | \
+     FATTN_DLSE | FATTN_ACCUMULATE | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT | FATTN_CHECKED)
+
+struct fattn_limits; /* what a backend says about a device (tiling.h) */
+
 /* How a run is cut up: the planner's answer (tiling.h). */
 typedef struct fattn_tiling {
     int64_t br, bc;   /* the tile */
@@ -57,9 +67,6 @@ typedef struct fattn_kernel {
     bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys keys besides */
     bool one_round;     /* taken only for at most a block of rows a unit, unless by name */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
-    bool in_order;      /* blocks of a head follow one another, a tile of keys apart */
-    int64_t rounds;     /* the tile of most rows, not the only one, is for problems with so many
-                         * blocks a unit */
     const fattn_tile *tiles;
 
     /* Why the row cannot take the problem, where the fields above do not say it; NULL where it can,
@@ -67,9 +74,10 @@ typedef struct fattn_kernel {
     const char *(*cannot)(const fattn_problem *problem);
     /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */
     bool (*pays)(const fattn_problem *problem);
-    /* How many rows' time a block costs besides that of its own, if units are to share blocks
-     * evenly; NULL where traffic alone decides. Pure. */
-    int64_t (*block_rows)(const fattn_problem *problem);
+    /* What tiles of the menu are compared by, in any unit: the planner takes the one that costs
+     * least. NULL where traffic decides. Pure. */
+    double (*cost)(const fattn_problem *problem, const struct fattn_limits *limits,
+                   fattn_tile tile);
     /* Fast memory that a tile occupies, in bytes. Pure. */
     int64_t (*fast_bytes)(const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set

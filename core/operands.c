@@ -207,6 +207,7 @@ static void append_options(list *l)
          false},
         {FATTN_SEQUSED_Q, "seqused_q", AT(seqused_q), 4, p->batch, false},
         {FATTN_SEQUSED_K, "seqused_k", AT(seqused_k), 4, p->batch, false},
+        {FATTN_SEQSTART_K, "seqstart_k", AT(seqstart_k), 4, p->batch, false},
         {FATTN_POSITIONS, "q_offsets", AT(q_offsets), 8, p->batch, true},
         {FATTN_POSITIONS, "k_offsets", AT(k_offsets), 8, p->batch, true},
         {FATTN_POSITIONS, "wholes_q", AT(wholes_q), 8, p->batch, true},

@@ -10,11 +10,10 @@
 #include "core/operands.h"
 #include "core/status.h"
 
-#define SIZE_LIMIT \
-    ((INT64_C(1) << 31) - 1)         /* totals, lengths, heads and batches stay below 2^31
-                                             * \ */
-#define STRIDE_LIMIT (INT64_MAX / 8) /* a stride in bytes fits in 63 bits */
-#define DIM_LIMIT 576                /* the largest head dimension any backend may take */
+/* Totals, lengths, heads and batches stay below 2^31; a stride in bytes fits in 63 bits. */
+#define SIZE_LIMIT ((INT64_C(1) << 31) - 1)
+#define STRIDE_LIMIT (INT64_MAX / 8)
+#define DIM_LIMIT 576 /* the largest head dimension that any backend may take */
 #define ALIGNMENT_LIMIT 4096
 
 void fattn_problem_init(fattn_problem *problem)
@@ -191,6 +190,11 @@ static fattn_status check_options(const fattn_problem *p)
                           "window_%s is %lld, neither -1 nor a number of keys",
                           p->window_left < -1 ? "left" : "right",
                           (long long)(p->window_left < -1 ? p->window_left : p->window_right));
+    }
+    const uint64_t both = FATTN_ALIBI | FATTN_BIAS;
+    if (p->features & FATTN_ALIBI_BIAS && (p->features & both) != both) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "features has FATTN_ALIBI_BIAS without %s",
+                          p->features & FATTN_BIAS ? "FATTN_ALIBI" : "FATTN_BIAS");
     }
     if (p->features & FATTN_ALIBI && p->alibi_batch_stride != 0 &&
         p->alibi_batch_stride < p->heads_q) {

@@ -60,7 +60,10 @@ typedef struct fattn_sequence {
     int64_t k_position;
 } fattn_sequence;
 
-/* For buffers that passed fattn_buffers_validate. */
+/* Both for buffers that passed fattn_buffers_validate. With FATTN_SEQSTART_K a sequence begins with
+ * its first key that exists, the caller's key fattn_start_k(); bias, masks and pages go by the
+ * caller's numbers. Otherwise the first key is key 0. */
+int64_t fattn_start_k(const fattn_problem *problem, const fattn_buffers *buffers, int64_t b);
 fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers,
                                  int64_t b);
 

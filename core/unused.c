@@ -149,6 +149,7 @@ fattn_status fattn_buffers_check_unused(fattn_op op, uint64_t features, const fa
         POINTER(FATTN_POSITIONS, wholes_k),
         POINTER(FATTN_DROPOUT, seed_ptr),
         POINTER(FATTN_DROPOUT, offset_ptr),
+        POINTER(FATTN_SEQSTART_K, seqstart_k),
 #undef POINTER
     };
     /* A forward may share its buffers with the backward that reads dlse. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle against values worked out by hand: which pairs are kept, what an empty row gives,
- * where a page lies, what is left untouched. Gradients are check_gradients' business; here stands
- * every choice of the contract that differentiation cannot see. Problems are in double precision
- * with D = Dv = 1 unless a test says otherwise. hazard_<id> are failures that other attention
- * libraries had.
+ * The oracle compared with values worked out by hand: which pairs are kept, what an empty row
+ * gives, where a page is, what stays untouched. check_gradients covers gradients; this program
+ * covers every choice of the contract that differentiation cannot reveal. Problems are in double
+ * precision with D = Dv = 1 unless a test says otherwise. hazard_<id> marks failures that other
+ * attention libraries had.
  */
 #include <math.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static void fill(double *array, double x)
     for (int n = 0; n < ROOM; n++) array[n] = x;
 }
 
-/* Distinct numbers in (-1, 1) without a pattern that sums could hide. */
+/* Distinct numbers in (-1, 1) without a regular pattern. */
 static void scatter(double *array, int salt)
 {
     for (int n = 0; n < 256; n++) array[n] = sin(1.7 * n + 0.9 * salt);
@@ -84,7 +84,7 @@ static bool execute(void)
     return normalise(&normal) && fattn_naive_execute(&normal, &buf) == FATTN_OK;
 }
 
-/* Executes p forward, then backward on the o and lse that came out. */
+/* Executes p forward, then backward on the resulting o and lse. */
 static bool execute_both(void)
 {
     const fattn_problem backward = p;
@@ -119,8 +119,7 @@ static bool near(double got, double want)
  * Number formats
  * ---------------------------------------------------------------------------------------------- */
 
-/* Neighbours, and the numbers around the middle between them, for every finite pattern from 0
- * up. */
+/* Neighbouring numbers, their midpoint and its neighbours, for every finite pattern from 0 up. */
 static bool rounds_to_nearest_even(fattn_dtype dtype, unsigned infinity)
 {
     for (unsigned n = 0; n + 1 < infinity; n++) {
@@ -270,7 +269,7 @@ static void check_dropout_map(void)
               "the dropout threshold is rounded and clamped");
 }
 
-/* The multipliers Z of the problem p, recovered from o: scores 0, v one-hot, sq x sk of them. */
+/* Recovers the multipliers Z of problem p from o (sq x sk): scores are 0, v is one-hot. */
 static bool recover_z(double *z)
 {
     const int64_t sk = p.seqlen_k;
@@ -329,7 +328,7 @@ static void check_dropout(void)
  * Which pairs are kept
  * ---------------------------------------------------------------------------------------------- */
 
-/* The kept pairs of p as "110/111", rows separated: scores are 0 and v is one-hot, so o shows
+/* The kept pairs of p as "110/111", one group per row. Scores are 0 and v is one-hot, so o shows
  * them. */
 static const char *kept_pairs(void)
 {
@@ -396,7 +395,8 @@ static void check_anchor_tables(void)
     }
 }
 
-/* Every small window, as a range of columns a row rather than as a condition on a distance. */
+/* Every small window, computed as a range of columns per row instead of a condition on a
+ * distance. */
 static void check_windows(void)
 {
     for (int anchor = FATTN_BOTTOM_RIGHT; anchor <= FATTN_TOP_LEFT; anchor++)
@@ -456,7 +456,7 @@ static void check_masks(void)
               "masks have a batch and a head axis");
 }
 
-/* Rows 2.. of 4 and keys 1.. of 6 as a shard keep what they keep in the whole. */
+/* A shard of rows 2.. of 4 and keys 1.. of 6 keeps the same pairs as the whole. */
 static void check_shards(void)
 {
     for (int anchor = FATTN_BOTTOM_RIGHT; anchor <= FATTN_TOP_LEFT; anchor++) {
@@ -526,9 +526,19 @@ static void check_score(void)
     bool good = execute();
     for (int n = 0; n < 4; n++) good = good && near(lse[n], log(1 + exp(-n)));
     tap_check(good, "ALiBi slopes by batch entry and head");
+
+    begin(FATTN_BACKWARD, 1, 2, FATTN_ALIBI | FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_SCALE);
+    p.scale = 0, p.bias_stride[3] = p.dbias_stride[3] = 1;
+    slopes[0] = 0.25, bias[0] = 8, bias[1] = -4;
+    dout[0] = 1, v[0] = 3, v[1] = 1;
+    good = execute_both();
+    const double p0 = exp(2) / (exp(2) + exp(-1)), ds = p0 * (1 - p0) * (v[0] - v[1]);
+    tap_check(good && near(lse[0], log(exp(2) + exp(-1))) && near(dbias[0], 0.25 * ds) &&
+                  near(dbias[1], -0.25 * ds),
+              "slopes multiply the bias, and its gradient");
 }
 
-/* The maximum is taken after scaling, so nothing overflows that need not. */
+/* The maximum is taken after scaling, so nothing overflows unnecessarily. */
 static void check_softmax(void)
 {
     static const double shifts[] = {-1e5, -2.45e5, -1e6, 1e5};
@@ -607,7 +617,7 @@ static void check_not_finite(void)
  * Nothing to attend to
  * ---------------------------------------------------------------------------------------------- */
 
-/* Row 1 of 3 x 4 sees nothing; NaN in its dO and dLSE must not get anywhere. */
+/* Row 1 of 3 x 4 attends to nothing; NaN in its dO and dLSE must not spread. */
 static void check_empty_row(uint64_t features, const char *cause)
 {
     begin(FATTN_BACKWARD, 3, 4, features | FATTN_DLSE | FATTN_SINK);
@@ -680,7 +690,7 @@ static void check_empty_problems(void)
  * Lengths and places
  * ---------------------------------------------------------------------------------------------- */
 
-/* Packed sequences, empty ones among them, are what they are alone. */
+/* Packed sequences, including empty ones, give the same results as alone. */
 static void check_packed(void)
 {
     static const int32_t cu_q[] = {0, 0, 3, 3, 8}, cu_k[] = {2, 5, 9, 11, 11};
@@ -708,7 +718,46 @@ static void check_packed(void)
     tap_check(good, "a packed sequence is what it is alone; lse is (Hq, total_q)");
 }
 
-/* What lies past seqused, poisoned, gets nowhere; dk and dv there are 0, or as they were. */
+/* Keys before the first one are masked and their memory is not read: NaN there does not spread, and
+ * distances, biases and dropout stay as they are. */
+static void check_left_padding(void)
+{
+    enum { SQ = 4, SK = 7 };
+    static const int32_t starts[] = {3, 7, 0};
+    static double masked[5][ROOM];
+    double *const results[] = {o, lse, dq, dk, dv};
+    bool good = true;
+    for (int padded = 0; padded < 2; padded++) {
+        begin(FATTN_BACKWARD, SQ, SK,
+              (padded ? FATTN_SEQSTART_K : FATTN_MASK) | FATTN_CAUSAL | FATTN_BIAS | FATTN_ALIBI |
+                  FATTN_DROPOUT);
+        p.batch = 3;
+        p.dropout_p = 0.25;
+        p.bias_stride[2] = SK, p.bias_stride[3] = 1;
+        p.dbias_stride[2] = SK, p.dbias_stride[3] = 1;
+        p.mask_stride[0] = SK, p.mask_stride[3] = 1;
+        buf.seqstart_k = padded ? starts : NULL;
+        for (int b = 0; b < 3; b++)
+            for (int j = 0; j < starts[b]; j++) {
+                mask[b * SK + j] = 0;
+                k[b * SK + j] = padded ? NAN : 0, v[b * SK + j] = padded ? INFINITY : 0;
+            }
+        good = execute_both() && good;
+        for (int n = 0; n < 5 && !padded; n++) memcpy(masked[n], results[n], sizeof masked[n]);
+    }
+    for (int n = 0; n < 5; n++) good = good && memcmp(masked[n], results[n], sizeof masked[n]) == 0;
+    tap_check(good && all_are(dk, 0, 3, 0) && all_are(dv, SK, 2 * SK, 0) && dk[3] != 0 &&
+                  all_are(lse, SQ, 2 * SQ, -inf),
+              "keys before seqstart_k are hidden, and their memory is not read");
+    static const int32_t table[] = {-9, 1};
+    begin(FATTN_FORWARD, 2, 4, FATTN_SEQSTART_K | FATTN_PAGED);
+    p.page_size = 2, p.num_pages = 2, p.max_pages = 2;
+    const int32_t two = 2;
+    buf.block_table = table, buf.seqstart_k = &two;
+    tap_check(execute() && lse[0] > -inf, "a page before seqstart_k has no entry in the table");
+}
+
+/* Poison past seqused does not spread; dk and dv there are 0, or unchanged when accumulating. */
 static void check_seqused(void)
 {
     static const int32_t used_q[] = {2}, used_k[] = {3};
@@ -763,7 +812,7 @@ static void check_accumulate(void)
               "hazard_F11: only the gradients that are wanted are written");
 }
 
-/* Keys in pages, shuffled; unused entries of the table would lead out of memory. */
+/* Keys in shuffled pages; unused table entries point outside of memory. */
 static void check_pages(int64_t page_size)
 {
     enum { SK = 7, PAGES = 16 };
@@ -945,7 +994,7 @@ static void check_absolute_sums(void)
     tap_check(good, "the softcap's derivative and its absolute value by hand");
 }
 
-/* Given o and lse are used as they are; pure ones are not read. */
+/* Given o and lse are used as they are; the pure run does not read them. */
 static void check_given_state(void)
 {
     fattn_problem normal;
@@ -968,7 +1017,7 @@ static void check_given_state(void)
     fattn_naive_free(&pure);
 }
 
-/* Every allocation may fail: no leak, no output, and success once none fails. */
+/* Every allocation may fail, without a leak or output; the call succeeds once none fails. */
 static void check_memory(void)
 {
     const int64_t alive = fattn_memory_alive();
@@ -1064,6 +1113,7 @@ int main(void)
     check_empty_rows();
     check_empty_problems();
     check_packed();
+    check_left_padding();
     check_seqused();
     check_accumulate();
     for (int64_t page_size = 1; page_size <= 8; page_size++) check_pages(page_size);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "hip" on an emulated GPU (stub/hip), of the processor that STUB_HIP_ARCH names: what the
- * sweep over kernels does not reach. The device and what it lacks, memory, streams and events, the
- * verbs beside attention, and that what the emulator finds comes back as a status.
+ * Backend "hip" on an emulated GPU (stub/hip) with the processor that STUB_HIP_ARCH names. Covers
+ * what the sweep over kernels does not: the device and its limits, memory, streams and events,
+ * functions other than attention, and that findings of the emulator come back as a status.
  */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 

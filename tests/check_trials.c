@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `fattn check` makes of its cases: the verdicts are this program's, by a judge of its own, so
- * that every kernel passes or fails as a check below wants.
+ * Tests how `fattn check` reports its cases. This program replaces the judge, so that each check
+ * can make kernels pass or fail.
  */
 #define _POSIX_C_SOURCE 200809L /* dup, setenv */
 
@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 #include "tests/tap.h"
-#include "tools/judge.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/judge/judge.h"
+#include "tools/terminal/terminal.h"
 
 static judge_outcome outcome;
 static double median;

@@ -4,8 +4,8 @@
  * leak; what was read must come back from the writer bit by bit.
  *
  *     clang -g -O1 -fsanitize=fuzzer,address,undefined -I. -Iinclude \
- *         tests/fuzz_npy.c tools/npy.c tools/replacement.c tools/complaint.c core/memory.c \
- *         -o fuzz_npy
+ *         tests/fuzz_npy.c tools/npy/npy.c tools/npy/replacement.c \
+ *         tools/npy/complaint.c core/memory.c -o fuzz_npy
  *     ./fuzz_npy -max_len=512 FINDINGS tests/npy_corpus
  *
  * With -DFATTN_FUZZ_REPLAY it is a plain TAP program that runs each file, or each file of each
@@ -20,11 +20,10 @@
 #include <unistd.h>
 
 #include "core/memory.h"
-#include "tools/npy.h"
+#include "tests/fuzz_replay.h"
+#include "tools/npy/npy.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
-
-/* No input is worth waiting for the disk. */
+/* Files are not synced. */
 int fsync(int file)
 {
     (void)file;
@@ -88,45 +87,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     run(1, size);
     return 0;
 }
-
-#ifdef FATTN_FUZZ_REPLAY
-
-#include <dirent.h>
-
-static int replayed;
-
-static void replay_file(const char *path)
-{
-    static uint8_t bytes[1 << 20];
-    FILE *const file = fopen(path, "rb");
-    if (!file) {
-        perror(path);
-        exit(2);
-    }
-    const size_t size = fread(bytes, 1, sizeof bytes, file);
-    fclose(file);
-    LLVMFuzzerTestOneInput(bytes, size);
-    printf("ok %d - %s\n", ++replayed, path);
-}
-
-int main(int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++) {
-        DIR *const dir = opendir(argv[i]);
-        if (!dir) {
-            replay_file(argv[i]);
-            continue;
-        }
-        for (struct dirent *entry; (entry = readdir(dir));) {
-            char path[4096];
-            if (entry->d_name[0] == '.') continue;
-            snprintf(path, sizeof path, "%s/%s", argv[i], entry->d_name);
-            replay_file(path);
-        }
-        closedir(dir);
-    }
-    printf("1..%d\n", replayed);
-    return replayed == 0;
-}
-
-#endif

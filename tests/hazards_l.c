@@ -11,7 +11,8 @@
 
 enum { LENGTH_MAX = 6 };
 
-/* Which keys each row sees: q is 0 and v the identity, so that o[i][j] is not 0 where i sees j. */
+/* Which keys each row attends to: q is 0 and v the identity, so o[i][j] is not 0 if i attends to
+ * j. */
 static bool visible(const place *at, const draw_case *c, char seen[LENGTH_MAX][LENGTH_MAX + 1])
 {
     draw_case t = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, c->problem.seqlen_q,
@@ -135,7 +136,7 @@ static void l2(void)
     }
 }
 
-/* A plan says every size by its name, and both contiguous layouts are the same tensors. */
+/* A plan prints every size with its name, and both contiguous layouts are the same tensors. */
 static void l3(void)
 {
     static const fattn_layout layouts[] = {FATTN_BSHD, FATTN_BHSD};
@@ -183,7 +184,7 @@ static void l3(void)
     }
 }
 
-/* Hides key j from all rows, and puts x into a channel of it. */
+/* Hides key j from all rows, and writes x to one of its channels. */
 static void hide_key(draw_case *c, int64_t j, draw_id id, double x)
 {
     for (int64_t n = 0; n < c->problem.batch * c->problem.heads_q * c->problem.seqlen_q; n++) {
@@ -206,7 +207,7 @@ static draw_case biased(fattn_op op, fattn_dtype dtype, int64_t rows, int64_t ke
 
 static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 
-/* What a bias of -inf skips, and rows of one key, are promised on CPUs. */
+/* Only CPUs promise which tiles a bias of -inf skips, and rows with one key. */
 static bool is_promised(void)
 {
     if (!hazard_on_host(&hazard_places[0])) {
@@ -246,7 +247,7 @@ static void l4(void)
 }
 
 /* On a CPU hidden tiles are not multiplied: a NaN among their values, which a weight of 0 would not
- * stop, does not show. Tiles of all rows end at multiples of 384 keys. */
+ * stop, has no effect. Tiles of all rows end at multiples of 384 keys. */
 static void check_skipped(const place *at, draw_case *c, draw_id out)
 {
     const int64_t heads = c->problem.heads_q, dim = c->problem.dim;
@@ -284,8 +285,8 @@ static void l5(void)
     }
 }
 
-/* A case of rows that see one key each, key lone(i): by a window, a mask, a bias, or as the only
- * one. Entries of q and k have one sign, so that scores are about 100. */
+/* A case whose rows each attend to one key, lone(i): by a window, a mask, a bias, or as the only
+ * one. Entries of q and k are 0 or `large`, so that scores are about 100. */
 typedef enum lone_kind {
     LONE_WINDOW,
     LONE_KEY,
@@ -346,7 +347,7 @@ static bool is_plain_sum(const draw_case *c, lone_kind kind, int64_t j, int64_t 
     return draw_get(c, DRAW_DV, draw_at(c, DRAW_DV, 0, j, 0, channel)) == sum;
 }
 
-/* A CPU's backward, of an lse that the oracle has rounded. */
+/* A CPU's backward: lse from the forward at the same place, or from the oracle, is rounded. */
 static void l6(void)
 {
     static const int64_t dims[] = {64, 128, 256};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For tests that set every option once and then choose bits: puts fields whose bit is clear back to
- * their defaults, without which the library refuses them. */
+/* For tests that set every option once and then choose features: resets the fields of clear bits to
+ * their defaults, as the library demands. */
 #ifndef FATTN_TESTS_STRIP_H
 #define FATTN_TESTS_STRIP_H
 
@@ -48,6 +48,7 @@ static inline void strip(fattn_problem *p, fattn_buffers *b)
     if (!(f & FATTN_SEQUSED_Q)) b->seqused_q = NULL;
     if (!(f & FATTN_SEQUSED_K)) b->seqused_k = NULL;
     if (!(f & FATTN_PAGED)) b->block_table = NULL;
+    if (!(f & FATTN_SEQSTART_K)) b->seqstart_k = NULL;
     if (!(f & FATTN_DROPOUT)) b->seed = b->offset = 0, b->seed_ptr = b->offset_ptr = NULL;
     if (!(f & FATTN_POSITIONS)) {
         b->q_offset = b->k_offset = 0, b->whole_q = b->whole_k = -1;

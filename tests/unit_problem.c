@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public door: every wrong problem and every wrong buffer is refused with its status and a
- * reason that names the field, outputs stay untouched, and what is accepted comes out in normal
- * form. */
+/* Validation: every wrong problem and every wrong buffer is refused with its status and a reason
+ * that names the field; outputs stay untouched; accepted problems come out in normal form. */
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
@@ -12,7 +11,7 @@
 #include "core/operands.h"
 #include "core/problem.h"
 #include "tests/strip.h"
-#include "tools/draw.h"
+#include "tools/judge/random_case.h"
 
 static fattn_problem sound(void)
 {
@@ -74,18 +73,22 @@ Test(problem, struct_sizes)
     longer.tail[63] = 1;
     cr_assert_eq(fattn_problem_normalise(&longer.known, &out), FATTN_INVALID_STRUCT);
 
-    /* No version ended there, or within a field. */
+    /* No version of the struct ended there, or inside a field. */
     REFUSED(FATTN_INVALID_STRUCT, "struct_size is 8", p.struct_size = sizeof(size_t));
     REFUSED(FATTN_INVALID_STRUCT, "struct_size",
             p.struct_size = offsetof(fattn_problem, pointer_alignment));
     for (size_t size = 0; size < FATTN_ABI_END(fattn_problem, pointer_alignment); size++) {
         REFUSED(FATTN_INVALID_STRUCT, "struct_size", p.struct_size = size);
     }
-    for (size_t size = 0; size < FATTN_ABI_END(fattn_buffers, offset_ptr); size++) {
+    for (size_t size = 0; size < sizeof(fattn_buffers); size++) {
         fattn_buffers b, read;
         fattn_buffers_init(&b);
         b.struct_size = size;
-        cr_assert_eq(fattn_buffers_read(&read, &b), FATTN_INVALID_STRUCT, "%zu", size);
+        b.seqstart_k = (const int32_t *)&size;
+        const bool first = size == FATTN_ABI_END(fattn_buffers, offset_ptr);
+        cr_assert_eq(fattn_buffers_read(&read, &b), first ? FATTN_OK : FATTN_INVALID_STRUCT, "%zu",
+                     size);
+        cr_assert(!first || (read.seqstart_k == NULL && read.whole_q == -1));
     }
 }
 
@@ -207,6 +210,10 @@ Test(problem, options)
     REFUSED(FATTN_INVALID_ARGUMENT, "window_right", p.features = FATTN_WINDOW, p.window_right = -9);
     REFUSED(FATTN_INVALID_STRIDE, "alibi_batch_stride", p.features = FATTN_ALIBI,
             p.alibi_batch_stride = 3);
+    REFUSED(FATTN_INVALID_ARGUMENT, "FATTN_ALIBI_BIAS without FATTN_BIAS",
+            p.features = FATTN_ALIBI_BIAS | FATTN_ALIBI);
+    REFUSED(FATTN_INVALID_ARGUMENT, "FATTN_ALIBI_BIAS without FATTN_ALIBI",
+            p.features = FATTN_ALIBI_BIAS | FATTN_BIAS);
     REFUSED(FATTN_INVALID_ARGUMENT, "batch_offset", p.features = FATTN_DROPOUT, p.dropout_p = 0.5,
             p.batch_offset = -1);
     REFUSED(FATTN_INVALID_ARGUMENT, "head_offset", p.features = FATTN_DROPOUT, p.dropout_p = 0.5,
@@ -218,7 +225,7 @@ Test(problem, options)
     }
 }
 
-/* A field of a clear bit is refused, and the reason names both. */
+/* A field without its feature bit is refused, and the reason names both. */
 #define UNUSED(bit, field, words, ...)                       \
     do {                                                     \
         REFUSED(FATTN_INVALID_ARGUMENT, words, __VA_ARGS__); \
@@ -468,6 +475,7 @@ Test(buffers, fields_without_their_bit)
         POINTER(wholes_k, FATTN_POSITIONS),
         POINTER(seed_ptr, FATTN_DROPOUT),
         POINTER(offset_ptr, FATTN_DROPOUT),
+        POINTER(seqstart_k, FATTN_SEQSTART_K),
 #undef POINTER
     };
     const fattn_problem p = sound();
@@ -594,6 +602,35 @@ Test(buffers, lengths)
     refused_buffers(&w, FATTN_OK, "");
 }
 
+Test(buffers, padding_on_the_left)
+{
+    const int32_t starts[2] = {7, 3};
+    int32_t used[2] = {7, 2}, table[2][4] = {{0, 1, 2, 5}, {-1, 4, 0, 5}};
+    world w = sound_world(FATTN_SEQSTART_K);
+    refused_buffers(&w, FATTN_NULL_POINTER, "seqstart_k");
+    w.b.seqstart_k = starts;
+    refused_buffers(&w, FATTN_OK, "");
+    fattn_sequence s = fattn_sequence_of(&w.p, &w.b, 1);
+    cr_assert(s.sk == 4 && s.slot_k == 4 && s.k_row == 3 && s.k_position == 3);
+    cr_assert_eq(fattn_start_k(&w.p, &w.b, 1), 3);
+    cr_assert_eq(s.diagonal, 7 - 5 - 3);
+    s = fattn_sequence_of(&w.p, &w.b, 0);
+    cr_assert(s.sk == 0 && s.slot_k == 0);
+    w = sound_world(FATTN_SEQSTART_K | FATTN_SEQUSED_K);
+    w.b.seqstart_k = starts, w.b.seqused_k = used;
+    refused_buffers(&w, FATTN_INVALID_DATA, "seqstart_k[1] is 3");
+    used[1] = 7;
+    refused_buffers(&w, FATTN_OK, "");
+    const int32_t negative[2] = {-1, 0};
+    w.b.seqstart_k = negative;
+    refused_buffers(&w, FATTN_INVALID_DATA, "seqstart_k[0] is -1");
+    w = sound_world(FATTN_SEQSTART_K | FATTN_PAGED);
+    w.b.seqstart_k = starts, w.b.block_table = table[0];
+    refused_buffers(&w, FATTN_OK, ""); /* the entry of a page before the first key is not read */
+    table[1][1] = -1;
+    refused_buffers(&w, FATTN_INVALID_DATA, "block_table[1][1] is -1");
+}
+
 Test(buffers, pages)
 {
     int32_t table[2][4] = {{0, 1, 2, 5}, {3, 4, 0, 99}};
@@ -718,7 +755,8 @@ Test(operands, are_what_is_drawn)
             cr_assert(pointer == draw_pointer(&c.buffers, id));
             listed |= 1u << id;
             if (!t->present) {
-                cr_assert(!info.required && id >= DRAW_Q_OFFSETS, "%s", info.name);
+                cr_assert(!info.required && id >= DRAW_Q_OFFSETS && id <= DRAW_OFFSET, "%s",
+                          info.name);
                 continue;
             }
             seen[id]++;
@@ -735,10 +773,12 @@ Test(operands, are_what_is_drawn)
                                                        : "i64");
             cr_assert_eq((uintptr_t)pointer % (uintptr_t)info.alignment, 0, "%s", info.name);
             cr_assert_eq(info.written, c.images[t->image].output, "%s", info.name);
-            cr_assert_eq(info.required, info.bytes > 0 && id < DRAW_Q_OFFSETS, "%s", info.name);
+            const bool optional = id >= DRAW_Q_OFFSETS && id <= DRAW_OFFSET;
+            cr_assert_eq(info.required, info.bytes > 0 && !optional, "%s", info.name);
         }
         for (int id = 0; id < DRAW_IDS; id++) { /* outputs may be given without being asked for */
-            const bool none = c.problem.dropout_p == 0 && id >= DRAW_SEED; /* no dropout */
+            const bool none =
+                c.problem.dropout_p == 0 && (id == DRAW_SEED || id == DRAW_OFFSET); /* no dropout */
             const bool output = c.tensors[id].present && c.images[c.tensors[id].image].output;
             cr_assert(!c.tensors[id].present || output || none || listed >> id & 1, "%s",
                       draw_name(id));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn bench`: kernels as a share of what the machine can do in the same second. A repetition
- * runs the ceiling's loop, the kernel, and the peer where one is asked for, one after the other;
- * the medians over the repetitions are reported.
+ * `fattn bench`: the speed of kernels as a share of the machine's ceiling. Each repetition runs the
+ * ceiling's loop, the kernel and, if requested, the peer, one after the other, so that all see the
+ * same machine load. The medians over the repetitions are reported.
  */
 #define _POSIX_C_SOURCE 200809L /* setenv, isatty */
 
@@ -18,18 +18,19 @@
 #include "core/env.h"
 #include "core/plan.h"
 #include "core/status.h"
-#include "tools/bench.h"
-#include "tools/ceiling.h"
-#include "tools/materialised.h"
-#include "tools/tool.h"
-#include "tools/workload.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/ceiling.h"
+#include "tools/bench/materialised.h"
+#include "tools/bench/workload.h"
+#include "tools/commands.h"
+#include "tools/terminal/terminal.h"
 
 enum { REPS_MIN = 5 };
-static const double budget_s = 1.0; /* of a case, where --reps does not say how many */
-static const double slice_ms = 5.0; /* a repetition of a kernel lasts at least so long */
+static const double budget_s = 1.0; /* per case, unless --reps is given */
+static const double slice_ms = 5.0; /* shortest repetition */
 static const double ratio_max = 1.02;
-static const double cpu_min = 0.9;  /* of the processors that the threads could keep busy */
-static const double fed_min = 0.95; /* of a unit of one's own; shared ones have 0.83 to 0.93 */
+static const double cpu_min = 0.9;  /* of the processors that the threads can use */
+static const double fed_min = 0.95; /* 1.00 on an unshared core; 0.83 to 0.93 if shared */
 
 static const char *const peer_words[] = {"none", "materialised", NULL};
 
@@ -56,7 +57,7 @@ double bench_median(double *x, int n)
  * Output
  * ---------------------------------------------------------------------------------------------- */
 
-/* The columns: a name, then a number (NAN: none) or a text. */
+/* A column: its name and its value, either a number (NAN: none) or a text. */
 typedef struct cell {
     const char *name, *text;
     double number;
@@ -85,7 +86,7 @@ static void print_cell(const bench *b, const cell *c, bool first)
     }
 }
 
-/* For programs: every column, the same in TSV and JSON. */
+/* TSV and JSON for programs: every column. */
 static void print_columns(bench *b, const bench_row *row, const char *words)
 {
     const fattn_problem *const p = &row->of->problem;
@@ -123,7 +124,7 @@ static void print_columns(bench *b, const bench_row *row, const char *words)
     printf("%s\n", b->json ? "}" : "");
 }
 
-/* A number in its place, or a dash. */
+/* A number, right-aligned, or a dash for NAN. */
 static void print_number(const char *format, int width, double number, const char *unit)
 {
     char text[64] = "-";
@@ -133,7 +134,7 @@ static void print_number(const char *format, int width, double number, const cha
     printf("  %*s%s", width, text, isfinite(number) ? unit : "");
 }
 
-/* For people: what was asked, how long it took, and how good that is. */
+/* For terminals: the problem, its time and its share of the ceiling. */
 static void print_line(bench *b, const bench_row *row, const char *words)
 {
     const fattn_problem *const p = &row->of->problem;
@@ -190,7 +191,7 @@ void bench_report(bench *b, const bench_row *row)
  * Timing
  * ---------------------------------------------------------------------------------------------- */
 
-/* What is timed: a plan on its buffers, or the peer where plan is NULL. */
+/* What is timed: a plan on its buffers, or the peer if plan is NULL. */
 typedef struct subject {
     const fattn_plan *plan;
     const workload *work;
@@ -198,11 +199,11 @@ typedef struct subject {
     materialised *peer;
     const fattn_problem *problem;
     fattn_event *start, *stop;
-    int64_t calls; /* a repetition */
+    int64_t calls; /* per repetition */
     double seconds[BENCH_REPS_MAX], ratio[BENCH_REPS_MAX], cpu[BENCH_REPS_MAX];
 } subject;
 
-/* CPU time of the process, all threads together. */
+/* CPU time of all threads of the process. */
 static double cpu_now(void)
 {
     struct timespec t;
@@ -234,7 +235,7 @@ static fattn_status repeat(const subject *s, int64_t calls, double *seconds, dou
     return status;
 }
 
-/* Warms up and finds out how many calls fill a slice. *seconds is what a repetition takes. */
+/* Warms up and chooses how many calls fill a repetition. *seconds: the time of one repetition. */
 static fattn_status calibrate(subject *s, double *seconds)
 {
     double once = 0, processors;
@@ -257,7 +258,7 @@ static int repetitions(const bench *b, double seconds)
     return fit < REPS_MIN ? REPS_MIN : fit > BENCH_REPS_MAX ? BENCH_REPS_MAX : (int)fit;
 }
 
-/* Every input read once and every output written once, of the lengths that there are. */
+/* Every input read once and every output written once, for the actual lengths. */
 static double least_bytes(const sweep_case *c, const fattn_plan_info *info)
 {
     return info->lower_bound_bytes - sweep_unread_bytes(c);
@@ -269,7 +270,7 @@ static double work_of(const sweep_case *c, const fattn_plan_info *info)
     return c->dir == SWEEP_DECODE ? least_bytes(c, info) : sweep_flops(c);
 }
 
-/* All repetitions of the kernel and, where there is one, the peer. */
+/* All repetitions of the kernel and of the peer, if any. */
 static fattn_status time_subjects(const bench *b, const sweep_case *c, const fattn_plan_info *info,
                                   ceiling *ceil, subject *const subjects[], int count, int *reps,
                                   fattn_peak_reading *reached)
@@ -348,8 +349,8 @@ static fattn_status run_forward(fattn_device *device, const sweep_case *c, const
     return status;
 }
 
-/* Whether the peer takes the case; when it does not, why is said. That it is there was seen
- * before. */
+/* Whether the peer takes the case; prints why not. check_peer() has made sure that OpenBLAS
+ * loads. */
 static bool prepare_peer(bench *b, const sweep_case *c, const fattn_device_info *info,
                          materialised *peer)
 {
@@ -440,8 +441,8 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
     return status;
 }
 
-/* The case with one kernel, NULL for the planner's choice. may_decline: a kernel that does not take
- * it is passed over. */
+/* Runs the case on one kernel; NULL means the planner's choice. may_decline: skip a kernel that
+ * does not take the problem instead of failing. */
 static fattn_status bench_kernel(bench *b, fattn_device *device, const fattn_device_info *about,
                                  const char *device_word, const sweep_case *c, const char *kernel,
                                  bool may_decline)
@@ -514,30 +515,30 @@ static fattn_status bench_case(bench *b, const sweep_case *c)
 }
 
 static const char notes[] =
-    "Lists of values are separated by commas; every combination is measured. On a terminal rows\n"
-    "are for people, elsewhere tab-separated. The device ends in @N with --threads N.\n"
+    "Lists of values are separated by commas; every combination is measured. A terminal gets\n"
+    "readable rows, a file or pipe tab-separated columns. --threads N appends @N to the device.\n"
     "\n"
     "  gflops    matrix products only; a causal square counts as half, windows pair by pair\n"
     "  gbytes_s  every input read once and every output written once\n"
-    "  ceiling   GFLOP/s of a loop of multiply-adds, which is printed on stderr beside what the\n"
-    "            clock allows; for decode, GB/s of reading k and v. Of no more units than there\n"
-    "            are processors\n"
-    "  ratio     of gflops (decode: gbytes_s) to the ceiling just before; the median\n"
-    "  fed       share of the ceiling that is left to products whose operands are loaded from\n"
-    "            the first-level cache: 1.00 on a core of one's own, 0.83 to 0.93 where others\n"
-    "            use its second thread, and ratio is lower by more\n"
-    "  cpu       CPU time over wall time. Where it is below the number of threads the machine was\n"
-    "            busy, and neither time nor ratio is the kernel's; that is said at the end\n"
-    "  features  what else the problem has\n"
+    "  ceiling   GFLOP/s of a loop of multiply-adds; for decode, GB/s of reading k and v. Counts\n"
+    "            at most as many units as there are processors. stderr compares it with the rate\n"
+    "            that the clock allows\n"
+    "  ratio     gflops (decode: gbytes_s) over the ceiling measured just before; the median\n"
+    "  fed       share of the ceiling that products reach whose operands come from the L1 cache:\n"
+    "            1.00 on an unshared core, 0.83 to 0.93 if other work uses its second thread;\n"
+    "            ratio then drops by more\n"
+    "  cpu       CPU time over wall time. If it is below the number of threads, the machine was\n"
+    "            busy, and time and ratio understate the kernel; a note at the end says so\n"
+    "  features  the other features of the problem\n"
     "\n"
     "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
-    "fattn_execute(); there ceiling is the budget in ms.\n"
+    "fattn_execute(); ceiling is then the time budget in ms.\n"
     "\n"
-    "The benchmark fails (exit status 1) when a ratio is above 1.02 (but for decode, which may\n"
-    "fetch from more places at once than a plain read), when the loop of the ceiling is over 3 %\n"
-    "from a whole number of instructions a cycle, or when the peer disagrees.";
+    "The benchmark fails (exit status 1) if a ratio is above 1.02 (except for decode, whose reads\n"
+    "can outrun a plain read), if the ceiling's loop is over 3 % from a whole number of\n"
+    "instructions per cycle, or if the peer's result differs.";
 
-/* What makes figures of this run doubtful, once, at its end. */
+/* Prints, once at the end, why figures of this run are doubtful. */
 static void warn(const bench *b, const sweep *s)
 {
     const int processors = tool_processors();
@@ -547,24 +548,25 @@ static void warn(const bench *b, const sweep *s)
     }
     if (most > processors) {
         fprintf(stderr,
-                "fattn bench: %" PRId64 " threads share %d processor%s: ceilings are of no more\n",
+                "fattn bench: %" PRId64
+                " threads share %d processor%s: ceilings count no more units\n",
                 most, processors, processors == 1 ? "" : "s");
     }
     if (b->starved) {
         fprintf(stderr,
                 "fattn bench: the machine is busy: in %" PRId64 " of %" PRId64 " rows threads got "
-                "less than %.0f %% of the processors that they could use\n",
+                "less than %.0f %% of the processors that they can use\n",
                 b->starved, b->rows, 100 * cpu_min);
     }
     if (b->shared) {
         fprintf(stderr,
-                "fattn bench: cores are shared: in %" PRId64 " of the rows above other work took "
+                "fattn bench: cores are shared: in %" PRId64 " of the rows above, other work used "
                 "part of them (fed below %.2f)\n",
                 b->shared, fed_min);
     }
 }
 
-/* Runs all cases. TOOL_OK also where a case has shown a failure, which b->failed tells. */
+/* Runs all cases. A case that shows a failure sets b->failed and still returns TOOL_OK. */
 static int bench_sweep(bench *b, const sweep *s)
 {
     const int64_t count = sweep_count(s);
@@ -581,7 +583,7 @@ static int bench_sweep(bench *b, const sweep *s)
     return TOOL_OK;
 }
 
-/* Whether the peer is there and has something to run, before anything is measured. */
+/* Before anything is measured: whether the peer can be loaded and has something to run. */
 static int check_peer(const bench *b, const sweep *s)
 {
     materialised peer;
@@ -610,13 +612,13 @@ int fattn_tool_bench(int argc, char **argv)
     memset(&b, 0, sizeof b);
     sweep_options(&s);
     const option own[] = {
-        {"peer", "OpenBLAS with the score matrix in memory, interleaved", OPTION_CHOICE,
+        {"peer", "also time OpenBLAS with the score matrix in memory", OPTION_CHOICE,
          .value = &b.peer, .words = peer_words},
-        {"reps N", "repetitions; default: those of about a second", OPTION_INTEGER,
+        {"reps N", "repetitions; default: as many as fit about a second", OPTION_INTEGER,
          .value = &b.reps, .min = 1, .max = BENCH_REPS_MAX},
-        {"json", "a JSON object a line", OPTION_SWITCH, .value = &b.json},
+        {"json", "one JSON object per row", OPTION_SWITCH, .value = &b.json},
     };
-    _Static_assert(sizeof own / sizeof own[0] <= SWEEP_MORE, "room behind the sweep's options");
+    _Static_assert(sizeof own / sizeof own[0] <= SWEEP_MORE, "room after the sweep's options");
     memcpy(s.rows + SWEEP_OPTIONS, own, sizeof own);
     const option_set set = {
         "bench", "Kernels as a share of the machine's ceiling, measured in the same repetition.",
@@ -632,7 +634,7 @@ int fattn_tool_bench(int argc, char **argv)
         warn(&b, &s);
     }
     if (code == TOOL_OK && b.peer && b.peers == 0) {
-        fprintf(stderr, "fattn bench: the peer took no case\n");
+        fprintf(stderr, "fattn bench: the peer ran none of the cases\n");
         b.failed = true;
     }
     return code == TOOL_OK && b.failed ? TOOL_FAILED : code;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn check`: the kernels of a device against the reference, over drawn problems. */
+/* `fattn check`: compares the kernels of a device with the reference on random problems. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tools/options.h"
-#include "tools/tool.h"
-#include "tools/trials.h"
+#include "tools/commands.h"
+#include "tools/judge/trials.h"
+#include "tools/options/options.h"
+#include "tools/terminal/terminal.h"
 
 static void list(uint64_t seed, int64_t first, int64_t count)
 {
@@ -86,7 +87,7 @@ int fattn_tool_check(int argc, char **argv)
                 .count = count,
                 .jobs = (int)jobs,
                 .verbose = verbose || one,
-                .progress = !verbose && !one};
+                .progress = verbose || one ? NULL : tool_progress};
     fattn_status status = fattn_device_open(device, &s.device);
     if (status) {
         return tool_failure(status);

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `fattn explain`: prints the plans that problems get, with why better kernels declined. */
+/* `fattn explain`: prints the plan of each problem, and why faster kernels declined; or how it is
+ * divided over ranks. */
 #include <stdio.h>
 #include <string.h>
 
 #include "core/memory.h"
 #include "core/plan.h"
-#include "tools/sweep.h"
-#include "tools/tool.h"
+#include "tools/bench/sweep.h"
+#include "tools/commands.h"
+#include "tools/ranks/ranks.h"
+#include "tools/terminal/terminal.h"
 
 static int print_plan(const fattn_plan *plan)
 {
@@ -44,15 +47,21 @@ int fattn_tool_explain(int argc, char **argv)
     sweep s;
     memset(&s, 0, sizeof s);
     sweep_options(&s);
+    ranks_options ranks;
+    memset(&ranks, 0, sizeof ranks);
+    option table[SWEEP_OPTIONS + RANKS_OPTIONS];
     s.rows[SWEEP_OPTIONS - 1] = (option){.name = NULL}; /* --threads: plans do not depend on them */
+    memcpy(table, s.rows, (SWEEP_OPTIONS - 1) * sizeof *table);
+    ranks_rows(&ranks, table + SWEEP_OPTIONS - 1);
+    table[SWEEP_OPTIONS - 1 + RANKS_OPTIONS] = (option){.name = NULL};
     const option_set set = {
         "explain", "The plan that a problem gets: kernel, tiles, splits, workspace, traffic.",
-        s.rows, "Lists of values are separated by commas; every combination is explained."};
+        table, "Lists of values are separated by commas; every combination is explained."};
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
-    if (!sweep_check(&s, "explain")) {
+    if (!sweep_check(&s, "explain") || !ranks_check(&ranks, "explain")) {
         return TOOL_USAGE;
     }
     int code = TOOL_OK;
@@ -63,7 +72,7 @@ int fattn_tool_explain(int argc, char **argv)
         if (n > 0) {
             putchar('\n');
         }
-        code = explain(&c);
+        code = ranks.ranks ? ranks_explain(&ranks, &c) : explain(&c);
     }
     return code;
 }

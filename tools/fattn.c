@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The `fattn` command: finds the subcommand, and says what there is. Each subcommand is one file.
+ * The `fattn` command: finds the subcommand or lists all of them. Each subcommand is one file.
  */
 #define _POSIX_C_SOURCE 200809L /* SIGXFSZ */
 
@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/terminal/terminal.h"
 
 static const struct {
     const char *name;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn info`: the build, the machine, and what each kernel takes. The support matrix is read from
- * the kernel tables, so it cannot disagree with what runs.
+ * `fattn info`: the build, the machine, and what each kernel supports. The support matrix is read
+ * from the kernel tables that the planner uses, so it cannot disagree with what runs.
  */
 #define _DEFAULT_SOURCE /* the cache sizes of sysconf */
 
@@ -12,8 +12,9 @@
 
 #include "core/backend.h"
 #include "core/dtype.h"
-#include "tools/options.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/options/options.h"
+#include "tools/terminal/terminal.h"
 
 /* -------------------------------------------------------------------------------------------------
  * Facts
@@ -74,7 +75,7 @@ static const char *dtype_name(int bit)
     return bit >= FATTN_F32 && bit <= FATTN_E4M3 ? fattn_dtype_name((fattn_dtype)bit) : NULL;
 }
 
-/* Opens device number ordinal of a backend and asks about it. */
+/* Opens device `ordinal` of a backend and gets its info. */
 static fattn_status open_device(const fattn_backend *backend, int ordinal, fattn_device **device,
                                 fattn_device_info *info)
 {
@@ -129,7 +130,7 @@ static void text_build(void)
     printf("\n");
 }
 
-/* The names of the bits that are set, in columns of at least this width. */
+/* The names of the bits that are set, padded to this width. */
 static void text_names(uint64_t bits, const char *(*name)(int bit), int width)
 {
     int used = 0;
@@ -157,13 +158,13 @@ static void text_kernel(const fattn_kernel *row, const char *missing)
         text_names(row->features, fattn_feature_name, 0);
     }
     if (row->rows_max) {
-        printf("; at most %" PRId64 " rows a kv head", row->rows_max);
+        printf("; at most %" PRId64 " rows per kv head", row->rows_max);
     }
     if (row->rows_min) {
-        printf("; at least %" PRId64 " rows a kv head", row->rows_min);
+        printf("; at least %" PRId64 " rows per kv head", row->rows_min);
     }
     if (row->one_round) {
-        printf("; at most a block of rows a unit");
+        printf("; at most one block of rows per unit");
     }
     if (row->by_name) {
         printf("; by name only");
@@ -192,8 +193,7 @@ static void text_device(const fattn_device *device, const fattn_device_info *inf
     }
 }
 
-/* A backend's devices: those that can be used, or those that cannot, and why. Returns how many can.
- */
+/* Prints the usable or the unusable devices of a backend. Returns how many are usable. */
 static int text_devices(const fattn_backend *backend, bool usable)
 {
     const int count = backend->count();
@@ -297,7 +297,8 @@ static void json_device(const fattn_device *device, const fattn_device_info *inf
     printf("]}");
 }
 
-/* A backend's devices: those that can be used, or the numbers of those that cannot, and why. */
+/* Prints the usable devices of a backend, or the unusable ones with reasons. Returns how many are
+ * usable. */
 static int json_devices(const fattn_backend *backend, bool usable)
 {
     bool first = true;

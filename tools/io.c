@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `fattn io`: slow-memory traffic, counted. Runs the published algorithms of
- * backends/reference/tiled.h on one head and prints what they read and write beside what
- * core/io_model.h predicts, beside the law N^2 d^2 / M, standard attention and the lower bound.
- * --paper sets the counts of one problem against measurements published for it.
+ * backends/reference/tiled.h on one head. Prints their reads and writes next to the prediction of
+ * core/io_model.h, the law N^2 d^2 / M, standard attention and the lower bound. --paper compares
+ * the counts for one problem with the paper's measurements.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,16 +13,17 @@
 #include "core/dtype.h"
 #include "core/memory.h"
 #include "core/problem.h"
-#include "tools/draw.h"
-#include "tools/io_plot.h"
-#include "tools/options.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/judge/random_case.h"
+#include "tools/options/options.h"
+#include "tools/plot/io_plot.h"
+#include "tools/terminal/terminal.h"
 
 /* -------------------------------------------------------------------------------------------------
  * One head
  * ---------------------------------------------------------------------------------------------- */
 
-/* What a row of the report is about. */
+/* The parameters of one row of the report. */
 typedef struct setting {
     fattn_io_schedule schedule;
     fattn_op op;
@@ -30,7 +31,7 @@ typedef struct setting {
     int64_t n, d, m; /* m: elements of fast memory */
     uint64_t features;
     double dropout;
-    double density;   /* of the block mask; 1: there is none */
+    double density;   /* of the block mask; 1: no mask */
     int64_t block[2]; /* queries and keys of a block */
 } setting;
 
@@ -39,7 +40,7 @@ typedef struct head {
     fattn_buffers buffers;
     fattn_tile tile;
     uint8_t *block_mask;
-    double density; /* what the block mask came to */
+    double density; /* actual density of the block mask */
     void *tensors, *workspace;
 } head;
 
@@ -53,13 +54,13 @@ static void head_free(head *a)
     *a = (head){.tensors = NULL};
 }
 
-/* Blocks along the queries (0) or the keys (1). */
+/* Number of mask blocks along the queries (0) or the keys (1). */
 static int64_t blocks(const setting *s, int axis)
 {
     return (s->n + s->block[axis] - 1) / s->block[axis];
 }
 
-/* Blocks kept by chance, the same for every schedule. */
+/* Keeps blocks at random, the same ones for every schedule. */
 static fattn_status draw_block_mask(const setting *s, head *a)
 {
     const int64_t count = blocks(s, 0) * blocks(s, 1);
@@ -105,13 +106,13 @@ static fattn_status head_create(const setting *s, head *a)
     if (status == FATTN_OK) {
         a->tile = fattn_io_paper_tile(p, s->m);
         if (s->schedule == FATTN_IO_FLASH2) {
-            a->tile.br = a->tile.bc; /* its forward reads keys once a block of queries */
+            a->tile.br = a->tile.bc; /* its forward reads all keys once per block of queries */
         }
     }
     return status;
 }
 
-/* Memory for the arithmetic: q k v o dout dq dk dv and lse, in the problem's dtype and f32. */
+/* Allocates q k v o dout dq dk dv in the problem's dtype and lse in f32, and fills the inputs. */
 static fattn_status head_fill(head *a)
 {
     const fattn_problem *const p = &a->problem;
@@ -139,7 +140,7 @@ static fattn_status head_fill(head *a)
     return FATTN_OK;
 }
 
-/* Runs with arithmetic; backward after the forward that it needs, which is not counted. */
+/* Runs with arithmetic. A backward first runs the forward that it needs, uncounted. */
 static fattn_status execute(head *a, const fattn_tiled_options *options, fattn_io_counts *counts)
 {
     fattn_status status = head_fill(a);
@@ -156,7 +157,7 @@ static fattn_status execute(head *a, const fattn_tiled_options *options, fattn_i
     return status;
 }
 
-/* Counts a setting and predicts it. *a is to be freed in any case. */
+/* Counts and predicts the traffic of a setting. Free *a even after a failure. */
 static fattn_status measure(const setting *s, bool arithmetic, head *a, fattn_io_counts *counts,
                             fattn_io_counts *predicted)
 {
@@ -198,7 +199,7 @@ typedef struct request {
     const char *plot; /* the file, or NULL */
 } request;
 
-/* A column: its name and how its value is printed. */
+/* Prints one value, in JSON with its name. */
 static void print_number(bool json, bool first, const char *name, double value)
 {
     if (json) {
@@ -208,14 +209,15 @@ static void print_number(bool json, bool first, const char *name, double value)
     }
 }
 
-/* In elements: all are f32. */
+/* In elements: all operands are f32. */
 static double lower_bound_of(const head *a) { return fattn_io_lower_bound_bytes(&a->problem) / 4; }
 
-/* The leading term of the traffic for Bc = M / (4 d), while it is above reading everything once.
- * Each of the 4 d N / M blocks of keys makes FlashAttention pass over Q, and over O to read and to
- * write it; backward over Q, O, dO, and dQ twice. Blocks of queries make FlashAttention-2 pass over
- * K and V; its backward has blocks of keys pass over Q, dO, and dQ twice. Standard attention passes
- * over all pairs. */
+/* The leading term of the traffic for Bc = M / (4 d), or the lower bound where that is larger.
+ * FlashAttention passes over the queries once for each of the 4 d N / M blocks of keys: forward
+ * reads Q and reads and writes O; backward reads Q, O and dO, and reads and writes dQ.
+ * FlashAttention-2 forward passes over K and V once for each block of queries; its backward passes
+ * over Q, dO and (read and written) dQ once for each block of keys. Standard attention passes over
+ * all pairs. */
 static double law_of(const setting *s, const head *a)
 {
     const int backward = s->op == FATTN_BACKWARD;
@@ -266,7 +268,7 @@ static void print_row(const request *r, const setting *s, const head *a,
     fflush(stdout); /* the next row may take minutes */
 }
 
-/* *point: the row for the picture, where there is one. */
+/* *point: the row as a point of the plot. */
 static int report_row(const request *r, const setting *s, io_plot_row *point)
 {
     head a;
@@ -280,7 +282,7 @@ static int report_row(const request *r, const setting *s, io_plot_row *point)
             s->schedule,     s->op,         {(double)s->n, (double)s->m, (double)s->d, s->density},
             sum_of(&counts), law_of(s, &a), lower_bound_of(&a)};
         if (memcmp(&counts, &predicted, sizeof counts) != 0) {
-            fprintf(stderr, "fattn io: the last row was not predicted\n");
+            fprintf(stderr, "fattn io: the last row differs from its prediction\n");
             code = TOOL_FAILED;
         }
     } else {
@@ -291,7 +293,7 @@ static int report_row(const request *r, const setting *s, io_plot_row *point)
     return code;
 }
 
-/* Counts the combinations of all lists; the last list runs fastest. */
+/* Counts every combination of the lists; the last list varies fastest. */
 static int sweep_rows(const request *r, const int lengths[6], int rows, io_plot_row *points)
 {
     int worst = TOOL_OK;
@@ -351,11 +353,11 @@ static int report_sweep(const request *r)
  * ---------------------------------------------------------------------------------------------- */
 
 /* "FlashAttention", figure 2: GPT-2 medium on an A100, forward + backward, f16, mask and dropout.
- * An A100 has 192 KiB of fast memory a multiprocessor. */
+ * An A100 has 192 KiB of fast memory per multiprocessor. */
 enum { PAPER_N = 1024, PAPER_D = 64, PAPER_HEADS = 16, PAPER_BATCH = 64, PAPER_M = 192 * 1024 / 2 };
 static const double paper_dropout = 0.1;
-static const double paper_gigabytes[FATTN_IO_SCHEDULES] = {40.3, 4.4,
-                                                           0}; /* not of FlashAttention-2 */
+static const double paper_gigabytes[FATTN_IO_SCHEDULES] = {
+    40.3, 4.4, 0}; /* the paper predates FlashAttention-2 */
 
 typedef struct paper_table {
     double gigabytes[FATTN_IO_SCHEDULES][2][FATTN_IO_TENSORS]; /* forward, backward */
@@ -416,7 +418,7 @@ static void print_cell(double gigabytes)
 static void print_paper_text(const paper_table *t)
 {
     printf("N %d, d %d, %d heads, batch %d, f16, causal mask, dropout %.1f, forward + backward.\n"
-           "One head executed and multiplied by %d; M = %d elements (192 KiB). In GB:\n\n",
+           "Counts of one head times %d; M = %d elements (192 KiB). In GB:\n\n",
            PAPER_N, PAPER_D, PAPER_HEADS, PAPER_BATCH, paper_dropout, PAPER_HEADS * PAPER_BATCH,
            PAPER_M);
     printf("%-10s", "");
@@ -487,7 +489,7 @@ static int report_paper(bool json)
     }
     (json ? print_paper_json : print_paper_text)(&table);
     if (!table.predicted) {
-        fprintf(stderr, "fattn io: the counts were not predicted\n");
+        fprintf(stderr, "fattn io: the counts differ from their prediction\n");
     }
     return table.predicted ? TOOL_OK : TOOL_FAILED;
 }
@@ -496,7 +498,7 @@ static int report_paper(bool json)
  * The command
  * ---------------------------------------------------------------------------------------------- */
 
-/* A picture of the sweep over M, for one length, unless the sweep is the caller's. */
+/* Without a sweep of the user's own, --plot sweeps M for one length. */
 static void plot_defaults(request *r, bool has_n, bool has_m)
 {
     if (!has_n) {
@@ -529,27 +531,28 @@ int fattn_tool_io(int argc, char **argv)
         .block = {2, {64, 64}},
     };
     option table[] = {
-        {"schedule", "how the score matrix is gone through; default: all", OPTION_CHOICES,
-         .value = &r.schedules, .words = schedule_words},
+        {"schedule", "algorithms; default: all", OPTION_CHOICES, .value = &r.schedules,
+         .words = schedule_words},
         {"dir", "forward, backward; default: both", OPTION_CHOICES, .value = &r.dirs,
          .words = dir_words},
-        {"sq N", "lengths, of queries and keys; default 1024,2048,4096,\nwith --plot 4096",
+        {"sq N", "number of queries and of keys; default 1024,2048,4096,\nwith --plot 4096",
          OPTION_INTEGERS, .value = &r.n, .min = 1, .max = 1 << 20},
         {"d D", "head dimensions; default 64", OPTION_INTEGERS, .value = &r.d, .min = 1,
          .max = 576},
         {"m M", "elements of fast memory; default 16384,98304,\nwith --plot alone 4096 to 1048576",
          OPTION_INTEGERS, .value = &r.m, .min = 1, .max = INT64_C(1) << 40},
-        {"density P", "shares of blocks that a block mask keeps; default 1, no mask", OPTION_REALS,
+        {"density P", "share of blocks that a block mask keeps; default 1, no mask", OPTION_REALS,
          .value = &r.density},
         {"block-size M,N", "queries and keys of a block of the mask; default 64,64", OPTION_PAIRS,
          .value = &r.block, .min = 1, .max = 1 << 20, .length = 2},
         {"causal", "hide the keys after each query", OPTION_SWITCH, .value = &r.causal},
-        {"execute", "do the arithmetic too, on random numbers", OPTION_SWITCH, .value = &r.execute},
+        {"execute", "also do the arithmetic, on random numbers", OPTION_SWITCH,
+         .value = &r.execute},
         {"json", "JSON lines instead of tab-separated columns", OPTION_SWITCH, .value = &r.json},
-        {"plot FILE", "draw the rows too, by gnuplot; FILE ends in .png or .svg", OPTION_TEXT,
+        {"plot FILE", "also plot the rows with gnuplot; FILE ends in .png or .svg", OPTION_TEXT,
          .value = &r.plot},
-        {"paper", "the problem of the paper's figure 2, tensor by tensor, and nothing else",
-         OPTION_SWITCH, .value = &r.paper},
+        {"paper", "only the problem of the paper's figure 2, tensor by tensor", OPTION_SWITCH,
+         .value = &r.paper},
         {.name = NULL},
     };
     enum { ROWS = sizeof table / sizeof table[0] };
@@ -562,13 +565,13 @@ int fattn_tool_io(int argc, char **argv)
         .summary =
             "Counts the elements that one head of attention moves between slow and fast memory:\n"
             "standard attention op by op, FlashAttention (flash1) and FlashAttention-2 (flash2),\n"
-            "by running them on a machine with two memories.",
+            "by running them on a simulated machine with two memories.",
         .table = table,
-        .notes = "Columns: reads, writes and their total are counted; predicted is the formula's\n"
-                 "total; law is the leading term of the schedule's, c N^2 d^2 / M, where it is\n"
-                 "above lower_bound; standard and lower_bound are for the same problem.\n"
+        .notes = "Columns: reads, writes and their total are counted; predicted is the total by\n"
+                 "formula; law is the leading term of the schedule, c N^2 d^2 / M, or lower_bound\n"
+                 "where that is larger; standard and lower_bound are for the same problem.\n"
                  "Tiles are those of FlashAttention's Algorithm 1 for M; flash2 has br = bc.\n\n"
-                 "Exit status: 0 all as predicted, 1 not, 2 wrong options, 3 no memory",
+                 "Exit status: 0 counts match, 1 they do not, 2 wrong options, 3 out of memory",
     };
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {
@@ -590,7 +593,7 @@ int fattn_tool_io(int argc, char **argv)
     }
     for (int n = 0; r.paper && table[n].name; n++) {
         if (given[n] && table[n].value != &r.paper && table[n].value != &r.json) {
-            return tool_usage("io", "--paper is one problem: it takes no --%.*s",
+            return tool_usage("io", "--paper is one fixed problem and takes no --%.*s",
                               (int)strcspn(table[n].name, " "), table[n].name);
         }
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn run`: attention on NumPy's arrays. Reads .npy files, brings them to the types that the
- * library takes, runs forward (and backward), and writes all of the outputs or none.
+ * `fattn run`: attention on NumPy arrays. Reads .npy files, converts them to types that the library
+ * takes, runs forward (and backward), and writes all of the outputs or none.
  *
- * Read it from the end: fattn_tool_run() is the list of steps.
+ * Start at the end: fattn_tool_run() is the list of steps.
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -13,9 +13,10 @@
 
 #include "core/dtype.h"
 #include "core/memory.h"
-#include "tools/npy.h"
-#include "tools/problem_options.h"
-#include "tools/tool.h"
+#include "tools/commands.h"
+#include "tools/npy/npy.h"
+#include "tools/options/problem_options.h"
+#include "tools/terminal/terminal.h"
 
 enum { LINE = 512 };
 
@@ -32,6 +33,7 @@ enum {
     IN_CU_K,
     IN_USED_Q,
     IN_USED_K,
+    IN_START_K,
     IN_TABLE,
     IN_Q_OFFSETS,
     IN_K_OFFSETS,
@@ -41,13 +43,24 @@ enum {
     IN_DLSE,
     INPUTS
 };
-enum { OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUT_DBIAS, OUT_DSINK, OUTPUTS };
+enum {
+    OUT_O,
+    OUT_LSE,
+    OUT_DQ,
+    OUT_DK,
+    OUT_DV,
+    OUT_DBIAS,
+    OUT_DSINK,
+    OUT_SCORES,
+    OUT_PROBABILITIES,
+    OUTPUTS
+};
 
-/* What an input is brought to before the library sees it. */
+/* The type that an input is converted to. */
 typedef enum role {
     TENSOR, /* the problem's dtype */
-    RESULT, /* that of o */
-    BIAS,   /* the problem's dtype where the file has it, else like REAL */
+    RESULT, /* the dtype of o */
+    BIAS,   /* the problem's dtype if the file has it, else as REAL */
     REAL,   /* f32, or f64 in an f64 problem */
     BYTES,  /* bool or u8 */
     COUNTS, /* int32 */
@@ -56,7 +69,7 @@ typedef enum role {
 
 static const struct {
     role role;
-    uint64_t feature; /* the bit that its presence sets */
+    uint64_t feature; /* set if the input is given */
 } inputs[INPUTS] = {
     [IN_Q] = {TENSOR, 0},
     [IN_K] = {TENSOR, 0},
@@ -70,6 +83,7 @@ static const struct {
     [IN_CU_K] = {COUNTS, FATTN_CU_SEQLENS_K},
     [IN_USED_Q] = {COUNTS, FATTN_SEQUSED_Q},
     [IN_USED_K] = {COUNTS, FATTN_SEQUSED_K},
+    [IN_START_K] = {COUNTS, FATTN_SEQSTART_K},
     [IN_TABLE] = {COUNTS, FATTN_PAGED},
     [IN_Q_OFFSETS] = {PLACES, FATTN_POSITIONS},
     [IN_K_OFFSETS] = {PLACES, FATTN_POSITIONS},
@@ -89,7 +103,7 @@ typedef struct job {
     const char *in_path[INPUTS];   /* NULL: not given */
     const char *out_path[OUTPUTS]; /* NULL: not wanted */
     const char *device;
-    bool backward, has_seed, has_offset;
+    bool backward, has_seed, has_offset, alibi_bias;
     uint64_t seed, offset;
     problem_options options;
 
@@ -108,9 +122,10 @@ static const char notes[] =
     "V2) are read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that\n"
     "belong to no sequence are 0.\n"
     "\n"
-    "No output may be an input, by any name. Outputs keep the mode of files that they replace.\n"
-    "Where a run is killed while it replaces several, the next one that reads or writes in their\n"
-    "folder replaces the rest; it removes temporary files (.fattn-*) of runs that came less far.";
+    "No output may be an input, under any name. Outputs keep the mode of the files they replace.\n"
+    "If a run is killed while it replaces several files, the next run that reads or writes in\n"
+    "their folder completes the replacement. It also removes temporary files (.fattn-*) of runs\n"
+    "that were killed earlier.";
 
 static int parse(int argc, char **argv, job *j)
 {
@@ -128,18 +143,24 @@ static int parse(int argc, char **argv, job *j)
         {"mask FILE.npy", "bool or u8, non-zero keeps;\nbroadcast to (B, Hq, Sq, Sk)", OPTION_TEXT,
          .value = &in[IN_MASK]},
         {"block-mask FILE.npy",
-         "bool or u8, an entry a block;\nbroadcast to (B, Hq, ceil(Sq / M), ceil(Sk / N))",
+         "bool or u8, one entry per block;\nbroadcast to (B, Hq, ceil(Sq / M), ceil(Sk / N))",
          OPTION_TEXT, .value = &in[IN_BLOCK_MASK]},
-        {"sink FILE.npy", "(Hq): logits of one more key whose value is 0", OPTION_TEXT,
+        {"sink FILE.npy", "(Hq): logits of an extra key whose value is 0", OPTION_TEXT,
          .value = &in[IN_SINK]},
         {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
+        {"alibi-bias", "slopes multiply --bias instead of distances", OPTION_SWITCH,
+         .value = &j->alibi_bias},
         {"cu-seqlens-q FILE.npy",
          "(B + 1): q and o are packed as (total, Hq, ...),\nlse as (Hq, total)", OPTION_TEXT,
          .value = &in[IN_CU_Q]},
-        {"cu-seqlens-k FILE.npy", "(B + 1): k and v are packed likewise", OPTION_TEXT,
+        {"cu-seqlens-k FILE.npy", "(B + 1): k and v are packed in the same way", OPTION_TEXT,
          .value = &in[IN_CU_K]},
-        {"seqused-q FILE.npy", "(B): rows that exist", OPTION_TEXT, .value = &in[IN_USED_Q]},
-        {"seqused-k FILE.npy", "(B): keys that exist", OPTION_TEXT, .value = &in[IN_USED_K]},
+        {"seqused-q FILE.npy", "(B): used rows of each sequence", OPTION_TEXT,
+         .value = &in[IN_USED_Q]},
+        {"seqused-k FILE.npy", "(B): used keys of each sequence", OPTION_TEXT,
+         .value = &in[IN_USED_K]},
+        {"seqstart-k FILE.npy", "(B): the first key; those before it are padding", OPTION_TEXT,
+         .value = &in[IN_START_K]},
         {"block-table FILE.npy", "(B, max_pages): k, v are (pages, page_size, Hk, ...)",
          OPTION_TEXT, .value = &in[IN_TABLE]},
         {"q-offsets FILE.npy", "(B): --q-offset of each sequence", OPTION_TEXT,
@@ -147,19 +168,24 @@ static int parse(int argc, char **argv, job *j)
         {"k-offsets FILE.npy", "(B): --k-offset of each", OPTION_TEXT, .value = &in[IN_K_OFFSETS]},
         {"wholes-q FILE.npy", "(B): --whole-q of each", OPTION_TEXT, .value = &in[IN_WHOLES_Q]},
         {"wholes-k FILE.npy", "(B): --whole-k of each", OPTION_TEXT, .value = &in[IN_WHOLES_K]},
+        {"scores FILE.npy",
+         "output (B, Hq, Sq, Sk): scores as the softmax sees\nthem; -inf where a pair is not kept",
+         OPTION_TEXT, .value = &out[OUT_SCORES]},
+        {"probabilities FILE.npy", "output (B, Hq, Sq, Sk): exp(score - lse)", OPTION_TEXT,
+         .value = &out[OUT_PROBABILITIES]},
         {"seed N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->seed,
          .given = &j->has_seed},
         {"offset N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->offset,
          .given = &j->has_offset},
         {"device NAME", "cpu, cuda:1, reference ...; default: FATTN_BACKEND", OPTION_TEXT,
          .value = &j->device},
-        {"backward", "gradients: forward runs first", OPTION_SWITCH, .value = &j->backward},
+        {"backward", "compute gradients, after a forward", OPTION_SWITCH, .value = &j->backward},
         {"do FILE.npy", "gradient of o", OPTION_TEXT, .value = &in[IN_DO]},
         {"dlse FILE.npy", "gradient of lse", OPTION_TEXT, .value = &in[IN_DLSE]},
         {"dq FILE.npy", "output, like q", OPTION_TEXT, .value = &out[OUT_DQ]},
         {"dk FILE.npy", "output, like k", OPTION_TEXT, .value = &out[OUT_DK]},
         {"dv FILE.npy", "output, like v", OPTION_TEXT, .value = &out[OUT_DV]},
-        {"dbias FILE.npy", "output, like bias, summed over its broadcast axes", OPTION_TEXT,
+        {"dbias FILE.npy", "output, like bias, summed over broadcast axes", OPTION_TEXT,
          .value = &out[OUT_DBIAS]},
         {"dsink FILE.npy", "output (Hq)", OPTION_TEXT, .value = &out[OUT_DSINK]},
     };
@@ -178,11 +204,11 @@ static int parse(int argc, char **argv, job *j)
 
 static bool given(const job *j, int which) { return problem_options_count(&j->options, which); }
 
-/* Refuses what makes no sense alone, so that no option is silently without effect. */
+/* Refuses options that would have no effect. */
 static bool consistent(const job *j)
 {
-    const bool diagonal =
-        given(j, PROBLEM_CAUSAL) || given(j, PROBLEM_WINDOW) || j->in_path[IN_ALIBI];
+    const bool diagonal = given(j, PROBLEM_CAUSAL) || given(j, PROBLEM_WINDOW) ||
+                          (j->in_path[IN_ALIBI] && !j->alibi_bias);
     const struct {
         bool given;
         const char *name;
@@ -191,7 +217,10 @@ static bool consistent(const job *j)
     } rules[] = {
         {true, "this command", j->in_path[IN_Q] && j->in_path[IN_K] && j->in_path[IN_V],
          "--q, --k and --v"},
-        {!j->backward, "this command", j->out_path[OUT_O] || j->out_path[OUT_LSE], "--o or --lse"},
+        {!j->backward, "this command",
+         j->out_path[OUT_O] || j->out_path[OUT_LSE] || j->out_path[OUT_SCORES] ||
+             j->out_path[OUT_PROBABILITIES],
+         "--o, --lse, --scores or --probabilities"},
         {j->backward, "--backward", j->in_path[IN_DO], "--do"},
         {j->backward, "--backward",
          j->out_path[OUT_DQ] || j->out_path[OUT_DK] || j->out_path[OUT_DV] ||
@@ -206,6 +235,8 @@ static bool consistent(const job *j)
          "--backward and --bias"},
         {j->out_path[OUT_DSINK], "--dsink", j->backward && j->in_path[IN_SINK],
          "--backward and --sink"},
+        {j->alibi_bias, "--alibi-bias", j->in_path[IN_ALIBI] && j->in_path[IN_BIAS],
+         "--alibi and --bias"},
         {j->in_path[IN_BLOCK_MASK], "--block-mask", given(j, PROBLEM_BLOCK_SIZE), "--block-size"},
         {j->has_seed, "--seed", given(j, PROBLEM_DROPOUT), "--dropout"},
         {j->has_offset, "--offset", given(j, PROBLEM_DROPOUT), "--dropout"},
@@ -249,7 +280,7 @@ static bool complain(const char *why)
     return false;
 }
 
-/* The floating-point type of a kind, 0 when it is none. */
+/* The floating-point dtype of a kind, 0 for integers. */
 static fattn_dtype dtype_of(npy_kind kind)
 {
     static const fattn_dtype table[NPY_KINDS] = {[NPY_F16] = FATTN_F16,
@@ -268,7 +299,7 @@ static npy_kind kind_of(fattn_dtype dtype)
     return table[dtype];
 }
 
-/* The same file, by whatever names. */
+/* Whether two names are of one file. */
 static bool same_file(const char *a, const char *b)
 {
     struct stat one, other;
@@ -276,7 +307,7 @@ static bool same_file(const char *a, const char *b)
            one.st_ino == other.st_ino;
 }
 
-/* An output takes the place of its file, so that a second run would not find the same inputs. */
+/* Outputs replace files, so an output that is also an input would change the next run's inputs. */
 static bool check_outputs(const job *j)
 {
     for (int out = 0; out < OUTPUTS; out++) {
@@ -297,7 +328,7 @@ static bool check_outputs(const job *j)
     return true;
 }
 
-/* Before anything is read or compared: what a killed run has left unfinished changes files. */
+/* Completes what a killed run left unfinished. This changes files, so it comes first. */
 static void recover(const job *j)
 {
     for (int i = 0; i < INPUTS; i++) {
@@ -355,7 +386,7 @@ static bool convert_real(const char *path, npy_array *a, fattn_dtype to)
     return true;
 }
 
-/* data[i] as a number from INT64_MIN to INT64_MAX; what is larger is INT64_MAX. */
+/* data[i], with values above INT64_MAX as INT64_MAX. */
 static int64_t integer_at(const npy_array *a, int64_t i)
 {
     switch (a->kind) {
@@ -464,7 +495,7 @@ static bool convert_inputs(job *j)
 
 enum { ANY = -1 };
 
-/* "(2, any, 64)" */
+/* "(2, any, 64)"; ANY prints as "any". */
 static void print_shape(char *text, size_t size, int rank, const int64_t *shape)
 {
     size_t used = (size_t)snprintf(text, size, "(");
@@ -490,7 +521,7 @@ static bool refuse_shape(const job *j, int input, const char *verb, int rank, co
     return complain(why);
 }
 
-/* Whether the array has this shape, in which ANY takes any length. */
+/* Whether the array has this shape; ANY matches any length. */
 static bool match(const job *j, int input, int rank, const int64_t *wanted, const char *letters)
 {
     const npy_array *const a = &j->in[input];
@@ -506,13 +537,13 @@ static bool match_vector(const job *j, int input, int64_t length, const char *le
     return !j->in_path[input] || match(j, input, 1, &length, letters);
 }
 
-/* A tensor with its batch (page), sequence (slot), head and channel axes, found through the layout.
- * Packed tensors have no batch axis; *batch is then left alone. */
+/* Matches a tensor whose axes (batch or page, sequence or slot, head, channel) are in the order of
+ * --layout. Packed tensors have no batch axis and leave *batch alone. */
 static bool match_tensor(const job *j, int input, bool packed, const char *const letters[2],
                          int64_t *batch, int64_t *seq, int64_t *head, int64_t *channel)
 {
     const bool bhsd = j->problem.layout == FATTN_BHSD;
-    const int axis = packed ? 0 : 1, rank = axis + 3; /* of the axis after batch */
+    const int axis = packed ? 0 : 1, rank = axis + 3; /* axis: the one after batch */
     const int64_t inner[3] = {bhsd ? *head : *seq, bhsd ? *seq : *head, *channel};
     int64_t wanted[4] = {*batch};
     memcpy(wanted + axis, inner, sizeof inner);
@@ -530,7 +561,7 @@ static bool match_tensor(const job *j, int input, bool packed, const char *const
     return true;
 }
 
-/* Strides that broadcast an array to four axes as NumPy would; 0 along axes that repeat. */
+/* Strides that broadcast an array to four axes as NumPy does: 0 along broadcast axes. */
 static bool broadcast(const job *j, int input, const int64_t wanted[4], const char *letters,
                       int64_t stride[4])
 {
@@ -547,7 +578,7 @@ static bool broadcast(const job *j, int input, const int64_t wanted[4], const ch
     return fits || refuse_shape(j, input, "does not broadcast to", 4, wanted, letters);
 }
 
-/* The longest sequence of a cumulative array; what is wrong in it is left to the library. */
+/* The longest sequence of a cumulative array; the library reports invalid ones. */
 static int64_t longest(const npy_array *cu)
 {
     const int32_t *const at = cu->data;
@@ -624,7 +655,7 @@ static bool shape_keys(job *j)
         p->num_pages = batch;
         p->page_size = p->seqlen_k;
         p->max_pages = j->in[IN_TABLE].shape[1];
-        /* The capacity of the table. Where the product wraps, the library refuses max_pages. */
+        /* The capacity of the table. If the product wraps, the library refuses max_pages. */
         p->seqlen_k = (int64_t)((uint64_t)p->max_pages * (uint64_t)p->page_size);
     }
     return true;
@@ -632,7 +663,7 @@ static bool shape_keys(job *j)
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-/* Everything that lies beside q, k and v. */
+/* The shapes of everything except q, k and v. */
 static bool shape_extras(job *j)
 {
     static const char *const scores = "(B, Hq, Sq, Sk)";
@@ -682,6 +713,7 @@ static bool shape_extras(job *j)
     return match_vector(j, IN_SINK, p->heads_q, "(Hq)") &&
            match_vector(j, IN_USED_Q, p->batch, "(B)") &&
            match_vector(j, IN_USED_K, p->batch, "(B)") &&
+           match_vector(j, IN_START_K, p->batch, "(B)") &&
            match_vector(j, IN_Q_OFFSETS, p->batch, "(B)") &&
            match_vector(j, IN_K_OFFSETS, p->batch, "(B)") &&
            match_vector(j, IN_WHOLES_Q, p->batch, "(B)") &&
@@ -692,7 +724,7 @@ static bool shape_extras(job *j)
  * Outputs and buffers
  * ---------------------------------------------------------------------------------------------- */
 
-/* What options say by themselves, before any file is read. */
+/* Sets what follows from the options alone, before any file is read. */
 static void apply_options(job *j)
 {
     const int64_t first[PROBLEM_OPTIONS] = {0};
@@ -701,10 +733,11 @@ static void apply_options(job *j)
             j->problem.features |= inputs[i].feature;
         }
     }
+    j->problem.features |= j->alibi_bias ? FATTN_ALIBI_BIAS : 0;
     problem_options_apply(&j->options, first, &j->problem, &j->buffers);
 }
 
-/* Takes what the output's file holds for the sum that the gradient is added to. */
+/* Reads the output's file as the sum that the gradient is added to. */
 static bool read_sum(job *j, int i)
 {
     npy_array *const out = &j->out[i], sum;
@@ -727,16 +760,17 @@ static bool read_sum(job *j, int i)
     return true;
 }
 
-/* Whether there is an array for it: forward writes o in any case, and backward reads o and lse. */
+/* Whether the output needs an array: forward always writes o, and backward reads o and lse. */
 static bool computed(const job *j, int output)
 {
     return j->out_path[output] || output == OUT_O || (j->backward && output == OUT_LSE);
 }
 
-/* The arrays of everything that forward or backward writes, zero. */
+/* Zeroed arrays for everything that forward or backward writes. */
 static bool create_outputs(job *j)
 {
-    static const char *const names[OUTPUTS] = {"o", "lse", "dq", "dk", "dv", "dbias", "dsink"};
+    static const char *const names[OUTPUTS] = {"o",     "lse",   "dq",     "dk",           "dv",
+                                               "dbias", "dsink", "scores", "probabilities"};
     const fattn_problem *const p = &j->problem;
     const npy_kind tensor = kind_of(p->dtype), real = p->dtype == FATTN_F64 ? NPY_F64 : NPY_F32;
     const npy_kind result = p->dtype_o ? kind_of(p->dtype_o) : tensor;
@@ -749,6 +783,7 @@ static bool create_outputs(job *j)
     o[q->rank - 1] = p->dim_v;
     const int64_t lse_packed[2] = {p->heads_q, p->total_q};
     const int64_t lse_dense[3] = {p->batch, p->heads_q, p->seqlen_q};
+    const int64_t pairs[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
     const struct {
         npy_kind kind;
         int rank;
@@ -761,6 +796,8 @@ static bool create_outputs(job *j)
         [OUT_DV] = {gradient, j->in[IN_V].rank, j->in[IN_V].shape},
         [OUT_DBIAS] = {real, bias->rank, bias->shape},
         [OUT_DSINK] = {real, 1, &p->heads_q},
+        [OUT_SCORES] = {real, 4, pairs},
+        [OUT_PROBABILITIES] = {real, 4, pairs},
     };
     for (int i = 0; i < OUTPUTS; i++) {
         char why[LINE];
@@ -774,14 +811,15 @@ static bool create_outputs(job *j)
         if (j->out[i].count) {
             memset(j->out[i].data, 0, (size_t)j->out[i].count * j->out[i].item);
         }
-        if (p->features & FATTN_ACCUMULATE && i > OUT_LSE && !read_sum(j, i)) {
+        const bool is_gradient = i >= OUT_DQ && i <= OUT_DSINK;
+        if (p->features & FATTN_ACCUMULATE && is_gradient && !read_sum(j, i)) {
             return false;
         }
     }
     return true;
 }
 
-/* The library wants a pointer even where there is nothing to read or write. */
+/* The library requires a pointer even to an empty array. */
 static void *pointer(const npy_array *a)
 {
     static _Alignas(FATTN_MEMORY_ALIGNMENT) unsigned char nothing[FATTN_MEMORY_ALIGNMENT];
@@ -805,10 +843,12 @@ static void point(job *j)
         [IN_WHOLES_K] = &b->wholes_k,
     };
     const int32_t **const counts[INPUTS] = {
-        [IN_CU_Q] = &b->cu_seqlens_q, [IN_CU_K] = &b->cu_seqlens_k, [IN_USED_Q] = &b->seqused_q,
-        [IN_USED_K] = &b->seqused_k,  [IN_TABLE] = &b->block_table,
+        [IN_CU_Q] = &b->cu_seqlens_q, [IN_CU_K] = &b->cu_seqlens_k,  [IN_USED_Q] = &b->seqused_q,
+        [IN_USED_K] = &b->seqused_k,  [IN_START_K] = &b->seqstart_k, [IN_TABLE] = &b->block_table,
     };
-    void **const out[OUTPUTS] = {&b->o, &b->lse, &b->dq, &b->dk, &b->dv, &b->dbias, &b->dsink};
+    void **const out[OUTPUTS] = {
+        [OUT_O] = &b->o,   [OUT_LSE] = &b->lse,     [OUT_DQ] = &b->dq,      [OUT_DK] = &b->dk,
+        [OUT_DV] = &b->dv, [OUT_DBIAS] = &b->dbias, [OUT_DSINK] = &b->dsink};
 
     for (int i = 0; i < INPUTS; i++) {
         if (!j->in_path[i]) {
@@ -828,12 +868,35 @@ static void point(job *j)
         }
     }
     for (int i = 0; i < OUTPUTS; i++) {
-        if (computed(j, i)) {
+        if (out[i] && computed(j, i)) {
             *out[i] = pointer(&j->out[i]);
         }
     }
     b->seed = j->seed;
     b->offset = j->offset;
+}
+
+/* Arrays are in host memory, which the reference reads whatever device computes o. */
+static fattn_status inspect(const job *j, const fattn_problem *forward)
+{
+    static const struct {
+        int output;
+        fattn_inspection what;
+    } looks[] = {{OUT_SCORES, FATTN_SCORES}, {OUT_PROBABILITIES, FATTN_PROBABILITIES}};
+    fattn_device *device;
+    fattn_status status = fattn_device_open("reference", &device);
+    for (size_t n = 0; n < sizeof looks / sizeof looks[0]; n++) {
+        if (status != FATTN_OK || !j->out_path[looks[n].output]) {
+            continue;
+        }
+        fattn_inspect_args args;
+        fattn_inspect_args_init(&args);
+        args.what = looks[n].what;
+        args.to = pointer(&j->out[looks[n].output]);
+        status = fattn_inspect(device, forward, &j->buffers, &args);
+    }
+    fattn_device_close(device);
+    return status;
 }
 
 static fattn_status compute(job *j)
@@ -862,6 +925,9 @@ static fattn_status compute(job *j)
     if (status == FATTN_OK) {
         status = fattn_stream_synchronize(device, NULL);
     }
+    if (status == FATTN_OK) {
+        status = inspect(j, &forward);
+    }
     fattn_device_close(device);
     fattn_cache_clear();
     return status;
@@ -886,7 +952,7 @@ static bool write_outputs(const job *j)
     return fine || complain(why);
 }
 
-/* Arrays of NumPy are f64 unless somebody asked for less, and most devices are not for f64. */
+/* NumPy arrays are f64 by default, and most devices do not support f64. */
 static int report(const job *j, fattn_status status)
 {
     if (status != FATTN_UNSUPPORTED || given(j, PROBLEM_DTYPE) || j->problem.dtype != FATTN_F64) {

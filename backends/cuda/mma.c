@@ -308,7 +308,7 @@ static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};
 static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
 
 #define MMA_BACKWARD_ORDERED (FATTN_GPU_BACKWARD_LEAN | FATTN_DETERMINISTIC)
-#define MMA_BACKWARD_FULL (FATTN_FEATURES_ALL & ~FATTN_GPU_NOT_BACKWARD)
+#define MMA_BACKWARD_FULL (FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD)
 
 #define MMA_BACKWARD_ROW(label, variant, width, bytes, bits)                  \
     {                                                                         \
@@ -338,15 +338,15 @@ const fattn_gpu_kernel fattn_cuda_mma[] = {
     MMA_DECODE_ROW(lean, 128, decode_128, FATTN_GPU_LEAN, false),
     MMA_DECODE_ROW(wide, 256, wide_256, FATTN_GPU_LEAN, true),
     MMA_DECODE_ROW(lean, 256, decode_256, FATTN_GPU_LEAN, false),
-    MMA_DECODE_ROW(full, 64, decode_64, FATTN_FEATURES_ALL, false),
-    MMA_DECODE_ROW(full, 128, decode_128, FATTN_FEATURES_ALL, false),
-    MMA_DECODE_ROW(full, 256, decode_256, FATTN_FEATURES_ALL, false),
+    MMA_DECODE_ROW(full, 64, decode_64, FATTN_KERNEL_COMMON, false),
+    MMA_DECODE_ROW(full, 128, decode_128, FATTN_KERNEL_COMMON, false),
+    MMA_DECODE_ROW(full, 256, decode_256, FATTN_KERNEL_COMMON, false),
     MMA_ROW(lean, 64, 16, FATTN_GPU_LEAN),
     MMA_ROW(lean, 128, 16, FATTN_GPU_LEAN),
     MMA_ROW(lean, 256, 16, FATTN_GPU_LEAN),
-    MMA_ROW(full, 64, 0, FATTN_FEATURES_ALL),
-    MMA_ROW(full, 128, 0, FATTN_FEATURES_ALL),
-    MMA_ROW(full, 256, 0, FATTN_FEATURES_ALL),
+    MMA_ROW(full, 64, 0, FATTN_KERNEL_COMMON),
+    MMA_ROW(full, 128, 0, FATTN_KERNEL_COMMON),
+    MMA_ROW(full, 256, 0, FATTN_KERNEL_COMMON),
     MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, FATTN_GPU_BACKWARD_LEAN),
     MMA_BACKWARD_ROW("mma_backward_128", lean, 128, 16, FATTN_GPU_BACKWARD_LEAN),
     MMA_BACKWARD_ROW("mma_backward_256", lean, 256, 16, FATTN_GPU_BACKWARD_LEAN),

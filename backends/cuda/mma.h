@@ -27,7 +27,7 @@
  * to hold. A warp of 32 rows reads keys and values from shared memory half as often as two of 16,
  * and its accumulators leave no registers to spare; at 256 channels they would not fit, and there
  * two blocks of one stage, of which one works while the other starts or ends, beat one block of
- * two. docs/PERFORMANCE.md has the measurements. The least of each width fits the 99 KiB of a
+ * two. docs/notes/cuda.md has the measurements. The least of each width fits the 99 KiB of a
  * consumer's GPU, which 128 rows of bias for as many keys would not.
  */
 #define MMA_SHAPES(X)                              \

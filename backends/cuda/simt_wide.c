@@ -38,7 +38,7 @@ WIDE_SHAPES(WIDE_FUNCTIONS)
         .row = {.name = "simt_wide_" #channels,          \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),      \
                 .dtypes = WIDE_DTYPES,                   \
-                .features = FATTN_FEATURES_ALL,          \
+                .features = FATTN_KERNEL_COMMON,         \
                 .dim_max = channels,                     \
                 .rows_min = WIDE_ROWS_MIN,               \
                 .must_fit = true,                        \

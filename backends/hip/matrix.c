@@ -71,13 +71,13 @@ MATRIX_WMMA_SHAPES(WMMA_FUNCTIONS)
 #define mfma_processors .isa = 0x90a, .isa_past = 0x1000, .needs = "gfx90a, gfx942 or gfx950"
 #define wmma_processors .isa = 0x1100, .needs = "gfx11 or gfx12"
 
-#define MATRIX_ROWS(unit)                                   \
-    MATRIX_ROW(unit, lean, 64, 16, FATTN_GPU_LEAN),         \
-        MATRIX_ROW(unit, lean, 128, 16, FATTN_GPU_LEAN),    \
-        MATRIX_ROW(unit, lean, 256, 16, FATTN_GPU_LEAN),    \
-        MATRIX_ROW(unit, full, 64, 0, FATTN_FEATURES_ALL),  \
-        MATRIX_ROW(unit, full, 128, 0, FATTN_FEATURES_ALL), \
-        MATRIX_ROW(unit, full, 256, 0, FATTN_FEATURES_ALL)
+#define MATRIX_ROWS(unit)                                    \
+    MATRIX_ROW(unit, lean, 64, 16, FATTN_GPU_LEAN),          \
+        MATRIX_ROW(unit, lean, 128, 16, FATTN_GPU_LEAN),     \
+        MATRIX_ROW(unit, lean, 256, 16, FATTN_GPU_LEAN),     \
+        MATRIX_ROW(unit, full, 64, 0, FATTN_KERNEL_COMMON),  \
+        MATRIX_ROW(unit, full, 128, 0, FATTN_KERNEL_COMMON), \
+        MATRIX_ROW(unit, full, 256, 0, FATTN_KERNEL_COMMON)
 
 const fattn_gpu_kernel fattn_hip_matrix[] = {
     MATRIX_ROWS(mfma),

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The yardstick of the accuracy bound: what the plain formula, written by somebody who never heard
- * of tiles, loses in f32 arithmetic with operands of matrix products in the input dtype. A kernel
- * may err a small multiple of this. Finding and decoding the data is naive.c's; every sum is
- * written here, in float, in ascending order of the index that is summed over.
+ * The comparator of the accuracy bound (docs/NUMERICS.md): the plain formula, without tiles, in
+ * f32, with the operands of matrix products rounded to the input dtype. A kernel's error may be a
+ * small multiple of this one's. naive.c finds and decodes the data; every sum is written here, in
+ * float, in ascending order of its index.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -12,7 +12,7 @@
 #include "backends/reference/naive.h"
 #include "core/memory.h"
 
-/* The slice in float, a row's intermediates, and the sums that outlive a slice. */
+/* The slice in float, a row's intermediates, and the sums over several slices. */
 typedef struct work {
     float *q, *dout;  /* [sq][dim], [sq][dim_v] */
     float *k, *kt;    /* [sk][dim], [dim][sk] */
@@ -31,7 +31,7 @@ typedef struct piece {
     int64_t rows, columns;
 } piece;
 
-/* Products of extents do not overflow: lengths stay below 2^31, and all of dbias exists in
+/* Products of extents cannot overflow: lengths are below 2^31, and dbias already exists in
  * double. */
 static fattn_status work_create(const fattn_problem *p, const fattn_naive *r, work *w)
 {
@@ -80,14 +80,14 @@ static void narrow(const double *from, int64_t count, float *to)
     for (int64_t n = 0; n < count; n++) to[n] = (float)from[n];
 }
 
-/* to[n] = factor * from[n], rounded once more, to the dtype of the output. */
+/* to[n] = factor * from[n], rounded to the dtype of the output. */
 static void emit(const float *from, int64_t count, float factor, fattn_dtype dtype, double *to)
 {
     for (int64_t n = 0; n < count; n++)
         to[n] = fattn_naive_round((double)(factor * from[n]), dtype);
 }
 
-/* A probability or dS as the operand of a matrix product. */
+/* Rounds a probability or dS as a matrix product's operand. */
 static float operand(const fattn_problem *p, float x)
 {
     return p->dtype == FATTN_F64 ? x : (float)fattn_naive_round((double)x, p->dtype);
@@ -181,7 +181,8 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
         add(operand(p, prob * z), dout, p->dim_v, w->dv + j * p->dim_v);
 
         const float ds = prob * (z * w->dp[j] - delta);
-        if (r->dbias != NULL) w->dbias[fattn_naive_dbias_index(p, r, s, i, j)] += ds;
+        if (r->dbias != NULL)
+            w->dbias[fattn_naive_dbias_index(p, r, s, i, j)] += (float)s->bias_slope * ds;
         const float ds_operand = operand(p, ds * w->slope[j]);
         add(ds_operand, w->k + j * p->dim, p->dim, w->dq);
         add(ds_operand, q, p->dim, w->dk + j * p->dim);

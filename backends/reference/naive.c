@@ -2,8 +2,8 @@
 /*
  * The oracle: see naive.h. In three parts: finding and decoding the data (shared with
  * comparator.c), the formulas, and writing outputs. Number formats, Philox and sequence arithmetic
- * are written out again here, because an oracle that borrowed them from core/ could not witness
- * against core/.
+ * are implemented again here: an oracle that shared them with core/ could not reveal errors in
+ * core/.
  */
 #include "backends/reference/naive.h"
 
@@ -20,9 +20,9 @@
 
 /* A 16-bit binary format: a sign, an exponent field, digits - 1 bits of fraction. */
 typedef struct format {
-    int digits;         /* of the significand, the implied one included */
-    int exponent_min;   /* of normal numbers: 2^exponent_min is the smallest */
-    unsigned field_max; /* of the exponent: infinities and NaN */
+    int digits;         /* of the significand, including the implicit one */
+    int exponent_min;   /* 2^exponent_min is the smallest normal number */
+    unsigned field_max; /* exponent field of infinities and NaN */
 } format;
 
 static const format f16 = {11, -14, 31}, bf16 = {8, -126, 255};
@@ -42,8 +42,8 @@ static double decode(unsigned bits, const format *f)
     return bits & 0x8000 ? -x : x;
 }
 
-/* Rounds to nearest, ties to even, in units of the last place that |x| has in the format; counting
- * those units from 0 upwards is the encoding, carries into the exponent field included. */
+/* Rounds to nearest even, in units of x's last place in the format. The encoding of a number is its
+ * count of such units from 0 upwards, so a carry into the exponent field needs no extra step. */
 static unsigned encode(double x, const format *f)
 {
     const unsigned one = 1u << (f->digits - 1), infinity = f->field_max * one;
@@ -139,7 +139,8 @@ void fattn_naive_dropout_key(uint64_t seed, uint64_t offset, uint32_t key[2])
     key[0] = words[0], key[1] = words[1];
 }
 
-/* One call of Philox serves rows i, i + 8 and columns j, j + 1, j + 8, j + 9 of a 16 x 16 block. */
+/* Dropout bits: one Philox call serves rows i, i + 8 and columns j, j + 1, j + 8, j + 9 of a 16 x
+ * 16 block (docs/MATH.md, section 7). */
 double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, int64_t h,
                            int64_t i, int64_t j)
 {
@@ -160,10 +161,10 @@ double fattn_naive_dropout(const uint32_t key[2], int64_t threshold, int64_t b, 
 typedef struct piece {
     double **place;
     int64_t extent[4];
-    bool wanted; /* or *place is NULL */
+    bool wanted; /* false: *place becomes NULL */
 } piece;
 
-/* Elements of a piece, or -1 when their bytes do not fit in 63 bits. */
+/* Elements of a piece, or -1 if their bytes exceed 63 bits. */
 static int64_t elements(const piece *a)
 {
     const int64_t most = INT64_MAX / (int64_t)sizeof(double);
@@ -177,7 +178,7 @@ static int64_t elements(const piece *a)
     return count;
 }
 
-/* Allocates all wanted pieces as one block of zeros. Empty ones are not NULL either. */
+/* Allocates all wanted pieces as one zeroed block. Empty pieces get a pointer too. */
 static fattn_status allocate(const piece *pieces, size_t count, void **memory)
 {
     const int64_t most = INT64_MAX / (int64_t)sizeof(double);
@@ -216,6 +217,8 @@ static fattn_naive_sequence sequence_of(const fattn_problem *p, const fattn_buff
     }
     s.rows = p->features & FATTN_SEQUSED_Q ? buf->seqused_q[b] : s.own_rows;
     s.keys = p->features & FATTN_SEQUSED_K ? buf->seqused_k[b] : s.own_keys;
+    s.start = p->features & FATTN_SEQSTART_K ? buf->seqstart_k[b] : 0;
+    assert(0 <= s.start && s.start <= s.keys);
     assert(0 <= s.rows && s.rows <= p->seqlen_q && 0 <= s.keys && s.keys <= p->seqlen_k);
 
     int64_t whole_q = s.rows, whole_k = s.keys;
@@ -231,7 +234,7 @@ static fattn_naive_sequence sequence_of(const fattn_problem *p, const fattn_buff
     return s;
 }
 
-/* Index of channel 0 in a tensor like q or o ... */
+/* Index of channel 0 in a tensor like q or o. */
 static int64_t row_index(const fattn_problem *p, const fattn_naive_sequence *seq,
                          const fattn_strides *stride, int64_t b, int64_t h, int64_t i)
 {
@@ -239,7 +242,7 @@ static int64_t row_index(const fattn_problem *p, const fattn_naive_sequence *seq
     return batch + (seq->first_row + i) * stride->seq + h * stride->head;
 }
 
-/* ... in a tensor like k or v, which may be paged ... */
+/* Index of channel 0 in a tensor like k or v, which may be paged. */
 static int64_t key_index(const fattn_problem *p, const fattn_buffers *buf,
                          const fattn_naive_sequence *seq, const fattn_strides *stride, int64_t b,
                          int64_t hk, int64_t j)
@@ -252,7 +255,7 @@ static int64_t key_index(const fattn_problem *p, const fattn_buffers *buf,
     return batch + (seq->first_key + j) * stride->seq + hk * stride->head;
 }
 
-/* ... and of a row in lse or dlse. */
+/* Index of a row in lse or dlse. */
 static int64_t lse_index(const fattn_problem *p, const fattn_naive_sequence *seq, int64_t b,
                          int64_t h, int64_t i)
 {
@@ -380,7 +383,7 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
     for (int64_t i = 0; i < seq.rows; i++)
         load_channels(buf->q, p->dtype, row_index(p, &seq, &p->q, b, h, i), p->dim,
                       slice->q + i * p->dim);
-    for (int64_t j = 0; j < seq.keys; j++) {
+    for (int64_t j = seq.start; j < seq.keys; j++) { /* pages before have no entry in the table */
         load_channels(buf->k, p->dtype, key_index(p, buf, &seq, &p->k, b, hk, j), p->dim,
                       slice->k + j * p->dim);
         load_channels(buf->v, p->dtype, key_index(p, buf, &seq, &p->v, b, hk, j), p->dim_v,
@@ -412,19 +415,27 @@ void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *b
     }
 }
 
-/* A finite bias stays finite in kernels that multiply by log2 e in f32: part of the contract. */
-static double bias_of(const fattn_problem *p, const fattn_buffers *buf, int64_t index)
+/* Clamps a finite bias so that it stays finite in kernels that multiply by log2 e in f32; the
+ * contract demands this. */
+static double bounded(const fattn_problem *p, double bias)
 {
-    const double bias = fattn_naive_load(buf->bias, p->dtype_bias, index);
     if (p->dtype == FATTN_F64 || !isfinite(bias)) return bias;
     return fmax(-0x1p126, fmin(bias, 0x1p126));
 }
 
-/* A bias of -inf is a mask: whatever q.k is, the pair is not there. */
+/* slope is FATTN_ALIBI_BIAS's, else 1. -inf stays -inf, whatever the slope. */
+static double bias_of(const fattn_problem *p, const fattn_buffers *buf, double slope, int64_t index)
+{
+    const double bias = bounded(p, fattn_naive_load(buf->bias, p->dtype_bias, index));
+    return bias == -(double)INFINITY ? bias : bounded(p, slope * bias);
+}
+
+/* A bias of -inf is a mask: it hides the pair whatever q.k is. */
 static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive_slice *s,
                     int64_t i, int64_t j)
 {
     const int64_t distance = j - (i + s->seq.off);
+    if (j < s->seq.start) return false;
     if (p->window_left >= 0 && distance < -p->window_left) return false;
     if (p->window_right >= 0 && distance > p->window_right) return false;
     if ((p->features & FATTN_MASK) && buf->mask[pair_index(p->mask_stride, s->b, s->h, i, j)] == 0)
@@ -434,7 +445,8 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
                                    j / p->block_n)] == 0)
         return false;
     return !(p->features & FATTN_BIAS) ||
-           bias_of(p, buf, pair_index(p->bias_stride, s->b, s->h, i, j)) != -(double)INFINITY;
+           bias_of(p, buf, s->bias_slope, pair_index(p->bias_stride, s->b, s->h, i, j)) !=
+               -(double)INFINITY;
 }
 
 void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf, int64_t i,
@@ -447,16 +459,20 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
     const double slope = !alibi ? 0
                                 : fattn_naive_load(buf->alibi_slopes, fattn_naive_dtype_lse(p),
                                                    b * p->alibi_batch_stride + h);
+    const bool sloped = p->features & FATTN_ALIBI_BIAS;
     const int64_t threshold = dropout ? fattn_naive_dropout_threshold(p->dropout_p) : 0;
     uint32_t key[2] = {0, 0};
+    slice->bias_slope = sloped ? slope : 1;
     if (dropout)
         fattn_naive_dropout_key(buf->seed_ptr != NULL ? *buf->seed_ptr : buf->seed,
                                 buf->offset_ptr != NULL ? *buf->offset_ptr : buf->offset, key);
 
     for (int64_t j = 0; j < seq->keys; j++) {
         slice->keep[j] = is_kept(p, buf, slice, i, j);
-        if (bias) slice->bias[j] = bias_of(p, buf, pair_index(p->bias_stride, b, h, i, j));
-        if (alibi) slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
+        if (bias)
+            slice->bias[j] =
+                bias_of(p, buf, slice->bias_slope, pair_index(p->bias_stride, b, h, i, j));
+        if (alibi && !sloped) slice->alibi[j] = -slope * fabs((double)(i + seq->off - j));
         slice->z[j] = threshold == 0 ? 1
                                      : fattn_naive_dropout(key, threshold, b + p->batch_offset,
                                                            h + p->head_offset, i + seq->q_offset,
@@ -468,7 +484,7 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
  * The formulas
  * ---------------------------------------------------------------------------------------------- */
 
-/* What a row needs besides its results; names that end in _abs hold the sums of absolute values. */
+/* Scratch for one row. Names that end in _abs hold sums of absolute values. */
 typedef struct scratch {
     double *x, *dot_abs;     /* [sk]: scores; sum_c |q_c k_c| */
     double *slope;           /* [sk]: derivative of the softcap: 1 - tanh^2; 1 without one */
@@ -564,8 +580,8 @@ static void scores(const fattn_problem *p, const fattn_naive_slice *s, int64_t i
     }
 }
 
-/* What |x_j| could be at most: its products and summands made absolute, or, where those overflow,
- * what a softcap leaves of them. */
+/* A bound on |x_j|: the score formula with all products and summands made absolute. If those
+ * overflow under a softcap, the capped value. */
 static double score_abs(const fattn_problem *p, const fattn_naive_slice *s, const scratch *w,
                         int64_t j)
 {
@@ -581,7 +597,7 @@ static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int6
     const int64_t keys = s->seq.keys;
     scores(p, s, i, w);
 
-    /* Comparisons pass NaN over; it comes back through l. A row of -inf has l = 0. */
+    /* Comparisons skip NaN, which reappears in l. A row with only -inf has l = 0. */
     double m = s->sink, scale = 1;
     grow(&scale, s->sink);
     for (int64_t j = 0; j < keys; j++) {
@@ -601,7 +617,7 @@ static void forward_row(const fattn_problem *p, const fattn_naive_slice *s, int6
     clear(w->o_abs, p->dim_v);
     for (int64_t j = 0; j < keys; j++) {
         if (s->keep[j] == 0) continue;
-        const double zp = s->z[j] * (exp(w->x[j] - m) / l); /* exact where lse swallows ln(l) */
+        const double zp = s->z[j] * (exp(w->x[j] - m) / l); /* exact even if lse absorbs ln(l) */
         add(zp, zp, s->v + j * p->dim_v, p->dim_v, o, w->o_abs);
         grow(&r->x_max[slice], score_abs(p, s, w, j));
     }
@@ -621,7 +637,7 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
                   dim_v = p->dim_v;
     const double lse = r->lse[row];
     const double *q = s->q + i * dim, *o = r->o + row * dim_v, *dout = s->dout + i * dim_v;
-    if (lse == -(double)INFINITY) return; /* an empty row has no part in anything */
+    if (lse == -(double)INFINITY) return; /* an empty row contributes nothing */
 
     double delta = 0, delta_abs = fabs(s->dlse[i]);
     for (int64_t c = 0; c < dim_v; c++) {
@@ -650,8 +666,8 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
         const double ds_abs = prob * (s->z[j] * w->dp_abs[j] + delta_abs);
         if (r->dbias != NULL) {
             const int64_t index = fattn_naive_dbias_index(p, r, s, i, j);
-            r->dbias[index] += ds;
-            w->dbias_abs[index] += ds_abs;
+            r->dbias[index] += s->bias_slope * ds;
+            w->dbias_abs[index] += fabs(s->bias_slope) * ds_abs;
         }
         const double ddot = p->scale * (ds * w->slope[j]);
         const double ddot_abs = fabs(p->scale) * (ds_abs * w->slope_abs[j]);
@@ -726,14 +742,14 @@ fattn_status fattn_naive_run_pure(const fattn_problem *p, const fattn_buffers *b
  * Outputs
  * ---------------------------------------------------------------------------------------------- */
 
-/* Writes a gradient, or adds it to what is there: both round once. */
+/* Writes a gradient, or adds it to the existing value; either way rounds once. */
 static void emit(const fattn_problem *p, void *array, fattn_dtype dtype, int64_t index, double x)
 {
     const bool accumulate = p->features & FATTN_ACCUMULATE;
     store(array, dtype, index, accumulate ? fattn_naive_load(array, dtype, index) + x : x);
 }
 
-/* A forward always wants o. */
+/* Forward always computes o. */
 static void write_forward(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive *r)
 {
     for (int64_t b = 0; b < p->batch; b++)
@@ -762,16 +778,17 @@ static void write_dq(const fattn_problem *p, const fattn_buffers *buf, const fat
             }
 }
 
-/* dk or dv; keys that a sequence owns and does not use get 0, or stay as they are. */
+/* dk or dv. Allotted but unused keys get 0, or with FATTN_ACCUMULATE stay as they are. */
 static void write_keys(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive *r,
                        const double *dense, int64_t channels, const fattn_strides *stride,
                        void *array)
 {
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_naive_sequence *seq = &r->sequences[b];
-        const int64_t end = p->features & FATTN_ACCUMULATE ? seq->keys : seq->own_keys;
+        const bool adds = p->features & FATTN_ACCUMULATE;
+        const int64_t end = adds ? seq->keys : seq->own_keys;
         for (int64_t hk = 0; hk < p->heads_k; hk++)
-            for (int64_t j = 0; j < end; j++) {
+            for (int64_t j = adds ? seq->start : 0; j < end; j++) {
                 const int64_t key = (b * p->heads_k + hk) * p->seqlen_k + j;
                 const int64_t at = key_index(p, buf, seq, stride, b, hk, j);
                 for (int64_t c = 0; c < channels; c++)
@@ -811,4 +828,46 @@ fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *bu
     }
     fattn_naive_free(&r);
     return FATTN_OK;
+}
+
+/* A row as the softmax sees it, with lse from it alone. */
+static void inspect_row(const fattn_problem *p, const fattn_naive_slice *s, int64_t i, scratch *w,
+                        const fattn_inspect_args *a)
+{
+    const double none = -(double)INFINITY;
+    double m = s->sink;
+    scores(p, s, i, w);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
+        if (s->keep[j] != 0 && w->x[j] > m) m = w->x[j];
+    m = m == none ? 0 : m;
+    double l = exp(s->sink - m);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
+        if (s->keep[j] != 0) l += exp(w->x[j] - m);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++) {
+        const bool kept = s->keep[j] != 0;
+        const double x = kept ? w->x[j] : none, prob = kept && l != 0 ? exp(w->x[j] - m) / l : 0;
+        store(a->to, fattn_naive_dtype_lse(p), pair_index(a->stride, s->b, s->h, i, j),
+              a->what == FATTN_SCORES ? x : prob);
+    }
+}
+
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *a)
+{
+    fattn_naive r = {.sk = p->seqlen_k, .dim = p->dim, .dim_v = p->dim_v, .heads_q = p->heads_q};
+    fattn_naive_slice slice = {0};
+    scratch w = {0};
+    fattn_status status = fattn_naive_slice_create(p, &slice);
+    if (status == FATTN_OK) status = scratch_create(p, &r, &w);
+    for (int64_t b = 0; status == FATTN_OK && p->seqlen_q > 0 && b < p->batch; b++)
+        for (int64_t h = 0; h < p->heads_q; h++) {
+            fattn_naive_slice_load(p, buf, b, h, &slice);
+            for (int64_t i = 0; i < slice.seq.rows; i++) {
+                fattn_naive_slice_load_row(p, buf, i, &slice);
+                inspect_row(p, &slice, i, &w, a);
+            }
+        }
+    fattn_naive_slice_free(&slice);
+    fattn_memory_free(w.memory);
+    return status;
 }

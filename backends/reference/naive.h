@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The oracle: attention and its gradients straight from the formulas, in double precision, a whole
- * row of scores at a time. No tiles, no running maximum, no log2 units, and nothing shared with the
- * code it judges: only the public header says what it means. Slow on purpose, and never a fallback:
- * it is what the device "reference" runs and what every test compares with.
+ * row of scores at a time. No tiles, no running maximum, no log2 units, and no code shared with
+ * what it judges; the public header alone defines what is right. It runs as device "reference" and
+ * in every comparison of the tests. It is slow on purpose, and never a fallback.
  *
  * All functions take a *normalised* problem (strides, scale, window and dtypes filled in, causal
  * folded into the window, outputs chosen) and buffers in host memory whose lengths and tables were
@@ -14,31 +14,32 @@
 
 #include "fattn/fattn.h"
 
-/* Where one sequence of the batch lies, and how its rows and keys are aligned. */
+/* Position of one sequence of the batch, and the alignment of its rows and keys. */
 typedef struct fattn_naive_sequence {
-    int64_t rows, keys;         /* that exist: Sq_b and Sk_b */
-    int64_t own_rows, own_keys; /* that it has room for: Sq, Sk or the differences of cu_seqlens */
+    int64_t rows, keys;           /* used: Sq_b and Sk_b */
+    int64_t start;                /* keys before this one do not exist: seqstart_k */
+    int64_t own_rows, own_keys;   /* allotted: Sq, Sk or the differences of cu_seqlens */
     int64_t first_row, first_key; /* its place in packed tensors; 0 without cu_seqlens */
     int64_t q_offset, k_offset;   /* global position of its first row and key */
-    int64_t off;                  /* row i stands at i + off on the axis of the local keys */
+    int64_t off;                  /* the diagonal passes through local key i + off in row i */
 } fattn_naive_sequence;
 
 /*
- * Results, dense and in double; rows and keys by local index, sq and sk being the problem's maxima.
- * Entries of rows and keys that do not exist are 0: sequences[b] says which do. Gradients are those
- * of this call alone: what FATTN_ACCUMULATE adds to is not in them. Arrays that the op does not
- * have, and dbias and dsink when they are not wanted, are NULL.
+ * Results, dense and in double. Rows and keys have local indices; sq and sk are the problem's
+ * maxima. Entries of unused rows and keys are 0: see sequences[b]. Gradients are those of this call
+ * alone, without the values that FATTN_ACCUMULATE adds to. Arrays that the op does not have, and
+ * dbias and dsink unless requested, are NULL.
  *
- * a_*: for the accuracy bound, the maximum over a slice of the same formula with every product and
- * summand made absolute. Maxima skip what is not finite.
+ * a_*: A of the accuracy bound, the maximum over a slice of the same formula with every product and
+ * summand made absolute. Maxima skip non-finite values.
  */
 typedef struct fattn_naive {
     int64_t batch, heads_q, heads_k, sq, sk, dim, dim_v;
-    int64_t bias_extent[4]; /* of dbias: the problem's, 1 on the axes that are summed over */
+    int64_t bias_extent[4]; /* of dbias: the problem's, but 1 on summed axes */
 
     fattn_naive_sequence *sequences; /* [b] */
 
-    double *o, *lse; /* [b][hq][sq][dim_v], [b][hq][sq]; in backward the values that were used */
+    double *o, *lse; /* [b][hq][sq][dim_v], [b][hq][sq]; in backward the values used */
     double *dq;      /* [b][hq][sq][dim] */
     double *dk, *dv; /* [b][hk][sk][dim], [b][hk][sk][dim_v] */
     double *dbias;   /* [b or 1][hq or 1][sq or 1][sk or 1] */
@@ -55,26 +56,30 @@ typedef struct fattn_naive {
     void *memory; /* all of the above */
 } fattn_naive;
 
-/* Computes the op of the problem. Backward takes o and lse as they are in the buffers, as a kernel
- * does. On failure (FATTN_OUT_OF_MEMORY) *result is all zero; free it with fattn_naive_free(). */
+/* Computes the problem's op. Backward reads o and lse from the buffers, as a kernel does. On
+ * failure (FATTN_OUT_OF_MEMORY) *result is all zero; free it with fattn_naive_free() either way. */
 fattn_status fattn_naive_run(const fattn_problem *p, const fattn_buffers *buf, fattn_naive *result);
 
-/* The same, but backward computes o and lse itself and never reads them from the buffers: the exact
- * derivative of forward in double precision. */
+/* The same, but backward computes o and lse itself instead of reading them: the exact derivative of
+ * forward in double precision. */
 fattn_status fattn_naive_run_pure(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result);
 
 void fattn_naive_free(fattn_naive *result);
 
-/* Runs the problem and writes the outputs that it wants through their strides, rounded once. All of
- * dbias is written, zeros included where no pair exists. */
+/* Runs the problem and writes the requested outputs through their strides, rounded once. Writes all
+ * of dbias, including zeros where no pair exists. */
 fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf);
 
+/* Writes x_ij, -inf where a pair is not kept, or P_ij = exp(x_ij - lse_i), 0 there, of every row
+ * and key that exist. args->stride is filled in. */
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *args);
+
 /*
- * The yardstick: the plain formula in f32 arithmetic, with the probabilities and dS rounded to the
- * input dtype where they enter a matrix product, sums in ascending order of their index, results
- * rounded once to the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and
- * lse_scale stay 0.
+ * The comparator: the plain formula in f32, with probabilities and dS rounded to the input dtype as
+ * operands of matrix products, sums in ascending order of their index, and results rounded once to
+ * the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and lse_scale stay 0.
  */
 fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result);
@@ -83,7 +88,7 @@ fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *b
  * What naive.c and comparator.c share: finding and decoding the data, never computing with it
  * ---------------------------------------------------------------------------------------------- */
 
-/* The value at index of an array, and the value that x becomes when it is stored as dtype. */
+/* The value at index of an array, and x rounded to dtype. */
 double fattn_naive_load(const void *array, fattn_dtype dtype, int64_t index);
 double fattn_naive_round(double x, fattn_dtype dtype);
 
@@ -91,32 +96,33 @@ double fattn_naive_round(double x, fattn_dtype dtype);
 fattn_dtype fattn_naive_dtype_lse(const fattn_problem *p);
 fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p);
 
-/* Allocates the arrays that the problem's op has, all 0, and resolves the sequences. */
+/* Allocates the arrays of the problem's op, all 0, and resolves the sequences. */
 fattn_status fattn_naive_allocate(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result);
 
-/* One query head of one sequence, decoded, and what applies to the pairs of one of its rows. */
+/* One decoded query head of one sequence, and the per-pair terms of one of its rows. */
 typedef struct fattn_naive_slice {
     int64_t b, h, hk;
     fattn_naive_sequence seq;
 
-    double *q;      /* [rows][dim] */
-    double *k, *kt; /* [keys][dim] and its transpose [dim][keys] */
-    double *v, *vt; /* [keys][dim_v] and its transpose [dim_v][keys] */
-    double *dout;   /* [rows][dim_v]; backward */
-    double *dlse;   /* [rows]; backward, 0 without FATTN_DLSE */
-    double sink;    /* -inf without FATTN_SINK */
+    double *q;         /* [rows][dim] */
+    double *k, *kt;    /* [keys][dim] and its transpose [dim][keys] */
+    double *v, *vt;    /* [keys][dim_v] and its transpose [dim_v][keys] */
+    double *dout;      /* [rows][dim_v]; backward */
+    double *dlse;      /* [rows]; backward, 0 without FATTN_DLSE */
+    double sink;       /* -inf without FATTN_SINK */
+    double bias_slope; /* with FATTN_ALIBI_BIAS, else 1 */
 
-    /* Of the row loaded last, [keys]. */
-    double *keep;  /* 1 where the pair is kept, else 0 */
-    double *bias;  /* 0 without FATTN_BIAS */
-    double *alibi; /* -slope * distance; 0 without FATTN_ALIBI */
+    /* The row loaded last, [keys]. */
+    double *keep;  /* 1 if the pair is kept, else 0 */
+    double *bias;  /* times bias_slope; 0 without FATTN_BIAS */
+    double *alibi; /* -slope * distance; 0 without FATTN_ALIBI, and with FATTN_ALIBI_BIAS */
     double *z;     /* dropout multiplier; 1 without FATTN_DROPOUT */
 
     void *memory;
 } fattn_naive_slice;
 
-/* Room for the largest slice of the problem; loading then cannot fail. */
+/* Allocates for the largest slice of the problem, so that loading cannot fail. */
 fattn_status fattn_naive_slice_create(const fattn_problem *p, fattn_naive_slice *slice);
 void fattn_naive_slice_free(fattn_naive_slice *slice);
 
@@ -129,7 +135,7 @@ void fattn_naive_slice_load_row(const fattn_problem *p, const fattn_buffers *buf
 void fattn_naive_slice_load_saved(const fattn_problem *p, const fattn_buffers *buf,
                                   const fattn_naive_slice *slice, fattn_naive *result);
 
-/* Where a pair counts in result->dbias. */
+/* Index in result->dbias to which a pair adds. */
 int64_t fattn_naive_dbias_index(const fattn_problem *p, const fattn_naive *result,
                                 const fattn_naive_slice *slice, int64_t i, int64_t j);
 

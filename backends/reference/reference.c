@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "reference": what everything else is compared with. Row "naive" is the oracle, in double
- * precision; it is what the device runs unless FATTN_KERNEL names another row. The rows "tiled_*"
- * are the published algorithms with the tile that the plan chose, judged by the oracle as any
- * kernel is.
+ * Backend "reference": what every other kernel is compared with. Row "naive" is the oracle in
+ * double precision; the device runs it unless FATTN_KERNEL names another row. The rows "tiled_*"
+ * are the published algorithms with the plan's tile, and the oracle judges them like any kernel.
  */
 #include <math.h>
 #include <string.h>
@@ -14,7 +13,7 @@
 #include "core/host.h"
 #include "core/status.h"
 
-/* The oracle holds a row of scores at a time and has no tiles: one block is the whole matrix. */
+/* The oracle has no tiles: one block covers the whole matrix. */
 static const fattn_tile whole[] = {{INT64_C(1) << 31, INT64_C(1) << 31}, {0, 0}};
 
 static int64_t no_fast_bytes(const fattn_problem *problem, fattn_tile tile)
@@ -38,7 +37,7 @@ static fattn_status run_naive(const fattn_plan *made, const fattn_buffers *buffe
     return status;
 }
 
-/* Wide, tall and square, down to tiles that leave a rest everywhere. */
+/* Square, wide and tall tiles, and one that leaves a remainder everywhere. */
 static const fattn_tile tiled_menu[] = {{64, 64}, {64, 256}, {128, 32}, {16, 16}, {7, 13}, {0, 0}};
 
 static int64_t flash1_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
@@ -80,7 +79,7 @@ typedef struct row {
 
 enum {
     both_ops = FATTN_OP_BIT(FATTN_FORWARD) | FATTN_OP_BIT(FATTN_BACKWARD),
-    /* An f64 result could be judged by nothing that is more accurate than itself. */
+    /* No f64: the judge has nothing more accurate than an f64 result. */
     tiled_dtypes =
         FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16),
     naive_dtypes = tiled_dtypes | FATTN_DTYPE_BIT(FATTN_F64)
@@ -90,7 +89,7 @@ static const row rows[] = {
     {{.name = "naive",
       .ops = both_ops,
       .dtypes = naive_dtypes,
-      .features = FATTN_FEATURES_ALL,
+      .features = FATTN_KERNEL_COMMON | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS,
       .dim_max = 576,
       .tiles = whole,
       .fast_bytes = no_fast_bytes,
@@ -99,7 +98,7 @@ static const row rows[] = {
     {{.name = "tiled_flash1",
       .ops = both_ops,
       .dtypes = tiled_dtypes,
-      .features = FATTN_FEATURES_ALL,
+      .features = FATTN_KERNEL_COMMON,
       .dim_max = 576,
       .by_name = true,
       .tiles = tiled_menu,
@@ -109,7 +108,7 @@ static const row rows[] = {
     {{.name = "tiled_flash2",
       .ops = both_ops,
       .dtypes = tiled_dtypes,
-      .features = FATTN_FEATURES_ALL,
+      .features = FATTN_KERNEL_COMMON,
       .dim_max = 576,
       .by_name = true,
       .tiles = tiled_menu,
@@ -151,7 +150,7 @@ static const fattn_kernel *kernel(void *impl, int i, const char **missing)
     return i >= 0 && i < ROW_COUNT ? &rows[i].kernel : NULL;
 }
 
-/* An oracle is not measured by its speed. */
+/* No peaks: the oracle's speed is not measured. */
 static const fattn_peak *peak(void *impl, int i)
 {
     (void)impl, (void)i;
@@ -176,7 +175,7 @@ static void release(fattn_plan *made) { (void)made; }
 
 /* --- Merge and dropout in double precision ---------------------------------------------------- */
 
-/* Weight of a state: exp(lse - max), 0 for the empty state, which is never read. */
+/* Weight of a state: exp(lse - max); 0 for an empty state, whose o is not read. */
 static double weight(double lse, double max) { return lse == -INFINITY ? 0 : exp(lse - max); }
 
 static void merge_row(const fattn_merge_args *a, int64_t b, int64_t h, int64_t i)
@@ -237,6 +236,16 @@ static fattn_status dropout_mask(void *impl, const fattn_dropout_args *a, fattn_
     return status;
 }
 
+static fattn_status inspect(void *impl, const fattn_problem *p, const fattn_buffers *buffers,
+                            const fattn_inspect_args *args)
+{
+    (void)impl;
+    const fattn_status status = fattn_naive_inspect(p, buffers, args);
+    return status == FATTN_OUT_OF_MEMORY
+               ? fattn_fail(status, "no memory for the scores of a head in double precision")
+               : status;
+}
+
 const fattn_backend fattn_backend_reference = {
     .name = "reference",
     .by_name = true,
@@ -253,6 +262,7 @@ const fattn_backend fattn_backend_reference = {
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,
+    .inspect = inspect,
     .reads = fattn_host_reads,
     .alloc = fattn_host_alloc,
     .free = fattn_host_free,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The published algorithms on a whole problem: the workspace cut into the machine's two memories,
- * every head of it found in the caller's tensors, and the program of the schedule run on each. See
+ * The published algorithms on a whole problem: divides the workspace between the machine's two
+ * memories, finds every head in the caller's tensors, and runs the schedule's program on it. See
  * tiled.h.
  */
 #include "backends/reference/tiled.h"
@@ -21,8 +21,8 @@ typedef struct piece {
     bool wanted;
 } piece;
 
-/* Sum of the wanted pieces in doubles, or -1 when their bytes do not fit in 63 bits. With memory,
- * cuts it into them. */
+/* Total size of the wanted pieces in doubles, or -1 if their bytes exceed 63 bits. If memory is
+ * given, assigns it to the pieces. */
 static int64_t cut(const piece *pieces, size_t count, double *memory)
 {
     const int64_t most = INT64_MAX / (int64_t)sizeof(double) - 32; /* room for rounding up */
@@ -100,7 +100,7 @@ static int64_t cut_fast(machine *c, double *memory)
     return cut(pieces, sizeof pieces / sizeof pieces[0], memory);
 }
 
-/* Tiles larger than the problem are cut down to it, which changes no count. */
+/* Clips tiles that are larger than the problem, which changes no count. */
 static machine machine_for(const fattn_problem *p, fattn_io_schedule schedule, fattn_tile t)
 {
     const int64_t rows = p->seqlen_q > 0 ? p->seqlen_q : 1,
@@ -137,7 +137,7 @@ static matrix tensor_of_rows(const machine *c, fattn_io_tensor name, const void 
 {
     return (matrix){.name = name,
                     .dtype = dtype,
-                    .base = (void *)(uintptr_t)base, /* inputs are only loaded from */
+                    .base = (void *)(uintptr_t)base, /* inputs are only read */
                     .origin = c->seq.q_batch * stride->batch + c->seq.q_row * stride->seq +
                               c->h * stride->head,
                     .width = width,
@@ -174,7 +174,7 @@ static matrix statistics(const machine *c, fattn_io_tensor name, const void *bas
                     .pitch = 1};
 }
 
-/* Part `at` of an array of states, each of rows x width. */
+/* Part `at` of an array of states, each rows x width. */
 static matrix state_of(fattn_io_tensor name, double *base, int64_t at, int64_t rows, int64_t width)
 {
     return (matrix){.name = name,
@@ -217,7 +217,7 @@ static void find_states(machine *c)
     c->dk_state = state_of(FATTN_IO_DK, c->state.dk, 0, sk, p->dim);
     c->dv_state = state_of(FATTN_IO_DV, c->state.dv, 0, sk, p->dim_v);
 
-    const int64_t keys = c->seq.sk; /* rows of scores are those of this sequence, adjacent */
+    const int64_t keys = c->seq.sk; /* score rows are contiguous, one per row of this sequence */
     c->S = state_of(FATTN_IO_S, c->state.S, 0, sq, keys);
     c->C = state_of(FATTN_IO_C, c->state.C, 0, sq, keys);
     c->P = state_of(FATTN_IO_P, c->state.P, 0, sq, keys);
@@ -240,7 +240,7 @@ void fattn_machine_select(machine *c, int64_t b, int64_t h)
  * The problem
  * ---------------------------------------------------------------------------------------------- */
 
-/* dbias is summed in place by all heads, so it begins with 0 once, as a whole. */
+/* All heads add to dbias in place, so it is zeroed once, as a whole. */
 static void initialise_dbias(machine *c)
 {
     const fattn_problem *const p = c->p;
@@ -266,7 +266,7 @@ static void initialise_dbias(machine *c)
     }
 }
 
-/* The sinks' gradients are scalars of a head, summed over the batch: written once, at the end. */
+/* dSink has one scalar per head, summed over the batch and written once, at the end. */
 static void return_dsink(machine *c)
 {
     if (!c->compute || !machine_wants(c, FATTN_OUT_DSINK)) return;
@@ -314,7 +314,7 @@ static void set_dropout(machine *c)
     c->dropout = fattn_dropout_make(threshold, buf->seed_ptr != NULL ? *buf->seed_ptr : buf->seed,
                                     buf->offset_ptr != NULL ? *buf->offset_ptr : buf->offset);
     c->z_kept =
-        threshold < 65536 ? 65536.0 / (65536 - threshold) : 0; /* in double, as arithmetic is */
+        threshold < 65536 ? 65536.0 / (65536 - threshold) : 0; /* in double, like all arithmetic */
 }
 
 void fattn_tiled_run(const fattn_problem *problem, const fattn_buffers *buffers,

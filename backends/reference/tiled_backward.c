@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Backward of FlashAttention and of FlashAttention-2 for the query heads of one kv head. Numbers in
- * the margin are the lines of the printed algorithms (tiled.h says where).
+ * the margin are line numbers of the published algorithms (references in tiled.h).
  *
- * The papers have one query head a kv head. With several, the blocks dK~ and dV~ stay on the chip
- * while all of them pass: the loop over heads lies between the loops over keys and over queries.
- * With FATTN_ACCUMULATE the gradients are added to instead of initialised. Outputs that nobody
- * wants are neither made nor counted. A row with lse = -inf is empty: its P and dS are 0 by
+ * The papers have one query head per kv head. With several, the blocks dK~ and dV~ stay in fast
+ * memory for all of them: the loop over heads is between the loops over keys and over queries. With
+ * FATTN_ACCUMULATE the gradients are added to instead of initialised. Outputs that are not
+ * requested are neither computed nor counted. A row with lse = -inf is empty: its P and dS are 0 by
  * definition.
  */
 #include <math.h>
@@ -18,8 +18,8 @@ static bool is_empty(double lse) { return lse == -(double)INFINITY; }
 
 /* --- What both share -------------------------------------------------------------------------- */
 
-/* dQ, dK, dV = 0 in slow memory; FLASH2 initialises only the keys that no block writes, those that
- * the sequence owns and does not use. */
+/* dQ, dK, dV = 0 in slow memory. FLASH2 initialises only the keys that no block writes: those
+ * allotted to the sequence but unused. */
 static void initialise_gradients(machine *c, int64_t b, int64_t h)
 {
     const int64_t first = c->schedule == FATTN_IO_FLASH2 ? c->seq.sk : 0;
@@ -72,8 +72,8 @@ static void delta_of_rows(machine *c, int64_t count)
     }
 }
 
-/* P in the place of S from lse_i, and dV~ += (P Z)^T dO. Pairs that are not kept, and rows that are
- * empty, have no part in anything from here on: keep_ij says so. */
+/* P = exp(S - lse_i) in place of S, and dV~ += (P Z)^T dO. keep_ij now excludes masked pairs and
+ * empty rows from everything that follows. */
 static void probabilities(machine *c, const tile *t)
 {
     if (!c->compute) return;
@@ -123,8 +123,8 @@ static void product_gradients(machine *c, const tile *t)
     }
 }
 
-/* dSink -= sum over rows of exp(sink - lse) D: the sink is a key whose score has no other inputs,
- * and the rows of a head meet it once, not once a tile. */
+/* dSink -= sum over rows of exp(sink - lse) D. The sink is a key whose score has no inputs besides
+ * itself, and each row adds it once, not once per tile. */
 static void sink_gradient(machine *c, int64_t count)
 {
     if (!c->compute) return;
@@ -146,7 +146,7 @@ static void return_dq(machine *c, int64_t b, int64_t h)
 
 /* --- FlashAttention --------------------------------------------------------------------------- */
 
-/* What forward left in slow memory: the contract saves lse = m + ln l, and (m, l) = (lse, 1) is the
+/* Restores (m, l) in slow memory. The contract saves only lse = m + ln l; (m, l) = (lse, 1) is the
  * same state. */
 static void prepare_statistics(machine *c, int64_t b, int64_t h)
 {
@@ -199,7 +199,7 @@ static void flash1_tile(machine *c, const tile *t)
     if (wants_dq) fattn_machine_store(c, &c->dq_state, t->row, t->rows, c->dq_i); /* 21 */
 }
 
-/* Algorithm 4. Line 1 is the seed in the buffers; lines 2, 3 and 4 are the caller's. */
+/* Algorithm 4. Line 1 is the seed in the buffers; the caller does lines 2, 3 and 4. */
 void fattn_tiled_flash1_backward(machine *c, int64_t b, int64_t h)
 {
     prepare_statistics(c, b, h);
@@ -253,8 +253,8 @@ static void flash2_sink(machine *c)
     }
 }
 
-/* Line 9 also loads O, which nothing reads after line 4, and dQ, which line 15 loads again: here O
- * is not loaded and dQ once. */
+/* The algorithm's line 9 also loads O, which nothing reads after line 4, and dQ, which line 15
+ * loads again. Here O is not loaded, and dQ only once. */
 static void flash2_tile(machine *c, const tile *t)
 {
     const bool wants_dq = machine_wants(c, FATTN_OUT_DQ);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward of FlashAttention and of FlashAttention-2 for one head. Numbers in the margin are the
- * lines of the printed algorithms (tiled.h says where); Tr and Tc are the numbers of blocks of
- * queries and keys. What the contract adds is said where it enters: a sink is one more key whose
- * value is 0, so that rows begin with its state instead of an empty one, and rows without any key
- * stay empty.
+ * Forward of FlashAttention and of FlashAttention-2 for one head. Numbers in the margin are line
+ * numbers of the published algorithms (references in tiled.h); Tr and Tc are the numbers of blocks
+ * of queries and keys. Two additions come from the contract: a sink is an extra key whose value is
+ * 0, so rows start from its state instead of an empty one; and rows without any key stay empty.
  */
 #include <math.h>
 
@@ -24,12 +23,12 @@ static double sum_of_sink(const machine *c)
 
 static double max_of_sink(const machine *c) { return c->compute ? sink_of(c) : 0; }
 
-/* A comparison with NaN is false: m stays what it is, and NaN comes back through l. */
+/* NaN compares false, so m stays as it is; the NaN reappears in l. */
 static double larger(double m, double x) { return x > m ? x : m; }
 
 /* --- FlashAttention --------------------------------------------------------------------------- */
 
-/* m~ = rowmax(S), P~ = exp(S - m~) in the place of S, l~ = rowsum(P~). */
+/* m~ = rowmax(S), P~ = exp(S - m~) in place of S, l~ = rowsum(P~). */
 static void softmax_of_tile(machine *c, const tile *t)
 {
     if (!c->compute) return;
@@ -66,12 +65,12 @@ static void merge_tile(machine *c, const tile *t)
             const double p = beta * c->s_ij[r * t->keys + k] * c->z_ij[r * t->keys + k];
             for (int64_t n = 0; n < dv; n++) o[n] += p * c->v_j[k * dv + n];
         }
-        if (l_new == 0) continue; /* no key yet: O is 0, or NaN from 0 times a value that is NaN */
+        if (l_new == 0) continue; /* no key yet: O is 0, or NaN from 0 * NaN */
         for (int64_t n = 0; n < dv; n++) o[n] /= l_new;
     }
 }
 
-/* Return O and, as the contract asks, lse = m + ln l; a row without any key has o = 0. */
+/* Returns O and, for the contract, lse = m + ln l; a row without any key has o = 0. */
 static void return_rows(machine *c)
 {
     const int64_t dv = c->p->dim_v;
@@ -86,8 +85,8 @@ static void return_rows(machine *c)
     fattn_machine_publish(c, &c->o_state, &c->o, c->seq.sq, false);
 }
 
-/* Algorithm 2; 1 is the same without lines 1, 11 and 14, and 5 adds the condition. Line 1 is the
- * seed in the buffers; lines 2, 4 and 5, the sizes of blocks, are the caller's. */
+/* Algorithm 2. Algorithm 1 is the same without lines 1, 11 and 14; Algorithm 5 adds the condition.
+ * Line 1 is the seed in the buffers; the caller does lines 2, 4 and 5, the block sizes. */
 void fattn_tiled_flash1_forward(machine *c)
 {
     const int64_t rows = c->seq.sq, keys = c->seq.sk;
@@ -131,7 +130,7 @@ static void start_rows(machine *c, int64_t count)
 }
 
 /* m_new = max(m, rowmax(S)), P~ = exp(S - m_new), l = e^(m - m_new) l + rowsum(P~) and
- * O = e^(m - m_new) O + (P~ Z) V: unnormalised. (Line 10 prints the inverse of that factor.) */
+ * O = e^(m - m_new) O + (P~ Z) V: unnormalised. (The paper's line 10 prints the inverse factor.) */
 static void add_tile(machine *c, const tile *t)
 {
     if (!c->compute) return;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two memories and what happens to a tile of scores: see tiled_machine.h.
+ * The two memories and the operations on a tile of scores: see tiled_machine.h.
  *
  * Counting and computing share one path: each function counts first and then, unless the machine
  * only counts, does what it counted.
@@ -111,7 +111,7 @@ static int64_t pair_index(const machine *c, const int64_t stride[4], int64_t i, 
     return c->b * stride[0] + c->h * stride[1] + i * stride[2] + j * stride[3];
 }
 
-/* Rows and columns of a tile that a tensor has entries of its own for: 1 along a broadcast axis. */
+/* Distinct rows (columns) of a tensor within a tile: 1 along a broadcast axis. */
 static int64_t own_rows(const int64_t stride[4], const tile *t)
 {
     return stride[2] != 0 ? t->rows : machine_least(t->rows, 1);
@@ -122,7 +122,7 @@ static int64_t own_keys(const int64_t stride[4], const tile *t)
     return stride[3] != 0 ? t->keys : machine_least(t->keys, 1);
 }
 
-/* Loads the entries of a tile and spreads them to [rows][keys]. */
+/* Loads the entries of a tile and broadcasts them to [rows][keys]. */
 static void load_pairs(machine *c, fattn_io_tensor name, const void *base, fattn_dtype dtype,
                        const int64_t stride[4], const tile *t, double *fast)
 {
@@ -144,7 +144,7 @@ void fattn_machine_add_dbias(machine *c, const tile *t)
     count_writes(c, FATTN_IO_DBIAS, own_rows(stride, t), own_keys(stride, t));
     if (!c->compute) return;
 
-    /* Sums of the tile are made in fast memory: first over the keys, then over the rows. */
+    /* The tile is summed in fast memory, first over the keys, then over the rows. */
     const int64_t rows = own_rows(stride, t), keys = own_keys(stride, t);
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t k = 0; k < keys; k++) {
@@ -160,8 +160,8 @@ void fattn_machine_add_dbias(machine *c, const tile *t)
     }
 }
 
-/* The pairs of a tile lie at distances j - (i + off) from its lower left corner to its upper
- * right. */
+/* Whether any pair of the tile is in the window. The distances j - (i + off) range from the lower
+ * left corner's to the upper right corner's. */
 static bool window_sees(const machine *c, const tile *t)
 {
     const int64_t least = t->key - (t->row + t->rows - 1 + c->seq.diagonal);
@@ -170,7 +170,7 @@ static bool window_sees(const machine *c, const tile *t)
            (c->p->window_right < 0 || least <= c->p->window_right);
 }
 
-/* Reads the entries of the block mask that the tile touches. */
+/* Whether the block mask keeps any pair of the tile. Reads the entries that the tile touches. */
 static bool block_mask_sees(machine *c, const tile *t)
 {
     const int64_t bm = c->p->block_m, bn = c->p->block_n;
@@ -234,7 +234,7 @@ void fattn_machine_cap(machine *c, const tile *t)
     }
 }
 
-/* A finite bias stays finite in f32 log2 units: part of the contract, but not of f64 problems. */
+/* A finite bias stays finite in f32 log2 units, as the contract demands except for f64 problems. */
 static double clamp_bias(const machine *c, double bias)
 {
     if (c->p->dtype == FATTN_F64 || !isfinite(bias)) return bias;
@@ -248,7 +248,7 @@ void fattn_machine_bias(machine *c, const tile *t)
     if (!c->compute) return;
     for (int64_t n = 0; n < t->rows * t->keys; n++) {
         const double bias = clamp_bias(c, c->bias_ij[n]);
-        if (bias == -(double)INFINITY) { /* as good as a mask */
+        if (bias == -(double)INFINITY) { /* equivalent to a mask */
             c->keep_ij[n] = 0;
             c->s_ij[n] = bias;
         } else {

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Standard attention, op by op: what FlashAttention is compared with. Every op reads its operands
- * from slow memory and writes its result there, matrices of N x N included; numbers in the margin
- * are the lines of Algorithms 0 (forward) and 3 (backward) of the first paper, which leaves out
- * masks and dropout. An op is a sweep over blocks of br rows. The operand that all rows need (K, V,
- * or the gradient that they add to) stays in fast memory meanwhile: a tile is br rows of all keys.
+ * Standard attention, op by op: the baseline for FlashAttention. Every op reads its operands from
+ * slow memory and writes its result there, including N x N matrices. Numbers in the margin are the
+ * lines of Algorithms 0 (forward) and 3 (backward) of the first paper, which omits masks and
+ * dropout. An op processes blocks of br rows. The operand that all rows need (K, V, or the gradient
+ * that they add to) stays in fast memory meanwhile: a tile is br rows of all keys.
  *
- * Scale is part of the product, as matrix libraries have it. Cap, bias, ALiBi, mask (window, mask
- * and block mask are one) and dropout are ops of their own where the problem has them. Backward
- * keeps to Algorithm 3: delta is rowsum(P dP), not rowsum(dO o).
+ * Scale is part of the product, as in matrix libraries. Softcap, bias, ALiBi, masking (window, mask
+ * and block mask together) and dropout are separate ops if the problem has them. Backward follows
+ * Algorithm 3: delta is rowsum(P dP), not rowsum(dO o).
  */
 #include <math.h>
 
 #include "backends/reference/tiled_machine.h"
 #include "core/dtype.h"
 
-/* The tile of rows i .. i + br and every key. */
+/* The tile of rows i .. i + br and all keys. */
 static tile rows_from(const machine *c, int64_t i)
 {
     const tile t = {i, machine_least(c->br, c->seq.sq - i), 0, c->seq.sk};
@@ -35,7 +35,7 @@ static void op_product(machine *c)
     }
 }
 
-/* An elementwise op on scores: reads one matrix, writes another or the same. */
+/* An elementwise op on scores; may work in place. */
 static void op_scores(machine *c, void (*change)(machine *, const tile *), const matrix *from,
                       const matrix *to)
 {
@@ -49,7 +49,7 @@ static void op_scores(machine *c, void (*change)(machine *, const tile *), const
 
 static void hide(machine *c, const tile *t)
 {
-    if (t->keys > 0 && !fattn_machine_sees(c, t)) { /* the block mask hides these rows altogether */
+    if (t->keys > 0 && !fattn_machine_sees(c, t)) { /* the block mask hides these rows entirely */
         for (int64_t n = 0; n < t->rows * t->keys && c->compute; n++) c->keep_ij[n] = 0;
     }
     fattn_machine_mask(c, t);
@@ -100,7 +100,7 @@ static void op_dropout(machine *c)
     }
 }
 
-/* What P V and its gradients read: P after dropout. */
+/* The operand of P V and of its gradients: P after dropout. */
 static const matrix *dropped(const machine *c)
 {
     return machine_has(c, FATTN_DROPOUT) ? &c->R : &c->P;
@@ -125,7 +125,7 @@ static void op_output(machine *c)
     }
 }
 
-/* Scores to probabilities, with what backward needs of them: C, P, Z, R. */
+/* Forward up to the probabilities, and the matrices that backward needs: C, P, Z, R. */
 static void attend(machine *c)
 {
     const matrix *scores = &c->S;
@@ -159,7 +159,7 @@ void fattn_tiled_standard_forward(machine *c)
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* A gradient of the kv head, [sk][width] in fast memory: the first query head stores it, the others
+/* A gradient of the kv head, [sk][width] in fast memory. The first query head stores it; the others
  * add to it. */
 static void write_keys(machine *c, const matrix *state, bool first, const double *fast)
 {
@@ -269,7 +269,7 @@ static void op_dbias(machine *c)
     }
 }
 
-/* Times the derivative of the cap, 1 - (C / softcap)^2. */
+/* Multiplies by the derivative of the softcap, 1 - (C / softcap)^2. */
 static void op_cap_gradient(machine *c)
 {
     for (int64_t i = 0; i < c->seq.sq; i += c->br) {
@@ -316,7 +316,7 @@ static void op_dk(machine *c, bool first)
     write_keys(c, &c->dk_state, first, c->dk_j);
 }
 
-/* C, P, Z and R as forward left them: made again, counted nowhere. */
+/* Recomputes C, P, Z and R of forward, uncounted. */
 static void restore(machine *c)
 {
     if (!c->compute) return;
@@ -343,7 +343,7 @@ static void backward_head(machine *c, bool first)
     if (machine_wants(c, FATTN_OUT_DK)) op_dk(c, first); /* 5 */
 }
 
-/* Copies a gradient of the kv head out; keys that the sequence owns and does not use get 0. */
+/* Copies a gradient of the kv head out; allotted but unused keys get 0. */
 static void return_keys(machine *c, const matrix *state, const matrix *out)
 {
     const bool add = machine_has(c, FATTN_ACCUMULATE);

@@ -189,8 +189,10 @@ typedef enum fattn_anchor {
 #define FATTN_DETERMINISTIC 0x40000ull   /* backward bit-identical from run to run on GPUs too */
 #define FATTN_BATCH_INVARIANT 0x80000ull /* a row's result depends on its own inputs only */
 #define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
+#define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: keys padded on the left (CPU, reference) */
+#define FATTN_ALIBI_BIAS 0x400000ull     /* slopes multiply bias, not distances (CPU, reference) */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL 0x1fffffull
+#define FATTN_FEATURES_ALL 0x7fffffull
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
 
@@ -220,27 +222,25 @@ typedef struct fattn_strides {
 typedef struct fattn_problem {
     size_t struct_size; /* sizeof(fattn_problem); set by fattn_problem_init */
 
-    fattn_op op;         /* default FATTN_FORWARD */
-    fattn_dtype dtype;   /* of q, k, v, dq, dk, dv; default FATTN_F32 */
-    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
-    fattn_dtype
-        dtype_bias;      /* of bias: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT: FATTN_F32 (or F64) */
-    fattn_layout layout; /* default FATTN_BSHD */
-    fattn_anchor anchor; /* default FATTN_BOTTOM_RIGHT */
-    uint64_t features;   /* FATTN_CAUSAL | ...; default 0 */
-    uint32_t outputs;    /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
-    uint32_t reserved;   /* 0 */
+    fattn_op op;            /* default FATTN_FORWARD */
+    fattn_dtype dtype;      /* of q, k, v, dq, dk, dv; default FATTN_F32 */
+    fattn_dtype dtype_o;    /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
+    fattn_dtype dtype_bias; /* of bias: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT: FATTN_F32 or F64 */
+    fattn_layout layout;    /* default FATTN_BSHD */
+    fattn_anchor anchor;    /* default FATTN_BOTTOM_RIGHT */
+    uint64_t features;      /* FATTN_CAUSAL | ...; default 0 */
+    uint32_t outputs;       /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
+    uint32_t reserved;      /* 0 */
 
     int64_t batch;    /* B, default 1 */
     int64_t heads_q;  /* Hq, a multiple of heads_k, default 1 */
     int64_t heads_k;  /* Hk, default 1 */
-    int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch (max_seqlen_q) */
-    int64_t
-        seqlen_k;    /* Sk; with cu_seqlens_k or paging the maximum over the batch (max_seqlen_k) */
-    int64_t dim;     /* D, 1..576; more than 256 on GPUs and backend "reference" only */
-    int64_t dim_v;   /* Dv, likewise */
-    int64_t total_q; /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
-    int64_t total_k; /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
+    int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch */
+    int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the maximum over the batch */
+    int64_t dim;      /* D, 1..576; more than 256 on GPUs and backend "reference" only */
+    int64_t dim_v;    /* Dv, likewise */
+    int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
+    int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
 
     int64_t page_size; /* FATTN_PAGED: keys a page, >= 1 */
     int64_t num_pages; /* FATTN_PAGED: pages in k and in v */
@@ -250,12 +250,11 @@ typedef struct fattn_problem {
     fattn_strides q, k, v, o;       /* FATTN_STRIDED */
     fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
-    double scale;        /* FATTN_SCALE: any finite value */
-    double softcap;      /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
-    double dropout_p;    /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
-    int64_t window_left; /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
-    int64_t
-        window_right; /* FATTN_WINDOW: keys kept to the right, -1 for all; causal sets it to 0 */
+    double scale;         /* FATTN_SCALE: any finite value */
+    double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
+    double dropout_p;     /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
+    int64_t window_left;  /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
+    int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; causal sets it to 0 */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. Local i and j. */
     int64_t bias_stride[4];       /* FATTN_BIAS */
@@ -304,9 +303,9 @@ typedef struct fattn_buffers {
     const void *alibi_slopes;  /* f32 (Hq) or (B, Hq) */
     const void *sink;          /* f32 (Hq): logits of one more key whose value is 0 */
 
-    const int32_t
-        *cu_seqlens_q; /* (B + 1): sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] */
-    const int32_t *cu_seqlens_k; /* (B + 1) */
+    const int32_t *cu_seqlens_q; /* (B + 1): rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 are
+                                  * sequence b's */
+    const int32_t *cu_seqlens_k; /* (B + 1), likewise */
     const int32_t *seqused_q;    /* (B): only so many rows of sequence b exist */
     const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
     const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
@@ -320,6 +319,10 @@ typedef struct fattn_buffers {
     /* FATTN_DROPOUT. The pointers, where not NULL, replace the values. */
     uint64_t seed, offset; /* a call consumes one offset: the next call uses offset + 1 */
     const uint64_t *seed_ptr, *offset_ptr; /* one each; device memory on a GPU, for graphs */
+
+    const int32_t *seqstart_k; /* (B): keys of sequence b before this one do not exist. Those that
+                                * do keep their numbers j, and with them the diagonal, distances,
+                                * biases and masks */
 } fattn_buffers;
 
 /* Fills *buffers with NULL pointers, offsets 0 and whole lengths -1. */
@@ -686,6 +689,35 @@ FATTN_API void fattn_merge_args_init(fattn_merge_args *args);
  */
 FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args,
                                    fattn_stream stream);
+
+/* What fattn_inspect() writes of a query and a key. */
+typedef enum fattn_inspection {
+    FATTN_SCORES = 1,       /* x, as the softmax sees it; -inf where the pair is not kept */
+    FATTN_PROBABILITIES = 2 /* exp(x - lse), before dropout; 0 where the pair is not kept */
+} fattn_inspection;
+
+/* Which matrix fattn_inspect() writes, and where. Set it up with fattn_inspect_args_init(). */
+typedef struct fattn_inspect_args {
+    size_t struct_size;    /* sizeof(fattn_inspect_args); set by fattn_inspect_args_init */
+    fattn_inspection what; /* default FATTN_SCORES */
+    uint32_t reserved;     /* 0 */
+    void *to;              /* f32 (f64 in an f64 problem) (B, Hq, Sq, Sk) */
+    int64_t stride[4];     /* of (batch, head, query, key), in elements; all 0, the default:
+                            * contiguous */
+} fattn_inspect_args;
+
+/* Fills *args with the defaults named above. */
+FATTN_API void fattn_inspect_args_init(fattn_inspect_args *args);
+
+/*
+ * Writes the scores or probabilities of a forward, which attention itself never stores: for looking
+ * at heads, and for tests. problem and buffers are those of the forward; none of its outputs is
+ * written, and none need be there. Entries of rows and keys that a sequence does not have stay as
+ * they are. The numbers are the reference's, computed in double precision by one thread, on every
+ * device that uses host memory; GPUs answer FATTN_UNSUPPORTED.
+ */
+FATTN_API fattn_status fattn_inspect(fattn_device *device, const fattn_problem *problem,
+                                     const fattn_buffers *buffers, const fattn_inspect_args *args);
 
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {

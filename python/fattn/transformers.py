@@ -4,23 +4,85 @@
     import fattn.transformers                                   # registers it
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn")
 
-Masks are those of "sdpa": boolean, or None where causality alone is meant. Groups of heads, softcap, sinks
-and position biases go to the library as they are, so that nothing is repeated, added or padded for them.
+Masks are those of "sdpa": boolean, or None where causality alone is meant. One that is made of causality, a
+sliding window and padding says so, and the library skips what it hides. Groups of heads, softcap, sinks and
+position biases go to the library as they are, so that nothing is repeated, added or padded for them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, prepare_padding_mask,
+                                        sdpa_mask, sliding_window_causal_mask_function)
 
 from fattn._errors import Unsupported
 from fattn.torch import attention
 
-__all__ = ["attention_forward"]
+__all__ = ["attention_forward", "attention_mask"]
+
+
+class _Pattern(NamedTuple):
+    """What a mask is made of: causality, and these."""
+
+    window: int | None       # keys that a query sees, its own included
+    offset: int              # position of the first query, counted from the first key
+    padding: Tensor | None   # (B, 1, 1, Sk), True keeps
+    version: int             # of the mask when this was true of it
+
+
+_ATTRIBUTE = "fattn_pattern"
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    cells = getattr(function, "__closure__", None) or ()
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells)))
+
+
+def _window_of(function: Any) -> tuple[bool, int | None]:
+    """Whether Transformers' function of a mask is causality alone or with a sliding window, and that window.
+    Compared with what Transformers makes of a window here: any other function is not understood."""
+    if function is causal_mask_function:
+        return True, None
+    known = sliding_window_causal_mask_function(1)
+    if getattr(function, "__code__", None) is not known.__code__:
+        return False, None
+    parts = _closure(function).get("mask_functions", ())
+    wanted = _closure(known).get("mask_functions", ())
+    if len(parts) != 2 or len(wanted) != 2 or parts[1] is not causal_mask_function:
+        return False, None
+    window = _closure(parts[0]).get("sliding_window")
+    if parts[0].__code__ is not wanted[0].__code__ or not isinstance(window, int):
+        return False, None
+    return True, window
+
+
+def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: Any = 0,
+                   mask_function: Any = causal_mask_function, attention_mask: Tensor | None = None,
+                   **kwargs: Any) -> Tensor | None:
+    """What AttentionMaskInterface calls: sdpa's mask, (B, 1, Sq, Sk) boolean or None, with a note of what it
+    is made of. The note is lost with the first operation on the mask, which then is read as it is."""
+    mask: Tensor | None = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function,
+                                    attention_mask, **kwargs)
+    if mask is None or torch.compiler.is_compiling():
+        return mask
+    understood, window = _window_of(mask_function)
+    if isinstance(q_offset, Tensor):  # of a static cache; to read it would wait for a GPU
+        understood = understood and q_offset.device.type == "cpu" and q_offset.numel() == 1
+    if understood:
+        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        if padding is not None:
+            padding = padding[:, None, None, kv_offset:kv_offset + kv_length].to(torch.bool)
+        setattr(mask, _ATTRIBUTE, _Pattern(window, int(q_offset) - int(kv_offset), padding, mask._version))
+    return mask
+
+
+def _pattern_of(mask: Any) -> _Pattern | None:
+    pattern: _Pattern | None = getattr(mask, _ATTRIBUTE, None)
+    return pattern if pattern is not None and pattern.version == mask._version else None
 
 
 def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
@@ -41,8 +103,14 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx,
                                   kwargs=kwargs)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    mask = bias = None
-    if attention_mask is not None:
+    causal = query.shape[2] > 1 and attention_mask is None and bool(causal)
+    mask = bias = window = positions = None
+    pattern = None if torch.compiler.is_compiling() else _pattern_of(attention_mask)
+    if pattern is not None:
+        causal, mask = True, pattern.padding
+        window = None if pattern.window is None else (pattern.window - 1, 0)
+        positions = (pattern.offset, 0, -1, -1) if pattern.offset else None
+    elif attention_mask is not None:
         if attention_mask.dtype == torch.bool:
             mask = attention_mask
         else:
@@ -54,11 +122,11 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if query.shape[0] != key.shape[0]:  # learned queries
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
-    o = attention(query, key, value, causal=query.shape[2] > 1 and attention_mask is None and bool(causal),
-                  anchor="top_left", layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask,
+    o = attention(query, key, value, causal=causal, window=window, positions=positions, anchor="top_left",
+                  layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask,
                   sink=None if s_aux is None else s_aux.to(torch.float32), dropout_p=dropout)
     return o.transpose(1, 2), None
 
 
 AttentionInterface.register("fattn", attention_forward)
-AttentionMaskInterface.register("fattn", sdpa_mask)
+AttentionMaskInterface.register("fattn", attention_mask)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every lint finds the violation that is planted for it, and nothing in its tidy twin.
+"""Every lint finds its planted violation, and nothing in the same tree without it.
 
 usage: selftest.py
 """
@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 
+import alone
 import code_objects
 import constants
 import environment
 import execstack
+import figures
 import format as formatting
 import hardening
 import headers
@@ -46,8 +48,17 @@ TREES = [
      {"tools/check.c": '#include "core/kernel.h"\n', "core/kernel.h": ""},
      {"tools/run.c": '#include "core/kernel.h"\n', "core/kernel.h": ""}),
     ("a part of the tool that does not judge sees the oracle", rooms.doors,
-     {"tools/judge.c": '#include "backends/reference/naive.h"\n', "backends/reference/naive.h": ""},
+     {"tools/judge/a.c": '#include "backends/reference/naive.h"\n', "backends/reference/naive.h": ""},
      {"tools/info.c": '#include "backends/reference/naive.h"\n', "backends/reference/naive.h": ""}),
+    ("two rooms that lead to each other", lambda root: rooms.circles(
+        {room: text.split() for room, text in ((r, tap.read(root, r)) for r in ("a", "b", "c"))}),
+     {"a": "b c", "b": "c", "c": ""}, {"a": "b", "b": "c", "c": "b"}),
+    ("a room that has grown", lambda root: (f for f in rooms.table(root) if "`core` has" in f),
+     {"core/a.h": "\n" * 100, "docs/DESIGN.md": "| `core` | C | none | 90 |\n"},
+     {"core/a.h": "\n" * 100, "docs/DESIGN.md": "| `core` | C | none | 70 |\n"}),
+    ("a room that the table lacks", lambda root: (f for f in rooms.table(root) if "`core`" in f),
+     {"core/a.h": "\n", "docs/DESIGN.md": "| `core` | C | none | 1 |\n"},
+     {"core/a.h": "\n", "docs/DESIGN.md": "| `gore` | C | none | 1 |\n"}),
     ("an example includes core", rooms.doors,
      {"examples/a.c": "#include <fattn/fattn.h>\n", "include/fattn/fattn.h": ""},
      {"examples/a.c": '#include "core/a.h"\n', "core/a.h": ""}),
@@ -105,6 +116,13 @@ TREES = [
     ("a documented variable that is not read", lambda root: flat(environment.results(root)),
      {"core/env.c": 'f("FATTN_A");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n"},
      {"core/env.c": 'f("FATTN_A");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n| `FATTN_B` | x |\n"}),
+    ("a backend's undocumented variable", lambda root: flat(environment.results(root)),
+     {"core/env.c": 'f("FATTN_A");\n', "backends/cpu/a.c": 'fattn_env_variable v = {"FATTN_B", "x"};\n',
+      "docs/BUILDING.md": "| `FATTN_A` | x |\n| `FATTN_B` | x |\n"},
+     {"core/env.c": 'f("FATTN_A");\n', "backends/cpu/a.c": 'fattn_env_variable v = {"FATTN_B", "x"};\n',
+      "docs/BUILDING.md": "| `FATTN_A` | x |\n"}),
+    ("a header that needs another before it", lambda root: flat(alone.results(root, CC, [])),
+     {"backends/cpu/a.h": "#include <stdint.h>\nint64_t x;\n"}, {"backends/cpu/a.h": "int64_t x;\n"}),
     ("no SPDX line in C", spdx.missing,
      {"core/a.c": SPDX_C, "tools/x": "not a script\n"}, {"core/a.c": "int x;\n"}),
     ("no SPDX line in a script", spdx.missing,
@@ -121,6 +139,27 @@ TREES = [
     ("C that is not formatted", formatting.c_format,
      {"core/a.c": "int f(int a) { return a; }\n"}, {"core/a.c": "int f( int a ) {return a;}\n"}),
 ]
+
+
+def figures_case():
+    """The tree's own documents pass; one digit changed in a table, and a picture that is missing, are found."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in ("bench/figures", "docs/pictures"):
+            shutil.copytree(os.path.join(TOP, path), os.path.join(folder, path))
+        for path in ("README.md", "docs/PERFORMANCE.md"):
+            shutil.copy(os.path.join(TOP, path), os.path.join(folder, path))
+        sound = figures.stale(folder)
+        performance = os.path.join(folder, "docs/PERFORMANCE.md")
+        with open(performance, encoding="utf-8") as file:
+            text = file.read()
+        with open(performance, "w", encoding="utf-8") as file:
+            file.write(text.replace("**1.", "**2.", 1))
+        changed = figures.stale(folder)
+        os.remove(os.path.join(folder, "docs/pictures/cpu.svg"))
+        missing = figures.stale(folder)
+    wrong = [f"sound documents: {line}" for line in sound]
+    wrong += [] if len(changed) == 1 and "PERFORMANCE.md" in changed[0] else [f"a changed digit: {changed}"]
+    return wrong + ([] if len(missing) == 2 else [f"a missing picture: {missing}"])
 
 
 def flat(results):
@@ -348,6 +387,7 @@ def results():
             yield from case(folder)
     yield "the report fails when it should", report_case()
     yield "the tally counts what failed", tally_case()
+    yield "a table or picture that is not what was measured", figures_case()
 
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

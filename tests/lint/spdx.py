@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every source file says its licence in its first lines, in the comment style of its kind.
+"""Every source file states its licence in its first lines, in its comment style.
 
 usage: spdx.py ROOT
 """

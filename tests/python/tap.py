@@ -3,8 +3,8 @@
 
 usage: tap.py PACKAGE LIBRARY [FILE]...
 
-PACKAGE is the folder that holds `fattn`, LIBRARY the one that holds its library. A library that a test
-needs and this Python lacks is a skipped test.
+PACKAGE is the folder that holds `fattn`, LIBRARY those that hold its libraries, with colons between. What a
+test imports and this Python lacks is a skipped test.
 """
 
 import os

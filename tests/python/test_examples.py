@@ -40,3 +40,13 @@ def test_train_gpt():
 
 def test_generate():
     run("generate.py", needs=["torch", "transformers"])
+
+
+def test_jax_arrays():
+    from fattn import _c
+    import ctypes
+    try:
+        ctypes.CDLL(_c.find("libfattn_xla.so"))
+    except OSError as error:
+        pytest.skip(str(error))
+    run("jax_arrays.py", needs=["jax"])

@@ -98,11 +98,11 @@ def test_decoder(name, calls):
                        eos_token_id=None, cache_implementation=cache, disable_compile=True)
         assert torch.equal(ours.generate(ids, **options), eager.generate(ids, **options))
     assert len(calls) > 2 * 2 * 60
-    # Without padding there is no mask: causality is the library's.
+    # Without padding causality and windows are the library's, and nothing is masked.
     calls.clear()
     same(ours(ids).logits, eager(ids).logits)
-    if name in ("Llama", "GPT2", "Qwen3"):
-        assert all(c["causal"] and c["mask"] is None for c in calls)
+    assert all(c["causal"] and c["mask"] is None for c in calls)
+    assert any(c["window"] for c in calls) == (name in ("Mistral", "Gemma2", "Gemma3", "GptOss"))
 
 
 def test_encoder(calls):
@@ -128,8 +128,11 @@ def test_relative_positions(calls):
     assert len(calls) == 6  # in each of two layers: of the encoder, of the decoder, across
     same(results[1].logits, results[0].logits)
     gradients_agree(models, [r.loss for r in results])
-    options = dict(attention_mask=mask, max_new_tokens=16, do_sample=False, eos_token_id=None)
-    assert torch.equal(models[1].generate(ids, **options), models[0].generate(ids, **options))
+    options = dict(attention_mask=mask, max_new_tokens=64, do_sample=False, eos_token_id=None,
+                   disable_compile=True)
+    for cache in (None, "static"):
+        options["cache_implementation"] = cache
+        assert torch.equal(models[1].generate(ids, **options), models[0].generate(ids, **options))
 
 
 def test_vision(calls):
@@ -147,7 +150,7 @@ def test_speech(calls):
     config = T.WhisperConfig(vocab_size=96, d_model=64, encoder_layers=2, decoder_layers=2,
                              encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96,
                              decoder_ffn_dim=96, num_mel_bins=16, max_source_positions=30,
-                             max_target_positions=40, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                             max_target_positions=80, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                              decoder_start_token_id=3, suppress_tokens=None, begin_suppress_tokens=None)
     models = pair(config, T.WhisperForConditionalGeneration)
     sound, labels = torch.randn(2, 16, 60), torch.randint(3, 96, (2, 9))
@@ -155,6 +158,49 @@ def test_speech(calls):
     assert len(calls) == 6
     same(results[1].logits, results[0].logits)
     gradients_agree(models, [r.loss for r in results])
+    options = dict(max_new_tokens=64, do_sample=False, eos_token_id=None)
+    ours, wanted = (model.generate(sound, **options) for model in reversed(models))
+    assert ours.shape[1] >= 64 and torch.equal(ours, wanted)
+
+
+PATTERNS = {  # queries, keys, positions of the first of each, window
+    "prefill": (40, 40, 0, 0, None), "window": (40, 40, 0, 0, 16), "decode": (1, 60, 41, 0, None),
+    "window that slides": (1, 20, 50, 35, 12), "chunk": (5, 64, 30, 0, 16),
+    "static": (5, 64, torch.tensor(30), 0, None)}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_masks_say_what_they_are_made_of(name, padded, calls):
+    """The library skips what causality and windows hide, and gives what the whole mask gives."""
+    from transformers import masking_utils as masks
+    queries, keys, q_offset, kv_offset, window = PATTERNS[name]
+    function = (masks.causal_mask_function if window is None else
+                masks.sliding_window_causal_mask_function(window))
+    seen = torch.ones(2, int(q_offset) + queries, dtype=torch.bool)
+    seen[0, :7] = not padded
+    arguments = (2, queries, keys, q_offset, kv_offset, function, seen)
+    mask = ft.attention_mask(*arguments, allow_is_causal_skip=False)
+    assert torch.equal(mask, masks.sdpa_mask(*arguments, allow_is_causal_skip=False))
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 8)
+    ours = ft.attention_forward(None, q, k, v, mask, is_causal=True)[0]
+    assert calls[0]["causal"] and calls[0]["window"] == (None if window is None else (window - 1, 0))
+    plain = ft.attention_forward(None, q, k, v, mask.clone(), is_causal=True)[0]
+    assert not calls[1]["causal"] and calls[1]["mask"].shape[2:] == (queries, keys)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+    mask[..., :] = True  # no longer what it was made of
+    ours = ft.attention_forward(None, q, k, v, mask, is_causal=True)[0]
+    assert not calls[2]["causal"] and not torch.equal(ours, plain)
+
+
+def test_other_masks_are_read_as_they_are(calls):
+    from transformers import masking_utils as masks
+    for function in (masks.chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64)),
+                     masks.sliding_window_bidirectional_mask_function(4), masks.bidirectional_mask_function,
+                     lambda b, h, q, k: k <= q):
+        mask = ft.attention_mask(2, 40, 40, mask_function=function, allow_is_causal_skip=False)
+        ft.attention_forward(None, *(torch.randn(2, 2, 40, 8) for _ in range(3)), mask, is_causal=True)
+        assert not calls[-1]["causal"] and calls[-1]["mask"] is mask
 
 
 def test_training_with_dropout(calls):

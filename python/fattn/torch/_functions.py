@@ -13,7 +13,7 @@ from fattn import _c
 from fattn._calls import NO_EXTRAS, window_of
 from fattn._calls import forward as run_forward
 from fattn._errors import InvalidArgument
-from fattn.torch._ops import _N, Eager, Transformed
+from fattn.torch._ops import _N, Eager, Transformed, _run_forward
 from fattn.torch._ops import _forward as dispatched
 
 Window = Sequence[int | None] | int | None
@@ -41,10 +41,15 @@ def is_watched(*tensors: Tensor | None) -> bool:
 
 
 def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """fattn::forward, by a shorter way where nothing but autograd watches."""
+    """fattn::forward, by a shorter way where nothing but autograd watches, and the shortest where it does not
+    either."""
     tensors = arguments[:_N]
     if not is_watched(*tensors):
-        return Eager.apply(arguments[_N:], *tensors)  # type: ignore[no-any-return]
+        if _grads():
+            for t in tensors:
+                if t is not None and t.requires_grad:
+                    return Eager.apply(arguments[_N:], *tensors)  # type: ignore[no-any-return]
+        return _run_forward(*arguments)
     if not _is_compiling() and _functorch_active():
         return Transformed.apply(*arguments)  # type: ignore[no-any-return]
     return dispatched(*arguments)  # type: ignore[no-any-return]
@@ -128,11 +133,11 @@ def attention(
     Other arguments and errors: fattn.attention(). Under autocast q, k, v and bias are cast to its dtype.
     The result's memory is (batch, sequence, head, channel) in both layouts.
     """
-    if not (_grads() and (q.requires_grad or k.requires_grad or v.requires_grad) or
-            is_watched(q, k, v) or bias is not None or mask is not None or sink is not None or
-            block_mask is not None or alibi_slopes is not None or dropout_p != 0 or
-            seqused_k is not None or seqused_q is not None or positions is not None or
-            out_dtype is not None or batch_invariant or checked):
+    if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
+            alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
+            seqused_q is not None or positions is not None or out_dtype is not None or
+            batch_invariant or checked or is_watched(q, k, v) or
+            _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         o, row_sums = run_forward(
             q, k, v, (_c.FORWARD, causal, None if window is None else window_of(window), scale, softcap,
                       0.0, anchor, layout, None, return_lse, 0, 0, None, None, None, 0, 0, device),

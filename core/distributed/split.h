@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who holds which rows of a problem that is divided over ranks, and which pairs of a query and a
+ * key the rows of two ranks have in common. Pure arithmetic: nothing is stored, no rank is asked.
+ *
+ * Each sequence is divided by itself, its queries and its keys in the same way. A rank's share of a
+ * sequence is one run of rows, or two under zigzag; the rows of a run are `stride` apart. A *piece*
+ * is a run of queries against a run of keys, possibly of another rank. In numbers within the runs
+ * it is a rectangle crossed by a band, which is all that a kernel has to know.
+ */
+#ifndef FATTN_DISTRIBUTED_SPLIT_H
+#define FATTN_DISTRIBUTED_SPLIT_H
+
+#include <stdbool.h>
+
+#include "fattn/fattn.h"
+
+/* How the rows of a sequence are divided. */
+typedef enum fattn_split {
+    FATTN_SPLIT_CONTIGUOUS = 1, /* rank r has part r of as many parts as there are ranks */
+    FATTN_SPLIT_ZIGZAG = 2,     /* parts r and 2R - 1 - r of 2R: equal work under a causal mask */
+    FATTN_SPLIT_STRIPED = 3     /* rows r, r + R, r + 2R ... */
+} fattn_split;
+
+enum { FATTN_RUNS = 2 }; /* the most runs of a rank in a sequence */
+
+/* Rows first, first + stride, ... of a sequence. */
+typedef struct fattn_run {
+    int64_t first, count, stride;
+} fattn_run;
+
+/* "contiguous", "zigzag", "striped". Static. */
+const char *fattn_split_name(fattn_split split);
+
+/* Runs that each rank has of each sequence: 1 or 2. */
+int fattn_split_runs(fattn_split split);
+
+/* Run `which` of a rank in a sequence of `length` rows. Parts differ by at most one row. */
+fattn_run fattn_split_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,
+                          int which);
+
+/* Rows that a rank has of such a sequence. */
+int64_t fattn_split_rows(fattn_split split, int64_t length, int64_t ranks, int64_t rank);
+
+/* The lengths of the sequences of the undivided problem. */
+typedef struct fattn_whole {
+    const fattn_problem *problem; /* normalised */
+    const int32_t *cu_q, *cu_k;   /* NULL without FATTN_CU_SEQLENS_Q, _K */
+    fattn_split split;
+    int64_t ranks;
+} fattn_whole;
+
+int64_t fattn_whole_q(const fattn_whole *whole, int64_t sequence);
+int64_t fattn_whole_k(const fattn_whole *whole, int64_t sequence);
+
+/* Sequences of different lengths, or 1 where all are equal: what is true of one is true of all. */
+int64_t fattn_whole_kinds(const fattn_whole *whole);
+
+/* Row i and key j, counted within their runs, are a pair when low <= j - i <= high. */
+typedef struct fattn_piece {
+    fattn_run q, k;
+    int64_t low, high;
+} fattn_piece;
+
+/* The piece of run q_run of rank `rank` and run k_run of rank `owner` in a sequence. */
+fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t sequence, int64_t rank, int q_run,
+                           int64_t owner, int k_run);
+
+/* How many pairs it has; the closed form, exact while below 2^53. */
+double fattn_piece_pairs(const fattn_piece *piece);
+
+/* Pairs of one query head between the queries of one rank and the keys of another, over the batch;
+ * and whether there are any. */
+double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);
+bool fattn_whole_meet(const fattn_whole *whole, int64_t rank, int64_t owner);
+
+#endif

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention for JAX, by XLA's foreign function interface: under jit, grad, vmap and shard_map, on CPUs and
+GPUs.
+
+    from fattn.jax import attention, dot_product_attention
+
+dot_product_attention has the signature of jax.nn's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fattn import _c
+from fattn._arrays import View, contiguous_strides
+from fattn._calls import window_of
+from fattn._errors import InvalidArgument, InvalidShape, Unsupported
+from fattn._problem import Description, Options
+
+__all__ = ["attention", "dot_product_attention"]
+
+Array = Any
+Window = Sequence[int | None] | int | None
+
+_lib = ctypes.CDLL(_c.find("libfattn_xla.so"))
+for _platform, _handler in (("cpu", _lib.fattn_xla_host), ("CUDA", _lib.fattn_xla_gpu),
+                            ("ROCM", _lib.fattn_xla_gpu)):
+    jax.ffi.register_ffi_target("fattn_attention", jax.ffi.pycapsule(_handler), platform=_platform)
+
+# Arrays of a call, in the order of _Arrays; the seed is one uint64, as two uint32.
+_INPUTS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seqused_q", "seqused_k", "seed_ptr")
+
+
+class _Static(NamedTuple):
+    """What a compiled call depends on besides shapes and types."""
+
+    options: Options
+    return_lse: bool
+
+
+def _view(name: str, a: Any) -> View:
+    shape = tuple(a.shape)
+    if name == "seed_ptr":  # as the library reads it, but for the offset, which stays 0
+        return View((2,), (1,), "uint64", "cpu")
+    return View(shape, contiguous_strides(shape), a.dtype.name, "cpu")
+
+
+def _call(options: Options, arrays: dict[str, Any], backward: bool) -> dict[str, Any]:
+    """One run: the problem goes into the program, arrays become arguments. Results by their names."""
+    views = {name: _view(name, a) for name, a in arrays.items()}
+    description = Description(options, views, False)
+    made = description.backward() if backward else description.forward()
+    problem = np.frombuffer(description.memory, np.uint8)[:ctypes.sizeof(_c.Problem)].copy()
+    fields = [getattr(_c.Buffers, name).offset for name in (*arrays, *(m.name for m in made))]
+    results = [jax.ShapeDtypeStruct(m.shape, jnp.dtype(m.dtype)) for m in made]
+
+    def on(backend: str) -> Any:
+        def run(*args: Any) -> Any:
+            return jax.ffi.ffi_call("fattn_attention", results, vmap_method="sequential")(
+                *args, problem=problem, fields=np.array(fields, np.int64), backend=backend)
+        return run
+
+    args = tuple(arrays.values())
+    if options.device is not None:
+        outputs = on(options.device)(*args)
+    else:
+        outputs = jax.lax.platform_dependent(*args, cpu=on("cpu"), cuda=on("cuda"), rocm=on("hip"))
+    return {m.name: _varying(a, arrays["q"]) for m, a in zip(made, outputs)}
+
+
+def _varying(a: Any, like: Any) -> Any:
+    """Says that `a` differs between the devices of a shard_map as `like` does, which ffi_call cannot say of its
+    results. Versions of JAX have different words for that, and older ones none."""
+    kind = jax.typeof(like) if hasattr(jax, "typeof") else None
+    axes = tuple(getattr(getattr(kind, "manual_axis_type", None), "varying", None) or
+                 getattr(kind, "vma", None) or ())
+    if not axes:
+        return a
+    return jax.lax.pcast(a, axes, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(a, axes)
+
+
+def _named(arrays: tuple[Any, ...]) -> dict[str, Any]:
+    return {name: a for name, a in zip(_INPUTS, arrays) if a is not None}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(static: _Static, *arrays: Any) -> Any:
+    made = _call(static.options, _named(arrays), False)
+    return (made["o"], made["lse"]) if static.return_lse else made["o"]
+
+
+def _forward(static: _Static, *arrays: Any) -> tuple[Any, Any]:
+    made = _call(static.options._replace(return_lse=True), _named(arrays), False)
+    o, lse = made["o"], made["lse"]
+    return ((o, lse) if static.return_lse else o), (arrays, o, lse)
+
+
+def _backward(static: _Static, kept: Any, cotangents: Any) -> tuple[Any, ...]:
+    arrays, o, lse = kept
+    dout, dlse = cotangents if static.return_lse else (cotangents, None)
+    named = _named(arrays)
+    outputs = _c.OUT_DQ | _c.OUT_DK | _c.OUT_DV
+    outputs |= _c.OUT_DBIAS if "bias" in named else 0
+    outputs |= _c.OUT_DSINK if "sink" in named else 0
+    given = named | {"o": o, "lse": lse, "dout": dout} | ({} if dlse is None else {"dlse": dlse})
+    made = _call(static.options._replace(op=_c.BACKWARD, outputs=outputs, return_lse=False,
+                                         out_dtype=None), given, True)
+    gradients = {"q": made["dq"], "k": made["dk"], "v": made["dv"]}
+    for name in ("bias", "sink"):
+        if name in named:
+            gradients[name] = made["d" + name].astype(named[name].dtype)
+    return tuple(gradients.get(name) for name in _INPUTS)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None,
+              scale: float | None = None, softcap: float | None = None, bias: Array | None = None,
+              mask: Array | None = None, alibi_slopes: Array | None = None, sink: Array | None = None,
+              dropout_p: float = 0.0, key: Array | None = None, seqused_q: Array | None = None,
+              seqused_k: Array | None = None, anchor: str = "bottom_right", layout: str = "bshd",
+              out_dtype: str | None = None, return_lse: bool = False,
+              device: str | None = None) -> Any:
+    """fattn.attention() for JAX, differentiable in q, k, v, bias and sink.
+
+    Args:
+        q, k, v: (B, S, H, D), or (B, H, S, D) in layout "bhsd"; float32, float16 or bfloat16, and float64
+            on device "reference".
+        key: a key of jax.random, for dropout.
+        device: "reference" for double precision; where the program runs when None.
+
+    Other arguments: fattn.attention(). vmap makes a run for each of its values. Raises fattn.Error while a
+    program is traced; what only a run can see, such as lengths, is jax's error with the library's sentence.
+    """
+    seed = None
+    if dropout_p != 0:
+        if key is None:
+            raise InvalidArgument("key is needed for dropout")
+        words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+        seed = words.reshape(-1)[:2].astype(jnp.uint32)
+        if seed.shape != (2,):
+            raise InvalidArgument(f"key has {seed.size} words: two are needed")
+    static = _Static(
+        Options(_c.FORWARD, causal, window_of(window), None if scale is None else float(scale), softcap,
+                float(dropout_p), anchor, layout, out_dtype, return_lse, device=device), return_lse)
+    return _attention(static, q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seed)
+
+
+def dot_product_attention(
+        query: Array, key: Array, value: Array, bias: Array | None = None, mask: Array | None = None, *,
+        scale: float | None = None, is_causal: bool = False, query_seq_lengths: Array | None = None,
+        key_value_seq_lengths: Array | None = None,
+        local_window_size: int | tuple[int, int] | None = None, implementation: str | None = None,
+        return_residual: bool = False) -> Any:
+    """jax.nn.dot_product_attention, argument for argument.
+
+    query is (B, T, N, H) or (T, N, H), key and value (B, S, K, H) or (S, K, H). is_causal and
+    local_window_size are anchored at the top left. Rows past query_seq_lengths are 0, as are rows that see
+    no key. implementation is None: it is fattn's. return_residual adds lse, (B, T, N).
+    """
+    if implementation is not None:
+        raise Unsupported(f"implementation is {implementation!r}: this one is fattn's")
+    query, key, value = (jnp.asarray(a) for a in (query, key, value))
+    alone = query.ndim == 3
+    if alone:
+        query, key, value = query[None], key[None], value[None]
+    if query.ndim != 4:
+        raise InvalidShape(f"query has shape {query.shape}, rank {query.ndim}: rank 3 or 4 is needed")
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        bias = bias if bias.dtype in (query.dtype, jnp.float32) else bias.astype(query.dtype)
+    lengths = [None if a is None else jnp.asarray(a, jnp.int32)
+               for a in (query_seq_lengths, key_value_seq_lengths)]
+    o, lse = attention(query, key, value, causal=is_causal, window=local_window_size, scale=scale,
+                       bias=bias, mask=None if mask is None else jnp.asarray(mask), seqused_k=lengths[1],
+                       anchor="top_left", return_lse=True)
+    lse = lse.transpose(0, 2, 1)
+    if lengths[0] is not None:
+        exists = jnp.arange(query.shape[1]) < lengths[0][:, None]
+        o, lse = jnp.where(exists[..., None, None], o, 0), jnp.where(exists[..., None], lse, -jnp.inf)
+    if alone:
+        o, lse = o[0], lse[0]
+    return (o, lse) if return_residual else o

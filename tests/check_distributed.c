@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Problems divided over ranks, on paper: shares hold every row once, every pair is computed once,
+ * every message that is sent is received in the same step, and the forecast adds up.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/distributed/forecast.h"
+#include "core/problem.h"
+#include "tests/tap.h"
+
+enum { LENGTH = 23, RANKS = 5 };
+
+static fattn_problem problem_of(int64_t rows, int64_t keys, int64_t left, int64_t right)
+{
+    fattn_problem p;
+    fattn_problem_init(&p);
+    p.seqlen_q = rows, p.seqlen_k = keys;
+    p.dim = p.dim_v = 8;
+    p.features = FATTN_WINDOW;
+    p.window_left = left, p.window_right = right;
+    if (fattn_problem_normalise(&p, &p)) {
+        exit(1);
+    }
+    return p;
+}
+
+static bool keeps(const fattn_problem *p, int64_t sq, int64_t sk, int64_t i, int64_t j)
+{
+    const int64_t off = p->anchor == FATTN_BOTTOM_RIGHT ? sk - sq : 0;
+    const int64_t at = j - (i + off);
+    return (p->window_left < 0 || at >= -p->window_left) &&
+           (p->window_right < 0 || at <= p->window_right);
+}
+
+/* --- Shares ----------------------------------------------------------------------------------- */
+
+static bool rows_are_held_once(fattn_split split, int64_t length, int64_t ranks)
+{
+    int held[LENGTH] = {0};
+    for (int64_t r = 0; r < ranks; r++) {
+        int64_t rows = 0;
+        for (int n = 0; n < fattn_split_runs(split); n++) {
+            const fattn_run run = fattn_split_run(split, length, ranks, r, n);
+            for (int64_t i = 0; i < run.count; i++) {
+                held[run.first + i * run.stride]++;
+            }
+            rows += run.count;
+        }
+        if (rows != fattn_split_rows(split, length, ranks, r)) {
+            return false;
+        }
+    }
+    for (int64_t i = 0; i < length; i++) {
+        if (held[i] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void check_shares(void)
+{
+    for (fattn_split split = FATTN_SPLIT_CONTIGUOUS; split <= FATTN_SPLIT_STRIPED; split++) {
+        bool good = true;
+        for (int64_t length = 0; length <= LENGTH; length++) {
+            for (int64_t ranks = 1; ranks <= RANKS; ranks++) {
+                good = good && rows_are_held_once(split, length, ranks);
+            }
+        }
+        tap_check(good, "%s: every row has one holder", fattn_split_name(split));
+    }
+}
+
+/* --- Pairs ------------------------------------------------------------------------------------ */
+
+typedef struct seen {
+    unsigned char times[LENGTH][LENGTH];
+} seen;
+
+/* Marks the pairs of a piece; returns how many. */
+static double mark(const fattn_piece *piece, seen *s)
+{
+    double pairs = 0;
+    for (int64_t i = 0; i < piece->q.count; i++) {
+        for (int64_t j = 0; j < piece->k.count; j++) {
+            if (piece->low <= j - i && j - i <= piece->high) {
+                s->times[piece->q.first + i * piece->q.stride]
+                        [piece->k.first + j * piece->k.stride]++;
+                pairs++;
+            }
+        }
+    }
+    return pairs;
+}
+
+/* Goes through the ring as ranks do, and marks the pairs of sequence b that they compute. */
+static bool walk(const fattn_whole *whole, const fattn_ring *ring, int64_t b, seen *s)
+{
+    const int runs = fattn_split_runs(whole->split);
+    bool counts = true;
+    for (int64_t r = 0; r < whole->ranks; r++) {
+        for (int64_t step = 0; step <= ring->last_step; step++) {
+            for (int lane = 0; lane < FATTN_LANES; lane++) {
+                const int64_t owner = fattn_ring_owner(ring, lane, r, step);
+                for (int n = 0; owner >= 0 && n < runs * runs; n++) {
+                    const fattn_piece piece =
+                        fattn_piece_of(whole, b, r, n / runs, owner, n % runs);
+                    counts = mark(&piece, s) == fattn_piece_pairs(&piece) && counts;
+                }
+            }
+        }
+    }
+    return counts;
+}
+
+static bool pairs_are_right(const fattn_whole *whole)
+{
+    fattn_ring ring;
+    bool good = fattn_ring_make(whole, &ring) == FATTN_OK;
+    for (int64_t b = 0; good && b < whole->problem->batch; b++) {
+        seen s;
+        memset(&s, 0, sizeof s);
+        good = walk(whole, &ring, b, &s);
+        const int64_t sq = fattn_whole_q(whole, b), sk = fattn_whole_k(whole, b);
+        for (int64_t i = 0; i < LENGTH; i++) {
+            for (int64_t j = 0; j < LENGTH; j++) {
+                const bool wanted = i < sq && j < sk && keeps(whole->problem, sq, sk, i, j);
+                good = good && s.times[i][j] == wanted;
+            }
+        }
+    }
+    fattn_ring_free(&ring);
+    return good;
+}
+
+static void check_pairs(void)
+{
+    static const int64_t lengths[][2] = {{23, 23}, {7, 20}, {20, 7}, {1, 23}, {3, 2}, {16, 16}};
+    static const int64_t windows[][2] = {{-1, -1}, {-1, 0}, {0, 0},  {3, 0},  {2, 4},
+                                         {0, -1},  {-1, 2}, {9, 11}, {40, 40}};
+    for (fattn_split split = FATTN_SPLIT_CONTIGUOUS; split <= FATTN_SPLIT_STRIPED; split++) {
+        int wrong = 0, problems = 0;
+        for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++) {
+            for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
+                for (int64_t ranks = 1; ranks <= RANKS; ranks++) {
+                    fattn_problem p =
+                        problem_of(lengths[n][0], lengths[n][1], windows[w][0], windows[w][1]);
+                    p.anchor = n % 2 ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
+                    const fattn_whole whole = {.problem = &p, .split = split, .ranks = ranks};
+                    wrong += !pairs_are_right(&whole);
+                    problems++;
+                }
+            }
+        }
+        tap_check(wrong == 0, "%s: every pair that is seen is computed once, in %d of %d problems",
+                  fattn_split_name(split), problems - wrong, problems);
+    }
+}
+
+static void check_ragged(void)
+{
+    static const int32_t cu_q[] = {0, 5, 5, 28, 29}, cu_k[] = {0, 7, 9, 20, 43};
+    for (fattn_split split = FATTN_SPLIT_CONTIGUOUS; split <= FATTN_SPLIT_STRIPED; split++) {
+        bool good = true;
+        for (int64_t ranks = 1; ranks <= RANKS; ranks++) {
+            fattn_problem p = problem_of(23, 23, -1, 0);
+            p.batch = 4;
+            const fattn_whole whole = {
+                .problem = &p, .cu_q = cu_q, .cu_k = cu_k, .split = split, .ranks = ranks};
+            good = pairs_are_right(&whole) && good;
+        }
+        tap_check(good, "%s: so it is in a ragged batch", fattn_split_name(split));
+    }
+}
+
+/* --- Messages --------------------------------------------------------------------------------- */
+
+/* How often `from` sends to `to` in a step, less how often `to` expects that. */
+static bool messages_match(const fattn_ring *ring, int lane, int64_t step)
+{
+    int blocks[RANKS][RANKS] = {{0}}, sums[RANKS][RANKS] = {{0}};
+    for (int64_t r = 0; r < ring->ranks; r++) {
+        const fattn_ring_messages m = fattn_ring_step(ring, lane, r, step);
+        if (m.send_to >= 0) {
+            blocks[r][m.send_to]++;
+        }
+        if (m.receive_from >= 0) {
+            blocks[m.receive_from][r]--;
+        }
+        if (m.gradient_to >= 0) {
+            sums[r][m.gradient_to]++;
+        }
+        if (m.gradient_from >= 0) {
+            sums[m.gradient_from][r]--;
+        }
+        if (m.home_from >= 0) {
+            sums[m.home_from][r]--;
+        }
+    }
+    for (int64_t a = 0; a < ring->ranks; a++) {
+        for (int64_t b = 0; b < ring->ranks; b++) {
+            if (blocks[a][b] || sums[a][b]) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Every block that a rank needs arrives, no block goes further than the last rank that needs it,
+ * and its gradients come home once. */
+static bool blocks_go_where_needed(const fattn_whole *whole, const fattn_ring *ring)
+{
+    for (int64_t owner = 0; owner < whole->ranks; owner++) {
+        int home = 0;
+        for (int64_t step = 0; step <= ring->last_step + 1; step++) {
+            for (int lane = 0; lane < FATTN_LANES; lane++) {
+                home += fattn_ring_step(ring, lane, owner, step).home_from >= 0;
+            }
+        }
+        int ways = 0;
+        for (int lane = 0; lane < FATTN_LANES; lane++) {
+            const int64_t hops = ring->reach[lane][owner];
+            const int64_t last = fattn_ring_neighbour(ring, lane, owner, hops);
+            ways += hops > 0;
+            if (hops > 0 && !fattn_whole_meet(whole, last, owner)) {
+                return false;
+            }
+        }
+        if (home != ways) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void check_messages(void)
+{
+    static const int64_t windows[][2] = {{-1, -1}, {-1, 0}, {3, 0}, {6, 5}, {0, -1}, {12, 12}};
+    bool match = true, needed = true;
+    int64_t steps = 0;
+    for (fattn_split split = FATTN_SPLIT_CONTIGUOUS; split <= FATTN_SPLIT_STRIPED; split++) {
+        for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
+            for (int64_t ranks = 1; ranks <= RANKS; ranks++) {
+                const fattn_problem p = problem_of(23, 23, windows[w][0], windows[w][1]);
+                const fattn_whole whole = {.problem = &p, .split = split, .ranks = ranks};
+                fattn_ring ring;
+                if (fattn_ring_make(&whole, &ring)) {
+                    exit(1);
+                }
+                for (int64_t step = 0; step <= ring.last_step + 1; step++, steps++) {
+                    match = match && messages_match(&ring, FATTN_UP, step) &&
+                            messages_match(&ring, FATTN_DOWN, step);
+                }
+                needed = needed && blocks_go_where_needed(&whole, &ring);
+                fattn_ring_free(&ring);
+            }
+        }
+    }
+    tap_check(match, "what is sent in a step is received in it, in %lld steps", (long long)steps);
+    tap_check(needed, "blocks go as far as they are needed, and their gradients home");
+}
+
+/* A window of two parts reaches two neighbours, on whichever side. */
+static void check_neighbours(void)
+{
+    static const struct {
+        int64_t left, right, up, down;
+    } cases[] = {{10, 0, 1, 0}, {11, 0, 2, 0}, {10, 10, 1, 1}, {0, 20, 0, 2}, {-1, 0, 3, 0}};
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        const fattn_problem p = problem_of(80, 80, cases[n].left, cases[n].right);
+        const fattn_whole whole = {.problem = &p, .split = FATTN_SPLIT_CONTIGUOUS, .ranks = 8};
+        fattn_ring ring;
+        if (fattn_ring_make(&whole, &ring)) {
+            exit(1);
+        }
+        const int32_t up = ring.reach[FATTN_UP][4], down = ring.reach[FATTN_DOWN][4];
+        tap_check(up == cases[n].up && down == cases[n].down,
+                  "window %lld,%lld: the block of rank 4 of 8 goes %d up and %d down",
+                  (long long)cases[n].left, (long long)cases[n].right, up, down);
+        fattn_ring_free(&ring);
+    }
+}
+
+/* --- Balance and forecast --------------------------------------------------------------------- */
+
+static fattn_forecast forecast_of(const fattn_whole *whole, fattn_scheme scheme, double bandwidth)
+{
+    const fattn_speed speed = {.flops = 1e12, .bandwidth = bandwidth, .latency = 1e-6};
+    fattn_forecast f;
+    if (fattn_forecast_make(whole, scheme, &speed, &f)) {
+        exit(1);
+    }
+    return f;
+}
+
+static void check_balance(void)
+{
+    bool exact = true;
+    for (int64_t ranks = 1; ranks <= 64; ranks *= 2) {
+        const fattn_problem p = problem_of(1 << 20, 1 << 20, -1, 0);
+        const fattn_whole whole = {.problem = &p, .split = FATTN_SPLIT_ZIGZAG, .ranks = ranks};
+        const double all = (double)(1 << 20) * ((1 << 20) + 1) / 2;
+        const fattn_forecast f = forecast_of(&whole, FATTN_SCHEME_RING, 1e12);
+        exact = exact && f.least_pairs == all / (double)ranks && f.most_pairs == f.least_pairs;
+    }
+    tap_check(exact, "under zigzag all ranks have exactly the same number of pairs");
+}
+
+static void check_forecast(void)
+{
+    fattn_problem p = problem_of(1 << 16, 1 << 16, -1, 0);
+    p.heads_q = p.heads_k = 8;
+    const fattn_whole whole = {.problem = &p, .split = FATTN_SPLIT_ZIGZAG, .ranks = 8};
+    const fattn_forecast fast = forecast_of(&whole, FATTN_SCHEME_RING, 1e15);
+    const fattn_forecast slow = forecast_of(&whole, FATTN_SCHEME_RING, 1e6);
+    tap_check(fast.seconds > 0 && fast.efficiency > 0.999 && fast.efficiency < 1.000001,
+              "with a fast link the ring computes all the time: %.6f", fast.efficiency);
+    tap_check(slow.seconds >= slow.transferring && slow.seconds < 1.2 * slow.transferring,
+              "with a slow one it waits for transfers: %.4g of %.4g s", slow.transferring,
+              slow.seconds);
+    tap_check(fast.most_bytes == 7.0 * 8192 * 8 * 16 * 4, "a block makes 7 hops: %.0f bytes",
+              fast.most_bytes);
+    const fattn_forecast heads = forecast_of(&whole, FATTN_SCHEME_HEADS, 1e6);
+    const fattn_forecast best = forecast_of(&whole, FATTN_SCHEME_AUTO, 1e6);
+    tap_check(best.seconds <= heads.seconds && best.seconds <= slow.seconds &&
+                  best.seconds <= forecast_of(&whole, FATTN_SCHEME_BOTH, 1e6).seconds,
+              "the choice falls on the fastest: %s", fattn_scheme_name(best.scheme));
+    p.heads_k = 1;
+    const fattn_speed speed = {.flops = 1e12, .bandwidth = 1e9};
+    fattn_forecast f;
+    tap_check(fattn_forecast_make(&whole, FATTN_SCHEME_HEADS, &speed, &f) == FATTN_UNSUPPORTED,
+              "one key/value head is not divided: %s", fattn_last_reason());
+    fattn_problem decode = problem_of(1, 1 << 20, -1, 0);
+    const fattn_whole few = {.problem = &decode, .split = FATTN_SPLIT_CONTIGUOUS, .ranks = 4};
+    const fattn_forecast reduce = forecast_of(&few, FATTN_SCHEME_AUTO, 1e9);
+    tap_check(reduce.scheme == FATTN_SCHEME_REDUCE && reduce.steps == 2 &&
+                  reduce.most_pairs == 1 << 18,
+              "one query is computed on all ranks at once, and merged in two rounds");
+}
+
+int main(void)
+{
+    check_shares();
+    check_pairs();
+    check_ragged();
+    check_messages();
+    check_neighbours();
+    check_balance();
+    check_forecast();
+    return tap_done();
+}

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fattn.jax: values, gradients and transforms, against the formula and jax.nn's own function."""
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+jax = pytest.importorskip("jax")
+try:
+    import fattn.jax as fj
+except OSError as error:  # built without the option python
+    pytest.skip(str(error), allow_module_level=True)
+
+import fattn  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import oracle  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def arrays(seed=0, b=2, sq=7, sk=9, hq=4, hk=2, d=8, dv=6, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    return [jax.random.normal(key, shape, dtype) for key, shape in
+            zip(keys, ((b, sq, hq, d), (b, sk, hk, d), (b, sk, hk, dv)))]
+
+
+def close(a, b, tolerance=2e-5):
+    np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance,
+                               atol=tolerance)
+
+
+OPTIONS = [{}, {"causal": True}, {"causal": True, "anchor": "top_left"}, {"window": (2, 3)},
+           {"softcap": 2.0}, {"scale": 0.3}, {"bias": (4, 7, 9)}, {"bias": (1, 9)}, {"mask": (2, 1, 7, 9)},
+           {"alibi_slopes": (4,)}, {"sink": (4,)}, {"seqused_k": [4, 9]}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_values_and_gradients(options):
+    q, k, v = arrays()
+    options = dict(options)
+    for i, name in enumerate(("bias", "sink", "alibi_slopes")):
+        if name in options:
+            options[name] = jax.random.normal(jax.random.key(9 + i), options[name])
+    if "mask" in options:
+        options["mask"] = jax.random.uniform(jax.random.key(3), options["mask"]) < 0.7
+    if "seqused_k" in options:
+        options["seqused_k"] = jnp.array(options["seqused_k"], jnp.int32)
+    plain = {"lengths_k" if n == "seqused_k" else n: np.asarray(a) if hasattr(a, "dtype") else a
+             for n, a in options.items()}
+    plain["top_left"] = plain.pop("anchor", "") == "top_left"
+    o, lse = jax.jit(lambda q, k, v: fj.attention(q, k, v, return_lse=True, **options))(q, k, v)
+    wanted, wanted_lse = oracle.attention(*(np.asarray(a) for a in (q, k, v)), **plain)
+    close(o, wanted)
+    close(lse, wanted_lse)
+    learnt = {n: options.pop(n) for n in ("bias", "sink") if n in options}
+
+    def loss(attend, q, k, v, learnt):
+        o, lse = attend(q, k, v, **learnt)
+        return (o * jnp.cos(jnp.arange(o.size).reshape(o.shape))).sum() + jnp.where(
+            jnp.isfinite(lse), jnp.sin(lse), 0).sum()
+
+    got = jax.jit(jax.grad(lambda *a: loss(
+        lambda *x, **m: fj.attention(*x, **options, **m, return_lse=True), *a), argnums=(0, 1, 2, 3)))(
+            q, k, v, learnt)
+    names = ["dq", "dk", "dv"] + ["d" + n for n in learnt]
+    wide = [np.asarray(a) for a in (q, k, v)]
+    more = {n: np.asarray(a) for n, a in (options | learnt).items() if hasattr(a, "dtype")}
+    more |= {n: a for n, a in options.items() if not hasattr(a, "dtype")}
+    o, lse = fattn.attention(*wide, return_lse=True, **more)
+    dout = np.cos(np.arange(o.size, dtype=np.float32)).reshape(o.shape)
+    wanted = fattn.attention_backward(dout, *wide, o, lse, dlse=np.cos(lse), want=names, **more)
+    for a, name in zip((*got[:3], *got[3].values()), names):
+        close(a, getattr(wanted, name), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_short_types(dtype):
+    q, k, v = arrays(dtype=dtype)
+    o = fj.attention(q, k, v)
+    assert o.dtype == dtype
+    close(o, oracle.attention(*(np.asarray(a, np.float32) for a in (q, k, v)))[0], 2e-2)
+    assert fj.attention(q, k, v, out_dtype="float32").dtype == jnp.float32
+
+
+NN = [{}, {"is_causal": True}, {"local_window_size": 2}, {"local_window_size": (3, 1)}, {"scale": 0.4},
+      {"bias": (2, 4, 7, 9)}, {"bias": (1, 1, 7, 9)}, {"mask": (2, 1, 7, 9)},
+      {"key_value_seq_lengths": [4, 9], "query_seq_lengths": [7, 3]}, {"return_residual": True}]
+
+
+@pytest.mark.parametrize("options", NN, ids=str)
+def test_dot_product_attention(options):
+    q, k, v = arrays(dv=8)
+    options = dict(options)
+    if "bias" in options:
+        options["bias"] = jax.random.normal(jax.random.key(4), options["bias"])
+    if "mask" in options:
+        options["mask"] = jax.random.uniform(jax.random.key(4), options["mask"]) < 0.7
+    for name in ("key_value_seq_lengths", "query_seq_lengths"):
+        if name in options:
+            options[name] = jnp.array(options[name], jnp.int32)
+    got = fj.dot_product_attention(q, k, v, **options)
+    wanted = jax.nn.dot_product_attention(q, k, v, **options)
+    jax.tree.map(close, got, wanted)
+    if "return_residual" not in options:
+        def of(function):
+            return jax.grad(lambda q, k, v: (function(q, k, v, **options) ** 2).sum(),
+                            argnums=(0, 1, 2))(q, k, v)
+        jax.tree.map(lambda a, b: close(a, b, 1e-4), of(fj.dot_product_attention),
+                     of(jax.nn.dot_product_attention))
+        close(fj.dot_product_attention(q[0], k[0], v[0]), jax.nn.dot_product_attention(q[0], k[0], v[0]))
+
+
+def test_signature():
+    ours, theirs = (inspect.signature(f).parameters for f in (fj.dot_product_attention,
+                                                              jax.nn.dot_product_attention))
+    # Older versions of JAX have no return_residual.
+    assert [(p.name, p.kind, p.default) for p in theirs.values()] == [
+        (p.name, p.kind, p.default) for p in ours.values() if p.name in theirs]
+    assert set(ours) - set(theirs) <= {"return_residual"}
+
+
+def test_vmap():
+    q, k, v = (jnp.stack([a, 2 * a, -a]) for a in arrays())
+    together = jax.vmap(lambda *a: fj.attention(*a, causal=True))(q, k, v)
+    for i in range(3):
+        close(together[i], fj.attention(q[i], k[i], v[i], causal=True), 1e-6)
+    gradients = jax.vmap(jax.grad(lambda q, k, v: fj.attention(q, k, v).sum()))(q, k, v)
+    close(gradients[1], jax.grad(lambda q: fj.attention(q, k[1], v[1]).sum())(q[1]), 1e-6)
+
+
+def test_shard_map():
+    """Heads on different devices, of which there are two in a process of its own."""
+    code = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax, fattn.jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+whole = [jax.random.normal(jax.random.key(i), (2, 7, 4, 8)) for i in range(3)]
+mesh, split = jax.make_mesh((2,), ("h",)), P(None, None, "h", None)
+parts = jax.device_put(whole, NamedSharding(mesh, split))
+shard_map = getattr(jax, "shard_map", None) or jax.experimental.shard_map.shard_map
+attend = lambda *a: fattn.jax.attention(*a, causal=True)
+sharded = shard_map(attend, mesh=mesh, in_specs=(split,) * 3, out_specs=split)
+o = jax.jit(sharded)(*parts)
+assert len(o.sharding.device_set) == 2
+np.testing.assert_array_equal(o, attend(*whole))
+for a, b in zip(*(jax.jit(jax.grad(lambda *a: f(*a).sum(), argnums=(0, 1, 2)))(*x)
+                  for f, x in ((sharded, parts), (attend, whole)))):
+    np.testing.assert_array_equal(a, b)
+"""
+    import sys
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_dropout():
+    q, k, v = arrays(sq=32, sk=64)
+    o = fj.attention(q, k, v, dropout_p=0.5, key=jax.random.key(3))
+    assert (o == fj.attention(q, k, v, dropout_p=0.5, key=jax.random.key(3))).all()
+    assert (o != fj.attention(q, k, v, dropout_p=0.5, key=jax.random.key(4))).any()
+    words = np.asarray(jax.random.key_data(jax.random.key(3)))
+    seed = int(words[0]) | int(words[1]) << 32
+    close(o, fattn.attention(*(np.asarray(a) for a in (q, k, v)), dropout_p=0.5, seed=seed), 1e-6)
+
+
+def test_double_precision():
+    with jax.enable_x64(True):
+        q, k, v = arrays(dtype=jnp.float64)
+        o = fj.attention(q, k, v, causal=True, device="reference")
+        close(o, oracle.attention(*(np.asarray(a) for a in (q, k, v)), causal=True)[0], 1e-12)
+
+
+def test_plain_functions_take_arrays():
+    q, k, v = arrays()
+    o, lse = fattn.attention(q, k, v, causal=True, return_lse=True)
+    assert isinstance(o, jax.Array) and isinstance(lse, jax.Array)
+    close(o, fj.attention(q, k, v, causal=True), 1e-6)
+    half = [a.astype(jnp.bfloat16) for a in (q, k, v)]
+    assert fattn.attention(*half).dtype == jnp.bfloat16
+    with pytest.raises(fattn.InvalidArgument, match="read-only"):
+        fattn.attention(q, k, v, out=jnp.zeros_like(o))
+    assert fattn.attention(q, k, v, layout="bshd").shape == o.shape
+
+
+def test_bad_input():
+    q, k, v = arrays()
+    for change, exception, words in (
+            (dict(k=k[0]), fattn.InvalidShape, "k has shape"),
+            (dict(k=k.astype(jnp.bfloat16)), fattn.InvalidArgument, "k has dtype bfloat16"),
+            (dict(dropout_p=0.5), fattn.InvalidArgument, "key is needed"),
+            (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'")):
+        with pytest.raises(exception, match=words):
+            fj.attention(**(dict(q=q, k=k, v=v) | change))
+    # What only the run can see, with the library's sentence.
+    for change, words in ((dict(seqused_k=jnp.array([1, 99], jnp.int32)), r"seqused_k\[1\] is 99"),
+                          (dict(softcap=-1.0), "softcap is -1"), (dict(device="abacus"), "abacus")):
+        with pytest.raises(Exception, match=words):
+            jax.block_until_ready(fj.attention(q, k, v, **change))
+    with pytest.raises(fattn.Unsupported, match="implementation"):
+        fj.dot_product_attention(q, k, k, implementation="cudnn")
+
+
+def test_interface_is_that_of_xla(tmp_path):
+    """python/xla.h against the header that jaxlib brings."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    with open(os.path.join(HERE, "..", "..", "python", "xla.h"), encoding="utf-8") as file:
+        ours = file.read()
+    pairs = {
+        "xla_extension": ("XLA_FFI_Extension_Base", {}),
+        "xla_api_version": ("XLA_FFI_Api_Version", {"extension": "extension_start",
+                                                    "major": "major_version", "minor": "minor_version"}),
+        "xla_metadata": ("XLA_FFI_Metadata", {}),
+        "xla_metadata_extension": ("XLA_FFI_Metadata_Extension", {"base": "extension_base"}),
+        "xla_error_create_args": ("XLA_FFI_Error_Create_Args", {"extension": "extension_start",
+                                                                "code": "errc"}),
+        "xla_stream_get_args": ("XLA_FFI_Stream_Get_Args", {"extension": "extension_start",
+                                                            "context": "ctx"}),
+        "xla_device_ordinal_get_args": ("XLA_FFI_DeviceOrdinal_Get_Args", {
+            "extension": "extension_start", "context": "ctx", "ordinal": "device_ordinal"}),
+        "xla_api": ("XLA_FFI_Api", {
+            "extension": "extension_start", "version": "api_version", "internal": "internal_api",
+            "error_create": "XLA_FFI_Error_Create", "unused1": "XLA_FFI_Error_GetMessage",
+            "stream_get": "XLA_FFI_Stream_Get", "unused2": "XLA_FFI_Type_Register",
+            "device_ordinal_get": "XLA_FFI_DeviceOrdinal_Get"}),
+        "xla_buffer": ("XLA_FFI_Buffer", {"extension": "extension_start"}),
+        "xla_values": ("XLA_FFI_Args", {"extension": "extension_start", "values": "args"}),
+        "xla_text": ("XLA_FFI_ByteSpan", {"text": "ptr", "length": "len"}),
+        "xla_array": ("XLA_FFI_Array", {}),
+        "xla_attributes": ("XLA_FFI_Attrs", {"extension": "extension_start", "values": "attrs"}),
+        "xla_call": ("XLA_FFI_CallFrame", {"extension": "extension_start", "context": "ctx",
+                                           "arguments": "args", "results": "rets",
+                                           "attributes": "attrs"}),
+    }
+    structs = re.findall(r"typedef struct \w+ \{(.*?)\n\} (\w+);", ours, re.S)
+    assert {name for _, name in structs} == set(pairs)
+    checks = []
+    for body, name in structs:
+        theirs, names = pairs[name]
+        body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+        for line in filter(None, (x.strip() for x in body.split(";"))):
+            for field in re.findall(r"\(\*(\w+)\)|\*{0,2}(\w+)(?:\[\d+\])?(?:,|$)", line):
+                field = "".join(field)
+                checks.append(f'_Static_assert(offsetof({name}, {field}) == '
+                              f'offsetof({theirs}, {names.get(field, field)}), "{name}.{field}");')
+    assert len(checks) > 60
+    for ours_, theirs in (("XLA_METADATA", "XLA_FFI_Extension_Metadata"),
+                          ("XLA_EXECUTE", "XLA_FFI_ExecutionStage_EXECUTE"),
+                          ("XLA_INVALID_ARGUMENT", "XLA_FFI_Error_Code_INVALID_ARGUMENT"),
+                          ("XLA_INTERNAL", "XLA_FFI_Error_Code_INTERNAL"),
+                          ("XLA_API_MAJOR", "XLA_FFI_API_MAJOR")):
+        checks.append(f'_Static_assert({ours_} == (int){theirs}, "{ours_}");')
+    source = tmp_path / "xla.c"
+    header = (tmp_path / "c_api.h")
+    with open(os.path.join(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h"),
+              encoding="utf-8") as file:
+        # The header is C++ where it uses tags as types, and says that it is C.
+        text = file.read()
+    tags = sorted(set(re.findall(r"struct (XLA_FFI_\w+) \{", text)))
+    header.write_text("\n".join(f"typedef struct {t} {t};" for t in tags) + "\n" + text)
+    source.write_text(f'#include "{header}"\n#include "python/xla.h"\n' + "\n".join(checks) + "\n")
+    done = subprocess.run([compiler, "-std=gnu11", "-w", "-fsyntax-only", "-I", os.path.join(HERE, "..", ".."),
+                           source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:2000]

@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The options of a sweep and the combinations of their values; see sweep.h. */
+#include "tools/bench/sweep.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/kernel.h"
+#include "core/status.h"
+#include "tools/terminal/terminal.h"
+
+static const char *const dir_words[] = {"fwd", "bwd", "decode", "plan", NULL};
+static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};
+static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
+static const double density_default = 0.5;
+static const int64_t block_default = 128;
+
+/* The axes, in the order of the options; the last varies fastest. */
+enum {
+    DEVICE,
+    DIR,
+    B,
+    HQ,
+    HK,
+    SQ,
+    SK,
+    D,
+    DV,
+    PROBLEM, /* PROBLEM_OPTIONS axes */
+    BIAS = PROBLEM + PROBLEM_OPTIONS,
+    DTYPE_BIAS,
+    MASK,
+    BLOCK_MASK,
+    DENSITY,
+    ALIBI,
+    SINK,
+    CU_Q,
+    CU_K,
+    USED_Q,
+    USED_K,
+    PAGE_SIZE,
+    LSE,
+    DLSE,
+    DBIAS,
+    DSINK,
+    KERNEL,
+    THREADS,
+    AXES
+};
+_Static_assert((int)AXES == (int)SWEEP_OPTIONS, "an axis for every option");
+
+void sweep_options(sweep *s)
+{
+    const int64_t most = INT64_MAX;
+    const option own[] = {
+        [DEVICE] = {"device NAME", "cpu, cuda:1, reference ...; default: FATTN_BACKEND",
+                    OPTION_WORDS, .value = &s->device},
+        [DIR] = {"dir", "default fwd; decode is fwd with few queries", OPTION_CHOICES,
+                 .value = &s->dir, .words = dir_words},
+        [B] = {"b N", "batch; default 1", OPTION_INTEGERS, .value = &s->b, .min = 0, .max = most},
+        [HQ] = {"hq N", "query heads; default 8", OPTION_INTEGERS, .value = &s->hq, .min = 0,
+                .max = most},
+        [HK] = {"hk N", "key/value heads; default hq", OPTION_INTEGERS, .value = &s->hk, .min = 0,
+                .max = most},
+        [SQ] = {"sq N", "queries; default 1024, decode 1", OPTION_INTEGERS, .value = &s->sq,
+                .min = 0, .max = most},
+        [SK] = {"sk N", "keys; default sq, decode 16384", OPTION_INTEGERS, .value = &s->sk,
+                .min = 0, .max = most},
+        [D] = {"d N", "dimension of queries and keys; default 128", OPTION_INTEGERS, .value = &s->d,
+               .min = 1, .max = most},
+        [DV] = {"dv N", "dimension of values; default d", OPTION_INTEGERS, .value = &s->dv,
+                .min = 1, .max = most},
+        [BIAS] = {"bias", "(1, Hq, Sq, Sk)", OPTION_SWITCHES, .value = &s->bias},
+        [DTYPE_BIAS] = {"dtype-bias", "dtype or f32, the default", OPTION_CHOICES,
+                        .value = &s->dtype_bias, .words = dtype_words},
+        [MASK] = {"mask", "(B, 1, Sq, Sk), an eighth masked at random", OPTION_SWITCHES,
+                  .value = &s->mask},
+        [BLOCK_MASK] = {"block-mask",
+                        "(1, 1, ceil(Sq / M), ceil(Sk / N)), at random;\n--block-size is 128,128",
+                        OPTION_SWITCHES, .value = &s->block_mask},
+        [DENSITY] = {"density P", "share of blocks kept; default 0.5", OPTION_REALS,
+                     .value = &s->density},
+        [ALIBI] = {"alibi", "slopes (Hq)", OPTION_SWITCHES, .value = &s->alibi},
+        [SINK] = {"sink", "(Hq): logits of an extra key whose value is 0", OPTION_SWITCHES,
+                  .value = &s->sink},
+        [CU_Q] = {"cu-seqlens-q", "packed queries; every second sequence is half as long",
+                  OPTION_SWITCHES, .value = &s->cu_seqlens_q},
+        [CU_K] = {"cu-seqlens-k", "packed keys, in the same way", OPTION_SWITCHES,
+                  .value = &s->cu_seqlens_k},
+        [USED_Q] = {"seqused-q N", "used rows of every sequence", OPTION_INTEGERS,
+                    .value = &s->seqused_q, .min = 0, .max = INT32_MAX},
+        [USED_K] = {"seqused-k N", "used keys of every sequence", OPTION_INTEGERS,
+                    .value = &s->seqused_k, .min = 0, .max = INT32_MAX},
+        [PAGE_SIZE] = {"page-size N", "paged keys, N per page, in random order; 0: not paged",
+                       OPTION_INTEGERS, .value = &s->page_size, .min = 0, .max = most},
+        [LSE] = {"lse", "forward also writes lse", OPTION_SWITCHES, .value = &s->lse},
+        [DLSE] = {"dlse", "backward also reads the gradient of lse", OPTION_SWITCHES,
+                  .value = &s->dlse},
+        [DBIAS] = {"dbias", "backward also writes dbias", OPTION_SWITCHES, .value = &s->dbias},
+        [DSINK] = {"dsink", "backward also writes dsink", OPTION_SWITCHES, .value = &s->dsink},
+        [KERNEL] = {"kernel NAME", "a row of the device's table; all: each that takes\nthe problem",
+                    OPTION_WORDS, .value = &s->kernel},
+        [THREADS] = {"threads N", "threads of the device", OPTION_INTEGERS, .value = &s->threads,
+                     .min = 1, .max = 1 << 20},
+    };
+    memcpy(s->rows, own, sizeof own);
+    problem_options_rows(&s->problem, false, s->rows + PROBLEM);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Options without effect
+ * ---------------------------------------------------------------------------------------------- */
+
+static bool has_dir(const sweep *s, sweep_dir dir)
+{
+    bool found = s->dir.count == 0 && dir == SWEEP_FWD;
+    for (int i = 0; i < s->dir.count; i++) {
+        found = found || s->dir.at[i] == (int)dir;
+    }
+    return found;
+}
+
+static bool any(const option_choices *list)
+{
+    bool found = false;
+    for (int i = 0; i < list->count; i++) {
+        found = found || list->at[i];
+    }
+    return found;
+}
+
+static bool any_number(const option_integers *list)
+{
+    bool found = false;
+    for (int i = 0; i < list->count; i++) {
+        found = found || list->at[i] != 0;
+    }
+    return found;
+}
+
+bool sweep_check(const sweep *s, const char *command)
+{
+    const bool backward = has_dir(s, SWEEP_BWD), forward = s->dir.count > backward || !s->dir.count;
+    const struct {
+        bool given;
+        const char *name;
+        bool present;
+        const char *needs;
+    } rules[] = {
+        {s->dtype_bias.count, "--dtype-bias", any(&s->bias), "--bias"},
+        {s->density.count, "--density", any(&s->block_mask), "--block-mask"},
+        {s->lse.count, "--lse", forward, "a forward --dir"},
+        {s->dlse.count, "--dlse", backward, "--dir bwd"},
+        {s->dbias.count, "--dbias", backward && any(&s->bias), "--dir bwd and --bias"},
+        {s->dsink.count, "--dsink", backward && any(&s->sink), "--dir bwd and --sink"},
+        {any(&s->cu_seqlens_k), "--cu-seqlens-k", !any_number(&s->page_size),
+         "keys that are not paged"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        if (rules[i].given && !rules[i].present) {
+            tool_usage(command, "%s needs %s", rules[i].name, rules[i].needs);
+            return false;
+        }
+    }
+    for (int i = 0; i < s->density.count; i++) {
+        if (!(s->density.at[i] >= 0 && s->density.at[i] <= 1)) {
+            tool_usage(command, "--density: %g is not in 0..1", s->density.at[i]);
+            return false;
+        }
+    }
+    return problem_options_check(&s->problem, command,
+                                 (any(&s->alibi) ? FATTN_ALIBI : 0) |
+                                     (any(&s->block_mask) ? FATTN_BLOCK_MASK : 0),
+                                 forward, backward);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Combinations
+ * ---------------------------------------------------------------------------------------------- */
+
+static void counts(const sweep *s, int64_t count[AXES])
+{
+    for (int axis = 0; axis < AXES; axis++) {
+        const bool problem = axis >= PROBLEM && axis < PROBLEM + PROBLEM_OPTIONS;
+        const int *const list = s->rows[axis].value; /* whose first member is its length */
+        const int given = problem ? problem_options_count(&s->problem, axis - PROBLEM)
+                          : list  ? *list
+                                  : 0; /* not an option of this command */
+        count[axis] = given ? given : 1;
+    }
+}
+
+int64_t sweep_count(const sweep *s)
+{
+    int64_t count[AXES], product = 1;
+    counts(s, count);
+    for (int axis = 0; axis < AXES; axis++) {
+        /* Stops growing far beyond what anyone runs, so that it does not overflow. */
+        product *= product < INT64_C(1) << 50 ? count[axis] : 1;
+    }
+    return product;
+}
+
+/* The value of a list at this index, or the default of an empty list. */
+static int64_t integer(const option_integers *list, int64_t index, int64_t preset)
+{
+    return list->count ? list->at[index] : preset;
+}
+
+static int choice(const option_choices *list, int64_t index)
+{
+    return list->count ? list->at[index] : 0;
+}
+
+static const char *word(const option_words *list, int64_t index)
+{
+    return list->count ? list->at[index] : NULL;
+}
+
+static void shape(const sweep *s, const int64_t at[AXES], sweep_case *c)
+{
+    fattn_problem *const p = &c->problem;
+    const bool decode = c->dir == SWEEP_DECODE;
+    p->batch = integer(&s->b, at[B], 1);
+    p->heads_q = integer(&s->hq, at[HQ], 8);
+    p->heads_k = integer(&s->hk, at[HK], p->heads_q);
+    p->seqlen_q = integer(&s->sq, at[SQ], decode ? 1 : 1024);
+    p->seqlen_k = integer(&s->sk, at[SK], decode ? 16384 : p->seqlen_q);
+    p->dim = integer(&s->d, at[D], 128);
+    p->dim_v = integer(&s->dv, at[DV], p->dim);
+}
+
+int64_t sweep_length(int64_t longest, bool packed, int64_t b)
+{
+    return packed && b % 2 ? longest - longest / 2 : longest;
+}
+
+/* A product beyond 2^63 wraps, here and below; the library then refuses the lengths themselves. */
+static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+
+static int64_t blocks(int64_t length, int64_t side) { return length / side + (length % side != 0); }
+
+static int64_t total(int64_t batch, int64_t longest)
+{
+    return (int64_t)((uint64_t)times(batch - batch / 2, longest) +
+                     (uint64_t)times(batch / 2, sweep_length(longest, true, 1)));
+}
+
+static void ragged(const sweep *s, const int64_t at[AXES], sweep_case *c)
+{
+    fattn_problem *const p = &c->problem;
+    const int64_t page = integer(&s->page_size, at[PAGE_SIZE], 0);
+    if (choice(&s->cu_seqlens_q, at[CU_Q])) {
+        p->features |= FATTN_CU_SEQLENS_Q;
+        p->total_q = total(p->batch, p->seqlen_q);
+    }
+    if (choice(&s->cu_seqlens_k, at[CU_K])) {
+        p->features |= FATTN_CU_SEQLENS_K;
+        p->total_k = total(p->batch, p->seqlen_k);
+    }
+    c->used_q = integer(&s->seqused_q, at[USED_Q], 0);
+    c->used_k = integer(&s->seqused_k, at[USED_K], 0);
+    p->features |= (s->seqused_q.count ? FATTN_SEQUSED_Q : 0) |
+                   (s->seqused_k.count ? FATTN_SEQUSED_K : 0) | (page ? FATTN_PAGED : 0);
+    if (page) {
+        p->page_size = page;
+        p->max_pages = blocks(p->seqlen_k, page);
+        p->num_pages = times(p->batch, p->max_pages);
+    }
+}
+
+static void tensors(const sweep *s, const int64_t at[AXES], sweep_case *c)
+{
+    fattn_problem *const p = &c->problem;
+    const int64_t plane = times(p->seqlen_q, p->seqlen_k);
+    const int64_t bias[4] = {0, plane, p->seqlen_k, 1}, mask[4] = {plane, 0, p->seqlen_k, 1};
+    const bool dbias = choice(&s->dbias, at[DBIAS]), backward = c->dir == SWEEP_BWD;
+
+    if (choice(&s->bias, at[BIAS])) {
+        p->features |= FATTN_BIAS;
+        p->dtype_bias = s->dtype_bias.count ? dtypes[choice(&s->dtype_bias, at[DTYPE_BIAS])] : 0;
+        memcpy(p->bias_stride, bias, sizeof bias);
+        memcpy(p->dbias_stride, bias, dbias ? sizeof bias : 0);
+    }
+    if (choice(&s->mask, at[MASK])) {
+        p->features |= FATTN_MASK;
+        memcpy(p->mask_stride, mask, sizeof mask);
+    }
+    p->features |= (choice(&s->alibi, at[ALIBI]) ? FATTN_ALIBI : 0) |
+                   (choice(&s->sink, at[SINK]) ? FATTN_SINK : 0) |
+                   (choice(&s->block_mask, at[BLOCK_MASK]) ? FATTN_BLOCK_MASK : 0) |
+                   (backward && choice(&s->dlse, at[DLSE]) ? FATTN_DLSE : 0);
+    if (!backward && choice(&s->lse, at[LSE])) {
+        p->outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    }
+    const bool dsink = backward && p->features & FATTN_SINK && choice(&s->dsink, at[DSINK]);
+    const bool given = backward && p->features & FATTN_BIAS && dbias;
+    if (dsink || given) {
+        p->outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | (dsink ? FATTN_OUT_DSINK : 0) |
+                     (given ? FATTN_OUT_DBIAS : 0);
+    }
+}
+
+static void block_mask(const sweep *s, const int64_t at[AXES], sweep_case *c)
+{
+    fattn_problem *const p = &c->problem;
+    if (!(p->features & FATTN_BLOCK_MASK)) {
+        return;
+    }
+    c->density = s->density.count ? s->density.at[at[DENSITY]] : density_default;
+    p->block_m = p->block_m ? p->block_m : block_default;
+    p->block_n = p->block_n ? p->block_n : block_default;
+    p->block_mask_stride[2] = blocks(p->seqlen_k, p->block_n);
+    p->block_mask_stride[3] = 1;
+}
+
+void sweep_at(const sweep *s, int64_t n, sweep_case *c)
+{
+    int64_t at[AXES];
+    counts(s, at);
+    for (int axis = AXES - 1; axis >= 0; axis--) {
+        const int64_t radix = at[axis];
+        at[axis] = n % radix;
+        n /= radix;
+    }
+    *c = (sweep_case){
+        .device = word(&s->device, at[DEVICE]),
+        .kernel = word(&s->kernel, at[KERNEL]),
+        .dir = (sweep_dir)choice(&s->dir, at[DIR]),
+        .dir_word = dir_words[choice(&s->dir, at[DIR])],
+        .threads = integer(&s->threads, at[THREADS], 0),
+        .density = 1,
+    };
+    fattn_problem_init(&c->problem);
+    fattn_buffers_init(&c->buffers);
+    c->problem.op = c->dir == SWEEP_BWD ? FATTN_BACKWARD : FATTN_FORWARD;
+    shape(s, at, c);
+    ragged(s, at, c);
+    tensors(s, at, c);
+    problem_options_apply(&s->problem, at + PROBLEM, &c->problem, &c->buffers);
+    block_mask(s, at, c);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * What a case holds
+ * ---------------------------------------------------------------------------------------------- */
+
+int64_t sweep_bias_count(const fattn_problem *p) { return p->heads_q * p->seqlen_q * p->seqlen_k; }
+int64_t sweep_mask_count(const fattn_problem *p) { return p->batch * p->seqlen_q * p->seqlen_k; }
+int64_t sweep_block_count(const fattn_problem *p)
+{
+    return blocks(p->seqlen_q, p->block_m) * blocks(p->seqlen_k, p->block_n);
+}
+
+/* Queries and keys that sequence b uses. */
+static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
+{
+    const fattn_problem *const p = &c->problem;
+    *sq = sweep_length(p->seqlen_q, p->features & FATTN_CU_SEQLENS_Q, b);
+    *sk = sweep_length(p->seqlen_k, p->features & FATTN_CU_SEQLENS_K, b);
+    *sq = p->features & FATTN_SEQUSED_Q && c->used_q < *sq ? c->used_q : *sq;
+    *sk = p->features & FATTN_SEQUSED_K && c->used_k < *sk ? c->used_k : *sk;
+}
+
+/* Pairs inside the band of causal and window, row by row. */
+static double count_pairs(const sweep_case *c, int64_t sq, int64_t sk)
+{
+    const fattn_problem *const p = &c->problem;
+    const fattn_buffers *const b = &c->buffers;
+    const int64_t whole_q = b->whole_q < 0 ? sq : b->whole_q,
+                  whole_k = b->whole_k < 0 ? sk : b->whole_k;
+    const int64_t off =
+        (p->anchor == FATTN_TOP_LEFT ? 0 : whole_k - whole_q) + b->q_offset - b->k_offset;
+    const int64_t left = p->features & FATTN_WINDOW ? p->window_left : -1;
+    const int64_t right = p->features & FATTN_CAUSAL   ? 0
+                          : p->features & FATTN_WINDOW ? p->window_right
+                                                       : -1;
+    double pairs = 0;
+    for (int64_t i = 0; i < sq; i++) {
+        const int64_t first = left < 0 || i + off - left < 0 ? 0 : i + off - left;
+        const int64_t last = right < 0 || i + off + right >= sk ? sk - 1 : i + off + right;
+        pairs += last >= first ? (double)(last - first + 1) : 0;
+    }
+    return pairs;
+}
+
+static double pairs_of(const sweep_case *c, int64_t b)
+{
+    const fattn_problem *const p = &c->problem;
+    int64_t rows, keys;
+    lengths(c, b, &rows, &keys);
+    const double sq = (double)rows, sk = (double)keys;
+    if (!(p->features & (FATTN_CAUSAL | FATTN_WINDOW))) {
+        return sq * sk;
+    }
+    if (p->features & (FATTN_WINDOW | FATTN_POSITIONS) || p->anchor == FATTN_TOP_LEFT) {
+        return count_pairs(c, rows, keys);
+    }
+    return sk >= sq ? sq * sk - sq * sq / 2 : sk * sk / 2;
+}
+
+double sweep_flops(const sweep_case *c)
+{
+    const fattn_problem *const p = &c->problem;
+    /* Packed sequences have two lengths: full at even b, half at odd b. */
+    const double odd = (double)(p->batch / 2), even = (double)p->batch - odd;
+    const double pairs = even * pairs_of(c, 0) + (odd > 0 ? odd * pairs_of(c, 1) : 0);
+    /* Forward: QK' and PV. Backward: QK' again, dO V', P' dO, dS K, dS' Q. */
+    const double channels = p->op == FATTN_FORWARD ? (double)p->dim + (double)p->dim_v
+                                                   : 3.0 * (double)p->dim + 2.0 * (double)p->dim_v;
+    return 2 * (double)p->heads_q * pairs * c->density * channels;
+}
+
+double sweep_unread_bytes(const sweep_case *c)
+{
+    const fattn_problem *const p = &c->problem;
+    double keys = 0;
+    for (int64_t b = 0; b < 2 && p->features & FATTN_SEQUSED_K; b++) {
+        const int64_t own = sweep_length(p->seqlen_k, p->features & FATTN_CU_SEQLENS_K, b);
+        const double count = (double)(b ? p->batch / 2 : p->batch - p->batch / 2);
+        keys += count * (double)(own > c->used_k ? own - c->used_k : 0);
+    }
+    return keys * (double)p->heads_k * (double)(p->dim + p->dim_v) *
+           (double)fattn_dtype_size(p->dtype);
+}
+
+const char *sweep_mask_word(const sweep_case *c)
+{
+    static const char *const words[] = {"none", "causal", "mask", "causal+mask"};
+    return words[(c->problem.features & FATTN_CAUSAL ? 1 : 0) +
+                 (c->problem.features & FATTN_MASK ? 2 : 0)];
+}
+
+typedef struct sentence {
+    char *text;
+    size_t size, used;
+} sentence;
+
+FATTN_PRINTF(2, 3) static void say(sentence *s, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    const int put = vsnprintf(s->text + s->used, s->size - s->used, format, arguments);
+    va_end(arguments);
+    const size_t room = s->size - s->used - 1;
+    s->used += (size_t)put < room ? (size_t)put : room;
+}
+
+/* Appends the value of a feature in brackets. */
+static void say_value(sentence *s, const sweep_case *c, uint64_t feature)
+{
+    const fattn_problem *const p = &c->problem;
+    switch (feature) {
+    case FATTN_WINDOW: say(s, "(%" PRId64 ",%" PRId64 ")", p->window_left, p->window_right); break;
+    case FATTN_SCALE: say(s, "(%g)", p->scale); break;
+    case FATTN_SOFTCAP: say(s, "(%g)", p->softcap); break;
+    case FATTN_DROPOUT: say(s, "(%g)", p->dropout_p); break;
+    case FATTN_PAGED: say(s, "(%" PRId64 ")", p->page_size); break;
+    case FATTN_SEQUSED_Q: say(s, "(%" PRId64 ")", c->used_q); break;
+    case FATTN_SEQUSED_K: say(s, "(%" PRId64 ")", c->used_k); break;
+    case FATTN_BLOCK_MASK:
+        say(s, "(%" PRId64 "x%" PRId64 ",%g)", p->block_m, p->block_n, c->density);
+        break;
+    case FATTN_POSITIONS:
+        say(s, "(%" PRId64 ",%" PRId64 ")", c->buffers.q_offset, c->buffers.k_offset);
+        break;
+    case FATTN_BIAS:
+        say(s, "%s%s", p->dtype_bias ? "_" : "",
+            p->dtype_bias ? fattn_dtype_name(p->dtype_bias) : "");
+        break;
+    default: break;
+    }
+}
+
+void sweep_words(const sweep_case *c, char *text, size_t size)
+{
+    const fattn_problem *const p = &c->problem;
+    sentence s = {text, size, 0};
+    const struct {
+        bool has;
+        const char *word;
+    } others[] = {
+        {p->layout == FATTN_BHSD, "bhsd"},
+        {p->anchor == FATTN_TOP_LEFT, "top_left"},
+        {p->op == FATTN_FORWARD && p->outputs & FATTN_OUT_LSE, "lse"},
+        {p->outputs & FATTN_OUT_DBIAS, "dbias"},
+        {p->outputs & FATTN_OUT_DSINK, "dsink"},
+        {p->dtype_o && p->dtype_o != p->dtype, "o_f32"},
+    };
+    text[0] = '\0';
+    for (int bit = 0; UINT64_C(1) << bit <= FATTN_FEATURES_ALL; bit++) {
+        const uint64_t feature = UINT64_C(1) << bit;
+        if (p->features & feature & ~(FATTN_CAUSAL | FATTN_MASK)) {
+            say(&s, "%s%s", s.used ? "+" : "", fattn_feature_name(bit));
+            say_value(&s, c, feature);
+        }
+    }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (others[i].has) {
+            say(&s, "%s%s", s.used ? "+" : "", others[i].word);
+        }
+    }
+    if (!s.used) {
+        say(&s, "-");
+    }
+}

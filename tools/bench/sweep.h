@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The problems of `bench` and `explain`: options that take lists, and every combination of their
+ * values.
+ */
+#ifndef FATTN_TOOLS_SWEEP_H
+#define FATTN_TOOLS_SWEEP_H
+
+#include "fattn/fattn.h"
+#include "tools/options/problem_options.h"
+
+typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_dir;
+
+enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 27, SWEEP_MORE = 4 };
+
+/* The lists as given. An empty list stands for its default value. */
+typedef struct sweep {
+    option_words device, kernel;
+    option_choices dir, bias, dtype_bias, mask, block_mask, alibi, sink, dlse, lse, dbias, dsink,
+        cu_seqlens_q, cu_seqlens_k;
+    option_integers b, hq, hk, sq, sk, d, dv, seqused_q, seqused_k, page_size, threads;
+    option_reals density;
+    problem_options problem;
+    option rows[SWEEP_OPTIONS + SWEEP_MORE + 1]; /* for the parser; the caller appends its own */
+} sweep;
+
+typedef struct sweep_case {
+    const char *device; /* NULL: the default device */
+    const char *kernel; /* NULL: the planner's choice */
+    sweep_dir dir;
+    const char *dir_word;
+    int64_t threads;        /* 0: the device's default */
+    double density;         /* share of the blocks of a block mask that are kept */
+    int64_t used_q, used_k; /* with FATTN_SEQUSED_Q, _K: for every sequence */
+    fattn_problem problem;  /* op is FORWARD, except for SWEEP_BWD */
+    fattn_buffers buffers;  /* positions only */
+} sweep_case;
+
+/* Fills s->rows. *s must be zeroed, and must not move afterwards: the rows point into it. */
+void sweep_options(sweep *s);
+
+/* Refuses options that would have no effect; the error names this command. */
+bool sweep_check(const sweep *s, const char *command);
+
+/* The number of cases, at least 1, and the n-th of them. The first options vary slowest. */
+int64_t sweep_count(const sweep *s);
+void sweep_at(const sweep *s, int64_t n, sweep_case *c);
+
+/* Rows or keys allotted to sequence b. If they are packed, every second sequence is half as
+ * long. */
+int64_t sweep_length(int64_t longest, bool packed, int64_t b);
+
+/* Element counts of the bias (1, Hq, Sq, Sk), of the mask (B, 1, Sq, Sk) and of the block mask
+ * (1, 1, ceil(Sq / M), ceil(Sk / N)). */
+int64_t sweep_bias_count(const fattn_problem *p);
+int64_t sweep_mask_count(const fattn_problem *p);
+int64_t sweep_block_count(const fattn_problem *p);
+
+/* Floating-point operations of the matrix products by the usual convention: all pairs, or half of
+ * them for a causal square. Windows, positions and lengths are counted pair by pair, block masks by
+ * their density. */
+double sweep_flops(const sweep_case *c);
+
+/* Bytes of keys and values that lie beyond --seqused-k and are not read. */
+double sweep_unread_bytes(const sweep_case *c);
+
+/* The masks as one word: "none", "causal", "mask", "causal+mask". */
+const char *sweep_mask_word(const sweep_case *c);
+
+/* All other features, as in "window(128,0)+sink"; "-" if there are none. */
+void sweep_words(const sweep_case *c, char *text, size_t size);
+
+#endif

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Everything about a problem except its sizes and tensors, as command-line options. One table gives
+ * an option the same name, syntax and meaning in every subcommand. `run` takes one value of each;
+ * `bench` and `explain` take lists and combine them.
+ */
+#ifndef FATTN_TOOLS_PROBLEM_OPTIONS_H
+#define FATTN_TOOLS_PROBLEM_OPTIONS_H
+
+#include "fattn/fattn.h"
+#include "tools/options/options.h"
+
+/* In the order of the table. */
+enum {
+    PROBLEM_DTYPE,
+    PROBLEM_DTYPE_O,
+    PROBLEM_LAYOUT,
+    PROBLEM_CAUSAL,
+    PROBLEM_ANCHOR,
+    PROBLEM_WINDOW,
+    PROBLEM_SCALE,
+    PROBLEM_SOFTCAP,
+    PROBLEM_DROPOUT,
+    PROBLEM_Q_OFFSET,
+    PROBLEM_K_OFFSET,
+    PROBLEM_WHOLE_Q,
+    PROBLEM_WHOLE_K,
+    PROBLEM_BATCH_OFFSET,
+    PROBLEM_HEAD_OFFSET,
+    PROBLEM_BLOCK_SIZE,
+    PROBLEM_DETERMINISTIC,
+    PROBLEM_BATCH_INVARIANT,
+    PROBLEM_ACCUMULATE,
+    PROBLEM_CHECKED,
+    PROBLEM_OPTIONS
+};
+
+typedef union option_list {
+    int count; /* first member of every list */
+    option_integers integers;
+    option_reals reals;
+    option_choices choices;
+} option_list;
+
+typedef struct problem_options {
+    option_list list[PROBLEM_OPTIONS]; /* count 0: not given */
+} problem_options;
+
+/* Writes PROBLEM_OPTIONS rows for the parser; their values go into *values. single: each takes one
+ * value. */
+void problem_options_rows(problem_options *values, bool single, option *rows);
+
+/* The number of values given for an option; a pair counts as one. */
+int problem_options_count(const problem_options *values, int which);
+
+/* Sets the given options to their at[which]-th value and leaves other fields alone. Skips an option
+ * whose feature this problem lacks. Before the call, problem->features must hold the features that
+ * other options bring. */
+void problem_options_apply(const problem_options *values, const int64_t at[PROBLEM_OPTIONS],
+                           fattn_problem *problem, fattn_buffers *buffers);
+
+/* Refuses options that would have no effect; the error names this command. present: the union of
+ * the features that other options bring to any of the problems. */
+bool problem_options_check(const problem_options *values, const char *command, uint64_t present,
+                           bool forward, bool backward);
+
+#endif

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/ranks/ranks.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/distributed/forecast.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "tools/terminal/terminal.h"
+
+void ranks_rows(ranks_options *values, option *rows)
+{
+    static const char *const schemes[] = {"auto", "ring", "heads", "both", "reduce", NULL};
+    static const char *const splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
+    bool *const any = &values->any;
+    const option own[RANKS_OPTIONS] = {
+        {"ranks N", "divide the problem over so many ranks: schedule, balance, forecast",
+         OPTION_INTEGER, .value = &values->ranks, .min = 1, .max = 65536},
+        {"link B[,S]",
+         "bytes a second that a rank sends and receives at a time, and\n"
+         "seconds of latency (default 0)",
+         OPTION_REALS, .value = &values->link, .given = any},
+        {"rate F", "floating-point operations a second of one rank, as bench measures them",
+         OPTION_REAL, .value = &values->rate, .given = any},
+        {"scheme NAME", "auto, ring, heads, both or reduce (default auto: the fastest)",
+         OPTION_CHOICE, .value = &values->scheme, .given = any, .words = schemes},
+        {"split NAME", "auto, contiguous, zigzag or striped (default auto: by the masks)",
+         OPTION_CHOICE, .value = &values->split, .given = any, .words = splits},
+    };
+    memcpy(rows, own, sizeof own);
+}
+
+bool ranks_check(const ranks_options *v, const char *command)
+{
+    if (v->ranks == 0) {
+        return !v->any ||
+               (tool_usage(command, "--link, --rate, --scheme and --split need --ranks"), false);
+    }
+    if (v->link.count == 0 || v->rate == 0) {
+        tool_usage(command, "--ranks needs --link and --rate");
+        return false;
+    }
+    const double latency = v->link.count > 1 ? v->link.at[1] : 0;
+    if (v->link.count > 2 || !(v->link.at[0] > 0) || !(latency >= 0) || isinf(latency)) {
+        tool_usage(command, "--link is a bandwidth above 0, and a latency");
+        return false;
+    }
+    if (!(v->rate > 0) || isinf(v->rate)) {
+        tool_usage(command, "--rate is above 0");
+        return false;
+    }
+    return true;
+}
+
+/* --- Printing --------------------------------------------------------------------------------- */
+
+static void print_rows(const char *what, const fattn_whole *whole,
+                       int64_t (*length)(const fattn_whole *, int64_t))
+{
+    int64_t least = INT64_MAX, most = 0;
+    for (int64_t r = 0; r < whole->ranks; r++) {
+        int64_t rows = 0;
+        for (int64_t b = 0; b < whole->problem->batch; b++) {
+            rows += fattn_split_rows(whole->split, length(whole, b), whole->ranks, r);
+        }
+        least = rows < least ? rows : least;
+        most = rows > most ? rows : most;
+    }
+    if (least == most) {
+        printf("%lld %s", (long long)most, what);
+    } else {
+        printf("%lld to %lld %s", (long long)least, (long long)most, what);
+    }
+}
+
+/* A line for each step: how many ranks compute in it, the most pairs of one, and how many blocks
+ * travel. Steps that are alike are one line. */
+static int print_steps(const fattn_whole *whole)
+{
+    fattn_ring ring;
+    const fattn_status status = fattn_ring_make(whole, &ring);
+    if (status) {
+        return tool_failure(status);
+    }
+    char last[128] = "";
+    int64_t from = 0;
+    for (int64_t step = 0; step <= ring.last_step + 1; step++) {
+        int64_t busy = 0, blocks = 0;
+        double most = 0;
+        for (int64_t r = 0; step <= ring.last_step && r < whole->ranks; r++) {
+            double pairs = 0;
+            for (int lane = 0; lane < FATTN_LANES; lane++) {
+                const int64_t owner = fattn_ring_owner(&ring, lane, r, step);
+                pairs += owner >= 0 ? fattn_whole_pairs(whole, r, owner) : 0;
+                blocks += fattn_ring_step(&ring, lane, r, step).send_to >= 0;
+            }
+            busy += pairs > 0;
+            most = pairs > most ? pairs : most;
+        }
+        char line[128] = "";
+        if (step <= ring.last_step) {
+            snprintf(line, sizeof line,
+                     "%lld ranks compute, at most %.6g pairs a head; %lld blocks travel",
+                     (long long)busy, most, (long long)blocks);
+        }
+        if (strcmp(line, last) != 0) {
+            if (step > from + 1) {
+                printf("  steps %3lld-%-3lld %s\n", (long long)from, (long long)step - 1, last);
+            } else if (step > 0) {
+                printf("  step  %3lld     %s\n", (long long)from, last);
+            }
+            memcpy(last, line, sizeof last);
+            from = step;
+        }
+    }
+    fattn_ring_free(&ring);
+    return TOOL_OK;
+}
+
+static int print_forecast(const fattn_whole *whole, const fattn_forecast *f)
+{
+    printf("over %lld ranks: scheme %s, rows %s\n", (long long)whole->ranks,
+           fattn_scheme_name(f->scheme), fattn_split_name(whole->split));
+    printf("  shares       ");
+    if (f->scheme == FATTN_SCHEME_REDUCE) {
+        printf("all queries");
+    } else {
+        print_rows("queries", whole, fattn_whole_q);
+    }
+    printf(", ");
+    print_rows("keys", whole, fattn_whole_k);
+    printf(" a rank\n");
+    if (f->head_ranks > 1) {
+        printf("  heads        over %lld ranks: %lld query heads and %lld key/value heads each\n",
+               (long long)f->head_ranks, (long long)(whole->problem->heads_q / f->head_ranks),
+               (long long)(whole->problem->heads_k / f->head_ranks));
+    }
+    int code = TOOL_OK;
+    if (f->scheme != FATTN_SCHEME_REDUCE && f->head_ranks < whole->ranks) {
+        fattn_whole group = *whole;
+        group.ranks /= f->head_ranks;
+        code = print_steps(&group);
+    }
+    printf("  balance      %.6g: a rank has %.6g to %.6g pairs\n",
+           f->most_pairs > 0 ? f->least_pairs / f->most_pairs : 1, f->least_pairs, f->most_pairs);
+    printf("  transfers    %.6g to %.6g bytes sent by a rank\n", f->least_bytes, f->most_bytes);
+    printf("  forecast     %.4g s: computation %.4g s, transfers %.4g s\n", f->seconds,
+           f->computing, f->transferring);
+    printf("  efficiency   %.3f of %lld times one rank\n", f->efficiency, (long long)whole->ranks);
+    return code;
+}
+
+/* --- The act ---------------------------------------------------------------------------------- */
+
+/* Beginnings of the case's packed sequences. */
+static int32_t *beginnings(const sweep_case *c, int64_t longest)
+{
+    int32_t *const cu = fattn_memory_alloc((size_t)(c->problem.batch + 1) * sizeof *cu);
+    int64_t at = 0;
+    for (int64_t b = 0; cu && b <= c->problem.batch; b++) {
+        cu[b] = (int32_t)at;
+        at += b < c->problem.batch ? sweep_length(longest, true, b) : 0;
+    }
+    return cu;
+}
+
+static fattn_status forecast(const ranks_options *v, fattn_whole *whole, fattn_forecast *f)
+{
+    const uint64_t alone = FATTN_POSITIONS | FATTN_PAGED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
+    if (whole->problem->features & alone) {
+        return fattn_fail(FATTN_UNSUPPORTED,
+                          "positions, pages and seqused are not divided over ranks");
+    }
+    whole->split = v->split ? (fattn_split)v->split : fattn_split_choose(whole->problem);
+    const fattn_speed speed = {v->rate, v->link.at[0], v->link.count > 1 ? v->link.at[1] : 0};
+    return fattn_forecast_make(whole, (fattn_scheme)v->scheme, &speed, f);
+}
+
+int ranks_explain(const ranks_options *v, const sweep_case *c)
+{
+    fattn_problem p;
+    fattn_forecast f;
+    int32_t *cu_q = NULL, *cu_k = NULL;
+    fattn_status status = fattn_problem_normalise(&c->problem, &p);
+    fattn_whole whole = {.problem = &p, .ranks = v->ranks};
+    if (!status && p.features & FATTN_CU_SEQLENS_Q) {
+        whole.cu_q = cu_q = beginnings(c, p.seqlen_q);
+        status = cu_q ? FATTN_OK : fattn_fail_memory((p.batch + 1) * 4, "cu_seqlens_q");
+    }
+    if (!status && p.features & FATTN_CU_SEQLENS_K) {
+        whole.cu_k = cu_k = beginnings(c, p.seqlen_k);
+        status = cu_k ? FATTN_OK : fattn_fail_memory((p.batch + 1) * 4, "cu_seqlens_k");
+    }
+    status = status ? status : forecast(v, &whole, &f);
+    const int code = status ? tool_failure(status) : print_forecast(&whole, &f);
+    fattn_memory_free(cu_q);
+    fattn_memory_free(cu_k);
+    return code;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `fattn explain --ranks`: a problem divided over ranks, its schedule and how long it takes. */
+#ifndef FATTN_TOOLS_RANKS_H
+#define FATTN_TOOLS_RANKS_H
+
+#include "tools/bench/sweep.h"
+
+enum { RANKS_OPTIONS = 5 };
+
+typedef struct ranks_options {
+    int64_t ranks; /* 0: not given */
+    int scheme;    /* fattn_scheme */
+    int split;     /* fattn_split; 0: the one that suits the masks */
+    option_reals link;
+    double rate;
+    bool any; /* one of the others is given */
+} ranks_options;
+
+/* Writes RANKS_OPTIONS rows for the parser; their values go into *values. */
+void ranks_rows(ranks_options *values, option *rows);
+
+/* Refuses options that would have no effect, and numbers that make no sense. */
+bool ranks_check(const ranks_options *values, const char *command);
+
+/* Prints what becomes of a case, and returns an exit code. */
+int ranks_explain(const ranks_options *values, const sweep_case *c);
+
+#endif

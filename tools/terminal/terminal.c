@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* isatty, sched_getaffinity */
+#include "tools/terminal/terminal.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int tool_usage(const char *command, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "fattn %s: ", command);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    return TOOL_USAGE;
+}
+
+int tool_failure(fattn_status status)
+{
+    fprintf(stderr, "fattn: %s: %s\n", fattn_status_string(status), fattn_last_reason());
+    return TOOL_LIBRARY;
+}
+
+int tool_processors(void)
+{
+#ifdef CPU_COUNT
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        return CPU_COUNT(&set);
+    }
+#endif
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 1 ? (int)online : 1;
+}
+
+void tool_progress(int64_t done, int64_t count)
+{
+    enum { WIDTH = 30 };
+    if (!isatty(STDERR_FILENO)) {
+        return;
+    }
+    if (count == 0) {
+        tool_progress_clear();
+        return;
+    }
+    const int full = (int)((double)WIDTH * (double)done / (double)count);
+    fprintf(stderr, "\r\033[K[%.*s%*s] %" PRId64 "/%" PRId64, full,
+            "##############################", WIDTH - full, "", done, count);
+}
+
+void tool_progress_clear(void)
+{
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, "\r\033[K");
+    }
+}
+
+void tool_json_string(const char *text)
+{
+    putchar('"');
+    for (const char *c = text; *c; c++) {
+        if (*c == '"' || *c == '\\') {
+            printf("\\%c", *c);
+        } else if ((unsigned char)*c < 0x20) {
+            printf("\\u%04x", (unsigned char)*c);
+        } else {
+            putchar(*c);
+        }
+    }
+    putchar('"');
+}

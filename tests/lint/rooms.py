@@ -40,7 +40,7 @@ DOORS = {
     "python": ["include"],
     "bench": ["include"],
     "examples": ["include"],
-    "tests": ["include", "core", "distributed", "backends", "tools"],
+    "tests": ["include", "core", "distributed", "backends", "tools", "examples"],
     "tests/consumer": ["include"],
 }
 

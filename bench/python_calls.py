@@ -1,36 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call from Python costs besides attention itself: the second table of docs/PYTHON.md.
+"""The cost of a call from Python besides attention itself: the second table of docs/PYTHON.md.
 
 usage: python bench/python_calls.py
 
 The problem is so small that its own time is that of the bare call, which is printed too. Times are CPU
-times of this thread, so that others on the machine do not count; set OMP_NUM_THREADS=1.
+times of this thread, so that others on the machine do not count; set OMP_NUM_THREADS=1. Of a GPU's tensors
+it is the time to queue a call: the GPU is waited for outside it, often enough that its queue never fills.
 """
 
 import time
-import timeit
 
 import fattn
 import numpy
 from fattn import _c, _plans
 
 
-def measure(title, function, calls=5000, rounds=15):
-    times = sorted(timeit.repeat(function, number=calls, repeat=rounds, timer=time.thread_time))
-    print(f"{title:58s} {times[rounds // 4] / calls * 1e6:6.2f} us")
+def measure(title, function, calls=200, rounds=375, wait=lambda: None):
+    function()
+    times = []
+    for _ in range(rounds):
+        wait()
+        start = time.thread_time()
+        for _ in range(calls):
+            function()
+        times.append(time.thread_time() - start)
+    wait()
+    print(f"{title:58s} {sorted(times)[rounds // 4] / calls * 1e6:6.2f} us")
 
 
-def rows(name, a):
-    fattn.cache_clear()
-    measure(f"{name}: fattn.attention(q, k, v)", lambda: fattn.attention(a, a, a))
+def bare(a):
+    """The prepared call of the problem that is the only one in the cache, and nothing else."""
     prepared = next(iter(_plans._cache.values()))
-    result = fattn.attention(a, a, a)  # what the pointers of the bare call then point to
     plan, (_, buffers) = prepared.plans[16], prepared.frames[0]
-    workspace = _plans._workspaces[-1].address if plan.workspace else None
-    measure(f"{name}: fattn_execute()", lambda: _c.execute(plan.address, buffers, workspace, None))
+    workspace = stream = None
+    if prepared.takes_workspace:
+        memory = torch.empty(plan.workspace + 256, dtype=torch.uint8, device=a.device)
+        workspace, stream = (memory.data_ptr() + 255) & -256, torch.cuda.current_stream().cuda_stream
+        return lambda: (_c.execute(plan.address, buffers, workspace, stream), memory)
+    if plan.workspace:
+        workspace = _plans._workspaces[-1].address
+    return lambda: _c.execute(plan.address, buffers, workspace, stream)
+
+
+def rows(name, a, **options):
+    fattn.cache_clear()
+    measure(f"{name}: fattn.attention(q, k, v)", lambda: fattn.attention(a, a, a), **options)
+    result = fattn.attention(a, a, a)  # what the pointers of the bare call then point to
+    measure(f"{name}: fattn_execute()", bare(a), **options)
     del result
     measure(f"{name}: causal=True, return_lse=True",
-            lambda: fattn.attention(a, a, a, causal=True, return_lse=True))
+            lambda: fattn.attention(a, a, a, causal=True, return_lse=True), **options)
+
+
+def torch_rows(name, a, **options):
+    rows(name, a, **options)
+    b = a.transpose(1, 2)
+    measure(f"{name}: fattn.torch.attention", lambda: fattn.torch.attention(a, a, a), **options)
+    measure(f"{name}: fattn.torch.scaled_dot_product_attention",
+            lambda: fattn.torch.scaled_dot_product_attention(b, b, b), **options)
+    measure(f"{name}: F.scaled_dot_product_attention",
+            lambda: torch.nn.functional.scaled_dot_product_attention(b, b, b), **options)
+    g = a.clone().requires_grad_()
+    h = g.transpose(1, 2)
+    measure(f"{name}: fattn.torch.attention, recording gradients", lambda: fattn.torch.attention(g, g, g),
+            **options)
+    measure(f"{name}: F.scaled_dot_product_attention, recording",
+            lambda: torch.nn.functional.scaled_dot_product_attention(h, h, h), **options)
 
 
 rows("NumPy", numpy.random.default_rng(0).standard_normal((1, 1, 2, 16)).astype(numpy.float32))
@@ -40,10 +75,7 @@ except ImportError:
     print("PyTorch is not installed")
 else:
     import fattn.torch
-    a = torch.randn(1, 1, 2, 16)
-    rows("PyTorch", a)
-    measure("PyTorch: fattn.torch.attention", lambda: fattn.torch.attention(a, a, a))
-    measure("PyTorch: fattn.torch.scaled_dot_product_attention",
-            lambda: fattn.torch.scaled_dot_product_attention(a, a, a))
-    measure("PyTorch: F.scaled_dot_product_attention",
-            lambda: torch.nn.functional.scaled_dot_product_attention(a, a, a))
+    torch_rows("PyTorch", torch.randn(1, 1, 2, 16))
+    if torch.cuda.is_available():
+        torch_rows("CUDA", torch.randn(1, 16, 2, 64, device="cuda", dtype=torch.bfloat16),
+                   wait=torch.cuda.synchronize)

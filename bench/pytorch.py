@@ -87,8 +87,7 @@ PEERS = {
 
 
 class Feature:
-    """An option of a run: what it is for fattn, and what PyTorch is given for the same; peers that
-    have no such option are not asked."""
+    """An option of a run, for fattn and for PyTorch; peers without this option are skipped."""
 
     def __init__(self, name, q, k):
         heads, lengths, device = q.shape[1], (q.shape[2], k.shape[2]), q.device
@@ -214,7 +213,7 @@ def load(path, device):
 
 
 def contenders(fattn, direction, q, k, v, dout, causal, feature, peers):
-    """Name to a function that does one run. A backend that refuses the shape is left out."""
+    """Maps names to functions that do one run, without backends that refuse the shape."""
     found = {"fattn": lambda: fattn.run(direction)}
     for name in feature.peers(peers):
         backend = PEERS[name]

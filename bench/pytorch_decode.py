@@ -45,7 +45,7 @@ class Case(Fattn):
 
 
 def recorded(calls):
-    """The calls as one graph; None where they cannot be made."""
+    """The calls as one graph; None if they cannot be captured."""
     try:
         for call in calls[:2]:
             call()

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose threads: problems on one thread, on the library's threads, on OpenMP's and on a caller's
- * pool, by turns; and a prefill beside another runtime's threads that spin for 50 ms after their
- * work, as many as there are threads here, against the same prefill cut into static shares.
+ * Compares sources of threads: problems on one thread, on the library's threads, on OpenMP's and on
+ * a caller's pool, alternating; and a prefill next to another runtime's threads that spin for 50 ms
+ * after their work, as many as there are threads here, against the same prefill in static shares.
  *
  * usage: threads [N]      N threads, 2 or more; as many as processors otherwise
  */
@@ -58,14 +58,14 @@ static double median(double *x, int n)
 
 /* --- A pool that is not the library's --------------------------------------------------------- */
 
-/* Threads that each call a function once a round, and look for the next round for `spin` seconds
+/* Threads that each call a function once per round, and poll for the next round for `spin` seconds
  * before they sleep. */
 typedef struct pool {
     pthread_mutex_t mutex;
     pthread_cond_t round;
     atomic_int rounds, left, sleepers;
-    int threads; /* the caller's included, where it takes part */
-    bool caller; /* takes part */
+    int threads; /* including the caller if it takes part */
+    bool caller; /* the caller takes part */
     double spin;
     void (*body)(void *context, int64_t i);
     void *context;
@@ -235,7 +235,7 @@ static void job_free(fattn_device *device, job *j)
     demand(fattn_device_free(device, j->workspace));
 }
 
-/* --- By turns --------------------------------------------------------------------------------- */
+/* --- Alternating ------------------------------------------------------------------------------ */
 
 enum { ALONE, OWN, OPENMP, CALLERS, ENGINES };
 static const char *const engine_names[] = {"1 thread", "own", "OpenMP", "caller's"};
@@ -257,8 +257,8 @@ static void open_devices(int threads, pool *callers)
     }
 }
 
-/* Runs in a row, as a program's loop has them, after a pause in which the other engines' threads
- * stop spinning. */
+/* Consecutive runs, as in a program's loop, after a pause in which the other engines' threads stop
+ * spinning. */
 static void compare_engines(void)
 {
     printf("microseconds, least and median of %d runs\n%-14s", TURNS * RUNS, "");
@@ -305,7 +305,7 @@ static void compare_engines(void)
     }
 }
 
-/* --- Beside others ---------------------------------------------------------------------------- */
+/* --- Next to other threads -------------------------------------------------------------------- */
 
 static void work_a_little(void *context, int64_t i)
 {
@@ -315,13 +315,13 @@ static void work_a_little(void *context, int64_t i)
 
 static void run_job(void *jobs, int64_t i) { job_run((const job *)jobs + i); }
 
-/* Median seconds of a prefill by an engine, or by shares where e is ENGINES. others: work just
- * before, and spin. */
+/* Median seconds of a prefill by engine e, or in static shares if e is ENGINES. others: threads
+ * that work just before, and then spin. */
 static double time_prefill(int e, pool *others, pool *shares, const job *jobs)
 {
     double times[TURNS];
     for (int turn = 0; turn < TURNS; turn++) {
-        usleep(60000); /* nobody spins any more */
+        usleep(60000); /* all threads have stopped spinning */
         if (others) {
             pool_run(others, others->threads, work_a_little, NULL);
         }

@@ -6,6 +6,7 @@
 #ifndef FATTN_CORE_BACKEND_H
 #define FATTN_CORE_BACKEND_H
 
+#include "core/env.h"
 #include "core/kernel.h"
 #include "core/operands.h"
 #include "core/peak.h"
@@ -54,6 +55,8 @@ struct fattn_backend {
     bool host_memory; /* kernels read host memory, so that lengths and tables are validated before
                          run */
 
+    const fattn_env_variable *variable; /* of its own, or NULL */
+
     int (*count)(void);
     /* options are valid; fattn_device_options_refuse() says no to those of other backends. */
     fattn_status (*open)(int ordinal, const fattn_device_options *options, void **impl);
@@ -77,6 +80,9 @@ struct fattn_backend {
 
     fattn_status (*merge)(void *impl, const fattn_merge_args *args, fattn_stream stream);
     fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
+    /* problem and buffers are normalised, outputs is 0, strides of args filled in */
+    fattn_status (*inspect)(void *impl, const fattn_problem *problem, const fattn_buffers *buffers,
+                            const fattn_inspect_args *args);
 
     bool (*reads)(void *impl, const void *pointer); /* can a kernel read this address? */
     fattn_status (*alloc)(void *impl, size_t bytes, void **memory); /* core: fattn_device_take() */
@@ -112,6 +118,10 @@ fattn_status fattn_device_options_refuse(const fattn_device_options *options, co
 fattn_status fattn_device_take(const fattn_device *device, size_t bytes, fattn_stream stream,
                                void **memory);
 fattn_status fattn_device_give(const fattn_device *device, void *memory);
+
+/* inspect() of backends whose memory the oracle cannot read. */
+fattn_status fattn_inspect_refuse(void *impl, const fattn_problem *problem,
+                                  const fattn_buffers *buffers, const fattn_inspect_args *args);
 
 /* Reference counting of devices, for plans. */
 fattn_device *fattn_device_retain(fattn_device *device);

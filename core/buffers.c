@@ -179,8 +179,9 @@ static fattn_status check_block_table(const fattn_problem *p, const fattn_buffer
 {
     for (int64_t b = 0; p->heads_k > 0 && b < p->batch; b++) {
         const fattn_sequence s = fattn_sequence_of(p, buf, b);
-        const int64_t pages = (s.start_k + s.sk + p->page_size - 1) / p->page_size;
-        for (int64_t page = s.start_k / p->page_size; page < pages; page++) {
+        const int64_t start = fattn_start_k(p, buf, b);
+        const int64_t pages = (start + s.sk + p->page_size - 1) / p->page_size;
+        for (int64_t page = start / p->page_size; page < pages; page++) {
             const int32_t entry = buf->block_table[b * p->block_table_stride + page];
             if (entry < 0 || entry >= p->num_pages) {
                 return fattn_fail(FATTN_INVALID_DATA,
@@ -251,6 +252,11 @@ fattn_status fattn_buffers_validate(const fattn_problem *p, const fattn_buffers 
 
 /* --- Sequences -------------------------------------------------------------------------------- */
 
+int64_t fattn_start_k(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
+{
+    return p->features & FATTN_SEQSTART_K ? buf->seqstart_k[b] : 0;
+}
+
 fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *buf, int64_t b)
 {
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
@@ -278,14 +284,12 @@ fattn_sequence fattn_sequence_of(const fattn_problem *p, const fattn_buffers *bu
     if (p->anchor == FATTN_BOTTOM_RIGHT) {
         s.diagonal += (whole_k < 0 ? s.sk : whole_k) - (whole_q < 0 ? s.sq : whole_q);
     }
-    if (p->features & FATTN_SEQSTART_K) { /* the first key that exists becomes key 0 */
-        s.start_k = buf->seqstart_k[b];
-        s.sk -= s.start_k;
-        s.slot_k -= s.start_k;
-        s.k_row += s.start_k;
-        s.k_position += s.start_k;
-        s.diagonal -= s.start_k;
-    }
+    const int64_t start = fattn_start_k(p, buf, b); /* becomes key 0 */
+    s.sk -= start;
+    s.slot_k -= start;
+    s.k_row += start;
+    s.k_position += start;
+    s.diagonal -= start;
     return s;
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/backend.h"
 #include "core/log.h"
 #include "core/status.h"
 
@@ -14,7 +15,7 @@
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static fattn_env env;
-static char texts[3][VALUE_MAX]; /* copies: the process may change its environment later */
+static char texts[2][VALUE_MAX]; /* copies: the process may change its environment later */
 static char complaint[256];      /* empty when all is well */
 static char strangers[256];      /* FATTN_ names that are no variable, cut at the end */
 static int warned;               /* atomic: the strangers were told */
@@ -80,9 +81,7 @@ static int read_text(const char *text, void *field, char *copy)
 
 static int read_backend(const char *text, void *field) { return read_text(text, field, texts[0]); }
 
-static int read_isa(const char *text, void *field) { return read_text(text, field, texts[1]); }
-
-static int read_kernel(const char *text, void *field) { return read_text(text, field, texts[2]); }
+static int read_kernel(const char *text, void *field) { return read_text(text, field, texts[1]); }
 
 static const struct {
     const char *name;
@@ -91,7 +90,6 @@ static const struct {
     const char *expected;
 } variables[] = {
     {"FATTN_BACKEND", read_backend, &env.backend, "a device's name"},
-    {"FATTN_CPU_ISA", read_isa, &env.cpu_isa, "the name of an instruction set"},
     {"FATTN_KERNEL", read_kernel, &env.kernel, "the name of a kernel"},
     {"FATTN_TILE", read_tile, &env.tile, "br,bc"},
     {"FATTN_NUM_THREADS", read_threads, &env.threads, "a number of threads, 1 to 1024"},
@@ -100,8 +98,32 @@ static const struct {
     {"FATTN_VERBOSE", read_verbose, &env.verbose, "0, 1, 2 or 3"},
 };
 
+/* Those of backends. */
+#define OWN_MAX 8
+static struct {
+    const fattn_env_variable *variable;
+    const char *value; /* NULL when unset */
+    char text[VALUE_MAX];
+} own[OWN_MAX];
+
+const char *fattn_env_own(const fattn_env_variable *variable)
+{
+    const char *value = NULL;
+    for (int i = 0; i < OWN_MAX; i++) {
+        value = own[i].variable == variable ? own[i].value : value;
+    }
+    return value;
+}
+
 static int is_variable(const char *name, size_t length)
 {
+    for (int i = 0; i < OWN_MAX; i++) {
+        const fattn_env_variable *const variable = own[i].variable;
+        if (variable && strlen(variable->name) == length &&
+            !strncmp(variable->name, name, length)) {
+            return 1;
+        }
+    }
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         if (strlen(variables[i].name) == length && !strncmp(variables[i].name, name, length)) {
             return 1;
@@ -125,17 +147,35 @@ static void find_strangers(void)
     }
 }
 
+static void complain(const char *name, const char *text, const char *expected)
+{
+    snprintf(complaint, sizeof complaint, "%s is \"%.100s\", not %s", name, text, expected);
+}
+
+static void read_own(void)
+{
+    memset(own, 0, sizeof own);
+    for (int i = 0; i < OWN_MAX && fattn_backend_at(i); i++) {
+        const fattn_env_variable *const variable = fattn_backend_at(i)->variable;
+        const char *const text = variable ? getenv(variable->name) : NULL;
+        own[i].variable = variable;
+        if (text && !read_text(text, &own[i].value, own[i].text)) {
+            complain(variable->name, text, variable->expected);
+        }
+    }
+}
+
 static void read_environment(void)
 {
     memset(&env, 0, sizeof env);
     complaint[0] = '\0';
     warned = 0;
+    read_own();
     find_strangers();
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         const char *const text = getenv(variables[i].name);
         if (text && !variables[i].read(text, variables[i].field)) {
-            snprintf(complaint, sizeof complaint, "%s is \"%.100s\", not %s", variables[i].name,
-                     text, variables[i].expected);
+            complain(variables[i].name, text, variables[i].expected);
             return;
         }
     }

@@ -9,7 +9,6 @@
 
 typedef struct fattn_env {
     const char *backend; /* FATTN_BACKEND, NULL when unset; checked where devices are opened */
-    const char *cpu_isa; /* FATTN_CPU_ISA, NULL when unset; checked by backend cpu */
     const char *kernel;  /* FATTN_KERNEL, NULL when unset; checked where plans are made */
     fattn_tile tile;     /* FATTN_TILE, {0, 0} when unset */
     int64_t threads;     /* FATTN_NUM_THREADS, 0 when unset */
@@ -21,6 +20,14 @@ typedef struct fattn_env {
 /* The parsed environment; FATTN_BAD_ENVIRONMENT, naming the variable and its value, as long as one
  * of them is wrong. */
 fattn_status fattn_env_get(const fattn_env **env);
+
+/* A backend's own variable, whose value is a word that the backend checks. */
+typedef struct fattn_env_variable {
+    const char *name, *expected; /* as in "FATTN_X is "y", not the name of a z" */
+} fattn_env_variable;
+
+/* The value of a backend's variable (backend.h), after fattn_env_get(); NULL when unset. */
+const char *fattn_env_own(const fattn_env_variable *variable);
 
 /* Tests only: reads the environment again. No other thread may be inside the library. */
 void fattn_env_reload(void);

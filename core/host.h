@@ -27,6 +27,10 @@ fattn_status fattn_host_capture_mode(void *impl, int *mode);
 fattn_status fattn_host_event_synchronize(void *impl, void *event);
 fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
 
+/* By the backend that "auto" passes over, the oracle, which reads any host memory. */
+fattn_status fattn_host_inspect(void *impl, const fattn_problem *problem,
+                                const fattn_buffers *buffers, const fattn_inspect_args *args);
+
 /* FATTN_INVALID_ARGUMENT for a stream that is not NULL. */
 fattn_status fattn_host_stream_check(fattn_stream stream);
 

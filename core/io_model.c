@@ -72,9 +72,11 @@ double fattn_io_element_bytes(const fattn_problem *p, fattn_io_tensor tensor)
     case FATTN_IO_DELTA:
     case FATTN_IO_DLSE:
     case FATTN_IO_DBIAS: return (double)fattn_dtype_size(fattn_statistics_dtype(p));
-    case FATTN_IO_DQ:
-    case FATTN_IO_DK:
-    case FATTN_IO_DV: return (double)fattn_dtype_size(fattn_gradient_dtype(p));
+    case FATTN_IO_K: return (double)fattn_dtype_size(p->dtype_kv);
+    case FATTN_IO_V: return (double)fattn_dtype_size(p->dtype_v);
+    case FATTN_IO_DQ: return (double)fattn_dtype_size(fattn_gradient_dtype(p, p->dtype));
+    case FATTN_IO_DK: return (double)fattn_dtype_size(fattn_gradient_dtype(p, p->dtype_kv));
+    case FATTN_IO_DV: return (double)fattn_dtype_size(fattn_gradient_dtype(p, p->dtype_v));
     case FATTN_IO_BIAS: return (double)fattn_dtype_size(p->dtype_bias);
     case FATTN_IO_MASK:
     case FATTN_IO_BLOCK_MASK:

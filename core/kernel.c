@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "core/dtype.h"
+#include "core/problem.h"
 
 /* In the order of the bits. */
 static const char *const feature_names[] = {
@@ -41,10 +42,14 @@ static const char *misaligned(const fattn_problem *p, int64_t align)
     const struct {
         const char *name;
         const fattn_strides *strides;
-    } tensors[] = {{"q", &p->q}, {"k", &p->k}, {"v", &p->v}, {"dout", &p->dout}};
+        fattn_dtype dtype;
+    } tensors[] = {{"q", &p->q, p->dtype},
+                   {"k", &p->k, p->dtype_kv},
+                   {"v", &p->v, p->dtype_v},
+                   {"dout", &p->dout, p->dtype}}; /* at least: more alignment in f32 */
     const size_t count = p->op == FATTN_BACKWARD ? 4 : 3;
-    const int64_t elements = align / fattn_dtype_size(p->dtype);
     for (size_t n = 0; align && n < count; n++) {
+        const int64_t elements = align / fattn_dtype_size(tensors[n].dtype);
         const fattn_strides *const s = tensors[n].strides;
         if (p->pointer_alignment < align || s->batch % elements || s->seq % elements ||
             s->head % elements) {
@@ -73,6 +78,18 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
     }
     if (!(kernel->dtypes & FATTN_DTYPE_BIT(p->dtype))) {
         snprintf(text, size, "takes no %s", fattn_dtype_name(p->dtype));
+        return text;
+    }
+    if (!kernel->mixes_kv && fattn_problem_is_mixed(p)) {
+        snprintf(text, size, "takes q, k and v of one type, not %s, %s and %s",
+                 fattn_dtype_name(p->dtype), fattn_dtype_name(p->dtype_kv),
+                 fattn_dtype_name(p->dtype_v));
+        return text;
+    }
+    if (!kernel->any_bias && p->features & FATTN_BIAS && p->dtype_bias != p->dtype &&
+        p->dtype_bias != fattn_statistics_dtype(p)) {
+        snprintf(text, size, "takes no bias in %s beside %s", fattn_dtype_name(p->dtype_bias),
+                 fattn_dtype_name(p->dtype));
         return text;
     }
     if (kernel->own_dtype_o && p->dtype_o != p->dtype) {

@@ -28,6 +28,8 @@ typedef struct fattn_tile {
      FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | \
      FATTN_DLSE | FATTN_ACCUMULATE | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT | FATTN_CHECKED)
 
+struct fattn_limits; /* what a backend says about a device (tiling.h) */
+
 /* How a run is cut up: the planner's answer (tiling.h). */
 typedef struct fattn_tiling {
     int64_t br, bc;   /* the tile */
@@ -49,6 +51,8 @@ typedef struct fattn_kernel {
     const char *name;
     uint32_t ops;       /* FATTN_OP_BIT(...) */
     uint32_t dtypes;    /* FATTN_DTYPE_BIT(...) of q, k, v */
+    bool mixes_kv;      /* k and v may be of other types than q */
+    bool any_bias;      /* a bias may be of another type than q and f32 */
     uint64_t features;  /* FATTN_* bits that it honours */
     int64_t dim_max;    /* largest D and Dv */
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */
@@ -65,9 +69,6 @@ typedef struct fattn_kernel {
     bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys keys besides */
     bool one_round;     /* taken only for at most a block of rows a unit, unless by name */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
-    bool in_order;      /* blocks of a head follow one another, a tile of keys apart */
-    int64_t rounds;     /* the tile of most rows, not the only one, is for problems with so many
-                         * blocks a unit */
     const fattn_tile *tiles;
 
     /* Why the row cannot take the problem, where the fields above do not say it; NULL where it can,
@@ -75,9 +76,10 @@ typedef struct fattn_kernel {
     const char *(*cannot)(const fattn_problem *problem);
     /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */
     bool (*pays)(const fattn_problem *problem);
-    /* How many rows' time a block costs besides that of its own, if units are to share blocks
-     * evenly; NULL where traffic alone decides. Pure. */
-    int64_t (*block_rows)(const fattn_problem *problem);
+    /* What tiles of the menu are compared by, in any unit: the planner takes the one that costs
+     * least. NULL where traffic decides. Pure. */
+    double (*cost)(const fattn_problem *problem, const struct fattn_limits *limits,
+                   fattn_tile tile);
     /* Fast memory that a tile occupies, in bytes. Pure. */
     int64_t (*fast_bytes)(const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set

@@ -16,7 +16,7 @@
  * its own, the largest key weighs exactly 1 however large its score is, and what is rounded are
  * differences, which are small where the weight is not. (A query multiplied by scale * log2 e in
  * advance would round every one of its products.) A score not far below the largest does as well:
- * CPU kernels raise m only where they must (soften.inl).
+ * CPU kernels raise m only where they must (soften.h).
  *
  * -inf and NaN come out as the formula has them because
  *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met

@@ -111,7 +111,6 @@ static void append_tensors(list *l)
     const fattn_problem *const p = l->p;
     const bool forward = p->op == FATTN_FORWARD;
     const bool paged = p->features & FATTN_PAGED;
-    const fattn_dtype gradient = fattn_gradient_dtype(p);
     const fattn_dtype statistics = fattn_statistics_dtype(p);
     const bool packed_q = p->features & FATTN_CU_SEQLENS_Q;
     const bool packed_k = p->features & FATTN_CU_SEQLENS_K;
@@ -122,8 +121,8 @@ static void append_tensors(list *l)
                              paged ? p->page_size : p->total_k, p->heads_k};
 
     append_tensor(l, "q", AT(q), p->dtype, false, queries, p->q, p->dim);
-    append_tensor(l, "k", AT(k), p->dtype, false, keys, p->k, p->dim);
-    append_tensor(l, "v", AT(v), p->dtype, false, keys, p->v, p->dim_v);
+    append_tensor(l, "k", AT(k), p->dtype_kv, false, keys, p->k, p->dim);
+    append_tensor(l, "v", AT(v), p->dtype_v, false, keys, p->v, p->dim_v);
     if (!forward || p->outputs & FATTN_OUT_O) {
         append_tensor(l, "o", AT(o), p->dtype_o, forward, queries, p->o, p->dim_v);
     }
@@ -138,13 +137,16 @@ static void append_tensors(list *l)
         append_lse(l, "dlse", AT(dlse));
     }
     if (p->outputs & FATTN_OUT_DQ) {
-        append_tensor(l, "dq", AT(dq), gradient, true, queries, p->dq, p->dim);
+        append_tensor(l, "dq", AT(dq), fattn_gradient_dtype(p, p->dtype), true, queries, p->dq,
+                      p->dim);
     }
     if (p->outputs & FATTN_OUT_DK) {
-        append_tensor(l, "dk", AT(dk), gradient, true, keys, p->dk, p->dim);
+        append_tensor(l, "dk", AT(dk), fattn_gradient_dtype(p, p->dtype_kv), true, keys, p->dk,
+                      p->dim);
     }
     if (p->outputs & FATTN_OUT_DV) {
-        append_tensor(l, "dv", AT(dv), gradient, true, keys, p->dv, p->dim_v);
+        append_tensor(l, "dv", AT(dv), fattn_gradient_dtype(p, p->dtype_v), true, keys, p->dv,
+                      p->dim_v);
     }
     if (p->outputs & FATTN_OUT_DBIAS) {
         fattn_operand *const dbias = append_scores(

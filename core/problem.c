@@ -10,11 +10,10 @@
 #include "core/operands.h"
 #include "core/status.h"
 
-#define SIZE_LIMIT \
-    ((INT64_C(1) << 31) - 1)         /* totals, lengths, heads and batches stay below 2^31
-                                             * \ */
-#define STRIDE_LIMIT (INT64_MAX / 8) /* a stride in bytes fits in 63 bits */
-#define DIM_LIMIT 576                /* the largest head dimension any backend may take */
+/* Totals, lengths, heads and batches stay below 2^31; a stride in bytes fits in 63 bits. */
+#define SIZE_LIMIT ((INT64_C(1) << 31) - 1)
+#define STRIDE_LIMIT (INT64_MAX / 8)
+#define DIM_LIMIT 576 /* the largest head dimension that any backend may take */
 #define ALIGNMENT_LIMIT 4096
 
 void fattn_problem_init(fattn_problem *problem)
@@ -36,17 +35,23 @@ fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from)
 {
     static const fattn_abi abi = {
         .name = "fattn_problem",
-        .sizes = {FATTN_ABI_END(fattn_problem, pointer_alignment)}, /* 0.1 */
+        .sizes = {FATTN_ABI_END(fattn_problem, pointer_alignment), /* 0.1 */
+                  FATTN_ABI_END(fattn_problem, dtype_v)},
         .init = init_problem,
     };
-    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, pointer_alignment),
+    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, dtype_v),
                    "the last of the sizes is this library's");
     return fattn_abi_read_grown(to, &abi, from);
 }
 
-fattn_dtype fattn_gradient_dtype(const fattn_problem *p)
+fattn_dtype fattn_gradient_dtype(const fattn_problem *p, fattn_dtype input)
 {
-    return p->features & FATTN_ACCUMULATE && p->dtype != FATTN_F64 ? FATTN_F32 : p->dtype;
+    return p->features & FATTN_ACCUMULATE && input != FATTN_F64 ? FATTN_F32 : input;
+}
+
+bool fattn_problem_is_mixed(const fattn_problem *p)
+{
+    return p->dtype_kv != p->dtype || p->dtype_v != p->dtype;
 }
 
 fattn_dtype fattn_statistics_dtype(const fattn_problem *p)
@@ -95,11 +100,28 @@ static fattn_status check_enums(const fattn_problem *p)
                           fattn_dtype_name(p->dtype_o), (int)p->dtype_o,
                           fattn_dtype_name(p->dtype));
     }
-    if (p->features & FATTN_BIAS && p->dtype_bias != 0 && p->dtype_bias != p->dtype &&
-        p->dtype_bias != f32) {
-        return fattn_fail(
-            FATTN_INVALID_ARGUMENT, "dtype_bias is %s (%d), neither dtype (%s) nor f32",
-            fattn_dtype_name(p->dtype_bias), (int)p->dtype_bias, fattn_dtype_name(p->dtype));
+    const struct {
+        const char *name;
+        bool used, mixes;
+        fattn_dtype dtype;
+    } others[] = {
+        {"dtype_bias", p->features & FATTN_BIAS, p->dtype == FATTN_F64, p->dtype_bias},
+        {"dtype_kv", true, false, p->dtype_kv},
+        {"dtype_v", true, false, p->dtype_v},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        const fattn_dtype dtype = others[i].dtype;
+        if (!others[i].used || dtype == FATTN_DTYPE_DEFAULT || dtype == p->dtype) {
+            continue;
+        }
+        if (fattn_dtype_size(dtype) == 0 || dtype == FATTN_E4M3) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %s (%d), none of f32, f16, bf16, f64",
+                              others[i].name, fattn_dtype_name(dtype), (int)dtype);
+        }
+        if ((dtype == FATTN_F64 || p->dtype == FATTN_F64) && !others[i].mixes) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %s and dtype is %s: f64 does not mix",
+                              others[i].name, fattn_dtype_name(dtype), fattn_dtype_name(p->dtype));
+        }
     }
     if (p->layout != FATTN_BSHD && p->layout != FATTN_BHSD && p->layout != FATTN_STRIDED) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "layout is %d, no fattn_layout", (int)p->layout);
@@ -282,6 +304,8 @@ static void fill_options(fattn_problem *p)
     const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const uint64_t f = p->features;
     p->dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
+    p->dtype_kv = p->dtype_kv ? p->dtype_kv : p->dtype;
+    p->dtype_v = p->dtype_v ? p->dtype_v : p->dtype_kv;
     if (f & FATTN_BIAS && !p->dtype_bias) {
         p->dtype_bias = f32;
     }

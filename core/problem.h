@@ -15,6 +15,8 @@
 #ifndef FATTN_CORE_PROBLEM_H
 #define FATTN_CORE_PROBLEM_H
 
+#include <stdbool.h>
+
 #include "fattn/fattn.h"
 
 /* Reads a caller's struct of any version into this library's; later fields are at their defaults.
@@ -50,10 +52,8 @@ uint32_t fattn_dropout_threshold(double p);
 
 /* Sequence b of a run: how many rows it has, where they lie, and where they stand. */
 typedef struct fattn_sequence {
-    int64_t sq, sk;  /* rows and keys that exist */
-    int64_t start_k; /* keys of the caller's before key 0 of what follows: bias, masks and pages are
-                      * theirs */
-    int64_t slot_k;  /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
+    int64_t sq, sk; /* rows and keys that exist */
+    int64_t slot_k; /* keys the sequence owns, of which the first sk exist: dk, dv are 0 past sk */
     int64_t q_row, k_row; /* first row in q and k: cu_seqlens, else 0 */
     int64_t q_batch;  /* index along the batch axis of q, o, dout, dq: b, or 0 with cu_seqlens_q */
     int64_t k_batch;  /* the same for k, v, dk, dv */
@@ -62,7 +62,10 @@ typedef struct fattn_sequence {
     int64_t k_position;
 } fattn_sequence;
 
-/* For buffers that passed fattn_buffers_validate. */
+/* Both for buffers that passed fattn_buffers_validate. With FATTN_SEQSTART_K a sequence begins with
+ * its first key that exists, the caller's key fattn_start_k(); bias, masks and pages go by the
+ * caller's numbers. Otherwise the first key is key 0. */
+int64_t fattn_start_k(const fattn_problem *problem, const fattn_buffers *buffers, int64_t b);
 fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_buffers *buffers,
                                  int64_t b);
 
@@ -74,7 +77,10 @@ int64_t fattn_lse_index(const fattn_problem *problem, const fattn_sequence *sequ
                         int64_t h);
 
 /* Bytes of an element of the gradients dq, dk, dv, and of what is f32, or f64 in an f64 problem. */
-fattn_dtype fattn_gradient_dtype(const fattn_problem *problem);
+fattn_dtype fattn_gradient_dtype(const fattn_problem *problem, fattn_dtype input);
+
+/* Whether k or v has another type than q. */
+bool fattn_problem_is_mixed(const fattn_problem *problem);
 fattn_dtype fattn_statistics_dtype(const fattn_problem *problem);
 
 #endif

@@ -9,75 +9,12 @@ static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/*
- * Twice the rows' time until the last unit is done with its blocks, as the mean of two guesses.
- * Blocks come in rounds, in whose last one the rests of heads may find room; or, as units are not
- * equally fast nor blocks equally long, units end half a block apart. Under a causal mask, where
- * blocks have half the work, the latter alone holds.
- */
-static double time_of_rows(const fattn_problem *p, const fattn_kernel *kernel, int64_t units,
-                           int64_t br)
-{
-    const int64_t rows = fattn_kernel_rows(kernel, p);
-    const int64_t heads = p->batch * fattn_kernel_heads(kernel, p);
-    const int64_t extra = kernel->block_rows(p), rest = rows % br, rests = rest ? heads : 0;
-    const double all = (double)heads * ((double)rows + (double)ceil_div(rows, br) * (double)extra);
-    const double apart = (double)(br + extra) / 2;
-    if (p->window_right == 0) {
-        return all / (double)units + 2 * apart;
-    }
-    int64_t whole = 0;
-    if (__builtin_mul_overflow(heads, rows / br, &whole) || whole > INT64_MAX / 2) {
-        return all / (double)units + apart; /* of so many rounds the last does not count */
-    }
-    const int64_t rounds = ceil_div(whole, units);
-    const int64_t room = rounds * units - whole;
-    const int64_t more = rests > room ? ceil_div(rests - room, units) : 0;
-    return (double)rounds * (double)(br + extra) + (double)more * (double)(rest + extra) +
-           all / (double)units + apart;
-}
-
-/* Twice the rows' time that blocks of a head that are at work together wait for those before them:
- * each is a tile of keys behind. */
-static double time_in_order(const fattn_problem *p, const fattn_kernel *kernel, int64_t units,
-                            fattn_tile tile)
-{
-    const int64_t rows = fattn_kernel_rows(kernel, p);
-    const int64_t heads = p->batch * fattn_kernel_heads(kernel, p);
-    const int64_t most = heads > 0 && heads < units ? units / heads : 1;
-    const int64_t together = smaller(ceil_div(rows, tile.br), most);
-    const int64_t tiles = ceil_div(p->seqlen_k, tile.bc);
-    if (!kernel->in_order || together < 2 || tiles < 1) {
-        return 0;
-    }
-    const double block = (double)(smaller(tile.br, rows) + kernel->block_rows(p));
-    return 2 * block * (double)(together - 1) / (double)tiles;
-}
-
-/* What tiles are compared by: bytes, or time, in which sums come and go once a tile of keys. */
+/* What tiles are compared by: the row's own cost, or bytes of traffic. */
 static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                       const fattn_kernel *kernel, fattn_tile tile)
 {
-    const double sums = 16; /* keys */
-    return kernel->block_rows && limits->units
-               ? (time_of_rows(problem, kernel, limits->units, tile.br) +
-                  time_in_order(problem, kernel, limits->units, tile)) *
-                     (1 + sums / (double)tile.bc)
-               : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
-}
-
-/* Whether a tile has the most rows of the menu, and leaves units fewer blocks than that asks for:
- * one that is late would keep the others waiting. */
-static bool leaves_few(const fattn_problem *p, const fattn_limits *limits,
-                       const fattn_kernel *kernel, int64_t br)
-{
-    for (const fattn_tile *tile = kernel->tiles; tile->br; tile++) {
-        if (tile->br > br) {
-            return false;
-        }
-    }
-    return (double)p->batch * (double)p->heads_q * (double)p->seqlen_q <
-           (double)kernel->rounds * (double)limits->units * (double)br;
+    return kernel->cost ? kernel->cost(problem, limits, tile)
+                        : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
 
 /* The tile that costs least among those that fit fast memory; the smallest where none does. Rows
@@ -95,9 +32,6 @@ static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
     int64_t best_bytes = INT64_MAX;
     double best_cost = 0;
     for (const fattn_tile *tile = kernel->tiles; tile->br; tile++) {
-        if (leaves_few(p, limits, kernel, tile->br)) {
-            continue;
-        }
         const int64_t bytes = kernel->fast_bytes(&judged, *tile);
         const double cost = by_cost ? cost_of(p, limits, kernel, *tile) : 0;
         const bool fits = bytes <= limits->fast_memory;
@@ -202,7 +136,8 @@ static double walked_bytes(const fattn_problem *p)
     const double element = (double)fattn_dtype_size(p->dtype);
     const double group = p->heads_k ? (double)(p->heads_q / p->heads_k) : 1;
     return p->op == FATTN_FORWARD
-               ? (double)p->seqlen_k * dims * element
+               ? (double)p->seqlen_k * (double)(p->dim * fattn_dtype_size(p->dtype_kv) +
+                                                p->dim_v * fattn_dtype_size(p->dtype_v))
                : (double)p->seqlen_q * group * (dims * element + (double)p->dim * sizeof(float));
 }
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decoding: two sequences grow by a token at a time, its key and value go into a paged cache, and
- * its query sees all keys so far. One plan serves all steps, because lengths and the table of pages
- * are data. In the end the outputs are those of one causal forward over the whole sequences.
+ * Decoding: two sequences grow by one token at a time. Each token's key and value go into a paged
+ * cache, and its query attends to all keys so far. One plan serves all steps, because lengths and
+ * the page table are data. At the end the outputs must equal those of one causal forward over the
+ * whole sequences.
  */
 #include "example.h"
 
 enum { B = 2, T = 100, HQ = 8, HK = 2, D = 64 };     /* sequences, tokens, heads, channels */
-enum { PAGE = 16, COLUMNS = (T + PAGE - 1) / PAGE }; /* tokens a page, pages a sequence */
+enum { PAGE = 16, COLUMNS = (T + PAGE - 1) / PAGE }; /* tokens per page, pages per sequence */
 enum { PAGES = B * COLUMNS };
 
 static float q[B][T][HQ][D], k[B][T][HK][D], v[B][T][HK][D];
@@ -15,13 +16,13 @@ static float decoded[B][T][HQ][D], whole[B][T][HQ][D];
 
 static fattn_device *device;
 
-/* The cache on the device, and who has which page, there and on the host. */
+/* The cache on the device, and the page table there and on the host. */
 typedef float page[PAGE][HK][D];
 static page *k_cache, *v_cache; /* [PAGES] */
 static int32_t *table_device, *used_device;
 static int32_t table[B][COLUMNS], used[B], next_page;
 
-/* Puts token t behind the others of sequence b, on a new page when the last one is full. */
+/* Appends token t to sequence b, on a new page if the last one is full. */
 static void append(int b, int t)
 {
     const int32_t column = used[b] / PAGE, slot = used[b] % PAGE;
@@ -45,7 +46,7 @@ static fattn_problem common_problem(void)
 static void decode(void)
 {
     fattn_problem problem = common_problem();
-    problem.seqlen_q = 1; /* and seqlen_k is the longest that a sequence may get */
+    problem.seqlen_q = 1; /* seqlen_k is the greatest length of a sequence */
     problem.features = FATTN_PAGED | FATTN_SEQUSED_K;
     problem.page_size = PAGE, problem.num_pages = PAGES, problem.max_pages = COLUMNS;
     fattn_plan *plan;
@@ -75,7 +76,7 @@ static void decode(void)
     must(fattn_device_free(device, o_device));
 }
 
-/* All tokens at once, by the call that plans for itself and takes memory of host or device. */
+/* All tokens at once, by the call that makes its own plan and accepts memory of host or device. */
 static void forward(void)
 {
     fattn_problem problem = common_problem();

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the examples share because it is not about attention: giving up, moving arrays to a device
- * and back, numbers to compute with, and attention of one query in plain C to judge by.
+ * Helpers of the examples that have nothing to do with attention: error exit, copies to and from a
+ * device, test numbers; and attention of one query in plain C, to compare with.
  *
- * The programs run on the device that FATTN_BACKEND names ("cpu", "cuda:1" ...), on the best one
- * without it. A device may have memory of its own, so arrays exist twice: on the host, where
- * they are filled and judged, and on the device, where fattn works. On a CPU both are the
- * same kind of memory.
+ * The programs run on the device that FATTN_BACKEND names ("cpu", "cuda:1" ...), or else on the
+ * best one. A device may have its own memory, so arrays exist twice: on the host, where they are
+ * filled and compared, and on the device, where fattn works. On a CPU both are the same kind of
+ * memory.
  */
 #ifndef FATTN_EXAMPLES_EXAMPLE_H
 #define FATTN_EXAMPLES_EXAMPLE_H
@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Ends the program with fattn's own words when something failed. */
+/* On failure ends the program with fattn's error message. */
 static inline void must(fattn_status status)
 {
     if (status != FATTN_OK) {
@@ -25,7 +25,7 @@ static inline void must(fattn_status status)
     }
 }
 
-/* Memory of the device for so many bytes. */
+/* Allocates device memory. */
 static inline void *reserve(fattn_device *device, size_t bytes)
 {
     void *memory = NULL;
@@ -33,7 +33,7 @@ static inline void *reserve(fattn_device *device, size_t bytes)
     return memory;
 }
 
-/* Copies between host and device, either way, and waits: both sides may be used at once. */
+/* Copies between host and device in either direction, and waits for completion. */
 static inline void copy(fattn_device *device, void *to, const void *from, size_t bytes)
 {
     must(fattn_device_copy(device, to, from, bytes, NULL));
@@ -83,20 +83,20 @@ static inline double attend(const float *q, const float *k, const float *v, int6
     return log(sum);
 }
 
-/* The larger of worst and |a - b|; once NaN, always NaN. */
+/* The larger of worst and |a - b|; a NaN is kept. */
 static inline double further(double worst, double a, double b)
 {
     const double distance = fabs(a - b);
     return distance <= worst ? worst : distance > worst ? distance : NAN;
 }
 
-/* Says how far a result is off, and gives main() its exit status. */
+/* Prints the error of a result and returns main()'s exit status. */
 static inline int judge(const fattn_device *device, const char *what, double error, double allowed)
 {
     fattn_device_info info;
     fattn_device_info_init(&info);
     must(fattn_device_get_info(device, &info));
-    const int good = error <= allowed; /* not so for NaN */
+    const int good = error <= allowed; /* false for NaN */
     printf("%s (%s): %s differs by %.1e, %.1e is allowed: %s\n", info.name, info.backend, what,
            error, allowed, good ? "good" : "BAD");
     return good ? EXIT_SUCCESS : EXIT_FAILURE;

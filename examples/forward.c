@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plain attention: describe the problem, make a plan, run it. Causal, with two query heads to each
- * head of keys and values. Then every row is computed again in plain C.
+ * Plain attention: describe the problem, make a plan, run it. The problem is causal, with two query
+ * heads per head of keys and values. Then every row is computed again in plain C.
  */
 #include "example.h"
 
@@ -9,7 +9,7 @@ enum { B = 2, S = 300, HQ = 4, HK = 2, D = 64 };
 
 static float q[B][S][HQ][D], k[B][S][HK][D], v[B][S][HK][D], o[B][S][HQ][D];
 
-/* The largest difference between o and attention written out. */
+/* The largest difference between o and attention in plain C. */
 static double error_of_o(void)
 {
     double worst = 0.0, row[D];
@@ -36,8 +36,8 @@ int main(void)
     fattn_device *device;
     must(fattn_device_open(NULL, &device));
 
-    /* What is to be computed. All that is not said is as fattn_problem_init() leaves it: forward,
-     * f32, (batch, sequence, head, channel), scores scaled by 1 / sqrt(D). */
+    /* What to compute. fattn_problem_init() has set everything else: forward, f32, (batch,
+     * sequence, head, channel), scores scaled by 1 / sqrt(D). */
     fattn_problem problem;
     fattn_problem_init(&problem);
     problem.batch = B;
@@ -46,7 +46,7 @@ int main(void)
     problem.dim = problem.dim_v = D;
     problem.features = FATTN_CAUSAL;
 
-    /* A plan is made once and may then be run as often as one likes. */
+    /* A plan is made once and can be run any number of times. */
     fattn_plan *plan;
     must(fattn_plan_create(device, &problem, &plan));
 
@@ -57,7 +57,7 @@ int main(void)
            (long long)info.br, (long long)info.bc, (long long)info.workspace_bytes);
     void *const workspace = reserve(device, (size_t)info.workspace_bytes);
 
-    /* On what. */
+    /* The arrays. */
     void *const q_device = upload(device, q, sizeof q);
     void *const k_device = upload(device, k, sizeof k);
     void *const v_device = upload(device, v, sizeof v);

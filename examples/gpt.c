@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A small GPT that learns to write like a text file, character by character, to show fattn in
- * training: attention goes through the public API, forward and backward, on whatever device
- * FATTN_BACKEND names; all the rest is plain C. With --materialised the attention is written out
- * with its matrix of probabilities instead, and everything else, random numbers included, stays as
- * it is: the losses agree.
+ * A small GPT that learns to write like a text file, character by character. It shows fattn in
+ * training: attention uses the public API, forward and backward, on the device that FATTN_BACKEND
+ * names; everything else is plain C. With --materialised attention instead stores its matrix of
+ * probabilities, and everything else, including random numbers, stays the same: the losses agree.
  *
- * The model: characters are embedded; each layer adds causal attention and then an MLP, both of the
- * normalised sum so far; a last product gives the logits of the next character. Positions are seen
- * by ALiBi alone: each head takes a slope of its own off the scores, times the distance. There are
- * no biases and no gains, the activation is the square of ReLU, and the optimiser is AdamW.
- * Letters: B sequences of T characters, R = B T rows, C channels, H heads of D = C / H channels, V
- * characters in the vocabulary.
+ * The model: characters are embedded; each layer adds causal attention and then an MLP, each
+ * applied to the normalised residual; a last product gives the logits of the next character.
+ * Positions enter only through ALiBi: each head subtracts its own slope times the distance from the
+ * scores. There are no biases and no gains, the activation is the square of ReLU, and the optimiser
+ * is AdamW. Letters: B sequences of T characters, R = B T rows, C channels, H heads of D = C / H
+ * channels, V characters in the vocabulary. characters in the vocabulary.
  *
  * Order: options, matrix products, operations on rows, attention, the model, the text, checkpoints,
  * training and sampling.
@@ -78,7 +77,7 @@ static double draw(uint64_t *state)
  * Options
  * ---------------------------------------------------------------------------------------------- */
 
-/* The first SIZES of them come from a checkpoint where there is one. */
+/* The first SIZES options come from the checkpoint if one is loaded. */
 enum { LAYERS, HEADS, WIDTH, CONTEXT, STEPS, BATCH, RATE, SEED, EVERY, SAMPLE, NUMBERS };
 enum { SIZES = CONTEXT + 1, MAX_LAYERS = 64, MAX_HEADS = 256 };
 
@@ -173,7 +172,7 @@ static settings parse(int argc, char **argv)
  * Matrix products
  * ---------------------------------------------------------------------------------------------- */
 
-/* Entry (i, j) of a matrix is at[i * row + j * column]: a transpose is an exchange of strides. */
+/* Entry (i, j) of a matrix is at[i * row + j * column], so a transpose only exchanges strides. */
 typedef struct view {
     float *at;
     int64_t row, column;
@@ -184,11 +183,11 @@ static view transposed(view a) { return (view){a.at, a.column, a.row}; }
 
 static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* A panel of DEPTH x COLUMNS floats fits in a first-level cache. */
+/* A panel of DEPTH x COLUMNS floats fits in the first-level cache. */
 enum { DEPTH = 128, COLUMNS = 64, ROWS = 128 };
 
-/* c[j] += sum over p of x[p] b[p][j]. Eight rows at a time, so that c is loaded and stored once for
- * sixteen operations; a compiler makes vectors of the loop over j. */
+/* c[j] += sum over p of x[p] b[p][j]. Eight rows at a time, so that c is loaded and stored once per
+ * sixteen operations; compilers vectorise the loop over j. */
 static void add_rows(int64_t n, const float x[DEPTH], const float *b, float *restrict c)
 {
     for (int p = 0; p < DEPTH; p += 8, x += 8, b += 8 * COLUMNS) {
@@ -228,8 +227,8 @@ static void multiply_block(int64_t i0, int64_t j0, int64_t m, int64_t n, int64_t
     }
 }
 
-/* c = a b, or c += a b: m x n, by way of k. The columns of c lie side by side. Each entry is summed
- * by one thread in one order, so results do not depend on the number of threads. */
+/* c = a b, or c += a b: m x n, with inner dimension k. The columns of c are adjacent. One thread
+ * sums each entry in a fixed order, so results do not depend on the number of threads. */
 static void multiply(int64_t m, int64_t n, int64_t k, view a, view b, view c, bool add)
 {
 #pragma omp parallel for collapse(2) schedule(dynamic)
@@ -336,7 +335,7 @@ static float softmax(int64_t count, float *x)
     return largest + logf(sum);
 }
 
-/* Mean over the rows of -ln softmax(logits)[target]. The logits become their own gradient. */
+/* Mean over the rows of -ln softmax(logits)[target]. The logits are replaced by their gradient. */
 static double cross_entropy(int64_t rows, int64_t vocabulary, float *logits, const uint8_t *targets)
 {
     double loss = 0;
@@ -358,17 +357,17 @@ static double cross_entropy(int64_t rows, int64_t vocabulary, float *logits, con
 typedef struct attention {
     fattn_device *device; /* NULL: materialised */
     int64_t batch, length, heads, dim;
-    float slopes[MAX_HEADS]; /* (H): a key is worth less by so much a character of distance */
+    float slopes[MAX_HEADS]; /* (H): subtracted from a key's score per character of distance */
 } attention;
 
-/* What forward leaves behind for backward, and the gradients: of out, given, and of qkv. */
+/* What forward keeps for backward, and the gradients: given for out, computed for qkv. */
 typedef struct attention_data {
     float *qkv, *out, *dout, *dqkv;
     float *kept;   /* lse (B, H, T); materialised: probabilities (B, H, T, T) */
     float *scores; /* materialised: their gradient (B, H, T, T) */
 } attention_data;
 
-/* q, k and v are slices of one tensor, and so are their gradients: only strides say so. */
+/* q, k and v are slices of one tensor, and so are their gradients; only strides express this. */
 static fattn_problem attention_problem(const attention *a, fattn_op op)
 {
     const int64_t width = a->heads * a->dim;
@@ -441,7 +440,7 @@ static void head_backward(int64_t length, int64_t dim, const view in[3], view p,
     multiply(length, dim, length, transposed(s), in[0], d[1], false);
 }
 
-/* The same as fused(), with the matrices in memory. */
+/* The same as fused(), with the matrices stored. */
 static void materialised(const attention *a, fattn_op op, const attention_data *t)
 {
     const int64_t length = a->length, dim = a->dim, width = a->heads * dim;
@@ -470,7 +469,7 @@ static void attend(const attention *a, fattn_op op, const attention_data *t)
     (a->device ? fused : materialised)(a, op, t);
 }
 
-/* Bytes that exist for attention's sake: what is kept for backward, and what is needed besides. */
+/* Bytes allocated for attention: kept for backward, and temporary. */
 static double attention_bytes(const attention *a, int64_t layers)
 {
     const double row = (double)(a->batch * a->heads * a->length * 4);
@@ -493,7 +492,7 @@ static double attention_bytes(const attention *a, int64_t layers)
  * The model
  * ---------------------------------------------------------------------------------------------- */
 
-/* What a checkpoint begins with. */
+/* The header of a checkpoint. */
 typedef struct header {
     uint64_t magic;
     int64_t layers, heads, width, context, vocabulary; /* width: C, context: T, vocabulary: V */
@@ -502,7 +501,7 @@ typedef struct header {
     uint8_t characters[256]; /* the first V of them */
 } header;
 
-/* Weights, and what forward leaves for backward. */
+/* Weights, and what forward keeps for backward. */
 typedef struct layer {
     norm norm1, norm2;
     matrix qkv, project, up, down; /* (C, 3 C), (C, C), (C, 4 C), (4 C, C) */
@@ -517,12 +516,13 @@ typedef struct model {
     matrix embed, last;      /* (V, C), (C, V) */
     layer layer[MAX_LAYERS];
     norm norm;
-    float *x, *dx, *dnorm; /* (R, C); x: the sum, dnorm: the gradient of what is normalised */
+    float *x, *dx,
+        *dnorm; /* (R, C); x: the residual, dnorm: the gradient of the normalised residual */
     float *dwide, *logits; /* (R, 4 C), (R, V) */
     attention attention;
 } model;
 
-/* The next in * out weights. */
+/* Takes the next in * out weights. */
 static matrix matrix_create(model *m, int64_t *used, int64_t in, int64_t out)
 {
     const matrix a = {in, out, m->w + *used, m->dw + *used};
@@ -530,7 +530,7 @@ static matrix matrix_create(model *m, int64_t *used, int64_t in, int64_t out)
     return a;
 }
 
-/* Weights of 0. */
+/* Creates all weights as 0. */
 static void weights_create(model *m)
 {
     const int64_t c = m->head.width, v = m->head.vocabulary;
@@ -558,7 +558,7 @@ static void matrix_draw(matrix a, model *m)
     }
 }
 
-/* What is added to the sum, and the logits, begin as 0. */
+/* Weights that add to the residual, and those of the logits, begin as 0. */
 static void weights_draw(model *m)
 {
     matrix_draw(m->embed, m);
@@ -573,7 +573,7 @@ static norm norm_create(int64_t rows, int64_t width)
     return (norm){floats(rows * width), floats(rows)};
 }
 
-/* Room for the rows of a batch. device NULL: materialised. */
+/* Allocates for the rows of a batch. device NULL: materialised. */
 static void rows_create(model *m, int64_t batch, fattn_device *device)
 {
     const int64_t c = m->head.width, length = m->head.context, rows = batch * length;
@@ -594,7 +594,7 @@ static void rows_create(model *m, int64_t batch, fattn_device *device)
     }
 }
 
-/* Logits of the character after each of batch sequences of length characters. */
+/* Logits of the next character at every position of `batch` sequences of `length` characters. */
 static void forward(model *m, int64_t batch, int64_t length, const uint8_t *tokens)
 {
     const int64_t c = m->head.width, rows = batch * length;
@@ -616,7 +616,7 @@ static void forward(model *m, int64_t batch, int64_t length, const uint8_t *toke
     linear_forward(rows, m->norm.y, m->last, m->logits, false);
 }
 
-/* Gradients of all weights, from those of the logits. dx is the gradient of the sum. */
+/* Gradients of all weights, from those of the logits. dx is the gradient of the residual. */
 static void backward(model *m, const uint8_t *tokens)
 {
     const int64_t c = m->head.width, rows = m->attention.batch * m->attention.length;
@@ -665,11 +665,11 @@ static void update(model *m, double rate)
  * ---------------------------------------------------------------------------------------------- */
 
 typedef struct text {
-    uint8_t *tokens; /* bytes of the file; then places in the vocabulary */
+    uint8_t *tokens; /* bytes of the file, then indices into the vocabulary */
     int64_t length;
 } text;
 
-/* Control characters that text files hold: tab, line feed, form feed, carriage return. */
+/* Control characters that text files may contain: tab, line feed, form feed, carriage return. */
 static bool is_text(int byte)
 {
     return byte >= 32 ? byte != 127 : byte == 9 || byte == 10 || byte == 12 || byte == 13;
@@ -716,7 +716,7 @@ static void find_vocabulary(const text *t, header *h)
     }
 }
 
-/* Bytes become places in the vocabulary. */
+/* Replaces bytes by their indices in the vocabulary. */
 static void text_encode(const text *t, const header *h, const char *name)
 {
     for (int64_t n = 0; n < t->length; n++) {
@@ -751,7 +751,7 @@ static void checkpoint_save(const char *name, model *m)
     }
 }
 
-/* Nothing in a header is believed. */
+/* Every field of the header is validated. */
 static void check_header(const char *where, const header *h)
 {
     const int64_t sizes[SIZES] = {h->layers, h->heads, h->width, h->context};
@@ -790,7 +790,7 @@ static void checkpoint_load(const char *name, model *m)
  * Training and sampling
  * ---------------------------------------------------------------------------------------------- */
 
-/* Sequences from random places of the text; the targets are one character further on. */
+/* Sequences from random positions of the text; the targets are one character ahead. */
 static void draw_batch(header *h, const text *t, int64_t batch, uint8_t *tokens, uint8_t *targets)
 {
     for (int64_t b = 0; b < batch; b++) {
@@ -849,7 +849,7 @@ static int64_t draw_token(int64_t vocabulary, float *logits, uint64_t *rng)
     return v;
 }
 
-/* Writes characters one after the other, each from the window before it; a full one is halved. */
+/* Writes characters one by one, each from the window before it; a full window is halved. */
 static void sample(model *m, int64_t count, uint64_t seed)
 {
     const int64_t context = m->head.context, vocabulary = m->head.vocabulary;
@@ -886,7 +886,7 @@ static void describe(const header *h, const fattn_device *device)
     }
 }
 
-/* New weights, for the characters of the text. */
+/* New weights for the characters of the text. */
 static void begin(model *m, const text *t)
 {
     m->head = (header){.layers = number(LAYERS),
@@ -902,7 +902,7 @@ static void begin(model *m, const text *t)
 
 int main(int argc, char **argv)
 {
-    static model m; /* large for a stack */
+    static model m; /* too large for a stack */
     const settings s = parse(argc, argv);
     const text t = s.text ? text_read(s.text) : (text){.length = 0};
     if (s.load) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sharded keys: each shard of the keys gives an o and an lse of its own, and fattn_merge() makes
- * those of all keys from them, as machines do that share a long context. The whole is causal, so
- * each shard is told where its keys stand. Then every row is computed again in plain C.
+ * Sharded keys: each shard of the keys gives its own o and lse, and fattn_merge() combines them
+ * into those of all keys, as for machines that share a long context. The whole is causal, so each
+ * shard is told the position of its keys. Then every row is computed again in plain C.
  */
 #include "example.h"
 
@@ -32,7 +32,8 @@ static void free_state(state s)
     must(fattn_device_free(device, s.lse));
 }
 
-/* Attention over keys first to end - 1. A row that sees none of them gets o = 0 and lse = -inf. */
+/* Attention over keys first to end - 1. A row that attends to none of them gets o = 0, lse =
+ * -inf. */
 static void attend_shard(int64_t first, int64_t end, state out)
 {
     fattn_problem problem;
@@ -43,8 +44,7 @@ static void attend_shard(int64_t first, int64_t end, state out)
     problem.features = FATTN_CAUSAL | FATTN_POSITIONS;
     problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
 
-    /* Shards are slices of a longer tensor here, so batch entries are further apart than they are
-     * long. */
+    /* Shards are slices of a longer tensor here, so the batch stride is larger than the shard. */
     problem.layout = FATTN_STRIDED;
     problem.q = problem.k = problem.v = problem.o =
         (fattn_strides){.batch = S * H * D, .seq = H * D, .head = D};
@@ -55,12 +55,12 @@ static void attend_shard(int64_t first, int64_t end, state out)
     buffers.k = k_device + first * H * D;
     buffers.v = v_device + first * H * D;
     buffers.o = out.o, buffers.lse = out.lse;
-    buffers.k_offset = first; /* where the shard stands in the whole */
+    buffers.k_offset = first; /* position of the shard in the whole */
     buffers.whole_q = buffers.whole_k = S;
     must(fattn_attention(device, &problem, &buffers, NULL));
 }
 
-/* into = into and more. */
+/* into = merge of into and more. */
 static void merge(state into, state more)
 {
     const fattn_strides stride = {.batch = S * H * D, .seq = H * D, .head = D};
@@ -83,7 +83,7 @@ static void merge(state into, state more)
     must(fattn_merge(device, &args, NULL));
 }
 
-/* The largest difference of o and lse from attention over all keys, written out. */
+/* The largest difference of o and lse from attention over all keys in plain C. */
 static double error(void)
 {
     double worst = 0.0, row[D];

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Training: forward, a loss, backward, a step of gradient descent, and again. The parameters are q,
- * k and v themselves, and o is to come near a target.
+ * Training: forward, a loss, backward, a step of gradient descent, repeated. The parameters are q,
+ * k and v themselves, and o should approach a target.
  *
- * Gradients are judged by what they are for: from one end of a step to the other the loss
- * changes by the step times the slope between, which is the mean of both ends' up to third
- * order. It falls, too.
+ * The gradients are checked by the loss: over a step it changes by the length of the step times the
+ * mean of the slopes at both ends, up to third order. It must also fall.
  */
 #include <string.h>
 
@@ -18,7 +17,7 @@ enum { Q, K, V, PARAMETERS };
 static float parameter[PARAMETERS][N], gradient[PARAMETERS][N], previous[PARAMETERS][N];
 static float o[N], target[N], dout[N];
 
-/* On the device. dout is like o, lse (B, H, S); gradients are like what they are of. */
+/* On the device. dout is like o, lse (B, H, S); each gradient is like its tensor. */
 static fattn_device *device;
 static fattn_plan *forward, *backward;
 static float *parameter_device[PARAMETERS], *gradient_device[PARAMETERS];
@@ -32,7 +31,7 @@ static void make_plans(void)
     problem.seqlen_q = problem.seqlen_k = S, problem.dim = problem.dim_v = D;
     problem.features = FATTN_CAUSAL;
 
-    problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE; /* backward wants lse */
+    problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE; /* backward needs lse */
     must(fattn_plan_create(device, &problem, &forward));
 
     problem.op = FATTN_BACKWARD;
@@ -51,7 +50,7 @@ static void make_memory(void)
     lse_device = reserve(device, B * H * S * sizeof(float));
 }
 
-/* What both directions read and write; each takes its own. */
+/* The buffers of both directions; each uses its own. */
 static fattn_buffers buffers_of_both(void)
 {
     fattn_buffers buffers;
@@ -105,7 +104,7 @@ static void step(double rate)
     }
 }
 
-/* The slope of the loss along the last step, -previous, halfway between its ends. */
+/* The slope of the loss along the last step, -previous, at the middle of the step. */
 static double middle_slope(void)
 {
     double slope = 0.0;

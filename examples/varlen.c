@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A ragged batch: sequences of different lengths lie one behind the other without padding, and
- * cu_seqlens says where each begins. One of them is empty. Then every row is computed
- * again in plain C.
+ * A ragged batch: sequences of different lengths are packed without padding, and cu_seqlens gives
+ * their starts. One of them is empty. Then every row is computed again in plain C.
  */
 #include "example.h"
 
@@ -13,7 +12,7 @@ static const int32_t starts[B + 1] = {0, 17, 217, 217, 218, 311};
 
 static float q[TOTAL][H][D], k[TOTAL][H][D], v[TOTAL][H][D], o[TOTAL][H][D];
 
-/* The largest difference between o and attention within each sequence, written out. */
+/* The largest difference between o and attention within each sequence in plain C. */
 static double error_of_o(void)
 {
     double worst = 0.0, row[D];
@@ -40,8 +39,8 @@ int main(void)
     fattn_device *device;
     must(fattn_device_open(NULL, &device));
 
-    /* Sizes that memory depends on belong to the problem; the lengths are data, and a plan
-     * serves any that fit. */
+    /* The problem holds the sizes that determine memory. Lengths are data, and a plan serves any
+     * lengths that fit. */
     fattn_problem problem;
     fattn_problem_init(&problem);
     problem.batch = B, problem.heads_q = problem.heads_k = H;

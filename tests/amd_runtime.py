@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """AMD's own runtime on a machine without an AMD GPU: backend hip loads it, calls it, and reports that there is
-no device. Skipped without a runtime, such as Debian's libamdhip64-5, and where there is a device.
+no device. Skipped without a runtime, such as Debian's libamdhip64-5, and if there is a device.
 
 usage: amd_runtime.py FATTN
 """
@@ -29,7 +29,7 @@ def run(*words):
 
 
 def reason_to_skip(fattn):
-    """Why there is nothing to see here, or None; and the runtime's name."""
+    """The reason to skip, or None; and the runtime's name."""
     if not re.search(r"^device +hip", run(fattn, "info").stdout, re.M):
         return "this build has no backend hip", ""
     found = run(sys.executable, "-c", FIND).stdout.split()

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Doxygen finds documentation for all that is public, and nothing to complain about, as a TAP program.
+"""Doxygen finds everything public documented, without a warning, as a TAP program.
 
     api_docs.py SOURCES
 """
@@ -40,7 +40,7 @@ def test_sources(sources, folder):
 
 
 def enumerators(sources):
-    """Those that have no comment, of which old versions of Doxygen do not speak."""
+    """Enumerators without a comment, which old versions of Doxygen do not report."""
     seen = subprocess.run([sys.executable, "docs/doxygen_filter.py", "include/fattn/fattn.h"], cwd=sources,
                           capture_output=True, text=True, check=True).stdout
     bodies = re.findall(r"typedef enum \w+ \{(.*?)\} \w+;", seen, re.S)
@@ -51,8 +51,8 @@ def enumerators(sources):
     ok(len(found) > 20 and not without, "every enumerator is described")
 
 
-# What is done to a copy of the header, so that the build must fail: the name that it must complain about,
-# and the comment that is taken away.
+# Changes to a copy of the header that must make the build fail: the name that the warning must mention, and the
+# comment that is removed.
 HARM = [
     ("fattn_execute", r"/\*(?:(?!\*/).)*?\*/\n(?=FATTN_API fattn_status fattn_execute\()"),
     ("page_size", r"(?<=int64_t page_size;) /\*.*?\*/"),

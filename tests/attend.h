@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A problem, its tensors, and a number that its results are known by, for programs that ask what
- * becomes of the process in which they are computed; and what Linux knows about that process.
+ * A problem, its tensors and a checksum of its results, for tests of what computing does to the
+ * process; and functions that read the process's state from Linux.
  */
 #ifndef FATTN_TESTS_ATTEND_H
 #define FATTN_TESTS_ATTEND_H
@@ -24,7 +24,7 @@ typedef struct attend {
     size_t output_count; /* floats */
 } attend;
 
-/* Self-attention of f32. Backward follows a forward of its own (attend_with()). */
+/* Self-attention in f32. Backward runs a forward of its own first (attend_with()). */
 static inline void attend_make(attend *a, fattn_op op, int64_t heads, int64_t rows, int64_t keys,
                                int64_t dim)
 {
@@ -79,7 +79,7 @@ static inline uint64_t attend_hash(const attend *a)
     return hash;
 }
 
-/* Computes by the one-shot call, NULL being the default device; 0 where that failed. */
+/* Computes by the one-shot call on a device (NULL: the default one); returns 0 on failure. */
 static inline uint64_t attend_with(attend *a, fattn_device *device)
 {
     memset(a->outputs, 0, a->output_count * sizeof(float));
@@ -99,7 +99,7 @@ static inline uint64_t attend_with(attend *a, fattn_device *device)
 
 /* --- The process ------------------------------------------------------------------------------ */
 
-/* A number of /proc/self/status, such as "Threads" or "VmRSS" (KiB); -1 where there is none. */
+/* A number from /proc/self/status, such as "Threads" or "VmRSS" (KiB); -1 if unavailable. */
 static inline long process_status(const char *field)
 {
     FILE *const file = fopen("/proc/self/status", "r");
@@ -118,19 +118,26 @@ static inline long process_status(const char *field)
 
 static inline void *process_idle(void *nothing) { return nothing; }
 
-/* Threads of the process besides the calling one that nobody asked for: a sanitizer has some, from
- * the first that the program makes. */
+/* Threads of the process that neither we nor the calling program created: sanitizers start some
+ * with the program's first thread. */
 static inline long process_extra(void)
 {
     pthread_t thread;
     if (pthread_create(&thread, NULL, process_idle, NULL) == 0) {
         pthread_join(thread, NULL);
     }
-    return process_status("Threads") - 1;
+    long least = process_status("Threads");
+    for (int n = 0; n < 100; n++) { /* the joined thread stays in /proc briefly */
+        const struct timespec moment = {.tv_nsec = 1000000};
+        nanosleep(&moment, NULL);
+        const long threads = process_status("Threads");
+        least = threads < least ? threads : least;
+    }
+    return least - 1;
 }
 
-/* Whether the process has so many threads, or soon has: one that has been joined stays in /proc for
- * a moment. Where there is no /proc nobody knows better. */
+/* Whether the process has this many threads, now or after a moment: a joined thread stays in /proc
+ * briefly. True without /proc. */
 static inline bool process_threads_are(long count)
 {
     for (int n = 0; n < 10000; n++) {
@@ -145,7 +152,7 @@ static inline bool process_threads_are(long count)
     return false;
 }
 
-/* A sum over the numbers of the process's threads: another one where threads have come and gone. */
+/* A sum over the ids of the process's threads: it changes when threads end and others start. */
 static inline long process_tasks(void)
 {
     DIR *const folder = opendir("/proc/self/task");
@@ -159,7 +166,7 @@ static inline long process_tasks(void)
     return sum;
 }
 
-/* Threads of the process that have been on a processor for at least so many nanoseconds. */
+/* The number of threads of the process that used at least this many nanoseconds of CPU time. */
 static inline int process_busy(long long nanoseconds)
 {
     DIR *const folder = opendir("/proc/self/task");

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""bench/pytorch.py fails where a result is wrong, as a TAP program. PyTorch's and fattn's parts are played by
-NumPy: what is tested is what the script makes of two sets of results.
+"""bench/pytorch.py fails if a result is wrong, as a TAP program. NumPy stands in for PyTorch and fattn: the test is
+about what the script does with two sets of results.
 
     bench_pytorch.py FOLDER   that of pytorch.py
 """
@@ -56,7 +56,7 @@ def pretend_torch():
 
 
 def bench(script, ours, theirs, *words):
-    """The exit status of the script, and what it prints, when fattn's and the peer's o are these."""
+    """The exit status and output of the script for these o of fattn and of the peer."""
     plan = types.SimpleNamespace(kernel=b"pretended")
     script.Feature = lambda name, q, k: types.SimpleNamespace(name=name, gradient=None)
     script.Fattn = lambda *_: types.SimpleNamespace(

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a caller in C++ writes, which the headers suite compiles: every default has a name, bits
- * combine to the types of their fields, and FATTN_API may be the caller's own. */
+/* What a C++ caller writes; the headers suite compiles it. Every default has a name, bits combine
+ * to the types of their fields, and the caller may define FATTN_API. */
 #ifndef FATTN_TESTS_CALLER_H
 #define FATTN_TESTS_CALLER_H
 

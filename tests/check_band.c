@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * band.h against a loop over pairs, for every small window, diagonal, length and tile; and the work
- * list of schedule.h, which must hold every block of every part once.
+ * Compares band.h with a loop over pairs, for every small window, diagonal, length and tile; and
+ * checks that the work list of schedule.h holds every block of every part exactly once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 /* --- Bands ------------------------------------------------------------------------------------ */
 
-/* The contract's words: j exists, and -left <= j - (i + off) <= right. */
+/* The contract's definition: j exists, and -left <= j - (i + off) <= right. */
 static bool keeps(const fattn_band *band, int64_t i, int64_t j)
 {
     const int64_t at = j - (i + band->diagonal);
@@ -31,8 +31,7 @@ static bool row_is_right(const fattn_band *band, int64_t i, int64_t limit)
     return keys.first >= 0 && keys.past <= band->keys;
 }
 
-/* Full and empty are promises; partial is always allowed, but must not be the answer to
- * everything. */
+/* Full and empty are promises. Partial is always allowed, but must not be the only answer. */
 static bool tile_is_right(const fattn_band *band, const int64_t at[4], int64_t counts[3])
 {
     bool all = true, any = false;
@@ -156,7 +155,7 @@ static void check_block_masks(void)
 
 /* --- The work list ---------------------------------------------------------------------------- */
 
-/* Every item once, and of a head, or of heads that take turns, the last rows first. */
+/* Every item occurs once; within a head, or interleaved heads, the last rows come first. */
 static void check_schedule(void)
 {
     enum { BATCH = 3, HEADS = 4, BLOCKS = 5, SPLITS = 3, ITEMS = BATCH * HEADS * BLOCKS * SPLITS };
@@ -190,8 +189,9 @@ static int64_t drawn(int64_t low, int64_t high)
     return low + (int64_t)((state >> 33) % (uint64_t)(high - low + 1));
 }
 
-/* Whatever a row sees: every key block is in one part, no part but that of a row that sees nothing
- * is empty, and parts are at most as many as fattn_schedule_most() says, which never falls. */
+/* For any keys that a row attends to: every key block is in exactly one part, only a row without
+ * keys has an empty part, and there are at most fattn_schedule_most() parts, which never
+ * decreases. */
 static void check_parts(void)
 {
     enum { BLOCKS = 40 };

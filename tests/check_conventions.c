@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle against values worked out by hand: which pairs are kept, what an empty row gives,
- * where a page lies, what is left untouched. Gradients are check_gradients' business; here stands
- * every choice of the contract that differentiation cannot see. Problems are in double precision
- * with D = Dv = 1 unless a test says otherwise. hazard_<id> are failures that other attention
- * libraries had.
+ * The oracle compared with values worked out by hand: which pairs are kept, what an empty row
+ * gives, where a page is, what stays untouched. check_gradients covers gradients; this program
+ * covers every choice of the contract that differentiation cannot reveal. Problems are in double
+ * precision with D = Dv = 1 unless a test says otherwise. hazard_<id> marks failures that other
+ * attention libraries had.
  */
 #include <math.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static void fill(double *array, double x)
     for (int n = 0; n < ROOM; n++) array[n] = x;
 }
 
-/* Distinct numbers in (-1, 1) without a pattern that sums could hide. */
+/* Distinct numbers in (-1, 1) without a regular pattern. */
 static void scatter(double *array, int salt)
 {
     for (int n = 0; n < 256; n++) array[n] = sin(1.7 * n + 0.9 * salt);
@@ -84,7 +84,7 @@ static bool execute(void)
     return normalise(&normal) && fattn_naive_execute(&normal, &buf) == FATTN_OK;
 }
 
-/* Executes p forward, then backward on the o and lse that came out. */
+/* Executes p forward, then backward on the resulting o and lse. */
 static bool execute_both(void)
 {
     const fattn_problem backward = p;
@@ -119,8 +119,7 @@ static bool near(double got, double want)
  * Number formats
  * ---------------------------------------------------------------------------------------------- */
 
-/* Neighbours, and the numbers around the middle between them, for every finite pattern from 0
- * up. */
+/* Neighbouring numbers, their midpoint and its neighbours, for every finite pattern from 0 up. */
 static bool rounds_to_nearest_even(fattn_dtype dtype, unsigned infinity)
 {
     for (unsigned n = 0; n + 1 < infinity; n++) {
@@ -270,7 +269,7 @@ static void check_dropout_map(void)
               "the dropout threshold is rounded and clamped");
 }
 
-/* The multipliers Z of the problem p, recovered from o: scores 0, v one-hot, sq x sk of them. */
+/* Recovers the multipliers Z of problem p from o (sq x sk): scores are 0, v is one-hot. */
 static bool recover_z(double *z)
 {
     const int64_t sk = p.seqlen_k;
@@ -329,7 +328,7 @@ static void check_dropout(void)
  * Which pairs are kept
  * ---------------------------------------------------------------------------------------------- */
 
-/* The kept pairs of p as "110/111", rows separated: scores are 0 and v is one-hot, so o shows
+/* The kept pairs of p as "110/111", one group per row. Scores are 0 and v is one-hot, so o shows
  * them. */
 static const char *kept_pairs(void)
 {
@@ -396,7 +395,8 @@ static void check_anchor_tables(void)
     }
 }
 
-/* Every small window, as a range of columns a row rather than as a condition on a distance. */
+/* Every small window, computed as a range of columns per row instead of a condition on a
+ * distance. */
 static void check_windows(void)
 {
     for (int anchor = FATTN_BOTTOM_RIGHT; anchor <= FATTN_TOP_LEFT; anchor++)
@@ -456,7 +456,7 @@ static void check_masks(void)
               "masks have a batch and a head axis");
 }
 
-/* Rows 2.. of 4 and keys 1.. of 6 as a shard keep what they keep in the whole. */
+/* A shard of rows 2.. of 4 and keys 1.. of 6 keeps the same pairs as the whole. */
 static void check_shards(void)
 {
     for (int anchor = FATTN_BOTTOM_RIGHT; anchor <= FATTN_TOP_LEFT; anchor++) {
@@ -538,7 +538,7 @@ static void check_score(void)
               "slopes multiply the bias, and its gradient");
 }
 
-/* The maximum is taken after scaling, so nothing overflows that need not. */
+/* The maximum is taken after scaling, so nothing overflows unnecessarily. */
 static void check_softmax(void)
 {
     static const double shifts[] = {-1e5, -2.45e5, -1e6, 1e5};
@@ -617,7 +617,7 @@ static void check_not_finite(void)
  * Nothing to attend to
  * ---------------------------------------------------------------------------------------------- */
 
-/* Row 1 of 3 x 4 sees nothing; NaN in its dO and dLSE must not get anywhere. */
+/* Row 1 of 3 x 4 attends to nothing; NaN in its dO and dLSE must not spread. */
 static void check_empty_row(uint64_t features, const char *cause)
 {
     begin(FATTN_BACKWARD, 3, 4, features | FATTN_DLSE | FATTN_SINK);
@@ -690,7 +690,7 @@ static void check_empty_problems(void)
  * Lengths and places
  * ---------------------------------------------------------------------------------------------- */
 
-/* Packed sequences, empty ones among them, are what they are alone. */
+/* Packed sequences, including empty ones, give the same results as alone. */
 static void check_packed(void)
 {
     static const int32_t cu_q[] = {0, 0, 3, 3, 8}, cu_k[] = {2, 5, 9, 11, 11};
@@ -718,8 +718,8 @@ static void check_packed(void)
     tap_check(good, "a packed sequence is what it is alone; lse is (Hq, total_q)");
 }
 
-/* Keys before the first are a mask that protects memory too: NaN there gets nowhere, and neither do
- * distances, biases or dropout move. */
+/* Keys before the first one are masked and their memory is not read: NaN there does not spread, and
+ * distances, biases and dropout stay as they are. */
 static void check_left_padding(void)
 {
     enum { SQ = 4, SK = 7 };
@@ -757,7 +757,7 @@ static void check_left_padding(void)
     tap_check(execute() && lse[0] > -inf, "a page before seqstart_k has no entry in the table");
 }
 
-/* What lies past seqused, poisoned, gets nowhere; dk and dv there are 0, or as they were. */
+/* Poison past seqused does not spread; dk and dv there are 0, or unchanged when accumulating. */
 static void check_seqused(void)
 {
     static const int32_t used_q[] = {2}, used_k[] = {3};
@@ -812,7 +812,7 @@ static void check_accumulate(void)
               "hazard_F11: only the gradients that are wanted are written");
 }
 
-/* Keys in pages, shuffled; unused entries of the table would lead out of memory. */
+/* Keys in shuffled pages; unused table entries point outside of memory. */
 static void check_pages(int64_t page_size)
 {
     enum { SK = 7, PAGES = 16 };
@@ -994,7 +994,7 @@ static void check_absolute_sums(void)
     tap_check(good, "the softcap's derivative and its absolute value by hand");
 }
 
-/* Given o and lse are used as they are; pure ones are not read. */
+/* Given o and lse are used as they are; the pure run does not read them. */
 static void check_given_state(void)
 {
     fattn_problem normal;
@@ -1017,7 +1017,7 @@ static void check_given_state(void)
     fattn_naive_free(&pure);
 }
 
-/* Every allocation may fail: no leak, no output, and success once none fails. */
+/* Every allocation may fail, without a leak or output; the call succeeds once none fails. */
 static void check_memory(void)
 {
     const int64_t alive = fattn_memory_alive();
@@ -1051,6 +1051,92 @@ static void check_memory(void)
     normal.seqlen_q = normal.seqlen_k = normal.heads_q = INT64_C(1) << 40;
     tap_check(fattn_naive_run(&normal, &buf, &r) == FATTN_OUT_OF_MEMORY && r.memory == NULL,
               "hazard_B10: sizes that overflow are out of memory");
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Mixed types
+ * ---------------------------------------------------------------------------------------------- */
+
+enum { MIXED_ROWS = 3, MIXED_KEYS = 5, MIXED_DIM = 4 };
+
+/* q and o in f32, k in f16, v in bf16 give what the same numbers in f32 give; the gradients of k
+ * and v are rounded to their types. */
+static void check_mixed(const char *backend, fattn_op op)
+{
+    static const fattn_dtype types[2][2] = {{FATTN_F32, FATTN_F32}, {FATTN_F16, FATTN_BF16}};
+    _Alignas(16) static float wide_k[MIXED_KEYS * MIXED_DIM], wide_v[MIXED_KEYS * MIXED_DIM];
+    _Alignas(16) static float queries[MIXED_ROWS * MIXED_DIM], weights[MIXED_ROWS * MIXED_DIM];
+    _Alignas(16) static uint16_t half_k[MIXED_KEYS * MIXED_DIM], half_v[MIXED_KEYS * MIXED_DIM];
+    _Alignas(16) static float out[MIXED_ROWS * MIXED_DIM], sums[MIXED_ROWS + 1];
+    _Alignas(16) static float grad_q[2][MIXED_ROWS * MIXED_DIM];
+    _Alignas(16) static float grads[2][2][MIXED_KEYS * MIXED_DIM]; /* of k and v, by problem */
+    float results[2][MIXED_ROWS * MIXED_DIM];
+    bool good = true;
+    for (int n = 0; n < MIXED_KEYS * MIXED_DIM; n++) {
+        wide_k[n] = (float)(n % 7 - 3) / 8, wide_v[n] = (float)(n % 11 - 5) / 16;
+        half_k[n] = fattn_f16_from_f64((double)wide_k[n]);
+        half_v[n] = fattn_bf16_from_f64((double)wide_v[n]);
+    }
+    for (int n = 0; n < MIXED_ROWS * MIXED_DIM; n++) {
+        queries[n] = (float)(n % 5) / 3, weights[n] = (float)(n % 3) - 0.75F;
+    }
+    fattn_device *device = NULL;
+    good = fattn_device_open(backend, &device) == FATTN_OK;
+    for (int mixed = 0; good && mixed < 2; mixed++) {
+        fattn_problem t;
+        fattn_buffers b;
+        fattn_problem_init(&t);
+        fattn_buffers_init(&b);
+        t.seqlen_q = MIXED_ROWS, t.seqlen_k = MIXED_KEYS, t.dim = t.dim_v = MIXED_DIM;
+        t.dtype_kv = types[mixed][0], t.dtype_v = types[mixed][1];
+        t.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+        b.q = queries, b.o = out, b.lse = sums, b.dout = weights;
+        b.k = mixed ? (const void *)half_k : wide_k, b.v = mixed ? (const void *)half_v : wide_v;
+        b.dq = grad_q[mixed], b.dk = grads[mixed][0], b.dv = grads[mixed][1];
+        good = fattn_attention(device, &t, &b, NULL) == FATTN_OK;
+        t.op = FATTN_BACKWARD, t.outputs = 0;
+        if (good && op == FATTN_BACKWARD) {
+            good = fattn_attention(device, &t, &b, NULL) == FATTN_OK;
+        }
+        memcpy(results[mixed], out, sizeof out);
+    }
+    double worst = 0;
+    for (int n = 0; n < MIXED_ROWS * MIXED_DIM; n++) {
+        worst = fmax(worst, fabs((double)(results[0][n] - results[1][n])));
+        worst = fmax(worst, fabs((double)(grad_q[0][n] - grad_q[1][n])));
+    }
+    for (int n = 0; op == FATTN_BACKWARD && n < MIXED_KEYS * MIXED_DIM; n++) {
+        for (int input = 0; input < 2; input++) {
+            const fattn_dtype dtype = types[1][input];
+            const double rounded = fattn_naive_round((double)grads[0][input][n], dtype);
+            const double given = fattn_naive_load(grads[1][input], dtype, n);
+            worst = fmax(worst, fabs(rounded - given));
+        }
+    }
+    fattn_device_close(device);
+    tap_check(good && worst <= 0x1p-22, "%s: %s of mixed types is that of the same numbers: %s",
+              backend, op == FATTN_FORWARD ? "forward" : "backward",
+              good ? "all good" : fattn_last_reason());
+}
+
+static void check_mixed_refusals(void)
+{
+    fattn_problem t, normal;
+    fattn_problem_init(&t);
+    t.dim = t.dim_v = 8;
+    t.dtype_v = FATTN_F16;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_OK && normal.dtype_kv == FATTN_F32 &&
+                  normal.dtype_v == FATTN_F16,
+              "dtype_v alone leaves k as q");
+    t.dtype_kv = FATTN_BF16, t.dtype_v = FATTN_DTYPE_DEFAULT;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_OK && normal.dtype_v == FATTN_BF16,
+              "dtype_v is dtype_kv by default");
+    t.dtype_kv = FATTN_F64;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_INVALID_ARGUMENT,
+              "f64 does not mix: %s", fattn_last_reason());
+    t.dtype_kv = (fattn_dtype)9;
+    tap_check(fattn_problem_normalise(&t, &normal) == FATTN_INVALID_ARGUMENT, "no dtype: %s",
+              fattn_last_reason());
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -1122,5 +1208,9 @@ int main(void)
     check_given_state();
     check_memory();
     check_comparator();
+    check_mixed("reference", FATTN_FORWARD);
+    check_mixed("reference", FATTN_BACKWARD);
+    check_mixed("cpu", FATTN_FORWARD);
+    check_mixed_refusals();
     return tap_done();
 }

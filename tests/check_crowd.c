@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many callers: at a time, one after another, and with problems of different widths by turns. The
- * threads of the process stay few and the same, and its memory does not grow.
+ * Many callers: concurrently, one after another, and alternating between problems of different
+ * widths. The process keeps the same few threads, and its memory does not grow.
  *
  * usage: check_crowd [TURNS]
  */
@@ -17,7 +17,7 @@
 
 enum { THREADS = 8, CALLERS = 8, VISITORS = 400 };
 
-/* Memory that the process may take more of, in KiB: heaps of threads come and go. */
+/* Allowed growth of the process's memory in KiB: thread heaps come and go. */
 enum { SLACK = 4096 };
 
 static uint64_t expected;
@@ -62,7 +62,7 @@ static void check_callers(int turns)
     }
     tap_check(atomic_load(&wrong) == 0, "%d callers at a time: %d wrong results", CALLERS,
               atomic_load(&wrong));
-    /* This one, the callers, and the workers of one pool. */
+    /* This thread, the callers, and the workers of one pool. */
     tap_check(most <= 1 + CALLERS + THREADS - 1, "%d callers with %d threads: at most %ld threads",
               CALLERS, THREADS, most);
 }
@@ -101,7 +101,7 @@ static void check_visitors(void)
 
 /* --- Widths ----------------------------------------------------------------------------------- */
 
-/* Problems of 8 items and 2, on as many threads. */
+/* Problems of 8 and of 2 items, on as many threads. */
 static void check_widths(int turns)
 {
     attend wide, narrow;

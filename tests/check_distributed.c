@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/distributed/forecast.h"
 #include "core/problem.h"
-#include "distributed/forecast.h"
 #include "tests/tap.h"
 
 enum { LENGTH = 23, RANKS = 5 };

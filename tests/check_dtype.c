@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The conversions of core/dtype.h against a second method: the value of every code of a narrow
- * format is computed with ldexp, and a number is rounded by looking up the two codes that it lies
- * between. Midpoints of neighbouring codes are exact in double, so the lookup is.
+ * Compares the conversions of core/dtype.h with a second method: ldexp computes the value of every
+ * code of a narrow format, and rounding looks up the two codes around a number. Midpoints of
+ * neighbouring codes are exact in double, so the lookup is exact.
  *
  *     check_dtype          about 10^7 floats: every exponent, every rounding boundary, random ones
  *     check_dtype --all    all 2^32 floats
@@ -67,7 +67,7 @@ typedef struct format {
     uint32_t (*from_f32)(float);
     uint32_t (*from_f64)(double);
     float (*to_f32)(uint32_t);
-    double *value;    /* [overflow + 1]; the last one as if the exponents went on */
+    double *value;    /* [overflow + 1]; the last one as if the exponent range continued */
     double *midpoint; /* [overflow]: between codes c and c + 1 */
     uint32_t *edge;   /* [2 * overflow]: the floats equal to those values and midpoints */
 } format;
@@ -195,7 +195,7 @@ static void visit_floats(const format *f, int randoms, void (*visit)(void *, uin
     }
 }
 
-/* Every float: the code can only grow with the magnitude, so that the lookup is a walk. */
+/* Every float. The code can only grow with the magnitude, so the lookup proceeds linearly. */
 static void compare_all_floats(tally *t)
 {
     const format *const f = t->f;
@@ -250,7 +250,7 @@ static uint64_t random_f32_range(void)
 static void check_from_f64(const format *f)
 {
     tally t = {f, 0, 0};
-    int64_t twice = 0; /* doubles that going through f32 would round wrongly */
+    int64_t twice = 0; /* doubles that rounding via f32 would round wrongly */
 
     for (uint32_t code = 0; code < f->overflow; code++) {
         const double centres[] = {f->value[code], f->midpoint[code]};
@@ -277,7 +277,7 @@ static void check_from_f64(const format *f)
               t.tried);
 }
 
-/* The processor rounds a double to f32 too. */
+/* Compares with the processor's rounding of double to f32. */
 static void check_f32_from_f64(void)
 {
     int64_t wrong = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Problems that have nothing to compute end at once, whatever their other sizes: 2^31 - 1 batches
- * of 2^31 - 1 heads without queries are no reason to walk 2^62 of them. Each runs in a process of
- * its own, which an alarm ends.
+ * Problems with nothing to compute return at once, whatever their other sizes: 2^31 - 1 batches of
+ * 2^31 - 1 heads without queries must not cost 2^62 steps. Each runs in a process of its own under
+ * an alarm.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -66,7 +66,7 @@ static fattn_problem problem_of(const empty *e)
     p.dim = p.dim_v = 1;
     p.features = e->features;
     p.outputs = e->outputs;
-    p.layout = FATTN_STRIDED; /* keys are one key, repeated */
+    p.layout = FATTN_STRIDED; /* all keys are the same one */
     p.dropout_p = e->features & FATTN_DROPOUT ? 0.5 : 0;
     p.page_size = e->features & FATTN_PAGED ? 16 : 0;
     p.window_left = e->features & FATTN_WINDOW ? 3 : -1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "hip" on an emulated GPU (stub/hip), of the processor that STUB_HIP_ARCH names: what the
- * sweep over kernels does not reach. The device and what it lacks, memory, streams and events, the
- * verbs beside attention, and that what the emulator finds comes back as a status.
+ * Backend "hip" on an emulated GPU (stub/hip) with the processor that STUB_HIP_ARCH names. Covers
+ * what the sweep over kernels does not: the device and its limits, memory, streams and events,
+ * functions other than attention, and that findings of the emulator come back as a status.
  */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
@@ -206,7 +206,7 @@ static void check_fine_grained(int axis, bool accumulate)
     dlclose(library);
 }
 
-/* Reading what nobody allocated, and reading what nobody wrote. */
+/* Reads of unallocated memory and of undefined values. */
 static void check_faults(void)
 {
     enum { ELEMENTS = 64 * 64 };
@@ -228,7 +228,7 @@ static void check_faults(void)
     b.v = raw;
     tap_check(!status && fails(fattn_execute(plan, &b, NULL, NULL), FATTN_DEVICE_ERROR,
                                "hipErrorLaunchFailure"),
-              "values that nobody wrote: %s", fattn_last_reason());
+              "undefined values: %s", fattn_last_reason());
     b.v = memory;
     tap_check(fattn_execute(plan, &b, NULL, NULL) == FATTN_OK, "and the next launch is well");
     fattn_plan_destroy(plan);

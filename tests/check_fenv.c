@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The caller's floating-point environment: backend cpu gives the same bits under any rounding mode
- * and with subnormal numbers flushed to zero, and leaves all of it as it was.
+ * and with subnormal numbers flushed to zero, and restores the environment.
  */
 #include <fenv.h>
 #include <stdint.h>
@@ -19,7 +19,7 @@ enum { ROWS = 150, DIM = 24, COUNT = ROWS * DIM };
 /* --- The control word ------------------------------------------------------------------------- */
 
 #if defined(__SSE__)
-static uint64_t control(void) { return _mm_getcsr() & ~0x3fu; } /* but for the flags raised */
+static uint64_t control(void) { return _mm_getcsr() & ~0x3fu; } /* without the exception flags */
 static void flush_subnormals(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }
 #define CAN_FLUSH true
 #elif defined(__aarch64__)

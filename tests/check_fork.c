@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Children of a process that uses the library use it too: after their parent has computed, while
- * another of its threads computes, and children of children; with the parent's results, and with
- * threads of their own.
+ * Children of a process that uses the library can use it too: after their parent has computed,
+ * while another of its threads computes, and in nested forks. They give the parent's results and
+ * create threads of their own.
  */
 #define _DEFAULT_SOURCE /* usleep */
 
@@ -19,7 +19,7 @@ enum { THREADS = 4, CHILDREN = 40, PATIENCE = 60 /* seconds */ };
 
 typedef int (*child_work)(attend *a, uint64_t expected);
 
-/* Whether a child did its work in time. One that hangs is killed. */
+/* Whether a child finished in time with the right result. A child that hangs is killed. */
 static bool child_succeeds(child_work work, attend *a, uint64_t expected)
 {
     fflush(stdout);
@@ -41,7 +41,7 @@ static bool child_succeeds(child_work work, attend *a, uint64_t expected)
 
 static int attend_once(attend *a, uint64_t expected) { return attend_with(a, NULL) != expected; }
 
-/* Everything is given back and opened again. */
+/* Closes everything and opens it again. */
 static int attend_afresh(attend *a, uint64_t expected)
 {
     const bool right = attend_with(a, NULL) == expected;

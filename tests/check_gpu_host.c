@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The host half of backend "cuda" on a driver without a GPU (stub/): every driver call fails in
- * turn, contexts, streams and devices change, streams are captured, and what a driver may lack is
- * missing. Run with the stub's folder in LD_LIBRARY_PATH.
+ * turn; contexts, streams and devices change; streams are captured; functions are missing from the
+ * driver. Run it with the stub's folder in LD_LIBRARY_PATH.
  */
 #define _GNU_SOURCE /* dladdr, setenv, mkdtemp */
 
@@ -34,13 +34,13 @@ static stub_cuda *stub;
  * ---------------------------------------------------------------------------------------------- */
 
 static const char *running = "";
-static int wrong; /* of the check that is running */
+static int wrong; /* failures of the running check */
 
 #if defined(__GNUC__)
 static bool expect(bool holds, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #endif
 
-/* Part of a check: says what is wrong, and counts it. Returns holds. */
+/* Part of a check: prints and counts a failure. Returns holds. */
 static bool expect(bool holds, const char *format, ...)
 {
     if (!holds) {
@@ -88,7 +88,8 @@ typedef struct scene {
     int64_t launches; /* of the stub before the act */
 } scene;
 
-/* Several launches each: a causal square in groups, and one query on keys worth splitting. */
+/* Each takes several launches: a causal square with grouped heads, and one query with split
+ * keys. */
 static fattn_problem problem_of(work w)
 {
     fattn_problem p;
@@ -190,7 +191,7 @@ static void prepare_backward(scene *s) { set_up(s, BACKWARD, 0); }
 static void prepare_decode(scene *s) { set_up(s, DECODE, 0); }
 static void prepare_checked(scene *s) { set_up(s, FORWARD, FATTN_CHECKED | FATTN_SEQUSED_K); }
 
-/* A run is a success when it launched something. */
+/* A run succeeds only if it launched something. */
 static fattn_status launched(const scene *s, fattn_status status)
 {
     expect(status || stub->launches > s->launches, "nothing was launched");
@@ -220,7 +221,7 @@ static fattn_status act_one_shot_staged(scene *s)
     return launched(s, fattn_attention(NULL, &problem, &buffers, NULL));
 }
 
-/* The second of two calls on streams of their own, which the first has made a workspace for. */
+/* The second of two calls on different streams; the first has created a workspace. */
 static fattn_status act_one_shot_streams(scene *s)
 {
     fattn_status status = fattn_attention(s->device, &s->problem, &s->buffers, s->stream);
@@ -334,9 +335,9 @@ static fattn_status act_close(scene *s)
 
 typedef struct act {
     const char *name;
-    void (*prepare)(scene *s); /* with calls that succeed; NULL: nothing */
+    void (*prepare)(scene *s); /* runs without failures; NULL: nothing */
     fattn_status (*act)(scene *s);
-    bool silent; /* returns nothing: failures have nobody to tell */
+    bool silent; /* returns void, so failures are not reported */
 } act;
 
 static const act acts[] = {
@@ -432,8 +433,8 @@ static bool is(const trace *t, int64_t n, const char *name)
     return strcmp(t->names[n], name) == 0;
 }
 
-/* A question whose failure is an answer: the driver does not know the pointer, so it is host memory
- * and is copied; the backend has no devices now, which opening one asks again. */
+/* Queries whose failure is an answer: an unknown pointer is host memory and gets copied; a backend
+ * without devices is asked again when one is opened. */
 static bool is_question(const trace *t, int64_t n)
 {
     return is(t, n, "cuPointerGetAttribute") ||
@@ -442,7 +443,7 @@ static bool is_question(const trace *t, int64_t n)
            (is(t, n, "cuDeviceGetCount") && is(t, n + 1, "cuDeviceGetCount"));
 }
 
-/* Nothing can be given back in a context that cannot be entered. */
+/* Resources cannot be freed in a context that cannot be entered. */
 static bool loses(const trace *t, int64_t n)
 {
     static const char *const releases[] = {"cuMemFree_v2", "cuModuleUnload", "cuStreamDestroy_v2",
@@ -454,7 +455,8 @@ static bool loses(const trace *t, int64_t n)
     return any && is(t, n, "cuCtxPushCurrent_v2");
 }
 
-/* How calls fail: with what, and whether all that follow fail too, as after a kernel's crash. */
+/* How calls fail: with which result, and whether all later calls fail too, as after a kernel
+ * crash. */
 typedef struct failure {
     int result;
     bool lasting;
@@ -463,7 +465,7 @@ typedef struct failure {
 static void expect_reported(const trace *t, int64_t n, fattn_status status, failure f)
 {
     const char *const name = t->names[n];
-    if (!expect(status != FATTN_OK, "call %d, %s, failed and nobody was told", (int)n, name)) {
+    if (!expect(status != FATTN_OK, "call %d, %s, failed without an error", (int)n, name)) {
         return;
     }
     if (f.result == STUB_OUT_OF_MEMORY) {
@@ -478,7 +480,7 @@ static void expect_reported(const trace *t, int64_t n, fattn_status status, fail
            "call %d, %s: the reason is \"%s\"", (int)n, name, fattn_last_reason());
 }
 
-/* Call n of the act fails; 0: none does, and *t is filled in. */
+/* Makes call n of the act fail. 0: none fails, and *t is filled in. */
 static void run_act(const act *a, const char *spec, int64_t n, failure f, trace *t)
 {
     int64_t alive[STUB_KINDS];
@@ -536,7 +538,7 @@ static void check_act(const act *a, const char *spec, failure f, const char *sit
               situation, (int)t.count, f.result, f.lasting ? ", and all after it" : "");
 }
 
-/* Whatever context the caller has is the caller's again. */
+/* The caller's current context is restored, whatever it is. */
 static void check_failures(void)
 {
     gpu_context own = NULL, other = NULL, primary = NULL;
@@ -594,7 +596,7 @@ static void check_any_device(void)
     tap_check(wrong == 0, "work runs on the device that was named, whichever is current");
 }
 
-/* Images hold code for some architectures: a device older than those is told so. */
+/* Images hold code for some architectures; an older device gets an error that says so. */
 static void check_old_device(void)
 {
     running = "an old device", wrong = 0;
@@ -620,7 +622,7 @@ static void keep_line(void *user, const char *line)
     snprintf(logged + used, sizeof logged - used, "%s\n", line);
 }
 
-/* "auto" opens, and goes on where a device has no code; one that is named is an error. */
+/* "auto" skips a device without code; opening it by name is an error. */
 static void check_auto(int old, const char *backend, int ordinal)
 {
     fattn_device *device = NULL;
@@ -663,7 +665,7 @@ static void check_auto(int old, const char *backend, int ordinal)
               old, stub->devices);
 }
 
-/* What a device and its events say is what the driver said. */
+/* The info of a device and its events matches the driver's answers. */
 static void check_numbers(void)
 {
     fattn_device *device = NULL;
@@ -716,8 +718,8 @@ static void check_grids(void)
     tap_check(wrong == 0, "a launch has as many blocks as a driver takes");
 }
 
-/* Decoding on a newer chip: early where the code that runs was compiled for 9.0 or newer, which a
- * driver's own code of older PTX was not. */
+/* Decoding on a newer chip launches early if the running code was compiled for 9.0 or newer, which
+ * code that the driver compiled from older PTX was not. */
 static void check_early(int capability, bool only_ptx, int compiled_for)
 {
     const int usual = stub->capability;
@@ -747,7 +749,7 @@ static void check_early(int capability, bool only_ptx, int compiled_for)
 
 static int64_t maps_seen; /* launches that were given tensor maps */
 
-/* The maps of q, k and v lie where these do; the stub keeps addresses first. */
+/* Checks that the maps of q, k and v have the operands' addresses, which the stub stores first. */
 static void watch_maps(void **parameters)
 {
     const fattn_gpu_args *const args = parameters[0];
@@ -760,7 +762,7 @@ static void watch_maps(void **parameters)
     maps_seen++;
 }
 
-/* Whether the build and a device of capability 9.0 have the row. On success they are in use. */
+/* Whether the build has the row and the stub a device of capability 9.0; then both are set up. */
 static bool begin_maps(void)
 {
     fattn_device *device = NULL;
@@ -783,7 +785,7 @@ static void end_maps(int usual)
     fattn_env_reload();
 }
 
-/* Strides as callers have them: the stub refuses what a driver would. */
+/* Strides that callers use; the stub refuses those that a driver would refuse. */
 static void check_map_strides(void)
 {
     enum { ROWS = 97, D = 40 };
@@ -826,7 +828,7 @@ static void check_map_strides(void)
               (int)(sizeof layouts / sizeof *layouts));
 }
 
-/* What a row with tensor maps cannot take, with its reason. */
+/* Problems that a row with tensor maps declines, with the reason. */
 static void check_map_refusals(void)
 {
     static const struct {
@@ -880,7 +882,7 @@ static bool check_maps(void)
     return has;
 }
 
-/* Results that have a status of their own, and one that a driver older than the images gives. */
+/* Driver results with their own status, and one that a driver older than the images returns. */
 static void check_statuses(void)
 {
     static const struct {
@@ -918,8 +920,8 @@ static void check_statuses(void)
  * Contexts and streams
  * ---------------------------------------------------------------------------------------------- */
 
-/* Two devices of one GPU, each opened in a context of its own; the stub refuses a launch whose
- * function, stream and context do not belong together. Then streams change sides. */
+/* Two devices of one GPU, each opened in its own context. The stub refuses a launch whose function,
+ * stream and context do not match. Then the streams are exchanged. */
 static void check_two_contexts(void)
 {
     gpu_context contexts[2] = {NULL, NULL};
@@ -950,7 +952,7 @@ static void check_two_contexts(void)
     tap_check(wrong == 0, "hazard_I1: two contexts on one device do not mix");
 }
 
-/* One device, planned for and run on by several threads at a time, each in a context of its own. */
+/* Several threads plan for and run on one device, each in its own context. */
 enum { THREADS = 4, TURNS = 20 };
 
 typedef struct thread {
@@ -1014,7 +1016,7 @@ static void check_threads(void)
     tap_check(wrong == 0, "threads share a device, whatever their contexts");
 }
 
-/* Only these may happen where a caller captures a run. */
+/* The only calls that are allowed while a caller captures a run. */
 static void expect_capturable(const char *what)
 {
     static const char *const allowed[] = {"cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
@@ -1100,7 +1102,7 @@ static void check_capture(work w)
 
 static int64_t watched; /* operands that kernels were given */
 
-/* Every operand that the problem has, where it has elements, is in the device's memory. */
+/* Checks that every non-empty operand of the problem is in device memory. */
 static void watch_operands(void **parameters)
 {
     const fattn_gpu_args *const args = parameters[0];
@@ -1122,8 +1124,8 @@ static void watch_dbias(void **parameters)
     watched++;
 }
 
-/* Whatever is drawn runs, on a device of this compute capability: its blocks have less room than
- * others. */
+/* Random problems run on a device of this compute capability, which has less shared memory per
+ * block than others; features that no GPU kernel honours are refused. */
 static void check_staging(int capability)
 {
     enum { CASES = 300 };
@@ -1141,7 +1143,15 @@ static void check_staging(int capability)
         draw_case c;
         if (expect(!draw_problem(&c, 5, index) && !draw_build(&c), "no memory") &&
             c.problem.dtype != FATTN_F64) { /* which is the reference's */
-            expect_ok(fattn_attention(device, &c.problem, &c.buffers, NULL), "a drawn problem");
+            const fattn_status status = fattn_attention(device, &c.problem, &c.buffers, NULL);
+            const bool mixed = c.problem.dtype_kv || c.problem.dtype_v || c.problem.dtype_bias;
+            if (c.problem.features & ~FATTN_KERNEL_COMMON) {
+                expect(status == FATTN_UNSUPPORTED, "a feature that no GPU kernel honours");
+            } else if (mixed && status == FATTN_UNSUPPORTED) {
+                expect(says("q, k and v of one type") || says("no bias in"), "types");
+            } else {
+                expect_ok(status, "a drawn problem");
+            }
         }
         draw_free(&c);
     }
@@ -1154,7 +1164,7 @@ static void check_staging(int capability)
               CASES, capability / 10, capability % 10);
 }
 
-/* dbias has a place even where an axis that it is summed over has no entries. */
+/* dbias has memory even if a summed axis is empty. */
 static void check_empty_axes(void)
 {
     fattn_device *device = NULL;
@@ -1184,7 +1194,7 @@ static void check_empty_axes(void)
     tap_check(wrong == 0, "dbias is written where it is summed over nothing");
 }
 
-/* The workspace is made once and kept; q, k, v and o are copied at each call. */
+/* The workspace is allocated once and kept; q, k, v and o are copied in each call. */
 static void check_one_shot_memory(void)
 {
     const fattn_problem problem = problem_of(DECODE);
@@ -1212,7 +1222,7 @@ static void check_one_shot_memory(void)
 
 enum { WORKSPACES_SEEN = 64 };
 
-/* Of each launch, its workspace. */
+/* The workspace of each launch. */
 static struct {
     const void *workspaces[WORKSPACES_SEEN]; /* all that were seen */
     int count;
@@ -1220,7 +1230,7 @@ static struct {
     int64_t unordered; /* launches that do not follow what used their workspace before */
 } seen;
 
-/* A launch that follows another of the same call is of the same stream, so every one is asked. */
+/* Launches of one call are on one stream, so every launch is checked. */
 static void watch_workspace(void **parameters)
 {
     const fattn_gpu_args *const args = parameters[0];
@@ -1270,7 +1280,8 @@ static int calls_of(const char *name)
     return count;
 }
 
-/* Each stream gets a workspace, up to four; then nothing is allocated, waited for or freed. */
+/* Each stream gets a workspace, up to four; after that nothing is allocated, waited for or
+ * freed. */
 static void check_streams(int count, const char *what)
 {
     scene s = {.spec = "cuda:0"};
@@ -1295,7 +1306,7 @@ static void check_streams(int count, const char *what)
     end_watch(&s, WORKSPACES_SEEN, what);
 }
 
-/* The next stream has the handle of the one before. */
+/* A new stream reuses the handle of the destroyed one. */
 static void check_handles(void)
 {
     scene s = {.spec = "cuda:0"};
@@ -1318,7 +1329,7 @@ static void *attend_aside(void *argument)
     return NULL;
 }
 
-/* One handle, a stream a thread. */
+/* One handle that denotes a different stream in each thread. */
 static void check_thread_streams(void)
 {
     scene s = {.spec = "cuda:0"};
@@ -1335,7 +1346,7 @@ static void check_thread_streams(void)
     end_watch(&s, 4, running);
 }
 
-/* An event of one stream holds up another: the stub sees work of both on one memory. */
+/* An event of one stream delays another; the stub detects unordered work on one memory. */
 static void check_event_order(void)
 {
     scene s = {.spec = "cuda:0"};
@@ -1381,8 +1392,8 @@ static void capture_end(const scene *s)
     cuda->primary_release(0);
 }
 
-/* Calls of a capture share a workspace, and nobody else gets it: not while the stream is captured,
- * nor later, nor after the cache was emptied. warm: the plan and a workspace were there. */
+/* Calls of a capture share a workspace, and no other call gets it: not during the capture, not
+ * later, not after the cache was emptied. warm: plan and workspace existed before. */
 static void check_captured(bool warm)
 {
     scene s = {.spec = "cuda:0"};
@@ -1443,7 +1454,7 @@ static void check_captured(bool warm)
     end_watch(&s, WORKSPACES_SEEN, running);
 }
 
-/* No more bytes are kept than is said, and no more plans. */
+/* The cache respects its limits on bytes and plans. */
 static void check_limits(void)
 {
     scene s = {.spec = "cuda:0"};
@@ -1485,7 +1496,7 @@ static void check_limits(void)
     end_watch(&s, WORKSPACES_SEEN, "no more than is allowed is kept");
 }
 
-/* When memory runs out, what is idle is given back first. */
+/* When memory runs out, idle workspaces are freed first. */
 static void check_shortage(void)
 {
     scene s = {.spec = "cuda:0"};
@@ -1512,7 +1523,7 @@ static void check_shortage(void)
  * Drivers that lack something: each in a process of its own, since a driver is opened once
  * ---------------------------------------------------------------------------------------------- */
 
-/* The functions that backend "cuda" may not do without. */
+/* Driver functions that backend "cuda" requires. */
 static const char *const functions[] = {
     "cuInit",
     "cuGetErrorName",
@@ -1552,8 +1563,8 @@ static const char *const functions[] = {
     "cuEventElapsedTime",
 };
 
-/* Without a usable driver: asking for it by name or by FATTN_BACKEND is an error that says why,
- * nothing is counted, and "auto" means the next backend. */
+/* Without a usable driver: asking for it by name or by FATTN_BACKEND is an error that says why, the
+ * device count is 0, and "auto" takes the next backend. */
 static void expect_no_driver(const char *why)
 {
     fattn_device *device = NULL;
@@ -1575,11 +1586,11 @@ static void expect_no_driver(const char *why)
     fattn_device_close(device);
 }
 
-/* Exit statuses of a child that finds the system's driver, and of one that this machine can run
- * only through the emulator that runs this program. */
+/* Exit statuses of a child that finds the system's driver, and of one that this machine runs only
+ * through the emulator of this program. */
 enum { ANOTHER_DRIVER = 77, FOREIGN = 126 };
 
-/* A row that needs tensor maps says that the driver has none. */
+/* A row that needs tensor maps reports that the driver has none. */
 static void expect_no_maps(const char *why)
 {
     fattn_device *device = NULL;
@@ -1599,7 +1610,7 @@ static void expect_no_maps(const char *why)
     fattn_device_close(device);
 }
 
-/* What this process is to see, by its second argument. */
+/* Runs the check that this process's second argument names. */
 static int be_child(const char *what, const char *why)
 {
     running = what;
@@ -1621,8 +1632,8 @@ static int be_child(const char *what, const char *why)
     return wrong;
 }
 
-/* Runs this program again, with libcuda.so.1 looked for in a folder first. Returns its exit status,
- * 0 when it was content. */
+/* Runs this program again, with a folder searched first for libcuda.so.1. Returns its exit status,
+ * 0 for success. */
 static int run_child(const char *program, const char *folder, const char *what, const char *why)
 {
     int status = -1;
@@ -1658,7 +1669,7 @@ static bool write_file(const char *path, const char *bytes, size_t size)
     return file && fclose(file) == 0 && written;
 }
 
-/* Renames a symbol wherever the file has its name, so that no one finds it. */
+/* Renames a symbol throughout the file, so that it is not found. */
 static int hide(char *bytes, size_t size, const char *name, char first)
 {
     const size_t length = strlen(name);
@@ -1762,7 +1773,7 @@ int main(int argc, char **argv)
     check_auto(1, "cuda", 1);
     check_auto(2, "cpu", 0);
     check_early(90, false, 0);
-    check_early(90, false, 90); /* as if this build had code for it */
+    check_early(90, false, 90); /* pretends that the build has code for it */
     check_early(90, true, 0);
     check_early(100, false, 0);
     check_early(120, true, 0);

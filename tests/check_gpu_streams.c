@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams, threads and graphs of a caller's on NVIDIA's driver and a GPU, with kernels that split
- * keys, so that a workspace that two of them meet in gives wrong numbers: the one-shot call from
- * several streams and threads, under capture and beside its replays; and decodes that follow one
- * another, each of which reads what the one before it wrote. (stub/ has the rules, this the race.)
+ * The caller's streams, threads and graphs on NVIDIA's driver and a GPU. Kernels split keys, so two
+ * calls that share a workspace give wrong numbers: one-shot calls from several streams and threads,
+ * under capture and beside its replays; and consecutive decodes, each of which reads the output of
+ * the previous one. (stub/ tests the rules; this program tests the races.)
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -25,7 +25,7 @@ static const driver *cuda;
 static fattn_device *device;
 static fattn_problem problem;
 static fattn_buffers buffers[LANES];  /* one k and v; q and o of each lane */
-static uint16_t expected[LANES][ROW]; /* what each lane's o is */
+static uint16_t expected[LANES][ROW]; /* expected o of each lane */
 static fattn_stream none;
 
 static bool good(fattn_status status, const char *what)
@@ -129,7 +129,7 @@ static void check_attributes(void)
     dlclose(library);
 }
 
-/* Decodes whose q is the o of the one before, on a stream and without a wait between them. */
+/* Decodes whose q is the o of the previous one, on one stream without waits in between. */
 static void check_chain(void)
 {
     enum { TURNS = 400 };
@@ -171,7 +171,7 @@ static void check_chain(void)
     fattn_device_free(device, rows[0]), fattn_device_free(device, rows[1]);
 }
 
-/* So many streams take turns; only then is anything looked at. */
+/* This many streams take turns; results are compared only at the end. */
 static void check_streams(int count, bool afresh)
 {
     enum { TURNS = 60 };
@@ -185,7 +185,7 @@ static void check_streams(int count, bool afresh)
     }
     for (int turn = 0; turn < TURNS; turn++) {
         for (int lane = 0; lane < count; lane++) {
-            if (afresh) { /* its handle is soon another's */
+            if (afresh) { /* the next stream reuses its handle */
                 good(fattn_stream_destroy(device, streams[lane]), "a stream");
                 good(fattn_stream_create(device, &streams[lane]), "a stream");
             }
@@ -240,7 +240,7 @@ static void check_threads(void)
     tap_check(wrong == 0, "the stream of each of %d threads: %d wrong", THREADS, wrong);
 }
 
-/* A graph of calls of lanes 0 and 1 and its replays, beside calls of others on other streams. */
+/* A graph of calls of lanes 0 and 1, replayed while other lanes call on other streams. */
 static void check_graph(bool warm)
 {
     enum { REPLAYS = 40 };
@@ -307,7 +307,7 @@ static double now(void)
     return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
 }
 
-/* For information: what a call costs the host, which the GPU is too slow to hide. */
+/* For information: the host time of a call, which the GPU does not hide. */
 static void measure(void)
 {
     enum { TURNS = 200, ROUNDS = 5 };

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle's gradients are the derivatives of its forward: in double precision they equal central
- * differences of the loss sum(o * dO) + sum(lse * dLSE), for every feature, every pair of features
- * and random sets of them, to 1e-6 of the largest entry of the gradient. And the comparator
- * computes the same thing in every dtype, so that measuring kernels in units of its error means
- * something.
+ * The oracle's gradients are the derivatives of its forward. In double precision they equal central
+ * differences of the loss sum(o * dO) + sum(lse * dLSE) to 1e-6 of the largest entry of the
+ * gradient, for every feature, every pair of features and random sets. And the comparator computes
+ * the same in every dtype; otherwise its error would be no measure for kernels.
  */
 #include <math.h>
 #include <string.h>
@@ -17,7 +16,7 @@
  * Central differences
  * ---------------------------------------------------------------------------------------------- */
 
-/* Entries that no sequence owns stay 0 in o and lse, as the scenario made them. */
+/* Entries that belong to no sequence stay 0 in o and lse, as the scenario set them. */
 static double loss(scenario *s)
 {
     const tensor *const t = s->tensors;
@@ -89,7 +88,7 @@ static void check_differences(uint32_t traits, unsigned bias_flat, int64_t sq, i
  * The comparator
  * ---------------------------------------------------------------------------------------------- */
 
-/* Loose: enough for any order of at most 64 summands, far too little for a formula gone wrong. */
+/* Loose: enough for any order of at most 64 summands, far too small for a wrong formula. */
 static bool close_to(const double *got, const double *want, int64_t slices, int64_t slice,
                      const double *scale, double factor)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The traffic model is what the published algorithms do: fattn_io_predict() equals, to the element,
- * what tiled.c counts; the counts follow a N^2 d^2 / M + b N d; and the planner's closed forms
- * agree with both where they promise to. Large problems are counted without arithmetic, along the
- * same path; that the path is the same with arithmetic is check_tiled's business, and checked here
+ * The traffic model matches the published algorithms: fattn_io_predict() equals the counts of
+ * tiled.c to the element, the counts follow a N^2 d^2 / M + b N d, and the planner's closed forms
+ * agree with both where they promise to. Large problems are counted without arithmetic, on the same
+ * path; check_tiled verifies that arithmetic does not change the counts, and so does this program
  * at one size.
  */
 #include <inttypes.h>
@@ -47,7 +47,7 @@ static fattn_io_counts counted(const fattn_problem *p, const fattn_buffers *buff
     return counts;
 }
 
-/* One head of n x n, or what the caller makes of it. */
+/* One head of n x n, as modified by the caller. */
 static fattn_problem square(fattn_op op, int64_t n, int64_t d, uint64_t features)
 {
     fattn_problem p;
@@ -71,7 +71,7 @@ static void normalise(fattn_problem *p)
  * Predicted against counted
  * ---------------------------------------------------------------------------------------------- */
 
-/* Drawn problems have every feature, layout and length; tiles are anything but aligned. */
+/* Random problems with every feature, layout and length, and unaligned tiles. */
 static void check_drawn(uint64_t seed, int64_t cases)
 {
     char wrong[256] = "";
@@ -103,7 +103,7 @@ static void check_drawn(uint64_t seed, int64_t cases)
               "%" PRId64 " drawn problems, seed %" PRIu64 ", are predicted%s", cases, seed, wrong);
 }
 
-/* Windows far away, enormous, and hugging each corner: what is drawn rarely. */
+/* Distant windows, huge windows, and windows at each corner, which are rarely drawn. */
 static void check_windows(void)
 {
     static const int64_t edges[] = {-1, 0, 1, 30, 31, 32, 33, 100, INT64_C(1) << 40, INT64_MAX};
@@ -162,8 +162,8 @@ static fit fit_of(const sample *samples, int count)
     return f;
 }
 
-/* FlashAttention takes the paper's tile. FlashAttention-2's forward reads keys once a query block,
- * so that M must widen its rows: Br = Bc. */
+/* FlashAttention gets the paper's tile. FlashAttention-2's forward reads the keys once per query
+ * block, so Br must grow with M: Br = Bc. */
 static fattn_tile tile_of(const fattn_problem *p, fattn_io_schedule schedule, int64_t m)
 {
     fattn_tile tile = fattn_io_paper_tile(p, m);
@@ -247,7 +247,7 @@ static double predicted_bytes(const fattn_problem *p, fattn_io_schedule schedule
     return fattn_io_counts_bytes(p, &counts);
 }
 
-/* A problem of one of many kinds; kind counts through them. */
+/* The kind-th of many kinds of problems. */
 static fattn_problem planned(int kind, fattn_op op)
 {
     static const int64_t lengths[] = {1, 5, 64, 100, 257, 1000};
@@ -265,7 +265,8 @@ static fattn_problem planned(int kind, fattn_op op)
 }
 enum { KINDS = 1800 };
 
-/* Outer blocks a multiple of the inner ones: exact. Else the estimate is right on average. */
+/* Exact if outer blocks are a multiple of inner ones. Otherwise the estimate is right on
+ * average. */
 static void check_plans(fattn_op op)
 {
     double worst = 0, sum = 0;
@@ -306,7 +307,7 @@ static bool sees(const fattn_problem *p, int64_t i, int64_t j)
            (p->window_right < 0 || distance <= p->window_right);
 }
 
-/* Pairs, and the rows and keys that have any, one by one. */
+/* Counts pairs, and the rows and keys that have any, one by one. */
 static void check_pairs(void)
 {
     bool flops = true, bound = true, ordered = true;
@@ -365,7 +366,7 @@ static void check_packed(void)
               got / want);
 }
 
-/* Broadcast tensors exist once, and shared pages no more often than there are pages. */
+/* Broadcast tensors count once, and shared pages at most once each. */
 static void check_shared(void)
 {
     fattn_problem p = square(FATTN_FORWARD, 10, 4, 0);
@@ -387,7 +388,8 @@ static void check_shared(void)
               "shared pages are read once");
 }
 
-/* The largest legal lengths, and more heads than memory could hold: finite and in order. */
+/* The largest legal lengths, with more heads than memory could hold, give finite, ordered
+ * results. */
 static void check_huge(fattn_op op)
 {
     const double most = 0x1p31 - 1, heads = 0x1p40;

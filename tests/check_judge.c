@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The judge judged: the oracle's own results, with one number off, pass below the bound of
- * docs/NUMERICS.md and fail above it, and fail where they are of another class or were not written.
- * A judge that is too kind lets every kernel pass.
+ * Tests the judge: the oracle's own results with one wrong number pass below the bound of
+ * docs/NUMERICS.md and fail above it. They also fail if the number has another class or was not
+ * written. A judge that is too lenient would let every kernel pass.
  */
 #include <math.h>
 #include <string.h>
@@ -13,9 +13,9 @@
 #include "tests/tap.h"
 #include "tools/judge/judge.h"
 
-enum { ROW = 2, HEAD = 1, CHANNEL = 3 }; /* the number that is off */
+enum { ROW = 2, HEAD = 1, CHANNEL = 3 }; /* the wrong number */
 
-/* What happens to one number of the output after a run. */
+/* A fault in one number of the output. */
 typedef enum fault { ADDED, REPLACED, LEFT } fault;
 
 static fattn_backend faulty;
@@ -54,7 +54,7 @@ static bool passes(fattn_device *device, judge_truth *truth, fault what, draw_id
     return verdict.outcome == JUDGE_PASSED;
 }
 
-/* The largest error that passes, within a hundredth. */
+/* The largest error that passes, to within a hundredth. */
 static double threshold(fattn_device *device, judge_truth *truth, draw_id output)
 {
     double low = 0x1p-40, high = 0x1p10;
@@ -87,9 +87,8 @@ static void check(fattn_device *device, fattn_dtype dtype, fattn_op op, draw_id 
     tap_check(passes(device, &truth, ADDED, output, 0), "%s in %s: the oracle's own passes", name,
               type);
 
-    /* A is the sum of the absolute values of what is added up, u + 2^-22 X what a term may lose.
-     * A unit of the output's last place and the comparator's error are of the same size or
-     * smaller. */
+    /* A is the sum of absolute values, u + 2^-22 X the allowed error per term. A unit of the
+     * output's last place and the comparator's error are of the same size or smaller. */
     const double a = output == DRAW_O    ? truth.exact.a_o[HEAD]
                      : output == DRAW_DQ ? truth.exact.a_dq[HEAD]
                      : output == DRAW_DK ? truth.exact.a_dk[HEAD]
@@ -109,7 +108,7 @@ static void check(fattn_device *device, fattn_dtype dtype, fattn_op op, draw_id 
     draw_free(&c);
 }
 
-/* An infinity of the other sign is another number. */
+/* An infinity with the wrong sign fails. */
 static void check_signs(fattn_device *device)
 {
     draw_case c;
@@ -145,7 +144,7 @@ int main(void)
     faulty.run = run;
     fattn_device fake = *device;
     fake.backend = &faulty;
-    fake.references = 1000; /* plans hold it, and none may close it */
+    fake.references = 1000; /* plans hold references, and must never close it */
     const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
     for (int n = 0; n < 3; n++) {
         check(&fake, dtypes[n], FATTN_FORWARD, DRAW_O);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every kernel row of every backend of this machine, or of the one that FATTN_BACKEND names,
- * against the oracle, over the problems that `fattn check` draws: a row that exists is a row that
- * is tested.
+ * Compares every kernel row of every backend of this machine, or of the one that FATTN_BACKEND
+ * names, with the oracle, on the random problems of `fattn check`. No kernel row escapes this test.
  *
  * usage: check_kernels [CASES [SEED]]
  */
@@ -58,7 +57,7 @@ int main(int argc, char **argv)
     if (device_absent(named)) {
         return 0;
     }
-    setenv("FATTN_NUM_THREADS", "1", 0); /* cases run side by side already */
+    setenv("FATTN_NUM_THREADS", "1", 0); /* cases already run in parallel */
     for (int i = 0; (backend = fattn_backend_at(i)) != NULL; i++) {
         if (named && strcmp(named, backend->name) != 0) {
             continue;

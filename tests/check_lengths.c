@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A plan is made for the longest sequences there may be, and runs cost what the real ones are:
- * every row that cuts keys into parts, run with lengths from nothing to all that was planned for.
- * The workspace is full of NaN before each run, and what of it has changed is counted: a part for
- * each that the sequence's own keys are worth, none where one has all, and on a CPU little scratch
- * where decoding has few keys; and results are as the reference has them. On the backend of
- * FATTN_BACKEND, else on the CPU.
+ * A plan is made for the greatest lengths, and the cost of a run follows the actual ones. Every row
+ * that splits keys runs with lengths from 0 to the planned maximum. The workspace is full of NaN
+ * before each run, and the changed part is measured: one part per share of the sequence's own keys,
+ * none if a single part suffices, and on a CPU little scratch for decoding with few keys. Results
+ * must match the reference. Runs on the backend of FATTN_BACKEND, else on the CPU.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +18,7 @@
 
 enum { B = 2, HQ = 4, HK = 2, SK = 1024, D = 32, ROWS_MAX = 512, SPLITS = 4 };
 
-static uint16_t room[4][B * SK * HQ * D * 2]; /* q, k, v, o; up to 4 bytes an element */
+static uint16_t room[4][B * SK * HQ * D * 2]; /* q, k, v, o; up to 4 bytes per element */
 static const int32_t lengths[][B] = {{SK, SK}, {SK, 1},    {0, 0},     {1, 64},    {65, 200},
                                      {500, 0}, {127, 129}, {700, 300}, {1023, 513}};
 
@@ -36,7 +35,7 @@ static const void *put(fattn_device *device, const void *from, size_t bytes, voi
     return memory;
 }
 
-/* Runs a plan on copies of q, k and v, gets o, and the workspace as it was left. */
+/* Runs a plan on copies of q, k and v, and returns o and the workspace afterwards. */
 static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, unsigned char *work)
 {
     fattn_device *const device = plan->device;
@@ -70,7 +69,7 @@ static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, un
 static int64_t part_bytes(const fattn_plan *plan)
 {
     fattn_tiling many = plan->tiling;
-    many.items = 256; /* of which the sum needs no rounding */
+    many.items = 256; /* so that the sum is not rounded */
     const bool cpu = strcmp(plan->device->backend->name, "cpu") == 0;
     return (cpu ? ((const fattn_cpu_kernel *)plan->kernel)->shared(&plan->problem, &many)
                 : plan->kernel->workspace(&plan->problem, &many)) /
@@ -100,7 +99,7 @@ static fattn_problem problem_of(const fattn_kernel *row, fattn_dtype dtype)
     return p;
 }
 
-/* How many parts a run with these lengths is to leave in the workspace. */
+/* The number of parts that a run with these lengths must leave in the workspace. */
 static int64_t parts_wanted(const fattn_plan *plan, const int32_t *used)
 {
     const fattn_tiling *const t = &plan->tiling;
@@ -162,8 +161,8 @@ static void check_row(fattn_device *device, fattn_device *reference, const fattn
     fattn_plan_destroy(oracle);
 }
 
-/* Decoding 32 keys takes room for two heads' queries, results and scores, and for where their rows
- * lie: not what a tile of 64 keys for 16 rows, and the fetching of the next one, would take. */
+/* Decoding 32 keys needs room for two heads' queries, results, scores and row pointers, but not for
+ * a tile of 64 keys for 16 rows or for prefetching the next one. */
 static void check_few_keys(fattn_device *device, const fattn_kernel *row)
 {
     enum { MOST = 4096 };

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward kernels of the CPU do not look for the largest score of a tile where they expect all to
- * be near what the rows have met, and begin again where they were wrong (soften.inl). With
- * FATTN_BATCH_INVARIANT they always look. So results have the same bits with it as without if every
- * tile that was tried was thrown away, all of it, and others if one was not. Both are compared with
- * the formula in double. All instruction sets; FATTN_CPU_ISA leaves the rows of one.
+ * Forward kernels of the CPU do not search a tile for its largest score if they expect all scores
+ * to be near those visited so far; if that proves wrong, they redo the tile (soften.h). With
+ * FATTN_BATCH_INVARIANT they always search. So results have the same bits with and without it if
+ * every attempt was undone completely, and different bits if one was not. Both are compared with
+ * the formula in double. Runs on all instruction sets; FATTN_CPU_ISA selects one.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@ enum { ROWS = 88, KEYS = 2048, DIM = 32, TILE = 128, TILES = KEYS / TILE };
 typedef struct profile {
     const char *name;
     float (*score)(int64_t j);
-    bool tried;  /* some tile that is near remains */
-    bool finite; /* all results are numbers */
+    bool tried;  /* some attempt succeeds */
+    bool finite; /* all results are finite */
 } profile;
 
 static float steady(int64_t j) { return (float)(j % 7); }
@@ -74,7 +74,7 @@ static void narrow(float *x, uint16_t *to, int64_t n, bool rounds)
     }
 }
 
-/* Channel 0 of all queries is 1, and that of keys what the profile says. */
+/* Channel 0 of all queries is 1; that of the keys follows the profile. */
 static void draw(tensors *t, const profile *of, bool rounds)
 {
     for (int64_t i = 0; i < ROWS * DIM; i++) {
@@ -149,7 +149,7 @@ static bool attend(fattn_device *device, const fattn_kernel *row, bool rounds, t
     return done;
 }
 
-/* The largest error, of o and of lse in proportion to its size; infinite where one is NaN. */
+/* The largest error of o, and of lse relative to its size; infinite if one is NaN. */
 static double worst(const tensors *t, int which)
 {
     double largest = 0;

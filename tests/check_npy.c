@@ -8,7 +8,7 @@
  */
 #define _XOPEN_SOURCE 700
 #define _DEFAULT_SOURCE /* usleep */
-#undef _FORTIFY_SOURCE  /* its read() is an inline function, which none here could replace */
+#undef _FORTIFY_SOURCE  /* otherwise read() is inline and cannot be replaced here */
 
 #include <dirent.h>
 #include <errno.h>
@@ -29,7 +29,7 @@
 #include "tests/tap.h"
 #include "tools/npy/npy.h"
 
-/* Ends the program: the machine, not the reader, is at fault. */
+/* Ends the program because of a problem of the machine, not of the reader. */
 static void need(int works, const char *what)
 {
     if (works) return;
@@ -59,7 +59,7 @@ static const char *in_folder(const char *name)
 
 static void put_file(const char *path, const void *bytes, size_t size)
 {
-    /* A new file: ext4 sends one that is emptied and filled again to the disk when it is closed. */
+    /* A new file, because ext4 syncs a truncated and rewritten file when it is closed. */
     remove(path);
     FILE *const file = fopen(path, "wb");
     need(file && fwrite(bytes, 1, size, file) == size && fclose(file) == 0, path);
@@ -75,7 +75,7 @@ static long get_file(const char *path, void *bytes, size_t room)
     return (long)size;
 }
 
-/* Entries of a folder; with clear set they are removed. */
+/* Counts the entries of a folder; removes them if clear is set. */
 static int entries_in(const char *place, int clear)
 {
     int count = 0;
@@ -98,7 +98,8 @@ static int entries(int clear) { return entries_in(folder, clear); }
  * Specimens
  * ---------------------------------------------------------------------------------------------- */
 
-/* A refusal is one printable line, begins with the path, takes no memory and leaves *out alone. */
+/* A refusal is one printable line that begins with the path, leaks nothing and leaves *out
+ * alone. */
 static int refused(const char *path, int as_bf16, const char *reason)
 {
     npy_array out, before;
@@ -174,7 +175,7 @@ static const struct {
 
 enum { DTYPES = sizeof dtypes / sizeof *dtypes, SHAPES = sizeof shapes / sizeof *shapes };
 
-/* The bit pattern that stands at place i in C order: no two bytes of an item alike. */
+/* The bit pattern of element i in C order; the bytes of an item all differ. */
 static uint64_t pattern(int64_t i)
 {
     return (uint64_t)i * UINT64_C(0x9e3779b97f4a7c15) + UINT64_C(0x0123456789abcdef);
@@ -204,7 +205,7 @@ static int holds_pattern(const npy_array *array)
     return 1;
 }
 
-/* Place in C order of the element that is stored at place `at` with the first axis adjacent. */
+/* Index in C order of the element stored at index `at` in Fortran order. */
 static int64_t place_of_fortran(int shape, int64_t at)
 {
     int64_t index[NPY_RANK_MAX], place = 0;
@@ -225,7 +226,7 @@ static int64_t count_of(int shape)
     return count;
 }
 
-/* Writes a file by the format's definition and asks the reader for its elements. */
+/* Writes a file as the format defines it and reads its elements back. */
 static int reads_pattern(int dtype, int shape, int version, int big, int fortran)
 {
     static unsigned char file[1 << 18];
@@ -349,7 +350,7 @@ static void test_paths(void)
 {
     const char *const fifo = in_folder("fifo");
     need(mkfifo(fifo, 0600) == 0, fifo);
-    alarm(20); /* a reader that waits for the FIFO's other end is killed */
+    alarm(20); /* kills a reader that waits for the other end of the FIFO */
     tap_check(refused(fifo, 0, "not a regular file"), "a FIFO is refused at once");
     alarm(0);
     tap_check(refused(folder, 0, "not a regular file"), "a directory is refused");
@@ -437,7 +438,7 @@ static void test_round_trips(void)
               "no array of 2^82 bytes is made");
 }
 
-/* Asks for a write that must fail, and leave as many entries as there are now. */
+/* Expects a write to fail and to leave as many entries as before. */
 static int write_refused(const char *path, const char *reason)
 {
     npy_array array;
@@ -471,7 +472,7 @@ static void test_write_failures(void)
     const rlim_t limits[] = {0, 100, 100000}; /* within the header, the data, at a chunk's middle */
     for (int i = 0; i < 3; i++) {
         tight = (struct rlimit){limits[i], before.rlim_max};
-        fflush(stdout); /* it may be a file, which the limit is meant to spare */
+        fflush(stdout); /* stdout may be a file, to which the limit must not apply */
         need(setrlimit(RLIMIT_FSIZE, &tight) == 0, "setrlimit");
         const int on_old = write_refused(old, "cannot be written: File too large");
         const int on_fresh = write_refused(fresh, "cannot be written: File too large");
@@ -545,7 +546,7 @@ ssize_t write(int file, const void *bytes, size_t size)
     return writev(file, &part, 1);
 }
 
-/* What changes names, and when the process is killed before one of them. */
+/* Calls that change names; the process is killed before one of them. */
 static int changes_until_kill; /* 1: the next; 0: never */
 
 static void change(void)
@@ -652,7 +653,7 @@ static int stage_all(const char *const names[TOGETHER], replacement staged[TOGET
     return failed;
 }
 
-/* How many of the three hold an array, or "old", or are absent, as digits 2, 1 and 0. */
+/* State of the three files as digits: 2 for an array, 1 for "old", 0 for absent. */
 static int state_of(const char *const names[TOGETHER])
 {
     int digits = 0;
@@ -756,8 +757,8 @@ static void test_together(void)
     entries(1);
 }
 
-/* Commits the three over old files, b in a folder of its own, in a process that is killed before
- * its n-th change. Whether it was. */
+/* Commits the three over old files, with b in another folder, in a process that is killed before
+ * its n-th change. Returns whether it was killed. */
 static int killed_at(int n)
 {
     for (int i = 0; i < TOGETHER; i++) put_file(in_folder(apart[i]), "old", 3);
@@ -776,7 +777,7 @@ static int killed_at(int n)
     return WIFSIGNALED(status);
 }
 
-/* What is left of names beside the outputs themselves. */
+/* Number of files besides the outputs themselves. */
 static int left_behind(void)
 {
     const int all = entries(0) + entries_in(in_folder("sub"), 0);
@@ -805,7 +806,7 @@ static void test_killed(void)
                   n - 1, mixed, way);
     }
 
-    /* A process that lives is left alone. */
+    /* The files of a live process are left alone. */
     replacement staged[TOGETHER] = {{0}};
     char why[2048];
     const int open = !stage_all(apart, staged);
@@ -814,9 +815,9 @@ static void test_killed(void)
     tap_check(open && left_behind() == TOGETHER &&
                   !replacement_commit(staged, TOGETHER, why, sizeof why) &&
                   state_of(apart) == 222 && left_behind() == 0,
-              "what a living process writes is nobody's to clean");
+              "recovery leaves the files of a live process alone");
 
-    /* The first n after which the outputs are mixed; then somebody writes an old one. */
+    /* Kills before the first n after which outputs are mixed; then an old one is rewritten. */
     int n = 1;
     while (killed_at(n) && (state_of(apart) == 111 || state_of(apart) == 222)) {
         replacement_recover(in_folder("x.npy"));
@@ -830,7 +831,7 @@ static void test_killed(void)
     tap_check(mixed == 211 && state_of(apart) == 221 && left_behind() == 0,
               "a file that was written since a kill stays");
 
-    /* Another user's plan, or one that is none, moves nothing. */
+    /* A plan of another user, or an invalid one, changes nothing. */
     put_file(in_folder("bait"), "bait", 4);
     put_file(in_folder(".fattn-1-1.plan"), "relative\0names\0are\0none", 24);
     put_file(in_folder(".fattn-1-2.tmp"), "left", 4);
@@ -846,7 +847,7 @@ static void test_killed(void)
  * Memory
  * ---------------------------------------------------------------------------------------------- */
 
-/* One of the calls that take memory; true on success. */
+/* One of the calls that allocate; true on success. */
 static int call(int which, const char *path, const npy_array *array)
 {
     char why[2048] = "";
@@ -895,7 +896,7 @@ static void test_memory(void)
  * Commands
  * ---------------------------------------------------------------------------------------------- */
 
-/* The descriptor that the next file opened will have. */
+/* The descriptor that the next open() will return. */
 static int next_descriptor(void)
 {
     const int file = dup(STDOUT_FILENO);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * core/philox.h: the generator against its published vectors and against Random123, the dropout map
- * against its definition written a second time, the vector form against both, and the statistics of
+ * core/philox.h: the generator against its published vectors and Random123; the dropout map against
+ * a second implementation of its definition; the vector form against both; and the statistics of
  * the pattern.
  */
 #include <inttypes.h>
@@ -81,7 +81,7 @@ static uint64_t random_word(void)
     return x ^ (x >> 31);
 }
 
-/* Below bound, of any order of magnitude. */
+/* A number below bound, of random magnitude. */
 static int64_t random_index(int64_t bound)
 {
     const int64_t index = (int64_t)(random_word() % (uint64_t)bound);
@@ -254,7 +254,7 @@ static void check_lanes(void)
         const fattn_dropout dropout = random_dropout(&seed, &offset, &threshold);
         const pair first = random_pair();
         const int64_t j0 = first.j & ~INT64_C(15);
-        /* Lanes hold rows and heads in any order, as where the heads of a group share a tile. */
+        /* Lanes hold rows and heads in any order, as when the heads of a group share a tile. */
         pair at[LANES];
         uv di, b, h;
         for (int lane = 0; lane < LANES; lane++) {
@@ -333,7 +333,7 @@ static void check_threshold(void)
     tap_check(right, "a probability is rounded to 65536ths; only 0 and 1 become 0 and 1");
 }
 
-/* What is kept is scaled by the nearest float to 65536 / (65536 - t). */
+/* Kept values are scaled by the float nearest to 65536 / (65536 - t). */
 static void check_multiplier(void)
 {
     int64_t wrong = 0;
@@ -396,7 +396,7 @@ static void check_rates(void)
                 row += kept[line * SIDE + k];
                 column += kept[k * SIDE + line];
             }
-            /* the normal approximation needs some tens of either kind in a line */
+            /* The normal approximation needs some tens of each outcome per line. */
             if (SIDE * fmin(keep_rate, 1 - keep_rate) > 50) {
                 right &= plausible(row, SIDE, keep_rate) && plausible(column, SIDE, keep_rate);
             }
@@ -409,7 +409,7 @@ static void check_rates(void)
     tap_check(right, "as many are kept as the probability says, in all, by row and by column");
 }
 
-/* Patterns of different calls agree where two independent ones would. */
+/* Patterns of different calls agree as often as two independent ones. */
 static void check_independence(void)
 {
     static const struct {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results of 16 bits below the normal range: each kernel of the CPU rounds them like others, though
- * the instructions that round to bf16 take such numbers for 0. All instruction sets; FATTN_CPU_ISA
- * leaves the rows of one.
+ * 16-bit results below the normal range: each kernel of the CPU rounds them correctly, although the
+ * instructions that round to bf16 read such numbers as 0. Runs on all instruction sets;
+ * FATTN_CPU_ISA selects one.
  *
- * Queries are 0, so that all n keys weigh the same, and but for the first one their values are 0 in
- * each even channel: o is there 1/n of that value, exactly, and what all values are in the others.
- * Where a sink has nearly all weight, o is as small without such a value, and right within an ulp.
+ * Queries are 0, so all n keys have the same weight. In even channels all values except the first
+ * are 0, so o is exactly 1/n of the first value there; in odd channels all values are equal, and o
+ * equals them. If a sink has nearly all the weight, o is as small without such values, and right
+ * within an ulp.
  */
 #include <math.h>
 #include <stdint.h>

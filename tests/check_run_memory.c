@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `fattn run` when memory is short: its n-th allocation fails, for n = 1, 2, ... until a run needs
- * fewer. Each run reports an error, leaks nothing and leaves no output behind; or it does without
- * that memory, and writes all.
+ * `fattn run` with too little memory: its n-th allocation fails, for n = 1, 2, ... until a run
+ * needs fewer. Each run either reports an error, leaks nothing and leaves no output, or succeeds
+ * without that memory and writes all outputs.
  */
 #define _XOPEN_SOURCE 700 /* mkdtemp */
 
@@ -24,7 +24,7 @@ static const struct {
     const char *name;
     int rank;
     int64_t shape[4];
-    npy_kind kind; /* f64 where the tool has to convert */
+    npy_kind kind; /* f64 if the tool has to convert */
 } inputs[] = {
     {"q.npy", 4, {1, 5, 2, 8}, NPY_F32}, {"k.npy", 4, {1, 9, 1, 8}, NPY_F32},
     {"v.npy", 4, {1, 9, 1, 4}, NPY_F64}, {"do.npy", 4, {1, 5, 2, 4}, NPY_F64},
@@ -61,7 +61,7 @@ static int write_inputs(void)
     return 0;
 }
 
-/* How many outputs there are; they are removed. */
+/* Counts the outputs and removes them. */
 static int take_outputs(void)
 {
     int found = 0;
@@ -71,7 +71,7 @@ static int take_outputs(void)
     return found;
 }
 
-/* Runs the tool with standard error closed to the reader: a thousand errors are expected. */
+/* Runs the tool with its errors hidden: a thousand are expected. */
 static int run_tool(const char *device)
 {
     const char *const line[] = {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the system gives no threads or no memory: pthread_create() and malloc() of this program
- * fail as told. The results are those of a machine that has enough, and the process lives. Each
- * case is a process of its own.
+ * Failing thread creation and memory allocation: this program's pthread_create() and malloc() fail
+ * on request. Results must equal those without failures, and the process must survive. Each case
+ * runs in a process of its own.
  */
 #define _GNU_SOURCE /* dladdr, RTLD_NEXT */
 
@@ -26,7 +26,7 @@ enum { THREADS = 8 };
 
 static atomic_int fail_from; /* the first thread that cannot be made, counting from 1; 0: none */
 static atomic_int fail_once; /* only that one */
-static atomic_int asked;     /* for threads so far */
+static atomic_int asked;     /* threads requested so far */
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
                    void *argument)
@@ -48,7 +48,7 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 typedef enum victim { NOBODY, OPENMP, EVERYBODY } victim;
 static _Atomic victim starved;
 
-/* Whether the caller at this address gets no memory. */
+/* Whether an allocation by the caller at this address must fail. */
 static bool starves(const void *caller)
 {
     Dl_info at;
@@ -57,12 +57,12 @@ static bool starves(const void *caller)
         who == EVERYBODY || (who == OPENMP && dladdr(caller, &at) && at.dli_fname &&
                              (strstr(at.dli_fname, "libgomp") || strstr(at.dli_fname, "libomp")));
     if (starving) {
-        errno = ENOMEM; /* on which the C library insists */
+        errno = ENOMEM; /* the C library relies on it */
     }
     return starving;
 }
 
-/* The C library's own, by the names under which it keeps them. */
+/* The C library's own functions, under its internal names. */
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *memory, size_t size);
@@ -126,7 +126,7 @@ static bool creation_fails(int n)
     return right && again && atomic_load(&asked) <= before + 1; /* not at every call again */
 }
 
-/* The system is asked again after a while. */
+/* The library tries to create threads again after a while. */
 static bool creation_recovers(int n)
 {
     attend a;
@@ -138,8 +138,8 @@ static bool creation_recovers(int n)
     return right && attend_with(&a, NULL) == *expected && process_threads_are(THREADS);
 }
 
-/* LLVM's runtime takes memory when it is first asked something, and ends the process where there
- * is none (docs/BUILDING.md): here it has been asked before. */
+/* LLVM's runtime allocates memory on first use and ends the process if there is none
+ * (docs/BUILDING.md). Here it has been used before. */
 static bool openmp_starves(int n)
 {
     attend a;
@@ -154,7 +154,7 @@ static bool openmp_starves(int n)
     return attend_with(&a, NULL) == *expected;
 }
 
-/* A plan is made and its workspace there: running it takes no memory but for threads. */
+/* With plan and workspace present, a run allocates nothing except for threads. */
 static bool everybody_starves(int n)
 {
     attend a;
@@ -193,7 +193,7 @@ int main(void)
     }
     tap_check(in_a_child(creation_recovers, 3), "thread 3 cannot be made at first");
     tap_check(in_a_child(openmp_starves, 0), "OpenMP's runtime gets no memory");
-    tap_check(in_a_child(everybody_starves, 0), "nobody gets memory while a plan runs");
+    tap_check(in_a_child(everybody_starves, 0), "every allocation fails while a plan runs");
     tap_check(in_a_child(everybody_starves, 1), "nor threads");
     return tap_done();
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Laws of the recurrence and of the score, in the scalar vocabulary: what every kernel leans on,
- * tested without a kernel. Exact laws compare bits; laws up to rounding say how much.
+ * Laws of the recurrence and of the score in the scalar vocabulary, on which every kernel relies.
+ * Exact laws compare bits; laws up to rounding state a bound.
  */
 #include <float.h>
 #include <math.h>
@@ -34,7 +34,7 @@ static float random_float(float size) { return size * ((float)random_bits() * 0x
 
 static bool same_bits(float a, float b) { return memcmp(&a, &b, sizeof a) == 0; }
 
-/* --- A row, met in tiles ---------------------------------------------------------------------- */
+/* --- A row, visited in tiles ------------------------------------------------------------------ */
 
 /* A row with values of one channel. */
 typedef struct row {
@@ -44,7 +44,7 @@ typedef struct row {
 
 static row row_empty(void) { return (row){fattn_softmax_empty(), 0}; }
 
-/* Meets keys first .. past - 1, as a kernel does. */
+/* Adds keys first .. past - 1, as a kernel does. */
 static void row_meet(row *r, const float *x, const float *v, int first, int past)
 {
     float largest = x[first], sum = 0, mixed = 0;
@@ -70,7 +70,7 @@ static row row_merge(row a, const row *b)
     return a;
 }
 
-/* Keys cut at random places. */
+/* Splits the keys at random positions. */
 static row row_in_tiles(const float *x, const float *v, int n)
 {
     row r = row_empty();
@@ -201,7 +201,7 @@ static void check_shift(void)
     tap_check(shifted == TRIALS, "but lse, by that constant: %d of %d", shifted, TRIALS);
 }
 
-/* --- What is not a number --------------------------------------------------------------------- */
+/* --- NaN and infinities ----------------------------------------------------------------------- */
 
 static void check_infinities(void)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much stack the library takes: everything runs in threads whose stacks were painted before, on
- * every instruction set. No more than 64 KiB of paint may be gone, the C library's own part of a
- * thread's stack included.
+ * Stack use of the library: everything runs in threads with painted stacks, on every instruction
+ * set. At most 64 KiB of the paint may be overwritten, including the C library's own part of a
+ * thread's stack.
  *
  *     check_stack CASES
  */
@@ -20,7 +20,7 @@
 
 enum { STACK = 1 << 20, PROMISED = 64 << 10, PAINT = 0xa5 };
 
-/* What a thread does, and how it went. */
+/* A thread's task and its outcome. */
 typedef struct work {
     const char *backend;
     draw_case *cases;
@@ -31,7 +31,7 @@ typedef struct work {
 
 static void swallow(void *user, const char *line) { (void)user, (void)line; }
 
-/* Every public function with more than a screenful behind it. */
+/* Every public function with a substantial implementation. */
 static void *work_through(void *argument)
 {
     work *const w = argument;
@@ -77,7 +77,7 @@ static void *work_through(void *argument)
     return status == FATTN_OK ? argument : NULL;
 }
 
-/* Bytes of the painted stack that the thread used; -1 when it could not do its work. */
+/* Bytes of the painted stack that the thread used; -1 if its task failed. */
 static int64_t used_by(work *w)
 {
     unsigned char *const stack = aligned_alloc(4096, STACK);
@@ -118,7 +118,7 @@ static void check(const char *backend, const char *name, draw_case *cases, int c
 
 enum { ISAS = 16, NAME = 32 };
 
-/* Instruction sets of this build and machine, which begin the names of kernel rows. */
+/* Instruction sets of this build and machine: the prefixes of kernel row names. */
 static int list_isas(char names[ISAS][NAME])
 {
     fattn_device *device = NULL;
@@ -160,7 +160,7 @@ int main(int argc, char **argv)
         }
     }
     fattn_set_log_callback(swallow, NULL);
-    set("FATTN_NUM_THREADS", "1"); /* or work would be done on other stacks */
+    set("FATTN_NUM_THREADS", "1"); /* otherwise other stacks would do the work */
     set("FATTN_VERBOSE", "3");
     char isas[ISAS][NAME];
     const int isa_count = list_isas(isas);

@@ -19,7 +19,7 @@
 enum { MOST = 200, DIM = 8, BATCH = 3, HEADS = 2 };
 static const float third = 1.0f / 3;
 
-/* What a case sums over. */
+/* The sums of a case. */
 typedef enum sum { OVER_KEYS, OVER_ROWS, SINKS, SINKS_ON_TOP } sum;
 static const char *const sum_names[] = {"dBias over keys", "dBias over rows", "dSink",
                                         "dSink on top of what was there"};
@@ -71,7 +71,7 @@ static fattn_buffers point(tensors *t, sum what)
     return b;
 }
 
-/* The units in the last place that the sums are off by, at most; infinity where it does not run. */
+/* The largest error in units in the last place; infinity if the problem does not run. */
 static double distance(fattn_device *device, const char *kernel, tensors *t, sum what, int64_t n,
                        int64_t *blocks)
 {
@@ -115,7 +115,7 @@ static void check_row(fattn_device *device, const char *kernel, tensors *t)
         for (size_t n = 0; n < sizeof counts / sizeof counts[0]; n++) {
             int64_t blocks = 0;
             const double off = distance(device, kernel, t, what, counts[n], &blocks);
-            /* Each block's sum is rounded, and its addition where it is made in float. */
+            /* Each block's sum is rounded, and so is its addition if it is made in float. */
             fine = fine && off <= 0.5 * (double)(blocks + 1);
             most = fmax(most, off);
         }

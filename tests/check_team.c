@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose threads work for a CPU device, and how many: the options of fattn_device_open_with(), the
- * caller's own loop, OpenMP, what affinity and control groups grant, and problems that are too
- * small to share.
+ * Which threads work for a CPU device, and how many: the options of fattn_device_open_with(), the
+ * caller's own loop, OpenMP, the limits of affinity and control groups, and problems too small to
+ * share.
  */
 #define _DEFAULT_SOURCE /* mkdtemp */
 
@@ -25,7 +25,7 @@
 enum { THREADS = 4 };
 
 static uint64_t expected; /* by one thread */
-static long extra;        /* threads of the process's that are none of ours: sanitizers have some */
+static long extra;        /* threads of the process that are not ours: sanitizers start some */
 
 static void make_problem(attend *a) { attend_make(a, FATTN_BACKWARD, 6, 150, 150, 32); }
 
@@ -46,7 +46,7 @@ static fattn_device_options make_options(void)
     return options;
 }
 
-/* What a device with these options computes; 0 where it cannot be opened. */
+/* The result of a device with these options; 0 if it cannot be opened. */
 static uint64_t compute(const fattn_device_options *options)
 {
     attend a;
@@ -67,7 +67,7 @@ static uint64_t compute(const fattn_device_options *options)
 
 typedef void (*loop_body)(void *context, int64_t i);
 
-/* How a loop goes about its calls. */
+/* How a loop orders its calls. */
 typedef enum order { FORWARDS, BACKWARDS, HALF, NONE, THREADED, ORDERS } order;
 static const char *const order_names[] = {"forwards", "backwards", "one in two", "none at all",
                                           "on threads"};
@@ -144,7 +144,7 @@ static void check_loops(void)
 
 /* --- Threads of the process ------------------------------------------------------------------- */
 
-/* A line of a thread's status, "" where it has none. */
+/* A line of a thread's status, "" if absent. */
 static void read_status(const char *task, const char *field, char *value, size_t size)
 {
     char path[512], line[8192];
@@ -162,8 +162,8 @@ static void read_status(const char *task, const char *field, char *value, size_t
     }
 }
 
-/* Threads of the library's that have begun; of those, how many are bound to processor 0, and how
- * many let a signal of the program's through. */
+/* Counts the library's running threads; those bound to processor 0; and those that do not block the
+ * program's signals. */
 static int count_own(int *bound, int *open)
 {
     DIR *const folder = opendir("/proc/self/task");
@@ -201,7 +201,7 @@ static int units_of_default(void)
     return known ? info.units : 0;
 }
 
-/* All threads of a region call; nobody else comes to help. */
+/* All threads of a region call at once; no other thread helps. */
 static bool computes_inside(fattn_device *device)
 {
     atomic_int right = 0;
@@ -220,11 +220,11 @@ static bool computes_inside(fattn_device *device)
 #pragma omp master
         after = process_status("Threads");
     }
-    return atomic_load(&right) == 2 && after <= before; /* OpenMP may end some that it has idle */
+    return atomic_load(&right) == 2 && after <= before; /* OpenMP may end idle ones */
 }
 
-/* What the program does where OpenMP binds its threads: the library's may run on all of its places,
- * not on the one of the thread that makes them. */
+/* The program's role when OpenMP binds its threads: the library's threads may run on all of
+ * OpenMP's places, not only on that of the thread that creates them. */
 static int run_bound(void)
 {
     attend a;
@@ -451,7 +451,7 @@ static void check_own(void)
     tap_check(right && process_threads_are(THREADS + extra), "then there are %d", THREADS);
     int bound = 0, open = 0, own = 0;
     for (int n = 0; n < 10000 && own < THREADS - 1; n++) {
-        usleep(1000); /* a busy machine lets them begin late */
+        usleep(1000); /* on a busy machine they start late */
         own = count_own(&bound, &open);
     }
     tap_check(own == THREADS - 1 && bound == own, "%d of them are where they may be", bound);
@@ -462,7 +462,7 @@ static void check_own(void)
     attend_free(&a);
 }
 
-/* Devices without options of their own have one pool, of the size that the largest wants. */
+/* Devices without options of their own share one pool, as large as the largest needs. */
 static void check_shared(void)
 {
     fattn_device *devices[2] = {NULL, NULL};
@@ -532,7 +532,7 @@ static void check_small(void)
 
 /* --- Peaks ------------------------------------------------------------------------------------ */
 
-/* Rows are measured by all threads at once; a loop that has one only is no reason to wait. */
+/* All threads measure a peak at once; a loop with a single thread must not wait for others. */
 static bool measures(const fattn_device_options *options)
 {
     static float data[1 << 18];
@@ -563,7 +563,7 @@ static void check_peaks(void)
     tap_check(measures(&options), "and by a loop that has one");
 }
 
-/* --- Grants ----------------------------------------------------------------------------------- */
+/* --- Processors granted to the process -------------------------------------------------------- */
 
 static void check_sets(void)
 {
@@ -598,7 +598,7 @@ static void write_file(const char *root, const char *path, const char *text)
     }
 }
 
-/* A process's groups, and the files of control groups that there are. */
+/* A process's groups, and the available control group files. */
 static void check_quota(const char *title, const char *groups, const char *const files[][2],
                         int64_t cpus)
 {
@@ -679,6 +679,6 @@ int main(int argc, char **argv)
     check_options();
     check_peaks();
     check_grants();
-    check_openmp(); /* last, because its threads stay */
+    check_openmp(); /* last, because its threads remain */
     return tap_done();
 }

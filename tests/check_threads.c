@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bits of a result do not depend on the number of threads: drawn problems on every row of
- * backend cpu with 1, 2, 3, 4 and 7 threads, forward and backward, each with every tile of the
- * row's menu and with the splits and the outputs of the draw. And so many threads are at work: they
- * are counted, and so is the time that each of them was on a processor.
+ * The bits of a result do not depend on the number of threads: random problems on every row of
+ * backend cpu with 1, 2, 3, 4 and 7 threads, forward and backward, with every tile of the row and
+ * with the splits and outputs of the case. The program also checks that this many threads exist and
+ * that each of them uses CPU time.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -64,7 +64,7 @@ static bool world_equals(const world *a, const world *b, const draw_case *c)
     return equal;
 }
 
-/* With all threads of the device, however small the case is. */
+/* Uses all threads of the device, however small the case. */
 static fattn_status run(const draw_case *c, int n, const char *kernel, fattn_wish wish, world *w)
 {
     fattn_plan *plan = NULL;
@@ -76,7 +76,7 @@ static fattn_status run(const draw_case *c, int n, const char *kernel, fattn_wis
     return status;
 }
 
-/* Runs where the row takes the case with this tile; whether all thread counts gave the same
+/* Runs the case with this tile if the row takes it. Returns whether all thread counts gave the same
  * bytes. */
 static bool same_bits(const draw_case *c, const char *kernel, const fattn_wish *wish,
                       int64_t *compared)
@@ -119,9 +119,12 @@ static void check_row(const fattn_kernel *row, int64_t cases)
 
 /* --- How many there are ----------------------------------------------------------------------- */
 
-enum { WORK = 10000000, PATIENCE = 1000 }; /* nanoseconds of each thread, and runs until then */
+enum {
+    WORK = 10000000,
+    PATIENCE = 1000
+}; /* CPU time required of each thread (ns), and most runs to reach it */
 
-/* A device of n threads, of the environment or of options, gets a problem that is worth them. */
+/* A device with n threads, by environment or options, gets a problem large enough for all. */
 static void check_count(int n, bool by_environment)
 {
     fattn_device_options options;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The published algorithms compute attention. All schedules are in double, like the oracle, so they
- * must agree with it to rounding whatever the tile: for every feature, every pair of features and
- * random sets of them. What they count on the way is what they count without arithmetic, and what
- * the model predicts. The rows of backend reference are judged as kernels are, on drawn cases.
+ * must agree with it up to rounding for any tile: for every feature, every pair of features and
+ * random sets. Their counts must equal those without arithmetic and those of the model. The rows of
+ * backend reference are judged like any kernel, on random cases.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -20,11 +20,11 @@
  * Against the oracle, in f64
  * ---------------------------------------------------------------------------------------------- */
 
-/* Every tile, a single one, one row, one key; none divides the lengths. */
+/* Tiles: one for all, one row, one key, and sizes that do not divide the lengths. */
 static const fattn_tile tiles[] = {{1, 1}, {100, 100}, {1, 4}, {4, 1}, {5, 3}, {2, 5}};
 enum { TILES = sizeof tiles / sizeof tiles[0] };
 
-/* Rounding of double, and what a few exponentials make of it; no f32 anywhere comes near. */
+/* Rounding of double, amplified by a few exponentials; far below what any f32 would reach. */
 static const double tolerance = 1e-12;
 
 static const char *outputs_differ(const scenario *got, const scenario *want)
@@ -45,7 +45,7 @@ static const char *outputs_differ(const scenario *got, const scenario *want)
     return NULL;
 }
 
-/* Runs with a workspace that begins as NaN and ends in bytes that must stay. NULL, or what is
+/* Runs with a workspace that begins as NaN and is followed by guard bytes. Returns NULL, or what is
  * wrong. */
 static const char *run(const fattn_problem *p, const fattn_buffers *buffers,
                        fattn_io_schedule schedule, fattn_tile tile, fattn_io_counts *counts)
@@ -78,7 +78,7 @@ static const char *counts_differ(const fattn_problem *p, const fattn_buffers *bu
     return NULL;
 }
 
-/* The scenarios hold pointers into themselves, so each is made anew instead of copied. */
+/* Scenarios hold pointers into themselves, so each is rebuilt instead of copied. */
 static bool remake(scenario *s, uint32_t traits, unsigned flat, int64_t sq, int64_t sk)
 {
     return scenario_create(s, traits, flat, FATTN_F64, sq, sk, traits * 13 + flat);
@@ -144,10 +144,10 @@ static void check_traits(void)
 }
 
 /* -------------------------------------------------------------------------------------------------
- * Outputs that nobody asked for
+ * Subsets of the outputs
  * ---------------------------------------------------------------------------------------------- */
 
-/* Every subset of the gradients is what the full set has, and leaves the others alone. */
+/* Every subset of the gradients equals the full set and leaves the others alone. */
 static void check_subsets(fattn_io_schedule schedule)
 {
     static const tensor_id ids[] = {DQ, DK, DV, DBIAS, DSINK};
@@ -227,8 +227,8 @@ static void check_extremes(fattn_io_schedule schedule)
               wrong ? ": wrong " : "", wrong ? wrong : "");
 }
 
-/* A value that is NaN behind a bias of -inf, which is as good as a mask: the pair is left out of
- * the sums, so it reaches no row. (Standard attention multiplies the rows of P as they are.) */
+/* A NaN value behind a bias of -inf, which is equivalent to a mask: the pair is left out of the
+ * sums, so the NaN reaches no row. (Standard attention multiplies whole rows of P.) */
 static void check_nan_values(fattn_io_schedule schedule)
 {
     static scenario want, got;
@@ -294,7 +294,7 @@ static void check_rows(uint64_t seed, int64_t cases)
     fattn_device_close(device);
 }
 
-/* Absurd sizes have no workspace. */
+/* Impossible sizes have no workspace. */
 static void check_overflow(void)
 {
     static scenario s;

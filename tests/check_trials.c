@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `fattn check` makes of its cases: the verdicts are this program's, by a judge of its own, so
- * that every kernel passes or fails as a check below wants.
+ * Tests how `fattn check` reports its cases. This program replaces the judge, so that each check
+ * can make kernels pass or fail.
  */
 #define _POSIX_C_SOURCE 200809L /* dup, setenv */
 

@@ -15,7 +15,7 @@
 
 enum { ROUNDS = 300, HEADS = 8, ROWS = 100, DIM = 32, COUNT = HEADS * ROWS * DIM };
 
-/* The functions that it takes. */
+/* The library functions in use. */
 typedef struct library {
     void *handle;
     void (*problem_init)(fattn_problem *problem);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How Hopper's matrix units lay out their operands (backends/cuda/wgmma.h), against what the manual
- * of the instruction set says in other words: patterns of swizzled rows, descriptors and fragments.
+ * Compares the operand layout of Hopper's matrix units in backends/cuda/wgmma.h with the manual's
+ * independent description: swizzled rows, descriptors and fragments.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "backends/cuda/wgmma.h"
 #include "tests/tap.h"
 
-/* The manual swizzles addresses: bits 4 to 6 change with bits 7 to 9. */
+/* The manual's swizzle of addresses: bits 7 to 9 are added (xor) to bits 4 to 6. */
 static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
 static void check_offsets(void)
@@ -29,8 +29,8 @@ static void check_offsets(void)
     tap_check(right, "elements of a tile lie where copies of 64 channels put them, each once");
 }
 
-/* Element (r, c) as a product finds it that sums over channels: a descriptor's start, steps of 16
- * channels, rows of 128 bytes, eight of which are a pattern, and the swizzle. */
+/* Element (r, c) as a product that sums over channels reads it: the descriptor's start, steps of 16
+ * channels, rows of 128 bytes in patterns of eight, and the swizzle. */
 static void check_descriptors(void)
 {
     enum { ROWS = 128, BASE = 5 * 1024 };
@@ -64,7 +64,7 @@ static void check_descriptors(void)
     tap_check(found, "steps along channels and rows reach the elements of a tile");
 }
 
-/* Rows and columns of a product, and of the first operand of the next. */
+/* Rows and columns of a product, and of the first operand of the next product. */
 static void check_fragments(void)
 {
     enum { COLUMNS = 128, ELEMENTS = COLUMNS / 2 };

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What bash offers when a command line of fattn is completed, as a TAP program.
+"""Bash completion of fattn's command line, as a TAP program.
 
     completion.py FATTN COMPLETION.bash
 """
@@ -28,7 +28,7 @@ while IFS= read -r COMP_LINE; do
 done
 """
 
-# command line up to the cursor, exactly what is offered
+# command line up to the cursor, the exact completions
 OFFERS = [
     ("fattn be", "bench"),
     ("fattn --v", "--version"),
@@ -94,7 +94,7 @@ def test_all(tool, script, folder):
 
 
 def test_keys(tool, script, folder):
-    """The same by the tabulator key, in a bash that believes to be at a terminal."""
+    """The same by the tab key, in a bash with a pseudo-terminal."""
     keys = "fattn bench --device reference:\t--dir dec\t--dtype=b\t"
     path = os.path.dirname(tool) + os.pathsep + os.environ["PATH"]
     typed = f"source '{script}'\n{keys}\x01echo 'is <\x05>'\nexit\n"

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Each damage to a kernel for AMD's processors is found: a line of the source is broken, the kernel compiled
-again, and `fattn check` on the emulated GPU must fail where it passes with the source as it is.
+"""Every damage to a kernel for AMD's processors is detected: the script breaks a line of the source, recompiles the
+kernel, and `fattn check` on the emulated GPU must fail, though it passes with the original source.
 
 usage: damaged_kernels.py FATTN CLANG PROCESSOR [FLAG]...
 """
@@ -17,7 +17,7 @@ fattn, clang, processor, *flags = sys.argv[1:]
 fattn = os.path.abspath(fattn)
 root = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
-# What is wrong, image, kernel row, file of backends/, the words that are replaced, and by what.
+# The fault, image, kernel row, file of backends/, the text that is replaced, and its replacement.
 FORWARD, BACKWARD = ("simt_forward", "simt_forward"), ("simt_backward", "simt_backward")
 UNIT = "wmma" if processor.startswith("gfx1") else "mfma"
 LEAN, FULL = ("matrix_forward", UNIT + "_lean_128"), ("matrix_forward", UNIT + "_full_128")
@@ -72,10 +72,10 @@ MATRIX = [
     ("a barrier is missing behind the values", *FULL, "hip/matrix_forward.cuh",
      "gpu_sync(); /* and everyone is through with the keys */", ""),
     ("a bias is the next key's", *FULL, "hip/matrix_terms.cuh",
-     "fattn_score_bias(bias(rows.bias + key * stride))", "fattn_score_bias(bias(rows.bias + (key + 1) * stride))"),
+     "bias(rows.bias + key * stride))", "bias(rows.bias + (key + 1) * stride))"),
     ("dropout is another key's", *FULL, "hip/matrix_terms.cuh", "t.seq.k_position + j) != 0", "t.seq.k_position + j + 1) != 0"),
 ]
-# Of either kind of kernel: what both are made of.
+# Code that both kinds of kernels share.
 BACKWARD_SHARED = [
     ("a barrier is missing before gradients of queries", "hip/matrix_backward.cuh",
      "        gpu_sync();\n        /* (dQ first", "        /* (dQ first"),
@@ -114,20 +114,20 @@ DAMAGES = MATRIX + (SIMT if UNIT == "mfma" else [])
 
 
 def thin(text):
-    """A header with one shape of each list, that of 128 channels, so that few kernels are compiled."""
+    """A header with only the shape for 128 channels of each list, so that few kernels are compiled."""
     def one(shapes):
         return re.search(r" {4}X\(128,[^)]*\)", shapes.group(0)).group(0) + "\n"
     return re.sub(r"( {4}X\(.*\n)+", one, text)
 
 
 def alone(text, row):
-    """The entries of an image without those of the row's other variant."""
+    """The entries of an image, without the row's other variant."""
     other = "full" if "_lean_" in row else "lean"
     return re.sub(rf"MATRIX_ENTRY\(matrix_(backward_)?{other}_[^\n\\]*", "", text)
 
 
 def compiled(folder, image, row, file, words, other):
-    """The code object of an image with a change to one of its sources."""
+    """The code object of an image, with one of its sources changed."""
     for name in ("backends", "core", "include"):
         shutil.copytree(os.path.join(root, name), os.path.join(folder, name))
 
@@ -153,7 +153,7 @@ def compiled(folder, image, row, file, words, other):
 
 def outcome(row, code):
     """Exit status of the check, and its last line."""
-    # Kernels of one type take a quarter, and one feature of many shows rarely.
+    # One dtype is drawn a quarter of the time, and a single feature rarely.
     cases = "60" if row.startswith("simt") else "600" if "_backward_full_" in row else "200"
     ran = subprocess.run([fattn, "check", "--device", "hip", "--kernel", row, "--cases", cases], capture_output=True,
                          text=True, check=False, env={**os.environ, "STUB_HIP_OBJECT": code, "STUB_HIP_ARCH": processor})

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The backend that a test program is asked to run on: that of FATTN_BACKEND, as the suite gpu sets
- * it, or NULL, which leaves the choice to the program.
+ * The backend that a test program is to run on: FATTN_BACKEND's, as suite gpu sets it, or NULL,
+ * which leaves the choice to the program.
  */
 #ifndef FATTN_TESTS_DEVICE_H
 #define FATTN_TESTS_DEVICE_H
@@ -13,8 +13,8 @@
 
 static inline const char *device_named(void) { return getenv("FATTN_BACKEND"); }
 
-/* Whether the backend has no device; then the program's output is a skip with the reason. A device
- * that is there and cannot be opened is no reason to skip. */
+/* Whether the backend has no device; then prints a skip with the reason. A device that is present
+ * but cannot be opened is a failure, not a skip. */
 static inline bool device_absent(const char *named)
 {
     fattn_device *device = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What tests ask of NVIDIA's driver behind the library's back: contexts that a caller makes
- * current, streams that are captured, graphs. From the library that backend "cuda" opens too, be it
- * a driver or the stub (stub/).
+ * Direct calls to NVIDIA's driver for tests: contexts that a caller makes current, captured
+ * streams, graphs. They go to the same library that backend "cuda" opens, either a driver or the
+ * stub (stub/).
  */
 #ifndef FATTN_TESTS_DRIVER_H
 #define FATTN_TESTS_DRIVER_H
@@ -13,17 +13,19 @@
 typedef struct driver_graph_handle *driver_graph;
 typedef struct driver_exec_handle *driver_exec;
 
-/* Results of 0 are success. */
+/* A result of 0 is success. */
 typedef struct driver {
-    int (*context_create)(gpu_context *context, unsigned flags, int device); /* and current */
+    int (*context_create)(gpu_context *context, unsigned flags, int device); /* makes it current */
     int (*context_destroy)(gpu_context context);
     int (*context_set)(gpu_context context);
     int (*context_get)(gpu_context *context);
     int (*primary_retain)(gpu_context *context, int device);
     int (*primary_release)(int device);
-    int (*stream_create)(gpu_stream *stream, unsigned flags); /* 1: waits for no default stream */
+    int (*stream_create)(gpu_stream *stream,
+                         unsigned flags); /* 1: does not wait for the default stream */
     int (*stream_destroy)(gpu_stream stream);
-    int (*capture_begin)(gpu_stream stream, int mode); /* 0: no unsafe call in any thread */
+    int (*capture_begin)(gpu_stream stream,
+                         int mode); /* 0: unsafe calls are errors in all threads */
     int (*capture_end)(gpu_stream stream, driver_graph *graph);
 
     /* NULL with the stub. */

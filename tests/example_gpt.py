@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""examples/gpt.c from the outside, on the licence of this project: fattn and materialised attention learn
-alike, a checkpoint continues, and what cannot be used is refused.
+"""examples/gpt.c from the outside, on the licence of this project: fattn and materialised attention give the same
+losses, a checkpoint continues, and invalid input is refused.
 
 usage: example_gpt.py GPT [STEPS]
 
@@ -20,7 +20,7 @@ gpt = os.path.abspath(sys.argv[1])
 length = int(sys.argv[2]) if len(sys.argv) > 2 else 100
 licence = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "LICENSE")
 small = ["--layers", "2", "--heads", "2", "--width", "32", "--context", "48", "--batch", "2", "--every", "1"]
-# Threads that wait for each other in a loop are slow on a busy machine.
+# Threads that spin while they wait are slow on a busy machine.
 os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
 
 
@@ -38,12 +38,12 @@ def losses(ran):
 
 
 def written(ran):
-    """What the model wrote at the end: all behind the line with the time."""
+    """The text that the model generated: everything after the line with the time."""
     return ran.stdout.split(b" s\n", 1)[-1]
 
 
 def differ(one, other, bound):
-    """Whether two curves are of other steps, or further apart than bound anywhere."""
+    """Whether two curves have different steps, or differ by more than bound anywhere."""
     return one.keys() != other.keys() or not one or max(abs(one[n] - other[n]) for n in one) > bound
 
 

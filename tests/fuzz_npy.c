@@ -23,7 +23,7 @@
 #include "tests/fuzz_replay.h"
 #include "tools/npy/npy.h"
 
-/* No input is worth waiting for the disk. */
+/* Files are not synced. */
 int fsync(int file)
 {
     (void)file;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The public structs as a fuzz target. Bytes become a fattn_problem and its fattn_buffers, or the
- * arguments of a merge or a dropout mask. Whatever they say, a call succeeds or refuses with a
- * printable reason and outputs untouched; and it touches no byte that the structs do not name: each
- * struct is as long as its struct_size says, and each operand a heap block of its exact size.
+ * arguments of a merge or a dropout mask. Every call must succeed, or refuse with a printable
+ * reason and untouched outputs; and it must touch no byte outside the structs and operands: each
+ * struct is a heap block of struct_size bytes, and each operand one of its exact size.
  *
  * tools/test --stage fuzz builds it with clang and libFuzzer. With -DFATTN_FUZZ_REPLAY it is a
  * plain TAP program that runs each file, or each file of each folder, that it is given.
@@ -47,7 +47,7 @@ static uint64_t next_word(source *s)
     return word;
 }
 
-/* Small ones, the edges of types and of the library's limits, and anything. */
+/* A small number, an edge of a type or of the library's limits, or any number. */
 static uint64_t next_integer(source *s)
 {
     static const int64_t edges[] = {-1,
@@ -106,6 +106,8 @@ static const field problem_fields[] = {
     F(fattn_problem, dtype, WORD32),
     F(fattn_problem, dtype_o, WORD32),
     F(fattn_problem, dtype_bias, WORD32),
+    F(fattn_problem, dtype_kv, WORD32),
+    F(fattn_problem, dtype_v, WORD32),
     F(fattn_problem, layout, WORD32),
     F(fattn_problem, anchor, WORD32),
     P(features),
@@ -207,7 +209,7 @@ static const field dropout_fields[] = {
     D(seed),         D(offset),
 };
 
-/* One field becomes something else. A pointer becomes NULL, or the one before it in the struct. */
+/* Changes one field. A pointer becomes NULL, or the previous one in the struct. */
 static void mutate(source *s, void *record, const field *fields, size_t count)
 {
     const field f = fields[next(s) % count];
@@ -226,7 +228,7 @@ static void mutate(source *s, void *record, const field *fields, size_t count)
     }
 }
 
-/* The caller's struct, in a block that ends where struct_size says. */
+/* The caller's struct, in a block that ends after struct_size bytes. */
 static void *exact(const void *record, size_t size)
 {
     size_t given = 0;
@@ -240,7 +242,7 @@ static void *exact(const void *record, size_t size)
 
 /* --- Attention -------------------------------------------------------------------------------- */
 
-/* Bits one by one, so that each is found; a feature brings what it cannot do without. */
+/* Sets features one by one, so that the fuzzer finds each; a feature brings what it requires. */
 static void choose_features(source *s, fattn_problem *p)
 {
     for (unsigned n = next(s) % 6; n > 0; n--) {
@@ -291,7 +293,7 @@ static void choose_problem(source *s, fattn_problem *p)
     }
 }
 
-/* The operands of a run, and what outputs held before. */
+/* The operands of a run, and the previous contents of outputs. */
 typedef struct arrays {
     fattn_operand_info info[OPERANDS];
     char *block[OPERANDS], *before[OPERANDS];
@@ -327,7 +329,7 @@ static void fill(source *s, const fattn_operand_info *info, char *block)
     }
 }
 
-/* False, with nothing allocated, where operands are too large to be worth it. */
+/* False, with nothing allocated, if operands are too large. */
 static int allocate(source *s, const fattn_problem *p, fattn_buffers *b, arrays *a)
 {
     int64_t all = 0;
@@ -384,7 +386,7 @@ static void check_untouched(fattn_status status, const arrays *a)
     }
 }
 
-/* Through both doors, on one device. */
+/* By a plan and by one call, on one device. */
 static void run(const char *backend, const fattn_problem *p, const fattn_buffers *b,
                 const arrays *a, int small)
 {

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""examples/gpt.c learns on another device as it does on the CPU: the same losses.
+"""examples/gpt.c gives the same losses on another device as on the CPU.
 
 usage: gpt_on_device.py GPT BACKEND
 """
@@ -16,7 +16,7 @@ small = ["--layers", "2", "--heads", "2", "--width", "32", "--context", "80", "-
 
 
 def losses(device):
-    """The losses of a run, or None where there is no such device."""
+    """The losses of a run, or None if there is no such device."""
     ran = subprocess.run([gpt, *small, licence], capture_output=True, check=False,
                          env={**os.environ, "FATTN_BACKEND": device, "OMP_NUM_THREADS": "2"})
     if ran.returncode == 3 and b"hipErrorNotInitialized" in ran.stderr:

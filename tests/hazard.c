@@ -28,7 +28,7 @@ int hazard_place_count;
 
 static const char *running = "no hazard";
 static int64_t checks, failures;
-static const char *skipped; /* why the running hazard was passed over */
+static const char *skipped; /* why the running hazard was skipped */
 
 void hazard_skip(const char *why) { skipped = why; }
 
@@ -53,7 +53,7 @@ bool hazard_check(bool holds, const char *format, ...)
  * Places
  * ---------------------------------------------------------------------------------------------- */
 
-/* named NULL: of every backend on the host. */
+/* named NULL: the places of every backend in host memory. */
 static void find_places(const char *named, fattn_device *devices[], int *device_count)
 {
     const fattn_backend *backend;
@@ -95,7 +95,7 @@ bool hazard_takes(const place *at, const draw_case *c)
     return status == FATTN_OK;
 }
 
-/* The same lines, compiled for a better instruction set, are an earlier place. */
+/* An earlier place runs the same code, compiled for a better instruction set. */
 static bool is_repeated(const place *at)
 {
     const char *const row = strchr(at->kernel->name, '_');
@@ -221,8 +221,8 @@ static int64_t entries(const draw_tensor *t)
     return t->extent[0] * t->extent[1] * t->extent[2] * t->extent[3];
 }
 
-/* An image that is next to empty: tensors with far strides in a reserved range of addresses. Only
- * what its tensors hold is worth copying. */
+/* A nearly empty image: tensors with huge strides in a reserved range of addresses. Only the
+ * elements of its tensors are copied. */
 static bool is_hollow(const draw_case *c, int image)
 {
     int64_t bytes = 0;
@@ -432,7 +432,7 @@ int hazard_main(const hazard *table, int argc, char **argv)
     fattn_device *devices[PLACES_MAX];
     int device_count = 0;
     signal(SIGALRM, bark);
-    setenv("FATTN_NUM_THREADS", "1", 0); /* programs run abreast; hazards_i asks for more */
+    setenv("FATTN_NUM_THREADS", "1", 0); /* programs run in parallel; hazards_i sets more */
     const char *patience = getenv("HAZARD_SECONDS"); /* under valgrind a hazard takes longer */
     if (patience != NULL) {
         watchdog_seconds = (unsigned)strtoul(patience, NULL, 10);

@@ -13,7 +13,7 @@ static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
-/* Writes value into the pairs (i, j) of bias or mask for which where says so, in every batch and
+/* Writes value to the pairs (i, j) of bias or mask that `where` selects, in every batch and
  * head. */
 static void paint(draw_case *c, draw_id id, double value,
                   bool (*where)(int64_t i, int64_t j, int64_t n), int64_t n)
@@ -40,7 +40,7 @@ static bool prefix(int64_t i, int64_t j, int64_t n) { return i >= 0 && j < n; }
 
 static bool outside_band(int64_t i, int64_t j, int64_t n) { return j < i || j >= i + n; }
 
-/* Rows that see nothing give exactly 0 and -inf, and a gradient of exactly 0. */
+/* Empty rows give exactly 0 and -inf, and a gradient of exactly 0. */
 static void check_empty_rows(const draw_case *c, const place *at)
 {
     const bool backward = c->problem.op == FATTN_BACKWARD;
@@ -61,7 +61,7 @@ static void check_empty_rows(const draw_case *c, const place *at)
     }
 }
 
-/* What dO holds in a row that sees nothing reaches no gradient. */
+/* dO of an empty row reaches no gradient. */
 static void check_no_contribution(draw_case *c, const place *at)
 {
     unsigned char *dk = hazard_copy(c, DRAW_DK), *dv = hazard_copy(c, DRAW_DV);
@@ -117,7 +117,7 @@ static void a1(void)
             }
         }
     }
-    /* Causal alone: with more rows than keys the first ones see nothing. */
+    /* Only causal: with more rows than keys the first rows are empty. */
     EACH (o, ops) {
         draw_case c = hazard_case(ops[o], FATTN_F32, 2, 2, 2, 200, 70, 8);
         c.problem.features = FATTN_CAUSAL;
@@ -131,7 +131,7 @@ static void a2(void)
     EACH (l, lengths) {
         EACH (w, widths) {
             if (lengths[l] > 1000 && widths[w] != 10) {
-                continue; /* the oracle pays for every pair */
+                continue; /* the oracle computes every pair */
             }
             draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, lengths[l], lengths[l], 2);
             c.problem.features = FATTN_WINDOW;
@@ -167,8 +167,8 @@ static void a3(void)
     }
 }
 
-/* All scores moved by one constant: the same o, and lse moved. A score of size X is known to X
- * 2^-24 in f32, of which a kernel may lose a few. */
+/* Adding a constant to all scores leaves o and shifts lse. In f32 a score of size X has an error of
+ * X 2^-24, and a kernel may lose a few of these. */
 static void a4(void)
 {
     static const double moves[] = {-1e5, -2.45e5, -1e6, 1e5};
@@ -241,8 +241,8 @@ static void a6(void)
     }
 }
 
-/* Where NaN and infinities come out is the same everywhere: the oracle's class, element by
- * element. */
+/* NaN and infinities appear in the same elements everywhere: each element has the oracle's
+ * class. */
 static void a7(void)
 {
     static const double wild[] = {NAN, INFINITY, -INFINITY};
@@ -295,8 +295,8 @@ static void a8(void)
     }
 }
 
-/* A NaN in the value of a key that has no weight, in a part of the keys that has none, is in o: 0
- * times NaN. */
+/* A NaN value of a key with weight 0, in a part of the keys with weight 0, reaches o: 0 times
+ * NaN. */
 static void weightless_nan(fattn_dtype dtype)
 {
     draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 2, 1, 5, 300, 16);
@@ -310,7 +310,7 @@ static void weightless_nan(fattn_dtype dtype)
     hazard_judge(&c, 3, "a NaN of no weight");
 }
 
-/* A NaN in row i of q is in row i of o and nowhere else; one in a visible key or value is in o. */
+/* A NaN in row i of q reaches only row i of o; one in a visible key or value reaches o. */
 static void a9(void)
 {
     static const draw_id tensors[] = {DRAW_Q, DRAW_K, DRAW_V};
@@ -354,7 +354,7 @@ static bool same_bits(const draw_case *a, const draw_case *b)
     return same;
 }
 
-/* Gradients that are summed in any order: the same but for rounding, NaN where the other is NaN. */
+/* Gradients summed in any order: equal up to rounding, and NaN in the same elements. */
 static bool same_class(const draw_case *a, const draw_case *b)
 {
     for (int id = DRAW_DQ; id <= DRAW_DSINK; id++) {
@@ -381,7 +381,7 @@ static bool same_class(const draw_case *a, const draw_case *b)
     return true;
 }
 
-/* The same case with zeros instead of NaN and infinities in memory that belongs to nobody. */
+/* The same case with zeros instead of NaN and infinities in unused memory. */
 static void a10(void)
 {
     for (int64_t index = 0; index < 250; index++) {
@@ -397,7 +397,7 @@ static void a10(void)
                     continue;
                 }
                 for (int id = 0; id < DRAW_IDS;
-                     id++) { /* accumulation begins from the same numbers */
+                     id++) { /* accumulation starts from the same numbers */
                     const draw_tensor *const t = &clean.tensors[id];
                     if (t->present && clean.images[t->image].output) {
                         memcpy(clean.images[t->image].bytes, poisoned.images[t->image].bytes,
@@ -419,7 +419,7 @@ static void a10(void)
     }
 }
 
-/* The judge runs cases marked `twice` on workspaces of NaN and of other bits. */
+/* The judge runs cases marked `twice` on workspaces filled with NaN and with other bits. */
 static void a11(void)
 {
     EACH (o, ops) {
@@ -509,7 +509,7 @@ static void a15(void)
     }
 }
 
-/* Gradients through the cap; and a cap far above every score is no cap. */
+/* Gradients through the softcap; and a cap far above every score has no effect. */
 static void a16(void)
 {
     static const double caps[] = {2, 15, 30, 50};
@@ -561,7 +561,7 @@ static void a17(void)
     hazard_judge(&c, 2, "64k keys of 200");
 }
 
-/* On every row, causal and mask change o. hazard_M4 flips every option. */
+/* Causal and mask change o on every row. hazard_M4 toggles every option. */
 static void a18(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {

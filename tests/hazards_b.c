@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hazards of group B: index width, sizes and launch limits. Tensors that span more than 2^31
- * elements are a few pages of a reserved range of addresses: huge strides, few elements, little
- * memory.
+ * Hazards of group B: index width, sizes and launch limits. A tensor that spans more than 2^31
+ * elements occupies a few pages of a reserved range of addresses: huge strides, few elements,
+ * little memory.
  */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 
@@ -43,8 +43,8 @@ static void point_strides(draw_case *c, draw_id id)
     }
 }
 
-/* Moves an operand to a range of its own where `axis` has this stride. Returns false, with the
- * operand as it was, where the machine has no room for the addresses. */
+/* Moves an operand to its own range of addresses, with this stride along `axis`. Returns false,
+ * with the operand unchanged, if the machine cannot reserve the addresses. */
 static bool stretch(draw_case *c, draw_id id, int axis, int64_t stride)
 {
     draw_tensor *const t = &c->tensors[id];
@@ -211,7 +211,7 @@ static void b5(void)
  * Many small ones
  * ---------------------------------------------------------------------------------------------- */
 
-/* Whether the running hazard was passed over: so many work-groups, or bytes, take minutes. */
+/* Whether to skip the running hazard: this many work-groups or bytes take minutes. */
 static bool too_many(void)
 {
     const bool many = hazard_emulated();
@@ -237,7 +237,7 @@ static const uint16_t *bf16_of(const draw_case *c, draw_id id)
     return (const uint16_t *)(c->images[t->image].bytes + t->offset);
 }
 
-/* With one key o = v, dv = dO and dq = dk = 0, and no oracle of a gigabyte is needed. */
+/* With one key o = v, dv = dO and dq = dk = 0, so no oracle with a gigabyte is needed. */
 static void b3(void)
 {
     const int64_t entries = INT64_C(8300) * 16 * 128;
@@ -260,7 +260,7 @@ static void b3(void)
                           *const dq = bf16_of(&c, DRAW_DQ), *const dk = bf16_of(&c, DRAW_DK),
                           tiny = fattn_bf16_from_f32(1e-20f); /* magnitudes, and NaN, in order */
     c.problem.features = FATTN_SCALE;
-    c.problem.scale = 1e-30 / (q * k); /* every score is as good as 0, as lse says */
+    c.problem.scale = 1e-30 / (q * k); /* every score is negligible, as lse shows */
     for (int n = 0; n < hazard_place_count; n++) {
         if (!hazard_takes(&hazard_places[n], &c) || hazard_places[n].kernel->by_name ||
             strcmp(hazard_places[n].backend, "reference") == 0 ||
@@ -304,7 +304,7 @@ static void b8(void)
     }
 }
 
-/* A stride of an axis that has one entry is never walked and refuses nothing. */
+/* The stride of an axis with one entry is never used and causes no refusal. */
 static void b9(void)
 {
     draw_case near = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 2, 1, 6, 20, 8);
@@ -357,9 +357,9 @@ static int64_t workspace_of(const place *at, fattn_op op, int64_t batch, int64_t
     return bytes;
 }
 
-/* Where there is enough work for every thread, workspace grows evenly with the batch: what it is
- * for a large batch follows from two smaller ones in 128 bits, or is an overflow. Sizes are rounded
- * up to 256. */
+/* With enough work for every thread the workspace grows linearly with the batch. So its size for a
+ * large batch follows from two smaller ones in 128 bits, or it is an overflow. Sizes are rounded up
+ * to 256. */
 static void check_growth(const place *at, fattn_op op, int64_t heads, int64_t rows, int64_t keys,
                          int64_t dim)
 {
@@ -405,7 +405,7 @@ static void b10(void)
     hazard_check(status == FATTN_OVERFLOW, "2^31 of everything: %s", fattn_status_string(status));
 }
 
-/* The padded product that failed elsewhere, one below 2^31, at it and above. */
+/* The padded product that failed elsewhere: just below 2^31, at it and above. */
 static void b13(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
@@ -427,8 +427,8 @@ static void b13(void)
     }
 }
 
-/* 2^32 pairs of which a window keeps the diagonal: o is v and lse the score of the diagonal where
- * the mask, whose last entry lies 4 GiB from its first, keeps it. */
+/* 2^32 pairs of which a window keeps the diagonal. o is v, and lse the score of the diagonal, where
+ * the mask, whose last entry is 4 GiB after its first, keeps it. */
 static void b12(void)
 {
     enum { LENGTH = 65536, KEPT = 997 };
@@ -480,7 +480,7 @@ static const hazard table[] = {
     {"hazard_B3", "a product was taken in 32 bits before it was widened", b3, NULL},
     {"hazard_B4", "dO with an outer stride above 2^31 corrupted gradients", b4, NULL},
     {"hazard_B5", "packed tensors of a million tokens", b5, NULL},
-    {"hazard_B6", "more than 65535 heads: the launch failed and nobody looked", b6, NULL},
+    {"hazard_B6", "more than 65535 heads: the launch failed unnoticed", b6, NULL},
     {"hazard_B7", "offsets into bias and mask were cut to 32 bits", b7, NULL},
     {"hazard_B8", "NaN for lengths around 2^15", b8, NULL},
     {"hazard_B9", "a guard refused an unused batch stride", b9, NULL},

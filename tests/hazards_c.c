@@ -65,7 +65,7 @@ static void c4(void)
     }
 }
 
-/* Splits write partial results and combine them: nothing lands outside, lse included. */
+/* Splits write partial results and combine them; nothing, including lse, is written outside. */
 static void c5(void)
 {
     for (uint64_t seed = 0; seed < 4; seed++) {
@@ -84,8 +84,7 @@ static void c7(void)
     }
 }
 
-/* Pointers aligned to an element and no better, odd lengths, rows that are no multiple of 16
- * bytes. */
+/* Pointers aligned only to an element, odd lengths, rows that are not a multiple of 16 bytes. */
 static void c8(void)
 {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
@@ -101,7 +100,7 @@ static void c8(void)
         }
     }
     draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 4, 4, 4);
-    if (hazard_build(&c)) { /* a promise that is not kept is an error */
+    if (hazard_build(&c)) { /* a broken promise is an error */
         c.buffers.q = (const char *)c.buffers.q + 4;
         for (int n = 0; n < hazard_place_count; n++) {
             if (!hazard_takes(&hazard_places[n], &c)) {
@@ -125,7 +124,7 @@ static void c9(void)
     }
 }
 
-/* One shape, strides that alternate, through the cache of the one-shot call. */
+/* One shape with alternating strides, through the cache of the one-shot call. */
 static void c10(void)
 {
     enum { VARIANTS = 4 };

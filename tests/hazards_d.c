@@ -33,7 +33,7 @@ static void d1(void)
     }
 }
 
-/* All of a score, and all of a value, in the last channel. */
+/* The whole score, and the whole value, in the last channel. */
 static void d2(void)
 {
     static const int64_t dims[] = {2, 8, 16, 17, 32, 40, 64, 72, 96, 128, 129, 192, 256};

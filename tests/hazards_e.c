@@ -124,8 +124,8 @@ static void e6(void)
     }
 }
 
-/* Copies every operand so that it ends (or begins) where memory ends, runs, and reads outputs
- * back. */
+/* Copies every operand so that it ends (or begins) at the end of mapped memory, runs, and copies
+ * the outputs back. */
 static void run_guarded(const place *at, const draw_case *c, bool end)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -169,9 +169,9 @@ static void run_guarded(const place *at, const draw_case *c, bool end)
     }
 }
 
-/* An access outside an operand ends this program on devices that read host memory. On others each
- * operand has an allocation of its own size, outside of which a sanitizer sees every access
- * (docs/TESTING.md). Pointers are as aligned as an element. */
+/* On devices that read host memory, an access outside an operand ends this program. On others each
+ * operand has its own allocation of its exact size, and a sanitizer detects any access outside it
+ * (docs/TESTING.md). Pointers are aligned only to an element. */
 static void e7(void)
 {
     for (int64_t index = 0; index < 250; index++) {
@@ -180,7 +180,7 @@ static void e7(void)
             continue;
         }
         c.problem.pointer_alignment = 1;
-        c.packed = false; /* an operand has to be alone to have a guard at its end */
+        c.packed = false; /* an operand needs its own allocation for a guard at its end */
         if (hazard_build(&c) && draw_save(&c) == FATTN_OK) {
             for (int n = 0; n < hazard_place_count; n++) {
                 if (!hazard_takes(&hazard_places[n], &c)) {
@@ -199,8 +199,8 @@ static void e7(void)
     }
 }
 
-/* A run with wrong data fails with FATTN_INVALID_DATA and writes nothing. A device with memory of
- * its own looks at data only with FATTN_CHECKED; without it, wrong data does no harm. */
+/* A run with invalid data fails with FATTN_INVALID_DATA and writes nothing. A device with its own
+ * memory validates data only with FATTN_CHECKED; without it, invalid data does no harm. */
 static void check_refused(draw_case *c, const char *what)
 {
     for (int n = 0; n < hazard_place_count; n++) {
@@ -308,7 +308,7 @@ static void e11(void)
     }
 }
 
-/* The watchdog of hazard_main would bite. */
+/* A slow run fails by the watchdog of hazard_main. */
 static void e12(void)
 {
     static const int64_t rows[] = {0, 300, 0, 0, 1}, keys[] = {300, 0, 0, 1, 0};
@@ -345,7 +345,7 @@ static void e13(void)
     }
 }
 
-/* A plan keeps its own copy of the problem: what happens to the caller's changes nothing. */
+/* A plan keeps a copy of the problem: later changes by the caller have no effect. */
 static void e14(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {

@@ -54,11 +54,11 @@ static void f2(void)
 enum { ROWS = 40, CHANNELS = 8 };
 
 typedef struct state {
-    _Alignas(16) float o[ROWS][CHANNELS]; /* as aligned as problems promise */
+    _Alignas(16) float o[ROWS][CHANNELS]; /* with the alignment that problems promise */
     float lse[ROWS];
 } state;
 
-/* Every fifth row is empty: what is in it must not be read. */
+/* Every fifth row is empty: its contents must not be read. */
 static state random_state(uint64_t seed, bool with_empty)
 {
     draw_rng rng = draw_stream(seed, 3, 0);
@@ -195,7 +195,7 @@ static void f3(void)
     }
 }
 
-/* Runs the case's keys in `parts` shards, each knowing where it stands in the whole, and merges. */
+/* Runs the case's keys in `parts` shards, each with its position in the whole, and merges. */
 static bool run_shards(const place *at, const draw_case *c, int64_t parts, state *sum)
 {
     const fattn_problem *const p = &c->problem;
@@ -229,8 +229,8 @@ static bool run_shards(const place *at, const draw_case *c, int64_t parts, state
     return good;
 }
 
-/* Shards of the keys give what the whole gives, o in f32 between them; error of the merged result
- * against float64 is at most twice that of a single pass. */
+/* Shards of the keys give the same as the whole, with intermediate o in f32: the error of the
+ * merged result against float64 is at most twice that of a single pass. */
 static void check_shards(fattn_dtype dtype, uint64_t features, int64_t parts)
 {
     draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 1, 1, ROWS, 173, CHANNELS);
@@ -326,7 +326,7 @@ static void f4(void)
     }
 }
 
-/* Splits need lse inside, whether or not the caller wants it. */
+/* Splits compute lse internally, whether or not the caller requests it. */
 static void f5(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
@@ -375,7 +375,7 @@ static void f6(void)
     draw_free(&c);
 }
 
-/* Every way through the library that tests count on is really taken. */
+/* Each code path that the tests rely on is really taken. */
 static void f7(void)
 {
     int cutting = 0, by_itself = 0;
@@ -432,11 +432,12 @@ static void f9(void)
 
 enum { INVARIANT_HEADS = 2, INVARIANT_ROWS = 64, INVARIANT_DIM = 64 };
 
-/* Rows first .. past - 1 of sequence b alone, and without the keys that a causal mask keeps from
- * them: the diagonal stays, being bottom-right. */
+/* Only rows first .. past - 1 of sequence b, without the keys that a causal mask hides from them.
+ * The diagonal is bottom-right and therefore stays. */
 static void check_alone(const place *at, const draw_case *c, int64_t b, int64_t first, int64_t past)
 {
-    _Alignas(16) float o[INVARIANT_ROWS * INVARIANT_HEADS * INVARIANT_DIM]; /* as the rest */
+    _Alignas(
+        16) float o[INVARIANT_ROWS * INVARIANT_HEADS * INVARIANT_DIM]; /* aligned like the others */
     float lse[INVARIANT_ROWS * INVARIANT_HEADS];
     fattn_problem p = c->problem;
     fattn_buffers buf = c->buffers;
@@ -461,9 +462,8 @@ static void check_alone(const place *at, const draw_case *c, int64_t b, int64_t 
                  (long long)first, (long long)past, (long long)b);
 }
 
-/* With FATTN_BATCH_INVARIANT a sequence alone has the bits that it has among others, and a row
- * those that it has with other rows around it. small: so are all values but those of the last
- * keys */
+/* With FATTN_BATCH_INVARIANT a sequence has the same bits alone as among others, and a row the same
+ * bits with other rows around it. small: all values except those of the last keys are small. */
 static void check_invariance(const place *at, fattn_dtype dtype, int64_t rows, int64_t keys,
                              int64_t dim, uint64_t features, bool small)
 {
@@ -490,7 +490,7 @@ static void check_invariance(const place *at, fattn_dtype dtype, int64_t rows, i
     draw_free(&c);
 }
 
-/* And the tile that a row is summed in follows from no length, whatever fast memory there is. */
+/* And the tile in which a row is summed depends on no length, for any size of fast memory. */
 static void check_tile(const place *at, fattn_dtype dtype, int64_t dim, uint64_t features)
 {
     static const int64_t lengths[] = {1, 33, 64, 130, 250, 257, 384, 400, 700, 5000};
@@ -561,7 +561,7 @@ static const hazard table[] = {
     {"hazard_F2", "an early exit wrote -inf into another sequence's lse", f2, NULL},
     {"hazard_F3", "merging two empty states gave NaN", f3, NULL},
     {"hazard_F4", "lse in base 2 was taken for base e", f4, NULL},
-    {"hazard_F5", "splits needed the lse that nobody had asked for", f5, NULL},
+    {"hazard_F5", "splits needed an lse that was not requested", f5, NULL},
     {"hazard_F6", "the number of splits changed the result", f6, NULL},
     {"hazard_F7", "the split path was dead and tests never noticed", f7, NULL},
     {"hazard_F8", "lse off by a constant: seen only when shards are merged", f8, NULL},

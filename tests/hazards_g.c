@@ -15,14 +15,14 @@ static const char *const dtype_names[] = {"f32", "f16", "bf16"};
  * The same run again
  * ---------------------------------------------------------------------------------------------- */
 
-/* On the host a few: there check_threads does this with any number of threads. Emulated waves take
- * turns in three ways, and a race among them is seen without a difference. */
+/* Few on the host, where check_threads covers any number of threads. Emulated waves alternate in
+ * three ways, and a race among them is detected even without a difference. */
 static int runs_at(const place *at, int runs)
 {
     return hazard_on_host(at) || hazard_emulated() ? 4 : runs;
 }
 
-/* A built case on a place, to be run often from the same device memory. */
+/* A case built for a place, to be run repeatedly from the same device memory. */
 typedef struct stage {
     draw_case c;
     twin t;
@@ -30,7 +30,7 @@ typedef struct stage {
     void *workspace;
 } stage;
 
-/* Builds s->c and makes the rest. False where the place declines it. */
+/* Builds s->c and allocates the rest. False if the place declines it. */
 static bool stage_make(stage *s, const place *at)
 {
     s->t = (twin){.device = at->device};
@@ -55,7 +55,7 @@ static void stage_free(stage *s)
     draw_free(&s->c);
 }
 
-/* Puts the outputs back to poison, runs, and reads them. */
+/* Resets the outputs to poison, runs, and reads them. */
 static bool stage_run(stage *s, void *workspace)
 {
     hazard_clear_outputs(&s->c);
@@ -65,7 +65,7 @@ static bool stage_run(stage *s, void *workspace)
                         "%s: %s", s->plan->kernel->name, fattn_last_reason());
 }
 
-/* Runs the staged case often: the bits of every output stay. */
+/* Runs the staged case repeatedly: the bits of every output must not change. */
 static void check_repeats(stage *s, int runs, bool own_workspace, const char *what)
 {
     unsigned char *first[DRAW_IDS] = {NULL};
@@ -100,7 +100,7 @@ static draw_case grouped(fattn_op op, fattn_dtype dtype, int64_t dim, uint64_t f
     return c;
 }
 
-/* A race shows in some runs only. Forward promises its bits always. */
+/* A race shows only in some runs. Forward always promises equal bits. */
 static void g1(void)
 {
     static const int64_t dims[] = {64, 128};
@@ -117,7 +117,7 @@ static void g1(void)
     }
 }
 
-/* Backward promises them with FATTN_DETERMINISTIC. */
+/* Backward promises equal bits with FATTN_DETERMINISTIC. */
 static void g2(void)
 {
     static const int64_t dims[] = {16, 40, 64, 128, 256};
@@ -139,7 +139,7 @@ static void g2(void)
     }
 }
 
-/* Semaphores and partial sums live in the workspace, which comes and goes. */
+/* Semaphores and partial sums are in the workspace, which may change between runs. */
 static void g9(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
@@ -151,7 +151,7 @@ static void g9(void)
     }
 }
 
-/* Hundreds of runs: nothing that is not finite, with or without atomic sums. */
+/* Hundreds of runs: all results are finite, with and without atomic sums. */
 static void g8(void)
 {
     static const draw_id outputs[] = {DRAW_DQ, DRAW_DK, DRAW_DV};
@@ -176,7 +176,7 @@ static void g8(void)
     }
 }
 
-/* dO is written by work that is queued before on the same stream, behind a long copy. */
+/* dO is written by earlier work on the same stream, behind a long copy. */
 static void g3(void)
 {
     enum { LONG = 1 << 26 };
@@ -238,14 +238,16 @@ static void g4(void)
             }
         }
     }
-    /* Equal terms, whose errors do not cancel; seed 260 found sums of 128 too long. */
+    /* Equal terms, whose errors do not cancel. Seed 260 revealed sums of 128 terms that were too
+     * long. */
     for (uint64_t seed = 258; seed < 262; seed++) {
         draw_case c = hazard_case(FATTN_BACKWARD, FATTN_F32, 1, 1, 1, 324, 15, 16);
         c.family = DRAW_CONSTANT;
         c.seed = seed;
         hazard_judge_drawn(&c, -1, "324 queries alike, seed %d", (int)seed);
     }
-    /* Drawn problems that found them elsewhere, and a dSink whose delta products of pairs drop. */
+    /* Random problems that revealed such sums elsewhere, and a dSink whose delta needs exact
+     * products. */
     static const int64_t drawn[][2] = {{9103, 11063}, {9301, 11649}, {9304, 9525}, {9602, 5249},
                                        {9602, 4060},  {9302, 9768},  {1001, 419}};
     EACH (n, drawn) {

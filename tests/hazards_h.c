@@ -13,7 +13,7 @@ static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
-/* Of queries and keys, and D: several tiles of any kernel. */
+/* Number of queries and keys, and D: several tiles of any kernel. */
 enum { LENGTH = 144, CHANNELS = 64, MASK = 2 * 2 * LENGTH * LENGTH };
 
 static draw_case dropping(fattn_op op, fattn_dtype dtype, double p)
@@ -58,10 +58,10 @@ static void h1(void)
 }
 
 /*
- * Makes what comes out show the mask: q = 0, so that every probability is 1 / LENGTH, and row s of
- * v has 2^(s / CHANNELS) in channel s % CHANNELS and zeros. o[i][c] is then a sum of powers of 2,
- * one for each key that is kept among c, c + CHANNELS .., times a factor. In backward dO is that
- * matrix, and dv[j] shows which queries are kept.
+ * Inputs that reveal the mask: q = 0, so every probability is 1 / LENGTH, and row s of v has
+ * 2^(s / CHANNELS) in channel s % CHANNELS and zeros elsewhere. o[i][c] is then a sum of powers of
+ * 2, one for each kept key among c, c + CHANNELS .., times a factor. In backward dO is that matrix,
+ * and dv[j] shows which queries are kept.
  */
 static void expose_mask(draw_case *c)
 {
@@ -86,7 +86,7 @@ static bool kept(const draw_case *c, int64_t b, int64_t h, int64_t i, int64_t j)
     return lround(sum * LENGTH * (1 - c->problem.dropout_p)) >> shown / CHANNELS & 1;
 }
 
-/* The mask of a place, [2][2][LENGTH][LENGTH]; NULL when it declines. */
+/* The mask that a place uses, [2][2][LENGTH][LENGTH]; NULL if it declines. */
 static uint8_t *mask_of(const place *at, fattn_op op, fattn_dtype dtype, double p, uint64_t offset)
 {
     draw_case c = dropping(op, dtype, p);
@@ -124,7 +124,7 @@ static uint8_t *mask_defined(const fattn_dropout_args *a)
     return mask;
 }
 
-/* Whether the row is for such dropout: then it must show its mask. */
+/* Whether the row takes such a dropout problem; then it must reveal its mask. */
 static bool drops(const fattn_kernel *row, fattn_op op, fattn_dtype dtype)
 {
     return row->ops & FATTN_OP_BIT(op) && row->dtypes & FATTN_DTYPE_BIT(dtype) &&
@@ -162,13 +162,13 @@ static void h2(void)
     free(defined);
 }
 
-/* One that the place takes. */
+/* The first that the place takes. */
 static fattn_dtype dtype_of(const place *at)
 {
     return at->kernel->dtypes & FATTN_DTYPE_BIT(FATTN_F32) ? FATTN_F32 : FATTN_BF16;
 }
 
-/* The next offset gives another mask, the same one the same: p of the entries differ, roughly. */
+/* Another offset gives another mask, the same one the same: about p of the entries differ. */
 static void h3(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
@@ -196,7 +196,7 @@ static void h3(void)
     hazard_check(hazard_place_count > 0, "no places");
 }
 
-/* seed and offset by value and by pointer: the same bits; and a plan reads the pointers at each
+/* seed and offset by value and by pointer give the same bits; a plan reads the pointers in each
  * run. */
 static void h4(void)
 {
@@ -228,7 +228,7 @@ static void h4(void)
     }
 }
 
-/* fattn_dropout_mask, whose output lies in the device's memory, into `bytes` of the host's. */
+/* fattn_dropout_mask, whose output is in device memory, copied to `bytes` on the host. */
 static fattn_status dropout_mask(fattn_device *device, const fattn_dropout_args *args,
                                  uint8_t *bytes, size_t size)
 {
@@ -244,7 +244,7 @@ static fattn_status dropout_mask(fattn_device *device, const fattn_dropout_args 
     return status;
 }
 
-/* fattn_dropout_mask of every backend is the definition, wherever the rectangle lies. */
+/* fattn_dropout_mask of every backend matches the definition, for any rectangle. */
 static void h6(void)
 {
     draw_rng rng = draw_stream(6, 6, 6);
@@ -269,7 +269,7 @@ static void h6(void)
         free(defined);
         free(mask);
     }
-    /* And what kernels multiply with is that, across splits of batch, heads, rows and keys. */
+    /* Kernels use the same mask, across splits of batch, heads, rows and keys. */
     for (int64_t shift = 0; shift < 40; shift += 13) {
         for (int m = 0; m < 6; m++) {
             draw_case c = hazard_case(ops[m % 2], dtypes[m / 2], 2, 2, 1, 35, 41, 8);

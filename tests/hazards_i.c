@@ -18,8 +18,8 @@
 
 enum { THREADS = 8, RUNS = 25 };
 
-/* One thread's work: a case of its own, through a plan of all on a stream of its own, or through
- * the one-shot call from host memory. */
+/* One thread's work: its own case, through a shared plan on its own stream, or through the one-shot
+ * call from host memory. */
 typedef struct worker {
     draw_case c;
     twin t;                 /* of c, for the plan */
@@ -27,7 +27,7 @@ typedef struct worker {
     fattn_device *device;
     fattn_stream stream;
     void *workspace;
-    unsigned char *expected; /* NULL: nothing to compare with yet */
+    unsigned char *expected; /* NULL: no result to compare with yet */
     int wrong;
 } worker;
 
@@ -66,7 +66,7 @@ static void run_all(worker workers[], const char *what)
     }
 }
 
-/* The bits are a device's own only where it is asked for that. */
+/* Equal bits are promised only on request on some devices. */
 static uint64_t repeatable(fattn_op op) { return op == FATTN_BACKWARD ? FATTN_DETERMINISTIC : 0; }
 
 /* Cases of one shape and different values. */
@@ -159,7 +159,7 @@ static void set(const char *name, const char *value)
     fattn_env_reload();
 }
 
-/* Names that nothing has are errors whose sentence says the name. */
+/* Unknown names are errors whose message contains the name. */
 static void check_names(void)
 {
     static const struct {
@@ -197,8 +197,8 @@ static void check_kernel_names(void)
     draw_free(&c);
 }
 
-/* A row that is named and declines is an error, and no other row runs; a row that is passed over in
- * favour of another is on the plan's list with its reason. */
+/* A row that is requested by name and declines is an error, and no other row runs. A row that
+ * another one replaces is on the plan's list, with its reason. */
 static void check_declining(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
@@ -259,8 +259,8 @@ static void i5(void)
  * I1, I2, I4, H5: contexts, streams and graphs of a GPU
  * ---------------------------------------------------------------------------------------------- */
 
-/* The driver, with the device's primary context current until close_driver; NULL, and the hazard
- * passed over, where there is none. */
+/* The driver, with the device's primary context current until close_driver. Without a driver
+ * returns NULL and skips the hazard. */
 static const driver *open_driver(void)
 {
     gpu_context context = NULL;
@@ -295,7 +295,7 @@ static void check_from(const driver *cuda, gpu_context current, fattn_device *de
     cuda->context_set(NULL);
 }
 
-/* Two contexts on the first device, and the second device where there is one. */
+/* Two contexts on the first device, and the second device if there is one. */
 static void i1(void)
 {
     const driver *const cuda = open_driver();
@@ -351,15 +351,15 @@ static void i1(void)
     close_driver(cuda);
 }
 
-/* Cases of one problem with other values, whose images take turns in the same device memory; what
- * each gives, by a plain run; and the plan, on a stream. */
+/* Cases of one problem with different values, whose images share device memory in turn; their
+ * results from a plain run; and the plan, on a stream. */
 enum { TURNS = 2, REPLAYS = 100 };
 
 typedef struct turns {
     draw_case cases[TURNS];
     unsigned char *expected[TURNS];
     draw_id out;
-    twin t; /* of one case after the other */
+    twin t; /* for one case after the other */
     fattn_plan *plan;
     void *workspace;
 } turns;
@@ -377,10 +377,10 @@ static bool turns_make(turns *s, const place *at, fattn_op op, uint64_t features
         *c = hazard_case(op, f32 ? FATTN_F32 : FATTN_F16, 2, 4, 4, rows, 700, 64);
         c->problem.features = features | repeatable(op);
         c->problem.dropout_p = 0.5;
-        c->family = n ? DRAW_UNIFORM : DRAW_GAUSSIAN; /* other values, laid out alike */
+        c->family = n ? DRAW_UNIFORM : DRAW_GAUSSIAN; /* other values in the same layout */
         c->seed_pointers = true;
         c->seed_value = 11 + (uint64_t)n;
-        c->aligned_rows = true; /* as rows that copy in chunks want it */
+        c->aligned_rows = true; /* as rows that copy in chunks require */
         good = good && hazard_build(c) && hazard_takes(at, c) && draw_save(c) == FATTN_OK;
         if (good) {
             hazard_check(hazard_run(at, c, NULL) == FATTN_OK, "%s", fattn_last_reason());
@@ -407,7 +407,7 @@ static void turns_free(turns *s)
     }
 }
 
-/* Sends the n-th case, runs it by the graph, or by the plan where there is none, and compares. */
+/* Sends the n-th case, runs the graph, or the plan if there is none, and compares. */
 static bool turn(turns *s, int n, const driver *cuda, driver_exec graph, gpu_stream stream)
 {
     draw_case *const c = &s->cases[n % TURNS];
@@ -425,7 +425,7 @@ static bool turn(turns *s, int n, const driver *cuda, driver_exec graph, gpu_str
                         "%s: run %d gives other bits", s->plan->kernel->name, n);
 }
 
-/* A stream that waits for no other, with the driver's flag for that. */
+/* A stream that does not wait for the default stream. */
 static void i2(void)
 {
     const driver *const cuda = open_driver();
@@ -491,7 +491,7 @@ static void replay_all(uint64_t features)
 
 static void i4(void) { replay_all(FATTN_CAUSAL); }
 
-/* The seed behind the pointer is another at every replay. */
+/* The seed behind the pointer differs in every replay. */
 static void h5(void) { replay_all(FATTN_DROPOUT); }
 
 static const hazard table[] = {

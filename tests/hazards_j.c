@@ -6,8 +6,8 @@
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
-/* Products of f32 are products of f32: ten bits of mantissa would be a thousand times worse than
- * what is asked for here. */
+/* Products of f32 are exact to f32: with ten bits of mantissa they would be a thousand times less
+ * accurate than demanded here. */
 static void j3(void)
 {
     enum { LENGTH = 48 };
@@ -19,7 +19,7 @@ static void j3(void)
         if (!hazard_build(&c)) {
             continue;
         }
-        judge_run(hazard_places[0].device, NULL, &c, &truth, &v); /* for the oracle's answer */
+        judge_run(hazard_places[0].device, NULL, &c, &truth, &v); /* computes the oracle's result */
         hazard_check(truth.known, "the oracle has no answer: %s", v.reason);
         for (int n = 0; n < hazard_place_count && truth.known; n++) {
             double error = 0, largest = 0;
@@ -40,8 +40,8 @@ static void j3(void)
     }
 }
 
-/* What a decoding step gives for the row that it adds is what a prefill gives for that row, within
- * the rounding of o; whichever kernels the planner takes for the two. */
+/* A decoding step gives the same row as a prefill, within the rounding of o, whichever kernels the
+ * planner takes for the two. */
 static void check_steps(fattn_device *device, const char *backend, fattn_dtype dtype, double ulp)
 {
     enum { LENGTH = 300, DIM = 64 };

@@ -4,8 +4,8 @@
 
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof *(list); i++)
 
-/* Waves of 32 lanes and of 64, and dimensions that are whole numbers of neither: lengths on both
- * sides of a wave, D = 192 beside Dv = 128. */
+/* Waves of 32 and of 64 lanes, and dimensions that are multiples of neither: lengths around a wave,
+ * D = 192 with Dv = 128. */
 static void k4(void)
 {
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16};

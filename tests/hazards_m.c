@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hazards of group M: failures of the tests themselves. The judge is judged here: a backend that
- * wraps the oracle spoils one thing after another in what it computed, and each must be noticed.
+ * Hazards of group M: failures of the tests themselves. Here the judge is tested: a backend that
+ * wraps the oracle corrupts one thing after another in its results, and the judge must notice each.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static fattn_status run_spoilt(const fattn_plan *plan, const fattn_buffers *buff
                                void *workspace, fattn_stream stream)
 {
     fattn_plan own = *plan;
-    own.kernel = honest_row; /* which may be part of something larger */
+    own.kernel = honest_row; /* may be embedded in a larger struct */
     const fattn_status status = honest->run(&own, buffers, workspace, stream);
     if (status == FATTN_OK && spoil != NULL) {
         spoil(plan, buffers, workspace);
@@ -37,7 +37,7 @@ static fattn_status run_spoilt(const fattn_plan *plan, const fattn_buffers *buff
     return status;
 }
 
-/* A workspace, so that there is one to leave. */
+/* A workspace, so that a test can write outside it. */
 static int64_t some_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
 {
     (void)problem;
@@ -74,7 +74,7 @@ static fattn_device *open_reference(void)
     return device;
 }
 
-/* What the judge says of a run that was spoilt in this way; the words of its reason are in *v. */
+/* The judge's verdict on a run corrupted in this way; its reason is in *v. */
 static judge_outcome judge_spoilt(draw_case *c, spoiler *how, judge_verdict *v)
 {
     fattn_device *const reference = open_reference();
@@ -92,7 +92,7 @@ static judge_outcome judge_spoilt(draw_case *c, spoiler *how, judge_verdict *v)
     return v->outcome;
 }
 
-/* Elements to spoil: the first row of the first head of o, lse, dv. */
+/* Elements to corrupt: the first row of the first head of o, lse, dv. */
 static float *first_o(const fattn_buffers *buffers) { return buffers->o; }
 
 static void spoil_nan(const fattn_plan *p, const fattn_buffers *b, char *w)
@@ -180,7 +180,8 @@ static void spoil_workspace_before(const fattn_plan *p, const fattn_buffers *b, 
 static void spoil_by_workspace(const fattn_plan *p, const fattn_buffers *b, char *w)
 {
     (void)p;
-    first_o(b)[1] += w[0] == 0x3c ? 1e-7f : 0; /* within the bound, and what was there decides */
+    first_o(b)[1] +=
+        w[0] == 0x3c ? 1e-7f : 0; /* within the bound, but it depends on the workspace's contents */
 }
 
 static void spoil_gradient(const fattn_plan *p, const fattn_buffers *b, char *w)
@@ -209,7 +210,7 @@ static draw_case ordinary(fattn_op op)
 
 typedef struct mutation {
     spoiler *how;
-    const char *what, *words; /* what the judge's reason has to say */
+    const char *what, *words; /* words that the judge's reason must contain */
 } mutation;
 
 static void check_noticed(fattn_op op, const mutation mutations[], size_t count)
@@ -249,7 +250,7 @@ static void m1(void)
     }
 }
 
-/* Errors just above the bound, in o, in lse, in gradients; and bytes that nobody may touch. */
+/* Errors just above the bound in o, lse and gradients; and bytes that must not change. */
 static void m2(void)
 {
     static const mutation forward[] = {
@@ -261,7 +262,7 @@ static void m2(void)
         {spoil_input, "an input", "q: byte"},
         {spoil_workspace_after, "a byte after the workspace", "byte after"},
         {spoil_workspace_before, "a byte before the workspace", "byte before"},
-        {spoil_by_workspace, "a result that depends on the workspace", "run to run"},
+        {spoil_by_workspace, "a result that depends on the workspace", "between two runs"},
     };
     static const mutation backward[] = {
         {spoil_gradient, "a thousandth in one gradient", "dv[0,0,0,1]"},
@@ -271,7 +272,7 @@ static void m2(void)
     check_noticed(FATTN_BACKWARD, backward, sizeof backward / sizeof *backward);
 }
 
-/* Each row's every dtype and op is among what is drawn. */
+/* Every dtype and op of each row is drawn. */
 static void m3(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {
@@ -307,7 +308,7 @@ static void m3(void)
     }
 }
 
-/* All families are drawn, and inputs differ as their names say. */
+/* All families are drawn, and inputs have the properties that their names promise. */
 static void m5(void)
 {
     int64_t count[DRAW_FAMILIES] = {0};
@@ -330,7 +331,7 @@ static void m5(void)
     }
 }
 
-/* Lengths whose whole matrix nobody could check: few rows on many keys, and the reverse. */
+/* Lengths whose whole matrix is too large to check: few rows with many keys, and the reverse. */
 static void m6(void)
 {
     draw_case c = hazard_case(FATTN_FORWARD, FATTN_F32, 1, 1, 1, 3, 200000, 8);
@@ -348,7 +349,7 @@ static void m7(void)
     hazard_check(judge_spoilt(&c, spoil_zeros, &v) == JUDGE_FAILED, "zeros pass");
     draw_free(&c);
 
-    /* Values that are all far below the bound: only counting zeros can tell. */
+    /* All values are far below the bound, so only counting zeros can detect the fault. */
     c = ordinary(FATTN_FORWARD);
     for (int64_t n = 0; n < 21 * 8; n++) {
         draw_set(&c, DRAW_V, n, n % 8 == 7 ? 1e6 : 0.1);
@@ -364,8 +365,8 @@ static void m7(void)
 
 typedef struct option_flip {
     const char *name;
-    uint64_t needs; /* features that have to be on */
-    uint64_t flips; /* features that are turned over */
+    uint64_t needs; /* features that must be set */
+    uint64_t flips; /* features that are toggled */
     void (*change)(draw_case *c);
 } option_flip;
 
@@ -434,7 +435,7 @@ static const option_flip flips[] = {
     {"accumulate", 0, FATTN_ACCUMULATE, NULL},
 };
 
-/* A case with an operand for every option, of which c.problem.features then selects. */
+/* A case with an operand for every option; c.problem.features selects among them. */
 static draw_case equipped(fattn_op op)
 {
     draw_case c = hazard_case(op, FATTN_F32, 2, 4, 2, 12, 15, 8);
@@ -465,7 +466,7 @@ static draw_case equipped(fattn_op op)
     return c;
 }
 
-/* The bits of every output, after outputs were put back to one start. */
+/* The bits of every output, from the same initial contents. */
 static uint64_t outputs_of(const place *at, draw_case *c, fattn_status *status)
 {
     static const draw_id outputs[] = {DRAW_O, DRAW_LSE, DRAW_DQ, DRAW_DK, DRAW_DV};
@@ -491,7 +492,7 @@ static uint64_t outputs_of(const place *at, draw_case *c, fattn_status *status)
     return hash;
 }
 
-/* o and lse of the options whose bits are set. */
+/* o and lse with the given options. */
 static void save(draw_case *c)
 {
     draw_case asked = *c;
@@ -526,7 +527,7 @@ static void check_flip(const place *at, fattn_op op, const option_flip *flip)
     draw_free(&c);
 }
 
-/* Each accepted option changes the result, forward and backward, at every row, or is refused. */
+/* Each option either changes the result, forward and backward, on every row, or is refused. */
 static void m4(void)
 {
     for (int n = 0; n < hazard_place_count; n++) {

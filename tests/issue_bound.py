@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""How far the issue of instructions lets the kernels for AMD's processors keep the matrix units busy: runs a
-forward and a backward on the emulated GPU of each processor, follows a wave, and has emulator/issue.py
-replay a round of the loop that multiplies matrices. Prints the table of docs/notes/hip.md, an upper bound
-that nobody has measured, and fails where a kernel falls below what is wanted of it.
+"""The bound that instruction issue puts on the use of matrix units by the kernels for AMD's processors. Runs a
+forward and a backward on the emulated GPU of each processor, follows a wave, and lets emulator/issue.py replay one
+iteration of the loop that multiplies matrices. Prints the table of docs/notes/hip.md, an upper bound without
+measurements, and fails if a kernel falls below its threshold.
 
 usage: issue_bound.py FATTN OBJDUMP [CODE_OBJECT]...      (of one image and processor each: image.gfx942.co)
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Manual pages say what the tool says, and are clean, as a TAP program.
+"""Manual pages match the tool's help and format without warnings, as a TAP program.
 
     manual.py FATTN PAGE...
 """
@@ -20,7 +20,7 @@ def helped(tool, *words):
 
 
 def source(page):
-    """What a page holds, without the escapes that its words have."""
+    """The text of a page, without escapes."""
     with open(page, encoding="utf-8") as file:
         return re.sub(r"\\(f.|[,/&])", "", file.read().replace("\\-", "-"))
 

@@ -5,8 +5,8 @@
     npy_against_numpy.py CHECK_NPY
 
 NumPy writes every dtype, byte order, storage order and format version; `check_npy cat` reads the file
-and writes another, which NumPy reads again: same dtype (in little-endian order), same bits. Then files
-of other dtypes must be refused, and so must files that NumPy itself refuses.
+and writes another, which NumPy reads again: same dtype (in little-endian order), same bits. Files of
+other dtypes must be refused, and so must files that NumPy refuses.
 """
 
 import os
@@ -51,7 +51,7 @@ class Folder:
             npy_format.write_array(file, array, version=version)
 
     def cat(self, *options):
-        """Exit status and standard error of the program; its output, where it made one."""
+        """Exit status and standard error of the program, and its output if there is one."""
         if os.path.exists(self.target):
             os.remove(self.target)
         ran = subprocess.run([self.check_npy, "cat", *options, self.source, self.target],
@@ -115,7 +115,7 @@ def test_refusals(folder):
 
 
 def test_corpus(folder, corpus):
-    """Whatever NumPy cannot read is refused here too; what it can, gives the same bits."""
+    """Files that NumPy cannot read are refused here too; files that both read give the same bits."""
     read_by_both = refused_by_both = 0
     for name in sorted(os.listdir(corpus)):
         with open(os.path.join(corpus, name), "rb") as file, open(folder.source, "wb") as copy:

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Specimens of .npy files, one of every kind, good or bad: a header, what is odd about the file,
- * and what the refusal must say. tests/npy_corpus has them as files, the fuzzer's seeds.
+ * Specimens of .npy files, one of each kind, valid or not: a header, what is special about the
+ * file, and part of the expected refusal. tests/npy_corpus holds them as files, which seed the
+ * fuzzer.
  */
 #ifndef FATTN_TESTS_NPY_SPECIMENS_H
 #define FATTN_TESTS_NPY_SPECIMENS_H
@@ -18,8 +19,8 @@ typedef struct specimen {
     int data;    /* bytes after the header: 1, 2, 3 ... */
     int version; /* 0 means 1 */
     int minor;
-    int announce; /* header length to announce, where it is not the true one */
-    int keep;     /* bytes of the file to keep, where not all */
+    int announce; /* header length to announce, if not the true one */
+    int keep;     /* bytes of the file to keep, if not all */
     const char *magic;
     int as_bf16;
 } specimen;

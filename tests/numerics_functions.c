@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How far exp2, log2, the softcap and lse of one instruction set are from the truth, measured and
- * compared with what the headers promise and docs/NUMERICS.md counts on. Compiled once for each
- * instruction set, with FATTN_ISA and FATTN_VEC as for isa_tmpl.c.
+ * Errors of exp2, log2, the softcap and lse of one instruction set, compared with what the headers
+ * promise and docs/NUMERICS.md assumes. Compiled once for each instruction set, with FATTN_ISA and
+ * FATTN_VEC as for isa_tmpl.c (unit.h).
  *
  * usage: numerics_functions_<isa> [STEP | --all]
- * Every 61st float of each range, every STEP-th, or every one; double precision is the truth.
+ * Every 61st float of each range, every STEP-th, or every one; compared with double precision.
  */
 #include <float.h>
 #include <math.h>
@@ -14,18 +14,8 @@
 #include <string.h>
 
 #include "backends/cpu/cpuid.h"
+#include "backends/cpu/window.h"
 #include "tests/tap.h"
-
-#include FATTN_VEC
-
-#include "core/online_softmax.h"
-#include "core/score.h"
-
-#define INLINE static inline
-#include "backends/cpu/window.inl"
-
-#define PASTE_EXPANDED(a, b) a##b
-#define PASTE(a, b) PASTE_EXPANDED(a, b)
 
 /* One rounding of f32, relative: half of the distance between 1 and the next number. */
 static const double u = 0x1p-24;
@@ -91,7 +81,7 @@ static worst measure_exp2(float first, float last, uint32_t step, bool normal)
     return w;
 }
 
-/* The same from fv_exp2_from(), which must give exact zeros below the least. */
+/* The same for fv_exp2_from(), which must give exact zeros below the least exponent. */
 static worst measure_exp2_from(float first, float last, uint32_t step)
 {
     const float least = -150, factor = 0x1p32f;
@@ -109,8 +99,8 @@ static worst measure_exp2_from(float first, float last, uint32_t step)
     return w;
 }
 
-/* Weights of all x in the window of a base, times unit; whether all are found to be in it, and all
- * that are outside not to be. What is within a step of its ends may be either. */
+/* Weights of all x in the window of a base, times unit. Checks that all x inside are recognised as
+ * such, and none outside; within a step of the ends either is allowed. */
 static worst measure_window(float base, float unit, uint32_t step, bool *judged)
 {
     const double step_size = ldexp(1, -FV_STEPS);
@@ -135,7 +125,7 @@ static worst measure_window(float base, float unit, uint32_t step, bool *judged)
                 }
             }
             at.ones = none;
-            window_meet(&at, place, place);
+            window_add(&at, place, place);
             const bool holds = window_holds(&at);
             *judged = *judged && (inside < FV_LANES || holds) && (outside == 0 || !holds);
         }
@@ -179,7 +169,8 @@ static void measure_cap(float first, float last, uint32_t step, worst *value, wo
     }
 }
 
-/* lse of states of l in 1 .. 2^21 and |m| to `reach`, beyond `ulps` ulp, in 2^-23. */
+/* lse of states with l in 1 .. 2^21 and |m| up to `reach`: the error beyond `ulps` ulp, in
+ * 2^-23. */
 static worst measure_lse(float reach, double ulps, int64_t count)
 {
     uint64_t random = 1;
@@ -264,8 +255,8 @@ static bool window_of(float x, int lane, float *y)
     (void)window_open(&w, 1, fv_set1(0));
     (void)window_weight(&w, fv_set1(0), &zeros);
     fv_store(weights, window_weight(&w, fv_load(lanes), &place));
-    window_meet(&w, lane % 2 ? place : zeros, lane % 2 ? zeros : place);
-    window_meet(&w, zeros, zeros);
+    window_add(&w, lane % 2 ? place : zeros, lane % 2 ? zeros : place);
+    window_add(&w, zeros, zeros);
     *y = weights[lane];
     return window_holds(&w);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much of the bound on lse is used as keys and channels grow: backend cpu in f32 against
- * backend reference in f64 on the same numbers. docs/NUMERICS.md has the figures and why the bound
- * is what it is.
+ * How much of the bound on lse is used as keys and channels grow: backend cpu in f32 compared with
+ * backend reference in f64 on the same numbers. docs/NUMERICS.md has the figures and the bound's
+ * derivation.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static bool attend(const char *spec, fattn_dtype dtype, int64_t keys, int64_t di
     problem.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     fattn_buffers_init(&buffers);
     buffers.q = q;
-    buffers.k = buffers.v = k; /* any numbers do for v: keys x 1 of them */
+    buffers.k = buffers.v = k; /* any values for v: keys x 1 */
     buffers.o = o;
     buffers.lse = lse;
     const bool done = fattn_device_open(spec, &device) == FATTN_OK &&
@@ -85,7 +85,7 @@ static double scale_of(const double *q, const double *k, int64_t keys, int64_t d
     return largest;
 }
 
-/* The largest error of a row's lse, in 2^-24 max(1, ...); negative when a run failed. */
+/* The largest error of a row's lse, in 2^-24 max(1, ...); negative if a run failed. */
 static double measure(int64_t keys, int64_t dim, double size)
 {
     uint64_t random = (uint64_t)(keys * 1000 + dim);

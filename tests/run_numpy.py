@@ -4,8 +4,8 @@
 
     run_numpy.py FATTN [DEVICE ...]
 
-NumPy writes the inputs, the tool runs, NumPy computes the same from the formulas of docs/MATH.md and
-compares what the tool wrote. Every case runs on every device that is present, unless devices are named.
+NumPy writes the inputs, the tool runs, and NumPy evaluates the formulas of docs/MATH.md and compares
+the results. Every case runs on every device that is present, unless devices are named.
 """
 
 import json
@@ -22,7 +22,7 @@ try:
 except ImportError:
     sys.exit(tap.skip_all("NumPy is not installed"))
 
-# Of the largest magnitude of the result (at least 1), per dtype of the computation.
+# Tolerances relative to the result's largest magnitude (at least 1), by dtype of the computation.
 TOLERANCE = {"f64": 1e-12, "f32": 1e-6, "f16": 2e-3, "bf16": 1.6e-2}
 # A gradient is a sum over rows or keys of products of such numbers.
 GRADIENT = 4
@@ -46,8 +46,8 @@ def kept(sq, sk, off, causal, window):
 
 
 def attend(q, k, v, *, off, causal=False, window=(-1, -1), scale=None, softcap=None, bias=0.0, mask=True,
-           slopes=None, sink=None, z=1.0, do=None, dlse=None):
-    """o (Hq, Sq, Dv), lse (Hq, Sq) and, given do, the gradients by name."""
+           slopes=None, alibi_bias=False, sink=None, z=1.0, do=None, dlse=None):
+    """o (Hq, Sq, Dv), lse (Hq, Sq) and, by name, scores, probabilities and, given do, the gradients."""
     group = q.shape[0] // k.shape[0]
     k, v = np.repeat(k, group, 0), np.repeat(v, group, 0)
     sq, sk = q.shape[1], k.shape[1]
@@ -58,8 +58,11 @@ def attend(q, k, v, *, off, causal=False, window=(-1, -1), scale=None, softcap=N
     if softcap:
         x = softcap * np.tanh(x / softcap)
         slope_of_cap = 1 - (x / softcap) ** 2
+    if alibi_bias:
+        hidden = np.isneginf(bias)
+        bias = np.where(hidden, -np.inf, slopes[:, None, None] * np.where(hidden, 0, bias))
     x = x + bias
-    if slopes is not None:
+    if slopes is not None and not alibi_bias:
         distance = abs(np.arange(sq)[:, None] + off - np.arange(sk)[None, :])
         x = x - slopes[:, None, None] * distance
     x = np.where(kept(sq, sk, off, causal, window) & mask, x, -np.inf)
@@ -74,18 +77,19 @@ def attend(q, k, v, *, off, causal=False, window=(-1, -1), scale=None, softcap=N
     safe = np.where(np.isneginf(lse), 0, lse)[..., None]
     p = np.exp(x - safe)
     o = (z * p) @ v
+    pairs = {"scores": x, "probabilities": p}
     if do is None:
-        return o, lse, {}
+        return o, lse, pairs
 
     delta = (do * o).sum(2) - (0 if dlse is None else dlse)
     ds = p * (z * (do @ v.swapaxes(1, 2)) - delta[..., None])
     inner = ds * slope_of_cap
     summed = lambda g: g.reshape(g.shape[0] // group, group, *g.shape[1:]).sum(1)
     grads = {"dq": scale * inner @ k, "dk": summed(scale * inner.swapaxes(1, 2) @ q),
-             "dv": summed((p * z).swapaxes(1, 2) @ do), "dbias": ds}
+             "dv": summed((p * z).swapaxes(1, 2) @ do), "dbias": slopes[:, None, None] * ds if alibi_bias else ds}
     if sink is not None:
         grads["dsink"] = -(np.exp(sink[:, None] - safe[..., 0]) * delta).sum(1)
-    return o, lse, grads
+    return o, lse, grads | pairs
 
 
 def philox(counter, key):
@@ -142,7 +146,7 @@ class Case:
         self.dlse = [rng.standard_normal((hq, n)).astype(np.float32) for n in self.lengths_q]
 
     def round(self, x):
-        """What the dtype of the computation makes of x, as float64."""
+        """x rounded to the dtype of the computation, as float64."""
         if self.dtype == "bf16":
             return (bf16_bits(x).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return x.astype({"f64": np.float64, "f32": np.float32, "f16": np.float16}[self.dtype]).astype(np.float64)
@@ -196,7 +200,8 @@ class Case:
             files["seqused-q"] = np.array(self.used_q, np.int64)
         if self.used_k is not self.lengths_k:
             files["seqused-k"] = np.array(self.used_k, np.int32)
-        for name in ("bias", "mask", "block-mask", "sink", "alibi", "q-offsets", "k-offsets", "wholes-q", "wholes-k"):
+        for name in ("bias", "mask", "block-mask", "sink", "alibi", "q-offsets", "k-offsets", "wholes-q", "wholes-k",
+                     "seqstart-k"):
             if name.replace("-", "_") in f:
                 files[name] = f[name.replace("-", "_")]
         if self.backward:
@@ -208,7 +213,8 @@ class Case:
         f, words = self.features, ["--layout", self.layout, "--dtype", self.dtype]
         if f.get("causal"):
             words.append("--causal")
-        words += ["--" + name.replace("_", "-") for name in ("deterministic", "batch_invariant", "checked") if f.get(name)]
+        words += ["--" + name.replace("_", "-") for name in ("deterministic", "batch_invariant", "checked", "alibi_bias")
+                  if f.get(name)]
         for name in ("anchor", "scale", "softcap", "dropout", "seed", "offset", "q_offset", "k_offset", "whole_q",
                      "whole_k", "batch_offset", "head_offset", "dtype_o"):
             if name in f:
@@ -220,8 +226,8 @@ class Case:
 
     def outputs(self):
         if not self.backward:
-            return ["o", "lse"]
-        return ["o", "lse", "dq", "dk", "dv"] + ["dbias"] * ("bias" in self.features) + \
+            return ["o", "lse", "scores", "probabilities"]
+        return ["o", "lse", "scores", "probabilities", "dq", "dk", "dv"] + ["dbias"] * ("bias" in self.features) + \
             ["dsink"] * ("sink" in self.features)
 
     # -- what it must give ----------------------------------------------------------------------
@@ -249,12 +255,14 @@ class Case:
                 i, j = np.arange(sq) // m, np.arange(sk) // n
                 blocks = np.broadcast_to(f["block_mask"], (self.b, self.hq, -(-self.sq // m), -(-self.sk // n)))
                 mask = mask & (blocks[b][:, i][:, :, j] != 0)
+            if "seqstart_k" in f:
+                mask = mask & (np.arange(sk) >= f["seqstart_k"][b])
             slopes = np.broadcast_to(f["alibi"], (self.b, self.hq))[b] if "alibi" in f else None
             o, lse, grads = attend(
                 heads(self.q, sq), heads(self.k, sk), heads(self.v, sk), off=off, causal=f.get("causal", False),
                 window=f.get("window", (-1, -1)), scale=f.get("scale"), softcap=f.get("softcap"),
                 bias=self.pairs("bias", b, sq, sk) if "bias" in f else 0.0, mask=mask, slopes=slopes,
-                sink=f.get("sink"), z=1.0 if z is None else z[b, :, :sq, :sk],
+                alibi_bias=f.get("alibi_bias", False), sink=f.get("sink"), z=1.0 if z is None else z[b, :, :sq, :sk],
                 do=heads(self.do, sq) if self.backward else None,
                 dlse=self.dlse[b][:, :sq].astype(np.float64) if self.backward else None)
             grads.update(o=o, lse=lse)
@@ -263,14 +271,18 @@ class Case:
         return results
 
     def whole(self, name, parts):
-        """The parts of an expected output as one array like the file's; 0 where nothing belongs."""
+        """The parts of an expected output as one array like the file's, with 0 elsewhere."""
         if name == "dsink":
             return sum(parts)
-        if name == "dbias":
-            shape = self.features["bias"].shape
-            full = np.zeros((self.b, self.hq, self.sq, self.sk))
+        if name in ("dbias", "scores", "probabilities"):
+            keys = -(-self.sk // self.page) * self.page if self.page else self.sk
+            full = np.zeros((self.b, self.hq, self.sq, keys))
             for b, part in enumerate(parts):
-                full[b, :, :part.shape[1], :part.shape[2]] = part
+                start = self.features["seqstart_k"][b] if "seqstart_k" in self.features else 0
+                full[b, :, :part.shape[1], start:part.shape[2]] = part[:, :, start:]
+            if name != "dbias":
+                return full
+            shape = self.features["bias"].shape
             lead = (1,) * (4 - len(shape)) + shape
             axes = tuple(n for n in range(4) if lead[n] == 1)
             return full.sum(axes, keepdims=True).reshape(shape)
@@ -287,7 +299,7 @@ class Case:
 
 
 def bf16_bits(x):
-    """Rounded to nearest even; no NaN among test data but those of padding."""
+    """Rounds to nearest even; only padding contains NaN."""
     bits = x.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
@@ -302,7 +314,7 @@ def read_back(path, dtype, name):
 
 
 def close(ours, theirs, tolerance):
-    """The largest error over what is allowed; infinities must agree."""
+    """The largest error relative to its tolerance; infinities must agree."""
     if ours.shape != theirs.shape:
         return np.inf
     finite = np.isfinite(theirs)
@@ -333,7 +345,7 @@ def run(tool, folder, case, device):
     fine = True
     expected = case.expected()
     for name in case.outputs():
-        tolerance = TOLERANCE[case.dtype] * (1 if name in ("o", "lse") else GRADIENT)
+        tolerance = TOLERANCE[case.dtype] * (1 if name in ("o", "lse", "scores", "probabilities") else GRADIENT)
         worst = close(read_back(path("out-" + name), case.dtype, name), case.whole(name, expected[name]), tolerance)
         if not worst <= 1:
             print(f"# {name}: error is {worst:.3g} times what is allowed")
@@ -371,6 +383,8 @@ def cases():
         ("sink", dict(sink=real(4))),
         ("ALiBi", dict(alibi=abs(real(4)))),
         ("ALiBi per batch entry, causal", dict(alibi=abs(real(2, 4)), causal=True)),
+        ("slopes times a bias", dict(alibi=real(4), bias=np.where(some(37, 53), real(37, 53), -np.inf), alibi_bias=True)),
+        ("padded on the left", dict(seqstart_k=np.array([7, 30], np.int32), causal=True, bias=real(2, 1, 37, 53))),
         ("dropout", dict(dropout=0.3, seed=12345678901234, offset=2 ** 33 + 5)),
         ("positions", dict(causal=True, q_offset=3, k_offset=16, dropout=0.5, seed=4)),
         ("a shard of a longer sequence", dict(causal=True, q_offset=30, k_offset=16, whole_q=90, whole_k=110)),
@@ -406,7 +420,7 @@ def cases():
 
 
 def test_conversions(tool, folder):
-    """Files of any floating-point kind, byte order and storage order give one result."""
+    """Files of any floating-point kind, byte order and storage order give the same result."""
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((1, 9, 2, 8)).astype(np.float16) for _ in range(3))
     results = []
@@ -421,7 +435,7 @@ def test_conversions(tool, folder):
 
 
 def test_accumulate(tool, folder):
-    """Gradients are added to what their files hold, in f32."""
+    """Gradients are added to the contents of their files, in f32."""
     rng = np.random.default_rng(4)
     for name in ("q", "k", "v", "do"):
         np.save(os.path.join(folder, name + ".npy"), rng.standard_normal((1, 9, 2, 8)).astype(np.float16))

@@ -15,7 +15,7 @@ const char *const trait_names[TRAITS] = {
     "seqused_k", "positions", "gqa",      "Dv != D", "dlse",    "accumulate", "strided",
 };
 
-/* Knuth's 64-bit linear congruential generator; the upper bits are good enough for test data. */
+/* Knuth's 64-bit linear congruential generator; its upper bits are good enough for test data. */
 double scenario_random(uint64_t *state)
 {
     *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -81,7 +81,7 @@ static void set_lengths(scenario *s, uint32_t traits, fattn_problem *p)
     const int32_t cu_q[] = {0, sq - 2, 2 * sq - 2}, cu_k[] = {1, sk + 1, 2 * sk - 1};
     memcpy(s->cu_q, cu_q, sizeof(cu_q));
     memcpy(s->cu_k, cu_k, sizeof(cu_k));
-    p->total_q = 2 * sq - 1; /* the last row belongs to nobody, and neither does the first key */
+    p->total_q = 2 * sq - 1; /* the last row and the first key belong to no sequence */
     p->total_k = 2 * sk;
     const bool packed_q = traits & 1u << CU_Q, packed_k = traits & 1u << CU_K;
     s->used_q[0] = packed_q ? sq - 2 : sq - 1;
@@ -158,7 +158,7 @@ static void set_tensors(scenario *s, uint32_t traits, fattn_problem *p, uint64_t
     const struct {
         fattn_dtype dtype;
         int64_t count;
-        double size; /* of the numbers it begins with */
+        double size; /* of its initial values */
     } table[TENSORS] = {
         [Q] = {dtype, q, 1.5},
         [K] = {dtype, k, 1.5},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A tiny attention problem with any set of features switched on, and its buffers: small enough to
- * differentiate numerically, irregular enough that no two axes can be confused.
+ * A tiny attention problem with any set of features and its buffers: small enough to differentiate
+ * numerically, irregular enough that no two axes can be confused.
  */
 #ifndef FATTN_TESTS_SCENARIO_H
 #define FATTN_TESTS_SCENARIO_H
@@ -10,7 +10,7 @@
 
 #include "fattn/fattn.h"
 
-/* What a scenario may have; a set of them is 1 << trait. */
+/* Traits of a scenario; a set of them has bits 1 << trait. */
 typedef enum trait {
     CAUSAL,
     WINDOW,
@@ -76,8 +76,8 @@ typedef struct scenario {
 } scenario;
 
 /* Bits of bias_flat: axes (batch, head, query, key) along which bias and dbias have stride 0.
- * Outputs begin as 0, or as a pattern with ACCUMULATE. Returns false, and prints why, when the
- * library's own validation refuses the scenario. */
+ * Outputs begin as 0, or as a pattern with ACCUMULATE. Returns false, and prints why, if the
+ * library's validation refuses the scenario. */
 bool scenario_create(scenario *s, uint32_t traits, unsigned bias_flat, fattn_dtype dtype,
                      int64_t sq, int64_t sk, uint64_t seed);
 

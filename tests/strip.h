@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For tests that set every option once and then choose bits: puts fields whose bit is clear back to
- * their defaults, without which the library refuses them. */
+/* For tests that set every option once and then choose features: resets the fields of clear bits to
+ * their defaults, as the library demands. */
 #ifndef FATTN_TESTS_STRIP_H
 #define FATTN_TESTS_STRIP_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TAP for plain C test programs: a line for each check and the count at the end. For programs that
+ * TAP for plain C test programs: one line per check, and the count at the end. For programs that
  * must run unchanged under valgrind, under qemu and on other processors.
  */
 #ifndef FATTN_TESTS_TAP_H
@@ -29,21 +29,21 @@ static inline void tap_check(bool passed, const char *format, ...)
     tap_failures += !passed;
 }
 
-/* A check that cannot be made here, and why. */
+/* A single check is skipped, with a reason. */
 static inline void tap_skip(const char *name, const char *why)
 {
     printf("ok %d - %s # SKIP %s\n", ++tap_count, name, why);
     fflush(stdout);
 }
 
-/* In place of all checks: none can be made here, and why. */
+/* The whole program is skipped, with a reason. */
 static inline void tap_skip_all(const char *why)
 {
     printf("1..0 # SKIP %s\n", why);
     fflush(stdout);
 }
 
-/* For main to return: 0 when every check passed. A program without a check has failed. */
+/* The result of main: 0 if every check passed. A program without checks fails. */
 static inline int tap_done(void)
 {
     printf("1..%d\n", tap_count);

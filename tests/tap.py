@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TAP as a test in Python says it: a line for each check, then how many there were."""
+"""TAP output for tests in Python: a line for each check, then the count."""
 
 count = failures = 0
 
@@ -26,6 +26,6 @@ def skip_all(why):
 
 
 def done():
-    """The exit status: 0 when every check passed. A test without a check has failed."""
+    """The exit status: 0 if every check passed. A test without checks fails."""
     print(f"1..{count}")
     return failures != 0 or count == 0

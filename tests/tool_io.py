@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""`fattn io` from the outside: its numbers hang together, and it refuses what it cannot do.
+"""`fattn io` from the outside: its numbers are consistent, and it refuses invalid requests.
 
 usage: tool_io.py FATTN
 """
@@ -76,14 +76,14 @@ ok(io("--help")[0] == 0, "there is help")
 
 
 def lines_of(svg):
-    """Texts in a picture, and how many lines it has that join at least three points."""
+    """Texts in a picture, and the number of lines with at least three points."""
     texts = ["".join(text.itertext()).strip() for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     paths = [path.get("d", "") for path in svg.iter("{http://www.w3.org/2000/svg}path")]
     return texts, sum(path.lstrip().startswith("M") and path.count("L") == 2 for path in paths)
 
 
 def draw(name, *arguments):
-    """The text of the picture and its lines; None when it was refused."""
+    """The texts of the picture and its lines; None if it was refused."""
     code, out, err = io("--plot", name, *arguments)
     if code != 0 or err or not out.startswith("schedule"):
         print("#", code, err)

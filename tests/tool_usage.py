@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the tool answers wrong use, as a TAP program: exit status, one line on stderr, no file left behind.
+"""The tool's response to wrong usage, as a TAP program: exit status, one line on stderr, no file left behind.
 
     tool_usage.py FATTN
 """
@@ -24,7 +24,7 @@ except ImportError:
 QKV = "--q q.npy --k k.npy --v v.npy --o out.npy"
 BACKWARD = "--q q.npy --k k.npy --v v.npy --backward --do o.npy --dq dq.npy"
 
-# command line, exit status, what the line on stderr holds
+# command line, exit status, part of the line on stderr
 REFUSED = [
     ("", 2, None),
     ("flash", 2, 'no command "flash"'),
@@ -47,7 +47,7 @@ REFUSED = [
     ("run --anchor left", 2, '--anchor: "left" is not one of bottom-right, top-left'),
     ("run --dtype f8", 2, "one of f32, f16, bf16, f64"),
     ("run --q q.npy", 2, "needs --q, --k and --v"),
-    ("run --q q.npy --k k.npy --v v.npy", 2, "needs --o or --lse"),
+    ("run --q q.npy --k k.npy --v v.npy", 2, "needs --o, --lse, --scores or --probabilities"),
     (f"run {QKV} --lse out.npy", 2, "two outputs are named out.npy"),
     (f"run {QKV} --dq dq.npy", 2, "--dq needs --backward"),
     (f"run {QKV} --backward --dq dq.npy", 2, "--backward needs --do"),
@@ -70,6 +70,8 @@ REFUSED = [
     (f"run {BACKWARD} --accumulate", 2, "dq.npy"),
     (f"run {BACKWARD.replace('dq.npy', 'wide.npy')} --accumulate", 2,
      "wide.npy: (2, 7, 2, 9) of f32 cannot be added to, (2, 5, 4, 8) of f32 can"),
+    (f"run {QKV} --alibi-bias", 2, "--alibi-bias needs --alibi and --bias"),
+    (f"run {QKV} --seqstart-k i4.npy", 2, "i4.npy: shape (3) is not (2) = (B)"),
     (f"run {QKV} --block-mask mask.npy", 2, "--block-mask needs --block-size"),
     (f"run {QKV} --block-size 0,4", 2, '--block-size: "0" is not between 1 and'),
     (f"run {QKV.replace('q.npy', 'absent.npy', 1)}", 2, "absent.npy"),
@@ -219,7 +221,7 @@ def test_info(tool, folder):
 COLUMNS = ("device kernel dir dtype mask B Hq Hk Sq Sk D Dv median_ms gflops gbytes_s ceiling ratio "
            "workspace_bytes fed cpu features").split()
 
-# options of a problem, what bench calls it, the directions that have it
+# options of a problem, the name in bench's output, the directions that have it
 FEATURES = [
     ("--window 3,0 --anchor top-left", "window(3,0)+top_left", "fwd,bwd"),
     ("--scale 0.25 --softcap 20", "scale(0.25)+softcap(20)", "fwd,bwd"),
@@ -267,7 +269,7 @@ def test_bench(tool, folder):
 
 
 def on_terminal(tool, line):
-    """What a terminal shows of both outputs; None where there are no terminals."""
+    """What a terminal shows of both outputs; None without pseudo-terminals."""
     try:
         reader, terminal = pty.openpty()
     except OSError:  # a bare chroot has no /dev/pts
@@ -302,7 +304,7 @@ def test_progress(tool):
 
 
 def test_features(tool, folder):
-    """bench and explain express what run does; the library validates the lengths and tables that bench makes."""
+    """bench and explain support all options of run; the library validates the lengths and tables of bench."""
     for options, words, dirs in FEATURES:
         line = f" --device reference --b 3 --hq 4 --hk 2 --sq 33 --sk 50 --d 16 --dir {dirs} {options}"
         ran = start(tool, folder, "bench --reps 1 --json" + line)
@@ -324,7 +326,7 @@ SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['WHERE'])})\nwhile Tr
 
 
 def test_crowd(tool, folder):
-    """Threads that share a processor, and others' work on it."""
+    """Threads that share a processor with each other or with other programs."""
     if not hasattr(os, "sched_setaffinity"):
         return
     core = min(os.sched_getaffinity(0))
@@ -351,7 +353,7 @@ def test_crowd(tool, folder):
 
 
 def test_peer(tool, folder):
-    """A peer that cannot run is an error, and none is passed over in silence."""
+    """A peer that cannot run is an error, never skipped silently."""
     fake = os.path.join(folder, "fake")
     os.mkdir(fake)
     with open(os.path.join(fake, "libopenblas.so.0"), "w", encoding="ascii") as file:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What plans, devices, events and the cache say of themselves is so: numbers that nothing else in
- * the library depends on, and that a wrong line would leave wrong in silence. */
+/* What plans, devices, events and the cache report is true: numbers that nothing else in the
+ * library depends on, so that an error would go unnoticed. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <criterion/criterion.h>
@@ -30,7 +30,7 @@ static fattn_device *open_device(const char *spec)
     return device;
 }
 
-/* Lengths and dimensions that are all different. */
+/* Distinct lengths and dimensions. */
 static fattn_problem sample(void)
 {
     fattn_problem p;
@@ -74,19 +74,19 @@ Test(info, numbers_of_a_plan)
     cr_assert_eq(info.splits, t->splits);
     cr_assert_eq(info.work_items, t->items);
     cr_assert_eq(info.workspace_bytes, t->workspace);
-    /* Two products, a multiplication and an addition a pair and channel. */
+    /* Two products, with a multiplication and an addition per pair and channel. */
     cr_assert(is_near(info.flops, 2 * pairs * (24 + 16)), "%g", info.flops);
-    /* 6554 of 65536 is what rounding makes of a tenth. */
+    /* A tenth is rounded to 6554 of 65536. */
     cr_assert(is_near(info.effective_dropout, 6554.0 / 65536), "%g", info.effective_dropout);
     const double once = 4 * (heads * 40 * (24 + 16) + kv * 700 * (24 + 16));
     cr_assert(is_near(info.lower_bound_bytes, once), "%g and %g", info.lower_bound_bytes, once);
-    /* Scores and probabilities are written and read, and so is what dropout leaves. */
+    /* Scores and probabilities are written and read, and so is the matrix after dropout. */
     cr_assert_geq(info.standard_bytes, once + 4 * 4 * pairs);
     cr_assert_leq(info.standard_bytes, once + 9 * 4 * pairs + 8 * once);
     fattn_plan_destroy(plan);
 
-    /* Without dropout there is none; and where one block holds all rows of a head, and one tile all
-     * its keys, each is read once a query head. */
+    /* Without dropout there is no such matrix. If one block holds all rows of a head, and one tile
+     * all its keys, each is read once per query head. */
     p.features = 0, p.dropout_p = 0;
     p.heads_k = p.heads_q, p.seqlen_q = 8, p.seqlen_k = 8;
     const fattn_plan_info small = info_of(device, &p, &plan);
@@ -161,7 +161,7 @@ Test(info, the_environment_decides_tiles_and_splits)
     fattn_device *const device = open_device("cpu");
     fattn_problem p = sample();
     fattn_plan *plan = NULL;
-    p.seqlen_q = 3000; /* enough that more memory takes larger tiles */
+    p.seqlen_q = 3000; /* large enough that more memory gives larger tiles */
     set_environment("FATTN_SRAM", "16777216");
     const fattn_plan_info large = info_of(device, &p, &plan);
     fattn_plan_destroy(plan);
@@ -205,7 +205,7 @@ Test(info, numbers_of_a_device)
     fattn_device_close(device);
 }
 
-/* A clock that is right by a factor of 1000 or not at all, also across the end of a second. */
+/* A clock that is right by a factor of 1000, even across the end of a second. */
 Test(info, events_measure_milliseconds)
 {
     fattn_device *const device = open_device("cpu");
@@ -249,7 +249,7 @@ static fattn_buffers tensors(void)
     return b;
 }
 
-/* o of the problem through the cache; false where it is not what a plan of its own gives. */
+/* o of the problem through the cache; false if it differs from a plan of its own. */
 static bool attend(fattn_device *device, const fattn_problem *p)
 {
     const fattn_buffers b = tensors();
@@ -276,8 +276,8 @@ static uint64_t word_of(double x)
     return word;
 }
 
-/* Two problems of one hash: the words of scale and softcap follow each other, and for any other
- * scale there is a word that leads to the same hash. One in a few is a softcap. */
+/* Two problems with one hash. The words of scale and softcap follow each other, so for another
+ * scale some word gives the same hash; one in a few of these is a valid softcap. */
 Test(cache, one_hash_is_not_one_problem)
 {
     set_environment("FATTN_BACKEND", "cpu");
@@ -290,7 +290,7 @@ Test(cache, one_hash_is_not_one_problem)
     _Static_assert(offsetof(fattn_problem, softcap) ==
                        offsetof(fattn_problem, scale) + sizeof(double),
                    "neighbours");
-    /* As fattn_attention() sees it, whose alignment is that of the pointers, at most 16. */
+    /* fattn_attention() sees the pointers' common alignment, at most 16. */
     uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)(uintptr_t)device;
     for (size_t at = 0; at < offsetof(fattn_problem, scale); at += sizeof hash) {
         uint64_t word;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/backend.h"
 #include "core/env.h"
 #include "core/host.h"
 #include "core/memory.h"
@@ -149,8 +150,16 @@ Test(env, values_are_read)
     cr_assert_eq(env->threads, 7);
     cr_assert_eq(env->sram, 1048576);
     cr_assert_eq(env->splits, 3);
-    cr_assert_str_eq(env->cpu_isa, "scalar");
     cr_assert_null(env->kernel);
+    const char *isa = NULL;
+    for (int i = 0; fattn_backend_at(i); i++) {
+        const fattn_env_variable *const variable = fattn_backend_at(i)->variable;
+        if (variable && strcmp(variable->name, "FATTN_CPU_ISA") == 0) {
+            isa = fattn_env_own(variable);
+        }
+    }
+    cr_assert_not_null(isa);
+    cr_assert_str_eq(isa, "scalar");
 }
 
 /* --- Devices ---------------------------------------------------------------------------------- */
@@ -275,7 +284,7 @@ static void keep_log(void *user, const char *line)
     strcat(logged, "\n");
 }
 
-/* Decoding pays for 16 rows where there are many keys, and for fewer rows always. */
+/* Decoding pays for 16 rows only with many keys, for fewer rows always. */
 Test(plan, rows_that_pay)
 {
     fattn_device *const device = open_device("cpu");
@@ -342,7 +351,7 @@ Test(plan, made_asked_and_run)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
-/* In every function that takes a device NULL is that of FATTN_BACKEND, opened once. */
+/* In every function that takes a device, NULL is the one of FATTN_BACKEND, opened once. */
 Test(device, null_is_the_default_one)
 {
     set_environment("FATTN_BACKEND", "reference");
@@ -389,7 +398,7 @@ Test(device, null_is_the_default_one)
     fattn_plan_destroy(plan);
     cr_assert_eq(fattn_memory_alive(), 0);
 
-    /* Where there is none, handles are NULL and the reason says which. */
+    /* If it does not exist, handles are NULL and the reason names it. */
     set_environment("FATTN_BACKEND", "nonsense");
     plan = (fattn_plan *)arrays, event = (fattn_event *)arrays, stream = memory = arrays;
     ANSWERS(fattn_plan_create(NULL, &p, &plan), FATTN_UNKNOWN_DEVICE);
@@ -481,7 +490,7 @@ Test(one_shot, plans_once_and_runs)
     cr_assert_leq(fattn_memory_alive(), 2 * 32 + 2, "the cache is bounded");
     ANSWERS(fattn_attention(NULL, NULL, &b, NULL), FATTN_NULL_POINTER);
     ANSWERS(fattn_attention(NULL, &p, NULL, NULL), FATTN_NULL_POINTER);
-    b.q = arrays[0] + 1; /* only as aligned as a float: the call promises no more than that */
+    b.q = arrays[0] + 1; /* aligned only to a float, which is all that the call requires */
     ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_OK);
     b.q = (char *)arrays[0] + 1;
     ANSWERS(fattn_attention(NULL, &p, &b, NULL), FATTN_MISALIGNED);
@@ -546,7 +555,7 @@ Test(one_shot, keeps_the_plans_used_last)
     cr_assert_eq(info.evictions, 2 + 3);
     cr_assert_eq(fattn_memory_alive(), 0);
 
-    options.entries = 0; /* nothing is kept, and everything works */
+    options.entries = 0; /* nothing is cached, and everything works */
     ANSWERS(fattn_cache_set_options(&options), FATTN_OK);
     attend_scaled(0, 3);
     ANSWERS(fattn_cache_get_info(&info), FATTN_OK);
@@ -612,12 +621,12 @@ Test(one_shot, from_many_threads)
 
 /* --- Staging: backend reference behind memory of its own -------------------------------------- */
 
-/* Allocations of the remote device: what lies outside them it cannot read. */
+/* Allocations of the remote device; it cannot read any other memory. */
 static struct {
     char *first;
     size_t bytes;
 } remote[64];
-static int remote_fails_at; /* the n-th allocation from now on fails */
+static int remote_fails_at; /* the n-th allocation from now fails */
 
 static bool remote_reads(void *impl, const void *pointer)
 {
@@ -658,7 +667,7 @@ static fattn_status remote_free(void *impl, void *memory)
     return fattn_host_free(impl, memory);
 }
 
-static bool remote_breaks; /* work that was queued fails */
+static bool remote_breaks; /* queued work fails */
 
 static fattn_status remote_synchronize(void *impl, fattn_stream stream)
 {
@@ -719,7 +728,7 @@ Test(staging, host_memory_on_a_device_of_its_own)
         }
     }
 
-    for (int n = 1; n <= 4; n++) { /* a device that runs out of memory half way */
+    for (int n = 1; n <= 4; n++) { /* the device runs out of memory half-way */
         arrays[3][0] = NAN;
         remote_fails_at = n;
         ANSWERS(fattn_attention(device, &p, &b, NULL), FATTN_OUT_OF_MEMORY);
@@ -741,7 +750,7 @@ Test(staging, host_memory_on_a_device_of_its_own)
     cr_assert_eq(fattn_memory_alive(), 0);
 }
 
-/* --- Messages that quote others -------------------------------------------------------------- */
+/* --- Messages that quote others --------------------------------------------------------------- */
 
 static void count_strangers(void *user, const char *line)
 {
@@ -791,10 +800,10 @@ Test(status, reasons_are_printable)
 /* --- Allocators of the caller's --------------------------------------------------------------- */
 
 static int64_t hooks_made, hooks_freed; /* calls of the caller's functions */
-static int hooks_user;                  /* what they are given */
+static int hooks_user;                  /* the pointer they receive */
 static bool hooks_wrong;
-static size_t hooks_shift; /* off the alignment that they promise */
-static int64_t hooks_left; /* calls until there is no memory; 0: there always is */
+static size_t hooks_shift; /* offset from the promised alignment */
+static int64_t hooks_left; /* calls until memory runs out; 0: never */
 
 static void *hook_host(void *user, size_t bytes)
 {
@@ -989,7 +998,7 @@ Test(dropout_mask, refusals)
     fattn_device_close(device);
 }
 
-/* Each kernel row is asked whether it pays, and how many rows share a key head. */
+/* Asks each kernel row whether it pays, and how many rows share a key head. */
 Test(plan, no_heads_are_a_plan_of_each_type)
 {
     static const fattn_dtype types[] = {FATTN_F32, FATTN_F16, FATTN_BF16};
@@ -1009,8 +1018,8 @@ Test(plan, no_heads_are_a_plan_of_each_type)
     fattn_device_close(device);
 }
 
-/* Packed rows are few in memory, and yet batch x heads x queries may be anything; sanitizers see
- * where that overflows. */
+/* Packed rows take little memory, yet batch x heads x queries may be any number; sanitizers detect
+ * overflows. */
 Test(plan, more_work_than_63_bits)
 {
     fattn_device *device = NULL;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public door: every wrong problem and every wrong buffer is refused with its status and a
- * reason that names the field, outputs stay untouched, and what is accepted comes out in normal
- * form. */
+/* Validation: every wrong problem and every wrong buffer is refused with its status and a reason
+ * that names the field; outputs stay untouched; accepted problems come out in normal form. */
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
@@ -74,7 +73,7 @@ Test(problem, struct_sizes)
     longer.tail[63] = 1;
     cr_assert_eq(fattn_problem_normalise(&longer.known, &out), FATTN_INVALID_STRUCT);
 
-    /* No version ended there, or within a field. */
+    /* No version of the struct ended there, or inside a field. */
     REFUSED(FATTN_INVALID_STRUCT, "struct_size is 8", p.struct_size = sizeof(size_t));
     REFUSED(FATTN_INVALID_STRUCT, "struct_size",
             p.struct_size = offsetof(fattn_problem, pointer_alignment));
@@ -159,8 +158,8 @@ Test(problem, enums)
     REFUSED(FATTN_UNSUPPORTED, "e4m3", p.dtype = FATTN_E4M3);
     REFUSED(FATTN_INVALID_ARGUMENT, "dtype_o is f16", p.dtype_o = FATTN_F16);
     REFUSED(FATTN_INVALID_ARGUMENT, "dtype_o", p.dtype_o = (fattn_dtype)-3);
-    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_bias is bf16", p.features = FATTN_BIAS,
-            p.dtype_bias = FATTN_BF16);
+    REFUSED(FATTN_INVALID_ARGUMENT, "dtype_bias is f64", p.features = FATTN_BIAS,
+            p.dtype_bias = FATTN_F64);
     REFUSED(FATTN_INVALID_ARGUMENT, "layout is 0", p.layout = (fattn_layout)0);
     REFUSED(FATTN_INVALID_ARGUMENT, "anchor is 3", p.anchor = (fattn_anchor)3);
     REFUSED(FATTN_INVALID_ARGUMENT, "unknown bits", p.features = UINT64_C(1) << 40);
@@ -226,7 +225,7 @@ Test(problem, options)
     }
 }
 
-/* A field of a clear bit is refused, and the reason names both. */
+/* A field without its feature bit is refused, and the reason names both. */
 #define UNUSED(bit, field, words, ...)                       \
     do {                                                     \
         REFUSED(FATTN_INVALID_ARGUMENT, words, __VA_ARGS__); \
@@ -355,7 +354,7 @@ Test(problem, normal_form)
     cr_assert_eq(out.q.head, 9 * 8);
     cr_assert_eq(out.q.batch, 0);
     cr_assert_eq(out.k.head, 7 * 8);
-    cr_assert_eq(fattn_gradient_dtype(&out), FATTN_F32);
+    cr_assert_eq(fattn_gradient_dtype(&out, out.dtype), FATTN_F32);
     fattn_problem twice;
     cr_assert_eq(fattn_problem_normalise(&out, &twice), FATTN_OK);
     cr_assert(memcmp(&out, &twice, sizeof out) == 0, "the normal form is its own normal form");
@@ -612,7 +611,8 @@ Test(buffers, padding_on_the_left)
     w.b.seqstart_k = starts;
     refused_buffers(&w, FATTN_OK, "");
     fattn_sequence s = fattn_sequence_of(&w.p, &w.b, 1);
-    cr_assert(s.sk == 4 && s.slot_k == 4 && s.start_k == 3 && s.k_row == 3 && s.k_position == 3);
+    cr_assert(s.sk == 4 && s.slot_k == 4 && s.k_row == 3 && s.k_position == 3);
+    cr_assert_eq(fattn_start_k(&w.p, &w.b, 1), 3);
     cr_assert_eq(s.diagonal, 7 - 5 - 3);
     s = fattn_sequence_of(&w.p, &w.b, 0);
     cr_assert(s.sk == 0 && s.slot_k == 0);

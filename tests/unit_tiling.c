@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing tiles and parts of keys, and what rows of kernels decline: pure functions, so that
- * imaginary devices and kernels will do. */
+/* Choosing tiles and parts of keys, and which rows decline: pure functions, tested with imaginary
+ * devices and kernels. */
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "backends/cpu/cost.h"
 #include "core/kernel.h"
 #include "core/problem.h"
 #include "core/schedule.h"
@@ -83,17 +84,38 @@ Test(tiling, the_largest_tile_that_fits)
     }
 }
 
-static int64_t ten(const fattn_problem *p) { return (void)p, 10; }
-static int64_t hundred(const fattn_problem *p) { return (void)p, 100; }
+/* The CPU's cost of tiles, for a kernel that does not pack groups. */
+static double cost_of(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile,
+                      fattn_cpu_blocks blocks)
+{
+    fattn_problem single = *p;
+    single.heads_k = p->heads_q;
+    return fattn_cpu_cost(&single, limits, tile, blocks);
+}
 
-/* Blocks are small enough to keep all units busy, and no smaller than their cost allows. */
+/* Blocks that take the time of ten rows more than their own, or of a hundred. */
+static double ten(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+{
+    return cost_of(p, limits, tile, (fattn_cpu_blocks){.extra_rows = 10});
+}
+static double ten_in_order(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+{
+    return cost_of(p, limits, tile, (fattn_cpu_blocks){.extra_rows = 10, .in_order = true});
+}
+static double hundred(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+{
+    return cost_of(p, limits, tile, (fattn_cpu_blocks){.extra_rows = 100});
+}
+
+/* Blocks are small enough to keep all units busy, and no smaller than their fixed cost
+ * justifies. */
 Test(tiling, units_share_blocks)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {.splits = 0};
     const struct {
         int64_t sq, units;
-        int64_t (*block_rows)(const fattn_problem *p);
+        double (*cost)(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile);
         int64_t br;
     } cases[] = {{256, 16, ten, 64},     {256, 16, hundred, 128},    {256, 4, hundred, 256},
                  {100000, 16, ten, 256}, {100000, 16, hundred, 256}, {256, 0, ten, 256},
@@ -102,14 +124,14 @@ Test(tiling, units_share_blocks)
         const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, cases[i].units};
         const fattn_problem p = normal(cases[i].sq, 3000, 64);
         fattn_tiling t;
-        k.block_rows = cases[i].block_rows;
+        k.cost = cases[i].cost;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "case %zu: br %lld", i, (long long)t.br);
     }
 }
 
-/* Blocks of a head that follow one another, a tile of keys apart, gain little from being many where
- * tiles are few. */
+/* If blocks of a head wait for one another, one key tile apart, many blocks gain little when tiles
+ * are few. */
 Test(tiling, blocks_in_order_wait)
 {
     fattn_kernel k = imaginary();
@@ -119,24 +141,23 @@ Test(tiling, blocks_in_order_wait)
         bool in_order;
         int64_t br;
     } cases[] = {{128, 32, false, 64}, {128, 32, true, 128}, {128, 4096, true, 64}};
-    k.block_rows = ten;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, 16};
         const fattn_problem p = normal(cases[i].sq, cases[i].sk, 64);
         fattn_tiling t;
-        k.in_order = cases[i].in_order;
+        k.cost = cases[i].in_order ? ten_in_order : ten;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "case %zu: br %lld", i, (long long)t.br);
     }
 }
 
-/* A mask said in either way is one problem, and gets one plan. */
+/* Two spellings of one mask are one problem and get one plan. */
 Test(tiling, causal_is_a_window)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {.splits = 0};
     const fattn_limits limits = {1 << 30, 1, 1 << 20, 1 << 22, 16};
-    k.block_rows = hundred;
+    k.cost = hundred;
     for (int64_t sq = 100; sq < 5000; sq += 100) {
         fattn_problem causal = normal(sq, 3000, 64), window = causal;
         fattn_tiling a, b;
@@ -190,11 +211,11 @@ Test(tiling, keys_are_split_when_queries_are_few)
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
     cr_assert_eq(t.splits, 1);
     p.features = 0;
-    k.packs_groups = true; /* 4 heads to a block: a quarter of the items */
+    k.packs_groups = true; /* 4 heads per block: a quarter of the items */
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
     cr_assert_eq(t.splits, 32);
 
-    /* Whatever was asked for: no part is empty and all keys are covered. */
+    /* For any requested number: no part is empty and all keys are covered. */
     for (int64_t keys = 0; keys < 2000; keys += 37) {
         for (int64_t splits = 1; splits < 40; splits++) {
             const fattn_wish wish = {.splits = splits};
@@ -207,7 +228,7 @@ Test(tiling, keys_are_split_when_queries_are_few)
     }
 }
 
-/* Of a row that memory bounds: rounds are few, and the last of them is nearly full. */
+/* A memory-bound row gets few rounds, and the last one is nearly full. */
 Test(tiling, even_splits_fill_rounds)
 {
     fattn_kernel k = imaginary();
@@ -229,8 +250,9 @@ Test(tiling, even_splits_fill_rounds)
     }
 }
 
-/* A plan for long sequences cuts a shorter one as a plan for just that would: into parts that are
- * at most a quarter longer, and one where that has one, but for few keys about the limit. */
+/* A plan for long sequences splits a shorter one like a plan for exactly that length: into parts at
+ * most a quarter longer, and into one where that plan has one, except for a few keys at the
+ * limit. */
 Test(tiling, lengths_are_cut_as_if_planned_for)
 {
     for (int even = 0; even < 2; even++) {
@@ -259,20 +281,19 @@ Test(tiling, lengths_are_cut_as_if_planned_for)
     }
 }
 
-static int64_t twenty_rows(const fattn_problem *p)
+static double four_rounds(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
 {
-    (void)p;
-    return 20;
+    const fattn_cpu_blocks blocks = {.extra_rows = 20, .large = 256, .rounds = 4};
+    return cost_of(p, limits, tile, blocks);
 }
 
-/* The largest tile wants so many blocks a unit where tiles are compared by cost as well. */
+/* The largest tile needs this many blocks per unit even if tiles are compared by cost. */
 Test(tiling, rounds_for_the_largest_tile)
 {
     static const fattn_tile rising[] = {{32, 128}, {256, 128}, {0, 0}};
     fattn_kernel k = imaginary();
     k.tiles = rising;
-    k.rounds = 4;
-    k.block_rows = twenty_rows;
+    k.cost = four_rounds;
     const fattn_wish none = {.splits = 0};
     for (int64_t rows = 383; rows <= 384; rows++) {
         const fattn_problem p = normal(rows, 100, 64); /* of eight heads */
@@ -284,13 +305,13 @@ Test(tiling, rounds_for_the_largest_tile)
     }
 }
 
-/* The first tile of the menu wants so many blocks a unit; else it is the next, and what fits. */
+/* The first tile needs this many blocks per unit; otherwise the next one that fits is taken. */
 Test(tiling, rounds_for_the_first_tile)
 {
     static const fattn_tile falling[] = {{256, 128}, {128, 64}, {32, 32}, {0, 0}};
     fattn_kernel k = imaginary();
     k.tiles = falling;
-    k.rounds = 4;
+    k.cost = four_rounds;
     const fattn_wish none = {.splits = 0};
     const struct {
         int64_t fast, rows, br;

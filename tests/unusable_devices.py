@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the tool does beside GPUs that it cannot use: the stub driver's (stub/), of which the first are too
-old for the code of this build. Run with the stub's folder in LD_LIBRARY_PATH.
+"""The tool on a machine with unusable GPUs: those of the stub driver (stub/), the first of which are too old for the
+code of this build. Run with the stub's folder in LD_LIBRARY_PATH.
 
     unusable_devices.py FATTN
 """
@@ -16,7 +16,7 @@ from tap import ok
 
 
 def start(tool, old, *words, **environment):
-    """The tool where so many devices are too old, of the stub's two."""
+    """Runs the tool with this many of the stub's two devices too old."""
     variables = {**os.environ, "STUB_CUDA_OLD": str(old), **environment}
     return subprocess.run([tool, *words], env=variables, capture_output=True, text=True, check=False)
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# Completion for the program fattn in bash: commands, options and their values. It knows none of them,
-# but asks the program, by --help and `fattn info`, so that it offers what this build has.
+# Bash completion for the program fattn: commands, options and their values. It gets them from the program,
+# by --help and `fattn info`, so it offers what this build supports.
 
-# _fattn_options PROGRAM COMMAND: a line for each option, its name and what the help calls its value,
-# which is nothing for a switch: "--causal", "--dir fwd|bwd,..."
+# _fattn_options PROGRAM COMMAND: a line for each option: its name and the help's name for its value, empty
+# for a switch: "--causal", "--dir fwd|bwd,..."
 _fattn_options()
 {
     "$1" "$2" --help 2>/dev/null | sed -En 's/^  (--[a-z0-9-]+)(\[=[^]]*])?(( [^ ]+)?)( .*)?$/\1\3/p'
 }
 
-# _fattn_devices PROGRAM: what --device takes
+# _fattn_devices PROGRAM: the values of --device
 _fattn_devices()
 {
     echo auto
@@ -24,7 +24,7 @@ _fattn_kernels()
         mine && $2 ~ /^(forward|backward)$/ { print $1 }'
 }
 
-# _fattn_values PROGRAM OPTION VALUE DEVICE: what the option takes, given what the help calls its value
+# _fattn_values PROGRAM OPTION VALUE DEVICE: the values of an option, given the help's name for its value
 _fattn_values()
 {
     case $2,$3 in
@@ -74,7 +74,7 @@ _fattn()
         mapfile -t COMPREPLY < <(compgen -W "${names[*]}" -- "$word")
     fi
 
-    # What is already on the line up to the last of bash's own word breaks stays there.
+    # Text up to the last of bash's own word breaks is already on the line and is removed from the result.
     local whole=$joined$word breaks=${COMP_WORDBREAKS//[!:=]/} stays
     stays=${breaks:+${whole%"${whole##*[$breaks]}"}}
     local i

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Writes a manual page to standard output, made of what the tool itself says: that of the tool, or with
+# Writes a manual page to standard output, generated from the tool's own help: the page of the tool, or with
 # COMMAND that of its command.
 #
 # usage: manual.sh HELP2MAN INCLUDE VERSION FATTN [COMMAND]
@@ -18,7 +18,7 @@ if [ -z "$summary" ]; then
     exit 1
 fi
 
-# help2man learns name, package and version from a line like GNU programs' --version, and gives what is
-# to be described to a shell.
+# help2man takes name, package and version from a line like GNU programs' --version, and passes the program to a
+# shell.
 exec "$help2man" --no-info --include "$include" --name "$summary" \
     --version-string "$page (fattn) $version" "'$fattn'${command:+ $command}"

@@ -33,6 +33,7 @@ enum {
     IN_CU_K,
     IN_USED_Q,
     IN_USED_K,
+    IN_START_K,
     IN_TABLE,
     IN_Q_OFFSETS,
     IN_K_OFFSETS,
@@ -42,7 +43,18 @@ enum {
     IN_DLSE,
     INPUTS
 };
-enum { OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUT_DBIAS, OUT_DSINK, OUTPUTS };
+enum {
+    OUT_O,
+    OUT_LSE,
+    OUT_DQ,
+    OUT_DK,
+    OUT_DV,
+    OUT_DBIAS,
+    OUT_DSINK,
+    OUT_SCORES,
+    OUT_PROBABILITIES,
+    OUTPUTS
+};
 
 /* The type that an input is converted to. */
 typedef enum role {
@@ -71,6 +83,7 @@ static const struct {
     [IN_CU_K] = {COUNTS, FATTN_CU_SEQLENS_K},
     [IN_USED_Q] = {COUNTS, FATTN_SEQUSED_Q},
     [IN_USED_K] = {COUNTS, FATTN_SEQUSED_K},
+    [IN_START_K] = {COUNTS, FATTN_SEQSTART_K},
     [IN_TABLE] = {COUNTS, FATTN_PAGED},
     [IN_Q_OFFSETS] = {PLACES, FATTN_POSITIONS},
     [IN_K_OFFSETS] = {PLACES, FATTN_POSITIONS},
@@ -90,7 +103,7 @@ typedef struct job {
     const char *in_path[INPUTS];   /* NULL: not given */
     const char *out_path[OUTPUTS]; /* NULL: not wanted */
     const char *device;
-    bool backward, has_seed, has_offset;
+    bool backward, has_seed, has_offset, alibi_bias;
     uint64_t seed, offset;
     problem_options options;
 
@@ -135,6 +148,8 @@ static int parse(int argc, char **argv, job *j)
         {"sink FILE.npy", "(Hq): logits of an extra key whose value is 0", OPTION_TEXT,
          .value = &in[IN_SINK]},
         {"alibi FILE.npy", "slopes (Hq) or (B, Hq)", OPTION_TEXT, .value = &in[IN_ALIBI]},
+        {"alibi-bias", "slopes multiply --bias instead of distances", OPTION_SWITCH,
+         .value = &j->alibi_bias},
         {"cu-seqlens-q FILE.npy",
          "(B + 1): q and o are packed as (total, Hq, ...),\nlse as (Hq, total)", OPTION_TEXT,
          .value = &in[IN_CU_Q]},
@@ -144,6 +159,8 @@ static int parse(int argc, char **argv, job *j)
          .value = &in[IN_USED_Q]},
         {"seqused-k FILE.npy", "(B): used keys of each sequence", OPTION_TEXT,
          .value = &in[IN_USED_K]},
+        {"seqstart-k FILE.npy", "(B): the first key; those before it are padding", OPTION_TEXT,
+         .value = &in[IN_START_K]},
         {"block-table FILE.npy", "(B, max_pages): k, v are (pages, page_size, Hk, ...)",
          OPTION_TEXT, .value = &in[IN_TABLE]},
         {"q-offsets FILE.npy", "(B): --q-offset of each sequence", OPTION_TEXT,
@@ -151,6 +168,11 @@ static int parse(int argc, char **argv, job *j)
         {"k-offsets FILE.npy", "(B): --k-offset of each", OPTION_TEXT, .value = &in[IN_K_OFFSETS]},
         {"wholes-q FILE.npy", "(B): --whole-q of each", OPTION_TEXT, .value = &in[IN_WHOLES_Q]},
         {"wholes-k FILE.npy", "(B): --whole-k of each", OPTION_TEXT, .value = &in[IN_WHOLES_K]},
+        {"scores FILE.npy",
+         "output (B, Hq, Sq, Sk): scores as the softmax sees\nthem; -inf where a pair is not kept",
+         OPTION_TEXT, .value = &out[OUT_SCORES]},
+        {"probabilities FILE.npy", "output (B, Hq, Sq, Sk): exp(score - lse)", OPTION_TEXT,
+         .value = &out[OUT_PROBABILITIES]},
         {"seed N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->seed,
          .given = &j->has_seed},
         {"offset N", "of the dropout pattern; default 0", OPTION_UNSIGNED, .value = &j->offset,
@@ -185,8 +207,8 @@ static bool given(const job *j, int which) { return problem_options_count(&j->op
 /* Refuses options that would have no effect. */
 static bool consistent(const job *j)
 {
-    const bool diagonal =
-        given(j, PROBLEM_CAUSAL) || given(j, PROBLEM_WINDOW) || j->in_path[IN_ALIBI];
+    const bool diagonal = given(j, PROBLEM_CAUSAL) || given(j, PROBLEM_WINDOW) ||
+                          (j->in_path[IN_ALIBI] && !j->alibi_bias);
     const struct {
         bool given;
         const char *name;
@@ -195,7 +217,10 @@ static bool consistent(const job *j)
     } rules[] = {
         {true, "this command", j->in_path[IN_Q] && j->in_path[IN_K] && j->in_path[IN_V],
          "--q, --k and --v"},
-        {!j->backward, "this command", j->out_path[OUT_O] || j->out_path[OUT_LSE], "--o or --lse"},
+        {!j->backward, "this command",
+         j->out_path[OUT_O] || j->out_path[OUT_LSE] || j->out_path[OUT_SCORES] ||
+             j->out_path[OUT_PROBABILITIES],
+         "--o, --lse, --scores or --probabilities"},
         {j->backward, "--backward", j->in_path[IN_DO], "--do"},
         {j->backward, "--backward",
          j->out_path[OUT_DQ] || j->out_path[OUT_DK] || j->out_path[OUT_DV] ||
@@ -210,6 +235,8 @@ static bool consistent(const job *j)
          "--backward and --bias"},
         {j->out_path[OUT_DSINK], "--dsink", j->backward && j->in_path[IN_SINK],
          "--backward and --sink"},
+        {j->alibi_bias, "--alibi-bias", j->in_path[IN_ALIBI] && j->in_path[IN_BIAS],
+         "--alibi and --bias"},
         {j->in_path[IN_BLOCK_MASK], "--block-mask", given(j, PROBLEM_BLOCK_SIZE), "--block-size"},
         {j->has_seed, "--seed", given(j, PROBLEM_DROPOUT), "--dropout"},
         {j->has_offset, "--offset", given(j, PROBLEM_DROPOUT), "--dropout"},
@@ -686,6 +713,7 @@ static bool shape_extras(job *j)
     return match_vector(j, IN_SINK, p->heads_q, "(Hq)") &&
            match_vector(j, IN_USED_Q, p->batch, "(B)") &&
            match_vector(j, IN_USED_K, p->batch, "(B)") &&
+           match_vector(j, IN_START_K, p->batch, "(B)") &&
            match_vector(j, IN_Q_OFFSETS, p->batch, "(B)") &&
            match_vector(j, IN_K_OFFSETS, p->batch, "(B)") &&
            match_vector(j, IN_WHOLES_Q, p->batch, "(B)") &&
@@ -705,6 +733,7 @@ static void apply_options(job *j)
             j->problem.features |= inputs[i].feature;
         }
     }
+    j->problem.features |= j->alibi_bias ? FATTN_ALIBI_BIAS : 0;
     problem_options_apply(&j->options, first, &j->problem, &j->buffers);
 }
 
@@ -740,7 +769,8 @@ static bool computed(const job *j, int output)
 /* Zeroed arrays for everything that forward or backward writes. */
 static bool create_outputs(job *j)
 {
-    static const char *const names[OUTPUTS] = {"o", "lse", "dq", "dk", "dv", "dbias", "dsink"};
+    static const char *const names[OUTPUTS] = {"o",     "lse",   "dq",     "dk",           "dv",
+                                               "dbias", "dsink", "scores", "probabilities"};
     const fattn_problem *const p = &j->problem;
     const npy_kind tensor = kind_of(p->dtype), real = p->dtype == FATTN_F64 ? NPY_F64 : NPY_F32;
     const npy_kind result = p->dtype_o ? kind_of(p->dtype_o) : tensor;
@@ -753,6 +783,7 @@ static bool create_outputs(job *j)
     o[q->rank - 1] = p->dim_v;
     const int64_t lse_packed[2] = {p->heads_q, p->total_q};
     const int64_t lse_dense[3] = {p->batch, p->heads_q, p->seqlen_q};
+    const int64_t pairs[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
     const struct {
         npy_kind kind;
         int rank;
@@ -765,6 +796,8 @@ static bool create_outputs(job *j)
         [OUT_DV] = {gradient, j->in[IN_V].rank, j->in[IN_V].shape},
         [OUT_DBIAS] = {real, bias->rank, bias->shape},
         [OUT_DSINK] = {real, 1, &p->heads_q},
+        [OUT_SCORES] = {real, 4, pairs},
+        [OUT_PROBABILITIES] = {real, 4, pairs},
     };
     for (int i = 0; i < OUTPUTS; i++) {
         char why[LINE];
@@ -778,7 +811,8 @@ static bool create_outputs(job *j)
         if (j->out[i].count) {
             memset(j->out[i].data, 0, (size_t)j->out[i].count * j->out[i].item);
         }
-        if (p->features & FATTN_ACCUMULATE && i > OUT_LSE && !read_sum(j, i)) {
+        const bool is_gradient = i >= OUT_DQ && i <= OUT_DSINK;
+        if (p->features & FATTN_ACCUMULATE && is_gradient && !read_sum(j, i)) {
             return false;
         }
     }
@@ -809,10 +843,12 @@ static void point(job *j)
         [IN_WHOLES_K] = &b->wholes_k,
     };
     const int32_t **const counts[INPUTS] = {
-        [IN_CU_Q] = &b->cu_seqlens_q, [IN_CU_K] = &b->cu_seqlens_k, [IN_USED_Q] = &b->seqused_q,
-        [IN_USED_K] = &b->seqused_k,  [IN_TABLE] = &b->block_table,
+        [IN_CU_Q] = &b->cu_seqlens_q, [IN_CU_K] = &b->cu_seqlens_k,  [IN_USED_Q] = &b->seqused_q,
+        [IN_USED_K] = &b->seqused_k,  [IN_START_K] = &b->seqstart_k, [IN_TABLE] = &b->block_table,
     };
-    void **const out[OUTPUTS] = {&b->o, &b->lse, &b->dq, &b->dk, &b->dv, &b->dbias, &b->dsink};
+    void **const out[OUTPUTS] = {
+        [OUT_O] = &b->o,   [OUT_LSE] = &b->lse,     [OUT_DQ] = &b->dq,      [OUT_DK] = &b->dk,
+        [OUT_DV] = &b->dv, [OUT_DBIAS] = &b->dbias, [OUT_DSINK] = &b->dsink};
 
     for (int i = 0; i < INPUTS; i++) {
         if (!j->in_path[i]) {
@@ -832,12 +868,35 @@ static void point(job *j)
         }
     }
     for (int i = 0; i < OUTPUTS; i++) {
-        if (computed(j, i)) {
+        if (out[i] && computed(j, i)) {
             *out[i] = pointer(&j->out[i]);
         }
     }
     b->seed = j->seed;
     b->offset = j->offset;
+}
+
+/* Arrays are in host memory, which the reference reads whatever device computes o. */
+static fattn_status inspect(const job *j, const fattn_problem *forward)
+{
+    static const struct {
+        int output;
+        fattn_inspection what;
+    } looks[] = {{OUT_SCORES, FATTN_SCORES}, {OUT_PROBABILITIES, FATTN_PROBABILITIES}};
+    fattn_device *device;
+    fattn_status status = fattn_device_open("reference", &device);
+    for (size_t n = 0; n < sizeof looks / sizeof looks[0]; n++) {
+        if (status != FATTN_OK || !j->out_path[looks[n].output]) {
+            continue;
+        }
+        fattn_inspect_args args;
+        fattn_inspect_args_init(&args);
+        args.what = looks[n].what;
+        args.to = pointer(&j->out[looks[n].output]);
+        status = fattn_inspect(device, forward, &j->buffers, &args);
+    }
+    fattn_device_close(device);
+    return status;
 }
 
 static fattn_status compute(job *j)
@@ -865,6 +924,9 @@ static fattn_status compute(job *j)
     }
     if (status == FATTN_OK) {
         status = fattn_stream_synchronize(device, NULL);
+    }
+    if (status == FATTN_OK) {
+        status = inspect(j, &forward);
     }
     fattn_device_close(device);
     fattn_cache_clear();

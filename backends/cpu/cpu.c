@@ -64,13 +64,25 @@ static const char *list_isas(char *text, size_t size)
     return text;
 }
 
-/* Slow products of pairs come after those of floats: the two neighbours change places. */
-static void order_isas(cpu *device)
+/* The instruction set that has the rows which `isa` leaves out, or NULL. */
+static const fattn_cpu_isa *base_of(const fattn_cpu_isa *isa)
+{
+    for (int i = 0; i < ISA_COUNT && isa->base; i++) {
+        if (strcmp(isas[i].isa->name, isa->base) == 0) {
+            return isas[i].isa;
+        }
+    }
+    return NULL;
+}
+
+/* Slow products of pairs come after those of floats, unless they are asked for: the two neighbours
+ * change places. */
+static void order_isas(cpu *device, bool asked)
 {
     for (int i = 0; i < ISA_COUNT; i++) {
         device->order[i] = i;
     }
-    for (int i = 0; i + 1 < ISA_COUNT && fattn_cpuid_pairs_are_slow(); i++) {
+    for (int i = 0; i + 1 < ISA_COUNT && !asked && fattn_cpuid_pairs_are_slow(); i++) {
         if (strcmp(isas[i].isa->name, "avx512bf16") == 0) {
             device->order[i] = i + 1;
             device->order[i + 1] = i;
@@ -78,29 +90,57 @@ static void order_isas(cpu *device)
     }
 }
 
-/* FATTN_CPU_ISA, and the option, is an exact choice: the named instruction set and no other. */
-static fattn_status choose_isa(cpu *device, const fattn_env *env, const char *option)
+/* Whether `isa` is the one that is wanted, NULL for any, or its base. */
+static bool is_wanted(const fattn_cpu_isa *isa, const char *wanted)
 {
-    const char *const wanted = env->cpu_isa ? env->cpu_isa : option;
-    for (int i = 0; i < ISA_COUNT; i++) {
-        const bool other = wanted && strcmp(wanted, isas[i].isa->name) != 0;
-        device->lacks[i] = !other         ? isas[i].lacks()
-                           : env->cpu_isa ? "FATTN_CPU_ISA to allow it"
-                                          : "the device's option isa to allow it";
+    bool found = !wanted || strcmp(wanted, isa->name) == 0;
+    for (int i = 0; i < ISA_COUNT && !found; i++) {
+        found = strcmp(wanted, isas[i].isa->name) == 0 && base_of(isas[i].isa) == isa;
     }
-    order_isas(device);
+    return found;
+}
+
+static const fattn_env_variable isa_variable = {"FATTN_CPU_ISA", "the name of an instruction set"};
+
+/* FATTN_CPU_ISA, and the option, is an exact choice: the named instruction set, with its base, and
+ * no other. */
+static fattn_status choose_isa(cpu *device, const char *option)
+{
+    const char *const named = fattn_env_own(&isa_variable), *const wanted = named ? named : option;
+    for (int i = 0; i < ISA_COUNT; i++) {
+        device->lacks[i] = is_wanted(isas[i].isa, wanted) ? isas[i].lacks()
+                           : named                        ? "FATTN_CPU_ISA to allow it"
+                                                          : "the device's option isa to allow it";
+    }
+    order_isas(device, wanted != NULL);
     for (int n = 0; n < ISA_COUNT && !device->isa; n++) {
         const int i = device->order[n];
         device->isa = device->lacks[i] ? NULL : isas[i].isa;
     }
     if (!device->isa) {
         char names[128];
-        return fattn_fail(env->cpu_isa ? FATTN_BAD_ENVIRONMENT : FATTN_UNSUPPORTED,
+        return fattn_fail(named ? FATTN_BAD_ENVIRONMENT : FATTN_UNSUPPORTED,
                           "%s is \"%.64s\": this build and machine have %s",
-                          env->cpu_isa ? "FATTN_CPU_ISA" : "isa", wanted,
+                          named ? isa_variable.name : "isa", wanted,
                           list_isas(names, sizeof names));
     }
     return FATTN_OK;
+}
+
+/* Peak i of the device: those of its instruction set, then those of its base; NULL past the last.
+ */
+static const fattn_cpu_peak *peak_of(const cpu *device, int i)
+{
+    for (const fattn_cpu_isa *isa = device->isa; i >= 0 && isa; isa = base_of(isa)) {
+        const fattn_cpu_peak *peak = isa->peaks;
+        for (; peak->row.name && i > 0; peak++) {
+            i--;
+        }
+        if (peak->row.name) {
+            return peak;
+        }
+    }
+    return NULL;
 }
 
 /* --- Items ------------------------------------------------------------------------------------ */
@@ -121,12 +161,12 @@ void fattn_cpu_publish(fattn_cpu_progress *progress, int64_t done)
     __atomic_store_n(&progress->done, done, __ATOMIC_RELEASE);
 }
 
-/* Whoever is waited for is at work, so a short while is spent looking; but it may have lost its
- * core. */
+/* The panel that is waited for is at work, so the wait begins by spinning; but its thread may have
+ * lost its core. */
 void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done)
 {
-    for (int looks = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; looks++) {
-        if (looks > 256) {
+    for (int spins = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < done; spins++) {
+        if (spins > 256) {
             sched_yield();
         } else {
             fattn_cpu_pause();
@@ -162,7 +202,7 @@ typedef struct layout {
  * Threads that have enough to do. One alone takes about as long as its arithmetic, at a third of
  * the peak that its rows have on most processors, or its bytes, out of a second-level cache,
  * whichever is longer. Waking another takes 2 microseconds of the caller's time where it sleeps and
- * next to nothing where it looks for work, and it has to be at work for some microseconds to save
+ * next to nothing where it spins for work, and it has to be at work for some microseconds to save
  * more: decoding 128 keys, 4.5 microseconds on one thread, gains a tenth by a second one that is
  * awake, 256 keys a quarter.
  */
@@ -172,10 +212,11 @@ typedef struct layout {
 
 static int worth(const cpu *device, fattn_dtype dtype, int64_t items, double flops, double bytes)
 {
-    const fattn_cpu_peak *peak = device->isa->peaks;
-    while (!(peak->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
-        peak++;
+    int i = 0;
+    while (!(peak_of(device, i)->row.dtypes & FATTN_DTYPE_BIT(dtype))) {
+        i++;
     }
+    const fattn_cpu_peak *const peak = peak_of(device, i);
     const double arithmetic = flops / (FLOPS_A_NANOSECOND * peak->row.lanes * peak->row.flops);
     const double traffic = bytes / BYTES_A_NANOSECOND;
     const double time = arithmetic > traffic ? arithmetic : traffic;
@@ -201,12 +242,12 @@ static fattn_status plan(fattn_plan *made)
         return fattn_fail(FATTN_OVERFLOW, "the workspace of %s overflows 63 bits",
                           made->kernel->name);
     }
-    layout *const kept = fattn_memory_alloc(sizeof *kept);
-    if (!kept) {
-        return fattn_fail_memory(sizeof *kept, "a plan's layout");
+    layout *const copy = fattn_memory_alloc(sizeof *copy);
+    if (!copy) {
+        return fattn_fail_memory(sizeof *copy, "a plan's layout");
     }
-    *kept = l;
-    made->impl = kept;
+    *copy = l;
+    made->impl = copy;
     return FATTN_OK;
 }
 
@@ -237,7 +278,7 @@ static void work_step(const void *context, int phase, int worker)
 }
 
 /* Runs steps one after another. */
-static void spread(const cpu *device, const steps *all, int count, int workers)
+static void run_steps(const cpu *device, const steps *all, int count, int workers)
 {
     int64_t most = 1;
     for (int n = 0; n < count; n++) {
@@ -296,9 +337,9 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
                                  .items = &s->items};
         s->items.count = kernel->phases[i].count(&s->run);
         atomic_init(&s->items.next, 0);
-        count += s->items.count > 0; /* a step costs meeting at its end */
+        count += s->items.count > 0; /* a step costs rendezvous at its end */
     }
-    spread(plan->device->impl, &all, count, plan->tiling.workers);
+    run_steps(plan->device->impl, &all, count, plan->tiling.workers);
     return FATTN_OK;
 }
 
@@ -336,7 +377,7 @@ static fattn_status run_verb(const cpu *device, void (*work)(const step *step, v
     if (!status) {
         steps all = {.step = {{.work = work, .of = args, .items.count = items}}};
         all.step->run.items = &all.step->items;
-        spread(device, &all, items > 0, worth(device, FATTN_F32, items, 0, bytes));
+        run_steps(device, &all, items > 0, worth(device, FATTN_F32, items, 0, bytes));
     }
     return status;
 }
@@ -359,20 +400,15 @@ static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fat
 
 static const fattn_peak *peak(void *impl, int i)
 {
-    const fattn_cpu_peak *const peaks = ((const cpu *)impl)->isa->peaks;
-    for (int n = 0; n < i && peaks->row.name; n++) {
-        if (!peaks[n].row.name) {
-            return NULL;
-        }
-    }
-    return i >= 0 && peaks[i].row.name ? &peaks[i].row : NULL;
+    const fattn_cpu_peak *const found = peak_of(impl, i);
+    return found ? &found->row : NULL;
 }
 
 /* Where workers that measure meet. One word: how many have come | their number once all are here,
  * before which it is 0. */
-typedef struct meeting {
+typedef struct rendezvous {
     atomic_uint_least64_t state;
-} meeting;
+} rendezvous;
 #define CLOSED (UINT64_C(1) << 32)
 
 static double seconds(void)
@@ -384,7 +420,7 @@ static double seconds(void)
 
 /* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
  * there are, and this one's number among them; 0 to whoever is late. */
-static int meet(meeting *m, int expected, int *number)
+static int gather(rendezvous *m, int expected, int *number)
 {
     const double until = seconds() + 0.1;
     uint64_t state = atomic_load(&m->state), next;
@@ -423,7 +459,7 @@ typedef struct measurement {
     const void *data;
     int64_t bytes;
     int workers; /* that there may be */
-    meeting *first, *second;
+    rendezvous *first, *second;
     _Atomic double *rate, *clock, *issue, *fed; /* sums */
     _Atomic double *begun, *ended;
 } measurement;
@@ -434,7 +470,7 @@ static void work_compute(const void *context, int phase, int worker)
     fattn_peak_reading own = {0};
     int number = 0;
     (void)phase, (void)worker;
-    if (meet(m->first, m->workers, &number)) {
+    if (gather(m->first, m->workers, &number)) {
         fattn_cpu_peak_compute(m->peak, m->gauge, &own);
         add(m->rate, own.rate);
         add(m->clock, own.clock);
@@ -448,10 +484,10 @@ static void work_read(const void *context, int phase, int worker)
     const measurement *const m = context;
     int number = 0, again = 0;
     (void)phase, (void)worker;
-    const int here = meet(m->first, m->workers, &number);
+    const int here = gather(m->first, m->workers, &number);
     if (here) {
         (void)fattn_cpu_peak_read(m->peak, number, here, m->data, m->bytes, true);
-        (void)meet(m->second, here, &again);
+        (void)gather(m->second, here, &again);
         const fattn_cpu_passes own =
             fattn_cpu_peak_read(m->peak, number, here, m->data, m->bytes, false);
         stretch(m->begun, own.begun, false);
@@ -461,21 +497,20 @@ static void work_read(const void *context, int phase, int worker)
 }
 
 /* Measures with all workers at once. Rates of arithmetic are added up. Bytes are divided by the
- * time from the first worker's beginning to the last one's end: rates added up would promise more
- * than the memory has, for who ends early has read while others waited for it, and leaves them the
- * rest. */
+ * time from the first worker's beginning to the last one's end: added rates would exceed what the
+ * memory has, since a worker that ends early leaves its share to the others. */
 fattn_status fattn_cpu_peak_measure(void *impl, const fattn_peak *row, const void *data,
                                     int64_t bytes, fattn_peak_reading *reading)
 {
     const cpu *const device = impl;
-    const fattn_cpu_peak *gauge = device->isa->peaks;
-    meeting first = {0}, second = {0};
+    const fattn_cpu_peak *gauge = peak_of(device, 0);
+    rendezvous first = {0}, second = {0};
     _Atomic double rate = 0, clock = 0, issue = 0, fed = 0, begun = INFINITY, ended = 0;
-    while (gauge->row.name && !gauge->fed) {
-        gauge++;
+    for (int i = 1; gauge && !gauge->fed; i++) {
+        gauge = peak_of(device, i);
     }
     const measurement m = {.peak = (const fattn_cpu_peak *)row,
-                           .gauge = gauge->fed ? gauge : NULL,
+                           .gauge = gauge,
                            .data = data,
                            .bytes = bytes,
                            .workers = device->team.threads,
@@ -527,7 +562,7 @@ static fattn_status open(int ordinal, const fattn_device_options *options, void 
         return fattn_fail_memory(sizeof *device, "a CPU device");
     }
     device->isa = NULL;
-    status = choose_isa(device, env, options->isa);
+    status = choose_isa(device, options->isa);
     status = status ? status : fattn_cpu_team_open(&device->team, options);
     if (status) {
         fattn_memory_free(device);
@@ -586,6 +621,7 @@ static const fattn_kernel *kernel(void *impl, int i, const char **missing)
 const fattn_backend fattn_backend_cpu = {
     .name = "cpu",
     .host_memory = true,
+    .variable = &isa_variable,
     .count = count,
     .open = open,
     .close = close,
@@ -598,6 +634,7 @@ const fattn_backend fattn_backend_cpu = {
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,
+    .inspect = fattn_host_inspect,
     .reads = fattn_host_reads,
     .alloc = fattn_host_alloc,
     .free = fattn_host_free,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What cpu.c and the kernels compiled from isa_tmpl.c know of each other. cpu.c owns the runs: a
- * run is a sequence of phases, a phase a number of items, which workers take until there are none.
- * The kernels own the arithmetic.
+ * What cpu.c and the units of kernels, isa_tmpl.c and pairs_tmpl.c, know of each other. cpu.c owns
+ * the runs: a run is a sequence of phases, a phase a number of items, which workers take until
+ * there are none. The units own the arithmetic.
  */
 #ifndef FATTN_CPU_H
 #define FATTN_CPU_H
@@ -44,6 +44,9 @@ typedef struct fattn_cpu_phase {
 
 #define FATTN_CPU_PHASES 4
 
+/* What kernels honour, but for what a row takes out. */
+#define FATTN_CPU_FEATURES (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
+
 typedef struct fattn_cpu_kernel {
     fattn_kernel row;
     /* Bytes of workspace: of one worker, and of all together (-1: too many). Multiples of 64.
@@ -53,9 +56,11 @@ typedef struct fattn_cpu_kernel {
     fattn_cpu_phase phases[FATTN_CPU_PHASES]; /* those without a work function are over at once */
 } fattn_cpu_kernel;
 
-/* The only global of an isa_tmpl.c object: fattn_cpu_scalar, ... Rows best first. */
+/* The only global of a unit: fattn_cpu_scalar, ... Rows best first. */
 typedef struct fattn_cpu_isa {
     const char *name;
+    const char
+        *base; /* the instruction set whose rows follow, where these leave problems; or NULL */
     const fattn_cpu_kernel *kernels;
     int kernel_count;
     const fattn_cpu_peak *peaks; /* peak.h; the last has no name */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CPU's peak loops (core/peak.h). Each instruction set compiles its own (peak.inl) and lists
- * them in its table; one worker's share of a measurement is here, cpu.c starts the workers and puts
- * the shares together.
+ * The CPU's peak loops (core/peak.h). Each instruction set compiles its own (peak_loops.h) and
+ * lists them in its table; one worker's share of a measurement is here, cpu.c starts the workers
+ * and puts the shares together.
  */
 #ifndef FATTN_CPU_PEAK_H
 #define FATTN_CPU_PEAK_H

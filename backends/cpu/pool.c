@@ -15,9 +15,9 @@
 #include "core/fork.h"
 #include "core/memory.h"
 
-/* How long who has nothing to do looks for work before sleeping, in nanoseconds: about what waking
- * takes. A caller looks as long for the end of what others have begun. */
-#define LOOK 30000
+/* How long a worker without work spins before it sleeps, in nanoseconds: about what waking takes. A
+ * caller spins as long for the end of what others have begun. */
+#define SPIN_NS 30000
 
 /* How long after a thread could not be made the next attempt is, in nanoseconds. */
 #define RETRY INT64_C(1000000000)
@@ -29,7 +29,7 @@ struct fattn_cpu_pool {
     fattn_cpu_board boards[BOARDS];
     _Alignas(64) atomic_uint_least64_t posted; /* boards with jobs */
     atomic_uint_least64_t owned;               /* boards that callers have */
-    atomic_int lookers;                        /* workers that are awake without work */
+    atomic_int spinners;                       /* workers that are awake without work */
     atomic_int sleepers;                       /* workers that are not */
     atomic_int waiters;                        /* callers that sleep until a phase is over */
     atomic_int made;                           /* workers */
@@ -61,9 +61,9 @@ static int64_t now(void)
 /* --- Waking and sleeping ---------------------------------------------------------------------- */
 
 /*
- * Who goes to sleep counts itself first and looks once more then; who has work to give posts it
- * first and looks for sleepers then. In one order or the other they see each other: all of these
- * are sequentially consistent.
+ * A worker that goes to sleep counts itself as a sleeper, then checks for work once more. A caller
+ * posts its work, then checks for sleepers. All of these are sequentially consistent, so that at
+ * least one of the two sees the other.
  */
 
 static bool is_wanted(fattn_cpu_pool *pool)
@@ -76,14 +76,14 @@ static bool is_wanted(fattn_cpu_pool *pool)
     return false;
 }
 
-/* Gets `wanted` workers to look, if there are so many. The first is woken here, and each that wakes
+/* Gets `wanted` workers to spin, if there are so many. The first is woken here, and each that wakes
  * up wakes two more, so that the caller soon goes on. */
 static void wake(fattn_cpu_pool *pool, int wanted)
 {
     if (atomic_load(&pool->sleepers) == 0) {
         return;
     }
-    wanted -= atomic_load(&pool->lookers);
+    wanted -= atomic_load(&pool->spinners);
     if (wanted <= 0) {
         return;
     }
@@ -118,18 +118,18 @@ static bool sleep_for_work(fattn_cpu_pool *pool)
 }
 
 /* Looks for work for a while; false when there was none. */
-static bool look_for_work(fattn_cpu_pool *pool)
+static bool spin_for_work(fattn_cpu_pool *pool)
 {
-    const int64_t until = now() + LOOK;
+    const int64_t until = now() + SPIN_NS;
     bool found = false;
-    atomic_fetch_add(&pool->lookers, 1);
+    atomic_fetch_add(&pool->spinners, 1);
     do {
         for (int i = 0; i < 32 && !found; i++) {
             fattn_cpu_pause();
             found = is_wanted(pool);
         }
     } while (!found && now() < until);
-    atomic_fetch_sub(&pool->lookers, 1);
+    atomic_fetch_sub(&pool->spinners, 1);
     return found;
 }
 
@@ -174,7 +174,7 @@ static void *work(void *of)
     (void)prctl(PR_SET_NAME, "fattn", 0, 0, 0);
 #endif
     do {
-        while (help(pool, &first) || look_for_work(pool)) {}
+        while (help(pool, &first) || spin_for_work(pool)) {}
     } while (sleep_for_work(pool));
     return NULL;
 }
@@ -240,7 +240,7 @@ static fattn_cpu_board *take_board(fattn_cpu_pool *pool, uint64_t *bit)
 /* Waits until those who are at work in a phase that has nothing left to begin are done. */
 static void wait_for_others(fattn_cpu_pool *pool, fattn_cpu_board *board)
 {
-    const int64_t until = now() + LOOK;
+    const int64_t until = now() + SPIN_NS;
     do {
         for (int i = 0; i < 32; i++) {
             if (!fattn_cpu_board_drained(board)) {
@@ -298,7 +298,7 @@ static void reset(fattn_cpu_pool *pool)
     pthread_cond_init(&pool->done, NULL);
     atomic_init(&pool->posted, 0);
     atomic_init(&pool->owned, 0);
-    atomic_init(&pool->lookers, 0);
+    atomic_init(&pool->spinners, 0);
     atomic_init(&pool->sleepers, 0);
     atomic_init(&pool->waiters, 0);
     atomic_init(&pool->made, 0);

@@ -79,10 +79,10 @@ static void run_own(const fattn_cpu_team *team, fattn_cpu_job *job)
  * those who find a phase drained wait for the end of what is at work already. */
 static void work_off(fattn_cpu_board *board, bool owner)
 {
-    for (int looks = 0; !fattn_cpu_board_over(board);) {
+    for (int spins = 0; !fattn_cpu_board_over(board);) {
         if (fattn_cpu_board_work(board, owner) != FATTN_CPU_REFUSED) {
-            looks = 0;
-        } else if (++looks > 1000) {
+            spins = 0;
+        } else if (++spins > 1000) {
             sched_yield();
         } else {
             fattn_cpu_pause();

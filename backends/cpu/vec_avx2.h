@@ -14,6 +14,11 @@
 #define FV_ND 8
 #define FV_STEPS 3
 #define FV_NEAR 1
+#define FV_UNROLL 1
+#define FV_ROW_MAJOR_KEYS(d) (3 * (d) / 16)
+#define FV_BLOCKED_KEYS(d) 0
+#define FV_KEYS_AT_ONCE 3
+#define FV_BLOCKS_AT_ONCE 2
 
 typedef __m256 fv;
 typedef __m256i uv;
@@ -184,8 +189,8 @@ static inline fv fv_load_blocks(const float *from, int64_t stride)
 }
 
 /* A block of four columns at a time, as in AVX-512. */
-static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
-                                                                 fv x[FV_LANES])
+static inline __attribute__((always_inline)) void fv_load_transposed(const float *from,
+                                                                     int64_t stride, fv x[FV_LANES])
 {
     for (int c = 0; c < 8; c += 4) {
         __m256 y[4];

@@ -18,6 +18,11 @@
 #define FV_ND 16
 #define FV_STEPS 5
 #define FV_NEAR 1
+#define FV_UNROLL 4
+#define FV_ROW_MAJOR_KEYS(d) (2 * (d) / 16)
+#define FV_BLOCKED_KEYS(d) (6 * (d) / 16)
+#define FV_KEYS_AT_ONCE 4
+#define FV_BLOCKS_AT_ONCE 4
 
 typedef __m512 fv;
 typedef __m512i uv;
@@ -181,8 +186,8 @@ static inline void fv_store_blocks(float *to, int64_t stride, fv x)
 
 /* A block of four columns at a time: its rows 4 apart fill a vector, and are turned within 128
  * bits. */
-static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
-                                                                 fv x[FV_LANES])
+static inline __attribute__((always_inline)) void fv_load_transposed(const float *from,
+                                                                     int64_t stride, fv x[FV_LANES])
 {
     for (int c = 0; c < 16; c += 4) {
         __m512 y[4];

@@ -20,6 +20,7 @@
 #define FV_ND 16
 #define FV_STEPS 0
 #define FV_NEAR 1
+#define FV_UNROLL 1
 
 typedef float32x4_t fv;
 typedef uint32x4_t uv;
@@ -197,8 +198,8 @@ static inline uv uv_mulhilo(uv a, uv b, uv *hi)
 static inline fv fv_from_bits(uv a) { return vreinterpretq_f32_u32(a); }
 static inline uv uv_bits(fv a) { return vreinterpretq_u32_f32(a); }
 
-static inline __attribute__((always_inline)) void fv_load_turned(const float *from, int64_t stride,
-                                                                 fv x[FV_LANES])
+static inline __attribute__((always_inline)) void fv_load_transposed(const float *from,
+                                                                     int64_t stride, fv x[FV_LANES])
 {
     const fv a = fv_load(from), b = fv_load(from + stride);
     const fv c = fv_load(from + 2 * stride), d = fv_load(from + 3 * stride);

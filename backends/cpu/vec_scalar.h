@@ -12,13 +12,22 @@
  *                      and of 4
  *     FV_STEPS         2^FV_STEPS numbers of a table can be looked up by the last bits of lanes,
  *                      uv_lookup(): 0, 3 or 5
- *     FV_NEAR          1 where weights by window.inl are faster than by fv_exp2(): where fv_fma is
+ *     FV_NEAR          1 where weights by window.h are faster than by fv_exp2(): where fv_fma is
  *                      an instruction
+ *     FV_UNROLL        groups of factors that a round of product_rows() takes, 1 or 4: 4 where
+ *                      registers hold the operands of a second group; where they do not, gcc loads
+ *                      early or twice
+ *     FV_ROW_MAJOR_KEYS(d), FV_BLOCKED_KEYS(d)
+ *                      with more than 4 lanes: keys so few, of d channels, that summing all lanes
+ *                      of each dot product costs less than arranging queries, and so few that
+ *                      summing four costs less than transposing them (small_keys.h)
+ *     FV_KEYS_AT_ONCE, FV_BLOCKS_AT_ONCE
+ *                      with more than 4 lanes: keys of a tile of such products, 3 or 4, and 2 or 4
  *     fv uv mv         vectors of float, uint32_t, conditions; of as many lanes each
  *     FV_FACTORS       2 where a multiplication can take its factor from a lane; ff is then a pair
  *                      of neighbouring factors, loaded but not spread, with ff_set1, ff_load and
  *                      ff_muladd; likewise pf, of pairs of bf16. Others leave these words to
- *                      product.inl
+ *                      vec.h
  *     FV_PAIRS         1 where pairs of bf16 can be multiplied: pv is a vector of as many pairs as
  *                      lanes; pv_set1, pv_load, pv_store take memory of any alignment; pv_round
  *                      rounds two fv to bf16, of which pv_store_rows makes two rows of FV_LANES
@@ -60,6 +69,7 @@
 #define FV_ND 4
 #define FV_STEPS 0
 #define FV_NEAR 0
+#define FV_UNROLL 1
 
 typedef float fv;
 typedef uint32_t uv;
@@ -96,7 +106,9 @@ static inline fv fv_exp2_from(fv a, float least, float factor)
 }
 static inline fv fv_log2(fv a) { return log2f(a); }
 
-/* a * b + c with one rounding. The product of two floats is exact in double. */
+/* a * b + c with one rounding, nearly: the product of two floats is exact in double, but the sum is
+ * rounded to double before it is rounded to float. That moves one result in 2^29 by an ulp.
+ * (fmaf() takes many times as long where it is no instruction.) */
 static inline fv fv_fma(fv a, fv b, fv c) { return (float)((double)a * b + c); }
 
 /* a * b + c with one rounding or two, whichever is faster. */
@@ -143,7 +155,7 @@ static inline fv fv_from_bits(uv a) { return fattn_f32_from_bits(a); }
 static inline uv uv_bits(fv a) { return fattn_f32_bits(a); }
 
 /* Lane r of x[c] is from[r * stride + c]. */
-static inline void fv_load_turned(const float *from, int64_t stride, fv x[FV_LANES])
+static inline void fv_load_transposed(const float *from, int64_t stride, fv x[FV_LANES])
 {
     (void)stride;
     x[0] = *from;

@@ -183,12 +183,37 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const gpu_pairs &t, const mma
     }
 }
 
-/* x = factor x + what waits of the bias. A finite one stays finite in log2 units too: where there
- * is one that might not, sums are kept to +-2^126. */
+/* Number k of what waits of a query's bias. */
+template <class S, int WORDS> GPU_DEVICE float mma_bias_of(const uint32_t word[WORDS], int k)
+{
+    const uint32_t bits = word[k * WORDS / 4];
+    return WORDS == 4 ? fattn_f32_from_bits(bits)
+                      : gpu_widen((fattn_dtype)S::type::DTYPE, (uint16_t)(bits >> 16 * (k % 2)));
+}
+
+/* Sums with a bias are kept to +-2^126, so that finite ones stay finite in log2 units too; an
+ * infinite bias takes the place of its sum, for -inf hides the pair, whatever its score is. */
+template <class S, int WORDS>
+GPU_DEVICE void mma_bound_sums(uint32_t from, float x[2][S::PART_QUERIES / 8][4])
+{
+    enum { N = S::PART_QUERIES / 8 };
+    GPU_UNROLL
+    for (int n = 0; n < 2 * N; n++) {
+        uint32_t word[WORDS];
+        mma_get<WORDS>(from + n * S::THREADS * 4 * WORDS, word);
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            const float bias = mma_bias_of<S, WORDS>(word, k);
+            float &score = mma_pair<N>(x, n, k);
+            score = fabsf(bias) == fattn_f32_infinity() ? bias : fattn_score_bias(score);
+        }
+    }
+}
+
+/* x = factor x + what waits of the bias. */
 template <class S, int MODE>
 GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_QUERIES / 8][4])
 {
-    const fattn_dtype dtype = (fattn_dtype)S::type::DTYPE;
     enum { N = S::PART_QUERIES / 8, WORDS = MODE & MMA_BIAS_HALVES ? 2 : 4 };
     const uint32_t from = mma_waits<S, 4 * WORDS>(room, MODE);
     float largest = 0;
@@ -198,20 +223,15 @@ GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_
         mma_get<WORDS>(from + n * S::THREADS * 4 * WORDS, word);
         GPU_UNROLL
         for (int k = 0; k < 4; k++) {
-            const uint32_t bits = word[k * WORDS / 4];
-            const float bias = WORDS == 4 ? fattn_f32_from_bits(bits)
-                                          : gpu_widen(dtype, (uint16_t)(bits >> 16 * (k % 2)));
-            const bool keep = !(MODE & MMA_ONE_BY_ONE) || bits != MMA_NOT_KEPT;
+            const float bias = mma_bias_of<S, WORDS>(word, k);
+            const bool keep = !(MODE & MMA_ONE_BY_ONE) || word[k] != MMA_NOT_KEPT;
             float &score = mma_pair<N>(x, n, k);
             score = keep ? fmaf(score, factor, bias) : -fattn_f32_infinity();
             largest = gpu_max(largest, fabsf(bias));
         }
     }
     if (largest > 0x1p126f) {
-        GPU_UNROLL
-        for (int n = 0; n < 8 * N; n++) {
-            mma_pair<N>(x, n / 4, n % 4) = fattn_score_bias(mma_pair<N>(x, n / 4, n % 4));
-        }
+        mma_bound_sums<S, WORDS>(from, x);
     }
 }
 

@@ -281,7 +281,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
                          mma_rows<S> &rows)
 {
     const float unit = g.rule.unit;
-    const int past = w.past;
+    int past = w.past;
     int block = mma_next<S>(g, w, w.block);
     if (block < past) {
         mma_copy_k<S>(g, w, s.k[0], block);
@@ -292,6 +292,13 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
     mma_commit();
     if constexpr (!S::IS_LEAN) {
         mma_begin(g, s, w);
+        if (mma_has<S>(g, FATTN_BIAS) && block + 1 < past) { /* whose tile is on its way */
+            const int64_t keys = fattn_min64((int64_t)past * S::KEYS, w.keys);
+            past = (int)((gpu_seen_past(g, s.item.pairs, w.i0, w.i1, w.hk * w.group, w.group,
+                                        (block + 1) * (int64_t)S::KEYS, keys) +
+                          S::KEYS - 1) /
+                         S::KEYS);
+        }
         mma_stage(g, s, block, past);
     }
     mma_rows_empty(rows);

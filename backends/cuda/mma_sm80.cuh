@@ -248,6 +248,18 @@ GPU_DEVICE uint32_t mma_bf16_larger(uint32_t a, uint32_t b)
     return y;
 }
 
+/* The smaller of two in each half. */
+template <int DTYPE> GPU_DEVICE uint32_t mma_smaller(uint32_t a, uint32_t b)
+{
+    uint32_t y;
+    if constexpr (DTYPE == FATTN_F16) {
+        asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    } else {
+        asm("min.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    }
+    return y;
+}
+
 /* 1 / x to an ulp. */
 GPU_DEVICE float mma_reciprocal(float x)
 {

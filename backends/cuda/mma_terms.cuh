@@ -395,8 +395,20 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
     });
 }
 
-/* Whether one of a row's biases is 2^126 or more: a carry out of its exponent plus 3. f16 has
- * none. */
+/* Whether one of a row's 16-bit biases is -inf. */
+template <class S, int DTYPE> GPU_DEVICE bool mma_bias_hides(const uint32_t *words)
+{
+    const uint32_t none = DTYPE == FATTN_F16 ? 0xfc00 : 0xff80;
+    uint32_t least = words[0];
+    GPU_UNROLL
+    for (int n = 1; n < S::OWN / 2; n++) {
+        least = mma_smaller<DTYPE>(least, words[n]);
+    }
+    return (least & 0xffff) == none || least >> 16 == none;
+}
+
+/* Whether one of a row's biases is 2^126 or more, or infinite: a carry out of its exponent plus 3.
+ * Of f16, which has no others, whether one is -inf. */
 template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *words)
 {
     if (DTYPE == FATTN_F32) {
@@ -406,6 +418,9 @@ template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *wor
             largest = gpu_max(largest, fabsf(fattn_f32_from_bits(words[j])));
         }
         return largest >= 0x1p126f;
+    }
+    if (DTYPE == FATTN_F16) {
+        return mma_bias_hides<S, FATTN_F16>(words);
     }
     uint32_t largest = 0;
     GPU_UNROLL
@@ -425,6 +440,13 @@ template <int DTYPE> GPU_DEVICE float mma_bias_at(const uint32_t *words, int j)
     }
 }
 
+/* factor x + bias, and an infinite bias itself: -inf hides the pair, whatever x is. */
+GPU_DEVICE float mma_biased(float x, float factor, float bias)
+{
+    const float sum = fmaf(x, factor, fattn_score_clamp(bias));
+    return fabsf(bias) == fattn_f32_infinity() ? bias : sum;
+}
+
 /* x = factor x + bias, of a row. A finite bias is kept to what the formula allows. */
 template <class S, int DTYPE>
 GPU_DEVICE void mma_add_bias(const uint32_t *words, float factor, int m, int h,
@@ -432,7 +454,7 @@ GPU_DEVICE void mma_add_bias(const uint32_t *words, float factor, int m, int h,
 {
     if (mma_bias_large<S, DTYPE>(words)) {
         mma_each<S>(m, h, x, [&](float &score, int j) {
-            score = fmaf(score, factor, fattn_score_bias(mma_bias_at<DTYPE>(words, j)));
+            score = mma_biased(score, factor, mma_bias_at<DTYPE>(words, j));
         });
     } else {
         mma_each<S>(m, h, x, [&](float &score, int j) {
@@ -494,9 +516,16 @@ GPU_DEVICE void mma_bias_staged(const mma_scratch<S> &s, float factor,
     mma_each_row<S>([&](int m, int h) {
         uint32_t words[S::OWN / 2];
         mma_staged_get<S, uint16_t>(staged, m, h, words);
-        mma_each<S>(m, h, x, [&](float &score, int j) {
-            score = fmaf(score, factor, mma_bias_at<S::type::DTYPE>(words, j));
-        });
+        if (mma_bias_hides<S, S::type::DTYPE>(words)) {
+            mma_each<S>(m, h, x, [&](float &score, int j) {
+                const float bias = mma_bias_at<S::type::DTYPE>(words, j);
+                score = bias == -fattn_f32_infinity() ? bias : fmaf(score, factor, bias);
+            });
+        } else {
+            mma_each<S>(m, h, x, [&](float &score, int j) {
+                score = fmaf(score, factor, mma_bias_at<S::type::DTYPE>(words, j));
+            });
+        }
     });
 }
 

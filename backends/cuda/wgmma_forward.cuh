@@ -746,7 +746,7 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     static_assert(S::OWN_REGISTERS % 8 == 0 && S::COPY_REGISTERS >= 24, "as setmaxnreg wants them");
     extern __shared__ char shared[];
     wgmma_block<S> b;
-    b.q = mma_shared(shared) + WGMMA_ALIGN - 1 & ~(WGMMA_ALIGN - 1u);
+    b.q = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
     b.k = b.q + S::QUERY_BYTES;
     b.v = b.k + S::RING * S::KEY_BYTES;
     b.control = (wgmma_control<S> *)(shared + (b.v + S::RING * S::KEY_BYTES - mma_shared(shared)));

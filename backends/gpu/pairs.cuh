@@ -167,6 +167,56 @@ GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pair
     return FATTN_TILE_PARTIAL;
 }
 
+/* Whether a bias of -inf hides keys first .. past - 1, at most `columns`, from all rows of a tile:
+ * a thread has one of the keys and a share of the rows. All threads of the block must ask. */
+GPU_DEVICE bool gpu_hides(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0, int64_t i1,
+                          int64_t h0, int64_t group, int64_t first, int64_t past, int columns)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.bias_stride;
+    const int64_t heads = stride[1] ? group : 1, rows = stride[2] ? i1 - i0 : 1;
+    const int shares = gpu_threads() / columns;
+    const int64_t j = first + gpu_thread() % columns;
+    bool sees = false;
+    for (int64_t n = gpu_thread() / columns; n < heads * rows && j < past; n += shares) {
+        gpu_query q;
+        q.i = (int32_t)(i0 + n / heads);
+        q.h = (int32_t)(h0 + n % heads);
+        const float bias = gpu_load(g.buffers.bias, p.dtype_bias, gpu_term_at(t, stride, q, j));
+        sees = sees || bias != -fattn_f32_infinity();
+    }
+    return !gpu_any(sees);
+}
+
+/*
+ * Where the keys first .. past - 1 of a tile of rows end when those fall off that a bias of -inf
+ * hides from all of its rows, as a causal mask does that is given as a bias: to a multiple of 64.
+ * A bias that hides nothing there is asked for one number, the same for all threads. All threads of
+ * the block, whole 64s of them, must ask.
+ */
+GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
+                                 int64_t i1, int64_t h0, int64_t group, int64_t first, int64_t past)
+{
+    enum { COLUMNS = 64 };
+    const fattn_problem &p = g.problem;
+    gpu_query last;
+    last.i = (int32_t)(i1 - 1);
+    last.h = (int32_t)h0;
+    for (int64_t step = gpu_threads(); step >= COLUMNS && first < past;) {
+        const int64_t at = gpu_term_at(t, p.bias_stride, last, past - 1);
+        const int64_t from = fattn_max64(first, (past - 1) / step * step);
+        if (gpu_load(g.buffers.bias, p.dtype_bias, at) != -fattn_f32_infinity()) {
+            break;
+        }
+        if (gpu_hides(g, t, i0, i1, h0, group, from, past, (int)step)) {
+            past = from;
+        } else {
+            step = step == COLUMNS ? 0 : COLUMNS;
+        }
+    }
+    return past;
+}
+
 /* dSink of head h becomes, or grows by, what the threads of a block bring: a tree over `sums`, a
  * float each. Heads may follow one another. */
 template <int THREADS>

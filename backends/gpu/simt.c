@@ -52,7 +52,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
                            (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
                            (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
                            (p->features & FATTN_ALIBI ? FATTN_SCORE_ALIBI : 0);
-    const fattn_dtype gradient = fattn_gradient_dtype(p);
+    const fattn_dtype gradient = fattn_gradient_dtype(p, p->dtype);
     const struct {
         unsigned bit;
         const fattn_strides *strides;

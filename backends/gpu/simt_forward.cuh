@@ -230,9 +230,15 @@ GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch
     gpu_forward_begin<S, W>(g, s, f);
 
     int64_t block, past;
-    const fattn_range keys = fattn_band_rows(&s.job.pairs.band, s.job.i0, s.job.i1);
+    fattn_range keys = fattn_band_rows(&s.job.pairs.band, s.job.i0, s.job.i1);
     (void)fattn_schedule_keys(&s.job.parts, s.job.split, &block, &past);
-    for (; block < past; block++) {
+    keys.past = fattn_min64(keys.past, past * GPU_COLS);
+    if (g.problem.features & FATTN_BIAS) {
+        const gpu_forward_job &job = s.job;
+        keys.past = gpu_seen_past(g, job.pairs, job.i0, job.i1, job.hk * job.group, job.group,
+                                  block * GPU_COLS, keys.past);
+    }
+    for (; block * GPU_COLS < keys.past; block++) {
         const int64_t j0 = block * GPU_COLS;
         gpu_forward_tile<S, W>(g, s, f, j0, fattn_min64(j0 + GPU_COLS, keys.past));
     }

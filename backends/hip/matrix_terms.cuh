@@ -304,7 +304,7 @@ GPU_DEVICE void matrix_bias(const fattn_gpu_args &g, const matrix_item &w,
     const int64_t stride = g.problem.bias_stride[3];
     matrix_each<S>(x, [&](float &score, int j) {
         const int key = own + j < last ? own + j : last;
-        score = score * factor + fattn_score_bias(bias(rows.bias + key * stride));
+        score = fattn_score_biased(score * factor, bias(rows.bias + key * stride));
     });
 }
 

@@ -90,7 +90,8 @@ static void emit(const float *from, int64_t count, float factor, fattn_dtype dty
 /* Rounds a probability or dS as a matrix product's operand. */
 static float operand(const fattn_problem *p, float x)
 {
-    return p->dtype == FATTN_F64 ? x : (float)fattn_naive_round((double)x, p->dtype);
+    const fattn_dtype dtype = fattn_naive_dtype_operand(p);
+    return dtype == FATTN_F64 ? x : (float)fattn_naive_round((double)x, dtype);
 }
 
 static void load_slice(const fattn_problem *p, const fattn_naive_slice *s, work *w)
@@ -187,7 +188,7 @@ static void backward_row(const fattn_problem *p, const fattn_naive_slice *s, int
         add(ds_operand, w->k + j * p->dim, p->dim, w->dq);
         add(ds_operand, q, p->dim, w->dk + j * p->dim);
     }
-    emit(w->dq, p->dim, (float)p->scale, fattn_naive_dtype_grad(p), r->dq + row * p->dim);
+    emit(w->dq, p->dim, (float)p->scale, fattn_naive_dtype_grad(p, p->dtype), r->dq + row * p->dim);
 }
 
 static void run_group(const fattn_problem *p, const fattn_buffers *buf, int64_t b, int64_t hk,
@@ -195,7 +196,8 @@ static void run_group(const fattn_problem *p, const fattn_buffers *buf, int64_t 
 {
     const int64_t group = p->heads_q / p->heads_k, kv = b * p->heads_k + hk;
     const bool backward = p->op == FATTN_BACKWARD;
-    const fattn_dtype dtype = fattn_naive_dtype_grad(p);
+    const fattn_dtype dtype_dk = fattn_naive_dtype_grad(p, p->dtype_kv);
+    const fattn_dtype dtype_dv = fattn_naive_dtype_grad(p, p->dtype_v);
     clear(w->dk, p->seqlen_k * p->dim);
     clear(w->dv, p->seqlen_k * p->dim_v);
     for (int64_t h = hk * group; h < (hk + 1) * group; h++) {
@@ -212,8 +214,8 @@ static void run_group(const fattn_problem *p, const fattn_buffers *buf, int64_t 
     }
     if (!backward) return;
     const int64_t first = kv * p->seqlen_k;
-    emit(w->dk, p->seqlen_k * p->dim, (float)p->scale, dtype, r->dk + first * p->dim);
-    emit(w->dv, p->seqlen_k * p->dim_v, 1, dtype, r->dv + first * p->dim_v);
+    emit(w->dk, p->seqlen_k * p->dim, (float)p->scale, dtype_dk, r->dk + first * p->dim);
+    emit(w->dv, p->seqlen_k * p->dim_v, 1, dtype_dv, r->dv + first * p->dim_v);
 }
 
 fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *buf,

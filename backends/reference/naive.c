@@ -96,9 +96,15 @@ fattn_dtype fattn_naive_dtype_lse(const fattn_problem *p)
     return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
 }
 
-fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p)
+fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p, fattn_dtype input)
 {
-    return p->features & FATTN_ACCUMULATE ? fattn_naive_dtype_lse(p) : p->dtype;
+    return p->features & FATTN_ACCUMULATE ? fattn_naive_dtype_lse(p) : input;
+}
+
+fattn_dtype fattn_naive_dtype_operand(const fattn_problem *p)
+{
+    const bool mixed = p->dtype_kv != p->dtype || p->dtype_v != p->dtype;
+    return mixed ? FATTN_F32 : p->dtype;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -384,9 +390,9 @@ void fattn_naive_slice_load(const fattn_problem *p, const fattn_buffers *buf, in
         load_channels(buf->q, p->dtype, row_index(p, &seq, &p->q, b, h, i), p->dim,
                       slice->q + i * p->dim);
     for (int64_t j = seq.start; j < seq.keys; j++) { /* pages before have no entry in the table */
-        load_channels(buf->k, p->dtype, key_index(p, buf, &seq, &p->k, b, hk, j), p->dim,
+        load_channels(buf->k, p->dtype_kv, key_index(p, buf, &seq, &p->k, b, hk, j), p->dim,
                       slice->k + j * p->dim);
-        load_channels(buf->v, p->dtype, key_index(p, buf, &seq, &p->v, b, hk, j), p->dim_v,
+        load_channels(buf->v, p->dtype_v, key_index(p, buf, &seq, &p->v, b, hk, j), p->dim_v,
                       slice->v + j * p->dim_v);
     }
     transpose(slice->k, seq.keys, p->dim, slice->kt);
@@ -774,14 +780,15 @@ static void write_dq(const fattn_problem *p, const fattn_buffers *buf, const fat
                 const int64_t row = (b * p->heads_q + h) * p->seqlen_q + i;
                 const int64_t at = row_index(p, &r->sequences[b], &p->dq, b, h, i);
                 for (int64_t c = 0; c < p->dim; c++)
-                    emit(p, buf->dq, fattn_naive_dtype_grad(p), at + c, r->dq[row * p->dim + c]);
+                    emit(p, buf->dq, fattn_naive_dtype_grad(p, p->dtype), at + c,
+                         r->dq[row * p->dim + c]);
             }
 }
 
 /* dk or dv. Allotted but unused keys get 0, or with FATTN_ACCUMULATE stay as they are. */
 static void write_keys(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive *r,
                        const double *dense, int64_t channels, const fattn_strides *stride,
-                       void *array)
+                       fattn_dtype dtype, void *array)
 {
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_naive_sequence *seq = &r->sequences[b];
@@ -792,7 +799,7 @@ static void write_keys(const fattn_problem *p, const fattn_buffers *buf, const f
                 const int64_t key = (b * p->heads_k + hk) * p->seqlen_k + j;
                 const int64_t at = key_index(p, buf, seq, stride, b, hk, j);
                 for (int64_t c = 0; c < channels; c++)
-                    emit(p, array, fattn_naive_dtype_grad(p), at + c,
+                    emit(p, array, fattn_naive_dtype_grad(p, dtype), at + c,
                          j < seq->keys ? dense[key * channels + c] : 0);
             }
     }
@@ -819,8 +826,10 @@ fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *bu
         write_forward(p, buf, &r);
     } else {
         if (p->outputs & FATTN_OUT_DQ) write_dq(p, buf, &r);
-        if (p->outputs & FATTN_OUT_DK) write_keys(p, buf, &r, r.dk, p->dim, &p->dk, buf->dk);
-        if (p->outputs & FATTN_OUT_DV) write_keys(p, buf, &r, r.dv, p->dim_v, &p->dv, buf->dv);
+        if (p->outputs & FATTN_OUT_DK)
+            write_keys(p, buf, &r, r.dk, p->dim, &p->dk, p->dtype_kv, buf->dk);
+        if (p->outputs & FATTN_OUT_DV)
+            write_keys(p, buf, &r, r.dv, p->dim_v, &p->dv, p->dtype_v, buf->dv);
         if (p->outputs & FATTN_OUT_DBIAS) write_dbias(p, buf, &r);
         if (p->outputs & FATTN_OUT_DSINK)
             for (int64_t h = 0; h < p->heads_q; h++)
@@ -828,4 +837,46 @@ fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *bu
     }
     fattn_naive_free(&r);
     return FATTN_OK;
+}
+
+/* A row as the softmax sees it, with lse from it alone. */
+static void inspect_row(const fattn_problem *p, const fattn_naive_slice *s, int64_t i, scratch *w,
+                        const fattn_inspect_args *a)
+{
+    const double none = -(double)INFINITY;
+    double m = s->sink;
+    scores(p, s, i, w);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
+        if (s->keep[j] != 0 && w->x[j] > m) m = w->x[j];
+    m = m == none ? 0 : m;
+    double l = exp(s->sink - m);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++)
+        if (s->keep[j] != 0) l += exp(w->x[j] - m);
+    for (int64_t j = s->seq.start; j < s->seq.keys; j++) {
+        const bool kept = s->keep[j] != 0;
+        const double x = kept ? w->x[j] : none, prob = kept && l != 0 ? exp(w->x[j] - m) / l : 0;
+        store(a->to, fattn_naive_dtype_lse(p), pair_index(a->stride, s->b, s->h, i, j),
+              a->what == FATTN_SCORES ? x : prob);
+    }
+}
+
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *a)
+{
+    fattn_naive r = {.sk = p->seqlen_k, .dim = p->dim, .dim_v = p->dim_v, .heads_q = p->heads_q};
+    fattn_naive_slice slice = {0};
+    scratch w = {0};
+    fattn_status status = fattn_naive_slice_create(p, &slice);
+    if (status == FATTN_OK) status = scratch_create(p, &r, &w);
+    for (int64_t b = 0; status == FATTN_OK && p->seqlen_q > 0 && b < p->batch; b++)
+        for (int64_t h = 0; h < p->heads_q; h++) {
+            fattn_naive_slice_load(p, buf, b, h, &slice);
+            for (int64_t i = 0; i < slice.seq.rows; i++) {
+                fattn_naive_slice_load_row(p, buf, i, &slice);
+                inspect_row(p, &slice, i, &w, a);
+            }
+        }
+    fattn_naive_slice_free(&slice);
+    fattn_memory_free(w.memory);
+    return status;
 }

@@ -71,10 +71,16 @@ void fattn_naive_free(fattn_naive *result);
  * of dbias, including zeros where no pair exists. */
 fattn_status fattn_naive_execute(const fattn_problem *p, const fattn_buffers *buf);
 
+/* Writes x_ij, -inf where a pair is not kept, or P_ij = exp(x_ij - lse_i), 0 there, of every row
+ * and key that exist. args->stride is filled in. */
+fattn_status fattn_naive_inspect(const fattn_problem *p, const fattn_buffers *buf,
+                                 const fattn_inspect_args *args);
+
 /*
- * The comparator: the plain formula in f32, with probabilities and dS rounded to the input dtype as
- * operands of matrix products, sums in ascending order of their index, and results rounded once to
- * the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and lse_scale stay 0.
+ * The comparator: the plain formula in f32, with probabilities and dS rounded as operands of matrix
+ * products (fattn_naive_dtype_operand()), sums in ascending order of their index, and results
+ * rounded once to the dtype of their output. Same contract as fattn_naive_run(); a_*, x_max and
+ * lse_scale stay 0.
  */
 fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *buf,
                                   fattn_naive *result);
@@ -87,9 +93,11 @@ fattn_status fattn_comparator_run(const fattn_problem *p, const fattn_buffers *b
 double fattn_naive_load(const void *array, fattn_dtype dtype, int64_t index);
 double fattn_naive_round(double x, fattn_dtype dtype);
 
-/* The dtype of lse, dlse, sink, slopes, dbias and dsink, and that of dq, dk and dv. */
+/* The dtype of lse, dlse, sink, slopes, dbias and dsink; that of the gradient of an input; and that
+ * to which a kernel may round probabilities and dS: f32 where q, k and v are of several. */
 fattn_dtype fattn_naive_dtype_lse(const fattn_problem *p);
-fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p);
+fattn_dtype fattn_naive_dtype_grad(const fattn_problem *p, fattn_dtype input);
+fattn_dtype fattn_naive_dtype_operand(const fattn_problem *p);
 
 /* Allocates the arrays of the problem's op, all 0, and resolves the sequences. */
 fattn_status fattn_naive_allocate(const fattn_problem *p, const fattn_buffers *buf,

@@ -89,6 +89,8 @@ static const row rows[] = {
     {{.name = "naive",
       .ops = both_ops,
       .dtypes = naive_dtypes,
+      .mixes_kv = true,
+      .any_bias = true,
       .features = FATTN_KERNEL_COMMON | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS,
       .dim_max = 576,
       .tiles = whole,
@@ -236,6 +238,16 @@ static fattn_status dropout_mask(void *impl, const fattn_dropout_args *a, fattn_
     return status;
 }
 
+static fattn_status inspect(void *impl, const fattn_problem *p, const fattn_buffers *buffers,
+                            const fattn_inspect_args *args)
+{
+    (void)impl;
+    const fattn_status status = fattn_naive_inspect(p, buffers, args);
+    return status == FATTN_OUT_OF_MEMORY
+               ? fattn_fail(status, "no memory for the scores of a head in double precision")
+               : status;
+}
+
 const fattn_backend fattn_backend_reference = {
     .name = "reference",
     .by_name = true,
@@ -252,6 +264,7 @@ const fattn_backend fattn_backend_reference = {
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,
+    .inspect = inspect,
     .reads = fattn_host_reads,
     .alloc = fattn_host_alloc,
     .free = fattn_host_free,

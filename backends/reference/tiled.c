@@ -189,7 +189,7 @@ static void find_tensors(machine *c)
 {
     const fattn_problem *const p = c->p;
     const fattn_buffers *const buf = c->buf;
-    const fattn_dtype gradient = fattn_gradient_dtype(p);
+    const fattn_dtype gradient = fattn_gradient_dtype(p, p->dtype);
     c->q = tensor_of_rows(c, FATTN_IO_Q, buf->q, p->dtype, &p->q, p->dim);
     c->k = tensor_of_keys(c, FATTN_IO_K, buf->k, p->dtype, &p->k, p->dim);
     c->v = tensor_of_keys(c, FATTN_IO_V, buf->v, p->dtype, &p->v, p->dim_v);

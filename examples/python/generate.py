@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Transformers model that attends by fattn. The model is built from a config, so nothing is downloaded, and
-it has learnt nothing; what it generates is what it generates with eager attention.
+"""A Transformers model with fattn as its attention. The model is built from a config, so nothing is downloaded and
+it is untrained; it generates the same tokens as with eager attention.
 
 usage: python generate.py
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small GPT on a licence, in PyTorch, and lets it write. Attention is fattn's, causal by its
-option, and so are its gradients.
+"""Trains a small GPT on a licence, in PyTorch, and generates text. fattn computes causal attention
+and its gradients.
 
 usage: python train_gpt.py [--steps N] [TEXT]
 """

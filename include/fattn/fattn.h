@@ -135,7 +135,7 @@ FATTN_API const char *fattn_version(void);
 
 /* What the elements of a tensor are, in the processor's byte order. */
 typedef enum fattn_dtype {
-    FATTN_DTYPE_DEFAULT = 0, /* of dtype_o and dtype_bias: what their comments say */
+    FATTN_DTYPE_DEFAULT = 0, /* of dtype_o, _bias, _kv and _v: what their comments say */
     FATTN_F32 = 1,           /* IEEE binary32 */
     FATTN_F16 = 2,           /* IEEE binary16 */
     FATTN_BF16 = 3,          /* the upper half of a binary32 */
@@ -228,27 +228,26 @@ typedef struct fattn_strides {
 typedef struct fattn_problem {
     size_t struct_size; /* sizeof(fattn_problem); set by fattn_problem_init */
 
-    fattn_op op;         /* default FATTN_FORWARD */
-    fattn_dtype dtype;   /* of q, k, v, dq, dk, dv; default FATTN_F32 */
-    fattn_dtype dtype_o; /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
-    fattn_dtype
-        dtype_bias;      /* of bias: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT: FATTN_F32 (or F64) */
-    fattn_layout layout; /* default FATTN_BSHD */
-    fattn_anchor anchor; /* default FATTN_BOTTOM_RIGHT */
-    uint64_t features;   /* FATTN_CAUSAL | ...; default 0 */
-    uint32_t outputs;    /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
-    uint32_t reserved;   /* 0 */
+    fattn_op op;            /* default FATTN_FORWARD */
+    fattn_dtype dtype;      /* of q and dq; of k, v, dk, dv too by default; default FATTN_F32 */
+    fattn_dtype dtype_o;    /* of o and dout: dtype or FATTN_F32; FATTN_DTYPE_DEFAULT means dtype */
+    fattn_dtype dtype_bias; /* of bias: f32, f16 or bf16, or f64 beside f64; FATTN_DTYPE_DEFAULT:
+                             * FATTN_F32 or F64. GPUs take dtype and FATTN_F32 */
+    fattn_layout layout;    /* default FATTN_BSHD */
+    fattn_anchor anchor;    /* default FATTN_BOTTOM_RIGHT */
+    uint64_t features;      /* FATTN_CAUSAL | ...; default 0 */
+    uint32_t outputs;       /* FATTN_OUT_*; 0, the default, means O, or DQ | DK | DV */
+    uint32_t reserved;      /* 0 */
 
     int64_t batch;    /* B, default 1 */
     int64_t heads_q;  /* Hq, a multiple of heads_k, default 1 */
     int64_t heads_k;  /* Hk, default 1 */
-    int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch (max_seqlen_q) */
-    int64_t
-        seqlen_k;    /* Sk; with cu_seqlens_k or paging the maximum over the batch (max_seqlen_k) */
-    int64_t dim;     /* D, 1..576; more than 256 on GPUs and backend "reference" only */
-    int64_t dim_v;   /* Dv, likewise */
-    int64_t total_q; /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
-    int64_t total_k; /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
+    int64_t seqlen_q; /* Sq; with cu_seqlens_q the maximum over the batch */
+    int64_t seqlen_k; /* Sk; with cu_seqlens_k or FATTN_PAGED the maximum over the batch */
+    int64_t dim;      /* D, 1..576; more than 256 on GPUs and backend "reference" only */
+    int64_t dim_v;    /* Dv, likewise */
+    int64_t total_q;  /* FATTN_CU_SEQLENS_Q: rows of the packed q, at least cu_seqlens_q[B] */
+    int64_t total_k;  /* FATTN_CU_SEQLENS_K: rows of the packed k and v */
 
     int64_t page_size; /* FATTN_PAGED: keys a page, >= 1 */
     int64_t num_pages; /* FATTN_PAGED: pages in k and in v */
@@ -258,12 +257,11 @@ typedef struct fattn_problem {
     fattn_strides q, k, v, o;       /* FATTN_STRIDED */
     fattn_strides dout, dq, dk, dv; /* FATTN_STRIDED, backward */
 
-    double scale;        /* FATTN_SCALE: any finite value */
-    double softcap;      /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
-    double dropout_p;    /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
-    int64_t window_left; /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
-    int64_t
-        window_right; /* FATTN_WINDOW: keys kept to the right, -1 for all; causal sets it to 0 */
+    double scale;         /* FATTN_SCALE: any finite value */
+    double softcap;       /* FATTN_SOFTCAP: finite, > 0: x = softcap * tanh(x / softcap) */
+    double dropout_p;     /* FATTN_DROPOUT: 0..1, rounded to a multiple of 1/65536 */
+    int64_t window_left;  /* FATTN_WINDOW: keys kept to the left of the diagonal, -1 for all */
+    int64_t window_right; /* FATTN_WINDOW: to the right, -1 for all; causal sets it to 0 */
 
     /* Strides of (batch, head, query, key); any of them may be 0 to broadcast. Local i and j. */
     int64_t bias_stride[4];       /* FATTN_BIAS */
@@ -279,6 +277,12 @@ typedef struct fattn_problem {
 
     int64_t pointer_alignment; /* every q k v o dout dq dk dv pointer is a multiple of this many
                                 * bytes; a power of two, default 16 */
+
+    /* Mixed types, as of a 16-bit cache under f32 queries. f64 does not mix. Sums and products are
+     * those of f32 then, whatever the types; each gradient has its input's. Forward on a CPU,
+     * forward and backward of the reference. */
+    fattn_dtype dtype_kv; /* of k and dk; FATTN_DTYPE_DEFAULT means dtype */
+    fattn_dtype dtype_v;  /* of v and dv; FATTN_DTYPE_DEFAULT means dtype_kv */
 } fattn_problem;
 
 /* Fills *problem with the defaults named above. */
@@ -312,9 +316,9 @@ typedef struct fattn_buffers {
     const void *alibi_slopes;  /* f32 (Hq) or (B, Hq) */
     const void *sink;          /* f32 (Hq): logits of one more key whose value is 0 */
 
-    const int32_t
-        *cu_seqlens_q; /* (B + 1): sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] */
-    const int32_t *cu_seqlens_k; /* (B + 1) */
+    const int32_t *cu_seqlens_q; /* (B + 1): rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1 are
+                                  * sequence b's */
+    const int32_t *cu_seqlens_k; /* (B + 1), likewise */
     const int32_t *seqused_q;    /* (B): only so many rows of sequence b exist */
     const int32_t *seqused_k;    /* (B): only so many keys of sequence b exist */
     const int32_t *block_table;  /* (B, max_pages): page of keys j * page_size .. of sequence b */
@@ -329,9 +333,8 @@ typedef struct fattn_buffers {
     uint64_t seed, offset; /* a call consumes one offset: the next call uses offset + 1 */
     const uint64_t *seed_ptr, *offset_ptr; /* one each; device memory on a GPU, for graphs */
 
-    const int32_t
-        *seqstart_k; /* (B): keys of sequence b before this one do not exist. Those that do
-                                * keep their numbers j, and with them the diagonal, distances,
+    const int32_t *seqstart_k; /* (B): keys of sequence b before this one do not exist. Those that
+                                * do keep their numbers j, and with them the diagonal, distances,
                                 * biases and masks */
 } fattn_buffers;
 
@@ -699,6 +702,35 @@ FATTN_API void fattn_merge_args_init(fattn_merge_args *args);
  */
 FATTN_API fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args,
                                    fattn_stream stream);
+
+/* What fattn_inspect() writes of a query and a key. */
+typedef enum fattn_inspection {
+    FATTN_SCORES = 1,       /* x, as the softmax sees it; -inf where the pair is not kept */
+    FATTN_PROBABILITIES = 2 /* exp(x - lse), before dropout; 0 where the pair is not kept */
+} fattn_inspection;
+
+/* Which matrix fattn_inspect() writes, and where. Set it up with fattn_inspect_args_init(). */
+typedef struct fattn_inspect_args {
+    size_t struct_size;    /* sizeof(fattn_inspect_args); set by fattn_inspect_args_init */
+    fattn_inspection what; /* default FATTN_SCORES */
+    uint32_t reserved;     /* 0 */
+    void *to;              /* f32 (f64 in an f64 problem) (B, Hq, Sq, Sk) */
+    int64_t stride[4];     /* of (batch, head, query, key), in elements; all 0, the default:
+                            * contiguous */
+} fattn_inspect_args;
+
+/* Fills *args with the defaults named above. */
+FATTN_API void fattn_inspect_args_init(fattn_inspect_args *args);
+
+/*
+ * Writes the scores or probabilities of a forward, which attention itself never stores: for looking
+ * at heads, and for tests. problem and buffers are those of the forward; none of its outputs is
+ * written, and none need be there. Entries of rows and keys that a sequence does not have stay as
+ * they are. The numbers are the reference's, computed in double precision by one thread, on every
+ * device that uses host memory; GPUs answer FATTN_UNSUPPORTED.
+ */
+FATTN_API fattn_status fattn_inspect(fattn_device *device, const fattn_problem *problem,
+                                     const fattn_buffers *buffers, const fattn_inspect_args *args);
 
 /* A rectangle of the dropout pattern: what forward and backward multiply with. */
 typedef struct fattn_dropout_args {

@@ -6,7 +6,7 @@
     o = fattn.attention(q, q, q, causal=True)     # (batch, sequence, heads, channels)
 
 fattn.torch, fattn.flash_attn, fattn.transformers and fattn.jax are for those libraries; importing fattn
-imports none of them, and NumPy only when it is used. docs/PYTHON.md has the whole story.
+imports none of them, and NumPy only when it is used. See docs/PYTHON.md.
 """
 
 from fattn._c import VERSION as __version__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries, seen without copying: where they lie, what they hold, on which device.
+"""Arrays of other libraries, read without copying: their address, layout, element type and device.
 
 A Kind knows one library. What a call asks of it each time (`key`, `pointer`, `empty`, `stream`) is kept
 short, because a small attention takes a few microseconds; what only a new problem needs (`view`) is not.
@@ -24,7 +24,7 @@ _BYTES = {name: size for name, (_, size) in FLOATS.items()} | _OTHERS
 
 
 class View(NamedTuple):
-    """What planning needs to know about an array. Strides are in elements."""
+    """The facts about an array that planning needs. Strides are in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -34,7 +34,7 @@ class View(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An output that has to be made."""
+    """An output that must be allocated."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
 
 class Kind:
-    """How to read and make the arrays of one library."""
+    """How to read and allocate arrays of one library."""
 
     name = "array"
     # Whether `empty` is ordered on the stream that `stream` names, so that workspaces come from it too.
@@ -55,7 +55,7 @@ class Kind:
     immediate = True
 
     def key(self, a: Any) -> Any:
-        """A hashable value; arrays with equal ones lie alike."""
+        """A hashable value; arrays with equal keys have the same layout."""
         raise NotImplementedError
 
     def view(self, a: Any, name: str) -> View:
@@ -69,16 +69,16 @@ class Kind:
         raise NotImplementedError
 
     def make(self, made: Made, like: Any) -> tuple[Any, Any]:
-        """An output: the array that is written, and the one that is returned."""
+        """Allocates an output: the array that is written, and the one that is returned."""
         a = self.empty(made.shape, made.dtype, like)
         return a, self.transpose(a) if made.swapped else a
 
     def finish(self, a: Any, like: Any, device: int) -> Any:
-        """An array that `empty` made, as the caller gets it, once work on it is queued."""
+        """The array from `empty` as the caller gets it, once work on it is queued."""
         return a
 
     def stream(self, a: Any) -> int | None:
-        """The queue that the caller's work is on."""
+        """The stream of the caller's current work."""
         return None
 
     def transpose(self, a: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface as ctypes sees it: fattn.h's numbers, structs and functions, and nothing else.
+"""The C interface for ctypes: the constants, structs and functions of fattn.h.
 
 Structs are written as in the header, field by field; tests/python/test_abi.py compares them with what a
 C compiler makes of it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from ctypes import (POINTER, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32,
                     c_uint64, c_void_p)
 from typing import Any
@@ -78,6 +79,14 @@ class DeviceInfo(ctypes.Structure):
         ("fast_memory", c_int64), ("total_memory", c_int64)]
 
 
+class DeviceOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("threads", c_int64), ("isa", c_char_p), ("cpus", c_char_p),
+        ("engine", c_int), ("reserved", c_uint32), ("parallel_for", c_void_p),
+        ("parallel_user", c_void_p), ("allocate", c_void_p), ("release", c_void_p),
+        ("allocator_user", c_void_p)]
+
+
 class PlanInfo(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("kernel", c_char * 64), ("br", c_int64), ("bc", c_int64),
@@ -111,6 +120,8 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("fattn_problem_init", None, [c_void_p]),
     ("fattn_buffers_init", None, [c_void_p]),
     ("fattn_device_open", c_int, [c_char_p, POINTER(c_void_p)]),
+    ("fattn_device_open_with", c_int, [c_char_p, c_void_p, POINTER(c_void_p)]),
+    ("fattn_device_options_init", None, [c_void_p]),
     ("fattn_device_close", None, [c_void_p]),
     ("fattn_device_count", c_int, [c_char_p]),
     ("fattn_backend_name", c_char_p, [c_int]),
@@ -130,13 +141,15 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
 
 
 def find(name: str) -> str:
-    """A library of the wheel, which lies beside the package; else what the system's loader finds."""
+    """The wheel's library, next to the package or, on systems with a separate folder for binaries (lib64),
+    elsewhere on Python's path; otherwise the one that the system's loader finds."""
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    folder = os.path.join(site, ".fattn.mesonpy.libs")
-    if os.path.isdir(folder):
-        for file in sorted(os.listdir(folder)):
-            if file.startswith(name):
-                return os.path.join(folder, file)
+    for place in (site, *sys.path):
+        folder = os.path.join(place, ".fattn.mesonpy.libs")
+        if os.path.isdir(folder):
+            for file in sorted(os.listdir(folder)):
+                if file.startswith(name):
+                    return os.path.join(folder, file)
     return name
 
 
@@ -176,7 +189,7 @@ _ROOM = 4096
 
 
 def new_struct(kind: Any, init: Any = None) -> tuple[Any, bytearray]:
-    """A zeroed struct, or one with the library's defaults, and the memory that it lies in."""
+    """A zeroed struct, or one with the library's defaults, and its memory."""
     memory = bytearray(_ROOM)
     struct = kind.from_buffer(memory)
     if init is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a call: its plan is found by what its arrays look like, outputs are made, the plan runs."""
+"""The steps of a call: find the plan by the layout of the arrays, allocate outputs, run the plan."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _UINT64 = (1 << 64) - 1
 
 
 class Positions(NamedTuple):
-    """Where local rows and keys lie in a longer sequence, for shards.
+    """Positions of local rows and keys in a longer sequence, for shards.
 
-    Each is a number, or an int64 array of one number a sequence. `whole_q` and `whole_k` are lengths of
+    Each is a number, or an int64 array with one number per sequence. `whole_q` and `whole_k` are lengths of
     the whole sequence; -1: the local ones.
     """
 
@@ -29,7 +29,7 @@ class Positions(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What attention_backward() returns; None where a gradient was not asked for."""
+    """The result of attention_backward(); None for gradients that were not requested."""
 
     dq: Any = None
     dk: Any = None
@@ -117,7 +117,7 @@ def _same_kind(kind: Kind, *arrays: Any) -> None:
 def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, options: tuple[Any, ...],
              extras: tuple[Any, ...] = NO_EXTRAS, numbers: Any = None, seed: Any = None,
              given: dict[str, Any] | None = None) -> Gradients:
-    """Runs a backward. given has gradients that the caller made, by name."""
+    """Runs a backward. given holds the caller's gradient arrays, by name."""
     kind = kind_of(q)
     of = kind.key
     given = given or {}

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: open handles, one a name, and what they are."""
+"""Devices: open handles, one per name, and their descriptions."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ _infos: dict[int, DeviceInfo] = {}
 
 
 class DeviceInfo(NamedTuple):
-    """What a device is; see fattn_device_info in fattn.h."""
+    """The description of a device; see fattn_device_info in fattn.h."""
 
     backend: str
     """"cpu", "cuda", "hip", "reference"."""
@@ -46,15 +47,39 @@ def handle(spec: str) -> int:
         with _lock:
             opened = _handles.get(spec)
             if opened is None:
-                device = ctypes.c_void_p()
-                _c.check(_c.lib.fattn_device_open(spec.encode(), ctypes.byref(device)))
-                assert device.value is not None
-                opened = _handles[spec] = device.value
+                opened = _handles[spec] = _open(spec)
     return opened
 
 
+def _open(spec: str) -> int:
+    device = ctypes.c_void_p()
+    _c.check(_c.lib.fattn_device_open(spec.encode(), ctypes.byref(device)))
+    assert device.value is not None
+    about, threads = info_of(device.value), _threads()
+    if about.backend == "cpu" and 0 < threads < about.units and "FATTN_NUM_THREADS" not in os.environ:
+        _infos.pop(device.value)
+        _c.lib.fattn_device_close(device)
+        options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
+        options.threads = threads
+        _c.check(_c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options),
+                                               ctypes.byref(device)))
+        assert memory and device.value is not None
+    return device.value
+
+
+def _threads() -> int:
+    """The number of threads that OpenMP would use in this process, or 0. The library may not see OpenMP's
+    runtime if only PyTorch's wheel brings one."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        number: int = torch.get_num_threads()
+        return number
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
+
+
 def host_spec() -> str:
-    """Where arrays in host memory are computed with when the caller names no device."""
+    """The device for arrays in host memory if the caller names none."""
     return os.environ.get("FATTN_BACKEND", "cpu")
 
 
@@ -72,8 +97,8 @@ def info_of(device: int) -> DeviceInfo:
 
 
 def info(device: str | None = None) -> DeviceInfo:
-    """Describes a device: "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; the one that NumPy
-    arrays are computed on when None.
+    """Describes a device: "cpu", "cuda", "cuda:1", "hip", "reference" or "auto"; None: the device for NumPy
+    arrays.
 
     Raises UnknownDevice, NoDevice or DeviceError.
     """
@@ -81,7 +106,7 @@ def info(device: str | None = None) -> DeviceInfo:
 
 
 def devices() -> list[DeviceInfo]:
-    """All devices that are present, in the order in which "auto" looks for one."""
+    """All devices that are present, in the order in which "auto" tries them."""
     found = []
     i = 0
     while (name := _c.lib.fattn_backend_name(i)) is not None:

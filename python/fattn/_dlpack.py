@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack by ctypes: reading the tensor in another library's capsule, and handing memory of ours over in
-one. For libraries that have no quicker way (fattn._arrays)."""
+"""DLPack by ctypes: reads the tensor in another library's capsule, and exports our memory in one. For libraries without
+a faster interface (fattn._arrays)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Description(NamedTuple):
 
 
 def describe(a: Any) -> Description:
-    """What a's capsule says. The capsule is given back at once: `a` itself keeps its memory alive."""
+    """Describes a's capsule. The capsule is released at once: `a` itself keeps its memory alive."""
     device_type, _ = a.__dlpack_device__()
     if device_type not in _BACKENDS:
         raise Unsupported(f"a {type(a).__name__} is on DLPack device {device_type}, neither a CPU nor a "
@@ -112,7 +112,7 @@ _give_back_c = _DELETER(_give_back)
 
 
 def _drop_capsule(capsule: int) -> None:
-    """A capsule that nobody took ends: what it holds does too."""
+    """Releases an unused capsule and its contents."""
     if _is_valid(capsule, b"dltensor"):
         _lent.pop(_raw_pointer_of(capsule, b"dltensor"), None)
 
@@ -121,7 +121,7 @@ _drop_capsule_c = ctypes.PYFUNCTYPE(None, c_void_p)(_drop_capsule)
 
 
 class _Block:
-    """Memory of a device, given back with the last reference."""
+    """Device memory, freed with the last reference."""
 
     def __init__(self, device: int, bytes_: int) -> None:
         self.device = device

@@ -11,7 +11,7 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """An option, a dtype or a number is wrong, or arrays do not go together."""
+    """An option, a dtype or a number is wrong, or arrays do not fit together."""
 
     status = 10
 
@@ -29,19 +29,19 @@ class InvalidShape(Error, ValueError):
 
 
 class InvalidStride(Error, ValueError):
-    """An array lies in memory in a way that attention cannot read or write."""
+    """An array has a memory layout that attention cannot read or write."""
 
     status = 13
 
 
 class NullPointer(Error, ValueError):
-    """Something that the problem needs was not given."""
+    """Something that the problem requires is missing."""
 
     status = 14
 
 
 class Misaligned(Error, ValueError):
-    """An array begins at an address that its elements cannot have."""
+    """The address of an array is not aligned for its elements."""
 
     status = 15
 
@@ -65,7 +65,7 @@ class InvalidData(Error, ValueError):
 
 
 class Unsupported(Error, NotImplementedError):
-    """The request is legal, and this device or build cannot honour it."""
+    """The request is legal, but this device or build cannot honour it."""
 
     status = 20
 
@@ -95,7 +95,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 class BadEnvironment(Error, RuntimeError):
-    """An environment variable of fattn has a value that it cannot have."""
+    """An environment variable of fattn has an invalid value."""
 
     status = 50
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions. What attention is, the library knows; here are names, shapes and defaults."""
+"""The public functions: names, shapes and defaults. The library does the rest."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def attention(
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
         return_lse: bool = False, batch_offset: int = 0, head_offset: int = 0,
         device: str | None = None) -> Any:
-    """softmax(scale q k^T + bias, masks, windows, sinks ...) v, without the scores ever being in memory.
+    """softmax(scale q k^T + bias, masks, windows, sinks ...) v, without storing the scores.
 
-    Arrays of NumPy, PyTorch, CuPy, JAX or any library with DLPack are read where they lie. The result is
+    Arrays of NumPy, PyTorch, CuPy, JAX or any library with DLPack are read in place. The result is
     of the same library, on the same device, and queued on the caller's stream. Letters: B batch, Hq and
     Hk heads of queries and of keys, Sq and Sk lengths, D and Dv channels. Query head h reads key head
     h // (Hq // Hk). In layout "bhsd" the axes of q, k, v and the result are (B, H, S, D).
@@ -63,16 +63,16 @@ def attention(
         q: (B, Sq, Hq, D); float32, float16, bfloat16, or float64 on device "reference".
         k: (B, Sk, Hk, D), of q's dtype.
         v: (B, Sk, Hk, Dv), of q's dtype. Last axes are contiguous; other strides are free.
-        causal: a query sees no key to the right of its own position.
-        window: (left, right), how many keys beside its own position a query sees; -1 or None for all.
-        scale: what scores are multiplied with; 1 / sqrt(D) when None.
+        causal: a query attends to no key after its own position.
+        window: (left, right), how many keys before and after its own position a query attends to; -1 or None for all.
+        scale: factor of the scores; 1 / sqrt(D) if None.
         softcap: scores x become softcap * tanh(x / softcap).
         bias: added to scores, float32 or of q's dtype; broadcast to (B, Hq, Sq, Sk).
         mask: boolean, True keeps; broadcast to (B, Hq, Sq, Sk).
         block_mask: boolean, a value for each block of block_size = (queries, keys); broadcast to
             (B, Hq, ceil(Sq / queries), ceil(Sk / keys)).
         alibi_slopes: float32 (Hq) or (B, Hq): scores get -slope * distance.
-        sink: float32 (Hq), logits of one more key whose value is 0.
+        sink: float32 (Hq), logits of an extra key whose value is 0.
         dropout_p: probability to drop a weight, 0 to 1. The pattern follows from seed, offset and the
             position alone. seed may be an int64 array of (seed, offset) on the arrays' device.
         seqused_q, seqused_k: int32 (B), how many rows and keys of each sequence exist.
@@ -130,7 +130,7 @@ def attention_varlen(
         anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
-    """attention() of sequences of different lengths, one behind another.
+    """attention() of packed sequences of different lengths.
 
     Args:
         q: (total_q, Hq, D); in layout "bhsd" (Hq, total_q, D).
@@ -199,16 +199,16 @@ def attention_with_kvcache(
         layout: Layout = "bshd", batch_invariant: bool = False, checked: bool = False,
         out: Any = None, lse: Any = None, out_dtype: str | None = None, return_lse: bool = False,
         device: str | None = None) -> Any:
-    """attention() of new queries against a cache that is partly filled, or that lies in pages.
+    """attention() of new queries against a partly filled or paged cache.
 
     Args:
         q: (B, Sq, Hq, D).
         k_cache, v_cache: (B, Sk, Hk, D) and (B, Sk, Hk, Dv); with block_table (pages, page_size, Hk, D)
             and (pages, page_size, Hk, Dv); in layout "bhsd" heads come before keys.
-        cache_seqlens: int32 (B), how many keys of each sequence are filled, the new ones included. With
-            causal, the last query sees the last of them.
-        block_table: int32 (B, max_pages), where each sequence's pages are.
-        max_seqlen_k: the longest that cache_seqlens will be; all that fits when None.
+        cache_seqlens: int32 (B), number of filled keys of each sequence, including the new ones. With
+            causal, the last query attends to the last of them.
+        block_table: int32 (B, max_pages), the pages of each sequence.
+        max_seqlen_k: the greatest value of cache_seqlens; the capacity if None.
 
     Other arguments and errors: attention().
     """
@@ -245,9 +245,9 @@ def attention_backward(
         dlse: float32, gradient of lse.
         want: which gradients: of "dq", "dk", "dv", "dbias", "dsink". dq, dk and dv are of q's dtype,
             dbias and dsink float32. dbias has bias's shape and is summed over axes of size 1.
-        dq, dk, dv, dbias, dsink: arrays to write gradients to; one that is given is wanted.
-        accumulate: add to the given gradients, which are then all float32.
-        deterministic: the same bits from run to run, on GPUs too; on a CPU they always are.
+        dq, dk, dv, dbias, dsink: arrays to write gradients to; a given array is computed.
+        accumulate: add to the given gradients, which must all be float32.
+        deterministic: the same bits from run to run on GPUs as well; CPUs always give them.
 
     Other arguments: attention(), attention_varlen(). Returns Gradients(dq, dk, dv, dbias, dsink).
     """
@@ -354,7 +354,7 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
                  seed: int = 0, offset: int = 0, batch_offset: int = 0, head_offset: int = 0,
                  q_offset: int = 0, k_offset: int = 0) -> Any:
     """The dropout pattern of a seed as a NumPy array, boolean (batch, heads, seqlen_q, seqlen_k): True is
-    kept. What attention() drops, on any device. For inspection and tests."""
+    kept. The same on any device. For inspection and tests."""
     import numpy
     (seed, offset), _ = split_seed(seed, offset)
     if min(batch, heads, seqlen_q, seqlen_k) < 0:
@@ -375,11 +375,10 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
 
 
 class Plan:
-    """A problem, a device, and how the one is computed on the other.
+    """How a problem is computed on a device.
 
-    Made of arrays as they will be given to attention() with the same options; only their shapes,
-    strides, dtypes and device matter. attention() keeps its plans by itself, so this is for
-    looking at them.
+    Takes the arrays and options of an attention() call; only shapes, strides, dtypes and device of the
+    arrays matter. attention() caches its own plans, so this class is only for inspecting them.
 
         print(fattn.Plan(q, k, v, causal=True))
     """
@@ -443,6 +442,6 @@ class Plan:
 
 
 def explain(q: Any, k: Any, v: Any, **options: Any) -> str:
-    """The plan of attention(q, k, v, **options) in words, with the reason why each better kernel
+    """The plan of attention(q, k, v, **options) in words, with the reason why each faster kernel
     declined. Takes the arguments of Plan."""
     return str(Plan(q, k, v, **options))

@@ -107,7 +107,7 @@ class Prepared:
         self.plan(16)
 
     def backward(self) -> Prepared:
-        """Of a forward that was described: its backward, as gradients of all inputs would be made."""
+        """The backward of a described forward, with gradients of all inputs."""
         options, kind, views = self.request
         q, o = views["q"], next(made for made in self.made if made.name == "o")
         dense = View(o.final, o.strides, o.dtype, q.device)
@@ -207,7 +207,7 @@ def cache_clear() -> None:
 
 
 def remember(key: Any, prepared: Prepared) -> None:
-    """The oldest go first: dictionaries keep their order, and looking up must not wait for a lock."""
+    """Adds an entry and removes the oldest: dictionaries keep their order, and look-ups need no lock."""
     with _lock:
         while len(_cache) >= _LIMIT:
             _cache.pop(next(iter(_cache)))

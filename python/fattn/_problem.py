@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From arrays and options to a fattn_problem.
 
-What makes sense is for the library to say. Here are only the checks of what a fattn_problem cannot
-express: that arrays fit each other.
+The library validates problems. This module only checks what a fattn_problem cannot express: that arrays fit
+together.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class Description:
                                f"({self.batch}, {heads})")
 
     def operand(self, name: str, shape: tuple[int, ...], dtype: str, output: bool) -> None:
-        """An array that must be just so: an output that the caller gave, or an input of backward."""
+        """An array with a required shape: the caller's output, or an input of backward."""
         view = self.views[name]
         if view.shape != shape:
             raise InvalidShape(f"{name} has shape {view.shape}, not {shape}")

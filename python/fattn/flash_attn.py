@@ -41,7 +41,7 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                               causal: bool = False, window_size: tuple[int, int] = (-1, -1),
                               softcap: float = 0.0, alibi_slopes: Tensor | None = None,
                               deterministic: bool = False, return_attn_probs: bool = False) -> Result:
-    """flash_attn_func() of qkv (B, S, 3, H, D), which is read where it lies."""
+    """flash_attn_func() of qkv (B, S, 3, H, D), which is read in place."""
     q, k, v = qkv.unbind(2)
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                            deterministic, return_attn_probs)
@@ -114,11 +114,11 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         k_cache, v_cache: (batch_cache, seqlen_cache, Hk, D), or (pages, page_size, Hk, D) with block_table
             int32 (B, pages); any page_size.
         k, v: (B, seqlen_new, Hk, D), written behind the first cache_seqlens keys.
-        rotary_cos, rotary_sin: (positions, rotary_dim / 2), by which q and k are turned.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), by which q and k are rotated.
         cache_seqlens: an int or int32 (B), keys in the cache before k.
         cache_batch_idx: int32 (B), which entries of the cache are read.
-        cache_leftpad: int32 (B), where each sequence begins; not together with rotary embedding.
-        num_splits: a hint, for which fattn has its planner.
+        cache_leftpad: int32 (B), the start of each sequence; not together with rotary embedding.
+        num_splits: a hint, which is ignored: the planner decides.
 
     Returns out, with return_softmax_lse also lse (B, Hq, Sq). Gradients are not recorded.
     """

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the emulator's own tests share: a code object on the bench, memory for its kernels,
- * launches, and numbers from a stream.
+ * Shared by the emulator's own tests: loading a code object, memory for its kernels, launches, and
+ * random numbers.
  */
 #ifndef FATTN_TESTS_EMULATOR_BENCH_H
 #define FATTN_TESTS_EMULATOR_BENCH_H
@@ -60,9 +60,9 @@ static inline void bench_check(const char *objdump, const char *path, bench_chec
     free(bytes);
 }
 
-/* Has each code object of "PROGRAM OBJDUMP CODE_OBJECT ..." checked; skips with a reason when
- * there are none or this processor cannot. Returns main's status. In a header like tap.h, whose
- * count it shares. */
+/* Checks each code object of "PROGRAM OBJDUMP CODE_OBJECT ..."; skips with a reason if there are
+ * none or this processor cannot run the emulator. Returns main's status. Defined in a header
+ * because it uses the count of tap.h. */
 static inline int bench_main(int argc, char **argv, bench_checker *check)
 {
     const char *const reason =

@@ -429,7 +429,7 @@ static void check_undefined(bench *b)
         int n;
     } more = {y, workspace, 200};
     tap_check(!LAUNCH(b, "reads_workspace", 1, 256, more) && b->report.undefined > 0,
-              "%s: memory that nobody wrote: %s", b->arch, b->report.undefined_text);
+              "%s: undefined memory: %s", b->arch, b->report.undefined_text);
     emu_memory_define(b->memory, workspace + 200, 56 * sizeof *workspace);
     tap_check(LAUNCH(b, "reads_workspace", 1, 256, more), "%s: memory that the host wrote %s",
               b->arch, emu_report_text(&b->report));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of issue.py says what can be worked out by hand."""
+"""The model of issue.py agrees with results worked out by hand."""
 
 import sys
 

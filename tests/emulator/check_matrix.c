@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix instructions against products on the host. Where elements lie in the lanes is written down
- * here as facts of each shape, apart from the emulator's rule; integers make every sum exact.
+ * Matrix instructions against products on the host. Element layouts are written here as facts of
+ * each shape, independently of the emulator's rule; integers make every sum exact.
  *
  * usage: check_matrix [OBJDUMP CODE_OBJECT ...]
  */
@@ -126,7 +126,7 @@ static void check_shape(bench *b, const shape *s)
     const bool small = s->row_of == row_mfma_16 || s->row_of == row_gfx12;
     const int swapped = wrong_elements(&m, s, lanes, small ? row_f64 : row_mfma_16);
     tap_check(swapped > 0, "%s: %s, another map of rows is seen", b->arch, s->kernel);
-    /* An undefined element of A spoils a row of D. */
+    /* An undefined element of A makes a row of D undefined. */
     emu_memory_remove(b->memory, m.lane_a);
     emu_memory_add(b->memory, m.lane_a, room, true);
     emu_memory_define(b->memory, (uint8_t *)m.lane_a + 8, room - 8);
@@ -137,7 +137,7 @@ static void check_shape(bench *b, const shape *s)
     bench_release(b, m.lane_c), bench_release(b, m.lane_d);
 }
 
-/* gfx90a takes subnormal halves for zeros; the others do not. */
+/* gfx90a treats subnormal halves as zeros; the others do not. */
 static void check_subnormal(bench *b)
 {
     uint16_t *const x = bench_allocate(b, 64 * 4 * sizeof *x, false);

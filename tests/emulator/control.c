@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Control: branches, barriers, the end of a wave, and what only waits or hints. A load has its
- * value as soon as it is issued here, so waiting changes nothing.
+ * Control: branches, barriers, the end of a wave, waits and hints. A load has its value as soon as
+ * it is issued here, so waits have no effect.
  */
 #include <string.h>
 
@@ -15,7 +15,8 @@ static void jump(emu_wave *w, const emu_instr *in)
     w->next = w->group->machine->code + in->target;
 }
 
-/* A mask of lanes is known to be zero or not when it has a known 1, or no unknown bit. */
+/* A mask of lanes is known to be non-zero if it has a known 1, known to be zero if no bit is
+ * unknown. */
 static void check_mask(emu_wave *w, const emu_instr *in)
 {
     const uint64_t all = all_lanes(w), def = pair(w->s_def + S_VCC) & all;
@@ -40,7 +41,7 @@ static void run_branch(emu_wave *w, const emu_instr *in)
     if (zero[condition]) jump(w, in);
 }
 
-/* An address in registers: of an instruction of this kernel, or nothing that can be run. */
+/* An address in registers: of an instruction of this kernel, otherwise a fault. */
 static void jump_to(emu_wave *w, const emu_instr *in, uint64_t address, uint64_t def)
 {
     const emu_machine *const m = w->group->machine;
@@ -80,8 +81,8 @@ static void run_barrier(emu_wave *w, const emu_instr *in)
     w->state = AT_BARRIER;
 }
 
-/* In two parts on gfx12: all waves' signals open the wait. Nothing is gained by running on in
- * between, but a wait without its signal would hang. */
+/* In two parts on gfx12: the wait opens after all waves' signals. Running on in between would gain
+ * nothing, but a wait without its signal would hang. */
 static void run_signal(emu_wave *w, const emu_instr *in)
 {
     (void)in;

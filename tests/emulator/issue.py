@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the issue of instructions lets a loop keep matrix units busy: a model of one SIMD of a compute
-unit, on which the waves that fit replay a loop's instructions. Nobody has compared it with silicon: what it
-says is an upper bound.
+unit, on which the waves that fit replay a loop's instructions. It has not been compared with silicon: its result
+is an upper bound.
 
 The model.
 

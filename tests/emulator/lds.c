@@ -3,14 +3,14 @@
  * LDS, the fast memory of a work-group: loads, stores and atomics; permutations of lanes that go
  * through its crossbar; the check for races between waves; the count of bank conflicts.
  *
- * Races. Waves of a work-group run in any order between two barriers, so what one of them writes
- * there no other may read or write, but for atomics among themselves. Nor may two lanes of one
- * store write different values to one place. Each dword remembers who touched it in the
- * current interval.
+ * Races. Waves of a work-group run in any order between two barriers, so no other wave may read or
+ * write what one of them writes there, except for atomics among themselves. Nor may two lanes of
+ * one store write different values to one place. Each dword records its accesses in the current
+ * interval.
  *
  * Bank conflicts. LDS has 32 banks of one dword (64 on gfx950). Lanes are served in order, as many
- * at a time as could fill the banks; a group takes as many cycles as there are different dwords
- * asked of one bank.
+ * at a time as could fill the banks; a group takes as many cycles as there are different dwords on
+ * one bank.
  */
 #include <string.h>
 
@@ -129,7 +129,7 @@ enum {
     STRIDED = 2 * MEM_SPACE /* of 64 elements */
 };
 
-/* Byte addresses of all lanes; tells undefined ones. */
+/* Byte addresses of all lanes; reports undefined ones. */
 static void addresses(emu_wave *w, const emu_instr *in, int32_t offset, uint32_t *address)
 {
     const emu_operand *const o = &in->src[0];
@@ -261,7 +261,7 @@ static void addresses_of_lanes(emu_wave *w, const emu_instr *in, int *lane_of)
     for (int l = 0; l < w->lanes; l++) lane_of[l] = (int)(address[l] / 4 % (uint32_t)w->lanes);
 }
 
-/* Each lane gets what lane from[] holds, or 0 when that one is inactive. */
+/* Each lane gets the value of lane from[], or 0 if that one is inactive. */
 static void gather(emu_wave *w, const emu_instr *in, int reg, const int *from)
 {
     const uint64_t exec = exec_mask(w);
@@ -283,7 +283,7 @@ static void run_bpermute(emu_wave *w, const emu_instr *in)
     gather(w, in, in->src[1].reg, from);
 }
 
-/* Each active lane sends to the one it names; the highest sender wins, and who gets nothing gets
+/* Each active lane sends to the lane it names. The highest sender wins; lanes without a sender get
  * 0. */
 static void run_permute(emu_wave *w, const emu_instr *in)
 {
@@ -302,8 +302,7 @@ static void run_permute(emu_wave *w, const emu_instr *in)
     emu_vector_write(w, in->dst[0].reg, d, exec_mask(w), def[0], def[1]);
 }
 
-/* The offset is a pattern: four lanes in any order, or masks on the number of the lane in its
- * 32. */
+/* The offset is a pattern: four lanes in any order, or masks on a lane's number within its 32. */
 static void run_swizzle(emu_wave *w, const emu_instr *in)
 {
     const int pattern = in->mod.offset;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Launches: what a work-group finds when it starts, the order in which its waves run, and the
- * report. Registers at the start follow "Initial Kernel Execution State" of LLVM's AMDGPU guide.
+ * Launches: the initial state of a work-group, the order in which its waves run, and the report.
+ * Initial registers follow "Initial Kernel Execution State" of LLVM's AMDGPU guide.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ static void describe(const emu_wave *w, const emu_instr *in, char *text, size_t 
              in->address, (int)length, line, what);
 }
 
-/* Counts a finding, and tells it when it is the first. */
+/* Counts a finding, and describes it if it is the first. */
 #define FINDING(name, member)                                                                    \
     void name(emu_wave *w, const emu_instr *in, const char *format, ...)                         \
     {                                                                                            \
@@ -88,7 +88,7 @@ const uint32_t *emu_exec_lanes(emu_wave *w)
 
 /* ---- the start of a work-group --------------------------------------------------------------- */
 
-/* Where things lie in a kernel's descriptor. */
+/* Offsets in a kernel's descriptor. */
 enum {
     DESCRIPTOR_LDS = 0,
     DESCRIPTOR_SCRATCH = 4,
@@ -227,7 +227,7 @@ static uint64_t draw(uint64_t *state)
     return *state >> 33;
 }
 
-/* Tells the caller each instruction before it runs. */
+/* Reports each instruction to the caller before it runs. */
 static void run_traced(emu_wave *w, const emu_instr *in)
 {
     const emu_launch *const launch = w->group->machine->launch;
@@ -323,7 +323,7 @@ static bool refuse(emu_report *report, const char *why)
     return false;
 }
 
-/* What the launch, not the caller, puts among the arguments. */
+/* The arguments that the launch fills in, not the caller. */
 static uint64_t hidden_value(const emu_launch *launch, const char *kind)
 {
     const int axis = kind[strlen(kind) - 1] - 'x';
@@ -334,7 +334,7 @@ static uint64_t hidden_value(const emu_launch *launch, const char *kind)
     return 0; /* offsets, remainders of a grid of whole work-groups, services that are not there */
 }
 
-/* A copy of the arguments, hidden ones filled in; bytes that nobody gave stay undefined. */
+/* A copy of the arguments with hidden ones filled in; bytes that were not given stay undefined. */
 static bool make_kernarg(launch_state *s)
 {
     const emu_launch *const launch = s->machine.launch;
@@ -420,7 +420,7 @@ static bool make_group(launch_state *s)
     return true;
 }
 
-/* Modes that the emulator has: round to nearest, keep subnormals of all types. */
+/* Supported modes: round to nearest, keep subnormals of all types. */
 static bool check_mode(const emu_machine *m)
 {
     const uint32_t rsrc1 = word_at(emu_kernel_descriptor(m->kernel) + DESCRIPTOR_RSRC1);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The machine inside the emulator: registers of a wave, a work-group and its LDS, a decoded
- * instruction, and the row of a table that says how its mnemonic is decoded and run. Everything
- * here is shared by the emulator's files and by nobody else.
+ * instruction, and the table row that says how its mnemonic is decoded and run. Private to the
+ * emulator's files.
  *
- * What is defined. Beside every value goes whether a lane or the host ever wrote it: a bit for each
+ * Definedness. Every value has a record of whether a lane or the host ever wrote it: a bit for each
  * bit of a scalar register, a bit for each lane and half of a vector register, a byte for each byte
- * of LDS and of fresh memory. Compilers may copy what is undefined, so a copy stays silent and
- * passes the fact on; it is told when the value reaches memory, an address, a branch or EXEC.
+ * of LDS and of fresh memory. Compilers may copy undefined values, so a copy propagates the record
+ * silently; an undefined value is reported when it reaches memory, an address, a branch or EXEC.
  */
 #ifndef FATTN_TESTS_EMULATOR_MACHINE_H
 #define FATTN_TESTS_EMULATOR_MACHINE_H
@@ -58,13 +58,13 @@ typedef enum operand_kind {
     OFF,
 } operand_kind;
 
-/* Which part of a register: SDWA's selections; v0.l and v0.h are WORD_0 and WORD_1. */
+/* A part of a register: SDWA's selections; v0.l and v0.h are WORD_0 and WORD_1. */
 typedef enum operand_part { WHOLE, WORD_0, WORD_1, BYTE_0, BYTE_1, BYTE_2, BYTE_3 } operand_part;
 
 typedef struct emu_operand {
     uint8_t kind, part;
     bool neg, abs, sext;
-    bool plain;         /* nothing above or in the modifiers changes what is read */
+    bool plain;         /* no selection or modifier changes the value read */
     bool registers;     /* and that is a vector register as it is */
     int16_t reg, count; /* first register, registers */
     char type;          /* of the form, see emu_row */
@@ -114,15 +114,14 @@ typedef enum half_rule {
 } half_rule;
 
 /*
- * A mnemonic. `form` says what its operands are: results, '=', sources, a letter each:
+ * A mnemonic. `form` lists its operands: results, '=', sources, one letter each:
  *   f u   32 bits, float and other        h w   16 bits, float and other
  *   d q   64 bits, float and other        p i   two halves, float and other
  *   k     two f32                         x     f16 or f32 as op_sel_hi says (mixed precision)
  *   m     a bit for each lane             s     a scalar register
  *   r     registers of any number, a number or "off"
- * A source that repeats the first result (v_fmac) is '+', an unwritten VCC '~'. Forms with
- * different numbers of operands stand between '|'; a row whose form is "*" has operands that
- * change nothing here.
+ * '+' is a source that repeats the first result (v_fmac), '~' an unwritten VCC. '|' separates forms
+ * with different numbers of operands. A row whose form is "*" has operands without effect here.
  */
 struct emu_row {
     const char *name, *form;
@@ -130,7 +129,7 @@ struct emu_row {
     emu_class class;
     emu_lane_op *lanes;
     emu_scalar_op *scalar;
-    int64_t data; /* of the family's own meaning */
+    int64_t data; /* defined by the family */
     half_rule half;
 };
 
@@ -151,12 +150,12 @@ struct emu_wave {
     int lanes; /* 32 or 64 */
     int index; /* in the work-group */
     wave_state state;
-    bool signalled; /* of a barrier in two parts */
+    bool signalled; /* has signalled a two-part barrier */
     const emu_instr *next;
     uint64_t steps;
 
     uint32_t s[SGPRS], s_def[SGPRS]; /* values; bits that are defined */
-    uint64_t exec_expanded;          /* the EXEC that exec_lane spells out */
+    uint64_t exec_expanded;          /* the EXEC that exec_lane expands */
     uint32_t exec_lane[LANES];       /* ~0 for active lanes, else 0 */
 
     uint32_t (*v)[LANES]; /* [VGPRS][LANES] */
@@ -165,13 +164,13 @@ struct emu_wave {
     uint8_t *scratch_def;
 };
 
-/* Who touched a dword of LDS since the last barrier. */
+/* Accesses to a dword of LDS since the last barrier. */
 typedef struct lds_touch {
     uint32_t write_epoch, read_epoch; /* barrier intervals */
     uint16_t writer;                  /* a wave, or LDS_MIXED: several, each its own bytes */
     uint8_t written;                  /* bytes, as bits */
     uint32_t readers;                 /* waves, as bits */
-    uint32_t store;                   /* the last one that wrote it, a number of its own */
+    uint32_t store;                   /* number of the last store that wrote it */
     uint8_t stored;                   /* bytes, as bits */
 } lds_touch;
 
@@ -199,7 +198,7 @@ struct emu_machine {
     uint64_t *count; /* [length]: executions */
     uint64_t base;   /* host address of the object's address 0 */
     int lds_banks;
-    bool flushes_halves; /* matrix instructions take subnormals of 16 bits for zeros */
+    bool flushes_halves; /* matrix instructions treat 16-bit subnormals as zeros */
     int scratch_size;    /* bytes per lane */
     emu_group group;
 };
@@ -228,14 +227,15 @@ static inline bool lane_in(uint64_t mask, int lane) { return mask >> lane & 1; }
 #define EMU_PRINTF(n)
 #endif
 
-/* machine.c. The first fault stops the launch; findings are counted, the first of each is told. */
+/* machine.c. The first fault stops the launch; findings are counted, and the first of each is
+ * described. */
 void emu_fault(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
 void emu_undefined(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
 void emu_race(emu_wave *w, const emu_instr *in, const char *format, ...) EMU_PRINTF(3);
 
 /* A scalar source of one or two registers, its defined bits in *def. */
 uint64_t emu_scalar_read(const emu_wave *w, const emu_operand *o, uint64_t *def);
-/* To a scalar destination; tells undefined bits that enter EXEC. */
+/* Writes a scalar destination; reports undefined bits that enter EXEC. */
 void emu_scalar_write(emu_wave *w, const emu_instr *in, const emu_operand *o, uint64_t value,
                       uint64_t def);
 /* A lane mask in a scalar register, as wide as the wave. */
@@ -254,7 +254,7 @@ emu_view emu_vector_read(const emu_wave *w, const emu_instr *in, int source, uin
 /* Writes d[n] to register `reg` in the lanes of mask, with their definedness. */
 void emu_vector_write(emu_wave *w, int reg, const uint32_t *d, uint64_t mask, uint64_t def_lo,
                       uint64_t def_hi);
-/* What decoding leaves to be found out once. False with the reason in why. */
+/* Prepares what is computed once, at decoding. Returns false with the reason in why. */
 bool emu_vector_prepare(emu_instr *in, char *why, size_t why_size);
 
 /* memory.c: the bytes at a device address, or NULL; whether each is defined, or NULL: all are. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix instructions: D = A B + C, of tiles spread over the lanes of a wave. Products are
- * exact and their sum is made in double and rounded once; silicon rounds in steps that its
- * manuals do not tell.
+ * Matrix instructions: D = A B + C, of tiles spread over the lanes of a wave. Products are exact,
+ * and their sum is computed in double and rounded once; silicon rounds in steps that its manuals do
+ * not specify.
  *
- * Where elements lie. A lane holds values of one row of A and one column of B, both by its number
- * modulo the side of the tile, kpl of them, consecutive in k. Lanes lane / side are a group g.
+ * Element layout. A lane holds values of one row of A and of one column of B, both given by its
+ * number modulo the side of the tile: kpl values, consecutive in k. Lanes with equal lane / side
+ * are a group g.
  *
  *                  k of value n     row of D of sum r
  *   MFMA           kpl * g + n      4 (groups * (r / 4) + g) + r % 4
@@ -13,7 +14,7 @@
  *   WMMA, gfx11    n, in both       2 r + g
  *   WMMA, gfx12    8 g + n          8 g + r
  *
- * D's column is lane % side always.
+ * D's column is always lane % side.
  */
 #include <math.h>
 #include <string.h>
@@ -33,7 +34,7 @@ typedef struct tile {
     uint32_t a_known, b_known; /* rows of A, columns of B that are defined, as bits */
 } tile;
 
-/* What an instruction multiplies, and how its lanes are grouped. */
+/* The shape of an instruction, and how its lanes are grouped. */
 typedef struct shape {
     int side, k, kpl, groups;
     bool both; /* either half of the wave holds all k */
@@ -76,7 +77,7 @@ static uint64_t known_lanes(const emu_wave *w, int reg, int registers)
     return known;
 }
 
-/* gfx90a takes subnormals of 16 bits for zeros. */
+/* gfx90a treats 16-bit subnormals as zeros. */
 static void flush(element type, double *x, int count)
 {
     const double least = type == F16 ? 0x1p-14 : 0x1p-126;

@@ -35,7 +35,7 @@ void emu_memory_destroy(emu_memory *memory)
     free(memory);
 }
 
-/* The first region that ends behind the address. */
+/* The first region that ends after the address. */
 static int find_region(const emu_memory *m, uintptr_t address)
 {
     int low = 0, high = m->regions;
@@ -308,7 +308,7 @@ enum {
 
 enum { ATOMIC_SHIFT = 20 };
 
-/* What addresses are made of, found once for all lanes. */
+/* The parts of addresses that all lanes share. */
 typedef struct address_parts {
     const emu_operand *vector; /* or NULL */
     uint64_t base;             /* of all lanes */
@@ -347,7 +347,7 @@ static address_parts parts_of(emu_wave *w, const emu_instr *in, int vector, int 
     return p;
 }
 
-/* The address of a lane. *inside is false where a buffer's descriptor makes the access vanish. */
+/* The address of a lane. *inside is false if a buffer's descriptor suppresses the access. */
 static uint64_t lane_address(emu_wave *w, const emu_instr *in, const address_parts *p, int lane,
                              int bytes, bool *inside)
 {
@@ -377,7 +377,7 @@ static uint64_t lane_address(emu_wave *w, const emu_instr *in, const address_par
 
 typedef enum place { IN_MEMORY, IN_LDS, IN_SCRATCH } place;
 
-/* Flat addresses find LDS and scratch by their high halves. */
+/* The high half of a flat address selects LDS or scratch. */
 static place place_of(const emu_wave *w, const address_parts *p, uint64_t address)
 {
     if (p->space == SCRATCH) return IN_SCRATCH;
@@ -435,7 +435,7 @@ static void run_load(emu_wave *w, const emu_instr *in)
     emu_transfer_write(w, in, &t, exec_mask(w));
 }
 
-/* Straight to LDS: lane after lane from where M0 says. */
+/* Loads directly to LDS: lane after lane from the address in M0. */
 static void run_load_to_lds(emu_wave *w, const emu_instr *in)
 {
     const int bytes = (int)(in->row->data & MEM_BYTES), room = bytes < 4 ? 4 : bytes;
@@ -459,7 +459,7 @@ static void run_load_to_lds(emu_wave *w, const emu_instr *in)
     }
 }
 
-/* gfx90a says by a modifier that a load goes to LDS, buffers everywhere do. */
+/* On gfx90a a modifier makes a load go to LDS; buffer loads have it everywhere. */
 static void run_load_anywhere(emu_wave *w, const emu_instr *in)
 {
     if (in->mod.lds)
@@ -547,7 +547,7 @@ uint64_t emu_atomic(atomic_op op, int bytes, uint64_t old, uint64_t x, uint64_t 
     return old;
 }
 
-/* The data register of an atomic holds the new value, and after it what cmpswap compares with. */
+/* The data register of an atomic holds the new value, then cmpswap's comparand. */
 static void run_atomic(emu_wave *w, const emu_instr *in)
 {
     const int bytes = (int)(in->row->data & MEM_BYTES);

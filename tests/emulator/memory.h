@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What memory and LDS instructions share: how bytes become registers and registers bytes, and
- * atomic operations.
+ * Shared by memory and LDS instructions: conversion between bytes and registers, and atomic
+ * operations.
  */
 #ifndef FATTN_TESTS_EMULATOR_MEMORY_H
 #define FATTN_TESTS_EMULATOR_MEMORY_H
 
 #include "tests/emulator/machine.h"
 
-/* emu_row.data of a load or store: bytes of a lane, and how they meet a register. */
+/* emu_row.data of a load or store: bytes per lane, and how they map to a register. */
 enum {
     MEM_BYTES = 0xff,
     MEM_SIGN = 0x100,  /* bytes and halves are extended by their sign */
@@ -39,7 +39,7 @@ typedef enum atomic_op {
     ATOMIC_PK_BF16,
 } atomic_op;
 
-/* The new value of `bytes` bytes that were `old`. */
+/* The new value of `bytes` bytes whose old value is `old`. */
 uint64_t emu_atomic(atomic_op op, int bytes, uint64_t old, uint64_t x, uint64_t compare);
 
 typedef struct emu_transfer {

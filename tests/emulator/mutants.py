@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulator's tests fail where the machine code is wrong: a barrier removed, an offset off by one, lanes
-that should rest, rows and columns exchanged, a sum forgotten.
+"""The emulator's tests fail if the machine code is wrong: a barrier removed, an offset off by one, inactive lanes
+active, rows and columns exchanged, a sum omitted.
 
 usage: mutants.py CHECK_EMULATOR CHECK_LAYER CHECK_MATRIX [OBJDUMP CODE_OBJECT ...]
 """

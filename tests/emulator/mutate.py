@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disassembler that lies: runs the true one and changes instructions of one kernel on the way, so that
-the emulator executes machine code with a planted fault. Stands in llvm-objdump's place through a script
-that `script` writes.
+"""A disassembler that plants faults: it runs the real one and changes instructions of one kernel in its output, so that
+the emulator executes wrong machine code. `script` writes a script that replaces llvm-objdump by it.
 
 usage: mutate.py OBJDUMP KERNEL PATTERN REPLACEMENT NUMBER -d FILE
 

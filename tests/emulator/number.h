@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numbers of 16 and 8 bits to and from float, in ways that compilers turn into vector code. Written
- * apart from the library's own conversions, which this emulator helps to judge.
+ * Conversions between 16- or 8-bit numbers and float, in forms that compilers vectorise.
+ * Independent of the library's own conversions, which this emulator helps to test.
  */
 #ifndef FATTN_TESTS_EMULATOR_NUMBER_H
 #define FATTN_TESTS_EMULATOR_NUMBER_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Code objects: the ELF file, its kernels' descriptors and metadata, its disassembly. Kernels are
- * decoded when they are first needed.
+ * decoded on first use.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <elf.h>
@@ -192,7 +192,7 @@ static bool relocate(emu_object *o, char *why, size_t why_size)
 
 /* ---- metadata -------------------------------------------------------------------------------- */
 
-/* MessagePack, as much of it as the metadata uses. */
+/* The subset of MessagePack that the metadata uses. */
 typedef struct reader {
     const uint8_t *at, *end;
     bool bad;
@@ -202,7 +202,7 @@ typedef enum item_kind { ITEM_NUMBER, ITEM_STRING, ITEM_LIST, ITEM_MAP } item_ki
 
 typedef struct item {
     item_kind kind;
-    uint64_t number; /* or the count of what follows */
+    uint64_t number; /* or the number of elements that follow */
     const char *string;
 } item;
 
@@ -385,7 +385,7 @@ static bool read_metadata(emu_object *o, char *why, size_t why_size)
 
 /* ---- disassembly ----------------------------------------------------------------------------- */
 
-/* Everything the command prints, ended by '\0'; NULL when it fails. */
+/* The output of a command, ended by '\0'; NULL if it fails. */
 static char *output_of(const char *command, size_t *size)
 {
     FILE *const pipe = popen(command, "r");
@@ -554,7 +554,7 @@ static bool find_entry(emu_kernel *k)
     return false;
 }
 
-/* Whether scratch has instructions of its own, which need no register set up first. */
+/* Whether scratch has its own instructions, which need no register setup. */
 static bool has_scratch(const emu_object *o)
 {
     return o->major >= 11 || strcmp(o->arch, "gfx942") == 0 || strcmp(o->arch, "gfx950") == 0;

@@ -66,7 +66,7 @@ KERNEL reverse(int *y, const int *x, int n)
     if (t < n) y[group() * n + t] = room[n - 1 - t];
 }
 
-/* Reads what nobody wrote: room[n - 1] when one lane too few writes. */
+/* Reads an undefined value: room[n - 1] if one lane too few writes. */
 KERNEL forgets(int *y, const int *x, int written)
 {
     SHARED int room[256];

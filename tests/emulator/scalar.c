@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scalar arithmetic. Masks of lanes are made here, and lanes nobody wrote may leave undefined bits
- * in them, so bitwise operations follow definedness bit by bit; others ask for whole operands.
+ * Scalar arithmetic. Lane masks are computed here, and unwritten lanes may leave undefined bits in
+ * them. So bitwise operations track definedness bit by bit; others require whole operands.
  */
 #include <math.h>
 #include <string.h>
@@ -25,7 +25,7 @@ enum {
     READS_SCC
 };
 
-/* What an operation that has no truth to tell leaves in SCC's place. */
+/* Returned as SCC by operations that do not set it. */
 enum { SCC_KEPT = 2 };
 
 #define FULL ~UINT64_C(0)
@@ -36,7 +36,7 @@ uint64_t emu_scalar_read(const emu_wave *w, const emu_operand *o, uint64_t *def)
 {
     *def = FULL;
     if (o->kind == NUMBER) return o->bits;
-    if (o->kind == VECTOR) return 0; /* no scalar instruction is decoded with one */
+    if (o->kind == VECTOR) return 0; /* scalar instructions never have one */
     if (o->reg == S_NULL) return 0;
     if (o->reg == S_VCCZ) return pair(w->s + S_VCC) == 0;
     if (o->reg == S_EXECZ) return exec_mask(w) == 0;
@@ -80,14 +80,14 @@ static uint64_t width_of(const emu_operand *o)
     return o->type == 'q' || o->type == 'd' ? FULL : UINT32_MAX;
 }
 
-/* Bits of an AND that are known: both are, or either is a known 0. */
+/* Known bits of an AND: both sources are known, or either is a known 0. */
 static uint64_t and_bits(uint64_t a, uint64_t a_def, uint64_t b, uint64_t b_def)
 {
     return (a_def & b_def) | (a_def & ~a) | (b_def & ~b);
 }
 
-/* Whether all bits of a field that y describes are known of x. Others may be left of anything: a
- * field of 32 bits is how a word is extended by its sign, whatever the word beside it holds. */
+/* Whether x is known in all bits of the field that y describes. Other bits may be undefined: a
+ * 32-bit field sign-extends a word, whatever the adjacent word holds. */
 static bool field_known(uint64_t x_def, uint64_t y, uint64_t y_def, uint64_t width)
 {
     const uint64_t count = y >> 16 & 0x7f, low = count < 64 ? (UINT64_C(1) << count) - 1 : FULL;

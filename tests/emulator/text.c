@@ -2,8 +2,8 @@
 /*
  * Decoding: from a line of the disassembly to an instruction. The text is what llvm-objdump prints:
  * a mnemonic, operands between commas, modifiers between spaces, the address in a comment.
- * The row of the mnemonic says what the operands must be; whatever is not understood is an
- * error that names it.
+ * The row of the mnemonic says what the operands must be. Anything unknown is an error that names
+ * it.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -333,7 +333,7 @@ static bool swizzle_offset(const char *text, int32_t *offset)
     return true;
 }
 
-/* Words that say how caches or scheduling treat the access, which changes no result here. */
+/* Words about caches or scheduling, which change no result here. */
 static bool without_effect(const char *key)
 {
     static const char *const keys[] = {"glc", "slc", "dlc",   "scc", "sc0",
@@ -483,7 +483,7 @@ static const emu_row *find_row(const emu_row *const *index, int rows, const char
     return found == NULL ? NULL : *found;
 }
 
-/* The mnemonic without what says only how it is encoded. */
+/* The mnemonic without suffixes that only select an encoding. */
 static void strip_encoding(char *mnemonic)
 {
     static const char *const endings[] = {"_e64_dpp", "_e32", "_e64", "_dpp", "_sdwa"};

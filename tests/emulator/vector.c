@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a vector instruction runs: its sources become arrays of lanes, with DPP, SDWA and sign
+ * Execution of a vector instruction: its sources become arrays of lanes, with DPP, SDWA and sign
  * modifiers applied; the operation of its row computes all lanes; the results go back to the lanes
- * of EXEC. What is defined of the result follows a rule of the row. The operations themselves are
- * in vector_ops.c.
+ * of EXEC. A rule of the row determines which results are defined. vector_ops.c has the operations.
  */
 #include <stdio.h>
 #include <string.h>
@@ -58,7 +57,8 @@ static uint64_t gather_bits(uint64_t bits, const int8_t *from, int n)
     return out;
 }
 
-/* Lanes that DPP lets write: those whose source is there, or all when bound_ctrl supplies zeros. */
+/* Lanes that DPP allows to write: those with a valid source, or all if bound_ctrl supplies
+ * zeros. */
 static uint64_t dpp_writes(const emu_wave *w, const emu_modifiers *m)
 {
     const uint64_t exec = exec_mask(w);
@@ -193,7 +193,7 @@ static bool is_number(const emu_operand *o, int half, uint32_t value)
     return o->kind == NUMBER && (o->bits >> 16 * half & 0xffff) == value;
 }
 
-/* A half of a & b is known when either is a zero. */
+/* A half of a & b is known if either is a known zero. */
 static uint64_t and_def(const emu_instr *in, const emu_view *v, int half)
 {
     const bool zero = is_number(&in->src[0], half, 0) || is_number(&in->src[1], half, 0);
@@ -222,7 +222,7 @@ static uint64_t shift_right_def(const emu_view *x, const emu_view *amount,
     return by >= 16 ? x->def[1] : by == 0 ? x->def[0] : all;
 }
 
-/* Bytes that a permutation chooses; the selector is one for all lanes, or everything counts. */
+/* Bytes chosen by a permutation, if the selector is the same for all lanes; otherwise any byte. */
 static uint64_t perm_def(const emu_wave *w, const emu_instr *in, const emu_view *v, int half)
 {
     const uint64_t all =
@@ -340,7 +340,7 @@ static void clamp_floats(char type, uint32_t *d, int n)
     }
 }
 
-/* Puts the low bits of d into a part of the register, which keeps, clears or extends the rest. */
+/* Writes the low bits of d to a part of the register, and keeps, clears or extends the rest. */
 static void write_part(emu_wave *w, const emu_instr *in, const results *r, operand_part part,
                        bool keep, bool sign)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tables of vector instructions need: how their rows run, and the rules for what is
- * defined of a result.
+ * For the tables of vector instructions: how their rows run, and the rules for which results are
+ * defined.
  */
 #ifndef FATTN_TESTS_EMULATOR_VECTOR_H
 #define FATTN_TESTS_EMULATOR_VECTOR_H
@@ -12,7 +12,7 @@
 typedef enum def_rule {
     DEF_ALL,    /* the result is defined in the lanes where all sources are */
     DEF_HALVES, /* each half by itself: packed and bitwise operations */
-    DEF_AND,    /* the same, and a zero makes what it meets known */
+    DEF_AND,    /* the same, and a known zero makes the result known */
     DEF_AND_OR,
     DEF_SHIFT_LEFT,
     DEF_SHIFT_OR,

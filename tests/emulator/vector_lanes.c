@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Vector instructions that read what other lanes hold, or write it there, and their table; with
- * v_swap, which writes both of its operands, and v_bitop3, which need not look at each of them.
+ * Vector instructions that read or write values of other lanes, and their table; also v_swap, which
+ * writes both operands, and v_bitop3, which may ignore some of its sources.
  */
 #include <string.h>
 
@@ -48,8 +48,8 @@ static void run_writelane(emu_wave *w, const emu_instr *instr)
     }
 }
 
-/* Writes to each lane of EXEC what lane from[] of source 0 holds. An inactive source lane counts
- * when `inactive`; otherwise its reader keeps what it had, or gets 0 with bound_ctrl. */
+/* Writes to each lane of EXEC the value of lane from[] of source 0. An inactive source lane counts
+ * if `inactive`; otherwise the reader keeps its value, or gets 0 with bound_ctrl. */
 static void move_lanes(emu_wave *w, const emu_instr *instr, const int *from, bool inactive)
 {
     uint32_t room[2 * LANES], d[LANES];
@@ -130,8 +130,8 @@ static void run_swap(emu_wave *w, const emu_instr *instr)
     emu_vector_write(w, y, keep, exec, def[0], def[1]);
 }
 
-/* Any function of three bits: bit 4 a + 2 b + c of a number is its value. A source that it does not
- * look at need not be defined. */
+/* Any function of three bits: bit 4 a + 2 b + c of a constant is its value. Sources that it ignores
+ * need not be defined. */
 static void run_bitop3(emu_wave *w, const emu_instr *instr)
 {
     uint32_t room[3][2 * LANES], d[LANES] = {0};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What vector instructions compute, lane by lane, and their table. Operations follow the
- * pseudo-code of the CDNA 3, RDNA 3 and RDNA 4 instruction set manuals. Functions of one rounding
- * (exp, rcp ...) are rounded correctly here, where the hardware promises 1 ulp; like it they take
- * no f32 subnormals.
+ * pseudo-code of the CDNA 3, RDNA 3 and RDNA 4 instruction set manuals. Functions such as exp and
+ * rcp are rounded correctly here, where the hardware promises 1 ulp; like the hardware they flush
+ * f32 subnormals.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -125,7 +125,7 @@ static inline uint32_t reversed(uint32_t x)
     return x >> 16 | x << 16;
 }
 
-/* Zeros above the highest one; all ones for 0, as the hardware answers. */
+/* Zeros above the highest one; all ones for 0, as in hardware. */
 static inline uint32_t leading(uint32_t x)
 {
     uint32_t n = 0;
@@ -303,7 +303,7 @@ PACKED_2(pk_ashr_i16, int32_t, SIGNED16, RAW, y >> (x & 15))
 
 /* ---- f32 ------------------------------------------------------------------------------------- */
 
-/* The number of the two, when one is NaN; -0 is below +0. */
+/* The number, if the other one is NaN; -0 is below +0. */
 static inline float least(float x, float y)
 {
     const uint32_t either = bits_of(x) | bits_of(y);
@@ -316,7 +316,7 @@ static inline float most(float x, float y)
     return x != x ? y : y != y ? x : x > y ? x : y > x ? y : float_of(both);
 }
 
-/* Those that a NaN poisons. */
+/* The variants that return NaN if a source is NaN. */
 static inline float minimum(float x, float y) { return x != x || y != y ? x + y : least(x, y); }
 static inline float maximum(float x, float y) { return x != x || y != y ? x + y : most(x, y); }
 
@@ -326,7 +326,7 @@ static inline float middle(float x, float y, float z)
     return most(least(x, y), least(most(x, y), z));
 }
 
-/* Special function units neither take nor give subnormals. */
+/* Special function units flush subnormals in sources and results. */
 static inline float flushed(float x)
 {
     return (bits_of(x) & 0x7f800000) == 0 ? float_of(bits_of(x) & 0x80000000) : x;
@@ -350,7 +350,7 @@ static inline uint32_t frexp_exponent(double x)
     return (uint32_t)exponent;
 }
 
-/* Below 1 even where rounding would reach it. */
+/* Below 1 even if rounding would give 1. */
 static inline float fraction(float x)
 {
     const float f = x - floorf(x);
@@ -416,8 +416,8 @@ LANE_OP(ubyte1, d[l] = bits_of((float)(a[l] >> 8 & 0xff)))
 LANE_OP(ubyte2, d[l] = bits_of((float)(a[l] >> 16 & 0xff)))
 LANE_OP(ubyte3, d[l] = bits_of((float)(a[l] >> 24)))
 
-/* Division in steps: scale numerator or denominator out of the way of subnormals, iterate, undo the
- * scale, mend special cases. e says that the quotient's scale must be undone. */
+/* Division in steps: scale numerator or denominator away from subnormals, iterate, undo the scale,
+ * fix special cases. e says that the quotient's scale must be undone. */
 static inline int exponent_of(float x) { return (int)(bits_of(x) >> 23 & 0xff); }
 static inline bool is_subnormal(double x) { return x != 0 && fabs(x) < 0x1p-126; }
 
@@ -448,7 +448,7 @@ static inline float div_fixup(float q, float den, float num)
     if ((den == 0 && num == 0) || (isinf(den) && isinf(num))) return NAN;
     if (den == 0 || isinf(num)) return sign * INFINITY;
     if (isinf(den) || num == 0) return sign * 0.0f;
-    if (q != q) return sign * INFINITY; /* the steps before overflowed */
+    if (q != q) return sign * INFINITY; /* the earlier steps overflowed */
     if (exponent_of(num) - exponent_of(den) < -150) return sign * 0.0f;
     return copysignf(q, sign);
 }
@@ -468,8 +468,8 @@ F32_3(div_fixup_f32, div_fixup(x, y, z))
 
 /* ---- f16, bf16 and mixed --------------------------------------------------------------------- */
 
-/* Once from double to half: a float of the same sign whose last bit is set when anything was lost
- * keeps the second rounding honest. */
+/* Rounds double to half once: the intermediate float has the same sign, and its last bit is set if
+ * bits were lost (round to odd), so that the second rounding is correct. */
 static inline uint32_t half_from_double(double x)
 {
     const float near = (float)x;

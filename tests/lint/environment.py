@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables that core/env.c reads are those that docs/BUILDING.md documents.
+"""The environment variables that core/env.c reads, for itself or a backend, are those that docs/BUILDING.md
+documents.
 
 usage: environment.py ROOT
 """
@@ -15,8 +16,11 @@ TABLE = "docs/BUILDING.md"
 
 
 def read_names(root):
-    """Variables named in the strings of core/env.c."""
+    """Variables named in the strings of core/env.c, and those that backends have of their own."""
     code = rooms.without_comments(tap.read(root, CODE))
+    for path in tap.files(root, (".c",), ("backends",)):
+        own = r"fattn_env_variable \w+ = \{(.*?)\}"
+        code += "".join(re.findall(own, tap.read(root, path), re.S))
     return set(re.findall(r'"(FATTN_[A-Z0-9_]+)"', code))
 
 

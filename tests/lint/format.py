@@ -13,7 +13,7 @@ import sys
 
 import tap
 
-CODE = (".c", ".h", ".inl", ".cu", ".cuh", ".hip")
+CODE = (".c", ".cpp", ".h", ".cu", ".cuh", ".hip")
 TEXT = tap.SOURCE + (".py", ".md", ".sh", ".build", ".in", ".txt")
 WIDTH = 100
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs and libraries are hardened as the build was told to: what the compiler was asked for is found in
-what came out.
+"""Programs and libraries are hardened as the build requested: each requested measure is present in the files.
 
 usage: hardening.py MEASURE... -- FILE...     relro now protector fortify landing
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every lint finds the violation that is planted for it, and nothing in its tidy twin.
+"""Every lint finds its planted violation, and nothing in the same tree without it.
 
 usage: selftest.py
 """
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+import alone
 import code_objects
 import constants
 import environment
@@ -115,6 +116,13 @@ TREES = [
     ("a documented variable that is not read", lambda root: flat(environment.results(root)),
      {"core/env.c": 'f("FATTN_A");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n"},
      {"core/env.c": 'f("FATTN_A");\n', "docs/BUILDING.md": "| `FATTN_A` | x |\n| `FATTN_B` | x |\n"}),
+    ("a backend's undocumented variable", lambda root: flat(environment.results(root)),
+     {"core/env.c": 'f("FATTN_A");\n', "backends/cpu/a.c": 'fattn_env_variable v = {"FATTN_B", "x"};\n',
+      "docs/BUILDING.md": "| `FATTN_A` | x |\n| `FATTN_B` | x |\n"},
+     {"core/env.c": 'f("FATTN_A");\n', "backends/cpu/a.c": 'fattn_env_variable v = {"FATTN_B", "x"};\n',
+      "docs/BUILDING.md": "| `FATTN_A` | x |\n"}),
+    ("a header that needs another before it", lambda root: flat(alone.results(root, CC, [])),
+     {"backends/cpu/a.h": "#include <stdint.h>\nint64_t x;\n"}, {"backends/cpu/a.h": "int64_t x;\n"}),
     ("no SPDX line in C", spdx.missing,
      {"core/a.c": SPDX_C, "tools/x": "not a script\n"}, {"core/a.c": "int x;\n"}),
     ("no SPDX line in a script", spdx.missing,

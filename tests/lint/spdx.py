@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every source file says its licence in its first lines, in the comment style of its kind.
+"""Every source file states its licence in its first lines, in its comment style.
 
 usage: spdx.py ROOT
 """
@@ -16,7 +16,7 @@ STYLES = [
     (tap.SOURCE, f"/* {LICENCE} */"),
     ((".py", ".sh", ".bash", "meson.build", "meson_options.txt", ".cmake.in", "CMakeLists.txt"), f"# {LICENCE}"),
 ]
-TOP = ["meson.build", "meson_options.txt", "tools/demo", "tools/test", ".ci/run"]
+TOP = ["meson.build", "meson_options.txt", "tools/demo", "tools/test", "tools/wheel", ".ci/run"]
 
 
 def is_script(root, path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every lint shares: walking the sources and saying in TAP what was found.
+"""Shared by all lints: walking the sources and reporting findings in TAP.
 
 A lint is a list of (title, findings) pairs: a title with no findings is `ok`, one with findings is
 `not ok`, and findings that are a Skip are skipped. Findings are sentences beginning with "file:line:"
@@ -8,9 +8,9 @@ or the name of a file.
 
 import os
 
-# The rooms of the house; nothing outside them is source.
+# The folders with sources.
 ROOMS = ("include", "core", "backends", "tools", "python", "tests", "bench", "examples", "cmake")
-SOURCE = (".c", ".h", ".inl", ".cu", ".cuh", ".hip", ".inc")
+SOURCE = (".c", ".cpp", ".h", ".cu", ".cuh", ".hip", ".inc")
 
 
 class Skip(str):

@@ -15,8 +15,9 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 HEADER = os.path.join(ROOT, "include", "fattn", "fattn.h")
 
 STRUCTS = {"fattn_strides": _c.Strides, "fattn_problem": _c.Problem, "fattn_buffers": _c.Buffers,
-           "fattn_device_info": _c.DeviceInfo, "fattn_plan_info": _c.PlanInfo,
-           "fattn_merge_args": _c.MergeArgs, "fattn_dropout_args": _c.DropoutArgs}
+           "fattn_device_info": _c.DeviceInfo, "fattn_device_options": _c.DeviceOptions,
+           "fattn_plan_info": _c.PlanInfo, "fattn_merge_args": _c.MergeArgs,
+           "fattn_dropout_args": _c.DropoutArgs}
 NUMBERS = ["FORWARD", "BACKWARD", "F32", "F16", "BF16", "F64", "STRIDED", "BOTTOM_RIGHT", "TOP_LEFT",
            "CAUSAL", "WINDOW", "SCALE", "SOFTCAP", "BIAS", "ALIBI", "MASK", "BLOCK_MASK", "SINK",
            "DROPOUT", "CU_SEQLENS_Q", "CU_SEQLENS_K", "SEQUSED_Q", "SEQUSED_K", "PAGED", "POSITIONS",
@@ -79,3 +80,13 @@ def test_versions_agree():
 
 def test_rooms_are_large_enough():
     assert all(ctypes.sizeof(struct) < _c._ROOM for struct in STRUCTS.values())
+
+
+def test_library_of_another_folder_is_found(tmp_path, monkeypatch):
+    """Fedora has packages in lib and what belongs to a processor in lib64."""
+    folder = tmp_path / ".fattn.mesonpy.libs"
+    folder.mkdir()
+    (folder / "libelsewhere.so.0.1").touch()
+    assert _c.find("libelsewhere.so.0") == "libelsewhere.so.0"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _c.find("libelsewhere.so.0") == str(folder / "libelsewhere.so.0.1")

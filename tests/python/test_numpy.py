@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions on NumPy arrays, against the formula in double precision."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -313,6 +314,21 @@ def test_threads_share_plans(rng):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_number_of_threads_is_heard():
+    """What OpenMP's programs are told counts here too, whether the library was built with it or not."""
+    def units(before="pass", **variables):
+        environment = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")} | variables
+        code = f"{before}; import fattn; print(fattn.info('cpu').units)"
+        return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
+                                  env=environment).stdout)
+
+    assert units(OMP_NUM_THREADS="1,2") == 1
+    assert units(OMP_NUM_THREADS="1", FATTN_NUM_THREADS="3") == 3
+    if units() > 1:
+        told = "import sys, types; sys.modules['torch'] = types.SimpleNamespace(get_num_threads=lambda: 1)"
+        assert units(told) == 1
 
 
 def test_memory_does_not_grow(rng):

@@ -32,6 +32,7 @@ typedef struct object {
     int device;           /* of a context */
     int retained;         /* of a primary context */
     int shared;           /* bytes that a launch of a function may ask for */
+    char name[64];        /* of a function */
     int compiled_for;     /* the PTX that a module or function was made from */
     bool recorded;        /* of an event */
     char *memory;
@@ -522,6 +523,7 @@ CALL(cuModuleGetFunction, object **function, object *module, const char *name)
     }
     if (!result) {
         (*function)->shared = SHARED_DEFAULT;
+        snprintf((*function)->name, sizeof(*function)->name, "%s", name);
         (*function)->compiled_for = module->compiled_for;
     }
     return end(result);
@@ -577,7 +579,8 @@ static int check_launch(const object *function, unsigned grid_x, unsigned block_
     return 0;
 }
 
-static void launched(object *stream, void **parameters)
+static int launched(const object *function, unsigned grid_x, unsigned block_x, unsigned shared,
+                    object *stream, void **parameters)
 {
     launching = stream_of(stream);
     merge(clocks_of(launching), &host);
@@ -588,6 +591,12 @@ static void launched(object *stream, void **parameters)
     launching = NULL;
     state.launches++;
     state.launch_device = current()->device;
+#ifdef STUB_RUNS
+    return stub_cuda_run(function->name, grid_x, block_x, shared, parameters);
+#else
+    (void)function, (void)grid_x, (void)block_x, (void)shared;
+    return 0;
+#endif
 }
 
 /* As cuda.h lays them out. */
@@ -615,7 +624,7 @@ CALL(cuLaunchKernel, object *function, unsigned grid_x, unsigned grid_y, unsigne
         result = check_launch(function, grid_x, block_x, shared, stream, parameters);
     }
     if (!result) {
-        launched(stream, parameters);
+        result = launched(function, grid_x, block_x, shared, stream, parameters);
     }
     return end(result);
 }
@@ -636,7 +645,8 @@ CALL(cuLaunchKernelEx, const launch_config *config, object *function, void **par
                               config->stream, parameters);
     }
     if (!result) {
-        launched(config->stream, parameters);
+        result = launched(function, config->grid[0], config->block[0], config->shared,
+                          config->stream, parameters);
         state.early++;
         state.unready += function->compiled_for < 90;
     }
@@ -846,7 +856,7 @@ CALL(cuEventElapsedTime, float *milliseconds, object *start, object *stop)
     return end(result);
 }
 
-/* What the driver's manual asks of a tensor map. One that is encoded holds its address first. */
+/* What the driver's manual asks of a tensor map. */
 CALL(cuTensorMapEncodeTiled, void *map, int type, uint32_t axes, void *address,
      const uint64_t *extent, const uint64_t *stride, const uint32_t *box, const uint32_t *step,
      int interleave, int swizzle, int promotion, int fill)
@@ -865,8 +875,12 @@ CALL(cuTensorMapEncodeTiled, void *map, int type, uint32_t axes, void *address,
         result = STUB_INVALID_VALUE;
     }
     if (!result) {
+        stub_map made = {.address = address, .axes = axes};
+        memcpy(made.extent, extent, axes * sizeof *extent);
+        memcpy(made.stride, stride, (axes - 1) * sizeof *stride);
+        memcpy(made.box, box, axes * sizeof *box);
         memset(map, 0, 128);
-        memcpy(map, &address, sizeof address);
+        memcpy(map, &made, sizeof made);
     }
     return end(result);
 }

@@ -3,7 +3,8 @@
  * A libcuda.so.1 of our own for machines without a GPU: every driver function that backend "cuda"
  * resolves, and those that tests call besides (driver.h), on host memory. It keeps what a driver
  * keeps (contexts, modules, memory, streams, events), refuses what a driver refuses, and makes any
- * call fail on request. Launches are checked and recorded; nothing runs.
+ * call fail on request. Launches are checked and recorded; nothing runs, except where the library
+ * is built with STUB_RUNS: then each launch is handed to stub_cuda_run.
  *
  * A test reaches all this through the one function that a real driver does not have.
  */
@@ -81,5 +82,16 @@ bool stub_cuda_owns(const void *address);
 /* Marks memory as used by the launch that is being watched. Returns whether that follows its last
  * use, by the order of streams, events and the host's waits. */
 bool stub_cuda_follows(const void *address);
+
+/* An encoded tensor map. */
+typedef struct stub_map {
+    const void *address;
+    uint64_t extent[5], stride[4]; /* stride[n] is that of axis n + 1, in bytes */
+    uint32_t box[5], axes;
+} stub_map;
+
+/* Runs a kernel; returns a result. */
+int stub_cuda_run(const char *entry, unsigned blocks, unsigned threads, unsigned shared_bytes,
+                  void **parameters);
 
 #endif

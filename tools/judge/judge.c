@@ -236,7 +236,7 @@ static slack slack_of(const fattn_problem *p)
 {
     const double factor = p->op == FATTN_FORWARD ? 2 : 3;
     const double cut = 0x1p-24 * (double)(1 + (p->dim + 15) / 16);
-    switch (p->dtype) {
+    switch (fattn_naive_dtype_operand(p)) {
     case FATTN_F16: return (slack){0x1p-11, 0x1p-22 + cut, factor, cut};
     case FATTN_BF16: return (slack){0x1p-8, 0x1p-22 + cut, factor, cut};
     case FATTN_F64: return (slack){0x1p-44, 0x1p-50, 0, 0};
@@ -484,7 +484,7 @@ static void judge_element(trial *t, const output *out, const int64_t n[4], int64
 static double probability_underflow(const trial *t, const output *out, int64_t b, int64_t h)
 {
     const fattn_problem *const p = &t->truth->problem;
-    if (p->dtype != FATTN_BF16 || out->id != DRAW_O) {
+    if (fattn_naive_dtype_operand(p) != FATTN_BF16 || out->id != DRAW_O) {
         return 0;
     }
     const int64_t keys = t->c->sequences[b].keys, hk = h / (p->heads_q / p->heads_k);
@@ -723,7 +723,7 @@ static const char *owner(const draw_case *c, int image)
             return draw_name((draw_id)id);
         }
     }
-    return "nobody";
+    return "an unused image";
 }
 
 static void check_untouched(trial *t)

@@ -302,6 +302,24 @@ static void draw_flat(draw_case *c, draw_rng *rng)
     }
 }
 
+/* A twelfth of the forwards has k and v of other types than q, and of the problems a bias of
+ * another one. */
+static void draw_mixed_types(fattn_problem *p, uint64_t seed, int64_t index)
+{
+    static const fattn_dtype types[] = {0, FATTN_F32, FATTN_F16, FATTN_BF16};
+    draw_rng rng = draw_stream(seed, index, 7);
+    if (p->dtype == FATTN_F64 || !draw_chance(&rng, 12)) {
+        return;
+    }
+    if (p->op == FATTN_FORWARD) {
+        p->dtype_kv = types[draw_between(&rng, 0, 3)];
+        p->dtype_v = types[draw_between(&rng, 0, 3)];
+    }
+    if (p->features & FATTN_BIAS) {
+        p->dtype_bias = types[draw_between(&rng, 0, 3)];
+    }
+}
+
 int draw_problem(draw_case *c, uint64_t seed, int64_t index)
 {
     draw_rng stream = draw_stream(seed, index, 1);
@@ -324,6 +342,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
                                                                        : FATTN_F32;
     p->features = draw_features(p->op, plain, rng) | draw_later_features(seed, index, plain);
     p->dtype_bias = draw_chance(rng, 2) || !(p->features & FATTN_BIAS) ? 0 : p->dtype;
+    draw_mixed_types(p, seed, index);
     p->anchor = draw_chance(rng, 3) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
     p->layout = (fattn_layout)draw_between(rng, FATTN_BSHD, FATTN_STRIDED);
     static const int64_t alignments[] = {16, 16, 1, 2, 4, 8, 32, 64};
@@ -354,7 +373,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     c->seed_value = draw_bits(rng);
     c->offset_value = draw_chance(rng, 2) ? draw_bits(rng) : (uint64_t)draw_between(rng, 0, 3);
     c->seed_pointers = draw_chance(rng, 2);
-    c->packed = draw_chance(rng, 4);
+    c->packed = draw_chance(rng, 4) && !p->dtype_kv && !p->dtype_v;
     c->pass_unwanted = draw_chance(rng, 2);
     c->page_slack = draw_between(rng, 0, 5);
     c->tile = (int)draw_between(rng, 0, 7);
@@ -415,8 +434,15 @@ void draw_describe(const draw_case *c, char *text, size_t size)
     const fattn_problem *const p = &c->problem;
     words w = {text, size, 0};
     say(&w, "%s %s", p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype));
-    if (p->dtype_o != 0 && p->dtype_o != p->dtype) {
-        say(&w, " o:%s", fattn_dtype_name(p->dtype_o));
+    const struct {
+        const char *name;
+        fattn_dtype dtype;
+    } others[] = {
+        {"o", p->dtype_o}, {"kv", p->dtype_kv}, {"v", p->dtype_v}, {"bias", p->dtype_bias}};
+    for (size_t n = 0; n < sizeof others / sizeof others[0]; n++) {
+        if (others[n].dtype != 0 && others[n].dtype != p->dtype) {
+            say(&w, " %s:%s", others[n].name, fattn_dtype_name(others[n].dtype));
+        }
     }
     say(&w, " B=%lld Hq=%lld Hk=%lld Sq=%lld Sk=%lld D=%lld Dv=%lld %s%s%s", (long long)p->batch,
         (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,

@@ -96,7 +96,9 @@ static void declare_tensors(draw_case *c)
     const bool paged = has(c, FATTN_PAGED);
     const fattn_dtype f32 = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const fattn_dtype out = p->dtype_o ? p->dtype_o : p->dtype;
-    const fattn_dtype grad = has(c, FATTN_ACCUMULATE) ? f32 : p->dtype;
+    const fattn_dtype type_k = p->dtype_kv ? p->dtype_kv : p->dtype;
+    const fattn_dtype type_v = p->dtype_v ? p->dtype_v : type_k;
+    const bool sums = has(c, FATTN_ACCUMULATE);
     const int64_t qb = has(c, FATTN_CU_SEQLENS_Q) ? 1 : p->batch;
     const int64_t qs = has(c, FATTN_CU_SEQLENS_Q) ? p->total_q : p->seqlen_q;
     const int64_t kb = paged ? p->num_pages : has(c, FATTN_CU_SEQLENS_K) ? 1 : p->batch;
@@ -104,15 +106,18 @@ static void declare_tensors(draw_case *c)
     const int64_t hq = p->heads_q, hk = p->heads_k, d = p->dim, dv = p->dim_v;
 
     declare(c, DRAW_Q, true, p->dtype, qb, qs, hq, d);
-    declare(c, DRAW_K, true, p->dtype, kb, ks, hk, d);
-    declare(c, DRAW_V, true, p->dtype, kb, ks, hk, dv);
+    declare(c, DRAW_K, true, type_k, kb, ks, hk, d);
+    declare(c, DRAW_V, true, type_v, kb, ks, hk, dv);
     declare(c, DRAW_O, backward || writes(c, FATTN_FORWARD, FATTN_OUT_O), out, qb, qs, hq, dv);
     declare(c, DRAW_LSE, backward || writes(c, FATTN_FORWARD, FATTN_OUT_LSE), f32, qb, qs, hq, 1);
     declare(c, DRAW_DOUT, backward, out, qb, qs, hq, dv);
     declare(c, DRAW_DLSE, has(c, FATTN_DLSE), f32, qb, qs, hq, 1);
-    declare(c, DRAW_DQ, writes(c, FATTN_BACKWARD, FATTN_OUT_DQ), grad, qb, qs, hq, d);
-    declare(c, DRAW_DK, writes(c, FATTN_BACKWARD, FATTN_OUT_DK), grad, kb, ks, hk, d);
-    declare(c, DRAW_DV, writes(c, FATTN_BACKWARD, FATTN_OUT_DV), grad, kb, ks, hk, dv);
+    declare(c, DRAW_DQ, writes(c, FATTN_BACKWARD, FATTN_OUT_DQ), sums ? f32 : p->dtype, qb, qs, hq,
+            d);
+    declare(c, DRAW_DK, writes(c, FATTN_BACKWARD, FATTN_OUT_DK), sums ? f32 : type_k, kb, ks, hk,
+            d);
+    declare(c, DRAW_DV, writes(c, FATTN_BACKWARD, FATTN_OUT_DV), sums ? f32 : type_v, kb, ks, hk,
+            dv);
     declare(c, DRAW_DBIAS, has(c, FATTN_BIAS) && writes(c, FATTN_BACKWARD, FATTN_OUT_DBIAS), f32,
             p->batch, hq, p->seqlen_q, p->seqlen_k);
     declare(c, DRAW_DSINK, has(c, FATTN_SINK) && writes(c, FATTN_BACKWARD, FATTN_OUT_DSINK), f32, 1,

@@ -248,12 +248,32 @@ static bool any_row_takes(const trials *s, const draw_case *c)
     return false;
 }
 
-/* Every backend supports every valid problem, except f64, which only the reference must support. */
+/* What only the reference must support: f64, and types that differ from q's. */
+static bool is_optional(const fattn_problem *p)
+{
+    return p->dtype == FATTN_F64 || (p->dtype_kv && p->dtype_kv != p->dtype) ||
+           (p->dtype_v && p->dtype_v != p->dtype) ||
+           (p->dtype_bias && p->dtype_bias != p->dtype && p->dtype_bias != FATTN_F32);
+}
+
+/* Whether some row of the device honours each feature of the problem. */
+static bool features_are_known(const trials *s, const draw_case *c)
+{
+    uint64_t honoured = 0;
+    for (int n = 0; n < s->row_count; n++) {
+        honoured |= s->rows[n].kernel->features;
+    }
+    return !(c->problem.features & ~honoured);
+}
+
+/* Every backend supports every valid problem of the features that its rows list, except what
+ * is_optional(). */
 static bool check_support(workers *w, const draw_case *c)
 {
     judge_verdict v = {.outcome = JUDGE_FAILED};
     const fattn_status status = fattn_support(w->s->device, &c->problem);
-    if (status == FATTN_OK || c->problem.dtype == FATTN_F64 || w->s->one_row) {
+    if (status == FATTN_OK || is_optional(&c->problem) || w->s->one_row ||
+        !features_are_known(w->s, c)) {
         return true;
     }
     snprintf(v.reason, sizeof v.reason, "no row takes it: %s: %s", fattn_status_string(status),

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/distributed/forecast.h"
 #include "core/memory.h"
 #include "core/problem.h"
-#include "distributed/forecast.h"
 #include "tools/terminal/terminal.h"
 
 void ranks_rows(ranks_options *values, option *rows)
@@ -19,7 +19,7 @@ void ranks_rows(ranks_options *values, option *rows)
         {"ranks N", "divide the problem over so many ranks: schedule, balance, forecast",
          OPTION_INTEGER, .value = &values->ranks, .min = 1, .max = 65536},
         {"link B[,S]",
-         "bytes a second that a rank sends and receives at a time, and\n"
+         "bytes per second that a rank sends and receives concurrently, and\n"
          "seconds of latency (default 0)",
          OPTION_REALS, .value = &values->link, .given = any},
         {"rate F", "floating-point operations a second of one rank, as bench measures them",
@@ -102,7 +102,7 @@ static int print_steps(const fattn_whole *whole)
         char line[128] = "";
         if (step <= ring.last_step) {
             snprintf(line, sizeof line,
-                     "%lld ranks compute, at most %.6g pairs a head; %lld blocks travel",
+                     "%lld ranks compute, at most %.6g pairs per head; %lld blocks sent",
                      (long long)busy, most, (long long)blocks);
         }
         if (strcmp(line, last) != 0) {

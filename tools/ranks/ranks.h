@@ -10,7 +10,7 @@ enum { RANKS_OPTIONS = 5 };
 typedef struct ranks_options {
     int64_t ranks; /* 0: not given */
     int scheme;    /* fattn_scheme */
-    int split;     /* fattn_split; 0: the one that suits the masks */
+    int split;     /* fattn_split; 0: chosen by the masks */
     option_reals link;
     double rate;
     bool any; /* one of the others is given */
@@ -22,7 +22,7 @@ void ranks_rows(ranks_options *values, option *rows);
 /* Refuses options that would have no effect, and numbers that make no sense. */
 bool ranks_check(const ranks_options *values, const char *command);
 
-/* Prints what becomes of a case, and returns an exit code. */
+/* Prints how a case is divided, and returns an exit code. */
 int ranks_explain(const ranks_options *values, const sweep_case *c);
 
 #endif

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What forward fetches while it multiplies: a product of keys asks for a few rows with each of its
+ * register tiles (product.h), and here is decided which. Otherwise a worker would wait for memory
+ * at the end of an item, at the beginning of the next, and, where keys and values are copied,
+ * before each tile of them. Those are fetched first, and copied a few at a time between products
+ * (panel.h) into the tile that is not in use.
+ */
+#ifndef FATTN_CPU_AHEAD_H
+#define FATTN_CPU_AHEAD_H
+
+#include "backends/cpu/parts.h"
+
+/* Blocks of keys that share what is fetched for later. */
+#define PREFETCH_BLOCKS 4
+
+/* Tiles of keys among which an item has its results, and the queries of the one that this thread
+ * may do next, fetched: waiting for them took 3 % of N 1024. */
+typedef struct prefetch_plan {
+    panel here;         /* all rows of the item, nothing but the rows */
+    int64_t first, end; /* blocks of keys */
+    key_copies copies;  /* of the next block */
+    bool listed;        /* whose rows are known */
+} prefetch_plan;
+
+/* The last block fetches nothing: a diagonal may leave little of it. */
+static void prefetch_plan_open(prefetch_plan *plan, const fattn_cpu_run *run, int64_t item,
+                               const panel *pn, int64_t begin, int64_t end)
+{
+    plan->end = end - 1;
+    plan->first = fattn_max64(begin, plan->end - PREFETCH_BLOCKS);
+    plan->here = *pn;
+    (void)place_item(&plan->here, run, item);
+    plan->copies.count = plan->copies.done = 0;
+    plan->listed = false;
+}
+
+/* Lists the rows first .. past - 1 of a panel, those that it has, as they lie in q or o, n numbers
+ * each. Returns how many. */
+static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const void *tensor,
+                         fattn_dtype dtype, const fattn_strides *strides, int64_t n,
+                         prefetch_row *rows)
+{
+    const int64_t begin = fattn_max64(0, first);
+    const int64_t count = fattn_max64(0, fattn_min64(past, pn->rows) - begin);
+    int64_t i = (pn->first + begin) / pn->group, g = (pn->first + begin) % pn->group;
+    for (int64_t r = 0; r < count; r++) {
+        rows[r].from = element(tensor, dtype, row_index(pn, strides, i, pn->hk * pn->group + g));
+        rows[r].bytes = n * fattn_dtype_size(dtype);
+        if (++g == pn->group) {
+            g = 0;
+            i++;
+        }
+    }
+    return count;
+}
+
+/* Lists what part n of `parts` fetches; returns how many rows. Results come first: the later the
+ * next item is asked for, the likelier this worker gets it. */
+static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
+                         int64_t parts, prefetch_row *rows)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t br = run->tiling->br, item = fattn_cpu_upcoming(run->items);
+    const int64_t first = 2 * br * n / parts, past = 2 * br * (n + 1) / parts;
+    panel next = plan->here;
+    int64_t count =
+        list_rows(&plan->here, first, past, run->buffers->o, p->dtype_o, &p->o, p->dim_v, rows);
+    if (past > br && item < run->tiling->items && place_item(&next, run, item)) {
+        count += list_rows(&next, first - br, past - br, run->buffers->q, p->dtype, &p->q, p->dim,
+                           rows + count);
+    }
+    return count;
+}
+
+/* Lists the keys and values of the next block that are to be copied; returns how many. */
+static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const key_tile *tile,
+                         prefetch_row *rows)
+{
+    const fattn_problem *const p = pn->p;
+    const fattn_buffers *const buf = pn->buf;
+    key_copies *const c = &plan->copies;
+    *c = (key_copies){.rows = rows, .k = tile->k_copy, .v = tile->v_copy};
+    plan->listed = next.live > 0;
+    if (plan->listed) {
+        c->keys = load_keys(pn, next, 0, buf->k, p->dtype_kv, &p->k, p->dim, c->k, pn->d_pad,
+                            tile->k, rows);
+        c->count = c->keys + load_keys(pn, next, 0, buf->v, p->dtype_v, &p->v, p->dim_v, c->v,
+                                       pn->dv_pad, tile->v, rows + c->keys);
+    }
+    return c->count;
+}
+
+/* Gives the strips the tile of a block. Returns whether its keys are in it. */
+static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64_t block)
+{
+    copy_keys(&strips->panel, &plan->copies, plan->copies.count);
+    use_tile(strips, count, strips->tiles[block % 2]);
+    return plan->listed;
+}
+
+/* Turns to a block: lists what the strips' products of keys fetch and copy in it. Returns whether
+ * its own keys are loaded. */
+static bool begin_block(prefetch_plan *plan, forward *strips, int64_t count,
+                        const fattn_cpu_run *run, int64_t block)
+{
+    const bool loaded = take_tile(plan, strips, count, block);
+    const panel *const pn = &strips->panel;
+    const int64_t n = block - plan->first, parts = plan->end - plan->first;
+    const int64_t tiles = count * pn->bc / FV_NK;
+    prefetch_row *const rows = strips->later;
+    span spans[STRIPS], next = {.live = 0};
+    if (block < plan->end && copies_meanwhile(pn->p, pn->bc) && !keys_in_place(pn->p)) {
+        next = spans_of(strips, count, block + 1, spans);
+    }
+    int64_t total = list_keys(plan, pn, next, &strips->tiles[(block + 1) % 2], rows);
+    if (0 <= n && n < parts) {
+        total += list_part(plan, run, n, parts, rows + total);
+    }
+    prefetch_list later = spread_rows(rows, total, tiles);
+    for (int64_t s = 0; s < count; s++) {
+        strips[s].panel.next_tile = plan->copies.count ? &plan->copies : NULL;
+        strips[s].panel.later = later;
+        later.next += tiles / count * later.step;
+    }
+    return loaded;
+}
+
+#endif

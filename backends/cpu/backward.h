@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward: a panel of queries against all of its keys. With the forward
+ *
+ *     x = score(q . k),  p = exp(x - lse),  o = sum_j Z p v_j
+ *
+ * and delta = sum_c dO_c o_c - dlse, a tile computes
+ *
+ *     P^T                from S^T = K Q^T and lse
+ *     dP^T = V dO^T
+ *     dS^T = P^T (Z dP^T - delta)         of x, and summed into dBias
+ *     dS'  = dS slope scale               of the dot product
+ *     dQ^T += K^T dS'^T                   kept by the panel, written once
+ *     dV   += (Z P)^T dO                  added to memory, rows of keys
+ *     dK   += dS'^T Q
+ *
+ * Sums over queries are the same for any number of threads because panels that add to the same
+ * memory do so in the order of their numbers: they form a chain, and each publishes how many key
+ * blocks it and all before it are through with. Panels of a chain still run side by side, one key
+ * block apart, since only the additions wait. Items are handed out in ascending order, so the first
+ * of those at work never waits and the rest follow.
+ *
+ * A chain is a key/value head of a sequence: all that add to the same dK and dV, or to a dBias
+ * whose sums stay within a head. Where dBias is summed over sequences or heads, one chain holds
+ * everything. f32 gradients are added up where they are; 16-bit ones in the workspace, and rounded
+ * once at the end.
+ *
+ * Here is what a panel holds, and what all tiles share. backward_floats.h and backward_pairs.h have
+ * the tiles, backward_run.h a panel's way along its keys, gradients.h how sums begin and end.
+ */
+#ifndef FATTN_CPU_BACKWARD_H
+#define FATTN_CPU_BACKWARD_H
+
+#include "backends/cpu/gradients.h"
+#include "backends/cpu/lone.h"
+#include "backends/cpu/soften.h"
+
+typedef struct backward {
+    panel panel;
+    gradients shared;
+    float *dout_t;     /* [dv_pad][br] */
+    float *o, *ot;     /* [FV_LANES][dv_pad], [dv_pad][FV_LANES] */
+    float *lse, *rest; /* [br] lse in units of the scores, and what its rounding left */
+    float *delta;      /* [br] */
+    bool some_lone;    /* a row sees one key */
+    float *dqt, *dq;   /* [d_pad][br], [FV_LANES][d_pad] */
+    float *dpt;        /* [bc][br] dP^T, then dS'^T; of a strip with pairs */
+    float **dpt_rows;  /* [bc] */
+    float *ds;         /* [bc][br] and, transposed, [br][bc]; dbias only */
+    float *ds_rows;
+    double *dbias_sums; /* [bc] */
+
+    /* Products of floats. */
+    float *dout; /* [br][dout_stride] as panel.q is [br][q_stride] */
+    int64_t q_stride, dout_stride;
+    float **out;        /* [bc] rows of dk or dv */
+    const float **seen; /* [bc] rows of weights, from the first query that sees the key */
+    float *nowhere;     /* [max(d_pad, dv_pad)] the row of keys past the end */
+    prefetch_row *rows; /* [bc] that the next product needs */
+
+    /* Products of pairs, which also take pairs of rows of q, dO and k. */
+    const bf16_pair **v_rows;                /* [bc] */
+    float *q_zipped, *dout_zipped;           /* [br / 2][d_pad], [dv_pad] */
+    float *k_zipped, *k_transposed;          /* [bc / 2][d_pad], [d_pad][bc / 2] */
+    uint16_t *p16, *ds16;                    /* [bc][br] Z P^T, dS^T */
+    const bf16_pair **p16_rows, **ds16_rows; /* [bc] */
+    const bf16_pair **weights;               /* [bc] those of a product */
+    float *ds_pairs;                         /* [bc / 2][strip] of keys */
+    float *sums, **sum_rows;                 /* [bc][max(d_pad, dv_pad)] what dv or dk gets */
+    float lowered, lowered_dv;               /* what lift() owes dS, and Z P^T dO */
+} backward;
+
+/* What both kinds of products need; scores and dP are `columns` wide. */
+static void backward_layout_both(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+                                 int64_t columns, arena *from)
+{
+    const int64_t br = tiling->br, bc = tiling->bc;
+    const int64_t bias = wants(p, FATTN_OUT_DBIAS) ? bc * br : 0;
+    panel *const pn = &g->panel;
+
+    panel_layout(pn, p, br, bc, from);
+    panel_layout_rows(pn, from);
+    g->o = carve(from, FV_LANES * pn->dv_pad, sizeof(float));
+    g->ot = carve(from, pn->dv_pad * FV_LANES, sizeof(float));
+    g->lse = carve(from, br, sizeof(float));
+    g->rest = carve(from, br, sizeof(float));
+    g->delta = carve(from, br, sizeof(float));
+    g->dqt = carve(from, br * pn->d_pad, sizeof(float));
+    g->dq = carve(from, FV_LANES * pn->d_pad, sizeof(float));
+    pn->x = carve(from, bc * columns, sizeof(float));
+    g->dpt = carve(from, bc * columns, sizeof(float));
+    g->dpt_rows = carve(from, bc, sizeof *g->dpt_rows);
+    g->ds = carve(from, bias, sizeof(float));
+    g->ds_rows = carve(from, bias, sizeof(float));
+    g->dbias_sums = carve(from, bias ? bc : 0, sizeof(double));
+}
+
+/* --- A tile ----------------------------------------------------------------------------------- */
+
+/* lse in units of the scores, in two floats: one would be off by 2^-24 of lse, and all
+ * probabilities of the row by as much. */
+static void load_lse(backward *g, int64_t r, float natural)
+{
+    const double exact = (double)natural / g->panel.rule.natural;
+    g->lse[r] = (float)exact;
+    const double rest = exact - g->lse[r];
+    g->rest[r] = rest == rest ? (float)rest : 0; /* infinities and NaN have none */
+}
+
+/* lse and dlse, the latter in delta. A row whose lse is -inf has no probabilities: it is dead, like
+ * those past the last, and gives 0 whatever its dO and dlse are. */
+static void load_numbers(backward *g)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const float *const lse = pn->buf->lse, *const dlse = pn->buf->dlse;
+
+    pn->ragged = pn->rows < pn->width;
+    g->some_lone = false;
+    for (int64_t r = 0; r < pn->width; r++) {
+        query_row *const row = &pn->row[r];
+        const int64_t at = row->dead ? 0 : fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
+        const float x = row->dead ? 0 : lse[at];
+        if (x == -fattn_f32_infinity()) {
+            row->dead = pn->ragged = true;
+        }
+        load_lse(g, r, row->dead ? 0 : x);
+        row->lone = row->dead ? -1 : (int32_t)lone_key(pn, r);
+        g->some_lone = g->some_lone || row->lone >= 0;
+        g->delta[r] = p->features & FATTN_DLSE && !row->dead ? dlse[at] : 0;
+    }
+}
+
+/* lse of the rows first .. first + count - 1 whose only key is in the tile becomes its score, as
+ * the tile computes it. x: of row `first` */
+static void settle_lone(backward *g, span s, unsigned terms, int64_t first, int64_t count,
+                        const float *x, int64_t stride)
+{
+    const panel *const pn = &g->panel;
+    for (int64_t r = first; g->some_lone && r < fattn_min64(first + count, pn->rows); r++) {
+        const int64_t j = pn->row[r].lone - s.first, lane = (r - first) % FV_LANES;
+        if (pn->row[r].lone < 0 || j < 0 || j >= s.live) {
+            continue;
+        }
+        const fv dot = fv_load(x + j * stride + r - first - lane);
+        float score[FV_LANES];
+        fv slope;
+        fv_store(score,
+                 fattn_score(&pn->rule, terms, dot, pair_at(pn, terms, j, r - lane), &slope));
+        const float difference = fabsf(score[lane] - g->lse[r] - g->rest[r]);
+        if (difference <= lone_tolerance(pn, r, pn->row[r].lone, score[lane])) {
+            g->lse[r] = score[lane];
+            g->rest[r] = 0;
+        }
+    }
+}
+
+/* to[j stride] += sums[j], which are n. */
+static void add_sums(float *to, int64_t stride, const double *sums, int64_t n)
+{
+    if (stride == 0) {
+        double sum = 0;
+        for (int64_t j = 0; j < n; j++) {
+            sum += sums[j];
+        }
+        *to += (float)sum;
+        return;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        to[j * stride] += (float)sums[j];
+    }
+}
+
+/* dbias += dS. Rows after one another that share their entries are summed in double before, and so
+ * are keys that do: equal terms round alike. */
+static void add_dbias(backward *g, span s)
+{
+    const panel *const pn = &g->panel;
+    const int64_t *const stride = pn->p->dbias_stride;
+    const bool shared = stride[2] == 0 || stride[3] == 0;
+    const bool sloped = pn->p->features & FATTN_ALIBI_BIAS;
+    double *const sums = g->dbias_sums;
+    bool fresh = true;
+    transpose(g->ds, pn->br, s.padded, pn->width, g->ds_rows, pn->bc);
+    for (int64_t r = 0; r < pn->rows; r++) {
+        float *const ds = g->ds_rows + r * pn->bc;
+        const int64_t at = term_index(pn, stride, r, s.first);
+        for (int64_t j = 0; sloped && j < s.live; j++) { /* x += slope bias */
+            ds[j] *= pn->slope[r];
+        }
+        float *const to = (float *)pn->buf->dbias + at;
+        if (!shared) {
+            for (int64_t j = 0; j < s.live; j++) {
+                to[j * stride[3]] += ds[j];
+            }
+            continue;
+        }
+        for (int64_t j = 0; j < s.live; j++) {
+            sums[j] = fresh ? ds[j] : sums[j] + ds[j];
+        }
+        fresh = r + 1 == pn->rows || term_index(pn, stride, r + 1, s.first) != at;
+        if (fresh) {
+            add_sums(to, stride[3], sums, s.live);
+        }
+    }
+}
+
+/* Waits until the panel before has added to the keys of the tile: to all keys where they share an
+ * entry of dbias. */
+static void wait_for(const backward *g, span s, const fattn_cpu_progress *before)
+{
+    if (before) {
+        const bool all = dbias_sums_keys(g->panel.p);
+        fattn_cpu_wait(before, all ? INT64_MAX : s.first / g->panel.bc + 1);
+    }
+}
+
+/* to += factor from */
+static void add_row(float *to, const float *from, int64_t n, float factor)
+{
+    const fv f = fv_set1(factor);
+    int64_t c = 0;
+    for (; c + FV_LANES <= n; c += FV_LANES) {
+        fv_store(to + c, fv_muladd(f, fv_load(from + c), fv_load(to + c)));
+    }
+    if (c < n) {
+        const int part = (int)(n - c);
+        const fv sum = fv_muladd(f, fv_load(from + c), fv_load_part(to + c, part));
+        fv_store_part(to + c, sum, part);
+    }
+}
+
+#endif

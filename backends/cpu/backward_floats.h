@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Backward by products of floats (backward.h). */
+#ifndef FATTN_CPU_BACKWARD_FLOATS_H
+#define FATTN_CPU_BACKWARD_FLOATS_H
+
+#include "backends/cpu/backward_run.h"
+#include "backends/cpu/cost.h"
+#include "backends/cpu/dots.h"
+
+/* The stride of rows of n floats that are to lie an odd number of cache lines apart, so that
+ * columns of them find room in all sets of the first-level cache. */
+static int64_t odd_lines(int64_t n)
+{
+    const int64_t line = CACHE_LINE / (int64_t)sizeof(float);
+    return ((n + line - 1) / line | 1) * line;
+}
+
+static void backward_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+                            arena *from)
+{
+    const int64_t br = tiling->br, bc = tiling->bc;
+    panel *const pn = &g->panel;
+
+    backward_layout_both(g, p, tiling, br, from);
+    panel_layout_keys(pn, 1, from);
+    g->q_stride = odd_lines(pn->d_pad);
+    g->dout_stride = odd_lines(pn->dv_pad);
+    pn->q = carve(from, br * g->q_stride, sizeof(float));
+    pn->qt = carve(from, br * pn->d_pad, sizeof(float));
+    g->dout = carve(from, br * g->dout_stride, sizeof(float));
+    g->dout_t = carve(from, br * pn->dv_pad, sizeof(float));
+    g->out = carve(from, bc, sizeof *g->out);
+    g->seen = carve(from, bc, sizeof *g->seen);
+    g->nowhere = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
+    g->rows = carve(from, bc, sizeof *g->rows);
+}
+
+static int64_t backward_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    backward g;
+    arena from = {0};
+    backward_layout(&g, p, tiling, &from);
+    return from.used;
+}
+
+/* --- Rows ------------------------------------------------------------------------------------- */
+
+/* delta, which was dlse, = sum_c dO_c o_c - dlse of the rows at r, after g->dout_t. The sum runs as
+ * those of dP do, so that a row whose o is one of its v has a dS of exactly 0 there. */
+static void load_delta(backward *g, int64_t r)
+{
+    const panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        float *const o = g->o + n * pn->dv_pad;
+        if (pn->row[r + n].dead) {
+            fill(o, pn->dv_pad, 0);
+        } else {
+            row_load(o, p->dtype_o, element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r + n)),
+                     p->dim_v);
+        }
+    }
+    transpose(g->o, pn->dv_pad, FV_LANES, pn->dv_pad, g->ot, FV_LANES);
+
+    fv delta = fv_set1(0);
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        delta =
+            fv_muladd(fv_load(g->ot + c * FV_LANES), fv_load(g->dout_t + c * pn->br + r), delta);
+    }
+    fv_store(g->delta + r, fv_sub(delta, fv_load(g->delta + r)));
+}
+
+/* Rows q, dO and delta. */
+static void load_rows(backward *g)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+
+    load_numbers(g);
+    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, g->q_stride);
+    load_queries(pn, pn->buf->dout, p->dtype_o, &p->dout, p->dim_v, g->dout, g->dout_stride);
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (pn->row[r].dead) {
+            fill(g->dout + r * g->dout_stride, pn->dv_pad, 0);
+        }
+    }
+    point_rows(pn->x_rows, pn->bc, pn->x, pn->br);
+    point_rows(g->dpt_rows, pn->bc, g->dpt, pn->br);
+    fill(g->nowhere, fattn_max64(pn->d_pad, pn->dv_pad), 0);
+    transpose(pn->q, g->q_stride, pn->width, pn->d_pad, pn->qt, pn->br);
+    transpose(g->dout, g->dout_stride, pn->width, pn->dv_pad, g->dout_t, pn->br);
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        load_delta(g, r);
+    }
+}
+
+/* --- A tile ----------------------------------------------------------------------------------- */
+
+/* What P and dS are multiplied by: distances of ALiBi give small ones (soften.h). */
+static float lift_of(const fattn_problem *p) { return p->features & FATTN_ALIBI ? LIFT : 1; }
+
+/* Scores in x and dP in dpt become Z P and dS', lifted; ds gets dS where dbias is wanted. */
+static void differentiate_tile(backward *g, span s, unsigned terms)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
+    const fv unit = fv_set1(pn->rule.unit), scale = fv_set1(pn->rule.scale);
+    const float lift = lift_of(p);
+
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fv lse = fv_load(g->lse + r), rest = fv_load(g->rest + r);
+        const fv delta = fv_load(g->delta + r);
+        for (int64_t j = 0; j < s.padded; j++) {
+            const int64_t at = j * pn->br + r;
+            const fattn_score_pair pair = pair_at(pn, terms, j, r);
+            fv slope;
+            const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + at), pair, &slope);
+            const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
+            const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
+            const fv weight = fv_exp2_from(power, LEAST_POWER, lift);
+            const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dpt + at)), delta));
+            fv_store(pn->x + at, fv_mul(z, weight));
+            fv_store(g->dpt + at, fv_mul(fv_mul(ds, slope), scale));
+            if (keeps_ds) {
+                fv_store(g->ds + at, fv_mul(fv_set1(1 / lift), ds));
+            }
+        }
+    }
+}
+
+/* Register tiles of a product of a tile's keys, at least. */
+static int64_t register_tiles(span s, int64_t columns)
+{
+    return s.padded / FV_NK * ((columns + TILE_GROUP - 1) / TILE_GROUP);
+}
+
+/* The rows of keys that the next product copies or adds to, spread over `tiles` register tiles of
+ * this one; none where they are less than a page apart. */
+static prefetch_list fetch_keys(const backward *g, span s, const void *tensor, fattn_dtype dtype,
+                                const fattn_strides *strides, int64_t dim, int64_t tiles)
+{
+    const panel *const pn = &g->panel;
+    if (in_place(pn->p->dtype, strides)) {
+        return NO_PREFETCH;
+    }
+    for (int64_t j = 0; j < s.live; j++) {
+        g->rows[j].from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        g->rows[j].bytes = dim * fattn_dtype_size(dtype);
+    }
+    return spread_rows(g->rows, fattn_max64(s.live, 0), tiles);
+}
+
+/* The same for sums that lie in a gradient. */
+static prefetch_list fetch_sums(const backward *g, span s, const void *tensor,
+                                const fattn_strides *strides, int64_t dim, int64_t tiles)
+{
+    const bool none = !tensor || adds_up_apart(g->panel.p);
+    return none ? NO_PREFETCH : fetch_keys(g, s, tensor, FATTN_F32, strides, dim, tiles);
+}
+
+/* The most queries that are summed before a gradient is added to, and an even part of n that is no
+ * more: equal terms round alike, so the error of such a sum grows with its length (dot_parts()). */
+#define MOST_TERMS 96
+static int64_t terms_of(const panel *pn, int64_t n)
+{
+    const int64_t most = pn->seq.sk <= PART_KEYS ? PART_TERMS : MOST_TERMS;
+    const int64_t parts = (n + most - 1) / most;
+    return ((n + parts - 1) / parts + 3) / 4 * 4;
+}
+
+/* tensor[j] += weights[j] rows for the keys of the tile. weights: [bc] rows of [br] */
+static void add_keys(backward *g, span s, float *const *weights, const float *rows,
+                     int64_t rows_stride, void *tensor, const fattn_strides *strides, int64_t dim,
+                     float *apart, int64_t stride, prefetch_list later)
+{
+    panel *const pn = &g->panel;
+    for (int64_t j = 0; j < s.padded; j++) {
+        g->out[j] =
+            j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
+    }
+    int64_t j = 0;
+    for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
+        const int64_t first = j, past = keys_seen(pn, s, r + FV_LANES);
+        const int64_t terms = terms_of(pn, pn->width - r);
+        /* Only rows from r on see them. */
+        for (int64_t i = r; past > first && i < pn->width; i += terms) {
+            for (j = first; j < past; j++) {
+                g->seen[j] = weights[j] + i;
+            }
+            const product_of sum = {.a = g->seen + first,
+                                    .b = rows + i * rows_stride,
+                                    .b_stride = rows_stride,
+                                    .depth = fattn_min64(terms, pn->width - i)};
+            later =
+                product_rows(1 / lift_of(pn->p), past - first, sum, g->out + first, 0, dim, later);
+        }
+    }
+}
+
+/* Scores and dP that are not computed are set to 0: their weights are 0, and 0 times what the
+ * scratch held could be NaN. */
+static void clear_unseen(backward *g, span s)
+{
+    const panel *const pn = &g->panel;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        for (int64_t j = keys_seen(pn, s, r + FV_LANES); j < s.padded; j++) {
+            fv_store(pn->x + j * pn->br + r, fv_set1(0));
+            fv_store(g->dpt + j * pn->br + r, fv_set1(0));
+        }
+    }
+}
+
+/* dQ^T += K^T dS'^T, of a tile that the band cuts a register tile of rows at a time. */
+static void add_queries(backward *g, span s)
+{
+    const panel *const pn = &g->panel;
+    const bool cut = keys_seen(pn, s, FV_LANES) < s.padded;
+    const int64_t step = cut ? TILE_GROUP : pn->width;
+    for (int64_t r = 0; r < pn->width; r += step) {
+        const product_of kds = {
+            .a = pn->k, .b = g->dpt + r, .b_stride = pn->br, .depth = keys_seen(pn, s, r + step)};
+        product_columns(pn->p->dim, false, NULL, kds, g->dqt + r, pn->br,
+                        fattn_min64(step, pn->width - r));
+    }
+}
+
+/* next: the tile after it */
+static void backward_tile(backward *g, span s, span next, const fattn_cpu_progress *before)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const fattn_buffers *const buf = pn->buf;
+    const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
+
+    /* 1. S^T and dP^T. */
+    load_keys(pn, s, 0, buf->k, p->dtype_kv, &p->k, p->dim, pn->k_copy, pn->d_pad, pn->k, NULL);
+    const int64_t tiles = register_tiles(s, pn->width);
+    pn->later = needs_ds ? fetch_keys(g, s, buf->v, p->dtype, &p->v, p->dim_v, tiles)
+                         : fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
+    dot_rows(pn, s, true, pn->k, p->dim, pn->qt, pn->x_rows);
+    if (needs_ds) {
+        load_keys(pn, s, 0, buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
+                  NULL);
+        pn->later = fetch_sums(g, s, buf->dv, &p->dv, p->dim_v, tiles);
+        dot_rows(pn, s, false, pn->v, p->dim_v, g->dout_t, g->dpt_rows);
+    } else {
+        fill(g->dpt, s.padded * pn->br, 0);
+    }
+    clear_unseen(g, s);
+
+    /* 2. Z P^T and dS'^T. */
+    const unsigned terms = load_terms(pn, s);
+    if (p->features & FATTN_DROPOUT) {
+        load_dropout(pn, s);
+    }
+    settle_lone(g, s, terms, 0, pn->width, pn->x, pn->br);
+    differentiate_tile(g, s, terms);
+
+    /* 3. dQ^T += K^T dS'^T. */
+    if (wants(p, FATTN_OUT_DQ)) {
+        add_queries(g, s);
+    }
+
+    /* 4. What is shared. */
+    wait_for(g, s, before);
+    if (wants(p, FATTN_OUT_DBIAS)) {
+        add_dbias(g, s);
+    }
+    if (wants(p, FATTN_OUT_DV)) {
+        add_keys(g, s, pn->x_rows, g->dout, g->dout_stride, buf->dv, &p->dv, p->dim_v, g->shared.dv,
+                 pn->dv_pad,
+                 fetch_sums(g, s, buf->dk, &p->dk, p->dim, register_tiles(s, p->dim_v)));
+    }
+    if (wants(p, FATTN_OUT_DK)) {
+        add_keys(g, s, g->dpt_rows, pn->q, g->q_stride, buf->dk, &p->dk, p->dim, g->shared.dk,
+                 pn->d_pad,
+                 fetch_keys(g, next, buf->k, p->dtype, &p->k, p->dim, register_tiles(s, p->dim)));
+    }
+}
+
+/* --- Items ------------------------------------------------------------------------------------ */
+
+static float dq_factor(const backward *g) { return 1 / lift_of(g->panel.p); }
+static float delta_of(const backward *g, int64_t r) { return g->delta[r]; }
+
+static const backward_kind backward_floats = {
+    .step = FV_NK,
+    .layout = backward_layout,
+    .load = load_rows,
+    .tile = backward_tile,
+    .dq_factor = dq_factor,
+    .delta = delta_of,
+};
+
+static void backward_item(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    differentiate(run, item, scratch, &backward_floats);
+}
+
+static void backward_work(const fattn_cpu_run *run, void *scratch)
+{
+    each_item(run, scratch, backward_item);
+}
+
+/* Large blocks save ways of keys, values and what is added to them through the caches, and copies.
+ * Rows of x are an odd number of lines apart. */
+static const fattn_tile backward_tiles[] = {
+    {TILE_ROWS(240), 96}, {176, 96}, {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64},
+    {TILE_ROWS(16), 32},  {0, 0}};
+_Static_assert(176 % FV_LANES == 0, "blocks are whole vectors");
+
+static double backward_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+{
+    const fattn_cpu_blocks blocks = {.extra_rows = keys_in_place(p) ? 14 : 27, .in_order = true};
+    return fattn_cpu_cost(p, limits, tile, blocks);
+}
+
+static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return backward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling);
+}
+
+static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling));
+}
+
+#endif

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A tile of backward by products of pairs. They take Z P^T and dS^T as bf16, and a tile in strips
+ * of a register tile's columns, whose scores and dP stay in the first-level cache. scale, which
+ * might carry dS below the normal range, comes after their sums.
+ */
+#ifndef FATTN_CPU_BACKWARD_PAIRS_H
+#define FATTN_CPU_BACKWARD_PAIRS_H
+
+#include "backends/cpu/backward_run.h"
+#include "backends/cpu/pairs.h"
+
+static void backward_pairs_layout(backward *g, const fattn_problem *p, const fattn_tiling *tiling,
+                                  arena *from)
+{
+    const int64_t br = tiling->br, bc = tiling->bc;
+    const int64_t k_size = bc * pairs_stride(p->dim), v_size = bc * pairs_stride(p->dim_v);
+    panel *const pn = &g->panel;
+
+    backward_layout_both(g, p, tiling, TILE_GROUP, from);
+    pairs_layout(pn, from);
+    /* Keys and values are done with when sums begin, and matrix registers with zipped keys when
+     * they are transposed. */
+    const int64_t sums = bc * fattn_max64(pn->d_pad, pn->dv_pad), zipped = bc / 2 * pn->d_pad;
+    g->sums = carve(from, fattn_max64(k_size + v_size, sums), sizeof(float));
+    pn->k_copy = g->sums;
+    pn->v_copy = from->base ? g->sums + k_size : NULL;
+    float *const rounded =
+        carve(from, PAIRS_COPIED ? fattn_max64(bc * br, zipped) : bc * br, sizeof(float));
+    g->p16 = (uint16_t *)(void *)rounded;
+    g->ds16 = from->base ? g->p16 + bc * br : NULL;
+    g->k_zipped = PAIRS_COPIED ? rounded : carve(from, zipped, sizeof(float));
+    g->k_transposed = carve(from, PAIRS_COPIED ? zipped : 0, sizeof(float));
+    pn->qt = carve(from, pairs_stride(p->dim) * br, sizeof(float));
+    g->dout_t = carve(from, pairs_stride(p->dim_v) * br, sizeof(float));
+    g->v_rows = carve(from, bc, sizeof *g->v_rows);
+    g->q_zipped = carve(from, br / 2 * pn->d_pad, sizeof(float));
+    g->dout_zipped = carve(from, br / 2 * pn->dv_pad, sizeof(float));
+    g->p16_rows = carve(from, bc, sizeof *g->p16_rows);
+    g->ds16_rows = carve(from, bc, sizeof *g->ds16_rows);
+    g->weights = carve(from, bc, sizeof *g->weights);
+    g->ds_pairs = carve(from, bc / 2 * TILE_GROUP, sizeof(float));
+    g->sum_rows = carve(from, bc, sizeof *g->sum_rows);
+}
+
+static int64_t backward_pairs_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    backward g;
+    arena from = {0};
+    backward_pairs_layout(&g, p, tiling, &from);
+    return from.used;
+}
+
+/* --- Rows ------------------------------------------------------------------------------------- */
+
+/* Dead rows up to a whole step. */
+static void widen(panel *pn)
+{
+    const int64_t past = (pn->width + PAIRS_ROWS_STEP - 1) / PAIRS_ROWS_STEP * PAIRS_ROWS_STEP;
+    panel_rows(pn, 0, pn->width, past, true);
+    pn->width = past;
+}
+
+/* Row r of q, dO or o as pairs, or zeros for a dead one. to: [stride] pairs. Returns the bits that
+ * some number has. */
+static unsigned load_row_pairs(const panel *pn, const void *tensor, fattn_dtype dtype,
+                               const fattn_strides *strides, int64_t r, int64_t dim, float *to,
+                               int64_t stride)
+{
+    const uint16_t *const x = (const uint16_t *)(const void *)to;
+    unsigned bits = 0;
+    if (pn->row[r].dead) {
+        fill(to, stride, 0);
+        return 0;
+    }
+    row_copy(to, element(tensor, dtype, query_index(pn, strides, r)), dim);
+    for (int64_t c = 0; c < 2 * stride; c++) {
+        bits |= x[c];
+    }
+    return bits;
+}
+
+/* Rows of q or dO, zeros for dead ones, both ways that they are summed over: along channels,
+ * t[c][r], and along rows, zipped[r / 2][c]. rows: scratch, [FV_LANES][pairs_stride(dim)]. Returns
+ * the bits that some number has. */
+static unsigned load_both_ways(const panel *pn, const void *tensor, const fattn_strides *strides,
+                               int64_t dim, float *rows, float *t, float *zipped)
+{
+    const int64_t stride = pairs_stride(dim), row = vectors_of(dim) * FV_LANES;
+    unsigned bits = 0;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        for (int64_t n = 0; n < FV_LANES; n++) {
+            bits |= load_row_pairs(pn, tensor, pn->p->dtype, strides, r + n, dim, rows + n * stride,
+                                   stride);
+        }
+        const uint16_t *const x = (const uint16_t *)(const void *)rows;
+        transpose(rows, stride, FV_LANES, stride, t + r, pn->br);
+        for (int64_t n = 0; n < FV_LANES; n += 2) {
+            row_zip((bf16_pair *)(void *)(zipped + (r + n) / 2 * row), x + 2 * n * stride,
+                    x + 2 * (n + 1) * stride, dim);
+        }
+    }
+    return bits;
+}
+
+/* pairs *= 2^64, which is exact; pairs: [rows][stride], of which n count. */
+static void raise_pairs(float *pairs, int64_t rows, int64_t stride, int64_t n)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        uint16_t *const x = (uint16_t *)(void *)(pairs + r * stride);
+        for (int64_t c = 0; c < 2 * n; c++) {
+            x[c] = fattn_bf16_from_f32(0x1p64f * fattn_bf16_to_f32(x[c]));
+        }
+    }
+}
+
+/*
+ * Products of pairs drop numbers below the normal range, and a dO below 2^-63 makes nothing else.
+ * Where all dO of a panel are that small, they are taken 2^64 times as large and their sums are
+ * scaled back. For dS this holds only if dlse is small as well; otherwise dlse decides its size.
+ */
+static void lift(backward *g, unsigned bits)
+{
+    const panel *const pn = &g->panel;
+    const int64_t dim_v = pn->p->dim_v;
+    bool small = true;
+    g->lowered = g->lowered_dv = 1;
+    if (bits & EXPONENT_HIGH) {
+        return;
+    }
+    raise_pairs(g->dout_zipped, pn->width / 2, pn->dv_pad, pn->dv_pad);
+    g->lowered_dv = 0x1p-64f;
+    for (int64_t r = 0; r < pn->width; r++) {
+        small = small && g->delta[r] < 0x1p-63f && g->delta[r] > -0x1p-63f;
+    }
+    if (small) {
+        raise_pairs(g->dout_t, pairs_stride(dim_v), pn->br, pn->width);
+        for (int64_t r = 0; r < pn->width; r++) {
+            g->delta[r] *= 0x1p64f;
+        }
+        g->lowered = 0x1p-64f;
+    }
+}
+
+/* As load_delta(). Dropout may leave a row of o nothing but tiny weights; delta then decides dS of
+ * the other keys, and o is taken 2^64 times as large. */
+static void load_delta_pairs(backward *g, int64_t r)
+{
+    const panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t stride = pairs_stride(p->dim_v);
+    float delta[FV_LANES], lowered[FV_LANES];
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        float *const to = g->o + n * stride;
+        const bool small =
+            !(load_row_pairs(pn, pn->buf->o, p->dtype_o, &p->o, r + n, p->dim_v, to, stride) &
+              EXPONENT_HIGH);
+        lowered[n] = small ? 0x1p-64f : 1;
+        if (small) {
+            raise_pairs(to, 1, stride, stride);
+        }
+    }
+    pairs_dots(g->o, stride, g->ot, pairs_of(p->dim_v), g->dout_t + r, pn->br, delta);
+    fv_store(g->delta + r, fv_sub(fv_mul(fv_load(lowered), fv_load(delta)), fv_load(g->delta + r)));
+}
+
+static void load_rows_pairs(backward *g)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+
+    widen(pn);
+    load_numbers(g);
+    (void)load_both_ways(pn, pn->buf->q, &p->q, p->dim, g->dq, pn->qt, g->q_zipped);
+    lift(g, load_both_ways(pn, pn->buf->dout, &p->dout, p->dim_v, g->o, g->dout_t, g->dout_zipped));
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        load_delta_pairs(g, r);
+    }
+    point_rows(pn->x_rows, pn->bc, pn->x, TILE_GROUP);
+    point_rows(g->dpt_rows, pn->bc, g->dpt, TILE_GROUP);
+    point_rows(g->sum_rows, pn->bc, g->sums, fattn_max64(pn->d_pad, pn->dv_pad));
+    for (int64_t j = 0; j < pn->bc; j++) {
+        g->p16_rows[j] = (const bf16_pair *)(void *)(g->p16 + j * pn->br);
+        g->ds16_rows[j] = (const bf16_pair *)(void *)(g->ds16 + j * pn->br);
+    }
+}
+
+/* --- A tile ----------------------------------------------------------------------------------- */
+
+/* Scores and dP of a strip of columns from first on become Z P and dS without scale, as bf16, and
+ * LIFT times as large: a sink or a mask may leave rows only probabilities below the normal range,
+ * which products of pairs drop. */
+INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t columns, unsigned terms,
+                                bool drops, bool keeps_ds)
+{
+    const panel *const pn = &g->panel;
+    const fv unit = fv_set1(pn->rule.unit), lowered = fv_set1(g->lowered / LIFT);
+    for (int64_t j = 0; j < s.padded; j += 2) {
+        for (int64_t r = 0; r < columns; r += FV_LANES) {
+            const fv lse = fv_load(g->lse + first + r), rest = fv_load(g->rest + first + r);
+            const fv delta = fv_load(g->delta + first + r);
+            const int64_t to = j * pn->br + first + r;
+            fv weight[2], ds[2];
+            for (int64_t n = 0; n < 2; n++) {
+                const int64_t from = (j + n) * TILE_GROUP + r, at = to + n * pn->br;
+                const fattn_score_pair pair = pair_at(pn, terms, j + n, first + r);
+                fv slope;
+                const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + from), pair, &slope);
+                const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
+                const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
+                weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
+                ds[n] = fv_mul(weight[n], fv_sub(fv_mul(z, fv_load(g->dpt + from)), delta));
+                weight[n] = fv_mul(z, weight[n]);
+                if (keeps_ds) {
+                    fv_store(g->ds + at, fv_mul(lowered, ds[n]));
+                }
+                ds[n] = fv_mul(ds[n], slope);
+            }
+            pv_store_rows(g->p16 + to, g->p16 + to + pn->br, pv_round(weight[0], weight[1]));
+            const pv rounded = pv_round(ds[0], ds[1]);
+            pv_store_rows(g->ds16 + to, g->ds16 + to + pn->br, rounded);
+            pv_store(g->ds_pairs + j / 2 * TILE_GROUP + r, pv_twist(rounded));
+        }
+    }
+}
+
+/* Columns of a tile: those of the rows that see some of its keys, in whole strips. */
+typedef struct seen_rows {
+    int64_t first, past;
+} seen_rows;
+
+#define STRIPS_STEP (PAIRS_COPIED ? 2 * TILE_GROUP : TILE_GROUP) /* and whole steps of rows */
+_Static_assert(STRIPS_STEP % PAIRS_ROWS_STEP == 0, "products of whole strips");
+
+static bool sees_nothing(const panel *pn, span s, int64_t r)
+{
+    const int64_t past = fattn_min64(r + STRIPS_STEP, pn->rows);
+    const int64_t i0 = (pn->first + r) / pn->group, i1 = (pn->first + past - 1) / pn->group + 1;
+    return past <= r ||
+           fattn_band_tile(&pn->band, i0, i1, s.first, s.first + s.padded) == FATTN_TILE_EMPTY;
+}
+
+/* dBias takes all columns. */
+static seen_rows rows_of(const panel *pn, span s)
+{
+    seen_rows seen = {0, pn->width};
+    if (wants(pn->p, FATTN_OUT_DBIAS)) {
+        return seen;
+    }
+    while (seen.first + STRIPS_STEP < seen.past && sees_nothing(pn, s, seen.first)) {
+        seen.first += STRIPS_STEP;
+    }
+    for (int64_t r = (seen.past - 1) / STRIPS_STEP * STRIPS_STEP;
+         r > seen.first && sees_nothing(pn, s, r); r -= STRIPS_STEP) {
+        seen.past = r;
+    }
+    return seen;
+}
+
+/* tensor[j] += factor weights[j] rows for the keys of the tile, once the panel before has added its
+ * own. weights: [bc] rows of [br]; rows: zipped */
+static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair *const *weights,
+                           const float *rows, float factor, void *tensor,
+                           const fattn_strides *strides, int64_t dim, float *apart, int64_t stride,
+                           const fattn_cpu_progress *before)
+{
+    const panel *const pn = &g->panel;
+    for (int64_t j = 0; j < s.padded; j++) {
+        g->weights[j] = weights[j] + seen.first / 2;
+    }
+    pairs_rows(s.padded, g->weights, pn->br / 2, (seen.past - seen.first) / 2,
+               rows + seen.first / 2 * stride, stride, g->sum_rows,
+               fattn_max64(pn->d_pad, pn->dv_pad), stride);
+    wait_for(g, s, before);
+    for (int64_t j = 0; j < s.live; j++) {
+        add_row(sum_row(pn, tensor, strides, apart, stride, s.first + j), g->sum_rows[j], dim,
+                factor);
+    }
+}
+
+static void backward_tile_pairs(backward *g, span s, span next, const fattn_cpu_progress *before)
+{
+    (void)next;
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const fattn_buffers *const buf = pn->buf;
+    const bool needs_ds = wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DBIAS);
+    const bool drops = p->features & FATTN_DROPOUT, keeps_ds = wants(p, FATTN_OUT_DBIAS);
+
+    pairs_load_keys(pn, s, 0, buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+    if (needs_ds) {
+        pairs_load_keys(pn, s, 0, buf->v, &p->v, p->dim_v, pn->v_copy, g->v_rows);
+        pairs_zip_keys(pn, s, false, buf->k, &p->k, p->dim, g->k_zipped, g->k_transposed,
+                       pn->v_pairs);
+    }
+    const unsigned terms = load_terms(pn, s);
+    if (drops) {
+        load_dropout(pn, s);
+    }
+
+    /* 1. Strips: S^T and dP^T, Z P^T and dS^T, dQ^T += K^T dS^T. */
+    const seen_rows seen = rows_of(pn, s);
+    for (int64_t r = seen.first; r < seen.past; r += TILE_GROUP) {
+        const int64_t columns = fattn_min64(TILE_GROUP, seen.past - r);
+        pairs_rows(s.padded, pn->k_pairs, pairs_stride(p->dim), pairs_of(p->dim), pn->qt + r,
+                   pn->br, pn->x_rows, TILE_GROUP, columns);
+        if (needs_ds) {
+            pairs_rows(s.padded, g->v_rows, pairs_stride(p->dim_v), pairs_of(p->dim_v),
+                       g->dout_t + r, pn->br, g->dpt_rows, TILE_GROUP, columns);
+        } else {
+            fill(g->dpt, s.padded * TILE_GROUP, 0);
+        }
+        settle_lone(g, s, terms, r, columns, pn->x, TILE_GROUP);
+        if (terms || drops || keeps_ds) {
+            differentiate_strip(g, s, r, columns, terms, drops, keeps_ds);
+        } else {
+            differentiate_strip(g, s, r, columns, 0, false, false);
+        }
+        if (wants(p, FATTN_OUT_DQ)) {
+            pairs_columns(pn, p->dim, false, pn->v_pairs, g->k_transposed, s.padded / 2,
+                          g->ds_pairs, TILE_GROUP, g->dqt + r, columns);
+        }
+    }
+
+    /* 2. What is shared. */
+    if (keeps_ds) {
+        wait_for(g, s, before);
+        add_dbias(g, s);
+    }
+    if (wants(p, FATTN_OUT_DV)) {
+        add_keys_pairs(g, s, seen, g->p16_rows, g->dout_zipped, g->lowered_dv / LIFT, buf->dv,
+                       &p->dv, p->dim_v, g->shared.dv, pn->dv_pad, before);
+    }
+    if (wants(p, FATTN_OUT_DK)) {
+        add_keys_pairs(g, s, seen, g->ds16_rows, g->q_zipped, pn->rule.scale * (g->lowered / LIFT),
+                       buf->dk, &p->dk, p->dim, g->shared.dk, pn->d_pad, before);
+    }
+}
+
+/* --- Items ------------------------------------------------------------------------------------ */
+
+/* delta of row r of bf16 numbers. Products of pairs drop what is below the normal range, and where
+ * a sink has nearly all the weight o may be nothing else. */
+static float plain_delta(const backward *g, int64_t r)
+{
+    const panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const query_row *const row = &pn->row[r];
+    const uint16_t *const o = element(pn->buf->o, p->dtype_o, query_index(pn, &p->o, r));
+    const uint16_t *const dout = element(pn->buf->dout, p->dtype_o, query_index(pn, &p->dout, r));
+    const float *const dlse = pn->buf->dlse;
+    const int64_t at = fattn_lse_index(p, &pn->seq, pn->b, row->h) + row->i;
+    float delta = 0;
+    for (int64_t c = 0; c < p->dim_v; c++) {
+        delta += fattn_bf16_to_f32(dout[c]) * fattn_bf16_to_f32(o[c]);
+    }
+    return p->features & FATTN_DLSE ? delta - dlse[at] : delta;
+}
+
+static float dq_factor_pairs(const backward *g)
+{
+    return g->panel.rule.scale * (g->lowered / LIFT);
+}
+
+static const backward_kind backward_pairs = {
+    .step = PAIRS_STEP,
+    .layout = backward_pairs_layout,
+    .load = load_rows_pairs,
+    .tile = backward_tile_pairs,
+    .dq_factor = dq_factor_pairs,
+    .delta = plain_delta,
+};
+
+static void backward_pairs_item(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    differentiate(run, item, scratch, &backward_pairs);
+}
+
+static void backward_pairs_work(const fattn_cpu_run *run, void *scratch)
+{
+    pairs_open();
+    each_item(run, scratch, backward_pairs_item);
+    pairs_close();
+}
+
+static const fattn_tile backward_pairs_tiles[] = {PAIRS_BACKWARD_TILES, {0, 0}};
+
+static int64_t backward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return backward_pairs_scratch(p, &tiling);
+}
+
+static int64_t backward_pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(backward_shared(p, tiling), backward_pairs_scratch(p, tiling));
+}
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward's items: a panel on its way along its keys, in the order that its chain prescribes.
+ */
+#ifndef FATTN_CPU_BACKWARD_RUN_H
+#define FATTN_CPU_BACKWARD_RUN_H
+
+#include "backends/cpu/backward.h"
+
+/* dq of the rows at first. */
+static void store_dq(backward *g, int64_t first, float factor)
+{
+    const panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    const fattn_dtype dtype = fattn_gradient_dtype(p, p->dtype);
+    transpose(g->dqt + first, pn->br, pn->d_pad, FV_LANES, g->dq, pn->d_pad);
+    for (int64_t r = first; r < fattn_min64(first + FV_LANES, pn->rows); r++) {
+        const int64_t at = query_index(pn, &p->dq, r);
+        float *const row = g->dq + (r - first) * pn->d_pad;
+        if (p->features & FATTN_ACCUMULATE) { /* f32, then */
+            add_row((float *)pn->buf->dq + at, row, p->dim, factor);
+        } else {
+            row_store((char *)pn->buf->dq + at * fattn_dtype_size(dtype), dtype, row, p->dim,
+                      factor);
+        }
+    }
+}
+
+/* The panel's part of dSink = -sum over its rows of exp(sink - lse) delta, a number a head: in
+ * double, as rows may all be alike. */
+static void store_dsink(const backward *g, float (*delta)(const backward *g, int64_t r),
+                        float *parts)
+{
+    const panel *const pn = &g->panel;
+    for (int64_t n = 0; n < pn->group; n++) {
+        const int64_t h = pn->hk * pn->group + n;
+        const fv sink = fv_set1(((const float *)pn->buf->sink)[h]);
+        double sum = 0;
+        for (int64_t r = 0; r < pn->rows; r++) {
+            const query_row *const row = &pn->row[r];
+            if (row->dead || row->h != h) {
+                continue;
+            }
+            float weight[FV_LANES];
+            fv_store(weight,
+                     fattn_softmax_weight(sink, fv_set1((float)FATTN_LOG2E), fv_set1(g->lse[r])));
+            sum -= (double)weight[0] * delta(g, r);
+        }
+        parts[n] = (float)sum;
+    }
+}
+
+/* The panels of a chain have consecutive numbers. */
+static int64_t chain_length(const fattn_cpu_run *run)
+{
+    return dbias_crosses(run->problem) ? run->tiling->items : run->tiling->q_blocks;
+}
+
+/*
+ * The number of the panel that is handed out as item n. Some heads take turns, a panel each: those
+ * of one head, were they at work at the same time, would wait for each other and send dK and dV
+ * from cache to cache.
+ */
+#define HEADS_TOGETHER 16
+static int64_t panel_number(const fattn_cpu_run *run, int64_t n)
+{
+    const int64_t blocks = run->tiling->q_blocks, set = HEADS_TOGETHER * blocks;
+    const int64_t begin = n / set * set,
+                  heads = fattn_min64(set, run->tiling->items - begin) / blocks;
+    const int64_t head = (n - begin) % heads, block = (n - begin) / heads;
+    return dbias_crosses(run->problem) ? n : begin + head * blocks + block;
+}
+
+/* What products of floats and of pairs do differently. */
+typedef struct backward_kind {
+    int64_t step; /* of keys, whole ones of which products work on */
+    void (*layout)(backward *g, const fattn_problem *p, const fattn_tiling *tiling, arena *from);
+    void (*load)(backward *g); /* what a panel needs of its rows */
+    void (*tile)(backward *g, span s, span next, const fattn_cpu_progress *before);
+    float (*dq_factor)(const backward *g);        /* of dqt */
+    float (*delta)(const backward *g, int64_t r); /* of a row, for dSink */
+} backward_kind;
+
+/* A panel that adds: everything but the chain. */
+INLINE void backward_panel(backward *g, const backward_kind *kind, const fattn_cpu_progress *before,
+                           fattn_cpu_progress *own)
+{
+    panel *const pn = &g->panel;
+    const fattn_problem *const p = pn->p;
+    int64_t block = 0, past = INT64_MAX;
+
+    pn->step = kind->step;
+    kind->load(g);
+    for (int64_t c = 0; c < pn->d_pad; c++) {
+        fill(g->dqt + c * pn->br, pn->width, 0);
+    }
+    panel_blocks(pn, &block, &past);
+    bias_blocks(pn, NULL, 0, &block, &past);
+    if (!wants(p, FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV | FATTN_OUT_DBIAS)) {
+        past = 0;
+    }
+    span next;
+    for (span s = seen_span(pn, block, true); block < past; block++, s = next) {
+        next = seen_span(pn, block + 1, true);
+        if (s.kind == FATTN_TILE_EMPTY) {
+            continue;
+        }
+        kind->tile(g, s, next, before);
+        if (own) {
+            fattn_cpu_publish(own, block + 1);
+        }
+    }
+    for (int64_t r = 0; r < pn->rows && wants(p, FATTN_OUT_DQ); r += FV_LANES) {
+        store_dq(g, r, kind->dq_factor(g));
+    }
+}
+
+INLINE void differentiate(const fattn_cpu_run *run, int64_t n, void *scratch,
+                          const backward_kind *kind)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t item = panel_number(run, n);
+    const fattn_work work = fattn_schedule_item(run->tiling, p->heads_k, item);
+    arena from = {.base = scratch};
+    backward g;
+    panel *const pn = &g.panel;
+    kind->layout(&g, p, run->tiling, &from);
+    panel_prepare(pn);
+    g.shared = gradients_of(run);
+
+    fattn_cpu_progress *const own = is_chained(p) ? &g.shared.progress[item] : NULL;
+    const fattn_cpu_progress *const before = own && item % chain_length(run) != 0 ? own - 1 : NULL;
+    const bool has_rows = panel_open(pn, run, work.batch, work.head, work.block * pn->br, false);
+    if (has_rows) {
+        backward_panel(&g, kind, before, own);
+    }
+    if (wants(p, FATTN_OUT_DSINK)) {
+        float *const parts = g.shared.dsink + item * pn->group;
+        if (has_rows) {
+            store_dsink(&g, kind->delta, parts);
+        } else {
+            fill(parts, pn->group, 0);
+        }
+    }
+    if (before) {
+        fattn_cpu_wait(before, INT64_MAX);
+    }
+    if (own) {
+        fattn_cpu_publish(own, INT64_MAX);
+    }
+}
+
+static int64_t backward_count(const fattn_cpu_run *run) { return run->tiling->items; }
+
+#endif

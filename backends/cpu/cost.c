@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backends/cpu/cost.h"
+
+#include <math.h>
+
+#include "core/io_model.h"
+
+static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Rows of a key/value head: those of its group together. */
+static int64_t rows_of(const fattn_problem *p)
+{
+    return p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+}
+
+/*
+ * Twice the rows' time until the last unit is done with its blocks, as the mean of two guesses.
+ * Blocks come in rounds, in whose last one the rests of heads may find room; or, as units are not
+ * equally fast nor blocks equally long, units end half a block apart. Under a causal mask, where
+ * blocks have half the work, the latter alone holds.
+ */
+static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
+                           int64_t br)
+{
+    const int64_t rows = rows_of(p), heads = p->batch * p->heads_k;
+    const int64_t extra = blocks->extra_rows, rest = rows % br, rests = rest ? heads : 0;
+    const double all = (double)heads * ((double)rows + (double)ceil_div(rows, br) * (double)extra);
+    const double apart = (double)(br + extra) / 2;
+    if (p->window_right == 0) {
+        return all / (double)units + 2 * apart;
+    }
+    int64_t whole = 0;
+    if (__builtin_mul_overflow(heads, rows / br, &whole) || whole > INT64_MAX / 2) {
+        return all / (double)units + apart; /* of so many rounds the last does not count */
+    }
+    const int64_t rounds = ceil_div(whole, units);
+    const int64_t room = rounds * units - whole;
+    const int64_t more = rests > room ? ceil_div(rests - room, units) : 0;
+    return (double)rounds * (double)(br + extra) + (double)more * (double)(rest + extra) +
+           all / (double)units + apart;
+}
+
+/* Twice the rows' time that blocks of a head that are at work together wait for those before them:
+ * each is a tile of keys behind. */
+static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
+                            fattn_tile tile)
+{
+    const int64_t rows = rows_of(p), heads = p->batch * p->heads_k;
+    const int64_t most = heads > 0 && heads < units ? units / heads : 1;
+    const int64_t together = smaller(ceil_div(rows, tile.br), most);
+    const int64_t tiles = ceil_div(p->seqlen_k, tile.bc);
+    if (!blocks->in_order || together < 2 || tiles < 1) {
+        return 0;
+    }
+    const double block = (double)(smaller(tile.br, rows) + blocks->extra_rows);
+    return 2 * block * (double)(together - 1) / (double)tiles;
+}
+
+/* Whether the tile is for more blocks a core than the problem has then: one that is late would keep
+ * the others waiting. */
+static bool leaves_few(const fattn_problem *p, const fattn_limits *limits, int64_t br,
+                       const fattn_cpu_blocks *blocks)
+{
+    return br == blocks->large && (double)p->batch * (double)p->heads_q * (double)p->seqlen_q <
+                                      (double)blocks->rounds * (double)limits->units * (double)br;
+}
+
+double fattn_cpu_cost(const fattn_problem *problem, const fattn_limits *limits, fattn_tile tile,
+                      fattn_cpu_blocks blocks)
+{
+    const double sums = 16; /* keys' time in which the sums of a tile come and go */
+    if (leaves_few(problem, limits, tile.br, &blocks)) {
+        return INFINITY;
+    }
+    if (limits->units == 0) {
+        return fattn_io_plan_bytes(problem, tile.br, tile.bc, true);
+    }
+    return (time_of_rows(problem, &blocks, limits->units, tile.br) +
+            time_in_order(problem, &blocks, limits->units, tile)) *
+           (1 + sums / (double)tile.bc);
+}

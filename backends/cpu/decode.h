@@ -1,0 +1,691 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Decoding: forward for so few rows that memory sets the pace. Channels are in the lanes of both
+ * products, and every key and value is read once, in its own type, for all rows of its head; scores
+ * are a dense tile (panel.h).
+ *
+ * A core keeps memory busy only if it asks for data long before it needs them. The processor's own
+ * prefetchers ask for more than a core may, provided that the core reads several pages by turns,
+ * each in the order of memory. So while a tile is worked on, the next one is fetched into the
+ * second-level cache, rows from several places by turns. Where the heads of a key are neighbours in
+ * memory, as in BSHD, one item takes several heads, which share that order: they take turns with a
+ * tile of keys, and each fetches its share of the next tile of all. The last tile of an item
+ * fetches the first one of the next.
+ */
+#ifndef FATTN_CPU_DECODE_H
+#define FATTN_CPU_DECODE_H
+
+#include "backends/cpu/dots.h"
+#include "backends/cpu/parts.h"
+#include "backends/cpu/soften.h"
+
+#define DECODE_HEADS 8 /* most of an item */
+#define FETCH_PLACES 8 /* most places of keys, and as many of values, that are fetched by turns */
+#define FETCH_PAGE 4096
+
+/* --- Products --------------------------------------------------------------------------------- */
+
+/* Rows of keys or of values, and as many others that are fetched while these are read. */
+typedef struct decode_rows {
+    const char *const *at, *const *ahead; /* [count] */
+    int64_t count, dim;                   /* rows, and channels of each */
+} decode_rows;
+
+/* x[j][r] = dot(q[r], k[j]) */
+typedef struct decode_dots {
+    const float *q;   /* as order_queries() has it */
+    int64_t q_stride; /* floats of a query */
+    decode_rows k;
+    float *x; /* [k.count][pitch] */
+    int64_t pitch;
+} decode_dots;
+
+/* o[r] = o[r] alpha[r] + lowered sum_j p[j][r] v[j] */
+typedef struct decode_sums {
+    const float *alpha; /* [pitch] */
+    float lowered;
+    const float *p; /* [v.count][pitch] */
+    int64_t pitch;
+    decode_rows v;
+    float *o; /* [pitch][o_stride] */
+    int64_t o_stride;
+} decode_sums;
+
+/* `count` of the rows from number j on. */
+INLINE decode_rows some_rows(decode_rows rows, int64_t j, int64_t count)
+{
+    rows.at += j;
+    rows.ahead += j;
+    rows.count = count;
+    return rows;
+}
+
+/* Two vectors of channels from c on, in the order that costs least: those of bf16 come apart as
+ * even and odd ones. Queries and o are in the same order. */
+INLINE void load_two(fattn_dtype dtype, const char *row, int64_t c, fv to[2])
+{
+    if (dtype == FATTN_BF16) {
+        const uint16_t *const x = (const uint16_t *)(const void *)row + c;
+        to[0] = fv_load_bf16_even(x);
+        to[1] = fv_load_bf16_odd(x);
+    } else {
+        to[0] = load_as(dtype, row + c * SIZE_OF(dtype), FV_LANES);
+        to[1] = load_as(dtype, row + (c + FV_LANES) * SIZE_OF(dtype), FV_LANES);
+    }
+}
+
+/* Channels that are taken two vectors at a time. */
+INLINE int64_t channels_by_two(int64_t dim) { return dim / (2 * FV_LANES) * (2 * FV_LANES); }
+
+/* Asks for the lines of `vectors` vectors of channels from c on; not for one that begins before. */
+INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
+{
+    const int64_t first = c * SIZE_OF(dtype), bytes = vectors * FV_LANES * SIZE_OF(dtype);
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
+        if (bytes >= CACHE_LINE || first % CACHE_LINE == 0) {
+            __builtin_prefetch(row + first + at, 0, 2); /* to the second-level cache */
+        }
+    }
+}
+
+/* Rows that a product takes at a time, of `pitch`, a power of two. */
+INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
+
+/* Adds the products of `part` channels from c on. q: [nr][FV_LANES] */
+INLINE void dots_step(int nr, int part, fattn_dtype dtype, const float *q, decode_rows k, int64_t c,
+                      fv *sum)
+{
+    for (int m = 0; m < FV_ND / nr; m++) {
+        fetch(dtype, k.ahead[m], c, 1);
+        const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), part);
+        for (int n = 0; n < nr; n++) {
+            sum[m * nr + n] = fv_muladd(key, fv_load(q + n * FV_LANES), sum[m * nr + n]);
+        }
+    }
+}
+
+/*
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys.
+ * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
+ */
+INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
+{
+    const int64_t by_two = channels_by_two(k.dim);
+    fv sum[FV_ND];
+#pragma GCC unroll 16
+    for (int n = 0; n < FV_ND; n++) {
+        sum[n] = fv_set1(0);
+    }
+    int64_t c = 0;
+    for (; c < by_two; c += 2 * FV_LANES, q += nr * 2 * FV_LANES) {
+        for (int m = 0; m < FV_ND / nr; m++) {
+            fv key[2];
+            fetch(dtype, k.ahead[m], c, 2);
+            load_two(dtype, k.at[m], c, key);
+#pragma GCC unroll 32
+            for (int n = 0; n < 2 * nr; n++) {
+                fv *const at = &sum[m * nr + n / 2];
+                *at = fv_muladd(key[n % 2], fv_load(q + n * FV_LANES), *at);
+            }
+        }
+    }
+    for (; c + FV_LANES <= k.dim; c += FV_LANES, q += nr * FV_LANES) {
+        dots_step(nr, FV_LANES, dtype, q, k, c, sum);
+    }
+    if (c < k.dim) {
+        dots_step(nr, (int)(k.dim - c), dtype, q, k, c, sum);
+    }
+    for (int n = 0; n < FV_ND; n += FV_LANES) {
+        fv_store(to + n, fv_sums(sum + n));
+    }
+}
+
+/* nr of the rows, from number r on. */
+INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
+{
+    const int64_t step = FV_ND / nr;
+    for (int64_t j = 0; j < d.k.count; j += step) {
+        dots_tile(nr, dtype, d.q + r * d.q_stride, some_rows(d.k, j, step), d.x + j * d.pitch + r);
+    }
+}
+
+/* Keys that are summed from zero before they join o: rounding errors grow with their number. */
+#define MIX_KEYS 64
+
+/* sum = sum_j p[j] v[j] of nr rows and nv vectors of channels from c on, of which the last has
+ * `part`; literals but for the last. */
+INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c, fv *sum)
+{
+#pragma GCC unroll 16
+    for (int n = 0; n < nr * nv; n++) {
+        sum[n] = fv_set1(0);
+    }
+    for (int64_t j = 0; j < s.v.count; j++) {
+        fv value[FV_ND];
+        fetch(dtype, s.v.ahead[j], c, nv);
+        for (int u = 0; u + 2 <= nv; u += 2) {
+            load_two(dtype, s.v.at[j], c + u * FV_LANES, value + u);
+        }
+        if (nv == 1) {
+            value[0] = load_as(dtype, s.v.at[j] + c * SIZE_OF(dtype), part);
+        }
+#pragma GCC unroll 16
+        for (int n = 0; n < nr; n++) {
+            const fv weight = fv_set1(s.p[j * s.pitch + n]);
+            for (int u = 0; u < nv; u++) {
+                sum[n * nv + u] = fv_muladd(weight, value[u], sum[n * nv + u]);
+            }
+        }
+    }
+}
+
+/* The same joins o, in which rows take alpha once. */
+INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c)
+{
+    for (int64_t j = 0; j < s.v.count; j += MIX_KEYS) {
+        decode_sums some = s;
+        some.p = s.p + j * s.pitch;
+        some.v = some_rows(s.v, j, fattn_min64(s.v.count - j, MIX_KEYS));
+        fv sum[FV_ND];
+        mix_keys(nr, nv, part, dtype, some, c, sum);
+#pragma GCC unroll 16
+        for (int n = 0; n < nr; n++) {
+            const fv factor = fv_set1(j == 0 ? s.alpha[n] : 1.0f);
+            for (int u = 0; u < nv; u++) {
+                float *const at = s.o + n * s.o_stride + c + u * FV_LANES;
+                const fv part_sum = fv_mul(fv_set1(s.lowered), sum[n * nv + u]);
+                fv_store(at, fv_muladd(fv_load(at), factor, part_sum));
+            }
+        }
+    }
+}
+
+/* Vectors of channels that as many sums of nr rows hold as there are registers for. */
+#define MIX_VECTORS(nr) (FV_ND / (nr) < 8 ? FV_ND / (nr) : 8)
+
+/* nr of the rows, from number r on. */
+INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
+{
+    const int64_t dim = s.v.dim;
+    int64_t c = 0;
+    s.alpha += r;
+    s.p += r;
+    s.o += r * s.o_stride;
+#define WHILE_ROOM(nv)                                                                \
+    for (; (nv) <= MIX_VECTORS(nr) && c + (nv)*FV_LANES <= dim; c += (nv)*FV_LANES) { \
+        mix_tile(nr, nv, FV_LANES, dtype, s, c);                                      \
+    }
+    WHILE_ROOM(8)
+    WHILE_ROOM(4)
+    WHILE_ROOM(2)
+    WHILE_ROOM(1)
+#undef WHILE_ROOM
+    if (c < dim) {
+        mix_tile(nr, 1, (int)(dim - c), dtype, s, c);
+    }
+}
+
+/* Calls `call` with a literal type and a literal number of rows. */
+#define DECODE_TYPES(call, nr)                                             \
+    switch (dtype) {                                                       \
+    case FATTN_F16: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_F16); break;   \
+    case FATTN_BF16: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_BF16); break; \
+    default: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_F32); break;          \
+    }
+#define DECODE_EACH(call)                        \
+    for (int64_t r = 0; r < pitch; r += FV_ND) { \
+        switch (rows_at_once(pitch)) {           \
+        case 1: DECODE_TYPES(call, 1) break;     \
+        case 2: DECODE_TYPES(call, 2) break;     \
+        case 4: DECODE_TYPES(call, 4) break;     \
+        case 8: DECODE_TYPES(call, 8) break;     \
+        default: DECODE_TYPES(call, 16) break;   \
+        }                                        \
+    }
+
+APART void decode_scores(fattn_dtype dtype, decode_dots d)
+{
+    const int64_t pitch = d.pitch;
+#define CALL(nr, type) dots(nr, type, d, r)
+    DECODE_EACH(CALL)
+#undef CALL
+}
+
+APART void decode_mix(fattn_dtype dtype, decode_sums s)
+{
+    const int64_t pitch = s.pitch;
+#define CALL(nr, type) mix(nr, type, s, r)
+    DECODE_EACH(CALL)
+#undef CALL
+}
+
+/* The queries in pn->q as dots_tile() reads them: rows_at_once() rows side by side. */
+static void order_queries(const panel *pn, float *to)
+{
+    const int64_t by_two = channels_by_two(pn->p->dim), rows = rows_at_once(pn->pitch);
+    const bool apart = pn->p->dtype_kv == FATTN_BF16;
+    for (int64_t r = 0; r < pn->pitch; r += rows) {
+        const float *const from = pn->q + r * pn->d_pad;
+        for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
+            for (int64_t n = 0; n < rows; n++, to += 2 * FV_LANES) {
+                for (int64_t lane = 0; lane < FV_LANES; lane++) {
+                    const float *const two = from + n * pn->d_pad + c;
+                    to[lane] = apart ? two[2 * lane] : two[lane];
+                    to[lane + FV_LANES] = apart ? two[2 * lane + 1] : two[lane + FV_LANES];
+                }
+            }
+        }
+        for (int64_t c = by_two; c < pn->d_pad; c += FV_LANES) {
+            for (int64_t n = 0; n < rows; n++, to += FV_LANES) {
+                fv_store(to, fv_load(from + n * pn->d_pad + c));
+            }
+        }
+    }
+}
+
+/* Puts channels of a row of o that mix() has apart in their order. */
+static void order_channels(const panel *pn, float *o)
+{
+    const int64_t by_two = channels_by_two(pn->p->dim_v);
+    if (pn->p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
+        return;
+    }
+    for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
+        float some[2 * FV_LANES];
+        memcpy(some, o + c, sizeof some);
+        for (int64_t lane = 0; lane < FV_LANES; lane++) {
+            o[c + 2 * lane] = some[lane];
+            o[c + 2 * lane + 1] = some[FV_LANES + lane];
+        }
+    }
+}
+
+#undef MIX_VECTORS
+#undef MIX_KEYS
+#undef DECODE_EACH
+#undef DECODE_TYPES
+
+/* --- Rows of keys ----------------------------------------------------------------------------- */
+
+/* A tile of keys as the first head of an item has them. */
+typedef struct decode_tile {
+    int64_t block;
+    const char **k, **v;      /* [bc] */
+    span spans[DECODE_HEADS]; /* of each head; those that are not empty differ in kind alone */
+    int64_t live;
+} decode_tile;
+
+/* What an item is: a part of the keys of some heads. */
+typedef struct decode_item {
+    int64_t b, split, hk, heads;
+} decode_item;
+
+typedef struct decode {
+    forward head[DECODE_HEADS];
+    int64_t heads;
+    decode_tile now, next;
+    const char **rows;  /* [bc] of the head at work */
+    const char **ahead; /* [heads][2][bc] what each fetches, with keys and with values */
+} decode;
+
+/* Whether the heads of a key lie side by side. */
+static bool interleaved(const fattn_strides *strides) { return strides->head < strides->seq; }
+
+static bool heads_are_neighbours(const fattn_problem *p)
+{
+    return interleaved(&p->k) || interleaved(&p->v);
+}
+
+/* Most heads of an item: all that share pages, else two, which are as many places again. */
+static int64_t heads_most(const fattn_problem *p)
+{
+    return fattn_min64(fattn_max64(p->heads_k, 1), heads_are_neighbours(p) ? DECODE_HEADS : 2);
+}
+
+/* rows[j] = where key first + j begins. */
+static void find_rows(const panel *pn, int64_t first, int64_t live, const void *tensor,
+                      fattn_dtype dtype, const fattn_strides *strides, const char **rows)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t page = p->features & FATTN_PAGED ? p->page_size : INT64_MAX;
+    const int64_t step = strides->seq * fattn_dtype_size(dtype);
+    for (int64_t j = 0; j < live;) {
+        const char *const row = element(tensor, dtype, key_index(pn, strides, first + j));
+        const int64_t run = fattn_min64(live - j, page - (pn->start_k + first + j) % page);
+        for (int64_t n = 0; n < run; n++) {
+            rows[j + n] = row + n * step;
+        }
+        j += run;
+    }
+}
+
+/* Rows of the tile's live keys, of the head of pn. */
+static void tile_rows(const panel *pn, decode_tile *tile)
+{
+    const fattn_problem *const p = pn->p;
+    find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->k, p->dtype_kv, &p->k, tile->k);
+    if (p->outputs & FATTN_OUT_O) {
+        find_rows(pn, tile->block * pn->bc, tile->live, pn->buf->v, p->dtype_v, &p->v, tile->v);
+    }
+}
+
+/* The first tile from `block` on that some head attends to; whether there is one. */
+static bool find_tile(const decode *d, int64_t block, int64_t end, decode_tile *tile)
+{
+    tile->live = 0;
+    for (; block < end && !tile->live; block++) {
+        for (int64_t n = 0; n < d->heads; n++) {
+            tile->spans[n] = seen_span(&d->head[n].panel, block, false);
+            if (tile->spans[n].kind != FATTN_TILE_EMPTY) {
+                tile->live = tile->spans[n].live;
+            }
+        }
+        tile->block = block;
+    }
+    tile_rows(&d->head->panel, tile);
+    return tile->live > 0;
+}
+
+/* d->rows = rows of head n, and zeros past the last. */
+static void head_rows(decode *d, int64_t n, fattn_dtype dtype, const fattn_strides *strides,
+                      const char **first, int64_t padded)
+{
+    const panel *const pn = &d->head->panel;
+    const int64_t step = n * strides->head * fattn_dtype_size(dtype);
+    for (int64_t j = 0; j < d->now.live; j++) {
+        d->rows[j] = first[j] + step;
+    }
+    for (int64_t j = d->now.live; j < padded; j++) {
+        d->rows[j] = (const char *)pn->zeros;
+    }
+}
+
+/* Tensors whose rows are read. */
+static int64_t kinds_of(const fattn_problem *p) { return p->outputs & FATTN_OUT_O ? 2 : 1; }
+
+/* Places of the next tile's keys of a head, or of all that share pages: not two in one page. A
+ * power of two, as parts of a tile must be. */
+static int64_t places_of(const decode *d)
+{
+    const fattn_problem *const p = d->head->panel.p;
+    const int64_t pages = d->next.live * p->k.seq * fattn_dtype_size(p->dtype_kv) / FETCH_PAGE;
+    const int64_t turns = heads_are_neighbours(p) ? 1 : d->heads;
+    int64_t places = FETCH_PLACES;
+    while (places > 1 && (places > pages || places * turns > FETCH_PLACES)) {
+        places /= 2;
+    }
+    return places;
+}
+
+/* to[n stride] = from[n]. */
+static void lay_rows(const char **to, int64_t stride, const char *const *from, int64_t count)
+{
+#pragma GCC unroll 8
+    for (int64_t n = 0; n < count; n++) {
+        to[n * stride] = from[n];
+    }
+}
+
+/* d->ahead = rows of the next tile: a key and a value from each place by turns, head by head, and
+ * then those after them. Where there are no more, the last ones, or zeros. */
+static void order_ahead(decode *d)
+{
+    const panel *const pn = &d->head->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t live = d->next.live, heads = d->heads;
+    const int64_t k_step = p->k.head * fattn_dtype_size(p->dtype_kv);
+    const int64_t v_step = p->v.head * fattn_dtype_size(p->dtype_v);
+    const int64_t places = places_of(d), part = (live + places - 1) / places;
+    const int64_t kinds = kinds_of(p), round = kinds * places;
+    int64_t step[2 * FETCH_PLACES]; /* from one head to the next */
+    for (int64_t n = 0; n < round; n++) {
+        step[n] = n % kinds ? v_step : k_step;
+    }
+    for (int64_t n = 0; live < pn->bc && n < heads * kinds * pn->bc; n++) {
+        d->ahead[n] = live == 0   ? (const char *)pn->zeros
+                      : n % kinds ? d->next.v[live - 1]
+                                  : d->next.k[live - 1];
+    }
+    for (int64_t n = 0; n < places; n++) {
+        const int64_t first = n * part, count = fattn_min64(part, live - first);
+        lay_rows(d->ahead + kinds * n, heads * round, d->next.k + first, count);
+        if (kinds == 2) {
+            lay_rows(d->ahead + kinds * n + 1, heads * round, d->next.v + first, count);
+        }
+    }
+    for (int64_t j = 0; j < part; j++) {
+        const char **at = d->ahead + j * heads * round;
+        for (int64_t h = 1; h < heads; h++, at += round) {
+            for (int64_t n = 0; n < round; n++) {
+                at[round + n] = at[n] + step[n];
+            }
+        }
+    }
+}
+
+/* --- An item ---------------------------------------------------------------------------------- */
+
+/* Scores in x become probabilities: whole steps of them, in which keys past the last weigh 0. */
+static void soften_dense(forward *f, span s)
+{
+    const panel *const pn = &f->panel;
+    const int64_t steps = s.padded / pn->phases;
+    const int64_t whole = (steps + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
+    fill(pn->x + steps * pn->br, (whole - steps) * pn->br, -INFINITY);
+    (void)soften_tile(f, whole, s.kind == FATTN_TILE_PARTIAL || whole > steps, STORED_FLOATS);
+}
+
+static void decode_head(decode *d, int64_t n)
+{
+    forward *const f = &d->head[n];
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const span s = d->now.spans[n];
+    const bool values = p->outputs & FATTN_OUT_O;
+
+    head_rows(d, n, p->dtype_kv, &p->k, d->now.k, s.padded);
+    const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
+    const decode_rows k = {.at = d->rows, .ahead = ahead, .count = s.padded, .dim = p->dim};
+    decode_scores(
+        p->dtype_kv,
+        (decode_dots){.q = pn->qt, .q_stride = pn->d_pad, .k = k, .x = pn->x, .pitch = pn->pitch});
+    score_tile(pn, s);
+    soften_dense(f, s);
+    if (!values) {
+        return;
+    }
+    if (p->features & FATTN_DROPOUT) {
+        drop_tile(pn, s, false);
+    }
+    head_rows(d, n, p->dtype_v, &p->v, d->now.v, s.padded);
+    const decode_sums sums = {
+        .alpha = f->alpha,
+        .lowered = f->lowered,
+        .p = pn->x,
+        .pitch = pn->pitch,
+        .v = {.at = d->rows, .ahead = ahead + pn->bc, .count = s.padded, .dim = p->dim_v},
+        .o = f->o,
+        .o_stride = pn->dv_pad};
+    decode_mix(p->dtype_v, sums);
+}
+
+static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
+                          const fattn_tiling *tiling, arena *from)
+{
+    strips_layout(d->head, heads, p, tiling->br, tiling->bc, 1, from);
+    for (int64_t n = 0; n < heads; n++) {
+        d->head[n].o = d->head[n].ot;
+    }
+    const char ***const lists[] = {&d->now.k, &d->now.v, &d->next.k, &d->next.v, &d->rows};
+    d->ahead = carve(from, kinds_of(p) * heads * tiling->bc, sizeof *d->ahead);
+    for (size_t n = 0; n < sizeof lists / sizeof lists[0]; n++) {
+        *lists[n] = carve(from, tiling->bc, sizeof **lists[n]);
+    }
+}
+
+static int64_t decode_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    decode d;
+    arena from = {0};
+    decode_layout(&d, heads_most(p), p, tiling, &from);
+    return from.used;
+}
+
+static void decode_begin(forward *f, int64_t split)
+{
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    pn->step = pn->phases;
+    load_queries(pn, pn->buf->q, p->dtype, &p->q, p->dim, pn->q, pn->d_pad);
+    order_queries(pn, pn->qt);
+    fill(f->o, pn->br * pn->dv_pad, 0);
+    state_begin(f, split, false);
+    fill(f->l + pn->pitch, pn->width - pn->pitch, 0); /* a sink counts once */
+}
+
+/* Adds the parts of l, and puts channels in order. */
+static void decode_end(forward *f)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t step = pn->width / 2; step >= pn->pitch; step /= 2) {
+        for (int64_t r = 0; r < step; r++) {
+            f->l[r] += f->l[r + step];
+        }
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        order_channels(pn, f->o + r * pn->dv_pad);
+    }
+}
+
+/* Heads of an item: fewer where threads would not find items enough. Results do not depend on
+ * it. */
+static int64_t heads_of_item(const fattn_cpu_run *run)
+{
+    const int64_t most = heads_most(run->problem), heads = fattn_max64(run->problem->heads_k, 1);
+    const int64_t workers = run->tiling->workers;
+    const int64_t enough = workers > 1 ? run->tiling->items / (4 * workers) : most;
+    const int64_t some = fattn_max64(1, fattn_min64(enough, most));
+    const int64_t groups = (heads + some - 1) / some;
+    return (heads + groups - 1) / groups;
+}
+
+static int64_t decode_count(const fattn_cpu_run *run)
+{
+    const int64_t heads = run->problem->heads_k, each = heads_of_item(run);
+    return heads ? run->tiling->items / heads * ((heads + each - 1) / each) : 0;
+}
+
+/* Items of a part of the keys follow one another. */
+static decode_item item_of(const fattn_cpu_run *run, int64_t item)
+{
+    const int64_t all = run->problem->heads_k, each = heads_of_item(run);
+    const int64_t groups = (all + each - 1) / each, splits = run->tiling->splits;
+    const int64_t hk = item % groups * each;
+    return (decode_item){.b = item / groups / splits,
+                         .split = item / groups % splits,
+                         .hk = hk,
+                         .heads = fattn_min64(each, all - hk)};
+}
+
+/* What an item's last tile fetches: the first one of the item that this worker will probably take
+ * next. None if that has other heads. */
+static void find_upcoming(decode *d, const fattn_cpu_run *run)
+{
+    const int64_t item = fattn_cpu_upcoming(run->items);
+    decode_tile *const tile = &d->next;
+    panel pn = d->head->panel;
+    int64_t block, past;
+    tile->live = 0;
+    if (item >= decode_count(run)) {
+        return;
+    }
+    const decode_item it = item_of(run, item);
+    if (it.heads != d->heads || !panel_place(&pn, run, it.b, it.hk, 0, true)) {
+        return;
+    }
+    const fattn_parts parts = parts_of(run->tiling, &pn, &pn);
+    for ((void)fattn_schedule_keys(&parts, it.split, &block, &past); block < past; block++) {
+        const span s = span_of(&pn, block);
+        if (s.kind != FATTN_TILE_EMPTY) {
+            tile->block = block;
+            tile->live = s.live;
+            tile_rows(&pn, tile);
+            return;
+        }
+    }
+}
+
+static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
+{
+    const fattn_tiling *const tiling = run->tiling;
+    arena from = {.base = scratch};
+    decode d = {.heads = it.heads};
+
+    decode_layout(&d, d.heads, run->problem, tiling, &from);
+    panel *const pn = &d.head->panel;
+    if (!panel_place(pn, run, it.b, it.hk, 0, true)) {
+        return;
+    }
+    const fattn_parts parts = parts_of(tiling, pn, pn); /* of any head: all see the same keys */
+    int64_t first, past;
+    if (!fattn_schedule_keys(&parts, it.split, &first, &past)) {
+        return;
+    }
+    panel_prepare(pn);
+    for (int64_t n = 0; n < d.heads; n++) {
+        (void)panel_open(&d.head[n].panel, run, it.b, it.hk + n, 0, true);
+        decode_begin(&d.head[n], it.split);
+    }
+    for (int64_t n = 0; n < d.heads; n++) {
+        int64_t begin = first, end = past;
+        bias_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
+    }
+    bool more = find_tile(&d, first, past, &d.next);
+    while (more) {
+        const decode_tile now = d.next;
+        d.next = d.now;
+        d.now = now;
+        more = find_tile(&d, d.now.block + 1, past, &d.next);
+        if (!more) {
+            find_upcoming(&d, run);
+        }
+        order_ahead(&d);
+        for (int64_t n = 0; n < d.heads; n++) {
+            if (d.now.spans[n].kind != FATTN_TILE_EMPTY) {
+                decode_head(&d, n);
+            }
+        }
+    }
+    for (int64_t n = 0; n < d.heads; n++) {
+        const int64_t head = it.b * run->problem->heads_k + it.hk + n;
+        decode_end(&d.head[n]);
+        if (fattn_parts_are_one(&parts)) {
+            forward_store(&d.head[n]);
+        } else {
+            forward_leave_part(&d.head[n], run, head * tiling->splits + it.split, 0);
+        }
+    }
+}
+
+/* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
+ * that memory does not set the pace, unless these would be copied for rows of one vector. */
+static bool decode_pays(const fattn_problem *p)
+{
+    const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+    const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
+    return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
+}
+
+static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, {0, 0}};
+
+/* This tile of keys of all heads, the next one, and room for what the processor fetches ahead by
+ * itself. */
+static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    const int64_t key =
+        p->dim * fattn_dtype_size(p->dtype_kv) + p->dim_v * fattn_dtype_size(p->dtype_v);
+    return decode_scratch(p, &tiling) + 3 * tile.bc * heads_most(p) * key;
+}
+
+#endif

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward: a block of queries against a part of its keys, one tile of keys at a time.
+ *
+ *     S^T = K Q^T         scores, with every feature of score.h
+ *     P^T                 online softmax; l and the factors alpha for what came before
+ *     O^T = O^T alpha + V^T P^T
+ *
+ * A block is cut into strips, panels of one register tile's width. The scores of a strip, its
+ * queries and a few rows of the tile fill the first-level cache and are contiguous there; the
+ * strips of a block take turns with a tile of keys and values that is loaded once and stays in the
+ * second. (Where keys are few, strips are wider: only their scores stay in the first.)
+ *
+ * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace and
+ * a second phase merges them in ascending order (parts.h). Here is what a strip does whatever it
+ * multiplies; forward_floats.h and forward_pairs.h have the products. Decoding (decode.h) is the
+ * same walk with other products.
+ */
+#ifndef FATTN_CPU_FORWARD_H
+#define FATTN_CPU_FORWARD_H
+
+#include "backends/cpu/ahead.h"
+#include "backends/cpu/cost.h"
+#include "backends/cpu/mix.h"
+#include "backends/cpu/soften.h"
+
+/* What products of floats and of pairs do differently. */
+typedef struct forward_kind {
+    int64_t step;   /* of keys, whole ones of which products work on */
+    bool pairs;     /* values may be pairs */
+    bool sink_last; /* a sink joins at the end */
+    bool fetches;   /* products fetch rows for later (ahead.h) */
+    int64_t (*layout)(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                      arena *from);   /* returns how many strips there are */
+    void (*prepare)(const panel *pn); /* scratch of all strips that no item changes */
+    const query_form *(*choose_form)(const panel *pn);
+    /* Whether o is made by rows. only: the strip has one tile of keys */
+    void (*choose_rows)(forward *f, bool only);
+    /* Loads a tile's keys, and values where they are wanted. cached: what is there before, and what
+     * is after. Returns whether values are pairs. */
+    bool (*load)(const forward *f, span s, cached_tile *cached);
+    /* Values join o. rose: some alpha is not 1; pairs: values and probabilities are */
+    void (*mix)(forward *f, span s, bool rose, bool pairs);
+} forward_kind;
+
+/* Queries in scratch, and the state of a part. */
+INLINE void forward_begin(forward *f, const forward_kind *kind, int64_t split)
+{
+    panel *const pn = &f->panel;
+    pn->step = kind->step;
+    f->form = kind->choose_form(pn);
+    if (f->form->load) {
+        f->form->load(f);
+    }
+    f->fresh = true;
+    f->by_rows = f->only = f->normalised = f->placed = f->narrow = false;
+    f->tiles_done = f->mispredicted = 0;
+    state_begin(f, split, kind->sink_last);
+}
+
+/* x = the scores of a tile; score_tile() masks what is not multiplied. */
+static void forward_scores(forward *f, span s)
+{
+    f->form->multiply(f, s);
+    score_tile(&f->panel, s);
+}
+
+/* pairs: values are, and probabilities become, pairs */
+INLINE void forward_tile(forward *f, const forward_kind *kind, span s, bool pairs)
+{
+    panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+
+    /* 1. Scores. */
+    forward_scores(f, s);
+
+    /* 2. Probabilities. */
+    const bool drops = p->features & FATTN_DROPOUT;
+    const bool masked = s.kind == FATTN_TILE_PARTIAL || seems_masked(pn, s);
+    const int64_t keys = (s.live + PARTIAL_SUMS - 1) / PARTIAL_SUMS * PARTIAL_SUMS;
+    const bool stored = pairs && !drops; /* as pairs */
+    const bool predicted = !masked && predicts_near(f, s);
+    const bool near =
+        predicted && (stored ? soften_near(f, keys, true) : soften_near(f, keys, false));
+    if (predicted && !near) {
+        forward_scores(f, s);
+        f->mispredicted++;
+    }
+    f->tiles_done++;
+    const bool rose = !near && (stored  ? soften_tile(f, keys, masked, STORED_PAIRS)
+                                : pairs ? soften_tile(f, keys, masked, STORED_FLOATS_FOR_PAIRS)
+                                        : soften_tile(f, keys, masked, STORED_FLOATS));
+    if (!(p->outputs & FATTN_OUT_O)) {
+        return;
+    }
+    fill(pn->x + keys / (1 + stored) * pn->br, (s.padded - keys) / (1 + stored) * pn->br, 0);
+    if (drops) {
+        drop_tile(pn, s, pairs);
+    }
+
+    /* 3. Values. */
+    kind->mix(f, s, rose, pairs);
+    f->fresh = false;
+}
+
+/* Turns to the copies of a tile of keys; returns what of them is there. */
+static cached_tile use_cached_copies(forward *strips, int64_t count, int64_t block)
+{
+    const panel *const pn = &strips->panel;
+    if (!caches_tiles(pn->p, pn->bc)) {
+        return (cached_tile){0};
+    }
+    key_tile tile = *strips->tiles;
+    tile.k_copy += block * pn->bc * pn->d_pad;
+    tile.v_copy += block * pn->bc * pn->dv_pad;
+    use_tile(strips, count, tile);
+    return strips->cache->tile[block];
+}
+
+/* Loads a tile. Returns whether its values are pairs. */
+INLINE bool load_tile(forward *strips, const forward_kind *kind, int64_t count, int64_t block,
+                      span s)
+{
+    cached_tile cached = use_cached_copies(strips, count, block);
+    const panel *const pn = &strips->panel;
+    const bool pairs = kind->load(strips, s, &cached);
+    if (caches_tiles(pn->p, pn->bc)) {
+        strips->cache->tile[block] = cached;
+    }
+    return kind->pairs && pairs;
+}
+
+/* A tile of keys for all strips. loaded: its keys and values are there. */
+INLINE void forward_block(forward *strips, int64_t count, int64_t block, const forward_kind *kind,
+                          bool loaded)
+{
+    span spans[STRIPS];
+    const span all = spans_of(strips, count, block, spans);
+    const bool pairs = all.live && !loaded && load_tile(strips, kind, count, block, all);
+    for (int64_t n = 0; n < count; n++) {
+        if (spans[n].kind != FATTN_TILE_EMPTY) {
+            forward_tile(&strips[n], kind, spans[n], pairs);
+        }
+    }
+}
+
+/* A block of queries; room: strips there are for it. */
+INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, int64_t room,
+                      const forward_kind *kind)
+{
+    const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
+    if (work.split > 0 && !has_part(run, item, work.split)) {
+        return;
+    }
+    const int64_t count = forward_open(strips, room, run, work);
+    if (count == 0) {
+        return;
+    }
+    const fattn_parts parts = parts_of(run->tiling, &strips->panel, &strips[count - 1].panel);
+    const bool whole = fattn_parts_are_one(&parts);
+    int64_t first, past, begin = INT64_MAX, end = 0;
+    const int64_t head = work.batch * run->problem->heads_k + work.head + 1;
+    const int64_t part = work.batch * run->tiling->splits + work.split + 1;
+    if (strips->cache->head != head) {
+        *strips->cache = (cached_head){.head = head};
+    }
+
+    for (int64_t n = 0; n < count; n++) {
+        forward_begin(&strips[n], kind, work.split);
+        (void)fattn_schedule_keys(&parts, work.split, &first, &past);
+        panel_blocks(&strips[n].panel, &first, &past);
+        known_bias *const known = strips->known ? &strips->known[work.block * room + n] : NULL;
+        bias_blocks(&strips[n].panel, known, part, &first, &past);
+        begin = fattn_min64(begin, first);
+        end = fattn_max64(end, past);
+        if (whole) {
+            kind->choose_rows(&strips[n], past - first <= 1);
+        }
+    }
+    prefetch_plan ahead;
+    const bool fetches = kind->fetches && end - begin > 1 && run->tiling->splits == 1 &&
+                         run->problem->outputs & FATTN_OUT_O;
+    if (fetches) {
+        prefetch_plan_open(&ahead, run, item, &strips->panel, begin, end);
+    }
+    for (int64_t block = begin; block < end; block++) {
+        const bool loaded = fetches && begin_block(&ahead, strips, count, run, block);
+        forward_block(strips, count, block, kind, loaded);
+    }
+
+    for (int64_t n = 0; n < count; n++) {
+        forward *const f = &strips[n];
+        const panel *const pn = &f->panel;
+        if (f->fresh) {
+            fill(f->ot, pn->br * pn->dv_pad, 0);
+        }
+        join_sinks(f);
+        if (!whole) {
+            transpose(f->ot, pn->br, pn->dv_pad, pn->width, f->o, pn->dv_pad);
+            forward_leave_part(f, run, item, n);
+        } else if (f->by_rows) {
+            forward_store_rows(f);
+        } else {
+            forward_store_columns(f);
+        }
+    }
+}
+
+/* Strips are laid out once, and each item begins with what they were then. */
+INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *kind)
+{
+    forward laid[STRIPS], strips[STRIPS];
+    cached_head cache = {0};
+    arena from = {.base = scratch};
+    const int64_t room = kind->layout(laid, run->problem, run->tiling, &from);
+    known_layout(laid, &from);
+    laid->cache = &cache;
+    kind->prepare(&laid->panel);
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        memcpy(strips, laid, (size_t)room * sizeof *laid);
+        attention(run, item, strips, room, kind);
+    }
+}
+
+static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->items; }
+
+/* What a worker has at hand for each tile. */
+INLINE int64_t tile_scratch(const fattn_problem *p, const fattn_tiling *tiling,
+                            const forward_kind *kind)
+{
+    forward strips[STRIPS];
+    arena from = {0};
+    (void)kind->layout(strips, p, tiling, &from);
+    return from.used;
+}
+
+/* All that it has. */
+INLINE int64_t attend_scratch(const fattn_problem *p, const fattn_tiling *tiling,
+                              const forward_kind *kind)
+{
+    forward strips[STRIPS];
+    arena from = {0};
+    (void)kind->layout(strips, p, tiling, &from);
+    known_layout(strips, &from);
+    return from.used;
+}
+
+/* --- Tiles ------------------------------------------------------------------------------------ */
+
+/* Blocks of as many rows as are worth the keys they load, where they leave cores some to share, and
+ * smaller ones, among which the planner finds even shares. */
+#define BLOCK_TILES                                                                               \
+    {TILE_ROWS(48), BLOCK_KEYS}, {TILE_ROWS(96), BLOCK_KEYS}, {TILE_ROWS(144), BLOCK_KEYS},       \
+        {TILE_ROWS(192), BLOCK_KEYS}, {TILE_ROWS(240), BLOCK_KEYS}, {TILE_ROWS(288), BLOCK_KEYS}, \
+        {TILE_ROWS(384), BLOCK_KEYS},                                                             \
+    {                                                                                             \
+        BLOCK_ROWS, BLOCK_KEYS                                                                    \
+    }
+static const fattn_tile forward_tiles[] = {BLOCK_TILES,
+                                           {TILE_ROWS(48), 64},
+#if FV_LANES > 1 && FV_LANES < 16
+                                           {TILE_ROWS(24), 64},
+#endif
+                                           {TILE_ROWS(16), 32},
+                                           {0, 0}};
+
+/* extra_rows: what a block costs besides its rows, in their time. The largest blocks are for
+ * problems that have some for each core to share. */
+static double blocks_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile,
+                          int64_t extra_rows)
+{
+    const fattn_cpu_blocks blocks = {.extra_rows = extra_rows, .large = BLOCK_ROWS, .rounds = 4};
+    return fattn_cpu_cost(p, limits, tile, blocks);
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Forward by products of bf16 pairs (forward.h). */
+#ifndef FATTN_CPU_FORWARD_PAIRS_H
+#define FATTN_CPU_FORWARD_PAIRS_H
+
+#include "backends/cpu/forward.h"
+#include "backends/cpu/pairs.h"
+#include "backends/cpu/small_pairs.h"
+
+static void load_transposed_pairs(const forward *f) { pairs_load_queries(&f->panel); }
+
+static void load_rows_of_pairs(const panel *pn, span s, int64_t copied)
+{
+    const fattn_problem *const p = pn->p;
+    pairs_load_keys(pn, s, copied, pn->buf->k, &p->k, p->dim, pn->k_copy, pn->k_pairs);
+}
+
+static void multiply_pairs(const forward *f, span s) { pairs_scores(&f->panel, s); }
+
+static const query_form *choose_pairs_form(const panel *pn)
+{
+    static const query_form transposed = {
+        .load = load_transposed_pairs, .load_keys = load_rows_of_pairs, .multiply = multiply_pairs};
+#if FV_LANES > 4
+    const query_form *const small = PAIRS_COPIED ? NULL : choose_small_pairs_form(pn);
+    return small ? small : &transposed;
+#else
+    (void)pn;
+    return &transposed;
+#endif
+}
+
+static int64_t layout_pairs(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                            arena *from)
+{
+    const int64_t count = forward_layout(strips, p, tiling, from);
+    pairs_layout(&strips->panel, from);
+    for (int64_t n = 1; n < count; n++) {
+        strips[n].panel.k_pairs = strips->panel.k_pairs;
+        strips[n].panel.v_pairs = strips->panel.v_pairs;
+        strips[n].panel.x_pairs = strips->panel.x_pairs;
+    }
+    return count;
+}
+
+static void prepare_pairs(const panel *pn)
+{
+    const int64_t keys = strips_prepare(pn, PAIRS_STEP);
+    for (int64_t j = 0; pn->x_pairs && j < keys / 2; j++) {
+        pn->x_pairs[j] = (const void *)pn->x_rows[j];
+    }
+}
+
+/* Values are copies here, and P, which is rounded to bf16, is not normalised, so that a row of o is
+ * the same either way. */
+static void choose_rows_pairs(forward *f, bool only)
+{
+    choose_rows(f, only, only || is_narrow(&f->panel), !PAIRS_COPIED);
+}
+
+/* Values too small to be multiplied as pairs are loaded as floats. */
+static bool load_pairs(const forward *f, span s, cached_tile *cached)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const bool values = p->outputs & FATTN_OUT_O;
+    f->form->load_keys(pn, s, cached->keys);
+    const bool pairs = values && pairs_load_values(pn, s, cached->values == s.live);
+    if (values && !pairs) {
+        load_keys(pn, s, 0, pn->buf->v, p->dtype_v, &p->v, p->dim_v, pn->v_copy, pn->dv_pad, pn->v,
+                  NULL);
+    }
+    cached->keys = (int32_t)fattn_max64(cached->keys, s.live);
+    cached->values = (int32_t)(pairs ? s.live : 0);
+    return pairs;
+}
+
+static void mix_pairs(forward *f, span s, bool rose, bool pairs)
+{
+    if (pairs) {
+        pairs_mix(f, s, rose ? f->alpha : NULL);
+    } else {
+        mix_values(f, s, rose);
+    }
+}
+
+/* Relative to a sink that has nearly all weight, products of probabilities and usual values may be
+ * too small for pairs: it joins last. */
+static const forward_kind forward_pairs = {
+    .step = PAIRS_STEP,
+    .pairs = true,
+    .sink_last = true,
+    .layout = layout_pairs,
+    .prepare = prepare_pairs,
+    .choose_form = choose_pairs_form,
+    .choose_rows = choose_rows_pairs,
+    .load = load_pairs,
+    .mix = mix_pairs,
+};
+
+static void forward_pairs_work(const fattn_cpu_run *run, void *scratch)
+{
+    pairs_open();
+    attend(run, scratch, &forward_pairs);
+    pairs_close();
+}
+
+static int64_t forward_pairs_scratch(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return attend_scratch(p, tiling, &forward_pairs);
+}
+
+/* Whether heads are so many, or keys so few, that the parts of decoding, which are smaller, would
+ * not occupy more cores. */
+static bool occupies(const fattn_problem *p)
+{
+    return p->seqlen_k <= 1024 || p->batch * p->heads_k >= 8;
+}
+
+/* Whether decoding by floats (decode.h) is faster: for few rows, or to occupy all cores. */
+static bool decoding_pays(const fattn_problem *p)
+{
+    const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
+    return rows <= DECODE_ROWS / 2 || (rows <= DECODE_ROWS && !occupies(p));
+}
+
+/* With few keys, products of pairs save less than it takes to arrange their operands, which is less
+ * where queries are read row by row (small_pairs.h). */
+static bool forward_pairs_pay(const fattn_problem *p)
+{
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const bool blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
+    const int64_t few = PAIRS_COPIED ? 12 : blocked ? 2 : 4;
+    return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p));
+}
+
+static double forward_pairs_cost(const fattn_problem *p, const fattn_limits *limits,
+                                 fattn_tile tile)
+{
+    return blocks_cost(p, limits, tile, PAIRS_BLOCK_ROWS);
+}
+
+static int64_t forward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+{
+    const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
+    return tile_scratch(p, &tiling, &forward_pairs) + keys_in_place_bytes(p, &tiling);
+}
+
+static int64_t forward_pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return fattn_cpu_workspace(forward_shared(p, tiling), forward_pairs_scratch(p, tiling));
+}
+
+#endif

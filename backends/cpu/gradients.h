@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gradients that panels share: what of them a run wants and where they are summed, how they start
+ * from zero in its first phase, and how 16-bit ones are rounded and dSink is summed in its last.
+ * backward.h says in which order panels add to them in between.
+ */
+#ifndef FATTN_CPU_GRADIENTS_H
+#define FATTN_CPU_GRADIENTS_H
+
+#include "backends/cpu/panel.h"
+#include "core/schedule.h"
+
+/* --- What a run consists of ------------------------------------------------------------------- */
+
+static bool wants(const fattn_problem *p, uint32_t outputs) { return p->outputs & outputs; }
+
+static bool adds_up_apart(const fattn_problem *p)
+{
+    return fattn_gradient_dtype(p, p->dtype) != FATTN_F32 && wants(p, FATTN_OUT_DK | FATTN_OUT_DV);
+}
+
+/* Rows of dk in the workspace: packed ones as they are, else seqlen_k a sequence. */
+static int64_t key_rows(const fattn_problem *p)
+{
+    return p->features & FATTN_CU_SEQLENS_K ? p->total_k : p->batch * p->seqlen_k;
+}
+
+/* Whether pairs of different key/value heads or sequences are summed in one entry of dbias. */
+static bool dbias_crosses(const fattn_problem *p)
+{
+    return wants(p, FATTN_OUT_DBIAS) && (p->dbias_stride[0] == 0 || p->dbias_stride[1] == 0);
+}
+
+static bool dbias_is_shared(const fattn_problem *p)
+{
+    return wants(p, FATTN_OUT_DBIAS) && (dbias_crosses(p) || p->dbias_stride[2] == 0);
+}
+
+/* Whether different panels sum different keys in one entry of dbias. */
+static bool dbias_sums_keys(const fattn_problem *p)
+{
+    return dbias_is_shared(p) && p->dbias_stride[3] == 0;
+}
+
+static bool is_chained(const fattn_problem *p)
+{
+    return wants(p, FATTN_OUT_DK | FATTN_OUT_DV) || dbias_is_shared(p);
+}
+
+/* What the workers share. */
+typedef struct gradients {
+    fattn_cpu_progress *progress; /* [items] */
+    float *dsink;                 /* [items][group] parts of dsink */
+    float *dk, *dv;               /* [Hk][key rows][d_pad], [dv_pad]: sums of 16-bit gradients */
+} gradients;
+
+/* Lays the shared memory out; returns its size, -1 when that is too large. */
+static int64_t gradients_layout(const fattn_problem *p, const fattn_tiling *tiling, char *base,
+                                gradients *g)
+{
+    const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const bool apart = adds_up_apart(p);
+    const int64_t rows = apart ? fattn_cpu_bytes(key_rows(p), p->heads_k, sizeof(float)) : 0;
+    const int64_t sizes[4] = {
+        is_chained(p) ? fattn_cpu_bytes(tiling->items, sizeof(fattn_cpu_progress), 1) : 0,
+        wants(p, FATTN_OUT_DSINK) ? fattn_cpu_bytes(tiling->items, group, sizeof(float)) : 0,
+        apart && wants(p, FATTN_OUT_DK) ? fattn_cpu_bytes(rows, d_pad, 1) : 0,
+        apart && wants(p, FATTN_OUT_DV) ? fattn_cpu_bytes(rows, dv_pad, 1) : 0,
+    };
+    void *parts[4];
+    int64_t used = 0;
+    for (int n = 0; n < 4; n++) {
+        if (sizes[n] < 0 || used > INT64_MAX / 4) {
+            return -1;
+        }
+        parts[n] = base ? base + used : NULL;
+        used += sizes[n];
+    }
+    g->progress = parts[0];
+    g->dsink = parts[1];
+    g->dk = parts[2];
+    g->dv = parts[3];
+    return used;
+}
+
+static gradients gradients_of(const fattn_cpu_run *run)
+{
+    gradients g;
+    (void)gradients_layout(run->problem, run->tiling, run->shared, &g);
+    return g;
+}
+
+static int64_t backward_shared(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    gradients g;
+    return gradients_layout(p, tiling, NULL, &g);
+}
+
+/* --- Phase 1: gradients start from zero ------------------------------------------------------- */
+
+/* Element 0 of row j of dk or dv of (sequence, key/value head), in the output or in the
+ * workspace. */
+static float *sum_row(const panel *pn, void *tensor, const fattn_strides *strides, float *apart,
+                      int64_t stride, int64_t j)
+{
+    if (!adds_up_apart(pn->p)) {
+        return (float *)tensor + key_index(pn, strides, j);
+    }
+    const int64_t row = pn->seq.k_batch * pn->p->seqlen_k + pn->seq.k_row + j;
+    return apart + (pn->hk * key_rows(pn->p) + row) * stride;
+}
+
+/* The part of a panel that rows of keys need. */
+static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
+{
+    panel pn = {.p = run->problem, .buf = run->buffers, .b = b, .hk = hk};
+    pn.seq = fattn_sequence_of(pn.p, pn.buf, b);
+    pn.start_k = fattn_start_k(pn.p, pn.buf, b);
+    pn.d_pad = vectors_of(pn.p->dim) * FV_LANES;
+    pn.dv_pad = vectors_of(pn.p->dim_v) * FV_LANES;
+    return pn;
+}
+
+/* Rows of keys are cleared and rounded by the chunk: there may be fewer heads than workers. */
+#define CHUNK_KEYS 256
+
+static int64_t chunks_of(const fattn_problem *p)
+{
+    return (p->seqlen_k + CHUNK_KEYS - 1) / CHUNK_KEYS;
+}
+
+/* Sums begin at 0, and so do keys that no sum is rounded to. Those before the first are the first
+ * chunk's. */
+static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
+                       int64_t dim, float *apart, int64_t stride)
+{
+    const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
+    const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
+    for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
+        if (adds_up_apart(pn->p) && j >= 0 && j < pn->seq.sk) {
+            fill(sum_row(pn, tensor, strides, apart, stride, j), stride, 0);
+        } else {
+            memset((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), 0,
+                   (size_t)(dim * fattn_dtype_size(dtype)));
+        }
+    }
+}
+
+/* Extent of an axis of dbias. */
+static int64_t dbias_extent(const fattn_problem *p, int axis)
+{
+    const int64_t extent[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
+    return p->dbias_stride[axis] == 0 ? 1 : extent[axis];
+}
+
+static void clear_dbias_row(const fattn_cpu_run *run, int64_t row)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t rows = dbias_extent(p, 2), heads = dbias_extent(p, 1), keys = dbias_extent(p, 3);
+    float *const to = (float *)run->buffers->dbias + row / rows / heads * p->dbias_stride[0] +
+                      row / rows % heads * p->dbias_stride[1] + row % rows * p->dbias_stride[2];
+    for (int64_t j = 0; j < keys; j++) {
+        to[j * p->dbias_stride[3]] = 0;
+    }
+}
+
+#define CLEAR_ROWS 64 /* of dbias an item */
+
+/* Chunks of all heads, one at least, which clears the head's progress. */
+static int64_t clear_chunks(const fattn_problem *p)
+{
+    return p->batch * p->heads_k * fattn_max64(1, chunks_of(p));
+}
+
+static int64_t dbias_rows(const fattn_problem *p)
+{
+    if (!wants(p, FATTN_OUT_DBIAS) || p->features & FATTN_ACCUMULATE || dbias_extent(p, 3) == 0) {
+        return 0; /* an empty dbias may be NULL, from which no row's place is worked out */
+    }
+    return dbias_extent(p, 0) * dbias_extent(p, 1) * dbias_extent(p, 2);
+}
+
+static int64_t clear_count(const fattn_cpu_run *run)
+{
+    return clear_chunks(run->problem) + (dbias_rows(run->problem) + CLEAR_ROWS - 1) / CLEAR_ROWS;
+}
+
+/* A chunk of a key/value head, or some rows of dbias. */
+static void clear_item(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t chunks = clear_chunks(p);
+    (void)scratch;
+    if (item >= chunks) {
+        const int64_t first = (item - chunks) * CLEAR_ROWS;
+        const int64_t past = fattn_min64(first + CLEAR_ROWS, dbias_rows(p));
+        for (int64_t row = first; row < past; row++) {
+            clear_dbias_row(run, row);
+        }
+        return;
+    }
+
+    const int64_t heads = p->batch * p->heads_k, head = item % heads;
+    const int64_t first = item / heads * CHUNK_KEYS;
+    const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
+    const gradients g = gradients_of(run);
+    const int64_t blocks = run->tiling->q_blocks;
+    for (int64_t n = 0; is_chained(p) && first == 0 && n < blocks; n++) {
+        fattn_cpu_publish(&g.progress[head * blocks + n], 0);
+    }
+    if (p->features & FATTN_ACCUMULATE) {
+        return;
+    }
+    if (wants(p, FATTN_OUT_DK)) {
+        clear_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.d_pad);
+    }
+    if (wants(p, FATTN_OUT_DV)) {
+        clear_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dv_pad);
+    }
+}
+
+static void clear_work(const fattn_cpu_run *run, void *scratch)
+{
+    each_item(run, scratch, clear_item);
+}
+
+/* --- Phase 3: rounding, and the sums of dSink ------------------------------------------------- */
+
+static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn_strides *strides,
+                       int64_t dim, float *apart, int64_t stride)
+{
+    const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
+    const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
+    for (int64_t j = first; j < past; j++) {
+        row_store((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), dtype,
+                  sum_row(pn, tensor, strides, apart, stride, j), dim, 1);
+    }
+}
+
+/* dsink of head h: the parts of its panels in the order of their numbers. */
+static void sum_dsink(const fattn_cpu_run *run, const gradients *g, int64_t h)
+{
+    const fattn_problem *const p = run->problem;
+    const int64_t group = p->heads_q / p->heads_k, blocks = run->tiling->q_blocks;
+    float *const dsink = run->buffers->dsink;
+    double sum = p->features & FATTN_ACCUMULATE ? dsink[h] : 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t first = (b * p->heads_k + h / group) * blocks;
+        for (int64_t n = 0; n < blocks; n++) {
+            sum += g->dsink[(first + n) * group + h % group];
+        }
+    }
+    dsink[h] = (float)sum;
+}
+
+static int64_t finish_chunks(const fattn_problem *p)
+{
+    return adds_up_apart(p) ? p->batch * p->heads_k * chunks_of(p) : 0;
+}
+
+static int64_t finish_count(const fattn_cpu_run *run)
+{
+    const fattn_problem *const p = run->problem;
+    return finish_chunks(p) + (wants(p, FATTN_OUT_DSINK) ? p->heads_q : 0);
+}
+
+static void finish_item(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    const fattn_problem *const p = run->problem;
+    const gradients g = gradients_of(run);
+    const int64_t chunks = finish_chunks(p), heads = p->batch * p->heads_k;
+    (void)scratch;
+    if (item >= chunks) {
+        sum_dsink(run, &g, item - chunks);
+        return;
+    }
+    const int64_t head = item % heads, first = item / heads * CHUNK_KEYS;
+    const panel pn = keys_of(run, head / p->heads_k, head % p->heads_k);
+    if (wants(p, FATTN_OUT_DK)) {
+        round_keys(&pn, first, run->buffers->dk, &p->dk, p->dim, g.dk, pn.d_pad);
+    }
+    if (wants(p, FATTN_OUT_DV)) {
+        round_keys(&pn, first, run->buffers->dv, &p->dv, p->dim_v, g.dv, pn.dv_pad);
+    }
+}
+
+static void finish_work(const fattn_cpu_run *run, void *scratch)
+{
+    each_item(run, scratch, finish_item);
+}
+
+#endif

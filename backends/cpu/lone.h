@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows of backward that see one key. Their probability is 1 and lse is the score, but the score is
+ * computed anew, perhaps in another order, and lse was rounded: by 2^-24 of it, so that with scores
+ * of 100 their difference made a probability of 1 + 1e-5. Where the difference is one that rounding
+ * explains, lse is taken to be the score that backward has, and the probability is 1 exactly.
+ *
+ * Where it is larger, lse holds more than this key: a sink, or the keys of other shards.
+ */
+#ifndef FATTN_CPU_LONE_H
+#define FATTN_CPU_LONE_H
+
+#include "backends/cpu/hidden.h"
+#include "backends/cpu/terms.h"
+
+/* The first key from j on that the mask keeps, or past. */
+static int64_t next_kept(const uint8_t *mask, int64_t step, int64_t j, int64_t past)
+{
+    uint64_t some = 0;
+    for (; step == 1 && j + (int64_t)sizeof some <= past; j += (int64_t)sizeof some) {
+        memcpy(&some, mask + j, sizeof some);
+        if (some) {
+            break;
+        }
+    }
+    while (j < past && !mask[j * step]) {
+        j++;
+    }
+    return j;
+}
+
+/* The first key from j on, before `past`, in whose block the block mask keeps row r. */
+static int64_t next_block(const panel *pn, int64_t r, int64_t j, int64_t past)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t *const stride = p->block_mask_stride;
+    const uint8_t *const mask = pn->buf->block_mask + pn->b * stride[0] + pn->row[r].h * stride[1] +
+                                pn->row[r].i / p->block_m * stride[2];
+    while (j < past && !mask[j / p->block_n * stride[3]]) {
+        j = (j / p->block_n + 1) * p->block_n;
+    }
+    return fattn_min64(j, past);
+}
+
+/* The first key from j on that row r sees, or past. */
+static int64_t next_key(const panel *pn, int64_t r, int64_t j, int64_t past)
+{
+    const fattn_problem *const p = pn->p;
+    for (int64_t before = -1; j != before && j < past;) {
+        before = j;
+        if (p->features & FATTN_BIAS) {
+            j += run_of(pn, term_index(pn, p->bias_stride, r, 0), j, past, -INFINITY, false);
+        }
+        if (p->features & FATTN_MASK) {
+            const uint8_t *const mask = pn->buf->mask;
+            j = next_kept(mask + term_index(pn, p->mask_stride, r, 0), p->mask_stride[3], j, past);
+        }
+        if (p->features & FATTN_BLOCK_MASK) {
+            j = next_block(pn, r, j, past);
+        }
+    }
+    return j;
+}
+
+/* Whether a bias, where it is all that hides, leaves row r keys j and j + 1: most rows see their
+ * first two. */
+static bool sees_both(const panel *pn, int64_t r, int64_t j)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t at = term_index(pn, p->bias_stride, r, j), next = at + p->bias_stride[3];
+    if (p->features & (FATTN_MASK | FATTN_BLOCK_MASK)) {
+        return false;
+    }
+    if (p->dtype_bias == FATTN_F32) {
+        const float *const bias = pn->buf->bias;
+        return bias[at] != -INFINITY && bias[next] != -INFINITY;
+    }
+    return !bias_is(pn, at, -INFINITY) && !bias_is(pn, next, -INFINITY);
+}
+
+/* The key that row r sees, or -1 where it sees none or several. */
+static int64_t lone_key(const panel *pn, int64_t r)
+{
+    const fattn_range keys = fattn_band_row(&pn->band, pn->row[r].i);
+    if (keys.first >= keys.past) {
+        return -1;
+    }
+    if (!(pn->p->features & (FATTN_BIAS | FATTN_MASK | FATTN_BLOCK_MASK))) {
+        return keys.past - keys.first == 1 ? keys.first : -1;
+    }
+    if (keys.past - keys.first > 1 && pn->p->features & FATTN_BIAS &&
+        sees_both(pn, r, keys.first)) {
+        return -1;
+    }
+    const int64_t key = next_key(pn, r, keys.first, keys.past);
+    const bool lone = key < keys.past && next_key(pn, r, key + 1, keys.past) == keys.past;
+    return lone ? key : -1;
+}
+
+/* sum_c |q_c k_c| of row r and key j. */
+static float size_of_products(const panel *pn, int64_t r, int64_t j)
+{
+    const fattn_problem *const p = pn->p;
+    const fattn_dtype dtype = p->dtype;
+    const char *const q = element(pn->buf->q, dtype, query_index(pn, &p->q, r));
+    const char *const k = element(pn->buf->k, dtype, key_index(pn, &p->k, j));
+    const int64_t size = fattn_dtype_size(dtype);
+    fv sum = fv_set1(0);
+    for (int64_t c = 0; c < p->dim; c += FV_LANES) {
+        const int part = (int)fattn_min64(p->dim - c, FV_LANES);
+        const fv a = fv_abs(load_as(dtype, q + c * size, part));
+        sum = fv_add(sum, fv_mul(a, fv_abs(load_as(dtype, k + c * size, part))));
+    }
+    float lanes[FV_LANES], total = 0;
+    fv_store(lanes, sum);
+    for (int n = 0; n < FV_LANES; n++) {
+        total += lanes[n];
+    }
+    return total;
+}
+
+/*
+ * How far apart rounding may take two scores x of row r and key j, and lse. Of a sum of D products
+ * of one sign it makes e X sqrt(D / 12), on average, and the other terms of a score and lse add a
+ * few e X. Twice that is allowed, which moves no probability by more than its bound. Nothing is
+ * allowed where X overflows.
+ */
+static float lone_tolerance(const panel *pn, int64_t r, int64_t j, float x)
+{
+    const fattn_problem *const p = pn->p;
+    const float share = 0x1p-24f * (4 + (float)p->dim / 32);
+    float size = share * fabsf(x) * pn->rule.natural +
+                 share * fabsf(pn->rule.scale) * size_of_products(pn, r, j);
+    if (p->features & FATTN_BIAS) {
+        const int64_t at = term_index(pn, p->bias_stride, r, j);
+        const double bias = fabs(fattn_dtype_load(p->dtype_bias, pn->buf->bias, at));
+        size += share * (float)fmin(bias, 0x1p126);
+    }
+    if (p->features & FATTN_ALIBI) {
+        size += share * fabsf(pn->slope[r] * (float)(pn->row[r].i + pn->band.diagonal - j));
+    }
+    return size < INFINITY ? size / pn->rule.natural : 0;
+}
+
+#endif

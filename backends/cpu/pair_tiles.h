@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of bf16 pairs in matrix registers (vec_amx.h). They take contiguous rows along the sum:
+ * k as copied, v transposed.
+ */
+#ifndef FATTN_CPU_PAIR_TILES_H
+#define FATTN_CPU_PAIR_TILES_H
+
+#include "backends/cpu/pair_rows.h"
+#include "backends/cpu/strip.h"
+
+#if FV_TILES
+
+#define PAIRS_STEP 32      /* keys of a step of products: 16 pairs */
+#define PAIRS_ROWS_STEP 32 /* and rows, of backward's */
+#define PAIRS_COPIED 1     /* operands are whole tiles, which rows in tensors need not be */
+
+/* Products take so little time that loading keys, and adding to dK and dV, must serve more rows. */
+#define PAIRS_BLOCK_ROWS 60
+#define PAIRS_BACKWARD_TILES \
+    {96, 32}, {96, 64}, {384, 128}, {288, 128}, { 192, 128 }
+
+static void pairs_open(void) { tiles_open(); }
+static void pairs_close(void) { tiles_close(); }
+
+/* C (+)= A B for whole tiles; a: [rows][depth], b: [depth][columns]. */
+static void tiles_product(int add, int64_t rows, const void *a, int64_t a_stride, int64_t depth,
+                          const float *b, int64_t b_stride, float *c, int64_t c_stride,
+                          int64_t columns)
+{
+    for (int64_t column = 0; column < columns; column += 48) {
+        const int nq = (int)fattn_min64(columns - column, 48) / 16;
+        for (int64_t row = 0; row < rows; row += 32) {
+            const int nm = (int)fattn_min64(rows - row, 32) / 16;
+            tiles_multiply(nm, nq, add, (const bf16_pair *)a + row * a_stride, 4 * a_stride, depth,
+                           b + column, 4 * b_stride, c + row * c_stride + column, 4 * c_stride);
+        }
+    }
+}
+
+/* C = A B; a: [rows][depth] by rows, of which matrix registers take the first and a_stride;
+ * b: [depth][columns], columns whole vectors; c: [rows][columns], likewise. */
+static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride, int64_t depth,
+                       const float *b, int64_t b_stride, float *const *c, int64_t c_stride,
+                       int64_t columns)
+{
+    tiles_product(0, rows, a[0], a_stride, vectors_of(depth) * FV_LANES, b, b_stride, c[0],
+                  c_stride, columns);
+}
+
+/* C += A^T B, or = where `fresh`; a: [depth][rows] by rows, and transposed, which is what matrix
+ * registers take. */
+static void pairs_columns(const panel *pn, int64_t rows, bool fresh, const bf16_pair *const *a,
+                          const float *transposed, int64_t depth, const float *b, int64_t b_stride,
+                          float *c, int64_t columns)
+{
+    (void)a;
+    tiles_product(!fresh, vectors_of(rows) * FV_LANES, transposed, pn->bc / 2, depth, b, b_stride,
+                  c, pn->br, columns);
+}
+
+/* to[r] = row r of a . column r of b, summed as pairs_rows() sums; FV_LANES of them. t: scratch,
+ * [stride][FV_LANES] */
+static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,
+                       int64_t b_stride, float *to)
+{
+    float square[16 * 16];
+    (void)t, (void)depth;
+    tiles_product(0, 16, a, stride, stride, b, b_stride, square, 16, 16);
+    for (int64_t r = 0; r < 16; r++) {
+        to[r] = square[17 * r];
+    }
+}
+
+static void pairs_scale(const panel *pn, const float *alpha, float *ot)
+{
+    for (int64_t r = 0; alpha && r < pn->width; r += FV_LANES) {
+        const fv factor = fv_load(alpha + r);
+        if (mv_all(fv_eq(factor, fv_set1(1)))) {
+            continue;
+        }
+        for (int64_t c = 0; c < pn->dv_pad; c++) {
+            float *const at = ot + c * pn->br + r;
+            fv_store(at, fv_mul(fv_load(at), factor));
+        }
+    }
+}
+
+/* o^T = o^T alpha + V^T P^T; alpha: NULL for 1 */
+static void pairs_mix(forward *f, span s, const float *alpha)
+{
+    const panel *const pn = &f->panel;
+    pairs_scale(pn, f->fresh ? NULL : alpha, f->ot);
+    pairs_columns(pn, pn->p->dim_v, f->fresh, pn->v_pairs, values_transposed(pn), s.padded / 2,
+                  pn->x, pn->br, f->ot, pn->width);
+}
+
+#endif
+
+#endif

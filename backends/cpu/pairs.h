@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Operands of products of bf16 pairs. A pair holds two neighbours along the sum:
+ *
+ *     S^T = K Q^T      channels 2c, 2c + 1: rows of k as they lie, and q transposed pair by pair
+ *     O^T += V^T P^T   keys 2j, 2j + 1: two rows of v zipped, and P rounded as softmax leaves it
+ *
+ * They use the scratch of a panel of floats, half of it or all. (small_pairs.h has other operands
+ * for few keys.)
+ */
+#ifndef FATTN_CPU_PAIRS_H
+#define FATTN_CPU_PAIRS_H
+
+#include "backends/cpu/panel.h"
+
+/* The products: PAIRS_* and pairs_rows(), pairs_columns(), pairs_dots(), pairs_mix(). */
+#if FV_TILES
+#include "backends/cpu/pair_tiles.h"
+#else
+#include "backends/cpu/pair_vectors.h"
+#endif
+
+/* Rows of pairs of a tile, after panel_layout(). */
+static void pairs_layout(panel *pn, arena *from)
+{
+    pn->k_pairs = carve(from, pn->bc, sizeof *pn->k_pairs);
+    pn->v_pairs = carve(from, pn->bc / 2, sizeof *pn->v_pairs);
+    pn->x_pairs = PAIRS_COPIED ? NULL : carve(from, pn->bc / 2, sizeof *pn->x_pairs);
+}
+
+/* Whether rows of k or v can be read where they lie: not when the last pair would reach past the
+ * row, or when they must be whole vectors; and see in_place(). */
+static bool pairs_in_place(int64_t dim, const fattn_strides *strides)
+{
+    return !PAIRS_COPIED && dim % 2 == 0 && strides->seq % 2048 != 0;
+}
+
+/* to[0 .. n) = from[0 .. n), and zeros up to whole vectors of pairs. */
+static void row_copy(void *to, const void *from, int64_t n)
+{
+    const uint16_t *const x = from;
+    uint16_t *const y = to;
+    int64_t c = 0;
+    for (; c + 2 * FV_LANES <= n; c += 2 * FV_LANES) {
+        pv_store(y + c, pv_load(x + c));
+    }
+    if (c < n) {
+        memcpy(y + c, x + c, (size_t)(n - c) * sizeof *x);
+        memset(y + n, 0, (size_t)(c + 2 * FV_LANES - n) * sizeof *x);
+    }
+}
+
+/* FV_LANES rows of q from number r on, `stride` pairs apart: where they lie, if that is `usable`
+ * and they are evenly apart, or copied. */
+static const void *pairs_of_queries(const panel *pn, int64_t r, bool usable, int64_t *stride)
+{
+    const fattn_problem *const p = pn->p;
+    if (usable && p->q.seq % 2 == 0 && rows_in_place(pn, p->dim, r)) {
+        *stride = p->q.seq / 2;
+        return element(pn->buf->q, p->dtype, query_index(pn, &p->q, r));
+    }
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        float *const to = pn->q + n * pn->d_pad;
+        if (r + n < pn->rows) {
+            row_copy(to, element(pn->buf->q, p->dtype, query_index(pn, &p->q, r + n)), p->dim);
+        } else {
+            fill(to, pn->d_pad, 0);
+        }
+    }
+    *stride = pn->d_pad;
+    return pn->q;
+}
+
+/* qt[c][r]: pair c of row r, of whole vectors of rows and pairs. */
+static void pairs_load_queries(const panel *pn)
+{
+    const int64_t dim = pn->p->dim;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        int64_t stride;
+        const void *const from = pairs_of_queries(pn, r, dim % (2 * FV_LANES) == 0, &stride);
+        transpose(from, stride, FV_LANES, pairs_of(dim), pn->qt + r, pn->br);
+    }
+}
+
+/* As point_keys(). */
+static void point_pairs(const panel *pn, span s, const uint16_t *from, int64_t step,
+                        const bf16_pair **rows)
+{
+    for (int64_t j = 0; j < s.live; j++) {
+        rows[j] = (const void *)(from + j * step);
+    }
+    for (int64_t j = s.live; j < s.padded; j++) {
+        rows[j] = (const void *)pn->zeros;
+    }
+}
+
+/* rows[j] = row of k or v of the tile; copies are [bc][pairs_stride(dim)], of which `copied` are
+ * there. Matrix registers take all rows from the copy, so that it has numbers past the last. */
+static void pairs_load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
+                            const fattn_strides *strides, int64_t dim, float *copy,
+                            const bf16_pair **rows)
+{
+    const bool direct = pairs_in_place(dim, strides);
+    const int64_t stride = pairs_stride(dim);
+    if (direct && !(pn->p->features & FATTN_PAGED)) {
+        const void *const from = element(tensor, pn->p->dtype, key_index(pn, strides, s.first));
+        point_pairs(pn, s, from, strides->seq, rows);
+        return;
+    }
+    for (int64_t j = 0; j < s.padded; j++) {
+        float *const to = copy + j * stride;
+        const void *row = PAIRS_COPIED ? to : pn->zeros;
+        if (j < s.live) {
+            const void *const from =
+                element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j));
+            if (!direct && j >= copied) {
+                row_copy(to, from, dim);
+            }
+            row = direct ? from : to;
+        } else if (PAIRS_COPIED && j >= copied) {
+            fill(to, stride, 0);
+        }
+        rows[j] = row;
+    }
+}
+
+/* to[c] = {first[c], second[c]} for n channels and zeros up to whole vectors. */
+static void row_zip(bf16_pair *to, const uint16_t *first, const uint16_t *second, int64_t n)
+{
+    const int64_t whole = n / FV_LANES * FV_LANES;
+    for (int64_t c = 0; c < whole; c += FV_LANES) {
+        pv_store(to + c, pv_zip(first + c, second + c));
+    }
+    if (whole < n) {
+        const size_t rest = (size_t)(n - whole) * sizeof *first;
+        uint16_t last[2][FV_LANES] = {{0}};
+        memcpy(last[0], first + whole, rest);
+        memcpy(last[1], second + whole, rest);
+        pv_store(to + whole, pv_zip(last[0], last[1]));
+    }
+}
+
+/* to[j / 2] = rows j and j + 1 of k or v, zipped, at a stride of dim in whole vectors; and, for
+ * matrix registers, transposed: [stride][bc / 2]. copied: they are there. */
+static void pairs_zip_keys(const panel *pn, span s, bool copied, const void *tensor,
+                           const fattn_strides *strides, int64_t dim, float *to, float *transposed,
+                           const bf16_pair **zipped)
+{
+    const int64_t stride = vectors_of(dim) * FV_LANES;
+    for (int64_t j = 0; j < s.padded; j += 2) {
+        bf16_pair *const pairs = (bf16_pair *)(void *)(to + j / 2 * stride);
+        zipped[j / 2] = pairs;
+        if (copied) {
+            continue;
+        }
+        const void *rows[2] = {pn->zeros, pn->zeros};
+        for (int64_t n = 0; n < 2 && j + n < s.live; n++) {
+            rows[n] = element(tensor, pn->p->dtype, key_index(pn, strides, s.first + j + n));
+        }
+        row_zip(pairs, rows[0], rows[1], dim);
+    }
+    if (PAIRS_COPIED && !copied) {
+        transpose(to, stride, s.padded / 2, stride, transposed, pn->bc / 2);
+    }
+}
+
+/* Bits of a bf16 that are all clear below 2^-63. */
+#define EXPONENT_HIGH 0x6000
+
+/* Pairs of rows of v; copied: they are there. False where all values of the tile are so small that
+ * their products with probabilities could be subnormal, which products of pairs drop; but for a row
+ * whose bits may not depend on values that others alone see. */
+static bool pairs_load_values(const panel *pn, span s, bool copied)
+{
+    const fattn_problem *const p = pn->p;
+    uint16_t bits = 0;
+    pairs_zip_keys(pn, s, copied, pn->buf->v, &p->v, p->dim_v, pn->v_copy, values_transposed(pn),
+                   pn->v_pairs);
+    for (int64_t j = 0; j < s.padded / 2 && !(bits & EXPONENT_HIGH); j++) {
+        for (int64_t c = 0; c < p->dim_v; c++) {
+            bits |= pn->v_pairs[j][c].first | pn->v_pairs[j][c].second;
+        }
+    }
+    return bits & EXPONENT_HIGH || p->features & FATTN_BATCH_INVARIANT;
+}
+
+/* x[j][r] = k[j] . q[r] */
+static void pairs_scores(const panel *pn, span s)
+{
+    const int64_t dim = pn->p->dim;
+    pairs_rows(s.padded, pn->k_pairs, pairs_stride(dim), pairs_of(dim), pn->qt, pn->br, pn->x_rows,
+               pn->br, pn->width);
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The kernels of bf16 pairs, compiled once for each instruction set that multiplies them. What they
+ * decline, and all other types, its base has kernels for (isa_tmpl.c). Parameters:
+ *
+ *     FATTN_ISA    its name, a word: the object's only global is fattn_cpu_<name>
+ *     FATTN_VEC    the header with its vocabulary, in quotes, which extends that of the base
+ *     FATTN_BASE   the base's name, a word
+ */
+#include "backends/cpu/backward_pairs.h"
+#include "backends/cpu/forward_pairs.h"
+#include "backends/cpu/peak_pairs.h"
+
+static const fattn_cpu_kernel kernels[] = {
+    {
+        .row = {.name = KERNEL_NAME("forward_pairs"),
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),
+                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
+                .any_bias = true,
+                .features = FATTN_CPU_FEATURES,
+                .dim_max = 256,
+                .packs_groups = true,
+                .splits_keys = true,
+                .split_keys = 2048,
+                .pays = forward_pairs_pay,
+                .tiles = forward_tiles,
+                .cost = forward_pairs_cost,
+                .fast_bytes = forward_pairs_fast_bytes,
+                .workspace = forward_pairs_workspace},
+        .scratch = forward_pairs_scratch,
+        .shared = forward_shared,
+        .phases = {{forward_count, forward_pairs_work}, {merge_count, merge_work}},
+    },
+    {
+        .row = {.name = KERNEL_NAME("backward_pairs"),
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),
+                .dtypes = FATTN_DTYPE_BIT(FATTN_BF16),
+                .any_bias = true,
+                .features = FATTN_CPU_FEATURES & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .dim_max = 256,
+                .own_dtype_o = true, /* dO is an operand */
+                .packs_groups = true,
+                .tiles = backward_pairs_tiles,
+                .fast_bytes = backward_pairs_fast_bytes,
+                .workspace = backward_pairs_workspace},
+        .scratch = backward_pairs_scratch,
+        .shared = backward_shared,
+        .phases = {{clear_count, clear_work},
+                   {backward_count, backward_pairs_work},
+                   {finish_count, finish_work}},
+    },
+};
+
+const fattn_cpu_isa PASTE(fattn_cpu_, FATTN_ISA) = {
+    .name = STRING(FATTN_ISA),
+    .base = STRING(FATTN_BASE),
+    .kernels = kernels,
+    .kernel_count = sizeof kernels / sizeof kernels[0],
+    .peaks = peaks,
+};

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A panel: a block of rows of one key/value head on its way along the keys, queries in the lanes.
+ * What forward, decoding and backward share: where rows and keys lie, the scratch that holds them,
+ * and keys; dots.h has dot products of floats, terms.h the rest of a score.
+ *
+ * Rows of a panel are numbered r = i * group + g over the queries i of a sequence and the heads g
+ * of the group that shares a key/value head: neighbours see nearly the same keys, and keys are read
+ * once for the whole group. A tile of scores lies as x[j][r]. `width` is the number of rows rounded
+ * up to vectors; rows past the last are dead: they hold zeros and nobody reads their results.
+ *
+ * Decoding has few rows, and vectors of them would be mostly empty. Its tile is dense: rows are
+ * rounded up to a power of two, `pitch`, and as many neighbouring keys as fill DECODE_ROWS lie side
+ * by side. Lane r then holds row r % pitch and key `phases` * step + r / pitch, and lies at
+ * x[j * pitch + row]. What follows says "row" of a lane and "key" of a step.
+ *
+ * Keys of a tile are reached through pointers to rows of float, one a key: into the tensor itself
+ * where that can be (float, and a stride that spreads over the cache), else to a copy. Keys past
+ * the end point to a row of zeros, so padding is never read.
+ */
+#ifndef FATTN_CPU_PANEL_H
+#define FATTN_CPU_PANEL_H
+
+#include <string.h>
+
+#include "backends/cpu/cpu.h"
+#include "backends/cpu/product_tile.h"
+#include "core/band.h"
+#include "core/problem.h"
+
+/* One row: its query and head. */
+typedef struct query_row {
+    int64_t i, h;
+    int64_t phase; /* its key of a step */
+    bool dead;     /* contributes nothing to any key */
+    int32_t lone;  /* of backward: the only key that it sees, or -1 */
+} query_row;
+
+/* Rows of k and v that are to be copied, first those of k. */
+typedef struct key_copies {
+    const prefetch_row *rows;
+    int64_t keys, count, done;
+    float *k, *v; /* [bc][d_pad], [bc][dv_pad] */
+} key_copies;
+
+/* Keys by their bias: outside `seen` it is -inf for all rows of a panel, in `zero` it is 0 for
+ * all. */
+typedef struct bias_ranges {
+    fattn_range seen, zero;
+} bias_ranges;
+
+typedef struct panel {
+    const fattn_problem *p;
+    const fattn_buffers *buf;
+    int64_t br, bc; /* tile, and the stride between its keys */
+    int64_t b, hk, group;
+    int64_t first, rows; /* numbers of the rows */
+    int64_t width;
+    int64_t pitch, phases; /* br and 1, but for decoding */
+    int64_t step;          /* of keys, whole ones of which products work on */
+    int64_t i0, i1;        /* their queries: i0 .. i1 - 1 */
+    bool ragged;           /* some row is dead, and its scores are masked */
+    bool masked;           /* mask or block mask on */
+
+    fattn_sequence seq;
+    int64_t start_k; /* fattn_start_k() */
+    fattn_band band;
+    fattn_score_rule rule;
+    fattn_dropout dropout;
+    bias_ranges bias_ranges; /* of the keys ahead */
+
+    /* Scratch. d_pad and dv_pad: D and Dv rounded up to vectors. */
+    int64_t d_pad, dv_pad;
+    query_row *row;   /* [br] */
+    float *slope;     /* [br] of ALiBi */
+    uint32_t *drop_i; /* [br] query and global head, for dropout */
+    uint32_t *drop_h;
+
+    /* Scratch that panels of one thread can share. */
+    float *at;              /* [br] i + off - (first key of the tile) */
+    float *lo, *hi;         /* [br] keys of the tile in the band of a row: lo <= j < hi */
+    float **x_rows;         /* [bc] of x */
+    float *bias, *keep, *z; /* [bc][br] bias; 1 where masks keep; dropout multipliers */
+    float *natural;         /* [br][bc] a tile of bias or mask before it is transposed */
+    const float **k, **v;   /* [bc] rows of the tile */
+    /* The same where pairs are multiplied (pairs.h): [bc] rows of k, [bc / 2] of v and x, NULL
+     * where vectors take none of x. */
+    const bf16_pair **k_pairs, **v_pairs, **x_pairs;
+    float *zeros; /* [max(d_pad, dv_pad)] */
+
+    /* Scratch that each kernel lays out as its products want it. */
+    float *q, *qt;          /* [br][d_pad], [d_pad][br] */
+    float *x;               /* [bc][br] scores, then probabilities */
+    prefetch_list later;    /* for products of keys */
+    key_copies *next_tile;  /* the same, or NULL */
+    float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
+} panel;
+
+/* A worker's way through the items that it takes, one by one. */
+INLINE void each_item(const fattn_cpu_run *run, void *scratch,
+                      void (*work)(const fattn_cpu_run *run, int64_t item, void *scratch))
+{
+    for (int64_t item; fattn_cpu_take(run->items, &item);) {
+        work(run, item, scratch);
+    }
+}
+
+/* --- Scratch ---------------------------------------------------------------------------------- */
+
+/* Hands out memory from base; with base NULL it only counts. */
+typedef struct arena {
+    char *base;
+    int64_t used;
+} arena;
+
+static void *carve(arena *from, int64_t count, size_t size)
+{
+    void *const block = from->base ? from->base + from->used : NULL;
+    from->used += (count * (int64_t)size + 63) / 64 * 64;
+    return block;
+}
+
+static bool is_masked(const fattn_problem *p)
+{
+    return p->features & (FATTN_MASK | FATTN_BLOCK_MASK);
+}
+
+/*
+ * Whether products can read the rows of k or v in place. A stride of a multiple of 4 KiB maps all
+ * rows of a tile to the same set of the first-level cache, where they evict each other.
+ */
+static bool in_place(fattn_dtype dtype, const fattn_strides *strides)
+{
+    return dtype == FATTN_F32 && strides->seq % 1024 != 0;
+}
+
+static bool keys_in_place(const fattn_problem *p)
+{
+    return in_place(p->dtype_kv, &p->k) && in_place(p->dtype_v, &p->v);
+}
+
+/* What panels that one thread works on in turn can share. */
+static void panel_layout(panel *pn, const fattn_problem *p, int64_t br, int64_t bc, arena *from)
+{
+    pn->p = p;
+    pn->br = br;
+    pn->bc = bc;
+    pn->d_pad = vectors_of(p->dim) * FV_LANES;
+    pn->dv_pad = vectors_of(p->dim_v) * FV_LANES;
+    pn->masked = is_masked(p);
+    pn->later = NO_PREFETCH;
+    pn->next_tile = NULL;
+
+    pn->at = carve(from, br, sizeof(float));
+    pn->lo = carve(from, br, sizeof(float));
+    pn->hi = carve(from, br, sizeof(float));
+    pn->x_rows = carve(from, bc, sizeof *pn->x_rows);
+    pn->bias = carve(from, p->features & FATTN_BIAS ? bc * br : 0, sizeof(float));
+    pn->keep = carve(from, pn->masked ? bc * br : 0, sizeof(float));
+    pn->z = carve(from, p->features & FATTN_DROPOUT ? bc * br : 0, sizeof(float));
+    pn->natural = carve(from, p->features & FATTN_BIAS || pn->masked ? bc * br : 0, sizeof(float));
+    pn->k = carve(from, bc, sizeof *pn->k);
+    pn->v = carve(from, bc, sizeof *pn->v);
+    pn->zeros = carve(from, fattn_max64(pn->d_pad, pn->dv_pad), sizeof(float));
+}
+
+/* Room for the keys of some tiles as floats, after panel_layout(). */
+static void panel_layout_keys(panel *pn, int64_t tiles, arena *from)
+{
+    const fattn_problem *const p = pn->p;
+    pn->k_copy =
+        carve(from, in_place(p->dtype_kv, &p->k) ? 0 : tiles * pn->bc * pn->d_pad, sizeof(float));
+    pn->v_copy =
+        carve(from, in_place(p->dtype_v, &p->v) ? 0 : tiles * pn->bc * pn->dv_pad, sizeof(float));
+}
+
+/* Scratch that no item changes. */
+static void panel_prepare(const panel *pn)
+{
+    fill(pn->zeros, fattn_max64(pn->d_pad, pn->dv_pad), 0);
+}
+
+/* What a panel keeps for itself, after panel_layout(). */
+static void panel_layout_rows(panel *pn, arena *from)
+{
+    pn->row = carve(from, pn->br, sizeof *pn->row);
+    pn->slope = carve(from, pn->br, sizeof(float));
+    pn->drop_i = carve(from, pn->br, sizeof(uint32_t));
+    pn->drop_h = carve(from, pn->br, sizeof(uint32_t));
+}
+
+/* Bytes of a tile of keys and values that is used in place: it occupies cache like a copy. The
+ * sum, and with it the tile, depends on no stride. */
+static int64_t keys_in_place_bytes(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
+    return tiling->bc * (int64_t)sizeof(float) *
+           ((in_place(p->dtype_kv, &p->k) ? d_pad : 0) +
+            (in_place(p->dtype_v, &p->v) ? dv_pad : 0));
+}
+
+/* About n rows, as whole register tiles. */
+#define TILE_GROUP (FV_LANES * FV_NQ)
+#define TILE_ROWS(n) ((n) > TILE_GROUP ? (n) / TILE_GROUP * TILE_GROUP : TILE_GROUP)
+
+/* --- Opening a panel -------------------------------------------------------------------------- */
+
+static fattn_score_rule rule_of(const fattn_problem *p)
+{
+    const bool distances = p->features & FATTN_ALIBI && !(p->features & FATTN_ALIBI_BIAS);
+    const unsigned terms = (p->features & FATTN_SINK ? FATTN_SCORE_SCALE : 0) | /* it is natural */
+                           (p->features & FATTN_SOFTCAP ? FATTN_SCORE_CAP : 0) |
+                           (p->features & FATTN_BIAS ? FATTN_SCORE_BIAS : 0) |
+                           (distances ? FATTN_SCORE_ALIBI : 0);
+    return fattn_score_rule_make(terms, p->scale, p->softcap);
+}
+
+static fattn_dropout dropout_of(const fattn_problem *p, const fattn_buffers *buf)
+{
+    return fattn_dropout_make(fattn_dropout_threshold(p->dropout_p),
+                              buf->seed_ptr ? *buf->seed_ptr : buf->seed,
+                              buf->offset_ptr ? *buf->offset_ptr : buf->offset);
+}
+
+/* Everything about lanes first .. past - 1 that does not depend on the keys. All of them are dead
+ * or none: one past the last row is like the first. */
+static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bool dead)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t group = pn->group, h0 = pn->hk * group;
+    query_row *const row = pn->row;
+    int64_t i = pn->i0, g = pn->first - pn->i0 * group;
+    for (int64_t r = first; r < past; r++) {
+        row[r] = (query_row){.i = i, .h = h0 + g, .phase = phase, .dead = dead};
+        if (!dead && ++g == group) {
+            g = 0;
+            i++;
+        }
+    }
+    if (p->features & FATTN_ALIBI) {
+        const float *const slopes = pn->buf->alibi_slopes;
+        for (int64_t r = first; r < past; r++) {
+            pn->slope[r] = dead ? 0 : slopes[pn->b * p->alibi_batch_stride + row[r].h];
+        }
+    }
+    if (p->features & FATTN_DROPOUT) {
+        for (int64_t r = first; r < past; r++) {
+            pn->drop_i[r] = (uint32_t)row[r].i;
+            pn->drop_h[r] = (uint32_t)(p->head_offset + row[r].h);
+        }
+    }
+}
+
+/* Places the panel, after its layout, on the rows of (sequence b, key/value head hk) from number
+ * `first` on. dense: its tiles are, as those of decoding. Returns false when there are no rows.
+ * Writes no scratch. */
+static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
+                        bool dense)
+{
+    const fattn_problem *const p = run->problem;
+    pn->buf = run->buffers;
+    pn->b = b;
+    pn->hk = hk;
+    pn->group = p->heads_q / p->heads_k;
+    pn->seq = fattn_sequence_of(p, pn->buf, b);
+    pn->start_k = fattn_start_k(p, pn->buf, b);
+    pn->first = first;
+    pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
+    if (pn->rows <= 0) {
+        return false;
+    }
+
+    pn->width = dense ? pn->br : vectors_of(pn->rows) * FV_LANES;
+    pn->pitch = pn->br;
+    while (dense && pn->pitch / 2 >= pn->rows) {
+        pn->pitch /= 2;
+    }
+    pn->phases = pn->br / pn->pitch;
+    pn->i0 = pn->first / pn->group;
+    pn->i1 = (pn->first + pn->rows - 1) / pn->group + 1;
+    pn->ragged = false;
+    pn->band = (fattn_band){.keys = pn->seq.sk,
+                            .diagonal = pn->seq.diagonal,
+                            .left = p->window_left,
+                            .right = p->window_right};
+    return true;
+}
+
+/* The same, and fills in what each row needs. */
+static bool panel_open(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t hk, int64_t first,
+                       bool dense)
+{
+    const fattn_problem *const p = run->problem;
+    if (!panel_place(pn, run, b, hk, first, dense)) {
+        return false;
+    }
+    pn->rule = rule_of(p);
+    if (p->features & FATTN_DROPOUT) {
+        pn->dropout = dropout_of(p, pn->buf);
+    }
+    for (int64_t r = 0, phase = 0; r < pn->width; r += pn->pitch, phase++) {
+        const int64_t past = fattn_min64(r + pn->pitch, pn->width);
+        panel_rows(pn, phase, r, r + pn->rows, false);
+        panel_rows(pn, phase, r + pn->rows, past, true);
+    }
+    return true;
+}
+
+/* Rows as whole steps of products. */
+static int64_t row_steps(const panel *pn) { return (pn->rows + FV_NK - 1) / FV_NK * FV_NK; }
+
+/* Index in q, o, dout or dq of the first channel of query i and head h. */
+static int64_t row_index(const panel *pn, const fattn_strides *s, int64_t i, int64_t h)
+{
+    return pn->seq.q_batch * s->batch + (pn->seq.q_row + i) * s->seq + h * s->head;
+}
+
+/* The same of row r. */
+static int64_t query_index(const panel *pn, const fattn_strides *s, int64_t r)
+{
+    return row_index(pn, s, pn->row[r].i, pn->row[r].h);
+}
+
+/* Index in k, v, dk or dv of the first channel of key j. */
+static int64_t key_index(const panel *pn, const fattn_strides *s, int64_t j)
+{
+    const fattn_problem *const p = pn->p;
+    if (p->features & FATTN_PAGED) {
+        const int32_t *const table = pn->buf->block_table + pn->b * p->block_table_stride;
+        j += pn->start_k;
+        return table[j / p->page_size] * s->batch + j % p->page_size * s->seq + pn->hk * s->head;
+    }
+    return pn->seq.k_batch * s->batch + (pn->seq.k_row + j) * s->seq + pn->hk * s->head;
+}
+
+/* Whether the rows at r are as many as lanes, whole vectors and evenly apart in their tensor, where
+ * transposing can then read or write them. */
+static bool rows_in_place(const panel *pn, int64_t dim, int64_t r)
+{
+    return dim % FV_LANES == 0 && pn->group == 1 && r + FV_LANES <= pn->rows;
+}
+
+/* --- Keys ------------------------------------------------------------------------------------- */
+
+/* Most rows of a key/value head for which decoding pays. */
+#define DECODE_ROWS 16
+_Static_assert(DECODE_ROWS % FV_LANES == 0, "lanes of a dense tile are whole vectors");
+_Static_assert(DECODE_ROWS % FV_ND == 0, "dense tiles hold whole steps of keys");
+
+/* The keys of a tile that some row may see. */
+typedef struct span {
+    int64_t first;  /* key of x[0] */
+    int64_t live;   /* of them exist */
+    int64_t padded; /* and are computed: live rounded up to what products work on */
+    fattn_tile_kind kind;
+    fattn_range common; /* in the band of every row; masks may still hide some */
+    bool unbiased;      /* the bias is 0 */
+} span;
+
+/* The tile of key block `block`, which ends where the last row that sees anything ends. */
+static span span_of(const panel *pn, int64_t block)
+{
+    const fattn_problem *const p = pn->p;
+    const int64_t j0 = block * pn->bc;
+    const int64_t past = fattn_min64(j0 + pn->bc, fattn_band_rows(&pn->band, pn->i0, pn->i1).past);
+    span s = {.first = j0, .live = past - j0, .kind = FATTN_TILE_EMPTY};
+    s.padded = (s.live + pn->step - 1) / pn->step * pn->step;
+    if (s.live <= 0) {
+        return s;
+    }
+
+    bool masked = p->features & FATTN_MASK;
+    s.kind = fattn_band_tile(&pn->band, pn->i0, pn->i1, j0, j0 + s.padded);
+    if (s.kind != FATTN_TILE_EMPTY && p->features & FATTN_BLOCK_MASK) {
+        const int64_t *const stride = p->block_mask_stride;
+        bool kept = false;
+        for (int64_t h = pn->hk * pn->group; h < (pn->hk + 1) * pn->group && !(kept && masked);
+             h++) {
+            const fattn_block_mask mask = {.mask = pn->buf->block_mask + pn->b * stride[0] +
+                                                   h * stride[1],
+                                           .stride_i = stride[2],
+                                           .stride_j = stride[3],
+                                           .rows = p->block_m,
+                                           .keys = p->block_n};
+            const fattn_tile_kind kind =
+                fattn_block_mask_tile(&mask, pn->i0, pn->i1, j0 + pn->start_k, past + pn->start_k);
+            kept = kept || kind != FATTN_TILE_EMPTY;
+            masked = masked || kind != FATTN_TILE_FULL;
+        }
+        if (!kept) {
+            s.kind = FATTN_TILE_EMPTY;
+        }
+    }
+    if (s.kind == FATTN_TILE_FULL && (masked || pn->ragged)) {
+        s.kind = FATTN_TILE_PARTIAL;
+    }
+    s.common.first = fattn_max64(0, fattn_band_row(&pn->band, pn->i1 - 1).first - j0);
+    s.common.past = fattn_min64(s.padded, fattn_band_row(&pn->band, pn->i0).past - j0);
+    return s;
+}
+
+/* Key blocks first .. past - 1 of those that the panel's rows may see. */
+static void panel_blocks(const panel *pn, int64_t *first, int64_t *past)
+{
+    const fattn_range keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
+    *first = fattn_max64(*first, keys.first / pn->bc);
+    *past = fattn_min64(*past, (fattn_max64(0, keys.past) + pn->bc - 1) / pn->bc);
+}
+
+/* --- Loading keys ----------------------------------------------------------------------------- */
+
+/* Rows that are fetched ahead of the one that is copied: those a page apart come one by one. */
+#define COPIED_AHEAD 4
+
+/* rows[j] = the channels of k or v of the tile's keys, which follow each other at `from`. */
+static void point_keys(const panel *pn, span s, const float *from, int64_t step, const float **rows)
+{
+    for (int64_t j = 0; j < s.live; j++) {
+        rows[j] = from + j * step;
+    }
+    for (int64_t j = s.live; j < s.padded; j++) {
+        rows[j] = pn->zeros;
+    }
+}
+
+/* rows[j] = the channels of k or v of the tile's keys, as floats, of which `copied` are there.
+ * later: NULL, or where rows to copy are listed instead. Returns how many rows are copies. */
+static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *tensor,
+                         fattn_dtype dtype, const fattn_strides *strides, int64_t dim, float *copy,
+                         int64_t copy_stride, const float **rows, prefetch_row *later)
+{
+    const bool direct = in_place(dtype, strides), paged = pn->p->features & FATTN_PAGED;
+    const int64_t step = strides->seq * fattn_dtype_size(dtype);
+    const int64_t bytes = dim * fattn_dtype_size(dtype);
+    const char *from = element(tensor, dtype, key_index(pn, strides, s.first));
+    if (direct && !paged) {
+        point_keys(pn, s, (const float *)(const void *)from, strides->seq, rows);
+        return 0;
+    }
+    for (int64_t j = 0; j < s.padded; j++, from += step) {
+        if (j >= s.live) {
+            rows[j] = pn->zeros;
+            continue;
+        }
+        if (paged) {
+            from = element(tensor, dtype, key_index(pn, strides, s.first + j));
+        }
+        if (direct) {
+            rows[j] = (const float *)(const void *)from;
+            continue;
+        }
+        rows[j] = copy + j * copy_stride;
+        if (j < copied) {
+            continue;
+        }
+        if (later) {
+            later[j] = (prefetch_row){.from = from, .bytes = bytes};
+            continue;
+        }
+        for (int64_t byte = 0; byte < bytes; byte += CACHE_LINE) {
+            __builtin_prefetch(from + COPIED_AHEAD * step + byte);
+        }
+        row_load(copy + j * copy_stride, dtype, from, dim);
+    }
+    return direct ? 0 : s.live;
+}
+
+/* Makes the first n copies, those of them that are not yet made. */
+static void copy_keys(const panel *pn, key_copies *c, int64_t n)
+{
+    const fattn_problem *const p = pn->p;
+    for (n = fattn_min64(n, c->count); c->done < n; c->done++) {
+        const int64_t value = c->done - c->keys;
+        row_load(value < 0 ? c->k + c->done * pn->d_pad : c->v + value * pn->dv_pad,
+                 value < 0 ? p->dtype_kv : p->dtype_v, c->rows[c->done].from,
+                 value < 0 ? p->dim : p->dim_v);
+    }
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts: where the keys of a block of rows are split, each item leaves {m, l, o} of its rows in the
+ * workspace, and a second phase merges those of a block in ascending order. How many parts a block
+ * has follows from the keys that it sees (core/schedule.h): one that has a single part ends in its
+ * results, and items of parts that it does not have are over at once.
+ */
+#ifndef FATTN_CPU_PARTS_H
+#define FATTN_CPU_PARTS_H
+
+#include "backends/cpu/store.h"
+
+/* Places the panel on all rows of an item; false when there are none. */
+static bool place_item(panel *pn, const fattn_cpu_run *run, int64_t item)
+{
+    const fattn_work work = fattn_schedule_item(run->tiling, run->problem->heads_k, item);
+    pn->br = run->tiling->br;
+    return panel_place(pn, run, work.batch, work.head, work.block * pn->br, false);
+}
+
+/* The parts of rows that begin with those of `first` and end with those of `last`. */
+static fattn_parts parts_of(const fattn_tiling *tiling, const panel *first, const panel *last)
+{
+    const fattn_range keys = fattn_band_rows(&first->band, first->i0, last->i1);
+    return fattn_schedule_parts(tiling, fattn_max64(0, keys.first) / tiling->bc,
+                                (fattn_max64(0, keys.past) + tiling->bc - 1) / tiling->bc);
+}
+
+/* Whether the rows of an item have part `split` of their keys. */
+static bool has_part(const fattn_cpu_run *run, int64_t item, int64_t split)
+{
+    panel all;
+    int64_t first, past;
+    if (!place_item(&all, run, item)) {
+        return false;
+    }
+    const fattn_parts parts = parts_of(run->tiling, &all, &all);
+    return fattn_schedule_keys(&parts, split, &first, &past);
+}
+
+/* Floats that one part leaves behind: m, l, o of each strip. */
+static int64_t part_size(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    return tiling->br * (2 + vectors_of(p->dim_v) * FV_LANES);
+}
+
+static int64_t forward_shared(const fattn_problem *p, const fattn_tiling *tiling)
+{
+    if (tiling->splits == 1) {
+        return 0;
+    }
+    return fattn_cpu_bytes(tiling->items, part_size(p, tiling), sizeof(float));
+}
+
+/* Where a part has strip n. */
+static float *part_of(const forward *f, float *part, int64_t n)
+{
+    return part + n * f->panel.br * (2 + f->panel.dv_pad);
+}
+
+static void forward_keep_part(const forward *f, float *part)
+{
+    const panel *const pn = &f->panel;
+    memcpy(part, f->m, (size_t)pn->br * sizeof(float));
+    memcpy(part + pn->br, f->l, (size_t)pn->br * sizeof(float));
+    memcpy(part + 2 * pn->br, f->o, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
+}
+
+/* Leaves strip n of an item where the merge finds it. */
+static void forward_leave_part(const forward *f, const fattn_cpu_run *run, int64_t item, int64_t n)
+{
+    const int64_t size = part_size(run->problem, run->tiling);
+    forward_keep_part(f, part_of(f, (float *)run->shared + item * size, n));
+}
+
+/* --- Merging ---------------------------------------------------------------------------------- */
+
+/* {m, l, o} of the panel becomes that of both; other: m, l, o of a part. */
+static void merge_part(forward *f, const float *other)
+{
+    const panel *const pn = &f->panel;
+    const float *const m = other, *const l = m + pn->br, *const o = l + pn->br;
+    float *const alpha = f->alpha, *const beta = pn->at;
+
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        fattn_softmax state = state_load(f, r);
+        const fattn_softmax part = {.m = fv_load(m + r), .l = fv_load(l + r)};
+        fv a, b;
+        fattn_softmax_merge(&state, part, fv_set1(pn->rule.unit), &a, &b);
+        state_store(f, r, state);
+        fv_store(alpha + r, a);
+        fv_store(beta + r, b);
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        const fv a = fv_set1(alpha[r]), b = fv_set1(beta[r]);
+        for (int64_t c = 0; c < pn->dv_pad; c += FV_LANES) {
+            float *const at = f->o + r * pn->dv_pad + c;
+            fv_store(at, fv_fma(b, fv_load(o + r * pn->dv_pad + c), fv_mul(a, fv_load(at))));
+        }
+    }
+}
+
+static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
+{
+    const fattn_tiling *const tiling = run->tiling;
+    const int64_t size = part_size(run->problem, tiling), first = item * tiling->splits;
+    const fattn_work work = fattn_schedule_item(tiling, run->problem->heads_k, first);
+    float *const shared = (float *)run->shared;
+    panel all; /* rows of the block */
+    if (!place_item(&all, run, first)) {
+        return;
+    }
+    const fattn_parts there = parts_of(tiling, &all, &all);
+    const int64_t splits = fattn_parts_count(&there);
+    if (splits == 1) {
+        return;
+    }
+    arena from = {.base = scratch};
+    forward strips[STRIPS];
+    const int64_t room = block_layout(strips, run->problem, tiling, 1, &from);
+    const int64_t count = forward_open(strips, room, run, work);
+
+    panel_prepare(&strips->panel);
+    for (int64_t n = 0; n < count; n++) {
+        forward *const f = &strips[n];
+        const panel *const pn = &f->panel;
+        const float *const parts = part_of(f, shared + first * size, n);
+        memcpy(f->m, parts, (size_t)pn->br * sizeof(float));
+        memcpy(f->l, parts + pn->br, (size_t)pn->br * sizeof(float));
+        memcpy(f->o, parts + 2 * pn->br, (size_t)(pn->rows * pn->dv_pad) * sizeof(float));
+        for (int64_t split = 1; split < splits; split++) {
+            merge_part(f, parts + split * size);
+        }
+        forward_store(f);
+    }
+}
+
+static void merge_work(const fattn_cpu_run *run, void *scratch)
+{
+    each_item(run, scratch, merge_block);
+}
+
+static int64_t merge_count(const fattn_cpu_run *run)
+{
+    return run->tiling->splits > 1 ? run->tiling->items / run->tiling->splits : 0;
+}
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows of numbers: loaded from and stored as any type, filled, scaled and transposed. Rows of
+ * floats in scratch are padded to whole vectors; those of tensors end where they end.
+ */
+#ifndef FATTN_CPU_ROWS_H
+#define FATTN_CPU_ROWS_H
+
+#include <string.h>
+
+#include "backends/cpu/unit.h"
+
+/* Two neighbours along a sum. Memory of them has the alignment of one. */
+typedef struct bf16_pair {
+    uint16_t first, second;
+} bf16_pair;
+
+/* Vectors that hold n numbers. */
+static int64_t vectors_of(int64_t n) { return (n + FV_LANES - 1) / FV_LANES; }
+
+/* Of n numbers, those in whole vectors: a mask, because signed numbers are divided slowly. */
+static int64_t in_whole_vectors(int64_t n) { return n & -(int64_t)FV_LANES; }
+
+static void fill(float *to, int64_t n, float x)
+{
+    for (int64_t c = 0; c < n; c++) {
+        to[c] = x;
+    }
+}
+
+/* x *= f for some rows of floats, padded to vectors. */
+static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < n; c += FV_LANES) {
+            fv_store(x + r * stride + c, fv_mul(f, fv_load(x + r * stride + c)));
+        }
+    }
+}
+
+#define SIZE_OF(dtype) ((dtype) == FATTN_F32 ? 4 : 2) /* fattn_dtype_size() that compilers know */
+
+/* `part` numbers of a vector from and as dtype, a literal; zeros in the other lanes. */
+INLINE fv load_as(fattn_dtype dtype, const void *from, int part)
+{
+    uint16_t some[FV_LANES] = {0};
+    if (dtype == FATTN_F32) {
+        return part == FV_LANES ? fv_load(from) : fv_load_part(from, part);
+    }
+    if (part < FV_LANES) {
+        memcpy(some, from, (size_t)part * sizeof *some);
+        from = some;
+    }
+    return dtype == FATTN_F16 ? fv_load_f16(from) : fv_load_bf16(from);
+}
+INLINE void store_as(fattn_dtype dtype, void *to, fv x, int part)
+{
+    uint16_t some[FV_LANES];
+    void *const at = part < FV_LANES ? some : to;
+    switch (dtype) {
+    case FATTN_F16: fv_store_f16(at, x); break;
+    case FATTN_BF16: fv_store_bf16(at, x); break;
+    default: part < FV_LANES ? fv_store_part(to, x, part) : fv_store(to, x); return;
+    }
+    if (part < FV_LANES) {
+        memcpy(to, some, (size_t)part * sizeof *some);
+    }
+}
+
+/* to[0 .. n) = from[0 .. n), and zeros up to whole vectors. */
+INLINE void row_load_as(fattn_dtype dtype, float *to, const char *from, int64_t n)
+{
+    const int64_t whole = in_whole_vectors(n);
+    const int part = (int)(n - whole);
+    for (int64_t c = 0; c < whole; c += FV_LANES) {
+        fv_store(to + c, load_as(dtype, from + c * SIZE_OF(dtype), FV_LANES));
+    }
+    if (part) {
+        fv_store(to + whole, load_as(dtype, from + whole * SIZE_OF(dtype), part));
+    }
+}
+static void row_load(float *to, fattn_dtype dtype, const void *from, int64_t n)
+{
+    if (dtype == FATTN_F32) {
+        row_load_as(FATTN_F32, to, from, n);
+    } else if (dtype == FATTN_F16) {
+        row_load_as(FATTN_F16, to, from, n);
+    } else {
+        row_load_as(FATTN_BF16, to, from, n);
+    }
+}
+
+/* to[0 .. n) = factor * from[0 .. n), rounded once. from is padded to whole vectors. */
+INLINE void row_store_as(fattn_dtype dtype, char *to, const float *from, int64_t n, fv factor)
+{
+    const int64_t whole = in_whole_vectors(n);
+    const int part = (int)(n - whole);
+    for (int64_t c = 0; c < whole; c += FV_LANES) {
+        store_as(dtype, to + c * SIZE_OF(dtype), fv_mul(factor, fv_load(from + c)), FV_LANES);
+    }
+    if (part) {
+        store_as(dtype, to + whole * SIZE_OF(dtype), fv_mul(factor, fv_load(from + whole)), part);
+    }
+}
+static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n, float factor)
+{
+    const fv f = fv_set1(factor);
+    if (dtype == FATTN_F32) {
+        row_store_as(FATTN_F32, to, from, n, f);
+    } else if (dtype == FATTN_F16) {
+        row_store_as(FATTN_F16, to, from, n, f);
+    } else {
+        row_store_as(FATTN_BF16, to, from, n, f);
+    }
+}
+
+/* Rows of n numbers, whole vectors, of dtype, a literal, `step` bytes apart, become an array of
+ * floats, [rows][n]. */
+INLINE void rows_load(float *to, fattn_dtype dtype, const char *from, int64_t step, int64_t rows,
+                      int64_t n)
+{
+    for (int64_t r = 0; r < rows; r++, to += n, from += step) {
+        for (int64_t c = 0; c < n; c += FV_LANES) {
+            fv_store(to + c, load_as(dtype, from + c * SIZE_OF(dtype), FV_LANES));
+        }
+    }
+}
+
+/* rows[n] = row n of an array. */
+static void point_rows(float **rows, int64_t count, float *first, int64_t stride)
+{
+    for (int64_t n = 0; n < count; n++) {
+        rows[n] = first + n * stride;
+    }
+}
+
+static const void *element(const void *array, fattn_dtype dtype, int64_t index)
+{
+    return (const char *)array + index * fattn_dtype_size(dtype);
+}
+
+/* to[c][r] = from[r][c] for a square of FV_LANES x FV_LANES. */
+INLINE void transpose_square(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+{
+    fv x[FV_LANES];
+    fv_load_transposed(from, from_stride, x);
+    for (int c = 0; c < FV_LANES; c++) {
+        fv_store(to + c * to_stride, x[c]);
+    }
+}
+
+/* The same for a matrix, of which rows and columns are rounded up to vectors. */
+static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t columns,
+                      float *to, int64_t to_stride)
+{
+    for (int64_t r = 0; r < rows; r += FV_LANES) {
+        for (int64_t c = 0; c < columns; c += FV_LANES) {
+            transpose_square(from + r * from_stride + c, from_stride, to + c * to_stride + r,
+                             to_stride);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The results of a strip, o and lse, from m, l and o as its products left it: rows or columns, sums
+ * or quotients, in scratch or in the tensor. A row that attends to no key is zeros.
+ */
+#ifndef FATTN_CPU_STORE_H
+#define FATTN_CPU_STORE_H
+
+#include "backends/cpu/round.h"
+#include "backends/cpu/strip.h"
+
+/* Writes lse of the panel's rows. */
+static void store_lse(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    float *const to = pn->buf->lse;
+    int64_t head = 0; /* where lse of a row's head begins */
+    if (!(p->outputs & FATTN_OUT_LSE)) {
+        return;
+    }
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fv lse = fattn_softmax_lse(state_load(f, r), fv_set1(pn->rule.natural));
+        fv_store(f->alpha + r, lse);
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (r == 0 || pn->group > 1) {
+            head = fattn_lse_index(p, &pn->seq, pn->b, pn->row[r].h);
+        }
+        to[head + pn->row[r].i] = f->alpha[r];
+    }
+}
+
+/* Writes o, of which from is row r, times factor. */
+static void store_row(const panel *pn, int64_t r, const float *from, float factor)
+{
+    const fattn_problem *const p = pn->p;
+    row_store(row_of_o(pn, r), p->dtype_o, from, p->dim_v, factor);
+}
+
+/* Writes o of the panel's rows one by one, times f->alpha. placed: it is in the tensor but for rows
+ * that attend to no key. */
+static void store_each_row(const forward *f, bool placed)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->rows; r++) {
+        if (f->l[r] == 0) { /* selected: o may hold 0 * inf */
+            store_row(pn, r, pn->zeros, 1);
+        } else if (!placed) {
+            store_row(pn, r, f->o + r * pn->dv_pad, f->alpha[r]);
+        }
+    }
+}
+
+/* Writes o and lse of the panel's rows from m, l and the unnormalised o. */
+static void forward_store(forward *f)
+{
+    const panel *const pn = &f->panel;
+    if (pn->p->outputs & FATTN_OUT_O) {
+        for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+            fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+        }
+        store_each_row(f, false);
+    }
+    store_lse(f);
+}
+
+/* Whether each row attends to a key; false also for a NaN. */
+static bool all_attend(const forward *f)
+{
+    const fv zero = fv_set1(0);
+    mv all = fv_eq(zero, zero);
+    for (int64_t r = 0; r < f->panel.width; r += FV_LANES) {
+        all = mv_and(all, fv_lt(zero, fv_load(f->l + r)));
+    }
+    return mv_all(all);
+}
+
+/* Writes o of all rows, whole vectors evenly apart, times f->alpha. */
+static void store_rows_alike(const forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    const int64_t step = p->o.seq * fattn_dtype_size(p->dtype_o);
+    char *const to = row_of_o(pn, 0);
+    switch (p->dtype_o) {
+    case FATTN_F16: rows_store(to, FATTN_F16, step, f->o, f->alpha, pn->rows, p->dim_v); break;
+    case FATTN_BF16: rows_store(to, FATTN_BF16, step, f->o, f->alpha, pn->rows, p->dim_v); break;
+    default: rows_store(to, FATTN_F32, step, f->o, f->alpha, pn->rows, p->dim_v); break;
+    }
+}
+
+/* As forward_store(), from o by rows, which may be normalised, and lie where it belongs. */
+static void forward_store_rows(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
+    const bool wanted = pn->p->outputs & FATTN_OUT_O;
+    for (int64_t r = 0; r < pn->width && !f->placed; r += FV_LANES) {
+        fv_store(f->alpha + r,
+                 f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
+    }
+    if (wanted && !(alike && all_attend(f))) {
+        store_each_row(f, f->placed);
+    } else if (wanted && !f->placed) {
+        store_rows_alike(f);
+    }
+    store_lse(f);
+}
+
+/* to[n] = row r + n of o for n < FV_LANES: pairs of columns are transposed, half as many. */
+INLINE void rows_of_pairs(const forward *f, int64_t r, char *to, int64_t step)
+{
+    const panel *const pn = &f->panel;
+    const fv factor = fv_load(f->alpha + r);
+    for (int64_t c = 0; c < pn->p->dim_v; c += 2 * FV_LANES, to += sizeof(fv)) {
+        _Alignas(64) float pairs[FV_LANES * FV_LANES];
+        fv x[FV_LANES];
+        round_columns(f->ot + c * pn->br + r, pn->br, factor, pairs);
+        fv_load_transposed(pairs, FV_LANES, x);
+        for (int n = 0; n < FV_LANES; n++) {
+            fv_store((float *)(void *)(to + n * step), x[n]);
+        }
+    }
+}
+
+/* to[n] = row r + n of o for n < FV_LANES, from squares of columns. dtype: a literal; stride: in
+ * elements */
+INLINE void rows_of_columns(const forward *f, int64_t r, fattn_dtype dtype, void *to,
+                            int64_t stride)
+{
+    const panel *const pn = &f->panel;
+    const int64_t size = fattn_dtype_size(dtype);
+    const bool pairs = FV_LANES > 1 && dtype == FATTN_BF16 && pn->p->dim_v % (2 * FV_LANES) == 0;
+    fv_store(f->alpha + r, fattn_softmax_normaliser(state_load(f, r)));
+    if (pairs) {
+        rows_of_pairs(f, r, to, stride * size);
+    }
+    for (int64_t c = 0; c < pn->p->dim_v && !pairs; c += FV_LANES) {
+        char *at = (char *)to + c * size;
+        fv x[FV_LANES];
+        fv_load_transposed(f->ot + c * pn->br + r, pn->br, x);
+        for (int n = 0; n < FV_LANES; n++, at += stride * size) {
+            store_as(dtype, at, fv_mul(fv_set1(f->alpha[r + n]), x[n]), FV_LANES);
+        }
+    }
+    for (int n = 0; n < FV_LANES; n++) {
+        if (f->l[r + n] == 0) { /* o may hold 0 * inf */
+            memset((char *)to + n * stride * size, 0, (size_t)(pn->p->dim_v * size));
+        }
+    }
+}
+
+/* As forward_store(), from o as columns, where keys are not split. */
+static void forward_store_columns(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_problem *const p = pn->p;
+    for (int64_t r = 0; r < pn->width && p->outputs & FATTN_OUT_O; r += FV_LANES) {
+        if (rows_in_place(pn, p->dim_v, r)) {
+            void *const to = row_of_o(pn, r);
+            switch (p->dtype_o) {
+            case FATTN_F16: rows_of_columns(f, r, FATTN_F16, to, p->o.seq); break;
+            case FATTN_BF16: rows_of_columns(f, r, FATTN_BF16, to, p->o.seq); break;
+            default: rows_of_columns(f, r, FATTN_F32, to, p->o.seq); break;
+            }
+            continue;
+        }
+        rows_of_columns(f, r, FATTN_F32, f->o, pn->dv_pad);
+        for (int64_t n = 0; n < fattn_min64(FV_LANES, pn->rows - r); n++) {
+            store_row(pn, r + n, f->o + n * pn->dv_pad, 1);
+        }
+    }
+    store_lse(f);
+}
+
+#endif

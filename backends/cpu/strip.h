@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A strip: a panel of the width of one register tile or of several, on its way through forward or
+ * decoding, with the state that it carries from one tile of keys to the next: {m, l} of its rows
+ * and o, as columns or as rows. Strips of a block lie in one scratch, parts of which they share.
+ */
+#ifndef FATTN_CPU_STRIP_H
+#define FATTN_CPU_STRIP_H
+
+#include "backends/cpu/hidden.h"
+#include "core/schedule.h"
+
+/* How many converted key tiles a thread keeps for its next work item of the same head. Small
+ * problems have so few rows a block that converting the keys again would show. */
+#define CACHED_TILES 3
+
+/* How many keys and values of a tile are converted. */
+typedef struct cached_tile {
+    int32_t keys, values;
+} cached_tile;
+
+/* The converted tiles of a worker, of the head of its last item. */
+typedef struct cached_head {
+    int64_t head; /* its number among all, from 1 on; 0 at first */
+    cached_tile tile[CACHED_TILES];
+} cached_head;
+
+typedef struct forward forward;
+
+/* How queries and the keys of a tile are arranged for their product. */
+typedef struct query_form {
+    /* Queries in scratch, when a strip begins; NULL where they are read in their tensor. */
+    void (*load)(const forward *f);
+    /* Keys in scratch, of which `copied` are there; NULL where products read rows of keys. */
+    void (*load_keys)(const panel *pn, span s, int64_t copied);
+    /* x = their dot products. Where a band cuts the tile, masked ones may be anything. */
+    void (*multiply)(const forward *f, span s);
+} query_form;
+
+/* The keys and values of a tile: rows that products read, and room for those that are copies. */
+typedef struct key_tile {
+    const float **k, **v;   /* [bc] */
+    float *k_copy, *v_copy; /* [bc][d_pad], [bc][dv_pad] */
+} key_tile;
+
+struct forward {
+    panel panel;
+    float *m, *l; /* [br] */
+    float *ot;    /* [dv_pad][br] */
+
+    const query_form *form;
+    bool fresh;      /* ot holds nothing yet */
+    bool by_rows;    /* the memory of ot holds o by rows: [br][dv_pad] */
+    bool only;       /* the strip has one tile of keys */
+    bool normalised; /* o has been divided by l */
+    bool placed;     /* and lies in the tensor */
+    bool sink_waits; /* the sink is not yet part of {m, l, o} */
+
+    bool narrow; /* no weight of the last tile whose range was determined was small */
+    int64_t tiles_done, mispredicted; /* tiles, and those taken to be near that were not */
+
+    /* Scratch that the strips share. */
+    float lowered;       /* the factor of sums of lifted probabilities, or 1 */
+    float *alpha;        /* [br] */
+    float *o;            /* [br][dv_pad] */
+    prefetch_row *later; /* of the first strip alone, like what follows */
+    key_tile tiles[2];   /* of keys, by turns where the next one is copied meanwhile */
+    known_bias *known;   /* [strips of all rows] or NULL */
+    cached_head *cache;  /* the worker's */
+};
+
+/* The fewest register tiles that hold the rows of decoding. */
+#define STRIP_ROWS ((DECODE_ROWS + TILE_GROUP - 1) / TILE_GROUP * TILE_GROUP)
+#define BLOCK_ROWS TILE_ROWS(528) /* most rows of a block */
+#define BLOCK_KEYS 128            /* of a tile, if they fit */
+#define WIDE_ROWS TILE_ROWS(240)  /* most rows of a strip of few keys */
+#define STRIPS (BLOCK_ROWS / STRIP_ROWS)
+_Static_assert(BLOCK_ROWS % STRIP_ROWS == 0, "blocks are strips");
+_Static_assert(STRIP_ROWS <= WIDE_ROWS, "strips have at most WIDE_ROWS rows");
+
+/* --- Scratch ---------------------------------------------------------------------------------- */
+
+/* Whether the copies of all of a head's keys are cached: those of 16 bits, which are converted or
+ * transposed. (Floats are copied during products where blocks are large.) Depends on no stride,
+ * since the tile does not. */
+static bool caches_tiles(const fattn_problem *p, int64_t bc)
+{
+    const bool floats = p->dtype_kv == FATTN_F32 && p->dtype_v == FATTN_F32;
+    return !floats && p->seqlen_k <= CACHED_TILES * bc;
+}
+
+/* Tiles of which there are copies. */
+static int64_t copied_tiles(const fattn_problem *p, int64_t bc)
+{
+    return caches_tiles(p, bc) ? fattn_max64((p->seqlen_k + bc - 1) / bc, 1) : 1;
+}
+
+/* Whether there is room to copy a block's keys while products of floats go on with the one before:
+ * for wider heads, blocks of more queries are worth more. Depends on no stride either. */
+static bool copies_meanwhile(const fattn_problem *p, int64_t bc)
+{
+    const int64_t words = (vectors_of(p->dim) + vectors_of(p->dim_v)) * FV_LANES;
+    return !FV_PAIRS && !caches_tiles(p, bc) && bc < p->seqlen_k && words <= 256;
+}
+
+static void tiles_layout(forward *f, arena *from)
+{
+    const panel *const pn = &f->panel;
+    f->tiles[0] = f->tiles[1] =
+        (key_tile){.k = pn->k, .v = pn->v, .k_copy = pn->k_copy, .v_copy = pn->v_copy};
+    if (copies_meanwhile(pn->p, pn->bc)) {
+        panel second = *pn;
+        panel_layout_keys(&second, 1, from);
+        f->tiles[1] = (key_tile){.k = carve(from, second.bc, sizeof *second.k),
+                                 .v = carve(from, second.bc, sizeof *second.v),
+                                 .k_copy = second.k_copy,
+                                 .v_copy = second.v_copy};
+    }
+}
+
+/* Gives the strips a tile. */
+static void use_tile(forward *strips, int64_t count, key_tile tile)
+{
+    for (int64_t n = 0; n < count; n++) {
+        panel *const pn = &strips[n].panel;
+        pn->k = tile.k;
+        pn->v = tile.v;
+        pn->k_copy = tile.k_copy;
+        pn->v_copy = tile.v_copy;
+    }
+}
+
+/* `count` strips of br rows, with room for copies of some tiles of keys. */
+static void strips_layout(forward *strips, int64_t count, const fattn_problem *p, int64_t br,
+                          int64_t bc, int64_t tiles, arena *from)
+{
+    panel_layout(&strips->panel, p, br, bc, from);
+    panel_layout_keys(&strips->panel, tiles, from);
+    tiles_layout(strips, from);
+    const int64_t some = fattn_min64(br, STRIP_ROWS); /* wide strips do not copy all rows */
+    const int64_t keys = fattn_min64(bc, (p->seqlen_k / 64 + 1) * 64);
+    strips->panel.q = carve(from, some * strips->panel.d_pad, sizeof(float));
+    strips->panel.x = carve(from, br * keys, sizeof(float));
+    strips->alpha = carve(from, br, sizeof(float));
+    strips->o = carve(from, some * strips->panel.dv_pad, sizeof(float));
+    for (int64_t n = 0; n < count; n++) {
+        forward *const f = &strips[n];
+        if (n > 0) {
+            *f = strips[0];
+        }
+        panel_layout_rows(&f->panel, from);
+        f->panel.qt = carve(from, br * f->panel.d_pad, sizeof(float));
+        f->m = carve(from, br, sizeof(float));
+        f->l = carve(from, br, sizeof(float));
+        f->ot = carve(from, br * f->panel.dv_pad, sizeof(float));
+    }
+}
+
+/* Rows that a block of keys fetches for later, at most: results and queries, keys and values. */
+static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (count * br + bc); }
+
+/* Strips of a block. They have STRIP_ROWS rows, or more where keys are few: opening a strip would
+ * be much of its work then, and their scores take no more room than those of STRIP_ROWS and a whole
+ * tile. Strips stay narrow where some may be skipped, and for batch-invariant rows. */
+static int64_t strips_of(const fattn_problem *p, int64_t rows)
+{
+    const int64_t narrow = rows / STRIP_ROWS;
+    const bool stays = p->window_left >= 0 || p->window_right >= 0 ||
+                       p->features & (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT);
+    int64_t count = stays ? narrow : 1;
+    while (count < narrow && (rows > count * WIDE_ROWS || narrow % count != 0 ||
+                              rows * p->seqlen_k > count * STRIP_ROWS * BLOCK_KEYS)) {
+        count++;
+    }
+    return fattn_max64(count, 1);
+}
+
+/* The strips of a block, as many as it returns, with room for copies of some tiles of keys. */
+static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                            int64_t tiles, arena *from)
+{
+    const int64_t count = strips_of(p, tiling->br);
+    strips_layout(strips, count, p, tiling->br / count, tiling->bc, tiles, from);
+    return count;
+}
+
+/* The same, and the list of rows that a tile fetches for later. */
+static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
+                              arena *from)
+{
+    const int64_t bc = tiling->bc;
+    const int64_t count = block_layout(strips, p, tiling, copied_tiles(p, bc), from);
+    const int64_t rows = later_rows(count, strips->panel.br, bc);
+    strips->later = carve(from, rows, sizeof *strips->later);
+    strips->known = NULL;
+    return count;
+}
+
+/* Scratch of all strips that no item changes. step: of keys. Returns how many keys a tile has. */
+static int64_t strips_prepare(const panel *pn, int64_t step)
+{
+    const int64_t steps = pn->p->seqlen_k / step + 1; /* of the longest sequence */
+    const int64_t keys = fattn_min64(pn->bc, steps * step);
+    panel_prepare(pn);
+    point_rows(pn->x_rows, keys, pn->x, pn->br);
+    return keys;
+}
+
+/* Opens the strips of a block of rows; returns how many have any. */
+static int64_t forward_open(forward *strips, int64_t count, const fattn_cpu_run *run,
+                            fattn_work work)
+{
+    int64_t n = 0;
+    while (n < count && panel_open(&strips[n].panel, run, work.batch, work.head,
+                                   work.block * run->tiling->br + n * strips->panel.br, false)) {
+        n++;
+    }
+    return n;
+}
+
+/* Room for what is found of the bias, after forward_layout(). */
+static void known_layout(forward *strips, arena *from)
+{
+    const int64_t known = known_strips(strips->panel.p, strips->panel.br);
+    strips->known = known ? carve(from, known, sizeof *strips->known) : NULL;
+    for (int64_t n = 0; from->base && n < known; n++) {
+        strips->known[n].part = 0;
+    }
+}
+
+/* For each strip, the part of key block `block` that it attends to. Returns the longest, which
+ * holds all. */
+static span spans_of(const forward *strips, int64_t count, int64_t block, span *spans)
+{
+    span all = {.kind = FATTN_TILE_EMPTY};
+    for (int64_t n = 0; n < count; n++) {
+        spans[n] = seen_span(&strips[n].panel, block, true);
+        if (spans[n].kind != FATTN_TILE_EMPTY && spans[n].live > all.live) {
+            all = spans[n];
+        }
+    }
+    return all;
+}
+
+/* --- State ------------------------------------------------------------------------------------ */
+
+static fattn_softmax state_load(const forward *f, int64_t r)
+{
+    return (fattn_softmax){.m = fv_load(f->m + r), .l = fv_load(f->l + r)};
+}
+
+static void state_store(forward *f, int64_t r, fattn_softmax state)
+{
+    fv_store(f->m + r, state.m);
+    fv_store(f->l + r, state.l);
+}
+
+/* The sinks of the rows at r. */
+static fv sinks_at(const panel *pn, int64_t r)
+{
+    const float *const sink = pn->buf->sink;
+    float sinks[FV_LANES];
+    for (int64_t n = 0; n < FV_LANES; n++) {
+        sinks[n] = sink[pn->row[r + n].h];
+    }
+    return fv_load(sinks);
+}
+
+/* The state before the first key: empty but for the sink, which belongs to the first part. last:
+ * the sink joins at the end instead. */
+static void state_begin(forward *f, int64_t split, bool last)
+{
+    const panel *const pn = &f->panel;
+    const bool sink = pn->p->features & FATTN_SINK && split == 0;
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        state_store(f, r,
+                    sink && !last ? fattn_softmax_sink(sinks_at(pn, r)) : fattn_softmax_empty());
+    }
+    f->sink_waits = sink && last;
+}
+
+/* The sink that waits joins {m, l} of the rows at r. Returns the factor of their o. */
+static fv join_sink(forward *f, int64_t r)
+{
+    const panel *const pn = &f->panel;
+    fattn_softmax state = state_load(f, r);
+    fv share = fv_set1(1), unused;
+    if (f->sink_waits) {
+        fattn_softmax_merge(&state, fattn_softmax_sink(sinks_at(pn, r)), fv_set1(pn->rule.unit),
+                            &share, &unused);
+        state_store(f, r, state);
+    }
+    return share;
+}
+
+/* The same for all rows, and their o, as columns or rows. */
+static void join_sinks(forward *f)
+{
+    const panel *const pn = &f->panel;
+    for (int64_t r = 0; r < pn->width && f->sink_waits; r += FV_LANES) {
+        const fv share = join_sink(f, r);
+        fv_store(f->alpha + r, share);
+        if (!f->by_rows) {
+            scale_rows(f->ot + r, pn->dv_pad, pn->br, FV_LANES, share);
+        }
+    }
+    for (int64_t r = 0; r < pn->rows && f->sink_waits && f->by_rows; r++) {
+        scale_rows(f->o + r * pn->dv_pad, 1, pn->dv_pad, pn->dv_pad, fv_set1(f->alpha[r]));
+    }
+    f->sink_waits = false;
+}
+
+/* Row r of o in its tensor. */
+static void *row_of_o(const panel *pn, int64_t r)
+{
+    const fattn_problem *const p = pn->p;
+    return (char *)pn->buf->o + query_index(pn, &p->o, r) * fattn_dtype_size(p->dtype_o);
+}
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The vocabulary of a unit: FATTN_VEC, and the words that it leaves to others. vec_scalar.h says
+ * what each word means. A header that is read alone, by an editor or by tests/lint/alone.py, has
+ * the words of plain C.
+ */
+#ifndef FATTN_CPU_VEC_H
+#define FATTN_CPU_VEC_H
+
+#ifndef FATTN_VEC
+#define FATTN_ISA scalar
+#define FATTN_VEC "backends/cpu/vec_scalarbf16.h"
+#endif
+#include FATTN_VEC
+
+#ifndef FV_PAIRS
+#define FV_PAIRS 0
+#endif
+#ifndef FV_TILES
+#define FV_TILES 0
+#endif
+
+_Static_assert(FV_ND % FV_NK == 0 && FV_ND % FV_LANES == 0, "tiles of keys hold whole steps");
+
+/* Where a factor must be spread over the lanes first, a group of factors is a single one. ff_muladd
+ * adds factor n of the group times b to c, pf_muladd the same of pairs. */
+#ifndef FV_FACTORS
+#define FV_FACTORS 1
+typedef fv ff;
+static inline ff ff_set1(float x) { return fv_set1(x); }
+static inline ff ff_load(const float *x) { return fv_set1(*x); }
+static inline fv ff_muladd(ff a, int n, fv b, fv c)
+{
+    (void)n;
+    return fv_muladd(a, b, c);
+}
+
+#if FV_PAIRS
+typedef pv pf;
+static inline pf pf_set1(const void *pair) { return pv_set1(pair); }
+static inline pf pf_load(const void *pair) { return pv_set1(pair); }
+static inline fv pf_muladd(pf a, int n, pv b, fv c)
+{
+    (void)n;
+    return fv_muladd_pairs(a, b, c);
+}
+#endif
+#endif
+
+#endif

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/distributed/forecast.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "core/band.h"
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+const char *fattn_scheme_name(fattn_scheme scheme)
+{
+    static const char *const names[] = {"auto", "ring", "heads", "both", "reduce"};
+    return names[scheme];
+}
+
+fattn_split fattn_split_choose(const fattn_problem *p)
+{
+    return p->window_right >= 0 && p->window_left < 0 ? FATTN_SPLIT_ZIGZAG : FATTN_SPLIT_CONTIGUOUS;
+}
+
+/* --- Sizes ------------------------------------------------------------------------------------ */
+
+static double flops_of_pair(const fattn_problem *p)
+{
+    const double d = (double)p->dim, dv = (double)p->dim_v;
+    return p->op == FATTN_FORWARD ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
+}
+
+/* Rows of a rank over the batch. */
+static double rows_of(const fattn_whole *whole, int64_t rank,
+                      int64_t (*length)(const fattn_whole *, int64_t))
+{
+    const int64_t kinds = fattn_whole_kinds(whole);
+    double rows = 0;
+    for (int64_t b = 0; b < kinds; b++) {
+        rows += (double)fattn_split_rows(whole->split, length(whole, b), whole->ranks, rank);
+    }
+    return kinds == 1 ? rows * (double)whole->problem->batch : rows;
+}
+
+/* Elements of k and v, for so many keys. */
+static double block_elements(const fattn_problem *p, double keys)
+{
+    return keys * (double)p->heads_k * (double)(p->dim + p->dim_v);
+}
+
+/* --- The ring --------------------------------------------------------------------------------- */
+
+/* A rank on its way through the steps. */
+typedef struct walker {
+    double start, end; /* of the step */
+    double computing, transferring, pairs, sent;
+    double block; /* elements of its keys and values */
+} walker;
+
+/* What a rank does in a step. The walkers' starts are known, their ends become so. */
+static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_speed *speed,
+                 int64_t rank, int64_t step, walker *walkers)
+{
+    const fattn_problem *const p = whole->problem;
+    const double size = (double)fattn_dtype_size(p->dtype);
+    const double sum_size = p->op == FATTN_BACKWARD ? 4 : 0;
+    walker *const w = &walkers[rank];
+    double begin = w->start, in = 0, out = 0, pairs = 0;
+    for (int lane = 0; lane < FATTN_LANES; lane++) {
+        const fattn_ring_messages m = fattn_ring_step(ring, lane, rank, step);
+        const int64_t owner = fattn_ring_owner(ring, lane, rank, step);
+        const int64_t held = step == 0 ? rank : owner;
+        const struct {
+            int64_t peer, owner;
+            double size, *into;
+        } messages[] = {
+            {m.send_to, held, size, &out},
+            {m.receive_from, fattn_ring_owner(ring, lane, rank, step + 1), size, &in},
+            {m.gradient_to, fattn_ring_owner(ring, lane, rank, step - 1), sum_size, &out},
+            {m.gradient_from, owner, sum_size, &in},
+            {m.home_from, rank, sum_size, &in},
+        };
+        for (size_t n = 0; n < sizeof messages / sizeof messages[0]; n++) {
+            if (messages[n].peer >= 0 && messages[n].size > 0) {
+                *messages[n].into += walkers[messages[n].owner].block * messages[n].size;
+                begin = walkers[messages[n].peer].start > begin ? walkers[messages[n].peer].start
+                                                                : begin;
+            }
+        }
+        pairs += owner >= 0 ? fattn_whole_pairs(whole, rank, owner) * (double)p->heads_q : 0;
+    }
+    const double most = in > out ? in : out;
+    const double transfer = most > 0 ? speed->latency + most / speed->bandwidth : 0;
+    const double work = pairs * flops_of_pair(p) / speed->flops;
+    const double worked = w->start + work, moved = begin + transfer;
+    w->end = most > 0 && moved > worked ? moved : worked;
+    w->computing += work;
+    w->transferring += transfer;
+    w->pairs += pairs;
+    w->sent += out;
+}
+
+static void take_walker(fattn_forecast *f, const walker *w)
+{
+    f->least_pairs = w->pairs < f->least_pairs ? w->pairs : f->least_pairs;
+    f->most_pairs = w->pairs > f->most_pairs ? w->pairs : f->most_pairs;
+    f->least_bytes = w->sent < f->least_bytes ? w->sent : f->least_bytes;
+    f->most_bytes = w->sent > f->most_bytes ? w->sent : f->most_bytes;
+    f->computing = w->computing > f->computing ? w->computing : f->computing;
+    f->transferring = w->transferring > f->transferring ? w->transferring : f->transferring;
+    f->seconds = w->end > f->seconds ? w->end : f->seconds;
+}
+
+static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *speed,
+                                  fattn_forecast *f)
+{
+    fattn_ring ring;
+    fattn_status status = fattn_ring_make(whole, &ring);
+    if (status) {
+        return status;
+    }
+    const size_t bytes = (size_t)whole->ranks * sizeof(walker);
+    walker *const walkers = fattn_memory_alloc(bytes);
+    if (!walkers) {
+        fattn_ring_free(&ring);
+        return fattn_fail_memory((int64_t)bytes, "a forecast");
+    }
+    memset(walkers, 0, bytes);
+    for (int64_t r = 0; r < whole->ranks; r++) {
+        walkers[r].block = block_elements(whole->problem, rows_of(whole, r, fattn_whole_k));
+    }
+    const int64_t rounds = ring.last_step + (whole->problem->op == FATTN_BACKWARD ? 2 : 1);
+    for (int64_t step = 0; step < rounds; step++) {
+        for (int64_t r = 0; r < whole->ranks; r++) {
+            walk(whole, &ring, speed, r, step, walkers);
+        }
+        for (int64_t r = 0; r < whole->ranks; r++) {
+            walkers[r].start = walkers[r].end;
+        }
+    }
+    f->steps = ring.last_step + 1;
+    f->least_pairs = f->least_bytes = (double)INT64_MAX * (double)INT64_MAX;
+    for (int64_t r = 0; r < whole->ranks; r++) {
+        take_walker(f, &walkers[r]);
+    }
+    fattn_memory_free(walkers);
+    fattn_ring_free(&ring);
+    return FATTN_OK;
+}
+
+/* --- Heads, alone or within a ring ------------------------------------------------------------ */
+
+/* The most ranks that can share the heads: a divisor of the ranks and of the key/value heads, and
+ * below `limit`. */
+static int64_t head_ranks(const fattn_whole *whole, int64_t limit)
+{
+    int64_t most = 1;
+    for (int64_t n = 2; n <= limit && n <= whole->problem->heads_k; n++) {
+        if (whole->ranks % n == 0 && whole->problem->heads_k % n == 0) {
+            most = n;
+        }
+    }
+    return most;
+}
+
+/* Bytes that a rank exchanges for its rows, if it gave none of them away itself. */
+static double exchanged_bytes(const fattn_whole *whole)
+{
+    const fattn_problem *const p = whole->problem;
+    const double size = (double)fattn_dtype_size(p->dtype);
+    const double size_o = (double)fattn_dtype_size(p->dtype_o);
+    const double rows = rows_of(whole, 0, fattn_whole_q) * (double)p->heads_q;
+    const double q = rows * (double)p->dim * size, o = rows * (double)p->dim_v * size_o;
+    const double kv = block_elements(p, rows_of(whole, 0, fattn_whole_k)) * size;
+    const double lse = rows * 4;
+    return p->op == FATTN_FORWARD ? q + kv + o + lse : 2 * (q + kv) + 2 * o + lse;
+}
+
+static fattn_status foretell_heads(const fattn_whole *whole, int64_t share,
+                                   const fattn_speed *speed, fattn_forecast *f)
+{
+    fattn_problem part = *whole->problem;
+    part.heads_q /= share;
+    part.heads_k /= share;
+    fattn_whole group = *whole;
+    group.problem = &part;
+    group.ranks = whole->ranks / share;
+    const fattn_status status = foretell_ring(&group, speed, f);
+    if (status) {
+        return status;
+    }
+    const double bytes = exchanged_bytes(whole) * (double)(share - 1) / (double)share;
+    const double seconds = 2 * speed->latency + bytes / speed->bandwidth; /* there and back */
+    f->head_ranks = share;
+    f->least_bytes += bytes;
+    f->most_bytes += bytes;
+    f->transferring += seconds;
+    f->seconds += seconds;
+    return FATTN_OK;
+}
+
+/* --- One reduction ---------------------------------------------------------------------------- */
+
+static void foretell_reduction(const fattn_whole *whole, const fattn_speed *speed,
+                               fattn_forecast *f)
+{
+    const fattn_problem *const p = whole->problem;
+    int64_t rounds = 0;
+    for (int64_t n = 1; n < whole->ranks; n *= 2) {
+        rounds++;
+    }
+    f->steps = rounds;
+    f->least_pairs = (double)INT64_MAX * (double)INT64_MAX;
+    for (int64_t owner = 0; owner < whole->ranks; owner++) {
+        double pairs = 0;
+        for (int64_t rank = 0; rank < whole->ranks; rank++) {
+            pairs += fattn_whole_pairs(whole, rank, owner) * (double)p->heads_q;
+        }
+        f->least_pairs = pairs < f->least_pairs ? pairs : f->least_pairs;
+        f->most_pairs = pairs > f->most_pairs ? pairs : f->most_pairs;
+    }
+    const double rows = (double)(whole->cu_q ? p->total_q : p->batch * p->seqlen_q);
+    const double bytes = rows * (double)p->heads_q * (double)(p->dim_v + 1) * 4;
+    f->least_bytes = f->most_bytes = bytes * (double)rounds;
+    f->computing = f->most_pairs * flops_of_pair(p) / speed->flops;
+    f->transferring = (speed->latency + bytes / speed->bandwidth) * (double)rounds;
+    f->seconds = f->computing + f->transferring;
+}
+
+/* --- Choosing --------------------------------------------------------------------------------- */
+
+const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme)
+{
+    const int64_t most = head_ranks(whole, whole->ranks);
+    const int64_t some = head_ranks(whole, whole->ranks - 1);
+    if (scheme == FATTN_SCHEME_HEADS && (whole->ranks == 1 || most < whole->ranks)) {
+        return "takes 2 ranks or more, whose number divides that of the key/value heads";
+    }
+    if (scheme == FATTN_SCHEME_BOTH && some == 1) {
+        return "takes a number of ranks that has a divisor in common with the key/value heads, "
+               "besides 1 and itself";
+    }
+    if (scheme == FATTN_SCHEME_REDUCE && whole->problem->op != FATTN_FORWARD) {
+        return "is forward only";
+    }
+    return NULL;
+}
+
+static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
+                             const fattn_speed *speed, fattn_forecast *f)
+{
+    const char *const why = fattn_scheme_declines(whole, scheme);
+    if (why) {
+        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(scheme), why);
+    }
+    *f = (fattn_forecast){.scheme = scheme, .head_ranks = 1};
+    fattn_status status = FATTN_OK;
+    switch (scheme) {
+    case FATTN_SCHEME_HEADS: status = foretell_heads(whole, whole->ranks, speed, f); break;
+    case FATTN_SCHEME_BOTH:
+        status = foretell_heads(whole, head_ranks(whole, whole->ranks - 1), speed, f);
+        break;
+    case FATTN_SCHEME_REDUCE: foretell_reduction(whole, speed, f); break;
+    default: status = foretell_ring(whole, speed, f);
+    }
+    double pairs = 0;
+    for (int64_t b = 0; b < whole->problem->batch; b++) {
+        fattn_whole one = *whole;
+        one.split = FATTN_SPLIT_CONTIGUOUS;
+        one.ranks = 1;
+        const fattn_piece piece = fattn_piece_of(&one, b, 0, 0, 0, 0);
+        pairs += fattn_piece_pairs(&piece) * (double)whole->problem->heads_q;
+    }
+    const double alone = pairs * flops_of_pair(whole->problem) / speed->flops;
+    f->efficiency = f->seconds > 0 ? alone / ((double)whole->ranks * f->seconds) : 1;
+    return status;
+}
+
+/* Whether the choice may fall on a scheme unasked: a reduction wants all queries on every rank,
+ * which is for callers with too few of them to divide. */
+static bool offered(const fattn_whole *whole, fattn_scheme scheme)
+{
+    return !fattn_scheme_declines(whole, scheme) &&
+           (scheme == FATTN_SCHEME_REDUCE) ==
+               (whole->problem->op == FATTN_FORWARD && whole->problem->seqlen_q < whole->ranks);
+}
+
+fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,
+                                 const fattn_speed *speed, fattn_forecast *forecast)
+{
+    if (scheme != FATTN_SCHEME_AUTO) {
+        return foretell(whole, scheme, speed, forecast);
+    }
+    bool any = false;
+    for (fattn_scheme s = FATTN_SCHEME_RING; s <= FATTN_SCHEME_REDUCE; s++) {
+        fattn_forecast f;
+        if (!offered(whole, s)) {
+            continue;
+        }
+        const fattn_status status = foretell(whole, s, speed, &f);
+        if (status) {
+            return status;
+        }
+        if (!any || f.seconds < forecast->seconds) {
+            *forecast = f;
+            any = true;
+        }
+    }
+    return FATTN_OK;
+}

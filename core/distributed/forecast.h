@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How long a divided problem takes, from the rate at which a rank computes and the bandwidth and
+ * latency of its link; and which scheme is the fastest. A model, not a measurement: every rank
+ * computes at the same rate whatever the shape, and every link is as fast as any other.
+ */
+#ifndef FATTN_DISTRIBUTED_FORECAST_H
+#define FATTN_DISTRIBUTED_FORECAST_H
+
+#include "core/distributed/ring.h"
+
+/* How a divided problem is computed. */
+typedef enum fattn_scheme {
+    FATTN_SCHEME_AUTO = 0,  /* the fastest by forecast */
+    FATTN_SCHEME_RING = 1,  /* rows are divided, keys travel (ring.h) */
+    FATTN_SCHEME_HEADS = 2, /* rows are exchanged for heads, all to all, and o back */
+    FATTN_SCHEME_BOTH = 3,  /* heads within groups of ranks, a ring over the groups */
+    FATTN_SCHEME_REDUCE = 4 /* forward of few queries, which all ranks have: keys are divided, and
+                             * (o, lse) of all ranks are merged in a tree */
+} fattn_scheme;
+
+typedef struct fattn_speed {
+    double flops;     /* a second, of one rank */
+    double bandwidth; /* bytes a second that a rank sends, and receives, at a time */
+    double latency;   /* seconds of a message */
+} fattn_speed;
+
+typedef struct fattn_forecast {
+    fattn_scheme scheme;
+    int64_t head_ranks;             /* ranks that share the heads: 1 in a ring */
+    int64_t steps;                  /* of the ring, its own block included */
+    double least_pairs, most_pairs; /* of a rank, all query heads */
+    double least_bytes, most_bytes; /* that a rank sends */
+    double computing, transferring; /* seconds of the rank that has most of it */
+    double seconds;                 /* all of it, transfers beside computation */
+    double efficiency;              /* time of one rank / (ranks * seconds) */
+} fattn_forecast;
+
+/* "ring", "heads", "both", "reduce"; "auto". Static. */
+const char *fattn_scheme_name(fattn_scheme scheme);
+
+/* Which division suits the masks of a normalised problem: zigzag where they are causal and nothing
+ * else, else contiguous parts, of which a window reaches only neighbours. */
+fattn_split fattn_split_choose(const fattn_problem *problem);
+
+/* Why a scheme cannot be had for a problem; NULL where it can. */
+const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme);
+
+/* Foretells a scheme; FATTN_UNSUPPORTED, with the reason, for one that cannot be had. */
+fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,
+                                 const fattn_speed *speed, fattn_forecast *forecast);
+
+#endif

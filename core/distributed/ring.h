@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ring: every rank keeps its queries, and blocks of keys (all that one rank owns) travel from
+ * neighbour to neighbour. A block goes up (to rank + 1) and down (to rank - 1) as far as some rank
+ * needs it, and no further: without masks up through all ranks, with a window only to those that
+ * the window reaches, with a causal mask over contiguous parts never to a rank before the owner.
+ *
+ * In step t a rank computes with the block that has come t hops up, and with the one that has come
+ * t hops down; in step 0 with its own. While it does, the blocks of step t + 1 arrive and those of
+ * step t go on. So a lane has two buffers, and what one rank sends in a step its neighbour
+ * receives in the same step: nobody waits for a message of another step, whatever the order.
+ *
+ * In backward the f32 gradients of a block follow it one step behind: a rank computes its share,
+ * adds the sum that arrived meanwhile and sends it after the block, in the next step. The last
+ * rank that the block reaches sends the sum home to its owner, which adds it to its own share. So
+ * the order of additions follows from the schedule and does not depend on time.
+ */
+#ifndef FATTN_DISTRIBUTED_RING_H
+#define FATTN_DISTRIBUTED_RING_H
+
+#include "core/distributed/split.h"
+
+enum { FATTN_UP, FATTN_DOWN, FATTN_LANES };
+
+typedef struct fattn_ring {
+    int64_t ranks;
+    int64_t last_step;                 /* the longest way of a block */
+    int64_t longest[FATTN_LANES];      /* of each lane */
+    const int32_t *reach[FATTN_LANES]; /* [ranks]: hops that the block of each owner makes */
+} fattn_ring;
+
+/* Where the blocks go. FATTN_OUT_OF_MEMORY, or done; to be freed by fattn_ring_free(). */
+fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring);
+void fattn_ring_free(fattn_ring *ring);
+
+/* rank + hops up the ring, or down it. */
+int64_t fattn_ring_neighbour(const fattn_ring *ring, int lane, int64_t rank, int64_t hops);
+
+/* Who owns the block that a rank has in a lane at step t; -1 where it has none. Step 0 has a block
+ * in lane FATTN_UP only: the rank's own. */
+int64_t fattn_ring_owner(const fattn_ring *ring, int lane, int64_t rank, int64_t step);
+
+/* What goes from and to a rank in a lane while it computes step t; peers are -1 where nothing
+ * does. Gradients are those of backward alone, whose last messages go in step last_step + 1. */
+typedef struct fattn_ring_messages {
+    int64_t send_to, receive_from; /* the block of step t; the block of step t + 1 */
+    int64_t gradient_to;           /* the sum of step t - 1, to the next rank or home */
+    int64_t gradient_from;         /* the sum that this rank's share of step t is added to */
+    int64_t home_from;             /* the whole sum of this rank's own block */
+} fattn_ring_messages;
+
+fattn_ring_messages fattn_ring_step(const fattn_ring *ring, int lane, int64_t rank, int64_t step);
+
+#endif

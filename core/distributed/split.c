@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/distributed/split.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "core/band.h"
+#include "core/status.h"
+
+#define UNBOUNDED \
+    (INT64_C(1) << 50) /* beyond every difference of rows, whose offsets end at 2^40 */
+
+const char *fattn_split_name(fattn_split split)
+{
+    static const char *const names[] = {NULL, "contiguous", "zigzag", "striped"};
+    return names[split];
+}
+
+int fattn_split_runs(fattn_split split)
+{
+    return split == FATTN_SPLIT_ZIGZAG                                       ? 2
+           : split == FATTN_SPLIT_CONTIGUOUS || split == FATTN_SPLIT_STRIPED ? 1
+                                                                             : 0;
+}
+
+fattn_status fattn_split_get_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,
+                                 int which, fattn_run *run)
+{
+    if (!run) {
+        return fattn_fail(FATTN_NULL_POINTER, "run is NULL");
+    }
+    const struct {
+        const char *name;
+        int64_t value, limit;
+    } numbers[] = {{"length", length, INT32_MAX},
+                   {"ranks - 1", ranks - 1, FATTN_RANKS_MAX - 1},
+                   {"rank", rank, ranks - 1},
+                   {"which", which, fattn_split_runs(split) - 1}};
+    for (size_t n = 0; n < sizeof numbers / sizeof numbers[0]; n++) {
+        if (numbers[n].value < 0 || numbers[n].value > numbers[n].limit) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld, not in 0..%lld", numbers[n].name,
+                              (long long)numbers[n].value, (long long)numbers[n].limit);
+        }
+    }
+    *run = fattn_split_run(split, length, ranks, rank, which);
+    return FATTN_OK;
+}
+
+/* Part n of `parts` of a sequence. length * parts < 2^31 * 2^21 fits. */
+static fattn_run part(int64_t length, int64_t parts, int64_t n)
+{
+    const int64_t first = length * n / parts;
+    return (fattn_run){.first = first, .count = length * (n + 1) / parts - first, .stride = 1};
+}
+
+fattn_run fattn_split_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank, int which)
+{
+    assert(rank >= 0 && rank < ranks && which < fattn_split_runs(split));
+    if (split == FATTN_SPLIT_ZIGZAG) {
+        return part(length, 2 * ranks, which ? 2 * ranks - 1 - rank : rank);
+    }
+    if (split == FATTN_SPLIT_STRIPED) {
+        return (fattn_run){rank, rank < length ? (length - rank + ranks - 1) / ranks : 0, ranks};
+    }
+    return part(length, ranks, rank);
+}
+
+int64_t fattn_split_rows(fattn_split split, int64_t length, int64_t ranks, int64_t rank)
+{
+    int64_t rows = 0;
+    for (int n = 0; n < fattn_split_runs(split); n++) {
+        rows += fattn_split_run(split, length, ranks, rank, n).count;
+    }
+    return rows;
+}
+
+int64_t fattn_whole_q(const fattn_whole *whole, int64_t b)
+{
+    return whole->cu_q ? whole->cu_q[b + 1] - whole->cu_q[b] : whole->problem->seqlen_q;
+}
+
+int64_t fattn_whole_k(const fattn_whole *whole, int64_t b)
+{
+    return whole->cu_k ? whole->cu_k[b + 1] - whole->cu_k[b] : whole->problem->seqlen_k;
+}
+
+int64_t fattn_whole_kinds(const fattn_whole *whole)
+{
+    return whole->cu_q || whole->cu_k ? whole->problem->batch
+                                      : fattn_min64(whole->problem->batch, 1);
+}
+
+/* Rounded down; b > 0. */
+static int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+
+/*
+ * With q = q.first + i * stride and k = k.first + j * stride the contract keeps -left <= k - (q +
+ * off) <= right. So j - i is between (base - left) / stride and (base + right) / stride, with base
+ * = off + q.first - k.first.
+ */
+fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t b, int64_t rank, int q_run,
+                           int64_t owner, int k_run)
+{
+    const fattn_problem *const p = whole->problem;
+    const int64_t sq = fattn_whole_q(whole, b), sk = fattn_whole_k(whole, b);
+    const fattn_run q = fattn_split_run(whole->split, sq, whole->ranks, rank, q_run);
+    const fattn_run k = fattn_split_run(whole->split, sk, whole->ranks, owner, k_run);
+    const int64_t off = p->anchor == FATTN_BOTTOM_RIGHT ? sk - sq : 0;
+    const int64_t base = off + q.first - k.first;
+    fattn_piece piece = {q, k, -UNBOUNDED, UNBOUNDED};
+    if (p->window_left >= 0) {
+        piece.low = -floor_quotient(fattn_min64(p->window_left, UNBOUNDED) - base, q.stride);
+    }
+    if (p->window_right >= 0) {
+        piece.high = floor_quotient(base + fattn_min64(p->window_right, UNBOUNDED), q.stride);
+    }
+    return piece;
+}
+
+/* The sum of min(max(y, 0), m) over all y <= x. */
+static double ramp(int64_t x, int64_t m)
+{
+    const double up = x <= 0 ? 0 : (double)fattn_min64(x, m);
+    return up * (up + 1) / 2 + (x > m ? (double)(x - m) * (double)m : 0);
+}
+
+/* Pairs with j - i <= high: row i has min(max(i + high + 1, 0), keys) of them. */
+static double pairs_up_to(const fattn_piece *piece, int64_t high)
+{
+    const int64_t bound = fattn_min64(fattn_max64(high, -piece->q.count), piece->k.count);
+    return ramp(piece->q.count + bound, piece->k.count) - ramp(bound, piece->k.count);
+}
+
+double fattn_piece_pairs(const fattn_piece *piece)
+{
+    if (piece->q.count == 0 || piece->k.count == 0 || piece->low > piece->high) {
+        return 0;
+    }
+    return pairs_up_to(piece, piece->high) - pairs_up_to(piece, piece->low - 1);
+}
+
+double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner)
+{
+    const int runs = fattn_split_runs(whole->split);
+    const int64_t kinds = fattn_whole_kinds(whole);
+    double pairs = 0;
+    for (int64_t b = 0; b < kinds; b++) {
+        for (int n = 0; n < runs * runs; n++) {
+            const fattn_piece piece = fattn_piece_of(whole, b, rank, n / runs, owner, n % runs);
+            pairs += fattn_piece_pairs(&piece);
+        }
+    }
+    return kinds == 1 ? pairs * (double)whole->problem->batch : pairs;
+}
+
+bool fattn_whole_meet(const fattn_whole *whole, int64_t rank, int64_t owner)
+{
+    return fattn_whole_pairs(whole, rank, owner) > 0;
+}

@@ -1,0 +1,744 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Runs the Hopper kernels (wgmma_forward.cuh) on the host, from their source: the words of
+ * wgmma_sm90.cuh are defined here by what the manual of the instruction set says they do. The stub
+ * driver calls it for every launch.
+ *
+ * A block's threads are fibers. The lanes of a warp stay together as long as they do the same. The
+ * order in which warps run is random, and a warp may sleep for long where it has to wait; copies
+ * end at random times and in any order; a product is made at the earliest or at the latest moment
+ * that the waits allow. Shared memory is full of NaN at first, and so is the place of a tile before
+ * each copy. So a role that does not wait for another gives wrong numbers, and roles that wait for
+ * each other are noticed: nothing moves.
+ *
+ * What is not modelled: fences, the distinction of proxies, the cost of anything.
+ */
+#include <cmath>
+#include <csetjmp>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+
+extern "C" {
+#include "tests/stub/stub_cuda.h"
+}
+
+/* --- Fibers ----------------------------------------------------------------------------------- */
+
+enum { THREADS_MAX = 512, STACK = 256 << 10, SHARED_MAX = 232448, PATIENCE = 20000 };
+
+struct index3 {
+    unsigned x;
+};
+
+struct product {
+    bool tiles, add, f16;
+    int columns, group;
+    float (*c)[4];
+    const uint32_t *a;
+    uint64_t a_at, b_at;
+};
+
+struct fiber {
+    jmp_buf here;
+    ucontext_t start;
+    std::vector<char> stack;
+    bool started, ended;
+    index3 thread;
+    int group; /* of products, that is open */
+    std::vector<product> products;
+};
+
+struct meeting { /* of a warp, a warpgroup, or of a numbered barrier's threads */
+    int arrived, turn;
+};
+
+struct copy {
+    stub_map map;
+    uint32_t to, barrier;
+    int at[5], delay;
+};
+
+static struct {
+    std::vector<fiber> fibers;
+    jmp_buf scheduler;
+    int running, threads, sleep[THREADS_MAX / 32];
+    meeting warps[THREADS_MAX / 32], warpgroups[THREADS_MAX / 128], barriers[16];
+    uint32_t words[THREADS_MAX];
+    std::vector<copy> copies;
+    int64_t registers; /* that no warpgroup holds */
+    uint64_t dice, moves;
+    uint32_t shared_bytes;
+    bool failed;
+    unsigned block, blocks;
+    void (*kernel)(void **parameters);
+    void **parameters;
+} m;
+
+static unsigned draw(unsigned below)
+{
+    m.dice = m.dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (unsigned)(m.dice >> 33) % below;
+}
+
+__attribute__((format(printf, 1, 2))) static void fail(const char *words, ...)
+{
+    if (!m.failed) {
+        va_list list;
+        va_start(list, words);
+        fprintf(stderr, "emulated Hopper, block %u, thread %d: ", m.block, m.running);
+        vfprintf(stderr, words, list);
+        fprintf(stderr, "\n");
+        va_end(list);
+    }
+    m.failed = true;
+}
+
+static void yield(void)
+{
+    if (_setjmp(m.fibers[(size_t)m.running].here) == 0) {
+        _longjmp(m.scheduler, 1);
+    }
+}
+
+static void enter(void)
+{
+    m.kernel(m.parameters);
+    m.fibers[(size_t)m.running].ended = true;
+    m.moves++;
+    _longjmp(m.scheduler, 1);
+}
+
+static void resume(int thread)
+{
+    fiber &f = m.fibers[(size_t)thread];
+    m.running = thread;
+    if (_setjmp(m.scheduler) == 0) {
+        if (f.started) {
+            _longjmp(f.here, 1);
+        }
+        f.started = true;
+        setcontext(&f.start);
+    }
+}
+
+/* Waits for `threads` in all, of which this is one. `last` is called once all are there. */
+template <class Last> static void meet(meeting &of, int threads, const Last &last)
+{
+    const int turn = of.turn;
+    m.moves++;
+    if (++of.arrived == threads) {
+        last();
+        of.arrived = 0;
+        of.turn++;
+        return;
+    }
+    while (of.turn == turn) {
+        yield();
+    }
+}
+
+/* --- CUDA's words, and vendor.h --------------------------------------------------------------- */
+
+#define FATTN_CUDA_VENDOR_H
+#define FATTN_CUDA_MMA_SM80_CUH
+#define FATTN_CUDA_WGMMA_SM90_CUH
+#define GPU_KERNEL(threads, blocks) extern "C" void
+#define GPU_PARAM
+#define GPU_DEVICE static inline
+#define GPU_UNROLL
+#define GPU_ROLLED
+#define GPU_WAVE 32
+#define __shared__
+#define threadIdx m.fibers[(size_t)m.running].thread
+
+typedef struct gpu_f2 {
+    float x, y;
+} gpu_f2;
+typedef struct gpu_f4 {
+    float x, y, z, w;
+} gpu_f4;
+typedef struct gpu_u2 {
+    uint32_t x, y;
+} gpu_u2;
+typedef struct gpu_u4 {
+    uint32_t x, y, z, w;
+} gpu_u4;
+
+alignas(1024) char shared[SHARED_MAX + 2048];
+
+/* Where a block's memory begins: no multiple of what the swizzle wants. */
+enum { SHARED_BASE = 1040 };
+
+static int min(int a, int b) { return a < b ? a : b; }
+static int max(int a, int b) { return a > b ? a : b; }
+static float __int_as_float(int x)
+{
+    float y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+static int __float_as_int(float x)
+{
+    int y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+
+/* The word that lane `from` of the warp gives. */
+static uint32_t exchange(uint32_t word, int from)
+{
+    const int warp = m.running / 32;
+    m.words[m.running] = word;
+    meet(m.warps[warp], 32, [] {});
+    const uint32_t got = m.words[warp * 32 + from];
+    meet(m.warps[warp], 32, [] {}); /* before the words are given anew */
+    return got;
+}
+
+static uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int n)
+{
+    return exchange(x, m.running % 32 ^ n);
+}
+static int __shfl_sync(uint32_t, int x, int lane) { return (int)exchange((uint32_t)x, lane); }
+static bool __any_sync(uint32_t, bool x)
+{
+    const int warp = m.running / 32;
+    bool any = false;
+    m.words[m.running] = x;
+    meet(m.warps[warp], 32, [] {});
+    for (int n = 0; n < 32; n++) {
+        any = any || m.words[warp * 32 + n];
+    }
+    meet(m.warps[warp], 32, [] {});
+    return any;
+}
+static unsigned atomicAdd(unsigned *at, unsigned x)
+{
+    const unsigned before = *at;
+    *at += x;
+    return before;
+}
+#define __syncwarp() meet(m.warps[m.running / 32], 32, [] {})
+
+static int gpu_thread(void) { return m.running; }
+static int gpu_threads(void) { return m.threads; }
+static int64_t gpu_block(void) { return m.block; }
+static int64_t gpu_blocks(void) { return m.blocks; }
+static void gpu_sync(void)
+{
+    meet(m.barriers[0], m.threads, [] {});
+}
+static bool gpu_any(bool) { abort(); } /* of kernels that are not here */
+static float gpu_shfl(float, int) { abort(); }
+static float gpu_shfl_xor(float x, int n)
+{
+    return __int_as_float((int)exchange((uint32_t)__float_as_int(x), m.running % 32 ^ n));
+}
+static void gpu_await_earlier(void) {}
+static void gpu_admit_later(void) {}
+static float gpu_max(float a, float b) { return fmaxf(a, b); }
+
+static float gpu_f16_to_f32(uint16_t x)
+{
+    const int sign = x >> 15, exponent = x >> 10 & 31, fraction = x & 1023;
+    const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                       : exponent     ? ldexpf((float)(1024 + fraction), exponent - 25)
+                                      : ldexpf((float)fraction, -24);
+    return sign ? -size : size;
+}
+
+/* To the nearest, ties to even. */
+static uint16_t gpu_f16_from_f32(float x)
+{
+    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    const float size = fabsf(x);
+    if (std::isnan(x)) {
+        return 0x7fff;
+    }
+    if (size >= 65520) {
+        return sign | 0x7c00;
+    }
+    int exponent;
+    (void)frexpf(size, &exponent);
+    const int unit = max(exponent - 11, -24);
+    return sign |
+           (uint16_t)(size == 0 ? 0 : (int)nearbyintf(ldexpf(size, -unit)) + (unit + 24) * 1024);
+}
+
+/* --- mma_sm80.cuh ----------------------------------------------------------------------------- */
+
+#include "backends/cuda/mma.h"
+#include "backends/gpu/element.cuh"
+#include "backends/gpu/sequence.cuh"
+
+static uint16_t bf16_from_f32(float x)
+{
+    const uint32_t bits = (uint32_t)__float_as_int(x);
+    return std::isnan(x) ? 0x7fff : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* 2^x, subnormal results 0. */
+static float mma_exp2(float x)
+{
+    const float y = exp2f(x);
+    return y < 1.17549435e-38f ? 0 : y;
+}
+
+#define MMA_TYPE(name, dtype, lift, from)                                                        \
+    struct name {                                                                                \
+        typedef uint16_t element;                                                                \
+        enum { DTYPE = dtype, LIFT = lift, PLANES = 1 };                                         \
+        static uint32_t pack(float lo, float hi) { return (uint32_t)from(hi) << 16 | from(lo); } \
+        static float weight(float x, float unit, float base)                                     \
+        {                                                                                        \
+            const float shift = base * unit - LIFT;                                              \
+            return mma_exp2(fmaf(x, unit, -shift));                                              \
+        }                                                                                        \
+    }
+MMA_TYPE(mma_f16, FATTN_F16, 7, gpu_f16_from_f32);
+MMA_TYPE(mma_bf16, FATTN_BF16, 0, bf16_from_f32);
+
+static int mma_lane(void) { return m.running % 32; }
+static float mma_reciprocal(float x) { return 1 / x; }
+static uint32_t mma_shared(const void *p)
+{
+    return (uint32_t)((const char *)p - shared) + SHARED_BASE;
+}
+
+/* --- wgmma_sm90.cuh --------------------------------------------------------------------------- */
+
+#include "backends/cuda/wgmma.h"
+
+/* What lies at an address of shared memory. */
+static char *at_shared(uint32_t at, uint32_t bytes)
+{
+    if (at < SHARED_BASE || at + bytes > SHARED_BASE + m.shared_bytes) {
+        fail("address %u of shared memory, of which there are %u bytes", at - SHARED_BASE,
+             m.shared_bytes);
+        return shared;
+    }
+    return shared + (at - SHARED_BASE);
+}
+
+static int wgmma_group(void) { return __shfl_sync(0xffffffffu, m.running / 128, 0); }
+
+template <int N> static void wgmma_give_registers(void)
+{
+    meet(m.warpgroups[m.running / 128], 128,
+         [] { m.registers += 128 * (65536 / m.threads / 8 * 8 - N); });
+}
+
+template <int N> static void wgmma_take_registers(void)
+{
+    const int more = 128 * (N - 65536 / m.threads / 8 * 8);
+    if (m.running % 128 == 0) {
+        while (m.registers < more) {
+            yield();
+        }
+        m.registers -= more;
+    }
+    meet(m.warpgroups[m.running / 128], 128, [] {});
+}
+
+static void wgmma_meet(int number, int threads)
+{
+    meet(m.barriers[number], threads, [] {});
+}
+
+static void wgmma_pass(int number, int threads)
+{
+    m.moves++;
+    if (++m.barriers[number].arrived == threads) {
+        m.barriers[number].arrived = 0;
+        m.barriers[number].turn++;
+    }
+}
+
+/* A barrier: arrivals that a phase needs and that it still lacks, bytes that it lacks, and the
+ * number of the phase. */
+struct barrier {
+    uint16_t needs : 12, phase : 4, lacks;
+    int32_t bytes;
+};
+static_assert(sizeof(barrier) == 8, "of one word");
+
+static void settle_barrier(barrier *b)
+{
+    m.moves++;
+    if (b->lacks == 0 && b->bytes == 0) {
+        b->phase++;
+        b->lacks = b->needs;
+    }
+}
+
+static void wgmma_barrier_make(uint64_t *word, int arrivals)
+{
+    barrier *const b = (barrier *)word;
+    b->needs = (uint16_t)arrivals & 0xfff, b->lacks = (uint16_t)arrivals, b->phase = 0;
+    b->bytes = 0;
+}
+
+static void wgmma_barriers_made(void) {}
+
+static void wgmma_expect(uint64_t *word, int bytes)
+{
+    barrier *const b = (barrier *)word;
+    if (b->lacks == 0) {
+        fail("more arrivals than a barrier takes");
+        return;
+    }
+    b->bytes += bytes;
+    b->lacks--;
+    settle_barrier(b);
+}
+
+static void wgmma_arrive(uint64_t *word) { wgmma_expect(word, 0); }
+
+static void wgmma_await(uint64_t *word, int phase)
+{
+    const barrier *const b = (const barrier *)word;
+    if (draw(64) == 0) {
+        m.sleep[m.running / 32] = (int)draw(100);
+    }
+    while ((b->phase & 1) == phase) {
+        yield();
+    }
+    m.moves++;
+}
+
+static void wgmma_poison(uint32_t at, int bytes)
+{
+    memset(at_shared(at, (uint32_t)bytes), 0xff, (size_t)bytes);
+}
+
+typedef struct alignas(64) wgmma_map {
+    uint8_t bytes[128];
+} wgmma_map;
+
+static void wgmma_prefetch(const wgmma_map *) {}
+
+#define WGMMA_KEEP 0
+#define WGMMA_DROP 0
+
+static void begin_copy(uint32_t to, const wgmma_map *map, uint64_t *word, uint32_t axes, int c0,
+                       int c1, int c2, int c3, int c4)
+{
+    copy c;
+    memcpy(&c.map, map, sizeof c.map);
+    c.to = to;
+    c.barrier = mma_shared(word);
+    c.at[0] = c0, c.at[1] = c1, c.at[2] = c2, c.at[3] = c3, c.at[4] = c4;
+    c.delay = (int)(draw(2) ? draw(30) : draw(500));
+    if (c.map.axes != axes || to % 128) {
+        fail("a copy of %u axes by a map of %u, to %u", axes, c.map.axes, to);
+    }
+    m.copies.push_back(c);
+}
+
+static void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *word, int c0, int c1, int c2,
+                       int c3, int)
+{
+    begin_copy(to, map, word, 4, c0, c1, c2, c3, 0);
+}
+
+static void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *word, int c0, int c1, int c2,
+                       int c3, int c4, int)
+{
+    begin_copy(to, map, word, 5, c0, c1, c2, c3, c4);
+}
+
+/* Bits 4 to 6 of an address change with bits 7 to 9. */
+static uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+
+static void end_copy(const copy &c)
+{
+    const stub_map &map = c.map;
+    int rows = 1;
+    for (uint32_t n = 1; n < map.axes; n++) {
+        rows *= (int)map.box[n];
+    }
+    for (int r = 0; r < rows; r++) {
+        bool inside = true;
+        const char *from = (const char *)map.address;
+        for (int n = 1, rest = r; n < (int)map.axes; rest /= (int)map.box[n], n++) {
+            const int64_t x = c.at[n] + rest % (int)map.box[n];
+            inside = inside && x >= 0 && x < (int64_t)map.extent[n];
+            from += x * (int64_t)map.stride[n - 1];
+        }
+        for (int e = 0; e < (int)map.box[0]; e++) {
+            const int64_t x = c.at[0] + e;
+            uint16_t value = 0;
+            if (inside && x >= 0 && x < (int64_t)map.extent[0]) {
+                memcpy(&value, from + 2 * x, sizeof value);
+            }
+            memcpy(at_shared(swizzled(c.to + (uint32_t)(r * 128 + 2 * e)), 2), &value, 2);
+        }
+    }
+    barrier *const b = (barrier *)at_shared(c.barrier, 8);
+    b->bytes -= rows * (int)map.box[0] * 2;
+    settle_barrier(b);
+}
+
+static void wgmma_publish(void) {}
+static void wgmma_zero(uint32_t to) { memset(at_shared(to, 16), 0, 16); }
+static void wgmma_forget(void) {}
+
+/* --- Products --------------------------------------------------------------------------------- */
+
+static float element(uint32_t at, bool f16)
+{
+    uint16_t x;
+    memcpy(&x, at_shared(swizzled(at), 2), sizeof x);
+    return f16 ? gpu_f16_to_f32(x) : __int_as_float((int)((uint32_t)x << 16));
+}
+
+static float half_of(uint32_t pair, int which, bool f16)
+{
+    const uint16_t x = (uint16_t)(pair >> 16 * which);
+    return f16 ? gpu_f16_to_f32(x) : __int_as_float((int)((uint32_t)x << 16));
+}
+
+/* Product n of each of a warpgroup's threads, which say the same but for their registers. */
+static void multiply(int warpgroup, size_t n)
+{
+    enum { COLUMNS = 256, DEPTH = 16 };
+    static float a[64][DEPTH], b[DEPTH][COLUMNS], sums[64][COLUMNS];
+    fiber *const fibers = &m.fibers[(size_t)warpgroup * 128];
+    const product &p = fibers[0].products[n];
+    for (int t = 0; t < 128; t++) {
+        const product &own = fibers[t].products[n];
+        if (own.tiles != p.tiles || own.add != p.add || own.columns != p.columns ||
+            own.b_at != p.b_at || (p.tiles && own.a_at != p.a_at)) {
+            fail("threads of a warpgroup that do not say the same");
+        }
+        for (int w = 0; w < 8 && !p.tiles; w++) { /* halves of four words */
+            const int row = t / 32 * 16 + t % 32 / 4 + w / 2 % 2 * 8;
+            a[row][t % 4 * 2 + w % 2 + w / 4 * 8] = half_of(own.a[w / 2], w % 2, p.f16);
+        }
+    }
+    const auto start = [](uint64_t d) { return (uint32_t)(d & 0x3fff) * 16; };
+    const auto panel = [](uint64_t d) { return (uint32_t)(d >> 16 & 0x3fff) * 16; };
+    const auto eight = [](uint64_t d) { return (uint32_t)(d >> 32 & 0x3fff) * 16; };
+    if (p.b_at >> 62 != 1 || (p.tiles && p.a_at >> 62 != 1)) {
+        fail("a descriptor of another swizzle");
+    }
+    for (uint32_t k = 0; k < DEPTH; k++) {
+        for (uint32_t r = 0; r < 64 && p.tiles; r++) {
+            a[r][k] = element(start(p.a_at) + r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k, p.f16);
+        }
+        for (uint32_t c = 0; c < (uint32_t)p.columns; c++) {
+            const uint32_t at =
+                p.tiles ? c / 8 * eight(p.b_at) + c % 8 * 128 + 2 * k
+                        : k / 8 * eight(p.b_at) + k % 8 * 128 + c / 64 * panel(p.b_at) + c % 64 * 2;
+            b[k][c] = element(start(p.b_at) + at, p.f16);
+        }
+    }
+    for (int r = 0; r < 64; r++) {
+        float *const row = sums[r];
+        memset(row, 0, sizeof sums[r]);
+        for (int k = 0; k < DEPTH; k++) {
+            const float left = a[r][k];
+            for (int c = 0; c < p.columns; c++) {
+                row[c] += left * b[k][c];
+            }
+        }
+    }
+    for (int t = 0; t < 128; t++) {
+        const product &own = fibers[t].products[n];
+        for (int e = 0; e < p.columns / 2; e++) {
+            float *const c = &own.c[e / 4][e % 4];
+            const int row = t / 32 * 16 + t % 32 / 4 + e % 4 / 2 * 8;
+            *c = (p.add ? *c : 0) + sums[row][e / 4 * 8 + t % 4 * 2 + e % 2];
+        }
+    }
+}
+
+/* Makes the products of the groups before `past`. */
+static void make_products(int warpgroup, int past)
+{
+    fiber *const fibers = &m.fibers[(size_t)warpgroup * 128];
+    size_t count = 0;
+    while (count < fibers[0].products.size() && fibers[0].products[count].group < past) {
+        count++;
+    }
+    for (int t = 0; t < 128; t++) {
+        if (fibers[t].products.size() != fibers[0].products.size()) {
+            fail("threads of a warpgroup with unlike products");
+            return;
+        }
+    }
+    for (size_t n = 0; n < count; n++) {
+        multiply(warpgroup, n);
+    }
+    for (int t = 0; t < 128; t++) {
+        std::vector<product> &all = fibers[t].products;
+        all.erase(all.begin(), all.begin() + (std::ptrdiff_t)count);
+    }
+}
+
+static void wgmma_fence(void) {}
+
+static void wgmma_commit(void)
+{
+    const int warpgroup = m.running / 128;
+    const int group = ++m.fibers[(size_t)m.running].group;
+    meet(m.warpgroups[warpgroup], 128, [&] {
+        if (draw(2)) {
+            make_products(warpgroup, group);
+        }
+    });
+}
+
+template <int N> static void wgmma_wait(void)
+{
+    const int warpgroup = m.running / 128, group = m.fibers[(size_t)m.running].group - N;
+    int &sleep = m.sleep[m.running / 32];
+    meet(m.warps[m.running / 32], 32, [&] { sleep = draw(4) ? 0 : (int)draw(100); });
+    if (sleep > 0) {
+        yield();
+    }
+    meet(m.warpgroups[warpgroup], 128, [&] { make_products(warpgroup, group); });
+}
+
+template <int N> static void wgmma_settle(float[N][4]) {}
+
+template <class T, int N> struct wgmma_product {
+    static void tiles(float (*c)[4], uint64_t a, uint64_t b, bool add)
+    {
+        begin({true, add, (int)T::DTYPE == (int)FATTN_F16, N, 0, c, NULL, a, b});
+    }
+    static void pairs(float (*c)[4], const uint32_t a[4], uint64_t b, bool add)
+    {
+        begin({false, add, (int)T::DTYPE == (int)FATTN_F16, N, 0, c, a, 0, b});
+    }
+    static void begin(product p)
+    {
+        fiber &f = m.fibers[(size_t)m.running];
+        p.group = f.group;
+        f.products.push_back(p);
+    }
+};
+
+static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
+
+/* --- The kernels ------------------------------------------------------------------------------ */
+
+#include "backends/cuda/kernels/wgmma_forward.cu"
+
+template <void (*KERNEL)(const fattn_gpu_args, const wgmma_maps)> static void run_one(void **with)
+{
+    KERNEL(*(const fattn_gpu_args *)with[0], *(const wgmma_maps *)with[1]);
+}
+
+static void run_clear(void **with) { clear(*(const fattn_gpu_args *)with[0]); }
+
+#define HOPPER_ENTRY(name, ...)                      \
+    {"wgmma_f16_" #name, run_one<wgmma_f16_##name>}, \
+        {"wgmma_bf16_" #name, run_one<wgmma_bf16_##name>},
+static const struct {
+    const char *name;
+    void (*kernel)(void **parameters);
+} kernels[] = {WGMMA_SHAPES(HOPPER_ENTRY){"clear", run_clear}};
+
+/* --- Launches --------------------------------------------------------------------------------- */
+
+static void begin_block(void)
+{
+    m.fibers.resize((size_t)m.threads);
+    memset(shared, 0xff, sizeof shared);
+    memset(m.sleep, 0, sizeof m.sleep);
+    memset(m.warps, 0, sizeof m.warps);
+    memset(m.warpgroups, 0, sizeof m.warpgroups);
+    memset(m.barriers, 0, sizeof m.barriers);
+    m.copies.clear();
+    m.registers = 0;
+    for (int t = 0; t < m.threads; t++) {
+        fiber &f = m.fibers[(size_t)t];
+        f.stack.resize(STACK);
+        f.started = f.ended = false;
+        f.thread.x = (unsigned)t;
+        f.group = 0;
+        f.products.clear();
+        getcontext(&f.start);
+        f.start.uc_stack.ss_sp = f.stack.data();
+        f.start.uc_stack.ss_size = STACK;
+        f.start.uc_link = NULL;
+        makecontext(&f.start, enter, 0);
+    }
+}
+
+static void run_copies(void)
+{
+    for (size_t n = 0; n < m.copies.size();) {
+        if (m.copies[n].delay-- > 0) {
+            n++;
+            continue;
+        }
+        const copy c = m.copies[n];
+        m.copies.erase(m.copies.begin() + (std::ptrdiff_t)n);
+        end_copy(c);
+    }
+}
+
+static void run_block(void)
+{
+    const int warps = m.threads / 32;
+    uint64_t moves = m.moves;
+    int alive = m.threads;
+    begin_block();
+    for (int still = 0; alive && !m.failed; still++) {
+        alive = 0;
+        const int first = (int)draw((unsigned)warps);
+        for (int n = 0; n < warps; n++) {
+            const int warp = (first + n) % warps;
+            if (m.sleep[warp] > 0) {
+                m.sleep[warp]--;
+                alive++;
+                continue;
+            }
+            for (int t = 32 * warp; t < 32 * warp + 32; t++) {
+                if (!m.fibers[(size_t)t].ended) {
+                    resume(t);
+                    alive++;
+                }
+            }
+        }
+        run_copies();
+        still = moves == m.moves ? still : 0;
+        moves = m.moves;
+        if (still > PATIENCE) {
+            fail("all threads wait");
+        }
+    }
+    if (!m.failed && !m.copies.empty()) {
+        fail("copies that nobody waited for");
+    }
+}
+
+extern "C" int stub_cuda_run(const char *entry, unsigned blocks, unsigned threads,
+                             unsigned shared_bytes, void **parameters)
+{
+    m.kernel = NULL;
+    for (size_t n = 0; n < sizeof kernels / sizeof kernels[0]; n++) {
+        m.kernel = strcmp(entry, kernels[n].name) == 0 ? kernels[n].kernel : m.kernel;
+    }
+    if (!m.kernel || threads > THREADS_MAX) {
+        fprintf(stderr, "emulated Hopper: no kernel %s of %u threads\n", entry, threads);
+        return STUB_LAUNCH_FAILED;
+    }
+    m.threads = (int)threads;
+    m.blocks = blocks;
+    m.shared_bytes = shared_bytes;
+    m.parameters = parameters;
+    m.failed = false;
+    for (m.block = 0; m.block < blocks && !m.failed; m.block++) {
+        run_block();
+    }
+    return m.failed ? STUB_LAUNCH_FAILED : 0;
+}

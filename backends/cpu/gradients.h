@@ -114,9 +114,8 @@ static float *sum_row(const panel *pn, void *tensor, const fattn_strides *stride
 /* The part of a panel that rows of keys need. */
 static panel keys_of(const fattn_cpu_run *run, int64_t b, int64_t hk)
 {
-    panel pn = {.p = run->problem, .buf = run->buffers, .b = b, .hk = hk};
-    pn.seq = fattn_sequence_of(pn.p, pn.buf, b);
-    pn.start_k = fattn_start_k(pn.p, pn.buf, b);
+    panel pn = {.p = run->problem, .hk = hk};
+    panel_enter(&pn, run, b);
     pn.d_pad = vectors_of(pn.p->dim) * FV_LANES;
     pn.dv_pad = vectors_of(pn.p->dim_v) * FV_LANES;
     return pn;

@@ -251,6 +251,15 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
     }
 }
 
+/* Finds sequence b of the run: where it lies, and its first key. */
+static void panel_enter(panel *pn, const fattn_cpu_run *run, int64_t b)
+{
+    pn->buf = run->buffers;
+    pn->b = b;
+    pn->seq = fattn_sequence_of(run->problem, run->buffers, b);
+    pn->start_k = fattn_start_k(run->problem, run->buffers, b);
+}
+
 /* Places the panel, after its layout, on the rows of (sequence b, key/value head hk) from number
  * `first` on. dense: its tiles are, as those of decoding. Returns false when there are no rows.
  * Writes no scratch. */
@@ -258,12 +267,9 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
                         bool dense)
 {
     const fattn_problem *const p = run->problem;
-    pn->buf = run->buffers;
-    pn->b = b;
     pn->hk = hk;
     pn->group = p->heads_q / p->heads_k;
-    pn->seq = fattn_sequence_of(p, pn->buf, b);
-    pn->start_k = fattn_start_k(p, pn->buf, b);
+    panel_enter(pn, run, b);
     pn->first = first;
     pn->rows = fattn_min64(pn->br, pn->seq.sq * pn->group - pn->first);
     if (pn->rows <= 0) {

@@ -56,11 +56,6 @@ static fattn_status check_pointer(const fattn_operand *operand)
     return FATTN_OK;
 }
 
-static bool is_present(const fattn_operand *operand)
-{
-    return operand->region.base && !fattn_region_is_empty(&operand->region);
-}
-
 fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_buffers *in,
                                      fattn_buffers *out)
 {
@@ -78,9 +73,10 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
         }
     }
     for (int i = 0; i < count; i++) {
-        for (int j = 0; operands[i].output && is_present(&operands[i]) && j < count; j++) {
+        for (int j = 0; operands[i].output && fattn_operand_is_present(&operands[i]) && j < count;
+             j++) {
             const bool once = !operands[j].output || j > i;
-            if (j != i && once && is_present(&operands[j]) &&
+            if (j != i && once && fattn_operand_is_present(&operands[j]) &&
                 fattn_regions_overlap(&operands[i].region, &operands[j].region)) {
                 return fattn_fail(FATTN_OVERLAP, "%s overlaps %s", operands[i].name,
                                   operands[j].name);

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "core/band.h"
 #include "core/dtype.h"
 #include "core/problem.h"
 
@@ -95,17 +96,13 @@ double fattn_io_counts_bytes(const fattn_problem *problem, const fattn_io_counts
     return bytes;
 }
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 fattn_tile fattn_io_paper_tile(const fattn_problem *problem, int64_t fast_elements)
 {
     const int64_t d = ceil_div(problem->dim + problem->dim_v, 2);
-    const int64_t bc = larger(1, ceil_div(fast_elements, 4 * d));
-    return (fattn_tile){smaller(bc, d), bc};
+    const int64_t bc = fattn_max64(1, ceil_div(fast_elements, 4 * d));
+    return (fattn_tile){fattn_min64(bc, d), bc};
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -186,7 +183,7 @@ static void visit_row_block(head *a, int64_t i, int64_t rows, int64_t first, int
     const int64_t bc = a->tile.bc;
     if (first >= end) return;
     if (!has(a, FATTN_BLOCK_MASK)) {
-        const int64_t from = first / bc * bc, to = smaller(a->seq.sk, ceil_div(end, bc) * bc);
+        const int64_t from = first / bc * bc, to = fattn_min64(a->seq.sk, ceil_div(end, bc) * bc);
         const double tiles = (double)ceil_div(to - from, bc);
         a->v.tiles += tiles;
         a->v.rows += tiles * (double)rows;
@@ -195,7 +192,7 @@ static void visit_row_block(head *a, int64_t i, int64_t rows, int64_t first, int
         return;
     }
     for (int64_t j = first / bc * bc; j < end; j += bc) {
-        const int64_t keys = smaller(bc, a->seq.sk - j);
+        const int64_t keys = fattn_min64(bc, a->seq.sk - j);
         a->v.entries += blocks_touched(i, rows, a->p->block_m, a->p->block_mask_stride[2]) *
                         blocks_touched(j, keys, a->p->block_n, a->p->block_mask_stride[3]);
         if (!block_mask_sees(a, i, rows, j, keys)) continue;
@@ -218,7 +215,7 @@ static visits visits_of(head *a)
         return (visits){tr * tc, tc * a->n, tr * a->k, a->n * a->k, 0};
     }
     for (int64_t i = 0; i < a->seq.sq; i += a->tile.br) {
-        const int64_t rows = smaller(a->tile.br, a->seq.sq - i);
+        const int64_t rows = fattn_min64(a->tile.br, a->seq.sq - i);
         visit_row_block(a, i, rows, skips ? window_begin(a, i) : 0,
                         skips ? window_end(a, i + rows - 1) : a->seq.sk);
     }
@@ -428,7 +425,7 @@ static visits standard_visits(const head *a)
     if (a->seq.sk == 0) return (visits){0, 0, 0, 0, 0};
     for (int64_t i = 0; i < a->seq.sq && has(a, FATTN_BLOCK_MASK) && p->op == FATTN_FORWARD;
          i += a->tile.br) {
-        const int64_t rows = smaller(a->tile.br, a->seq.sq - i);
+        const int64_t rows = fattn_min64(a->tile.br, a->seq.sq - i);
         v.entries += blocks_touched(i, rows, p->block_m, p->block_mask_stride[2]) *
                      blocks_touched(0, a->seq.sk, p->block_n, p->block_mask_stride[3]);
     }
@@ -499,7 +496,7 @@ typedef struct extent {
 static double mean_length(int64_t longest, int64_t total, int64_t batch, bool packed)
 {
     if (!packed || batch == 0) return (double)longest;
-    return (double)smaller(longest, ceil_div(total, batch));
+    return (double)fattn_min64(longest, ceil_div(total, batch));
 }
 
 static extent extent_of(const fattn_problem *p)

@@ -36,6 +36,12 @@ typedef struct fattn_operand {
     bool tensor;   /* one of q k v o and their gradients: the promised pointer alignment holds */
 } fattn_operand;
 
+/* Whether there are bytes behind the pointer. */
+static inline bool fattn_operand_is_present(const fattn_operand *operand)
+{
+    return operand->region.base && !fattn_region_is_empty(&operand->region);
+}
+
 /* Writes the operands of a normalised problem; buffers may be NULL. Returns how many. */
 int fattn_operands(const fattn_problem *problem, const fattn_buffers *buffers,
                    fattn_operand operands[FATTN_OPERANDS_MAX]);

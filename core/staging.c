@@ -25,18 +25,13 @@ typedef struct staging {
     int operand_count, range_count;
 } staging;
 
-static bool is_present(const fattn_operand *operand)
-{
-    return operand->region.base && !fattn_region_is_empty(&operand->region);
-}
-
 bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers)
 {
     fattn_operand operands[FATTN_OPERANDS_MAX];
     const int count = fattn_operands(&plan->problem, buffers, operands);
     bool reads = true;
     for (int i = 0; i < count; i++) {
-        reads = reads && (!is_present(&operands[i]) ||
+        reads = reads && (!fattn_operand_is_present(&operands[i]) ||
                           plan->device->backend->reads(plan->device->impl,
                                                        (const void *)operands[i].region.base));
     }
@@ -68,7 +63,7 @@ static void find_ranges(staging *s, const fattn_buffers *buffers)
     for (int i = 0; i < s->operand_count; i++) {
         const fattn_operand *const operand = &s->operands[i];
         int64_t bytes = 0;
-        if (is_present(operand) && fattn_region_span(&operand->region, &bytes)) {
+        if (fattn_operand_is_present(operand) && fattn_region_span(&operand->region, &bytes)) {
             add_range(s, (range){.first = operand->region.base,
                                  .end = operand->region.base + (uintptr_t)bytes,
                                  .written = operand->output});
@@ -106,7 +101,7 @@ static fattn_buffers moved_buffers(const staging *s, const fattn_buffers *buffer
     fattn_buffers moved = *buffers;
     for (int i = 0; i < s->operand_count; i++) {
         const uintptr_t base = s->operands[i].region.base;
-        for (int j = 0; is_present(&s->operands[i]) && j < s->range_count; j++) {
+        for (int j = 0; fattn_operand_is_present(&s->operands[i]) && j < s->range_count; j++) {
             if (base >= s->ranges[j].first && base < s->ranges[j].end) {
                 const void *const pointer = s->ranges[j].device + (base - s->ranges[j].first);
                 memcpy((char *)&moved + s->operands[i].offset, &pointer, sizeof pointer);

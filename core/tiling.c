@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/tiling.h"
 
+#include "core/band.h"
 #include "core/dtype.h"
 #include "core/io_model.h"
 #include "core/status.h"
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* What tiles are compared by: the row's own cost, or bytes of traffic. */
 static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
@@ -61,7 +60,7 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     enum { ROUNDS = 8 };
     int64_t best = 1, best_cost = INT64_MAX;
     for (int64_t rounds = 0; rounds <= ROUNDS && tiling->items <= ROUNDS * units; rounds++) {
-        const int64_t wanted = smaller(rounds * units / tiling->items, tiling->k_blocks);
+        const int64_t wanted = fattn_min64(rounds * units / tiling->items, tiling->k_blocks);
         const int64_t blocks = ceil_div(tiling->k_blocks, wanted < 1 ? 1 : wanted);
         const int64_t splits = blocks ? ceil_div(tiling->k_blocks, blocks) : 1;
         const int64_t taken = ceil_div(tiling->items * splits, units);
@@ -93,7 +92,7 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
         return pick_even_splits(limits->units, ceil_div(keys, tiling->bc), tiling);
     }
     const int64_t pieces = limits->parallelism * (kernel->pieces ? kernel->pieces : 1);
-    return smaller(ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
+    return fattn_min64(ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
 }
 
 /*
@@ -125,7 +124,7 @@ static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kerne
     if (kernel->splits_evenly && limits->units) {
         t->whole_blocks = even_whole_blocks(limits->units, least, blocks, t->splits, t->k_blocks);
     } else {
-        t->part_blocks = smaller(least < 1 ? 1 : least, some);
+        t->part_blocks = fattn_min64(least < 1 ? 1 : least, some);
     }
 }
 
@@ -166,7 +165,7 @@ static double traffic_of(const fattn_problem *p, const fattn_limits *limits,
     if (limits->shared_cache > 0 && blocks > 0) {
         const double heads = (double)(limits->parallelism / blocks + 1);
         const bool fits = heads * walked_bytes(p) <= (double)limits->shared_cache / 2;
-        together = fits ? blocks : smaller(blocks, limits->parallelism);
+        together = fits ? blocks : fattn_min64(blocks, limits->parallelism);
     }
     return fattn_io_plan_bytes(p, forward ? t->br * together : t->br,
                                forward ? t->bc : t->bc * together, kernel->packs_groups);

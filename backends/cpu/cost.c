@@ -3,11 +3,10 @@
 
 #include <math.h>
 
+#include "core/band.h"
 #include "core/io_model.h"
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Rows of a key/value head: those of its group together. */
 static int64_t rows_of(const fattn_problem *p)
@@ -49,12 +48,12 @@ static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *bloc
 {
     const int64_t rows = rows_of(p), heads = p->batch * p->heads_k;
     const int64_t most = heads > 0 && heads < units ? units / heads : 1;
-    const int64_t together = smaller(ceil_div(rows, tile.br), most);
+    const int64_t together = fattn_min64(ceil_div(rows, tile.br), most);
     const int64_t tiles = ceil_div(p->seqlen_k, tile.bc);
     if (!blocks->in_order || together < 2 || tiles < 1) {
         return 0;
     }
-    const double block = (double)(smaller(tile.br, rows) + blocks->extra_rows);
+    const double block = (double)(fattn_min64(tile.br, rows) + blocks->extra_rows);
     return 2 * block * (double)(together - 1) / (double)tiles;
 }
 

@@ -817,7 +817,8 @@ static void test_killed(void)
                   state_of(apart) == 222 && left_behind() == 0,
               "recovery leaves the files of a live process alone");
 
-    /* Kills before the first n after which outputs are mixed; then an old one is rewritten. */
+    /* Kill the process at ever later changes of a name until some outputs are new and others old.
+     * Then rewrite one of the old ones. */
     int n = 1;
     while (killed_at(n) && (state_of(apart) == 111 || state_of(apart) == 222)) {
         replacement_recover(in_folder("x.npy"));

@@ -39,7 +39,8 @@ typedef struct forward_kind {
     /* Loads a tile's keys, and values where they are wanted. cached: what is there before, and what
      * is after. Returns whether values are pairs. */
     bool (*load)(const forward *f, span s, cached_tile *cached);
-    /* Values join o. rose: some alpha is not 1; pairs: values and probabilities are */
+    /* Adds the tile's P V to o. rose: some row's alpha is not 1, and o is rescaled; pairs: P and V
+     * are pairs of bf16 */
     void (*mix)(forward *f, span s, bool rose, bool pairs);
 } forward_kind;
 

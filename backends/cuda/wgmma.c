@@ -54,11 +54,12 @@ static int64_t workspace(const fattn_problem *p, const fattn_tiling *t)
 /* --- What they take --------------------------------------------------------------------------- */
 
 enum {
-    GROUP_MAX = 128, /* query heads of a key/value head: a tile has all of a query */
-    KEYS_MAX = 1 << 30,
+    GROUP_MAX = 128,    /* query heads of a key/value head: a tile has all of a query */
+    ROWS_MAX = 1 << 30, /* queries, and keys */
     BLOCKS_MIN = 80 /* fewer leave so much of a GPU idle that rows which split keys are faster */
 };
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
+#define ITEMS_MAX 0x1p31
 
 static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 1; }
 
@@ -74,8 +75,13 @@ static const char *cannot(const fattn_problem *p)
     if (group_of(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
-    if (p->seqlen_k >= KEYS_MAX || p->total_k >= KEYS_MAX) {
-        return "counts keys below 2^30";
+    if (p->seqlen_q >= ROWS_MAX || p->total_q >= ROWS_MAX || p->seqlen_k >= ROWS_MAX ||
+        p->total_k >= ROWS_MAX) {
+        return "counts queries and keys below 2^30";
+    }
+    if ((double)p->batch * (double)p->heads_k * (double)(group_of(p) * p->seqlen_q / 64 + 1) >=
+        ITEMS_MAX) {
+        return "counts tiles below 2^31";
     }
     if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0) {
         return "copies no rows of stride 0";
@@ -145,18 +151,17 @@ static int maps_of(const fattn_problem *p, const fattn_tiling *t,
 }
 
 /* As wgmma_counts() has it. */
-static bool counts(const fattn_problem *p, const fattn_tiling *t)
+static bool counts(const fattn_problem *p)
 {
     const uint64_t lengths = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
                              FATTN_SEQUSED_K | FATTN_POSITIONS;
-    const bool banded = p->window_left >= 0 || p->window_right >= 0;
-    return p->features & lengths || (banded && t->k_blocks >= WGMMA_COUNTED_TILES);
+    return p->features & lengths || p->window_left >= 0 || p->window_right >= 0;
 }
 
 static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "clear");
-    shape->blocks = counts(p, t) && t->items > 0;
+    shape->blocks = counts(p) && t->items > 0;
     shape->threads = 32;
 }
 

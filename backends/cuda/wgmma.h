@@ -27,14 +27,12 @@
  * items (wgmma_control), and what aligns the tiles. */
 #define WGMMA_SHARED(width, warpgroups, keys, stages) \
     (2 * (width) * (64 * (warpgroups) + 2 * (stages) * (keys)) + WGMMA_CONTROL + WGMMA_ALIGN)
-#define WGMMA_CONTROL 896
+#define WGMMA_CONTROL 1152
 #define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
 
 /* Bytes of workspace: the counter that blocks take their items from where these have unlike numbers
- * of keys: lengths that differ, or a band over so many tiles of keys. Items of fewer tiles are so
- * short that asking the counter would hold them up. */
+ * of keys, by lengths or by a band. */
 #define WGMMA_WORKSPACE 256
-#define WGMMA_COUNTED_TILES 16
 
 /*
  * A tile in shared memory is cut into panels of 64 channels. A panel has a row of 128 bytes for

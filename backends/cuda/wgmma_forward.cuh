@@ -6,7 +6,7 @@
  * A block stays on its multiprocessor and takes item after item: a tile of rows of one key/value
  * head. Its warps have roles, which meet at barriers in shared memory alone:
  *
- *     the planner     one thread; finds out what the next item is
+ *     the planner     one warp; finds out what the next item is
  *     the copier      one thread; begins the copies of queries, keys and values, as soon as the
  *                     place of an earlier tile is free
  *     warpgroups      64 rows each, for whom they multiply:
@@ -33,6 +33,7 @@
 
 #define WGMMA_RISE 8.0f
 #define WGMMA_FAR 1024 /* more than a tile has rows */
+#define WGMMA_ITEMS 4  /* that are known at a time */
 
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. GROUPS: warpgroups that multiply. */
 template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
@@ -56,6 +57,14 @@ template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
     };
 };
 
+/* One lane of each warp speaks for it. */
+GPU_DEVICE void wgmma_release(uint64_t *barrier)
+{
+    if (mma_lane() == 0) {
+        wgmma_arrive(barrier);
+    }
+}
+
 /* --- Items ------------------------------------------------------------------------------------ */
 
 /* Tiles of keys are below 2^31, and keys below 2^30 (wgmma.c). */
@@ -75,11 +84,10 @@ typedef struct wgmma_item {
 
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_control {
-    wgmma_item item[2];
+    wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* the planner's, who has few registers */
     fattn_sequence seq;
-    fattn_work work;
-    uint64_t item_full[2], item_empty[2], item_wanted;
+    uint64_t item_full[WGMMA_ITEMS], item_empty[WGMMA_ITEMS], item_wanted;
     uint64_t q_full, q_empty;
     uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
 };
@@ -102,15 +110,14 @@ template <class S> GPU_DEVICE int wgmma_places(int group)
 GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return gpu_sequences_differ(p) || (banded && g.tiling.k_blocks >= WGMMA_COUNTED_TILES);
+    return gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0;
 }
 
 /* Taking turns gained where it is said to (docs/notes/hopper-forward.md). */
 template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return S::WIDTH == 64 ? !banded : S::WIDTH == 128 && banded;
+    return S::WIDTH == 64 ? !banded : S::WIDTH == 128;
 }
 
 /* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
@@ -133,7 +140,7 @@ template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
     return b.group == 1 ? r : r / b.group;
 }
 
-/* The keys of an item whose first query is i0. */
+/* The keys of an item whose first query is i0. Lane n looks at what warpgroup n sees. */
 template <class S>
 GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                 const fattn_sequence &seq, int64_t i0, wgmma_item &w)
@@ -148,38 +155,35 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
                                     : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
                                                      -WGMMA_FAR, w.keys);
     w.block = wgmma_seen_by(w, 0).first / S::KEYS;
-    w.past = 0;
-    GPU_ROLLED
-    for (int n = 0; n < S::WARPGROUPS; n++) {
-        const int top = wgmma_query(b, 64 * n);
-        const int bottom = wgmma_query(b, min(64 * n + 64, w.rows) - 1);
-        const wgmma_seen first = wgmma_seen_by(w, top), last = wgmma_seen_by(w, bottom);
-        w.own_past[n] = w.rows > 64 * n ? (last.past + S::KEYS - 1) / S::KEYS : 0;
+    const int n = mma_lane(), row = min(64 * n, w.rows - 1);
+    const wgmma_seen first = wgmma_seen_by(w, wgmma_query(b, row));
+    const wgmma_seen last = wgmma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
+    const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
+    const int own_past = exists ? (last.past + S::KEYS - 1) / S::KEYS : 0;
+    w.past = max(wgmma_largest(own_past), w.block);
+    if (n < S::WARPGROUPS) {
+        w.own_past[n] = b.turns ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
         w.full_past[n] = first.past / S::KEYS;
-        w.past = max(w.past, w.own_past[n]);
-    }
-    w.past = max(w.past, w.block);
-    GPU_ROLLED
-    for (int n = 0; n < S::WARPGROUPS; n++) {
-        w.own_past[n] = b.turns ? w.past : max(w.own_past[n], w.block);
     }
     const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
     w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
     w.tail = w.tail < S::KEYS ? w.tail : 0;
 }
 
-/* Item `number`; returns whether it has rows. */
+/* Item `number`; returns whether it has rows. Lanes write the same, each of them. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
                                wgmma_item &w)
 {
     const fattn_problem &p = g.problem;
-    b.control->work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
-    const fattn_work &work = b.control->work;
-    wgmma_forget();
+    const fattn_work work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
     fattn_sequence &seq = b.control->seq;
-    seq = gpu_sequence(g, work.batch);
+    if (gpu_sequences_differ(p)) {
+        seq = gpu_sequence(g, work.batch);
+    } else { /* the others are the same */
+        seq.q_batch = seq.k_batch = work.batch;
+    }
     wgmma_forget();
     const int places = wgmma_places<S>(b.group);
     const int64_t i0 = work.block * wgmma_query(b, places);
@@ -213,24 +217,34 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
     tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
     tiling.items = tiling.heads * tiling.q_blocks;
-    int64_t number = gpu_block();
+    if (!gpu_sequences_differ(g.problem)) {
+        control.seq = gpu_sequence(g, 0);
+    }
+    wgmma_forget();
+    unsigned number = (unsigned)gpu_block();
+    const unsigned items = (unsigned)tiling.items;
     const auto next = [&]() {
-        return counts ? gpu_blocks() + atomicAdd((unsigned *)g.workspace, 1u)
-                      : number + gpu_blocks();
+        unsigned other = 0;
+        if (counts && mma_lane() == 0) {
+            other = atomicAdd((unsigned *)g.workspace, 1u);
+        }
+        return (unsigned)gpu_blocks() +
+               (counts ? (unsigned)__shfl_sync(0xffffffffu, (int)other, 0) : number);
     };
     for (int n = 0;; n++) {
-        wgmma_item &w = control.item[n % 2];
-        wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
+        wgmma_item &w = control.item[n % WGMMA_ITEMS];
         if (n > 0 && counts) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
         }
         number = n > 0 ? next() : number;
-        while (number < tiling.items && !wgmma_item_set(g, b, number, w)) {
+        wgmma_await(&control.item_empty[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2 ^ 1);
+        while (number < items && !wgmma_item_set(g, b, number, w)) {
             number = next();
         }
-        w.exists = number < tiling.items;
-        wgmma_arrive(&control.item_full[n % 2]);
-        if (number >= tiling.items) {
+        w.exists = number < items;
+        __syncwarp();
+        wgmma_release(&control.item_full[n % WGMMA_ITEMS]);
+        if (number >= items) {
             return;
         }
     }
@@ -282,8 +296,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     const fattn_problem &p = g.problem;
     int k = 0, v = 0;
     for (int n = 0;; n++) {
-        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
-        const wgmma_item &w = control.item[n % 2];
+        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
+        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
         if (!w.exists) {
             return;
         }
@@ -304,7 +318,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                                    j + S::KEYS);
             }
         }
-        wgmma_arrive(&control.item_empty[n % 2]);
+        wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
     }
 }
 
@@ -563,14 +577,6 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
-/* One lane of each warp speaks for it. */
-GPU_DEVICE void wgmma_release(uint64_t *barrier)
-{
-    if (mma_lane() == 0) {
-        wgmma_arrive(barrier);
-    }
-}
-
 /* Tiles of the rings that have been used. */
 template <class S> struct wgmma_used {
     int k, v;
@@ -714,8 +720,8 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_pass(1, 256); /* the first one's first turn */
     }
     for (int n = 0;; n++) {
-        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
-        const wgmma_item &w = control.item[n % 2];
+        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
+        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
         if (!w.exists) {
             return;
         }
@@ -734,7 +740,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
         wgmma_end(g, b, w, row, rows);
         __syncwarp();
-        wgmma_release(&control.item_empty[n % 2]);
+        wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
 }
 
@@ -756,7 +762,7 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     b.turns = wgmma_turns<S>(g.problem);
     wgmma_control<S> &control = *b.control;
     if (gpu_thread() == 0) {
-        for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < WGMMA_ITEMS; n++) {
             wgmma_barrier_make(&control.item_full[n], 1);
             wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1);
         }
@@ -781,7 +787,7 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
             wgmma_prefetch(maps + 2);
             gpu_await_earlier();
             wgmma_copy_all(g, maps, b);
-        } else if (gpu_thread() == 32) {
+        } else if (gpu_thread() / 32 == 1) {
             gpu_await_earlier();
             wgmma_plan(g, b);
         }

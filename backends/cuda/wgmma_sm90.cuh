@@ -265,6 +265,9 @@ WGMMA_PRODUCTS(64, 4, 32, 33, 34, 35, 36, 37)
 WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
 WGMMA_PRODUCTS(256, 16, 128, 129, 130, 131, 132, 133)
 
+/* The largest x of a warp. */
+GPU_DEVICE int wgmma_largest(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
 /* The largest of three numbers with signs. */
 GPU_DEVICE int wgmma_larger(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 

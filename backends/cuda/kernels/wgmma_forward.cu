@@ -3,6 +3,7 @@
  * counter. For sm_90a alone. */
 #include "backends/cuda/vendor.h"
 
+#define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
 #include "backends/cuda/wgmma_forward.cuh"
 
 typedef struct wgmma_maps {

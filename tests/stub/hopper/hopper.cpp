@@ -218,6 +218,17 @@ static bool __any_sync(uint32_t, bool x)
     meet(m.warps[warp], 32, [] {});
     return any;
 }
+static int wgmma_largest(int x)
+{
+    const int warp = m.running / 32;
+    m.words[m.running] = (uint32_t)x;
+    meet(m.warps[warp], 32, [] {});
+    for (int n = 0; n < 32; n++) {
+        x = max(x, (int)m.words[warp * 32 + n]);
+    }
+    meet(m.warps[warp], 32, [] {});
+    return x;
+}
 static unsigned atomicAdd(unsigned *at, unsigned x)
 {
     const unsigned before = *at;

@@ -35,12 +35,15 @@
 #define WGMMA_FAR 1024 /* more than a tile has rows */
 #define WGMMA_ITEMS 4  /* that are known at a time */
 
-/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. GROUPS: warpgroups that multiply. */
-template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
+/* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
+ * that multiply. */
+template <class T, int W, int WV, int GROUPS, int BN, int STAGES> struct wgmma_shape {
     typedef T type;
     enum {
         WIDTH = W,
+        WIDTH_V = WV,
         PANELS = W / 64,
+        PANELS_V = WV / 64,
         WARPGROUPS = GROUPS,
         WARPS = 4 * GROUPS,
         ROWS = 64 * GROUPS,
@@ -49,6 +52,7 @@ template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
         RING = STAGES,
         QUERY_BYTES = 2 * W * ROWS,
         KEY_BYTES = 2 * W * BN,
+        VALUE_BYTES = 2 * WV * BN,
         /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
          * more than are left waits for ever. */
         EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
@@ -117,7 +121,7 @@ GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return S::WIDTH == 64 ? !banded : S::WIDTH == 128;
+    return S::WIDTH == 64 ? !banded : S::WIDTH < 256;
 }
 
 /* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
@@ -252,21 +256,22 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* Tile n of all that go through a ring: keys or values from key j on. */
-template <class S>
+/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. */
+template <class S, int PANELS>
 GPU_DEVICE void wgmma_copy_tile(uint32_t ring, const wgmma_map *map, uint64_t *full,
                                 uint64_t *empty, int n, const wgmma_item &w,
                                 const fattn_strides &stride, int j)
 {
+    enum { BYTES = PANELS * S::KEYS * 128 };
     const int stage = n % S::RING;
     const int head = stride.head ? w.k_head : 0, batch = stride.batch ? w.k_batch : 0;
     wgmma_await(&empty[stage], n / S::RING % 2 ^ 1);
-    wgmma_poison(ring + stage * S::KEY_BYTES, S::KEY_BYTES);
-    wgmma_expect(&full[stage], S::KEY_BYTES);
+    wgmma_poison(ring + stage * BYTES, BYTES);
+    wgmma_expect(&full[stage], BYTES);
     GPU_UNROLL
-    for (int c = 0; c < S::PANELS; c++) {
-        wgmma_copy(ring + stage * S::KEY_BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
-                   w.k_row + j, head, batch, WGMMA_KEEP);
+    for (int c = 0; c < PANELS; c++) {
+        wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c, w.k_row + j,
+                   head, batch, WGMMA_KEEP);
     }
 }
 
@@ -306,7 +311,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         for (int left = last; left >= -1; left--) {
             const int j = (w.block + left) * S::KEYS;
             if (left >= 0) {
-                wgmma_copy_tile<S>(b.k, maps + 1, control.k_full, control.k_empty, k++, w, p.k, j);
+                wgmma_copy_tile<S, S::PANELS>(b.k, maps + 1, control.k_full, control.k_empty, k++,
+                                              w, p.k, j);
             }
             if (left == min(last, 2)) {
                 wgmma_arrive(&control.item_wanted);
@@ -314,8 +320,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
             if (left == last) {
                 wgmma_copy_queries(g, maps, b, n, w);
             } else {
-                wgmma_copy_tile<S>(b.v, maps + 2, control.v_full, control.v_empty, v++, w, p.v,
-                                   j + S::KEYS);
+                wgmma_copy_tile<S, S::PANELS_V>(b.v, maps + 2, control.v_full, control.v_empty, v++,
+                                                w, p.v, j + S::KEYS);
             }
         }
         wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
@@ -327,7 +333,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
 /* What a thread of a warpgroup knows of its two rows, 8 apart. */
 template <class S> struct wgmma_rows {
     fattn_softmax state[2]; /* l: of the thread's own columns */
-    float o[S::WIDTH / 8][4];
+    float o[S::WIDTH_V / 8][4];
 };
 
 /* x = Q K^T; q, k: descriptors. */
@@ -346,12 +352,12 @@ template <class S> GPU_DEVICE void wgmma_dots(uint64_t q, uint64_t k, float x[S:
 
 /* o += P V. */
 template <class S>
-GPU_DEVICE void wgmma_mix(const uint32_t p[S::KEYS / 16][4], uint64_t v, float o[S::WIDTH / 8][4])
+GPU_DEVICE void wgmma_mix(const uint32_t p[S::KEYS / 16][4], uint64_t v, float o[S::WIDTH_V / 8][4])
 {
     wgmma_fence();
     GPU_UNROLL
     for (int i = 0; i < S::KEYS / 16; i++) {
-        wgmma_product<typename S::type, S::WIDTH>::pairs(o, p[i], v + i * WGMMA_ROWS, true);
+        wgmma_product<typename S::type, S::WIDTH_V>::pairs(o, p[i], v + i * WGMMA_ROWS, true);
     }
     wgmma_commit();
 }
@@ -467,7 +473,7 @@ template <class S> GPU_DEVICE void wgmma_clear_values(uint32_t tile, int live, i
     GPU_ROLLED
     for (int n = live * 8 + t; n < S::KEYS * 8; n += 128) {
         GPU_UNROLL
-        for (int c = 0; c < S::PANELS; c++) {
+        for (int c = 0; c < S::PANELS_V; c++) {
             const uint32_t at = tile + c * S::KEYS * 128 + n * 16;
             wgmma_zero(at);
         }
@@ -503,7 +509,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, int64_t at, bool exis
 {
     const bool chunks = g.chunks & FATTN_GPU_QUADS_O;
     GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 32; n++) {
+    for (int n = 0; n < S::WIDTH_V / 32; n++) {
         uint32_t x[4];
         GPU_UNROLL
         for (int k = 0; k < 4; k++) {
@@ -534,7 +540,7 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, int64_t at, float fa
                                    int h, const wgmma_rows<S> &rows)
 {
     GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 4; n++) {
+    for (int n = 0; n < S::WIDTH_V / 4; n++) {
         const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
         if (c < g.problem.dim_v) {
             ((float *)g.buffers.o)[at + c] = empty ? 0 : rows.o[n / 2][2 * h + n % 2] * factor;
@@ -617,7 +623,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
 
     const auto clear = [&]() {
         if (tail) {
-            wgmma_clear_values<S>(b.v + used.stage(used.v) * S::KEY_BYTES, tail, group);
+            wgmma_clear_values<S>(b.v + used.stage(used.v) * S::VALUE_BYTES, tail, group);
             tail = 0;
         }
     };
@@ -663,7 +669,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         wgmma_dots<S>(q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
         clear();
-        wgmma_mix<S>(p, v + used.stage(used.v) * (S::KEY_BYTES >> 4), rows.o);
+        wgmma_mix<S>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4), rows.o);
         wgmma_turn_end(b, group);
         wgmma_wait<1>();
         wgmma_settle<S::KEYS / 8>(x);
@@ -678,21 +684,21 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         }
         wgmma_weigh<S>(unit, rows, x);
         wgmma_wait<0>();
-        wgmma_settle<S::WIDTH / 8>(rows.o);
+        wgmma_settle<S::WIDTH_V / 8>(rows.o);
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
         wgmma_pack<S>(x, p);
         if (far) {
             GPU_UNROLL
-            for (int n = 0; n < S::WIDTH / 2; n++) {
+            for (int n = 0; n < S::WIDTH_V / 2; n++) {
                 rows.o[n / 4][n % 4] *= alpha[n % 4 / 2];
             }
         }
     }
     wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
     clear();
-    wgmma_mix<S>(p, v + used.stage(used.v) * (S::KEY_BYTES >> 4), rows.o);
+    wgmma_mix<S>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4), rows.o);
     wgmma_wait<0>();
-    wgmma_settle<S::WIDTH / 8>(rows.o);
+    wgmma_settle<S::WIDTH_V / 8>(rows.o);
     wgmma_release(&control.v_empty[used.stage(used.v++)]);
 }
 
@@ -728,7 +734,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_rows<S> rows;
         rows.state[0] = rows.state[1] = fattn_softmax_empty();
         GPU_UNROLL
-        for (int c = 0; c < S::WIDTH / 2; c++) {
+        for (int c = 0; c < S::WIDTH_V / 2; c++) {
             rows.o[c / 4][c % 4] = 0;
         }
         wgmma_await(&control.q_full, n % 2);
@@ -755,7 +761,8 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     b.q = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
     b.k = b.q + S::QUERY_BYTES;
     b.v = b.k + S::RING * S::KEY_BYTES;
-    b.control = (wgmma_control<S> *)(shared + (b.v + S::RING * S::KEY_BYTES - mma_shared(shared)));
+    b.control =
+        (wgmma_control<S> *)(shared + (b.v + S::RING * S::VALUE_BYTES - mma_shared(shared)));
     b.group = (int)(g.problem.heads_q == g.problem.heads_k
                         ? 1
                         : fattn_quotient(g.problem.heads_q, g.problem.heads_k));

@@ -25,8 +25,8 @@ FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN
 PRODUCT = (0x9F0, 0xDF0)
 BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 
-# Bytes that a thread stores of registers, by width: at 64 channels the warp that plans has 32.
-SPILLS = {64: 128}
+# Bytes that a thread stores of registers: at 64 channels the warp that plans has 32.
+SPILLS = {"wgmma_f16_64": 128, "wgmma_bf16_64": 128}
 
 
 def compile_image(root, nvcc, folder):
@@ -54,11 +54,11 @@ def sections(elf):
 
 
 def shapes(root):
-    """width: products of a tile of keys, by the list in wgmma.h."""
+    """name: products of a tile of keys, by the list in wgmma.h."""
     text = tap.read(root, "backends/cuda/wgmma.h")
     rows = text[text.index("#define WGMMA_SHAPES"):text.index("/* A warpgroup that copies")]
-    return {int(w): int(w) // 16 + int(keys) // 16
-            for w, _, keys, _ in re.findall(r"X\((\d+), (\d+), (\d+), (\d+)\)", rows)}
+    return {name: int(width) // 16 + int(keys) // 16
+            for name, width, keys in re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", rows)}
 
 
 def look(code, products):
@@ -76,18 +76,18 @@ def results(root, nvcc):
     titles = ("ptxas serialises no product", "registers stay registers", "loops are products and what these need")
     with tempfile.TemporaryDirectory() as folder:
         cubin, said = compile_image(root, nvcc, folder)
-    spills, widths = [], shapes(root)
+    spills, known = [], shapes(root)
     for name, stored in re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", said, re.S):
-        if int(stored) > SPILLS.get(int("0" + name.split("_")[-1]) if name != "clear" else 0, 0):
+        if int(stored) > SPILLS.get(name, 0):
             spills.append(f"{name}: {stored} bytes of registers are stored")
     loops, seen = [], 0
     for name, code in sections(cubin):
-        entry = re.fullmatch(r"\.text\.(wgmma_\w+_(\d+))", name)
+        entry = re.fullmatch(r"\.text\.(wgmma_b?f16_(\w+))", name)
         if entry:
             seen += 1
-            loops += [f"{entry[1]}: {finding}" for finding in look(code, widths[int(entry[2])])]
-    if seen != 2 * len(widths):
-        loops.append(f"{seen} entries, {2 * len(widths)} expected")
+            loops += [f"{entry[1]}: {finding}" for finding in look(code, known[entry[2]])]
+    if seen != 2 * len(known):
+        loops.append(f"{seen} entries, {2 * len(known)} expected")
     notes = [line for line in said.splitlines() if re.search(r"\bC75\d\d\b|setmaxnreg", line)]
     return list(zip(titles, (notes, spills, loops)))
 

@@ -64,6 +64,35 @@ static void check_descriptors(void)
     tap_check(found, "steps along channels and rows reach the elements of a tile");
 }
 
+/* Sums of dQ in the workspace: each element has a place, rows of 64 channels follow one another, and
+ * the lanes of a warp, 8 channels of every other row, write to 32 banks of 4 bytes. */
+static void check_sums(void)
+{
+    enum { ROWS = 96, WIDTH = 128 };
+    static bool taken[ROWS * WIDTH];
+    bool each = true, banks = true;
+    memset(taken, 0, sizeof taken);
+    for (uint32_t r = 0; r < ROWS; r++) {
+        for (uint32_t c = 0; c < WIDTH; c++) {
+            const uint32_t at = wgmma_sum_offset(ROWS, r, c);
+            each = each && at < ROWS * WIDTH && at / 64 == c / 64 * ROWS + r && !taken[at];
+            taken[at] = true;
+        }
+    }
+    for (int n = 0; n < ROWS / 2; n++) {
+        for (int warp = 0; warp < 4; warp++) {
+            uint32_t hit = 0;
+            for (int lane = 0; lane < 32; lane++) {
+                const int t = 32 * warp + lane, channel = wgmma_row(t, n), row = wgmma_column(t, n);
+                hit |= UINT32_C(1) << wgmma_sum_offset(ROWS, (uint32_t)row, (uint32_t)channel) % 32;
+            }
+            banks = banks && hit == UINT32_MAX;
+        }
+    }
+    tap_check(each, "each sum of dQ has a place in its row's 64 channels");
+    tap_check(banks, "a warp writes its sums of dQ to all banks at once");
+}
+
 /* Rows and columns of a product, and of the first operand of the next product. */
 static void check_fragments(void)
 {
@@ -98,6 +127,7 @@ int main(void)
 {
     check_offsets();
     check_descriptors();
+    check_sums();
     check_fragments();
     return tap_done();
 }

@@ -76,7 +76,7 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const int64_t number = first + below + 8 * h;
-        row[h] = gpu_global_row_of(g, fattn_min64(number, count - 1));
+        row[h] = gpu_global_row_of(g, fattn_min64(number, count - 1), g.problem.seqlen_q);
         row[h].exists = row[h].exists && number < count;
         const gpu_query q = row[h].q;
         const bool exists = row[h].exists;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of Hopper's kernels (wgmma_forward.cuh), for f16 and bf16. One row a padded width. What
- * they do not take runs on the rows of mma.c.
+ * The rows of Hopper's kernels (wgmma_forward.cuh, wgmma_backward.cuh), for f16 and bf16. One row a
+ * padded width. What they do not take runs on the rows of mma.c.
  */
 #include "backends/cuda/wgmma.h"
 
@@ -10,6 +10,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/gpu/args.h"
+#include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
 #define WGMMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
@@ -108,6 +109,17 @@ static fattn_gpu_map keys_map(const fattn_problem *p, size_t buffer, int64_t dim
     return map;
 }
 
+/* The same of queries or dO, head by head. */
+static fattn_gpu_map rows_map(const fattn_problem *p, size_t buffer, int64_t dim,
+                              const fattn_strides *s, int rows)
+{
+    fattn_gpu_map map = map_of(buffer, dim);
+    add_axis(&map, p->total_q, s->seq, rows);
+    add_axis(&map, p->heads_q, s->head, 1);
+    add_axis(&map, p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, s->batch, 1);
+    return map;
+}
+
 /* Queries have an axis more: the heads of a group, which lie side by side in a tile. */
 static int maps_of(const fattn_problem *p, const fattn_tiling *t,
                    fattn_gpu_map maps[FATTN_GPU_MAPS])
@@ -195,4 +207,144 @@ WGMMA_SHAPES(WGMMA_FUNCTIONS)
         .phases = {clear_shape, shape_##name_},     \
         .maps = maps_of,                            \
     },
-const fattn_gpu_kernel fattn_cuda_wgmma[] = {WGMMA_SHAPES(WGMMA_ROW){.row = {.name = NULL}}};
+/* --- Backward --------------------------------------------------------------------------------- */
+
+#define ROWS_MOST 0x1p31 /* of all heads, whole tiles of them */
+
+/* As forward has it, of dO too; but heads of a group may share their queries. */
+static const char *cannot_backward(const fattn_problem *p, int64_t queries)
+{
+    if (p->seqlen_q >= ROWS_MAX || p->total_q >= ROWS_MAX || p->seqlen_k >= ROWS_MAX ||
+        p->total_k >= ROWS_MAX) {
+        return "counts queries and keys below 2^30";
+    }
+    const double rows = (double)p->total_q + (double)p->batch * (double)queries;
+    const double keys = (double)p->seqlen_k + WGMMA_BACKWARD_KEYS;
+    if ((double)p->batch * (double)p->heads_q * rows >= ROWS_MOST ||
+        (double)p->batch * (double)p->heads_k * keys >= ROWS_MOST) {
+        return "counts rows and keys of all heads below 2^31";
+    }
+    if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0 || p->dout.seq == 0) {
+        return "copies no rows of stride 0";
+    }
+    if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v) || is_far(&p->dout)) {
+        return "copies by strides below 2^40 bytes";
+    }
+    if (fattn_score_rule_make(0, p->scale, 0).terms) {
+        return "takes scales above 0 alone";
+    }
+    return NULL;
+}
+
+/* Rows of the tiles of all heads in the workspace; -1 on overflow. */
+static int64_t saved_rows(const fattn_problem *p, int64_t queries)
+{
+    const bool packed = p->features & FATTN_CU_SEQLENS_Q;
+    const int64_t tiles = WGMMA_BACKWARD_TILES(packed, p->total_q, p->batch, queries);
+    return gpu_times(gpu_times(packed ? 1 : p->batch, p->heads_q), gpu_times(tiles, queries));
+}
+
+static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
+{
+    return gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
+}
+
+/* dQ, lse and delta of every row, and what the items are. */
+static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t, int64_t width)
+{
+    const int64_t rows = gpu_times(saved_rows(p, t->br), width + 2);
+    const int64_t items = gpu_times(backward_items(p, t), WGMMA_BACKWARD_ITEM_BYTES / 4);
+    return rows < 0 || items < 0 || rows > INT64_MAX - items ? -1 : gpu_floats(rows + items);
+}
+
+static void rows_shape(const fattn_problem *p, int64_t rows, const char *entry, const char *name,
+                       fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, name);
+    shape->blocks = gpu_ceil_div(p->batch * p->heads_q * rows, FATTN_GPU_BACKWARD_ROWS);
+    shape->threads = WGMMA_ROWS_THREADS;
+    shape->early = true;
+}
+
+static void backward_shape(const fattn_problem *p, const fattn_tiling *t, const char *name,
+                           int shared, fattn_gpu_shape *shape)
+{
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s",
+             p->dtype == FATTN_F16 ? "f16" : "bf16", name);
+    shape->blocks = backward_items(p, t);
+    shape->threads = WGMMA_THREADS(2);
+    shape->shared = shared;
+    shape->early = true;
+}
+
+static int backward_maps(const fattn_problem *p, const fattn_tiling *t,
+                         fattn_gpu_map maps[FATTN_GPU_MAPS])
+{
+    maps[0] = rows_map(p, offsetof(fattn_buffers, q), p->dim, &p->q, (int)t->br);
+    maps[1] = keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, (int)t->bc);
+    maps[2] = keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, (int)t->bc);
+    maps[3] = rows_map(p, offsetof(fattn_buffers, dout), p->dim_v, &p->dout, (int)t->br);
+    return 4;
+}
+
+#define WGMMA_BACKWARD_FUNCTIONS(name, width, queries, stages, ahead)                           \
+    static const fattn_tile backward_tiles_##name[] = {{queries, WGMMA_BACKWARD_KEYS}, {0, 0}}; \
+    static int64_t backward_fast_bytes_##name(const fattn_problem *p, fattn_tile tile)          \
+    {                                                                                           \
+        (void)p, (void)tile;                                                                    \
+        return WGMMA_BACKWARD_SHARED(width, queries, stages);                                   \
+    }                                                                                           \
+    static const char *cannot_backward_##name(const fattn_problem *p)                           \
+    {                                                                                           \
+        return cannot_backward(p, queries);                                                     \
+    }                                                                                           \
+    static int64_t backward_workspace_##name(const fattn_problem *p, const fattn_tiling *t)     \
+    {                                                                                           \
+        return backward_workspace(p, t, width);                                                 \
+    }                                                                                           \
+    static void rows_shape_##name(const fattn_problem *p, const fattn_tiling *t,                \
+                                  fattn_gpu_shape *shape)                                       \
+    {                                                                                           \
+        rows_shape(p, t->q_blocks * t->br, "rows", #name, shape);                               \
+        shape->blocks += shape->blocks == 0; /* which makes the items */                        \
+    }                                                                                           \
+    static void backward_shape_##name(const fattn_problem *p, const fattn_tiling *t,            \
+                                      fattn_gpu_shape *shape)                                   \
+    {                                                                                           \
+        backward_shape(p, t, #name, WGMMA_BACKWARD_SHARED(width, queries, stages), shape);      \
+    }                                                                                           \
+    static void dq_shape_##name(const fattn_problem *p, const fattn_tiling *t,                  \
+                                fattn_gpu_shape *shape)                                         \
+    {                                                                                           \
+        (void)t;                                                                                \
+        rows_shape(p, p->seqlen_q, "dq", #name, shape);                                         \
+        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                          \
+    }
+WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
+
+/* Not on a GPU so far: they run when they are named. */
+#define WGMMA_BACKWARD_ROW(name_, width, ...)                                     \
+    {                                                                             \
+        .row = {.name = "wgmma_backward_" #name_,                                 \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                              \
+                .dtypes = WGMMA_DTYPES,                                           \
+                .features = FATTN_GPU_BACKWARD_LEAN,                              \
+                .dim_max = width,                                                 \
+                .by_name = true,                                                  \
+                .align = 16,                                                      \
+                .own_dtype_o = true,                                              \
+                .must_fit = true,                                                 \
+                .tiles = backward_tiles_##name_,                                  \
+                .cannot = cannot_backward_##name_,                                \
+                .fast_bytes = backward_fast_bytes_##name_,                        \
+                .workspace = backward_workspace_##name_},                         \
+        .image = "wgmma_backward",                                                \
+        .isa = 90,                                                                \
+        .isa_past = 100,                                                          \
+        .needs = "sm_90",                                                         \
+        .phases = {rows_shape_##name_, backward_shape_##name_, dq_shape_##name_}, \
+        .maps = backward_maps,                                                    \
+    },
+
+const fattn_gpu_kernel fattn_cuda_wgmma[] = {
+    WGMMA_SHAPES(WGMMA_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};

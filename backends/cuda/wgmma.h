@@ -38,6 +38,48 @@
 #define WGMMA_WORKSPACE 256
 
 /*
+ * Of backward: X(name, width, queries, stages, ahead), with two warpgroups of 64 keys each, queries
+ * of a tile, and stages of these in shared memory. ahead: the scores of the next tile begin before
+ * this one is over, if registers are enough. docs/notes/hopper-backward.md has the reasons.
+ */
+#define WGMMA_BACKWARD_SHAPES(X) \
+    X(64, 64, 96, 3, true)       \
+    X(64_128, 64, 128, 3, true)  \
+    X(128, 128, 64, 3, true)     \
+    X(128_80, 128, 80, 2, false)
+
+#define WGMMA_BACKWARD_KEYS 128
+
+/* Bytes of shared memory: keys and values, queries and two tiles of dO, two of dS, one of dQ in
+ * floats, lse and delta of each row, the barriers and the item. */
+#define WGMMA_BACKWARD_SHARED(width, queries, stages)                       \
+    (2 * (width) * (2 * WGMMA_BACKWARD_KEYS + (2 + (stages)) * (queries)) + \
+     2 * 2 * (queries)*WGMMA_BACKWARD_KEYS + 4 * (width) * (queries) +      \
+     4 * (2 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
+#define WGMMA_BACKWARD_CONTROL 256
+
+/* Of the kernels before and after it, and how many rows a block of them takes. */
+#define WGMMA_ROWS_THREADS 128
+
+/* Tiles that the queries of a head take in the workspace. Packed sequences begin with a tile of
+ * their own, and each may leave one of which the next has a part. */
+#define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
+    ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
+#define WGMMA_BACKWARD_ITEM_BYTES 80 /* of what an item is, in the workspace */
+
+/*
+ * Sums of dQ are floats in the workspace, tile by tile. In a tile 64 channels of all rows follow one
+ * another, 256 bytes a row, and chunk c of 32 bytes of row r lies at c ^ (r / 2 % 4): then a warp,
+ * whose lanes hold 8 channels of every other row of 8, writes to 32 banks of shared memory at once.
+ * Offset in floats of channel c of row r in a tile of `rows`:
+ */
+FATTN_HD uint32_t wgmma_sum_offset(uint32_t rows, uint32_t r, uint32_t c)
+{
+    const uint32_t chunk = c % 64 / 8;
+    return c / 64 * rows * 64 + r * 64 + (chunk ^ (r / 2 % 4)) * 8 + c % 8;
+}
+
+/*
  * A tile in shared memory is cut into panels of 64 channels. A panel has a row of 128 bytes for
  * each row of the tile, and chunk c of 16 bytes of row r lies at c ^ (r % 8): the swizzle of 128
  * bytes, which copies write and products read. Offset of channel c of row r in a tile of `rows`:

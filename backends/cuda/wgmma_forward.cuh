@@ -25,7 +25,7 @@
 #ifndef FATTN_CUDA_WGMMA_FORWARD_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_CUH
 
-#include "backends/cuda/wgmma_sm90.cuh"
+#include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
 #include "core/online_softmax.h"
@@ -60,14 +60,6 @@ template <class T, int W, int WV, int GROUPS, int BN, int STAGES> struct wgmma_s
         COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
     };
 };
-
-/* One lane of each warp speaks for it. */
-GPU_DEVICE void wgmma_release(uint64_t *barrier)
-{
-    if (mma_lane() == 0) {
-        wgmma_arrive(barrier);
-    }
-}
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
@@ -336,56 +328,6 @@ template <class S> struct wgmma_rows {
     float o[S::WIDTH_V / 8][4];
 };
 
-/* x = Q K^T; q, k: descriptors. */
-template <class S> GPU_DEVICE void wgmma_dots(uint64_t q, uint64_t k, float x[S::KEYS / 8][4])
-{
-    wgmma_fence();
-    GPU_UNROLL
-    for (int i = 0; i < S::WIDTH / 16; i++) {
-        const int panel = i / 4, step = i % 4 * WGMMA_CHANNELS;
-        wgmma_product<typename S::type, S::KEYS>::tiles(x, q + (panel * S::ROWS * 128 >> 4) + step,
-                                                        k + (panel * S::KEYS * 128 >> 4) + step,
-                                                        i > 0);
-    }
-    wgmma_commit();
-}
-
-/* o += P V. */
-template <class S>
-GPU_DEVICE void wgmma_mix(const uint32_t p[S::KEYS / 16][4], uint64_t v, float o[S::WIDTH_V / 8][4])
-{
-    wgmma_fence();
-    GPU_UNROLL
-    for (int i = 0; i < S::KEYS / 16; i++) {
-        wgmma_product<typename S::type, S::WIDTH_V>::pairs(o, p[i], v + i * WGMMA_ROWS, true);
-    }
-    wgmma_commit();
-}
-
-/* Scores of keys that a row does not see become -inf. first, past: those that it sees, counted from
- * the thread's first column. */
-template <class S>
-GPU_DEVICE void wgmma_keep(const int first[2], const int past[2], float x[S::KEYS / 8][4])
-{
-    GPU_UNROLL
-    for (int n = 0; n < S::KEYS / 2; n++) {
-        const int j = n / 4 * 8 + n % 2, h = n % 4 / 2;
-        float *const score = &x[n / 4][n % 4];
-        *score = first[h] <= j && j < past[h] ? *score : -fattn_f32_infinity();
-    }
-}
-
-/* The same where none is too early: under causal masks these are all. */
-template <class S> GPU_DEVICE void wgmma_keep_past(const int past[2], float x[S::KEYS / 8][4])
-{
-    GPU_UNROLL
-    for (int n = 0; n < S::KEYS / 2; n++) {
-        const int j = n / 4 * 8 + n % 2, h = n % 4 / 2;
-        float *const score = &x[n / 4][n % 4];
-        *score = j < past[h] ? *score : -fattn_f32_infinity();
-    }
-}
-
 /* Whether some score of a warp's rows may have risen far. Numbers that are not negative are in the
  * order of their bits, of which three are compared at once; where the limit is negative, nothing is
  * known. */
@@ -454,99 +396,7 @@ GPU_DEVICE void wgmma_weigh(float unit, wgmma_rows<S> &rows, float x[S::KEYS / 8
     }
 }
 
-/* Weights, rounded, as the first operand of a product: the thread's elements stay its own. */
-template <class S>
-GPU_DEVICE void wgmma_pack(const float x[S::KEYS / 8][4], uint32_t p[S::KEYS / 16][4])
-{
-    GPU_UNROLL
-    for (int n = 0; n < S::KEYS / 4; n++) {
-        const float *const pair = x[n / 2] + n % 2 * 2;
-        p[n / 4][n % 4] = S::type::pack(pair[0], pair[1]);
-    }
-}
-
-/* Values past the first `live` keys of a tile become zeros: times 0 they need not be 0. Warpgroups
- * do so one beside another; what the others read is 0 already where it is written again. */
-template <class S> GPU_DEVICE void wgmma_clear_values(uint32_t tile, int live, int group)
-{
-    const int t = (int)threadIdx.x % 128;
-    GPU_ROLLED
-    for (int n = live * 8 + t; n < S::KEYS * 8; n += 128) {
-        GPU_UNROLL
-        for (int c = 0; c < S::PANELS_V; c++) {
-            const uint32_t at = tile + c * S::KEYS * 128 + n * 16;
-            wgmma_zero(at);
-        }
-    }
-    wgmma_publish();
-    wgmma_meet(4 + group, 128);
-}
-
 /* --- The end of an item ----------------------------------------------------------------------- */
-
-/* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
-GPU_DEVICE void wgmma_turn(uint32_t x[4])
-{
-    const bool odd = gpu_thread() & 1, high = gpu_thread() & 2;
-    GPU_UNROLL
-    for (int n = 0; n < 4; n += 2) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? x[n] : x[n + 1], 1);
-        x[n] = odd ? other : x[n];
-        x[n + 1] = odd ? x[n + 1] : other;
-    }
-    GPU_UNROLL
-    for (int n = 0; n < 2; n++) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? x[n] : x[n + 2], 2);
-        x[n] = high ? other : x[n];
-        x[n + 2] = high ? x[n + 2] : other;
-    }
-}
-
-/* A row of o of the input's type: its quad stores 32 channels at a time, a lane eight. */
-template <class S>
-GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, int64_t at, bool exists, float factor,
-                                  bool empty, int h, const wgmma_rows<S> &rows)
-{
-    const bool chunks = g.chunks & FATTN_GPU_QUADS_O;
-    GPU_UNROLL
-    for (int n = 0; n < S::WIDTH_V / 32; n++) {
-        uint32_t x[4];
-        GPU_UNROLL
-        for (int k = 0; k < 4; k++) {
-            const float *const pair = rows.o[4 * n + k] + 2 * h;
-            x[k] = empty ? 0 : S::type::pack(pair[0] * factor, pair[1] * factor);
-        }
-        wgmma_turn(x);
-        const int c = 32 * n + gpu_thread() % 4 * 8, live = (int)g.problem.dim_v - c;
-        uint16_t *const to = (uint16_t *)g.buffers.o + at + c;
-        if (exists && chunks && live >= 8) {
-            gpu_u4 eight;
-            eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
-            *(gpu_u4 *)to = eight;
-        } else if (exists) {
-            GPU_UNROLL
-            for (int e = 0; e < 8; e++) {
-                if (e < live) {
-                    to[e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
-                }
-            }
-        }
-    }
-}
-
-/* The same in floats. */
-template <class S>
-GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, int64_t at, float factor, bool empty,
-                                   int h, const wgmma_rows<S> &rows)
-{
-    GPU_UNROLL
-    for (int n = 0; n < S::WIDTH_V / 4; n++) {
-        const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
-        if (c < g.problem.dim_v) {
-            ((float *)g.buffers.o)[at + c] = empty ? 0 : rows.o[n / 2][2 * h + n % 2] * factor;
-        }
-    }
-}
 
 /* Rows in o and lse. row: the thread's first. */
 template <class S>
@@ -574,9 +424,12 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
             continue;
         }
         if (p.dtype_o != FATTN_F32) {
-            wgmma_store_pairs(g, at, exists, factor, empty, h, rows);
+            wgmma_store_pairs<typename S::type, S::WIDTH_V>(
+                (uint16_t *)g.buffers.o + at, (int)p.dim_v, g.chunks & FATTN_GPU_QUADS_O, exists,
+                factor, empty, h, rows.o);
         } else if (exists) {
-            wgmma_store_floats(g, at, factor, empty, h, rows);
+            wgmma_store_floats<S::WIDTH_V>((float *)g.buffers.o + at, (int)p.dim_v, factor, empty,
+                                           false, h, rows.o);
         }
     }
 }
@@ -611,6 +464,7 @@ template <class S>
 GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
                            int group, int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
 {
+    typedef typename S::type T;
     wgmma_control<S> &control = *b.control;
     const float unit = g.rule.unit;
     const int last_block = w.block, full = w.full[group], full_past = w.full_past[group];
@@ -623,14 +477,16 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
 
     const auto clear = [&]() {
         if (tail) {
-            wgmma_clear_values<S>(b.v + used.stage(used.v) * S::VALUE_BYTES, tail, group);
+            wgmma_clear<S::KEYS, S::PANELS_V>(b.v + used.stage(used.v) * S::VALUE_BYTES, tail,
+                                              4 + group);
             tail = 0;
         }
     };
 
     wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
     wgmma_turn_begin(b, group);
-    wgmma_dots<S>(q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
+    wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, false>(
+        q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
     wgmma_turn_end(b, group);
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
@@ -644,9 +500,9 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
             const int j = block * S::KEYS;
             const int from[2] = {first[0] - j, first[1] - j}, to[2] = {past[0] - j, past[1] - j};
             if (block < full) {
-                wgmma_keep<S>(from, to, x);
+                wgmma_keep<S::KEYS>(from, to, x);
             } else {
-                wgmma_keep_past<S>(to, x);
+                wgmma_keep_past<S::KEYS>(to, x);
             }
         }
     };
@@ -660,16 +516,18 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
     keep();
     wgmma_rise<S>(unit, x, rows, alpha);
     wgmma_weigh<S>(unit, rows, x);
-    wgmma_pack<S>(x, p);
+    wgmma_pack<T, S::KEYS>(x, p);
     GPU_ROLLED
     while (block > last_block) {
         block--;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         wgmma_turn_begin(b, group);
-        wgmma_dots<S>(q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
+        wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, false>(
+            q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
         clear();
-        wgmma_mix<S>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4), rows.o);
+        wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
+                                               rows.o);
         wgmma_turn_end(b, group);
         wgmma_wait<1>();
         wgmma_settle<S::KEYS / 8>(x);
@@ -686,7 +544,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         wgmma_wait<0>();
         wgmma_settle<S::WIDTH_V / 8>(rows.o);
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
-        wgmma_pack<S>(x, p);
+        wgmma_pack<T, S::KEYS>(x, p);
         if (far) {
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 2; n++) {
@@ -696,7 +554,8 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
     }
     wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
     clear();
-    wgmma_mix<S>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4), rows.o);
+    wgmma_mix<T, S::KEYS / 16, S::WIDTH_V>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4),
+                                           rows.o);
     wgmma_wait<0>();
     wgmma_settle<S::WIDTH_V / 8>(rows.o);
     wgmma_release(&control.v_empty[used.stage(used.v++)]);

@@ -156,6 +156,36 @@ GPU_DEVICE void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *barrier,
                  : "memory");
 }
 
+/* The same of bytes that lie one after the other, a multiple of 16 at one. */
+GPU_DEVICE void wgmma_copy_bytes(uint32_t to, const void *from, int bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(mma_shared(barrier))
+                 : "memory");
+}
+
+/* Begins to add floats in shared memory to such in global memory, and waits until those of this
+ * thread have been read, or added. */
+GPU_DEVICE void wgmma_add(float *to, uint32_t from, int bytes, uint64_t policy)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
+                 "[%0], [%1], %2, %3;" ::"l"(to),
+                 "r"(from), "r"(bytes), "l"(policy)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+GPU_DEVICE void wgmma_await_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+GPU_DEVICE void wgmma_await_added(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 /* Lets copies and products see what this thread has stored in shared memory. */
 GPU_DEVICE void wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -163,6 +193,19 @@ GPU_DEVICE void wgmma_publish(void) { asm volatile("fence.proxy.async.shared::ct
 GPU_DEVICE void wgmma_zero(uint32_t to)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+GPU_DEVICE void wgmma_put(uint32_t to, float x)
+{
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+/* Stores four 8 x 8 matrices, each transposed, lanes 8 n .. 8 n + 7 giving the rows of number n. */
+GPU_DEVICE void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
 
 /* What has been stored is read again where it is needed: a thread that copies has few registers. */
@@ -193,11 +236,31 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
     }
 }
 
-/* Operands of an asm statement: the sums of 16 columns each, and their numbers. */
+/* Operands of an asm statement: the sums of 16 columns each, those that are set, and their
+ * numbers. */
 #define WGMMA_EIGHT(c, n)                                                            \
     "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]), "+f"(c[(n) + 1][0]), \
         "+f"(c[(n) + 1][1]), "+f"(c[(n) + 1][2]), "+f"(c[(n) + 1][3])
+#define WGMMA_NEW(c, n)                                                              \
+    "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3]), "=f"(c[(n) + 1][0]), \
+        "=f"(c[(n) + 1][1]), "=f"(c[(n) + 1][2]), "=f"(c[(n) + 1][3])
 /* clang-format off */
+#define WGMMA_NEW_1(c) WGMMA_NEW(c, 0)
+#define WGMMA_NEW_2(c) WGMMA_NEW_1(c), WGMMA_NEW(c, 2)
+#define WGMMA_NEW_3(c) WGMMA_NEW_2(c), WGMMA_NEW(c, 4)
+#define WGMMA_NEW_4(c) WGMMA_NEW_3(c), WGMMA_NEW(c, 6)
+#define WGMMA_NEW_5(c) WGMMA_NEW_4(c), WGMMA_NEW(c, 8)
+#define WGMMA_NEW_6(c) WGMMA_NEW_5(c), WGMMA_NEW(c, 10)
+#define WGMMA_NEW_7(c) WGMMA_NEW_6(c), WGMMA_NEW(c, 12)
+#define WGMMA_NEW_8(c) WGMMA_NEW_7(c), WGMMA_NEW(c, 14)
+#define WGMMA_NEW_9(c) WGMMA_NEW_8(c), WGMMA_NEW(c, 16)
+#define WGMMA_NEW_10(c) WGMMA_NEW_9(c), WGMMA_NEW(c, 18)
+#define WGMMA_NEW_11(c) WGMMA_NEW_10(c), WGMMA_NEW(c, 20)
+#define WGMMA_NEW_12(c) WGMMA_NEW_11(c), WGMMA_NEW(c, 22)
+#define WGMMA_NEW_13(c) WGMMA_NEW_12(c), WGMMA_NEW(c, 24)
+#define WGMMA_NEW_14(c) WGMMA_NEW_13(c), WGMMA_NEW(c, 26)
+#define WGMMA_NEW_15(c) WGMMA_NEW_14(c), WGMMA_NEW(c, 28)
+#define WGMMA_NEW_16(c) WGMMA_NEW_15(c), WGMMA_NEW(c, 30)
 #define WGMMA_SUMS_1(c) WGMMA_EIGHT(c, 0)
 #define WGMMA_SUMS_2(c) WGMMA_SUMS_1(c), WGMMA_EIGHT(c, 2)
 #define WGMMA_SUMS_3(c) WGMMA_SUMS_2(c), WGMMA_EIGHT(c, 4)
@@ -235,9 +298,17 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
 /*
  * A product of a warpgroup's 64 rows and N columns of 16-bit elements, along a sum of 16, whose
  * results c are added to, or, where not `add`, set. tiles(): a and b are descriptors, and the sum
- * runs along channels. pairs(): a is in registers, and the sum runs along the rows of b.
+ * runs along channels. turned(): the same, but the rows of the product are channels of a, and the
+ * sum runs along a's rows. pairs(): a is in registers, and the sum runs along the rows of b. new_..
+ * set their results, and the compiler knows that what was there before is not needed.
  */
 template <class T, int N> struct wgmma_product;
+#define WGMMA_SET(type, n, groups, o0, o1, turns)                                          \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, 0, 0; "                               \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
+                 " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, " turns "; }" \
+                 : WGMMA_NEW_##groups(c)                                                   \
+                 : "l"(a), "l"(b))
 #define WGMMA_PRODUCT(tag, type, n, groups, o0, o1, o2, o3, o4, o5)                            \
     template <> struct wgmma_product<tag, n> {                                                 \
         GPU_DEVICE void tiles(float (*c)[4], uint64_t a, uint64_t b, bool add)                 \
@@ -247,6 +318,22 @@ template <class T, int N> struct wgmma_product;
                          " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, 0, 0; }"  \
                          : WGMMA_SUMS_##groups(c)                                              \
                          : "l"(a), "l"(b), "r"((int)add));                                     \
+        }                                                                                      \
+        GPU_DEVICE void new_tiles(float (*c)[4], uint64_t a, uint64_t b)                       \
+        {                                                                                      \
+            WGMMA_SET(type, n, groups, o0, o1, "0, 0");                                        \
+        }                                                                                      \
+        GPU_DEVICE void new_turned(float (*c)[4], uint64_t a, uint64_t b)                      \
+        {                                                                                      \
+            WGMMA_SET(type, n, groups, o0, o1, "1, 0");                                        \
+        }                                                                                      \
+        GPU_DEVICE void turned(float (*c)[4], uint64_t a, uint64_t b)                          \
+        {                                                                                      \
+            asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0; "                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type       \
+                         " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, 1, 0; }"  \
+                         : WGMMA_SUMS_##groups(c)                                              \
+                         : "l"(a), "l"(b));                                                    \
         }                                                                                      \
         GPU_DEVICE void pairs(float (*c)[4], const uint32_t a[4], uint64_t b, bool add)        \
         {                                                                                      \
@@ -261,7 +348,10 @@ template <class T, int N> struct wgmma_product;
 #define WGMMA_PRODUCTS(n, ...)                      \
     WGMMA_PRODUCT(mma_bf16, "bf16", n, __VA_ARGS__) \
     WGMMA_PRODUCT(mma_f16, "f16", n, __VA_ARGS__)
+WGMMA_PRODUCTS(48, 3, 24, 25, 26, 27, 28, 29)
 WGMMA_PRODUCTS(64, 4, 32, 33, 34, 35, 36, 37)
+WGMMA_PRODUCTS(80, 5, 40, 41, 42, 43, 44, 45)
+WGMMA_PRODUCTS(96, 6, 48, 49, 50, 51, 52, 53)
 WGMMA_PRODUCTS(112, 7, 56, 57, 58, 59, 60, 61)
 WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
 WGMMA_PRODUCTS(192, 12, 96, 97, 98, 99, 100, 101)

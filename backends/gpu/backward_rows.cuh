@@ -45,7 +45,7 @@ template <int W> GPU_DEVICE gpu_workspace gpu_workspace_of(const fattn_gpu_args 
     return saved;
 }
 
-/* Row n of the problem, of those that may exist. */
+/* Row n of the problem, of those that may exist; `rows`: of a head, p.seqlen_q or more. */
 typedef struct gpu_global_row {
     fattn_sequence seq;
     int64_t b, at; /* at: in lse */
@@ -53,14 +53,14 @@ typedef struct gpu_global_row {
     bool exists;
 } gpu_global_row;
 
-GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n)
+GPU_DEVICE gpu_global_row gpu_global_row_of(const fattn_gpu_args &g, int64_t n, int64_t rows)
 {
     const fattn_problem &p = g.problem;
-    const int64_t head = fattn_quotient(n, p.seqlen_q);
+    const int64_t head = fattn_quotient(n, rows);
     gpu_global_row row;
     row.b = fattn_quotient(head, p.heads_q);
     row.q.h = (int32_t)(head - row.b * p.heads_q);
-    row.q.i = (int32_t)(n - head * p.seqlen_q);
+    row.q.i = (int32_t)(n - head * rows);
     row.seq = gpu_sequence(g, row.b);
     row.exists = row.q.i < row.seq.sq;
     row.at = gpu_lse_at(p, row.seq, row.b, row.q.h) + row.q.i;
@@ -163,15 +163,15 @@ template <int W> GPU_DEVICE void gpu_clear_taken(const fattn_gpu_args &g)
 }
 
 /* A row of dQ that has all channels; its sums are on their way at once. */
-template <int W>
-GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const float *sums, float scale)
+template <int W, class At>
+GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const At &sums_at, float scale)
 {
     enum { COUNT = W / (4 * GPU_ROW_THREADS) };
     const int lane = gpu_thread() % GPU_ROW_THREADS;
     gpu_f4 sum[COUNT];
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
-        sum[n] = *(const gpu_f4 *)(sums + 4 * (n * GPU_ROW_THREADS + lane));
+        sum[n] = *(const gpu_f4 *)sums_at(4 * (n * GPU_ROW_THREADS + lane));
     }
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
@@ -180,23 +180,22 @@ GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const float *
     }
 }
 
-/* dQ of a row: from the workspace, times scale, to its place. */
-template <int W> GPU_DEVICE void gpu_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
+/* dQ of a row that exists: from the workspace, where channels c .. c + 3 lie at sums_at(c), times
+ * scale, to its place. */
+template <int W, class At>
+GPU_DEVICE void gpu_finish_sums(const fattn_gpu_args &g, const gpu_global_row &row,
+                                const At &sums_at)
 {
     const fattn_problem &p = g.problem;
-    const gpu_workspace saved = gpu_workspace_of<W>(g);
     const gpu_tensor dq =
         gpu_tensor_of(g, g.buffers.dq, g.dtype_gradient, FATTN_GPU_QUADS_DQ, p.dim);
-    if (!row.exists) {
-        return;
-    }
     const int64_t to = gpu_query_at(row.seq, p.dq, row.q.i, row.q.h);
     if (dq.dim == W && !(p.features & FATTN_ACCUMULATE)) {
-        gpu_finish_whole<W>(dq, to, saved.dq + row.at * W, g.rule.scale);
+        gpu_finish_whole<W>(dq, to, sums_at, g.rule.scale);
         return;
     }
     for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < dq.dim; c += 4 * GPU_ROW_THREADS) {
-        const gpu_f4 sum = *(const gpu_f4 *)(saved.dq + row.at * W + c);
+        const gpu_f4 sum = *(const gpu_f4 *)sums_at(c);
         const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
         float x[4] = {0, 0, 0, 0};
         if (p.features & FATTN_ACCUMULATE) {
@@ -207,6 +206,14 @@ template <int W> GPU_DEVICE void gpu_finish_row(const fattn_gpu_args &g, const g
             x[e] = fmaf(sums[e], g.rule.scale, x[e]);
         }
         gpu_store_quad(dq, to, c, x);
+    }
+}
+
+template <int W> GPU_DEVICE void gpu_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
+{
+    const gpu_workspace saved = gpu_workspace_of<W>(g);
+    if (row.exists) {
+        gpu_finish_sums<W>(g, row, [&](int c) { return saved.dq + row.at * W + c; });
     }
 }
 
@@ -248,19 +255,19 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
 /* --- Entries ---------------------------------------------------------------------------------- */
 
 /* A kernel that does `besides`, and visits all rows. */
-#define GPU_ROWS(name, besides, visit)                                                 \
-    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                          \
-    {                                                                                  \
-        const fattn_problem &p = g.problem;                                            \
-        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                        \
-        const int64_t block = 128 / GPU_ROW_THREADS;                                   \
-        besides(g);                                                                    \
-        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) {  \
-            const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;                 \
-            gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1)); \
-            row.exists = row.exists && number < count;                                 \
-            visit(g, row);                                                             \
-        }                                                                              \
+#define GPU_ROWS(name, besides, visit)                                                             \
+    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                                      \
+    {                                                                                              \
+        const fattn_problem &p = g.problem;                                                        \
+        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                                    \
+        const int64_t block = 128 / GPU_ROW_THREADS;                                               \
+        besides(g);                                                                                \
+        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) {              \
+            const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;                             \
+            gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), p.seqlen_q); \
+            row.exists = row.exists && number < count;                                             \
+            visit(g, row);                                                                         \
+        }                                                                                          \
     }
 
 /* The kernels of a width; backward.c chooses among them by name. first: what is to be done before

@@ -29,7 +29,7 @@ typedef void fattn_gpu_phase(const fattn_problem *problem, const fattn_tiling *t
 
 /* A row whose kernels copy by tensor maps describes them, and returns how many there are: the maps
  * of an image's second parameter. Pure. */
-#define FATTN_GPU_MAPS 3
+#define FATTN_GPU_MAPS 4
 typedef int fattn_gpu_maps(const fattn_problem *problem, const fattn_tiling *tiling,
                            fattn_gpu_map maps[FATTN_GPU_MAPS]);
 
@@ -88,7 +88,7 @@ typedef struct fattn_gpu_image {
     const void *bytes;
 } fattn_gpu_image;
 
-#define FATTN_GPU_IMAGES 10
+#define FATTN_GPU_IMAGES 11
 
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */

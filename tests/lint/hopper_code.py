@@ -17,7 +17,7 @@ import tempfile
 
 import tap
 
-SOURCE = "backends/cuda/kernels/wgmma_forward.cu"
+SOURCES = ("backends/cuda/kernels/wgmma_forward.cu", "backends/cuda/kernels/wgmma_backward.cu")
 # As backends/cuda/meson.build compiles.
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN_BUILDING", "-I.", "-Iinclude"]
 
@@ -25,15 +25,18 @@ FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN
 PRODUCT = (0x9F0, 0xDF0)
 BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 
-# Bytes that a thread stores of registers: at 64 channels the warp that plans has 32.
-SPILLS = {"wgmma_f16_64": 128, "wgmma_bf16_64": 128}
+# Bytes that a thread stores of registers, by what follows the type in an entry's name: at 64 channels forward's
+# warp that plans has 32, and in backward the thread that copies has 24. 128 x 128 and 80 x 128 store some of
+# their sums' addresses and masks, and fetch a few each tile.
+SPILLS = {"64": 128, "backward_64": 16, "backward_64_128": 40, "backward_128": 16, "backward_128_80": 48}
+FETCHES = ("backward_64_128", "backward_128_80")
 
 
-def compile_image(root, nvcc, folder):
+def compile_image(root, nvcc, folder, source):
     """Machine code, and what the compiler said."""
     ptx, cubin = os.path.join(folder, "a.ptx"), os.path.join(folder, "a.cubin")
     said = ""
-    for step in ([*FLAGS, "-ptx", "-arch=compute_90a", "-o", ptx, SOURCE],
+    for step in ([*FLAGS, "-ptx", "-arch=compute_90a", "-o", ptx, source],
                  ["-cubin", "-arch=sm_90a", "-Xptxas", "-v", "-o", cubin, ptx]):
         done = subprocess.run([nvcc, *step], cwd=root, capture_output=True, text=True, check=False)
         said += done.stdout + done.stderr
@@ -54,41 +57,45 @@ def sections(elf):
 
 
 def shapes(root):
-    """name: products of a tile of keys, by the list in wgmma.h."""
+    """name: products of a tile of keys, or in backward of queries, by the lists in wgmma.h."""
     text = tap.read(root, "backends/cuda/wgmma.h")
-    rows = text[text.index("#define WGMMA_SHAPES"):text.index("/* A warpgroup that copies")]
-    return {name: int(width) // 16 + int(keys) // 16
-            for name, width, keys in re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", rows)}
+    rows = re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", text)
+    known = {name: int(width) // 16 + int(keys) // 16 for name, width, keys in rows}
+    for name, width, queries in re.findall(r"X\((\w+), (\d+), (\d+), \d+, (?:true|false)\)", text):
+        known["backward_" + name] = 2 * int(width) // 16 + 2 * int(queries) // 16 + 128 // 16
+    return known
 
 
-def look(code, products):
-    """Findings about an entry's code, whose loop makes so many products, and whose first tile does too."""
+def look(code, products, barred):
+    """Findings about an entry's code, whose loop makes so many products, and whose first or last tile does too."""
     words = [struct.unpack_from("<Q", code, n)[0] & 0xFFF for n in range(0, len(code), 16)]
     found = [n for n, word in enumerate(words) if word in PRODUCT]
     if len(found) != 2 * products:
         yield f"{len(found)} products, {2 * products} expected"
     for n in range(found[0], found[-1]) if found else []:
-        if words[n] in BARRED:
-            yield f"{BARRED[words[n]]} at {16 * n:#x}, among the products"
+        if words[n] in barred:
+            yield f"{barred[words[n]]} at {16 * n:#x}, among the products"
 
 
 def results(root, nvcc):
     titles = ("ptxas serialises no product", "registers stay registers", "loops are products and what these need")
-    with tempfile.TemporaryDirectory() as folder:
-        cubin, said = compile_image(root, nvcc, folder)
-    spills, known = [], shapes(root)
-    for name, stored in re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", said, re.S):
-        if int(stored) > SPILLS.get(name, 0):
-            spills.append(f"{name}: {stored} bytes of registers are stored")
-    loops, seen = [], 0
-    for name, code in sections(cubin):
-        entry = re.fullmatch(r"\.text\.(wgmma_b?f16_(\w+))", name)
-        if entry:
-            seen += 1
-            loops += [f"{entry[1]}: {finding}" for finding in look(code, known[entry[2]])]
+    notes, spills, loops, seen, known = [], [], [], 0, shapes(root)
+    for source in SOURCES:
+        with tempfile.TemporaryDirectory() as folder:
+            cubin, said = compile_image(root, nvcc, folder, source)
+        notes += [line for line in said.splitlines() if re.search(r"\bC75\d\d\b|setmaxnreg", line)]
+        for entry, stored in re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", said, re.S):
+            if int(stored) > SPILLS.get(re.sub(r"^wgmma_|b?f16_", "", entry), 0):
+                spills.append(f"{entry}: {stored} bytes of registers are stored")
+        for name, code in sections(cubin):
+            entry = re.fullmatch(r"\.text\.(wgmma_(backward_)?b?f16_(\w+))", name)
+            if entry:
+                shape = (entry[2] or "") + entry[3]
+                barred = {0x948: BARRED[0x948]} if shape in FETCHES else BARRED
+                seen += 1
+                loops += [f"{entry[1]}: {finding}" for finding in look(code, known[shape], barred)]
     if seen != 2 * len(known):
         loops.append(f"{seen} entries, {2 * len(known)} expected")
-    notes = [line for line in said.splitlines() if re.search(r"\bC75\d\d\b|setmaxnreg", line)]
     return list(zip(titles, (notes, spills, loops)))
 
 

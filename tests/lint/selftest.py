@@ -384,7 +384,7 @@ def hopper_case():
 
     def found(*words):
         code = b"".join((0x12345000 | word).to_bytes(16, "little") for word in words)
-        return list(hopper_code.look(code, 1))
+        return list(hopper_code.look(code, 1, hopper_code.BARRED))
     tidy = found(load, product, other, of_registers, store)
     yield "a product too few", judge(tidy, found(product, other))
     for title, word in (("a load", load), ("a store", store), ("a gathering", gather)):

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs the Hopper kernels (wgmma_forward.cuh) on the host, from their source: the words of
+ * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh) on the host, from their source: the words of
  * wgmma_sm90.cuh are defined here by what the manual of the instruction set says they do. The stub
  * driver calls it for every launch.
  *
@@ -37,7 +37,7 @@ struct index3 {
 };
 
 struct product {
-    bool tiles, add, f16;
+    bool tiles, turned, add, f16;
     int columns, group;
     float (*c)[4];
     const uint32_t *a;
@@ -58,10 +58,15 @@ struct meeting { /* of a warp, a warpgroup, or of a numbered barrier's threads *
     int arrived, turn;
 };
 
+/* By a map, or of bytes that lie one after the other: to shared memory, or, added as floats, from
+ * there. */
 struct copy {
     stub_map map;
     uint32_t to, barrier;
     int at[5], delay;
+    const void *from;
+    float *sums;
+    int bytes, thread;
 };
 
 static struct {
@@ -316,6 +321,7 @@ MMA_TYPE(mma_f16, FATTN_F16, 7, gpu_f16_from_f32);
 MMA_TYPE(mma_bf16, FATTN_BF16, 0, bf16_from_f32);
 
 static int mma_lane(void) { return m.running % 32; }
+template <int N> static void mma_get(uint32_t from, uint32_t x[N]);
 static float mma_reciprocal(float x) { return 1 / x; }
 static uint32_t mma_shared(const void *p)
 {
@@ -335,6 +341,11 @@ static char *at_shared(uint32_t at, uint32_t bytes)
         return shared;
     }
     return shared + (at - SHARED_BASE);
+}
+
+template <int N> static void mma_get(uint32_t from, uint32_t x[N])
+{
+    memcpy(x, at_shared(from, 4 * N), 4 * N);
 }
 
 static int wgmma_group(void) { return __shfl_sync(0xffffffffu, m.running / 128, 0); }
@@ -437,15 +448,17 @@ static void wgmma_prefetch(const wgmma_map *) {}
 #define WGMMA_KEEP 0
 #define WGMMA_DROP 0
 
+static int copy_delay(void) { return (int)(draw(2) ? draw(30) : draw(500)); }
+
 static void begin_copy(uint32_t to, const wgmma_map *map, uint64_t *word, uint32_t axes, int c0,
                        int c1, int c2, int c3, int c4)
 {
-    copy c;
+    copy c = {};
     memcpy(&c.map, map, sizeof c.map);
     c.to = to;
     c.barrier = mma_shared(word);
     c.at[0] = c0, c.at[1] = c1, c.at[2] = c2, c.at[3] = c3, c.at[4] = c4;
-    c.delay = (int)(draw(2) ? draw(30) : draw(500));
+    c.delay = copy_delay();
     if (c.map.axes != axes || to % 128) {
         fail("a copy of %u axes by a map of %u, to %u", axes, c.map.axes, to);
     }
@@ -464,11 +477,72 @@ static void wgmma_copy(uint32_t to, const wgmma_map *map, uint64_t *word, int c0
     begin_copy(to, map, word, 5, c0, c1, c2, c3, c4);
 }
 
+static void wgmma_copy_bytes(uint32_t to, const void *from, int bytes, uint64_t *word)
+{
+    copy c = {};
+    c.to = to, c.from = from, c.bytes = bytes;
+    c.barrier = mma_shared(word);
+    c.delay = copy_delay();
+    if (to % 16 || (uintptr_t)from % 16 || bytes % 16) {
+        fail("a copy of %d bytes from %p to %u", bytes, from, to);
+    }
+    m.copies.push_back(c);
+}
+
+static void wgmma_add(float *to, uint32_t from, int bytes, uint64_t)
+{
+    copy c = {};
+    c.to = from, c.sums = to, c.bytes = bytes, c.thread = m.running;
+    c.delay = copy_delay();
+    if (from % 16 || (uintptr_t)to % 16 || bytes % 16) {
+        fail("an addition of %d bytes at %u to %p", bytes, from, (void *)to);
+    }
+    m.copies.push_back(c);
+}
+
+static void wgmma_await_added(void)
+{
+    for (size_t n = 0; n < m.copies.size();) {
+        if (m.copies[n].sums && m.copies[n].thread == m.running) {
+            yield();
+            n = 0;
+        } else {
+            n++;
+        }
+    }
+}
+
+static void wgmma_await_read(void) { wgmma_await_added(); }
+
 /* Bits 4 to 6 of an address change with bits 7 to 9. */
 static uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 
+/* What has been added is NaN from then on: nobody may add it again. */
+static void end_addition(const copy &c)
+{
+    char *const from = at_shared(c.to, (uint32_t)c.bytes);
+    for (int n = 0; n < c.bytes / 4; n++) {
+        float x;
+        memcpy(&x, from + 4 * n, 4);
+        c.sums[n] += x;
+    }
+    memset(from, 0xff, (size_t)c.bytes);
+    m.moves++;
+}
+
 static void end_copy(const copy &c)
 {
+    if (c.sums) {
+        end_addition(c);
+        return;
+    }
+    if (c.from) {
+        memcpy(at_shared(c.to, (uint32_t)c.bytes), c.from, (size_t)c.bytes);
+        barrier *const b = (barrier *)at_shared(c.barrier, 8);
+        b->bytes -= c.bytes;
+        settle_barrier(b);
+        return;
+    }
     const stub_map &map = c.map;
     int rows = 1;
     for (uint32_t n = 1; n < map.axes; n++) {
@@ -498,6 +572,21 @@ static void end_copy(const copy &c)
 
 static void wgmma_publish(void) {}
 static void wgmma_zero(uint32_t to) { memset(at_shared(to, 16), 0, 16); }
+static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
+
+/* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */
+static void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
+{
+    const int lane = mma_lane();
+    for (int n = 0; n < 4; n++) {
+        for (int e = 0; e < 2; e++) {
+            const uint32_t row = exchange(to, 8 * n + lane % 4 * 2 + e);
+            const uint16_t half = (uint16_t)(x[n] >> 16 * e);
+            memcpy(at_shared(row + (uint32_t)(lane / 4 * 2), 2), &half, 2);
+        }
+    }
+}
+
 static void wgmma_forget(void) {}
 
 /* --- Products --------------------------------------------------------------------------------- */
@@ -541,7 +630,9 @@ static void multiply(int warpgroup, size_t n)
     }
     for (uint32_t k = 0; k < DEPTH; k++) {
         for (uint32_t r = 0; r < 64 && p.tiles; r++) {
-            a[r][k] = element(start(p.a_at) + r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k, p.f16);
+            const uint32_t at = p.turned ? k / 8 * eight(p.a_at) + k % 8 * 128 + 2 * r
+                                         : r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k;
+            a[r][k] = element(start(p.a_at) + at, p.f16);
         }
         for (uint32_t c = 0; c < (uint32_t)p.columns; c++) {
             const uint32_t at =
@@ -620,13 +711,23 @@ template <int N> static void wgmma_wait(void)
 template <int N> static void wgmma_settle(float[N][4]) {}
 
 template <class T, int N> struct wgmma_product {
+    enum { F16 = (int)T::DTYPE == (int)FATTN_F16 };
     static void tiles(float (*c)[4], uint64_t a, uint64_t b, bool add)
     {
-        begin({true, add, (int)T::DTYPE == (int)FATTN_F16, N, 0, c, NULL, a, b});
+        begin({true, false, add, F16, N, 0, c, NULL, a, b});
+    }
+    static void new_tiles(float (*c)[4], uint64_t a, uint64_t b) { tiles(c, a, b, false); }
+    static void turned(float (*c)[4], uint64_t a, uint64_t b)
+    {
+        begin({true, true, true, F16, N, 0, c, NULL, a, b});
+    }
+    static void new_turned(float (*c)[4], uint64_t a, uint64_t b)
+    {
+        begin({true, true, false, F16, N, 0, c, NULL, a, b});
     }
     static void pairs(float (*c)[4], const uint32_t a[4], uint64_t b, bool add)
     {
-        begin({false, add, (int)T::DTYPE == (int)FATTN_F16, N, 0, c, a, 0, b});
+        begin({false, false, add, F16, N, 0, c, a, 0, b});
     }
     static void begin(product p)
     {
@@ -640,22 +741,39 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 
 /* --- The kernels ------------------------------------------------------------------------------ */
 
+#include "backends/cuda/kernels/wgmma_backward.cu"
 #include "backends/cuda/kernels/wgmma_forward.cu"
 
-template <void (*KERNEL)(const fattn_gpu_args, const wgmma_maps)> static void run_one(void **with)
+template <class Maps, void (*KERNEL)(const fattn_gpu_args, const Maps)>
+static void run_mapped(void **with)
 {
-    KERNEL(*(const fattn_gpu_args *)with[0], *(const wgmma_maps *)with[1]);
+    KERNEL(*(const fattn_gpu_args *)with[0], *(const Maps *)with[1]);
 }
 
-static void run_clear(void **with) { clear(*(const fattn_gpu_args *)with[0]); }
+template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **with)
+{
+    KERNEL(*(const fattn_gpu_args *)with[0]);
+}
 
-#define HOPPER_ENTRY(name, ...)                      \
-    {"wgmma_f16_" #name, run_one<wgmma_f16_##name>}, \
-        {"wgmma_bf16_" #name, run_one<wgmma_bf16_##name>},
+#define HOPPER_MAPPED(name, maps)       \
+    {                                   \
+#name, run_mapped < maps, name> \
+    }
+#define HOPPER_PLAIN(name)       \
+    {                            \
+#name, run_plain < name> \
+    }
+#define HOPPER_FORWARD(name, ...) \
+    HOPPER_MAPPED(wgmma_f16_##name, wgmma_maps), HOPPER_MAPPED(wgmma_bf16_##name, wgmma_maps),
+#define HOPPER_BACKWARD(name, ...)                                      \
+    HOPPER_MAPPED(wgmma_backward_f16_##name, wgmma_backward_maps),      \
+        HOPPER_MAPPED(wgmma_backward_bf16_##name, wgmma_backward_maps), \
+        HOPPER_PLAIN(wgmma_rows_##name), HOPPER_PLAIN(wgmma_dq_##name),
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);
-} kernels[] = {WGMMA_SHAPES(HOPPER_ENTRY){"clear", run_clear}};
+} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
+                   HOPPER_PLAIN(clear)};
 
 /* --- Launches --------------------------------------------------------------------------------- */
 

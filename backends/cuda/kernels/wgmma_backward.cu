@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Image "wgmma_backward": for each shape of wgmma.h wgmma_backward_<type>_<name>, and the kernels
+ * before and after it. For sm_90a alone. */
+#include "backends/cuda/vendor.h"
+
+#define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
+#include "backends/cuda/wgmma_backward.cuh"
+
+typedef struct wgmma_backward_maps {
+    wgmma_map map[4]; /* q, k, v, dO */
+} wgmma_backward_maps;
+
+#define WGMMA_BACKWARD_ENTRY(name, type, ...)                                        \
+    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                  \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_backward_maps maps) \
+    {                                                                                \
+        wgmma_backward_all<wgmma_backward_shape<type, __VA_ARGS__>>(g, maps.map);    \
+    }
+#define WGMMA_BACKWARD_ENTRIES(name, ...)                                                 \
+    WGMMA_BACKWARD_ENTRY(wgmma_backward_f16_##name, mma_f16, __VA_ARGS__)                 \
+    WGMMA_BACKWARD_ENTRY(wgmma_backward_bf16_##name, mma_bf16, __VA_ARGS__)               \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_##name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                     \
+        wgmma_rows_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
+    }                                                                                     \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_##name(const GPU_PARAM fattn_gpu_args g)   \
+    {                                                                                     \
+        wgmma_dq_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                     \
+    }
+WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ENTRIES)

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backward on Hopper, for 16-bit types, in the manner of FlashAttention-3: causal masks, windows,
+ * lengths, positions. Its equations are those of simt_backward.cuh.
+ *
+ * A block has a tile of keys of a key/value head, and walks along the queries that see some of
+ * them, head by head of the group. Its warps have roles, which meet at barriers in shared memory:
+ *
+ *     the copier      one thread; begins the copies of queries and dO, with lse and delta, as soon
+ *                     as the place of an earlier tile is free
+ *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
+ *                     memory
+ *     warpgroups      64 keys each, which are the rows of their products:
+ *
+ *         S^T = K Q^T             dP^T = V dO^T
+ *         P^T = exp(S^T - lse)    dS^T = P^T (dP^T - delta)
+ *         dV += P^T dO            dK += dS^T Q                    operands and sums in registers
+ *         dQ^T = K^T dS^T         of both warpgroups' keys, through shared memory
+ *
+ * and each makes half of dQ. That is where they meet, once a tile. Products run in the order in
+ * which they are begun, and none is waited for before another is on its way:
+ *
+ *     S^T            of the next tile, while dK is made
+ *     dP^T           while S^T becomes P^T
+ *     dV             while dP^T becomes dS^T
+ *     dQ^T, dK       when both warpgroups have dS
+ */
+#ifndef FATTN_CUDA_WGMMA_BACKWARD_CUH
+#define FATTN_CUDA_WGMMA_BACKWARD_CUH
+
+#include "backends/cuda/wgmma_backward_rows.cuh"
+
+/* A block's shared memory beside the tiles. */
+template <class S> struct wgmma_backward_control {
+    uint64_t k_full, v_full;
+    uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
+    wgmma_backward_item item;
+};
+
+/* What all roles know. */
+template <class S> struct wgmma_backward_block {
+    wgmma_backward_control<S> *control;
+    uint32_t k, v, q, dout, ds, dq; /* tiles */
+    uint32_t lse, delta;            /* of each stage of q, of dO */
+    int tiles;                      /* of all heads of the group */
+};
+
+/* A place in a ring: phases change when it begins anew. */
+template <int STAGES> struct wgmma_place {
+    int stage, phase;
+};
+
+template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
+{
+    place.stage = place.stage + 1 == STAGES ? 0 : place.stage + 1;
+    place.phase ^= place.stage == 0;
+}
+
+/* The block's barriers by number (wgmma_meet). */
+enum {
+    WGMMA_DS_MADE = 1,  /* of all that multiply */
+    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and its adder */
+    WGMMA_DQ_ADDED = 4, /* .. 5 */
+    WGMMA_CLEARED = 6   /* .. 7: of a warpgroup */
+};
+enum { WGMMA_WITH_ADDER = 128 + 32 };
+
+/* --- The copier ------------------------------------------------------------------------------- */
+
+/* A tile of rows: all channels. */
+template <int PANELS, int ROWS>
+GPU_DEVICE void wgmma_copy_panels(uint32_t to, const wgmma_map *map, uint64_t *full, int row,
+                                  int head, int batch)
+{
+    GPU_UNROLL
+    for (int c = 0; c < PANELS; c++) {
+        wgmma_copy(to + c * ROWS * 128, map, full, 64 * c, row, head, batch, WGMMA_KEEP);
+    }
+}
+
+/* Keys, or values. */
+template <class S>
+GPU_DEVICE void wgmma_copy_keys(uint32_t to, const wgmma_map *map, uint64_t *full,
+                                const wgmma_backward_item &w, const fattn_strides &stride)
+{
+    wgmma_poison(to, S::KEY_BYTES);
+    wgmma_expect(full, S::KEY_BYTES);
+    wgmma_copy_panels<S::PANELS, S::KEYS>(to, map, full, w.k_row, stride.head ? w.head : 0,
+                                          stride.batch ? w.k_batch : 0);
+}
+
+/* A tile of queries, or of dO, of query head `head`, and a float of each row. */
+template <class S>
+GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floats,
+                                const float *from, uint64_t *full, const wgmma_backward_item &w,
+                                const fattn_strides &stride, int head, int tile)
+{
+    enum { FLOATS = 4 * S::QUERIES };
+    wgmma_poison(to, S::QUERY_BYTES);
+    wgmma_poison(floats, FLOATS);
+    wgmma_expect(full, S::QUERY_BYTES + FLOATS);
+    wgmma_copy_panels<S::PANELS, S::QUERIES>(to, map, full, w.q_row + tile * S::QUERIES,
+                                             stride.head ? head : 0, stride.batch ? w.q_batch : 0);
+    wgmma_copy_bytes(floats, from, FLOATS, full);
+}
+
+/* maps: q, k, v, dO. */
+template <class S>
+GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *maps,
+                                    const wgmma_backward_block<S> &b)
+{
+    wgmma_backward_control<S> &control = *b.control;
+    const fattn_problem &p = g.problem;
+    const wgmma_backward_item &w = control.item;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const int group = (int)fattn_quotient(p.heads_q, p.heads_k);
+    wgmma_place<S::STAGES> q = {0, 0};
+    wgmma_place<2> dout = {0, 0};
+    int head = w.head * group, tile = w.first;
+    int64_t at = (int64_t)w.saved * S::QUERIES; /* of the head's first row */
+    wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
+    GPU_ROLLED
+    for (int n = 0; n < b.tiles; n++) {
+        wgmma_await(&control.q_empty[q.stage], q.phase ^ 1);
+        wgmma_copy_rows<S>(b.q + q.stage * S::QUERY_BYTES, maps, b.lse + q.stage * 4 * S::QUERIES,
+                           saved.lse + at + tile * S::QUERIES, &control.q_full[q.stage], w, p.q,
+                           head, tile);
+        if (n == 0) {
+            wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
+        }
+        wgmma_await(&control.dout_empty[dout.stage], dout.phase ^ 1);
+        wgmma_copy_rows<S>(b.dout + dout.stage * S::QUERY_BYTES, maps + 3,
+                           b.delta + dout.stage * 4 * S::QUERIES,
+                           saved.delta + at + tile * S::QUERIES, &control.dout_full[dout.stage], w,
+                           p.dout, head, tile);
+        wgmma_step(q);
+        wgmma_step(dout);
+        if (++tile == w.past) {
+            tile = w.first;
+            head++;
+            at += (int64_t)saved.tiles * S::QUERIES;
+        }
+    }
+}
+
+/* --- The adders ------------------------------------------------------------------------------- */
+
+/* Adds to dQ what warpgroup `group` makes. */
+template <class S>
+GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group)
+{
+    const wgmma_backward_item &w = b.control->item;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const uint32_t from = b.dq + group * S::PART_BYTES;
+    int tile = w.first;
+    int64_t first = w.saved; /* the head's first tile */
+    GPU_ROLLED
+    for (int n = 0; n < b.tiles; n++) {
+        wgmma_pass(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
+        wgmma_meet(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
+        if (mma_lane() == 0) {
+            float *const to = saved.dq + (first + tile) * (S::QUERIES * S::WIDTH);
+            wgmma_add(to + group * (S::PART * 64), from, S::PART_BYTES, WGMMA_KEEP);
+            wgmma_await_read();
+        }
+        __syncwarp();
+        if (++tile == w.past) {
+            tile = w.first;
+            first += saved.tiles;
+        }
+    }
+    if (mma_lane() == 0) {
+        wgmma_await_added();
+    }
+}
+
+/* --- A tile of queries ------------------------------------------------------------------------ */
+
+/* Where a warpgroup is. Registers are short: what few tiles need is read from the item there. */
+template <class S> struct wgmma_backward_walk {
+    int group, tile;
+    int full, full_past; /* tiles that need no mask */
+    int tail;            /* the tile of which some rows are another's, or -1 */
+    wgmma_place<S::STAGES> q, q_used;
+    wgmma_place<2> dout;
+    uint32_t ds;     /* of dS: 0, or DS_BYTES */
+    uint32_t ds_put; /* where the lane's first matrix of dS goes, with ds 0 */
+    uint32_t dq_put; /* where the lane's first sum of dQ goes */
+};
+
+/* Rows of the sequence's last tile. */
+template <class S> GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b)
+{
+    return b.control->item.queries % S::QUERIES;
+}
+
+/* Begins S^T of the next tile. */
+template <class S>
+GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
+                                   int tile, float x[S::QUERIES / 8][4])
+{
+    wgmma_backward_control<S> &control = *b.control;
+    const uint32_t q = b.q + walk.q.stage * S::QUERY_BYTES;
+    wgmma_await(&control.q_full[walk.q.stage], walk.q.phase);
+    if (tile == walk.tail) {
+        wgmma_clear<S::QUERIES, S::PANELS>(q, wgmma_tail_rows<S>(b), WGMMA_CLEARED + walk.group);
+    }
+    wgmma_dots<typename S::type, S::WIDTH, S::KEYS, S::QUERIES, true>(
+        wgmma_descriptor(b.k + walk.group * 64 * 128, 0), wgmma_descriptor(q, 0), x);
+    wgmma_step(walk.q);
+}
+
+/* Begins dP^T. */
+template <class S>
+GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
+                               float dp[S::QUERIES / 8][4])
+{
+    wgmma_backward_control<S> &control = *b.control;
+    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
+    wgmma_await(&control.dout_full[walk.dout.stage], walk.dout.phase);
+    if (walk.tile == walk.tail) {
+        wgmma_clear<S::QUERIES, S::PANELS>(dout, wgmma_tail_rows<S>(b), WGMMA_CLEARED + walk.group);
+    }
+    wgmma_dots<typename S::type, S::WIDTH, S::KEYS, S::QUERIES, true>(
+        wgmma_descriptor(b.v + walk.group * 64 * 128, 0), wgmma_descriptor(dout, 0), dp);
+}
+
+/* Scores become P. lse: of the thread's first column. */
+template <class S>
+GPU_DEVICE void wgmma_exponentiate(float unit, uint32_t lse, float x[S::QUERIES / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::QUERIES / 8; n++) {
+        uint32_t two[2];
+        mma_get<2>(lse + 32 * n, two);
+        const float even = __int_as_float((int)two[0]), odd = __int_as_float((int)two[1]);
+        x[n][0] = mma_exp2(fmaf(x[n][0], unit, -even));
+        x[n][1] = mma_exp2(fmaf(x[n][1], unit, -odd));
+        x[n][2] = mma_exp2(fmaf(x[n][2], unit, -even));
+        x[n][3] = mma_exp2(fmaf(x[n][3], unit, -odd));
+    }
+}
+
+/* dP becomes dS. delta: of the thread's first column. */
+template <class S>
+GPU_DEVICE void wgmma_differentiate(uint32_t delta, const float p[S::QUERIES / 8][4],
+                                    float dp[S::QUERIES / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < S::QUERIES / 8; n++) {
+        uint32_t two[2];
+        mma_get<2>(delta + 32 * n, two);
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            dp[n][e] = p[n][e] * (dp[n][e] - __int_as_float((int)two[e % 2]));
+        }
+    }
+}
+
+/* Selects away the scores of pairs outside of the band, and of keys that do not exist. */
+template <class S>
+GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
+                           float x[S::QUERIES / 8][4])
+{
+    if (walk.tile < walk.full || walk.tile >= walk.full_past) {
+        const wgmma_backward_item &w = b.control->item;
+        const int t = (int)threadIdx.x % 128, key = 64 * walk.group + wgmma_row(t, 0);
+        const int from = key - walk.tile * S::QUERIES - wgmma_column(t, 0);
+        const int first[2] = {w.first_query + from, w.first_query + from + 8};
+        if (walk.tile < walk.full_past && walk.full != INT32_MAX) {
+            wgmma_keep_first<S::QUERIES>(first, x);
+        } else {
+            const int past[2] = {key < w.keys ? w.past_query + from : -WGMMA_FAR_QUERY,
+                                 key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_FAR_QUERY};
+            wgmma_keep<S::QUERIES>(first, past, x);
+        }
+    }
+}
+
+/* Begins the warpgroup's half of dQ^T: 64 channels, of PART queries. */
+template <class S>
+GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
+                               float dq[S::PART / 8][4])
+{
+    const int part = walk.group * S::PART;
+    const uint32_t k = b.k + part / S::QUERIES * S::KEYS * 128;
+    const uint32_t ds = b.ds + walk.ds + part % S::QUERIES * 128;
+    const uint64_t a = wgmma_descriptor(k, 0), from = wgmma_descriptor(ds, 0);
+    wgmma_fence();
+    GPU_UNROLL
+    for (int i = 0; i < S::KEYS / 16; i++) {
+        const int panel = i / 4, step = i % 4 * WGMMA_CHANNELS;
+        const uint64_t k_step = a + i * WGMMA_ROWS;
+        const uint64_t ds_step = from + (panel * S::QUERIES * 128 >> 4) + step;
+        if (i == 0) {
+            wgmma_product<typename S::type, S::PART>::new_turned(dq, k_step, ds_step);
+        } else {
+            wgmma_product<typename S::type, S::PART>::turned(dq, k_step, ds_step);
+        }
+    }
+    wgmma_commit();
+}
+
+/* Hands it over to the adder. */
+template <class S>
+GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[S::PART / 8][4])
+{
+    wgmma_meet(WGMMA_DQ_ADDED + walk.group, WGMMA_WITH_ADDER);
+    GPU_UNROLL
+    for (int n = 0; n < S::PART / 2; n++) {
+        /* channels 8 apart are in neighbouring chunks */
+        const uint32_t at = n % 4 < 2 ? walk.dq_put : walk.dq_put ^ 32;
+        wgmma_put(at + n / 4 * 8 * 256 + n % 2 * 256, dq[n / 4][n % 4]);
+    }
+    wgmma_publish();
+    wgmma_pass(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
+}
+
+/* One tile. x: its S^T, and then, where there is one MORE, that of the next; they have begun where
+ * shapes are ahead. */
+template <class S, bool MORE>
+GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit,
+                                    wgmma_backward_walk<S> &walk, int next,
+                                    float x[S::QUERIES / 8][4], float dk[S::WIDTH / 8][4],
+                                    float dv[S::WIDTH / 8][4])
+{
+    typedef typename S::type T;
+    enum { STEPS = S::QUERIES / 16, FLOATS = 4 * S::QUERIES };
+    wgmma_backward_control<S> &control = *b.control;
+    const uint32_t column = mma_lane() % 4 * 8; /* of lse and delta, the thread's first */
+    const uint64_t q = wgmma_descriptor(b.q + walk.q_used.stage * S::QUERY_BYTES, S::QUERIES * 128);
+    const uint64_t dout =
+        wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, S::QUERIES * 128);
+    float dp[S::QUERIES / 8][4], dq[S::PART / 8][4];
+    uint32_t p[STEPS][4], ds[STEPS][4];
+    if (!S::IS_AHEAD) {
+        wgmma_begin_scores<S>(b, walk, walk.tile, x);
+    }
+    wgmma_begin_dp<S>(b, walk, dp);
+    wgmma_wait<1>();
+    wgmma_settle<S::QUERIES / 8>(x);
+    wgmma_mask<S>(b, walk, x);
+    wgmma_exponentiate<S>(unit, b.lse + walk.q_used.stage * FLOATS + column, x);
+    wgmma_pack<T, S::QUERIES>(x, p);
+    wgmma_mix<T, STEPS, S::WIDTH>(p, dout, dv);
+    wgmma_wait<1>();
+    wgmma_settle<S::QUERIES / 8>(dp);
+    wgmma_differentiate<S>(b.delta + walk.dout.stage * FLOATS + column, x, dp);
+    wgmma_pack<T, S::QUERIES>(dp, ds);
+    GPU_UNROLL
+    for (int n = 0; n < STEPS; n++) {
+        wgmma_put_transposed(walk.ds_put + walk.ds + n * 16 * 128, ds[n]);
+    }
+    wgmma_publish();
+    wgmma_meet(WGMMA_DS_MADE, 256);
+    wgmma_begin_dq<S>(b, walk, dq);
+    wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
+    wgmma_wait<1>();
+    wgmma_settle<S::PART / 8>(dq);
+    wgmma_release(&control.dout_empty[walk.dout.stage]);
+    wgmma_step(walk.dout);
+    wgmma_put_dq<S>(walk, dq);
+    if constexpr (S::IS_AHEAD && MORE) {
+        wgmma_begin_scores<S>(b, walk, next, x);
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
+    wgmma_release(&control.q_empty[walk.q_used.stage]);
+    wgmma_step(walk.q_used);
+    if constexpr (S::IS_AHEAD && MORE) {
+        wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
+    }
+    walk.ds ^= S::DS_BYTES;
+    walk.tile = next;
+}
+
+/* --- A warpgroup ------------------------------------------------------------------------------ */
+
+template <class S>
+GPU_DEVICE void wgmma_walk_set(const fattn_problem &p, const wgmma_backward_block<S> &b, int group,
+                               wgmma_backward_walk<S> &walk)
+{
+    const wgmma_backward_item &w = b.control->item;
+    const int t = (int)threadIdx.x % 128, lane = t % 32, warp = t / 32;
+    const bool shared = p.features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
+    walk.group = group;
+    walk.tile = w.first;
+    walk.full = w.full;
+    walk.full_past = w.full_past;
+    walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
+    walk.q = walk.q_used = {0, 0};
+    walk.dout = {0, 0};
+    walk.ds = 0;
+    /* Matrices of 8 keys by 8 queries: keys first. */
+    const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
+    walk.ds_put = b.ds + wgmma_offset(S::QUERIES, (uint32_t)query, (uint32_t)(64 * group + key));
+    const int channel = wgmma_row(t, 0), row = group * S::PART % S::QUERIES + wgmma_column(t, 0);
+    walk.dq_put = b.dq + group * S::PART / S::QUERIES * S::QUERIES * 256 +
+                  4 * wgmma_sum_offset(S::QUERIES, (uint32_t)row, (uint32_t)channel);
+}
+
+/* Rows of a gradient of the tile's keys. at: element of the first. */
+template <class S>
+GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_item &w, int group,
+                                 void *to, int64_t at, int64_t stride, int dim, bool chunks,
+                                 float factor, const float sums[S::WIDTH / 8][4])
+{
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int key = 64 * group + wgmma_row((int)threadIdx.x % 128, 2 * h);
+        const bool exists = key < w.owned, empty = key >= w.keys;
+        const int64_t row = at + key * stride;
+        if (g.dtype_gradient != FATTN_F32) {
+            wgmma_store_pairs<typename S::type, S::WIDTH>((uint16_t *)to + row, dim, chunks, exists,
+                                                          factor, empty, h, sums);
+        } else if (exists) {
+            wgmma_store_floats<S::WIDTH>((float *)to + row, dim, factor, empty,
+                                         g.problem.features & FATTN_ACCUMULATE, h, sums);
+        }
+    }
+}
+
+/* Warpgroup `group` of those that multiply. */
+template <class S>
+GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                    int group)
+{
+    wgmma_backward_control<S> &control = *b.control;
+    const fattn_problem &p = g.problem;
+    const wgmma_backward_item &w = control.item;
+    const float unit = g.rule.unit;
+    float x[S::QUERIES / 8][4], dk[S::WIDTH / 8][4], dv[S::WIDTH / 8][4];
+    GPU_UNROLL
+    for (int n = 0; n < S::WIDTH / 2; n++) {
+        dk[n / 4][n % 4] = dv[n / 4][n % 4] = 0;
+    }
+    wgmma_settle<S::WIDTH / 8>(dk);
+    wgmma_settle<S::WIDTH / 8>(dv);
+    if (b.tiles > 0) {
+        wgmma_backward_walk<S> walk;
+        const int tail = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K) ? w.keys : S::KEYS;
+        const int first = w.first, past = w.past;
+        wgmma_walk_set<S>(p, b, group, walk);
+        wgmma_await(&control.k_full, 0);
+        wgmma_await(&control.v_full, 0);
+        if (tail < S::KEYS) {
+            wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + group);
+            wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + group);
+        }
+        if (S::IS_AHEAD) {
+            wgmma_begin_scores<S>(b, walk, walk.tile, x);
+        }
+        GPU_ROLLED
+        for (int left = b.tiles; left > 1; left--) {
+            const int next = walk.tile + 1 == past ? first : walk.tile + 1;
+            wgmma_backward_tile<S, true>(b, unit, walk, next, x, dk, dv);
+        }
+        wgmma_backward_tile<S, false>(b, unit, walk, 0, x, dk, dv);
+        wgmma_settle<S::WIDTH / 8>(dk);
+        wgmma_settle<S::WIDTH / 8>(dv);
+    }
+    if (p.outputs & FATTN_OUT_DV) {
+        wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
+                            g.chunks & FATTN_GPU_QUADS_DV, 1, dv);
+    }
+    if (p.outputs & FATTN_OUT_DK) {
+        wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
+                            g.chunks & FATTN_GPU_QUADS_DK, g.rule.scale, dk);
+    }
+}
+
+/* --- A block ---------------------------------------------------------------------------------- */
+
+/* Where the tiles lie. */
+template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(char *shared)
+{
+    wgmma_backward_block<S> b;
+    b.k = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
+    b.v = b.k + S::KEY_BYTES;
+    b.q = b.v + S::KEY_BYTES;
+    b.dout = b.q + S::STAGES * S::QUERY_BYTES;
+    b.ds = b.dout + 2 * S::QUERY_BYTES;
+    b.dq = b.ds + 2 * S::DS_BYTES;
+    b.lse = b.dq + S::WARPGROUPS * S::PART_BYTES;
+    b.delta = b.lse + S::STAGES * 4 * S::QUERIES;
+    b.control =
+        (wgmma_backward_control<S> *)(shared + (b.delta + 2 * 4 * S::QUERIES - mma_shared(shared)));
+    return b;
+}
+
+template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control)
+{
+    wgmma_barrier_make(&control.k_full, 1);
+    wgmma_barrier_make(&control.v_full, 1);
+    for (int n = 0; n < S::STAGES; n++) {
+        wgmma_barrier_make(&control.q_full[n], 1);
+        wgmma_barrier_make(&control.q_empty[n], S::WARPS);
+    }
+    for (int n = 0; n < 2; n++) {
+        wgmma_barrier_make(&control.dout_full[n], 1);
+        wgmma_barrier_make(&control.dout_empty[n], S::WARPS);
+    }
+    wgmma_barriers_made();
+}
+
+template <class S>
+GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *maps)
+{
+    enum { WORDS = sizeof(wgmma_backward_item) / 4 };
+    static_assert(sizeof(wgmma_backward_control<S>) <= WGMMA_BACKWARD_CONTROL, "too small");
+    extern __shared__ char shared[];
+    wgmma_backward_block<S> b = wgmma_backward_block_of<S>(shared);
+    gpu_admit_later();
+    if (gpu_thread() == 0) {
+        wgmma_barriers_of<S>(*b.control);
+        for (int n = 0; n < 4; n++) {
+            wgmma_prefetch(maps + n);
+        }
+    }
+    gpu_await_earlier();
+    if (gpu_thread() < WORDS) {
+        const uint32_t *const from = (const uint32_t *)(wgmma_saved_of<S>(g).items + gpu_block());
+        ((uint32_t *)&b.control->item)[gpu_thread()] = from[gpu_thread()];
+    }
+    gpu_sync();
+    const wgmma_backward_item &w = b.control->item;
+    b.tiles = max(w.past - w.first, 0) * (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
+    const int group = wgmma_group();
+    if (group == 0) {
+        wgmma_give_registers<S::COPY_REGISTERS>();
+        const int warp = gpu_thread() / 32;
+        if (gpu_thread() == 0) {
+            if (b.tiles > 0) {
+                wgmma_copy_backward<S>(g, maps, b);
+            }
+        } else if (warp == 1 || warp == 2) {
+            wgmma_add_all<S>(g, b, warp - 1);
+        }
+    } else {
+        wgmma_take_registers<S::OWN_REGISTERS>();
+        wgmma_backward_work<S>(g, b, group - 1);
+    }
+}
+
+#endif

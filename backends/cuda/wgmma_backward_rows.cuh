@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What runs before and after backward on Hopper, and where they meet: a workspace in which rows lie
+ * in tiles of queries, those of a sequence beginning with one of its own, so that whole tiles of
+ * lse, delta and dQ are copied and added to.
+ *
+ *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and what the items are
+ *     (wgmma_backward.cuh)
+ *     wgmma_dq_<name>        dQ in its own type
+ */
+#ifndef FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
+#define FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
+
+#include "backends/cuda/wgmma_tile.cuh"
+#include "backends/gpu/backward_rows.cuh"
+
+/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile. RING: stages of them.
+ * AHEAD: as in wgmma.h. */
+template <class T, int W, int N, int RING, bool AHEAD> struct wgmma_backward_shape {
+    typedef T type;
+    enum {
+        IS_AHEAD = AHEAD,
+        WIDTH = W,
+        PANELS = W / 64,
+        QUERIES = N,
+        KEYS = WGMMA_BACKWARD_KEYS,
+        WARPGROUPS = 2,
+        WARPS = 4 * WARPGROUPS,
+        THREADS = WGMMA_THREADS(WARPGROUPS),
+        STAGES = RING,
+        KEY_BYTES = 2 * W * KEYS,
+        QUERY_BYTES = 2 * W * N,
+        DS_BYTES = 2 * KEYS * N,
+        /* Of dQ a warpgroup makes 64 channels of so many queries. */
+        PART = N * PANELS / WARPGROUPS,
+        PART_BYTES = 4 * 64 * PART,
+        OWN_REGISTERS = 240,
+        COPY_REGISTERS = 24
+    };
+};
+
+/* --- The workspace ---------------------------------------------------------------------------- */
+
+/* An item: a tile of keys of a key/value head, and the queries that see some of it. */
+typedef struct wgmma_backward_item {
+    int first, past;             /* tiles of queries */
+    int full, full_past;         /* those whose pairs are all kept */
+    int keys, owned;             /* of the tile: that exist, and that have gradients */
+    int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_FAR_QUERY */
+    int queries;                 /* of the sequence */
+    int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: of keys */
+    int saved;      /* tile of lse, delta and dQ of the first query's first head */
+    int block;      /* of keys */
+    int64_t dk, dv; /* elements of the first key's gradients */
+} wgmma_backward_item;
+
+#define WGMMA_FAR_QUERY (1 << 30) /* more than there are queries */
+
+typedef struct wgmma_saved {
+    float *dq;    /* not yet multiplied by scale */
+    float *lse;   /* in log2 units; +inf for a row without probabilities */
+    float *delta; /* of such a row 0 */
+    wgmma_backward_item *items;
+    int tiles; /* of a head */
+} wgmma_saved;
+
+template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const bool packed = p.features & FATTN_CU_SEQLENS_Q;
+    const int64_t tiles = WGMMA_BACKWARD_TILES(packed, p.total_q, p.batch, S::QUERIES);
+    const int64_t rows = (packed ? 1 : p.batch) * p.heads_q * tiles * S::QUERIES;
+    wgmma_saved saved;
+    saved.dq = (float *)g.workspace;
+    saved.lse = saved.dq + rows * S::WIDTH;
+    saved.delta = saved.lse + rows;
+    saved.items = (wgmma_backward_item *)(saved.delta + rows);
+    saved.tiles = (int)tiles;
+    return saved;
+}
+
+/* The first tile of a sequence's query head. That of a packed sequence begins no earlier than the
+ * one before ends. */
+template <class S>
+GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &saved,
+                                const fattn_sequence &seq, int64_t b, int64_t head)
+{
+    const fattn_problem &p = g.problem;
+    if (p.features & FATTN_CU_SEQLENS_Q) {
+        return (int)(head * saved.tiles + (int)seq.q_row / S::QUERIES + b);
+    }
+    return (int)((b * p.heads_q + head) * saved.tiles);
+}
+
+/* --- Items ------------------------------------------------------------------------------------ */
+
+/* Item `number`. Heads take turns as in forward, first tiles first: under a causal mask these are
+ * heavy. */
+template <class S>
+GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved, int64_t number,
+                               wgmma_backward_item &w)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t group = fattn_quotient(p.heads_q, p.heads_k), limit = INT64_C(1) << 62;
+    fattn_tiling order;
+    order.q_blocks = g.tiling.k_blocks;
+    order.splits = 1;
+    order.heads = p.batch * p.heads_k;
+    order.together = fattn_max64(fattn_quotient(g.tiling.together, group), 1);
+    const fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
+    const fattn_sequence seq = gpu_sequence(g, work.batch);
+    const fattn_band band = gpu_band(p, seq);
+    w.block = (int)(order.q_blocks - 1 - work.block);
+    const int64_t j0 = (int64_t)w.block * S::KEYS, owned = seq.slot_k;
+    w.keys = (int)gpu_clamp(seq.sk - j0, 0, S::KEYS);
+    w.owned = p.features & FATTN_ACCUMULATE ? w.keys : (int)gpu_clamp(owned - j0, 0, S::KEYS);
+    w.queries = (int)seq.sq;
+    /* Query i sees key j when j - right <= i + diagonal <= j + left. */
+    const int64_t aligned = j0 - band.diagonal;
+    const int64_t far = WGMMA_FAR_QUERY;
+    w.first_query =
+        (int)(band.right < 0 ? -far
+                             : gpu_clamp(aligned - fattn_min64(band.right, limit), -far, far));
+    w.past_query =
+        (int)(band.left < 0 ? far
+                            : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -far, far));
+    const int low = max(w.first_query, 0);
+    const int64_t high = (int64_t)w.past_query + w.keys - 1;
+    w.first = low / S::QUERIES;
+    w.past = w.keys > 0 ? (int)((gpu_clamp(high, 0, seq.sq) + S::QUERIES - 1) / S::QUERIES) : 0;
+    w.full = w.keys < S::KEYS ? INT32_MAX
+                              : (max(w.first_query + S::KEYS - 1, 0) + S::QUERIES - 1) / S::QUERIES;
+    w.full_past = w.past_query >= seq.sq ? INT32_MAX : max(w.past_query, 0) / S::QUERIES;
+    w.q_row = (int)seq.q_row;
+    w.k_row = (int)(seq.k_row + j0);
+    w.q_batch = (int)seq.q_batch;
+    w.k_batch = (int)seq.k_batch;
+    w.head = (int)work.head;
+    w.saved = wgmma_saved_tile<S>(g, saved, seq, work.batch, work.head * group);
+    w.dk = gpu_key_at(g, seq, p.dk, work.batch, work.head, j0);
+    w.dv = gpu_key_at(g, seq, p.dv, work.batch, work.head, j0);
+}
+
+/* Each by a thread. */
+template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
+{
+    static_assert(sizeof(wgmma_backward_item) == WGMMA_BACKWARD_ITEM_BYTES, "what is set aside");
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
+    const int64_t step = gpu_blocks() * gpu_threads();
+    for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < items; n += step) {
+        wgmma_item_set<S>(g, saved, n, saved.items[n]);
+    }
+}
+
+/* --- Rows ------------------------------------------------------------------------------------- */
+
+/* lse and delta of a row of a sequence's tiles, and zeros for as much of their dQ. */
+template <class S>
+GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row &row)
+{
+    const fattn_problem &p = g.problem;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const int lane = gpu_thread() % GPU_ROW_THREADS;
+    const int tile = wgmma_saved_tile<S>(g, saved, row.seq, row.b, row.q.h);
+    const int64_t at = (int64_t)tile * S::QUERIES + row.q.i;
+    const bool inside = row.q.i < (row.seq.sq + S::QUERIES - 1) / S::QUERIES * S::QUERIES;
+    float lse = -fattn_f32_infinity(), sum = 0;
+    if (inside) {
+        GPU_UNROLL
+        for (int c = 4 * lane; c < S::WIDTH; c += 4 * GPU_ROW_THREADS) {
+            const gpu_f4 zeros = {0, 0, 0, 0};
+            *(gpu_f4 *)(saved.dq + at * S::WIDTH + c) = zeros;
+        }
+    }
+    if (row.exists) {
+        lse = ((const float *)g.buffers.lse)[row.at];
+        sum = gpu_row_delta<S::WIDTH>(g, row);
+    }
+    GPU_UNROLL
+    for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
+        sum += gpu_shfl_xor(sum, n);
+    }
+    if (inside && lane == 0) {
+        const bool empty = lse == -fattn_f32_infinity();
+        const float dlse =
+            p.features & FATTN_DLSE && row.exists ? ((const float *)g.buffers.dlse)[row.at] : 0;
+        saved.lse[at] = empty ? fattn_f32_infinity() : lse * (float)FATTN_LOG2E;
+        saved.delta[at] = empty ? 0 : sum - dlse;
+    }
+}
+
+/* dQ of a row. */
+template <class S>
+GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
+{
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    if (!row.exists) {
+        return;
+    }
+    const int tile = wgmma_saved_tile<S>(g, saved, row.seq, row.b, row.q.h) + row.q.i / S::QUERIES;
+    const float *const sums = saved.dq + (int64_t)tile * S::QUERIES * S::WIDTH;
+    const int r = row.q.i % S::QUERIES;
+    gpu_finish_sums<S::WIDTH>(g, row, [&](int c) {
+        return sums + wgmma_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c);
+    });
+}
+
+/* Visits rows 0 .. `rows` - 1 of all heads. */
+template <class Visit>
+GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
+{
+    enum { BLOCK = WGMMA_ROWS_THREADS / GPU_ROW_THREADS };
+    const int64_t count = g.problem.batch * g.problem.heads_q * rows;
+    for (int64_t n = gpu_block() * BLOCK; n < count; n += gpu_blocks() * BLOCK) {
+        const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;
+        gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), rows);
+        row.exists = row.exists && number < count;
+        visit(row);
+    }
+}
+
+template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
+{
+    gpu_admit_later();
+    gpu_await_earlier();
+    wgmma_items_set<S>(g);
+    wgmma_visit_rows(g, g.tiling.q_blocks * S::QUERIES,
+                     [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
+}
+
+template <class S> GPU_DEVICE void wgmma_dq_all(const fattn_gpu_args &g)
+{
+    gpu_admit_later();
+    gpu_await_earlier();
+    wgmma_visit_rows(g, g.problem.seqlen_q,
+                     [&](const gpu_global_row &row) { wgmma_finish_row<S>(g, row); });
+}
+
+#endif

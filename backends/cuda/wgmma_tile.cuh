@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What Hopper's kernels do with a tile: products, masks, operands in registers, rows that become
+ * zeros, rows of results.
+ */
+#ifndef FATTN_CUDA_WGMMA_TILE_CUH
+#define FATTN_CUDA_WGMMA_TILE_CUH
+
+#include "backends/cuda/wgmma_sm90.cuh"
+
+/* One lane of each warp speaks for it. */
+GPU_DEVICE void wgmma_release(uint64_t *barrier)
+{
+    if (mma_lane() == 0) {
+        wgmma_arrive(barrier);
+    }
+}
+
+/* --- Products --------------------------------------------------------------------------------- */
+
+/* x = A B^T along W channels. a, b: descriptors, of 64 rows of a tile of ROWS, and of a tile of N.
+ * NEW: registers of x are free until then. */
+template <class T, int W, int ROWS, int N, bool NEW>
+GPU_DEVICE void wgmma_dots(uint64_t a, uint64_t b, float x[N / 8][4])
+{
+    wgmma_fence();
+    GPU_UNROLL
+    for (int i = 0; i < W / 16; i++) {
+        const int panel = i / 4, step = i % 4 * WGMMA_CHANNELS;
+        const uint64_t a_step = a + (panel * ROWS * 128 >> 4) + step;
+        const uint64_t b_step = b + (panel * N * 128 >> 4) + step;
+        if (NEW && i == 0) {
+            wgmma_product<T, N>::new_tiles(x, a_step, b_step);
+        } else {
+            wgmma_product<T, N>::tiles(x, a_step, b_step, i > 0);
+        }
+    }
+    wgmma_commit();
+}
+
+/* y += P B, with P in registers and B of 16 * STEPS rows and N channels. */
+template <class T, int STEPS, int N>
+GPU_DEVICE void wgmma_mix(const uint32_t p[STEPS][4], uint64_t b, float y[N / 8][4])
+{
+    wgmma_fence();
+    GPU_UNROLL
+    for (int i = 0; i < STEPS; i++) {
+        wgmma_product<T, N>::pairs(y, p[i], b + i * WGMMA_ROWS, true);
+    }
+    wgmma_commit();
+}
+
+/* Elements of a product, rounded, as the first operand of another: the thread's stay its own. */
+template <class T, int N> GPU_DEVICE void wgmma_pack(const float x[N / 8][4], uint32_t p[N / 16][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < N / 4; n++) {
+        const float *const pair = x[n / 2] + n % 2 * 2;
+        p[n / 4][n % 4] = T::pack(pair[0], pair[1]);
+    }
+}
+
+/* --- Masks ------------------------------------------------------------------------------------ */
+
+/* Scores of columns that a row does not see become -inf. first, past: those that it sees, counted
+ * from the thread's first column. */
+template <int N>
+GPU_DEVICE void wgmma_keep(const int first[2], const int past[2], float x[N / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < N / 2; n++) {
+        const int j = n / 4 * 8 + n % 2, h = n % 4 / 2;
+        float *const score = &x[n / 4][n % 4];
+        *score = first[h] <= j && j < past[h] ? *score : -fattn_f32_infinity();
+    }
+}
+
+/* The same where none is too early, or none too late: under causal masks these are all. */
+template <int N> GPU_DEVICE void wgmma_keep_past(const int past[2], float x[N / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < N / 2; n++) {
+        const int j = n / 4 * 8 + n % 2, h = n % 4 / 2;
+        float *const score = &x[n / 4][n % 4];
+        *score = j < past[h] ? *score : -fattn_f32_infinity();
+    }
+}
+
+template <int N> GPU_DEVICE void wgmma_keep_first(const int first[2], float x[N / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < N / 2; n++) {
+        const int j = n / 4 * 8 + n % 2, h = n % 4 / 2;
+        float *const score = &x[n / 4][n % 4];
+        *score = first[h] <= j ? *score : -fattn_f32_infinity();
+    }
+}
+
+/* --- Rows that are another's ------------------------------------------------------------------ */
+
+/* Rows past the first `live` of a tile become zeros: times 0 what they were need not be 0.
+ * Warpgroups do so one beside another; what the others read is 0 already where it is written again.
+ * barrier: of the warpgroup's threads. */
+template <int ROWS, int PANELS> GPU_DEVICE void wgmma_clear(uint32_t tile, int live, int barrier)
+{
+    const int t = (int)threadIdx.x % 128;
+    GPU_ROLLED
+    for (int n = live * 8 + t; n < ROWS * 8; n += 128) {
+        GPU_UNROLL
+        for (int c = 0; c < PANELS; c++) {
+            const uint32_t at = tile + c * ROWS * 128 + n * 16;
+            wgmma_zero(at);
+        }
+    }
+    wgmma_publish();
+    wgmma_meet(barrier, 128);
+}
+
+/* --- Rows of results -------------------------------------------------------------------------- */
+
+/* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
+GPU_DEVICE void wgmma_turn(uint32_t x[4])
+{
+    const bool odd = gpu_thread() & 1, high = gpu_thread() & 2;
+    GPU_UNROLL
+    for (int n = 0; n < 4; n += 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? x[n] : x[n + 1], 1);
+        x[n] = odd ? other : x[n];
+        x[n + 1] = odd ? x[n + 1] : other;
+    }
+    GPU_UNROLL
+    for (int n = 0; n < 2; n++) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? x[n] : x[n + 2], 2);
+        x[n] = high ? other : x[n];
+        x[n + 2] = high ? x[n + 2] : other;
+    }
+}
+
+/* A row of 16-bit elements of W channels, of which `dim` are the tensor's: its quad stores 32
+ * channels at a time, a lane eight. to: the row, which begins at a multiple of 16 bytes where it
+ * has chunks; h: which of the thread's two. */
+template <class T, int W>
+GPU_DEVICE void wgmma_store_pairs(uint16_t *to, int dim, bool chunks, bool exists, float factor,
+                                  bool empty, int h, const float sums[W / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < W / 32; n++) {
+        uint32_t x[4];
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++) {
+            const float *const pair = sums[4 * n + k] + 2 * h;
+            x[k] = empty ? 0 : T::pack(pair[0] * factor, pair[1] * factor);
+        }
+        wgmma_turn(x);
+        const int c = 32 * n + gpu_thread() % 4 * 8, live = dim - c;
+        if (exists && chunks && live >= 8) {
+            gpu_u4 eight;
+            eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
+            *(gpu_u4 *)(to + c) = eight;
+        } else if (exists) {
+            GPU_UNROLL
+            for (int e = 0; e < 8; e++) {
+                if (e < live) {
+                    to[c + e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
+                }
+            }
+        }
+    }
+}
+
+/* The same in floats, which it may add to. */
+template <int W>
+GPU_DEVICE void wgmma_store_floats(float *to, int dim, float factor, bool empty, bool adds, int h,
+                                   const float sums[W / 8][4])
+{
+    GPU_UNROLL
+    for (int n = 0; n < W / 4; n++) {
+        const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
+        if (c < dim) {
+            const float sum = empty ? 0 : sums[n / 2][2 * h + n % 2] * factor;
+            to[c] = adds ? to[c] + sum : sum;
+        }
+    }
+}
+
+#endif

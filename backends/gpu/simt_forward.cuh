@@ -296,9 +296,9 @@ template <class S, int W> GPU_DEVICE void gpu_forward_all(const fattn_gpu_args &
 GPU_FORWARD(simt_forward_64, gpu_rows_64, 2, 64)
 GPU_FORWARD(simt_forward_128, gpu_rows_64, 2, 128)
 GPU_FORWARD(simt_forward_256, gpu_rows_64, 1, 256)
-GPU_FORWARD(simt_decode_64, gpu_rows_16, 1, 64)
-GPU_FORWARD(simt_decode_128, gpu_rows_16, 1, 128)
-GPU_FORWARD(simt_decode_256, gpu_rows_16, 1, 256)
+GPU_FORWARD(simt_decode_64, gpu_rows_16, 4, 64)
+GPU_FORWARD(simt_decode_128, gpu_rows_16, 3, 128)
+GPU_FORWARD(simt_decode_256, gpu_rows_16, 3, 256)
 
 GPU_COMBINE
 

@@ -86,8 +86,8 @@ GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor
 /* Saves row q of a sequence. One float for lse in units of the scores would be off by 2^-24 of lse,
  * and all probabilities of the row by as much. An empty row has no probabilities, whatever its dO
  * and dlse are: they are not looked at. */
-GPU_DEVICE void gpu_save_row(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
-                             gpu_query q)
+GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
+                                   gpu_query q)
 {
     const fattn_problem &p = g.problem;
     const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
@@ -703,7 +703,7 @@ GPU_KERNEL(128, 1) simt_backward_rows(const GPU_PARAM fattn_gpu_args g)
         if (i < seq.sq) {
             gpu_query q;
             q.i = (int32_t)i, q.h = (int32_t)(head % p.heads_q);
-            gpu_save_row(g, seq, b, q);
+            gpu_save_lse_delta(g, seq, b, q);
         }
     }
 }

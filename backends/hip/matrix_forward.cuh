@@ -399,7 +399,7 @@ GPU_DEVICE void matrix_mix(const uint16_t *tile, int own, const typename S::sums
             pair[n] = S::type::pack_weights(x[at / S::SUMS][at % S::SUMS],
                                             x[at / S::SUMS][at % S::SUMS + 1]);
         }
-        const matrix_operand p = matrix_turn(pair);
+        const matrix_operand p = matrix_as_operand(pair);
         GPU_UNROLL
         for (int t = 0; t < S::HEIGHT; t++) {
             const matrix_operand v =

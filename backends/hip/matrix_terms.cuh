@@ -229,7 +229,7 @@ template <class S> GPU_DEVICE matrix_operand matrix_round(const typename S::sums
         const int at = 8 * n + 2 * e;
         pair[e] = S::type::pack(x[at / S::SUMS][at % S::SUMS], x[at / S::SUMS][at % S::SUMS + 1]);
     }
-    return matrix_turn(pair);
+    return matrix_as_operand(pair);
 }
 
 /* Channels c .. c + 7 of a row that begins at `row`, those that are below dim. */

@@ -156,8 +156,8 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
 {
     const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
-    const bool k_square = patch_is_square(g, FATTN_GPU_QUADS_K, p.k.seq, p.dim);
-    const bool v_square = patch_is_square(g, FATTN_GPU_QUADS_V, p.v.seq, p.dim_v);
+    const bool k_square = patch_loads_by_quads(g, FATTN_GPU_QUADS_K, p.k.seq, p.dim);
+    const bool v_square = patch_loads_by_quads(g, FATTN_GPU_QUADS_V, p.v.seq, p.dim_v);
     const uint16_t *const k_from =
         (const uint16_t *)g.buffers.k + gpu_key_at(g, seq, p.k, job.b, job.hk, job.j0);
     const uint16_t *const v_from =
@@ -224,8 +224,8 @@ GPU_DEVICE matrix_queries matrix_queries_at(const fattn_gpu_args &g, const matri
     t.q = {(const uint16_t *)g.buffers.q + q, p.q.seq, (int)p.dim, live};
     t.dout = {(const uint16_t *)g.buffers.dout + dout, p.dout.seq, (int)p.dim_v, live};
     t.at = job.at + visit.head * p.total_q + i0;
-    t.square = patch_is_square(g, FATTN_GPU_QUADS_Q, p.q.seq, p.dim) &&
-               patch_is_square(g, FATTN_GPU_QUADS_DOUT, p.dout.seq, p.dim_v);
+    t.square = patch_loads_by_quads(g, FATTN_GPU_QUADS_Q, p.q.seq, p.dim) &&
+               patch_loads_by_quads(g, FATTN_GPU_QUADS_DOUT, p.dout.seq, p.dim_v);
     return t;
 }
 

@@ -493,8 +493,8 @@ GPU_DEVICE void matrix_differentiate_fully(const fattn_gpu_args &g, const matrix
 
 /* sums += turned rows in LDS, channels, by what the wave has of its keys. */
 template <class S>
-GPU_DEVICE void matrix_mix(const uint16_t *columns, const patch_packed x[S::TILES],
-                           patch sums[S::TILES * S::STEPS])
+GPU_DEVICE void matrix_add_products(const uint16_t *columns, const patch_packed x[S::TILES],
+                                    patch sums[S::TILES * S::STEPS])
 {
     enum { CHUNKS = S::QUERIES / 8 };
     const int place = patch_rows_place<CHUNKS>(0);
@@ -688,8 +688,8 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_job &job,
         /* (dQ first: products that come after branches would be made after them, and their operands
          * wait in registers.) */
         matrix_add_dq<S>(g, job, now, s, held);
-        matrix_mix<S>(s.columns(1), p, sums.dv);
-        matrix_mix<S>(s.columns(0), ds, sums.dk);
+        matrix_add_products<S>(s.columns(1), p, sums.dv);
+        matrix_add_products<S>(s.columns(0), ds, sums.dk);
         if (S::IS_PACED) {
             patch_pace<4 * S::STEPS, 4, S::TILES>();
         }

@@ -443,12 +443,12 @@ GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned t
     const fattn_gpu_args &g = gpu_anew(args);
     const gpu_pairs &t = s.pairs;
     const bool exists = q.h >= 0 && j < t.seq.sk;
-    float z = 1, slope;
+    float z = 1, dscore;
     if (g.problem.features & FATTN_DROPOUT && exists) {
         gpu_drop<1>(g, t, q, j, &z);
     }
     const fattn_score_pair pair = gpu_pair(g, t, terms, q, j);
-    const float score = fattn_score(&g.rule, terms, *x, pair, &slope);
+    const float score = fattn_score(&g.rule, terms, *x, pair, &dscore);
     const float p = matrix_exp2(fmaf(score, g.rule.unit, -s.lse[r]));
     const float ds = p * (z * *dp - s.delta[r]);
     if (g.problem.outputs & FATTN_OUT_DBIAS && exists) {
@@ -457,7 +457,7 @@ GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned t
     /* dV waits for the size of Z, so that P Z stays a number that f16 has. A NaN stays one where
      * the pair is dropped, as in P Z. */
     *x = p * (z != 0 ? 1 : 0);
-    *dp = ds * slope;
+    *dp = ds * dscore;
 }
 
 /* matrix_differentiate() with every feature. That takes much code, which is there once: a loop in

@@ -349,8 +349,8 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
     float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is still to get */
     if (terms & FATTN_SCORE_CAP) {
         matrix_each<S>(x, [&](float &score, int) {
-            float slope;
-            score = fattn_score_cap(&g.rule, score * factor, &slope);
+            float dscore;
+            score = fattn_score_cap(&g.rule, score * factor, &dscore);
         });
         factor = 1;
     }

@@ -244,7 +244,7 @@ GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int6
 GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combined &piece,
                                       const fattn_sequence &seq)
 {
-    const fattn_band band = gpu_band(g.problem, seq);
+    const fattn_band band = fattn_band_of(&g.problem, &seq);
     if (g.tiling.q_blocks == 1) {
         const fattn_range keys = fattn_band_rows(&band, 0, seq.sq);
         if (keys.first == 0 && keys.past == g.problem.seqlen_k) {

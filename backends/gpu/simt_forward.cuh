@@ -73,11 +73,11 @@ GPU_DEVICE void gpu_forward_keep(const fattn_gpu_args &args, const gpu_forward_s
         GPU_UNROLL
         for (int n = 0; n < GPU_TN; n++) {
             const int64_t j = j0 + tx * GPU_TN + n;
-            float slope;
+            float dscore;
             fattn_score_pair pair;
             pair.keep = !(terms & FATTN_SCORE_KEEP) || (keys.first <= j && j < keys.past);
             x[m][n] = fattn_score(&g.rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
-                                  pair, &slope);
+                                  pair, &dscore);
         }
     }
 }
@@ -102,9 +102,9 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, gpu_forward_scratc
 #pragma unroll 1
     for (int e = 0; e < S::TM * GPU_TN; e++) {
         const int row = gpu_ty() * S::TM + e / GPU_TN, col = gpu_tx() * GPU_TN + e % GPU_TN;
-        float *const at = &s.weights[gpu_place<S::ROWS>(col, row)], slope;
+        float *const at = &s.weights[gpu_place<S::ROWS>(col, row)], dscore;
         const fattn_score_pair pair = gpu_pair(g, s.job.pairs, terms, s.query[row], j0 + col);
-        *at = fattn_score(&g.rule, terms, *at, pair, &slope);
+        *at = fattn_score(&g.rule, terms, *at, pair, &dscore);
     }
     gpu_get_tile<S>(s.weights, x);
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/band.h"
 #include "core/dtype.h"
 #include "core/kernel.h"
 #include "core/status.h"
@@ -365,41 +366,38 @@ static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
     *sk = p->features & FATTN_SEQUSED_K && c->used_k < *sk ? c->used_k : *sk;
 }
 
-/* Pairs inside the band of causal and window, row by row. */
-static double count_pairs(const sweep_case *c, int64_t sq, int64_t sk)
-{
-    const fattn_problem *const p = &c->problem;
-    const fattn_buffers *const b = &c->buffers;
-    const int64_t whole_q = b->whole_q < 0 ? sq : b->whole_q,
-                  whole_k = b->whole_k < 0 ? sk : b->whole_k;
-    const int64_t off =
-        (p->anchor == FATTN_TOP_LEFT ? 0 : whole_k - whole_q) + b->q_offset - b->k_offset;
-    const int64_t left = p->features & FATTN_WINDOW ? p->window_left : -1;
-    const int64_t right = p->features & FATTN_CAUSAL   ? 0
-                          : p->features & FATTN_WINDOW ? p->window_right
-                                                       : -1;
-    double pairs = 0;
-    for (int64_t i = 0; i < sq; i++) {
-        const int64_t first = left < 0 || i + off - left < 0 ? 0 : i + off - left;
-        const int64_t last = right < 0 || i + off + right >= sk ? sk - 1 : i + off + right;
-        pairs += last >= first ? (double)(last - first + 1) : 0;
-    }
-    return pairs;
-}
-
+/* Pairs of sequence b that its band keeps: row by row where that is no formula. */
 static double pairs_of(const sweep_case *c, int64_t b)
 {
-    const fattn_problem *const p = &c->problem;
+    fattn_problem p = c->problem;
+    p.window_right = p.features & FATTN_CAUSAL ? 0 : p.window_right;
     int64_t rows, keys;
     lengths(c, b, &rows, &keys);
     const double sq = (double)rows, sk = (double)keys;
-    if (!(p->features & (FATTN_CAUSAL | FATTN_WINDOW))) {
+    if (!fattn_is_banded(&p)) {
         return sq * sk;
     }
-    if (p->features & (FATTN_WINDOW | FATTN_POSITIONS) || p->anchor == FATTN_TOP_LEFT) {
-        return count_pairs(c, rows, keys);
+    const fattn_reach reach = fattn_band_reach(&p);
+    if (reach.left < 0 && reach.right == 0 && !(p.features & FATTN_POSITIONS) &&
+        p.anchor != FATTN_TOP_LEFT) {
+        return sk >= sq ? sq * sk - sq * sq / 2 : sk * sk / 2;
     }
-    return sk >= sq ? sq * sk - sq * sq / 2 : sk * sk / 2;
+    const fattn_buffers *const buf = &c->buffers;
+    fattn_sequence s = {.sq = rows,
+                        .sk = keys,
+                        .diagonal = buf->q_offset - buf->k_offset,
+                        .k_position = buf->k_offset};
+    if (p.anchor != FATTN_TOP_LEFT) {
+        s.diagonal +=
+            (buf->whole_k < 0 ? keys : buf->whole_k) - (buf->whole_q < 0 ? rows : buf->whole_q);
+    }
+    const fattn_band band = fattn_band_of(&p, &s);
+    double pairs = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const fattn_range seen = fattn_band_row(&band, i);
+        pairs += seen.first < seen.past ? (double)(seen.past - seen.first) : 0;
+    }
+    return pairs;
 }
 
 double sweep_flops(const sweep_case *c)

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "core/band.h"
+#include "core/status.h"
 
 #define UNBOUNDED \
     (INT64_C(1) << 50) /* beyond every difference of rows, whose offsets end at 2^40 */
@@ -15,7 +16,35 @@ const char *fattn_split_name(fattn_split split)
     return names[split];
 }
 
-int fattn_split_runs(fattn_split split) { return split == FATTN_SPLIT_ZIGZAG ? 2 : 1; }
+int fattn_split_runs(fattn_split split)
+{
+    return split == FATTN_SPLIT_ZIGZAG                                       ? 2
+           : split == FATTN_SPLIT_CONTIGUOUS || split == FATTN_SPLIT_STRIPED ? 1
+                                                                             : 0;
+}
+
+fattn_status fattn_split_get_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,
+                                 int which, fattn_run *run)
+{
+    if (!run) {
+        return fattn_fail(FATTN_NULL_POINTER, "run is NULL");
+    }
+    const struct {
+        const char *name;
+        int64_t value, limit;
+    } numbers[] = {{"length", length, INT32_MAX},
+                   {"ranks - 1", ranks - 1, FATTN_RANKS_MAX - 1},
+                   {"rank", rank, ranks - 1},
+                   {"which", which, fattn_split_runs(split) - 1}};
+    for (size_t n = 0; n < sizeof numbers / sizeof numbers[0]; n++) {
+        if (numbers[n].value < 0 || numbers[n].value > numbers[n].limit) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld, not in 0..%lld", numbers[n].name,
+                              (long long)numbers[n].value, (long long)numbers[n].limit);
+        }
+    }
+    *run = fattn_split_run(split, length, ranks, rank, which);
+    return FATTN_OK;
+}
 
 /* Part n of `parts` of a sequence. length * parts < 2^31 * 2^21 fits. */
 static fattn_run part(int64_t length, int64_t parts, int64_t n)

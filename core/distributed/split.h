@@ -13,27 +13,14 @@
 
 #include <stdbool.h>
 
-#include "fattn/fattn.h"
-
-/* How the rows of a sequence are divided. */
-typedef enum fattn_split {
-    FATTN_SPLIT_CONTIGUOUS = 1, /* rank r has part r of as many parts as there are ranks */
-    FATTN_SPLIT_ZIGZAG = 2,     /* parts r and 2R - 1 - r of 2R: equal work under a causal mask */
-    FATTN_SPLIT_STRIPED = 3     /* rows r, r + R, r + 2R ... */
-} fattn_split;
+#include "fattn/distributed.h"
 
 enum { FATTN_RUNS = 2 }; /* the most runs of a rank in a sequence */
 
-/* Rows first, first + stride, ... of a sequence. */
-typedef struct fattn_run {
-    int64_t first, count, stride;
-} fattn_run;
+#define FATTN_RANKS_MAX 65536
 
 /* "contiguous", "zigzag", "striped". Static. */
 const char *fattn_split_name(fattn_split split);
-
-/* Runs that each rank has of each sequence: 1 or 2. */
-int fattn_split_runs(fattn_split split);
 
 /* Run `which` of a rank in a sequence of `length` rows. Parts differ by at most one row. */
 fattn_run fattn_split_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,

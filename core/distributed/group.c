@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public door of groups: what is wrong is found, ranks compare what they were given, and all
+ * that an execution needs is planned and reserved. */
+#include "core/distributed/group.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/backend.h"
+#include "core/band.h"
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+#define HONOURED                                                                            \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_ALIBI | FATTN_SINK | \
+     FATTN_DROPOUT | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
+
+enum { TAG_GATHER = 15 };
+
+fattn_status fattn_transport_fail(fattn_status status, const char *reason)
+{
+    return fattn_fail(status, "%s", reason ? reason : "a transport failed");
+}
+
+void fattn_group_init(fattn_group *group)
+{
+    memset(group, 0, sizeof *group);
+    group->struct_size = sizeof *group;
+    group->split = FATTN_SPLIT_CONTIGUOUS;
+    group->timeout = 60;
+}
+
+/* --- Checks ----------------------------------------------------------------------------------- */
+
+static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_transport *t)
+{
+    fattn_status status = fattn_abi_read(g, sizeof *g, group, "fattn_group");
+    if (!status && !g->transport) {
+        status = fattn_fail(FATTN_NULL_POINTER, "transport of fattn_group is NULL");
+    }
+    status = status ? status : fattn_abi_read(t, sizeof *t, g->transport, "fattn_transport");
+    if (status) {
+        return status;
+    }
+    if (!t->start || !t->wait || !t->abort) {
+        return fattn_fail(FATTN_NULL_POINTER, "%s of fattn_transport is NULL",
+                          !t->start  ? "start"
+                          : !t->wait ? "wait"
+                                     : "abort");
+    }
+    if (t->ranks < 1 || t->ranks > FATTN_RANKS_MAX || t->rank < 0 || t->rank >= t->ranks) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "fattn_transport has rank %d of %d", t->rank,
+                          t->ranks);
+    }
+    if (!fattn_split_runs(g->split)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "split is %d, no fattn_split", (int)g->split);
+    }
+    if (!(g->timeout > 0)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_features(const fattn_problem *p, fattn_split split)
+{
+    const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+    const char *why = NULL;
+    if (p->features & ~HONOURED) {
+        why = "bias, masks, seqused, pages, positions, accumulation and batch invariance are not "
+              "divided over ranks";
+    } else if (p->dtype == FATTN_F64) {
+        why = "f64 is not divided over ranks";
+    } else if (p->features & packed && (p->features & packed) != packed) {
+        why = "a ragged batch that is divided over ranks has both cu_seqlens";
+    } else if (split == FATTN_SPLIT_STRIPED && p->features & (FATTN_DROPOUT | FATTN_ALIBI)) {
+        why = "striped rows have neither dropout nor ALiBi, which need neighbouring positions";
+    } else if (split == FATTN_SPLIT_STRIPED && p->features & packed && p->window_left >= 0 &&
+               p->window_right >= 0) {
+        why = "striped rows of a ragged batch have no window with two ends";
+    }
+    return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
+}
+
+static fattn_status check_lengths(const char *name, const int32_t *cu, int64_t batch,
+                                  int64_t longest, int64_t total)
+{
+    if (!cu) {
+        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
+    }
+    for (int64_t b = 0; b <= batch; b++) {
+        const int64_t before = b ? cu[b - 1] : 0;
+        if (cu[b] < before || (b > 0 && cu[b] - before > longest) || cu[b] > total) {
+            return fattn_fail(
+                FATTN_INVALID_DATA, "%s[%lld] is %d after %lld: lengths are 0..%lld, %lld in all",
+                name, (long long)b, cu[b], (long long)before, (long long)longest, (long long)total);
+        }
+    }
+    return FATTN_OK;
+}
+
+/* --- Agreement -------------------------------------------------------------------------------- */
+
+fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes)
+{
+    const fattn_transport *const t = &plan->transport;
+    fattn_status status = FATTN_OK;
+    for (int32_t d = 1; !status && bytes > 0 && d < t->ranks;) {
+        fattn_message messages[FATTN_MESSAGES_MAX];
+        int count = 0;
+        for (; count < FATTN_MESSAGES_MAX && d < t->ranks; d++) {
+            const int32_t to = (t->rank + d) % t->ranks, from = (t->rank - d + t->ranks) % t->ranks;
+            messages[count++] =
+                (fattn_message){to, TAG_GATHER, 0, 0, (char *)all + t->rank * bytes, bytes};
+            messages[count++] =
+                (fattn_message){from, TAG_GATHER, 1, 0, (char *)all + from * bytes, bytes};
+        }
+        status = t->start(t->user, messages, count);
+        status = status ? status : t->wait(t->user, messages, count, plan->timeout);
+    }
+    if (status) {
+        t->abort(t->user, fattn_last_reason());
+    }
+    return status;
+}
+
+static uint64_t hash(uint64_t seed, const void *data, size_t bytes) /* FNV-1a */
+{
+    const unsigned char *const byte = data;
+    for (size_t n = 0; n < bytes; n++) {
+        seed = (seed ^ byte[n]) * UINT64_C(0x100000001b3);
+    }
+    return seed;
+}
+
+/* Of all that ranks must have in common. */
+static uint64_t hash_of(const fattn_group_plan *plan)
+{
+    fattn_problem p = plan->problem;
+    p.q = p.k = p.v = p.o = p.dout = p.dq = p.dk = p.dv = (fattn_strides){0};
+    p.pointer_alignment = 0;
+    const int64_t more[] = {plan->whole.split, plan->whole.ranks};
+    const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
+    uint64_t h = hash(UINT64_C(0xcbf29ce484222325), &p, sizeof p);
+    h = hash(h, more, sizeof more);
+    if (plan->ragged) {
+        h = hash(h, plan->whole.cu_q, lengths);
+        h = hash(h, plan->whole.cu_k, lengths);
+    }
+    return h;
+}
+
+/* Whether all ranks have come so far, with the same problem. A rank that failed itself keeps its
+ * own reason. */
+static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64_t what)
+{
+    const int32_t ranks = plan->transport.ranks, rank = plan->transport.rank;
+    typedef struct answer {
+        uint64_t what, status;
+    } answer;
+    answer *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
+    if (!all) {
+        plan->transport.abort(plan->transport.user, "no memory to compare problems");
+        return own ? own : fattn_fail_memory((int64_t)ranks * (int64_t)sizeof *all, "a group");
+    }
+    all[rank] = (answer){what, own};
+    fattn_reason_hold(own);
+    fattn_status status = fattn_group_gather(plan, all, sizeof *all);
+    for (int32_t r = 0; !status && !own && r < ranks; r++) {
+        if (all[r].status) {
+            status = fattn_fail(FATTN_RANK_LOST, "rank %d cannot plan: %s", r,
+                                fattn_status_string((fattn_status)all[r].status));
+        } else if (all[r].what != what) {
+            status = fattn_fail(FATTN_RANKS_DISAGREE,
+                                "rank %d describes another problem than rank %d", r, rank);
+        }
+    }
+    fattn_reason_let();
+    fattn_memory_free(all);
+    return own ? own : status;
+}
+
+/* --- What an execution needs ------------------------------------------------------------------ */
+
+/* Takes bytes from the plan's memory; NULL while only their sum is wanted. */
+static void *take(fattn_group_plan *plan, int64_t bytes)
+{
+    char *const at = plan->memory ? (char *)plan->memory + plan->bytes : NULL;
+    plan->bytes +=
+        (bytes + FATTN_MEMORY_ALIGNMENT - 1) / FATTN_MEMORY_ALIGNMENT * FATTN_MEMORY_ALIGNMENT;
+    return at;
+}
+
+static void take_queries(fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t size = fattn_dtype_size(p->dtype), size_o = fattn_dtype_size(p->dtype_o);
+    int64_t most = 0;
+    for (int n = 0; n < plan->runs; n++) {
+        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
+        most = fattn_max64(most, rows);
+        plan->q[n] = take(plan, rows * p->dim * size);
+        plan->lse[n] = take(plan, rows * 4);
+        plan->sum[n] = take(plan, rows * (plan->backward ? p->dim : p->dim_v) * 4);
+        if (plan->backward) {
+            plan->o[n] = take(plan, rows * p->dim_v * size_o);
+            plan->dout[n] = take(plan, rows * p->dim_v * size_o);
+            plan->dlse[n] = take(plan, rows * 4);
+        }
+    }
+    if (!plan->backward) {
+        plan->part_o = take(plan, most * p->dim_v * 4);
+        plan->part_lse = take(plan, most * 4);
+    }
+}
+
+static void take_blocks(fattn_group_plan *plan)
+{
+    int64_t keys = 0, sums = 0;
+    for (int64_t r = 0; r < plan->whole.ranks; r++) {
+        keys = fattn_max64(keys, fattn_group_block_keys(plan, r).bytes);
+        sums = fattn_max64(sums, fattn_group_block_sums(plan, r).bytes);
+    }
+    plan->own = take(plan, keys);
+    plan->own_sum = plan->gradients ? take(plan, sums) : NULL;
+    for (int lane = 0; lane < FATTN_LANES; lane++) {
+        if (plan->ring.longest[lane] > 0) {
+            plan->lane[lane][0] = take(plan, keys);
+            plan->lane[lane][1] = take(plan, keys);
+        }
+        if (plan->ring.longest[lane] > 0 && plan->gradients) {
+            plan->share[lane] = take(plan, sums);
+            plan->sending[lane] = take(plan, sums);
+            plan->arriving[lane] = take(plan, sums);
+            plan->home[lane] = take(plan, sums);
+        }
+    }
+}
+
+static void lay_out(fattn_group_plan *plan, int64_t workspace)
+{
+    plan->bytes = 0;
+    take_queries(plan);
+    take_blocks(plan);
+    plan->dsink = take(plan, plan->whole.ranks * plan->problem.heads_q * 4);
+    plan->workspace = take(plan, workspace);
+}
+
+/* Beginnings of this rank's shares in packed tensors. */
+static void begin_shares(const fattn_group_plan *plan)
+{
+    const fattn_whole *const w = &plan->whole;
+    plan->local_q[0] = plan->local_k[0] = 0;
+    for (int64_t b = 0; b < plan->problem.batch; b++) {
+        const int64_t q = fattn_split_rows(w->split, fattn_whole_q(w, b), w->ranks, plan->rank);
+        const int64_t k = fattn_split_rows(w->split, fattn_whole_k(w, b), w->ranks, plan->rank);
+        plan->local_q[b + 1] = plan->local_q[b] + (int32_t)q;
+        plan->local_k[b + 1] = plan->local_k[b] + (int32_t)k;
+    }
+}
+
+/* The arrays of a ragged batch, in one piece of memory behind the copies of the lengths. */
+static fattn_status make_arrays(fattn_group_plan *plan, const int32_t *cu_q, const int32_t *cu_k)
+{
+    const int64_t n = plan->problem.batch + 1;
+    const int64_t bytes = n * (int64_t)(4 * sizeof(int64_t) + 6 * sizeof(int32_t));
+    int64_t *const longs = fattn_memory_alloc((size_t)bytes);
+    if (!longs) {
+        return fattn_fail_memory(bytes, "lengths");
+    }
+    int32_t *const ints = (int32_t *)(longs + 4 * n);
+    plan->q_offsets = longs;
+    plan->k_offsets = longs + n;
+    plan->wholes_q = longs + 2 * n;
+    plan->wholes_k = longs + 3 * n;
+    plan->cu_q = ints;
+    plan->cu_k = ints + n;
+    plan->local_q = ints + 2 * n;
+    plan->local_k = ints + 3 * n;
+    memcpy(ints + 4 * n, cu_q, (size_t)n * sizeof *ints);
+    memcpy(ints + 5 * n, cu_k, (size_t)n * sizeof *ints);
+    plan->whole.cu_q = ints + 4 * n;
+    plan->whole.cu_k = ints + 5 * n;
+    return FATTN_OK;
+}
+
+/* The problem of the rank's own shares, against which its buffers are checked. */
+static fattn_status make_local(fattn_group_plan *plan, const fattn_problem *problem)
+{
+    const fattn_whole *const w = &plan->whole;
+    fattn_problem p;
+    const fattn_status status = fattn_problem_read(&p, problem);
+    if (status) {
+        return status;
+    }
+    p.seqlen_q = p.seqlen_k = 0;
+    for (int64_t b = 0; b < fattn_whole_kinds(w); b++) {
+        const int64_t q = fattn_split_rows(w->split, fattn_whole_q(w, b), w->ranks, plan->rank);
+        const int64_t k = fattn_split_rows(w->split, fattn_whole_k(w, b), w->ranks, plan->rank);
+        p.seqlen_q = fattn_max64(p.seqlen_q, q);
+        p.seqlen_k = fattn_max64(p.seqlen_k, k);
+    }
+    if (plan->ragged) {
+        begin_shares(plan);
+        p.total_q = plan->local_q[p.batch];
+        p.total_k = plan->local_k[p.batch];
+    }
+    return fattn_problem_normalise(&p, &plan->local);
+}
+
+/* --- Plans of pieces -------------------------------------------------------------------------- */
+
+static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, int64_t *workspace)
+{
+    for (int64_t n = 0; n < plan->piece_count; n++) {
+        if (memcmp(&plan->pieces[n].problem, p, sizeof *p) == 0) {
+            return FATTN_OK;
+        }
+    }
+    fattn_group_piece *const piece = &plan->pieces[plan->piece_count];
+    fattn_plan_info info;
+    fattn_plan_info_init(&info);
+    fattn_status status = fattn_plan_create(plan->device, p, &piece->plan);
+    if (!status) {
+        piece->problem = *p;
+        plan->piece_count++;
+        status = fattn_plan_get_info(piece->plan, &info);
+        *workspace = fattn_max64(*workspace, info.workspace_bytes);
+    }
+    return status;
+}
+
+static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
+{
+    const int64_t most = (plan->ring.last_step + 1) * FATTN_LANES * plan->runs * plan->runs;
+    const int64_t bytes = most * (int64_t)sizeof *plan->pieces;
+    plan->pieces = fattn_memory_alloc((size_t)bytes);
+    if (!plan->pieces) {
+        return fattn_fail_memory(bytes, "the plans of a ring");
+    }
+    fattn_status status = FATTN_OK;
+    for (int64_t n = 0; !status && n < most; n++) {
+        const int k_run = (int)(n % plan->runs), q_run = (int)(n / plan->runs % plan->runs);
+        const int64_t turn = n / (plan->runs * plan->runs);
+        const int64_t owner = fattn_ring_owner(&plan->ring, (int)(turn % FATTN_LANES), plan->rank,
+                                               turn / FATTN_LANES);
+        fattn_problem p;
+        fattn_buffers buffers;
+        if (owner >= 0 && fattn_group_piece_of(plan, owner, q_run, k_run, &p, &buffers)) {
+            status = add_piece(plan, &p, workspace);
+        }
+    }
+    return status;
+}
+
+/* --- The act ---------------------------------------------------------------------------------- */
+
+/* What this rank can find out alone about what it was given. */
+static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,
+                             const int32_t *cu_q, const int32_t *cu_k)
+{
+    fattn_problem *const p = &plan->problem;
+    fattn_status status = fattn_problem_normalise(problem, p);
+    status = status ? status : check_features(p, plan->whole.split);
+    if (status) {
+        return status;
+    }
+    plan->features = problem->features;
+    plan->whole.problem = p;
+    plan->ragged = p->features & FATTN_CU_SEQLENS_Q;
+    plan->backward = p->op == FATTN_BACKWARD;
+    plan->gradients = plan->backward && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
+    if (!plan->ragged && (cu_q || cu_k)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "cu_seqlens are given, and the problem has no FATTN_CU_SEQLENS_Q");
+    }
+    if (plan->ragged) {
+        status = check_lengths("cu_seqlens_q", cu_q, p->batch, p->seqlen_q, p->total_q);
+        status = status ? status
+                        : check_lengths("cu_seqlens_k", cu_k, p->batch, p->seqlen_k, p->total_k);
+        status = status ? status : make_arrays(plan, cu_q, cu_k);
+    }
+    return status ? status : make_local(plan, problem);
+}
+
+static fattn_status reserve(fattn_group_plan *plan)
+{
+    int64_t workspace = 0;
+    fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
+    status = status ? status : make_pieces(plan, &workspace);
+    if (status) {
+        return status;
+    }
+    plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
+    lay_out(plan, workspace);
+    plan->memory = fattn_memory_alloc_aligned((size_t)plan->bytes);
+    if (!plan->memory) {
+        return fattn_fail_memory(plan->bytes, "a rank's share of a group");
+    }
+    lay_out(plan, workspace);
+    return FATTN_OK;
+}
+
+static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
+{
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    fattn_status status = fattn_device_acquire(&device);
+    if (status) {
+        return status;
+    }
+    plan->device = device;
+    status = fattn_device_get_info(device, &info);
+    if (!status && !info.host_memory) {
+        status = fattn_fail(FATTN_UNSUPPORTED,
+                            "device %s has memory of its own, which is not divided over ranks yet",
+                            info.backend);
+    }
+    return status;
+}
+
+fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_problem *problem,
+                                     const int32_t *cu_seqlens_q, const int32_t *cu_seqlens_k,
+                                     fattn_group_plan **plan)
+{
+    fattn_group g;
+    fattn_transport t;
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    *plan = NULL;
+    fattn_status status = check_group(group, &g, &t);
+    fattn_group_plan *const made = status ? NULL : fattn_memory_alloc(sizeof *made);
+    if (status) {
+        return status;
+    }
+    if (!made) {
+        t.abort(t.user, "no memory for the plan of a group");
+        return fattn_fail_memory(sizeof *made, "the plan of a group");
+    }
+    memset(made, 0, sizeof *made);
+    made->transport = t;
+    made->timeout = g.timeout;
+    made->rank = t.rank;
+    made->whole = (fattn_whole){.split = g.split, .ranks = t.ranks};
+    made->runs = fattn_split_runs(g.split);
+    status = problem ? describe(made, problem, cu_seqlens_q, cu_seqlens_k)
+                     : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
+    status = agree(made, status, status ? 0 : hash_of(made));
+    if (!status) {
+        status = open_device(made, g.device);
+        status = status ? status : reserve(made);
+        status = agree(made, status, 0);
+    }
+    if (status) {
+        fattn_reason_hold(status);
+        fattn_group_plan_destroy(made);
+        fattn_reason_let();
+        return status;
+    }
+    *plan = made;
+    return FATTN_OK;
+}
+
+void fattn_group_plan_destroy(fattn_group_plan *plan)
+{
+    if (!plan) {
+        return;
+    }
+    for (int64_t n = 0; n < plan->piece_count; n++) {
+        fattn_plan_destroy(plan->pieces[n].plan);
+    }
+    fattn_memory_free(plan->pieces);
+    fattn_memory_free(plan->q_offsets);
+    fattn_memory_free_aligned(plan->memory);
+    fattn_ring_free(&plan->ring);
+    fattn_device_close(plan->device);
+    fattn_memory_free(plan);
+}
+
+int64_t fattn_group_plan_bytes(const fattn_group_plan *plan) { return plan ? plan->bytes : 0; }

@@ -35,8 +35,8 @@ static const void *put(fattn_device *device, const void *from, size_t bytes, voi
     return memory;
 }
 
-/* Runs a plan twice on copies of q, k and v, and returns o and the workspace afterwards. The second run
- * finds in the workspace what the first one left there. */
+/* Runs a plan twice on copies of q, k and v, and returns o and the workspace afterwards. The second
+ * run finds in the workspace what the first one left there. */
 static fattn_status run(const fattn_plan *plan, const int32_t *used, void *o, unsigned char *work)
 {
     fattn_device *const device = plan->device;

@@ -149,8 +149,8 @@ int64_t fattn_gpu_decode_workspace(const fattn_problem *p, const fattn_tiling *t
                                                           : parts + counters;
 }
 
-/* A block waits for memory once a turn. A second kernel, whose blocks take turns side by side, waits
- * for its launch, which is two or three of them. */
+/* One block that merges waits for memory once a turn. A second kernel, whose blocks take their
+ * turns side by side, instead waits for its launch, which lasts two or three turns. */
 bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads)
 {
     enum { TURNS = 3 };

@@ -87,9 +87,6 @@ typedef struct fattn_kernel {
     int64_t (*workspace)(const fattn_problem *problem, const fattn_tiling *tiling);
 } fattn_kernel;
 
-/* The name of feature bit `bit` in lower case, as in "cu_seqlens_q"; NULL past the last. */
-const char *fattn_feature_name(int bit);
-
 /* Why the row does not take the problem; NULL when it does. text is scratch for the sentence. */
 const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *problem,
                                   char *text, size_t size);

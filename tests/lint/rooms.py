@@ -72,7 +72,7 @@ WORDS = [
      r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|tests/.*",
      "CUDA and HIP words live in host_device.h and the GPU folders"),
     (r"\bFATTN_FEATURES_ALL\b", r"core/.*|include/.*|tests/.*|tools/.*",
-     "a row names the features that it honours: FATTN_KERNEL_COMMON and single ones"),
+     "a row names the features that it honours: FATTN_KERNEL_COMMON, FATTN_KERNEL_LAST and single ones"),
     (r"\bgetenv\b", r"core/env\.c|tests/.*|tools/.*|bench/.*", "the environment is read in core/env.c"),
     (r"(?<![\w.>])(malloc|calloc|realloc|aligned_alloc|posix_memalign|strdup|strndup|asprintf|free)\s*\(",
      r"core/memory\.c|tests/.*|bench/.*|examples/.*|tools/.*", "core/memory.c is the only door to the heap"),

@@ -1186,7 +1186,7 @@ static void check_staging(int capability)
             c.problem.dtype != FATTN_F64) { /* which is the reference's */
             const fattn_status status = fattn_attention(device, &c.problem, &c.buffers, NULL);
             const bool mixed = c.problem.dtype_kv || c.problem.dtype_v || c.problem.dtype_bias;
-            if (c.problem.features & ~FATTN_KERNEL_COMMON) {
+            if (c.problem.features & ~FATTN_KERNEL_LAST) {
                 expect(status == FATTN_UNSUPPORTED, "a feature that no GPU kernel honours");
             } else if (mixed && status == FATTN_UNSUPPORTED) {
                 expect(says("q, k and v of one type") || says("no bias in"), "types");

@@ -9,6 +9,7 @@
 
 #include "core/band.h"
 #include "core/dtype.h"
+#include "core/feature.h"
 #include "core/kernel.h"
 #include "core/status.h"
 #include "tools/terminal/terminal.h"
@@ -448,15 +449,11 @@ FATTN_PRINTF(2, 3) static void say(sentence *s, const char *format, ...)
 }
 
 /* Appends the value of a feature in brackets. */
-static void say_value(sentence *s, const sweep_case *c, uint64_t feature)
+static void say_value(sentence *s, const sweep_case *c, int bit)
 {
     const fattn_problem *const p = &c->problem;
-    switch (feature) {
-    case FATTN_WINDOW: say(s, "(%" PRId64 ",%" PRId64 ")", p->window_left, p->window_right); break;
-    case FATTN_SCALE: say(s, "(%g)", p->scale); break;
-    case FATTN_SOFTCAP: say(s, "(%g)", p->softcap); break;
-    case FATTN_DROPOUT: say(s, "(%g)", p->dropout_p); break;
-    case FATTN_PAGED: say(s, "(%" PRId64 ")", p->page_size); break;
+    char value[64];
+    switch (UINT64_C(1) << bit) {
     case FATTN_SEQUSED_Q: say(s, "(%" PRId64 ")", c->used_q); break;
     case FATTN_SEQUSED_K: say(s, "(%" PRId64 ")", c->used_k); break;
     case FATTN_BLOCK_MASK:
@@ -469,7 +466,7 @@ static void say_value(sentence *s, const sweep_case *c, uint64_t feature)
         say(s, "%s%s", p->dtype_bias ? "_" : "",
             p->dtype_bias ? fattn_dtype_name(p->dtype_bias) : "");
         break;
-    default: break;
+    default: say(s, "%s", fattn_feature_value(p, bit, value, sizeof value));
     }
 }
 
@@ -489,11 +486,10 @@ void sweep_words(const sweep_case *c, char *text, size_t size)
         {p->dtype_o && p->dtype_o != p->dtype, "o_f32"},
     };
     text[0] = '\0';
-    for (int bit = 0; UINT64_C(1) << bit <= FATTN_FEATURES_ALL; bit++) {
-        const uint64_t feature = UINT64_C(1) << bit;
-        if (p->features & feature & ~(FATTN_CAUSAL | FATTN_MASK)) {
+    for (int bit = 0; bit < FATTN_FEATURE_COUNT; bit++) {
+        if (p->features & ~(FATTN_CAUSAL | FATTN_MASK) & UINT64_C(1) << bit) {
             say(&s, "%s%s", s.used ? "+" : "", fattn_feature_name(bit));
-            say_value(&s, c, feature);
+            say_value(&s, c, bit);
         }
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {

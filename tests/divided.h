@@ -17,7 +17,7 @@
 #include "fattn/distributed.h"
 #include "tools/judge/random.h"
 
-enum { DIVIDED_BATCH = 3 };
+enum { DIVIDED_BATCH = 3, DIVIDED_HEADS = 24 };
 
 /* Tensors: (batch, row, head, channel), BSHD in the whole problem and as the layout says in a
  * share. */
@@ -38,10 +38,11 @@ typedef enum divided_id {
 typedef struct divided {
     fattn_problem problem; /* undivided */
     fattn_split split;
+    fattn_scheme scheme;
     int32_t cu_q[DIVIDED_BATCH + 1], cu_k[DIVIDED_BATCH + 1]; /* filled in always */
     bool ragged;
     char *whole[DIVIDED_IDS];
-    float slopes[8], sink[8], dsink[8];
+    float slopes[DIVIDED_HEADS], sink[DIVIDED_HEADS], dsink[DIVIDED_HEADS];
     uint64_t seed, offset;
 } divided;
 
@@ -122,7 +123,7 @@ static inline void divided_lengths(divided *d, draw_rng *rng)
 static inline void divided_options(divided *d, draw_rng *rng)
 {
     fattn_problem *const p = &d->problem;
-    const bool striped = d->split == FATTN_SPLIT_STRIPED;
+    const bool striped = d->split == FATTN_SPLIT_STRIPED && d->scheme != FATTN_SCHEME_HEADS;
     static const uint64_t bits[] = {FATTN_CAUSAL, FATTN_WINDOW, FATTN_SOFTCAP, FATTN_SCALE,
                                     FATTN_SINK,   FATTN_ALIBI,  FATTN_DROPOUT};
     for (size_t n = 0; n < sizeof bits / sizeof bits[0]; n++) {
@@ -143,8 +144,26 @@ static inline void divided_options(divided *d, draw_rng *rng)
     p->head_offset = p->features & FATTN_DROPOUT ? draw_between(rng, 0, 3) : 0;
 }
 
-/* Sizes and options: no memory yet. */
-static inline void divided_draw(divided *d, uint64_t seed, int64_t index)
+/* A scheme, and heads that it can divide over so many ranks. */
+static inline void divided_scheme(divided *d, int ranks, draw_rng *rng)
+{
+    fattn_problem *const p = &d->problem;
+    p->heads_k = draw_between(rng, 1, 2);
+    d->scheme = FATTN_SCHEME_RING;
+    if (ranks > 1 && draw_chance(rng, 4)) {
+        d->scheme = FATTN_SCHEME_HEADS;
+        p->heads_k = ranks <= 4 ? ranks * draw_between(rng, 1, 2) : ranks;
+    } else if (ranks % 2 == 0 && ranks > 2 && draw_chance(rng, 3)) {
+        d->scheme = FATTN_SCHEME_BOTH;
+        p->heads_k = 2 * draw_between(rng, 1, 2);
+    } else if (p->op == FATTN_FORWARD && d->split != FATTN_SPLIT_STRIPED && draw_chance(rng, 4)) {
+        d->scheme = FATTN_SCHEME_REDUCE;
+    }
+    p->heads_q = p->heads_k * draw_between(rng, 1, 3);
+}
+
+/* Sizes and options for so many ranks: no memory yet. */
+static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ranks)
 {
     draw_rng stream = draw_stream(seed, index, 7);
     draw_rng *const rng = &stream;
@@ -162,8 +181,7 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index)
     p->anchor = draw_chance(rng, 2) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
     p->layout = draw_chance(rng, 2) ? FATTN_BHSD : FATTN_BSHD;
     p->batch = draw_between(rng, 1, DIVIDED_BATCH);
-    p->heads_k = draw_between(rng, 1, 2);
-    p->heads_q = p->heads_k * draw_between(rng, 1, 3);
+    divided_scheme(d, ranks, rng);
     p->seqlen_q = draw_between(rng, 0, 70);
     p->seqlen_k = draw_chance(rng, 2) ? p->seqlen_q : draw_between(rng, 0, 70);
     p->dim = draw_between(rng, 1, 24);
@@ -215,7 +233,7 @@ static inline fattn_status divided_solve(divided *d, uint64_t seed, int64_t inde
     divided_fill(d, DIVIDED_V, &rng);
     divided_fill(d, DIVIDED_DOUT, &rng);
     divided_fill(d, DIVIDED_DLSE, &rng);
-    for (int h = 0; h < 8; h++) {
+    for (int h = 0; h < DIVIDED_HEADS; h++) {
         d->slopes[h] = 0.05f * (float)(h + 1);
         d->sink[h] = (float)draw_normal(&rng);
     }
@@ -254,7 +272,7 @@ static inline void divided_free(divided *d)
 
 typedef struct divided_share {
     char *at[DIVIDED_IDS];
-    float dsink[8];
+    float dsink[DIVIDED_HEADS];
     fattn_group_plan *plan;
 } divided_share;
 
@@ -267,6 +285,10 @@ static inline int64_t divided_part(const divided *d, divided_id id, int ranks, i
                                    int which, fattn_run *run)
 {
     const int32_t *const cu = divided_has_keys(id) ? d->cu_k : d->cu_q;
+    if (d->scheme == FATTN_SCHEME_REDUCE && !divided_has_keys(id)) {
+        *run = (fattn_run){0, which ? 0 : cu[b + 1] - cu[b], 1};
+        return run->count;
+    }
     if (which >= fattn_split_runs(d->split) ||
         fattn_split_get_run(d->split, cu[b + 1] - cu[b], ranks, rank, which, run)) {
         return 0;
@@ -356,6 +378,7 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
     fattn_group_init(&group);
     group.transport = transport;
     group.split = d->split;
+    group.scheme = d->scheme;
     group.timeout = timeout;
     fattn_buffers b;
     divided_buffers(d, share->at, share->dsink, &b);
@@ -416,13 +439,14 @@ static inline void divided_describe(const divided *d, char *text, size_t size)
 {
     const fattn_problem *const p = &d->problem;
     snprintf(text, size,
-             "%s %s split %d B%lld H%lld/%lld S%lldx%lld D%lld/%lld features %llx window %lld,%lld "
-             "anchor %d layout %d outputs %x",
+             "%s %s scheme %d split %d B%lld H%lld/%lld S%lldx%lld D%lld/%lld features %llx "
+             "window %lld,%lld anchor %d layout %d outputs %x",
              p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
-             (int)d->split, (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k,
-             (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v,
-             (unsigned long long)p->features, (long long)p->window_left, (long long)p->window_right,
-             (int)p->anchor, (int)p->layout, p->outputs);
+             (int)d->scheme, (int)d->split, (long long)p->batch, (long long)p->heads_q,
+             (long long)p->heads_k, (long long)p->seqlen_q, (long long)p->seqlen_k,
+             (long long)p->dim, (long long)p->dim_v, (unsigned long long)p->features,
+             (long long)p->window_left, (long long)p->window_right, (int)p->anchor, (int)p->layout,
+             p->outputs);
 }
 
 #endif

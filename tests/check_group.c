@@ -152,14 +152,12 @@ static void check_disagreement(void)
                   runs[2].status == FATTN_RANKS_DISAGREE && strstr(runs[0].reason, "rank 2"),
               "a rank with another problem: %s", runs[0].reason);
     free_ranks(runs, RANKS);
-    b.problem.features |= FATTN_BIAS;
-    b.problem.dtype_bias = FATTN_F32;
+    b.problem.features |= FATTN_BATCH_INVARIANT;
     run_ranks(problems, &all, RANKS, 60, -1, runs);
     tap_check(runs[2].status == FATTN_UNSUPPORTED && runs[0].status == FATTN_RANK_LOST,
               "a rank that cannot plan: %s; the others: %s", runs[2].reason, runs[0].reason);
     free_ranks(runs, RANKS);
     b.problem.features = FATTN_ALIBI;
-    b.problem.dtype_bias = FATTN_DTYPE_DEFAULT;
     b.problem.scale = b.problem.softcap = b.problem.dropout_p = 0;
     b.problem.window_left = b.problem.window_right = -1;
     b.problem.head_offset = 0;

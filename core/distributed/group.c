@@ -15,7 +15,8 @@
 
 #define HONOURED                                                                            \
     (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_ALIBI | FATTN_SINK | \
-     FATTN_DROPOUT | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
+     FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_MASK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |      \
+     FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
 
 fattn_status fattn_transport_fail(fattn_status status, const char *reason)
 {
@@ -71,8 +72,8 @@ static fattn_status check_features(const fattn_problem *p)
     const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
     const char *why = NULL;
     if (p->features & ~HONOURED) {
-        why = "bias, masks, seqused, pages, positions, accumulation and batch invariance are not "
-              "divided over ranks";
+        why = "block masks, seqused, seqstart, pages, positions, accumulation and batch invariance "
+              "are not divided over ranks";
     } else if (p->dtype == FATTN_F64) {
         why = "f64 is not divided over ranks";
     } else if (p->features & packed && (p->features & packed) != packed) {
@@ -91,9 +92,17 @@ static fattn_status check_scheme(const fattn_group_plan *plan)
                           why);
     }
     const bool striped = plan->whole.split == FATTN_SPLIT_STRIPED;
-    if (striped && plan->scheme == FATTN_SCHEME_REDUCE) {
+    const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
+    if (scores && plan->ragged) {
+        why = "a ragged batch that is divided over ranks has neither bias nor mask";
+    } else if (scores && plan->members > 1) {
+        why = "bias and masks are divided by rows, and not over heads";
+    } else if (p->outputs & FATTN_OUT_DBIAS && p->dbias_stride[2] == 0) {
+        why = "dbias that is summed over queries is not divided over ranks";
+    } else if (striped && plan->scheme == FATTN_SCHEME_REDUCE) {
         why = "keys that are divided alone are not striped";
-    } else if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI)) {
+    } else if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI) &&
+               !(p->features & FATTN_ALIBI_BIAS && !(p->features & FATTN_DROPOUT))) {
         why = "striped rows have neither dropout nor ALiBi, which need neighbouring positions";
     } else if (striped && plan->ragged && p->window_left >= 0 && p->window_right >= 0) {
         why = "striped rows of a ragged batch have no window with two ends";
@@ -174,7 +183,6 @@ static uint64_t hash(uint64_t seed, const void *data, size_t bytes) /* FNV-1a */
 static uint64_t hash_of(const fattn_group_plan *plan)
 {
     fattn_problem p = plan->problem;
-    p.q = p.k = p.v = p.o = p.dout = p.dq = p.dk = p.dv = (fattn_strides){0};
     p.pointer_alignment = 0;
     const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
@@ -405,7 +413,7 @@ int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t me
                                                      : group * plan->members + member;
 }
 
-/* Needs the undivided problem; its heads are divided later, by divide_heads(). */
+/* Needs the undivided problem; its heads are divided later, by make_own(). */
 static void form_groups(fattn_group_plan *plan)
 {
     const int64_t rank = plan->transport.rank;
@@ -424,20 +432,46 @@ static void form_groups(fattn_group_plan *plan)
     plan->k_runs = fattn_split_runs(plan->whole.split);
 }
 
-static void divide_heads(fattn_group_plan *plan)
+/* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
+static void make_own(fattn_group_plan *plan)
 {
     fattn_problem *const p = &plan->problem;
+    memcpy(p->bias_stride, plan->local.bias_stride, sizeof p->bias_stride);
+    memcpy(p->mask_stride, plan->local.mask_stride, sizeof p->mask_stride);
+    memcpy(p->dbias_stride, plan->local.dbias_stride, sizeof p->dbias_stride);
     p->heads_q /= plan->members;
     p->heads_k /= plan->members;
     p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
+}
+
+/* Strides say how the share lies in memory. What is left for the undivided problem is which axes
+ * broadcast, by strides of its own. */
+static void forget_strides(fattn_problem *p)
+{
+    /* Not yet validated, so unsigned: what overflows is refused for its sizes. */
+    const uint64_t rows = (uint64_t)fattn_max64(p->seqlen_q, 1);
+    const uint64_t keys = (uint64_t)fattn_max64(p->seqlen_k, 1);
+    const uint64_t full[] = {(uint64_t)p->heads_q * rows * keys, rows * keys, keys, 1};
+    p->layout = FATTN_BSHD;
+    p->q = p->k = p->v = p->o = p->dout = p->dq = p->dk = p->dv = (fattn_strides){0};
+    for (int axis = 0; axis < 4; axis++) {
+        p->bias_stride[axis] = p->bias_stride[axis] ? (int64_t)full[axis] : 0;
+        p->mask_stride[axis] = p->mask_stride[axis] ? (int64_t)full[axis] : 0;
+        p->dbias_stride[axis] = p->dbias_stride[axis] ? (int64_t)full[axis] : 0;
+    }
 }
 
 /* What this rank can find out alone about what it was given. */
 static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,
                              const int32_t *cu_q, const int32_t *cu_k)
 {
-    fattn_problem *const p = &plan->problem;
-    fattn_status status = fattn_problem_normalise(problem, p);
+    fattn_problem *const p = &plan->problem, whole;
+    fattn_status status = fattn_problem_read(&whole, problem);
+    if (status) {
+        return status;
+    }
+    forget_strides(&whole);
+    status = fattn_problem_normalise(&whole, p);
     status = status ? status : check_features(p);
     if (status) {
         return status;
@@ -531,7 +565,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
                      : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
     status = agree(made, status, status ? 0 : hash_of(made));
     if (!status) {
-        divide_heads(made);
+        make_own(made);
         status = open_device(made, g.device);
         status = status ? status : reserve(made);
         status = agree(made, status, 0);

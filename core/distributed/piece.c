@@ -77,7 +77,7 @@ static fattn_problem common(const fattn_group_plan *plan, bool first)
     p.layout = FATTN_BSHD;
     p.q = p.k = p.v = p.o = p.dout = p.dq = p.dk = p.dv = (fattn_strides){0};
     p.total_q = p.total_k = 0;
-    p.dtype_bias = FATTN_DTYPE_DEFAULT;
+    p.dtype_bias = p.features & FATTN_BIAS ? p.dtype_bias : FATTN_DTYPE_DEFAULT;
     p.pointer_alignment = 16;
     p.window_left = p.window_right = -1;
     const bool sinks = first && !(plan->whole.all_queries && plan->rank > 0);
@@ -170,6 +170,9 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run
     } else {
         const fattn_piece piece = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, k_run);
         place(plan, &piece, 0, p, buffers);
+        p->bias_stride[3] *= piece.k.stride;
+        p->mask_stride[3] *= piece.k.stride;
+        p->dbias_stride[3] *= piece.k.stride;
     }
     if (pairs == 0) { /* an empty band is no window that a problem can have */
         p->features &= ~FATTN_WINDOW;

@@ -53,6 +53,25 @@ static fattn_status merge(const fattn_group_plan *plan, int q_run, const float *
     return fattn_merge(plan->device, &args, NULL);
 }
 
+/* Biases and masks have the rows of the share and all keys of the problem. */
+static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
+                         int q_run, int k_run, fattn_buffers *b)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t row = q_run ? fattn_whole_run(&plan->whole, false, 0, plan->rank, 0).count : 0;
+    const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
+    if (p->features & FATTN_BIAS) {
+        b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
+                                                  fattn_dtype_size(p->dtype_bias);
+    }
+    if (p->features & FATTN_MASK) {
+        b->mask = given->mask + row * p->mask_stride[2] + key * p->mask_stride[3];
+    }
+    if (p->outputs & FATTN_OUT_DBIAS) {
+        b->dbias = (float *)given->dbias + row * p->dbias_stride[2] + key * p->dbias_stride[3];
+    }
+}
+
 static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
                            int q_run, int k_run, const char *keys, char *sums)
 {
@@ -73,6 +92,7 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     const int64_t head = plan->member * p.heads_q; /* the first of this member */
     b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
     b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
+    shift_scores(plan, given, owner, q_run, k_run, &b);
     b.seed = given->seed;
     b.offset = given->offset;
     b.seed_ptr = given->seed_ptr;
@@ -294,9 +314,32 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
 }
 
-/* Sums that pieces add to. */
-static void clear(const fattn_group_plan *plan)
+static void clear_dbias(const fattn_group_plan *plan, float *dbias)
 {
+    const fattn_problem *const p = &plan->problem;
+    const int64_t *const stride = p->dbias_stride;
+    const int64_t sizes[] = {p->batch, p->heads_q, plan->local.seqlen_q, p->seqlen_k};
+    int64_t extent[4]; /* an axis that is summed over has one entry */
+    for (int axis = 0; axis < 4; axis++) {
+        extent[axis] = stride[axis] ? sizes[axis] : fattn_min64(sizes[axis], 1);
+    }
+    for (int64_t b = 0; b < extent[0]; b++) {
+        for (int64_t h = 0; h < extent[1]; h++) {
+            for (int64_t i = 0; i < extent[2]; i++) {
+                for (int64_t j = 0; j < extent[3]; j++) {
+                    dbias[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]] = 0;
+                }
+            }
+        }
+    }
+}
+
+/* Sums that pieces add to. */
+static void clear(const fattn_group_plan *plan, const fattn_buffers *given)
+{
+    if (plan->problem.outputs & FATTN_OUT_DBIAS) {
+        clear_dbias(plan, given->dbias);
+    }
     const fattn_problem *const p = &plan->problem;
     for (int n = 0; plan->backward && n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
@@ -332,7 +375,7 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
         plan->transport.abort(plan->transport.user, fattn_last_reason());
         return status;
     }
-    clear(plan);
+    clear(plan, &b);
     status = fattn_group_pack(plan, &b);
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
         status = go_round(plan, &b, step);

@@ -136,10 +136,14 @@ typedef struct fattn_group_plan fattn_group_plan;
  * both cu_seqlens, given here for the undivided problem as host memory and copied; its shares are
  * packed likewise, the share of one sequence behind that of another.
  *
- * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, sinks, dropout
- * (bit for bit that of one device), dLSE, groups of heads, ragged batches. Refused with
- * FATTN_UNSUPPORTED and the reason: bias and masks, seqused, pages, positions, accumulation, and
- * in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two ends.
+ * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, sinks, bias and
+ * masks, dropout (bit for bit that of one device), dLSE, groups of heads, ragged batches, mixed
+ * types. A rank's share of bias, mask and dbias has the rows of its share of q, and all keys of the
+ * problem; bias_stride, mask_stride and dbias_stride are its own.
+ *
+ * Refused with FATTN_UNSUPPORTED and the reason: block masks, seqused, seqstart, pages, positions,
+ * accumulation; bias and masks where batches are ragged or heads are divided; dbias that is summed
+ * over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two ends.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
  * has another. The plan holds the memory that it computes in, and serves one execution at a time.
@@ -164,7 +168,8 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * same on all ranks. dsink is the whole sum on every rank.
  *
  * Results do not depend on time: the same ranks give the same bits in every run. On an error, also
- * one of another rank, outputs are untouched, except where a rank fails after others were done.
+ * one of another rank, outputs are untouched, except where a rank fails after others were done, and
+ * except dbias, which is written where it is, too large to be held twice.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

@@ -35,7 +35,7 @@ static bool problem_is_right(const fattn_transport *transport, int64_t index)
     divided d;
     divided_share share;
     char text[256] = "", what[256];
-    divided_draw(&d, 11, index);
+    divided_draw(&d, 11, index, ranks);
     bool good = divided_solve(&d, 11, index) == FATTN_OK;
     good = good && divided_run(&d, transport, 60, &share) == FATTN_OK;
     snprintf(text, sizeof text, "%s", good ? "" : fattn_last_reason());
@@ -72,7 +72,7 @@ static void check_fault(bool silent, divided_share *share)
     int64_t index = 0;
     memset(share, 0, sizeof *share);
     do {
-        divided_draw(&d, 3, ++index);
+        divided_draw(&d, 3, ++index, 1);
     } while (d.problem.seqlen_q < 20 || d.problem.seqlen_k < 20 ||
              d.problem.features & (FATTN_CAUSAL | FATTN_WINDOW));
     divided_solve(&d, 3, index);

@@ -17,7 +17,7 @@
 #include "fattn/distributed.h"
 #include "tools/judge/random.h"
 
-enum { DIVIDED_BATCH = 3 };
+enum { DIVIDED_BATCH = 3, DIVIDED_HEADS = 24 };
 
 /* Tensors: (batch, row, head, channel), BSHD in the whole problem and as the layout says in a
  * share. */
@@ -38,10 +38,13 @@ typedef enum divided_id {
 typedef struct divided {
     fattn_problem problem; /* undivided */
     fattn_split split;
+    fattn_scheme scheme;
     int32_t cu_q[DIVIDED_BATCH + 1], cu_k[DIVIDED_BATCH + 1]; /* filled in always */
-    bool ragged;
+    bool ragged, strided;                                     /* strided: BHSD by strides */
     char *whole[DIVIDED_IDS];
-    float slopes[8], sink[8], dsink[8];
+    float *bias, *dbias; /* (B, Hq, Sq, Sk), some axes of them unused */
+    uint8_t *mask;
+    float slopes[DIVIDED_HEADS], sink[DIVIDED_HEADS], dsink[DIVIDED_HEADS];
     uint64_t seed, offset;
 } divided;
 
@@ -119,10 +122,34 @@ static inline void divided_lengths(divided *d, draw_rng *rng)
     }
 }
 
+/* Biases and masks, some of which broadcast. */
+static inline void divided_scores(divided *d, draw_rng *rng)
+{
+    fattn_problem *const p = &d->problem;
+    /* Strides above 0 do not broadcast, whatever the sizes. */
+    const int64_t rows = p->seqlen_q + !p->seqlen_q, keys = p->seqlen_k + !p->seqlen_k;
+    const int64_t full[] = {p->heads_q * rows * keys, rows * keys, keys, 1};
+    if (d->ragged || d->scheme == FATTN_SCHEME_HEADS || d->scheme == FATTN_SCHEME_BOTH) {
+        return;
+    }
+    p->features |= draw_chance(rng, 4) ? FATTN_BIAS : 0;
+    p->features |= draw_chance(rng, 4) ? FATTN_MASK : 0;
+    for (int axis = 0; axis < 4; axis++) {
+        p->bias_stride[axis] = p->features & FATTN_BIAS && !draw_chance(rng, 4) ? full[axis] : 0;
+        p->mask_stride[axis] = p->features & FATTN_MASK && !draw_chance(rng, 4) ? full[axis] : 0;
+    }
+    if (p->op == FATTN_BACKWARD && p->features & FATTN_BIAS && draw_chance(rng, 2)) {
+        p->outputs |= FATTN_OUT_DBIAS;
+        for (int axis = 0; axis < 4; axis++) {
+            p->dbias_stride[axis] = axis == 2 || !draw_chance(rng, 4) ? full[axis] : 0;
+        }
+    }
+}
+
 static inline void divided_options(divided *d, draw_rng *rng)
 {
     fattn_problem *const p = &d->problem;
-    const bool striped = d->split == FATTN_SPLIT_STRIPED;
+    const bool striped = d->split == FATTN_SPLIT_STRIPED && d->scheme != FATTN_SCHEME_HEADS;
     static const uint64_t bits[] = {FATTN_CAUSAL, FATTN_WINDOW, FATTN_SOFTCAP, FATTN_SCALE,
                                     FATTN_SINK,   FATTN_ALIBI,  FATTN_DROPOUT};
     for (size_t n = 0; n < sizeof bits / sizeof bits[0]; n++) {
@@ -143,8 +170,26 @@ static inline void divided_options(divided *d, draw_rng *rng)
     p->head_offset = p->features & FATTN_DROPOUT ? draw_between(rng, 0, 3) : 0;
 }
 
-/* Sizes and options: no memory yet. */
-static inline void divided_draw(divided *d, uint64_t seed, int64_t index)
+/* A scheme, and heads that it can divide over so many ranks. */
+static inline void divided_scheme(divided *d, int ranks, draw_rng *rng)
+{
+    fattn_problem *const p = &d->problem;
+    p->heads_k = draw_between(rng, 1, 2);
+    d->scheme = FATTN_SCHEME_RING;
+    if (ranks > 1 && draw_chance(rng, 4)) {
+        d->scheme = FATTN_SCHEME_HEADS;
+        p->heads_k = ranks <= 4 ? ranks * draw_between(rng, 1, 2) : ranks;
+    } else if (ranks % 2 == 0 && ranks > 2 && draw_chance(rng, 3)) {
+        d->scheme = FATTN_SCHEME_BOTH;
+        p->heads_k = 2 * draw_between(rng, 1, 2);
+    } else if (p->op == FATTN_FORWARD && d->split != FATTN_SPLIT_STRIPED && draw_chance(rng, 4)) {
+        d->scheme = FATTN_SCHEME_REDUCE;
+    }
+    p->heads_q = p->heads_k * draw_between(rng, 1, 3);
+}
+
+/* Sizes and options for so many ranks: no memory yet. */
+static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ranks)
 {
     draw_rng stream = draw_stream(seed, index, 7);
     draw_rng *const rng = &stream;
@@ -162,13 +207,13 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index)
     p->anchor = draw_chance(rng, 2) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
     p->layout = draw_chance(rng, 2) ? FATTN_BHSD : FATTN_BSHD;
     p->batch = draw_between(rng, 1, DIVIDED_BATCH);
-    p->heads_k = draw_between(rng, 1, 2);
-    p->heads_q = p->heads_k * draw_between(rng, 1, 3);
+    divided_scheme(d, ranks, rng);
     p->seqlen_q = draw_between(rng, 0, 70);
     p->seqlen_k = draw_chance(rng, 2) ? p->seqlen_q : draw_between(rng, 0, 70);
     p->dim = draw_between(rng, 1, 24);
     p->dim_v = draw_between(rng, 1, 24);
     p->pointer_alignment = 2;
+    d->strided = p->layout == FATTN_BHSD && !d->ragged && draw_chance(rng, 2);
     divided_lengths(d, rng);
     divided_options(d, rng);
     p->outputs = FATTN_OUT_O | FATTN_OUT_LSE;
@@ -176,6 +221,7 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index)
         p->outputs = (uint32_t)draw_between(rng, 1, 7) * FATTN_OUT_DQ;
         p->outputs |= p->features & FATTN_SINK ? FATTN_OUT_DSINK : 0;
     }
+    divided_scores(d, rng);
     d->seed = draw_bits(rng);
     d->offset = draw_bits(rng);
 }
@@ -197,6 +243,9 @@ static inline void divided_buffers(const divided *d, char *const at[DIVIDED_IDS]
     b->dlse = d->problem.features & FATTN_DLSE ? at[DIVIDED_DLSE] : NULL;
     b->dq = at[DIVIDED_DQ], b->dk = at[DIVIDED_DK], b->dv = at[DIVIDED_DV];
     b->dsink = dsink;
+    b->bias = d->problem.features & FATTN_BIAS ? d->bias : NULL;
+    b->mask = d->problem.features & FATTN_MASK ? d->mask : NULL;
+    b->dbias = d->problem.outputs & FATTN_OUT_DBIAS ? d->dbias : NULL;
     b->alibi_slopes = d->problem.features & FATTN_ALIBI ? d->slopes : NULL;
     b->sink = d->problem.features & FATTN_SINK ? d->sink : NULL;
     b->seed = d->problem.features & FATTN_DROPOUT ? d->seed : 0;
@@ -215,9 +264,18 @@ static inline fattn_status divided_solve(divided *d, uint64_t seed, int64_t inde
     divided_fill(d, DIVIDED_V, &rng);
     divided_fill(d, DIVIDED_DOUT, &rng);
     divided_fill(d, DIVIDED_DLSE, &rng);
-    for (int h = 0; h < 8; h++) {
+    for (int h = 0; h < DIVIDED_HEADS; h++) {
         d->slopes[h] = 0.05f * (float)(h + 1);
         d->sink[h] = (float)draw_normal(&rng);
+    }
+    const int64_t scores =
+        d->problem.batch * d->problem.heads_q * d->problem.seqlen_q * d->problem.seqlen_k;
+    d->bias = divided_memory((size_t)scores * sizeof *d->bias);
+    d->dbias = divided_memory((size_t)scores * sizeof *d->dbias);
+    d->mask = divided_memory((size_t)scores);
+    for (int64_t n = 0; n < scores; n++) {
+        d->bias[n] = (float)draw_normal(&rng);
+        d->mask[n] = (uint8_t)draw_between(&rng, 0, 3);
     }
     fattn_problem p = d->problem;
     fattn_buffers b;
@@ -228,6 +286,7 @@ static inline fattn_status divided_solve(divided *d, uint64_t seed, int64_t inde
     p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     divided_buffers(d, d->whole, d->dsink, &b);
     b.dlse = NULL;
+    b.dbias = NULL;
     b.cu_seqlens_q = d->ragged ? d->cu_q : NULL;
     b.cu_seqlens_k = d->ragged ? d->cu_k : NULL;
     fattn_status status = fattn_device_open("reference", &device);
@@ -237,6 +296,7 @@ static inline fattn_status divided_solve(divided *d, uint64_t seed, int64_t inde
         p.features = d->problem.features;
         p.outputs = d->problem.outputs;
         b.dlse = p.features & FATTN_DLSE ? d->whole[DIVIDED_DLSE] : NULL;
+        b.dbias = p.outputs & FATTN_OUT_DBIAS ? d->dbias : NULL;
         status = fattn_attention(device, &p, &b, NULL);
     }
     fattn_device_close(device);
@@ -248,13 +308,18 @@ static inline void divided_free(divided *d)
     for (int id = 0; id < DIVIDED_IDS; id++) {
         free(d->whole[id]);
     }
+    free(d->bias);
+    free(d->dbias);
+    free(d->mask);
 }
 
 /* --- A rank's share --------------------------------------------------------------------------- */
 
 typedef struct divided_share {
     char *at[DIVIDED_IDS];
-    float dsink[8];
+    float dsink[DIVIDED_HEADS];
+    float *bias, *dbias; /* (B, Hq, rows, Sk): the rows of the share */
+    uint8_t *mask;
     fattn_group_plan *plan;
 } divided_share;
 
@@ -267,6 +332,10 @@ static inline int64_t divided_part(const divided *d, divided_id id, int ranks, i
                                    int which, fattn_run *run)
 {
     const int32_t *const cu = divided_has_keys(id) ? d->cu_k : d->cu_q;
+    if (d->scheme == FATTN_SCHEME_REDUCE && !divided_has_keys(id)) {
+        *run = (fattn_run){0, which ? 0 : cu[b + 1] - cu[b], 1};
+        return run->count;
+    }
     if (which >= fattn_split_runs(d->split) ||
         fattn_split_get_run(d->split, cu[b + 1] - cu[b], ranks, rank, which, run)) {
         return 0;
@@ -337,6 +406,80 @@ static inline void divided_compare(const divided *d, divided_id id, int64_t whol
     }
 }
 
+/* --- Biases and masks of a share -------------------------------------------------------------- */
+
+static inline int64_t divided_score(const int64_t stride[4], int64_t b, int64_t h, int64_t i,
+                                    int64_t j)
+{
+    return b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3];
+}
+
+/* The strides of a share, which broadcasts like the whole. */
+static inline void divided_share_strides(const divided *d, int64_t rows, int64_t stride[4])
+{
+    const fattn_problem *const p = &d->problem;
+    const int64_t keys = p->seqlen_k + !p->seqlen_k;
+    const int64_t full[] = {p->heads_q * rows * keys, rows * keys, keys, 1};
+    for (int axis = 0; axis < 4; axis++) {
+        stride[axis] = stride[axis] ? full[axis] : 0;
+    }
+}
+
+/* Copies the rows of a share out of bias and mask, or compares those of dbias: the largest
+ * difference. `local` has the strides of the share. */
+static inline double divided_each_score(const divided *d, int ranks, int rank,
+                                        const fattn_problem *local, divided_share *share,
+                                        bool compare)
+{
+    const fattn_problem *const p = &d->problem;
+    double error = 0;
+    int64_t at = 0;
+    for (int which = 0; which < 2; which++) {
+        fattn_run run;
+        const int64_t count = divided_part(d, DIVIDED_Q, ranks, rank, 0, which, &run);
+        for (int64_t n = 0; n < count * p->batch * p->heads_q * p->seqlen_k; n++) {
+            const int64_t j = n % p->seqlen_k, i = n / p->seqlen_k % count;
+            const int64_t h = n / p->seqlen_k / count % p->heads_q;
+            const int64_t b = n / p->seqlen_k / count / p->heads_q;
+            const int64_t row = run.first + i * run.stride;
+            if (compare) {
+                const float mine =
+                    share->dbias[divided_score(local->dbias_stride, b, h, at + i, j)];
+                const float whole = d->dbias[divided_score(p->dbias_stride, b, h, row, j)];
+                const double off = fabs((double)mine - (double)whole);
+                error = off <= error ? error : off; /* keeps NaN */
+                continue;
+            }
+            share->bias[divided_score(local->bias_stride, b, h, at + i, j)] =
+                d->bias[divided_score(p->bias_stride, b, h, row, j)];
+            share->mask[divided_score(local->mask_stride, b, h, at + i, j)] =
+                d->mask[divided_score(p->mask_stride, b, h, row, j)];
+        }
+        at += count;
+    }
+    return error;
+}
+
+/* The problem as a rank describes it. */
+static inline fattn_problem divided_local(const divided *d, int ranks, int rank)
+{
+    fattn_problem p = d->problem;
+    const int64_t own = divided_share_rows(d, DIVIDED_Q, ranks, rank, 0);
+    const int64_t rows = own + !own;
+    divided_share_strides(d, rows, p.bias_stride);
+    divided_share_strides(d, rows, p.mask_stride);
+    divided_share_strides(d, rows, p.dbias_stride);
+    fattn_strides *const strides[] = {&p.q, &p.k, &p.v, &p.o, &p.dout, &p.dq, &p.dk, &p.dv};
+    for (int id = DIVIDED_Q; d->strided && id <= DIVIDED_DV; id++) {
+        const int64_t channels = divided_channels(d, (divided_id)id);
+        const int64_t one = channels * divided_share_rows(d, (divided_id)id, ranks, rank, 0);
+        p.layout = FATTN_STRIDED;
+        *strides[id] = (fattn_strides){
+            .batch = divided_heads(d, (divided_id)id) * one, .seq = channels, .head = one};
+    }
+    return p;
+}
+
 /* Runs the share of one rank. */
 static inline fattn_status divided_run(const divided *d, const fattn_transport *transport,
                                        double timeout, divided_share *share)
@@ -352,15 +495,27 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
     for (int n = 0; n < (backward ? 7 : 3); n++) {
         divided_each(d, inputs[n], ranks, rank, divided_copy, share->at[inputs[n]]);
     }
+    const fattn_problem p = divided_local(d, ranks, rank);
+    const int64_t scores = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
+    share->bias = divided_memory((size_t)scores * sizeof *share->bias);
+    share->dbias = divided_memory((size_t)scores * sizeof *share->dbias);
+    share->mask = divided_memory((size_t)scores);
+    if (p.features & (FATTN_BIAS | FATTN_MASK)) {
+        divided_each_score(d, ranks, rank, &p, share, false);
+    }
     fattn_group group;
     fattn_group_init(&group);
     group.transport = transport;
     group.split = d->split;
+    group.scheme = d->scheme;
     group.timeout = timeout;
     fattn_buffers b;
     divided_buffers(d, share->at, share->dsink, &b);
-    const fattn_status status = fattn_group_plan_create(
-        &group, &d->problem, d->ragged ? d->cu_q : NULL, d->ragged ? d->cu_k : NULL, &share->plan);
+    b.bias = b.bias ? share->bias : NULL;
+    b.mask = b.mask ? share->mask : NULL;
+    b.dbias = b.dbias ? share->dbias : NULL;
+    const fattn_status status = fattn_group_plan_create(&group, &p, d->ragged ? d->cu_q : NULL,
+                                                        d->ragged ? d->cu_k : NULL, &share->plan);
     return status ? status : fattn_group_execute(share->plan, &b);
 }
 
@@ -371,11 +526,14 @@ static inline void divided_share_free(divided_share *share)
     for (int id = 0; id < DIVIDED_IDS; id++) {
         free(share->at[id]);
     }
+    free(share->bias);
+    free(share->dbias);
+    free(share->mask);
 }
 
 /* Whether a rank's results are those of the undivided problem; says what is not. */
-static inline bool divided_is_right(const divided *d, int ranks, int rank,
-                                    const divided_share *share, char *text, size_t size)
+static inline bool divided_is_right(const divided *d, int ranks, int rank, divided_share *share,
+                                    char *text, size_t size)
 {
     static const struct {
         divided_id id;
@@ -401,6 +559,15 @@ static inline bool divided_is_right(const divided *d, int ranks, int rank,
             }
         }
     }
+    if (d->problem.outputs & FATTN_OUT_DBIAS) {
+        const fattn_problem p = divided_local(d, ranks, rank);
+        const double most = fmax(1, (double)(p.dbias_stride[3] ? 1 : p.seqlen_k)) * 4;
+        const double error = divided_each_score(d, ranks, rank, &p, share, true);
+        if (!(error <= unit * most)) {
+            snprintf(text, size, "dbias of rank %d is off by %g", rank, error);
+            return false;
+        }
+    }
     for (int64_t h = 0; d->problem.outputs & FATTN_OUT_DSINK && h < d->problem.heads_q; h++) {
         const double most = fmax(1, (double)divided_rows(d, DIVIDED_Q)) * 2;
         if (!(fabs((double)share->dsink[h] - (double)d->dsink[h]) <= unit * most)) {
@@ -416,13 +583,14 @@ static inline void divided_describe(const divided *d, char *text, size_t size)
 {
     const fattn_problem *const p = &d->problem;
     snprintf(text, size,
-             "%s %s split %d B%lld H%lld/%lld S%lldx%lld D%lld/%lld features %llx window %lld,%lld "
-             "anchor %d layout %d outputs %x",
+             "%s %s scheme %d split %d B%lld H%lld/%lld S%lldx%lld D%lld/%lld features %llx "
+             "window %lld,%lld anchor %d layout %d outputs %x",
              p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
-             (int)d->split, (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k,
-             (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->dim, (long long)p->dim_v,
-             (unsigned long long)p->features, (long long)p->window_left, (long long)p->window_right,
-             (int)p->anchor, (int)p->layout, p->outputs);
+             (int)d->scheme, (int)d->split, (long long)p->batch, (long long)p->heads_q,
+             (long long)p->heads_k, (long long)p->seqlen_q, (long long)p->seqlen_k,
+             (long long)p->dim, (long long)p->dim_v, (unsigned long long)p->features,
+             (long long)p->window_left, (long long)p->window_right, (int)p->anchor, (int)p->layout,
+             p->outputs);
 }
 
 #endif

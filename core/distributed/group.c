@@ -15,9 +15,8 @@
 
 #define HONOURED                                                                            \
     (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_ALIBI | FATTN_SINK | \
-     FATTN_DROPOUT | FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
-
-enum { TAG_GATHER = 15 };
+     FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_MASK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |      \
+     FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
 
 fattn_status fattn_transport_fail(fattn_status status, const char *reason)
 {
@@ -29,6 +28,7 @@ void fattn_group_init(fattn_group *group)
     memset(group, 0, sizeof *group);
     group->struct_size = sizeof *group;
     group->split = FATTN_SPLIT_CONTIGUOUS;
+    group->scheme = FATTN_SCHEME_RING;
     group->timeout = 60;
 }
 
@@ -57,27 +57,54 @@ static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_
     if (!fattn_split_runs(g->split)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "split is %d, no fattn_split", (int)g->split);
     }
+    if (g->scheme < FATTN_SCHEME_RING || g->scheme > FATTN_SCHEME_REDUCE) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "scheme is %d, none that a group can have",
+                          (int)g->scheme);
+    }
     if (!(g->timeout > 0)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
     }
     return FATTN_OK;
 }
 
-static fattn_status check_features(const fattn_problem *p, fattn_split split)
+static fattn_status check_features(const fattn_problem *p)
 {
     const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
     const char *why = NULL;
     if (p->features & ~HONOURED) {
-        why = "bias, masks, seqused, pages, positions, accumulation and batch invariance are not "
-              "divided over ranks";
+        why = "block masks, seqused, seqstart, pages, positions, accumulation and batch invariance "
+              "are not divided over ranks";
     } else if (p->dtype == FATTN_F64) {
         why = "f64 is not divided over ranks";
     } else if (p->features & packed && (p->features & packed) != packed) {
         why = "a ragged batch that is divided over ranks has both cu_seqlens";
-    } else if (split == FATTN_SPLIT_STRIPED && p->features & (FATTN_DROPOUT | FATTN_ALIBI)) {
+    }
+    return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
+}
+
+/* What the scheme and the split of the ring cannot have. */
+static fattn_status check_scheme(const fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    const char *why = fattn_scheme_declines(&plan->shares, plan->scheme);
+    if (why) {
+        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(plan->scheme),
+                          why);
+    }
+    const bool striped = plan->whole.split == FATTN_SPLIT_STRIPED;
+    const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
+    if (scores && plan->ragged) {
+        why = "a ragged batch that is divided over ranks has neither bias nor mask";
+    } else if (scores && plan->members > 1) {
+        why = "bias and masks are divided by rows, and not over heads";
+    } else if (p->outputs & FATTN_OUT_DBIAS && p->dbias_stride[2] == 0) {
+        why = "dbias that is summed over queries is not divided over ranks";
+    } else if (striped && plan->scheme == FATTN_SCHEME_REDUCE) {
+        why = "keys that are divided alone are not striped";
+    } else if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI) &&
+               !(p->features & FATTN_ALIBI_BIAS && !(p->features & FATTN_DROPOUT))) {
         why = "striped rows have neither dropout nor ALiBi, which need neighbouring positions";
-    } else if (split == FATTN_SPLIT_STRIPED && p->features & packed && p->window_left >= 0 &&
-               p->window_right >= 0) {
+    } else if (striped && plan->ragged && p->window_left >= 0 && p->window_right >= 0) {
         why = "striped rows of a ragged batch have no window with two ends";
     }
     return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
@@ -102,25 +129,43 @@ static fattn_status check_lengths(const char *name, const int32_t *cu, int64_t b
 
 /* --- Agreement -------------------------------------------------------------------------------- */
 
-fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes)
+void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
+                             bool receive, void *data, int64_t bytes)
+{
+    if (bytes > 0) {
+        messages[(*count)++] = (fattn_message){(int32_t)peer, tag, receive, 0, data, bytes};
+    }
+}
+
+fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message *messages,
+                               int count)
 {
     const fattn_transport *const t = &plan->transport;
-    fattn_status status = FATTN_OK;
-    for (int32_t d = 1; !status && bytes > 0 && d < t->ranks;) {
-        fattn_message messages[FATTN_MESSAGES_MAX];
-        int count = 0;
-        for (; count < FATTN_MESSAGES_MAX && d < t->ranks; d++) {
-            const int32_t to = (t->rank + d) % t->ranks, from = (t->rank - d + t->ranks) % t->ranks;
-            messages[count++] =
-                (fattn_message){to, TAG_GATHER, 0, 0, (char *)all + t->rank * bytes, bytes};
-            messages[count++] =
-                (fattn_message){from, TAG_GATHER, 1, 0, (char *)all + from * bytes, bytes};
-        }
-        status = t->start(t->user, messages, count);
-        status = status ? status : t->wait(t->user, messages, count, plan->timeout);
+    fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
+    if (!status && count) {
+        status = t->wait(t->user, messages, count, plan->timeout);
     }
     if (status) {
         t->abort(t->user, fattn_last_reason());
+    }
+    return status;
+}
+
+fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes)
+{
+    const int32_t rank = plan->transport.rank, ranks = plan->transport.ranks;
+    fattn_status status = FATTN_OK;
+    for (int32_t d = 1; !status && d < ranks;) {
+        fattn_message messages[FATTN_MESSAGES_MAX];
+        int count = 0;
+        for (; count + 2 <= FATTN_MESSAGES_MAX && d < ranks; d++) {
+            const int32_t to = (rank + d) % ranks, from = (rank - d + ranks) % ranks;
+            fattn_group_add_message(messages, &count, to, FATTN_TAG_GATHER, false,
+                                    (char *)all + rank * bytes, bytes);
+            fattn_group_add_message(messages, &count, from, FATTN_TAG_GATHER, true,
+                                    (char *)all + from * bytes, bytes);
+        }
+        status = fattn_group_carry(plan, messages, count);
     }
     return status;
 }
@@ -138,15 +183,14 @@ static uint64_t hash(uint64_t seed, const void *data, size_t bytes) /* FNV-1a */
 static uint64_t hash_of(const fattn_group_plan *plan)
 {
     fattn_problem p = plan->problem;
-    p.q = p.k = p.v = p.o = p.dout = p.dq = p.dk = p.dv = (fattn_strides){0};
     p.pointer_alignment = 0;
-    const int64_t more[] = {plan->whole.split, plan->whole.ranks};
+    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
     uint64_t h = hash(UINT64_C(0xcbf29ce484222325), &p, sizeof p);
     h = hash(h, more, sizeof more);
     if (plan->ragged) {
-        h = hash(h, plan->whole.cu_q, lengths);
-        h = hash(h, plan->whole.cu_k, lengths);
+        h = hash(h, plan->shares.cu_q, lengths);
+        h = hash(h, plan->shares.cu_k, lengths);
     }
     return h;
 }
@@ -197,7 +241,7 @@ static void take_queries(fattn_group_plan *plan)
     const fattn_problem *const p = &plan->problem;
     const int64_t size = fattn_dtype_size(p->dtype), size_o = fattn_dtype_size(p->dtype_o);
     int64_t most = 0;
-    for (int n = 0; n < plan->runs; n++) {
+    for (int n = 0; n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
         most = fattn_max64(most, rows);
         plan->q[n] = take(plan, rows * p->dim * size);
@@ -243,18 +287,20 @@ static void lay_out(fattn_group_plan *plan, int64_t workspace)
     plan->bytes = 0;
     take_queries(plan);
     take_blocks(plan);
-    plan->dsink = take(plan, plan->whole.ranks * plan->problem.heads_q * 4);
+    plan->dsink = take(plan, plan->shares.ranks * plan->problem.heads_q * 4);
+    plan->outward = plan->members > 1 ? take(plan, plan->members * plan->slot) : NULL;
+    plan->inward = plan->members > 1 ? take(plan, plan->members * plan->slot) : NULL;
     plan->workspace = take(plan, workspace);
 }
 
 /* Beginnings of this rank's shares in packed tensors. */
 static void begin_shares(const fattn_group_plan *plan)
 {
-    const fattn_whole *const w = &plan->whole;
+    const fattn_whole *const w = &plan->shares;
     plan->local_q[0] = plan->local_k[0] = 0;
     for (int64_t b = 0; b < plan->problem.batch; b++) {
-        const int64_t q = fattn_split_rows(w->split, fattn_whole_q(w, b), w->ranks, plan->rank);
-        const int64_t k = fattn_split_rows(w->split, fattn_whole_k(w, b), w->ranks, plan->rank);
+        const int64_t q = fattn_whole_rows(w, false, b, plan->transport.rank);
+        const int64_t k = fattn_whole_rows(w, true, b, plan->transport.rank);
         plan->local_q[b + 1] = plan->local_q[b] + (int32_t)q;
         plan->local_k[b + 1] = plan->local_k[b] + (int32_t)k;
     }
@@ -280,15 +326,15 @@ static fattn_status make_arrays(fattn_group_plan *plan, const int32_t *cu_q, con
     plan->local_k = ints + 3 * n;
     memcpy(ints + 4 * n, cu_q, (size_t)n * sizeof *ints);
     memcpy(ints + 5 * n, cu_k, (size_t)n * sizeof *ints);
-    plan->whole.cu_q = ints + 4 * n;
-    plan->whole.cu_k = ints + 5 * n;
+    plan->shares.cu_q = ints + 4 * n;
+    plan->shares.cu_k = ints + 5 * n;
     return FATTN_OK;
 }
 
 /* The problem of the rank's own shares, against which its buffers are checked. */
 static fattn_status make_local(fattn_group_plan *plan, const fattn_problem *problem)
 {
-    const fattn_whole *const w = &plan->whole;
+    const fattn_whole *const w = &plan->shares;
     fattn_problem p;
     const fattn_status status = fattn_problem_read(&p, problem);
     if (status) {
@@ -296,8 +342,8 @@ static fattn_status make_local(fattn_group_plan *plan, const fattn_problem *prob
     }
     p.seqlen_q = p.seqlen_k = 0;
     for (int64_t b = 0; b < fattn_whole_kinds(w); b++) {
-        const int64_t q = fattn_split_rows(w->split, fattn_whole_q(w, b), w->ranks, plan->rank);
-        const int64_t k = fattn_split_rows(w->split, fattn_whole_k(w, b), w->ranks, plan->rank);
+        const int64_t q = fattn_whole_rows(w, false, b, plan->transport.rank);
+        const int64_t k = fattn_whole_rows(w, true, b, plan->transport.rank);
         p.seqlen_q = fattn_max64(p.seqlen_q, q);
         p.seqlen_k = fattn_max64(p.seqlen_k, k);
     }
@@ -333,7 +379,7 @@ static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, in
 
 static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 {
-    const int64_t most = (plan->ring.last_step + 1) * FATTN_LANES * plan->runs * plan->runs;
+    const int64_t most = (plan->ring.last_step + 1) * FATTN_LANES * plan->q_runs * plan->k_runs;
     const int64_t bytes = most * (int64_t)sizeof *plan->pieces;
     plan->pieces = fattn_memory_alloc((size_t)bytes);
     if (!plan->pieces) {
@@ -341,8 +387,9 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
     }
     fattn_status status = FATTN_OK;
     for (int64_t n = 0; !status && n < most; n++) {
-        const int k_run = (int)(n % plan->runs), q_run = (int)(n / plan->runs % plan->runs);
-        const int64_t turn = n / (plan->runs * plan->runs);
+        const int k_run = (int)(n % plan->k_runs);
+        const int q_run = (int)(n / plan->k_runs % plan->q_runs);
+        const int64_t turn = n / (plan->k_runs * plan->q_runs);
         const int64_t owner = fattn_ring_owner(&plan->ring, (int)(turn % FATTN_LANES), plan->rank,
                                                turn / FATTN_LANES);
         fattn_problem p;
@@ -356,18 +403,81 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 
 /* --- The act ---------------------------------------------------------------------------------- */
 
+/* --- Groups of members ------------------------------------------------------------------------ */
+
+/* The rows of a group are one share of as many as there are groups: neighbouring parts, or every
+ * so manyth stripe. */
+int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t member)
+{
+    return plan->shares.split == FATTN_SPLIT_STRIPED ? member * plan->whole.ranks + group
+                                                     : group * plan->members + member;
+}
+
+/* Needs the undivided problem; its heads are divided later, by make_own(). */
+static void form_groups(fattn_group_plan *plan)
+{
+    const int64_t rank = plan->transport.rank;
+    plan->members = fattn_scheme_declines(&plan->shares, plan->scheme)
+                        ? 1
+                        : fattn_scheme_members(&plan->shares, plan->scheme);
+    plan->whole = plan->shares;
+    plan->whole.ranks = plan->shares.ranks / plan->members;
+    const bool striped = plan->shares.split == FATTN_SPLIT_STRIPED;
+    plan->rank = striped ? rank % plan->whole.ranks : rank / plan->members;
+    plan->member = striped ? rank / plan->whole.ranks : rank % plan->members;
+    if (plan->whole.ranks == 1) {
+        plan->whole.split = FATTN_SPLIT_CONTIGUOUS; /* all rows in their order */
+    }
+    plan->q_runs = fattn_whole_q_runs(&plan->whole);
+    plan->k_runs = fattn_split_runs(plan->whole.split);
+}
+
+/* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
+static void make_own(fattn_group_plan *plan)
+{
+    fattn_problem *const p = &plan->problem;
+    memcpy(p->bias_stride, plan->local.bias_stride, sizeof p->bias_stride);
+    memcpy(p->mask_stride, plan->local.mask_stride, sizeof p->mask_stride);
+    memcpy(p->dbias_stride, plan->local.dbias_stride, sizeof p->dbias_stride);
+    p->heads_q /= plan->members;
+    p->heads_k /= plan->members;
+    p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
+}
+
+/* Strides say how the share lies in memory. What is left for the undivided problem is which axes
+ * broadcast, by strides of its own. */
+static void forget_strides(fattn_problem *p)
+{
+    /* Not yet validated, so unsigned: what overflows is refused for its sizes. */
+    const uint64_t rows = (uint64_t)fattn_max64(p->seqlen_q, 1);
+    const uint64_t keys = (uint64_t)fattn_max64(p->seqlen_k, 1);
+    const uint64_t full[] = {(uint64_t)p->heads_q * rows * keys, rows * keys, keys, 1};
+    p->layout = FATTN_BSHD;
+    p->q = p->k = p->v = p->o = p->dout = p->dq = p->dk = p->dv = (fattn_strides){0};
+    for (int axis = 0; axis < 4; axis++) {
+        p->bias_stride[axis] = p->bias_stride[axis] ? (int64_t)full[axis] : 0;
+        p->mask_stride[axis] = p->mask_stride[axis] ? (int64_t)full[axis] : 0;
+        p->dbias_stride[axis] = p->dbias_stride[axis] ? (int64_t)full[axis] : 0;
+    }
+}
+
 /* What this rank can find out alone about what it was given. */
 static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,
                              const int32_t *cu_q, const int32_t *cu_k)
 {
-    fattn_problem *const p = &plan->problem;
-    fattn_status status = fattn_problem_normalise(problem, p);
-    status = status ? status : check_features(p, plan->whole.split);
+    fattn_problem *const p = &plan->problem, whole;
+    fattn_status status = fattn_problem_read(&whole, problem);
+    if (status) {
+        return status;
+    }
+    forget_strides(&whole);
+    status = fattn_problem_normalise(&whole, p);
+    status = status ? status : check_features(p);
     if (status) {
         return status;
     }
     plan->features = problem->features;
-    plan->whole.problem = p;
+    plan->shares.problem = p;
     plan->ragged = p->features & FATTN_CU_SEQLENS_Q;
     plan->backward = p->op == FATTN_BACKWARD;
     plan->gradients = plan->backward && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
@@ -381,12 +491,18 @@ static fattn_status describe(fattn_group_plan *plan, const fattn_problem *proble
                         : check_lengths("cu_seqlens_k", cu_k, p->batch, p->seqlen_k, p->total_k);
         status = status ? status : make_arrays(plan, cu_q, cu_k);
     }
+    if (status) {
+        return status;
+    }
+    form_groups(plan);
+    status = check_scheme(plan);
     return status ? status : make_local(plan, problem);
 }
 
 static fattn_status reserve(fattn_group_plan *plan)
 {
     int64_t workspace = 0;
+    plan->slot = plan->members > 1 ? fattn_group_slot(plan) : 0;
     fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
     status = status ? status : make_pieces(plan, &workspace);
     if (status) {
@@ -442,13 +558,14 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     memset(made, 0, sizeof *made);
     made->transport = t;
     made->timeout = g.timeout;
-    made->rank = t.rank;
-    made->whole = (fattn_whole){.split = g.split, .ranks = t.ranks};
-    made->runs = fattn_split_runs(g.split);
+    made->scheme = g.scheme;
+    made->shares = (fattn_whole){
+        .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = problem ? describe(made, problem, cu_seqlens_q, cu_seqlens_k)
                      : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
     status = agree(made, status, status ? 0 : hash_of(made));
     if (!status) {
+        make_own(made);
         status = open_device(made, g.device);
         status = status ? status : reserve(made);
         status = agree(made, status, 0);

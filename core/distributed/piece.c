@@ -10,16 +10,13 @@
 
 /* --- Sizes ------------------------------------------------------------------------------------ */
 
-static fattn_extent extent_of(const fattn_group_plan *plan,
-                              int64_t (*length)(const fattn_whole *, int64_t), int64_t rank,
-                              int run)
+static fattn_extent extent_of(const fattn_group_plan *plan, bool keys, int64_t rank, int run)
 {
     const fattn_whole *const whole = &plan->whole;
     const int64_t kinds = fattn_whole_kinds(whole);
     fattn_extent extent = {0, 0};
     for (int64_t b = 0; b < kinds; b++) {
-        const int64_t rows =
-            fattn_split_run(whole->split, length(whole, b), whole->ranks, rank, run).count;
+        const int64_t rows = fattn_whole_run(whole, keys, b, rank, run).count;
         extent.rows += rows;
         extent.longest = fattn_max64(extent.longest, rows);
     }
@@ -29,12 +26,12 @@ static fattn_extent extent_of(const fattn_group_plan *plan,
 
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run)
 {
-    return extent_of(plan, fattn_whole_q, plan->rank, run);
+    return extent_of(plan, false, plan->rank, run);
 }
 
 fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run)
 {
-    return extent_of(plan, fattn_whole_k, owner, run);
+    return extent_of(plan, true, owner, run);
 }
 
 fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
@@ -43,7 +40,7 @@ fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64
     const fattn_problem *const p = &plan->problem;
     const int64_t mask = BLOCK_ALIGNMENT - 1;
     fattn_block block = {.bytes = 0};
-    for (int n = 0; n < plan->runs; n++) {
+    for (int n = 0; n < plan->k_runs; n++) {
         const int64_t rows = fattn_group_keys(plan, owner, n).rows * p->heads_k;
         block.k[n] = block.bytes;
         block.v[n] = block.k[n] + ((rows * p->dim * k_size + mask) & ~mask);
@@ -80,10 +77,11 @@ static fattn_problem common(const fattn_group_plan *plan, bool first)
     p.layout = FATTN_BSHD;
     p.q = p.k = p.v = p.o = p.dout = p.dq = p.dk = p.dv = (fattn_strides){0};
     p.total_q = p.total_k = 0;
-    p.dtype_bias = FATTN_DTYPE_DEFAULT;
+    p.dtype_bias = p.features & FATTN_BIAS ? p.dtype_bias : FATTN_DTYPE_DEFAULT;
     p.pointer_alignment = 16;
     p.window_left = p.window_right = -1;
-    p.features &= ~(FATTN_CAUSAL | FATTN_WINDOW | (first ? 0 : FATTN_SINK));
+    const bool sinks = first && !(plan->whole.all_queries && plan->rank > 0);
+    p.features &= ~(FATTN_CAUSAL | FATTN_WINDOW | (sinks ? 0 : FATTN_SINK));
     p.features |= FATTN_SCALE | FATTN_POSITIONS;
     if (plan->backward) {
         p.features |= FATTN_ACCUMULATE;
@@ -172,6 +170,9 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run
     } else {
         const fattn_piece piece = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, k_run);
         place(plan, &piece, 0, p, buffers);
+        p->bias_stride[3] *= piece.k.stride;
+        p->mask_stride[3] *= piece.k.stride;
+        p->dbias_stride[3] *= piece.k.stride;
     }
     if (pairs == 0) { /* an empty band is no window that a problem can have */
         p->features &= ~FATTN_WINDOW;

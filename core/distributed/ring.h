@@ -29,7 +29,8 @@ typedef struct fattn_ring {
     const int32_t *reach[FATTN_LANES]; /* [ranks]: hops that the block of each owner makes */
 } fattn_ring;
 
-/* Where the blocks go. FATTN_OUT_OF_MEMORY, or done; to be freed by fattn_ring_free(). */
+/* Where the blocks go; nowhere where every rank has all queries. FATTN_OUT_OF_MEMORY, or done; to
+ * be freed by fattn_ring_free(). */
 fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring);
 void fattn_ring_free(fattn_ring *ring);
 

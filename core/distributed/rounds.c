@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Executing a plan of a group: shares are packed, rounds of messages and pieces go by, results are
- * rounded into the caller's tensors at the end, once every rank has done its part.
+ * Executing a plan of a group: shares are packed (exchange.c), rounds of messages and pieces go by,
+ * partial results of all ranks are merged where they have the same queries, and results are rounded
+ * into the caller's tensors at the end, once every rank has done its part.
  */
 #include <string.h>
 
@@ -11,161 +12,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-/* Messages of a round: at most five in each lane. */
-typedef struct group_of_messages {
-    fattn_message at[FATTN_MESSAGES_MAX];
-    int count;
-} group_of_messages;
-
 enum { BLOCK, GRADIENT, HOME, KINDS };
-
-/* --- Packing ---------------------------------------------------------------------------------- */
-
-/* A tensor of the rank's share as the caller has it. */
-typedef struct tensor {
-    char *data;
-    fattn_strides strides;
-    int64_t heads, channels;
-    fattn_dtype dtype;
-    bool keys; /* rows are keys */
-} tensor;
-
-/* Rows of one sequence's run: where they begin in the caller's tensor. */
-typedef struct rows {
-    int64_t batch, first, count;
-} rows;
-
-static rows rows_of(const fattn_group_plan *plan, bool keys, int64_t b, int run)
-{
-    const fattn_whole *const w = &plan->whole;
-    const int64_t length = keys ? fattn_whole_k(w, b) : fattn_whole_q(w, b);
-    const int32_t *const starts = keys ? plan->local_k : plan->local_q;
-    rows r = {plan->ragged ? 0 : b, plan->ragged ? starts[b] : 0, 0};
-    for (int n = 0; n < run; n++) {
-        r.first += fattn_split_run(w->split, length, w->ranks, plan->rank, n).count;
-    }
-    r.count = fattn_split_run(w->split, length, w->ranks, plan->rank, run).count;
-    return r;
-}
-
-static void round_row(const float *from, fattn_dtype dtype, void *to, int64_t channels)
-{
-    if (dtype == FATTN_F32) {
-        memcpy(to, from, (size_t)channels * sizeof *from);
-        return;
-    }
-    uint16_t *const narrow = to;
-    for (int64_t c = 0; c < channels; c++) {
-        narrow[c] = dtype == FATTN_F16 ? fattn_f16_from_f32(from[c]) : fattn_bf16_from_f32(from[c]);
-    }
-}
-
-/* Copies a run between the caller's tensor and packed rows: into them as it is, or f32 out of them,
- * rounded. */
-static void copy_run(const fattn_group_plan *plan, const tensor *t, int run, void *packed, bool out)
-{
-    const int64_t size = fattn_dtype_size(t->dtype);
-    const int64_t step = t->channels * (out ? 4 : size);
-    char *at = packed;
-    for (int64_t b = 0; b < plan->problem.batch; b++) {
-        const rows r = rows_of(plan, t->keys, b, run);
-        for (int64_t i = 0; i < r.count; i++) {
-            char *row =
-                t->data + (r.batch * t->strides.batch + (r.first + i) * t->strides.seq) * size;
-            for (int64_t h = 0; h < t->heads; h++, at += step, row += t->strides.head * size) {
-                if (out) {
-                    round_row((const float *)at, t->dtype, row, t->channels);
-                } else {
-                    memcpy(at, row, (size_t)step);
-                }
-            }
-        }
-    }
-}
-
-/* lse or dlse: (B, Hq, rows), ragged (Hq, all rows), there and here. */
-static void copy_lse(const fattn_group_plan *plan, float *lse, int run, float *packed, bool out)
-{
-    const int64_t heads = plan->problem.heads_q;
-    const int64_t total = plan->ragged ? plan->local.total_q : plan->local.seqlen_q;
-    const int64_t run_total = fattn_group_queries(plan, run).rows;
-    int64_t before = 0;
-    for (int64_t b = 0; b < plan->problem.batch; b++) {
-        const rows r = rows_of(plan, false, b, run);
-        for (int64_t h = 0; h < heads; h++) {
-            float *const there = lse + (r.batch * heads + h) * total + r.first;
-            float *const here =
-                packed + (plan->ragged ? h * run_total + before : (b * heads + h) * r.count);
-            memcpy(out ? there : here, out ? here : there, (size_t)r.count * sizeof *lse);
-        }
-        before += r.count;
-    }
-}
-
-static void pack(const fattn_group_plan *plan, const fattn_buffers *b)
-{
-    const fattn_problem *const p = &plan->local;
-    const int64_t hq = p->heads_q, hk = p->heads_k;
-    const fattn_block block = fattn_group_block_keys(plan, plan->rank);
-    const tensor q = {(char *)b->q, p->q, hq, p->dim, p->dtype, false};
-    const tensor k = {(char *)b->k, p->k, hk, p->dim, p->dtype_kv, true};
-    const tensor v = {(char *)b->v, p->v, hk, p->dim_v, p->dtype_v, true};
-    const tensor o = {b->o, p->o, hq, p->dim_v, p->dtype_o, false};
-    const tensor dout = {(char *)b->dout, p->dout, hq, p->dim_v, p->dtype_o, false};
-    for (int n = 0; n < plan->runs; n++) {
-        copy_run(plan, &q, n, plan->q[n], false);
-        copy_run(plan, &k, n, plan->own + block.k[n], false);
-        copy_run(plan, &v, n, plan->own + block.v[n], false);
-        if (plan->backward) {
-            copy_run(plan, &o, n, plan->o[n], false);
-            copy_run(plan, &dout, n, plan->dout[n], false);
-            copy_lse(plan, b->lse, n, plan->lse[n], false);
-            const int64_t queries = fattn_group_queries(plan, n).rows * hq;
-            memset(plan->sum[n], 0, (size_t)(queries * p->dim) * sizeof(float));
-        }
-        if (p->features & FATTN_DLSE) {
-            copy_lse(plan, (float *)b->dlse, n, plan->dlse[n], false);
-        }
-    }
-    memset(plan->dsink, 0, (size_t)(plan->whole.ranks * hq) * sizeof(float));
-    if (plan->gradients) {
-        memset(plan->own_sum, 0, (size_t)fattn_group_block_sums(plan, plan->rank).bytes);
-    }
-}
-
-static void unpack(const fattn_group_plan *plan, const fattn_buffers *b)
-{
-    const fattn_problem *const p = &plan->local;
-    const fattn_block block = fattn_group_block_sums(plan, plan->rank);
-    const tensor o = {b->o, p->o, p->heads_q, p->dim_v, p->dtype_o, false};
-    const tensor dq = {b->dq, p->dq, p->heads_q, p->dim, p->dtype, false};
-    const tensor dk = {b->dk, p->dk, p->heads_k, p->dim, p->dtype_kv, true};
-    const tensor dv = {b->dv, p->dv, p->heads_k, p->dim_v, p->dtype_v, true};
-    for (int n = 0; n < plan->runs; n++) {
-        if (p->outputs & FATTN_OUT_O) {
-            copy_run(plan, &o, n, plan->sum[n], true);
-        }
-        if (p->outputs & FATTN_OUT_LSE) {
-            copy_lse(plan, b->lse, n, plan->lse[n], true);
-        }
-        if (p->outputs & FATTN_OUT_DQ) {
-            copy_run(plan, &dq, n, plan->sum[n], true);
-        }
-        if (p->outputs & FATTN_OUT_DK) {
-            copy_run(plan, &dk, n, plan->own_sum + block.k[n], true);
-        }
-        if (p->outputs & FATTN_OUT_DV) {
-            copy_run(plan, &dv, n, plan->own_sum + block.v[n], true);
-        }
-    }
-    for (int64_t h = 0; p->outputs & FATTN_OUT_DSINK && h < p->heads_q; h++) {
-        float sum = 0;
-        for (int64_t r = 0; r < plan->whole.ranks; r++) { /* the same order on every rank */
-            sum += plan->dsink[r * p->heads_q + h];
-        }
-        ((float *)b->dsink)[h] = sum;
-    }
-}
 
 /* --- Pieces ----------------------------------------------------------------------------------- */
 
@@ -179,7 +26,8 @@ static const fattn_plan *plan_of(const fattn_group_plan *plan, const fattn_probl
 }
 
 /* Adds the part of a piece to what there is of its run of queries. */
-static fattn_status merge(const fattn_group_plan *plan, int q_run)
+static fattn_status merge(const fattn_group_plan *plan, int q_run, const float *part_o,
+                          const float *part_lse)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t total = fattn_group_queries(plan, q_run).rows;
@@ -194,8 +42,8 @@ static fattn_status merge(const fattn_group_plan *plan, int q_run)
         .dim_v = p->dim_v,
         .o1 = plan->sum[q_run],
         .lse1 = plan->lse[q_run],
-        .o2 = plan->part_o,
-        .lse2 = plan->part_lse,
+        .o2 = part_o,
+        .lse2 = part_lse,
         .o = plan->sum[q_run],
         .lse = plan->lse[q_run],
         .o1_stride = strides,
@@ -203,6 +51,25 @@ static fattn_status merge(const fattn_group_plan *plan, int q_run)
         .o_stride = strides,
     };
     return fattn_merge(plan->device, &args, NULL);
+}
+
+/* Biases and masks have the rows of the share and all keys of the problem. */
+static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
+                         int q_run, int k_run, fattn_buffers *b)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t row = q_run ? fattn_whole_run(&plan->whole, false, 0, plan->rank, 0).count : 0;
+    const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
+    if (p->features & FATTN_BIAS) {
+        b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
+                                                  fattn_dtype_size(p->dtype_bias);
+    }
+    if (p->features & FATTN_MASK) {
+        b->mask = given->mask + row * p->mask_stride[2] + key * p->mask_stride[3];
+    }
+    if (p->outputs & FATTN_OUT_DBIAS) {
+        b->dbias = (float *)given->dbias + row * p->dbias_stride[2] + key * p->dbias_stride[3];
+    }
 }
 
 static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
@@ -222,8 +89,10 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     b.v = keys + block.v[k_run];
     b.o = plan->backward ? plan->o[q_run] : merges ? (void *)plan->part_o : plan->sum[q_run];
     b.lse = merges ? plan->part_lse : plan->lse[q_run];
-    b.alibi_slopes = given->alibi_slopes;
-    b.sink = p.features & FATTN_SINK ? given->sink : NULL;
+    const int64_t head = plan->member * p.heads_q; /* the first of this member */
+    b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
+    b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
+    shift_scores(plan, given, owner, q_run, k_run, &b);
     b.seed = given->seed;
     b.offset = given->offset;
     b.seed_ptr = given->seed_ptr;
@@ -234,36 +103,38 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
         b.dq = plan->sum[q_run];
         b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;
         b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
-        b.dsink = plan->dsink + plan->rank * p.heads_q;
+        b.dsink = plan->dsink + plan->transport.rank * p.heads_q;
     }
     const fattn_status status = fattn_execute(plan_of(plan, &p), &b, plan->workspace, NULL);
-    return !status && merges ? merge(plan, q_run) : status;
+    return !status && merges ? merge(plan, q_run, plan->part_o, plan->part_lse) : status;
 }
 
 static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffers *given,
                                  int64_t owner, const char *keys, char *sums)
 {
     fattn_status status = FATTN_OK;
-    for (int n = 0; !status && n < plan->runs * plan->runs; n++) {
+    for (int n = 0; !status && n < plan->q_runs * plan->k_runs; n++) {
         /* The first piece of a run of queries comes first. */
-        status = attend(plan, given, owner, n % plan->runs, n / plan->runs, keys, sums);
+        status = attend(plan, given, owner, n % plan->q_runs, n / plan->q_runs, keys, sums);
     }
     return status;
 }
 
 /* --- Rounds ----------------------------------------------------------------------------------- */
 
-static void add_message(group_of_messages *group, int64_t peer, int tag, bool receive, void *data,
-                        int64_t bytes)
+/* To or from the rank of the ring that has the same heads. */
+static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
+                     int64_t peer, int tag, bool receive, void *data, int64_t bytes)
 {
-    if (peer >= 0 && bytes > 0) {
-        group->at[group->count++] = (fattn_message){(int32_t)peer, tag, receive, 0, data, bytes};
+    if (peer >= 0) {
+        fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member), tag,
+                                receive, data, bytes);
     }
 }
 
 /* What goes and comes in a lane while step t is computed (ring.h). */
 static void add_messages(const fattn_group_plan *plan, int lane, int64_t step,
-                         group_of_messages *group)
+                         fattn_message *messages, int *count)
 {
     const fattn_ring *const ring = &plan->ring;
     const fattn_ring_messages m = fattn_ring_step(ring, lane, plan->rank, step);
@@ -273,24 +144,25 @@ static void add_messages(const fattn_group_plan *plan, int lane, int64_t step,
     const int tag = lane * KINDS;
     if (m.send_to >= 0) {
         char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
-        add_message(group, m.send_to, tag + BLOCK, false, keys,
-                    fattn_group_block_keys(plan, held).bytes);
+        add_ring(plan, messages, count, m.send_to, tag + BLOCK, false, keys,
+                 fattn_group_block_keys(plan, held).bytes);
     }
     if (m.receive_from >= 0) {
-        add_message(group, m.receive_from, tag + BLOCK, true, plan->lane[lane][(step + 1) % 2],
-                    fattn_group_block_keys(plan, next).bytes);
+        add_ring(plan, messages, count, m.receive_from, tag + BLOCK, true,
+                 plan->lane[lane][(step + 1) % 2], fattn_group_block_keys(plan, next).bytes);
     }
     if (plan->gradients && m.gradient_to >= 0) {
-        add_message(group, m.gradient_to, tag + (m.gradient_to == before ? HOME : GRADIENT), false,
-                    plan->sending[lane], fattn_group_block_sums(plan, before).bytes);
+        add_ring(plan, messages, count, m.gradient_to,
+                 tag + (m.gradient_to == before ? HOME : GRADIENT), false, plan->sending[lane],
+                 fattn_group_block_sums(plan, before).bytes);
     }
     if (plan->gradients && m.gradient_from >= 0) {
-        add_message(group, m.gradient_from, tag + GRADIENT, true, plan->arriving[lane],
-                    fattn_group_block_sums(plan, held).bytes);
+        add_ring(plan, messages, count, m.gradient_from, tag + GRADIENT, true, plan->arriving[lane],
+                 fattn_group_block_sums(plan, held).bytes);
     }
     if (plan->gradients && m.home_from >= 0) {
-        add_message(group, m.home_from, tag + HOME, true, plan->home[lane],
-                    fattn_group_block_sums(plan, plan->rank).bytes);
+        add_ring(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane],
+                 fattn_group_block_sums(plan, plan->rank).bytes);
     }
 }
 
@@ -344,19 +216,20 @@ static void collect(fattn_group_plan *plan, int64_t step)
 static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
 {
     const fattn_transport *const t = &plan->transport;
-    group_of_messages group = {.count = 0};
+    fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most */
+    int count = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
-        add_messages(plan, lane, step, &group);
+        add_messages(plan, lane, step, messages, &count);
     }
-    fattn_status status = group.count ? t->start(t->user, group.at, group.count) : FATTN_OK;
-    const bool started = !status && group.count;
+    fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
+    const bool started = !status && count;
     status = status ? status : compute(plan, given, step);
     if (status) {
         t->abort(t->user, fattn_last_reason());
     }
     if (started) {
         fattn_reason_hold(status);
-        const fattn_status waited = t->wait(t->user, group.at, group.count, plan->timeout);
+        const fattn_status waited = t->wait(t->user, messages, count, plan->timeout);
         fattn_reason_let();
         if (waited && !status) {
             t->abort(t->user, fattn_last_reason());
@@ -365,6 +238,56 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
     }
     if (!status) {
         collect(plan, step);
+    }
+    return status;
+}
+
+/* --- One reduction ---------------------------------------------------------------------------- */
+
+/* Sends (o, lse) to a rank, receives its (o, lse) into the part, or both. */
+static fattn_status trade(const fattn_group_plan *plan, int64_t peer, bool send, bool receive,
+                          float *o, float *lse)
+{
+    const int64_t rows = fattn_group_queries(plan, 0).rows * plan->problem.heads_q;
+    const int64_t bytes = rows * plan->problem.dim_v * (int64_t)sizeof(float);
+    fattn_message messages[4];
+    int count = 0;
+    if (send) {
+        fattn_group_add_message(messages, &count, peer, BLOCK, false, plan->sum[0], bytes);
+        fattn_group_add_message(messages, &count, peer, GRADIENT, false, plan->lse[0], rows * 4);
+    }
+    if (receive) {
+        fattn_group_add_message(messages, &count, peer, BLOCK, true, o, bytes);
+        fattn_group_add_message(messages, &count, peer, GRADIENT, true, lse, rows * 4);
+    }
+    return fattn_group_carry(plan, messages, count);
+}
+
+/*
+ * Merges the results of all ranks, on all ranks. The largest power of two of ranks trade with one
+ * that is 1, 2, 4 ... away; each rank beyond it hands its result to one of them first, and gets the
+ * whole back. Merging commutes exactly, so all end with the same bits.
+ */
+static fattn_status reduce(const fattn_group_plan *plan)
+{
+    const int64_t ranks = plan->whole.ranks, rank = plan->rank;
+    int64_t inner = 1;
+    while (inner * 2 <= ranks) {
+        inner *= 2;
+    }
+    const bool outer = rank >= inner;
+    const int64_t partner = outer ? rank - inner : rank + inner;
+    fattn_status status = FATTN_OK;
+    if (partner < ranks) {
+        status = trade(plan, partner, outer, !outer, plan->part_o, plan->part_lse);
+        status = status || outer ? status : merge(plan, 0, plan->part_o, plan->part_lse);
+    }
+    for (int64_t away = 1; !status && !outer && away < inner; away *= 2) {
+        status = trade(plan, rank ^ away, true, true, plan->part_o, plan->part_lse);
+        status = status ? status : merge(plan, 0, plan->part_o, plan->part_lse);
+    }
+    if (!status && partner < ranks) {
+        status = trade(plan, partner, !outer, outer, plan->sum[0], plan->lse[0]);
     }
     return status;
 }
@@ -391,6 +314,56 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
 }
 
+static void clear_dbias(const fattn_group_plan *plan, float *dbias)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t *const stride = p->dbias_stride;
+    const int64_t sizes[] = {p->batch, p->heads_q, plan->local.seqlen_q, p->seqlen_k};
+    int64_t extent[4]; /* an axis that is summed over has one entry */
+    for (int axis = 0; axis < 4; axis++) {
+        extent[axis] = stride[axis] ? sizes[axis] : fattn_min64(sizes[axis], 1);
+    }
+    for (int64_t b = 0; b < extent[0]; b++) {
+        for (int64_t h = 0; h < extent[1]; h++) {
+            for (int64_t i = 0; i < extent[2]; i++) {
+                for (int64_t j = 0; j < extent[3]; j++) {
+                    dbias[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]] = 0;
+                }
+            }
+        }
+    }
+}
+
+/* Sums that pieces add to. */
+static void clear(const fattn_group_plan *plan, const fattn_buffers *given)
+{
+    if (plan->problem.outputs & FATTN_OUT_DBIAS) {
+        clear_dbias(plan, given->dbias);
+    }
+    const fattn_problem *const p = &plan->problem;
+    for (int n = 0; plan->backward && n < plan->q_runs; n++) {
+        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
+        memset(plan->sum[n], 0, (size_t)(rows * p->dim) * sizeof(float));
+    }
+    memset(plan->dsink, 0, (size_t)(plan->transport.ranks * p->heads_q) * sizeof(float));
+    if (plan->gradients) {
+        memset(plan->own_sum, 0, (size_t)fattn_group_block_sums(plan, plan->rank).bytes);
+    }
+}
+
+/* Over the ranks that had a head, in the same order on every rank. */
+static void sum_dsink(const fattn_group_plan *plan, float *dsink)
+{
+    const int64_t heads = plan->problem.heads_q;
+    for (int64_t h = 0; h < heads * plan->members; h++) {
+        float sum = 0;
+        for (int64_t r = 0; r < plan->whole.ranks; r++) {
+            sum += plan->dsink[fattn_group_rank(plan, r, h / heads) * heads + h % heads];
+        }
+        dsink[h] = sum;
+    }
+}
+
 fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
 {
     if (!plan) {
@@ -402,16 +375,21 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
         plan->transport.abort(plan->transport.user, fattn_last_reason());
         return status;
     }
-    pack(plan, &b);
+    clear(plan, &b);
+    status = fattn_group_pack(plan, &b);
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
         status = go_round(plan, &b, step);
+    }
+    if (!status && plan->whole.all_queries) {
+        status = reduce(plan);
     }
     if (!status && plan->problem.outputs & FATTN_OUT_DSINK) {
         status =
             fattn_group_gather(plan, plan->dsink, plan->problem.heads_q * (int64_t)sizeof(float));
     }
-    if (!status) {
-        unpack(plan, &b);
+    status = status ? status : fattn_group_unpack(plan, &b);
+    if (!status && plan->problem.outputs & FATTN_OUT_DSINK) {
+        sum_dsink(plan, b.dsink);
     }
     return status;
 }

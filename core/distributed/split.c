@@ -84,6 +84,30 @@ int64_t fattn_whole_k(const fattn_whole *whole, int64_t b)
     return whole->cu_k ? whole->cu_k[b + 1] - whole->cu_k[b] : whole->problem->seqlen_k;
 }
 
+int fattn_whole_q_runs(const fattn_whole *whole)
+{
+    return whole->all_queries ? 1 : fattn_split_runs(whole->split);
+}
+
+fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t b, int64_t rank, int n)
+{
+    if (!keys && whole->all_queries) {
+        return (fattn_run){0, fattn_whole_q(whole, b), 1};
+    }
+    return fattn_split_run(whole->split, keys ? fattn_whole_k(whole, b) : fattn_whole_q(whole, b),
+                           whole->ranks, rank, n);
+}
+
+int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t b, int64_t rank)
+{
+    const int runs = keys ? fattn_split_runs(whole->split) : fattn_whole_q_runs(whole);
+    int64_t rows = 0;
+    for (int n = 0; n < runs; n++) {
+        rows += fattn_whole_run(whole, keys, b, rank, n).count;
+    }
+    return rows;
+}
+
 int64_t fattn_whole_kinds(const fattn_whole *whole)
 {
     return whole->cu_q || whole->cu_k ? whole->problem->batch
@@ -103,8 +127,8 @@ fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t b, int64_t rank, in
 {
     const fattn_problem *const p = whole->problem;
     const int64_t sq = fattn_whole_q(whole, b), sk = fattn_whole_k(whole, b);
-    const fattn_run q = fattn_split_run(whole->split, sq, whole->ranks, rank, q_run);
-    const fattn_run k = fattn_split_run(whole->split, sk, whole->ranks, owner, k_run);
+    const fattn_run q = fattn_whole_run(whole, false, b, rank, q_run);
+    const fattn_run k = fattn_whole_run(whole, true, b, owner, k_run);
     const int64_t off = p->anchor == FATTN_BOTTOM_RIGHT ? sk - sq : 0;
     const int64_t base = off + q.first - k.first;
     fattn_piece piece = {q, k, -UNBOUNDED, UNBOUNDED};
@@ -141,11 +165,11 @@ double fattn_piece_pairs(const fattn_piece *piece)
 
 double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner)
 {
-    const int runs = fattn_split_runs(whole->split);
+    const int runs = fattn_split_runs(whole->split), q_runs = fattn_whole_q_runs(whole);
     const int64_t kinds = fattn_whole_kinds(whole);
     double pairs = 0;
     for (int64_t b = 0; b < kinds; b++) {
-        for (int n = 0; n < runs * runs; n++) {
+        for (int n = 0; n < q_runs * runs; n++) {
             const fattn_piece piece = fattn_piece_of(whole, b, rank, n / runs, owner, n % runs);
             pairs += fattn_piece_pairs(&piece);
         }

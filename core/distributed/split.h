@@ -35,10 +35,19 @@ typedef struct fattn_whole {
     const int32_t *cu_q, *cu_k;   /* NULL without FATTN_CU_SEQLENS_Q, _K */
     fattn_split split;
     int64_t ranks;
+    bool all_queries; /* which every rank has: only keys are divided */
 } fattn_whole;
 
 int64_t fattn_whole_q(const fattn_whole *whole, int64_t sequence);
 int64_t fattn_whole_k(const fattn_whole *whole, int64_t sequence);
+
+/* Run n of a rank's queries, or keys, in a sequence; and how many there are of queries. */
+int fattn_whole_q_runs(const fattn_whole *whole);
+fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank,
+                          int n);
+
+/* Rows of all of them. */
+int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank);
 
 /* Sequences of different lengths, or 1 where all are equal: what is true of one is true of all. */
 int64_t fattn_whole_kinds(const fattn_whole *whole);

@@ -50,6 +50,18 @@ FATTN_API int fattn_split_runs(fattn_split split);
 FATTN_API fattn_status fattn_split_get_run(fattn_split split, int64_t length, int64_t ranks,
                                            int64_t rank, int which, fattn_run *run);
 
+/* How they compute what their rows have in common with keys of others. */
+typedef enum fattn_scheme {
+    FATTN_SCHEME_AUTO = 0,  /* the fastest by forecast: `fattn explain`; not for groups */
+    FATTN_SCHEME_RING = 1,  /* keys travel from rank to rank */
+    FATTN_SCHEME_HEADS = 2, /* rows are exchanged for heads, all to all, and results back; R divides
+                             * heads_k */
+    FATTN_SCHEME_BOTH = 3,  /* heads within groups of ranks, a ring over the groups; R and heads_k
+                             * have a common divisor besides 1 and R */
+    FATTN_SCHEME_REDUCE = 4 /* forward of few queries, which all ranks have: keys are divided, and
+                             * (o, lse) of all ranks are merged in a tree; not striped */
+} fattn_scheme;
+
 /* ----------------------------------------------------------------------------------------------
  * --- Transports
  * ---------------------------------------------------------------------------------------------- */
@@ -100,13 +112,13 @@ FATTN_API fattn_status fattn_transport_fail(fattn_status status, const char *rea
  * --- Groups
  * ---------------------------------------------------------------------------------------------- */
 
-/* Who computes together, and how. All ranks give the same split. */
+/* Who computes together, and how. All ranks give the same split and scheme. */
 typedef struct fattn_group {
     size_t struct_size;               /* sizeof(fattn_group); set by fattn_group_init */
     const fattn_transport *transport; /* must outlive the plans */
     fattn_device *device;             /* one that reads host memory; NULL: the default one */
     fattn_split split;                /* default FATTN_SPLIT_CONTIGUOUS */
-    int32_t reserved;                 /* 0 */
+    fattn_scheme scheme;              /* default FATTN_SCHEME_RING */
     double timeout; /* seconds that a step may wait for others; default 60. An idle rank waits as
                      * long as the busiest computes a step */
 } fattn_group;
@@ -124,10 +136,14 @@ typedef struct fattn_group_plan fattn_group_plan;
  * both cu_seqlens, given here for the undivided problem as host memory and copied; its shares are
  * packed likewise, the share of one sequence behind that of another.
  *
- * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, sinks, dropout
- * (bit for bit that of one device), dLSE, groups of heads, ragged batches. Refused with
- * FATTN_UNSUPPORTED and the reason: bias and masks, seqused, pages, positions, accumulation, and
- * under FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two ends.
+ * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, sinks, bias and
+ * masks, dropout (bit for bit that of one device), dLSE, groups of heads, ragged batches, mixed
+ * types. A rank's share of bias, mask and dbias has the rows of its share of q, and all keys of the
+ * problem; bias_stride, mask_stride and dbias_stride are its own.
+ *
+ * Refused with FATTN_UNSUPPORTED and the reason: block masks, seqused, seqstart, pages, positions,
+ * accumulation; bias and masks where batches are ragged or heads are divided; dbias that is summed
+ * over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two ends.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
  * has another. The plan holds the memory that it computes in, and serves one execution at a time.
@@ -152,7 +168,8 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * same on all ranks. dsink is the whole sum on every rank.
  *
  * Results do not depend on time: the same ranks give the same bits in every run. On an error, also
- * one of another rank, outputs are untouched, except where a rank fails after others were done.
+ * one of another rank, outputs are untouched, except where a rank fails after others were done, and
+ * except dbias, which is written where it is, too large to be held twice.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

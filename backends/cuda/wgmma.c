@@ -181,9 +181,6 @@ static void forward_shape(const fattn_problem *p, const fattn_tiling *t, const c
     }
 WGMMA_SHAPES(WGMMA_FUNCTIONS)
 
-/* Not on a GPU so far: they run when they are named. */
-#define WGMMA_UNTRIED(width) ((width) == 192)
-
 #define WGMMA_ROW(name_, width, ...)                \
     {                                               \
         .row = {.name = "wgmma_" #name_,            \
@@ -191,7 +188,6 @@ WGMMA_SHAPES(WGMMA_FUNCTIONS)
                 .dtypes = WGMMA_DTYPES,             \
                 .features = WGMMA_FEATURES,         \
                 .dim_max = width,                   \
-                .by_name = WGMMA_UNTRIED(width),    \
                 .align = 16,                        \
                 .must_fit = true,                   \
                 .packs_groups = true,               \

@@ -242,7 +242,7 @@ def hardening_case(folder):
 
 
 def library_case(folder):
-    plant(folder, {"include/fattn/fattn.h":
+    plant(folder, {"include/fattn/distributed.h": "", "include/fattn/fattn.h":
                    "FATTN_API int a(void);\nFATTN_API const char *\nb(int x);\n/* FATTN_API int c(void); */\n"})
     good = compiled(folder, "good.so", "int a(void) { return 0; } int b(int x) { return x; }\n",
                     "-shared", "-fPIC", "-Wl,-soname,libfattn.so.0", "-Wl,--no-as-needed", "-lm")

@@ -250,8 +250,13 @@ static void gpu_sync(void)
 {
     meet(m.barriers[0], m.threads, [] {});
 }
-static bool gpu_any(bool) { abort(); } /* of kernels that are not here */
+/* Of kernels that are not here. */
+static bool gpu_any(bool) { abort(); }
 static float gpu_shfl(float, int) { abort(); }
+static void gpu_sync_memory(void) { abort(); }
+static void gpu_poke(uint64_t *, uint64_t) { abort(); }
+static void gpu_exchange(uint64_t *, uint64_t, uint64_t) { abort(); }
+static uint64_t gpu_count(uint64_t *) { abort(); }
 static float gpu_shfl_xor(float x, int n)
 {
     return __int_as_float((int)exchange((uint32_t)__float_as_int(x), m.running % 32 ^ n));

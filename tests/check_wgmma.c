@@ -64,8 +64,8 @@ static void check_descriptors(void)
     tap_check(found, "steps along channels and rows reach the elements of a tile");
 }
 
-/* Sums of dQ in the workspace: each element has a place, rows of 64 channels follow one another, and
- * the lanes of a warp, 8 channels of every other row, write to 32 banks of 4 bytes. */
+/* Sums of dQ in the workspace: each element has a place, rows of 64 channels follow one another,
+ * and the lanes of a warp, 8 channels of every other row, write to 32 banks of 4 bytes. */
 static void check_sums(void)
 {
     enum { ROWS = 96, WIDTH = 128 };

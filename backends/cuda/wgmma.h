@@ -68,8 +68,8 @@
 #define WGMMA_BACKWARD_ITEM_BYTES 80 /* of what an item is, in the workspace */
 
 /*
- * Sums of dQ are floats in the workspace, tile by tile. In a tile 64 channels of all rows follow one
- * another, 256 bytes a row, and chunk c of 32 bytes of row r lies at c ^ (r / 2 % 4): then a warp,
+ * Sums of dQ are floats in the workspace, tile by tile. In a tile 64 channels of all rows follow
+ * one another, 256 bytes a row, and chunk c of 32 bytes of row r lies at c ^ (r / 2 % 4): then a warp,
  * whose lanes hold 8 channels of every other row of 8, writes to 32 banks of shared memory at once.
  * Offset in floats of channel c of row r in a tile of `rows`:
  */

@@ -109,11 +109,11 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     order.together = fattn_max64(fattn_quotient(g.tiling.together, group), 1);
     const fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
     const fattn_sequence seq = gpu_sequence(g, work.batch);
-    const fattn_band band = gpu_band(p, seq);
+    const fattn_band band = fattn_band_of(&p, &seq);
     w.block = (int)(order.q_blocks - 1 - work.block);
-    const int64_t j0 = (int64_t)w.block * S::KEYS, owned = seq.slot_k;
+    const int64_t j0 = (int64_t)w.block * S::KEYS;
     w.keys = (int)gpu_clamp(seq.sk - j0, 0, S::KEYS);
-    w.owned = p.features & FATTN_ACCUMULATE ? w.keys : (int)gpu_clamp(owned - j0, 0, S::KEYS);
+    w.owned = p.features & FATTN_ACCUMULATE ? w.keys : (int)gpu_clamp(seq.slot_k - j0, 0, S::KEYS);
     w.queries = (int)seq.sq;
     /* Query i sees key j when j - right <= i + diagonal <= j + left. */
     const int64_t aligned = j0 - band.diagonal;
@@ -124,10 +124,11 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.past_query =
         (int)(band.left < 0 ? far
                             : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -far, far));
-    const int low = max(w.first_query, 0);
-    const int64_t high = (int64_t)w.past_query + w.keys - 1;
-    w.first = low / S::QUERIES;
-    w.past = w.keys > 0 ? (int)((gpu_clamp(high, 0, seq.sq) + S::QUERIES - 1) / S::QUERIES) : 0;
+    const fattn_range rows = fattn_band_queries(&band, seq.sq, j0, j0 + w.keys);
+    const int first = (int)gpu_clamp(rows.first, 0, seq.sq);
+    const int past = w.keys > 0 ? (int)gpu_clamp(rows.past, 0, seq.sq) : 0;
+    w.first = first / S::QUERIES;
+    w.past = (past + S::QUERIES - 1) / S::QUERIES;
     w.full = w.keys < S::KEYS ? INT32_MAX
                               : (max(w.first_query + S::KEYS - 1, 0) + S::QUERIES - 1) / S::QUERIES;
     w.full_past = w.past_query >= seq.sq ? INT32_MAX : max(w.past_query, 0) / S::QUERIES;

@@ -69,8 +69,9 @@
 
 /*
  * Sums of dQ are floats in the workspace, tile by tile. In a tile 64 channels of all rows follow
- * one another, 256 bytes a row, and chunk c of 32 bytes of row r lies at c ^ (r / 2 % 4): then a warp,
- * whose lanes hold 8 channels of every other row of 8, writes to 32 banks of shared memory at once.
+ * one another, 256 bytes a row, and chunk c of 32 bytes of row r lies at c ^ (r / 2 % 4): then a
+ * warp, whose lanes hold 8 channels of every other row of 8, writes to 32 banks of shared memory at
+ * once.
  * Offset in floats of channel c of row r in a tile of `rows`:
  */
 FATTN_HD uint32_t wgmma_sum_offset(uint32_t rows, uint32_t r, uint32_t c)

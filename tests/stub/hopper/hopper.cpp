@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs the Hopper kernels (wgmma_forward.cuh, wgmma_backward.cuh) on the host, from their source:
- * the words of wgmma_sm90.cuh are defined here by what the manual of the instruction set says they do. The stub
- * driver calls it for every launch.
+ * the words of wgmma_sm90.cuh are defined here by what the manual of the instruction set says they
+ * do. The stub driver calls it for every launch.
  *
  * A block's threads are fibers. The lanes of a warp stay together as long as they do the same. The
  * order in which warps run is random, and a warp may sleep for long where it has to wait; copies

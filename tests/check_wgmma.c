@@ -70,7 +70,7 @@ static void check_sums(void)
 {
     enum { ROWS = 96, WIDTH = 128 };
     static bool taken[ROWS * WIDTH];
-    bool each = true, banks = true;
+    bool each = true, banks = true, own = true;
     memset(taken, 0, sizeof taken);
     for (uint32_t r = 0; r < ROWS; r++) {
         for (uint32_t c = 0; c < WIDTH; c++) {
@@ -89,6 +89,17 @@ static void check_sums(void)
             banks = banks && hit == UINT32_MAX;
         }
     }
+    memset(taken, 0, sizeof taken);
+    for (int t = 0; t < 128; t++) { /* their own: four after four of a thread, whatever the rows */
+        for (int n = 0; n < 64 * ROWS / 128; n++) {
+            const uint32_t r = (uint32_t)wgmma_column(t, n), c = (uint32_t)wgmma_row(t, n);
+            const uint32_t at = wgmma_own_sum_offset(ROWS, r, c);
+            own = own && at == (uint32_t)((n / 4 * 128 + t) * 4 + n % 4) && !taken[at] &&
+                  wgmma_own_sum_offset(ROWS, r, 64 + c) == at + 64 * ROWS;
+            taken[at] = true;
+        }
+    }
+    tap_check(own, "sums that a thread adds itself lie four and four together");
     tap_check(each, "each sum of dQ has a place in its row's 64 channels");
     tap_check(banks, "a warp writes its sums of dQ to all banks at once");
 }

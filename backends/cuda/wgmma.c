@@ -205,7 +205,8 @@ WGMMA_SHAPES(WGMMA_FUNCTIONS)
     },
 /* --- Backward --------------------------------------------------------------------------------- */
 
-#define ROWS_MOST 0x1p31 /* of all heads, whole tiles of them */
+#define BACKWARD_KEYS_MOST 128 /* of a tile */
+#define ROWS_MOST 0x1p31       /* of all heads, whole tiles of them */
 
 /* As forward has it, of dO too; but heads of a group may share their queries. */
 static const char *cannot_backward(const fattn_problem *p, int64_t queries)
@@ -215,7 +216,7 @@ static const char *cannot_backward(const fattn_problem *p, int64_t queries)
         return "counts queries and keys below 2^30";
     }
     const double rows = (double)p->total_q + (double)p->batch * (double)queries;
-    const double keys = (double)p->seqlen_k + WGMMA_BACKWARD_KEYS;
+    const double keys = (double)p->seqlen_k + BACKWARD_KEYS_MOST;
     if ((double)p->batch * (double)p->heads_q * rows >= ROWS_MOST ||
         (double)p->batch * (double)p->heads_k * keys >= ROWS_MOST) {
         return "counts rows and keys of all heads below 2^31";
@@ -283,38 +284,38 @@ static int backward_maps(const fattn_problem *p, const fattn_tiling *t,
     return 4;
 }
 
-#define WGMMA_BACKWARD_FUNCTIONS(name, width, queries, stages, ahead)                           \
-    static const fattn_tile backward_tiles_##name[] = {{queries, WGMMA_BACKWARD_KEYS}, {0, 0}}; \
-    static int64_t backward_fast_bytes_##name(const fattn_problem *p, fattn_tile tile)          \
-    {                                                                                           \
-        (void)p, (void)tile;                                                                    \
-        return WGMMA_BACKWARD_SHARED(width, queries, stages);                                   \
-    }                                                                                           \
-    static const char *cannot_backward_##name(const fattn_problem *p)                           \
-    {                                                                                           \
-        return cannot_backward(p, queries);                                                     \
-    }                                                                                           \
-    static int64_t backward_workspace_##name(const fattn_problem *p, const fattn_tiling *t)     \
-    {                                                                                           \
-        return backward_workspace(p, t, width);                                                 \
-    }                                                                                           \
-    static void rows_shape_##name(const fattn_problem *p, const fattn_tiling *t,                \
-                                  fattn_gpu_shape *shape)                                       \
-    {                                                                                           \
-        rows_shape(p, t->q_blocks * t->br, "rows", #name, shape);                               \
-        shape->blocks += shape->blocks == 0; /* which makes the items */                        \
-    }                                                                                           \
-    static void backward_shape_##name(const fattn_problem *p, const fattn_tiling *t,            \
-                                      fattn_gpu_shape *shape)                                   \
-    {                                                                                           \
-        backward_shape(p, t, #name, WGMMA_BACKWARD_SHARED(width, queries, stages), shape);      \
-    }                                                                                           \
-    static void dq_shape_##name(const fattn_problem *p, const fattn_tiling *t,                  \
-                                fattn_gpu_shape *shape)                                         \
-    {                                                                                           \
-        (void)t;                                                                                \
-        rows_shape(p, p->seqlen_q, "dq", #name, shape);                                         \
-        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                          \
+#define WGMMA_BACKWARD_FUNCTIONS(name, width, queries, keys, stages, ahead)                      \
+    static const fattn_tile backward_tiles_##name[] = {{queries, keys}, {0, 0}};                 \
+    static int64_t backward_fast_bytes_##name(const fattn_problem *p, fattn_tile tile)           \
+    {                                                                                            \
+        (void)p, (void)tile;                                                                     \
+        return WGMMA_BACKWARD_SHARED(width, queries, keys, stages);                              \
+    }                                                                                            \
+    static const char *cannot_backward_##name(const fattn_problem *p)                            \
+    {                                                                                            \
+        return cannot_backward(p, queries);                                                      \
+    }                                                                                            \
+    static int64_t backward_workspace_##name(const fattn_problem *p, const fattn_tiling *t)      \
+    {                                                                                            \
+        return backward_workspace(p, t, width);                                                  \
+    }                                                                                            \
+    static void rows_shape_##name(const fattn_problem *p, const fattn_tiling *t,                 \
+                                  fattn_gpu_shape *shape)                                        \
+    {                                                                                            \
+        rows_shape(p, t->q_blocks * t->br, "rows", #name, shape);                                \
+        shape->blocks += shape->blocks == 0; /* which makes the items */                         \
+    }                                                                                            \
+    static void backward_shape_##name(const fattn_problem *p, const fattn_tiling *t,             \
+                                      fattn_gpu_shape *shape)                                    \
+    {                                                                                            \
+        backward_shape(p, t, #name, WGMMA_BACKWARD_SHARED(width, queries, keys, stages), shape); \
+    }                                                                                            \
+    static void dq_shape_##name(const fattn_problem *p, const fattn_tiling *t,                   \
+                                fattn_gpu_shape *shape)                                          \
+    {                                                                                            \
+        (void)t;                                                                                 \
+        rows_shape(p, p->seqlen_q, "dq", #name, shape);                                          \
+        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                           \
     }
 WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
 

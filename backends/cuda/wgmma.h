@@ -38,23 +38,23 @@
 #define WGMMA_WORKSPACE 256
 
 /*
- * Of backward: X(name, width, queries, stages, ahead), with two warpgroups of 64 keys each, queries
- * of a tile, and stages of these in shared memory. ahead: the scores of the next tile begin before
- * this one is over, if registers are enough. docs/notes/hopper-backward.md has the reasons.
+ * Of backward: X(name, width, queries, keys, stages, ahead), with the tile, and stages of its
+ * queries in shared memory. Two warpgroups have 64 of 128 keys each, or, of 64 keys, half of the
+ * channels each. ahead: the scores of the next tile begin before this one is over, if registers are
+ * enough. docs/notes/hopper-backward.md has the reasons.
  */
-#define WGMMA_BACKWARD_SHAPES(X) \
-    X(64, 64, 96, 3, true)       \
-    X(64_128, 64, 128, 3, true)  \
-    X(128, 128, 64, 3, true)     \
-    X(128_80, 128, 80, 2, false)
-
-#define WGMMA_BACKWARD_KEYS 128
+#define WGMMA_BACKWARD_SHAPES(X)      \
+    X(64, 64, 96, 128, 3, true)       \
+    X(64_128, 64, 128, 128, 3, true)  \
+    X(128, 128, 64, 128, 3, true)     \
+    X(128_80, 128, 80, 128, 2, false) \
+    X(256, 256, 64, 64, 2, true)
 
 /* Bytes of shared memory: keys and values, queries and two tiles of dO, two of dS, one of dQ in
- * floats, lse and delta of each row, the barriers and the item. */
-#define WGMMA_BACKWARD_SHARED(width, queries, stages)                       \
-    (2 * (width) * (2 * WGMMA_BACKWARD_KEYS + (2 + (stages)) * (queries)) + \
-     2 * 2 * (queries)*WGMMA_BACKWARD_KEYS + 4 * (width) * (queries) +      \
+ * floats or two of P, lse and delta of each row, the barriers and the item. */
+#define WGMMA_BACKWARD_SHARED(width, queries, keys, stages)                                 \
+    (2 * (width) * (2 * (keys) + (2 + (stages)) * (queries)) + 2 * 2 * (queries) * (keys) + \
+     ((keys) == 64 ? 2 * 2 * (queries) * (keys) : 4 * (width) * (queries)) +                \
      4 * (2 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
 #define WGMMA_BACKWARD_CONTROL 256
 
@@ -78,6 +78,14 @@ FATTN_HD uint32_t wgmma_sum_offset(uint32_t rows, uint32_t r, uint32_t c)
 {
     const uint32_t chunk = c % 64 / 8;
     return c / 64 * rows * 64 + r * 64 + (chunk ^ (r / 2 % 4)) * 8 + c % 8;
+}
+
+/* The same where threads of a warpgroup add their own sums, four at a time: element 4 k + e of a
+ * product of 64 channels by the rows, of thread t, lies at (128 k + t) * 4 + e. */
+FATTN_HD uint32_t wgmma_own_sum_offset(uint32_t rows, uint32_t r, uint32_t c)
+{
+    const uint32_t t = c % 64 / 16 * 32 + c % 8 * 4 + r % 8 / 2;
+    return c / 64 * rows * 64 + (r / 8 * 128 + t) * 4 + c % 16 / 8 * 2 + r % 2;
 }
 
 /*

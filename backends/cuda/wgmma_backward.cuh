@@ -40,9 +40,9 @@ template <class S> struct wgmma_backward_control {
 /* What all roles know. */
 template <class S> struct wgmma_backward_block {
     wgmma_backward_control<S> *control;
-    uint32_t k, v, q, dout, ds, dq; /* tiles */
-    uint32_t lse, delta;            /* of each stage of q, of dO */
-    int tiles;                      /* of all heads of the group */
+    uint32_t k, v, q, dout, ds, dq, p; /* tiles */
+    uint32_t lse, delta;               /* of each stage of q, of dO */
+    int tiles;                         /* of all heads of the group */
 };
 
 /* A place in a ring: phases change when it begins anew. */
@@ -61,7 +61,8 @@ enum {
     WGMMA_DS_MADE = 1,  /* of all that multiply */
     WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and its adder */
     WGMMA_DQ_ADDED = 4, /* .. 5 */
-    WGMMA_CLEARED = 6   /* .. 7: of a warpgroup */
+    WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
+    WGMMA_P_MADE = 8    /* of all that multiply */
 };
 enum { WGMMA_WITH_ADDER = 128 + 32 };
 
@@ -194,10 +195,22 @@ template <class S> GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> 
     return b.control->item.queries % S::QUERIES;
 }
 
+/* Begins the warpgroup's part of a product of keys or values, and queries or dO. */
+template <class S>
+GPU_DEVICE void wgmma_own_dots(int group, uint32_t keys, uint32_t queries,
+                               float x[S::OWN_QUERIES / 8][4])
+{
+    const uint32_t first_key = S::IS_WIDE ? 0 : group * 64;
+    const uint32_t first_query = S::IS_WIDE ? group * S::OWN_QUERIES : 0;
+    wgmma_dots<typename S::type, S::WIDTH, S::KEYS, S::QUERIES, S::OWN_QUERIES, true>(
+        wgmma_descriptor(keys + first_key * 128, 0),
+        wgmma_descriptor(queries + first_query * 128, 0), x);
+}
+
 /* Begins S^T of the next tile. */
 template <class S>
 GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
-                                   int tile, float x[S::QUERIES / 8][4])
+                                   int tile, float x[S::OWN_QUERIES / 8][4])
 {
     wgmma_backward_control<S> &control = *b.control;
     const uint32_t q = b.q + walk.q.stage * S::QUERY_BYTES;
@@ -205,15 +218,14 @@ GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backw
     if (tile == walk.tail) {
         wgmma_clear<S::QUERIES, S::PANELS>(q, wgmma_tail_rows<S>(b), WGMMA_CLEARED + walk.group);
     }
-    wgmma_dots<typename S::type, S::WIDTH, S::KEYS, S::QUERIES, true>(
-        wgmma_descriptor(b.k + walk.group * 64 * 128, 0), wgmma_descriptor(q, 0), x);
+    wgmma_own_dots<S>(walk.group, b.k, q, x);
     wgmma_step(walk.q);
 }
 
 /* Begins dP^T. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
-                               float dp[S::QUERIES / 8][4])
+                               float dp[S::OWN_QUERIES / 8][4])
 {
     wgmma_backward_control<S> &control = *b.control;
     const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
@@ -221,16 +233,15 @@ GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_bac
     if (walk.tile == walk.tail) {
         wgmma_clear<S::QUERIES, S::PANELS>(dout, wgmma_tail_rows<S>(b), WGMMA_CLEARED + walk.group);
     }
-    wgmma_dots<typename S::type, S::WIDTH, S::KEYS, S::QUERIES, true>(
-        wgmma_descriptor(b.v + walk.group * 64 * 128, 0), wgmma_descriptor(dout, 0), dp);
+    wgmma_own_dots<S>(walk.group, b.v, dout, dp);
 }
 
 /* Scores become P. lse: of the thread's first column. */
 template <class S>
-GPU_DEVICE void wgmma_exponentiate(float unit, uint32_t lse, float x[S::QUERIES / 8][4])
+GPU_DEVICE void wgmma_exponentiate(float unit, uint32_t lse, float x[S::OWN_QUERIES / 8][4])
 {
     GPU_UNROLL
-    for (int n = 0; n < S::QUERIES / 8; n++) {
+    for (int n = 0; n < S::OWN_QUERIES / 8; n++) {
         uint32_t two[2];
         mma_get<2>(lse + 32 * n, two);
         const float even = __int_as_float((int)two[0]), odd = __int_as_float((int)two[1]);
@@ -243,11 +254,11 @@ GPU_DEVICE void wgmma_exponentiate(float unit, uint32_t lse, float x[S::QUERIES 
 
 /* dP becomes dS. delta: of the thread's first column. */
 template <class S>
-GPU_DEVICE void wgmma_differentiate(uint32_t delta, const float p[S::QUERIES / 8][4],
-                                    float dp[S::QUERIES / 8][4])
+GPU_DEVICE void wgmma_differentiate(uint32_t delta, const float p[S::OWN_QUERIES / 8][4],
+                                    float dp[S::OWN_QUERIES / 8][4])
 {
     GPU_UNROLL
-    for (int n = 0; n < S::QUERIES / 8; n++) {
+    for (int n = 0; n < S::OWN_QUERIES / 8; n++) {
         uint32_t two[2];
         mma_get<2>(delta + 32 * n, two);
         GPU_UNROLL
@@ -260,19 +271,21 @@ GPU_DEVICE void wgmma_differentiate(uint32_t delta, const float p[S::QUERIES / 8
 /* Selects away the scores of pairs outside of the band, and of keys that do not exist. */
 template <class S>
 GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
-                           float x[S::QUERIES / 8][4])
+                           float x[S::OWN_QUERIES / 8][4])
 {
     if (walk.tile < walk.full || walk.tile >= walk.full_past) {
         const wgmma_backward_item &w = b.control->item;
-        const int t = (int)threadIdx.x % 128, key = 64 * walk.group + wgmma_row(t, 0);
-        const int from = key - walk.tile * S::QUERIES - wgmma_column(t, 0);
+        const int t = (int)threadIdx.x % 128;
+        const int key = (S::IS_WIDE ? 0 : 64 * walk.group) + wgmma_row(t, 0);
+        const int query = (S::IS_WIDE ? S::OWN_QUERIES * walk.group : 0) + wgmma_column(t, 0);
+        const int from = key - walk.tile * S::QUERIES - query;
         const int first[2] = {w.first_query + from, w.first_query + from + 8};
         if (walk.tile < walk.full_past && walk.full != INT32_MAX) {
-            wgmma_keep_first<S::QUERIES>(first, x);
+            wgmma_keep_first<S::OWN_QUERIES>(first, x);
         } else {
             const int past[2] = {key < w.keys ? w.past_query + from : -WGMMA_FAR_QUERY,
                                  key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_FAR_QUERY};
-            wgmma_keep<S::QUERIES>(first, past, x);
+            wgmma_keep<S::OWN_QUERIES>(first, past, x);
         }
     }
 }
@@ -375,6 +388,119 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     walk.tile = next;
 }
 
+/* --- A tile of wide rows ---------------------------------------------------------------------- */
+
+/* sums += X^T Y for the warpgroup's channels of Y; x, y: tiles of queries, by keys and by
+ * channels. */
+template <class S>
+GPU_DEVICE void wgmma_wide_mix(uint32_t x, uint32_t y, int group,
+                               float sums[S::OWN_CHANNELS / 8][4])
+{
+    const uint32_t panel = S::QUERIES * 128;
+    const uint64_t a = wgmma_descriptor(x, 0);
+    const uint64_t b = wgmma_descriptor(y + group * (S::OWN_CHANNELS / 64) * panel, panel);
+    wgmma_fence();
+    GPU_UNROLL
+    for (int i = 0; i < S::QUERIES / 16; i++) {
+        wgmma_product<typename S::type, S::OWN_CHANNELS>::crossed(sums, a + i * WGMMA_ROWS,
+                                                                  b + i * WGMMA_ROWS);
+    }
+    wgmma_commit();
+}
+
+/* Begins the warpgroup's half of dQ^T: its channels, of all queries. */
+template <class S>
+GPU_DEVICE void wgmma_wide_dq(const wgmma_backward_block<S> &b, uint32_t ds, int group,
+                              float dq[S::PARTS][S::PART / 8][4])
+{
+    const uint64_t from = wgmma_descriptor(ds, 0);
+    wgmma_fence();
+    GPU_UNROLL
+    for (int n = 0; n < S::PARTS; n++) {
+        const uint32_t panel = b.k + (group * S::PARTS + n) * S::KEYS * 128;
+        const uint64_t a = wgmma_descriptor(panel, 0);
+        GPU_UNROLL
+        for (int i = 0; i < S::KEYS / 16; i++) {
+            const uint64_t k_step = a + i * WGMMA_ROWS, ds_step = from + i * WGMMA_CHANNELS;
+            if (i == 0) {
+                wgmma_product<typename S::type, S::PART>::new_turned(dq[n], k_step, ds_step);
+            } else {
+                wgmma_product<typename S::type, S::PART>::turned(dq[n], k_step, ds_step);
+            }
+        }
+    }
+    wgmma_commit();
+}
+
+/* Elements of a part of P^T or dS^T, rounded, as a tile of queries by keys. */
+template <class S> GPU_DEVICE void wgmma_wide_put(uint32_t to, const float x[S::OWN_QUERIES / 8][4])
+{
+    enum { STEPS = S::OWN_QUERIES / 16 };
+    uint32_t pairs[STEPS][4];
+    wgmma_pack<typename S::type, S::OWN_QUERIES>(x, pairs);
+    GPU_UNROLL
+    for (int n = 0; n < STEPS; n++) {
+        wgmma_put_transposed(to + n * 16 * 128, pairs[n]);
+    }
+    wgmma_publish();
+}
+
+/* One tile, as above, where warpgroups share keys: each makes S^T and dP^T of half of the queries,
+ * and meets the other twice. dq_to: where its sums of the head's first tile go. */
+template <class S, bool MORE>
+GPU_DEVICE void wgmma_wide_tile(const wgmma_backward_block<S> &b, float unit,
+                                wgmma_backward_walk<S> &walk, int next, float *dq_to,
+                                float x[S::OWN_QUERIES / 8][4], float dk[S::OWN_CHANNELS / 8][4],
+                                float dv[S::OWN_CHANNELS / 8][4])
+{
+    enum { FLOATS = 4 * S::QUERIES };
+    wgmma_backward_control<S> &control = *b.control;
+    const uint32_t column = walk.group * 4 * S::OWN_QUERIES + mma_lane() % 4 * 8;
+    const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
+    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
+    float dp[S::OWN_QUERIES / 8][4], dq[S::PARTS][S::PART / 8][4];
+    wgmma_begin_dp<S>(b, walk, dp);
+    wgmma_wait<1>();
+    wgmma_settle<S::OWN_QUERIES / 8>(x);
+    wgmma_mask<S>(b, walk, x);
+    wgmma_exponentiate<S>(unit, b.lse + walk.q_used.stage * FLOATS + column, x);
+    wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), x);
+    wgmma_meet(WGMMA_P_MADE, 256);
+    wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
+    wgmma_wait<1>();
+    wgmma_settle<S::OWN_QUERIES / 8>(dp);
+    wgmma_differentiate<S>(b.delta + walk.dout.stage * FLOATS + column, x, dp);
+    wgmma_wide_put<S>(walk.ds_put + walk.ds, dp);
+    wgmma_meet(WGMMA_DS_MADE, 256);
+    wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
+    wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
+    wgmma_wait<1>();
+    GPU_UNROLL
+    for (int n = 0; n < S::PARTS; n++) {
+        wgmma_settle<S::PART / 8>(dq[n]);
+    }
+    wgmma_release(&control.dout_empty[walk.dout.stage]);
+    wgmma_step(walk.dout);
+    float *const to = dq_to + (int64_t)walk.tile * (S::QUERIES * S::WIDTH);
+    GPU_UNROLL
+    for (int n = 0; n < S::PARTS * S::PART / 8; n++) {
+        mma_add_four(to + n * 512, dq[n / (S::PART / 8)][n % (S::PART / 8)]);
+    }
+    if constexpr (MORE) {
+        wgmma_begin_scores<S>(b, walk, next, x);
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
+    wgmma_release(&control.q_empty[walk.q_used.stage]);
+    wgmma_step(walk.q_used);
+    if constexpr (MORE) {
+        wgmma_wait<0>();
+    }
+    walk.ds ^= S::DS_BYTES;
+    walk.tile = next;
+}
+
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
 template <class S>
@@ -394,7 +520,10 @@ GPU_DEVICE void wgmma_walk_set(const fattn_problem &p, const wgmma_backward_bloc
     walk.ds = 0;
     /* Matrices of 8 keys by 8 queries: keys first. */
     const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
-    walk.ds_put = b.ds + wgmma_offset(S::QUERIES, (uint32_t)query, (uint32_t)(64 * group + key));
+    const int first_query = S::IS_WIDE ? group * S::OWN_QUERIES : 0;
+    const int first_key = S::IS_WIDE ? 0 : 64 * group;
+    walk.ds_put = b.ds + wgmma_offset(S::QUERIES, (uint32_t)(first_query + query),
+                                      (uint32_t)(first_key + key));
     const int channel = wgmma_row(t, 0), row = group * S::PART % S::QUERIES + wgmma_column(t, 0);
     walk.dq_put = b.dq + group * S::PART / S::QUERIES * S::QUERIES * 256 +
                   4 * wgmma_sum_offset(S::QUERIES, (uint32_t)row, (uint32_t)channel);
@@ -404,20 +533,85 @@ GPU_DEVICE void wgmma_walk_set(const fattn_problem &p, const wgmma_backward_bloc
 template <class S>
 GPU_DEVICE void wgmma_store_keys(const fattn_gpu_args &g, const wgmma_backward_item &w, int group,
                                  void *to, int64_t at, int64_t stride, int dim, bool chunks,
-                                 float factor, const float sums[S::WIDTH / 8][4])
+                                 float factor, const float sums[S::OWN_CHANNELS / 8][4])
 {
+    enum { N = S::OWN_CHANNELS };
+    const int first_key = S::IS_WIDE ? 0 : 64 * group, channel = S::IS_WIDE ? N * group : 0;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        const int key = 64 * group + wgmma_row((int)threadIdx.x % 128, 2 * h);
+        const int key = first_key + wgmma_row((int)threadIdx.x % 128, 2 * h);
         const bool exists = key < w.owned, empty = key >= w.keys;
-        const int64_t row = at + key * stride;
+        const int64_t row = at + key * stride + channel;
         if (g.dtype_gradient != FATTN_F32) {
-            wgmma_store_pairs<typename S::type, S::WIDTH>((uint16_t *)to + row, dim, chunks, exists,
-                                                          factor, empty, h, sums);
+            wgmma_store_pairs<typename S::type, N>((uint16_t *)to + row, dim - channel, chunks,
+                                                   exists, factor, empty, h, sums);
         } else if (exists) {
-            wgmma_store_floats<S::WIDTH>((float *)to + row, dim, factor, empty,
-                                         g.problem.features & FATTN_ACCUMULATE, h, sums);
+            wgmma_store_floats<N>((float *)to + row, dim - channel, factor, empty,
+                                  g.problem.features & FATTN_ACCUMULATE, h, sums);
         }
+    }
+}
+
+/* Where own sums of dQ are added. */
+typedef struct wgmma_own_dq {
+    float *to;    /* the thread's first, of the head's first tile */
+    int64_t next; /* from a head to the next */
+} wgmma_own_dq;
+
+template <class S>
+GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_backward_item &w,
+                                        int group)
+{
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    wgmma_own_dq own;
+    own.to = saved.dq + (int64_t)w.saved * (S::QUERIES * S::WIDTH) +
+             group * (S::PARTS * S::PART * 64) + (int)threadIdx.x % 128 * 4;
+    own.next = (int64_t)saved.tiles * (S::QUERIES * S::WIDTH);
+    return own;
+}
+
+/* The tiles of an item, one after the other. */
+template <class S>
+GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                     int group, float dk[S::OWN_CHANNELS / 8][4],
+                                     float dv[S::OWN_CHANNELS / 8][4])
+{
+    const wgmma_backward_item &w = b.control->item;
+    const fattn_problem &p = g.problem;
+    const float unit = g.rule.unit;
+    const int tail = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K) ? w.keys : S::KEYS;
+    const int first = w.first, past = w.past;
+    float x[S::OWN_QUERIES / 8][4];
+    wgmma_backward_walk<S> walk;
+    wgmma_own_dq own;
+    wgmma_walk_set<S>(p, b, group, walk);
+    if (S::IS_WIDE) {
+        own = wgmma_own_dq_of<S>(g, w, group);
+    }
+    wgmma_await(&b.control->k_full, 0);
+    wgmma_await(&b.control->v_full, 0);
+    if (tail < S::KEYS) {
+        wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + group);
+        wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + group);
+    }
+    if (S::IS_AHEAD) {
+        wgmma_begin_scores<S>(b, walk, walk.tile, x);
+    }
+    GPU_ROLLED
+    for (int left = b.tiles; left > 1; left--) {
+        const bool last = walk.tile + 1 == past;
+        const int next = last ? first : walk.tile + 1;
+        if constexpr (S::IS_WIDE) {
+            wgmma_wide_tile<S, true>(b, unit, walk, next, own.to, x, dk, dv);
+            own.to += last ? own.next : 0;
+        } else {
+            wgmma_backward_tile<S, true>(b, unit, walk, next, x, dk, dv);
+        }
+    }
+    if constexpr (S::IS_WIDE) {
+        wgmma_wide_tile<S, false>(b, unit, walk, 0, own.to, x, dk, dv);
+    } else {
+        wgmma_backward_tile<S, false>(b, unit, walk, 0, x, dk, dv);
     }
 }
 
@@ -426,39 +620,20 @@ template <class S>
 GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                     int group)
 {
-    wgmma_backward_control<S> &control = *b.control;
+    enum { N = S::OWN_CHANNELS };
     const fattn_problem &p = g.problem;
-    const wgmma_backward_item &w = control.item;
-    const float unit = g.rule.unit;
-    float x[S::QUERIES / 8][4], dk[S::WIDTH / 8][4], dv[S::WIDTH / 8][4];
+    const wgmma_backward_item &w = b.control->item;
+    float dk[N / 8][4], dv[N / 8][4];
     GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 2; n++) {
+    for (int n = 0; n < N / 2; n++) {
         dk[n / 4][n % 4] = dv[n / 4][n % 4] = 0;
     }
-    wgmma_settle<S::WIDTH / 8>(dk);
-    wgmma_settle<S::WIDTH / 8>(dv);
+    wgmma_settle<N / 8>(dk);
+    wgmma_settle<N / 8>(dv);
     if (b.tiles > 0) {
-        wgmma_backward_walk<S> walk;
-        const int tail = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K) ? w.keys : S::KEYS;
-        const int first = w.first, past = w.past;
-        wgmma_walk_set<S>(p, b, group, walk);
-        wgmma_await(&control.k_full, 0);
-        wgmma_await(&control.v_full, 0);
-        if (tail < S::KEYS) {
-            wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + group);
-            wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + group);
-        }
-        if (S::IS_AHEAD) {
-            wgmma_begin_scores<S>(b, walk, walk.tile, x);
-        }
-        GPU_ROLLED
-        for (int left = b.tiles; left > 1; left--) {
-            const int next = walk.tile + 1 == past ? first : walk.tile + 1;
-            wgmma_backward_tile<S, true>(b, unit, walk, next, x, dk, dv);
-        }
-        wgmma_backward_tile<S, false>(b, unit, walk, 0, x, dk, dv);
-        wgmma_settle<S::WIDTH / 8>(dk);
-        wgmma_settle<S::WIDTH / 8>(dv);
+        wgmma_backward_tiles<S>(g, b, group, dk, dv);
+        wgmma_settle<N / 8>(dk);
+        wgmma_settle<N / 8>(dv);
     }
     if (p.outputs & FATTN_OUT_DV) {
         wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
@@ -482,7 +657,8 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
     b.dout = b.q + S::STAGES * S::QUERY_BYTES;
     b.ds = b.dout + 2 * S::QUERY_BYTES;
     b.dq = b.ds + 2 * S::DS_BYTES;
-    b.lse = b.dq + S::WARPGROUPS * S::PART_BYTES;
+    b.p = b.dq + S::DQ_BYTES;
+    b.lse = b.p + S::P_BYTES;
     b.delta = b.lse + S::STAGES * 4 * S::QUERIES;
     b.control =
         (wgmma_backward_control<S> *)(shared + (b.delta + 2 * 4 * S::QUERIES - mma_shared(shared)));
@@ -534,7 +710,7 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
             if (b.tiles > 0) {
                 wgmma_copy_backward<S>(g, maps, b);
             }
-        } else if (warp == 1 || warp == 2) {
+        } else if (!S::IS_WIDE && (warp == 1 || warp == 2)) {
             wgmma_add_all<S>(g, b, warp - 1);
         }
     } else {

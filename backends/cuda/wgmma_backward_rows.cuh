@@ -14,26 +14,33 @@
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/backward_rows.cuh"
 
-/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile. RING: stages of them.
- * AHEAD: as in wgmma.h. */
-template <class T, int W, int N, int RING, bool AHEAD> struct wgmma_backward_shape {
+/* T: mma_f16 or mma_bf16. W: channels, padded. N, BN: queries and keys of a tile. RING: stages of
+ * queries. AHEAD: as in wgmma.h. */
+template <class T, int W, int N, int BN, int RING, bool AHEAD> struct wgmma_backward_shape {
     typedef T type;
     enum {
+        IS_WIDE = BN == 64, /* warpgroups share keys, and not channels */
         IS_AHEAD = AHEAD,
         WIDTH = W,
         PANELS = W / 64,
         QUERIES = N,
-        KEYS = WGMMA_BACKWARD_KEYS,
+        KEYS = BN,
         WARPGROUPS = 2,
         WARPS = 4 * WARPGROUPS,
         THREADS = WGMMA_THREADS(WARPGROUPS),
         STAGES = RING,
-        KEY_BYTES = 2 * W * KEYS,
+        KEY_BYTES = 2 * W * BN,
         QUERY_BYTES = 2 * W * N,
-        DS_BYTES = 2 * KEYS * N,
-        /* Of dQ a warpgroup makes 64 channels of so many queries. */
-        PART = N * PANELS / WARPGROUPS,
+        DS_BYTES = 2 * BN * N,
+        /* Of S^T and dP^T a warpgroup has so many queries, and of dV and dK so many channels. */
+        OWN_QUERIES = IS_WIDE ? N / WARPGROUPS : N,
+        OWN_CHANNELS = IS_WIDE ? W / WARPGROUPS : W,
+        /* Of dQ a warpgroup makes 64 channels of so many queries, so many times. */
+        PART = IS_WIDE ? N : N * PANELS / WARPGROUPS,
+        PARTS = PANELS * N / (WARPGROUPS * PART),
         PART_BYTES = 4 * 64 * PART,
+        DQ_BYTES = IS_WIDE ? 0 : WARPGROUPS * PART_BYTES,
+        P_BYTES = IS_WIDE ? 2 * DS_BYTES : 0,
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
     };
@@ -191,6 +198,18 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
     }
 }
 
+/* Channels c .. c + 3 of row r of a tile of dQ. */
+template <class S> GPU_DEVICE gpu_f4 wgmma_sums_of(const float *sums, int r, int c)
+{
+    if (!S::IS_WIDE) {
+        return *(const gpu_f4 *)(sums + wgmma_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c));
+    }
+    const float *const first = sums + wgmma_own_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c);
+    gpu_f4 four; /* neighbours are four threads apart */
+    four.x = first[0], four.y = first[16], four.z = first[32], four.w = first[48];
+    return four;
+}
+
 /* dQ of a row. */
 template <class S>
 GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &row)
@@ -202,9 +221,7 @@ GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &
     const int tile = wgmma_saved_tile<S>(g, saved, row.seq, row.b, row.q.h) + row.q.i / S::QUERIES;
     const float *const sums = saved.dq + (int64_t)tile * S::QUERIES * S::WIDTH;
     const int r = row.q.i % S::QUERIES;
-    gpu_finish_sums<S::WIDTH>(g, row, [&](int c) {
-        return sums + wgmma_sum_offset(S::QUERIES, (uint32_t)r, (uint32_t)c);
-    });
+    gpu_finish_sums<S::WIDTH>(g, row, [&](int c) { return wgmma_sums_of<S>(sums, r, c); });
 }
 
 /* Visits rows 0 .. `rows` - 1 of all heads. */

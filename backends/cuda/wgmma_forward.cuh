@@ -485,7 +485,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
 
     wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
     wgmma_turn_begin(b, group);
-    wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, false>(
+    wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
         q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
     wgmma_turn_end(b, group);
     GPU_UNROLL
@@ -522,7 +522,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         block--;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         wgmma_turn_begin(b, group);
-        wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, false>(
+        wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
             q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
         clear();

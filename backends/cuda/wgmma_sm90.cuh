@@ -297,10 +297,13 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
 
 /*
  * A product of a warpgroup's 64 rows and N columns of 16-bit elements, along a sum of 16, whose
- * results c are added to, or, where not `add`, set. tiles(): a and b are descriptors, and the sum
- * runs along channels. turned(): the same, but the rows of the product are channels of a, and the
- * sum runs along a's rows. pairs(): a is in registers, and the sum runs along the rows of b. new_..
- * set their results, and the compiler knows that what was there before is not needed.
+ * results c are added to, or, where not `add`, set.
+ *
+ *     tiles()     a and b are descriptors; the sum runs along channels
+ *     turned()    the product's rows are channels of a, and the sum runs along a's rows
+ *     crossed()   that, and the sum runs along the rows of b too
+ *     pairs()     a is in registers; the sum runs along the rows of b
+ *     new_..      sets its results, and what was in their registers is not needed
  */
 template <class T, int N> struct wgmma_product;
 #define WGMMA_SET(type, n, groups, o0, o1, turns)                                          \
@@ -335,6 +338,14 @@ template <class T, int N> struct wgmma_product;
                          : WGMMA_SUMS_##groups(c)                                              \
                          : "l"(a), "l"(b));                                                    \
         }                                                                                      \
+        GPU_DEVICE void crossed(float (*c)[4], uint64_t a, uint64_t b)                         \
+        {                                                                                      \
+            asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0; "                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type       \
+                         " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, 1, 1; }"  \
+                         : WGMMA_SUMS_##groups(c)                                              \
+                         : "l"(a), "l"(b));                                                    \
+        }                                                                                      \
         GPU_DEVICE void pairs(float (*c)[4], const uint32_t a[4], uint64_t b, bool add)        \
         {                                                                                      \
             asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #o5 ", 0; "                    \
@@ -348,6 +359,7 @@ template <class T, int N> struct wgmma_product;
 #define WGMMA_PRODUCTS(n, ...)                      \
     WGMMA_PRODUCT(mma_bf16, "bf16", n, __VA_ARGS__) \
     WGMMA_PRODUCT(mma_f16, "f16", n, __VA_ARGS__)
+WGMMA_PRODUCTS(32, 2, 16, 17, 18, 19, 20, 21)
 WGMMA_PRODUCTS(48, 3, 24, 25, 26, 27, 28, 29)
 WGMMA_PRODUCTS(64, 4, 32, 33, 34, 35, 36, 37)
 WGMMA_PRODUCTS(80, 5, 40, 41, 42, 43, 44, 45)

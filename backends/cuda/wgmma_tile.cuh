@@ -18,17 +18,17 @@ GPU_DEVICE void wgmma_release(uint64_t *barrier)
 
 /* --- Products --------------------------------------------------------------------------------- */
 
-/* x = A B^T along W channels. a, b: descriptors, of 64 rows of a tile of ROWS, and of a tile of N.
- * NEW: registers of x are free until then. */
-template <class T, int W, int ROWS, int N, bool NEW>
+/* x = A B^T along W channels. a, b: descriptors, of 64 rows of a tile of ROWS_A, and of N of a tile
+ * of ROWS_B. NEW: registers of x are free until then. */
+template <class T, int W, int ROWS_A, int ROWS_B, int N, bool NEW>
 GPU_DEVICE void wgmma_dots(uint64_t a, uint64_t b, float x[N / 8][4])
 {
     wgmma_fence();
     GPU_UNROLL
     for (int i = 0; i < W / 16; i++) {
         const int panel = i / 4, step = i % 4 * WGMMA_CHANNELS;
-        const uint64_t a_step = a + (panel * ROWS * 128 >> 4) + step;
-        const uint64_t b_step = b + (panel * N * 128 >> 4) + step;
+        const uint64_t a_step = a + (panel * ROWS_A * 128 >> 4) + step;
+        const uint64_t b_step = b + (panel * ROWS_B * 128 >> 4) + step;
         if (NEW && i == 0) {
             wgmma_product<T, N>::new_tiles(x, a_step, b_step);
         } else {

@@ -163,15 +163,15 @@ template <int W> GPU_DEVICE void gpu_clear_taken(const fattn_gpu_args &g)
 }
 
 /* A row of dQ that has all channels; its sums are on their way at once. */
-template <int W, class At>
-GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const At &sums_at, float scale)
+template <int W, class Sums>
+GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const Sums &sums_of, float scale)
 {
     enum { COUNT = W / (4 * GPU_ROW_THREADS) };
     const int lane = gpu_thread() % GPU_ROW_THREADS;
     gpu_f4 sum[COUNT];
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
-        sum[n] = *(const gpu_f4 *)sums_at(4 * (n * GPU_ROW_THREADS + lane));
+        sum[n] = sums_of(4 * (n * GPU_ROW_THREADS + lane));
     }
     GPU_UNROLL
     for (int n = 0; n < COUNT; n++) {
@@ -180,22 +180,22 @@ GPU_DEVICE void gpu_finish_whole(const gpu_tensor &dq, int64_t to, const At &sum
     }
 }
 
-/* dQ of a row that exists: from the workspace, where channels c .. c + 3 lie at sums_at(c), times
- * scale, to its place. */
-template <int W, class At>
+/* dQ of a row that exists: sums_of(c), channels c .. c + 3 in the workspace, times scale, to its
+ * place. */
+template <int W, class Sums>
 GPU_DEVICE void gpu_finish_sums(const fattn_gpu_args &g, const gpu_global_row &row,
-                                const At &sums_at)
+                                const Sums &sums_of)
 {
     const fattn_problem &p = g.problem;
     const gpu_tensor dq =
         gpu_tensor_of(g, g.buffers.dq, g.dtype_gradient, FATTN_GPU_QUADS_DQ, p.dim);
     const int64_t to = gpu_query_at(row.seq, p.dq, row.q.i, row.q.h);
     if (dq.dim == W && !(p.features & FATTN_ACCUMULATE)) {
-        gpu_finish_whole<W>(dq, to, sums_at, g.rule.scale);
+        gpu_finish_whole<W>(dq, to, sums_of, g.rule.scale);
         return;
     }
     for (int c = 4 * (gpu_thread() % GPU_ROW_THREADS); c < dq.dim; c += 4 * GPU_ROW_THREADS) {
-        const gpu_f4 sum = *(const gpu_f4 *)sums_at(c);
+        const gpu_f4 sum = sums_of(c);
         const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
         float x[4] = {0, 0, 0, 0};
         if (p.features & FATTN_ACCUMULATE) {
@@ -213,7 +213,8 @@ template <int W> GPU_DEVICE void gpu_finish_row(const fattn_gpu_args &g, const g
 {
     const gpu_workspace saved = gpu_workspace_of<W>(g);
     if (row.exists) {
-        gpu_finish_sums<W>(g, row, [&](int c) { return saved.dq + row.at * W + c; });
+        gpu_finish_sums<W>(g, row,
+                           [&](int c) { return *(const gpu_f4 *)(saved.dq + row.at * W + c); });
     }
 }
 

@@ -26,10 +26,11 @@ PRODUCT = (0x9F0, 0xDF0)
 BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 
 # Bytes that a thread stores of registers, by what follows the type in an entry's name: at 64 channels forward's
-# warp that plans has 32, and in backward the thread that copies has 24. 128 x 128 and 80 x 128 store some of
-# their sums' addresses and masks, and fetch a few each tile.
-SPILLS = {"64": 128, "backward_64": 16, "backward_64_128": 40, "backward_128": 16, "backward_128_80": 48}
-FETCHES = ("backward_64_128", "backward_128_80")
+# warp that plans has 32, and in backward the thread that copies has 24. FETCHES store some addresses and bounds of
+# masks, and fetch a few of them each tile.
+SPILLS = {"64": 128, "backward_64": 16, "backward_64_128": 40, "backward_128": 16, "backward_128_80": 48,
+          "backward_256": 16}
+FETCHES = ("backward_64_128", "backward_128_80", "backward_256")
 
 
 def compile_image(root, nvcc, folder, source):
@@ -61,8 +62,10 @@ def shapes(root):
     text = tap.read(root, "backends/cuda/wgmma.h")
     rows = re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", text)
     known = {name: int(width) // 16 + int(keys) // 16 for name, width, keys in rows}
-    for name, width, queries in re.findall(r"X\((\w+), (\d+), (\d+), \d+, (?:true|false)\)", text):
-        known["backward_" + name] = 2 * int(width) // 16 + 2 * int(queries) // 16 + 128 // 16
+    for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+, (?:true|false)\)", text):
+        width, queries, keys = (int(number) // 16 for number in row[1:])
+        halves = 128 // 16 // keys  # of 128 keys a warpgroup has half, of 64 all, and half of the channels
+        known["backward_" + row[0]] = 2 * width + 2 * queries + halves * keys
     return known
 
 

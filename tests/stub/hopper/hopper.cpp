@@ -37,7 +37,7 @@ struct index3 {
 };
 
 struct product {
-    bool tiles, turned, add, f16;
+    bool tiles, a_turned, b_turned, add, f16;
     int columns, group;
     float (*c)[4];
     const uint32_t *a;
@@ -326,6 +326,12 @@ MMA_TYPE(mma_f16, FATTN_F16, 7, gpu_f16_from_f32);
 MMA_TYPE(mma_bf16, FATTN_BF16, 0, bf16_from_f32);
 
 static int mma_lane(void) { return m.running % 32; }
+static void mma_add_four(float *to, const float x[4])
+{
+    for (int e = 0; e < 4; e++) {
+        to[e] += x[e];
+    }
+}
 template <int N> static void mma_get(uint32_t from, uint32_t x[N]);
 static float mma_reciprocal(float x) { return 1 / x; }
 static uint32_t mma_shared(const void *p)
@@ -635,14 +641,14 @@ static void multiply(int warpgroup, size_t n)
     }
     for (uint32_t k = 0; k < DEPTH; k++) {
         for (uint32_t r = 0; r < 64 && p.tiles; r++) {
-            const uint32_t at = p.turned ? k / 8 * eight(p.a_at) + k % 8 * 128 + 2 * r
-                                         : r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k;
+            const uint32_t at = p.a_turned ? k / 8 * eight(p.a_at) + k % 8 * 128 + 2 * r
+                                           : r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k;
             a[r][k] = element(start(p.a_at) + at, p.f16);
         }
         for (uint32_t c = 0; c < (uint32_t)p.columns; c++) {
-            const uint32_t at =
-                p.tiles ? c / 8 * eight(p.b_at) + c % 8 * 128 + 2 * k
-                        : k / 8 * eight(p.b_at) + k % 8 * 128 + c / 64 * panel(p.b_at) + c % 64 * 2;
+            const uint32_t at = !p.b_turned ? c / 8 * eight(p.b_at) + c % 8 * 128 + 2 * k
+                                            : k / 8 * eight(p.b_at) + k % 8 * 128 +
+                                                  c / 64 * panel(p.b_at) + c % 64 * 2;
             b[k][c] = element(start(p.b_at) + at, p.f16);
         }
     }
@@ -719,20 +725,24 @@ template <class T, int N> struct wgmma_product {
     enum { F16 = (int)T::DTYPE == (int)FATTN_F16 };
     static void tiles(float (*c)[4], uint64_t a, uint64_t b, bool add)
     {
-        begin({true, false, add, F16, N, 0, c, NULL, a, b});
+        begin({true, false, false, add, F16, N, 0, c, NULL, a, b});
     }
     static void new_tiles(float (*c)[4], uint64_t a, uint64_t b) { tiles(c, a, b, false); }
     static void turned(float (*c)[4], uint64_t a, uint64_t b)
     {
-        begin({true, true, true, F16, N, 0, c, NULL, a, b});
+        begin({true, true, false, true, F16, N, 0, c, NULL, a, b});
     }
     static void new_turned(float (*c)[4], uint64_t a, uint64_t b)
     {
-        begin({true, true, false, F16, N, 0, c, NULL, a, b});
+        begin({true, true, false, false, F16, N, 0, c, NULL, a, b});
+    }
+    static void crossed(float (*c)[4], uint64_t a, uint64_t b)
+    {
+        begin({true, true, true, true, F16, N, 0, c, NULL, a, b});
     }
     static void pairs(float (*c)[4], const uint32_t a[4], uint64_t b, bool add)
     {
-        begin({false, false, add, F16, N, 0, c, a, 0, b});
+        begin({false, false, true, add, F16, N, 0, c, a, 0, b});
     }
     static void begin(product p)
     {

@@ -251,7 +251,9 @@ static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t,
 {
     const int64_t rows = gpu_times(saved_rows(p, t->br), width + 2);
     const int64_t items = gpu_times(backward_items(p, t), WGMMA_BACKWARD_ITEM_BYTES / 4);
-    return rows < 0 || items < 0 || rows > INT64_MAX - items ? -1 : gpu_floats(rows + items);
+    return rows < 0 || items < 0 || rows > INT64_MAX - items - WGMMA_BACKWARD_TAKEN
+               ? -1
+               : gpu_floats(rows + WGMMA_BACKWARD_TAKEN + items);
 }
 
 static void rows_shape(const fattn_problem *p, int64_t rows, const char *entry, const char *name,
@@ -272,6 +274,7 @@ static void backward_shape(const fattn_problem *p, const fattn_tiling *t, const 
     shape->threads = WGMMA_THREADS(2);
     shape->shared = shared;
     shape->early = true;
+    shape->resident = true;
 }
 
 static int backward_maps(const fattn_problem *p, const fattn_tiling *t,

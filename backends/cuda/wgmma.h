@@ -56,7 +56,7 @@
     (2 * (width) * (2 * (keys) + (2 + (stages)) * (queries)) + 2 * 2 * (queries) * (keys) + \
      ((keys) == 64 ? 2 * 2 * (queries) * (keys) : 4 * (width) * (queries)) +                \
      4 * (2 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
-#define WGMMA_BACKWARD_CONTROL 256
+#define WGMMA_BACKWARD_CONTROL 384
 
 /* Of the kernels before and after it, and how many rows a block of them takes. */
 #define WGMMA_ROWS_THREADS 128
@@ -66,6 +66,7 @@
 #define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
     ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
 #define WGMMA_BACKWARD_ITEM_BYTES 80 /* of what an item is, in the workspace */
+#define WGMMA_BACKWARD_TAKEN 4       /* words there for the counter of items */
 
 /*
  * Sums of dQ are floats in the workspace, tile by tile. In a tile 64 channels of all rows follow

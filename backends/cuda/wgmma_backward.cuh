@@ -3,9 +3,11 @@
  * Backward on Hopper, for 16-bit types, in the manner of FlashAttention-3: causal masks, windows,
  * lengths, positions. Its equations are those of simt_backward.cuh.
  *
- * A block has a tile of keys of a key/value head, and walks along the queries that see some of
- * them, head by head of the group. Its warps have roles, which meet at barriers in shared memory:
+ * A block stays on its multiprocessor and takes item after item: a tile of keys of a key/value
+ * head. It walks along the queries that see some of them, head by head of the group. Its warps have
+ * roles, which meet at barriers in shared memory:
  *
+ *     the taker       one warp; takes the next item from a counter
  *     the copier      one thread; begins the copies of queries and dO, with lse and delta, as soon
  *                     as the place of an earlier tile is free
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
@@ -32,9 +34,11 @@
 
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_backward_control {
-    uint64_t k_full, v_full;
+    uint64_t item_full[2], item_empty[2], item_wanted;
+    uint64_t k_full, v_full, keys_empty;
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
-    wgmma_backward_item item;
+    wgmma_backward_item item[2];
+    bool exists[2]; /* false: there are no more */
 };
 
 /* What all roles know. */
@@ -42,7 +46,7 @@ template <class S> struct wgmma_backward_block {
     wgmma_backward_control<S> *control;
     uint32_t k, v, q, dout, ds, dq, p; /* tiles */
     uint32_t lse, delta;               /* of each stage of q, of dO */
-    int tiles;                         /* of all heads of the group */
+    int group;                         /* query heads of a key/value head */
 };
 
 /* A place in a ring: phases change when it begins anew. */
@@ -56,6 +60,22 @@ template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
     place.phase ^= place.stage == 0;
 }
 
+/* Tiles of an item, of all heads of the group. */
+template <class S>
+GPU_DEVICE int wgmma_tiles_of(const wgmma_backward_block<S> &b, const wgmma_backward_item &w)
+{
+    return max(w.past - w.first, 0) * b.group;
+}
+
+/* Waits for item n of the block; NULL where there are no more. */
+template <class S>
+GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_block<S> &b, int n)
+{
+    wgmma_backward_control<S> &control = *b.control;
+    wgmma_await(&control.item_full[n % 2], n / 2 % 2);
+    return control.exists[n % 2] ? &control.item[n % 2] : NULL;
+}
+
 /* The block's barriers by number (wgmma_meet). */
 enum {
     WGMMA_DS_MADE = 1,  /* of all that multiply */
@@ -65,6 +85,40 @@ enum {
     WGMMA_P_MADE = 8    /* of all that multiply */
 };
 enum { WGMMA_WITH_ADDER = 128 + 32 };
+
+/* --- The taker -------------------------------------------------------------------------------- */
+
+/* The number of an item after the first is asked for late, when the copies of the one before are
+ * about to end: who asks early holds on to items that others could begin. */
+template <class S>
+GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
+{
+    enum { WORDS = sizeof(wgmma_backward_item) / 4 };
+    wgmma_backward_control<S> &control = *b.control;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const fattn_problem &p = g.problem;
+    const unsigned items = (unsigned)(p.batch * p.heads_k * g.tiling.k_blocks);
+    unsigned number = (unsigned)gpu_block();
+    for (int n = 0;; n++) {
+        if (n > 0) {
+            wgmma_await(&control.item_wanted, (n - 1) % 2);
+            number = mma_lane() == 0 ? atomicAdd(saved.taken, 1u) : 0;
+            number = (unsigned)gpu_blocks() + (unsigned)__shfl_sync(0xffffffffu, (int)number, 0);
+        }
+        wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
+        const bool exists = number < items;
+        if (exists && mma_lane() < WORDS) {
+            const uint32_t *const from = (const uint32_t *)(saved.items + number);
+            ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
+        }
+        control.exists[n % 2] = exists;
+        __syncwarp();
+        wgmma_release(&control.item_full[n % 2]);
+        if (!exists) {
+            return;
+        }
+    }
+}
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
@@ -105,42 +159,64 @@ GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floa
     wgmma_copy_bytes(floats, from, FLOATS, full);
 }
 
+/* Where copies are. */
+template <class S> struct wgmma_copies {
+    wgmma_place<S::STAGES> q;
+    wgmma_place<2> dout;
+    int keys; /* tiles of these */
+};
+
 /* maps: q, k, v, dO. */
+template <class S>
+GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
+                                const wgmma_backward_block<S> &b, const wgmma_backward_item &w,
+                                wgmma_copies<S> &at)
+{
+    wgmma_backward_control<S> &control = *b.control;
+    const fattn_problem &p = g.problem;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const int tiles = wgmma_tiles_of<S>(b, w);
+    int head = w.head * b.group, tile = w.first;
+    int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */
+    wgmma_await(&control.keys_empty, at.keys++ % 2 ^ 1);
+    wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
+    GPU_ROLLED
+    for (int n = 0; n < tiles; n++) {
+        wgmma_await(&control.q_empty[at.q.stage], at.q.phase ^ 1);
+        wgmma_copy_rows<S>(b.q + at.q.stage * S::QUERY_BYTES, maps,
+                           b.lse + at.q.stage * 4 * S::QUERIES, saved.lse + row + tile * S::QUERIES,
+                           &control.q_full[at.q.stage], w, p.q, head, tile);
+        if (n == 0) {
+            wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
+        }
+        wgmma_await(&control.dout_empty[at.dout.stage], at.dout.phase ^ 1);
+        wgmma_copy_rows<S>(b.dout + at.dout.stage * S::QUERY_BYTES, maps + 3,
+                           b.delta + at.dout.stage * 4 * S::QUERIES,
+                           saved.delta + row + tile * S::QUERIES, &control.dout_full[at.dout.stage],
+                           w, p.dout, head, tile);
+        wgmma_step(at.q);
+        wgmma_step(at.dout);
+        if (++tile == w.past) {
+            tile = w.first;
+            head++;
+            row += (int64_t)saved.tiles * S::QUERIES;
+        }
+    }
+}
+
 template <class S>
 GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *maps,
                                     const wgmma_backward_block<S> &b)
 {
     wgmma_backward_control<S> &control = *b.control;
-    const fattn_problem &p = g.problem;
-    const wgmma_backward_item &w = control.item;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const int group = (int)fattn_quotient(p.heads_q, p.heads_k);
-    wgmma_place<S::STAGES> q = {0, 0};
-    wgmma_place<2> dout = {0, 0};
-    int head = w.head * group, tile = w.first;
-    int64_t at = (int64_t)w.saved * S::QUERIES; /* of the head's first row */
-    wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
-    GPU_ROLLED
-    for (int n = 0; n < b.tiles; n++) {
-        wgmma_await(&control.q_empty[q.stage], q.phase ^ 1);
-        wgmma_copy_rows<S>(b.q + q.stage * S::QUERY_BYTES, maps, b.lse + q.stage * 4 * S::QUERIES,
-                           saved.lse + at + tile * S::QUERIES, &control.q_full[q.stage], w, p.q,
-                           head, tile);
-        if (n == 0) {
-            wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
+    wgmma_copies<S> at = {{0, 0}, {0, 0}, 0};
+    const wgmma_backward_item *w;
+    for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
+        if (wgmma_tiles_of<S>(b, *w) > 0) {
+            wgmma_copy_item<S>(g, maps, b, *w, at);
         }
-        wgmma_await(&control.dout_empty[dout.stage], dout.phase ^ 1);
-        wgmma_copy_rows<S>(b.dout + dout.stage * S::QUERY_BYTES, maps + 3,
-                           b.delta + dout.stage * 4 * S::QUERIES,
-                           saved.delta + at + tile * S::QUERIES, &control.dout_full[dout.stage], w,
-                           p.dout, head, tile);
-        wgmma_step(q);
-        wgmma_step(dout);
-        if (++tile == w.past) {
-            tile = w.first;
-            head++;
-            at += (int64_t)saved.tiles * S::QUERIES;
-        }
+        wgmma_arrive(&control.item_wanted);
+        wgmma_arrive(&control.item_empty[n % 2]);
     }
 }
 
@@ -150,25 +226,29 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 template <class S>
 GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group)
 {
-    const wgmma_backward_item &w = b.control->item;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const uint32_t from = b.dq + group * S::PART_BYTES;
-    int tile = w.first;
-    int64_t first = w.saved; /* the head's first tile */
-    GPU_ROLLED
-    for (int n = 0; n < b.tiles; n++) {
-        wgmma_pass(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
-        wgmma_meet(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
-        if (mma_lane() == 0) {
-            float *const to = saved.dq + (first + tile) * (S::QUERIES * S::WIDTH);
-            wgmma_add(to + group * (S::PART * 64), from, S::PART_BYTES, WGMMA_KEEP);
-            wgmma_await_read();
+    const wgmma_backward_item *w;
+    for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
+        int64_t first = w->saved; /* the head's first tile */
+        int tile = w->first;
+        GPU_ROLLED
+        for (int left = wgmma_tiles_of<S>(b, *w); left > 0; left--) {
+            wgmma_pass(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
+            wgmma_meet(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
+            if (mma_lane() == 0) {
+                float *const to = saved.dq + (first + tile) * (S::QUERIES * S::WIDTH);
+                wgmma_add(to + group * (S::PART * 64), from, S::PART_BYTES, WGMMA_KEEP);
+                wgmma_await_read();
+            }
+            __syncwarp();
+            if (++tile == w->past) {
+                tile = w->first;
+                first += saved.tiles;
+            }
         }
         __syncwarp();
-        if (++tile == w.past) {
-            tile = w.first;
-            first += saved.tiles;
-        }
+        wgmma_release(&b.control->item_empty[n % 2]);
     }
     if (mma_lane() == 0) {
         wgmma_await_added();
@@ -180,6 +260,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
 /* Where a warpgroup is. Registers are short: what few tiles need is read from the item there. */
 template <class S> struct wgmma_backward_walk {
     int group, tile;
+    int item;            /* number of its place */
     int full, full_past; /* tiles that need no mask */
     int tail;            /* the tile of which some rows are another's, or -1 */
     wgmma_place<S::STAGES> q, q_used;
@@ -190,9 +271,10 @@ template <class S> struct wgmma_backward_walk {
 };
 
 /* Rows of the sequence's last tile. */
-template <class S> GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b)
+template <class S>
+GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk)
 {
-    return b.control->item.queries % S::QUERIES;
+    return b.control->item[walk.item].queries % S::QUERIES;
 }
 
 /* Begins the warpgroup's part of a product of keys or values, and queries or dO. */
@@ -216,7 +298,8 @@ GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backw
     const uint32_t q = b.q + walk.q.stage * S::QUERY_BYTES;
     wgmma_await(&control.q_full[walk.q.stage], walk.q.phase);
     if (tile == walk.tail) {
-        wgmma_clear<S::QUERIES, S::PANELS>(q, wgmma_tail_rows<S>(b), WGMMA_CLEARED + walk.group);
+        wgmma_clear<S::QUERIES, S::PANELS>(q, wgmma_tail_rows<S>(b, walk),
+                                           WGMMA_CLEARED + walk.group);
     }
     wgmma_own_dots<S>(walk.group, b.k, q, x);
     wgmma_step(walk.q);
@@ -231,7 +314,8 @@ GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_bac
     const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
     wgmma_await(&control.dout_full[walk.dout.stage], walk.dout.phase);
     if (walk.tile == walk.tail) {
-        wgmma_clear<S::QUERIES, S::PANELS>(dout, wgmma_tail_rows<S>(b), WGMMA_CLEARED + walk.group);
+        wgmma_clear<S::QUERIES, S::PANELS>(dout, wgmma_tail_rows<S>(b, walk),
+                                           WGMMA_CLEARED + walk.group);
     }
     wgmma_own_dots<S>(walk.group, b.v, dout, dp);
 }
@@ -274,7 +358,7 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
                            float x[S::OWN_QUERIES / 8][4])
 {
     if (walk.tile < walk.full || walk.tile >= walk.full_past) {
-        const wgmma_backward_item &w = b.control->item;
+        const wgmma_backward_item &w = b.control->item[walk.item];
         const int t = (int)threadIdx.x % 128;
         const int key = (S::IS_WIDE ? 0 : 64 * walk.group) + wgmma_row(t, 0);
         const int query = (S::IS_WIDE ? S::OWN_QUERIES * walk.group : 0) + wgmma_column(t, 0);
@@ -503,18 +587,25 @@ GPU_DEVICE void wgmma_wide_tile(const wgmma_backward_block<S> &b, float unit,
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
+/* Before the first item, and at the beginning of each. */
 template <class S>
-GPU_DEVICE void wgmma_walk_set(const fattn_problem &p, const wgmma_backward_block<S> &b, int group,
-                               wgmma_backward_walk<S> &walk)
+GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_item &w, int item,
+                                 wgmma_backward_walk<S> &walk)
 {
-    const wgmma_backward_item &w = b.control->item;
-    const int t = (int)threadIdx.x % 128, lane = t % 32, warp = t / 32;
     const bool shared = p.features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
-    walk.group = group;
+    walk.item = item;
     walk.tile = w.first;
     walk.full = w.full;
     walk.full_past = w.full_past;
     walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
+}
+
+template <class S>
+GPU_DEVICE void wgmma_walk_set(const wgmma_backward_block<S> &b, int group,
+                               wgmma_backward_walk<S> &walk)
+{
+    const int t = (int)threadIdx.x % 128, lane = t % 32, warp = t / 32;
+    walk.group = group;
     walk.q = walk.q_used = {0, 0};
     walk.dout = {0, 0};
     walk.ds = 0;
@@ -570,35 +661,34 @@ GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_bac
     return own;
 }
 
-/* The tiles of an item, one after the other. */
+/* The tiles of an item, one after the other; n: of items with tiles. */
 template <class S>
 GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                     int group, float dk[S::OWN_CHANNELS / 8][4],
+                                     const wgmma_backward_item &w, int n,
+                                     wgmma_backward_walk<S> &walk, float dk[S::OWN_CHANNELS / 8][4],
                                      float dv[S::OWN_CHANNELS / 8][4])
 {
-    const wgmma_backward_item &w = b.control->item;
-    const fattn_problem &p = g.problem;
+    wgmma_backward_control<S> &control = *b.control;
     const float unit = g.rule.unit;
-    const int tail = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K) ? w.keys : S::KEYS;
-    const int first = w.first, past = w.past;
+    const bool shared = g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
+    const int tail = shared ? w.keys : S::KEYS, first = w.first, past = w.past;
     float x[S::OWN_QUERIES / 8][4];
-    wgmma_backward_walk<S> walk;
     wgmma_own_dq own;
-    wgmma_walk_set<S>(p, b, group, walk);
     if (S::IS_WIDE) {
-        own = wgmma_own_dq_of<S>(g, w, group);
+        own = wgmma_own_dq_of<S>(g, w, walk.group);
     }
-    wgmma_await(&b.control->k_full, 0);
-    wgmma_await(&b.control->v_full, 0);
+    wgmma_await(&control.k_full, n % 2);
+    wgmma_await(&control.v_full, n % 2);
     if (tail < S::KEYS) {
-        wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + group);
-        wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + group);
+        wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + walk.group);
+        wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + walk.group);
     }
     if (S::IS_AHEAD) {
         wgmma_begin_scores<S>(b, walk, walk.tile, x);
+        wgmma_wait<0>(); /* as at the end of a tile */
     }
     GPU_ROLLED
-    for (int left = b.tiles; left > 1; left--) {
+    for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {
         const bool last = walk.tile + 1 == past;
         const int next = last ? first : walk.tile + 1;
         if constexpr (S::IS_WIDE) {
@@ -613,6 +703,9 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     } else {
         wgmma_backward_tile<S, false>(b, unit, walk, 0, x, dk, dv);
     }
+    wgmma_release(&control.keys_empty);
+    wgmma_settle<S::OWN_CHANNELS / 8>(dk);
+    wgmma_settle<S::OWN_CHANNELS / 8>(dv);
 }
 
 /* Warpgroup `group` of those that multiply. */
@@ -621,27 +714,38 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
                                     int group)
 {
     enum { N = S::OWN_CHANNELS };
+    wgmma_backward_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
-    const wgmma_backward_item &w = b.control->item;
-    float dk[N / 8][4], dv[N / 8][4];
-    GPU_UNROLL
-    for (int n = 0; n < N / 2; n++) {
-        dk[n / 4][n % 4] = dv[n / 4][n % 4] = 0;
-    }
-    wgmma_settle<N / 8>(dk);
-    wgmma_settle<N / 8>(dv);
-    if (b.tiles > 0) {
-        wgmma_backward_tiles<S>(g, b, group, dk, dv);
+    wgmma_backward_walk<S> walk;
+    int used = 0; /* items that had tiles */
+    wgmma_walk_set<S>(b, group, walk);
+    for (int n = 0;; n++) {
+        float dk[N / 8][4], dv[N / 8][4];
+        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
+        if (!control.exists[n % 2]) {
+            return;
+        }
+        const wgmma_backward_item &w = control.item[n % 2];
+        GPU_UNROLL
+        for (int c = 0; c < N / 2; c++) {
+            dk[c / 4][c % 4] = dv[c / 4][c % 4] = 0;
+        }
         wgmma_settle<N / 8>(dk);
         wgmma_settle<N / 8>(dv);
-    }
-    if (p.outputs & FATTN_OUT_DV) {
-        wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
-                            g.chunks & FATTN_GPU_QUADS_DV, 1, dv);
-    }
-    if (p.outputs & FATTN_OUT_DK) {
-        wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
-                            g.chunks & FATTN_GPU_QUADS_DK, g.rule.scale, dk);
+        wgmma_walk_begin<S>(p, w, n % 2, walk);
+        if (wgmma_tiles_of<S>(b, w) > 0) {
+            wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
+        }
+        if (p.outputs & FATTN_OUT_DV) {
+            wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
+                                g.chunks & FATTN_GPU_QUADS_DV, 1, dv);
+        }
+        if (p.outputs & FATTN_OUT_DK) {
+            wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
+                                g.chunks & FATTN_GPU_QUADS_DK, g.rule.scale, dk);
+        }
+        __syncwarp();
+        wgmma_release(&control.item_empty[n % 2]);
     }
 }
 
@@ -667,8 +771,14 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
 
 template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &control)
 {
+    for (int n = 0; n < 2; n++) {
+        wgmma_barrier_make(&control.item_full[n], 1);
+        wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + (S::IS_WIDE ? 0 : S::WARPGROUPS));
+    }
+    wgmma_barrier_make(&control.item_wanted, 1);
     wgmma_barrier_make(&control.k_full, 1);
     wgmma_barrier_make(&control.v_full, 1);
+    wgmma_barrier_make(&control.keys_empty, S::WARPS);
     for (int n = 0; n < S::STAGES; n++) {
         wgmma_barrier_make(&control.q_full[n], 1);
         wgmma_barrier_make(&control.q_empty[n], S::WARPS);
@@ -683,10 +793,10 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
 template <class S>
 GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *maps)
 {
-    enum { WORDS = sizeof(wgmma_backward_item) / 4 };
     static_assert(sizeof(wgmma_backward_control<S>) <= WGMMA_BACKWARD_CONTROL, "too small");
     extern __shared__ char shared[];
     wgmma_backward_block<S> b = wgmma_backward_block_of<S>(shared);
+    b.group = (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
     gpu_admit_later();
     if (gpu_thread() == 0) {
         wgmma_barriers_of<S>(*b.control);
@@ -694,22 +804,16 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
             wgmma_prefetch(maps + n);
         }
     }
-    gpu_await_earlier();
-    if (gpu_thread() < WORDS) {
-        const uint32_t *const from = (const uint32_t *)(wgmma_saved_of<S>(g).items + gpu_block());
-        ((uint32_t *)&b.control->item)[gpu_thread()] = from[gpu_thread()];
-    }
     gpu_sync();
-    const wgmma_backward_item &w = b.control->item;
-    b.tiles = max(w.past - w.first, 0) * (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
         const int warp = gpu_thread() / 32;
+        gpu_await_earlier();
         if (gpu_thread() == 0) {
-            if (b.tiles > 0) {
-                wgmma_copy_backward<S>(g, maps, b);
-            }
+            wgmma_copy_backward<S>(g, maps, b);
+        } else if (warp == 3) {
+            wgmma_take_items<S>(g, b);
         } else if (!S::IS_WIDE && (warp == 1 || warp == 2)) {
             wgmma_add_all<S>(g, b, warp - 1);
         }

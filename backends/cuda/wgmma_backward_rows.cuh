@@ -64,9 +64,10 @@ typedef struct wgmma_backward_item {
 #define WGMMA_FAR_QUERY (1 << 30) /* more than there are queries */
 
 typedef struct wgmma_saved {
-    float *dq;    /* not yet multiplied by scale */
-    float *lse;   /* in log2 units; +inf for a row without probabilities */
-    float *delta; /* of such a row 0 */
+    float *dq;       /* not yet multiplied by scale */
+    float *lse;      /* in log2 units; +inf for a row without probabilities */
+    float *delta;    /* of such a row 0 */
+    unsigned *taken; /* items beyond the first of each block */
     wgmma_backward_item *items;
     int tiles; /* of a head */
 } wgmma_saved;
@@ -81,7 +82,8 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.dq = (float *)g.workspace;
     saved.lse = saved.dq + rows * S::WIDTH;
     saved.delta = saved.lse + rows;
-    saved.items = (wgmma_backward_item *)(saved.delta + rows);
+    saved.taken = (unsigned *)(saved.delta + rows);
+    saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
     saved.tiles = (int)tiles;
     return saved;
 }
@@ -156,6 +158,9 @@ template <class S> GPU_DEVICE void wgmma_items_set(const fattn_gpu_args &g)
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const int64_t items = g.problem.batch * g.problem.heads_k * g.tiling.k_blocks;
     const int64_t step = gpu_blocks() * gpu_threads();
+    if (gpu_block() == 0 && gpu_thread() == 0) {
+        *saved.taken = 0;
+    }
     for (int64_t n = gpu_block() * gpu_threads() + gpu_thread(); n < items; n += step) {
         wgmma_item_set<S>(g, saved, n, saved.items[n]);
     }

@@ -26,11 +26,11 @@ PRODUCT = (0x9F0, 0xDF0)
 BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 
 # Bytes that a thread stores of registers, by what follows the type in an entry's name: at 64 channels forward's
-# warp that plans has 32, and in backward the thread that copies has 24. FETCHES store some addresses and bounds of
-# masks, and fetch a few of them each tile.
-SPILLS = {"64": 128, "backward_64": 16, "backward_64_128": 40, "backward_128": 16, "backward_128_80": 48,
-          "backward_256": 16}
-FETCHES = ("backward_64_128", "backward_128_80", "backward_256")
+# warp that plans has 32, and in backward the warps that do not multiply have 24. FETCHES store some addresses and
+# bounds of masks, and fetch a few of them among products.
+SPILLS = {"64": 128, "backward_64": 64, "backward_64_128": 176, "backward_128": 64, "backward_128_80": 160,
+          "backward_256": 64}
+FETCHES = ("backward_64", "backward_64_128", "backward_128_80")
 
 
 def compile_image(root, nvcc, folder, source):

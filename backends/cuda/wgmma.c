@@ -249,11 +249,14 @@ static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
 /* dQ, lse and delta of every row, and what the items are. */
 static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t, int64_t width)
 {
-    const int64_t rows = gpu_times(saved_rows(p, t->br), width + 2);
+    const int64_t saved = saved_rows(p, t->br);
+    const int64_t rows = gpu_times(saved, width + 2);
+    const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br);
     const int64_t items = gpu_times(backward_items(p, t), WGMMA_BACKWARD_ITEM_BYTES / 4);
-    return rows < 0 || items < 0 || rows > INT64_MAX - items - WGMMA_BACKWARD_TAKEN
-               ? -1
-               : gpu_floats(rows + WGMMA_BACKWARD_TAKEN + items);
+    if (rows < 0 || items < 0 || rows > INT64_MAX - items - turns - WGMMA_BACKWARD_TAKEN) {
+        return -1;
+    }
+    return gpu_floats(rows + turns + WGMMA_BACKWARD_TAKEN + items);
 }
 
 static void rows_shape(const fattn_problem *p, int64_t rows, const char *entry, const char *name,
@@ -287,7 +290,7 @@ static int backward_maps(const fattn_problem *p, const fattn_tiling *t,
     return 4;
 }
 
-#define WGMMA_BACKWARD_FUNCTIONS(name, width, queries, keys, stages, ahead)                      \
+#define WGMMA_BACKWARD_FUNCTIONS(name, width, queries, keys, stages)                             \
     static const fattn_tile backward_tiles_##name[] = {{queries, keys}, {0, 0}};                 \
     static int64_t backward_fast_bytes_##name(const fattn_problem *p, fattn_tile tile)           \
     {                                                                                            \
@@ -322,15 +325,14 @@ static int backward_maps(const fattn_problem *p, const fattn_tiling *t,
     }
 WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
 
-/* Not on a GPU so far: they run when they are named. */
-#define WGMMA_BACKWARD_ROW(name_, width, ...)                                     \
+#define WGMMA_BACKWARD_KERNEL(label, name_, width, bits, named)                   \
     {                                                                             \
-        .row = {.name = "wgmma_backward_" #name_,                                 \
+        .row = {.name = label,                                                    \
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),                              \
                 .dtypes = WGMMA_DTYPES,                                           \
-                .features = FATTN_GPU_BACKWARD_LEAN,                              \
+                .features = bits,                                                 \
                 .dim_max = width,                                                 \
-                .by_name = true,                                                  \
+                .by_name = named,                                                 \
                 .align = 16,                                                      \
                 .own_dtype_o = true,                                              \
                 .must_fit = true,                                                 \
@@ -345,6 +347,15 @@ WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
         .phases = {rows_shape_##name_, backward_shape_##name_, dq_shape_##name_}, \
         .maps = backward_maps,                                                    \
     },
+#define WGMMA_BACKWARD_ROW(name, width, ...) \
+    WGMMA_BACKWARD_KERNEL("wgmma_backward_" #name, name, width, FATTN_GPU_BACKWARD_LEAN, false)
+
+/* Not on a GPU so far: they run when they are named. Of 256 channels threads add to dQ whenever
+ * they have some. */
+#define WGMMA_BACKWARD_ORDERED(width)                                     \
+    WGMMA_BACKWARD_KERNEL("wgmma_backward_ordered_" #width, width, width, \
+                          FATTN_GPU_BACKWARD_LEAN | FATTN_DETERMINISTIC, true)
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
-    WGMMA_SHAPES(WGMMA_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};
+    WGMMA_SHAPES(WGMMA_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_ORDERED(64)
+        WGMMA_BACKWARD_ORDERED(128){.row = {.name = NULL}}};

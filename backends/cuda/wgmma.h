@@ -38,17 +38,14 @@
 #define WGMMA_WORKSPACE 256
 
 /*
- * Of backward: X(name, width, queries, keys, stages, ahead), with the tile, and stages of its
- * queries in shared memory. Two warpgroups have 64 of 128 keys each, or, of 64 keys, half of the
- * channels each. ahead: the scores of the next tile begin before this one is over, if registers are
- * enough. docs/notes/hopper-backward.md has the reasons.
+ * Of backward: X(name, width, queries, keys, stages), with the tile, and stages of its queries in
+ * shared memory. Two warpgroups have 64 of 128 keys each, or, of 64 keys, half of the channels
+ * each. docs/notes/hopper-backward.md has the reasons and the measurements.
  */
-#define WGMMA_BACKWARD_SHAPES(X)      \
-    X(64, 64, 96, 128, 3, true)       \
-    X(64_128, 64, 128, 128, 3, true)  \
-    X(128, 128, 64, 128, 3, true)     \
-    X(128_80, 128, 80, 128, 2, false) \
-    X(256, 256, 64, 64, 2, true)
+#define WGMMA_BACKWARD_SHAPES(X) \
+    X(64, 64, 128, 128, 3)       \
+    X(128, 128, 64, 128, 3)      \
+    X(256, 256, 64, 64, 2)
 
 /* Bytes of shared memory: keys and values, queries and two tiles of dO, two of dS, one of dQ in
  * floats or two of P, lse and delta of each row, the barriers and the item. */
@@ -65,8 +62,9 @@
  * their own, and each may leave one of which the next has a part. */
 #define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
     ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
-#define WGMMA_BACKWARD_ITEM_BYTES 80 /* of what an item is, in the workspace */
-#define WGMMA_BACKWARD_TAKEN 4       /* words there for the counter of items */
+#define WGMMA_BACKWARD_ITEM_BYTES 88 /* of what an item is, in the workspace */
+#define WGMMA_BACKWARD_TURNS(tiles) (((tiles)*2 + 3) / 4 * 4) /* words there for their turns */
+#define WGMMA_BACKWARD_TAKEN 4 /* words there for the counter of items */
 
 /*
  * Sums of dQ are floats in the workspace, tile by tile. In a tile 64 channels of all rows follow

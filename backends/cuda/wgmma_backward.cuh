@@ -98,12 +98,16 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
     const unsigned items = (unsigned)(p.batch * p.heads_k * g.tiling.k_blocks);
+    const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
     unsigned number = (unsigned)gpu_block();
     for (int n = 0;; n++) {
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
+        }
+        if (n > 0 || ordered) {
             number = mma_lane() == 0 ? atomicAdd(saved.taken, 1u) : 0;
-            number = (unsigned)gpu_blocks() + (unsigned)__shfl_sync(0xffffffffu, (int)number, 0);
+            number = (ordered ? 0 : (unsigned)gpu_blocks()) +
+                     (unsigned)__shfl_sync(0xffffffffu, (int)number, 0);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
@@ -222,12 +226,37 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 
 /* --- The adders ------------------------------------------------------------------------------- */
 
+/* Ordered blocks add to a tile of dQ from the last tile of keys that it sees to the first, each
+ * when the one before has. Whom a block waits for took its item earlier, so it runs or is through,
+ * and waits for nobody later. It is the turn of the block as many blocks have added as there are
+ * tiles of keys behind its own that see the tile, whose last query, there or not, is what items go
+ * by. */
+template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
+{
+    const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
+    return (past - 1) / S::KEYS - w.block;
+}
+
+GPU_DEVICE void wgmma_turn_await(const int32_t *turn, int32_t own)
+{
+    while (mma_peek(turn) != own) {}
+    mma_fence();
+}
+
+GPU_DEVICE void wgmma_turn_pass(int32_t *turn, int32_t next)
+{
+    wgmma_await_added();
+    mma_fence();
+    mma_poke(turn, next);
+}
+
 /* Adds to dQ what warpgroup `group` makes. */
 template <class S>
 GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group)
 {
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const uint32_t from = b.dq + group * S::PART_BYTES;
+    const bool ordered = wgmma_is_ordered(g.problem);
     const wgmma_backward_item *w;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         int64_t first = w->saved; /* the head's first tile */
@@ -238,8 +267,16 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
             wgmma_meet(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
             if (mma_lane() == 0) {
                 float *const to = saved.dq + (first + tile) * (S::QUERIES * S::WIDTH);
+                int32_t *const turn = saved.turns + 2 * (first + tile) + group;
+                const int32_t own = wgmma_own_turn<S>(*w, tile);
+                if (ordered) {
+                    wgmma_turn_await(turn, own);
+                }
                 wgmma_add(to + group * (S::PART * 64), from, S::PART_BYTES, WGMMA_KEEP);
                 wgmma_await_read();
+                if (ordered) {
+                    wgmma_turn_pass(turn, own + 1);
+                }
             }
             __syncwarp();
             if (++tile == w->past) {
@@ -413,8 +450,7 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
     wgmma_pass(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
-/* One tile. x: its S^T, and then, where there is one MORE, that of the next; they have begun where
- * shapes are ahead. */
+/* One tile. x: its S^T, and then, where there is one MORE, that of the next; it has begun. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit,
                                     wgmma_backward_walk<S> &walk, int next,
@@ -430,9 +466,6 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
         wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, S::QUERIES * 128);
     float dp[S::QUERIES / 8][4], dq[S::PART / 8][4];
     uint32_t p[STEPS][4], ds[STEPS][4];
-    if (!S::IS_AHEAD) {
-        wgmma_begin_scores<S>(b, walk, walk.tile, x);
-    }
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(x);
@@ -457,7 +490,7 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     wgmma_release(&control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
     wgmma_put_dq<S>(walk, dq);
-    if constexpr (S::IS_AHEAD && MORE) {
+    if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, next, x);
         wgmma_wait<1>();
     } else {
@@ -465,7 +498,7 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     }
     wgmma_release(&control.q_empty[walk.q_used.stage]);
     wgmma_step(walk.q_used);
-    if constexpr (S::IS_AHEAD && MORE) {
+    if constexpr (MORE) {
         wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
     }
     walk.ds ^= S::DS_BYTES;
@@ -683,10 +716,8 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + walk.group);
         wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + walk.group);
     }
-    if (S::IS_AHEAD) {
-        wgmma_begin_scores<S>(b, walk, walk.tile, x);
-        wgmma_wait<0>(); /* as at the end of a tile */
-    }
+    wgmma_begin_scores<S>(b, walk, walk.tile, x);
+    wgmma_wait<0>(); /* as at the end of a tile */
     GPU_ROLLED
     for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {
         const bool last = walk.tile + 1 == past;

@@ -15,12 +15,11 @@
 #include "backends/gpu/backward_rows.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels, padded. N, BN: queries and keys of a tile. RING: stages of
- * queries. AHEAD: as in wgmma.h. */
-template <class T, int W, int N, int BN, int RING, bool AHEAD> struct wgmma_backward_shape {
+ * queries. */
+template <class T, int W, int N, int BN, int RING> struct wgmma_backward_shape {
     typedef T type;
     enum {
         IS_WIDE = BN == 64, /* warpgroups share keys, and not channels */
-        IS_AHEAD = AHEAD,
         WIDTH = W,
         PANELS = W / 64,
         QUERIES = N,
@@ -54,6 +53,8 @@ typedef struct wgmma_backward_item {
     int full, full_past;         /* those whose pairs are all kept */
     int keys, owned;             /* of the tile: that exist, and that have gradients */
     int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_FAR_QUERY */
+    int sequence_keys;           /* of the whole sequence */
+    int reach;                   /* query i sees no key from i + this on */
     int queries;                 /* of the sequence */
     int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: of keys */
     int saved;      /* tile of lse, delta and dQ of the first query's first head */
@@ -67,6 +68,7 @@ typedef struct wgmma_saved {
     float *dq;       /* not yet multiplied by scale */
     float *lse;      /* in log2 units; +inf for a row without probabilities */
     float *delta;    /* of such a row 0 */
+    int32_t *turns;  /* of ordered runs: two of each tile of dQ */
     unsigned *taken; /* items beyond the first of each block */
     wgmma_backward_item *items;
     int tiles; /* of a head */
@@ -82,7 +84,8 @@ template <class S> GPU_DEVICE wgmma_saved wgmma_saved_of(const fattn_gpu_args &g
     saved.dq = (float *)g.workspace;
     saved.lse = saved.dq + rows * S::WIDTH;
     saved.delta = saved.lse + rows;
-    saved.taken = (unsigned *)(saved.delta + rows);
+    saved.turns = (int32_t *)(saved.delta + rows);
+    saved.taken = (unsigned *)(saved.turns + WGMMA_BACKWARD_TURNS(rows / S::QUERIES));
     saved.items = (wgmma_backward_item *)(saved.taken + WGMMA_BACKWARD_TAKEN);
     saved.tiles = (int)tiles;
     return saved;
@@ -103,8 +106,14 @@ GPU_DEVICE int wgmma_saved_tile(const fattn_gpu_args &g, const wgmma_saved &save
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
+/* Whether blocks add to dQ in turn. */
+GPU_DEVICE bool wgmma_is_ordered(const fattn_problem &p)
+{
+    return p.features & FATTN_DETERMINISTIC;
+}
+
 /* Item `number`. Heads take turns as in forward, first tiles first: under a causal mask these are
- * heavy. */
+ * heavy. Ordered ones come head by head, last tiles first: in the order of their turns. */
 template <class S>
 GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved, int64_t number,
                                wgmma_backward_item &w)
@@ -115,11 +124,12 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     order.q_blocks = g.tiling.k_blocks;
     order.splits = 1;
     order.heads = p.batch * p.heads_k;
-    order.together = fattn_max64(fattn_quotient(g.tiling.together, group), 1);
+    order.together =
+        wgmma_is_ordered(p) ? 1 : fattn_max64(fattn_quotient(g.tiling.together, group), 1);
     const fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
     const fattn_sequence seq = gpu_sequence(g, work.batch);
     const fattn_band band = fattn_band_of(&p, &seq);
-    w.block = (int)(order.q_blocks - 1 - work.block);
+    w.block = (int)(wgmma_is_ordered(p) ? work.block : order.q_blocks - 1 - work.block);
     const int64_t j0 = (int64_t)w.block * S::KEYS;
     w.keys = (int)gpu_clamp(seq.sk - j0, 0, S::KEYS);
     w.owned = p.features & FATTN_ACCUMULATE ? w.keys : (int)gpu_clamp(seq.slot_k - j0, 0, S::KEYS);
@@ -134,10 +144,13 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
         (int)(band.left < 0 ? far
                             : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -far, far));
     const fattn_range rows = fattn_band_queries(&band, seq.sq, j0, j0 + w.keys);
-    const int first = (int)gpu_clamp(rows.first, 0, seq.sq);
     const int past = w.keys > 0 ? (int)gpu_clamp(rows.past, 0, seq.sq) : 0;
-    w.first = first / S::QUERIES;
     w.past = (past + S::QUERIES - 1) / S::QUERIES;
+    w.first = (int)gpu_clamp(rows.first, 0, (int64_t)w.past * S::QUERIES) / S::QUERIES;
+    w.sequence_keys = (int)seq.sk;
+    w.reach = (int)(band.right < 0
+                        ? far
+                        : gpu_clamp(band.diagonal + fattn_min64(band.right, limit) + 1, -far, far));
     w.full = w.keys < S::KEYS ? INT32_MAX
                               : (max(w.first_query + S::KEYS - 1, 0) + S::QUERIES - 1) / S::QUERIES;
     w.full_past = w.past_query >= seq.sq ? INT32_MAX : max(w.past_query, 0) / S::QUERIES;
@@ -193,6 +206,9 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
     GPU_UNROLL
     for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
         sum += gpu_shfl_xor(sum, n);
+    }
+    if (wgmma_is_ordered(p) && inside && lane < 2 && row.q.i % S::QUERIES == 0) {
+        saved.turns[2 * (at / S::QUERIES) + lane] = 0;
     }
     if (inside && lane == 0) {
         const bool empty = lse == -fattn_f32_infinity();

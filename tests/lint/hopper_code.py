@@ -28,9 +28,8 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # Bytes that a thread stores of registers, by what follows the type in an entry's name: at 64 channels forward's
 # warp that plans has 32, and in backward the warps that do not multiply have 24. FETCHES store some addresses and
 # bounds of masks, and fetch a few of them among products.
-SPILLS = {"64": 128, "backward_64": 64, "backward_64_128": 176, "backward_128": 64, "backward_128_80": 160,
-          "backward_256": 64}
-FETCHES = ("backward_64", "backward_64_128", "backward_128_80")
+SPILLS = {"64": 128, "backward_64": 176, "backward_128": 72, "backward_256": 64}
+FETCHES = ("backward_64",)
 
 
 def compile_image(root, nvcc, folder, source):
@@ -62,7 +61,7 @@ def shapes(root):
     text = tap.read(root, "backends/cuda/wgmma.h")
     rows = re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", text)
     known = {name: int(width) // 16 + int(keys) // 16 for name, width, keys in rows}
-    for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+, (?:true|false)\)", text):
+    for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+\)", text):
         width, queries, keys = (int(number) // 16 for number in row[1:])
         halves = 128 // 16 // keys  # of 128 keys a warpgroup has half, of 64 all, and half of the channels
         known["backward_" + row[0]] = 2 * width + 2 * queries + halves * keys

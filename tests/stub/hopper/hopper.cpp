@@ -326,6 +326,17 @@ MMA_TYPE(mma_f16, FATTN_F16, 7, gpu_f16_from_f32);
 MMA_TYPE(mma_bf16, FATTN_BF16, 0, bf16_from_f32);
 
 static int mma_lane(void) { return m.running % 32; }
+static int32_t mma_peek(const int32_t *from)
+{
+    yield();
+    return *from;
+}
+static void mma_poke(int32_t *to, int32_t x)
+{
+    *to = x;
+    m.moves++;
+}
+static void mma_fence(void) {}
 static void mma_add_four(float *to, const float x[4])
 {
     for (int e = 0; e < 4; e++) {

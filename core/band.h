@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which tiles of the score matrix hold anything: for a window (causal included), lengths and a
- * block mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or partial.
+ * Which tiles of the score matrix hold anything: for a window (causal included), chunks, lengths
+ * and a block mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or
+ * partial.
  *
  * Keys of row i are those of the half-open range [first, past), both non-decreasing in i; so a
  * block of rows is described by its first and last row. Arithmetic is 64-bit: rows, keys and
@@ -15,6 +16,11 @@
 #include "core/host_device.h"
 #include "core/problem.h"
 
+/* 0 in images whose rows all decline FATTN_CHUNK: they hold no code for it. */
+#ifndef FATTN_BAND_CHUNKS
+#define FATTN_BAND_CHUNKS 1
+#endif
+
 typedef enum fattn_tile_kind {
     FATTN_TILE_EMPTY,
     FATTN_TILE_PARTIAL,
@@ -25,6 +31,10 @@ typedef struct fattn_band {
     int64_t keys;        /* Sk of the sequence */
     int64_t diagonal;    /* row i is aligned with key i + diagonal */
     int64_t left, right; /* -1: unbounded */
+#if FATTN_BAND_CHUNKS
+    int64_t chunk; /* keys of a chunk; 0: there are none */
+    int64_t phase; /* place of key 0 in its chunk */
+#endif
 } fattn_band;
 
 typedef struct fattn_range {
@@ -35,6 +45,13 @@ FATTN_HD int64_t fattn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 FATTN_HD int64_t fattn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* a mod b, at least 0. b > 0. */
+FATTN_HD int64_t fattn_modulo(int64_t a, int64_t b)
+{
+    const int64_t rest = a % b;
+    return rest < 0 ? rest + b : rest;
+}
+
 /* The band of a sequence of a normalised problem. */
 FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *s)
 {
@@ -43,6 +60,10 @@ FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *
     band.diagonal = s->diagonal;
     band.left = p->window_left;
     band.right = p->window_right;
+#if FATTN_BAND_CHUNKS
+    band.chunk = p->chunk;
+    band.phase = p->chunk ? fattn_modulo(s->k_position, p->chunk) : 0;
+#endif
     return band;
 }
 
@@ -57,6 +78,11 @@ FATTN_HD fattn_reach fattn_band_reach(const fattn_problem *p)
     fattn_reach reach;
     reach.left = p->window_left;
     reach.right = p->window_right;
+    if (p->chunk) { /* a place in a chunk is as likely as another */
+        const int64_t left = (p->chunk - 1) / 2, right = p->chunk / 2;
+        reach.left = reach.left < 0 ? left : fattn_min64(reach.left, left);
+        reach.right = reach.right < 0 ? right : fattn_min64(reach.right, right);
+    }
     return reach;
 }
 
@@ -67,6 +93,14 @@ FATTN_HD int fattn_is_banded(const fattn_problem *p)
     return reach.left >= 0 || reach.right >= 0;
 }
 
+#if FATTN_BAND_CHUNKS
+/* The first key of the chunk of key j; either may be one that does not exist. */
+FATTN_HD int64_t fattn_band_chunk(const fattn_band *band, int64_t j)
+{
+    return j - fattn_modulo(j + band->phase, band->chunk);
+}
+#endif
+
 /* The keys that row i sees: first <= j < past, within 0 <= first and past <= keys. */
 FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
 {
@@ -76,6 +110,13 @@ FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
     keys.first = band->left < 0 ? 0 : fattn_max64(0, at - fattn_min64(band->left, limit));
     keys.past = band->right < 0 ? band->keys
                                 : fattn_min64(band->keys, at + fattn_min64(band->right, limit) + 1);
+#if FATTN_BAND_CHUNKS
+    if (band->chunk) {
+        const int64_t chunk = fattn_band_chunk(band, at);
+        keys.first = fattn_max64(keys.first, chunk);
+        keys.past = fattn_min64(keys.past, chunk + band->chunk);
+    }
+#endif
     return keys;
 }
 
@@ -97,6 +138,13 @@ FATTN_HD fattn_range fattn_band_queries(const fattn_band *band, int64_t rows, in
     fattn_range queries;
     queries.first = band->right < 0 ? 0 : fattn_max64(0, low - fattn_min64(band->right, limit));
     queries.past = band->left < 0 ? rows : fattn_min64(rows, high + fattn_min64(band->left, limit));
+#if FATTN_BAND_CHUNKS
+    if (band->chunk) {
+        const int64_t end = fattn_band_chunk(band, j1 - 1) + band->chunk;
+        queries.first = fattn_max64(queries.first, fattn_band_chunk(band, j0) - band->diagonal);
+        queries.past = fattn_min64(queries.past, end - band->diagonal);
+    }
+#endif
     return queries;
 }
 

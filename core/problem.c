@@ -35,10 +35,10 @@ fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from)
     static const fattn_abi abi = {
         .name = "fattn_problem",
         .sizes = {FATTN_ABI_END(fattn_problem, pointer_alignment), /* 0.1 */
-                  FATTN_ABI_END(fattn_problem, dtype_v)},
+                  FATTN_ABI_END(fattn_problem, chunk)},
         .init = init_problem,
     };
-    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, dtype_v),
+    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, chunk),
                    "the last of the sizes is this library's");
     return fattn_abi_read_grown(to, &abi, from);
 }

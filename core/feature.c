@@ -6,7 +6,7 @@
 
 #include "core/problem.h"
 
-#define NAMES(feature, word) .constant = #feature, .name = word
+#define NAMES(feature, word) .bit = (feature), .constant = #feature, .name = word
 #define INTEGER(field, ...)                                                      \
     {                                                                            \
 #field, offsetof(fattn_problem, field), FATTN_FIELD_INTEGER, __VA_ARGS__ \

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "core/host_device.h"
+#include "core/integer.h"
 #include "core/problem.h"
 
 /* 0 in images whose rows all decline FATTN_CHUNK: they hold no code for it. */
@@ -40,17 +41,6 @@ typedef struct fattn_band {
 typedef struct fattn_range {
     int64_t first, past; /* empty when first >= past */
 } fattn_range;
-
-FATTN_HD int64_t fattn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
-FATTN_HD int64_t fattn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* a mod b, at least 0. b > 0. */
-FATTN_HD int64_t fattn_modulo(int64_t a, int64_t b)
-{
-    const int64_t rest = a % b;
-    return rest < 0 ? rest + b : rest;
-}
 
 /* The band of a sequence of a normalised problem. */
 FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *s)

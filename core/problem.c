@@ -238,7 +238,7 @@ static fattn_status check_options(const fattn_problem *p)
                           (long long)p->alibi_batch_stride, (long long)p->heads_q);
     }
     if (p->features & FATTN_DROPOUT) { /* b, h are 32-bit counter words */
-        const int64_t words = INT64_C(1) << 32;
+        const int64_t words = FATTN_WORD_LIMIT;
         fattn_status status = check_range("batch_offset", p->batch_offset, 0, words - p->batch,
                                           FATTN_INVALID_ARGUMENT);
         if (!status) {

@@ -245,6 +245,13 @@ const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme)
     return NULL;
 }
 
+int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme)
+{
+    return scheme == FATTN_SCHEME_HEADS  ? whole->ranks
+           : scheme == FATTN_SCHEME_BOTH ? head_ranks(whole, whole->ranks - 1)
+                                         : 1;
+}
+
 static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
                              const fattn_speed *speed, fattn_forecast *f)
 {
@@ -255,9 +262,9 @@ static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
     *f = (fattn_forecast){.scheme = scheme, .head_ranks = 1};
     fattn_status status = FATTN_OK;
     switch (scheme) {
-    case FATTN_SCHEME_HEADS: status = foretell_heads(whole, whole->ranks, speed, f); break;
+    case FATTN_SCHEME_HEADS:
     case FATTN_SCHEME_BOTH:
-        status = foretell_heads(whole, head_ranks(whole, whole->ranks - 1), speed, f);
+        status = foretell_heads(whole, fattn_scheme_members(whole, scheme), speed, f);
         break;
     case FATTN_SCHEME_REDUCE: foretell_reduction(whole, speed, f); break;
     default: status = foretell_ring(whole, speed, f);

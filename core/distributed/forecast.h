@@ -9,16 +9,6 @@
 
 #include "core/distributed/ring.h"
 
-/* How a divided problem is computed. */
-typedef enum fattn_scheme {
-    FATTN_SCHEME_AUTO = 0,  /* the fastest by forecast */
-    FATTN_SCHEME_RING = 1,  /* rows are divided, keys travel (ring.h) */
-    FATTN_SCHEME_HEADS = 2, /* rows are exchanged for heads, all to all, and o back */
-    FATTN_SCHEME_BOTH = 3,  /* heads within groups of ranks, a ring over the groups */
-    FATTN_SCHEME_REDUCE = 4 /* forward of few queries, which all ranks have: keys are divided, and
-                             * (o, lse) of all ranks are merged in a tree */
-} fattn_scheme;
-
 typedef struct fattn_speed {
     double flops;     /* a second, of one rank */
     double bandwidth; /* bytes a second that a rank sends, and receives, at a time */
@@ -45,6 +35,9 @@ fattn_split fattn_split_choose(const fattn_problem *problem);
 
 /* Why a scheme cannot be had for a problem; NULL where it can. */
 const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme);
+
+/* Ranks that share the heads: 1 in a ring. The scheme is one that can be had. */
+int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
 
 /* Foretells a scheme; FATTN_UNSUPPORTED, with the reason, for one that cannot be had. */
 fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,

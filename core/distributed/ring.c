@@ -42,7 +42,7 @@ fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring)
     }
     for (int64_t owner = 0; owner < ranks; owner++) {
         for (int64_t d = 0; d < ranks; d++) {
-            needed[d] = fattn_whole_meet(whole, (owner + d) % ranks, owner);
+            needed[d] = !whole->all_queries && fattn_whole_meet(whole, (owner + d) % ranks, owner);
         }
         reach_of(needed, ranks, &reach[owner], &reach[ranks + owner]);
         for (int lane = 0; lane < FATTN_LANES; lane++) {

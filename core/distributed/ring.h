@@ -7,14 +7,13 @@
  *
  * In step t a rank computes with the block that has come t hops up, and with the one that has come
  * t hops down; in step 0 with its own. While it does, the blocks of step t + 1 arrive and those of
- * step t go on. So a lane has two buffers, and what one rank sends in a step its neighbour receives
- * in the same step: no rank waits for a message of another step, whatever the order.
+ * step t go on. So a lane has two buffers, and what one rank sends in a step its neighbour
+ * receives in the same step: no rank waits for a message of another step, whatever the order.
  *
  * In backward the f32 gradients of a block follow it one step behind: a rank computes its share,
- * adds the sum that arrived meanwhile and sends it after the block, in the next step. The last rank
- * that the block reaches sends the sum home to its owner, which adds it to its own share, first
- * what came from above, then what came from below. So the order of additions does not depend on
- * time.
+ * adds the sum that arrived meanwhile and sends it after the block, in the next step. The last
+ * rank that the block reaches sends the sum home to its owner, which adds it to its own share. So
+ * the order of additions follows from the schedule and does not depend on time.
  */
 #ifndef FATTN_DISTRIBUTED_RING_H
 #define FATTN_DISTRIBUTED_RING_H
@@ -30,7 +29,8 @@ typedef struct fattn_ring {
     const int32_t *reach[FATTN_LANES]; /* [ranks]: hops that the block of each owner makes */
 } fattn_ring;
 
-/* Where the blocks go. FATTN_OUT_OF_MEMORY, or done; to be freed by fattn_ring_free(). */
+/* Where the blocks go; nowhere where every rank has all queries. FATTN_OUT_OF_MEMORY, or done; to
+ * be freed by fattn_ring_free(). */
 fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring);
 void fattn_ring_free(fattn_ring *ring);
 
@@ -41,8 +41,8 @@ int64_t fattn_ring_neighbour(const fattn_ring *ring, int lane, int64_t rank, int
  * in lane FATTN_UP only: the rank's own. */
 int64_t fattn_ring_owner(const fattn_ring *ring, int lane, int64_t rank, int64_t step);
 
-/* What goes from and to a rank in a lane while it computes step t; peers are -1 where nothing does.
- * Gradients are those of backward alone, whose last messages go in step last_step + 1. */
+/* What goes from and to a rank in a lane while it computes step t; peers are -1 where nothing
+ * does. Gradients are those of backward alone, whose last messages go in step last_step + 1. */
 typedef struct fattn_ring_messages {
     int64_t send_to, receive_from; /* the block of step t; the block of step t + 1 */
     int64_t gradient_to;           /* the sum of step t - 1, to the next rank or home */

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "core/integer.h"
+#include "core/status.h"
 
 #define UNBOUNDED \
     (INT64_C(1) << 50) /* beyond every difference of rows, whose offsets end at 2^40 */
@@ -15,7 +16,35 @@ const char *fattn_split_name(fattn_split split)
     return names[split];
 }
 
-int fattn_split_runs(fattn_split split) { return split == FATTN_SPLIT_ZIGZAG ? 2 : 1; }
+int fattn_split_runs(fattn_split split)
+{
+    return split == FATTN_SPLIT_ZIGZAG                                       ? 2
+           : split == FATTN_SPLIT_CONTIGUOUS || split == FATTN_SPLIT_STRIPED ? 1
+                                                                             : 0;
+}
+
+fattn_status fattn_split_get_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,
+                                 int which, fattn_run *run)
+{
+    if (!run) {
+        return fattn_fail(FATTN_NULL_POINTER, "run is NULL");
+    }
+    const struct {
+        const char *name;
+        int64_t value, limit;
+    } numbers[] = {{"length", length, INT32_MAX},
+                   {"ranks - 1", ranks - 1, FATTN_RANKS_MAX - 1},
+                   {"rank", rank, ranks - 1},
+                   {"which", which, fattn_split_runs(split) - 1}};
+    for (size_t n = 0; n < sizeof numbers / sizeof numbers[0]; n++) {
+        if (numbers[n].value < 0 || numbers[n].value > numbers[n].limit) {
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld, not in 0..%lld", numbers[n].name,
+                              (long long)numbers[n].value, (long long)numbers[n].limit);
+        }
+    }
+    *run = fattn_split_run(split, length, ranks, rank, which);
+    return FATTN_OK;
+}
 
 /* Part n of `parts` of a sequence. length * parts < 2^31 * 2^21 fits. */
 static fattn_run part(int64_t length, int64_t parts, int64_t n)
@@ -55,6 +84,30 @@ int64_t fattn_whole_k(const fattn_whole *whole, int64_t b)
     return whole->cu_k ? whole->cu_k[b + 1] - whole->cu_k[b] : whole->problem->seqlen_k;
 }
 
+int fattn_whole_q_runs(const fattn_whole *whole)
+{
+    return whole->all_queries ? 1 : fattn_split_runs(whole->split);
+}
+
+fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t b, int64_t rank, int n)
+{
+    if (!keys && whole->all_queries) {
+        return (fattn_run){0, fattn_whole_q(whole, b), 1};
+    }
+    return fattn_split_run(whole->split, keys ? fattn_whole_k(whole, b) : fattn_whole_q(whole, b),
+                           whole->ranks, rank, n);
+}
+
+int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t b, int64_t rank)
+{
+    const int runs = keys ? fattn_split_runs(whole->split) : fattn_whole_q_runs(whole);
+    int64_t rows = 0;
+    for (int n = 0; n < runs; n++) {
+        rows += fattn_whole_run(whole, keys, b, rank, n).count;
+    }
+    return rows;
+}
+
 int64_t fattn_whole_kinds(const fattn_whole *whole)
 {
     return whole->cu_q || whole->cu_k ? whole->problem->batch
@@ -71,8 +124,8 @@ fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t b, int64_t rank, in
 {
     const fattn_problem *const p = whole->problem;
     const int64_t sq = fattn_whole_q(whole, b), sk = fattn_whole_k(whole, b);
-    const fattn_run q = fattn_split_run(whole->split, sq, whole->ranks, rank, q_run);
-    const fattn_run k = fattn_split_run(whole->split, sk, whole->ranks, owner, k_run);
+    const fattn_run q = fattn_whole_run(whole, false, b, rank, q_run);
+    const fattn_run k = fattn_whole_run(whole, true, b, owner, k_run);
     const int64_t off = p->anchor == FATTN_BOTTOM_RIGHT ? sk - sq : 0;
     const int64_t base = off + q.first - k.first;
     fattn_piece piece = {q, k, -UNBOUNDED, UNBOUNDED};
@@ -109,11 +162,11 @@ double fattn_piece_pairs(const fattn_piece *piece)
 
 double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner)
 {
-    const int runs = fattn_split_runs(whole->split);
+    const int runs = fattn_split_runs(whole->split), q_runs = fattn_whole_q_runs(whole);
     const int64_t kinds = fattn_whole_kinds(whole);
     double pairs = 0;
     for (int64_t b = 0; b < kinds; b++) {
-        for (int n = 0; n < runs * runs; n++) {
+        for (int n = 0; n < q_runs * runs; n++) {
             const fattn_piece piece = fattn_piece_of(whole, b, rank, n / runs, owner, n % runs);
             pairs += fattn_piece_pairs(&piece);
         }

@@ -13,27 +13,14 @@
 
 #include <stdbool.h>
 
-#include "fattn/fattn.h"
-
-/* How the rows of a sequence are divided. */
-typedef enum fattn_split {
-    FATTN_SPLIT_CONTIGUOUS = 1, /* rank r has part r of as many parts as there are ranks */
-    FATTN_SPLIT_ZIGZAG = 2,     /* parts r and 2R - 1 - r of 2R: equal work under a causal mask */
-    FATTN_SPLIT_STRIPED = 3     /* rows r, r + R, r + 2R ... */
-} fattn_split;
+#include "fattn/distributed.h"
 
 enum { FATTN_RUNS = 2 }; /* the most runs of a rank in a sequence */
 
-/* Rows first, first + stride, ... of a sequence. */
-typedef struct fattn_run {
-    int64_t first, count, stride;
-} fattn_run;
+#define FATTN_RANKS_MAX 65536
 
 /* "contiguous", "zigzag", "striped". Static. */
 const char *fattn_split_name(fattn_split split);
-
-/* Runs that each rank has of each sequence: 1 or 2. */
-int fattn_split_runs(fattn_split split);
 
 /* Run `which` of a rank in a sequence of `length` rows. Parts differ by at most one row. */
 fattn_run fattn_split_run(fattn_split split, int64_t length, int64_t ranks, int64_t rank,
@@ -48,10 +35,19 @@ typedef struct fattn_whole {
     const int32_t *cu_q, *cu_k;   /* NULL without FATTN_CU_SEQLENS_Q, _K */
     fattn_split split;
     int64_t ranks;
+    bool all_queries; /* which every rank has: only keys are divided */
 } fattn_whole;
 
 int64_t fattn_whole_q(const fattn_whole *whole, int64_t sequence);
 int64_t fattn_whole_k(const fattn_whole *whole, int64_t sequence);
+
+/* Run n of a rank's queries, or keys, in a sequence; and how many there are of queries. */
+int fattn_whole_q_runs(const fattn_whole *whole);
+fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank,
+                          int n);
+
+/* Rows of all of them. */
+int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank);
 
 /* Sequences of different lengths, or 1 where all are equal: what is true of one is true of all. */
 int64_t fattn_whole_kinds(const fattn_whole *whole);

@@ -103,7 +103,13 @@ typedef enum fattn_status {
     FATTN_OUT_OF_MEMORY = 40, /* the reason says how many bytes were wanted */
 
     /* Environment. */
-    FATTN_BAD_ENVIRONMENT = 50 /* a FATTN_* variable has a value outside docs/BUILDING.md's table */
+    FATTN_BAD_ENVIRONMENT =
+        50, /* a FATTN_* variable has a value outside docs/BUILDING.md's table */
+
+    /* Other ranks (fattn/distributed.h). */
+    FATTN_RANK_LOST = 60,     /* a rank has given up or is gone; the reason says which, and why */
+    FATTN_RANK_TIMEOUT = 61,  /* a rank did not answer in time */
+    FATTN_RANKS_DISAGREE = 62 /* ranks describe different problems */
 } fattn_status;
 
 /* The name of a status, such as "FATTN_OVERLAP"; "unknown fattn_status" for any other number.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libfattn.so exports the functions that fattn.h declares and nothing else, is named as promised, and
-needs only the C library and OpenMP.
+"""libfattn.so exports the functions that fattn.h and distributed.h declare and nothing else, is named as
+promised, and needs only the C library and OpenMP.
 
 usage: shared_object.py ROOT SOVERSION [LIBRARY]
 """
@@ -12,15 +12,15 @@ import sys
 import rooms
 import tap
 
-HEADER = "include/fattn/fattn.h"
+HEADERS = ("include/fattn/fattn.h", "include/fattn/distributed.h")
 
 # libc in its parts (older C libraries keep some of it apart), and the OpenMP of gcc and of clang.
 NEEDED = r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux[\w.-]*|libgomp\.so\.1|lib(omp|iomp5)\.so(\.5)?"
 
 
 def declared(root):
-    """Functions that the public header declares FATTN_API."""
-    code = rooms.without_comments(tap.read(root, HEADER))
+    """Functions that the public headers declare FATTN_API."""
+    code = "\n".join(rooms.without_comments(tap.read(root, header)) for header in HEADERS)
     return set(re.findall(r"^FATTN_API\b[^;{]*?\b(\w+)\s*\(", code, flags=re.M))
 
 
@@ -37,17 +37,17 @@ def dynamic(library, tag):
 
 
 def compare(names, found):
-    return ([f"{name} is declared in {HEADER} and not exported" for name in sorted(names - found)] +
-            [f"{name} is exported and not declared in {HEADER}" for name in sorted(found - names)])
+    return ([f"{name} is declared in a public header and not exported" for name in sorted(names - found)] +
+            [f"{name} is exported and not declared in a public header" for name in sorted(found - names)])
 
 
 def results(root, soversion, library=None):
     names = declared(root)
-    yield "fattn.h declares functions", [] if names else [f"{HEADER}: no FATTN_API function"]
+    yield "public headers declare functions", [] if names else [f"{HEADERS}: no FATTN_API function"]
     if library is None:
         yield "exported symbols", tap.Skip("this build has no shared library")
         return
-    yield "exported symbols are fattn.h's", compare(names, exported(library))
+    yield "exported symbols are the headers'", compare(names, exported(library))
     soname = dynamic(library, "SONAME")
     yield "SONAME", [] if soname == [f"libfattn.so.{soversion}"] else [f"{library}: SONAME is {soname}"]
     yield "needs only libc, libm and OpenMP", [

@@ -1,0 +1,599 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public door of groups: what is wrong is found, ranks compare what they were given, and all
+ * that an execution needs is planned and reserved. */
+#include "core/distributed/group.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/backend.h"
+#include "core/band.h"
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+#define HONOURED                                                                            \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_ALIBI | FATTN_SINK | \
+     FATTN_BIAS | FATTN_ALIBI_BIAS | FATTN_MASK | FATTN_DROPOUT | FATTN_CU_SEQLENS_Q |      \
+     FATTN_CU_SEQLENS_K | FATTN_DLSE | FATTN_DETERMINISTIC)
+
+fattn_status fattn_transport_fail(fattn_status status, const char *reason)
+{
+    return fattn_fail(status, "%s", reason ? reason : "a transport failed");
+}
+
+void fattn_group_init(fattn_group *group)
+{
+    memset(group, 0, sizeof *group);
+    group->struct_size = sizeof *group;
+    group->split = FATTN_SPLIT_CONTIGUOUS;
+    group->scheme = FATTN_SCHEME_RING;
+    group->timeout = 60;
+}
+
+/* --- Checks ----------------------------------------------------------------------------------- */
+
+static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_transport *t)
+{
+    fattn_status status = fattn_abi_read(g, sizeof *g, group, "fattn_group");
+    if (!status && !g->transport) {
+        status = fattn_fail(FATTN_NULL_POINTER, "transport of fattn_group is NULL");
+    }
+    status = status ? status : fattn_abi_read(t, sizeof *t, g->transport, "fattn_transport");
+    if (status) {
+        return status;
+    }
+    if (!t->start || !t->wait || !t->abort) {
+        return fattn_fail(FATTN_NULL_POINTER, "%s of fattn_transport is NULL",
+                          !t->start  ? "start"
+                          : !t->wait ? "wait"
+                                     : "abort");
+    }
+    if (t->ranks < 1 || t->ranks > FATTN_RANKS_MAX || t->rank < 0 || t->rank >= t->ranks) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "fattn_transport has rank %d of %d", t->rank,
+                          t->ranks);
+    }
+    if (!fattn_split_runs(g->split)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "split is %d, no fattn_split", (int)g->split);
+    }
+    if (g->scheme < FATTN_SCHEME_RING || g->scheme > FATTN_SCHEME_REDUCE) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "scheme is %d, none that a group can have",
+                          (int)g->scheme);
+    }
+    if (!(g->timeout > 0)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_features(const fattn_problem *p)
+{
+    const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+    const char *why = NULL;
+    if (p->features & ~HONOURED) {
+        why = "block masks, seqused, seqstart, pages, positions, chunks, accumulation and batch "
+              "invariance are not divided over ranks";
+    } else if (p->dtype == FATTN_F64) {
+        why = "f64 is not divided over ranks";
+    } else if (p->features & packed && (p->features & packed) != packed) {
+        why = "a ragged batch that is divided over ranks has both cu_seqlens";
+    }
+    return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
+}
+
+/* What the scheme and the split of the ring cannot have. */
+static fattn_status check_scheme(const fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    const char *why = fattn_scheme_declines(&plan->shares, plan->scheme);
+    if (why) {
+        return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(plan->scheme),
+                          why);
+    }
+    const bool striped = plan->whole.split == FATTN_SPLIT_STRIPED;
+    const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
+    if (scores && plan->ragged) {
+        why = "a ragged batch that is divided over ranks has neither bias nor mask";
+    } else if (scores && plan->members > 1) {
+        why = "bias and masks are divided by rows, and not over heads";
+    } else if (p->outputs & FATTN_OUT_DBIAS && p->dbias_stride[2] == 0) {
+        why = "dbias that is summed over queries is not divided over ranks";
+    } else if (striped && plan->scheme == FATTN_SCHEME_REDUCE) {
+        why = "keys that are divided alone are not striped";
+    } else if (striped && p->features & (FATTN_DROPOUT | FATTN_ALIBI) &&
+               !(p->features & FATTN_ALIBI_BIAS && !(p->features & FATTN_DROPOUT))) {
+        why = "striped rows have neither dropout nor ALiBi, which need neighbouring positions";
+    } else if (striped && plan->ragged && p->window_left >= 0 && p->window_right >= 0) {
+        why = "striped rows of a ragged batch have no window with two ends";
+    }
+    return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
+}
+
+static fattn_status check_lengths(const char *name, const int32_t *cu, int64_t batch,
+                                  int64_t longest, int64_t total)
+{
+    if (!cu) {
+        return fattn_fail(FATTN_NULL_POINTER, "%s is NULL", name);
+    }
+    for (int64_t b = 0; b <= batch; b++) {
+        const int64_t before = b ? cu[b - 1] : 0;
+        if (cu[b] < before || (b > 0 && cu[b] - before > longest) || cu[b] > total) {
+            return fattn_fail(
+                FATTN_INVALID_DATA, "%s[%lld] is %d after %lld: lengths are 0..%lld, %lld in all",
+                name, (long long)b, cu[b], (long long)before, (long long)longest, (long long)total);
+        }
+    }
+    return FATTN_OK;
+}
+
+/* --- Agreement -------------------------------------------------------------------------------- */
+
+void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
+                             bool receive, void *data, int64_t bytes)
+{
+    if (bytes > 0) {
+        messages[(*count)++] = (fattn_message){(int32_t)peer, tag, receive, 0, data, bytes};
+    }
+}
+
+fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message *messages,
+                               int count)
+{
+    const fattn_transport *const t = &plan->transport;
+    fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
+    if (!status && count) {
+        status = t->wait(t->user, messages, count, plan->timeout);
+    }
+    if (status) {
+        t->abort(t->user, fattn_last_reason());
+    }
+    return status;
+}
+
+fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes)
+{
+    const int32_t rank = plan->transport.rank, ranks = plan->transport.ranks;
+    fattn_status status = FATTN_OK;
+    for (int32_t d = 1; !status && d < ranks;) {
+        fattn_message messages[FATTN_MESSAGES_MAX];
+        int count = 0;
+        for (; count + 2 <= FATTN_MESSAGES_MAX && d < ranks; d++) {
+            const int32_t to = (rank + d) % ranks, from = (rank - d + ranks) % ranks;
+            fattn_group_add_message(messages, &count, to, FATTN_TAG_GATHER, false,
+                                    (char *)all + rank * bytes, bytes);
+            fattn_group_add_message(messages, &count, from, FATTN_TAG_GATHER, true,
+                                    (char *)all + from * bytes, bytes);
+        }
+        status = fattn_group_carry(plan, messages, count);
+    }
+    return status;
+}
+
+static uint64_t hash(uint64_t seed, const void *data, size_t bytes) /* FNV-1a */
+{
+    const unsigned char *const byte = data;
+    for (size_t n = 0; n < bytes; n++) {
+        seed = (seed ^ byte[n]) * UINT64_C(0x100000001b3);
+    }
+    return seed;
+}
+
+/* Of all that ranks must have in common. */
+static uint64_t hash_of(const fattn_group_plan *plan)
+{
+    fattn_problem p = plan->problem;
+    p.pointer_alignment = 0;
+    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme};
+    const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
+    uint64_t h = hash(UINT64_C(0xcbf29ce484222325), &p, sizeof p);
+    h = hash(h, more, sizeof more);
+    if (plan->ragged) {
+        h = hash(h, plan->shares.cu_q, lengths);
+        h = hash(h, plan->shares.cu_k, lengths);
+    }
+    return h;
+}
+
+/* Whether all ranks have come so far, with the same problem. A rank that failed itself keeps its
+ * own reason. */
+static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64_t what)
+{
+    const int32_t ranks = plan->transport.ranks, rank = plan->transport.rank;
+    typedef struct answer {
+        uint64_t what, status;
+    } answer;
+    answer *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
+    if (!all) {
+        plan->transport.abort(plan->transport.user, "no memory to compare problems");
+        return own ? own : fattn_fail_memory((int64_t)ranks * (int64_t)sizeof *all, "a group");
+    }
+    all[rank] = (answer){what, own};
+    fattn_reason_hold(own);
+    fattn_status status = fattn_group_gather(plan, all, sizeof *all);
+    for (int32_t r = 0; !status && !own && r < ranks; r++) {
+        if (all[r].status) {
+            status = fattn_fail(FATTN_RANK_LOST, "rank %d cannot plan: %s", r,
+                                fattn_status_string((fattn_status)all[r].status));
+        } else if (all[r].what != what) {
+            status = fattn_fail(FATTN_RANKS_DISAGREE,
+                                "rank %d describes another problem than rank %d", r, rank);
+        }
+    }
+    fattn_reason_let();
+    fattn_memory_free(all);
+    return own ? own : status;
+}
+
+/* --- What an execution needs ------------------------------------------------------------------ */
+
+/* Takes bytes from the plan's memory; NULL while only their sum is wanted. */
+static void *take(fattn_group_plan *plan, int64_t bytes)
+{
+    char *const at = plan->memory ? (char *)plan->memory + plan->bytes : NULL;
+    plan->bytes +=
+        (bytes + FATTN_MEMORY_ALIGNMENT - 1) / FATTN_MEMORY_ALIGNMENT * FATTN_MEMORY_ALIGNMENT;
+    return at;
+}
+
+static void take_queries(fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t size = fattn_dtype_size(p->dtype), size_o = fattn_dtype_size(p->dtype_o);
+    int64_t most = 0;
+    for (int n = 0; n < plan->q_runs; n++) {
+        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
+        most = fattn_max64(most, rows);
+        plan->q[n] = take(plan, rows * p->dim * size);
+        plan->lse[n] = take(plan, rows * 4);
+        plan->sum[n] = take(plan, rows * (plan->backward ? p->dim : p->dim_v) * 4);
+        if (plan->backward) {
+            plan->o[n] = take(plan, rows * p->dim_v * size_o);
+            plan->dout[n] = take(plan, rows * p->dim_v * size_o);
+            plan->dlse[n] = take(plan, rows * 4);
+        }
+    }
+    if (!plan->backward) {
+        plan->part_o = take(plan, most * p->dim_v * 4);
+        plan->part_lse = take(plan, most * 4);
+    }
+}
+
+static void take_blocks(fattn_group_plan *plan)
+{
+    int64_t keys = 0, sums = 0;
+    for (int64_t r = 0; r < plan->whole.ranks; r++) {
+        keys = fattn_max64(keys, fattn_group_block_keys(plan, r).bytes);
+        sums = fattn_max64(sums, fattn_group_block_sums(plan, r).bytes);
+    }
+    plan->own = take(plan, keys);
+    plan->own_sum = plan->gradients ? take(plan, sums) : NULL;
+    for (int lane = 0; lane < FATTN_LANES; lane++) {
+        if (plan->ring.longest[lane] > 0) {
+            plan->lane[lane][0] = take(plan, keys);
+            plan->lane[lane][1] = take(plan, keys);
+        }
+        if (plan->ring.longest[lane] > 0 && plan->gradients) {
+            plan->share[lane] = take(plan, sums);
+            plan->sending[lane] = take(plan, sums);
+            plan->arriving[lane] = take(plan, sums);
+            plan->home[lane] = take(plan, sums);
+        }
+    }
+}
+
+static void lay_out(fattn_group_plan *plan, int64_t workspace)
+{
+    plan->bytes = 0;
+    take_queries(plan);
+    take_blocks(plan);
+    plan->dsink = take(plan, plan->shares.ranks * plan->problem.heads_q * 4);
+    plan->outward = plan->members > 1 ? take(plan, plan->members * plan->slot) : NULL;
+    plan->inward = plan->members > 1 ? take(plan, plan->members * plan->slot) : NULL;
+    plan->workspace = take(plan, workspace);
+}
+
+/* Beginnings of this rank's shares in packed tensors. */
+static void begin_shares(const fattn_group_plan *plan)
+{
+    const fattn_whole *const w = &plan->shares;
+    plan->local_q[0] = plan->local_k[0] = 0;
+    for (int64_t b = 0; b < plan->problem.batch; b++) {
+        const int64_t q = fattn_whole_rows(w, false, b, plan->transport.rank);
+        const int64_t k = fattn_whole_rows(w, true, b, plan->transport.rank);
+        plan->local_q[b + 1] = plan->local_q[b] + (int32_t)q;
+        plan->local_k[b + 1] = plan->local_k[b] + (int32_t)k;
+    }
+}
+
+/* The arrays of a ragged batch, in one piece of memory behind the copies of the lengths. */
+static fattn_status make_arrays(fattn_group_plan *plan, const int32_t *cu_q, const int32_t *cu_k)
+{
+    const int64_t n = plan->problem.batch + 1;
+    const int64_t bytes = n * (int64_t)(4 * sizeof(int64_t) + 6 * sizeof(int32_t));
+    int64_t *const longs = fattn_memory_alloc((size_t)bytes);
+    if (!longs) {
+        return fattn_fail_memory(bytes, "lengths");
+    }
+    int32_t *const ints = (int32_t *)(longs + 4 * n);
+    plan->q_offsets = longs;
+    plan->k_offsets = longs + n;
+    plan->wholes_q = longs + 2 * n;
+    plan->wholes_k = longs + 3 * n;
+    plan->cu_q = ints;
+    plan->cu_k = ints + n;
+    plan->local_q = ints + 2 * n;
+    plan->local_k = ints + 3 * n;
+    memcpy(ints + 4 * n, cu_q, (size_t)n * sizeof *ints);
+    memcpy(ints + 5 * n, cu_k, (size_t)n * sizeof *ints);
+    plan->shares.cu_q = ints + 4 * n;
+    plan->shares.cu_k = ints + 5 * n;
+    return FATTN_OK;
+}
+
+/* The problem of the rank's own shares, against which its buffers are checked. */
+static fattn_status make_local(fattn_group_plan *plan, const fattn_problem *problem)
+{
+    const fattn_whole *const w = &plan->shares;
+    fattn_problem p;
+    const fattn_status status = fattn_problem_read(&p, problem);
+    if (status) {
+        return status;
+    }
+    p.seqlen_q = p.seqlen_k = 0;
+    for (int64_t b = 0; b < fattn_whole_kinds(w); b++) {
+        const int64_t q = fattn_whole_rows(w, false, b, plan->transport.rank);
+        const int64_t k = fattn_whole_rows(w, true, b, plan->transport.rank);
+        p.seqlen_q = fattn_max64(p.seqlen_q, q);
+        p.seqlen_k = fattn_max64(p.seqlen_k, k);
+    }
+    if (plan->ragged) {
+        begin_shares(plan);
+        p.total_q = plan->local_q[p.batch];
+        p.total_k = plan->local_k[p.batch];
+    }
+    return fattn_problem_normalise(&p, &plan->local);
+}
+
+/* --- Plans of pieces -------------------------------------------------------------------------- */
+
+static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, int64_t *workspace)
+{
+    for (int64_t n = 0; n < plan->piece_count; n++) {
+        if (memcmp(&plan->pieces[n].problem, p, sizeof *p) == 0) {
+            return FATTN_OK;
+        }
+    }
+    fattn_group_piece *const piece = &plan->pieces[plan->piece_count];
+    fattn_plan_info info;
+    fattn_plan_info_init(&info);
+    fattn_status status = fattn_plan_create(plan->device, p, &piece->plan);
+    if (!status) {
+        piece->problem = *p;
+        plan->piece_count++;
+        status = fattn_plan_get_info(piece->plan, &info);
+        *workspace = fattn_max64(*workspace, info.workspace_bytes);
+    }
+    return status;
+}
+
+static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
+{
+    const int64_t most = (plan->ring.last_step + 1) * FATTN_LANES * plan->q_runs * plan->k_runs;
+    const int64_t bytes = most * (int64_t)sizeof *plan->pieces;
+    plan->pieces = fattn_memory_alloc((size_t)bytes);
+    if (!plan->pieces) {
+        return fattn_fail_memory(bytes, "the plans of a ring");
+    }
+    fattn_status status = FATTN_OK;
+    for (int64_t n = 0; !status && n < most; n++) {
+        const int k_run = (int)(n % plan->k_runs);
+        const int q_run = (int)(n / plan->k_runs % plan->q_runs);
+        const int64_t turn = n / (plan->k_runs * plan->q_runs);
+        const int64_t owner = fattn_ring_owner(&plan->ring, (int)(turn % FATTN_LANES), plan->rank,
+                                               turn / FATTN_LANES);
+        fattn_problem p;
+        fattn_buffers buffers;
+        if (owner >= 0 && fattn_group_piece_of(plan, owner, q_run, k_run, &p, &buffers)) {
+            status = add_piece(plan, &p, workspace);
+        }
+    }
+    return status;
+}
+
+/* --- The act ---------------------------------------------------------------------------------- */
+
+/* --- Groups of members ------------------------------------------------------------------------ */
+
+/* The rows of a group are one share of as many as there are groups: neighbouring parts, or every
+ * so manyth stripe. */
+int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t member)
+{
+    return plan->shares.split == FATTN_SPLIT_STRIPED ? member * plan->whole.ranks + group
+                                                     : group * plan->members + member;
+}
+
+/* Needs the undivided problem; its heads are divided later, by make_own(). */
+static void form_groups(fattn_group_plan *plan)
+{
+    const int64_t rank = plan->transport.rank;
+    plan->members = fattn_scheme_declines(&plan->shares, plan->scheme)
+                        ? 1
+                        : fattn_scheme_members(&plan->shares, plan->scheme);
+    plan->whole = plan->shares;
+    plan->whole.ranks = plan->shares.ranks / plan->members;
+    const bool striped = plan->shares.split == FATTN_SPLIT_STRIPED;
+    plan->rank = striped ? rank % plan->whole.ranks : rank / plan->members;
+    plan->member = striped ? rank / plan->whole.ranks : rank % plan->members;
+    if (plan->whole.ranks == 1) {
+        plan->whole.split = FATTN_SPLIT_CONTIGUOUS; /* all rows in their order */
+    }
+    plan->q_runs = fattn_whole_q_runs(&plan->whole);
+    plan->k_runs = fattn_split_runs(plan->whole.split);
+}
+
+/* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
+static void make_own(fattn_group_plan *plan)
+{
+    fattn_problem *const p = &plan->problem;
+    memcpy(p->bias_stride, plan->local.bias_stride, sizeof p->bias_stride);
+    memcpy(p->mask_stride, plan->local.mask_stride, sizeof p->mask_stride);
+    memcpy(p->dbias_stride, plan->local.dbias_stride, sizeof p->dbias_stride);
+    p->heads_q /= plan->members;
+    p->heads_k /= plan->members;
+    p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
+}
+
+/* Strides say how the share lies in memory. What is left for the undivided problem is which axes
+ * broadcast, by strides of its own. */
+static void forget_strides(fattn_problem *p)
+{
+    /* Not yet validated, so unsigned: what overflows is refused for its sizes. */
+    const uint64_t rows = (uint64_t)fattn_max64(p->seqlen_q, 1);
+    const uint64_t keys = (uint64_t)fattn_max64(p->seqlen_k, 1);
+    const uint64_t full[] = {(uint64_t)p->heads_q * rows * keys, rows * keys, keys, 1};
+    p->layout = FATTN_BSHD;
+    p->q = p->k = p->v = p->o = p->dout = p->dq = p->dk = p->dv = (fattn_strides){0};
+    for (int axis = 0; axis < 4; axis++) {
+        p->bias_stride[axis] = p->bias_stride[axis] ? (int64_t)full[axis] : 0;
+        p->mask_stride[axis] = p->mask_stride[axis] ? (int64_t)full[axis] : 0;
+        p->dbias_stride[axis] = p->dbias_stride[axis] ? (int64_t)full[axis] : 0;
+    }
+}
+
+/* What this rank can find out alone about what it was given. */
+static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,
+                             const int32_t *cu_q, const int32_t *cu_k)
+{
+    fattn_problem *const p = &plan->problem, whole;
+    fattn_status status = fattn_problem_read(&whole, problem);
+    if (status) {
+        return status;
+    }
+    forget_strides(&whole);
+    status = fattn_problem_normalise(&whole, p);
+    status = status ? status : check_features(p);
+    if (status) {
+        return status;
+    }
+    plan->features = problem->features;
+    plan->shares.problem = p;
+    plan->ragged = p->features & FATTN_CU_SEQLENS_Q;
+    plan->backward = p->op == FATTN_BACKWARD;
+    plan->gradients = plan->backward && p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV);
+    if (!plan->ragged && (cu_q || cu_k)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT,
+                          "cu_seqlens are given, and the problem has no FATTN_CU_SEQLENS_Q");
+    }
+    if (plan->ragged) {
+        status = check_lengths("cu_seqlens_q", cu_q, p->batch, p->seqlen_q, p->total_q);
+        status = status ? status
+                        : check_lengths("cu_seqlens_k", cu_k, p->batch, p->seqlen_k, p->total_k);
+        status = status ? status : make_arrays(plan, cu_q, cu_k);
+    }
+    if (status) {
+        return status;
+    }
+    form_groups(plan);
+    status = check_scheme(plan);
+    return status ? status : make_local(plan, problem);
+}
+
+static fattn_status reserve(fattn_group_plan *plan)
+{
+    int64_t workspace = 0;
+    plan->slot = plan->members > 1 ? fattn_group_slot(plan) : 0;
+    fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
+    status = status ? status : make_pieces(plan, &workspace);
+    if (status) {
+        return status;
+    }
+    plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
+    lay_out(plan, workspace);
+    plan->memory = fattn_memory_alloc_aligned((size_t)plan->bytes);
+    if (!plan->memory) {
+        return fattn_fail_memory(plan->bytes, "a rank's share of a group");
+    }
+    lay_out(plan, workspace);
+    return FATTN_OK;
+}
+
+static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
+{
+    fattn_device_info info;
+    fattn_device_info_init(&info);
+    fattn_status status = fattn_device_acquire(&device);
+    if (status) {
+        return status;
+    }
+    plan->device = device;
+    status = fattn_device_get_info(device, &info);
+    if (!status && !info.host_memory) {
+        status = fattn_fail(FATTN_UNSUPPORTED,
+                            "device %s has memory of its own, which is not divided over ranks yet",
+                            info.backend);
+    }
+    return status;
+}
+
+fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_problem *problem,
+                                     const int32_t *cu_seqlens_q, const int32_t *cu_seqlens_k,
+                                     fattn_group_plan **plan)
+{
+    fattn_group g;
+    fattn_transport t;
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    *plan = NULL;
+    fattn_status status = check_group(group, &g, &t);
+    fattn_group_plan *const made = status ? NULL : fattn_memory_alloc(sizeof *made);
+    if (status) {
+        return status;
+    }
+    if (!made) {
+        t.abort(t.user, "no memory for the plan of a group");
+        return fattn_fail_memory(sizeof *made, "the plan of a group");
+    }
+    memset(made, 0, sizeof *made);
+    made->transport = t;
+    made->timeout = g.timeout;
+    made->scheme = g.scheme;
+    made->shares = (fattn_whole){
+        .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
+    status = problem ? describe(made, problem, cu_seqlens_q, cu_seqlens_k)
+                     : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
+    status = agree(made, status, status ? 0 : hash_of(made));
+    if (!status) {
+        make_own(made);
+        status = open_device(made, g.device);
+        status = status ? status : reserve(made);
+        status = agree(made, status, 0);
+    }
+    if (status) {
+        fattn_reason_hold(status);
+        fattn_group_plan_destroy(made);
+        fattn_reason_let();
+        return status;
+    }
+    *plan = made;
+    return FATTN_OK;
+}
+
+void fattn_group_plan_destroy(fattn_group_plan *plan)
+{
+    if (!plan) {
+        return;
+    }
+    for (int64_t n = 0; n < plan->piece_count; n++) {
+        fattn_plan_destroy(plan->pieces[n].plan);
+    }
+    fattn_memory_free(plan->pieces);
+    fattn_memory_free(plan->q_offsets);
+    fattn_memory_free_aligned(plan->memory);
+    fattn_ring_free(&plan->ring);
+    fattn_device_close(plan->device);
+    fattn_memory_free(plan);
+}
+
+int64_t fattn_group_plan_bytes(const fattn_group_plan *plan) { return plan ? plan->bytes : 0; }

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A plan of a group from inside: what planning (group.c) makes and execution (exchange.c, rounds.c)
+ * uses. */
+#ifndef FATTN_DISTRIBUTED_GROUP_H
+#define FATTN_DISTRIBUTED_GROUP_H
+
+#include "core/abi.h"
+#include "core/distributed/forecast.h"
+
+/* A piece of the ring, as a problem for one device. */
+typedef struct fattn_group_piece {
+    fattn_problem problem;
+    fattn_plan *plan;
+} fattn_group_piece;
+
+/* Byte offsets of keys and values, or of their gradients, in a block: run by run. */
+typedef struct fattn_block {
+    int64_t k[FATTN_RUNS], v[FATTN_RUNS];
+    int64_t bytes;
+} fattn_block;
+
+/* Rows of a run of a rank, over the batch; and in its longest sequence. */
+typedef struct fattn_extent {
+    int64_t rows, longest;
+} fattn_extent;
+
+struct fattn_group_plan {
+    fattn_transport transport;
+    fattn_device *device;
+    double timeout;
+    fattn_scheme scheme;
+
+    /* Ranks that share heads are the members of a group; groups form the ring, and `rank` is this
+     * rank's group there. In a ring alone each rank is a group. */
+    int64_t rank, member, members;
+
+    fattn_problem problem; /* undivided but for its heads, which are a member's; normalised */
+    uint64_t features;     /* as the caller gave them */
+    fattn_problem local;   /* of this rank's shares, with all heads, normalised */
+    fattn_whole shares;    /* over all ranks */
+    fattn_whole whole;     /* over the groups */
+    fattn_ring ring;
+    int q_runs, k_runs;
+    int rounds; /* groups of messages of an execution, those of dsink excepted */
+    bool ragged, backward, gradients; /* gradients: of k or v, which travel */
+
+    fattn_group_piece *pieces; /* different ones */
+    int64_t piece_count;
+
+    /* Positions of a ragged piece, and the beginnings of the rank's own shares. */
+    int32_t *cu_q, *cu_k, *local_q, *local_k;
+    int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
+
+    /* Run by run: rows one after another, whatever the caller's strides are. */
+    void *memory;
+    int64_t bytes;
+    char *q[FATTN_RUNS], *o[FATTN_RUNS], *dout[FATTN_RUNS];
+    float *lse[FATTN_RUNS], *dlse[FATTN_RUNS];
+    float *sum[FATTN_RUNS]; /* f32: o so far; in backward dq */
+    float *part_o, *part_lse;
+    char *own, *lane[FATTN_LANES][2]; /* blocks: this step's and the next one's */
+    char *own_sum;                    /* f32 gradients of the own block */
+    char *share[FATTN_LANES], *sending[FATTN_LANES], *arriving[FATTN_LANES], *home[FATTN_LANES];
+    float *dsink;           /* [all ranks][Hq of a member] */
+    char *outward, *inward; /* [members][slot]: rows that go to members, and come */
+    int64_t slot;
+    void *workspace;
+};
+
+fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run);
+fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run);
+
+/* The block of an owner, with so many bytes an element of keys and of values. */
+fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
+                              int64_t v_size);
+/* The same of keys and values themselves, and of the gradients that are wanted. */
+fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner);
+fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner);
+
+/*
+ * The problem of queries of run q_run against keys of run k_run of an owner, and the positions of
+ * its buffers. False where they have no pairs. The first piece of each run of queries, against own
+ * keys, is there in any case: it is what has the sink, and what rows without keys get their o from.
+ */
+bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
+                          fattn_problem *problem, fattn_buffers *buffers);
+bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run);
+
+/* The rank that is a member of a group. */
+int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t member);
+
+/* What distinguishes messages between two ranks; those below are a round's. */
+enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
+
+/* Adds a message of any size, also of none. */
+void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
+                             bool receive, void *data, int64_t bytes);
+
+/* Starts messages and waits for them; if that fails, all ranks are told. */
+fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message *messages,
+                               int count);
+
+/* The caller's tensors into packed rows, and results back; other members take part. The bytes of a
+ * slot for that. */
+fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *buffers);
+fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffers *buffers);
+int64_t fattn_group_slot(const fattn_group_plan *plan);
+
+/* Sends `bytes` of `all` + rank * bytes to all ranks, and receives theirs. */
+fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes);
+
+#endif

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pieces of a ring as problems for one device, and the blocks that keys travel in. */
+#include <string.h>
+
+#include "core/band.h"
+#include "core/distributed/group.h"
+#include "core/dtype.h"
+
+#define BLOCK_ALIGNMENT 64 /* of each tensor in a block, which is what kernels like best */
+
+/* --- Sizes ------------------------------------------------------------------------------------ */
+
+static fattn_extent extent_of(const fattn_group_plan *plan, bool keys, int64_t rank, int run)
+{
+    const fattn_whole *const whole = &plan->whole;
+    const int64_t kinds = fattn_whole_kinds(whole);
+    fattn_extent extent = {0, 0};
+    for (int64_t b = 0; b < kinds; b++) {
+        const int64_t rows = fattn_whole_run(whole, keys, b, rank, run).count;
+        extent.rows += rows;
+        extent.longest = fattn_max64(extent.longest, rows);
+    }
+    extent.rows *= plan->ragged ? 1 : whole->problem->batch;
+    return extent;
+}
+
+fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run)
+{
+    return extent_of(plan, false, plan->rank, run);
+}
+
+fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run)
+{
+    return extent_of(plan, true, owner, run);
+}
+
+fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
+                              int64_t v_size)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t mask = BLOCK_ALIGNMENT - 1;
+    fattn_block block = {.bytes = 0};
+    for (int n = 0; n < plan->k_runs; n++) {
+        const int64_t rows = fattn_group_keys(plan, owner, n).rows * p->heads_k;
+        block.k[n] = block.bytes;
+        block.v[n] = block.k[n] + ((rows * p->dim * k_size + mask) & ~mask);
+        block.bytes = block.v[n] + ((rows * p->dim_v * v_size + mask) & ~mask);
+    }
+    return block;
+}
+
+fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner)
+{
+    const fattn_problem *const p = &plan->problem;
+    return fattn_group_block(plan, owner, fattn_dtype_size(p->dtype_kv),
+                             fattn_dtype_size(p->dtype_v));
+}
+
+fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner)
+{
+    const uint32_t outputs = plan->problem.outputs;
+    return fattn_group_block(plan, owner, outputs & FATTN_OUT_DK ? 4 : 0,
+                             outputs & FATTN_OUT_DV ? 4 : 0);
+}
+
+/* --- Problems --------------------------------------------------------------------------------- */
+
+bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run)
+{
+    return owner == plan->rank && k_run == 0;
+}
+
+/* What all pieces have in common: contiguous tensors, results and gradients in f32. */
+static fattn_problem common(const fattn_group_plan *plan, bool first)
+{
+    fattn_problem p = plan->problem;
+    p.layout = FATTN_BSHD;
+    p.q = p.k = p.v = p.o = p.dout = p.dq = p.dk = p.dv = (fattn_strides){0};
+    p.total_q = p.total_k = 0;
+    p.dtype_bias = p.features & FATTN_BIAS ? p.dtype_bias : FATTN_DTYPE_DEFAULT;
+    p.pointer_alignment = 16;
+    p.window_left = p.window_right = -1;
+    const bool sinks = first && !(plan->whole.all_queries && plan->rank > 0);
+    p.features &= ~(FATTN_CAUSAL | FATTN_WINDOW | (sinks ? 0 : FATTN_SINK));
+    p.features |= FATTN_SCALE | FATTN_POSITIONS;
+    if (plan->backward) {
+        p.features |= FATTN_ACCUMULATE;
+        p.outputs &= first ? ~0u : ~FATTN_OUT_DSINK;
+    } else {
+        p.dtype_o = FATTN_F32;
+        p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    }
+    return p;
+}
+
+/* Where a piece stands. Neighbouring rows keep the undivided problem's own words, so that distances
+ * and dropout are right too. Striped rows are only masked: their band becomes a window in numbers
+ * of the runs. */
+static void place(const fattn_group_plan *plan, const fattn_piece *piece, int64_t b,
+                  fattn_problem *p, fattn_buffers *buffers)
+{
+    const bool low = plan->problem.window_left >= 0, high = plan->problem.window_right >= 0;
+    buffers->q_offset = piece->q.first;
+    buffers->k_offset = piece->k.first;
+    buffers->whole_q = fattn_whole_q(&plan->whole, b);
+    buffers->whole_k = fattn_whole_k(&plan->whole, b);
+    p->window_left = plan->problem.window_left;
+    p->window_right = plan->problem.window_right;
+    if (plan->whole.split == FATTN_SPLIT_STRIPED) {
+        buffers->q_offset = high ? piece->high : low ? piece->low : 0;
+        buffers->k_offset = 0;
+        buffers->whole_q = buffers->whole_k = -1;
+        p->anchor = FATTN_TOP_LEFT;
+        p->window_right = high ? 0 : -1;
+        p->window_left = !low ? -1 : high ? piece->high - piece->low : 0;
+    }
+    if (low || high) {
+        p->features |= FATTN_WINDOW;
+    }
+}
+
+/* The same for each sequence of a ragged batch: into the plan's arrays. */
+static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
+                         bool no_keys, fattn_problem *p, fattn_buffers *buffers)
+{
+    plan->cu_q[0] = plan->cu_k[0] = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
+        place(plan, &piece, b, p, buffers);
+        plan->cu_q[b + 1] = plan->cu_q[b] + (int32_t)piece.q.count;
+        plan->cu_k[b + 1] = plan->cu_k[b] + (no_keys ? 0 : (int32_t)piece.k.count);
+        plan->q_offsets[b] = buffers->q_offset;
+        plan->k_offsets[b] = buffers->k_offset;
+        plan->wholes_q[b] = buffers->whole_q;
+        plan->wholes_k[b] = buffers->whole_k;
+    }
+    buffers->q_offset = buffers->k_offset = 0;
+    buffers->whole_q = buffers->whole_k = -1;
+    buffers->cu_seqlens_q = plan->cu_q;
+    buffers->cu_seqlens_k = plan->cu_k;
+    buffers->q_offsets = plan->q_offsets;
+    buffers->k_offsets = plan->k_offsets;
+    buffers->wholes_q = plan->wholes_q;
+    buffers->wholes_k = plan->wholes_k;
+}
+
+bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
+                          fattn_problem *p, fattn_buffers *buffers)
+{
+    const bool first = fattn_group_is_first(plan, owner, k_run);
+    const fattn_extent q = fattn_group_queries(plan, q_run);
+    const fattn_extent k = fattn_group_keys(plan, owner, k_run);
+    const int64_t kinds = fattn_whole_kinds(&plan->whole);
+    double pairs = 0;
+    for (int64_t b = 0; b < kinds; b++) {
+        const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
+        pairs += fattn_piece_pairs(&piece);
+    }
+    if (q.rows == 0 || (pairs == 0 && !first)) {
+        return false;
+    }
+    *p = common(plan, first);
+    p->seqlen_q = q.longest;
+    p->seqlen_k = pairs > 0 ? k.longest : 0;
+    fattn_buffers_init(buffers);
+    if (plan->ragged) {
+        p->total_q = q.rows;
+        p->total_k = pairs > 0 ? k.rows : 0;
+        place_ragged(plan, owner, q_run, k_run, pairs == 0, p, buffers);
+    } else {
+        const fattn_piece piece = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, k_run);
+        place(plan, &piece, 0, p, buffers);
+        p->bias_stride[3] *= piece.k.stride;
+        p->mask_stride[3] *= piece.k.stride;
+        p->dbias_stride[3] *= piece.k.stride;
+    }
+    if (pairs == 0) { /* an empty band is no window that a problem can have */
+        p->features &= ~FATTN_WINDOW;
+        p->window_left = p->window_right = -1;
+    }
+    return true;
+}

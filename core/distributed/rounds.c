@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Executing a plan of a group: shares are packed (exchange.c), rounds of messages and pieces go by,
+ * partial results of all ranks are merged where they have the same queries, and results are rounded
+ * into the caller's tensors at the end, once every rank has done its part.
+ */
+#include <string.h>
+
+#include "core/band.h"
+#include "core/distributed/group.h"
+#include "core/dtype.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+enum { BLOCK, GRADIENT, HOME, KINDS };
+
+/* --- Pieces ----------------------------------------------------------------------------------- */
+
+static const fattn_plan *plan_of(const fattn_group_plan *plan, const fattn_problem *p)
+{
+    int64_t n = 0;
+    while (memcmp(&plan->pieces[n].problem, p, sizeof *p) != 0) {
+        n++; /* planned, by the same walk */
+    }
+    return plan->pieces[n].plan;
+}
+
+/* Adds the part of a piece to what there is of its run of queries. */
+static fattn_status merge(const fattn_group_plan *plan, int q_run, const float *part_o,
+                          const float *part_lse)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t total = fattn_group_queries(plan, q_run).rows;
+    const int64_t batch = plan->ragged ? 1 : p->batch, length = total / batch;
+    const fattn_strides strides = {
+        .batch = length * p->heads_q * p->dim_v, .seq = p->heads_q * p->dim_v, .head = p->dim_v};
+    const fattn_merge_args args = {
+        .struct_size = sizeof args,
+        .batch = batch,
+        .heads = p->heads_q,
+        .seqlen = length,
+        .dim_v = p->dim_v,
+        .o1 = plan->sum[q_run],
+        .lse1 = plan->lse[q_run],
+        .o2 = part_o,
+        .lse2 = part_lse,
+        .o = plan->sum[q_run],
+        .lse = plan->lse[q_run],
+        .o1_stride = strides,
+        .o2_stride = strides,
+        .o_stride = strides,
+    };
+    return fattn_merge(plan->device, &args, NULL);
+}
+
+/* Biases and masks have the rows of the share and all keys of the problem. */
+static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
+                         int q_run, int k_run, fattn_buffers *b)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t row = q_run ? fattn_whole_run(&plan->whole, false, 0, plan->rank, 0).count : 0;
+    const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
+    if (p->features & FATTN_BIAS) {
+        b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
+                                                  fattn_dtype_size(p->dtype_bias);
+    }
+    if (p->features & FATTN_MASK) {
+        b->mask = given->mask + row * p->mask_stride[2] + key * p->mask_stride[3];
+    }
+    if (p->outputs & FATTN_OUT_DBIAS) {
+        b->dbias = (float *)given->dbias + row * p->dbias_stride[2] + key * p->dbias_stride[3];
+    }
+}
+
+static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
+                           int q_run, int k_run, const char *keys, char *sums)
+{
+    fattn_problem p;
+    fattn_buffers b;
+    if (!fattn_group_piece_of(plan, owner, q_run, k_run, &p, &b)) {
+        return FATTN_OK;
+    }
+    const bool first = fattn_group_is_first(plan, owner, k_run);
+    const bool merges = !plan->backward && !first;
+    const fattn_block block = fattn_group_block_keys(plan, owner);
+    const fattn_block gradients = fattn_group_block_sums(plan, owner);
+    b.q = plan->q[q_run];
+    b.k = keys + block.k[k_run];
+    b.v = keys + block.v[k_run];
+    b.o = plan->backward ? plan->o[q_run] : merges ? (void *)plan->part_o : plan->sum[q_run];
+    b.lse = merges ? plan->part_lse : plan->lse[q_run];
+    const int64_t head = plan->member * p.heads_q; /* the first of this member */
+    b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
+    b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
+    shift_scores(plan, given, owner, q_run, k_run, &b);
+    b.seed = given->seed;
+    b.offset = given->offset;
+    b.seed_ptr = given->seed_ptr;
+    b.offset_ptr = given->offset_ptr;
+    if (plan->backward) {
+        b.dout = plan->dout[q_run];
+        b.dlse = p.features & FATTN_DLSE ? plan->dlse[q_run] : NULL;
+        b.dq = plan->sum[q_run];
+        b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;
+        b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
+        b.dsink = plan->dsink + plan->transport.rank * p.heads_q;
+    }
+    const fattn_status status = fattn_execute(plan_of(plan, &p), &b, plan->workspace, NULL);
+    return !status && merges ? merge(plan, q_run, plan->part_o, plan->part_lse) : status;
+}
+
+static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffers *given,
+                                 int64_t owner, const char *keys, char *sums)
+{
+    fattn_status status = FATTN_OK;
+    for (int n = 0; !status && n < plan->q_runs * plan->k_runs; n++) {
+        /* The first piece of a run of queries comes first. */
+        status = attend(plan, given, owner, n % plan->q_runs, n / plan->q_runs, keys, sums);
+    }
+    return status;
+}
+
+/* --- Rounds ----------------------------------------------------------------------------------- */
+
+/* To or from the rank of the ring that has the same heads. */
+static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
+                     int64_t peer, int tag, bool receive, void *data, int64_t bytes)
+{
+    if (peer >= 0) {
+        fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member), tag,
+                                receive, data, bytes);
+    }
+}
+
+/* What goes and comes in a lane while step t is computed (ring.h). */
+static void add_messages(const fattn_group_plan *plan, int lane, int64_t step,
+                         fattn_message *messages, int *count)
+{
+    const fattn_ring *const ring = &plan->ring;
+    const fattn_ring_messages m = fattn_ring_step(ring, lane, plan->rank, step);
+    const int64_t held = step ? fattn_ring_owner(ring, lane, plan->rank, step) : plan->rank;
+    const int64_t next = fattn_ring_owner(ring, lane, plan->rank, step + 1);
+    const int64_t before = fattn_ring_owner(ring, lane, plan->rank, step - 1);
+    const int tag = lane * KINDS;
+    if (m.send_to >= 0) {
+        char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
+        add_ring(plan, messages, count, m.send_to, tag + BLOCK, false, keys,
+                 fattn_group_block_keys(plan, held).bytes);
+    }
+    if (m.receive_from >= 0) {
+        add_ring(plan, messages, count, m.receive_from, tag + BLOCK, true,
+                 plan->lane[lane][(step + 1) % 2], fattn_group_block_keys(plan, next).bytes);
+    }
+    if (plan->gradients && m.gradient_to >= 0) {
+        add_ring(plan, messages, count, m.gradient_to,
+                 tag + (m.gradient_to == before ? HOME : GRADIENT), false, plan->sending[lane],
+                 fattn_group_block_sums(plan, before).bytes);
+    }
+    if (plan->gradients && m.gradient_from >= 0) {
+        add_ring(plan, messages, count, m.gradient_from, tag + GRADIENT, true, plan->arriving[lane],
+                 fattn_group_block_sums(plan, held).bytes);
+    }
+    if (plan->gradients && m.home_from >= 0) {
+        add_ring(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane],
+                 fattn_group_block_sums(plan, plan->rank).bytes);
+    }
+}
+
+static fattn_status compute(const fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
+{
+    fattn_status status = FATTN_OK;
+    for (int lane = 0; !status && lane < FATTN_LANES; lane++) {
+        const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
+        if (owner < 0) {
+            continue;
+        }
+        char *const sums = step ? plan->share[lane] : plan->own_sum;
+        if (step && plan->gradients) {
+            memset(sums, 0, (size_t)fattn_group_block_sums(plan, owner).bytes);
+        }
+        status =
+            attend_block(plan, given, owner, step ? plan->lane[lane][step % 2] : plan->own, sums);
+    }
+    return status;
+}
+
+/* to += from, gradients of a block. */
+static void add(const fattn_group_plan *plan, int64_t owner, char *to, const char *from)
+{
+    const int64_t count = fattn_group_block_sums(plan, owner).bytes / (int64_t)sizeof(float);
+    float *const sum = (float *)to;
+    const float *const more = (const float *)from;
+    for (int64_t n = 0; n < count; n++) {
+        sum[n] += more[n];
+    }
+}
+
+/* What has arrived is added; what was computed goes on in the next round. */
+static void collect(fattn_group_plan *plan, int64_t step)
+{
+    for (int lane = 0; plan->gradients && lane < FATTN_LANES; lane++) {
+        const fattn_ring_messages m = fattn_ring_step(&plan->ring, lane, plan->rank, step);
+        if (m.gradient_from >= 0) {
+            const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
+            add(plan, owner, plan->share[lane], plan->arriving[lane]);
+        }
+        if (m.home_from >= 0) {
+            add(plan, plan->rank, plan->own_sum, plan->home[lane]);
+        }
+        char *const sent = plan->sending[lane];
+        plan->sending[lane] = plan->share[lane];
+        plan->share[lane] = sent;
+    }
+}
+
+static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
+{
+    const fattn_transport *const t = &plan->transport;
+    fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most */
+    int count = 0;
+    for (int lane = 0; lane < FATTN_LANES; lane++) {
+        add_messages(plan, lane, step, messages, &count);
+    }
+    fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
+    const bool started = !status && count;
+    status = status ? status : compute(plan, given, step);
+    if (status) {
+        t->abort(t->user, fattn_last_reason());
+    }
+    if (started) {
+        fattn_reason_hold(status);
+        const fattn_status waited = t->wait(t->user, messages, count, plan->timeout);
+        fattn_reason_let();
+        if (waited && !status) {
+            t->abort(t->user, fattn_last_reason());
+        }
+        status = status ? status : waited;
+    }
+    if (!status) {
+        collect(plan, step);
+    }
+    return status;
+}
+
+/* --- One reduction ---------------------------------------------------------------------------- */
+
+/* Sends (o, lse) to a rank, receives its (o, lse) into the part, or both. */
+static fattn_status trade(const fattn_group_plan *plan, int64_t peer, bool send, bool receive,
+                          float *o, float *lse)
+{
+    const int64_t rows = fattn_group_queries(plan, 0).rows * plan->problem.heads_q;
+    const int64_t bytes = rows * plan->problem.dim_v * (int64_t)sizeof(float);
+    fattn_message messages[4];
+    int count = 0;
+    if (send) {
+        fattn_group_add_message(messages, &count, peer, BLOCK, false, plan->sum[0], bytes);
+        fattn_group_add_message(messages, &count, peer, GRADIENT, false, plan->lse[0], rows * 4);
+    }
+    if (receive) {
+        fattn_group_add_message(messages, &count, peer, BLOCK, true, o, bytes);
+        fattn_group_add_message(messages, &count, peer, GRADIENT, true, lse, rows * 4);
+    }
+    return fattn_group_carry(plan, messages, count);
+}
+
+/*
+ * Merges the results of all ranks, on all ranks. The largest power of two of ranks trade with one
+ * that is 1, 2, 4 ... away; each rank beyond it hands its result to one of them first, and gets the
+ * whole back. Merging commutes exactly, so all end with the same bits.
+ */
+static fattn_status reduce(const fattn_group_plan *plan)
+{
+    const int64_t ranks = plan->whole.ranks, rank = plan->rank;
+    int64_t inner = 1;
+    while (inner * 2 <= ranks) {
+        inner *= 2;
+    }
+    const bool outer = rank >= inner;
+    const int64_t partner = outer ? rank - inner : rank + inner;
+    fattn_status status = FATTN_OK;
+    if (partner < ranks) {
+        status = trade(plan, partner, outer, !outer, plan->part_o, plan->part_lse);
+        status = status || outer ? status : merge(plan, 0, plan->part_o, plan->part_lse);
+    }
+    for (int64_t away = 1; !status && !outer && away < inner; away *= 2) {
+        status = trade(plan, rank ^ away, true, true, plan->part_o, plan->part_lse);
+        status = status ? status : merge(plan, 0, plan->part_o, plan->part_lse);
+    }
+    if (!status && partner < ranks) {
+        status = trade(plan, partner, !outer, outer, plan->sum[0], plan->lse[0]);
+    }
+    return status;
+}
+
+/* --- The act ---------------------------------------------------------------------------------- */
+
+/* The caller's buffers, checked against the rank's own shares. */
+static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *given,
+                          fattn_buffers *checked)
+{
+    fattn_buffers b;
+    fattn_status status = fattn_buffers_read(&b, given);
+    if (!status && (b.cu_seqlens_q || b.cu_seqlens_k)) {
+        status = fattn_fail(FATTN_INVALID_ARGUMENT,
+                            "%s is set: the lengths of a group are those of its plan",
+                            b.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k");
+    }
+    if (status) {
+        return status;
+    }
+    b.cu_seqlens_q = plan->local_q;
+    b.cu_seqlens_k = plan->local_k;
+    status = fattn_buffers_normalise(&plan->local, &b, checked);
+    return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
+}
+
+static void clear_dbias(const fattn_group_plan *plan, float *dbias)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t *const stride = p->dbias_stride;
+    const int64_t sizes[] = {p->batch, p->heads_q, plan->local.seqlen_q, p->seqlen_k};
+    int64_t extent[4]; /* an axis that is summed over has one entry */
+    for (int axis = 0; axis < 4; axis++) {
+        extent[axis] = stride[axis] ? sizes[axis] : fattn_min64(sizes[axis], 1);
+    }
+    for (int64_t b = 0; b < extent[0]; b++) {
+        for (int64_t h = 0; h < extent[1]; h++) {
+            for (int64_t i = 0; i < extent[2]; i++) {
+                for (int64_t j = 0; j < extent[3]; j++) {
+                    dbias[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]] = 0;
+                }
+            }
+        }
+    }
+}
+
+/* Sums that pieces add to. */
+static void clear(const fattn_group_plan *plan, const fattn_buffers *given)
+{
+    if (plan->problem.outputs & FATTN_OUT_DBIAS) {
+        clear_dbias(plan, given->dbias);
+    }
+    const fattn_problem *const p = &plan->problem;
+    for (int n = 0; plan->backward && n < plan->q_runs; n++) {
+        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
+        memset(plan->sum[n], 0, (size_t)(rows * p->dim) * sizeof(float));
+    }
+    memset(plan->dsink, 0, (size_t)(plan->transport.ranks * p->heads_q) * sizeof(float));
+    if (plan->gradients) {
+        memset(plan->own_sum, 0, (size_t)fattn_group_block_sums(plan, plan->rank).bytes);
+    }
+}
+
+/* Over the ranks that had a head, in the same order on every rank. */
+static void sum_dsink(const fattn_group_plan *plan, float *dsink)
+{
+    const int64_t heads = plan->problem.heads_q;
+    for (int64_t h = 0; h < heads * plan->members; h++) {
+        float sum = 0;
+        for (int64_t r = 0; r < plan->whole.ranks; r++) {
+            sum += plan->dsink[fattn_group_rank(plan, r, h / heads) * heads + h % heads];
+        }
+        dsink[h] = sum;
+    }
+}
+
+fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
+{
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    fattn_buffers b;
+    fattn_status status = check(plan, buffers, &b);
+    if (status) {
+        plan->transport.abort(plan->transport.user, fattn_last_reason());
+        return status;
+    }
+    clear(plan, &b);
+    status = fattn_group_pack(plan, &b);
+    for (int64_t step = 0; !status && step < plan->rounds; step++) {
+        status = go_round(plan, &b, step);
+    }
+    if (!status && plan->whole.all_queries) {
+        status = reduce(plan);
+    }
+    if (!status && plan->problem.outputs & FATTN_OUT_DSINK) {
+        status =
+            fattn_group_gather(plan, plan->dsink, plan->problem.heads_q * (int64_t)sizeof(float));
+    }
+    status = status ? status : fattn_group_unpack(plan, &b);
+    if (!status && plan->problem.outputs & FATTN_OUT_DSINK) {
+        sum_dsink(plan, b.dsink);
+    }
+    return status;
+}

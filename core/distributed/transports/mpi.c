@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * MPI carries the messages of a group: a request each, tested until all are done, the time is over,
+ * or a rank says that it has given up. Messages are cut into pieces that an int can count.
+ */
+#define _POSIX_C_SOURCE 199309L /* nanosleep */
+#include "fattn/mpi.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if MPI_VERSION < 3
+#error "fattn_mpi needs MPI 3 or later"
+#endif
+
+enum {
+    PIECE = 1 << 30,  /* bytes of a request at most */
+    PIECES = 64,      /* requests of a group at most: 16 messages of 4 GiB */
+    TAG_ABORT = 1000, /* beyond those of messages */
+    REASON = 256
+};
+
+typedef struct transport {
+    fattn_transport table; /* first: what the caller holds is its address */
+    MPI_Comm comm;
+    MPI_Request requests[PIECES];
+    int owner[PIECES]; /* message that a request is of */
+    int count;
+    bool broken;         /* of no more use */
+    bool told;           /* the others know */
+    char reason[REASON]; /* of this rank, while others may still receive it */
+} transport;
+
+static fattn_status fail(transport *t, fattn_status status, const char *text)
+{
+    t->broken = true;
+    return fattn_transport_fail(status, text);
+}
+
+static fattn_status fail_mpi(transport *t, const char *what, int error)
+{
+    char words[MPI_MAX_ERROR_STRING], text[MPI_MAX_ERROR_STRING + 64];
+    int length = 0;
+    MPI_Error_string(error, words, &length);
+    snprintf(text, sizeof text, "%s: %.*s", what, length, words);
+    return fail(t, FATTN_RANK_LOST, text);
+}
+
+static fattn_status start(void *user, const fattn_message *messages, int count)
+{
+    transport *const t = user;
+    t->count = 0;
+    if (t->broken) {
+        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+    }
+    for (int n = 0; n < count; n++) {
+        const fattn_message *const m = &messages[n];
+        for (int64_t at = 0; at < m->bytes; at += PIECE) {
+            const int bytes = (int)(m->bytes - at < PIECE ? m->bytes - at : PIECE);
+            char *const data = (char *)m->data + at;
+            if (t->count == PIECES) {
+                return fail(t, FATTN_UNSUPPORTED, "messages of a step are larger than 64 GiB");
+            }
+            MPI_Request *const request = &t->requests[t->count];
+            t->owner[t->count] = n;
+            const int error =
+                m->receive ? MPI_Irecv(data, bytes, MPI_BYTE, m->peer, m->tag, t->comm, request)
+                           : MPI_Isend(data, bytes, MPI_BYTE, m->peer, m->tag, t->comm, request);
+            if (error) {
+                return fail_mpi(t, m->receive ? "MPI_Irecv" : "MPI_Isend", error);
+            }
+            t->count++;
+        }
+    }
+    return FATTN_OK;
+}
+
+/* Receives nothing more, but for messages that are moving already: those stay with MPI, and so do
+ * sends, which cannot be called back. */
+static void give_up(transport *t, const fattn_message *messages)
+{
+    for (int n = 0; n < t->count; n++) {
+        if (t->requests[n] == MPI_REQUEST_NULL) {
+            continue;
+        }
+        if (messages[t->owner[n]].receive) {
+            MPI_Cancel(&t->requests[n]);
+            for (int turn = 0, ended = 0; !ended && turn < 1000; turn++) {
+                MPI_Test(&t->requests[n], &ended, MPI_STATUS_IGNORE);
+            }
+        } else {
+            MPI_Request_free(&t->requests[n]);
+        }
+    }
+    t->count = 0;
+}
+
+/* Whether a rank has said that it gave up; then the reason is told. */
+static fattn_status hear(transport *t)
+{
+    int there = 0;
+    MPI_Status from;
+    char reason[REASON] = "", text[REASON + 64];
+    const int error = MPI_Iprobe(MPI_ANY_SOURCE, TAG_ABORT, t->comm, &there, &from);
+    if (error) {
+        return fail_mpi(t, "MPI_Iprobe", error);
+    }
+    if (!there) {
+        return FATTN_OK;
+    }
+    MPI_Recv(reason, REASON, MPI_CHAR, from.MPI_SOURCE, TAG_ABORT, t->comm, MPI_STATUS_IGNORE);
+    reason[REASON - 1] = '\0';
+    t->told = true;
+    snprintf(text, sizeof text, "rank %d gave up: %s", from.MPI_SOURCE, reason);
+    return fail(t, FATTN_RANK_LOST, text);
+}
+
+static fattn_status wait(void *user, const fattn_message *messages, int count, double seconds)
+{
+    (void)count;
+    static const struct timespec nap = {.tv_nsec = 20000};
+    transport *const t = user;
+    const double end = MPI_Wtime() + seconds;
+    fattn_status status = FATTN_OK;
+    for (int64_t turn = 0; !status; turn++) {
+        int ended = 0, which[PIECES];
+        const int error = MPI_Testsome(t->count, t->requests, &ended, which, MPI_STATUSES_IGNORE);
+        if (error) {
+            status = fail_mpi(t, "MPI_Testsome", error);
+        } else if (ended == MPI_UNDEFINED) { /* no request is left */
+            return FATTN_OK;
+        } else if (MPI_Wtime() > end) {
+            int n = 0;
+            while (n < t->count - 1 && t->requests[n] == MPI_REQUEST_NULL) {
+                n++;
+            }
+            char text[96];
+            snprintf(text, sizeof text, "rank %d did not answer in %g s",
+                     messages[t->owner[n]].peer, seconds);
+            status = fail(t, FATTN_RANK_TIMEOUT, text);
+        } else {
+            status = hear(t);
+        }
+        if (!status && turn > 1000) {
+            nanosleep(&nap, NULL); /* ranks may share processors */
+        }
+    }
+    give_up(t, messages);
+    return status;
+}
+
+static void give_reason(void *user, const char *reason)
+{
+    transport *const t = user;
+    if (t->told) {
+        return;
+    }
+    t->broken = t->told = true;
+    snprintf(t->reason, REASON, "%s", reason ? reason : "no reason given");
+    for (int r = 0; r < t->table.ranks; r++) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        if (r != t->table.rank &&
+            !MPI_Isend(t->reason, REASON, MPI_CHAR, r, TAG_ABORT, t->comm, &request)) {
+            MPI_Request_free(&request);
+        }
+    }
+}
+
+fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **opened)
+{
+    if (!opened) {
+        return fattn_transport_fail(FATTN_NULL_POINTER, "transport is NULL");
+    }
+    *opened = NULL;
+    transport *const t = malloc(sizeof *t);
+    if (!t) {
+        return fattn_transport_fail(FATTN_OUT_OF_MEMORY, "no memory for a transport");
+    }
+    memset(t, 0, sizeof *t);
+    const int error = MPI_Comm_dup(comm, &t->comm);
+    fattn_status status = error ? fail_mpi(t, "MPI_Comm_dup", error) : FATTN_OK;
+    if (status) {
+        free(t);
+        return status;
+    }
+    MPI_Comm_set_errhandler(t->comm, MPI_ERRORS_RETURN);
+    int rank = 0, ranks = 0;
+    MPI_Comm_rank(t->comm, &rank);
+    MPI_Comm_size(t->comm, &ranks);
+    t->table = (fattn_transport){sizeof t->table, rank, ranks, t, start, wait, give_reason};
+    *opened = &t->table;
+    return FATTN_OK;
+}
+
+void fattn_mpi_close(fattn_transport *table)
+{
+    transport *const t = (transport *)table;
+    if (!t) {
+        return;
+    }
+    if (t->broken) {
+        return; /* the reason may still be on its way: the memory stays */
+    }
+    MPI_Comm_free(&t->comm);
+    free(t);
+}

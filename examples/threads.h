@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An engine for fattn/distributed.h: ranks are threads of one process, and a message is a copy. It
+ * shows what an engine has to do, and lets a program try out groups where there is no MPI.
+ *
+ * A sender puts the address of its data into a slot; the receiver copies from there and clears the
+ * slot; the sender waits until it is clear.
+ */
+#ifndef FATTN_EXAMPLES_THREADS_H
+#define FATTN_EXAMPLES_THREADS_H
+
+#include <fattn/distributed.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { THREADS_MAX = 8, THREADS_TAGS = 16 };
+
+typedef struct threads {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int ranks, failed; /* the rank that gave up, or -1 */
+    char reason[256];
+    const fattn_message *slots[THREADS_MAX][THREADS_MAX][THREADS_TAGS]; /* [from][to][tag] */
+    struct threads_rank {
+        struct threads *all;
+        int rank;
+    } each[THREADS_MAX];
+} threads;
+
+static inline void threads_make(threads *all, int ranks)
+{
+    memset(all, 0, sizeof *all);
+    pthread_mutex_init(&all->mutex, NULL);
+    pthread_cond_init(&all->changed, NULL);
+    all->ranks = ranks, all->failed = -1;
+    for (int r = 0; r < ranks; r++) {
+        all->each[r].all = all, all->each[r].rank = r;
+    }
+}
+
+static inline void threads_free(threads *all)
+{
+    pthread_cond_destroy(&all->changed);
+    pthread_mutex_destroy(&all->mutex);
+}
+
+static inline fattn_status threads_start(void *user, const fattn_message *messages, int count)
+{
+    const struct threads_rank *const own = user;
+    pthread_mutex_lock(&own->all->mutex);
+    for (int n = 0; n < count; n++) {
+        if (!messages[n].receive) {
+            own->all->slots[own->rank][messages[n].peer][messages[n].tag] = &messages[n];
+        }
+    }
+    pthread_cond_broadcast(&own->all->changed);
+    pthread_mutex_unlock(&own->all->mutex);
+    return FATTN_OK;
+}
+
+static inline fattn_status threads_wait(void *user, const fattn_message *messages, int count,
+                                        double seconds)
+{
+    const struct threads_rank *const own = user;
+    threads *const all = own->all;
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += (time_t)seconds;
+    end.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
+    end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;
+    int late = 0, done[FATTN_MESSAGES_MAX] = {0}, left = count;
+    pthread_mutex_lock(&all->mutex);
+    while (left > 0 && all->failed < 0 && !late) {
+        const int before = left;
+        for (int n = 0; n < count; n++) {
+            const fattn_message *const m = &messages[n];
+            const fattn_message **const slot = m->receive ? &all->slots[m->peer][own->rank][m->tag]
+                                                          : &all->slots[own->rank][m->peer][m->tag];
+            if (done[n] || (m->receive ? !*slot : *slot != NULL)) {
+                continue;
+            }
+            if (m->receive) {
+                memcpy(m->data, (*slot)->data, (size_t)m->bytes);
+                *slot = NULL;
+            }
+            done[n] = 1, left--;
+        }
+        if (left < before) {
+            pthread_cond_broadcast(&all->changed);
+        } else {
+            late = pthread_cond_timedwait(&all->changed, &all->mutex, &end) != 0;
+        }
+    }
+    char text[320] = "";
+    const fattn_status status = all->failed >= 0 ? FATTN_RANK_LOST : FATTN_RANK_TIMEOUT;
+    for (int n = 0; left > 0 && n < count; n++) {
+        const fattn_message *const m = &messages[n];
+        if (!done[n] && !m->receive) { /* nobody reads what the caller may free */
+            all->slots[own->rank][m->peer][m->tag] = NULL;
+        }
+        if (!done[n] && all->failed >= 0) {
+            snprintf(text, sizeof text, "rank %d gave up: %s", all->failed, all->reason);
+        } else if (!done[n]) {
+            snprintf(text, sizeof text, "rank %d did not answer in %g s", m->peer, seconds);
+        }
+    }
+    pthread_mutex_unlock(&all->mutex);
+    return text[0] ? fattn_transport_fail(status, text) : FATTN_OK;
+}
+
+static inline void threads_abort(void *user, const char *reason)
+{
+    const struct threads_rank *const own = user;
+    pthread_mutex_lock(&own->all->mutex);
+    if (own->all->failed < 0) {
+        own->all->failed = own->rank;
+        snprintf(own->all->reason, sizeof own->all->reason, "%s", reason);
+    }
+    pthread_cond_broadcast(&own->all->changed);
+    pthread_mutex_unlock(&own->all->mutex);
+}
+
+static inline fattn_transport threads_transport(threads *all, int rank)
+{
+    return (fattn_transport){sizeof(fattn_transport), rank,         all->ranks,   &all->each[rank],
+                             threads_start,           threads_wait, threads_abort};
+}
+
+#endif

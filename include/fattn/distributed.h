@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fattn beyond one device: one problem, divided over ranks that exchange messages.
+ *
+ * Each rank holds a share of the rows of every sequence, of queries and keys alike, and gets the
+ * same share of the results. All ranks make a plan of the *undivided* problem, and execute it with
+ * their own shares as often as they like:
+ *
+ *     fattn_group group;
+ *     fattn_group_init(&group);
+ *     group.transport = transport;                    (of MPI, say: fattn/mpi.h)
+ *     group.split = FATTN_SPLIT_ZIGZAG;
+ *     fattn_group_plan *plan;
+ *     fattn_status status = fattn_group_plan_create(&group, &problem, NULL, NULL, &plan);
+ *     if (!status) status = fattn_group_execute(plan, &buffers);
+ *
+ * The rules of fattn.h about errors, ownership, structs and units hold here too.
+ * docs/DISTRIBUTED.md tells how shares travel, and shows how an engine for messages is written.
+ */
+#ifndef FATTN_DISTRIBUTED_H
+#define FATTN_DISTRIBUTED_H
+
+#include "fattn/fattn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ----------------------------------------------------------------------------------------------
+ * --- Shares
+ * ---------------------------------------------------------------------------------------------- */
+
+/* How the rows of a sequence are divided over R ranks. */
+typedef enum fattn_split {
+    FATTN_SPLIT_CONTIGUOUS = 1, /* rank r has part r of R */
+    FATTN_SPLIT_ZIGZAG = 2,     /* parts r and 2R - 1 - r of 2R: equal work under a causal mask */
+    FATTN_SPLIT_STRIPED = 3     /* rows r, r + R, r + 2R ... */
+} fattn_split;
+
+/* Rows first, first + stride, ... of a sequence. */
+typedef struct fattn_run {
+    int64_t first, count, stride; /* position of the first row; how many; from one to the next */
+} fattn_run;
+
+/* How many runs a rank has of each sequence: 1, or 2 under zigzag; 0 for any other number. */
+FATTN_API int fattn_split_runs(fattn_split split);
+
+/* Run `which` of a rank's share of a sequence of `length` rows. The share is its runs, one after
+ * another. Pure: anyone may ask about any rank. */
+FATTN_API fattn_status fattn_split_get_run(fattn_split split, int64_t length, int64_t ranks,
+                                           int64_t rank, int which, fattn_run *run);
+
+/* How they compute what their rows have in common with keys of others. */
+typedef enum fattn_scheme {
+    FATTN_SCHEME_AUTO = 0,  /* the fastest by forecast: `fattn explain`; not for groups */
+    FATTN_SCHEME_RING = 1,  /* keys travel from rank to rank */
+    FATTN_SCHEME_HEADS = 2, /* rows are exchanged for heads, all to all, and results back; R divides
+                             * heads_k */
+    FATTN_SCHEME_BOTH = 3,  /* heads within groups of ranks, a ring over the groups; R and heads_k
+                             * have a common divisor besides 1 and R */
+    FATTN_SCHEME_REDUCE = 4 /* forward of few queries, which all ranks have: keys are divided, and
+                             * (o, lse) of all ranks are merged in a tree; not striped */
+} fattn_scheme;
+
+/* ----------------------------------------------------------------------------------------------
+ * --- Transports
+ * ---------------------------------------------------------------------------------------------- */
+
+/* A message to another rank, or from it. */
+typedef struct fattn_message {
+    int32_t peer;     /* whom it goes to or comes from; never the rank itself */
+    int32_t tag;      /* 0..15; a message is received by the same tag */
+    int32_t receive;  /* 1: data is filled; 0: data is sent */
+    int32_t reserved; /* 0 */
+    void *data;       /* host memory */
+    int64_t bytes;    /* above 0, the same on both sides */
+} fattn_message;
+
+/* The most messages of a call. */
+#define FATTN_MESSAGES_MAX 16
+
+/*
+ * An engine that carries messages: three functions. One thread at a time uses a transport, and has
+ * one group of messages under way. Between two ranks messages of equal tag arrive in the order in
+ * which they were sent; what the two sides of a message start is never further apart than one
+ * group.
+ */
+typedef struct fattn_transport {
+    size_t struct_size;  /* sizeof(fattn_transport) */
+    int32_t rank, ranks; /* this rank, 0..ranks - 1, and how many there are */
+    void *user;          /* first argument of the functions */
+
+    /* Begins all messages of a group, and returns at once. The array and its data stay as they are
+     * until wait() returns. */
+    fattn_status (*start)(void *user, const fattn_message *messages, int count);
+
+    /* Waits until all of them are done, `seconds` at most. An error when that passes, when a peer
+     * has given up or is gone, or when the engine fails; the reason names the rank, by
+     * fattn_transport_fail(). After an error the transport is of no more use. Messages of up to 64
+     * bytes are then over; data of larger ones may be used until the engine is closed. */
+    fattn_status (*wait)(void *user, const fattn_message *messages, int count, double seconds);
+
+    /* Tells all ranks that this one has given up, also after an error of start() or wait(): their
+     * next wait() fails, or the one that they are in. A second call does nothing. */
+    void (*abort)(void *user, const char *reason);
+} fattn_transport;
+
+/* Stores a reason for fattn_last_reason() and returns status, for transports. */
+FATTN_API fattn_status fattn_transport_fail(fattn_status status, const char *reason);
+
+/* ----------------------------------------------------------------------------------------------
+ * --- Groups
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Who computes together, and how. All ranks give the same split and scheme. */
+typedef struct fattn_group {
+    size_t struct_size;               /* sizeof(fattn_group); set by fattn_group_init */
+    const fattn_transport *transport; /* must outlive the plans */
+    fattn_device *device;             /* one that reads host memory; NULL: the default one */
+    fattn_split split;                /* default FATTN_SPLIT_CONTIGUOUS */
+    fattn_scheme scheme;              /* default FATTN_SCHEME_RING */
+    double timeout; /* seconds that a step may wait for others; default 60. An idle rank waits as
+                     * long as the busiest computes a step */
+} fattn_group;
+
+/* Fills *group with the defaults named above. */
+FATTN_API void fattn_group_init(fattn_group *group);
+
+/* A problem divided over a group, and what one rank does for it. */
+typedef struct fattn_group_plan fattn_group_plan;
+
+/*
+ * Plans a problem on all ranks of a group; every rank calls it. `problem` is the undivided one,
+ * but for its layout and strides, which are those of the rank's own share: batch b of q has the
+ * rows of b's share, one run after another, and so for k, v, o and gradients. A ragged batch has
+ * both cu_seqlens, given here for the undivided problem as host memory and copied; its shares are
+ * packed likewise, the share of one sequence behind that of another.
+ *
+ * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, sinks, bias and
+ * masks, dropout (bit for bit that of one device), dLSE, groups of heads, ragged batches, mixed
+ * types. A rank's share of bias, mask and dbias has the rows of its share of q, and all keys of the
+ * problem; bias_stride, mask_stride and dbias_stride are its own.
+ *
+ * Refused with FATTN_UNSUPPORTED and the reason: block masks, seqused, seqstart, pages, positions,
+ * accumulation; bias and masks where batches are ragged or heads are divided; dbias that is summed
+ * over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two ends.
+ *
+ * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
+ * has another. The plan holds the memory that it computes in, and serves one execution at a time.
+ */
+FATTN_API fattn_status fattn_group_plan_create(const fattn_group *group,
+                                               const fattn_problem *problem,
+                                               const int32_t *cu_seqlens_q,
+                                               const int32_t *cu_seqlens_k,
+                                               fattn_group_plan **plan);
+
+/* NULL is allowed. After an error of fattn_group_execute() the engine is closed first: it may still
+ * use the memory of messages. */
+FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
+
+/* Bytes of memory that the plan holds on this rank. */
+FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
+
+/*
+ * Runs a plan on all ranks; every rank calls it, with its own shares in host memory. lse is (B,
+ * Hq, rows of the share), ragged (Hq, all rows of the shares). Backward takes o and lse as forward
+ * gave them. cu_seqlens are those of the plan and NULL here; sink, slopes, seed and offset are the
+ * same on all ranks. dsink is the whole sum on every rank.
+ *
+ * Results do not depend on time: the same ranks give the same bits in every run. On an error, also
+ * one of another rank, outputs are untouched, except where a rank fails after others were done, and
+ * except dbias, which is written where it is, too large to be held twice.
+ */
+FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Groups of fattn/distributed.h over MPI (3 or later): library fattn_mpi, built where MPI is found.
+ *
+ *     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+ *     fattn_transport *transport;
+ *     fattn_status status = fattn_mpi_open(MPI_COMM_WORLD, &transport);
+ *     ...                                             (fattn/distributed.h)
+ *     fattn_mpi_close(transport);
+ *
+ * A transport is used by the thread that opened it, or by any with MPI_THREAD_SERIALIZED. Messages
+ * move while MPI is called: how much of them passes beside computation is MPI's to decide, and
+ * those that wait for their receiver (above MPI's eager limit) mostly move at the end of a step.
+ */
+#ifndef FATTN_MPI_H
+#define FATTN_MPI_H
+
+#include <mpi.h>
+
+#include "fattn/distributed.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Opens a transport over all ranks of a communicator, which is duplicated: every rank of it calls
+ * this. *transport is for fattn_mpi_close(). */
+FATTN_API fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **transport);
+
+/*
+ * Gives a transport up; every rank calls it before MPI_Finalize(). NULL is allowed. After a failure
+ * the duplicate of the communicator is left to MPI_Finalize(), for freeing it would wait for ranks
+ * that may be gone. MPI cannot take back messages that are moving. So a plan whose execution failed
+ * is destroyed after MPI_Finalize(), or not at all.
+ *
+ * When a rank dies, most launchers end all others at once. Survivors see an error where MPI was
+ * started so that it lets them live.
+ */
+FATTN_API void fattn_mpi_close(fattn_transport *transport);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Groups of ranks that are threads: drawn problems against the undivided one, the same bits in
+ * every run, and what becomes of the others when a rank errs, falls silent or disagrees.
+ *
+ *     check_group [PROBLEMS [SEED]]
+ */
+#include "examples/threads.h"
+#include "tests/divided.h"
+#include "tests/tap.h"
+
+typedef struct rank_run {
+    pthread_t thread;
+    const divided *problem;
+    threads *all;
+    int rank;
+    double timeout;
+    int silent; /* never calls the library */
+    fattn_status status;
+    char reason[512];
+    divided_share share;
+} rank_run;
+
+static void *run_rank(void *context)
+{
+    rank_run *const r = context;
+    const fattn_transport transport = threads_transport(r->all, r->rank);
+    if (!r->silent) {
+        r->status = divided_run(r->problem, &transport, r->timeout, &r->share);
+        fattn_last_reason_copy(r->reason, sizeof r->reason);
+    }
+    return NULL;
+}
+
+/* Runs a problem a rank; they are the same one, except where ranks are to disagree. */
+static void run_ranks(const divided *problems[], threads *all, int ranks, double timeout,
+                      int silent, rank_run *runs)
+{
+    for (int r = 0; r < ranks; r++) {
+        runs[r] = (rank_run){.problem = problems[r],
+                             .all = all,
+                             .rank = r,
+                             .timeout = timeout,
+                             .silent = r == silent};
+        if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r])) {
+            exit(1);
+        }
+    }
+    for (int r = 0; r < ranks; r++) {
+        pthread_join(runs[r].thread, NULL);
+    }
+}
+
+static void free_ranks(rank_run *runs, int ranks)
+{
+    for (int r = 0; r < ranks; r++) {
+        divided_share_free(&runs[r].share);
+    }
+}
+
+/* --- Results ---------------------------------------------------------------------------------- */
+
+static bool same_bits(const divided *d, const rank_run *a, const rank_run *b, int ranks)
+{
+    for (int r = 0; r < ranks; r++) {
+        for (int id = 0; id < DIVIDED_IDS; id++) {
+            const size_t bytes = (size_t)divided_count(d, (divided_id)id) * 4;
+            if (memcmp(a[r].share.at[id], b[r].share.at[id], bytes) != 0) {
+                return false;
+            }
+        }
+        if (memcmp(a[r].share.dsink, b[r].share.dsink, sizeof a[r].share.dsink) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool problem_is_right(uint64_t seed, int64_t index, int ranks, bool twice)
+{
+    divided d;
+    char text[256] = "";
+    divided_draw(&d, seed, index, ranks);
+    bool good = divided_solve(&d, seed, index) == FATTN_OK;
+    snprintf(text, sizeof text, "%s", good ? "" : fattn_last_reason());
+    const divided *const problems[THREADS_MAX] = {&d, &d, &d, &d, &d, &d, &d, &d};
+    rank_run runs[2][THREADS_MAX];
+    for (int n = 0; good && n < 1 + twice; n++) {
+        threads all;
+        threads_make(&all, ranks);
+        run_ranks((const divided **)problems, &all, ranks, 60, -1, runs[n]);
+        for (int r = 0; good && r < ranks; r++) {
+            good = runs[n][r].status == FATTN_OK;
+            snprintf(text, sizeof text, "%.250s", good ? "" : runs[n][r].reason);
+            good = good && divided_is_right(&d, ranks, r, &runs[n][r].share, text, sizeof text);
+        }
+        threads_free(&all);
+        if (n == 1 && good && !same_bits(&d, runs[0], runs[1], ranks)) {
+            snprintf(text, sizeof text, "two runs differ");
+            good = false;
+        }
+        if (n == 1) {
+            free_ranks(runs[1], ranks);
+        }
+        if (n == twice || !good) {
+            free_ranks(runs[0], ranks);
+        }
+    }
+    if (!good) {
+        char what[256];
+        divided_describe(&d, what, sizeof what);
+        printf("# seed %llu case %lld on %d ranks: %s\n#   %s\n", (unsigned long long)seed,
+               (long long)index, ranks, text, what);
+    }
+    divided_free(&d);
+    return good;
+}
+
+static void check_results(int64_t problems, uint64_t seed)
+{
+    static const int numbers[] = {1, 2, 3, 4, 5, 6, 8};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        const int ranks = numbers[i];
+        int64_t right = 0;
+        const int64_t count = ranks == 1 ? problems / 10 : problems / 6;
+        for (int64_t n = 0; n < count; n++) {
+            right += problem_is_right(seed, n * 8 + ranks, ranks, n % 4 == 0);
+        }
+        tap_check(right == count && count > 0, "%d ranks: %lld of %lld drawn problems are right",
+                  ranks, (long long)right, (long long)count);
+    }
+}
+
+/* --- Faults ----------------------------------------------------------------------------------- */
+
+enum { RANKS = 3 };
+
+static void check_disagreement(void)
+{
+    divided a, b;
+    threads all;
+    rank_run runs[RANKS];
+    divided_draw(&a, 1, 1, 1);
+    divided_solve(&a, 1, 1);
+    b = a;
+    b.problem.features |= FATTN_SCALE;
+    b.problem.scale = 0.77;
+    const divided *problems[RANKS] = {&a, &a, &b};
+    threads_make(&all, RANKS);
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    tap_check(runs[0].status == FATTN_RANKS_DISAGREE && runs[1].status == FATTN_RANKS_DISAGREE &&
+                  runs[2].status == FATTN_RANKS_DISAGREE && strstr(runs[0].reason, "rank 2"),
+              "a rank with another problem: %s", runs[0].reason);
+    free_ranks(runs, RANKS);
+    b.problem.features |= FATTN_BATCH_INVARIANT;
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    tap_check(runs[2].status == FATTN_UNSUPPORTED && runs[0].status == FATTN_RANK_LOST,
+              "a rank that cannot plan: %s; the others: %s", runs[2].reason, runs[0].reason);
+    free_ranks(runs, RANKS);
+    b.problem.features = FATTN_ALIBI;
+    b.problem.scale = b.problem.softcap = b.problem.dropout_p = 0;
+    b.problem.window_left = b.problem.window_right = -1;
+    b.problem.head_offset = 0;
+    b.problem.total_q = b.problem.total_k = 0;
+    b.ragged = false;
+    b.split = FATTN_SPLIT_STRIPED;
+    problems[0] = problems[1] = &b;
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    tap_check(runs[0].status == FATTN_UNSUPPORTED && runs[2].status == FATTN_UNSUPPORTED,
+              "ALiBi over striped rows: %s", runs[0].reason);
+    free_ranks(runs, RANKS);
+    problems[0] = problems[1] = problems[2] = &a;
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    tap_check(!runs[0].status && !runs[1].status && !runs[2].status,
+              "and the group is good for the next problem");
+    free_ranks(runs, RANKS);
+    threads_free(&all);
+    divided_free(&a);
+}
+
+static void check_silence(void)
+{
+    divided d;
+    threads all;
+    rank_run runs[RANKS];
+    struct timespec begin, end;
+    divided_draw(&d, 1, 1, 1);
+    divided_solve(&d, 1, 1);
+    const divided *problems[RANKS] = {&d, &d, &d};
+    threads_make(&all, RANKS);
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    run_ranks(problems, &all, RANKS, 0.2, 1, runs);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    bool named = end.tv_sec - begin.tv_sec < 10;
+    for (int r = 0; r < RANKS; r += 2) { /* the first to lose patience tells the other */
+        named = named && strstr(runs[r].reason, "rank 1 did not answer in 0.2 s") &&
+                (runs[r].status == FATTN_RANK_TIMEOUT || runs[r].status == FATTN_RANK_LOST);
+    }
+    tap_check(named, "a rank that is silent: %s", runs[2].reason);
+    free_ranks(runs, RANKS);
+    threads_free(&all);
+    divided_free(&d);
+}
+
+/* A transport whose n-th group of messages fails: its rank gives up there, and tells the others or
+ * not. */
+typedef struct faulty {
+    fattn_transport real;
+    int left;
+    bool mute;
+} faulty;
+
+static fattn_status start_faulty(void *user, const fattn_message *messages, int count)
+{
+    faulty *const f = user;
+    return f->left-- == 0 ? fattn_transport_fail(FATTN_RANK_LOST, "the test says so")
+                          : f->real.start(f->real.user, messages, count);
+}
+
+static fattn_status wait_faulty(void *user, const fattn_message *messages, int count,
+                                double seconds)
+{
+    faulty *const f = user;
+    return f->real.wait(f->real.user, messages, count, seconds);
+}
+
+static void abort_faulty(void *user, const char *reason)
+{
+    faulty *const f = user;
+    if (!f->mute) {
+        f->real.abort(f->real.user, reason);
+    }
+}
+
+typedef struct faulty_run {
+    rank_run run;
+    int left;
+    bool mute;
+} faulty_run;
+
+static void *run_faulty(void *context)
+{
+    faulty_run *const r = context;
+    faulty f = {threads_transport(r->run.all, r->run.rank), r->left, r->mute};
+    fattn_transport transport = f.real;
+    transport.user = &f, transport.start = start_faulty, transport.wait = wait_faulty;
+    transport.abort = abort_faulty;
+    r->run.status = divided_run(r->run.problem, &transport, r->run.timeout, &r->run.share);
+    fattn_last_reason_copy(r->run.reason, sizeof r->run.reason);
+    return NULL;
+}
+
+/* Rank 1 fails in its n-th group of messages. Whether it got through instead, or all had an error
+ * that says what there is to say. */
+typedef enum outcome { WRONG, THROUGH, FAILED } outcome;
+
+static outcome run_failure(const divided *d, int n, bool mute)
+{
+    threads all;
+    faulty_run runs[RANKS];
+    threads_make(&all, RANKS);
+    for (int r = 0; r < RANKS; r++) {
+        runs[r] = (faulty_run){{.problem = d, .all = &all, .rank = r, .timeout = mute ? 0.1 : 30},
+                               r == 1 ? n : -1,
+                               mute && r == 1};
+        if (pthread_create(&runs[r].run.thread, NULL, run_faulty, &runs[r])) {
+            exit(1);
+        }
+    }
+    bool through = true, failed = true, named = false;
+    for (int r = 0; r < RANKS; r++) {
+        const rank_run *const run = &runs[r].run;
+        pthread_join(run->thread, NULL);
+        through = through && !run->status;
+        failed = failed && (run->status == FATTN_RANK_LOST || run->status == FATTN_RANK_TIMEOUT);
+        failed = failed &&
+                 (mute || r == 1 || strcmp(run->reason, "rank 1 gave up: the test says so") == 0);
+        named = named || strstr(run->reason, mute ? "did not answer" : "rank 1 gave up");
+    }
+    for (int r = 0; r < RANKS; r++) {
+        divided_share_free(&runs[r].run.share);
+    }
+    threads_free(&all);
+    return through ? THROUGH : failed && named ? FAILED : WRONG;
+}
+
+/* For every n until it gets through. Without masks every rank has messages with it in each group.
+ */
+static void check_failures(fattn_op op, fattn_scheme scheme)
+{
+    divided d;
+    int failures = 0;
+    int64_t index = 0;
+    do {
+        divided_draw(&d, 3, ++index, RANKS);
+    } while (d.problem.op != op || d.scheme != scheme || d.problem.seqlen_q < 20 ||
+             d.problem.seqlen_k < 20 || d.problem.features & (FATTN_CAUSAL | FATTN_WINDOW));
+    divided_solve(&d, 3, index);
+    outcome last = FAILED;
+    while (last == FAILED && failures < 40) {
+        last = run_failure(&d, failures, false);
+        failures += last == FAILED;
+    }
+    bool good = last == THROUGH && failures >= 3;
+    for (int n = 0; good && n < failures; n++) {
+        good = run_failure(&d, n, true) == FAILED;
+    }
+    tap_check(good,
+              "%s, scheme %d: a rank failed in each of %d groups of messages, and said so or not",
+              op == FATTN_FORWARD ? "forward" : "backward", (int)scheme, failures);
+    divided_free(&d);
+}
+
+/* --- Arguments -------------------------------------------------------------------------------- */
+
+static void check_arguments(void)
+{
+    threads all;
+    threads_make(&all, 1);
+    fattn_transport transport = threads_transport(&all, 0);
+    fattn_group group;
+    fattn_problem p;
+    fattn_group_plan *plan = NULL;
+    fattn_run run;
+    fattn_group_init(&group);
+    fattn_problem_init(&p);
+    p.seqlen_q = p.seqlen_k = 8, p.dim = p.dim_v = 4;
+    tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_NULL_POINTER,
+              "no transport: %s", fattn_last_reason());
+    group.transport = &transport;
+    tap_check(fattn_group_plan_create(&group, NULL, NULL, NULL, &plan) == FATTN_NULL_POINTER,
+              "no problem: %s", fattn_last_reason());
+    group.split = (fattn_split)7;
+    tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_INVALID_ARGUMENT,
+              "no such split: %s", fattn_last_reason());
+    group.split = FATTN_SPLIT_STRIPED;
+    group.scheme = FATTN_SCHEME_AUTO;
+    tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_INVALID_ARGUMENT,
+              "no scheme: %s", fattn_last_reason());
+    group.scheme = FATTN_SCHEME_HEADS;
+    tap_check(fattn_group_plan_create(&group, &p, NULL, NULL, &plan) == FATTN_UNSUPPORTED && !plan,
+              "heads of one rank: %s", fattn_last_reason());
+    group.scheme = FATTN_SCHEME_RING;
+    p.features = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
+    p.total_q = p.total_k = 8;
+    static const int32_t cu[] = {0, 9};
+    tap_check(fattn_group_plan_create(&group, &p, cu, cu, &plan) == FATTN_INVALID_DATA,
+              "lengths beyond the problem: %s", fattn_last_reason());
+    tap_check(fattn_split_get_run(FATTN_SPLIT_ZIGZAG, 10, 4, 4, 0, &run) == FATTN_INVALID_ARGUMENT,
+              "no such rank: %s", fattn_last_reason());
+    p.features = 0, p.total_q = p.total_k = 0;
+    fattn_buffers b;
+    fattn_buffers_init(&b);
+    tap_check(!fattn_group_plan_create(&group, &p, NULL, NULL, &plan) &&
+                  fattn_group_plan_bytes(plan) > 0 &&
+                  fattn_group_execute(plan, &b) == FATTN_NULL_POINTER,
+              "no tensors: %s", fattn_last_reason());
+    fattn_group_plan_destroy(plan);
+    threads_free(&all);
+}
+
+int main(int argc, char **argv)
+{
+    check_results(argc > 1 ? atoi(argv[1]) : 200, argc > 2 ? (uint64_t)atoi(argv[2]) : 1);
+    check_disagreement();
+    check_silence();
+    check_failures(FATTN_FORWARD, FATTN_SCHEME_RING);
+    check_failures(FATTN_FORWARD, FATTN_SCHEME_HEADS);
+    check_failures(FATTN_FORWARD, FATTN_SCHEME_REDUCE);
+    check_failures(FATTN_BACKWARD, FATTN_SCHEME_RING);
+    check_failures(FATTN_BACKWARD, FATTN_SCHEME_HEADS);
+    check_arguments();
+    fattn_cache_clear();
+    return tap_done();
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Groups over MPI: drawn problems against the undivided one, a rank that gives up, and one that
+ * falls silent. Started by mpiexec; rank 0 prints TAP.
+ *
+ *     mpiexec -n RANKS check_mpi [PROBLEMS]
+ */
+#include "fattn/mpi.h"
+#include "tests/divided.h"
+#include "tests/tap.h"
+
+static int rank, ranks;
+
+/* Whether it is so on every rank. */
+static bool all(bool here)
+{
+    int mine = here, least = 0;
+    MPI_Allreduce(&mine, &least, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return least;
+}
+
+static void check(bool here, const char *what)
+{
+    const bool everywhere = all(here);
+    if (!here) {
+        printf("# rank %d: %s\n", rank, fattn_last_reason());
+    }
+    if (rank == 0) {
+        tap_check(everywhere, "%d ranks: %s", ranks, what);
+    }
+}
+
+static bool problem_is_right(const fattn_transport *transport, int64_t index)
+{
+    divided d;
+    divided_share share;
+    char text[256] = "", what[256];
+    divided_draw(&d, 11, index, ranks);
+    bool good = divided_solve(&d, 11, index) == FATTN_OK;
+    good = good && divided_run(&d, transport, 60, &share) == FATTN_OK;
+    snprintf(text, sizeof text, "%s", good ? "" : fattn_last_reason());
+    good = good && divided_is_right(&d, ranks, rank, &share, text, sizeof text);
+    if (!good) {
+        divided_describe(&d, what, sizeof what);
+        printf("# case %lld: %s\n#   %s\n", (long long)index, text, what);
+    }
+    divided_share_free(&share);
+    divided_free(&d);
+    return good;
+}
+
+static void check_results(int problems)
+{
+    fattn_transport *transport = NULL;
+    check(fattn_mpi_open(MPI_COMM_WORLD, &transport) == FATTN_OK, "a transport is opened");
+    int right = 0;
+    for (int n = 0; n < problems; n++) {
+        right += problem_is_right(transport, n);
+    }
+    fattn_mpi_close(transport);
+    check(right == problems && problems > 0, "drawn problems are right");
+}
+
+/* The last rank executes without tensors, or does not come at all. The share is to be freed after
+ * MPI_Finalize(). */
+static void check_fault(bool silent, divided_share *share)
+{
+    const bool last = rank == ranks - 1;
+    fattn_transport *transport = NULL;
+    fattn_group group;
+    divided d;
+    int64_t index = 0;
+    memset(share, 0, sizeof *share);
+    do {
+        divided_draw(&d, 3, ++index, 1);
+    } while (d.problem.seqlen_q < 20 || d.problem.seqlen_k < 20 ||
+             d.problem.features & (FATTN_CAUSAL | FATTN_WINDOW));
+    divided_solve(&d, 3, index);
+    fattn_status status = fattn_mpi_open(MPI_COMM_WORLD, &transport);
+    fattn_group_init(&group);
+    group.transport = transport;
+    if (!status && last && !silent) {
+        fattn_buffers none;
+        fattn_buffers_init(&none);
+        group.split = d.split;
+        status = fattn_group_plan_create(&group, &d.problem, d.ragged ? d.cu_q : NULL,
+                                         d.ragged ? d.cu_k : NULL, &share->plan);
+        status = status ? status : fattn_group_execute(share->plan, &none);
+        check(status == FATTN_NULL_POINTER, "one gives up, and the others hear which and why");
+    } else if (!status && !last) {
+        status = divided_run(&d, transport, silent ? 1 : 60, share);
+        char what[64];
+        snprintf(what, sizeof what,
+                 silent ? "rank %d did not answer in 1 s" : "rank %d gave up: q is NULL",
+                 ranks - 1);
+        /* Of several that wait, one may hear of another's timeout first. */
+        check((status == FATTN_RANK_LOST || (silent && status == FATTN_RANK_TIMEOUT)) &&
+                  strstr(fattn_last_reason(), what),
+              silent ? "one is silent, and the others do not wait for ever"
+                     : "one gives up, and the others hear which and why");
+    } else {
+        check(!status, "one is silent, and the others do not wait for ever");
+    }
+    fattn_mpi_close(transport);
+    divided_free(&d);
+}
+
+int main(int argc, char **argv)
+{
+    int provided = 0;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    check_results(argc > 1 ? atoi(argv[1]) : 50);
+    divided_share shares[2];
+    check_fault(false, &shares[0]);
+    check_fault(true, &shares[1]);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Finalize();
+    divided_share_free(&shares[0]);
+    divided_share_free(&shares[1]);
+    fattn_cache_clear();
+    return rank == 0 ? tap_done() : 0;
+}

@@ -31,9 +31,10 @@
 
 /* Keys or values, as a wave keeps them while it walks along. */
 typedef struct matrix_tensor {
-    const char *first;      /* key 0, of page 0 where keys are in pages */
-    int64_t step;           /* bytes from a key to the next */
-    bool odd, padded, some; /* not in chunks; fewer than the kernel has; the thread's exists */
+    const char *first; /* key 0, of page 0 where keys are in pages */
+    int64_t step;      /* bytes from a key to the next */
+    bool misaligned, padded,
+        some; /* not in chunks; fewer than the kernel has; the thread's exists */
 } matrix_tensor;
 
 /* What is kept of an item while a wave walks along its keys. */
@@ -68,9 +69,9 @@ GPU_DEVICE matrix_tensor matrix_tensor_of(const fattn_gpu_args &g, const matrix_
     matrix_tensor t;
     t.first = (const char *)((const uint16_t *)data + at);
     t.step = 2 * stride.seq;
-    t.odd = !matrix_in_chunks(g, bit, dim);
+    t.misaligned = !matrix_in_chunks(g, bit, dim);
     t.padded = dim < S::WIDTH;
-    t.some = !t.odd && 8 * chunk < dim;
+    t.some = !t.misaligned && 8 * chunk < dim;
     return t;
 }
 
@@ -218,7 +219,7 @@ GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker 
                                 int own, const matrix_four x[4], uint16_t *tile)
 {
     typedef typename matrix_filled<S>::keys F;
-    if (at.k.odd) {
+    if (at.k.misaligned) {
         const fattn_gpu_args &g = gpu_anew(args);
         matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
             (int)g.problem.dim,
@@ -239,7 +240,7 @@ template <class S>
 GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walker &at, int block,
                                   int own, const matrix_four x[4], uint16_t *tile)
 {
-    if (at.v.odd) {
+    if (at.v.misaligned) {
         const fattn_gpu_args &g = gpu_anew(args);
         matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
             (int)g.problem.dim_v,

@@ -33,8 +33,9 @@
 typedef struct matrix_tensor {
     const char *first; /* key 0, of page 0 where keys are in pages */
     int64_t step;      /* bytes from a key to the next */
-    bool misaligned, padded,
-        some; /* not in chunks; fewer than the kernel has; the thread's exists */
+    bool misaligned;   /* channels are not in chunks */
+    bool padded;       /* there are fewer of them than the kernel has */
+    bool some;         /* the thread's exists */
 } matrix_tensor;
 
 /* What is kept of an item while a wave walks along its keys. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward on AMD's matrix units, for 16-bit types: FlashAttention-2 (Dao 2023) turned over.
+ * Forward on AMD's matrix units, for 16-bit types: FlashAttention-2 (Dao 2023), transposed.
  *
  * A block takes a tile of rows of one key/value head (an item of the schedule) along a part of its
  * keys; a wave owns SIDE of the rows, a lane one of them, and only keys and values are shared:
@@ -10,8 +10,8 @@
  *     o = o alpha + V^T p   p rounded to the type of v, without leaving its registers
  *
  * Keys of the next tile are on their way to registers while values are worked on, and values while
- * their keys are; values are turned on their way to local memory. alpha is 1 until a row's maximum
- * rises by more than MATRIX_RISE since it was last taken as a reference: weights may reach
+ * their keys are; values are transposed on their way to local memory. alpha is 1 until a row's
+ * maximum rises by more than MATRIX_RISE since it was last taken as a reference: weights may reach
  * 2^MATRIX_RISE, which costs nothing in floating point, and most tiles leave o alone.
  *
  * Keys of a tile past the last are repeats of it, whose scores are selected away. Channels past the
@@ -49,7 +49,7 @@ typedef struct matrix_walker {
 /* How threads fill tiles of keys and of values: four times 16 bytes each. */
 template <class S> struct matrix_filled {
     typedef matrix_fill<S::WIDTH, S::KEYS, S::THREADS> keys;
-    typedef matrix_turned_fill<S::SIDE, S::WIDTH, S::KEYS, S::THREADS> values;
+    typedef matrix_transposed_fill<S::SIDE, S::WIDTH, S::KEYS, S::THREADS> values;
     static_assert((int)keys::COUNT == 4 && (int)values::COUNT == 1, "four each");
 };
 
@@ -255,7 +255,7 @@ GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walke
             });
         return;
     }
-    matrix_put_turned<S::KEYS>(tile, own, x);
+    matrix_put_transposed<S::KEYS>(tile, own, x);
 }
 
 /* --- Queries ---------------------------------------------------------------------------------- */

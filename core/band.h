@@ -33,8 +33,9 @@ typedef struct fattn_band {
     int64_t diagonal;    /* row i is aligned with key i + diagonal */
     int64_t left, right; /* -1: unbounded */
 #if FATTN_BAND_CHUNKS
-    int64_t chunk; /* keys of a chunk; 0: there are none */
-    int64_t phase; /* place of key 0 in its chunk */
+    uint32_t chunk;     /* keys of a chunk; 0: there are none */
+    uint32_t key_place; /* of key 0 in its chunk */
+    uint32_t row_place; /* of the key that row 0 is aligned with, in its chunk */
 #endif
 } fattn_band;
 
@@ -51,8 +52,12 @@ FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *
     band.left = p->window_left;
     band.right = p->window_right;
 #if FATTN_BAND_CHUNKS
-    band.chunk = p->chunk;
-    band.phase = p->chunk ? fattn_modulo(s->k_position, p->chunk) : 0;
+    band.chunk = (uint32_t)p->chunk;
+    band.key_place = band.row_place = 0;
+    if (p->chunk) {
+        band.key_place = (uint32_t)fattn_modulo(s->k_position, p->chunk);
+        band.row_place = (uint32_t)fattn_modulo(s->k_position + s->diagonal, p->chunk);
+    }
 #endif
     return band;
 }
@@ -84,10 +89,11 @@ FATTN_HD int fattn_is_banded(const fattn_problem *p)
 }
 
 #if FATTN_BAND_CHUNKS
-/* The first key of the chunk of key j; either may be one that does not exist. */
-FATTN_HD int64_t fattn_band_chunk(const fattn_band *band, int64_t j)
+/* The place in its chunk of what is `n` past one with this place. n, place < 2^31: a division of 32
+ * bits, which is cheap. */
+FATTN_HD int64_t fattn_band_place(const fattn_band *band, uint32_t place, int64_t n)
 {
-    return j - fattn_modulo(j + band->phase, band->chunk);
+    return ((uint32_t)n + place) % band->chunk;
 }
 #endif
 
@@ -102,7 +108,7 @@ FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
                                 : fattn_min64(band->keys, at + fattn_min64(band->right, limit) + 1);
 #if FATTN_BAND_CHUNKS
     if (band->chunk) {
-        const int64_t chunk = fattn_band_chunk(band, at);
+        const int64_t chunk = at - fattn_band_place(band, band->row_place, i);
         keys.first = fattn_max64(keys.first, chunk);
         keys.past = fattn_min64(keys.past, chunk + band->chunk);
     }
@@ -130,9 +136,10 @@ FATTN_HD fattn_range fattn_band_queries(const fattn_band *band, int64_t rows, in
     queries.past = band->left < 0 ? rows : fattn_min64(rows, high + fattn_min64(band->left, limit));
 #if FATTN_BAND_CHUNKS
     if (band->chunk) {
-        const int64_t end = fattn_band_chunk(band, j1 - 1) + band->chunk;
-        queries.first = fattn_max64(queries.first, fattn_band_chunk(band, j0) - band->diagonal);
-        queries.past = fattn_min64(queries.past, end - band->diagonal);
+        const int64_t before = fattn_band_place(band, band->key_place, j0);
+        const int64_t after = band->chunk - fattn_band_place(band, band->key_place, j1 - 1);
+        queries.first = fattn_max64(queries.first, low - before);
+        queries.past = fattn_min64(queries.past, high - 1 + after);
     }
 #endif
     return queries;

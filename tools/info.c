@@ -121,8 +121,8 @@ static int each_device(const fattn_backend *backend, bool usable, void (*visit)(
     return opened;
 }
 
-/* Visits the kernels of a device, the first of which has number 0. missing: NULL, or what the device
- * lacks. */
+/* Visits the kernels of a device, the first of which has number 0. missing: NULL, or what the
+ * device lacks. */
 static void each_kernel(const fattn_device *device,
                         void (*visit)(const fattn_kernel *row, const char *missing, int number))
 {

@@ -6,6 +6,7 @@
 
 #include "core/abi.h"
 #include "core/distributed/forecast.h"
+#include "core/rows.h"
 
 /* A piece of the ring, as a problem for one device. */
 typedef struct fattn_group_piece {
@@ -65,6 +66,7 @@ struct fattn_group_plan {
     char *outward, *inward; /* [members][slot]: rows that go to members, and come */
     int64_t slot;
     void *workspace;
+    void *answers; /* in device memory, to compare ranks */
 };
 
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run);
@@ -99,6 +101,9 @@ void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, 
 /* Starts messages and waits for them; if that fails, all ranks are told. */
 fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message *messages,
                                int count);
+
+/* Moves rows on the group's device. */
+fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args);
 
 /* The caller's tensors into packed rows, and results back; other members take part. The bytes of a
  * slot for that. */

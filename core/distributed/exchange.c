@@ -54,24 +54,28 @@ static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, tensor *
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
     const fattn_block block = fattn_group_block_keys(plan, plan->rank);
     int count = 0;
-    add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
+    if (!plan->direct) {
+        add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
+    }
     add(list, &count, true, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
     add(list, &count, true, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
-    if (plan->backward) {
+    if (plan->backward && !plan->direct) {
         add(list, &count, false, p, b->o, &l->o, p->dtype_o, p->dim_v);
         add(list, &count, false, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
+    }
+    if (plan->backward) {
         add_lse(plan, list, &count, b->lse);
     }
     if (p->features & FATTN_DLSE) {
         add_lse(plan, list, &count, (void *)b->dlse);
     }
     for (int n = 0; n < FATTN_RUNS; n++) {
-        char *const packed[TENSORS] = {
-            plan->q[n],    inside(plan->own, block.k[n]), inside(plan->own, block.v[n]), plan->o[n],
-            plan->dout[n], (char *)plan->lse[n],          (char *)plan->dlse[n],
-        };
+        char *const k = inside(plan->own, block.k[n]), *const v = inside(plan->own, block.v[n]);
+        char *const lse = (char *)plan->lse[n], *const dlse = (char *)plan->dlse[n];
+        char *const packed[] = {plan->q[n], k, v, plan->o[n], plan->dout[n], lse, dlse};
+        char *const direct[] = {k, v, lse, dlse};
         for (int t = 0; t < count; t++) {
-            list[t].packed[n] = packed[t];
+            list[t].packed[n] = (plan->direct ? direct : packed)[t];
         }
     }
     return count;
@@ -146,9 +150,11 @@ static side side_of(const fattn_group_plan *plan, const tensor *t, place where, 
     if (where == STREAM) {
         return (side){stream, {stream_rows * row, row, t->channels}, t->dtype};
     }
-    const int64_t total =
-        (t->keys ? fattn_group_keys(plan, plan->rank, run) : fattn_group_queries(plan, run)).rows;
-    const int64_t length = plan->ragged ? total : total / plan->problem.batch;
+    const int64_t length = plan->ragged ? (t->keys ? fattn_group_keys(plan, plan->rank, run)
+                                                   : fattn_group_queries(plan, run))
+                                              .rows
+                           : t->keys ? fattn_group_key_rows(plan, plan->rank)
+                                     : fattn_group_queries(plan, run).longest;
     const fattn_strides rows_last = {length * t->heads, 1, length};
     return (side){t->packed[run],
                   t->rows_last ? rows_last : (fattn_strides){length * row, row, t->channels},

@@ -271,12 +271,12 @@ static void take_queries(fattn_group_plan *plan)
     for (int n = 0; n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
         most = fattn_max64(most, rows);
-        plan->q[n] = take(plan, rows * p->dim * size);
+        plan->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
         plan->lse[n] = take(plan, rows * 4);
         plan->sum[n] = take(plan, rows * (plan->backward ? p->dim : p->dim_v) * 4);
         if (plan->backward) {
-            plan->o[n] = take(plan, rows * p->dim_v * size_o);
-            plan->dout[n] = take(plan, rows * p->dim_v * size_o);
+            plan->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
+            plan->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
             plan->dlse[n] = take(plan, rows * 4);
         }
     }
@@ -428,8 +428,6 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
     return status;
 }
 
-/* --- The act ---------------------------------------------------------------------------------- */
-
 /* --- Groups of members ------------------------------------------------------------------------ */
 
 /* The rows of a group are one share of as many as there are groups: neighbouring parts, or every
@@ -457,6 +455,7 @@ static void form_groups(fattn_group_plan *plan)
     }
     plan->q_runs = fattn_whole_q_runs(&plan->whole);
     plan->k_runs = fattn_split_runs(plan->whole.split);
+    plan->direct = plan->members == 1 && !plan->ragged && plan->shares.split == plan->whole.split;
 }
 
 /* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
@@ -487,6 +486,8 @@ static void forget_strides(fattn_problem *p)
         p->dbias_stride[axis] = p->dbias_stride[axis] ? (int64_t)full[axis] : 0;
     }
 }
+
+/* --- The act ---------------------------------------------------------------------------------- */
 
 /* What this rank can find out alone about what it was given. */
 static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,

@@ -58,7 +58,7 @@ static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *give
                          int q_run, int k_run, fattn_buffers *b)
 {
     const fattn_problem *const p = &plan->problem;
-    const int64_t row = q_run ? fattn_whole_run(&plan->whole, false, 0, plan->rank, 0).count : 0;
+    const int64_t row = fattn_group_row(plan, q_run);
     const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
     if (p->features & FATTN_BIAS) {
         b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
@@ -70,6 +70,12 @@ static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *give
     if (p->outputs & FATTN_OUT_DBIAS) {
         b->dbias = (float *)given->dbias + row * p->dbias_stride[2] + key * p->dbias_stride[3];
     }
+}
+
+static void *at_row(const void *tensor, int64_t row, const fattn_strides *strides,
+                    fattn_dtype dtype)
+{
+    return (char *)tensor + row * strides->seq * fattn_dtype_size(dtype);
 }
 
 static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
@@ -84,10 +90,11 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     const bool merges = !plan->backward && !first;
     const fattn_block block = fattn_group_block_keys(plan, owner);
     const fattn_block gradients = fattn_group_block_sums(plan, owner);
-    b.q = plan->q[q_run];
+    const int64_t row = fattn_group_row(plan, q_run);
+    b.q = plan->direct ? at_row(given->q, row, &p.q, p.dtype) : plan->q[q_run];
     b.k = keys + block.k[k_run];
     b.v = keys + block.v[k_run];
-    b.o = plan->backward ? plan->o[q_run] : merges ? (void *)plan->part_o : plan->sum[q_run];
+    b.o = merges ? plan->part_o : plan->sum[q_run];
     b.lse = merges ? plan->part_lse : plan->lse[q_run];
     const int64_t head = plan->member * p.heads_q; /* the first of this member */
     b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
@@ -98,7 +105,8 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     b.seed_ptr = given->seed_ptr;
     b.offset_ptr = given->offset_ptr;
     if (plan->backward) {
-        b.dout = plan->dout[q_run];
+        b.o = plan->direct ? at_row(given->o, row, &p.o, p.dtype_o) : plan->o[q_run];
+        b.dout = plan->direct ? at_row(given->dout, row, &p.dout, p.dtype_o) : plan->dout[q_run];
         b.dlse = p.features & FATTN_DLSE ? plan->dlse[q_run] : NULL;
         b.dq = plan->sum[q_run];
         b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;

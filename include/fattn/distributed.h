@@ -176,9 +176,10 @@ FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
  * gave them. cu_seqlens are those of the plan and NULL here; sink, slopes, seed and offset are the
  * same on all ranks. dsink is the whole sum on every rank.
  *
- * Results do not depend on time: the same ranks give the same bits in every run. On an error, also
- * one of another rank, outputs are untouched, except where a rank fails after others were done, and
- * except dbias, which is written where it is, too large to be held twice.
+ * Results do not depend on time: the same ranks give the same bits in every run, in backward on a
+ * GPU with FATTN_DETERMINISTIC. On an error, also one of another rank, outputs are untouched,
+ * except where a rank fails after others were done, and except dbias, which is written where it is,
+ * too large to be held twice.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

@@ -67,7 +67,7 @@ WORDS = [
     (r"#\s*pragma\s+omp\b|\bomp_\w+|<omp\.h>",
      r"backends/cpu/team\.c|tests/.*|bench/.*|tools/.*|examples/.*",
      "OpenMP's words live in backends/cpu/team.c"),
-    (r"\bpthread_create\b|\bthrd_create\b", r"backends/cpu/pool\.c|tests/.*|bench/.*|tools/.*",
+    (r"\bpthread_create\b|\bthrd_create\b", r"backends/cpu/pool\.c|tests/.*|bench/.*|examples/.*|tools/.*",
      "threads are started in backends/cpu/pool.c only"),
     (r"\b__(CUDA|HIP|NVCC|CUDACC|HIPCC)\w*|\b__(device|host|global)__\b|\b(cuda|hip)[A-Z]\w*",
      r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|core/distributed/transports/nccl\.c|bench/ranks\.c|tests/.*",

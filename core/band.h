@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "core/host_device.h"
+#include "core/problem.h"
 
 typedef enum fattn_tile_kind {
     FATTN_TILE_EMPTY,
@@ -34,6 +35,38 @@ FATTN_HD int64_t fattn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 FATTN_HD int64_t fattn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* The band of a sequence of a normalised problem. */
+FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *s)
+{
+    fattn_band band;
+    band.keys = s->sk;
+    band.diagonal = s->diagonal;
+    band.left = p->window_left;
+    band.right = p->window_right;
+    return band;
+}
+
+/* How many keys a row sees on either side of the one that it is aligned with, on average over rows
+ * of a long sequence; -1: all. What depends on sizes alone goes by it. */
+typedef struct fattn_reach {
+    int64_t left, right;
+} fattn_reach;
+
+FATTN_HD fattn_reach fattn_band_reach(const fattn_problem *p)
+{
+    fattn_reach reach;
+    reach.left = p->window_left;
+    reach.right = p->window_right;
+    return reach;
+}
+
+/* Whether a row of a normalised problem may see less than all keys by its position. */
+FATTN_HD int fattn_is_banded(const fattn_problem *p)
+{
+    const fattn_reach reach = fattn_band_reach(p);
+    return reach.left >= 0 || reach.right >= 0;
+}
+
 /* The keys that row i sees: first <= j < past, within 0 <= first and past <= keys. */
 FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
 {
@@ -53,6 +86,18 @@ FATTN_HD fattn_range fattn_band_rows(const fattn_band *band, int64_t i0, int64_t
     keys.first = fattn_band_row(band, i0).first;
     keys.past = fattn_band_row(band, i1 - 1).past;
     return keys;
+}
+
+/* The inverse: the rows, of so many, that see any of the keys j0 .. j1 - 1. j0 < j1. */
+FATTN_HD fattn_range fattn_band_queries(const fattn_band *band, int64_t rows, int64_t j0,
+                                        int64_t j1)
+{
+    const int64_t limit = INT64_C(1) << 62;
+    const int64_t low = j0 - band->diagonal, high = j1 - band->diagonal; /* aligned with the keys */
+    fattn_range queries;
+    queries.first = band->right < 0 ? 0 : fattn_max64(0, low - fattn_min64(band->right, limit));
+    queries.past = band->left < 0 ? rows : fattn_min64(rows, high + fattn_min64(band->left, limit));
+    return queries;
 }
 
 /* The tile of rows i0 .. i1 - 1 and keys j0 .. j1 - 1, of which those past the end do not exist. */

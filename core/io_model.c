@@ -143,21 +143,6 @@ static void writes(head *a, fattn_io_tensor tensor, double elements)
 
 /* --- Which tiles ------------------------------------------------------------------------------ */
 
-/* First key that row i sees through the window, and the one after the last that row i sees; for a
- * block of rows the first row's and the last row's. No sum can pass 2^63, whatever the window. */
-static int64_t window_begin(const head *a, int64_t i)
-{
-    const int64_t left = a->p->window_left, at = i + a->seq.diagonal;
-    return left < 0 || at < left ? 0 : at - left;
-}
-
-static int64_t window_end(const head *a, int64_t i)
-{
-    const int64_t right = a->p->window_right, at = i + a->seq.diagonal, keys = a->seq.sk;
-    if (right < 0 || at >= keys) return keys;
-    return right >= keys - at ? keys : at + right + 1;
-}
-
 /* Blocks of the mask that first .. first + count, in steps of one entry, touch. */
 static double blocks_touched(int64_t first, int64_t count, int64_t block, int64_t stride)
 {
@@ -206,8 +191,8 @@ static void visit_row_block(head *a, int64_t i, int64_t rows, int64_t first, int
 static visits visits_of(head *a)
 {
     const bool skips = a->schedule == FATTN_IO_FLASH2;
-    const bool dense =
-        !has(a, FATTN_BLOCK_MASK) && (!skips || (a->p->window_left < 0 && a->p->window_right < 0));
+    const bool dense = !has(a, FATTN_BLOCK_MASK) && (!skips || !fattn_is_banded(a->p));
+    const fattn_band band = fattn_band_of(a->p, &a->seq);
     a->v = (visits){0, 0, 0, 0, 0};
     if (dense) {
         const double tr = (double)ceil_div(a->seq.sq, a->tile.br);
@@ -216,8 +201,8 @@ static visits visits_of(head *a)
     }
     for (int64_t i = 0; i < a->seq.sq; i += a->tile.br) {
         const int64_t rows = fattn_min64(a->tile.br, a->seq.sq - i);
-        visit_row_block(a, i, rows, skips ? window_begin(a, i) : 0,
-                        skips ? window_end(a, i + rows - 1) : a->seq.sk);
+        const fattn_range keys = fattn_band_rows(&band, i, i + rows);
+        visit_row_block(a, i, rows, skips ? keys.first : 0, skips ? keys.past : a->seq.sk);
     }
     return a->v;
 }
@@ -333,8 +318,7 @@ static void key_counts(head *a)
 /* Elementwise ops between the (capped) scores and softmax. */
 static int score_ops(const fattn_problem *p)
 {
-    const bool masked = (p->features & (FATTN_MASK | FATTN_BLOCK_MASK)) != 0 ||
-                        p->window_left >= 0 || p->window_right >= 0;
+    const bool masked = (p->features & (FATTN_MASK | FATTN_BLOCK_MASK)) != 0 || fattn_is_banded(p);
     return ((p->features & FATTN_BIAS) != 0) + ((p->features & FATTN_ALIBI) != 0) + masked;
 }
 
@@ -506,8 +490,9 @@ static extent extent_of(const fattn_problem *p)
     e.k = mean_length(p->seqlen_k, p->total_k, p->batch,
                       (p->features & FATTN_CU_SEQLENS_K) && !(p->features & FATTN_PAGED));
     const double diagonal = p->anchor == FATTN_BOTTOM_RIGHT ? e.k - e.n : 0;
-    e.low = p->window_left < 0 ? -(double)INFINITY : diagonal - (double)p->window_left;
-    e.high = p->window_right < 0 ? (double)INFINITY : diagonal + (double)p->window_right;
+    const fattn_reach reach = fattn_band_reach(p);
+    e.low = reach.left < 0 ? -(double)INFINITY : diagonal - (double)reach.left;
+    e.high = reach.right < 0 ? (double)INFINITY : diagonal + (double)reach.right;
     return e;
 }
 

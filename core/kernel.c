@@ -4,32 +4,16 @@
 #include <stdio.h>
 
 #include "core/dtype.h"
+#include "core/feature.h"
 #include "core/problem.h"
-
-/* In the order of the bits. */
-static const char *const feature_names[] = {
-    "causal",        "window",          "scale",   "softcap",    "bias",         "alibi",
-    "mask",          "block_mask",      "sink",    "dropout",    "cu_seqlens_q", "cu_seqlens_k",
-    "seqused_q",     "seqused_k",       "paged",   "positions",  "dlse",         "accumulate",
-    "deterministic", "batch_invariant", "checked", "seqstart_k", "alibi_bias",
-};
-#define FEATURE_COUNT ((int)(sizeof feature_names / sizeof feature_names[0]))
-
-_Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURE_COUNT) - 1,
-               "a name for every feature");
-
-const char *fattn_feature_name(int bit)
-{
-    return bit >= 0 && bit < FEATURE_COUNT ? feature_names[bit] : NULL;
-}
 
 /* Appends the names of the missing features to "does not honour". */
 static const char *name_missing(uint64_t missing, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "does not honour");
-    for (int bit = 0; bit < FEATURE_COUNT && used < size; bit++) {
+    for (int bit = 0; bit < FATTN_FEATURE_COUNT && used < size; bit++) {
         if (missing >> bit & 1) {
-            used += (size_t)snprintf(text + used, size - used, " %s", feature_names[bit]);
+            used += (size_t)snprintf(text + used, size - used, " %s", fattn_feature_name(bit));
         }
     }
     return text;

@@ -28,6 +28,10 @@ typedef struct fattn_tile {
      FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | \
      FATTN_DLSE | FATTN_ACCUMULATE | FATTN_DETERMINISTIC | FATTN_BATCH_INVARIANT | FATTN_CHECKED)
 
+/* What the last rows of every backend honour, which take what others decline: the definition of the
+ * reference, the rows of CPUs, and those of GPUs that are made of plain multiply-adds. */
+#define FATTN_KERNEL_LAST FATTN_KERNEL_COMMON
+
 struct fattn_limits; /* what a backend says about a device (tiling.h) */
 
 /* How a run is cut up: the planner's answer (tiling.h). */
@@ -86,9 +90,6 @@ typedef struct fattn_kernel {
      * yet. Pure. */
     int64_t (*workspace)(const fattn_problem *problem, const fattn_tiling *tiling);
 } fattn_kernel;
-
-/* The name of feature bit `bit` in lower case, as in "cu_seqlens_q"; NULL past the last. */
-const char *fattn_feature_name(int bit);
 
 /* Why the row does not take the problem; NULL when it does. text is scratch for the sentence. */
 const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *problem,

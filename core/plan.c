@@ -10,6 +10,7 @@
 #include "core/abi.h"
 #include "core/dtype.h"
 #include "core/env.h"
+#include "core/feature.h"
 #include "core/io_model.h"
 #include "core/log.h"
 #include "core/memory.h"

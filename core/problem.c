@@ -7,13 +7,12 @@
 
 #include "core/abi.h"
 #include "core/dtype.h"
+#include "core/feature.h"
 #include "core/operands.h"
 #include "core/status.h"
 
-/* Totals, lengths, heads and batches stay below 2^31; a stride in bytes fits in 63 bits. */
-#define SIZE_LIMIT ((INT64_C(1) << 31) - 1)
-#define STRIDE_LIMIT (INT64_MAX / 8)
-#define DIM_LIMIT 576 /* the largest head dimension that any backend may take */
+#define STRIDE_LIMIT (INT64_MAX / 8) /* bytes fit in 63 bits */
+#define DIM_LIMIT 576                /* the largest head dimension that any backend may take */
 #define ALIGNMENT_LIMIT 4096
 
 void fattn_problem_init(fattn_problem *problem)
@@ -139,6 +138,21 @@ static fattn_status check_enums(const fattn_problem *p)
     return FATTN_OK;
 }
 
+static fattn_status check_feature_fields(const fattn_problem *p)
+{
+    fattn_status status = FATTN_OK;
+    for (int bit = 0; !status && bit < FATTN_FEATURE_COUNT; bit++) {
+        const fattn_feature_field *field = fattn_feature_row(bit)->fields;
+        for (; !status && p->features >> bit & 1 && field->name; field++) {
+            if (field->high) {
+                status = check_range(field->name, fattn_feature_integer(p, field), field->low,
+                                     field->high, FATTN_INVALID_SHAPE);
+            }
+        }
+    }
+    return status;
+}
+
 static fattn_status check_sizes(const fattn_problem *p)
 {
     const bool paged = p->features & FATTN_PAGED;
@@ -147,20 +161,14 @@ static fattn_status check_sizes(const fattn_problem *p)
         bool used;
         int64_t value, low, high;
     } sizes[] = {
-        {"batch", true, p->batch, 0, SIZE_LIMIT},
-        {"heads_q", true, p->heads_q, 0, SIZE_LIMIT},
-        {"heads_k", true, p->heads_k, p->heads_q > 0, SIZE_LIMIT},
-        {"seqlen_q", true, p->seqlen_q, 0, SIZE_LIMIT},
-        {"seqlen_k", true, p->seqlen_k, 0, SIZE_LIMIT},
+        {"batch", true, p->batch, 0, FATTN_SIZE_LIMIT},
+        {"heads_q", true, p->heads_q, 0, FATTN_SIZE_LIMIT},
+        {"heads_k", true, p->heads_k, p->heads_q > 0, FATTN_SIZE_LIMIT},
+        {"seqlen_q", true, p->seqlen_q, 0, FATTN_SIZE_LIMIT},
+        {"seqlen_k", true, p->seqlen_k, 0, FATTN_SIZE_LIMIT},
         {"dim", true, p->dim, 1, DIM_LIMIT},
         {"dim_v", true, p->dim_v, 1, DIM_LIMIT},
-        {"total_q", p->features & FATTN_CU_SEQLENS_Q, p->total_q, 0, SIZE_LIMIT},
-        {"total_k", p->features & FATTN_CU_SEQLENS_K && !paged, p->total_k, 0, SIZE_LIMIT},
-        {"page_size", paged, p->page_size, 1, SIZE_LIMIT},
-        {"num_pages", paged, p->num_pages, 0, SIZE_LIMIT},
-        {"max_pages", paged, p->max_pages, 0, SIZE_LIMIT},
-        {"block_m", p->features & FATTN_BLOCK_MASK, p->block_m, 1, SIZE_LIMIT},
-        {"block_n", p->features & FATTN_BLOCK_MASK, p->block_n, 1, SIZE_LIMIT},
+        {"total_k", p->features & FATTN_CU_SEQLENS_K && !paged, p->total_k, 0, FATTN_SIZE_LIMIT},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].used) {
@@ -170,6 +178,10 @@ static fattn_status check_sizes(const fattn_problem *p)
                 return status;
             }
         }
+    }
+    const fattn_status status = check_feature_fields(p);
+    if (status) {
+        return status;
     }
     if (p->heads_k > 0 && p->heads_q % p->heads_k) {
         return fattn_fail(FATTN_INVALID_SHAPE, "heads_q is %lld, not a multiple of heads_k, %lld",

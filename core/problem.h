@@ -19,6 +19,9 @@
 
 #include "fattn/fattn.h"
 
+/* Totals, lengths, heads and batches stay below 2^31. */
+#define FATTN_SIZE_LIMIT ((INT64_C(1) << 31) - 1)
+
 /* Reads a caller's struct of any version into this library's; later fields are at their defaults.
  * The numbers in it are not checked yet. */
 fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from);

@@ -18,10 +18,14 @@ typedef struct fattn_work {
 } fattn_work;
 
 /* a / b for a >= 0, b > 0. Divisions are slow on a GPU, above all those of 64 bits, but compilers
- * try 32 bits first. */
+ * try 32 bits first. A kernel that is given none but numbers below 2^32 says so beforehand. */
 FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
 {
+#ifdef FATTN_SMALL_QUOTIENTS
+    return b == 1 ? a : (int64_t)((uint32_t)a / (uint32_t)b);
+#else
     return b == 1 ? a : (int64_t)((uint64_t)a / (uint64_t)b);
+#endif
 }
 
 /*

@@ -90,7 +90,8 @@ typedef struct SCORE_NAME(fattn_score_pair) {
 } SCORE_NAME(fattn_score_pair);
 
 /*
- * softcap * tanh(x / softcap), and in *slope its derivative by x, 1 - tanh^2, without cancellation.
+ * softcap * tanh(x / softcap), and in *dscore its derivative by x, 1 - tanh^2, without
+ * cancellation.
  *
  * With y = x / softcap: for |y| < 5/8 tanh(y) = y (1 + z P(z)), z = y^2, P the degree-5
  * interpolation of (tanh(y) / y - 1) / z in the Chebyshev nodes of 0 <= z <= (5/8)^2, whose
@@ -99,7 +100,7 @@ typedef struct SCORE_NAME(fattn_score_pair) {
  * 1 / (1 + exp(2 |y|)), where an exp that overflows gives w = 0. A NaN fails the comparison and
  * passes through exp.
  */
-FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *slope)
+FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *dscore)
 {
     const fv one = fv_set1(1.0f), two = fv_set1(2.0f), zero = fv_set1(0.0f);
     const fv y = fv_mul(x, fv_set1(rule->reciprocal));
@@ -115,16 +116,16 @@ FATTN_HD fv SCORE_NAME(fattn_score_cap)(const fattn_score_rule *rule, fv x, fv *
     const fv factor = fv_muladd(poly, z, one);
     const fv near = fv_mul(x, factor);
     const fv tanh_near = fv_mul(y, factor);
-    const fv slope_near = fv_sub(one, fv_mul(tanh_near, tanh_near));
+    const fv dscore_near = fv_sub(one, fv_mul(tanh_near, tanh_near));
 
     const fv e = fv_exp2(fv_mul(size, fv_set1((float)(2.0 * FATTN_LOG2E))));
     const fv w = fv_div(one, fv_add(one, e));
     const fv size_far = fv_mul(fv_set1(rule->cap), fv_sub(one, fv_mul(two, w)));
     const fv far = fv_select(fv_lt(x, zero), fv_sub(zero, size_far), size_far);
-    const fv slope_far = fv_mul(fv_mul(fv_set1(4.0f), w), fv_sub(one, w));
+    const fv dscore_far = fv_mul(fv_mul(fv_set1(4.0f), w), fv_sub(one, w));
 
     const mv is_near = fv_lt(size, fv_set1(0.625f));
-    *slope = fv_select(is_near, slope_near, slope_far);
+    *dscore = fv_select(is_near, dscore_near, dscore_far);
     return fv_select(is_near, near, far);
 }
 
@@ -150,17 +151,17 @@ FATTN_HD fv SCORE_NAME(fattn_score_biased)(fv x, fv bias)
     return fv_select(fv_eq(fv_abs(bias), infinity), bias, sum);
 }
 
-/* The score of a pair from its dot product, and in *slope d(score) / d(scale * dot): 1 without a
+/* The score of a pair from its dot product, and in *dscore d(score) / d(scale * dot): 1 without a
  * cap. terms: rule->terms, and KEEP where the tile needs it. */
 FATTN_HD fv SCORE_NAME(fattn_score)(const fattn_score_rule *rule, unsigned terms, fv x,
-                                    SCORE_NAME(fattn_score_pair) pair, fv *slope)
+                                    SCORE_NAME(fattn_score_pair) pair, fv *dscore)
 {
-    *slope = fv_set1(1.0f);
+    *dscore = fv_set1(1.0f);
     if (terms & FATTN_SCORE_SCALE) {
         x = fv_mul(x, fv_set1(rule->scale));
     }
     if (terms & FATTN_SCORE_CAP) {
-        x = SCORE_NAME(fattn_score_cap)(rule, x, slope);
+        x = SCORE_NAME(fattn_score_cap)(rule, x, dscore);
     }
     if (terms & FATTN_SCORE_BIAS) {
         x = SCORE_NAME(fattn_score_biased)(x, pair.bias);

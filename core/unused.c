@@ -9,63 +9,58 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/feature.h"
 #include "core/problem.h"
 #include "core/status.h"
 
 #define BIT(feature) feature, #feature
 
-static fattn_status check_integers(const fattn_problem *p)
+/* What the normal form has in a field whose feature is off. */
+static int64_t filled_integer(const fattn_problem *p, const fattn_feature_field *field)
 {
-    const int64_t right = p->features & FATTN_CAUSAL ? 0 : -1;
-    const struct {
-        uint64_t feature;
-        const char *feature_name, *name;
-        int64_t value, usual, filled;
-    } fields[] = {
-        {BIT(FATTN_WINDOW), "window_left", p->window_left, -1, -1},
-        {BIT(FATTN_WINDOW), "window_right", p->window_right, -1, right},
-        {BIT(FATTN_BIAS), "dtype_bias", (int64_t)p->dtype_bias, 0, 0},
-        {BIT(FATTN_ALIBI), "alibi_batch_stride", p->alibi_batch_stride, 0, 0},
-        {BIT(FATTN_BLOCK_MASK), "block_m", p->block_m, 0, 0},
-        {BIT(FATTN_BLOCK_MASK), "block_n", p->block_n, 0, 0},
-        {BIT(FATTN_DROPOUT), "batch_offset", p->batch_offset, 0, 0},
-        {BIT(FATTN_DROPOUT), "head_offset", p->head_offset, 0, 0},
-        {BIT(FATTN_CU_SEQLENS_Q), "total_q", p->total_q, 0, p->seqlen_q},
-        {BIT(FATTN_CU_SEQLENS_K), "total_k", p->total_k, 0, p->seqlen_k},
-        {BIT(FATTN_PAGED), "page_size", p->page_size, 0, 0},
-        {BIT(FATTN_PAGED), "num_pages", p->num_pages, 0, 0},
-        {BIT(FATTN_PAGED), "max_pages", p->max_pages, 0, 0},
-        {BIT(FATTN_PAGED), "block_table_stride", p->block_table_stride, 0, 0},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if (!(p->features & fields[i].feature) && fields[i].value != fields[i].usual &&
-            fields[i].value != fields[i].filled) {
-            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld and features lacks %s",
-                              fields[i].name, (long long)fields[i].value, fields[i].feature_name);
+    switch (field->offset) {
+    case offsetof(fattn_problem, window_right): return p->features & FATTN_CAUSAL ? 0 : -1;
+    case offsetof(fattn_problem, total_q): return p->seqlen_q;
+    case offsetof(fattn_problem, total_k): return p->seqlen_k;
+    default: return field->usual;
+    }
+}
+
+static double filled_real(const fattn_problem *p, const fattn_feature_field *field)
+{
+    return field->offset == offsetof(fattn_problem, scale) ? 1 / sqrt((double)p->dim) : 0;
+}
+
+static fattn_status check_field(const fattn_problem *p, const fattn_feature *feature,
+                                const fattn_feature_field *field)
+{
+    if (field->kind == FATTN_FIELD_REAL) {
+        const double value = fattn_feature_real(p, field);
+        if (!(value == 0 || value == filled_real(p, field))) { /* NaN is neither */
+            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %g and features lacks %s", field->name,
+                              value, feature->constant);
         }
+        return FATTN_OK;
+    }
+    const int64_t value = fattn_feature_integer(p, field);
+    if (value != field->usual && value != filled_integer(p, field)) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld and features lacks %s", field->name,
+                          (long long)value, feature->constant);
     }
     return FATTN_OK;
 }
 
-static fattn_status check_reals(const fattn_problem *p)
+static fattn_status check_numbers(const fattn_problem *p)
 {
-    const struct {
-        uint64_t feature;
-        const char *feature_name, *name;
-        double value, filled;
-    } fields[] = {
-        {BIT(FATTN_SCALE), "scale", p->scale, 1 / sqrt((double)p->dim)},
-        {BIT(FATTN_SOFTCAP), "softcap", p->softcap, 0},
-        {BIT(FATTN_DROPOUT), "dropout_p", p->dropout_p, 0},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if (!(p->features & fields[i].feature) &&
-            !(fields[i].value == 0 || fields[i].value == fields[i].filled)) { /* NaN is neither */
-            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %g and features lacks %s",
-                              fields[i].name, fields[i].value, fields[i].feature_name);
+    fattn_status status = FATTN_OK;
+    for (int bit = 0; !status && bit < FATTN_FEATURE_COUNT; bit++) {
+        const fattn_feature *const feature = fattn_feature_row(bit);
+        const fattn_feature_field *field = feature->fields;
+        for (; !status && !(p->features >> bit & 1) && field->name; field++) {
+            status = check_field(p, feature, field);
         }
     }
-    return FATTN_OK;
+    return status;
 }
 
 static fattn_status check_score_strides(const fattn_problem *p)
@@ -118,8 +113,7 @@ static fattn_status check_tensor_strides(const fattn_problem *p)
 
 fattn_status fattn_problem_check_unused(const fattn_problem *p)
 {
-    fattn_status status = check_integers(p);
-    status = status ? status : check_reals(p);
+    fattn_status status = check_numbers(p);
     status = status ? status : check_score_strides(p);
     return status ? status : check_tensor_strides(p);
 }

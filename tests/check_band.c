@@ -54,10 +54,33 @@ static bool tile_is_right(const fattn_band *band, const int64_t at[4], int64_t c
     return !all && seen;
 }
 
+/* Every row that sees a key of the tile is in the range, and no row outside of it. */
+static bool queries_are_right(const fattn_band *band, int64_t rows, const int64_t at[4],
+                              int64_t *fewer)
+{
+    const int64_t j1 = fattn_min64(at[3], band->keys);
+    if (at[2] >= j1) {
+        return true;
+    }
+    const fattn_range queries = fattn_band_queries(band, rows, at[2], j1);
+    *fewer += queries.first > 0 || queries.past < rows;
+    for (int64_t i = 0; i < rows; i++) {
+        bool any = false;
+        for (int64_t j = at[2]; j < j1; j++) {
+            any = any || keeps(band, i, j);
+        }
+        if (any != (i >= queries.first && i < queries.past)) {
+            return false;
+        }
+    }
+    return queries.first >= 0 && queries.past <= rows;
+}
+
 static void check_bands(void)
 {
     enum { ROWS = 5, KEYS = 7 };
     int64_t bands = 0, wrong_rows = 0, tiles = 0, wrong_tiles = 0, counts[3] = {0};
+    int64_t wrong_queries = 0, fewer = 0;
     for (int64_t keys = 0; keys <= KEYS; keys++) {
         for (int64_t n = 0; n < 16 * 8 * 8; n++) {
             const fattn_band band = {
@@ -71,6 +94,7 @@ static void check_bands(void)
                 const int64_t at[4] = {i0, i0 + 1 + t / 4 % 4, j0, j0 + 1 + t / 64};
                 tiles++;
                 wrong_tiles += !tile_is_right(&band, at, counts);
+                wrong_queries += !queries_are_right(&band, ROWS, at, &fewer);
             }
         }
     }
@@ -80,6 +104,8 @@ static void check_bands(void)
     tap_check(counts[FATTN_TILE_EMPTY] > tiles / 10 && counts[FATTN_TILE_FULL] > tiles / 50,
               "%lld empty, %lld full", (long long)counts[FATTN_TILE_EMPTY],
               (long long)counts[FATTN_TILE_FULL]);
+    tap_check(wrong_queries == 0 && fewer > tiles / 10, "their queries: %lld wrong, %lld not all",
+              (long long)wrong_queries, (long long)fewer);
 }
 
 static void check_far(void)

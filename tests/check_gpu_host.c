@@ -124,28 +124,33 @@ static fattn_buffers buffers_at(char *memory)
 
 static void open_device(scene *s) { expect_ok(fattn_device_open(s->spec, &s->device), "opening"); }
 
-/* A device, memory for the operands, a stream and a plan with its workspace. */
-static void set_up(scene *s, work w, uint64_t features)
+/* Memory for the operands of the scene's problem, a stream and a plan with its workspace. */
+static void set_up_problem(scene *s)
 {
     fattn_plan_info info = {.struct_size = sizeof info};
-    s->problem = problem_of(w);
-    s->problem.features |= features;
-    if (!s->device) {
-        open_device(s);
-    }
     expect_ok(fattn_device_malloc(s->device, OPERANDS * OPERAND, &s->operands), "memory");
     memset(s->operands, 0, OPERANDS * OPERAND);
     s->buffers = buffers_at(s->operands);
-    if (features & FATTN_SEQUSED_K) {
+    if (s->problem.features & FATTN_SEQUSED_K) {
         s->buffers.seqused_k = (const void *)((char *)s->operands + (OPERANDS - 1) * OPERAND);
     }
     expect_ok(fattn_stream_create(s->device, &s->stream), "a stream");
     expect_ok(fattn_plan_create(s->device, &s->problem, &s->plan), "a plan");
     expect_ok(fattn_plan_get_info(s->plan, &info), "asking the plan");
-    expect(w != DECODE || info.splits > 1, "decoding does not split");
+    expect(s->problem.seqlen_q > 1 || info.splits > 1, "decoding does not split");
     s->workspace_bytes = info.workspace_bytes;
     expect_ok(fattn_device_malloc(s->device, (size_t)s->workspace_bytes, &s->workspace),
               "a workspace");
+}
+
+static void set_up(scene *s, work w, uint64_t features)
+{
+    s->problem = problem_of(w);
+    s->problem.features |= features;
+    if (!s->device) {
+        open_device(s);
+    }
+    set_up_problem(s);
 }
 
 static void tear_down(scene *s)
@@ -747,6 +752,42 @@ static void check_early(int capability, bool only_ptx, int compiled_for)
               (int)stub->early);
 }
 
+static fattn_gpu_args args_seen; /* of the last launch */
+
+static void watch_args(void **parameters) { args_seen = *(const fattn_gpu_args *)parameters[0]; }
+
+/* Decoding is one launch, which counts its parts behind them in the workspace; with rows enough
+ * that one block would be long at merging them, there is a second. */
+static void check_merging(void)
+{
+    uint64_t mark = 0;
+    running = "merging", wrong = 0;
+    for (int m = 0; m < 4; m++) {
+        scene s = {.spec = "cuda:0"};
+        const bool one = m < 2;
+        open_device(&s);
+        s.problem = problem_of(DECODE);
+        s.problem.heads_q = one ? 1 : 16;
+        s.problem.seqlen_k = one ? 2048 : 1024;
+        s.problem.dim = s.problem.dim_v = one ? 16 : 64;
+        set_up_problem(&s);
+        s.launches = stub->launches;
+        stub->watch = watch_args;
+        expect_ok(act_run(&s), "decoding");
+        stub->watch = NULL;
+        const int64_t counted = stub->launches - s.launches, end = s.workspace_bytes;
+        const int64_t parts = fattn_gpu_parts_workspace(&args_seen.problem, &args_seen.tiling);
+        expect(counted == (one ? 1 : 2), "%d launches", (int)counted);
+        expect(one ? args_seen.counters == parts && parts + 8 <= end : args_seen.counters == -1,
+               "counters at %lld of %lld", (long long)args_seen.counters, (long long)end);
+        expect(!one || (args_seen.mark != mark && args_seen.mark + 1 > 1), "mark %llx",
+               (unsigned long long)args_seen.mark);
+        mark = args_seen.mark;
+        tear_down(&s);
+    }
+    tap_check(wrong == 0, "decoding merges its parts in one launch, or two");
+}
+
 static int64_t maps_seen; /* launches that were given tensor maps */
 
 /* Checks that the maps of q, k and v have the operands' addresses, which the stub stores first. */
@@ -1145,7 +1186,7 @@ static void check_staging(int capability)
             c.problem.dtype != FATTN_F64) { /* which is the reference's */
             const fattn_status status = fattn_attention(device, &c.problem, &c.buffers, NULL);
             const bool mixed = c.problem.dtype_kv || c.problem.dtype_v || c.problem.dtype_bias;
-            if (c.problem.features & ~FATTN_KERNEL_COMMON) {
+            if (c.problem.features & ~FATTN_KERNEL_LAST) {
                 expect(status == FATTN_UNSUPPORTED, "a feature that no GPU kernel honours");
             } else if (mixed && status == FATTN_UNSUPPORTED) {
                 expect(says("q, k and v of one type") || says("no bias in"), "types");
@@ -1777,6 +1818,7 @@ int main(int argc, char **argv)
     check_early(90, true, 0);
     check_early(100, false, 0);
     check_early(120, true, 0);
+    check_merging();
     const bool maps = check_maps();
     check_statuses();
     check_two_contexts();

@@ -308,45 +308,45 @@ static fattn_score_pair no_pair(void)
 
 static void check_cap(void)
 {
-    double worst = 0, worst_slope = 0;
+    double worst = 0, worst_dscore = 0;
     for (int t = 0; t < 100 * TRIALS; t++) {
         const float cap = ldexpf(1 + fabsf(random_float(1)), random_below(20) - 4);
         const float x = random_float(cap * ldexpf(1, random_below(12) - 8));
         const fattn_score_rule rule = fattn_score_rule_make(FATTN_SCORE_CAP, 1, cap);
-        float slope;
-        const double capped = fattn_score(&rule, rule.terms, x, no_pair(), &slope);
+        float dscore;
+        const double capped = fattn_score(&rule, rule.terms, x, no_pair(), &dscore);
         const double tanh_x = tanh((double)x / cap), cosh_x = cosh((double)x / cap);
         const double error = fabs(capped - cap * tanh_x) / fabs(cap * tanh_x);
-        const double error_slope = fabs(slope * cosh_x * cosh_x - 1) / fmax(1, fabs(x / cap));
+        const double error_dscore = fabs(dscore * cosh_x * cosh_x - 1) / fmax(1, fabs(x / cap));
         worst = x != 0 && !(error <= worst) ? error : worst;
-        worst_slope = !(error_slope <= worst_slope) ? error_slope : worst_slope;
+        worst_dscore = !(error_dscore <= worst_dscore) ? error_dscore : worst_dscore;
     }
     tap_check(worst <= 4e-7, "softcap is softcap tanh(x / softcap): relative error %.2g", worst);
-    tap_check(worst_slope <= 1e-6, "and its slope 1 / cosh^2, to its last digits: %.2g",
-              worst_slope);
+    tap_check(worst_dscore <= 1e-6, "and its derivative 1 / cosh^2, to its last digits: %.2g",
+              worst_dscore);
 
     int same = 0;
     const double caps[] = {1e12, 1e30, 1e38, 1e300};
     for (int t = 0; t < TRIALS; t++) {
         const fattn_score_rule rule = fattn_score_rule_make(FATTN_SCORE_CAP, 1, caps[t % 4]);
         const float x = random_float(100);
-        float slope;
-        same += same_bits(fattn_score(&rule, rule.terms, x, no_pair(), &slope), x) && slope == 1;
+        float dscore;
+        same += same_bits(fattn_score(&rule, rule.terms, x, no_pair(), &dscore), x) && dscore == 1;
     }
     tap_check(same == TRIALS, "a huge softcap is none: %d of %d", same, TRIALS);
 
     const fattn_score_rule rule = fattn_score_rule_make(FATTN_SCORE_CAP, 1, 30);
-    float slope;
-    tap_check(fattn_score(&rule, rule.terms, INFINITY, no_pair(), &slope) == 30 && slope == 0,
+    float dscore;
+    tap_check(fattn_score(&rule, rule.terms, INFINITY, no_pair(), &dscore) == 30 && dscore == 0,
               "inf is capped");
-    tap_check(fattn_score(&rule, rule.terms, -INFINITY, no_pair(), &slope) == -30 && slope == 0,
+    tap_check(fattn_score(&rule, rule.terms, -INFINITY, no_pair(), &dscore) == -30 && dscore == 0,
               "-inf is capped");
-    tap_check(isnan(fattn_score(&rule, rule.terms, NAN, no_pair(), &slope)), "NaN is not");
+    tap_check(isnan(fattn_score(&rule, rule.terms, NAN, no_pair(), &dscore)), "NaN is not");
 }
 
 static void check_terms(void)
 {
-    float slope;
+    float dscore;
     const fattn_score_rule plain = fattn_score_rule_make(0, 0.25, 0);
     tap_check(plain.terms == 0 && same_bits(plain.unit, (float)(0.25 * FATTN_LOG2E)),
               "without terms scale is part of the unit");
@@ -354,7 +354,7 @@ static void check_terms(void)
     for (int n = 0; n < 4; n++) {
         const fattn_score_rule rule = fattn_score_rule_make(0, scales[n], 0);
         tap_check(rule.terms == FATTN_SCORE_SCALE && same_bits(rule.unit, log2e) &&
-                      same_bits(fattn_score(&rule, rule.terms, 3, no_pair(), &slope),
+                      same_bits(fattn_score(&rule, rule.terms, 3, no_pair(), &dscore),
                                 3 * (float)scales[n]),
                   "scale %g is multiplied with: a unit must be > 0", scales[n]);
     }
@@ -371,20 +371,20 @@ static void check_terms(void)
     for (int n = 0; n < 6; n++) {
         fattn_score_pair pair = no_pair();
         pair.bias = clamps[n].bias;
-        tap_check(fattn_score(&bias, bias.terms, 0, pair, &slope) == clamps[n].expected,
+        tap_check(fattn_score(&bias, bias.terms, 0, pair, &dscore) == clamps[n].expected,
                   "a bias of %g counts as %g", clamps[n].bias, clamps[n].expected);
     }
     fattn_score_pair poisoned = no_pair();
-    tap_check(isnan(fattn_score(&bias, bias.terms, 0, poisoned, &slope)), "a bias of NaN stays");
-    tap_check(fattn_score(&bias, bias.terms | FATTN_SCORE_KEEP, 0, poisoned, &slope) == -INFINITY,
+    tap_check(isnan(fattn_score(&bias, bias.terms, 0, poisoned, &dscore)), "a bias of NaN stays");
+    tap_check(fattn_score(&bias, bias.terms | FATTN_SCORE_KEEP, 0, poisoned, &dscore) == -INFINITY,
               "what is not kept is -inf, were it NaN");
     poisoned.keep = 1;
-    tap_check(isnan(fattn_score(&bias, bias.terms | FATTN_SCORE_KEEP, 0, poisoned, &slope)),
+    tap_check(isnan(fattn_score(&bias, bias.terms | FATTN_SCORE_KEEP, 0, poisoned, &dscore)),
               "what is kept stays NaN");
 
     const fattn_score_rule alibi = fattn_score_rule_make(FATTN_SCORE_ALIBI, 0.5, 0);
     const fattn_score_pair far = {.bias = NAN, .slope = 0.25f, .distance = 12, .keep = 0};
-    tap_check(fattn_score(&alibi, alibi.terms, 8, far, &slope) == 1 && slope == 1,
+    tap_check(fattn_score(&alibi, alibi.terms, 8, far, &dscore) == 1 && dscore == 1,
               "ALiBi subtracts slope times distance from the scaled product");
 }
 

@@ -73,12 +73,13 @@ extern "C" __global__ void attend(const float *dot, const float *bias, const flo
     for (int part = 0; part < 2; part++) {
         for (int64_t j = part * keys / 2; j < (part + 1) * keys / 2; j++) {
             const fattn_score_pair pair = {bias[j], 0.5f, (float)(keys - j), j != 3};
-            float slope;
-            const float x = fattn_score(&rule, rule.terms | FATTN_SCORE_KEEP, dot[j], pair, &slope);
+            float dscore;
+            const float x =
+                fattn_score(&rule, rule.terms | FATTN_SCORE_KEEP, dot[j], pair, &dscore);
             const float alpha = fattn_softmax_raise(&state[part], x, unit);
             const float p = fattn_softmax_weight(x, unit, fattn_softmax_base(state[part]));
             fattn_softmax_add(&state[part], p);
-            sum[part] = alpha * sum[part] + p * slope * v[j];
+            sum[part] = alpha * sum[part] + p * dscore * v[j];
         }
     }
     float alpha, beta;

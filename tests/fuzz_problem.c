@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/feature.h"
 #include "core/memory.h"
 #include "fattn/fattn.h"
 #include "tests/fuzz_replay.h"
@@ -242,11 +243,23 @@ static void *exact(const void *record, size_t size)
 
 /* --- Attention -------------------------------------------------------------------------------- */
 
+/* Numbers that a feature may not leave at 0. */
+static void choose_sizes(source *s, fattn_problem *p, const fattn_feature_field *numbers)
+{
+    for (; numbers->name; numbers++) {
+        const int64_t size = next(s) % 8;
+        if (numbers->low > 0) {
+            memcpy((char *)p + numbers->offset, &size, sizeof size);
+        }
+    }
+}
+
 /* Sets features one by one, so that the fuzzer finds each; a feature brings what it requires. */
 static void choose_features(source *s, fattn_problem *p)
 {
     for (unsigned n = next(s) % 6; n > 0; n--) {
-        const uint64_t bit = UINT64_C(1) << next(s) % 23;
+        const int number = next(s) % FATTN_FEATURE_COUNT;
+        const uint64_t bit = UINT64_C(1) << number;
         p->features |= bit;
         switch (bit) {
         case FATTN_WINDOW: p->window_left = next(s) % 8, p->window_right = next(s) % 8; break;
@@ -263,7 +276,7 @@ static void choose_features(source *s, fattn_problem *p)
             p->page_size = 1 + next(s) % 8, p->num_pages = next(s) % 8;
             p->max_pages = (p->seqlen_k + p->page_size - 1) / p->page_size;
             break;
-        default: break;
+        default: choose_sizes(s, p, fattn_feature_row(number)->fields); break;
         }
     }
 }

@@ -6,31 +6,30 @@
 
 #include <string.h>
 
-#include "fattn/fattn.h"
+#include "core/feature.h"
 
 static inline void strip_problem(fattn_problem *p)
 {
     const uint64_t f = p->features;
-    if (!(f & FATTN_SCALE)) p->scale = 0;
-    if (!(f & FATTN_SOFTCAP)) p->softcap = 0;
-    if (!(f & FATTN_DROPOUT)) p->dropout_p = 0, p->batch_offset = p->head_offset = 0;
-    if (!(f & FATTN_WINDOW)) p->window_left = p->window_right = -1;
-    if (!(f & FATTN_ALIBI)) p->alibi_batch_stride = 0;
-    if (!(f & FATTN_CU_SEQLENS_Q)) p->total_q = 0;
-    if (!(f & FATTN_CU_SEQLENS_K)) p->total_k = 0;
-    if (!(f & FATTN_PAGED)) {
-        p->page_size = p->num_pages = p->max_pages = p->block_table_stride = 0;
+    for (int bit = 0; bit < FATTN_FEATURE_COUNT; bit++) {
+        const fattn_feature_field *field = fattn_feature_row(bit)->fields;
+        for (; !(f >> bit & 1) && field->name; field++) {
+            char *const at = (char *)p + field->offset;
+            const double real = (double)field->usual;
+            const fattn_dtype dtype = (fattn_dtype)field->usual;
+            switch (field->kind) {
+            case FATTN_FIELD_INTEGER: memcpy(at, &field->usual, sizeof field->usual); break;
+            case FATTN_FIELD_REAL: memcpy(at, &real, sizeof real); break;
+            case FATTN_FIELD_DTYPE: memcpy(at, &dtype, sizeof dtype); break;
+            }
+        }
     }
     if (!(f & FATTN_BIAS)) {
-        p->dtype_bias = (fattn_dtype)0;
         memset(p->bias_stride, 0, sizeof p->bias_stride);
         memset(p->dbias_stride, 0, sizeof p->dbias_stride);
     }
     if (!(f & FATTN_MASK)) memset(p->mask_stride, 0, sizeof p->mask_stride);
-    if (!(f & FATTN_BLOCK_MASK)) {
-        p->block_m = p->block_n = 0;
-        memset(p->block_mask_stride, 0, sizeof p->block_mask_stride);
-    }
+    if (!(f & FATTN_BLOCK_MASK)) memset(p->block_mask_stride, 0, sizeof p->block_mask_stride);
 }
 
 static inline void strip(fattn_problem *p, fattn_buffers *b)

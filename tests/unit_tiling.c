@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backends/cpu/cost.h"
+#include "core/feature.h"
 #include "core/kernel.h"
 #include "core/problem.h"
 #include "core/schedule.h"
@@ -411,7 +412,8 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "any order will do");
     cr_assert_str_eq(fattn_feature_name(0), "causal");
     cr_assert_str_eq(fattn_feature_name(20), "checked");
-    cr_assert_null(fattn_feature_name(23));
+    cr_assert_str_eq(fattn_feature_row(22)->constant, "FATTN_ALIBI_BIAS");
+    cr_assert_null(fattn_feature_name(FATTN_FEATURE_COUNT));
 }
 
 Test(kernel, fits_or_need_not)

@@ -12,6 +12,7 @@
 
 #include "core/backend.h"
 #include "core/dtype.h"
+#include "core/feature.h"
 #include "tools/commands.h"
 #include "tools/options/options.h"
 #include "tools/terminal/terminal.h"

@@ -207,8 +207,14 @@ static bool given(const job *j, int which) { return problem_options_count(&j->op
 /* Refuses options that would have no effect. */
 static bool consistent(const job *j)
 {
-    const bool diagonal = given(j, PROBLEM_CAUSAL) || given(j, PROBLEM_WINDOW) ||
-                          (j->in_path[IN_ALIBI] && !j->alibi_bias);
+    const uint64_t on_diagonal = problem_on_diagonal();
+    bool diagonal = j->in_path[IN_ALIBI] && !j->alibi_bias;
+    for (int bit = 0; bit < FATTN_FEATURE_COUNT; bit++) {
+        diagonal = diagonal || (on_diagonal >> bit & 1 && given(j, PROBLEM_FEATURES + bit));
+    }
+    char offsets_need[96], wholes_need[96];
+    problem_feature_options(on_diagonal | FATTN_DROPOUT, offsets_need, sizeof offsets_need);
+    problem_feature_options(on_diagonal, wholes_need, sizeof wholes_need);
     const struct {
         bool given;
         const char *name;
@@ -238,8 +244,8 @@ static bool consistent(const job *j)
         {j->alibi_bias, "--alibi-bias", j->in_path[IN_ALIBI] && j->in_path[IN_BIAS],
          "--alibi and --bias"},
         {j->in_path[IN_BLOCK_MASK], "--block-mask", given(j, PROBLEM_BLOCK_SIZE), "--block-size"},
-        {j->has_seed, "--seed", given(j, PROBLEM_DROPOUT), "--dropout"},
-        {j->has_offset, "--offset", given(j, PROBLEM_DROPOUT), "--dropout"},
+        {j->has_seed, "--seed", given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},
+        {j->has_offset, "--offset", given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},
         {j->in_path[IN_CU_K], "--cu-seqlens-k", !j->in_path[IN_TABLE],
          "keys without --block-table"},
         {j->in_path[IN_Q_OFFSETS], "--q-offsets", !given(j, PROBLEM_Q_OFFSET), "no --q-offset"},
@@ -247,9 +253,9 @@ static bool consistent(const job *j)
         {j->in_path[IN_WHOLES_Q], "--wholes-q", !given(j, PROBLEM_WHOLE_Q), "no --whole-q"},
         {j->in_path[IN_WHOLES_K], "--wholes-k", !given(j, PROBLEM_WHOLE_K), "no --whole-k"},
         {j->in_path[IN_Q_OFFSETS] || j->in_path[IN_K_OFFSETS], "--q-offsets or --k-offsets",
-         diagonal || given(j, PROBLEM_DROPOUT), "--causal, --window, --alibi or --dropout"},
+         diagonal || given(j, PROBLEM_OF(FATTN_DROPOUT)), offsets_need},
         {j->in_path[IN_WHOLES_Q] || j->in_path[IN_WHOLES_K], "--wholes-q or --wholes-k", diagonal,
-         "--causal, --window or --alibi"},
+         wholes_need},
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (rules[i].given && !rules[i].present) {

@@ -9,7 +9,7 @@
  *     P^T                from S^T = K Q^T and lse
  *     dP^T = V dO^T
  *     dS^T = P^T (Z dP^T - delta)         of x, and summed into dBias
- *     dS'  = dS slope scale               of the dot product
+ *     dS'  = dS dscore scale              of the dot product
  *     dQ^T += K^T dS'^T                   kept by the panel, written once
  *     dV   += (Z P)^T dO                  added to memory, rows of keys
  *     dK   += dS'^T Q
@@ -144,9 +144,9 @@ static void settle_lone(backward *g, span s, unsigned terms, int64_t first, int6
         }
         const fv dot = fv_load(x + j * stride + r - first - lane);
         float score[FV_LANES];
-        fv slope;
+        fv dscore;
         fv_store(score,
-                 fattn_score(&pn->rule, terms, dot, pair_at(pn, terms, j, r - lane), &slope));
+                 fattn_score(&pn->rule, terms, dot, pair_at(pn, terms, j, r - lane), &dscore));
         const float difference = fabsf(score[lane] - g->lse[r] - g->rest[r]);
         if (difference <= lone_tolerance(pn, r, pn->row[r].lone, score[lane])) {
             g->lse[r] = score[lane];

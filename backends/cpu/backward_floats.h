@@ -114,14 +114,14 @@ static void differentiate_tile(backward *g, span s, unsigned terms)
         for (int64_t j = 0; j < s.padded; j++) {
             const int64_t at = j * pn->br + r;
             const fattn_score_pair pair = pair_at(pn, terms, j, r);
-            fv slope;
-            const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + at), pair, &slope);
+            fv dscore;
+            const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + at), pair, &dscore);
             const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
             const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
             const fv weight = fv_exp2_from(power, LEAST_POWER, lift);
             const fv ds = fv_mul(weight, fv_sub(fv_mul(z, fv_load(g->dpt + at)), delta));
             fv_store(pn->x + at, fv_mul(z, weight));
-            fv_store(g->dpt + at, fv_mul(fv_mul(ds, slope), scale));
+            fv_store(g->dpt + at, fv_mul(fv_mul(ds, dscore), scale));
             if (keeps_ds) {
                 fv_store(g->ds + at, fv_mul(fv_set1(1 / lift), ds));
             }

@@ -204,8 +204,8 @@ INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t colu
             for (int64_t n = 0; n < 2; n++) {
                 const int64_t from = (j + n) * TILE_GROUP + r, at = to + n * pn->br;
                 const fattn_score_pair pair = pair_at(pn, terms, j + n, first + r);
-                fv slope;
-                const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + from), pair, &slope);
+                fv dscore;
+                const fv x = fattn_score(&pn->rule, terms, fv_load(pn->x + from), pair, &dscore);
                 const fv z = drops ? fv_load(pn->z + at) : fv_set1(1);
                 const fv power = fattn_softmax_exponent(fv_sub(x, lse), unit, rest);
                 weight[n] = fv_exp2_from(power, LEAST_POWER, LIFT);
@@ -214,7 +214,7 @@ INLINE void differentiate_strip(backward *g, span s, int64_t first, int64_t colu
                 if (keeps_ds) {
                     fv_store(g->ds + at, fv_mul(lowered, ds[n]));
                 }
-                ds[n] = fv_mul(ds[n], slope);
+                ds[n] = fv_mul(ds[n], dscore);
             }
             pv_store_rows(g->p16 + to, g->p16 + to + pn->br, pv_round(weight[0], weight[1]));
             const pv rounded = pv_round(ds[0], ds[1]);

@@ -45,7 +45,7 @@ typedef struct fattn_cpu_phase {
 #define FATTN_CPU_PHASES 4
 
 /* What kernels honour, but for what a row takes out. */
-#define FATTN_CPU_FEATURES (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
+#define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
 
 typedef struct fattn_cpu_kernel {
     fattn_kernel row;

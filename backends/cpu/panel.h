@@ -285,10 +285,7 @@ static bool panel_place(panel *pn, const fattn_cpu_run *run, int64_t b, int64_t 
     pn->i0 = pn->first / pn->group;
     pn->i1 = (pn->first + pn->rows - 1) / pn->group + 1;
     pn->ragged = false;
-    pn->band = (fattn_band){.keys = pn->seq.sk,
-                            .diagonal = pn->seq.diagonal,
-                            .left = p->window_left,
-                            .right = p->window_right};
+    pn->band = fattn_band_of(p, &pn->seq);
     return true;
 }
 

@@ -35,9 +35,9 @@ static void score_steps(panel *pn, unsigned terms, int64_t first, int64_t past)
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         for (int64_t j = first; j < past; j++) {
             float *const x = pn->x + j * pn->br + r;
-            fv slope;
+            fv dscore;
             fv_store(x,
-                     fattn_score(&pn->rule, terms, fv_load(x), pair_at(pn, terms, j, r), &slope));
+                     fattn_score(&pn->rule, terms, fv_load(x), pair_at(pn, terms, j, r), &dscore));
         }
     }
 }

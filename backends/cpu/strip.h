@@ -165,8 +165,8 @@ static int64_t later_rows(int64_t count, int64_t br, int64_t bc) { return 2 * (c
 static int64_t strips_of(const fattn_problem *p, int64_t rows)
 {
     const int64_t narrow = rows / STRIP_ROWS;
-    const bool stays = p->window_left >= 0 || p->window_right >= 0 ||
-                       p->features & (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT);
+    const bool stays =
+        fattn_is_banded(p) || p->features & (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT);
     int64_t count = stays ? narrow : 1;
     while (count < narrow && (rows > count * WIDE_ROWS || narrow % count != 0 ||
                               rows * p->seqlen_k > count * STRIP_ROWS * BLOCK_KEYS)) {

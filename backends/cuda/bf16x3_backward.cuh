@@ -229,10 +229,10 @@ GPU_DEVICE void bf16x3_dots(const bf16x3_backward_scratch<S> &s, int stage,
 
 /* The same by plain multiply-adds. */
 template <class S>
-GPU_DEVICE void bf16x3_plain_dots(const fattn_gpu_args &g, const mma_job &job,
-                                  const bf16x3_queries &t,
-                                  float x[S::TILES][S::PART_QUERIES / 8][4],
-                                  float dp[S::TILES][S::PART_QUERIES / 8][4])
+GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_job &job,
+                                   const bf16x3_queries &t,
+                                   float x[S::TILES][S::PART_QUERIES / 8][4],
+                                   float dp[S::TILES][S::PART_QUERIES / 8][4])
 {
     enum { M = S::TILES, N = S::PART_QUERIES / 16 };
     const fattn_problem &p = g.problem;
@@ -341,7 +341,7 @@ GPU_DEVICE void bf16x3_keys_tile(const fattn_gpu_args &g, bf16x3_backward_scratc
     const bf16x3_queries t = bf16x3_queries_at<S>(g, s.job, head, tile);
     float x[S::TILES][S::PART_QUERIES / 8][4] = {}, dp[S::TILES][S::PART_QUERIES / 8][4] = {};
     if (odd) {
-        bf16x3_plain_dots<S>(g, s.job, t, x, dp);
+        bf16x3_dots_by_fma<S>(g, s.job, t, x, dp);
     } else {
         bf16x3_dots<S>(s, stage, x, dp);
     }

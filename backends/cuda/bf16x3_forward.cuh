@@ -52,8 +52,8 @@ template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_s
 
 /* Dot products of all rows, or of odd ones, with the `live` keys from k on. */
 template <class S>
-GPU_DEVICE void bf16x3_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> &s, bool all,
-                                  const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
+GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_scratch<S> &s, bool all,
+                                   const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
 {
     const float *q[S::TILES][2];
     GPU_UNROLL
@@ -75,9 +75,9 @@ GPU_DEVICE void bf16x3_plain_dots(const fattn_gpu_args &g, const mma_scratch<S> 
 /* o += p V for the `live` values from v on. Weights of a warp pass through its part of the tile of
  * values, which nobody reads. */
 template <class S>
-GPU_DEVICE void bf16x3_plain_mix(const fattn_gpu_args &g, mma_scratch<S> &s, const float *v,
-                                 int live, const float x[S::TILES][S::KEYS / 8][4],
-                                 mma_rows<S> &rows)
+GPU_DEVICE void bf16x3_add_pv_by_fma(const fattn_gpu_args &g, mma_scratch<S> &s, const float *v,
+                                     int live, const float x[S::TILES][S::KEYS / 8][4],
+                                     mma_rows<S> &rows)
 {
     enum { SLOT = 16 * S::KEYS };
     static_assert(S::THREADS / 32 * SLOT * sizeof(float) <= sizeof s.v, "too small");
@@ -133,7 +133,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
             mma_rows_a<S::WIDTH>(s.q[0], mma_warp() * S::TILES * 16), Q_BYTES,
             mma_key_rows<S>(s.k[0]), K_BYTES, x);
         if (odd_q || odd_k) {
-            bf16x3_plain_dots<S>(g, s, odd_k, tile_k, live, x);
+            bf16x3_dots_by_fma<S>(g, s, odd_k, tile_k, live, x);
         }
         odd = bf16x3_put<S>(s.v[0], part);
         mma_score<S>(g, s, block < s.item.full || block >= s.item.full_past, j0, x);
@@ -145,7 +145,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
             part.fetch(tile_k + S::KEYS * p.k.seq, p.k.seq, p.dim, live - S::KEYS);
         }
         if (odd_v) {
-            bf16x3_plain_mix<S>(g, s, tile_v, live, x, rows);
+            bf16x3_add_pv_by_fma<S>(g, s, tile_v, live, x, rows);
         } else {
             mma_bf16x3_mix<S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
                 x, mma_key_columns<S>(s.v[0]), K_BYTES, rows.o);

@@ -169,6 +169,7 @@ static void decode_shape(const fattn_problem *p, const char *variant, const deco
     shape->threads = 32 * form->warps;
     shape->shared = (int)decode_bytes(form);
     shape->early = true;
+    shape->merges = fattn_gpu_merges(p, t, shape->threads);
 }
 
 #define MMA_DECODE_FUNCTIONS(variant, width)                                                 \
@@ -221,7 +222,7 @@ static const fattn_tile wide_256[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
                 .must_fit = true,                                    \
                 .tiles = menu,                                       \
                 .fast_bytes = variant##_decode_##width##_bytes,      \
-                .workspace = fattn_gpu_parts_workspace,              \
+                .workspace = fattn_gpu_decode_workspace,             \
                 .one_round = alone},                                 \
         .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer", \
         .phases = {variant##_decode_##width, fattn_gpu_combine},     \

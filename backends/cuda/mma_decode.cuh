@@ -174,13 +174,32 @@ GPU_DEVICE void mma_expect_tiles(const fattn_gpu_args &g, const mma_item &w, int
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
+/* Whether rows may see less than all keys. */
+template <class S> GPU_DEVICE bool mma_sees_band(const fattn_problem &p)
+{
+    return !S::IS_LEAN || p.window_left >= 0 || p.window_right >= 0;
+}
+
+/* The parts of what the item's rows see. */
+template <class S>
+GPU_DEVICE fattn_parts mma_decode_parts(const fattn_gpu_args &g, const mma_item &w)
+{
+    return mma_sees_band<S>(g.problem)
+               ? gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS)
+               : fattn_schedule_parts(&g.tiling, 0, (w.keys + (S::KEYS - 1u)) / S::KEYS);
+}
+
 /* mma_item_set() for the one block of rows that a head has here. Where all see every key it begins
  * with what copies need, and ends soon: they wait for it. */
 template <class S>
 GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma_item &w)
 {
     const fattn_problem &p = g.problem;
-    if (!S::IS_LEAN || p.window_left >= 0 || p.window_right >= 0) {
+    const bool waits = !S::IS_LEAN || gpu_sequences_differ(p);
+    if (mma_sees_band<S>(p)) {
+        if (waits) {
+            gpu_await_earlier();
+        }
         mma_item_set<S>(g, number, w);
         return;
     }
@@ -191,18 +210,20 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
     w.split = (int)(number - head * g.tiling.splits);
     w.pairs.b = fattn_quotient(head, p.heads_k);
     w.hk = head - w.pairs.b * p.heads_k;
+    w.group = g.group;
+    if (waits) {
+        gpu_await_earlier(); /* after what depends on the arguments alone */
+    }
     w.pairs.seq = gpu_sequence(g, w.pairs.b);
     mma_item_places<S>(g, w);
     w.keys = w.past_key = (int)w.pairs.seq.sk;
-    const fattn_parts parts =
-        fattn_schedule_parts(&g.tiling, 0, (w.keys + (S::KEYS - 1u)) / S::KEYS);
+    const fattn_parts parts = mma_decode_parts<S>(g, w);
     const bool exists = fattn_schedule_keys(&parts, w.split, &first, &past);
     w.first_key = -MMA_FAR;
     w.full_past = w.keys / S::KEYS;
     w.block = (int)first;
     w.past = (int)past;
     w.whole = fattn_parts_are_one(&parts);
-    w.group = p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k);
     w.i1 = w.pairs.seq.sq;
     w.rows = exists ? (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS) : 0;
 }
@@ -251,7 +272,9 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         mma_expect_tiles<S>(g, w, first);
     }
     mma_reader<S> at = mma_reader_of<S>(g, w, first);
-    gpu_await_earlier(); /* tensors are read from here on */
+    const bool counts = gpu_thread() == 0 && !w.whole && g.counters >= 0;
+    gpu_await_earlier(); /* tensors and workspace are read from here on */
+    const uint64_t seen = counts ? gpu_peek(gpu_counter_of(g, w.pairs.b, w.hk)) : 0;
     GPU_ROLLED
     for (int n = 0; n < S::DEPTH - 1; n++) {
         mma_read_tile<S>(g, w, s, at, ring + n, first + n * S::WARPS);
@@ -261,6 +284,11 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         mma_commit();
     }
     mma_name_queries(g, s, w);
+    if (counts) { /* while keys are on their way */
+        const fattn_parts parts = mma_decode_parts<S>(g, w);
+        s.item.parts = (int)fattn_parts_count(&parts);
+        gpu_count_begin(g, gpu_counter_of(g, w.pairs.b, w.hk), seen, g.tiling.splits);
+    }
     mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();
     gpu_sync(); /* the queries are here, and who they are */
@@ -403,16 +431,22 @@ GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
     }
 }
 
-/* Rows in o and lse, or their parts in the workspace. */
+/* Rows in o and lse, or their parts in the workspace, which the block that is last to leave one
+ * merges. */
 template <class S>
 GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> &rows,
                                int64_t item)
 {
-    const int live = s.item.rows;
+    const mma_item &w = s.item;
+    const int live = w.rows;
     mma_meet(s, live, rows);
     gpu_sync();
     for (int r = gpu_thread() / GPU_WAVE; r < live; r += S::WARPS) {
-        mma_store_met(g, s, mma_query(s.item, r), item, r);
+        mma_store_met(g, s, mma_query(w, r), item, r);
+    }
+    if (!w.whole && g.counters >= 0 &&
+        gpu_count_end(g, gpu_counter_of(g, w.pairs.b, w.hk), w.parts)) {
+        gpu_merge_rows(g, w.pairs.seq, w.pairs.b, w.hk, live, w.parts);
     }
 }
 
@@ -436,9 +470,6 @@ template <class S> GPU_DEVICE void mma_decode_all(const fattn_gpu_args &g)
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
     gpu_admit_later();
-    if (gpu_sequences_differ(g.problem) || !S::IS_LEAN) {
-        gpu_await_earlier();
-    }
     for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {
         mma_decode_item<S>(g, s, item);
     }

@@ -558,7 +558,7 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.number = number;
     w.pairs.b = work.batch;
     w.pairs.seq = gpu_sequence(g, work.batch);
-    w.pairs.band = gpu_band(p, w.pairs.seq);
+    w.pairs.band = fattn_band_of(&p, &w.pairs.seq);
     w.kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         w.pairs.dropout = gpu_dropout(g);

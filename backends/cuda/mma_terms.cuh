@@ -48,6 +48,7 @@ typedef struct mma_item {
     int64_t hk, group;
     int64_t i0, i1;            /* queries i0 .. i1 - 1 */
     int offset, rows, split;   /* row 0 is that of query i0 and head `offset` of the group */
+    int parts;                 /* of what its rows see, where blocks of decoding count them */
     float kept;                /* Z of a pair that dropout keeps; pairs.dropout says 1 */
     bool whole;                /* its part has all keys that its rows see */
     bool bias_rows, mask_rows; /* rows of neighbours that begin at multiples of 16 bytes */

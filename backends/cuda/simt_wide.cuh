@@ -316,10 +316,10 @@ GPU_DEVICE void wide_keep(const fattn_gpu_args &g, const wide_scratch<S> &s, uns
         for (int n = 0; n < 8; n++) {
             const int j = wide_column<S>(n);
             fattn_score_pair pair;
-            float slope;
+            float dscore;
             pair.keep = !(terms & FATTN_SCORE_KEEP) || (first <= j && j < past);
             x[m][n] = fattn_score(&g.rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
-                                  pair, &slope);
+                                  pair, &dscore);
         }
     }
 }
@@ -342,9 +342,9 @@ GPU_DEVICE void wide_score(const fattn_gpu_args &g, wide_scratch<S> &s, unsigned
     GPU_ROLLED
     for (int e = 0; e < 64; e++) {
         const int row = wide_row<S>() + e / 8, col = wide_column<S>(e % 8);
-        float *const at = &s.weights[wide_place<S>(col, row)], slope;
+        float *const at = &s.weights[wide_place<S>(col, row)], dscore;
         const fattn_score_pair pair = gpu_pair(g, s.job.pairs, terms, s.query[row], j0 + col);
-        *at = fattn_score(&g.rule, terms, *at, pair, &slope);
+        *at = fattn_score(&g.rule, terms, *at, pair, &dscore);
     }
     wide_get<S>(s.weights, x);
 }

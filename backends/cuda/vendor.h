@@ -20,13 +20,19 @@
  *     GPU_EARLY(sums)               whether beside so many sums a thread has registers for operands
  *                                   that are on their way, when it has a block's share of them
  *     gpu_sync                      all threads of the block, and what they wrote to shared memory
- *     gpu_any(x)                    the same, and whether any thread's x is not 0
+ *     gpu_sync_memory               the same, and what they wrote to memory
+ *     gpu_any(x)                    gpu_sync, and whether any thread's x is not 0
  *     gpu_shfl_xor(x, n)            x of thread gpu_thread() ^ n, n < GPU_WAVE
  *     gpu_await_earlier             waits for what the stream holds before the kernel, where it was
  *                                   launched early; nothing that may be written there is read, and
  *                                   nothing written at all, before
  *     gpu_admit_later               lets the kernel after it start, where that is launched early
  *     gpu_shfl(x, n)                x of number n of the 32 threads that this one is of
+ *     gpu_peek(from) gpu_poke(to, x)    64-bit words that blocks of a kernel share, each read and
+ *                                   written whole
+ *     gpu_exchange(at, from, to)    `to` in the place of `from`, where that is there
+ *     gpu_count(at)                 adds 1, and returns what was there; what a block did before it
+ *                                   met and counted is there for blocks that count after it
  *     gpu_cycles                    cycles of the unit that this thread runs on
  *     GPU_CYCLES                    the bits that are counted in
  *     gpu_max                       the larger; a NaN may be dropped
@@ -66,6 +72,7 @@ GPU_DEVICE int gpu_threads(void) { return (int)blockDim.x; }
 GPU_DEVICE int64_t gpu_block(void) { return blockIdx.x; }
 GPU_DEVICE int64_t gpu_blocks(void) { return gridDim.x; }
 GPU_DEVICE void gpu_sync(void) { __syncthreads(); }
+GPU_DEVICE void gpu_sync_memory(void) { __syncthreads(); }
 GPU_DEVICE bool gpu_any(bool x) { return __syncthreads_or(x) != 0; }
 GPU_DEVICE float gpu_shfl_xor(float x, int n) { return __shfl_xor_sync(0xffffffffu, x, n); }
 GPU_DEVICE void gpu_await_earlier(void)
@@ -81,6 +88,30 @@ GPU_DEVICE void gpu_admit_later(void)
 #endif
 }
 GPU_DEVICE float gpu_shfl(float x, int n) { return __shfl_sync(0xffffffffu, x, n); }
+
+GPU_DEVICE uint64_t gpu_peek(const uint64_t *from)
+{
+    uint64_t x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
+}
+GPU_DEVICE void gpu_poke(uint64_t *to, uint64_t x)
+{
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+GPU_DEVICE void gpu_exchange(uint64_t *at, uint64_t from, uint64_t to)
+{
+    asm volatile("{ .reg .b64 old; atom.relaxed.gpu.global.cas.b64 old, [%0], %1, %2; }" ::"l"(at),
+                 "l"(from), "l"(to)
+                 : "memory");
+}
+GPU_DEVICE uint64_t gpu_count(uint64_t *at)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(old) : "l"(at) : "memory");
+    return old;
+}
+
 #define GPU_CYCLES UINT64_MAX
 GPU_DEVICE uint64_t gpu_cycles(void) { return (uint64_t)clock64(); }
 GPU_DEVICE float gpu_max(float a, float b) { return fmaxf(a, b); }

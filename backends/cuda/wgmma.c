@@ -18,33 +18,6 @@
  * how long its sequences are, and these rows are for long ones. */
 #define WGMMA_FEATURES (FATTN_GPU_LEAN & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT))
 
-typedef struct wgmma_form {
-    int width, warpgroups, keys, stages;
-} wgmma_form;
-#define WGMMA_FORM(...) {__VA_ARGS__},
-static const wgmma_form forms[] = {WGMMA_SHAPES(WGMMA_FORM)};
-
-/* No two have the same tile. */
-static const wgmma_form *form_of(int64_t rows, int64_t keys)
-{
-    const wgmma_form *form = forms;
-    while (64 * form->warpgroups != rows || form->keys != keys) {
-        form++;
-    }
-    return form;
-}
-
-static int64_t shared_bytes(const wgmma_form *form)
-{
-    return WGMMA_SHARED(form->width, form->warpgroups, form->keys, form->stages);
-}
-
-static int64_t fast_bytes(const fattn_problem *p, fattn_tile tile)
-{
-    (void)p;
-    return shared_bytes(form_of(tile.br, tile.bc));
-}
-
 static int64_t workspace(const fattn_problem *p, const fattn_tiling *t)
 {
     (void)p, (void)t;
@@ -54,11 +27,12 @@ static int64_t workspace(const fattn_problem *p, const fattn_tiling *t)
 /* --- What they take --------------------------------------------------------------------------- */
 
 enum {
-    GROUP_MAX = 128, /* query heads of a key/value head: a tile has all of a query */
-    KEYS_MAX = 1 << 30,
+    GROUP_MAX = 128,    /* query heads of a key/value head: a tile has all of a query */
+    ROWS_MAX = 1 << 30, /* queries, and keys */
     BLOCKS_MIN = 80 /* fewer leave so much of a GPU idle that rows which split keys are faster */
 };
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
+#define ITEMS_MAX 0x1p31
 
 static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 1; }
 
@@ -74,8 +48,13 @@ static const char *cannot(const fattn_problem *p)
     if (group_of(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
-    if (p->seqlen_k >= KEYS_MAX || p->total_k >= KEYS_MAX) {
-        return "counts keys below 2^30";
+    if (p->seqlen_q >= ROWS_MAX || p->total_q >= ROWS_MAX || p->seqlen_k >= ROWS_MAX ||
+        p->total_k >= ROWS_MAX) {
+        return "counts queries and keys below 2^30";
+    }
+    if ((double)p->batch * (double)p->heads_k * (double)(group_of(p) * p->seqlen_q / 64 + 1) >=
+        ITEMS_MAX) {
+        return "counts tiles below 2^31";
     }
     if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0) {
         return "copies no rows of stride 0";
@@ -145,57 +124,71 @@ static int maps_of(const fattn_problem *p, const fattn_tiling *t,
 }
 
 /* As wgmma_counts() has it. */
-static bool counts(const fattn_problem *p, const fattn_tiling *t)
+static bool counts(const fattn_problem *p)
 {
     const uint64_t lengths = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
                              FATTN_SEQUSED_K | FATTN_POSITIONS;
-    const bool banded = p->window_left >= 0 || p->window_right >= 0;
-    return p->features & lengths || (banded && t->k_blocks >= WGMMA_COUNTED_TILES);
+    return p->features & lengths || p->window_left >= 0 || p->window_right >= 0;
 }
 
 static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "clear");
-    shape->blocks = counts(p, t) && t->items > 0;
+    shape->blocks = counts(p) && t->items > 0;
     shape->threads = 32;
 }
 
-static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void forward_shape(const fattn_problem *p, const fattn_tiling *t, const char *name,
+                          int shared, fattn_gpu_shape *shape)
 {
-    const wgmma_form *const form = form_of(t->br, t->bc);
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%d",
-             p->dtype == FATTN_F16 ? "f16" : "bf16", form->width);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s",
+             p->dtype == FATTN_F16 ? "f16" : "bf16", name);
     shape->blocks = t->items;
-    shape->threads = WGMMA_THREADS(form->warpgroups);
-    shape->shared = (int)shared_bytes(form);
+    shape->threads = WGMMA_THREADS((int)t->br / 64);
+    shape->shared = shared;
     shape->early = true;
     shape->resident = true;
 }
 
-#define WGMMA_TILE(channels, warpgroups, keys, stages) \
-    static const fattn_tile tiles_##channels[] = {{64 * (warpgroups), keys}, {0, 0}};
-WGMMA_SHAPES(WGMMA_TILE)
+/* What a row says by itself. */
+#define WGMMA_FUNCTIONS(name, width, width_v, warpgroups, keys, stages)                            \
+    static const fattn_tile tiles_##name[] = {{64 * (warpgroups), keys}, {0, 0}};                  \
+    static int64_t fast_bytes_##name(const fattn_problem *p, fattn_tile tile)                      \
+    {                                                                                              \
+        (void)p, (void)tile;                                                                       \
+        return WGMMA_SHARED(width, width_v, warpgroups, keys, stages);                             \
+    }                                                                                              \
+    static const char *cannot_##name(const fattn_problem *p)                                       \
+    {                                                                                              \
+        return p->dim_v > (width_v) ? "takes values of " #width_v " channels at most" : cannot(p); \
+    }                                                                                              \
+    static void shape_##name(const fattn_problem *p, const fattn_tiling *t,                        \
+                             fattn_gpu_shape *shape)                                               \
+    {                                                                                              \
+        forward_shape(p, t, #name, WGMMA_SHARED(width, width_v, warpgroups, keys, stages), shape); \
+    }
+WGMMA_SHAPES(WGMMA_FUNCTIONS)
 
-#define WGMMA_ROW(channels, ...)                    \
+#define WGMMA_ROW(name_, width, ...)                \
     {                                               \
-        .row = {.name = "wgmma_" #channels,         \
+        .row = {.name = "wgmma_" #name_,            \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD), \
                 .dtypes = WGMMA_DTYPES,             \
                 .features = WGMMA_FEATURES,         \
-                .dim_max = channels,                \
+                .dim_max = width,                   \
                 .align = 16,                        \
                 .must_fit = true,                   \
                 .packs_groups = true,               \
-                .tiles = tiles_##channels,          \
-                .cannot = cannot,                   \
+                .tiles = tiles_##name_,             \
+                .cannot = cannot_##name_,           \
                 .pays = pays,                       \
-                .fast_bytes = fast_bytes,           \
+                .fast_bytes = fast_bytes_##name_,   \
                 .workspace = workspace},            \
         .image = "wgmma_forward",                   \
         .isa = 90,                                  \
         .isa_past = 100,                            \
         .needs = "sm_90",                           \
-        .phases = {clear_shape, forward_shape},     \
+        .phases = {clear_shape, shape_##name_},     \
         .maps = maps_of,                            \
     },
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {WGMMA_SHAPES(WGMMA_ROW){.row = {.name = NULL}}};

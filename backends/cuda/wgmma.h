@@ -11,30 +11,31 @@
 #include "core/host_device.h"
 
 /*
- * The shapes that are compiled: X(width, warpgroups, keys, stages), with width the padded channels,
- * 64 rows a warpgroup, and stages of keys, and of values, in shared memory. docs/notes/
- * hopper-forward.md has the measurements.
+ * The shapes that are compiled: X(name, width, width_v, warpgroups, keys, stages), with width and
+ * width_v the padded channels of queries and keys and of values, 64 rows a warpgroup, and stages of
+ * keys, and of values, in shared memory. docs/notes/hopper-forward.md has the measurements.
  */
-#define WGMMA_SHAPES(X) \
-    X(64, 3, 128, 3)    \
-    X(128, 2, 128, 2)   \
-    X(256, 2, 64, 2)
+#define WGMMA_SHAPES(X)             \
+    X(64, 64, 64, 3, 128, 3)        \
+    X(128, 128, 128, 2, 128, 2)     \
+    X(192_128, 192, 128, 2, 128, 2) \
+    X(192, 192, 192, 2, 112, 2)     \
+    X(256, 256, 256, 2, 64, 2)
 
 /* A warpgroup that copies and plans, and those that multiply. */
 #define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
 
 /* Bytes of shared memory: a tile of queries, `stages` of keys and of values, the barriers and the
  * items (wgmma_control), and what aligns the tiles. */
-#define WGMMA_SHARED(width, warpgroups, keys, stages) \
-    (2 * (width) * (64 * (warpgroups) + 2 * (stages) * (keys)) + WGMMA_CONTROL + WGMMA_ALIGN)
-#define WGMMA_CONTROL 896
+#define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)                                 \
+    (2 * ((width) * (64 * (warpgroups) + (stages) * (keys)) + (width_v) * (stages) * (keys)) + \
+     WGMMA_CONTROL + WGMMA_ALIGN)
+#define WGMMA_CONTROL 1152
 #define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
 
 /* Bytes of workspace: the counter that blocks take their items from where these have unlike numbers
- * of keys: lengths that differ, or a band over so many tiles of keys. Items of fewer tiles are so
- * short that asking the counter would hold them up. */
+ * of keys, by lengths or by a band. */
 #define WGMMA_WORKSPACE 256
-#define WGMMA_COUNTED_TILES 16
 
 /*
  * A tile in shared memory is cut into panels of 64 channels. A panel has a row of 128 bytes for

@@ -6,7 +6,7 @@
  * A block stays on its multiprocessor and takes item after item: a tile of rows of one key/value
  * head. Its warps have roles, which meet at barriers in shared memory alone:
  *
- *     the planner     one thread; finds out what the next item is
+ *     the planner     one warp; finds out what the next item is
  *     the copier      one thread; begins the copies of queries, keys and values, as soon as the
  *                     place of an earlier tile is free
  *     warpgroups      64 rows each, for whom they multiply:
@@ -33,13 +33,17 @@
 
 #define WGMMA_RISE 8.0f
 #define WGMMA_FAR 1024 /* more than a tile has rows */
+#define WGMMA_ITEMS 4  /* that are known at a time */
 
-/* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. GROUPS: warpgroups that multiply. */
-template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
+/* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
+ * that multiply. */
+template <class T, int W, int WV, int GROUPS, int BN, int STAGES> struct wgmma_shape {
     typedef T type;
     enum {
         WIDTH = W,
+        WIDTH_V = WV,
         PANELS = W / 64,
+        PANELS_V = WV / 64,
         WARPGROUPS = GROUPS,
         WARPS = 4 * GROUPS,
         ROWS = 64 * GROUPS,
@@ -48,6 +52,7 @@ template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
         RING = STAGES,
         QUERY_BYTES = 2 * W * ROWS,
         KEY_BYTES = 2 * W * BN,
+        VALUE_BYTES = 2 * WV * BN,
         /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
          * more than are left waits for ever. */
         EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
@@ -55,6 +60,14 @@ template <class T, int W, int GROUPS, int BN, int STAGES> struct wgmma_shape {
         COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
     };
 };
+
+/* One lane of each warp speaks for it. */
+GPU_DEVICE void wgmma_release(uint64_t *barrier)
+{
+    if (mma_lane() == 0) {
+        wgmma_arrive(barrier);
+    }
+}
 
 /* --- Items ------------------------------------------------------------------------------------ */
 
@@ -75,11 +88,10 @@ typedef struct wgmma_item {
 
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_control {
-    wgmma_item item[2];
+    wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* the planner's, who has few registers */
     fattn_sequence seq;
-    fattn_work work;
-    uint64_t item_full[2], item_empty[2], item_wanted;
+    uint64_t item_full[WGMMA_ITEMS], item_empty[WGMMA_ITEMS], item_wanted;
     uint64_t q_full, q_empty;
     uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
 };
@@ -102,15 +114,14 @@ template <class S> GPU_DEVICE int wgmma_places(int group)
 GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return gpu_sequences_differ(p) || (banded && g.tiling.k_blocks >= WGMMA_COUNTED_TILES);
+    return gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0;
 }
 
 /* Taking turns gained where it is said to (docs/notes/hopper-forward.md). */
 template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return S::WIDTH == 64 ? !banded : S::WIDTH == 128 && banded;
+    return S::WIDTH == 64 ? !banded : S::WIDTH < 256;
 }
 
 /* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
@@ -133,7 +144,7 @@ template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
     return b.group == 1 ? r : r / b.group;
 }
 
-/* The keys of an item whose first query is i0. */
+/* The keys of an item whose first query is i0. Lane n looks at what warpgroup n sees. */
 template <class S>
 GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
                                 const fattn_sequence &seq, int64_t i0, wgmma_item &w)
@@ -148,38 +159,35 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
                                     : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
                                                      -WGMMA_FAR, w.keys);
     w.block = wgmma_seen_by(w, 0).first / S::KEYS;
-    w.past = 0;
-    GPU_ROLLED
-    for (int n = 0; n < S::WARPGROUPS; n++) {
-        const int top = wgmma_query(b, 64 * n);
-        const int bottom = wgmma_query(b, min(64 * n + 64, w.rows) - 1);
-        const wgmma_seen first = wgmma_seen_by(w, top), last = wgmma_seen_by(w, bottom);
-        w.own_past[n] = w.rows > 64 * n ? (last.past + S::KEYS - 1) / S::KEYS : 0;
+    const int n = mma_lane(), row = min(64 * n, w.rows - 1);
+    const wgmma_seen first = wgmma_seen_by(w, wgmma_query(b, row));
+    const wgmma_seen last = wgmma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
+    const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
+    const int own_past = exists ? (last.past + S::KEYS - 1) / S::KEYS : 0;
+    w.past = max(wgmma_largest(own_past), w.block);
+    if (n < S::WARPGROUPS) {
+        w.own_past[n] = b.turns ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
         w.full_past[n] = first.past / S::KEYS;
-        w.past = max(w.past, w.own_past[n]);
-    }
-    w.past = max(w.past, w.block);
-    GPU_ROLLED
-    for (int n = 0; n < S::WARPGROUPS; n++) {
-        w.own_past[n] = b.turns ? w.past : max(w.own_past[n], w.block);
     }
     const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
     w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
     w.tail = w.tail < S::KEYS ? w.tail : 0;
 }
 
-/* Item `number`; returns whether it has rows. */
+/* Item `number`; returns whether it has rows. Lanes write the same, each of them. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
                                wgmma_item &w)
 {
     const fattn_problem &p = g.problem;
-    b.control->work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
-    const fattn_work &work = b.control->work;
-    wgmma_forget();
+    const fattn_work work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
     fattn_sequence &seq = b.control->seq;
-    seq = gpu_sequence(g, work.batch);
+    if (gpu_sequences_differ(p)) {
+        seq = gpu_sequence(g, work.batch);
+    } else { /* the others are the same */
+        seq.q_batch = seq.k_batch = work.batch;
+    }
     wgmma_forget();
     const int places = wgmma_places<S>(b.group);
     const int64_t i0 = work.block * wgmma_query(b, places);
@@ -213,24 +221,34 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
     tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
     tiling.items = tiling.heads * tiling.q_blocks;
-    int64_t number = gpu_block();
+    if (!gpu_sequences_differ(g.problem)) {
+        control.seq = gpu_sequence(g, 0);
+    }
+    wgmma_forget();
+    unsigned number = (unsigned)gpu_block();
+    const unsigned items = (unsigned)tiling.items;
     const auto next = [&]() {
-        return counts ? gpu_blocks() + atomicAdd((unsigned *)g.workspace, 1u)
-                      : number + gpu_blocks();
+        unsigned other = 0;
+        if (counts && mma_lane() == 0) {
+            other = atomicAdd((unsigned *)g.workspace, 1u);
+        }
+        return (unsigned)gpu_blocks() +
+               (counts ? (unsigned)__shfl_sync(0xffffffffu, (int)other, 0) : number);
     };
     for (int n = 0;; n++) {
-        wgmma_item &w = control.item[n % 2];
-        wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
+        wgmma_item &w = control.item[n % WGMMA_ITEMS];
         if (n > 0 && counts) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
         }
         number = n > 0 ? next() : number;
-        while (number < tiling.items && !wgmma_item_set(g, b, number, w)) {
+        wgmma_await(&control.item_empty[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2 ^ 1);
+        while (number < items && !wgmma_item_set(g, b, number, w)) {
             number = next();
         }
-        w.exists = number < tiling.items;
-        wgmma_arrive(&control.item_full[n % 2]);
-        if (number >= tiling.items) {
+        w.exists = number < items;
+        __syncwarp();
+        wgmma_release(&control.item_full[n % WGMMA_ITEMS]);
+        if (number >= items) {
             return;
         }
     }
@@ -238,21 +256,22 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* Tile n of all that go through a ring: keys or values from key j on. */
-template <class S>
+/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. */
+template <class S, int PANELS>
 GPU_DEVICE void wgmma_copy_tile(uint32_t ring, const wgmma_map *map, uint64_t *full,
                                 uint64_t *empty, int n, const wgmma_item &w,
                                 const fattn_strides &stride, int j)
 {
+    enum { BYTES = PANELS * S::KEYS * 128 };
     const int stage = n % S::RING;
     const int head = stride.head ? w.k_head : 0, batch = stride.batch ? w.k_batch : 0;
     wgmma_await(&empty[stage], n / S::RING % 2 ^ 1);
-    wgmma_poison(ring + stage * S::KEY_BYTES, S::KEY_BYTES);
-    wgmma_expect(&full[stage], S::KEY_BYTES);
+    wgmma_poison(ring + stage * BYTES, BYTES);
+    wgmma_expect(&full[stage], BYTES);
     GPU_UNROLL
-    for (int c = 0; c < S::PANELS; c++) {
-        wgmma_copy(ring + stage * S::KEY_BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
-                   w.k_row + j, head, batch, WGMMA_KEEP);
+    for (int c = 0; c < PANELS; c++) {
+        wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c, w.k_row + j,
+                   head, batch, WGMMA_KEEP);
     }
 }
 
@@ -282,8 +301,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     const fattn_problem &p = g.problem;
     int k = 0, v = 0;
     for (int n = 0;; n++) {
-        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
-        const wgmma_item &w = control.item[n % 2];
+        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
+        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
         if (!w.exists) {
             return;
         }
@@ -292,7 +311,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         for (int left = last; left >= -1; left--) {
             const int j = (w.block + left) * S::KEYS;
             if (left >= 0) {
-                wgmma_copy_tile<S>(b.k, maps + 1, control.k_full, control.k_empty, k++, w, p.k, j);
+                wgmma_copy_tile<S, S::PANELS>(b.k, maps + 1, control.k_full, control.k_empty, k++,
+                                              w, p.k, j);
             }
             if (left == min(last, 2)) {
                 wgmma_arrive(&control.item_wanted);
@@ -300,11 +320,11 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
             if (left == last) {
                 wgmma_copy_queries(g, maps, b, n, w);
             } else {
-                wgmma_copy_tile<S>(b.v, maps + 2, control.v_full, control.v_empty, v++, w, p.v,
-                                   j + S::KEYS);
+                wgmma_copy_tile<S, S::PANELS_V>(b.v, maps + 2, control.v_full, control.v_empty, v++,
+                                                w, p.v, j + S::KEYS);
             }
         }
-        wgmma_arrive(&control.item_empty[n % 2]);
+        wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
     }
 }
 
@@ -313,7 +333,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
 /* What a thread of a warpgroup knows of its two rows, 8 apart. */
 template <class S> struct wgmma_rows {
     fattn_softmax state[2]; /* l: of the thread's own columns */
-    float o[S::WIDTH / 8][4];
+    float o[S::WIDTH_V / 8][4];
 };
 
 /* x = Q K^T; q, k: descriptors. */
@@ -332,12 +352,12 @@ template <class S> GPU_DEVICE void wgmma_dots(uint64_t q, uint64_t k, float x[S:
 
 /* o += P V. */
 template <class S>
-GPU_DEVICE void wgmma_mix(const uint32_t p[S::KEYS / 16][4], uint64_t v, float o[S::WIDTH / 8][4])
+GPU_DEVICE void wgmma_mix(const uint32_t p[S::KEYS / 16][4], uint64_t v, float o[S::WIDTH_V / 8][4])
 {
     wgmma_fence();
     GPU_UNROLL
     for (int i = 0; i < S::KEYS / 16; i++) {
-        wgmma_product<typename S::type, S::WIDTH>::pairs(o, p[i], v + i * WGMMA_ROWS, true);
+        wgmma_product<typename S::type, S::WIDTH_V>::pairs(o, p[i], v + i * WGMMA_ROWS, true);
     }
     wgmma_commit();
 }
@@ -453,7 +473,7 @@ template <class S> GPU_DEVICE void wgmma_clear_values(uint32_t tile, int live, i
     GPU_ROLLED
     for (int n = live * 8 + t; n < S::KEYS * 8; n += 128) {
         GPU_UNROLL
-        for (int c = 0; c < S::PANELS; c++) {
+        for (int c = 0; c < S::PANELS_V; c++) {
             const uint32_t at = tile + c * S::KEYS * 128 + n * 16;
             wgmma_zero(at);
         }
@@ -489,7 +509,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, int64_t at, bool exis
 {
     const bool chunks = g.chunks & FATTN_GPU_QUADS_O;
     GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 32; n++) {
+    for (int n = 0; n < S::WIDTH_V / 32; n++) {
         uint32_t x[4];
         GPU_UNROLL
         for (int k = 0; k < 4; k++) {
@@ -520,7 +540,7 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, int64_t at, float fa
                                    int h, const wgmma_rows<S> &rows)
 {
     GPU_UNROLL
-    for (int n = 0; n < S::WIDTH / 4; n++) {
+    for (int n = 0; n < S::WIDTH_V / 4; n++) {
         const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
         if (c < g.problem.dim_v) {
             ((float *)g.buffers.o)[at + c] = empty ? 0 : rows.o[n / 2][2 * h + n % 2] * factor;
@@ -563,14 +583,6 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
 
-/* One lane of each warp speaks for it. */
-GPU_DEVICE void wgmma_release(uint64_t *barrier)
-{
-    if (mma_lane() == 0) {
-        wgmma_arrive(barrier);
-    }
-}
-
 /* Tiles of the rings that have been used. */
 template <class S> struct wgmma_used {
     int k, v;
@@ -611,7 +623,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
 
     const auto clear = [&]() {
         if (tail) {
-            wgmma_clear_values<S>(b.v + used.stage(used.v) * S::KEY_BYTES, tail, group);
+            wgmma_clear_values<S>(b.v + used.stage(used.v) * S::VALUE_BYTES, tail, group);
             tail = 0;
         }
     };
@@ -657,7 +669,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         wgmma_dots<S>(q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
         clear();
-        wgmma_mix<S>(p, v + used.stage(used.v) * (S::KEY_BYTES >> 4), rows.o);
+        wgmma_mix<S>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4), rows.o);
         wgmma_turn_end(b, group);
         wgmma_wait<1>();
         wgmma_settle<S::KEYS / 8>(x);
@@ -672,21 +684,21 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         }
         wgmma_weigh<S>(unit, rows, x);
         wgmma_wait<0>();
-        wgmma_settle<S::WIDTH / 8>(rows.o);
+        wgmma_settle<S::WIDTH_V / 8>(rows.o);
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
         wgmma_pack<S>(x, p);
         if (far) {
             GPU_UNROLL
-            for (int n = 0; n < S::WIDTH / 2; n++) {
+            for (int n = 0; n < S::WIDTH_V / 2; n++) {
                 rows.o[n / 4][n % 4] *= alpha[n % 4 / 2];
             }
         }
     }
     wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
     clear();
-    wgmma_mix<S>(p, v + used.stage(used.v) * (S::KEY_BYTES >> 4), rows.o);
+    wgmma_mix<S>(p, v + used.stage(used.v) * (S::VALUE_BYTES >> 4), rows.o);
     wgmma_wait<0>();
-    wgmma_settle<S::WIDTH / 8>(rows.o);
+    wgmma_settle<S::WIDTH_V / 8>(rows.o);
     wgmma_release(&control.v_empty[used.stage(used.v++)]);
 }
 
@@ -714,15 +726,15 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_pass(1, 256); /* the first one's first turn */
     }
     for (int n = 0;; n++) {
-        wgmma_await(&control.item_full[n % 2], n / 2 % 2);
-        const wgmma_item &w = control.item[n % 2];
+        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
+        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
         if (!w.exists) {
             return;
         }
         wgmma_rows<S> rows;
         rows.state[0] = rows.state[1] = fattn_softmax_empty();
         GPU_UNROLL
-        for (int c = 0; c < S::WIDTH / 2; c++) {
+        for (int c = 0; c < S::WIDTH_V / 2; c++) {
             rows.o[c / 4][c % 4] = 0;
         }
         wgmma_await(&control.q_full, n % 2);
@@ -734,7 +746,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         }
         wgmma_end(g, b, w, row, rows);
         __syncwarp();
-        wgmma_release(&control.item_empty[n % 2]);
+        wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
 }
 
@@ -749,14 +761,15 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     b.q = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
     b.k = b.q + S::QUERY_BYTES;
     b.v = b.k + S::RING * S::KEY_BYTES;
-    b.control = (wgmma_control<S> *)(shared + (b.v + S::RING * S::KEY_BYTES - mma_shared(shared)));
+    b.control =
+        (wgmma_control<S> *)(shared + (b.v + S::RING * S::VALUE_BYTES - mma_shared(shared)));
     b.group = (int)(g.problem.heads_q == g.problem.heads_k
                         ? 1
                         : fattn_quotient(g.problem.heads_q, g.problem.heads_k));
     b.turns = wgmma_turns<S>(g.problem);
     wgmma_control<S> &control = *b.control;
     if (gpu_thread() == 0) {
-        for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < WGMMA_ITEMS; n++) {
             wgmma_barrier_make(&control.item_full[n], 1);
             wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1);
         }
@@ -781,7 +794,7 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
             wgmma_prefetch(maps + 2);
             gpu_await_earlier();
             wgmma_copy_all(g, maps, b);
-        } else if (gpu_thread() == 32) {
+        } else if (gpu_thread() / 32 == 1) {
             gpu_await_earlier();
             wgmma_plan(g, b);
         }

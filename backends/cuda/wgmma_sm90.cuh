@@ -262,8 +262,13 @@ template <class T, int N> struct wgmma_product;
     WGMMA_PRODUCT(mma_bf16, "bf16", n, __VA_ARGS__) \
     WGMMA_PRODUCT(mma_f16, "f16", n, __VA_ARGS__)
 WGMMA_PRODUCTS(64, 4, 32, 33, 34, 35, 36, 37)
+WGMMA_PRODUCTS(112, 7, 56, 57, 58, 59, 60, 61)
 WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
+WGMMA_PRODUCTS(192, 12, 96, 97, 98, 99, 100, 101)
 WGMMA_PRODUCTS(256, 16, 128, 129, 130, 131, 132, 133)
+
+/* The largest x of a warp. */
+GPU_DEVICE int wgmma_largest(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
 /* The largest of three numbers with signs. */
 GPU_DEVICE int wgmma_larger(int a, int b, int c) { return __vimax3_s32(a, b, c); }

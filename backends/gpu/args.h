@@ -28,6 +28,11 @@ enum {
 /* Of the kernel that merges the parts of rows, 32 channels of one by 32 threads (parts.cuh). */
 #define FATTN_GPU_COMBINE_THREADS 128
 
+/* Where the last block merges them instead: channels of a row that 32 threads take at a time, and
+ * parts. */
+#define FATTN_GPU_MERGE_CHANNELS 128
+#define FATTN_GPU_MERGE_PARTS 16
+
 /* Rows that a block of the kernels of backward_rows.cuh takes, of 128 threads. */
 #define FATTN_GPU_BACKWARD_ROWS 16
 
@@ -40,6 +45,11 @@ typedef struct fattn_gpu_args {
     uint32_t dropout_threshold;
     unsigned quads, chunks; /* FATTN_GPU_QUADS_* */
     char *workspace;
+    int64_t group; /* query heads of a key/value head */
+    /* Of kernels that merge parts themselves: where they count them, bytes into the workspace, and
+     * what they count from (parts.cuh); -1 where the kernel after them merges. */
+    int64_t counters;
+    uint64_t mark;
 #ifndef __CUDACC__
     /* Where kernels add to entries of dbias that are summed over axes, and the caller's memory will
      * not do: so many bytes into the workspace, and strides there; -1: no axis is summed over. Of
@@ -65,7 +75,7 @@ typedef struct fattn_gpu_dropout_args {
     uint32_t threshold;
 } fattn_gpu_dropout_args;
 
-/* Everything but buffers and workspace. */
+/* Everything but buffers and workspace; counters are -1. */
 void fattn_gpu_args_fill(const fattn_problem *problem, const fattn_tiling *tiling,
                          fattn_gpu_args *args);
 

@@ -2,8 +2,8 @@
 /*
  * The rows that a block of a forward kernel takes, from the work list to o and lse: an item of the
  * schedule is a tile of rows of one key/value head along a part of its keys. With one part it ends
- * in o and lse; with several, each leaves {m, l, o} in the workspace, and gpu_combine merges them
- * in ascending order.
+ * in o and lse; with several, each leaves {m, l, o} in the workspace, and they are merged in
+ * ascending order (parts.cuh).
  */
 #ifndef FATTN_GPU_FORWARD_ROWS_CUH
 #define FATTN_GPU_FORWARD_ROWS_CUH

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In four parts: driver calls, the device, plans and runs, and the small verbs. */
+#define _POSIX_C_SOURCE 200809L
+
 #include "backends/gpu/gpu.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "backends/gpu/args.h"
 #include "core/dtype.h"
@@ -24,6 +28,7 @@ typedef struct device {
     int isa;       /* of the vendor's numbers */
     int units;
     int64_t shared_memory, shared_cache;
+    uint64_t mark; /* of fattn_gpu_args */
     pthread_mutex_t mutex;
     gpu_module modules[FATTN_GPU_IMAGES]; /* under mutex; NULL: not loaded */
     gpu_function merge, dropout, rows;
@@ -189,6 +194,19 @@ static fattn_status load_verbs(device *d)
     return leave_with(d, status);
 }
 
+/* A number that memory does not hold by chance, not even what another process has left there. */
+static uint64_t draw_mark(const void *some)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t x = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    x ^= (uint64_t)(uintptr_t)some << 20 ^ (uint64_t)getpid() << 48;
+    for (int n = 0; n < 3; n++) { /* a bijection that mixes: multiplications by odd numbers */
+        x = (x ^ x >> 32) * 0xd6e8feb86659fd93;
+    }
+    return x ^ x >> 32;
+}
+
 fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **impl)
 {
     const char *why = NULL;
@@ -211,6 +229,7 @@ fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **
     memset(d, 0, sizeof *d);
     d->vendor = vendor;
     d->api = api;
+    d->mark = draw_mark(d);
     pthread_mutex_init(&d->mutex, NULL);
     status = check_on(d, api->device_get(&d->number, ordinal), "finding a device");
     status = status ? status : find_attributes(d);
@@ -396,6 +415,11 @@ fattn_status fattn_gpu_plan(fattn_plan *plan)
             kernel->phases[n](&plan->problem, &plan->tiling, &shape);
             if (shape.blocks > 0) {
                 status = make_launch(d, kernel->image, &shape, &m->launches[m->count++]);
+            }
+            if (shape.merges) {
+                m->args.counters = fattn_gpu_parts_workspace(&plan->problem, &plan->tiling);
+                m->args.mark = d->mark;
+                break;
             }
         }
         status = status ? status : make_maps(d, kernel, plan, m);

@@ -19,6 +19,7 @@ typedef struct fattn_gpu_shape {
     int shared;     /* bytes of dynamic shared memory a block */
     bool early;     /* the kernel waits by itself for what the stream holds before it */
     bool resident;  /* no more blocks than units: they take their work from a counter */
+    bool merges;    /* the kernel merges parts: what follows is not launched */
 } fattn_gpu_shape;
 
 /* A phase says what it launches for a plan. Pure. Phases of a run follow one another. */
@@ -64,6 +65,11 @@ extern const fattn_gpu_kernel fattn_gpu_simt[];
  * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */
 int64_t fattn_gpu_parts_workspace(const fattn_problem *problem, const fattn_tiling *tiling);
 fattn_gpu_phase fattn_gpu_combine;
+
+/* The same of decoding, whose blocks count behind the parts which of them are done; and whether the
+ * last one of a block of rows, of so many threads, merges what all have left. */
+int64_t fattn_gpu_decode_workspace(const fattn_problem *problem, const fattn_tiling *tiling);
+bool fattn_gpu_merges(const fattn_problem *problem, const fattn_tiling *tiling, int threads);
 
 /* What backward kernels share that add to dQ in a workspace (backward.c): its bytes, -1 on
  * overflow, and what runs before and after them, entries of their image. */

@@ -39,7 +39,7 @@ GPU_DEVICE gpu_pairs gpu_pairs_of(const fattn_gpu_args &g, int64_t b)
     gpu_pairs t;
     t.b = b;
     t.seq = gpu_sequence(g, b);
-    t.band = gpu_band(g.problem, t.seq);
+    t.band = fattn_band_of(&g.problem, &t.seq);
     if (g.problem.features & FATTN_DROPOUT) {
         t.dropout = gpu_dropout(g);
     }
@@ -49,14 +49,7 @@ GPU_DEVICE gpu_pairs gpu_pairs_of(const fattn_gpu_args &g, int64_t b)
 /* The queries that see any of the keys j0 .. j1 - 1: first .. past - 1. */
 GPU_DEVICE fattn_range gpu_queries_of(const gpu_pairs &t, int64_t j0, int64_t j1)
 {
-    const int64_t limit = INT64_C(1) << 62;
-    const fattn_band &band = t.band;
-    const int64_t low = j0 - band.diagonal, high = j1 - band.diagonal; /* aligned with the keys */
-    fattn_range rows;
-    rows.first = band.right < 0 ? 0 : fattn_max64(0, low - fattn_min64(band.right, limit));
-    rows.past =
-        band.left < 0 ? t.seq.sq : fattn_min64(t.seq.sq, high + fattn_min64(band.left, limit));
-    return rows;
+    return fattn_band_queries(&t.band, t.seq.sq, j0, j1);
 }
 
 /* Element (i, j) of a term with strides (batch, head, query, key). */

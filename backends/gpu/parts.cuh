@@ -31,14 +31,20 @@ typedef struct gpu_part {
 GPU_DEVICE gpu_part gpu_part_of(const fattn_gpu_args &g, int64_t item, int r)
 {
     const fattn_problem &p = g.problem;
-    const int64_t rows =
-        fattn_min64(g.tiling.br, fattn_quotient(p.heads_q, p.heads_k) * p.seqlen_q);
+    const int64_t rows = fattn_min64(g.tiling.br, g.group * p.seqlen_q);
     gpu_part part;
     part.m = (float *)g.workspace + item * rows * (2 + p.dim_v) + r;
     part.l = part.m + rows;
     part.o = gpu_tensor_of(g, part.l + rows - r, FATTN_F32, 0, p.dim_v);
     part.at = r * p.dim_v;
     return part;
+}
+
+/* Floats from a part to the next. */
+GPU_DEVICE int gpu_part_step(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    return (int)(fattn_min64(g.tiling.br, g.group * p.seqlen_q) * (2 + p.dim_v));
 }
 
 /* The row in o. */
@@ -67,30 +73,6 @@ GPU_DEVICE float gpu_output(fattn_softmax state, float sum)
     return state.l == 0 ? 0 : sum * fattn_softmax_normaliser(state);
 }
 
-/* Which channels a team of 32 threads merges, and of which row. */
-typedef struct gpu_combined {
-    gpu_part part; /* the row in its first part */
-    int step;      /* floats from there to the next part */
-    int64_t c;     /* this thread's channel */
-    fattn_work work;
-    int64_t number; /* of the row, in its group */
-} gpu_combined;
-
-/* Piece n: rows of items, items counted without parts, and channels by 32. */
-GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int64_t rows)
-{
-    const int64_t pieces = fattn_max64((g.problem.dim_v + 31) / 32, 1);
-    const int64_t row = fattn_quotient(n, pieces), item = fattn_quotient(row, rows);
-    const int r = (int)(row - item * rows);
-    gpu_combined piece;
-    piece.work = fattn_schedule_item(&g.tiling, g.problem.heads_k, item * g.tiling.splits);
-    piece.part = gpu_part_of(g, item * g.tiling.splits, r);
-    piece.step = (int)(rows * (2 + g.problem.dim_v));
-    piece.c = (n - row * pieces) * 32 + gpu_thread() % 32;
-    piece.number = piece.work.block * g.tiling.br + r;
-    return piece;
-}
-
 /* The largest and the sum of what 32 threads have, in all of them. */
 GPU_DEVICE float gpu_team_max(float x)
 {
@@ -108,13 +90,161 @@ GPU_DEVICE float gpu_team_sum(float x)
     return x;
 }
 
-/* How many parts a piece has. Divisions take a microsecond together, which decoding shows: there
- * are none where a head is one block of rows that sees all keys of the plan, as most decoding
- * has. */
-GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combined &piece,
-                                      const fattn_sequence &seq, int64_t group)
+/* Merges the parts of a row, the first of which is `part`, 16 at a time, all on their way at once:
+ * a thread finds what one part weighs, and then all sum their channels, c and every 32nd after it,
+ * over the parts in ascending order. */
+template <int CHANNELS>
+GPU_DEVICE void gpu_combine_parts(const fattn_gpu_args &g, const gpu_part &part, int64_t c,
+                                  int64_t parts, fattn_softmax &all, float sum[CHANNELS])
 {
-    const fattn_band band = gpu_band(g.problem, seq);
+    enum { BATCH = FATTN_GPU_MERGE_PARTS };
+    const int lane = gpu_thread() % 32, step = gpu_part_step(g);
+    GPU_UNROLL
+    for (int u = 0; u < CHANNELS; u++) {
+        sum[u] = 0;
+    }
+    all = fattn_softmax_empty();
+    for (int64_t first = 0; first < parts; first += BATCH) {
+        const int live = (int)fattn_min64(parts - first, BATCH);
+        const int64_t at = first * step;
+        const float *o = (const float *)part.o.data + part.at + c + at;
+        float own[BATCH][CHANNELS];
+        GPU_UNROLL
+        for (int n = 0; n < BATCH; n++, o += step) {
+            GPU_UNROLL
+            for (int u = 0; u < CHANNELS; u++) {
+                own[n][u] = n < live && c + 32 * u < g.problem.dim_v ? o[32 * u] : 0;
+            }
+        }
+        fattn_softmax state = fattn_softmax_empty();
+        if (lane < live) {
+            state.m = part.m[at + lane * step];
+            state.l = part.l[at + lane * step];
+        }
+        const float alpha = fattn_softmax_raise(&all, gpu_team_max(state.m), g.rule.unit);
+        const float weight = fattn_softmax_weight(state.m, g.rule.unit, fattn_softmax_base(all));
+        fattn_softmax_add(&all, gpu_team_sum(state.l * weight));
+        GPU_UNROLL
+        for (int u = 0; u < CHANNELS; u++) {
+            sum[u] *= alpha;
+            GPU_UNROLL
+            for (int n = 0; n < BATCH; n++) {
+                sum[u] = fmaf(gpu_shfl(weight, n), own[n][u], sum[u]);
+            }
+        }
+    }
+}
+
+/* The row of query q from such sums, in o and, by the thread of channel 0, in lse. */
+template <int CHANNELS>
+GPU_DEVICE void gpu_store_row(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
+                              gpu_query q, int64_t c, fattn_softmax all, const float sum[CHANNELS])
+{
+    const fattn_problem &p = g.problem;
+    const gpu_part to = gpu_part_output(g, seq, q);
+    GPU_UNROLL
+    for (int u = 0; u < CHANNELS; u++) {
+        if (c + 32 * u < p.dim_v && p.outputs & FATTN_OUT_O) {
+            gpu_store(to.o.data, p.dtype_o, to.at + c + 32 * u, gpu_output(all, sum[u]));
+        }
+    }
+    if (c == 0) {
+        gpu_store_lse(g, seq, b, q, all);
+    }
+}
+
+/* --- Merging by the last block ---------------------------------------------------------------- */
+
+/*
+ * Blocks that take parts of the same rows count in a word of the workspace who is done, and the
+ * last of them merges what all have left: a kernel after them would cost more than that. Which one
+ * is last changes from run to run, what it does does not.
+ *
+ * A workspace may hold anything when a run begins. A count begins at g.mark, a number that memory
+ * does not hold by chance, and the last block leaves it so. A block that finds a word which is no
+ * count yet, when it begins, puts the mark there; whoever counts has done that or seen it done.
+ */
+GPU_DEVICE uint64_t *gpu_counter_of(const fattn_gpu_args &g, int64_t b, int64_t hk)
+{
+    return (uint64_t *)(g.workspace + g.counters) + (b * g.problem.heads_k + hk);
+}
+
+/* Of a block that will count with others, to `most` at most; by one thread. seen: gpu_peek(), which
+ * takes a while. */
+GPU_DEVICE void gpu_count_begin(const fattn_gpu_args &g, uint64_t *counter, uint64_t seen,
+                                int64_t most)
+{
+    if (seen - g.mark >= (uint64_t)most) {
+        gpu_exchange(counter, seen, g.mark);
+    }
+}
+
+/* Says that a block has left its part. Returns whether all `most` have. All threads must ask. */
+GPU_DEVICE bool gpu_count_end(const fattn_gpu_args &g, uint64_t *counter, int64_t most)
+{
+    bool last = false;
+    gpu_sync_memory(); /* everyone's share of the part is there */
+    if (gpu_thread() == 0) {
+        last = gpu_count(counter) - g.mark == (uint64_t)most - 1;
+        if (last) {
+            gpu_poke(counter, g.mark);
+        }
+    }
+    last = gpu_any(last);
+    if (last) {
+        gpu_sync_memory(); /* and the others' parts */
+    }
+    return last;
+}
+
+/* Merges the parts of rows 0 .. rows - 1 of a key/value head, whose one block of rows this is. */
+GPU_DEVICE void gpu_merge_rows(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
+                               int64_t hk, int rows, int64_t parts)
+{
+    enum { CHANNELS = FATTN_GPU_MERGE_CHANNELS / 32 };
+    const int64_t dim = fattn_max64(g.problem.dim_v, 1);
+    const int slabs = (int)((dim + 32 * CHANNELS - 1) / (32 * CHANNELS));
+    const int64_t item = (b * g.problem.heads_k + hk) * g.tiling.splits;
+    for (int n = gpu_thread() / 32; n < rows * slabs; n += gpu_threads() / 32) {
+        const int r = n / slabs;
+        const int64_t c = (n - r * slabs) * 32 * CHANNELS + gpu_thread() % 32;
+        float sum[CHANNELS];
+        fattn_softmax all;
+        gpu_combine_parts<CHANNELS>(g, gpu_part_of(g, item, r), c, parts, all, sum);
+        gpu_store_row<CHANNELS>(g, seq, b, gpu_query_of(r, g.group, hk * g.group), c, all, sum);
+    }
+}
+
+/* --- Merging by a kernel of its own ----------------------------------------------------------- */
+
+/* Which channels a team of 32 threads merges, and of which row. */
+typedef struct gpu_combined {
+    gpu_part part; /* the row in its first part */
+    int64_t c;     /* this thread's channel */
+    fattn_work work;
+    int64_t number; /* of the row, in its group */
+} gpu_combined;
+
+/* Piece n: rows of items, items counted without parts, and channels by 32. */
+GPU_DEVICE gpu_combined gpu_combined_of(const fattn_gpu_args &g, int64_t n, int64_t rows)
+{
+    const int64_t pieces = fattn_max64((g.problem.dim_v + 31) / 32, 1);
+    const int64_t row = fattn_quotient(n, pieces), item = fattn_quotient(row, rows);
+    const int r = (int)(row - item * rows);
+    gpu_combined piece;
+    piece.work = fattn_schedule_item(&g.tiling, g.problem.heads_k, item * g.tiling.splits);
+    piece.part = gpu_part_of(g, item * g.tiling.splits, r);
+    piece.c = (n - row * pieces) * 32 + gpu_thread() % 32;
+    piece.number = piece.work.block * g.tiling.br + r;
+    return piece;
+}
+
+/* How many parts a piece has. Divisions take a microsecond together: there are none where a head is
+ * one block of rows that sees all keys of the plan. */
+GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combined &piece,
+                                      const fattn_sequence &seq)
+{
+    const fattn_band band = fattn_band_of(&g.problem, &seq);
     if (g.tiling.q_blocks == 1) {
         const fattn_range keys = fattn_band_rows(&band, 0, seq.sq);
         if (keys.first == 0 && keys.past == g.problem.seqlen_k) {
@@ -122,88 +252,46 @@ GPU_DEVICE int64_t gpu_combined_parts(const fattn_gpu_args &g, const gpu_combine
         }
     }
     const int64_t first = piece.work.block * g.tiling.br;
-    const int64_t rows = fattn_min64(seq.sq * group - first, g.tiling.br);
+    const int64_t rows = fattn_min64(seq.sq * g.group - first, g.tiling.br);
     const fattn_parts parts =
-        gpu_parts_of(g, band, fattn_quotient(first, group),
-                     fattn_quotient(first + rows - 1, group) + 1, g.tiling.bc);
+        gpu_parts_of(g, band, fattn_quotient(first, g.group),
+                     fattn_quotient(first + rows - 1, g.group) + 1, g.tiling.bc);
     return fattn_parts_count(&parts);
 }
 
-/* Merges the parts of a piece, 16 at a time, all on their way at once: a thread finds what one part
- * weighs, and then all sum their channel over the parts in ascending order. Returns the sum. */
-GPU_DEVICE float gpu_combine_parts(const fattn_gpu_args &g, const gpu_combined &piece,
-                                   int64_t parts, fattn_softmax &all)
-{
-    enum { BATCH = 16 };
-    const int lane = gpu_thread() % 32;
-    const bool exists = piece.c < g.problem.dim_v;
-    float sum = 0;
-    all = fattn_softmax_empty();
-    for (int64_t first = 0; first < parts; first += BATCH) {
-        const int live = (int)fattn_min64(parts - first, BATCH);
-        const int64_t at = first * piece.step;
-        const float *o = (const float *)piece.part.o.data + piece.part.at + piece.c + at;
-        float part[BATCH];
-        GPU_UNROLL
-        for (int n = 0; n < BATCH; n++, o += piece.step) {
-            part[n] = exists && n < live ? *o : 0;
-        }
-        fattn_softmax own = fattn_softmax_empty();
-        if (lane < live) {
-            own.m = piece.part.m[at + lane * piece.step];
-            own.l = piece.part.l[at + lane * piece.step];
-        }
-        sum *= fattn_softmax_raise(&all, gpu_team_max(own.m), g.rule.unit);
-        const float weight = fattn_softmax_weight(own.m, g.rule.unit, fattn_softmax_base(all));
-        fattn_softmax_add(&all, gpu_team_sum(own.l * weight));
-        GPU_UNROLL
-        for (int n = 0; n < BATCH; n++) {
-            sum = fmaf(gpu_shfl(weight, n), part[n], sum);
-        }
-    }
-    return sum;
-}
-
+/* What depends on the arguments alone is found before lengths are waited for. */
 GPU_DEVICE void gpu_combine_piece(const fattn_gpu_args &g, const gpu_combined &piece)
 {
-    const fattn_problem &p = g.problem;
+    const int64_t i = fattn_quotient(piece.number, g.group);
+    if (gpu_sequences_differ(g.problem)) {
+        gpu_await_earlier();
+    }
     const fattn_sequence seq = gpu_sequence(g, piece.work.batch);
-    const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
-    const int64_t i = fattn_quotient(piece.number, group);
     fattn_softmax all;
     gpu_query q;
+    float sum[1];
     if (i >= seq.sq) {
         return;
     }
     q.i = (int32_t)i;
-    q.h = (int32_t)(piece.work.head * group + piece.number - i * group);
-    const gpu_part to = gpu_part_output(g, seq, q);
-    const int64_t parts = gpu_combined_parts(g, piece, seq, group);
+    q.h = (int32_t)(piece.work.head * g.group + piece.number - i * g.group);
+    const int64_t parts = gpu_combined_parts(g, piece, seq);
     gpu_await_earlier(); /* the parts */
     if (parts == 1) {
         return; /* the row is where it belongs */
     }
-    const float sum = gpu_combine_parts(g, piece, parts, all);
-    if (piece.c < p.dim_v && p.outputs & FATTN_OUT_O) {
-        gpu_store(to.o.data, p.dtype_o, to.at + piece.c, gpu_output(all, sum));
-    }
-    if (piece.c == 0) {
-        gpu_store_lse(g, seq, piece.work.batch, q, all);
-    }
+    gpu_combine_parts<1>(g, piece.part, piece.c, parts, all, sum);
+    gpu_store_row<1>(g, seq, piece.work.batch, q, piece.c, all, sum);
 }
 
 GPU_DEVICE void gpu_combine_all(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
-    const int64_t rows = fattn_min64(g.tiling.br, group * p.seqlen_q);
+    const int64_t rows = fattn_min64(g.tiling.br, g.group * p.seqlen_q);
     const int64_t pieces = fattn_max64((p.dim_v + 31) / 32, 1);
     const int64_t count = fattn_quotient(g.tiling.items, g.tiling.splits) * rows * pieces;
     const int teams = FATTN_GPU_COMBINE_THREADS / 32;
     gpu_admit_later();
-    if (gpu_sequences_differ(p)) {
-        gpu_await_earlier();
-    }
     for (int64_t n = gpu_block() * teams + gpu_thread() / 32; n < count;
          n += gpu_blocks() * teams) {
         gpu_combine_piece(g, gpu_combined_of(g, n, rows));

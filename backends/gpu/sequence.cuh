@@ -93,16 +93,6 @@ GPU_DEVICE fattn_sequence gpu_sequence(const fattn_gpu_args &g, int64_t b)
     return s;
 }
 
-GPU_DEVICE fattn_band gpu_band(const fattn_problem &p, const fattn_sequence &s)
-{
-    fattn_band band;
-    band.keys = s.sk;
-    band.diagonal = s.diagonal;
-    band.left = p.window_left;
-    band.right = p.window_right;
-    return band;
-}
-
 /* Element of q, o or a gradient of theirs where row i of query head h begins. */
 GPU_DEVICE int64_t gpu_query_at(const fattn_sequence &s, const fattn_strides &stride, int64_t i,
                                 int64_t h)

@@ -69,6 +69,8 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
     args->dtype_gradient = gradient;
     args->dropout_threshold =
         p->features & FATTN_DROPOUT ? fattn_dropout_threshold(p->dropout_p) : 0;
+    args->group = group_of(p);
+    args->counters = -1;
     const int64_t sums = fattn_gpu_sums(p, args->sums_stride);
     args->sums = sums > 0 ? tiling->workspace - gpu_floats(sums) : -1;
     args->quads = args->chunks = 0;
@@ -106,6 +108,7 @@ static void decode_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gp
     name(shape, "simt_decode", width);
     shape->blocks = forward_blocks(p, t, width);
     shape->threads = 128;
+    shape->merges = fattn_gpu_merges(p, t, shape->threads);
 }
 
 /* Rows of an item that can exist. */
@@ -135,6 +138,27 @@ int64_t fattn_gpu_parts_workspace(const fattn_problem *p, const fattn_tiling *t)
         return 0;
     }
     return gpu_floats(gpu_times(gpu_times(t->items, item_rows(p, t)), 2 + p->dim_v));
+}
+
+int64_t fattn_gpu_decode_workspace(const fattn_problem *p, const fattn_tiling *t)
+{
+    const int64_t parts = fattn_gpu_parts_workspace(p, t);
+    const int64_t counters = gpu_floats(gpu_times(t->items / t->splits, 2));
+    return parts <= 0                                     ? parts
+           : counters < 0 || parts > INT64_MAX - counters ? -1
+                                                          : parts + counters;
+}
+
+/* One block that merges waits for memory once a turn. A second kernel, whose blocks take their
+ * turns side by side, instead waits for its launch, which lasts two or three turns. */
+bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads)
+{
+    enum { TURNS = 3 };
+    const int64_t pieces =
+        item_rows(p, t) * larger(gpu_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS), 1);
+    const int64_t turns = gpu_times(gpu_ceil_div(pieces, threads / 32),
+                                    gpu_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
+    return t->splits > 1 && turns >= 0 && turns <= TURNS;
 }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -226,14 +250,14 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
         .row = {.name = "simt_decode",
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = SIMT_DTYPES,
-                .features = FATTN_KERNEL_COMMON & ~FATTN_BATCH_INVARIANT,
+                .features = FATTN_KERNEL_LAST & ~FATTN_BATCH_INVARIANT,
                 .dim_max = SIMT_DIM_MAX,
                 .rows_max = DECODE_ROWS,
                 .packs_groups = true,
                 .splits_keys = true,
                 .tiles = decode_tiles,
                 .fast_bytes = tile_bytes,
-                .workspace = fattn_gpu_parts_workspace},
+                .workspace = fattn_gpu_decode_workspace},
         .image = "simt_forward",
         .phases = {decode_shape, fattn_gpu_combine},
     },
@@ -241,7 +265,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
         .row = {.name = "simt_forward",
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),
                 .dtypes = SIMT_DTYPES,
-                .features = FATTN_KERNEL_COMMON,
+                .features = FATTN_KERNEL_LAST,
                 .dim_max = SIMT_DIM_MAX,
                 .packs_groups = true,
                 .splits_keys = true,
@@ -255,7 +279,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
         .row = {.name = "simt_backward",
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),
                 .dtypes = SIMT_DTYPES,
-                .features = FATTN_KERNEL_COMMON & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
+                .features = FATTN_KERNEL_LAST & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT),
                 .dim_max = SIMT_DIM_MAX,
                 .packs_groups = true,
                 .tiles = square_tiles,

@@ -9,7 +9,7 @@
  *
  *     dP  = dO_i . v_j
  *     dS  = p (Z dP - delta_i)       derivative by x
- *     dS' = dS slope scale           derivative by the dot product
+ *     dS' = dS dscore scale          derivative by the dot product
  *
  * and every gradient is a sum over pairs:
  *
@@ -86,8 +86,8 @@ GPU_DEVICE float gpu_row_dot(const gpu_tensor &o, int64_t o_at, const gpu_tensor
 /* Saves row q of a sequence. One float for lse in units of the scores would be off by 2^-24 of lse,
  * and all probabilities of the row by as much. An empty row has no probabilities, whatever its dO
  * and dlse are: they are not looked at. */
-GPU_DEVICE void gpu_save_row(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
-                             gpu_query q)
+GPU_DEVICE void gpu_save_lse_delta(const fattn_gpu_args &g, const fattn_sequence &seq, int64_t b,
+                                   gpu_query q)
 {
     const fattn_problem &p = g.problem;
     const gpu_tensor o = gpu_tensor_of(g, g.buffers.o, p.dtype_o, FATTN_GPU_QUADS_O, p.dim_v);
@@ -234,14 +234,14 @@ GPU_DEVICE bool gpu_tile_terms(const fattn_gpu_args &args, const gpu_backward &f
 /* A pair: its score x and dP become Z p and dS, or dS' where the gradient is that of the dot
  * product. */
 template <bool OF_DOT>
-GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_row &row, float z, float slope,
-                                  float *x, float *dp)
+GPU_DEVICE void gpu_differentiate(const fattn_gpu_args &g, const gpu_row &row, float z,
+                                  float dscore, float *x, float *dp)
 {
     const float p = fattn_softmax_weight(*x - row.lse, g.rule.unit, row.rest);
     const float ds = p * (z * *dp - row.delta);
     const bool counts = row.query.h >= 0;
     *x = counts ? z * p : 0;
-    *dp = !counts ? 0 : OF_DOT ? ds * slope * g.rule.scale : ds;
+    *dp = !counts ? 0 : OF_DOT ? ds * dscore * g.rule.scale : ds;
 }
 
 /* A row and two neighbouring keys, with every feature; in x dot products. */
@@ -257,10 +257,10 @@ GPU_DEVICE void gpu_differentiate_two(const fattn_gpu_args &args, const gpu_back
     }
     GPU_UNROLL
     for (int n = 0; n < 2; n++) {
-        float slope;
+        float dscore;
         const fattn_score_pair pair = gpu_pair(g, f.pairs, terms, row.query, j + n);
-        x[n] = fattn_score(&g.rule, terms, x[n], pair, &slope);
-        gpu_differentiate<OF_DOT>(g, row, z[n], slope, &x[n], &dp[n]);
+        x[n] = fattn_score(&g.rule, terms, x[n], pair, &dscore);
+        gpu_differentiate<OF_DOT>(g, row, z[n], dscore, &x[n], &dp[n]);
     }
 }
 
@@ -703,7 +703,7 @@ GPU_KERNEL(128, 1) simt_backward_rows(const GPU_PARAM fattn_gpu_args g)
         if (i < seq.sq) {
             gpu_query q;
             q.i = (int32_t)i, q.h = (int32_t)(head % p.heads_q);
-            gpu_save_row(g, seq, b, q);
+            gpu_save_lse_delta(g, seq, b, q);
         }
     }
 }

@@ -10,8 +10,9 @@
  *     o = o alpha + p V
  *
  * With one part the item ends in o and lse; with several, each leaves {m, l, o} in the workspace,
- * and gpu_combine merges them in ascending order. Where a block's registers do not hold all
- * channels of o, it computes a slab of W of them, and the scores are computed once for each slab.
+ * and they are merged in ascending order: by the last block of a decoded head, or by gpu_combine.
+ * Where a block's registers do not hold all channels of o, it computes a slab of W of them, and the
+ * scores are computed once for each slab.
  */
 #ifndef FATTN_GPU_SIMT_FORWARD_CUH
 #define FATTN_GPU_SIMT_FORWARD_CUH
@@ -19,10 +20,14 @@
 #include "backends/gpu/forward_rows.cuh"
 #include "backends/gpu/tile.cuh"
 
+typedef gpu_shape<4, 16> gpu_rows_64;
+typedef gpu_shape<2, 8> gpu_rows_16; /* decoding */
+
 template <class S> struct gpu_forward_scratch : gpu_scratch<S> {
     gpu_forward_job job;
     gpu_query query[S::ROWS];
     int64_t q_at[S::ROWS], k_at[GPU_COLS], v_at[GPU_COLS];
+    int64_t parts; /* of the rows, where blocks count them */
 };
 
 /* What one thread knows. */
@@ -68,11 +73,11 @@ GPU_DEVICE void gpu_forward_keep(const fattn_gpu_args &args, const gpu_forward_s
         GPU_UNROLL
         for (int n = 0; n < GPU_TN; n++) {
             const int64_t j = j0 + tx * GPU_TN + n;
-            float slope;
+            float dscore;
             fattn_score_pair pair;
             pair.keep = !(terms & FATTN_SCORE_KEEP) || (keys.first <= j && j < keys.past);
             x[m][n] = fattn_score(&g.rule, (terms & FATTN_SCORE_SCALE) | FATTN_SCORE_KEEP, x[m][n],
-                                  pair, &slope);
+                                  pair, &dscore);
         }
     }
 }
@@ -97,9 +102,9 @@ GPU_DEVICE void gpu_forward_score(const fattn_gpu_args &args, gpu_forward_scratc
 #pragma unroll 1
     for (int e = 0; e < S::TM * GPU_TN; e++) {
         const int row = gpu_ty() * S::TM + e / GPU_TN, col = gpu_tx() * GPU_TN + e % GPU_TN;
-        float *const at = &s.weights[gpu_place<S::ROWS>(col, row)], slope;
+        float *const at = &s.weights[gpu_place<S::ROWS>(col, row)], dscore;
         const fattn_score_pair pair = gpu_pair(g, s.job.pairs, terms, s.query[row], j0 + col);
-        *at = fattn_score(&g.rule, terms, *at, pair, &slope);
+        *at = fattn_score(&g.rule, terms, *at, pair, &dscore);
     }
     gpu_get_tile<S>(s.weights, x);
 }
@@ -218,14 +223,38 @@ GPU_DEVICE void gpu_forward_end(const fattn_gpu_args &args, const gpu_forward_sc
     }
 }
 
+/* Whether blocks count the parts of the rows. */
+template <class S>
+GPU_DEVICE bool gpu_forward_counts(const fattn_gpu_args &g, const gpu_forward_job &job)
+{
+    return S::ROWS == gpu_rows_16::ROWS && g.counters >= 0 && !fattn_parts_are_one(&job.parts);
+}
+
+/* The last block, with a slab of a part, merges them. */
+template <class S>
+GPU_DEVICE void gpu_forward_merge(const fattn_gpu_args &g, const gpu_forward_scratch<S> &s,
+                                  int64_t slabs)
+{
+    const gpu_forward_job &job = s.job;
+    if (gpu_forward_counts<S>(g, job) &&
+        gpu_count_end(g, gpu_counter_of(g, job.pairs.b, job.hk), s.parts * slabs)) {
+        gpu_merge_rows(g, job.pairs.seq, job.pairs.b, job.hk, job.rows, s.parts);
+    }
+}
+
 template <class S, int W>
 GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
-                                 int64_t item, int c0)
+                                 int64_t item, int c0, int64_t slabs)
 {
     const fattn_gpu_args &g = gpu_anew(args);
     gpu_forward<S, W> f;
     if (!gpu_forward_open(g, s.job, S::ROWS, item, c0)) {
         return;
+    }
+    if (gpu_forward_counts<S>(g, s.job) && gpu_thread() == 0) {
+        uint64_t *const counter = gpu_counter_of(g, s.job.pairs.b, s.job.hk);
+        s.parts = fattn_parts_count(&s.job.parts);
+        gpu_count_begin(g, counter, gpu_peek(counter), s.parts * slabs);
     }
     gpu_forward_begin<S, W>(g, s, f);
 
@@ -243,6 +272,7 @@ GPU_DEVICE void gpu_forward_item(const fattn_gpu_args &args, gpu_forward_scratch
         gpu_forward_tile<S, W>(g, s, f, j0, fattn_min64(j0 + GPU_COLS, keys.past));
     }
     gpu_forward_end<S, W>(g, s, f);
+    gpu_forward_merge<S>(gpu_anew(args), s, slabs);
 }
 
 /* Slabs of an item follow one another, since they read the same keys. */
@@ -251,7 +281,7 @@ template <class S, int W> GPU_DEVICE void gpu_forward_all(const fattn_gpu_args &
     GPU_SHARED gpu_forward_scratch<S> s;
     const int64_t slabs = (g.problem.dim_v + W - 1) / W;
     for (int64_t n = gpu_block(); n < g.tiling.items * slabs; n += gpu_blocks()) {
-        gpu_forward_item<S, W>(g, s, n / slabs, (int)(n % slabs) * W);
+        gpu_forward_item<S, W>(g, s, n / slabs, (int)(n % slabs) * W, slabs);
     }
 }
 
@@ -263,15 +293,12 @@ template <class S, int W> GPU_DEVICE void gpu_forward_all(const fattn_gpu_args &
         gpu_forward_all<shape, width>(g);                                     \
     }
 
-typedef gpu_shape<4, 16> gpu_rows_64;
-typedef gpu_shape<2, 8> gpu_rows_16;
-
 GPU_FORWARD(simt_forward_64, gpu_rows_64, 2, 64)
 GPU_FORWARD(simt_forward_128, gpu_rows_64, 2, 128)
 GPU_FORWARD(simt_forward_256, gpu_rows_64, 1, 256)
-GPU_FORWARD(simt_decode_64, gpu_rows_16, 1, 64)
-GPU_FORWARD(simt_decode_128, gpu_rows_16, 1, 128)
-GPU_FORWARD(simt_decode_256, gpu_rows_16, 1, 256)
+GPU_FORWARD(simt_decode_64, gpu_rows_16, 4, 64)
+GPU_FORWARD(simt_decode_128, gpu_rows_16, 3, 128)
+GPU_FORWARD(simt_decode_256, gpu_rows_16, 3, 256)
 
 GPU_COMBINE
 

@@ -13,9 +13,9 @@
  * Sums. Lane l holds column l % SIDE, and of its rows SUMS: row r at matrix_row<SIDE>(r).
  *
  * Sums as operands. A lane's sums of one column, rounded, are k of column l % SIDE of an operand B
- * (or of row l % SIDE of an A): 8 sums at a time, matrix_turn() makes an operand of DEPTH rows.
- * Its k are those rows in another order: row i is found at place matrix_place<SIDE>(i), and the
- * other operand must have it there too. Four rows from a multiple of 4 on stay together.
+ * (or of row l % SIDE of an A): 8 sums at a time, matrix_as_operand() makes an operand of DEPTH
+ * rows. Its k are those rows in another order: row i is found at place matrix_place<SIDE>(i), and
+ * the other operand must have it there too. Four rows from a multiple of 4 on stay together.
  *
  *              SIDE  GROUPS  OWN  DEPTH  SUMS  row of sum r              place of row i of DEPTH
  *     MFMA     32    2       8    16     16    8 (r / 4) + 4 g + r % 4   8 (i / 4 % 2) + 4 (i / 8)
@@ -343,7 +343,7 @@ template <int SIDE> GPU_DEVICE float matrix_column_sum(float x)
 
 /* An operand of a column's pairs of sums, rounded: the lane's sums 2 n and 2 n + 1 of DEPTH rows
  * in ascending order are pair[n]. On gfx11 each half of the wave has every other row. */
-GPU_DEVICE matrix_operand matrix_turn(const uint32_t pair[4])
+GPU_DEVICE matrix_operand matrix_as_operand(const uint32_t pair[4])
 {
     matrix_operand x;
 #if MATRIX_WMMA == 11
@@ -448,8 +448,8 @@ GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int row, int step)
     return matrix_load<SIDE, AT>(tile, matrix_reads<SIDE, AT>(), row, step);
 }
 
-/* Leaves an operand of sums of column c (matrix_turn) as k of row c of a tile of SIDE rows, its
- * DEPTH k from step * DEPTH on, each at its place; and reads eight in their own order. */
+/* Leaves an operand of sums of column c (matrix_as_operand) as k of row c of a tile of SIDE rows,
+ * its DEPTH k from step * DEPTH on, each at its place; and reads eight in their own order. */
 template <int SIDE, int (*AT)(int, int)>
 GPU_DEVICE void matrix_put_sums(uint16_t *tile, int step, matrix_operand x)
 {

@@ -156,8 +156,8 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
 {
     const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
-    const bool k_square = patch_is_square(g, FATTN_GPU_QUADS_K, p.k.seq, p.dim);
-    const bool v_square = patch_is_square(g, FATTN_GPU_QUADS_V, p.v.seq, p.dim_v);
+    const bool k_square = patch_loads_by_quads(g, FATTN_GPU_QUADS_K, p.k.seq, p.dim);
+    const bool v_square = patch_loads_by_quads(g, FATTN_GPU_QUADS_V, p.v.seq, p.dim_v);
     const uint16_t *const k_from =
         (const uint16_t *)g.buffers.k + gpu_key_at(g, seq, p.k, job.b, job.hk, job.j0);
     const uint16_t *const v_from =
@@ -224,8 +224,8 @@ GPU_DEVICE matrix_queries matrix_queries_at(const fattn_gpu_args &g, const matri
     t.q = {(const uint16_t *)g.buffers.q + q, p.q.seq, (int)p.dim, live};
     t.dout = {(const uint16_t *)g.buffers.dout + dout, p.dout.seq, (int)p.dim_v, live};
     t.at = job.at + visit.head * p.total_q + i0;
-    t.square = patch_is_square(g, FATTN_GPU_QUADS_Q, p.q.seq, p.dim) &&
-               patch_is_square(g, FATTN_GPU_QUADS_DOUT, p.dout.seq, p.dim_v);
+    t.square = patch_loads_by_quads(g, FATTN_GPU_QUADS_Q, p.q.seq, p.dim) &&
+               patch_loads_by_quads(g, FATTN_GPU_QUADS_DOUT, p.dout.seq, p.dim_v);
     return t;
 }
 
@@ -443,12 +443,12 @@ GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned t
     const fattn_gpu_args &g = gpu_anew(args);
     const gpu_pairs &t = s.pairs;
     const bool exists = q.h >= 0 && j < t.seq.sk;
-    float z = 1, slope;
+    float z = 1, dscore;
     if (g.problem.features & FATTN_DROPOUT && exists) {
         gpu_drop<1>(g, t, q, j, &z);
     }
     const fattn_score_pair pair = gpu_pair(g, t, terms, q, j);
-    const float score = fattn_score(&g.rule, terms, *x, pair, &slope);
+    const float score = fattn_score(&g.rule, terms, *x, pair, &dscore);
     const float p = matrix_exp2(fmaf(score, g.rule.unit, -s.lse[r]));
     const float ds = p * (z * *dp - s.delta[r]);
     if (g.problem.outputs & FATTN_OUT_DBIAS && exists) {
@@ -457,7 +457,7 @@ GPU_DEVICE void matrix_differentiate_pair(const fattn_gpu_args &args, unsigned t
     /* dV waits for the size of Z, so that P Z stays a number that f16 has. A NaN stays one where
      * the pair is dropped, as in P Z. */
     *x = p * (z != 0 ? 1 : 0);
-    *dp = ds * slope;
+    *dp = ds * dscore;
 }
 
 /* matrix_differentiate() with every feature. That takes much code, which is there once: a loop in
@@ -493,8 +493,8 @@ GPU_DEVICE void matrix_differentiate_fully(const fattn_gpu_args &g, const matrix
 
 /* sums += turned rows in LDS, channels, by what the wave has of its keys. */
 template <class S>
-GPU_DEVICE void matrix_mix(const uint16_t *columns, const patch_packed x[S::TILES],
-                           patch sums[S::TILES * S::STEPS])
+GPU_DEVICE void matrix_add_products(const uint16_t *columns, const patch_packed x[S::TILES],
+                                    patch sums[S::TILES * S::STEPS])
 {
     enum { CHUNKS = S::QUERIES / 8 };
     const int place = patch_rows_place<CHUNKS>(0);
@@ -688,8 +688,8 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_job &job,
         /* (dQ first: products that come after branches would be made after them, and their operands
          * wait in registers.) */
         matrix_add_dq<S>(g, job, now, s, held);
-        matrix_mix<S>(s.columns(1), p, sums.dv);
-        matrix_mix<S>(s.columns(0), ds, sums.dk);
+        matrix_add_products<S>(s.columns(1), p, sums.dv);
+        matrix_add_products<S>(s.columns(0), ds, sums.dk);
         if (S::IS_PACED) {
             patch_pace<4 * S::STEPS, 4, S::TILES>();
         }

@@ -387,8 +387,8 @@ GPU_DEVICE void matrix_weigh(float unit, matrix_rows<S> &rows, typename S::sums 
 
 /* o += V^T p, p being what x becomes in the type of v. */
 template <class S>
-GPU_DEVICE void matrix_mix(const uint16_t *tile, int own, const typename S::sums x[S::TILES],
-                           typename S::sums o[S::HEIGHT])
+GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int own, const typename S::sums x[S::TILES],
+                              typename S::sums o[S::HEIGHT])
 {
     GPU_UNROLL
     for (int u = 0; u < S::UNITS; u++) {
@@ -399,7 +399,7 @@ GPU_DEVICE void matrix_mix(const uint16_t *tile, int own, const typename S::sums
             pair[n] = S::type::pack_weights(x[at / S::SUMS][at % S::SUMS],
                                             x[at / S::SUMS][at % S::SUMS + 1]);
         }
-        const matrix_operand p = matrix_turn(pair);
+        const matrix_operand p = matrix_as_operand(pair);
         GPU_UNROLL
         for (int t = 0; t < S::HEIGHT; t++) {
             const matrix_operand v =
@@ -498,7 +498,7 @@ GPU_DEVICE void matrix_walk(const fattn_gpu_args &g, const matrix_item &w, uint1
             matrix_fetch_keys<S>(g, at, block, k);
         }
         if (busy) {
-            matrix_mix<S>(tile + S::VALUES, places.read_v, x, rows.o);
+            matrix_add_pv<S>(tile + S::VALUES, places.read_v, x, rows.o);
         }
     }
 }

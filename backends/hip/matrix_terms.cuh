@@ -229,7 +229,7 @@ template <class S> GPU_DEVICE matrix_operand matrix_round(const typename S::sums
         const int at = 8 * n + 2 * e;
         pair[e] = S::type::pack(x[at / S::SUMS][at % S::SUMS], x[at / S::SUMS][at % S::SUMS + 1]);
     }
-    return matrix_turn(pair);
+    return matrix_as_operand(pair);
 }
 
 /* Channels c .. c + 7 of a row that begins at `row`, those that are below dim. */
@@ -349,8 +349,8 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
     float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is still to get */
     if (terms & FATTN_SCORE_CAP) {
         matrix_each<S>(x, [&](float &score, int) {
-            float slope;
-            score = fattn_score_cap(&g.rule, score * factor, &slope);
+            float dscore;
+            score = fattn_score_cap(&g.rule, score * factor, &dscore);
         });
         factor = 1;
     }

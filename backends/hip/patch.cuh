@@ -265,8 +265,8 @@ typedef struct patch_source {
 } patch_source;
 
 /* Whether rows lie so that patch_squares can bring them. */
-GPU_DEVICE bool patch_is_square(const fattn_gpu_args &g, unsigned quads, int64_t stride,
-                                int64_t dim)
+GPU_DEVICE bool patch_loads_by_quads(const fattn_gpu_args &g, unsigned quads, int64_t stride,
+                                     int64_t dim)
 {
     return g.quads & quads && dim % 4 == 0 && (uint64_t)stride >> 23 == 0;
 }

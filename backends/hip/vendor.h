@@ -99,6 +99,13 @@ GPU_DEVICE void gpu_sync(void)
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
+GPU_DEVICE void gpu_sync_memory(void)
+{
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
 /* Three barriers: the one before must have been read before it is cleared. */
 GPU_DEVICE bool gpu_any(bool x)
 {
@@ -140,6 +147,24 @@ GPU_DEVICE void gpu_add(float *to, float x)
     {
         (void)__hip_atomic_fetch_add(to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
     }
+}
+
+GPU_DEVICE uint64_t gpu_peek(const uint64_t *from)
+{
+    return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+GPU_DEVICE void gpu_poke(uint64_t *to, uint64_t x)
+{
+    __hip_atomic_store(to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+GPU_DEVICE void gpu_exchange(uint64_t *at, uint64_t from, uint64_t to)
+{
+    (void)__hip_atomic_compare_exchange_strong(at, &from, to, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                               __HIP_MEMORY_SCOPE_AGENT);
+}
+GPU_DEVICE uint64_t gpu_count(uint64_t *at)
+{
+    return __hip_atomic_fetch_add(at, 1, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
 
 GPU_DEVICE uint64_t gpu_cycles(void) { return __builtin_readcyclecounter(); }

@@ -79,7 +79,7 @@ template <class T, int SIDE> GPU_DEVICE void attend(const arguments &a)
             pair[e] = n % 2 ? T::pack(x[8 * n + 2 * e], x[8 * n + 2 * e + 1])
                             : T::pack_weights(x[8 * n + 2 * e], x[8 * n + 2 * e + 1]);
         }
-        weights[n] = matrix_turn(pair);
+        weights[n] = matrix_as_operand(pair);
     }
     GPU_UNROLL
     for (int t = 0; t < WIDTH / SIDE; t++) {

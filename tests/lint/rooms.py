@@ -13,9 +13,9 @@ import tap
 
 # What of the core the whole tool may use, and what its parts that show, time or judge look at behind the
 # public interface.
-BASICS = ["core/memory.h", "core/status.h", "core/dtype.h"]
-INSIDE = ["core/backend.h", "core/io_model.h", "core/kernel.h", "core/peak.h", "core/plan.h",
-          "core/problem.h"]
+BASICS = ["core/memory.h", "core/status.h", "core/dtype.h", "core/feature.h"]
+INSIDE = ["core/backend.h", "core/band.h", "core/io_model.h", "core/kernel.h", "core/peak.h",
+          "core/plan.h", "core/problem.h"]
 
 # folder: folders and files that its files may include, its own being understood. The longest folder that a
 # path begins with is its room.
@@ -73,7 +73,7 @@ WORDS = [
      r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|core/distributed/transports/nccl\.c|bench/ranks\.c|tests/.*",
      "CUDA and HIP words live in host_device.h and the GPU folders"),
     (r"\bFATTN_FEATURES_ALL\b", r"core/.*|include/.*|tests/.*|tools/.*",
-     "a row names the features that it honours: FATTN_KERNEL_COMMON and single ones"),
+     "a row names the features that it honours: FATTN_KERNEL_COMMON, FATTN_KERNEL_LAST and single ones"),
     (r"\bgetenv\b", r"core/env\.c|tests/.*|tools/.*|bench/.*", "the environment is read in core/env.c"),
     (r"(?<![\w.>])(malloc|calloc|realloc|aligned_alloc|posix_memalign|strdup|strndup|asprintf|free)\s*\(",
      r"core/memory\.c|core/distributed/transports/.*|tests/.*|bench/.*|examples/.*|tools/.*", "core/memory.c is the only door to the heap"),

@@ -19,6 +19,7 @@ import figures
 import format as formatting
 import hardening
 import headers
+import hopper_code
 import instructions
 import rooms
 import shared_object
@@ -378,6 +379,18 @@ def tally_case():
             yield f"{result} {out!r}: counted {totals}, not {want}"
 
 
+def hopper_case():
+    product, of_registers, load, store, gather, other = 0x9F0, 0xDF0, 0x983, 0x387, 0x948, 0x221
+
+    def found(*words):
+        code = b"".join((0x12345000 | word).to_bytes(16, "little") for word in words)
+        return list(hopper_code.look(code, 1))
+    tidy = found(load, product, other, of_registers, store)
+    yield "a product too few", judge(tidy, found(product, other))
+    for title, word in (("a load", load), ("a store", store), ("a gathering", gather)):
+        yield f"{title} among products", judge(tidy, found(product, word, product))
+
+
 def results():
     for title, lint, tidy, planted in TREES:
         yield title, judge(findings_in(lint, tidy), findings_in(lint, planted))
@@ -385,6 +398,7 @@ def results():
                  code_object_case):
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)
+    yield from hopper_case()
     yield "the report fails when it should", report_case()
     yield "the tally counts what failed", tally_case()
     yield "a table or picture that is not what was measured", figures_case()

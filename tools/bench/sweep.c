@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/band.h"
 #include "core/dtype.h"
+#include "core/feature.h"
 #include "core/kernel.h"
 #include "core/status.h"
 #include "tools/terminal/terminal.h"
@@ -365,41 +367,38 @@ static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
     *sk = p->features & FATTN_SEQUSED_K && c->used_k < *sk ? c->used_k : *sk;
 }
 
-/* Pairs inside the band of causal and window, row by row. */
-static double count_pairs(const sweep_case *c, int64_t sq, int64_t sk)
-{
-    const fattn_problem *const p = &c->problem;
-    const fattn_buffers *const b = &c->buffers;
-    const int64_t whole_q = b->whole_q < 0 ? sq : b->whole_q,
-                  whole_k = b->whole_k < 0 ? sk : b->whole_k;
-    const int64_t off =
-        (p->anchor == FATTN_TOP_LEFT ? 0 : whole_k - whole_q) + b->q_offset - b->k_offset;
-    const int64_t left = p->features & FATTN_WINDOW ? p->window_left : -1;
-    const int64_t right = p->features & FATTN_CAUSAL   ? 0
-                          : p->features & FATTN_WINDOW ? p->window_right
-                                                       : -1;
-    double pairs = 0;
-    for (int64_t i = 0; i < sq; i++) {
-        const int64_t first = left < 0 || i + off - left < 0 ? 0 : i + off - left;
-        const int64_t last = right < 0 || i + off + right >= sk ? sk - 1 : i + off + right;
-        pairs += last >= first ? (double)(last - first + 1) : 0;
-    }
-    return pairs;
-}
-
+/* Pairs of sequence b that its band keeps: row by row where that is no formula. */
 static double pairs_of(const sweep_case *c, int64_t b)
 {
-    const fattn_problem *const p = &c->problem;
+    fattn_problem p = c->problem;
+    p.window_right = p.features & FATTN_CAUSAL ? 0 : p.window_right;
     int64_t rows, keys;
     lengths(c, b, &rows, &keys);
     const double sq = (double)rows, sk = (double)keys;
-    if (!(p->features & (FATTN_CAUSAL | FATTN_WINDOW))) {
+    if (!fattn_is_banded(&p)) {
         return sq * sk;
     }
-    if (p->features & (FATTN_WINDOW | FATTN_POSITIONS) || p->anchor == FATTN_TOP_LEFT) {
-        return count_pairs(c, rows, keys);
+    const fattn_reach reach = fattn_band_reach(&p);
+    if (reach.left < 0 && reach.right == 0 && !(p.features & FATTN_POSITIONS) &&
+        p.anchor != FATTN_TOP_LEFT) {
+        return sk >= sq ? sq * sk - sq * sq / 2 : sk * sk / 2;
     }
-    return sk >= sq ? sq * sk - sq * sq / 2 : sk * sk / 2;
+    const fattn_buffers *const buf = &c->buffers;
+    fattn_sequence s = {.sq = rows,
+                        .sk = keys,
+                        .diagonal = buf->q_offset - buf->k_offset,
+                        .k_position = buf->k_offset};
+    if (p.anchor != FATTN_TOP_LEFT) {
+        s.diagonal +=
+            (buf->whole_k < 0 ? keys : buf->whole_k) - (buf->whole_q < 0 ? rows : buf->whole_q);
+    }
+    const fattn_band band = fattn_band_of(&p, &s);
+    double pairs = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const fattn_range seen = fattn_band_row(&band, i);
+        pairs += seen.first < seen.past ? (double)(seen.past - seen.first) : 0;
+    }
+    return pairs;
 }
 
 double sweep_flops(const sweep_case *c)
@@ -450,15 +449,11 @@ FATTN_PRINTF(2, 3) static void say(sentence *s, const char *format, ...)
 }
 
 /* Appends the value of a feature in brackets. */
-static void say_value(sentence *s, const sweep_case *c, uint64_t feature)
+static void say_value(sentence *s, const sweep_case *c, int bit)
 {
     const fattn_problem *const p = &c->problem;
-    switch (feature) {
-    case FATTN_WINDOW: say(s, "(%" PRId64 ",%" PRId64 ")", p->window_left, p->window_right); break;
-    case FATTN_SCALE: say(s, "(%g)", p->scale); break;
-    case FATTN_SOFTCAP: say(s, "(%g)", p->softcap); break;
-    case FATTN_DROPOUT: say(s, "(%g)", p->dropout_p); break;
-    case FATTN_PAGED: say(s, "(%" PRId64 ")", p->page_size); break;
+    char value[64];
+    switch (UINT64_C(1) << bit) {
     case FATTN_SEQUSED_Q: say(s, "(%" PRId64 ")", c->used_q); break;
     case FATTN_SEQUSED_K: say(s, "(%" PRId64 ")", c->used_k); break;
     case FATTN_BLOCK_MASK:
@@ -471,7 +466,7 @@ static void say_value(sentence *s, const sweep_case *c, uint64_t feature)
         say(s, "%s%s", p->dtype_bias ? "_" : "",
             p->dtype_bias ? fattn_dtype_name(p->dtype_bias) : "");
         break;
-    default: break;
+    default: say(s, "%s", fattn_feature_value(p, bit, value, sizeof value));
     }
 }
 
@@ -491,11 +486,10 @@ void sweep_words(const sweep_case *c, char *text, size_t size)
         {p->dtype_o && p->dtype_o != p->dtype, "o_f32"},
     };
     text[0] = '\0';
-    for (int bit = 0; UINT64_C(1) << bit <= FATTN_FEATURES_ALL; bit++) {
-        const uint64_t feature = UINT64_C(1) << bit;
-        if (p->features & feature & ~(FATTN_CAUSAL | FATTN_MASK)) {
+    for (int bit = 0; bit < FATTN_FEATURE_COUNT; bit++) {
+        if (p->features & ~(FATTN_CAUSAL | FATTN_MASK) & UINT64_C(1) << bit) {
             say(&s, "%s%s", s.used ? "+" : "", fattn_feature_name(bit));
-            say_value(&s, c, feature);
+            say_value(&s, c, bit);
         }
     }
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/dtype.h"
+#include "core/feature.h"
 #include "core/kernel.h"
 #include "core/status.h"
 
@@ -24,8 +25,7 @@ const char *const draw_family_names[DRAW_FAMILIES] = {
     "negative", "sorted",  "denormal", "massive",  "wild",
 };
 
-enum { FEATURES = 23, FIRST_FEATURES = 21 };
-_Static_assert(FATTN_FEATURES_ALL == (UINT64_C(1) << FEATURES) - 1, "every feature is drawn");
+enum { FIRST_FEATURES = 21 };
 
 uint64_t draw_features_of(fattn_op op)
 {
@@ -141,7 +141,7 @@ static uint64_t draw_later_features(uint64_t seed, int64_t index, bool plain)
 {
     draw_rng rng = draw_stream(seed, index, 5);
     uint64_t drawn = 0;
-    for (int bit = FIRST_FEATURES; bit < FEATURES; bit++) {
+    for (int bit = FIRST_FEATURES; bit < FATTN_FEATURE_COUNT; bit++) {
         drawn |= draw_chance(&rng, plain ? 16 : 6) ? UINT64_C(1) << bit : 0;
     }
     return drawn & FATTN_ALIBI_BIAS ? drawn | FATTN_ALIBI | FATTN_BIAS : drawn;
@@ -219,6 +219,21 @@ static void draw_options(fattn_problem *p, draw_rng *rng)
     p->page_size = f & FATTN_PAGED ? PICK(rng, pages) : 0;
     p->batch_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : 0;
     p->head_offset = f & FATTN_DROPOUT ? draw_between(rng, 0, 40) : 0;
+}
+
+/* The same for features that were added later, which have sizes: any, or those of tiles. */
+static void draw_later_options(fattn_problem *p, uint64_t seed, int64_t index)
+{
+    static const int64_t sizes[] = {1, 3, 16, 64, 100, 128};
+    draw_rng rng = draw_stream(seed, index, 8);
+    for (int bit = FIRST_FEATURES; bit < FATTN_FEATURE_COUNT; bit++) {
+        const fattn_feature_field *field = fattn_feature_row(bit)->fields;
+        for (; p->features >> bit & 1 && field->name; field++) {
+            const int64_t size =
+                draw_chance(&rng, 3) ? PICK(&rng, sizes) : draw_between(&rng, 1, p->seqlen_k + 1);
+            memcpy((char *)p + field->offset, &size, sizeof size);
+        }
+    }
 }
 
 /* Draws the sequence lengths, and how many of the allotted rows are used. */
@@ -355,6 +370,7 @@ int draw_problem(draw_case *c, uint64_t seed, int64_t index)
     }
     p->outputs = draw_outputs(p, rng);
     draw_options(p, rng);
+    draw_later_options(p, seed, index);
     if (draw_sequences(c)) {
         return -1;
     }
@@ -407,24 +423,12 @@ static void say(words *w, const char *format, ...)
 
 static void say_features(words *w, const fattn_problem *p)
 {
-    for (int bit = 0; bit < FEATURES; bit++) {
+    for (int bit = 0; bit < FATTN_FEATURE_COUNT; bit++) {
         if (!(p->features >> bit & 1)) {
             continue;
         }
-        say(w, " %s", fattn_feature_name(bit));
-        switch (UINT64_C(1) << bit) {
-        case FATTN_WINDOW:
-            say(w, "(%lld,%lld)", (long long)p->window_left, (long long)p->window_right);
-            break;
-        case FATTN_SCALE: say(w, "(%g)", p->scale); break;
-        case FATTN_SOFTCAP: say(w, "(%g)", p->softcap); break;
-        case FATTN_DROPOUT: say(w, "(%g)", p->dropout_p); break;
-        case FATTN_BLOCK_MASK:
-            say(w, "(%lldx%lld)", (long long)p->block_m, (long long)p->block_n);
-            break;
-        case FATTN_PAGED: say(w, "(%lld)", (long long)p->page_size); break;
-        default: break;
-        }
+        char value[64];
+        say(w, " %s%s", fattn_feature_name(bit), fattn_feature_value(p, bit, value, sizeof value));
     }
 }
 

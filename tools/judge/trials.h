@@ -7,9 +7,15 @@
 #ifndef FATTN_TOOLS_TRIALS_H
 #define FATTN_TOOLS_TRIALS_H
 
+#include "core/feature.h"
 #include "tools/judge/judge.h"
 
-enum { TRIALS_FEATURES = 23, TRIALS_REASONS = 48, TRIALS_PAIR_TIMES = 20, TRIALS_TRAITS = 10 };
+enum {
+    TRIALS_FEATURES = FATTN_FEATURE_COUNT,
+    TRIALS_REASONS = 48,
+    TRIALS_PAIR_TIMES = 20,
+    TRIALS_TRAITS = 10
+};
 enum { TRIALS_SOME = 500, TRIALS_ENOUGH = 4000 };
 
 typedef struct trials_reason {

@@ -199,6 +199,9 @@ static void print_help(const option_set *set)
     enum { COLUMN = 32 };
     printf("Usage: fattn %s [OPTION ...]\n\n%s\n\nOptions:\n", set->command, set->summary);
     for (const option *o = set->table; o->name; o++) {
+        if (!o->name[0]) {
+            continue;
+        }
         char usage[128];
         print_usage_of(o, usage, sizeof usage);
         printf("  %-*s", COLUMN - 2, usage);
@@ -227,7 +230,7 @@ static void print_help(const option_set *set)
 static const option *find(const option_set *set, const char *name, size_t length)
 {
     for (const option *o = set->table; o->name; o++) {
-        if (strcspn(o->name, " ") == length && memcmp(o->name, name, length) == 0) {
+        if (o->name[0] && strcspn(o->name, " ") == length && memcmp(o->name, name, length) == 0) {
             return o;
         }
     }

@@ -48,7 +48,8 @@ typedef struct option_words {
     char at[OPTION_LIST_MAX][OPTION_WORD_MAX];
 } option_words;
 
-/* A row of the table; use designators from .value on. The table ends with {.name = NULL}. */
+/* A row of the table; use designators from .value on. The table ends with {.name = NULL}; a row
+ * whose name is empty is no option. */
 typedef struct option {
     const char *name; /* without dashes, then a blank and the name of its value in the help */
     const char *help; /* one line; further lines after \n */

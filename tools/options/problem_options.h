@@ -7,20 +7,17 @@
 #ifndef FATTN_TOOLS_PROBLEM_OPTIONS_H
 #define FATTN_TOOLS_PROBLEM_OPTIONS_H
 
-#include "fattn/fattn.h"
+#include "core/feature.h"
 #include "tools/options/options.h"
 
-/* In the order of the table. */
+/* In the order of the help. Each feature has one, which is empty where a number does not say all.
+ * See core/feature.h. */
 enum {
     PROBLEM_DTYPE,
     PROBLEM_DTYPE_O,
     PROBLEM_LAYOUT,
-    PROBLEM_CAUSAL,
-    PROBLEM_ANCHOR,
-    PROBLEM_WINDOW,
-    PROBLEM_SCALE,
-    PROBLEM_SOFTCAP,
-    PROBLEM_DROPOUT,
+    PROBLEM_FEATURES, /* bit 0 and so on */
+    PROBLEM_ANCHOR = PROBLEM_FEATURES + FATTN_FEATURE_COUNT,
     PROBLEM_Q_OFFSET,
     PROBLEM_K_OFFSET,
     PROBLEM_WHOLE_Q,
@@ -28,12 +25,17 @@ enum {
     PROBLEM_BATCH_OFFSET,
     PROBLEM_HEAD_OFFSET,
     PROBLEM_BLOCK_SIZE,
-    PROBLEM_DETERMINISTIC,
-    PROBLEM_BATCH_INVARIANT,
-    PROBLEM_ACCUMULATE,
-    PROBLEM_CHECKED,
     PROBLEM_OPTIONS
 };
+
+/* The option of a feature. */
+#define PROBLEM_OF(feature) (PROBLEM_FEATURES + __builtin_ctzll(feature))
+
+/* Features that depend on the diagonal, and so on its anchor and on positions. */
+uint64_t problem_on_diagonal(void);
+
+/* Writes "--causal, --window or --alibi" for a set of features. Returns text. */
+const char *problem_feature_options(uint64_t features, char *text, size_t size);
 
 typedef union option_list {
     int count; /* first member of every list */
@@ -46,8 +48,8 @@ typedef struct problem_options {
     option_list list[PROBLEM_OPTIONS]; /* count 0: not given */
 } problem_options;
 
-/* Writes PROBLEM_OPTIONS rows for the parser; their values go into *values. single: each takes one
- * value. */
+/* Writes PROBLEM_OPTIONS rows for the parser, some of them empty; their values go into *values.
+ * single: each takes one value. */
 void problem_options_rows(problem_options *values, bool single, option *rows);
 
 /* The number of values given for an option; a pair counts as one. */

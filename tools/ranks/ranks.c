@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "core/distributed/forecast.h"
+#include "core/feature.h"
+#include "core/kernel.h"
 #include "core/memory.h"
 #include "core/problem.h"
 #include "tools/terminal/terminal.h"
@@ -168,10 +170,12 @@ static int32_t *beginnings(const sweep_case *c, int64_t longest)
 
 static fattn_status forecast(const ranks_options *v, fattn_whole *whole, fattn_forecast *f)
 {
-    const uint64_t alone = FATTN_POSITIONS | FATTN_PAGED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K;
-    if (whole->problem->features & alone) {
-        return fattn_fail(FATTN_UNSUPPORTED,
-                          "positions, pages and seqused are not divided over ranks");
+    const uint64_t divided =
+        FATTN_KERNEL_COMMON & ~(FATTN_POSITIONS | FATTN_PAGED | FATTN_SEQUSED_Q | FATTN_SEQUSED_K);
+    const uint64_t others = whole->problem->features & ~divided;
+    if (others) {
+        return fattn_fail(FATTN_UNSUPPORTED, "problems with %s are not divided over ranks",
+                          fattn_feature_name(__builtin_ctzll(others)));
     }
     whole->split = v->split ? (fattn_split)v->split : fattn_split_choose(whole->problem);
     const fattn_speed speed = {v->rate, v->link.at[0], v->link.count > 1 ? v->link.at[1] : 0};

@@ -3,21 +3,23 @@
  * counter. For sm_90a alone. */
 #include "backends/cuda/vendor.h"
 
+#define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
 #include "backends/cuda/wgmma_forward.cuh"
 
 typedef struct wgmma_maps {
     wgmma_map map[3]; /* q, k, v */
 } wgmma_maps;
 
-#define WGMMA_ENTRY(name, type, width, warpgroups, keys, stages)                            \
-    GPU_KERNEL(WGMMA_THREADS(warpgroups), 1)                                                \
-    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_maps maps)                 \
-    {                                                                                       \
-        wgmma_forward_all<wgmma_shape<type, width, warpgroups, keys, stages>>(g, maps.map); \
+#define WGMMA_ENTRY(name, type, width, width_v, warpgroups, keys, stages)                         \
+    GPU_KERNEL(WGMMA_THREADS(warpgroups), 1)                                                      \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_maps maps)                       \
+    {                                                                                             \
+        wgmma_forward_all<wgmma_shape<type, width, width_v, warpgroups, keys, stages>>(g,         \
+                                                                                       maps.map); \
     }
-#define WGMMA_ENTRIES(width, ...)                               \
-    WGMMA_ENTRY(wgmma_f16_##width, mma_f16, width, __VA_ARGS__) \
-    WGMMA_ENTRY(wgmma_bf16_##width, mma_bf16, width, __VA_ARGS__)
+#define WGMMA_ENTRIES(name, ...)                        \
+    WGMMA_ENTRY(wgmma_f16_##name, mma_f16, __VA_ARGS__) \
+    WGMMA_ENTRY(wgmma_bf16_##name, mma_bf16, __VA_ARGS__)
 WGMMA_SHAPES(WGMMA_ENTRIES)
 
 GPU_KERNEL(32, 1) clear(const GPU_PARAM fattn_gpu_args g)

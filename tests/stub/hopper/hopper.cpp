@@ -218,6 +218,17 @@ static bool __any_sync(uint32_t, bool x)
     meet(m.warps[warp], 32, [] {});
     return any;
 }
+static int wgmma_largest(int x)
+{
+    const int warp = m.running / 32;
+    m.words[m.running] = (uint32_t)x;
+    meet(m.warps[warp], 32, [] {});
+    for (int n = 0; n < 32; n++) {
+        x = max(x, (int)m.words[warp * 32 + n]);
+    }
+    meet(m.warps[warp], 32, [] {});
+    return x;
+}
 static unsigned atomicAdd(unsigned *at, unsigned x)
 {
     const unsigned before = *at;
@@ -234,8 +245,13 @@ static void gpu_sync(void)
 {
     meet(m.barriers[0], m.threads, [] {});
 }
-static bool gpu_any(bool) { abort(); } /* of kernels that are not here */
+/* Of kernels that are not here. */
+static bool gpu_any(bool) { abort(); }
 static float gpu_shfl(float, int) { abort(); }
+static void gpu_sync_memory(void) { abort(); }
+static void gpu_poke(uint64_t *, uint64_t) { abort(); }
+static void gpu_exchange(uint64_t *, uint64_t, uint64_t) { abort(); }
+static uint64_t gpu_count(uint64_t *) { abort(); }
 static float gpu_shfl_xor(float x, int n)
 {
     return __int_as_float((int)exchange((uint32_t)__float_as_int(x), m.running % 32 ^ n));

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One row a feature: its names, its numbers in fattn_problem with their defaults and bounds, and
+ * its option in the tool. Validation, reasons, plans in words, JSON, the options of `fattn`, and
+ * the random problems of `fattn check` read these rows. A feature that is a bit and some numbers
+ * needs one row here, and what kernels make of it.
+ */
+#ifndef FATTN_CORE_FEATURE_H
+#define FATTN_CORE_FEATURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "fattn/fattn.h"
+
+enum { FATTN_FEATURE_COUNT = __builtin_popcountll(FATTN_FEATURES_ALL), FATTN_FEATURE_FIELDS = 4 };
+
+typedef enum fattn_field_kind {
+    FATTN_FIELD_INTEGER,
+    FATTN_FIELD_REAL,
+    FATTN_FIELD_DTYPE
+} fattn_field_kind;
+
+typedef struct fattn_feature_field {
+    const char *name; /* in fattn_problem; NULL after the last */
+    size_t offset;
+    fattn_field_kind kind;
+    int64_t usual;     /* its value without the feature */
+    int64_t low, high; /* of integers, with the feature; both 0: problem.c has a rule of its own */
+} fattn_feature_field;
+
+typedef struct fattn_feature {
+    const char *constant; /* "FATTN_WINDOW" */
+    const char *name;     /* "window" */
+    const char *option;   /* "window L,R", without dashes; NULL where it is more than numbers */
+    const char *help;     /* of the option; further lines after \n */
+    int values;           /* so many fields, the first, are what the option takes and words show */
+    bool zero_is_none;    /* the option's 0 means that the feature is off */
+    bool on_diagonal; /* depends on which key a query is aligned with: on anchor and positions */
+    fattn_feature_field fields[FATTN_FEATURE_FIELDS + 1];
+} fattn_feature;
+
+/* The row of bit 0 .. FATTN_FEATURE_COUNT - 1. */
+const fattn_feature *fattn_feature_row(int bit);
+
+/* The name of feature bit `bit`, as in "cu_seqlens_q"; NULL past the last. */
+const char *fattn_feature_name(int bit);
+
+/* A field of a problem: integers and dtypes as they are. */
+int64_t fattn_feature_integer(const fattn_problem *problem, const fattn_feature_field *field);
+double fattn_feature_real(const fattn_problem *problem, const fattn_feature_field *field);
+
+/* Writes the feature's value in brackets, as in "(128,0)", or nothing where it has none. Returns
+ * text. */
+const char *fattn_feature_value(const fattn_problem *problem, int bit, char *text, size_t size);
+
+#endif

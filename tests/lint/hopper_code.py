@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine code of the kernels of Hopper's own instructions, compiled at full optimisation whatever the
+build asks for: products that ptxas did not serialise, as many as the shape has, and from the first to the
+last of them no register in memory and no gathering of a warp.
+
+usage: hopper_code.py ROOT NVCC
+
+What makes ptxas do otherwise is in docs/notes/hopper-forward.md.
+"""
+
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+import tap
+
+SOURCE = "backends/cuda/kernels/wgmma_forward.cu"
+# As backends/cuda/meson.build compiles.
+FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN_BUILDING", "-I.", "-Iinclude"]
+
+# Lowest twelve bits of an instruction: products of two tiles, and of registers and a tile.
+PRODUCT = (0x9F0, 0xDF0)
+BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
+
+# Bytes that a thread stores of registers: at 64 channels the warp that plans has 32.
+SPILLS = {"wgmma_f16_64": 128, "wgmma_bf16_64": 128}
+
+
+def compile_image(root, nvcc, folder):
+    """Machine code, and what the compiler said."""
+    ptx, cubin = os.path.join(folder, "a.ptx"), os.path.join(folder, "a.cubin")
+    said = ""
+    for step in ([*FLAGS, "-ptx", "-arch=compute_90a", "-o", ptx, SOURCE],
+                 ["-cubin", "-arch=sm_90a", "-Xptxas", "-v", "-o", cubin, ptx]):
+        done = subprocess.run([nvcc, *step], cwd=root, capture_output=True, text=True, check=False)
+        said += done.stdout + done.stderr
+        if done.returncode:
+            raise RuntimeError(said[-2000:])
+    with open(cubin, "rb") as file:
+        return file.read(), said
+
+
+def sections(elf):
+    """(name, bytes) of each section of a 64-bit ELF file."""
+    at, = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    table = [struct.unpack_from("<IIQQQQ", elf, at + size * n) for n in range(count)]
+    for name, _, _, _, offset, length in table:
+        begin = table[names][4] + name
+        yield elf[begin:elf.index(b"\0", begin)].decode(), elf[offset:offset + length]
+
+
+def shapes(root):
+    """name: products of a tile of keys, by the list in wgmma.h."""
+    text = tap.read(root, "backends/cuda/wgmma.h")
+    rows = text[text.index("#define WGMMA_SHAPES"):text.index("/* A warpgroup that copies")]
+    return {name: int(width) // 16 + int(keys) // 16
+            for name, width, keys in re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", rows)}
+
+
+def look(code, products):
+    """Findings about an entry's code, whose loop makes so many products, and whose first tile does too."""
+    words = [struct.unpack_from("<Q", code, n)[0] & 0xFFF for n in range(0, len(code), 16)]
+    found = [n for n, word in enumerate(words) if word in PRODUCT]
+    if len(found) != 2 * products:
+        yield f"{len(found)} products, {2 * products} expected"
+    for n in range(found[0], found[-1]) if found else []:
+        if words[n] in BARRED:
+            yield f"{BARRED[words[n]]} at {16 * n:#x}, among the products"
+
+
+def results(root, nvcc):
+    titles = ("ptxas serialises no product", "registers stay registers", "loops are products and what these need")
+    with tempfile.TemporaryDirectory() as folder:
+        cubin, said = compile_image(root, nvcc, folder)
+    spills, known = [], shapes(root)
+    for name, stored in re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", said, re.S):
+        if int(stored) > SPILLS.get(name, 0):
+            spills.append(f"{name}: {stored} bytes of registers are stored")
+    loops, seen = [], 0
+    for name, code in sections(cubin):
+        entry = re.fullmatch(r"\.text\.(wgmma_b?f16_(\w+))", name)
+        if entry:
+            seen += 1
+            loops += [f"{entry[1]}: {finding}" for finding in look(code, known[entry[2]])]
+    if seen != 2 * len(known):
+        loops.append(f"{seen} entries, {2 * len(known)} expected")
+    notes = [line for line in said.splitlines() if re.search(r"\bC75\d\d\b|setmaxnreg", line)]
+    return list(zip(titles, (notes, spills, loops)))
+
+
+if __name__ == "__main__":
+    sys.exit(tap.report(results(*sys.argv[1:])))

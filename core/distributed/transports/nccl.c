@@ -73,6 +73,9 @@ static fattn_status post(transport *t, const fattn_message *messages, int count)
 {
     ncclResult_t error = t->nccl.group_start();
     const char *what = "ncclGroupStart";
+    if (error != ncclSuccess) {
+        return fail_nccl(t, what, error);
+    }
     for (int tag = 0; tag < 16; tag++) {
         for (int n = 0; error == ncclSuccess && n < count; n++) {
             const fattn_message *const m = &messages[n];
@@ -86,8 +89,9 @@ static fattn_status post(transport *t, const fattn_message *messages, int count)
                         : t->nccl.send(m->data, bytes, ncclInt8, m->peer, t->comm, t->stream);
         }
     }
+    const ncclResult_t ended = t->nccl.group_end();
     if (error == ncclSuccess) {
-        error = t->nccl.group_end();
+        error = ended;
         what = "ncclGroupEnd";
     }
     return error == ncclSuccess ? FATTN_OK : fail_nccl(t, what, error);
@@ -121,8 +125,8 @@ static double now(void)
 /* Until the messages are there, or nobody answers. */
 static fattn_status watch(transport *t, int peer, double seconds)
 {
-    static const struct timespec nap = {.tv_nsec = 2000};
-    const double end = now() + seconds;
+    static const struct timespec nap = {.tv_nsec = 20000};
+    const double begin = now();
     for (;;) {
         const cudaError_t error = cudaEventQuery(t->sent);
         ncclResult_t async = ncclSuccess;
@@ -136,12 +140,15 @@ static fattn_status watch(transport *t, int peer, double seconds)
         if (asked != ncclSuccess || async != ncclSuccess) {
             return fail_nccl(t, "a message", asked != ncclSuccess ? asked : async);
         }
-        if (now() > end) {
+        const double waited = now() - begin;
+        if (waited > seconds) {
             char text[96];
             snprintf(text, sizeof text, "rank %d did not answer in %g s", peer, seconds);
             return fattn_transport_fail(FATTN_RANK_TIMEOUT, text);
         }
-        nanosleep(&nap, NULL);
+        if (waited > 1e-3) { /* short messages are not kept waiting */
+            nanosleep(&nap, NULL);
+        }
     }
 }
 

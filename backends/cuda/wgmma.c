@@ -263,7 +263,7 @@ static void rows_shape(const fattn_problem *p, int64_t rows, const char *entry, 
                        fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, name);
-    shape->blocks = gpu_ceil_div(p->batch * p->heads_q * rows, FATTN_GPU_BACKWARD_ROWS);
+    shape->blocks = fattn_ceil_div(p->batch * p->heads_q * rows, FATTN_GPU_BACKWARD_ROWS);
     shape->threads = WGMMA_ROWS_THREADS;
     shape->early = true;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What Hopper's kernels do with a tile: products, masks, operands in registers, rows that become
- * zeros, rows of results.
+ * zeros.
  */
 #ifndef FATTN_CUDA_WGMMA_TILE_CUH
 #define FATTN_CUDA_WGMMA_TILE_CUH
@@ -114,73 +114,6 @@ template <int ROWS, int PANELS> GPU_DEVICE void wgmma_clear(uint32_t tile, int l
     }
     wgmma_publish();
     wgmma_meet(barrier, 128);
-}
-
-/* --- Rows of results -------------------------------------------------------------------------- */
-
-/* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
-GPU_DEVICE void wgmma_turn(uint32_t x[4])
-{
-    const bool odd = gpu_thread() & 1, high = gpu_thread() & 2;
-    GPU_UNROLL
-    for (int n = 0; n < 4; n += 2) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? x[n] : x[n + 1], 1);
-        x[n] = odd ? other : x[n];
-        x[n + 1] = odd ? x[n + 1] : other;
-    }
-    GPU_UNROLL
-    for (int n = 0; n < 2; n++) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? x[n] : x[n + 2], 2);
-        x[n] = high ? other : x[n];
-        x[n + 2] = high ? x[n + 2] : other;
-    }
-}
-
-/* A row of 16-bit elements of W channels, of which `dim` are the tensor's: its quad stores 32
- * channels at a time, a lane eight. to: the row, which begins at a multiple of 16 bytes where it
- * has chunks; h: which of the thread's two. */
-template <class T, int W>
-GPU_DEVICE void wgmma_store_pairs(uint16_t *to, int dim, bool chunks, bool exists, float factor,
-                                  bool empty, int h, const float sums[W / 8][4])
-{
-    GPU_UNROLL
-    for (int n = 0; n < W / 32; n++) {
-        uint32_t x[4];
-        GPU_UNROLL
-        for (int k = 0; k < 4; k++) {
-            const float *const pair = sums[4 * n + k] + 2 * h;
-            x[k] = empty ? 0 : T::pack(pair[0] * factor, pair[1] * factor);
-        }
-        wgmma_turn(x);
-        const int c = 32 * n + gpu_thread() % 4 * 8, live = dim - c;
-        if (exists && chunks && live >= 8) {
-            gpu_u4 eight;
-            eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
-            *(gpu_u4 *)(to + c) = eight;
-        } else if (exists) {
-            GPU_UNROLL
-            for (int e = 0; e < 8; e++) {
-                if (e < live) {
-                    to[c + e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
-                }
-            }
-        }
-    }
-}
-
-/* The same in floats, which it may add to. */
-template <int W>
-GPU_DEVICE void wgmma_store_floats(float *to, int dim, float factor, bool empty, bool adds, int h,
-                                   const float sums[W / 8][4])
-{
-    GPU_UNROLL
-    for (int n = 0; n < W / 4; n++) {
-        const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
-        if (c < dim) {
-            const float sum = empty ? 0 : sums[n / 2][2 * h + n % 2] * factor;
-            to[c] = adds ? to[c] + sum : sum;
-        }
-    }
 }
 
 #endif

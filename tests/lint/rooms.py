@@ -13,7 +13,7 @@ import tap
 
 # What of the core the whole tool may use, and what its parts that show, time or judge look at behind the
 # public interface.
-BASICS = ["core/memory.h", "core/status.h", "core/dtype.h", "core/feature.h"]
+BASICS = ["core/memory.h", "core/status.h", "core/dtype.h", "core/feature.h", "core/integer.h"]
 INSIDE = ["core/backend.h", "core/band.h", "core/io_model.h", "core/kernel.h", "core/peak.h",
           "core/plan.h", "core/problem.h"]
 
@@ -67,10 +67,10 @@ WORDS = [
     (r"#\s*pragma\s+omp\b|\bomp_\w+|<omp\.h>",
      r"backends/cpu/team\.c|tests/.*|bench/.*|tools/.*|examples/.*",
      "OpenMP's words live in backends/cpu/team.c"),
-    (r"\bpthread_create\b|\bthrd_create\b", r"backends/cpu/pool\.c|tests/.*|bench/.*|tools/.*",
+    (r"\bpthread_create\b|\bthrd_create\b", r"backends/cpu/pool\.c|tests/.*|bench/.*|examples/.*|tools/.*",
      "threads are started in backends/cpu/pool.c only"),
     (r"\b__(CUDA|HIP|NVCC|CUDACC|HIPCC)\w*|\b__(device|host|global)__\b|\b(cuda|hip)[A-Z]\w*",
-     r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|tests/.*",
+     r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|core/distributed/transports/nccl\.c|bench/ranks\.c|tests/.*",
      "CUDA and HIP words live in host_device.h and the GPU folders"),
     (r"\bFATTN_FEATURES_ALL\b", r"core/.*|include/.*|tests/.*|tools/.*",
      "a row names the features that it honours: FATTN_KERNEL_COMMON, FATTN_KERNEL_LAST and single ones"),

@@ -609,6 +609,7 @@ static void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
     }
 }
 
+static void mma_put(uint32_t to, uint32_t x) { memcpy(at_shared(to, 4), &x, 4); }
 static void wgmma_forget(void) {}
 
 /* --- Products --------------------------------------------------------------------------------- */

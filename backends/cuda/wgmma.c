@@ -350,8 +350,8 @@ WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
 #define WGMMA_BACKWARD_ROW(name, width, ...) \
     WGMMA_BACKWARD_KERNEL("wgmma_backward_" #name, name, width, FATTN_GPU_BACKWARD_LEAN, false)
 
-/* Not on a GPU so far: they run when they are named. Of 256 channels threads add to dQ whenever
- * they have some. */
+/* Not timed so far: they run when they are named. Of 256 channels threads add to dQ whenever they
+ * have some. */
 #define WGMMA_BACKWARD_ORDERED(width)                                     \
     WGMMA_BACKWARD_KERNEL("wgmma_backward_ordered_" #width, width, width, \
                           FATTN_GPU_BACKWARD_LEAN | FATTN_DETERMINISTIC, true)

@@ -314,78 +314,106 @@ GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b, const wgmma_bac
     return b.control->item[walk.item].queries % S::QUERIES;
 }
 
+/* The first query of a warpgroup's part of S^T. */
+template <class S> GPU_DEVICE int wgmma_own_query(int group)
+{
+    return S::IS_WIDE ? group * S::OWN_QUERIES : 0;
+}
+
 /* Begins the warpgroup's part of a product of keys or values, and queries or dO. */
 template <class S>
 GPU_DEVICE void wgmma_own_dots(int group, uint32_t keys, uint32_t queries,
                                float x[S::OWN_QUERIES / 8][4])
 {
     const uint32_t first_key = S::IS_WIDE ? 0 : group * 64;
-    const uint32_t first_query = S::IS_WIDE ? group * S::OWN_QUERIES : 0;
+    const uint32_t first_query = wgmma_own_query<S>(group);
     wgmma_dots<typename S::type, S::WIDTH, S::KEYS, S::QUERIES, S::OWN_QUERIES, true>(
         wgmma_descriptor(keys + first_key * 128, 0),
         wgmma_descriptor(queries + first_query * 128, 0), x);
 }
 
-/* Begins S^T of the next tile. */
+/* Waits for the queries of a tile, the next. */
 template <class S>
-GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
-                                   int tile, float x[S::OWN_QUERIES / 8][4])
+GPU_DEVICE void wgmma_await_queries(const wgmma_backward_block<S> &b,
+                                    const wgmma_backward_walk<S> &walk, int tile)
 {
-    wgmma_backward_control<S> &control = *b.control;
     const uint32_t q = b.q + walk.q.stage * S::QUERY_BYTES;
-    wgmma_await(&control.q_full[walk.q.stage], walk.q.phase);
+    wgmma_await(&b.control->q_full[walk.q.stage], walk.q.phase);
     if (tile == walk.tail) {
         wgmma_clear<S::QUERIES, S::PANELS>(q, wgmma_tail_rows<S>(b, walk),
                                            WGMMA_CLEARED + walk.group);
     }
-    wgmma_own_dots<S>(walk.group, b.k, q, x);
+}
+
+/* The same of dO. */
+template <class S>
+GPU_DEVICE void wgmma_await_dout(const wgmma_backward_block<S> &b,
+                                 const wgmma_backward_walk<S> &walk, int tile)
+{
+    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
+    wgmma_await(&b.control->dout_full[walk.dout.stage], walk.dout.phase);
+    if (tile == walk.tail) {
+        wgmma_clear<S::QUERIES, S::PANELS>(dout, wgmma_tail_rows<S>(b, walk),
+                                           WGMMA_CLEARED + walk.group);
+    }
+}
+
+/* A float of each of the thread's columns: of 8 columns from 8 * FIRST on, up to 8 * PAST. Products
+ * that run keep shared memory busy, so that this takes long: what there are registers for is read
+ * before something else is waited for. */
+template <class S, int FIRST, int PAST>
+GPU_DEVICE void wgmma_read_columns(uint32_t from, float y[S::OWN_QUERIES / 8][2])
+{
+    const int group = (int)threadIdx.x / 128 - 1;
+    const uint32_t first = from + 4 * wgmma_own_query<S>(group) + mma_lane() % 4 * 8;
+    GPU_UNROLL
+    for (int n = FIRST; n < PAST; n++) {
+        uint32_t two[2];
+        mma_get<2>(first + 32 * n, two);
+        y[n][0] = __int_as_float((int)two[0]);
+        y[n][1] = __int_as_float((int)two[1]);
+    }
+}
+
+/* Begins S^T of the tile whose queries have been waited for. */
+template <class S>
+GPU_DEVICE void wgmma_begin_scores(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
+                                   float x[S::OWN_QUERIES / 8][4])
+{
+    wgmma_own_dots<S>(walk.group, b.k, b.q + walk.q.stage * S::QUERY_BYTES, x);
     wgmma_step(walk.q);
 }
 
-/* Begins dP^T. */
+/* Begins dP^T of the tile whose dO has been waited for. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dp(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
                                float dp[S::OWN_QUERIES / 8][4])
 {
-    wgmma_backward_control<S> &control = *b.control;
-    const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
-    wgmma_await(&control.dout_full[walk.dout.stage], walk.dout.phase);
-    if (walk.tile == walk.tail) {
-        wgmma_clear<S::QUERIES, S::PANELS>(dout, wgmma_tail_rows<S>(b, walk),
-                                           WGMMA_CLEARED + walk.group);
-    }
-    wgmma_own_dots<S>(walk.group, b.v, dout, dp);
+    wgmma_own_dots<S>(walk.group, b.v, b.dout + walk.dout.stage * S::QUERY_BYTES, dp);
 }
 
-/* Scores become P. lse: of the thread's first column. */
+/* Scores become P. */
 template <class S>
-GPU_DEVICE void wgmma_exponentiate(float unit, uint32_t lse, float x[S::OWN_QUERIES / 8][4])
+GPU_DEVICE void wgmma_exponentiate(float unit, const float lse[S::OWN_QUERIES / 8][2],
+                                   float x[S::OWN_QUERIES / 8][4])
 {
     GPU_UNROLL
-    for (int n = 0; n < S::OWN_QUERIES / 8; n++) {
-        uint32_t two[2];
-        mma_get<2>(lse + 32 * n, two);
-        const float even = __int_as_float((int)two[0]), odd = __int_as_float((int)two[1]);
-        x[n][0] = mma_exp2(fmaf(x[n][0], unit, -even));
-        x[n][1] = mma_exp2(fmaf(x[n][1], unit, -odd));
-        x[n][2] = mma_exp2(fmaf(x[n][2], unit, -even));
-        x[n][3] = mma_exp2(fmaf(x[n][3], unit, -odd));
+    for (int n = 0; n < S::OWN_QUERIES / 2; n++) {
+        float *const score = &x[n / 4][n % 4];
+        *score = mma_exp2(fmaf(*score, unit, -lse[n / 4][n % 2]));
     }
 }
 
-/* dP becomes dS. delta: of the thread's first column. */
+/* dP becomes dS. */
 template <class S>
-GPU_DEVICE void wgmma_differentiate(uint32_t delta, const float p[S::OWN_QUERIES / 8][4],
+GPU_DEVICE void wgmma_differentiate(const float delta[S::OWN_QUERIES / 8][2],
+                                    const float p[S::OWN_QUERIES / 8][4],
                                     float dp[S::OWN_QUERIES / 8][4])
 {
     GPU_UNROLL
-    for (int n = 0; n < S::OWN_QUERIES / 8; n++) {
-        uint32_t two[2];
-        mma_get<2>(delta + 32 * n, two);
-        GPU_UNROLL
-        for (int e = 0; e < 4; e++) {
-            dp[n][e] = p[n][e] * (dp[n][e] - __int_as_float((int)two[e % 2]));
-        }
+    for (int n = 0; n < S::OWN_QUERIES / 2; n++) {
+        float *const element = &dp[n / 4][n % 4];
+        *element = p[n / 4][n % 4] * (*element - delta[n / 4][n % 2]);
     }
 }
 
@@ -458,24 +486,30 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
                                     float dv[S::WIDTH / 8][4])
 {
     typedef typename S::type T;
-    enum { STEPS = S::QUERIES / 16, FLOATS = 4 * S::QUERIES };
+    enum { STEPS = S::QUERIES / 16, FLOATS = 4 * S::QUERIES, COLUMNS = S::QUERIES / 8 };
     wgmma_backward_control<S> &control = *b.control;
-    const uint32_t column = mma_lane() % 4 * 8; /* of lse and delta, the thread's first */
+    const uint32_t lse_from = b.lse + walk.q_used.stage * FLOATS;
+    const uint32_t delta_from = b.delta + walk.dout.stage * FLOATS;
     const uint64_t q = wgmma_descriptor(b.q + walk.q_used.stage * S::QUERY_BYTES, S::QUERIES * 128);
     const uint64_t dout =
         wgmma_descriptor(b.dout + walk.dout.stage * S::QUERY_BYTES, S::QUERIES * 128);
     float dp[S::QUERIES / 8][4], dq[S::PART / 8][4];
+    float lse[S::QUERIES / 8][2], delta[S::QUERIES / 8][2];
     uint32_t p[STEPS][4], ds[STEPS][4];
+    wgmma_read_columns<S, 0, S::LSE_EARLY>(lse_from, lse);
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(x);
     wgmma_mask<S>(b, walk, x);
-    wgmma_exponentiate<S>(unit, b.lse + walk.q_used.stage * FLOATS + column, x);
+    wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
+    wgmma_exponentiate<S>(unit, lse, x);
     wgmma_pack<T, S::QUERIES>(x, p);
     wgmma_mix<T, STEPS, S::WIDTH>(p, dout, dv);
+    wgmma_read_columns<S, 0, S::DELTA_EARLY>(delta_from, delta);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(dp);
-    wgmma_differentiate<S>(b.delta + walk.dout.stage * FLOATS + column, x, dp);
+    wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(delta_from, delta);
+    wgmma_differentiate<S>(delta, x, dp);
     wgmma_pack<T, S::QUERIES>(dp, ds);
     GPU_UNROLL
     for (int n = 0; n < STEPS; n++) {
@@ -485,13 +519,17 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     wgmma_meet(WGMMA_DS_MADE, 256);
     wgmma_begin_dq<S>(b, walk, dq);
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
+    if constexpr (MORE) {
+        wgmma_await_queries<S>(b, walk, next);
+    }
     wgmma_wait<1>();
     wgmma_settle<S::PART / 8>(dq);
     wgmma_release(&control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
     wgmma_put_dq<S>(walk, dq);
     if constexpr (MORE) {
-        wgmma_begin_scores<S>(b, walk, next, x);
+        wgmma_begin_scores<S>(b, walk, x);
+        wgmma_await_dout<S>(b, walk, next);
         wgmma_wait<1>();
     } else {
         wgmma_wait<0>();
@@ -570,27 +608,32 @@ GPU_DEVICE void wgmma_wide_tile(const wgmma_backward_block<S> &b, float unit,
                                 float x[S::OWN_QUERIES / 8][4], float dk[S::OWN_CHANNELS / 8][4],
                                 float dv[S::OWN_CHANNELS / 8][4])
 {
-    enum { FLOATS = 4 * S::QUERIES };
+    enum { FLOATS = 4 * S::QUERIES, COLUMNS = S::OWN_QUERIES / 8 };
     wgmma_backward_control<S> &control = *b.control;
-    const uint32_t column = walk.group * 4 * S::OWN_QUERIES + mma_lane() % 4 * 8;
     const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
     const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
     float dp[S::OWN_QUERIES / 8][4], dq[S::PARTS][S::PART / 8][4];
+    float lse[COLUMNS][2], delta[COLUMNS][2];
+    wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(x);
     wgmma_mask<S>(b, walk, x);
-    wgmma_exponentiate<S>(unit, b.lse + walk.q_used.stage * FLOATS + column, x);
+    wgmma_exponentiate<S>(unit, lse, x);
     wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), x);
     wgmma_meet(WGMMA_P_MADE, 256);
     wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
+    wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(dp);
-    wgmma_differentiate<S>(b.delta + walk.dout.stage * FLOATS + column, x, dp);
+    wgmma_differentiate<S>(delta, x, dp);
     wgmma_wide_put<S>(walk.ds_put + walk.ds, dp);
     wgmma_meet(WGMMA_DS_MADE, 256);
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
+    if constexpr (MORE) {
+        wgmma_await_queries<S>(b, walk, next);
+    }
     wgmma_wait<1>();
     GPU_UNROLL
     for (int n = 0; n < S::PARTS; n++) {
@@ -604,7 +647,8 @@ GPU_DEVICE void wgmma_wide_tile(const wgmma_backward_block<S> &b, float unit,
         mma_add_four(to + n * 512, dq[n / (S::PART / 8)][n % (S::PART / 8)]);
     }
     if constexpr (MORE) {
-        wgmma_begin_scores<S>(b, walk, next, x);
+        wgmma_begin_scores<S>(b, walk, x);
+        wgmma_await_dout<S>(b, walk, next);
         wgmma_wait<1>();
     } else {
         wgmma_wait<0>();
@@ -781,7 +825,9 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         wgmma_clear<S::KEYS, S::PANELS>(b.k, tail, WGMMA_CLEARED + walk.group);
         wgmma_clear<S::KEYS, S::PANELS>(b.v, tail, WGMMA_CLEARED + walk.group);
     }
-    wgmma_begin_scores<S>(b, walk, walk.tile, x);
+    wgmma_await_queries<S>(b, walk, walk.tile);
+    wgmma_begin_scores<S>(b, walk, x);
+    wgmma_await_dout<S>(b, walk, walk.tile);
     wgmma_wait<0>(); /* as at the end of a tile */
     GPU_ROLLED
     for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {

@@ -34,6 +34,9 @@ template <class T, int W, int N, int BN, int RING> struct wgmma_backward_shape {
         /* Of S^T and dP^T a warpgroup has so many queries, and of dV and dK so many channels. */
         OWN_QUERIES = IS_WIDE ? N / WARPGROUPS : N,
         OWN_CHANNELS = IS_WIDE ? W / WARPGROUPS : W,
+        /* Of 8 queries each: whose lse and delta are read early, as registers allow. */
+        LSE_EARLY = OWN_QUERIES <= 64 ? OWN_QUERIES / 8 : 4,
+        DELTA_EARLY = OWN_QUERIES <= 64 ? 2 : 0,
         /* Of dQ a warpgroup makes 64 channels of so many queries, so many times. */
         PART = IS_WIDE ? N : N * PANELS / WARPGROUPS,
         PARTS = PANELS * N / (WARPGROUPS * PART),

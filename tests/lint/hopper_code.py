@@ -28,7 +28,7 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # Bytes that a thread stores of registers, by what follows the type in an entry's name: at 64 channels forward's
 # warp that plans has 32, and in backward the warps that do not multiply have 24. FETCHES store some addresses and
 # bounds of masks, and fetch a few of them among products.
-SPILLS = {"64": 128, "backward_64": 176, "backward_128": 72, "backward_256": 64}
+SPILLS = {"64": 128, "backward_64": 192, "backward_128": 72, "backward_256": 64}
 FETCHES = ("backward_64",)
 
 

@@ -325,14 +325,17 @@ static int backward_maps(const fattn_problem *p, const fattn_tiling *t,
     }
 WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
 
-#define WGMMA_BACKWARD_KERNEL(label, name_, width, bits, named)                   \
+/* Of 256 channels threads add to dQ whenever they have some. */
+#define WGMMA_BACKWARD_FEATURES(width) \
+    (FATTN_GPU_BACKWARD_LEAN | ((width) < 256 ? FATTN_DETERMINISTIC : 0))
+
+#define WGMMA_BACKWARD_ROW(name_, width, ...)                                     \
     {                                                                             \
-        .row = {.name = label,                                                    \
+        .row = {.name = "wgmma_backward_" #name_,                                 \
                 .ops = FATTN_OP_BIT(FATTN_BACKWARD),                              \
                 .dtypes = WGMMA_DTYPES,                                           \
-                .features = bits,                                                 \
+                .features = WGMMA_BACKWARD_FEATURES(width),                       \
                 .dim_max = width,                                                 \
-                .by_name = named,                                                 \
                 .align = 16,                                                      \
                 .own_dtype_o = true,                                              \
                 .must_fit = true,                                                 \
@@ -347,15 +350,6 @@ WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
         .phases = {rows_shape_##name_, backward_shape_##name_, dq_shape_##name_}, \
         .maps = backward_maps,                                                    \
     },
-#define WGMMA_BACKWARD_ROW(name, width, ...) \
-    WGMMA_BACKWARD_KERNEL("wgmma_backward_" #name, name, width, FATTN_GPU_BACKWARD_LEAN, false)
-
-/* Not timed so far: they run when they are named. Of 256 channels threads add to dQ whenever they
- * have some. */
-#define WGMMA_BACKWARD_ORDERED(width)                                     \
-    WGMMA_BACKWARD_KERNEL("wgmma_backward_ordered_" #width, width, width, \
-                          FATTN_GPU_BACKWARD_LEAN | FATTN_DETERMINISTIC, true)
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
-    WGMMA_SHAPES(WGMMA_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_ORDERED(64)
-        WGMMA_BACKWARD_ORDERED(128){.row = {.name = NULL}}};
+    WGMMA_SHAPES(WGMMA_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};

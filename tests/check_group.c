@@ -182,6 +182,30 @@ static void check_disagreement(void)
     divided_free(&a);
 }
 
+/* Problems that differ in the lengths of two sequences alone. */
+static void check_lengths(void)
+{
+    divided a, b;
+    threads all;
+    rank_run runs[RANKS];
+    int64_t index = 0;
+    do {
+        divided_draw(&a, 1, ++index, 1);
+    } while (!a.ragged || a.problem.batch < 2 || a.cu_q[1] == 0 ||
+             a.cu_q[2] - a.cu_q[1] >= a.problem.seqlen_q);
+    divided_solve(&a, 1, index);
+    b = a;
+    b.cu_q[1]--;
+    const divided *problems[RANKS] = {&a, &a, &b};
+    threads_make(&all, RANKS);
+    run_ranks(problems, &all, RANKS, 60, -1, runs);
+    tap_check(runs[0].status == FATTN_RANKS_DISAGREE && runs[2].status == FATTN_RANKS_DISAGREE,
+              "a rank with other lengths: %s", runs[0].reason);
+    free_ranks(runs, RANKS);
+    threads_free(&all);
+    divided_free(&a);
+}
+
 static void check_silence(void)
 {
     divided d;
@@ -374,6 +398,7 @@ int main(int argc, char **argv)
         return tap_done();
     }
     check_disagreement();
+    check_lengths();
     check_silence();
     check_failures(FATTN_FORWARD, FATTN_SCHEME_RING);
     check_failures(FATTN_FORWARD, FATTN_SCHEME_HEADS);

@@ -10,6 +10,7 @@
 #include "core/kernel.h"
 #include "core/operands.h"
 #include "core/peak.h"
+#include "core/rows.h"
 #include "core/tiling.h"
 #include "fattn/fattn.h"
 
@@ -80,6 +81,7 @@ struct fattn_backend {
 
     fattn_status (*merge)(void *impl, const fattn_merge_args *args, fattn_stream stream);
     fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
+    fattn_status (*rows)(void *impl, const fattn_rows_args *args, fattn_stream stream);
     /* problem and buffers are normalised, outputs is 0, strides of args filled in */
     fattn_status (*inspect)(void *impl, const fattn_problem *problem, const fattn_buffers *buffers,
                             const fattn_inspect_args *args);

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "core/backend.h"
+#include "core/dtype.h"
 #include "core/memory.h"
 #include "core/status.h"
 
@@ -137,6 +138,45 @@ fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, doubl
     *milliseconds =
         1e3 * (double)(to->tv_sec - from->tv_sec) + 1e-6 * (double)(to->tv_nsec - from->tv_nsec);
     return FATTN_OK;
+}
+
+static void copy_row(const fattn_rows_args *a, void *to, const void *from)
+{
+    const size_t bytes = (size_t)(a->channels * fattn_dtype_size(a->dtype_to));
+    if (!from) {
+        memset(to, 0, bytes);
+    } else if (a->add) {
+        for (int64_t c = 0; c < a->channels; c++) {
+            ((float *)to)[c] += ((const float *)from)[c];
+        }
+    } else if (a->dtype_from == a->dtype_to) {
+        memcpy(to, from, bytes);
+    } else {
+        const float *const wide = from;
+        uint16_t *const narrow = to;
+        for (int64_t c = 0; c < a->channels; c++) {
+            narrow[c] = a->dtype_to == FATTN_F16 ? fattn_f16_from_f32(wide[c])
+                                                 : fattn_bf16_from_f32(wide[c]);
+        }
+    }
+}
+
+fattn_status fattn_host_rows(void *impl, const fattn_rows_args *a, fattn_stream stream)
+{
+    (void)impl;
+    const fattn_status status = fattn_host_stream_check(stream);
+    const int64_t to_size = fattn_dtype_size(a->dtype_to);
+    const int64_t from_size = fattn_dtype_size(a->dtype_from);
+    const int64_t count = status ? 0 : a->batch * a->rows * a->heads;
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t h = n % a->heads, i = n / a->heads % a->rows, b = n / a->heads / a->rows;
+        const fattn_strides *const t = &a->to_stride, *const f = &a->from_stride;
+        copy_row(a, (char *)a->to + (b * t->batch + i * t->seq + h * t->head) * to_size,
+                 a->from
+                     ? (const char *)a->from + (b * f->batch + i * f->seq + h * f->head) * from_size
+                     : NULL);
+    }
+    return status;
 }
 
 fattn_status fattn_host_inspect(void *impl, const fattn_problem *problem,

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory, stream and event verbs of a backend whose memory is the host's, for the tables of
- * such backends: work is done when a call returns, NULL is the only stream, events read a clock.
+ * The memory, row, stream and event verbs of a backend whose memory is the host's, for the tables
+ * of such backends: work is done when a call returns, NULL is the only stream, events read a clock.
  */
 #ifndef FATTN_CORE_HOST_H
 #define FATTN_CORE_HOST_H
 
 #include <stdbool.h>
 
+#include "core/rows.h"
 #include "fattn/fattn.h"
 
 bool fattn_host_reads(void *impl, const void *pointer);
@@ -26,6 +27,9 @@ fattn_status fattn_host_stream_capture(void *impl, fattn_stream stream, uint64_t
 fattn_status fattn_host_capture_mode(void *impl, int *mode);
 fattn_status fattn_host_event_synchronize(void *impl, void *event);
 fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, double *milliseconds);
+
+/* One row after another. */
+fattn_status fattn_host_rows(void *impl, const fattn_rows_args *args, fattn_stream stream);
 
 /* By the backend that "auto" passes over, the oracle, which reads any host memory. */
 fattn_status fattn_host_inspect(void *impl, const fattn_problem *problem,

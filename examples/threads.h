@@ -82,7 +82,9 @@ static inline fattn_status threads_wait(void *user, const fattn_message *message
                 continue;
             }
             if (m->receive) {
-                memcpy(m->data, (*slot)->data, (size_t)m->bytes);
+                /* From and to memory of the default device, be that the host's or not. */
+                fattn_device_copy(NULL, m->data, (*slot)->data, (size_t)m->bytes, NULL);
+                fattn_stream_synchronize(NULL, NULL);
                 *slot = NULL;
             }
             done[n] = 1, left--;
@@ -124,8 +126,13 @@ static inline void threads_abort(void *user, const char *reason)
 
 static inline fattn_transport threads_transport(threads *all, int rank)
 {
-    return (fattn_transport){sizeof(fattn_transport), rank,         all->ranks,   &all->each[rank],
-                             threads_start,           threads_wait, threads_abort};
+    return (fattn_transport){.struct_size = sizeof(fattn_transport),
+                             .rank = rank,
+                             .ranks = all->ranks,
+                             .user = &all->each[rank],
+                             .start = threads_start,
+                             .wait = threads_wait,
+                             .abort = threads_abort};
 }
 
 #endif

@@ -15,6 +15,7 @@
 
 #include "core/dtype.h"
 #include "fattn/distributed.h"
+#include "tests/device.h"
 #include "tools/judge/random.h"
 
 enum { DIVIDED_BATCH = 3, DIVIDED_HEADS = 24 };
@@ -191,6 +192,7 @@ static inline void divided_scheme(divided *d, int ranks, draw_rng *rng)
 /* Sizes and options for so many ranks: no memory yet. */
 static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ranks)
 {
+    const bool device = device_named() != NULL; /* with memory of its own, which is less honoured */
     draw_rng stream = draw_stream(seed, index, 7);
     draw_rng *const rng = &stream;
     static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F32, FATTN_F32, FATTN_F16, FATTN_BF16};
@@ -198,12 +200,13 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     fattn_problem *const p = &d->problem;
     fattn_problem_init(p);
     d->split = (fattn_split)draw_between(rng, 1, 3);
-    d->ragged = draw_chance(rng, 3);
+    d->ragged = draw_chance(rng, 3) && !device;
     p->op = draw_chance(rng, 2) ? FATTN_BACKWARD : FATTN_FORWARD;
     p->dtype = dtypes[draw_between(rng, 0, 4)];
     p->dtype_o = draw_chance(rng, 2) ? FATTN_F32 : p->dtype;
-    p->dtype_kv = p->op == FATTN_FORWARD && draw_chance(rng, 5) ? dtypes[draw_between(rng, 0, 4)]
-                                                                : FATTN_DTYPE_DEFAULT;
+    p->dtype_kv = p->op == FATTN_FORWARD && draw_chance(rng, 5) && !device
+                      ? dtypes[draw_between(rng, 0, 4)]
+                      : FATTN_DTYPE_DEFAULT;
     p->anchor = draw_chance(rng, 2) ? FATTN_TOP_LEFT : FATTN_BOTTOM_RIGHT;
     p->layout = draw_chance(rng, 2) ? FATTN_BHSD : FATTN_BSHD;
     p->batch = draw_between(rng, 1, DIVIDED_BATCH);
@@ -480,6 +483,67 @@ static inline fattn_problem divided_local(const divided *d, int ranks, int rank)
     return p;
 }
 
+/* Tensors of a share in the memory of a device that has its own. */
+typedef struct divided_mirror {
+    void *host[24], *device[24];
+    size_t bytes[24];
+    int count;
+} divided_mirror;
+
+static inline fattn_status divided_to_device(divided_mirror *m, const void **field, size_t bytes)
+{
+    const int n = m->count;
+    if (!*field || !bytes) {
+        return FATTN_OK;
+    }
+    m->host[n] = (void *)*field, m->bytes[n] = bytes;
+    fattn_status status = fattn_device_malloc(NULL, bytes, &m->device[n]);
+    status = status ? status : fattn_device_copy(NULL, m->device[n], *field, bytes, NULL);
+    *field = m->device[n];
+    m->count++;
+    return status;
+}
+
+static inline fattn_status divided_all_to_device(const divided *d, divided_mirror *m,
+                                                 fattn_buffers *b)
+{
+    const void **const fields[] = {&b->q,
+                                   &b->k,
+                                   &b->v,
+                                   (const void **)&b->o,
+                                   &b->dout,
+                                   (const void **)&b->dq,
+                                   (const void **)&b->dk,
+                                   (const void **)&b->dv,
+                                   (const void **)&b->lse,
+                                   &b->dlse};
+    const size_t scores =
+        (size_t)(d->problem.batch * d->problem.heads_q * d->problem.seqlen_q * d->problem.seqlen_k);
+    fattn_status status = FATTN_OK;
+    for (int id = 0; !status && id < DIVIDED_IDS; id++) {
+        status = divided_to_device(m, fields[id], (size_t)divided_count(d, (divided_id)id) * 4);
+    }
+    status = status ? status : divided_to_device(m, &b->bias, scores * 4);
+    status = status ? status : divided_to_device(m, (const void **)&b->mask, scores);
+    status = status ? status : divided_to_device(m, (const void **)&b->dbias, scores * 4);
+    status = status ? status : divided_to_device(m, &b->alibi_slopes, sizeof d->slopes);
+    status = status ? status : divided_to_device(m, &b->sink, sizeof d->sink);
+    return status ? status : divided_to_device(m, (const void **)&b->dsink, sizeof d->dsink);
+}
+
+/* Copies results back if all went well. Inputs have not changed. */
+static inline fattn_status divided_from_device(divided_mirror *m, fattn_status status)
+{
+    for (int n = 0; n < m->count; n++) {
+        if (!status) {
+            status = fattn_device_copy(NULL, m->host[n], m->device[n], m->bytes[n], NULL);
+            status = status ? status : fattn_stream_synchronize(NULL, NULL);
+        }
+        fattn_device_free(NULL, m->device[n]);
+    }
+    return status;
+}
+
 /* Runs the share of one rank. */
 static inline fattn_status divided_run(const divided *d, const fattn_transport *transport,
                                        double timeout, divided_share *share)
@@ -514,9 +578,17 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
     b.bias = b.bias ? share->bias : NULL;
     b.mask = b.mask ? share->mask : NULL;
     b.dbias = b.dbias ? share->dbias : NULL;
-    const fattn_status status = fattn_group_plan_create(&group, &p, d->ragged ? d->cu_q : NULL,
-                                                        d->ragged ? d->cu_k : NULL, &share->plan);
-    return status ? status : fattn_group_execute(share->plan, &b);
+    divided_mirror mirror = {.count = 0};
+    fattn_status status = FATTN_OK;
+    if (transport->device_memory) {
+        status = divided_all_to_device(d, &mirror, &b);
+    }
+    if (!status) {
+        status = fattn_group_plan_create(&group, &p, d->ragged ? d->cu_q : NULL,
+                                         d->ragged ? d->cu_k : NULL, &share->plan);
+    }
+    status = status ? status : fattn_group_execute(share->plan, &b);
+    return divided_from_device(&mirror, status);
 }
 
 /* After a failure of an engine that may still use the memory of messages: once it is closed. */

@@ -634,6 +634,7 @@ const fattn_backend fattn_backend_cpu = {
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,
+    .rows = fattn_host_rows,
     .inspect = fattn_host_inspect,
     .reads = fattn_host_reads,
     .alloc = fattn_host_alloc,

@@ -231,6 +231,7 @@ const fattn_backend fattn_backend_cuda = {
     .release = fattn_gpu_release,
     .merge = fattn_gpu_merge,
     .dropout_mask = fattn_gpu_dropout_mask,
+    .rows = fattn_gpu_rows,
     .inspect = fattn_inspect_refuse,
     .reads = fattn_gpu_reads,
     .alloc = fattn_gpu_alloc,

@@ -31,7 +31,7 @@ typedef struct device {
     uint64_t mark; /* of fattn_gpu_args */
     pthread_mutex_t mutex;
     gpu_module modules[FATTN_GPU_IMAGES]; /* under mutex; NULL: not loaded */
-    gpu_function merge, dropout;
+    gpu_function merge, dropout, rows;
 } device;
 
 /* --- Driver calls ----------------------------------------------------------------------------- */
@@ -190,6 +190,7 @@ static fattn_status load_verbs(device *d)
                                "asking for the instruction set");
     status = status ? status : resolve(d, "verbs", "merge", &d->merge);
     status = status ? status : resolve(d, "verbs", "dropout_mask", &d->dropout);
+    status = status ? status : resolve(d, "verbs", "rows", &d->rows);
     return leave_with(d, status);
 }
 
@@ -562,6 +563,15 @@ fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args, 
     fattn_gpu_dropout_args a = {.args = *args, .threshold = fattn_dropout_threshold(args->p)};
     const int64_t rows = args->batch * args->heads * args->seqlen_q;
     return run_verb(d, d->dropout, &a, args->seqlen_k ? rows : 0, stream);
+}
+
+fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_stream stream)
+{
+    const device *const d = impl;
+    fattn_rows_args a = *args;
+    const int64_t channels = a.batch * a.rows * a.heads * a.channels;
+    const int64_t pieces = fattn_rows_by_eights(&a) ? channels / 8 : channels;
+    return run_verb(d, d->rows, &a, (pieces + 127) / 128, stream);
 }
 
 fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fattn_merge() and fattn_dropout_mask() on a GPU: a block a row, bound by memory. */
+/* fattn_merge() and fattn_dropout_mask() on a GPU, a block a row, and rows that move (core/rows.h),
+ * some channels a thread; bound by memory. */
 #ifndef FATTN_GPU_VERBS_CUH
 #define FATTN_GPU_VERBS_CUH
 
 #include "backends/gpu/args.h"
 #include "core/philox.h"
+#include "core/rows.h"
 
 /* Weight of a state relative to the larger lse: exactly 1 for the larger, 0 for an empty one. */
 GPU_DEVICE float gpu_merge_weight(float lse, float largest)
@@ -56,6 +58,67 @@ GPU_DEVICE void gpu_dropout_row(const fattn_dropout_args &a, const fattn_dropout
                 a.keep[n * a.seqlen_k + j - begin] = z[c] != 0;
             }
         }
+    }
+}
+
+/* Channels that lie side by side, loaded and stored as a whole. */
+template <class T, int width>
+struct alignas(sizeof(T) * width > 16 ? 16 : sizeof(T) * width) gpu_channels {
+    T at[width];
+};
+
+/* Elements to and from, of 32 bits or the bits of a 16-bit type. */
+template <class To, class From, int width>
+GPU_DEVICE void gpu_move(const fattn_rows_args &a, int64_t to, int64_t from)
+{
+    typedef gpu_channels<To, width> to_channels;
+    typedef gpu_channels<From, width> from_channels;
+    to_channels *const out = (to_channels *)((To *)a.to + to);
+    to_channels x = {};
+    if (a.from) {
+        const from_channels y = *(const from_channels *)((const From *)a.from + from);
+        if (a.add) {
+            x = *out;
+        }
+        for (int c = 0; c < width; c++) {
+            if constexpr (sizeof(To) == 2 && sizeof(From) == 4) {
+                x.at[c] = a.dtype_to == FATTN_F16 ? fattn_f16_from_f32(y.at[c])
+                                                  : fattn_bf16_from_f32(y.at[c]);
+            } else {
+                x.at[c] = (To)(a.add ? x.at[c] + y.at[c] : y.at[c]);
+            }
+        }
+    }
+    *out = x;
+}
+
+template <int width> GPU_DEVICE void gpu_move_rows(const fattn_rows_args &a)
+{
+    const fattn_strides &t = a.to_stride, &f = a.from_stride;
+    const int64_t pieces = a.channels / width;
+    const int64_t count = a.batch * a.rows * a.heads * pieces;
+    for (int64_t n = (int64_t)gpu_block() * gpu_threads() + gpu_thread(); n < count;
+         n += (int64_t)gpu_blocks() * gpu_threads()) {
+        const int64_t c = n % pieces * width, row = n / pieces;
+        const int64_t h = row % a.heads, i = row / a.heads % a.rows, b = row / a.heads / a.rows;
+        const int64_t to = b * t.batch + i * t.seq + h * t.head + c;
+        const int64_t from = b * f.batch + i * f.seq + h * f.head + c;
+        if (a.dtype_to == FATTN_F32) {
+            gpu_move<float, float, width>(a, to, from);
+        } else if (a.dtype_from == FATTN_F32) {
+            gpu_move<uint16_t, float, width>(a, to, from);
+        } else {
+            gpu_move<uint16_t, uint16_t, width>(a, to, from);
+        }
+    }
+}
+
+GPU_KERNEL(128, 1) rows(const GPU_PARAM fattn_rows_args a)
+{
+    if (fattn_rows_by_eights(&a)) {
+        gpu_move_rows<8>(a);
+    } else {
+        gpu_move_rows<1>(a);
     }
 }
 

@@ -264,6 +264,7 @@ const fattn_backend fattn_backend_reference = {
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,
+    .rows = fattn_host_rows,
     .inspect = inspect,
     .reads = fattn_host_reads,
     .alloc = fattn_host_alloc,

@@ -4,8 +4,7 @@
  * are the rank's own rows. Where ranks share heads, each *member* of a group of ranks gets the rows
  * of all members for its part of the heads, and sends what it made of them back: all to all.
  */
-#include <string.h>
-
+#include "core/backend.h"
 #include "core/distributed/group.h"
 #include "core/dtype.h"
 
@@ -55,24 +54,28 @@ static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, tensor *
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
     const fattn_block block = fattn_group_block_keys(plan, plan->rank);
     int count = 0;
-    add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
+    if (!plan->direct) {
+        add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
+    }
     add(list, &count, true, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
     add(list, &count, true, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
-    if (plan->backward) {
+    if (plan->backward && !plan->direct) {
         add(list, &count, false, p, b->o, &l->o, p->dtype_o, p->dim_v);
         add(list, &count, false, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
+    }
+    if (plan->backward) {
         add_lse(plan, list, &count, b->lse);
     }
     if (p->features & FATTN_DLSE) {
         add_lse(plan, list, &count, (void *)b->dlse);
     }
     for (int n = 0; n < FATTN_RUNS; n++) {
-        char *const packed[TENSORS] = {
-            plan->q[n],    inside(plan->own, block.k[n]), inside(plan->own, block.v[n]), plan->o[n],
-            plan->dout[n], (char *)plan->lse[n],          (char *)plan->dlse[n],
-        };
+        char *const k = inside(plan->own, block.k[n]), *const v = inside(plan->own, block.v[n]);
+        char *const lse = (char *)plan->lse[n], *const dlse = (char *)plan->dlse[n];
+        char *const packed[] = {plan->q[n], k, v, plan->o[n], plan->dout[n], lse, dlse};
+        char *const direct[] = {k, v, lse, dlse};
         for (int t = 0; t < count; t++) {
-            list[t].packed[n] = packed[t];
+            list[t].packed[n] = (plan->direct ? direct : packed)[t];
         }
     }
     return count;
@@ -115,103 +118,101 @@ static int results(const fattn_group_plan *plan, const fattn_buffers *b, tensor 
 
 /* --- Copying ---------------------------------------------------------------------------------- */
 
-static void round_row(const float *from, fattn_dtype dtype, void *to, int64_t channels)
-{
-    if (dtype == FATTN_F32) {
-        memcpy(to, from, (size_t)channels * sizeof *from);
-        return;
-    }
-    uint16_t *const narrow = to;
-    for (int64_t c = 0; c < channels; c++) {
-        narrow[c] = dtype == FATTN_F16 ? fattn_f16_from_f32(from[c]) : fattn_bf16_from_f32(from[c]);
-    }
-}
-
-/* Bytes of all rows of a rank in a stream. */
+/* Bytes of all rows of a rank in a stream; tensors begin at multiples of 64. */
 static int64_t stream_bytes(const fattn_group_plan *plan, const tensor *t, int64_t rank)
 {
     int64_t rows = 0;
     for (int64_t b = 0; b < plan->problem.batch; b++) {
         rows += fattn_whole_rows(&plan->shares, t->keys, b, rank);
     }
-    return rows * t->heads * t->channels * fattn_dtype_size(t->dtype);
+    return (rows * t->heads * t->channels * fattn_dtype_size(t->dtype) + 63) / 64 * 64;
 }
 
-/* Where row i of one head is. */
+/* Where rows lie, in elements. */
 typedef struct side {
     char *data;
-    int64_t batch, row, head; /* bytes */
+    fattn_strides strides;
+    fattn_dtype dtype;
 } side;
 
-/* A run of rows of a rank in one sequence, in the share, in packed rows, and in a stream. */
+/* A run of rows of a rank, of one sequence or of all: how many, and where it begins. */
 typedef struct rows {
-    int64_t count, share, packed, packed_step, stream;
+    int64_t batch, count, share, packed, packed_step, stream;
 } rows;
 
 static side side_of(const fattn_group_plan *plan, const tensor *t, place where, int run,
-                    int64_t first_head, char *stream)
+                    int64_t first_head, char *stream, int64_t stream_rows)
 {
-    const int64_t size = fattn_dtype_size(t->dtype), packed_size = t->sum ? 4 : size;
+    const int64_t row = t->heads * t->channels, size = fattn_dtype_size(t->dtype);
     if (where == SHARE) {
-        return (side){t->share + first_head * t->strides.head * size,
-                      plan->ragged ? 0 : t->strides.batch * size, t->strides.seq * size,
-                      t->strides.head * size};
+        return (side){t->share + first_head * t->strides.head * size, t->strides, t->dtype};
     }
     if (where == STREAM) {
-        return (side){stream, 0, t->heads * t->channels * size, t->channels * size};
+        return (side){stream, {stream_rows * row, row, t->channels}, t->dtype};
     }
-    const int64_t total =
-        (t->keys ? fattn_group_keys(plan, plan->rank, run) : fattn_group_queries(plan, run)).rows;
-    const int64_t each = plan->ragged ? 0 : total / plan->problem.batch;
-    if (t->rows_last) {
-        const int64_t length = plan->ragged ? total : each;
-        return (side){t->packed[run], each * t->heads * 4, 4, length * 4};
-    }
-    const int64_t row = t->heads * t->channels * packed_size;
-    return (side){t->packed[run], each * row, row, t->channels * packed_size};
+    const int64_t length = plan->ragged ? (t->keys ? fattn_group_keys(plan, plan->rank, run)
+                                                   : fattn_group_queries(plan, run))
+                                              .rows
+                           : t->keys ? fattn_group_key_rows(plan, plan->rank)
+                                     : fattn_group_queries(plan, run).longest;
+    const fattn_strides rows_last = {length * t->heads, 1, length};
+    return (side){t->packed[run],
+                  t->rows_last ? rows_last : (fattn_strides){length * row, row, t->channels},
+                  t->sum ? FATTN_F32 : t->dtype};
 }
 
-static void copy_rows(const tensor *t, const rows *r, int64_t b, const side *from, place from_where,
-                      const side *to, place to_where)
+/* Places `first` rows further on, and takes every (step)-th from there. */
+static void advance(side *s, place where, const rows *r)
 {
-    const int64_t size = fattn_dtype_size(t->dtype);
-    const int64_t first[] = {r->share, r->packed, r->stream}, step[] = {1, r->packed_step, 1};
-    for (int64_t i = 0; i < r->count; i++) {
-        const char *in =
-            from->data + b * from->batch + (first[from_where] + i * step[from_where]) * from->row;
-        char *out = to->data + b * to->batch + (first[to_where] + i * step[to_where]) * to->row;
-        for (int64_t h = 0; h < t->heads; h++, in += from->head, out += to->head) {
-            if (t->sum && from_where == PACKED) {
-                round_row((const float *)in, t->dtype, out, t->channels);
-            } else {
-                memcpy(out, in, (size_t)(t->channels * size));
-            }
-        }
-    }
+    const int64_t first[] = {r->share, r->packed, r->stream};
+    s->data += first[where] * s->strides.seq * fattn_dtype_size(s->dtype);
+    s->strides.seq *= where == PACKED ? r->packed_step : 1;
+}
+
+static fattn_status move_rows(const fattn_group_plan *plan, const tensor *t, const rows *r,
+                              side from, place from_where, side to, place to_where)
+{
+    const bool whole = from.strides.head == t->channels && to.strides.head == t->channels;
+    advance(&from, from_where, r);
+    advance(&to, to_where, r);
+    const fattn_rows_args args = {
+        .batch = r->batch,
+        .rows = r->count,
+        .heads = whole ? 1 : t->heads,
+        .channels = whole ? t->heads * t->channels : t->channels,
+        .to = to.data,
+        .from = from.data,
+        .to_stride = to.strides,
+        .from_stride = from.strides,
+        .dtype_to = to.dtype,
+        .dtype_from = from.dtype,
+    };
+    return fattn_group_move(plan, &args);
 }
 
 /*
  * Copies all rows of a rank (of itself, where one side is its share) for a member's heads, the
- * first of which is first_head. A run of a rank is part of a run of its group: every
- * (step)-th row of it, from some row on.
+ * first of which is first_head. A run of a rank is part of a run of its group: every (step)-th row
+ * of it, from some row on. Sequences of equal length go together.
  */
-static void copy(const fattn_group_plan *plan, const tensor *t, int64_t rank, int64_t first_head,
-                 place from, place to, char *stream)
+static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t rank,
+                         int64_t first_head, place from, place to, char *stream)
 {
     const fattn_whole *const shares = &plan->shares, *const group = &plan->whole;
     const int runs = t->keys ? fattn_split_runs(shares->split) : fattn_whole_q_runs(shares);
     const int packed_runs = t->keys ? plan->k_runs : plan->q_runs;
     const int32_t *const starts = t->keys ? plan->local_k : plan->local_q;
+    const int64_t batch = plan->problem.batch, together = plan->ragged ? 1 : batch;
+    fattn_status status = FATTN_OK;
     int64_t streamed = 0;
     for (int n = 0; n < runs; n++) {
         const int into = packed_runs == 1 ? 0 : n;
-        const side in = side_of(plan, t, from, into, first_head, stream);
-        const side out = side_of(plan, t, to, into, first_head, stream);
         int64_t before = 0; /* packed rows of earlier sequences */
-        for (int64_t b = 0; b < plan->problem.batch; b++) {
+        for (int64_t b = 0; !status && b < batch; b += together) {
             const fattn_run own = fattn_whole_run(shares, t->keys, b, rank, n);
             const fattn_run whole = fattn_whole_run(group, t->keys, b, plan->rank, into);
             const rows r = {
+                .batch = together,
                 .count = own.count,
                 .share = (plan->ragged ? starts[b] : 0) +
                          (n ? fattn_whole_run(shares, t->keys, b, rank, 0).count : 0),
@@ -219,11 +220,14 @@ static void copy(const fattn_group_plan *plan, const tensor *t, int64_t rank, in
                 .packed_step = own.stride / whole.stride,
                 .stream = streamed,
             };
-            copy_rows(t, &r, b, &in, from, &out, to);
-            before += plan->ragged ? whole.count : 0;
-            streamed += own.count;
+            const side in = side_of(plan, t, from, into, first_head, stream, own.count);
+            const side out = side_of(plan, t, to, into, first_head, stream, own.count);
+            status = own.count ? move_rows(plan, t, &r, in, from, out, to) : FATTN_OK;
+            before += whole.count;
+            streamed += own.count * together;
         }
     }
+    return status;
 }
 
 /* --- All to all ------------------------------------------------------------------------------- */
@@ -243,7 +247,7 @@ int64_t fattn_group_slot(const fattn_group_plan *plan)
             most = bytes > most ? bytes : most;
         }
     }
-    return (most + 63) / 64 * 64;
+    return most;
 }
 
 /* What a member's rows take in a stream of all tensors. */
@@ -281,43 +285,49 @@ static fattn_status swap(const fattn_group_plan *plan, const tensor *list, int c
 }
 
 /* Copies between shares or packed rows and the slots of all other members. */
-static void copy_slots(const fattn_group_plan *plan, const tensor *list, int count, place from,
-                       place to)
+static fattn_status copy_slots(const fattn_group_plan *plan, const tensor *list, int count,
+                               place from, place to)
 {
+    fattn_status status = FATTN_OK;
     for (int64_t m = 0; m < plan->members; m++) {
         const bool shares = from == SHARE || to == SHARE;
         const int64_t rank = fattn_group_rank(plan, plan->rank, shares ? plan->member : m);
         char *stream = (to == STREAM ? plan->outward : plan->inward) + m * plan->slot;
-        for (int t = 0; m != plan->member && t < count; t++) {
-            copy(plan, &list[t], rank, m * list[t].heads, from, to, stream);
+        for (int t = 0; !status && m != plan->member && t < count; t++) {
+            status = copy(plan, &list[t], rank, m * list[t].heads, from, to, stream);
             stream += stream_bytes(plan, &list[t], rank);
         }
     }
+    return status;
 }
 
-static void copy_own(const fattn_group_plan *plan, const tensor *list, int count, place from,
-                     place to)
+static fattn_status copy_own(const fattn_group_plan *plan, const tensor *list, int count,
+                             place from, place to)
 {
     const int64_t rank = fattn_group_rank(plan, plan->rank, plan->member);
-    for (int t = 0; t < count; t++) {
-        copy(plan, &list[t], rank, plan->member * list[t].heads, from, to, NULL);
+    fattn_status status = FATTN_OK;
+    for (int t = 0; !status && t < count; t++) {
+        status = copy(plan, &list[t], rank, plan->member * list[t].heads, from, to, NULL);
     }
+    return status;
 }
 
 /* --- The act ---------------------------------------------------------------------------------- */
+
+fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args)
+{
+    return plan->device->backend->rows(plan->device->impl, args, plan->transport.stream);
+}
 
 fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     tensor list[TENSORS];
     const int count = inputs(plan, b, list);
-    copy_own(plan, list, count, SHARE, PACKED);
-    if (plan->members == 1) {
-        return FATTN_OK;
-    }
-    copy_slots(plan, list, count, SHARE, STREAM);
-    const fattn_status status = swap(plan, list, count, true);
-    if (!status) {
-        copy_slots(plan, list, count, STREAM, PACKED);
+    fattn_status status = copy_own(plan, list, count, SHARE, PACKED);
+    if (plan->members > 1) {
+        status = status ? status : copy_slots(plan, list, count, SHARE, STREAM);
+        status = status ? status : swap(plan, list, count, true);
+        status = status ? status : copy_slots(plan, list, count, STREAM, PACKED);
     }
     return status;
 }
@@ -326,14 +336,11 @@ fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffer
 {
     tensor list[TENSORS];
     const int count = results(plan, b, list);
+    fattn_status status = FATTN_OK;
     if (plan->members > 1) {
-        copy_slots(plan, list, count, PACKED, STREAM);
-        const fattn_status status = swap(plan, list, count, false);
-        if (status) {
-            return status;
-        }
-        copy_slots(plan, list, count, STREAM, SHARE);
+        status = copy_slots(plan, list, count, PACKED, STREAM);
+        status = status ? status : swap(plan, list, count, false);
+        status = status ? status : copy_slots(plan, list, count, STREAM, SHARE);
     }
-    copy_own(plan, list, count, PACKED, SHARE);
-    return FATTN_OK;
+    return status ? status : copy_own(plan, list, count, PACKED, SHARE);
 }

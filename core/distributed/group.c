@@ -61,6 +61,10 @@ static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_
         return fattn_fail(FATTN_INVALID_ARGUMENT, "scheme is %d, none that a group can have",
                           (int)g->scheme);
     }
+    if (!t->device_memory && t->stream) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "stream of fattn_transport is set, and "
+                                                  "device_memory is not");
+    }
     if (!(g->timeout > 0)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
     }
@@ -74,8 +78,8 @@ static fattn_status check_features(const fattn_problem *p)
     if (p->features & ~HONOURED) {
         why = "block masks, seqused, seqstart, pages, positions, chunks, accumulation and batch "
               "invariance are not divided over ranks";
-    } else if (p->dtype == FATTN_F64) {
-        why = "f64 is not divided over ranks";
+    } else if (p->dtype == FATTN_F64 || p->dtype_kv == FATTN_E4M3 || p->dtype_v == FATTN_E4M3) {
+        why = "f64 and e4m3 are not divided over ranks";
     } else if (p->features & packed && (p->features & packed) != packed) {
         why = "a ragged batch that is divided over ranks has both cu_seqlens";
     }
@@ -93,7 +97,9 @@ static fattn_status check_scheme(const fattn_group_plan *plan)
     }
     const bool striped = plan->whole.split == FATTN_SPLIT_STRIPED;
     const bool scores = p->features & (FATTN_BIAS | FATTN_MASK);
-    if (scores && plan->ragged) {
+    if (plan->ragged && plan->transport.device_memory) {
+        why = "a ragged batch is not divided over devices with memory of their own";
+    } else if (scores && plan->ragged) {
         why = "a ragged batch that is divided over ranks has neither bias nor mask";
     } else if (scores && plan->members > 1) {
         why = "bias and masks are divided by rows, and not over heads";
@@ -195,14 +201,35 @@ static uint64_t hash_of(const fattn_group_plan *plan)
     return h;
 }
 
+/* What a rank says about itself when ranks compare. */
+typedef struct answer {
+    uint64_t what, status;
+} answer;
+
+/* Gathers what is in host memory, by way of the device where messages are of its memory. */
+static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t bytes)
+{
+    const fattn_transport *const t = &plan->transport;
+    const size_t size = (size_t)(bytes * t->ranks);
+    void *const there = plan->answers;
+    if (!t->device_memory) {
+        return fattn_group_gather(plan, all, bytes);
+    }
+    fattn_status status = fattn_device_copy(plan->device, there, all, size, t->stream);
+    if (status) {
+        t->abort(t->user, fattn_last_reason());
+        return status;
+    }
+    status = fattn_group_gather(plan, there, bytes);
+    status = status ? status : fattn_device_copy(plan->device, all, there, size, t->stream);
+    return status ? status : fattn_stream_synchronize(plan->device, t->stream);
+}
+
 /* Whether all ranks have come so far, with the same problem. A rank that failed itself keeps its
  * own reason. */
 static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64_t what)
 {
     const int32_t ranks = plan->transport.ranks, rank = plan->transport.rank;
-    typedef struct answer {
-        uint64_t what, status;
-    } answer;
     answer *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
     if (!all) {
         plan->transport.abort(plan->transport.user, "no memory to compare problems");
@@ -210,7 +237,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
     }
     all[rank] = (answer){what, own};
     fattn_reason_hold(own);
-    fattn_status status = fattn_group_gather(plan, all, sizeof *all);
+    fattn_status status = compare(plan, all, sizeof *all);
     for (int32_t r = 0; !status && !own && r < ranks; r++) {
         if (all[r].status) {
             status = fattn_fail(FATTN_RANK_LOST, "rank %d cannot plan: %s", r,
@@ -244,12 +271,12 @@ static void take_queries(fattn_group_plan *plan)
     for (int n = 0; n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
         most = fattn_max64(most, rows);
-        plan->q[n] = take(plan, rows * p->dim * size);
+        plan->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
         plan->lse[n] = take(plan, rows * 4);
         plan->sum[n] = take(plan, rows * (plan->backward ? p->dim : p->dim_v) * 4);
         if (plan->backward) {
-            plan->o[n] = take(plan, rows * p->dim_v * size_o);
-            plan->dout[n] = take(plan, rows * p->dim_v * size_o);
+            plan->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
+            plan->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
             plan->dlse[n] = take(plan, rows * 4);
         }
     }
@@ -401,8 +428,6 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
     return status;
 }
 
-/* --- The act ---------------------------------------------------------------------------------- */
-
 /* --- Groups of members ------------------------------------------------------------------------ */
 
 /* The rows of a group are one share of as many as there are groups: neighbouring parts, or every
@@ -430,6 +455,7 @@ static void form_groups(fattn_group_plan *plan)
     }
     plan->q_runs = fattn_whole_q_runs(&plan->whole);
     plan->k_runs = fattn_split_runs(plan->whole.split);
+    plan->direct = plan->members == 1 && !plan->ragged && plan->shares.split == plan->whole.split;
 }
 
 /* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
@@ -460,6 +486,8 @@ static void forget_strides(fattn_problem *p)
         p->dbias_stride[axis] = p->dbias_stride[axis] ? (int64_t)full[axis] : 0;
     }
 }
+
+/* --- The act ---------------------------------------------------------------------------------- */
 
 /* What this rank can find out alone about what it was given. */
 static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,
@@ -510,16 +538,16 @@ static fattn_status reserve(fattn_group_plan *plan)
     }
     plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
     lay_out(plan, workspace);
-    plan->memory = fattn_memory_alloc_aligned((size_t)plan->bytes);
-    if (!plan->memory) {
-        return fattn_fail_memory(plan->bytes, "a rank's share of a group");
+    status = fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory);
+    if (!status) {
+        lay_out(plan, workspace);
     }
-    lay_out(plan, workspace);
-    return FATTN_OK;
+    return status;
 }
 
 static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
 {
+    const fattn_transport *const t = &plan->transport;
     fattn_device_info info;
     fattn_device_info_init(&info);
     fattn_status status = fattn_device_acquire(&device);
@@ -528,12 +556,15 @@ static fattn_status open_device(fattn_group_plan *plan, fattn_device *device)
     }
     plan->device = device;
     status = fattn_device_get_info(device, &info);
-    if (!status && !info.host_memory) {
+    if (!status && !info.host_memory != !!t->device_memory) {
         status = fattn_fail(FATTN_UNSUPPORTED,
-                            "device %s has memory of its own, which is not divided over ranks yet",
-                            info.backend);
+                            "device %s has memory of %s, and the transport carries that of %s",
+                            info.backend, info.host_memory ? "the host" : "its own",
+                            t->device_memory ? "devices" : "the host");
     }
-    return status;
+    return status || !t->device_memory
+               ? status
+               : fattn_device_malloc(device, (size_t)t->ranks * sizeof(answer), &plan->answers);
 }
 
 fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_problem *problem,
@@ -561,14 +592,17 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->scheme = g.scheme;
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
-    status = problem ? describe(made, problem, cu_seqlens_q, cu_seqlens_k)
-                     : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
-    status = agree(made, status, status ? 0 : hash_of(made));
+    status = open_device(made, g.device);
+    if (status) { /* nothing to compare with */
+        t.abort(t.user, fattn_last_reason());
+    } else {
+        status = problem ? describe(made, problem, cu_seqlens_q, cu_seqlens_k)
+                         : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
+        status = agree(made, status, status ? 0 : hash_of(made));
+    }
     if (!status) {
         make_own(made);
-        status = open_device(made, g.device);
-        status = status ? status : reserve(made);
-        status = agree(made, status, 0);
+        status = agree(made, reserve(made), 0);
     }
     if (status) {
         fattn_reason_hold(status);
@@ -590,8 +624,9 @@ void fattn_group_plan_destroy(fattn_group_plan *plan)
     }
     fattn_memory_free(plan->pieces);
     fattn_memory_free(plan->q_offsets);
-    fattn_memory_free_aligned(plan->memory);
     fattn_ring_free(&plan->ring);
+    fattn_device_free(plan->device, plan->memory);
+    fattn_device_free(plan->device, plan->answers);
     fattn_device_close(plan->device);
     fattn_memory_free(plan);
 }

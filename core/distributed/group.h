@@ -6,6 +6,7 @@
 
 #include "core/abi.h"
 #include "core/distributed/forecast.h"
+#include "core/rows.h"
 
 /* A piece of the ring, as a problem for one device. */
 typedef struct fattn_group_piece {
@@ -13,7 +14,7 @@ typedef struct fattn_group_piece {
     fattn_plan *plan;
 } fattn_group_piece;
 
-/* Byte offsets of keys and values, or of their gradients, in a block: run by run. */
+/* Byte offsets of keys and values, or of their gradients, in a block: of each run. */
 typedef struct fattn_block {
     int64_t k[FATTN_RUNS], v[FATTN_RUNS];
     int64_t bytes;
@@ -43,6 +44,7 @@ struct fattn_group_plan {
     int q_runs, k_runs;
     int rounds; /* groups of messages of an execution, those of dsink excepted */
     bool ragged, backward, gradients; /* gradients: of k or v, which travel */
+    bool direct;                      /* q, o and dout are read where the caller has them */
 
     fattn_group_piece *pieces; /* different ones */
     int64_t piece_count;
@@ -65,10 +67,16 @@ struct fattn_group_plan {
     char *outward, *inward; /* [members][slot]: rows that go to members, and come */
     int64_t slot;
     void *workspace;
+    void *answers; /* in device memory, to compare ranks */
 };
 
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run);
 fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run);
+
+/* Keys of an owner in the longest sequence, of all runs. */
+int64_t fattn_group_key_rows(const fattn_group_plan *plan, int64_t owner);
+/* The first row of a run of queries within the share of a sequence. */
+int64_t fattn_group_row(const fattn_group_plan *plan, int q_run);
 
 /* The block of an owner, with so many bytes an element of keys and of values. */
 fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
@@ -79,7 +87,8 @@ fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner);
 
 /*
  * The problem of queries of run q_run against keys of run k_run of an owner, and the positions of
- * its buffers. False where they have no pairs. The first piece of each run of queries, against own
+ * its buffers. False where they have no pairs, or where those of both runs are one piece, which is
+ * that of run 0. The first piece of each run of queries, against own
  * keys, is there in any case: it is what has the sink, and what rows without keys get their o from.
  */
 bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
@@ -99,6 +108,9 @@ void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, 
 /* Starts messages and waits for them; if that fails, all ranks are told. */
 fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message *messages,
                                int count);
+
+/* Moves rows on the group's device. */
+fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args);
 
 /* The caller's tensors into packed rows, and results back; other members take part. The bytes of a
  * slot for that. */

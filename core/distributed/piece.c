@@ -34,19 +34,44 @@ fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int r
     return extent_of(plan, true, owner, run);
 }
 
+static int64_t aligned(int64_t bytes)
+{
+    return (bytes + BLOCK_ALIGNMENT - 1) / BLOCK_ALIGNMENT * BLOCK_ALIGNMENT;
+}
+
+/* A ragged block has its runs one after another; in another, the runs of a sequence lie side by
+ * side, so that a piece may have both. */
 fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
                               int64_t v_size)
 {
     const fattn_problem *const p = &plan->problem;
-    const int64_t mask = BLOCK_ALIGNMENT - 1;
+    const int64_t k_row = p->heads_k * p->dim * k_size, v_row = p->heads_k * p->dim_v * v_size;
     fattn_block block = {.bytes = 0};
-    for (int n = 0; n < plan->k_runs; n++) {
-        const int64_t rows = fattn_group_keys(plan, owner, n).rows * p->heads_k;
-        block.k[n] = block.bytes;
-        block.v[n] = block.k[n] + ((rows * p->dim * k_size + mask) & ~mask);
-        block.bytes = block.v[n] + ((rows * p->dim_v * v_size + mask) & ~mask);
+    if (plan->ragged) {
+        for (int n = 0; n < plan->k_runs; n++) {
+            const int64_t rows = fattn_group_keys(plan, owner, n).rows;
+            block.k[n] = block.bytes;
+            block.v[n] = block.k[n] + aligned(rows * k_row);
+            block.bytes = block.v[n] + aligned(rows * v_row);
+        }
+        return block;
     }
+    const int64_t rows = fattn_group_key_rows(plan, owner) * p->batch;
+    const int64_t first = fattn_group_keys(plan, owner, 0).longest;
+    block.v[0] = aligned(rows * k_row);
+    block.k[1] = first * k_row;
+    block.v[1] = block.v[0] + first * v_row;
+    block.bytes = block.v[0] + aligned(rows * v_row);
     return block;
+}
+
+int64_t fattn_group_key_rows(const fattn_group_plan *plan, int64_t owner)
+{
+    int64_t rows = 0;
+    for (int n = 0; n < plan->k_runs; n++) {
+        rows += fattn_group_keys(plan, owner, n).longest;
+    }
+    return rows;
 }
 
 fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner)
@@ -70,7 +95,48 @@ bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run
     return owner == plan->rank && k_run == 0;
 }
 
-/* What all pieces have in common: contiguous tensors, results and gradients in f32. */
+/* Rows of heads and channels without gaps; so many rows from one sequence to the next. */
+static fattn_strides packed(int64_t rows, int64_t heads, int64_t channels)
+{
+    return (fattn_strides){rows * heads * channels, heads * channels, channels};
+}
+
+/* Where q, o and dout are those of the caller, the piece's are where its run begins. */
+int64_t fattn_group_row(const fattn_group_plan *plan, int q_run)
+{
+    return q_run ? fattn_group_queries(plan, 0).longest : 0;
+}
+
+/* The strides of a piece, and the alignment that pointers to its first rows have. */
+static void lay(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run, fattn_problem *p)
+{
+    const fattn_problem *const l = &plan->local;
+    const int64_t q_rows = fattn_group_queries(plan, q_run).longest;
+    const int64_t k_rows = fattn_group_key_rows(plan, owner);
+    const fattn_block keys = fattn_group_block_keys(plan, owner);
+    const fattn_block sums = fattn_group_block_sums(plan, owner);
+    int64_t offsets = keys.k[k_run] | keys.v[k_run] | BLOCK_ALIGNMENT;
+    offsets |= plan->gradients ? sums.k[k_run] | sums.v[k_run] : 0;
+    p->layout = FATTN_STRIDED;
+    p->k = p->dk = packed(k_rows, p->heads_k, p->dim);
+    p->v = p->dv = packed(k_rows, p->heads_k, p->dim_v);
+    p->q = p->dq = packed(q_rows, p->heads_q, p->dim);
+    p->o = p->dout = packed(q_rows, p->heads_q, p->dim_v);
+    if (plan->direct) {
+        const int64_t row = fattn_group_row(plan, q_run);
+        offsets |= row * l->q.seq * fattn_dtype_size(p->dtype) | l->pointer_alignment;
+        p->q = l->q;
+        if (plan->backward) {
+            offsets |= row * (l->o.seq | l->dout.seq) * fattn_dtype_size(plan->problem.dtype_o);
+            p->o = l->o;
+            p->dout = l->dout;
+        }
+    }
+    const int64_t lowest = offsets & -offsets;
+    p->pointer_alignment = fattn_min64(lowest, 16);
+}
+
+/* What all pieces have in common: results and gradients in f32. */
 static fattn_problem common(const fattn_group_plan *plan, bool first)
 {
     fattn_problem p = plan->problem;
@@ -119,6 +185,45 @@ static void place(const fattn_group_plan *plan, const fattn_piece *piece, int64_
     }
 }
 
+/* Neither bias nor distances nor dropout: what is left of positions is a band. */
+static bool is_only_masked(const fattn_problem *p)
+{
+    return !(p->features & (FATTN_ALIBI | FATTN_BIAS | FATTN_MASK | FATTN_DROPOUT));
+}
+
+/*
+ * Both runs of an owner's keys as one sequence. With a causal mask, that takes a first run which
+ * all queries see, and of the second run at least its beginning: query i sees keys up to i + high
+ * there, and none of the first run may be lost to the first query.
+ */
+static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
+{
+    const fattn_problem *const p = &plan->problem;
+    if (plan->ragged || plan->k_runs == 1 || !is_only_masked(p) || p->window_left >= 0) {
+        return false;
+    }
+    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 0);
+    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 1);
+    return a.q.count > 0 && a.k.count > 0 && b.k.count > 0 &&
+           (p->window_right < 0 || (a.high >= a.k.count - 1 && b.high >= -1));
+}
+
+/* In numbers of the joined keys, as in place(). */
+static void place_joined(const fattn_group_plan *plan, int64_t owner, int q_run, fattn_problem *p,
+                         fattn_buffers *buffers)
+{
+    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 0);
+    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 1);
+    p->seqlen_k = a.k.count + b.k.count;
+    p->anchor = FATTN_TOP_LEFT;
+    buffers->whole_q = buffers->whole_k = -1;
+    if (plan->problem.window_right >= 0 && b.high < b.k.count - 1) {
+        p->features |= FATTN_WINDOW;
+        p->window_right = 0;
+        buffers->q_offset = a.k.count + b.high;
+    }
+}
+
 /* The same for each sequence of a ragged batch: into the plan's arrays. */
 static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
                          bool no_keys, fattn_problem *p, fattn_buffers *buffers)
@@ -148,6 +253,7 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run
                           fattn_problem *p, fattn_buffers *buffers)
 {
     const bool first = fattn_group_is_first(plan, owner, k_run);
+    const bool joined = is_joined(plan, owner, q_run);
     const fattn_extent q = fattn_group_queries(plan, q_run);
     const fattn_extent k = fattn_group_keys(plan, owner, k_run);
     const int64_t kinds = fattn_whole_kinds(&plan->whole);
@@ -156,7 +262,7 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run
         const fattn_piece piece = fattn_piece_of(&plan->whole, b, plan->rank, q_run, owner, k_run);
         pairs += fattn_piece_pairs(&piece);
     }
-    if (q.rows == 0 || (pairs == 0 && !first)) {
+    if (q.rows == 0 || (joined ? k_run > 0 : pairs == 0 && !first)) {
         return false;
     }
     *p = common(plan, first);
@@ -167,14 +273,20 @@ bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run
         p->total_q = q.rows;
         p->total_k = pairs > 0 ? k.rows : 0;
         place_ragged(plan, owner, q_run, k_run, pairs == 0, p, buffers);
+    } else if (joined) {
+        lay(plan, owner, q_run, k_run, p);
+        place_joined(plan, owner, q_run, p, buffers);
+        return true;
     } else {
+        lay(plan, owner, q_run, k_run, p);
         const fattn_piece piece = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, k_run);
         place(plan, &piece, 0, p, buffers);
         p->bias_stride[3] *= piece.k.stride;
         p->mask_stride[3] *= piece.k.stride;
         p->dbias_stride[3] *= piece.k.stride;
     }
-    if (pairs == 0) { /* an empty band is no window that a problem can have */
+    /* An empty band is no window that a problem can have, and a full one needs none. */
+    if (pairs == 0 || (!plan->ragged && pairs == (double)q.longest * (double)k.longest)) {
         p->features &= ~FATTN_WINDOW;
         p->window_left = p->window_right = -1;
     }

@@ -50,7 +50,7 @@ static fattn_status merge(const fattn_group_plan *plan, int q_run, const float *
         .o2_stride = strides,
         .o_stride = strides,
     };
-    return fattn_merge(plan->device, &args, NULL);
+    return fattn_merge(plan->device, &args, plan->transport.stream);
 }
 
 /* Biases and masks have the rows of the share and all keys of the problem. */
@@ -58,7 +58,7 @@ static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *give
                          int q_run, int k_run, fattn_buffers *b)
 {
     const fattn_problem *const p = &plan->problem;
-    const int64_t row = q_run ? fattn_whole_run(&plan->whole, false, 0, plan->rank, 0).count : 0;
+    const int64_t row = fattn_group_row(plan, q_run);
     const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
     if (p->features & FATTN_BIAS) {
         b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
@@ -70,6 +70,12 @@ static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *give
     if (p->outputs & FATTN_OUT_DBIAS) {
         b->dbias = (float *)given->dbias + row * p->dbias_stride[2] + key * p->dbias_stride[3];
     }
+}
+
+static void *at_row(const void *tensor, int64_t row, const fattn_strides *strides,
+                    fattn_dtype dtype)
+{
+    return (char *)tensor + row * strides->seq * fattn_dtype_size(dtype);
 }
 
 static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
@@ -84,10 +90,11 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     const bool merges = !plan->backward && !first;
     const fattn_block block = fattn_group_block_keys(plan, owner);
     const fattn_block gradients = fattn_group_block_sums(plan, owner);
-    b.q = plan->q[q_run];
+    const int64_t row = fattn_group_row(plan, q_run);
+    b.q = plan->direct ? at_row(given->q, row, &p.q, p.dtype) : plan->q[q_run];
     b.k = keys + block.k[k_run];
     b.v = keys + block.v[k_run];
-    b.o = plan->backward ? plan->o[q_run] : merges ? (void *)plan->part_o : plan->sum[q_run];
+    b.o = merges ? plan->part_o : plan->sum[q_run];
     b.lse = merges ? plan->part_lse : plan->lse[q_run];
     const int64_t head = plan->member * p.heads_q; /* the first of this member */
     b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
@@ -98,14 +105,16 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     b.seed_ptr = given->seed_ptr;
     b.offset_ptr = given->offset_ptr;
     if (plan->backward) {
-        b.dout = plan->dout[q_run];
+        b.o = plan->direct ? at_row(given->o, row, &p.o, p.dtype_o) : plan->o[q_run];
+        b.dout = plan->direct ? at_row(given->dout, row, &p.dout, p.dtype_o) : plan->dout[q_run];
         b.dlse = p.features & FATTN_DLSE ? plan->dlse[q_run] : NULL;
         b.dq = plan->sum[q_run];
         b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;
         b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
         b.dsink = plan->dsink + plan->transport.rank * p.heads_q;
     }
-    const fattn_status status = fattn_execute(plan_of(plan, &p), &b, plan->workspace, NULL);
+    const fattn_status status =
+        fattn_execute(plan_of(plan, &p), &b, plan->workspace, plan->transport.stream);
     return !status && merges ? merge(plan, q_run, plan->part_o, plan->part_lse) : status;
 }
 
@@ -118,6 +127,44 @@ static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffe
         status = attend(plan, given, owner, n % plan->q_runs, n / plan->q_runs, keys, sums);
     }
     return status;
+}
+
+/* --- Sums ------------------------------------------------------------------------------------- */
+
+/* to = 0, or to += from: numbers side by side. */
+static fattn_status add(const fattn_group_plan *plan, void *to, const void *from, int64_t count)
+{
+    /* As rows of some length, so that a GPU has many of them, and the rest. */
+    const int64_t length = 1024, rows = count / length, rest = count - rows * length;
+    const fattn_strides strides = {.seq = length};
+    const fattn_rows_args many = {.batch = 1,
+                                  .rows = rows,
+                                  .heads = 1,
+                                  .channels = length,
+                                  .to = to,
+                                  .from = from,
+                                  .to_stride = strides,
+                                  .from_stride = strides,
+                                  .dtype_to = FATTN_F32,
+                                  .dtype_from = FATTN_F32,
+                                  .add = from != NULL};
+    fattn_rows_args few = many;
+    few.rows = 1;
+    few.channels = rest;
+    few.to = (float *)to + rows * length;
+    few.from = from ? (const float *)from + rows * length : NULL;
+    const fattn_status status = rows ? fattn_group_move(plan, &many) : FATTN_OK;
+    return status || !rest ? status : fattn_group_move(plan, &few);
+}
+
+static fattn_status clear(const fattn_group_plan *plan, void *to, int64_t count)
+{
+    return add(plan, to, NULL, count);
+}
+
+static int64_t sums_of(const fattn_group_plan *plan, int64_t owner)
+{
+    return fattn_group_block_sums(plan, owner).bytes / (int64_t)sizeof(float);
 }
 
 /* --- Rounds ----------------------------------------------------------------------------------- */
@@ -176,41 +223,32 @@ static fattn_status compute(const fattn_group_plan *plan, const fattn_buffers *g
         }
         char *const sums = step ? plan->share[lane] : plan->own_sum;
         if (step && plan->gradients) {
-            memset(sums, 0, (size_t)fattn_group_block_sums(plan, owner).bytes);
+            status = clear(plan, sums, sums_of(plan, owner));
         }
-        status =
-            attend_block(plan, given, owner, step ? plan->lane[lane][step % 2] : plan->own, sums);
+        char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
+        status = status ? status : attend_block(plan, given, owner, keys, sums);
     }
     return status;
 }
 
-/* to += from, gradients of a block. */
-static void add(const fattn_group_plan *plan, int64_t owner, char *to, const char *from)
-{
-    const int64_t count = fattn_group_block_sums(plan, owner).bytes / (int64_t)sizeof(float);
-    float *const sum = (float *)to;
-    const float *const more = (const float *)from;
-    for (int64_t n = 0; n < count; n++) {
-        sum[n] += more[n];
-    }
-}
-
 /* What has arrived is added; what was computed goes on in the next round. */
-static void collect(fattn_group_plan *plan, int64_t step)
+static fattn_status collect(fattn_group_plan *plan, int64_t step)
 {
-    for (int lane = 0; plan->gradients && lane < FATTN_LANES; lane++) {
+    fattn_status status = FATTN_OK;
+    for (int lane = 0; !status && plan->gradients && lane < FATTN_LANES; lane++) {
         const fattn_ring_messages m = fattn_ring_step(&plan->ring, lane, plan->rank, step);
         if (m.gradient_from >= 0) {
             const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
-            add(plan, owner, plan->share[lane], plan->arriving[lane]);
+            status = add(plan, plan->share[lane], plan->arriving[lane], sums_of(plan, owner));
         }
-        if (m.home_from >= 0) {
-            add(plan, plan->rank, plan->own_sum, plan->home[lane]);
+        if (!status && m.home_from >= 0) {
+            status = add(plan, plan->own_sum, plan->home[lane], sums_of(plan, plan->rank));
         }
         char *const sent = plan->sending[lane];
         plan->sending[lane] = plan->share[lane];
         plan->share[lane] = sent;
     }
+    return status;
 }
 
 static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
@@ -236,10 +274,7 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
         }
         status = status ? status : waited;
     }
-    if (!status) {
-        collect(plan, step);
-    }
-    return status;
+    return status ? status : collect(plan, step);
 }
 
 /* --- One reduction ---------------------------------------------------------------------------- */
@@ -314,54 +349,55 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
 }
 
-static void clear_dbias(const fattn_group_plan *plan, float *dbias)
+/* An axis of dbias that is summed over has one entry. */
+static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t *const stride = p->dbias_stride;
-    const int64_t sizes[] = {p->batch, p->heads_q, plan->local.seqlen_q, p->seqlen_k};
-    int64_t extent[4]; /* an axis that is summed over has one entry */
-    for (int axis = 0; axis < 4; axis++) {
-        extent[axis] = stride[axis] ? sizes[axis] : fattn_min64(sizes[axis], 1);
+    const int64_t keys = stride[3] ? p->seqlen_k : fattn_min64(p->seqlen_k, 1);
+    const fattn_strides strides = {.batch = stride[1], .seq = stride[2], .head = stride[3]};
+    fattn_status status = FATTN_OK;
+    for (int64_t b = 0; !status && b < (stride[0] ? p->batch : 1); b++) {
+        const fattn_rows_args args = {.batch = stride[1] ? p->heads_q : 1,
+                                      .rows = plan->local.seqlen_q,
+                                      .heads = stride[3] == 1 ? 1 : keys,
+                                      .channels = stride[3] == 1 ? keys : 1,
+                                      .to = dbias + b * stride[0],
+                                      .to_stride = strides,
+                                      .dtype_to = FATTN_F32,
+                                      .dtype_from = FATTN_F32};
+        status = fattn_group_move(plan, &args);
     }
-    for (int64_t b = 0; b < extent[0]; b++) {
-        for (int64_t h = 0; h < extent[1]; h++) {
-            for (int64_t i = 0; i < extent[2]; i++) {
-                for (int64_t j = 0; j < extent[3]; j++) {
-                    dbias[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]] = 0;
-                }
-            }
-        }
-    }
+    return status;
 }
 
-/* Sums that pieces add to. */
-static void clear(const fattn_group_plan *plan, const fattn_buffers *given)
+/* Clears what pieces add to. */
+static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
 {
-    if (plan->problem.outputs & FATTN_OUT_DBIAS) {
-        clear_dbias(plan, given->dbias);
-    }
     const fattn_problem *const p = &plan->problem;
-    for (int n = 0; plan->backward && n < plan->q_runs; n++) {
+    fattn_status status = clear(plan, plan->dsink, plan->transport.ranks * p->heads_q);
+    for (int n = 0; !status && plan->backward && n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        memset(plan->sum[n], 0, (size_t)(rows * p->dim) * sizeof(float));
+        status = clear(plan, plan->sum[n], rows * p->dim);
     }
-    memset(plan->dsink, 0, (size_t)(plan->transport.ranks * p->heads_q) * sizeof(float));
-    if (plan->gradients) {
-        memset(plan->own_sum, 0, (size_t)fattn_group_block_sums(plan, plan->rank).bytes);
+    if (!status && plan->gradients) {
+        status = clear(plan, plan->own_sum, sums_of(plan, plan->rank));
     }
+    return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
 }
 
 /* Over the ranks that had a head, in the same order on every rank. */
-static void sum_dsink(const fattn_group_plan *plan, float *dsink)
+static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
 {
     const int64_t heads = plan->problem.heads_q;
-    for (int64_t h = 0; h < heads * plan->members; h++) {
-        float sum = 0;
-        for (int64_t r = 0; r < plan->whole.ranks; r++) {
-            sum += plan->dsink[fattn_group_rank(plan, r, h / heads) * heads + h % heads];
+    fattn_status status = clear(plan, dsink, heads * plan->members);
+    for (int64_t m = 0; m < plan->members; m++) {
+        for (int64_t r = 0; !status && r < plan->whole.ranks; r++) {
+            const float *const from = plan->dsink + fattn_group_rank(plan, r, m) * heads;
+            status = add(plan, dsink + m * heads, from, heads);
         }
-        dsink[h] = sum;
     }
+    return status;
 }
 
 fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
@@ -375,7 +411,11 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
         plan->transport.abort(plan->transport.user, fattn_last_reason());
         return status;
     }
-    clear(plan, &b);
+    status = begin(plan, &b);
+    if (status) {
+        plan->transport.abort(plan->transport.user, fattn_last_reason());
+        return status;
+    }
     status = fattn_group_pack(plan, &b);
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
         status = go_round(plan, &b, step);
@@ -383,13 +423,11 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     if (!status && plan->whole.all_queries) {
         status = reduce(plan);
     }
-    if (!status && plan->problem.outputs & FATTN_OUT_DSINK) {
+    const bool dsink = plan->problem.outputs & FATTN_OUT_DSINK;
+    if (!status && dsink) {
         status =
             fattn_group_gather(plan, plan->dsink, plan->problem.heads_q * (int64_t)sizeof(float));
     }
     status = status ? status : fattn_group_unpack(plan, &b);
-    if (!status && plan->problem.outputs & FATTN_OUT_DSINK) {
-        sum_dsink(plan, b.dsink);
-    }
-    return status;
+    return status || !dsink ? status : sum_dsink(plan, b.dsink);
 }

@@ -72,7 +72,7 @@ typedef struct fattn_message {
     int32_t tag;      /* 0..15; a message is received by the same tag */
     int32_t receive;  /* 1: data is filled; 0: data is sent */
     int32_t reserved; /* 0 */
-    void *data;       /* host memory */
+    void *data;       /* of the host, or of the device (fattn_transport.device_memory) */
     int64_t bytes;    /* above 0, the same on both sides */
 } fattn_message;
 
@@ -103,6 +103,13 @@ typedef struct fattn_transport {
     /* Tells all ranks that this one has given up, also after an error of start() or wait(): their
      * next wait() fails, or the one that they are in. A second call does nothing. */
     void (*abort)(void *user, const char *reason);
+
+    /* With device_memory all data of messages is memory of the group's device. A message follows
+     * what the stream holds when it is started, and what is queued there after wait() follows the
+     * message. */
+    int32_t device_memory; /* 0: data is host memory, and stream NULL; 1 */
+    int32_t reserved;      /* 0 */
+    fattn_stream stream;   /* of the group's device */
 } fattn_transport;
 
 /* Stores a reason for fattn_last_reason() and returns status, for transports. */
@@ -116,7 +123,7 @@ FATTN_API fattn_status fattn_transport_fail(fattn_status status, const char *rea
 typedef struct fattn_group {
     size_t struct_size;               /* sizeof(fattn_group); set by fattn_group_init */
     const fattn_transport *transport; /* must outlive the plans */
-    fattn_device *device;             /* one that reads host memory; NULL: the default one */
+    fattn_device *device;             /* whose memory the transport carries; NULL: the default */
     fattn_split split;                /* default FATTN_SPLIT_CONTIGUOUS */
     fattn_scheme scheme;              /* default FATTN_SCHEME_RING */
     double timeout; /* seconds that a step may wait for others; default 60. An idle rank waits as
@@ -162,14 +169,17 @@ FATTN_API void fattn_group_plan_destroy(fattn_group_plan *plan);
 FATTN_API int64_t fattn_group_plan_bytes(const fattn_group_plan *plan);
 
 /*
- * Runs a plan on all ranks; every rank calls it, with its own shares in host memory. lse is (B,
+ * Runs a plan on all ranks; every rank calls it, with its own shares, in memory of the group's
+ * device. Where that is not the host's, it returns when all messages have been received, and
+ * results are there when the transport's stream is done. lse is (B,
  * Hq, rows of the share), ragged (Hq, all rows of the shares). Backward takes o and lse as forward
  * gave them. cu_seqlens are those of the plan and NULL here; sink, slopes, seed and offset are the
  * same on all ranks. dsink is the whole sum on every rank.
  *
- * Results do not depend on time: the same ranks give the same bits in every run. On an error, also
- * one of another rank, outputs are untouched, except where a rank fails after others were done, and
- * except dbias, which is written where it is, too large to be held twice.
+ * Results do not depend on time: the same ranks give the same bits in every run, in backward on a
+ * GPU with FATTN_DETERMINISTIC. On an error, also one of another rank, outputs are untouched,
+ * except where a rank fails after others were done, and except dbias, which is written where it is,
+ * too large to be held twice.
  */
 FATTN_API fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers);
 

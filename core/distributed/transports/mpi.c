@@ -190,7 +190,13 @@ fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **opened)
     int rank = 0, ranks = 0;
     MPI_Comm_rank(t->comm, &rank);
     MPI_Comm_size(t->comm, &ranks);
-    t->table = (fattn_transport){sizeof t->table, rank, ranks, t, start, wait, give_reason};
+    t->table = (fattn_transport){.struct_size = sizeof t->table,
+                                 .rank = rank,
+                                 .ranks = ranks,
+                                 .user = t,
+                                 .start = start,
+                                 .wait = wait,
+                                 .abort = give_reason};
     *opened = &t->table;
     return FATTN_OK;
 }

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NCCL carries the messages of a group: sends and receives of one group, on a stream of their own
+ * that waits for what was computed before. NCCL has no tags; between two ranks it pairs sends and
+ * receives in their order, which is that of tags here.
+ */
+#define _POSIX_C_SOURCE 199309L /* clock_gettime, nanosleep */
+#include "fattn/nccl.h"
+
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* What is used of NCCL. */
+typedef struct nccl {
+    ncclResult_t (*group_start)(void);
+    ncclResult_t (*group_end)(void);
+    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*receive)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*async_error)(ncclComm_t, ncclResult_t *);
+    ncclResult_t (*abort)(ncclComm_t);
+    ncclResult_t (*count)(const ncclComm_t, int *);
+    ncclResult_t (*rank)(const ncclComm_t, int *);
+    ncclResult_t (*device)(const ncclComm_t, int *);
+    const char *(*error)(ncclResult_t);
+} nccl;
+
+typedef struct transport {
+    fattn_transport table; /* first: what the caller holds is its address */
+    nccl nccl;
+    void *library;
+    ncclComm_t comm;
+    int device;
+    cudaStream_t stream;        /* of messages */
+    cudaEvent_t computed, sent; /* what messages wait for, and what computation waits for */
+    bool broken;
+} transport;
+
+/* --- Failing ---------------------------------------------------------------------------------- */
+
+static fattn_status fail_cuda(const char *what, cudaError_t error)
+{
+    char text[256];
+    snprintf(text, sizeof text, "%s: %s", what, cudaGetErrorString(error));
+    return fattn_transport_fail(FATTN_DEVICE_ERROR, text);
+}
+
+static fattn_status fail_nccl(const transport *t, const char *what, ncclResult_t error)
+{
+    char text[256];
+    snprintf(text, sizeof text, "%s: %s", what, t->nccl.error(error));
+    return fattn_transport_fail(FATTN_RANK_LOST, text);
+}
+
+/* Ends what the communicator is doing, here. */
+static void give_up(void *user, const char *reason)
+{
+    transport *const t = user;
+    (void)reason; /* nobody to tell */
+    if (!t->broken) {
+        t->broken = true;
+        t->nccl.abort(t->comm);
+    }
+}
+
+/* --- Messages --------------------------------------------------------------------------------- */
+
+static fattn_status post(transport *t, const fattn_message *messages, int count)
+{
+    ncclResult_t error = t->nccl.group_start();
+    const char *what = "ncclGroupStart";
+    if (error != ncclSuccess) {
+        return fail_nccl(t, what, error);
+    }
+    for (int tag = 0; tag < 16; tag++) {
+        for (int n = 0; error == ncclSuccess && n < count; n++) {
+            const fattn_message *const m = &messages[n];
+            const size_t bytes = (size_t)m->bytes;
+            if (m->tag != tag) {
+                continue;
+            }
+            what = m->receive ? "ncclRecv" : "ncclSend";
+            error = m->receive
+                        ? t->nccl.receive(m->data, bytes, ncclInt8, m->peer, t->comm, t->stream)
+                        : t->nccl.send(m->data, bytes, ncclInt8, m->peer, t->comm, t->stream);
+        }
+    }
+    const ncclResult_t ended = t->nccl.group_end();
+    if (error == ncclSuccess) {
+        error = ended;
+        what = "ncclGroupEnd";
+    }
+    return error == ncclSuccess ? FATTN_OK : fail_nccl(t, what, error);
+}
+
+static fattn_status start(void *user, const fattn_message *messages, int count)
+{
+    transport *const t = user;
+    int before = 0;
+    if (t->broken) {
+        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+    }
+    cudaError_t error = cudaGetDevice(&before);
+    error = error ? error : cudaSetDevice(t->device);
+    error = error ? error : cudaEventRecord(t->computed, t->table.stream);
+    error = error ? error : cudaStreamWaitEvent(t->stream, t->computed, 0);
+    fattn_status status = error ? fail_cuda("waiting for what is computed", error) : FATTN_OK;
+    status = status ? status : post(t, messages, count);
+    error = status ? cudaSuccess : cudaEventRecord(t->sent, t->stream);
+    cudaSetDevice(before);
+    return error ? fail_cuda("cudaEventRecord", error) : status;
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Until the messages are there, or nobody answers. */
+static fattn_status watch(transport *t, int peer, double seconds)
+{
+    static const struct timespec nap = {.tv_nsec = 20000};
+    const double begin = now();
+    for (;;) {
+        const cudaError_t error = cudaEventQuery(t->sent);
+        ncclResult_t async = ncclSuccess;
+        if (error == cudaSuccess) {
+            return FATTN_OK;
+        }
+        if (error != cudaErrorNotReady) {
+            return fail_cuda("cudaEventQuery", error);
+        }
+        const ncclResult_t asked = t->nccl.async_error(t->comm, &async);
+        if (asked != ncclSuccess || async != ncclSuccess) {
+            return fail_nccl(t, "a message", asked != ncclSuccess ? asked : async);
+        }
+        const double waited = now() - begin;
+        if (waited > seconds) {
+            char text[96];
+            snprintf(text, sizeof text, "rank %d did not answer in %g s", peer, seconds);
+            return fattn_transport_fail(FATTN_RANK_TIMEOUT, text);
+        }
+        if (waited > 1e-3) { /* short messages are not kept waiting */
+            nanosleep(&nap, NULL);
+        }
+    }
+}
+
+static fattn_status wait(void *user, const fattn_message *messages, int count, double seconds)
+{
+    transport *const t = user;
+    int before = 0;
+    (void)count; /* NCCL does not say which of them is late */
+    cudaError_t error = cudaGetDevice(&before);
+    error = error ? error : cudaSetDevice(t->device);
+    fattn_status status = error ? fail_cuda("cudaSetDevice", error) : FATTN_OK;
+    status = status ? status : watch(t, messages[0].peer, seconds);
+    error = status ? cudaSuccess : cudaStreamWaitEvent(t->table.stream, t->sent, 0);
+    cudaSetDevice(before);
+    return error ? fail_cuda("cudaStreamWaitEvent", error) : status;
+}
+
+/* --- Opening ---------------------------------------------------------------------------------- */
+
+static fattn_status load(transport *t)
+{
+    nccl *const n = &t->nccl;
+    const struct {
+        const char *name;
+        void *function; /* where to put it */
+    } functions[] = {
+        {"ncclGroupStart", &n->group_start},
+        {"ncclGroupEnd", &n->group_end},
+        {"ncclSend", &n->send},
+        {"ncclRecv", &n->receive},
+        {"ncclCommAbort", &n->abort},
+        {"ncclCommGetAsyncError", &n->async_error},
+        {"ncclCommCount", &n->count},
+        {"ncclCommUserRank", &n->rank},
+        {"ncclCommCuDevice", &n->device},
+        {"ncclGetErrorString", &n->error},
+    };
+    t->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!t->library) {
+        return fattn_transport_fail(FATTN_NO_DEVICE, dlerror());
+    }
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+        void *const found = dlsym(t->library, functions[i].name);
+        if (!found) {
+            return fattn_transport_fail(FATTN_NO_DEVICE, dlerror());
+        }
+        memcpy(functions[i].function, &found, sizeof found);
+    }
+    return FATTN_OK;
+}
+
+/* On the communicator's device. Messages come before kernels where both could begin. */
+static fattn_status make_stream(transport *t)
+{
+    int before = 0, least = 0, greatest = 0;
+    cudaError_t error = cudaGetDevice(&before);
+    error = error ? error : cudaSetDevice(t->device);
+    error = error ? error : cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    error =
+        error ? error : cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, greatest);
+    error = error ? error : cudaEventCreateWithFlags(&t->computed, cudaEventDisableTiming);
+    error = error ? error : cudaEventCreateWithFlags(&t->sent, cudaEventDisableTiming);
+    cudaSetDevice(before);
+    return error ? fail_cuda("making a stream for messages", error) : FATTN_OK;
+}
+
+fattn_status fattn_nccl_open(ncclComm_t comm, fattn_stream stream, fattn_transport **opened)
+{
+    if (!opened) {
+        return fattn_transport_fail(FATTN_NULL_POINTER, "transport is NULL");
+    }
+    *opened = NULL;
+    transport *const t = calloc(1, sizeof *t);
+    if (!t) {
+        return fattn_transport_fail(FATTN_OUT_OF_MEMORY, "no memory for a transport");
+    }
+    int rank = 0, ranks = 0;
+    t->comm = comm;
+    fattn_status status = load(t);
+    if (!status) {
+        ncclResult_t error = t->nccl.rank(comm, &rank);
+        error = error ? error : t->nccl.count(comm, &ranks);
+        error = error ? error : t->nccl.device(comm, &t->device);
+        status = error ? fail_nccl(t, "a communicator", error) : make_stream(t);
+    }
+    t->table = (fattn_transport){.struct_size = sizeof t->table,
+                                 .rank = rank,
+                                 .ranks = ranks,
+                                 .user = t,
+                                 .start = start,
+                                 .wait = wait,
+                                 .abort = give_up,
+                                 .device_memory = 1,
+                                 .stream = stream};
+    if (status) {
+        fattn_nccl_close(&t->table);
+        return status;
+    }
+    *opened = &t->table;
+    return FATTN_OK;
+}
+
+void fattn_nccl_close(fattn_transport *table)
+{
+    transport *const t = (transport *)table;
+    if (!t) {
+        return;
+    }
+    if (t->sent) {
+        cudaEventDestroy(t->sent);
+    }
+    if (t->computed) {
+        cudaEventDestroy(t->computed);
+    }
+    if (t->stream) {
+        cudaStreamDestroy(t->stream);
+    }
+    if (t->library) {
+        dlclose(t->library);
+    }
+    free(t);
+}

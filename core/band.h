@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which tiles of the score matrix hold anything: for a window (causal included), lengths and a
- * block mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or partial.
+ * Which tiles of the score matrix hold anything: for a window (causal included), chunks, lengths
+ * and a block mask, whether a tile is empty (skipped), full (every pair kept, no test needed) or
+ * partial.
  *
  * Keys of row i are those of the half-open range [first, past), both non-decreasing in i; so a
  * block of rows is described by its first and last row. Arithmetic is 64-bit: rows, keys and
@@ -13,7 +14,13 @@
 #include <stdint.h>
 
 #include "core/host_device.h"
+#include "core/integer.h"
 #include "core/problem.h"
+
+/* 0 in images whose rows all decline FATTN_CHUNK: they hold no code for it. */
+#ifndef FATTN_BAND_CHUNKS
+#define FATTN_BAND_CHUNKS 1
+#endif
 
 typedef enum fattn_tile_kind {
     FATTN_TILE_EMPTY,
@@ -25,15 +32,16 @@ typedef struct fattn_band {
     int64_t keys;        /* Sk of the sequence */
     int64_t diagonal;    /* row i is aligned with key i + diagonal */
     int64_t left, right; /* -1: unbounded */
+#if FATTN_BAND_CHUNKS
+    uint32_t chunk;     /* keys of a chunk; 0: there are none */
+    uint32_t key_place; /* of key 0 in its chunk */
+    uint32_t row_place; /* of the key that row 0 is aligned with, in its chunk */
+#endif
 } fattn_band;
 
 typedef struct fattn_range {
     int64_t first, past; /* empty when first >= past */
 } fattn_range;
-
-FATTN_HD int64_t fattn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
-FATTN_HD int64_t fattn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* The band of a sequence of a normalised problem. */
 FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *s)
@@ -43,6 +51,14 @@ FATTN_HD fattn_band fattn_band_of(const fattn_problem *p, const fattn_sequence *
     band.diagonal = s->diagonal;
     band.left = p->window_left;
     band.right = p->window_right;
+#if FATTN_BAND_CHUNKS
+    band.chunk = (uint32_t)p->chunk;
+    band.key_place = band.row_place = 0;
+    if (p->chunk) {
+        band.key_place = (uint32_t)fattn_modulo(s->k_position, p->chunk);
+        band.row_place = (uint32_t)fattn_modulo(s->k_position + s->diagonal, p->chunk);
+    }
+#endif
     return band;
 }
 
@@ -57,6 +73,11 @@ FATTN_HD fattn_reach fattn_band_reach(const fattn_problem *p)
     fattn_reach reach;
     reach.left = p->window_left;
     reach.right = p->window_right;
+    if (p->chunk) { /* a place in a chunk is as likely as another */
+        const int64_t left = (p->chunk - 1) / 2, right = p->chunk / 2;
+        reach.left = reach.left < 0 ? left : fattn_min64(reach.left, left);
+        reach.right = reach.right < 0 ? right : fattn_min64(reach.right, right);
+    }
     return reach;
 }
 
@@ -67,6 +88,15 @@ FATTN_HD int fattn_is_banded(const fattn_problem *p)
     return reach.left >= 0 || reach.right >= 0;
 }
 
+#if FATTN_BAND_CHUNKS
+/* The place in its chunk of what is `n` past one with this place. n, place < 2^31: a division of 32
+ * bits, which is cheap. */
+FATTN_HD int64_t fattn_band_place(const fattn_band *band, uint32_t place, int64_t n)
+{
+    return ((uint32_t)n + place) % band->chunk;
+}
+#endif
+
 /* The keys that row i sees: first <= j < past, within 0 <= first and past <= keys. */
 FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
 {
@@ -76,6 +106,13 @@ FATTN_HD fattn_range fattn_band_row(const fattn_band *band, int64_t i)
     keys.first = band->left < 0 ? 0 : fattn_max64(0, at - fattn_min64(band->left, limit));
     keys.past = band->right < 0 ? band->keys
                                 : fattn_min64(band->keys, at + fattn_min64(band->right, limit) + 1);
+#if FATTN_BAND_CHUNKS
+    if (band->chunk) {
+        const int64_t chunk = at - fattn_band_place(band, band->row_place, i);
+        keys.first = fattn_max64(keys.first, chunk);
+        keys.past = fattn_min64(keys.past, chunk + band->chunk);
+    }
+#endif
     return keys;
 }
 
@@ -97,6 +134,14 @@ FATTN_HD fattn_range fattn_band_queries(const fattn_band *band, int64_t rows, in
     fattn_range queries;
     queries.first = band->right < 0 ? 0 : fattn_max64(0, low - fattn_min64(band->right, limit));
     queries.past = band->left < 0 ? rows : fattn_min64(rows, high + fattn_min64(band->left, limit));
+#if FATTN_BAND_CHUNKS
+    if (band->chunk) {
+        const int64_t before = fattn_band_place(band, band->key_place, j0);
+        const int64_t after = band->chunk - fattn_band_place(band, band->key_place, j1 - 1);
+        queries.first = fattn_max64(queries.first, low - before);
+        queries.past = fattn_min64(queries.past, high - 1 + after);
+    }
+#endif
     return queries;
 }
 

@@ -9,8 +9,6 @@
 
 #define POSITION_LIMIT \
     (INT64_C(1) << 40) /* offsets and whole lengths: sums stay far inside 63 bits */
-#define COUNTER_LIMIT \
-    (INT64_C(1) << 33) /* dropout: (i >> 4) * 8 + 7 fits in a 32-bit counter word */
 
 void fattn_buffers_init(fattn_buffers *buffers)
 {
@@ -219,8 +217,8 @@ static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *
 {
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_sequence s = fattn_sequence_of(p, buf, b);
-        if (s.q_position < 0 || s.q_position + s.sq > COUNTER_LIMIT || s.k_position < 0 ||
-            s.k_position + s.sk > COUNTER_LIMIT) {
+        if (s.q_position < 0 || s.q_position + s.sq > FATTN_COUNTER_LIMIT || s.k_position < 0 ||
+            s.k_position + s.sk > FATTN_COUNTER_LIMIT) {
             return fattn_fail(
                 FATTN_INVALID_DATA,
                 "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in "

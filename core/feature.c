@@ -6,7 +6,7 @@
 
 #include "core/problem.h"
 
-#define NAMES(feature, word) .constant = #feature, .name = word
+#define NAMES(feature, word) .bit = (feature), .constant = #feature, .name = word
 #define INTEGER(field, ...)                                                      \
     {                                                                            \
 #field, offsetof(fattn_problem, field), FATTN_FIELD_INTEGER, __VA_ARGS__ \
@@ -64,6 +64,9 @@ static const fattn_feature rows[] = {
      .help = "validate lengths and tables on GPUs as well"},
     {NAMES(FATTN_SEQSTART_K, "seqstart_k")},
     {NAMES(FATTN_ALIBI_BIAS, "alibi_bias")},
+    {NAMES(FATTN_CHUNK, "chunk"), .on_diagonal = true, .option = "chunk N",
+     .help = "query i attends to keys of the chunk of N that\ni + off is in", .values = 1,
+     .fields = {INTEGER(chunk, 0, 1, FATTN_SIZE_LIMIT)}},
 };
 _Static_assert(sizeof rows / sizeof rows[0] == FATTN_FEATURE_COUNT &&
                    FATTN_FEATURES_ALL == (UINT64_C(1) << FATTN_FEATURE_COUNT) - 1,

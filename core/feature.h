@@ -30,6 +30,7 @@ typedef struct fattn_feature_field {
 } fattn_feature_field;
 
 typedef struct fattn_feature {
+    uint64_t bit;
     const char *constant; /* "FATTN_WINDOW" */
     const char *name;     /* "window" */
     const char *option;   /* "window L,R", without dashes; NULL where it is more than numbers */

@@ -96,12 +96,10 @@ double fattn_io_counts_bytes(const fattn_problem *problem, const fattn_io_counts
     return bytes;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 fattn_tile fattn_io_paper_tile(const fattn_problem *problem, int64_t fast_elements)
 {
-    const int64_t d = ceil_div(problem->dim + problem->dim_v, 2);
-    const int64_t bc = fattn_max64(1, ceil_div(fast_elements, 4 * d));
+    const int64_t d = fattn_ceil_div(problem->dim + problem->dim_v, 2);
+    const int64_t bc = fattn_max64(1, fattn_ceil_div(fast_elements, 4 * d));
     return (fattn_tile){fattn_min64(bc, d), bc};
 }
 
@@ -168,8 +166,9 @@ static void visit_row_block(head *a, int64_t i, int64_t rows, int64_t first, int
     const int64_t bc = a->tile.bc;
     if (first >= end) return;
     if (!has(a, FATTN_BLOCK_MASK)) {
-        const int64_t from = first / bc * bc, to = fattn_min64(a->seq.sk, ceil_div(end, bc) * bc);
-        const double tiles = (double)ceil_div(to - from, bc);
+        const int64_t from = first / bc * bc,
+                      to = fattn_min64(a->seq.sk, fattn_ceil_div(end, bc) * bc);
+        const double tiles = (double)fattn_ceil_div(to - from, bc);
         a->v.tiles += tiles;
         a->v.rows += tiles * (double)rows;
         a->v.keys += (double)(to - from);
@@ -195,8 +194,8 @@ static visits visits_of(head *a)
     const fattn_band band = fattn_band_of(a->p, &a->seq);
     a->v = (visits){0, 0, 0, 0, 0};
     if (dense) {
-        const double tr = (double)ceil_div(a->seq.sq, a->tile.br);
-        const double tc = (double)ceil_div(a->seq.sk, a->tile.bc);
+        const double tr = (double)fattn_ceil_div(a->seq.sq, a->tile.br);
+        const double tc = (double)fattn_ceil_div(a->seq.sk, a->tile.bc);
         return (visits){tr * tc, tc * a->n, tr * a->k, a->n * a->k, 0};
     }
     for (int64_t i = 0; i < a->seq.sq; i += a->tile.br) {
@@ -404,7 +403,7 @@ static void standard_key_counts(head *a)
 static visits standard_visits(const head *a)
 {
     const fattn_problem *const p = a->p;
-    const double bands = (double)ceil_div(a->seq.sq, a->tile.br);
+    const double bands = (double)fattn_ceil_div(a->seq.sq, a->tile.br);
     visits v = {bands, a->n, bands * a->k, a->n * a->k, 0};
     if (a->seq.sk == 0) return (visits){0, 0, 0, 0, 0};
     for (int64_t i = 0; i < a->seq.sq && has(a, FATTN_BLOCK_MASK) && p->op == FATTN_FORWARD;
@@ -480,7 +479,7 @@ typedef struct extent {
 static double mean_length(int64_t longest, int64_t total, int64_t batch, bool packed)
 {
     if (!packed || batch == 0) return (double)longest;
-    return (double)fattn_min64(longest, ceil_div(total, batch));
+    return (double)fattn_min64(longest, fattn_ceil_div(total, batch));
 }
 
 static extent extent_of(const fattn_problem *p)

@@ -5,6 +5,7 @@
 
 #include "core/dtype.h"
 #include "core/feature.h"
+#include "core/integer.h"
 #include "core/problem.h"
 
 /* Appends the names of the missing features to "does not honour". */
@@ -139,7 +140,7 @@ int64_t fattn_kernel_heads(const fattn_kernel *kernel, const fattn_problem *p)
 int64_t fattn_kernel_blocks(const fattn_kernel *kernel, const fattn_problem *p)
 {
     const int64_t rows = fattn_kernel_rows(kernel, p), br = kernel->tiles[0].br;
-    int64_t blocks = rows / br + (rows % br != 0);
+    int64_t blocks = fattn_ceil_div(rows, br);
     const bool overflow = __builtin_mul_overflow(blocks, fattn_kernel_heads(kernel, p), &blocks) ||
                           __builtin_mul_overflow(blocks, p->batch, &blocks);
     return overflow ? INT64_MAX : blocks;

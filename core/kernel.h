@@ -30,7 +30,7 @@ typedef struct fattn_tile {
 
 /* What the last rows of every backend honour, which take what others decline: the definition of the
  * reference, the rows of CPUs, and those of GPUs that are made of plain multiply-adds. */
-#define FATTN_KERNEL_LAST FATTN_KERNEL_COMMON
+#define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_CHUNK)
 
 struct fattn_limits; /* what a backend says about a device (tiling.h) */
 

@@ -5,12 +5,9 @@
 
 #include "core/abi.h"
 #include "core/backend.h"
+#include "core/problem.h"
 #include "core/region.h"
 #include "core/status.h"
-
-#define SIZE_LIMIT ((INT64_C(1) << 31) - 1)
-#define WORD_LIMIT (INT64_C(1) << 32)    /* counter words of batch and head */
-#define COUNTER_LIMIT (INT64_C(1) << 33) /* positions */
 
 static fattn_status check_size(const char *name, int64_t value, int64_t low, int64_t high)
 {
@@ -110,10 +107,10 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
 {
     fattn_merge_args a;
     fattn_status status = fattn_abi_read(&a, sizeof a, args, "fattn_merge_args");
-    status = status ? status : check_size("batch", a.batch, 0, SIZE_LIMIT);
-    status = status ? status : check_size("heads", a.heads, 0, SIZE_LIMIT);
-    status = status ? status : check_size("seqlen", a.seqlen, 0, SIZE_LIMIT);
-    status = status ? status : check_size("dim_v", a.dim_v, 1, SIZE_LIMIT);
+    status = status ? status : check_size("batch", a.batch, 0, FATTN_SIZE_LIMIT);
+    status = status ? status : check_size("heads", a.heads, 0, FATTN_SIZE_LIMIT);
+    status = status ? status : check_size("seqlen", a.seqlen, 0, FATTN_SIZE_LIMIT);
+    status = status ? status : check_size("dim_v", a.dim_v, 1, FATTN_SIZE_LIMIT);
     if (status) {
         return status;
     }
@@ -153,14 +150,18 @@ fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *
 {
     fattn_dropout_args a;
     fattn_status status = fattn_abi_read(&a, sizeof a, args, "fattn_dropout_args");
-    status = status ? status : check_size("batch", a.batch, 0, SIZE_LIMIT);
-    status = status ? status : check_size("heads", a.heads, 0, SIZE_LIMIT);
-    status = status ? status : check_size("seqlen_q", a.seqlen_q, 0, SIZE_LIMIT);
-    status = status ? status : check_size("seqlen_k", a.seqlen_k, 0, SIZE_LIMIT);
-    status = status ? status : check_size("batch_offset", a.batch_offset, 0, WORD_LIMIT - a.batch);
-    status = status ? status : check_size("head_offset", a.head_offset, 0, WORD_LIMIT - a.heads);
-    status = status ? status : check_size("q_offset", a.q_offset, 0, COUNTER_LIMIT - a.seqlen_q);
-    status = status ? status : check_size("k_offset", a.k_offset, 0, COUNTER_LIMIT - a.seqlen_k);
+    status = status ? status : check_size("batch", a.batch, 0, FATTN_SIZE_LIMIT);
+    status = status ? status : check_size("heads", a.heads, 0, FATTN_SIZE_LIMIT);
+    status = status ? status : check_size("seqlen_q", a.seqlen_q, 0, FATTN_SIZE_LIMIT);
+    status = status ? status : check_size("seqlen_k", a.seqlen_k, 0, FATTN_SIZE_LIMIT);
+    status =
+        status ? status : check_size("batch_offset", a.batch_offset, 0, FATTN_WORD_LIMIT - a.batch);
+    status =
+        status ? status : check_size("head_offset", a.head_offset, 0, FATTN_WORD_LIMIT - a.heads);
+    status =
+        status ? status : check_size("q_offset", a.q_offset, 0, FATTN_COUNTER_LIMIT - a.seqlen_q);
+    status =
+        status ? status : check_size("k_offset", a.k_offset, 0, FATTN_COUNTER_LIMIT - a.seqlen_k);
     if (status) {
         return status;
     }

@@ -332,7 +332,9 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
     append(text, size, &used, "  features  ");
     for (int bit = 0; fattn_feature_name(bit); bit++) {
         if (p->features >> bit & 1) {
-            append(text, size, &used, " %s", fattn_feature_name(bit));
+            char value[64];
+            append(text, size, &used, " %s%s", fattn_feature_name(bit),
+                   fattn_feature_value(p, bit, value, sizeof value));
         }
     }
     append(text, size, &used, "%s\n", p->features ? "" : " none");

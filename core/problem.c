@@ -35,10 +35,10 @@ fattn_status fattn_problem_read(fattn_problem *to, const fattn_problem *from)
     static const fattn_abi abi = {
         .name = "fattn_problem",
         .sizes = {FATTN_ABI_END(fattn_problem, pointer_alignment), /* 0.1 */
-                  FATTN_ABI_END(fattn_problem, dtype_v)},
+                  FATTN_ABI_END(fattn_problem, chunk)},
         .init = init_problem,
     };
-    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, dtype_v),
+    _Static_assert(sizeof(fattn_problem) == FATTN_ABI_END(fattn_problem, chunk),
                    "the last of the sizes is this library's");
     return fattn_abi_read_grown(to, &abi, from);
 }
@@ -238,7 +238,7 @@ static fattn_status check_options(const fattn_problem *p)
                           (long long)p->alibi_batch_stride, (long long)p->heads_q);
     }
     if (p->features & FATTN_DROPOUT) { /* b, h are 32-bit counter words */
-        const int64_t words = INT64_C(1) << 32;
+        const int64_t words = FATTN_WORD_LIMIT;
         fattn_status status = check_range("batch_offset", p->batch_offset, 0, words - p->batch,
                                           FATTN_INVALID_ARGUMENT);
         if (!status) {

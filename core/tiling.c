@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/tiling.h"
 
-#include "core/band.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 #include "core/io_model.h"
 #include "core/status.h"
-
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 /* What tiles are compared by: the row's own cost, or bytes of traffic. */
 static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
@@ -61,9 +59,9 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     int64_t best = 1, best_cost = INT64_MAX;
     for (int64_t rounds = 0; rounds <= ROUNDS && tiling->items <= ROUNDS * units; rounds++) {
         const int64_t wanted = fattn_min64(rounds * units / tiling->items, tiling->k_blocks);
-        const int64_t blocks = ceil_div(tiling->k_blocks, wanted < 1 ? 1 : wanted);
-        const int64_t splits = blocks ? ceil_div(tiling->k_blocks, blocks) : 1;
-        const int64_t taken = ceil_div(tiling->items * splits, units);
+        const int64_t blocks = fattn_ceil_div(tiling->k_blocks, wanted < 1 ? 1 : wanted);
+        const int64_t splits = blocks ? fattn_ceil_div(tiling->k_blocks, blocks) : 1;
+        const int64_t taken = fattn_ceil_div(tiling->items * splits, units);
         const int64_t cost = taken * (blocks + extra) + (splits > 1 ? extra : 0);
         if (cost < best_cost) {
             best = splits;
@@ -89,10 +87,10 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
     }
     const int64_t keys = keys_of_part(limits, kernel);
     if (kernel->splits_evenly && limits->units) {
-        return pick_even_splits(limits->units, ceil_div(keys, tiling->bc), tiling);
+        return pick_even_splits(limits->units, fattn_ceil_div(keys, tiling->bc), tiling);
     }
     const int64_t pieces = limits->parallelism * (kernel->pieces ? kernel->pieces : 1);
-    return fattn_min64(ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
+    return fattn_min64(fattn_ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
 }
 
 /*
@@ -102,8 +100,8 @@ static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kerne
 static int64_t even_whole_blocks(int64_t units, int64_t extra, int64_t blocks, int64_t splits,
                                  int64_t k_blocks)
 {
-    const double taken = (double)ceil_div(blocks, units);
-    const double more = (double)ceil_div(blocks * splits, units);
+    const double taken = (double)fattn_ceil_div(blocks, units);
+    const double more = (double)fattn_ceil_div(blocks * splits, units);
     const double saved = taken - more / (double)splits; /* a block */
     const double costs = (more - taken + 1) * (double)extra;
     const double most = (double)(k_blocks - 1);
@@ -120,7 +118,7 @@ static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kerne
     if (t->splits == 1) {
         return;
     }
-    const int64_t least = ceil_div(keys_of_part(limits, kernel), t->bc);
+    const int64_t least = fattn_ceil_div(keys_of_part(limits, kernel), t->bc);
     if (kernel->splits_evenly && limits->units) {
         t->whole_blocks = even_whole_blocks(limits->units, least, blocks, t->splits, t->k_blocks);
     } else {
@@ -146,7 +144,7 @@ static int64_t pick_together(const fattn_problem *p, const fattn_limits *limits,
 {
     int64_t together = p->window_right < 0 || heads < 1 ? 1 : heads;
     while (together > 1 && (double)together * walked_bytes(p) > (double)limits->shared_cache / 2) {
-        together = ceil_div(together, 2);
+        together = fattn_ceil_div(together, 2);
     }
     return together;
 }
@@ -187,8 +185,8 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
     }
     const fattn_tile tile = wish->tile.br ? wish->tile : pick_tile(problem, limits, kernel);
     fattn_tiling t = {.br = tile.br, .bc = tile.bc, .workers = wish->workers};
-    t.q_blocks = ceil_div(fattn_kernel_rows(kernel, problem), t.br);
-    t.k_blocks = ceil_div(problem->seqlen_k, t.bc);
+    t.q_blocks = fattn_ceil_div(fattn_kernel_rows(kernel, problem), t.br);
+    t.k_blocks = fattn_ceil_div(problem->seqlen_k, t.bc);
     t.heads = problem->batch * fattn_kernel_heads(kernel, problem);
     if (__builtin_mul_overflow(t.heads, t.q_blocks, &t.items)) {
         return fail_overflow(kernel);
@@ -197,8 +195,8 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
 
     int64_t splits = wish->splits ? wish->splits : pick_splits(limits, kernel, problem, &t);
     splits = splits < 1 ? 1 : splits;
-    t.split_blocks = ceil_div(t.k_blocks, splits);
-    t.splits = t.split_blocks ? ceil_div(t.k_blocks, t.split_blocks) : 1;
+    t.split_blocks = fattn_ceil_div(t.k_blocks, splits);
+    t.splits = t.split_blocks ? fattn_ceil_div(t.k_blocks, t.split_blocks) : 1;
     const bool overflow = __builtin_mul_overflow(t.items, t.splits, &t.items);
     if (!overflow) {
         cut_by_lengths(limits, kernel, blocks, &t);

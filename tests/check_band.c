@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compares band.h with a loop over pairs, for every small window, diagonal, length and tile; and
+ * Compares band.h with a loop over pairs, for every small window, diagonal, length, tile and
+ * some chunks; and
  * checks that the work list of schedule.h holds every block of every part exactly once.
  */
 #include <stdlib.h>
@@ -12,10 +13,23 @@
 
 /* --- Bands ------------------------------------------------------------------------------------ */
 
-/* The contract's definition: j exists, and -left <= j - (i + off) <= right. */
+/* The chunk of a key, by steps from a key that begins one. */
+static int64_t chunk_of(const fattn_band *band, int64_t j)
+{
+    int64_t begin = -(int64_t)band->key_place, chunk = 0;
+    for (; begin > j; begin -= band->chunk) chunk--;
+    for (; begin + band->chunk <= j; begin += band->chunk) chunk++;
+    return chunk;
+}
+
+/* The contract's definition: j exists, -left <= j - (i + off) <= right, and j and i + off are of
+ * one chunk. */
 static bool keeps(const fattn_band *band, int64_t i, int64_t j)
 {
     const int64_t at = j - (i + band->diagonal);
+    if (band->chunk && chunk_of(band, j) != chunk_of(band, i + band->diagonal)) {
+        return false;
+    }
     return j >= 0 && j < band->keys && (band->left < 0 || at >= -band->left) &&
            (band->right < 0 || at <= band->right);
 }
@@ -76,15 +90,18 @@ static bool queries_are_right(const fattn_band *band, int64_t rows, const int64_
     return queries.first >= 0 && queries.past <= rows;
 }
 
-static void check_bands(void)
+static void check_bands(int64_t chunk, int64_t position)
 {
     enum { ROWS = 5, KEYS = 7 };
     int64_t bands = 0, wrong_rows = 0, tiles = 0, wrong_tiles = 0, counts[3] = {0};
     int64_t wrong_queries = 0, fewer = 0;
     for (int64_t keys = 0; keys <= KEYS; keys++) {
         for (int64_t n = 0; n < 16 * 8 * 8; n++) {
-            const fattn_band band = {
-                .keys = keys, .diagonal = n % 16 - 8, .left = n / 16 % 8 - 1, .right = n / 128 - 1};
+            const fattn_problem p = {
+                .window_left = n / 16 % 8 - 1, .window_right = n / 128 - 1, .chunk = chunk};
+            const fattn_sequence sequence = {
+                .sk = keys, .diagonal = n % 16 - 8, .k_position = position};
+            const fattn_band band = fattn_band_of(&p, &sequence);
             bands++;
             for (int64_t i = 0; i < ROWS; i++) {
                 wrong_rows += !row_is_right(&band, i, KEYS + 2);
@@ -98,10 +115,10 @@ static void check_bands(void)
             }
         }
     }
-    tap_check(wrong_rows == 0, "rows of %lld bands: %lld wrong", (long long)bands,
-              (long long)wrong_rows);
+    tap_check(wrong_rows == 0, "rows of %lld bands, chunk %lld from %lld on: %lld wrong",
+              (long long)bands, (long long)chunk, (long long)position, (long long)wrong_rows);
     tap_check(wrong_tiles == 0, "%lld tiles: %lld wrong", (long long)tiles, (long long)wrong_tiles);
-    tap_check(counts[FATTN_TILE_EMPTY] > tiles / 10 && counts[FATTN_TILE_FULL] > tiles / 50,
+    tap_check(counts[FATTN_TILE_EMPTY] > tiles / 10 && counts[FATTN_TILE_FULL] > tiles / 1000,
               "%lld empty, %lld full", (long long)counts[FATTN_TILE_EMPTY],
               (long long)counts[FATTN_TILE_FULL]);
     tap_check(wrong_queries == 0 && fewer > tiles / 10, "their queries: %lld wrong, %lld not all",
@@ -120,6 +137,20 @@ static void check_far(void)
     const fattn_band past = {.keys = 100, .diagonal = far, .left = 10, .right = 0};
     tap_check(fattn_band_tile(&past, 0, 64, 0, 100) == FATTN_TILE_EMPTY,
               "a narrow one there sees none");
+    const fattn_problem p = {.window_left = -1, .window_right = -1, .chunk = 64};
+    const fattn_sequence shard = {.sq = 10, .sk = 100, .k_position = -far - 1};
+    const fattn_band cut = fattn_band_of(&p, &shard); /* key 0 is the last of its chunk */
+    const fattn_range one = fattn_band_row(&cut, 0), next = fattn_band_row(&cut, 1);
+    tap_check(one.first == 0 && one.past == 1 && next.first == 1 && next.past == 65,
+              "chunks are those of positions, also below 0");
+    const fattn_problem most = {.window_left = -1, .window_right = -1, .chunk = INT32_MAX};
+    const fattn_sequence last = {.sk = INT32_MAX, .k_position = INT32_MAX - 1};
+    const fattn_band wide = fattn_band_of(&most, &last); /* key 0 is the last of its chunk */
+    const fattn_range rest = fattn_band_row(&wide, INT32_MAX - 1);
+    const fattn_range rows = fattn_band_queries(&wide, INT32_MAX, INT32_MAX - 1, INT32_MAX);
+    tap_check(rest.first == 1 && rest.past == INT32_MAX && rows.first == 1 &&
+                  rows.past == INT32_MAX,
+              "the largest chunk, row and key");
 }
 
 /* Tiles near the last key of all, where sums do not fit 32 bits. */
@@ -260,7 +291,10 @@ static void check_parts(void)
 
 int main(void)
 {
-    check_bands();
+    static const int64_t chunks[][2] = {{0, 0}, {1, 0}, {2, 1}, {3, 0}, {3, -4}, {5, 13}};
+    for (size_t n = 0; n < sizeof chunks / sizeof chunks[0]; n++) {
+        check_bands(chunks[n][0], chunks[n][1]);
+    }
     check_far();
     check_whole_tiles();
     check_block_masks();

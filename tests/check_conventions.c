@@ -426,6 +426,36 @@ static void check_windows(void)
             }
 }
 
+/* Llama 4's chunked attention, drawn. */
+static void check_chunks(void)
+{
+    begin(FATTN_FORWARD, 5, 5, FATTN_CHUNK);
+    p.chunk = 2;
+    tap_check(strcmp(kept_pairs(), "11000/11000/00110/00110/00001") == 0, "chunks of two keys");
+    p.features |= FATTN_CAUSAL;
+    tap_check(strcmp(kept_pairs(), "10000/11000/00100/00110/00001") == 0, "causal ones");
+    p.chunk = 3, p.features = FATTN_CHUNK | FATTN_WINDOW, p.window_left = 1, p.window_right = 1;
+    tap_check(strcmp(kept_pairs(), "11000/11100/01100/00011/00011") == 0, "beside a window");
+    p.chunk = 9, p.features = FATTN_CHUNK;
+    tap_check(strcmp(kept_pairs(), "11111/11111/11111/11111/11111") == 0, "one chunk of all keys");
+
+    begin(FATTN_FORWARD, 2, 5, FATTN_CHUNK);
+    p.chunk = 2;
+    tap_check(strcmp(kept_pairs(), "00110/00001") == 0, "two new tokens see their own chunks");
+    p.anchor = FATTN_TOP_LEFT;
+    tap_check(strcmp(kept_pairs(), "11000/11000") == 0, "top-left, they are the first ones");
+    begin(FATTN_FORWARD, 4, 2, FATTN_CHUNK);
+    p.chunk = 2;
+    tap_check(strcmp(kept_pairs(), "00/00/11/11") == 0, "queries before key 0 see nothing");
+
+    begin(FATTN_FORWARD, 3, 4, FATTN_CHUNK | FATTN_POSITIONS);
+    p.chunk = 3, p.anchor = FATTN_TOP_LEFT;
+    buf.q_offset = 4, buf.k_offset = 1; /* keys 1 2 3 4, rows 4 5 6; 3 4 5 are one chunk */
+    tap_check(strcmp(kept_pairs(), "0011/0011/0000") == 0, "a shard's chunks are the whole's");
+    buf.q_offset = -2, buf.k_offset = -2;
+    tap_check(strcmp(kept_pairs(), "1100/1100/0011") == 0, "also before position 0");
+}
+
 static void check_masks(void)
 {
     begin(FATTN_FORWARD, 3, 4, FATTN_MASK);
@@ -1191,6 +1221,7 @@ int main(void)
     check_dropout();
     check_anchor_tables();
     check_windows();
+    check_chunks();
     check_masks();
     check_shards();
     check_score();

@@ -38,7 +38,7 @@ OFFERS = [
     ("fattn run --dtype=b", "bf16"),
     ("fattn run --anchor top", "top-left"),
     ("fattn run --scale ", ""),
-    ("fattn run --causal --c", "--cu-seqlens-q --cu-seqlens-k --checked"),
+    ("fattn run --causal --cu", "--cu-seqlens-q --cu-seqlens-k"),
     ("fattn run --q a.npy --k b.npy --q", "--q-offsets --q-offset"),
     ("fattn run --q ", "folder"),
     ("fattn run --q folder/", "folder/q.npy"),

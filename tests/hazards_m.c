@@ -372,6 +372,8 @@ typedef struct option_flip {
 
 static void other_anchor(draw_case *c) { c->problem.anchor = FATTN_TOP_LEFT; }
 static void other_scale(draw_case *c) { c->problem.scale *= 1.5; }
+static void other_chunk(draw_case *c) { c->problem.chunk = 4; }
+static void other_positions(draw_case *c) { c->buffers.q_offset += 2, c->buffers.k_offset += 2; }
 static void other_softcap(draw_case *c) { c->problem.softcap *= 1.5; }
 static void other_dropout(draw_case *c) { c->problem.dropout_p = 0.7; }
 static void other_left(draw_case *c) { c->problem.window_left = 1; }
@@ -403,6 +405,9 @@ static const option_flip flips[] = {
     {"anchor of alibi", FATTN_ALIBI, 0, other_anchor},
     {"scale", 0, FATTN_SCALE, NULL},
     {"scale's value", FATTN_SCALE, 0, other_scale},
+    {"chunk", 0, FATTN_CHUNK, NULL},
+    {"chunk's size", FATTN_CHUNK, 0, other_chunk},
+    {"positions of chunks", FATTN_CHUNK | FATTN_POSITIONS, 0, other_positions},
     {"softcap", 0, FATTN_SOFTCAP, NULL},
     {"softcap's value", FATTN_SOFTCAP, 0, other_softcap},
     {"bias", 0, FATTN_BIAS, NULL},
@@ -449,6 +454,7 @@ static draw_case equipped(fattn_op op)
     hazard_build(&c);
     p->window_left = 4, p->window_right = 2;
     p->scale = 0.7, p->softcap = 1.5;
+    p->chunk = 5;
     for (int64_t h = 0; h < 4; h++) { /* a sink that is never -inf */
         draw_set(&c, DRAW_SINK, h, 1);
     }

@@ -151,7 +151,7 @@ Test(info, words_of_a_plan)
     cr_assert_not_null(strstr(text, expected), "%s in:\n%s", expected, text);
     snprintf(expected, sizeof expected, "arithmetic %.4g flops", info.flops);
     cr_assert_not_null(strstr(text, expected), "%s in:\n%s", expected, text);
-    cr_assert_not_null(strstr(text, "features   causal dropout\n"), "in:\n%s", text);
+    cr_assert_not_null(strstr(text, "features   causal dropout(0.25)\n"), "in:\n%s", text);
     fattn_plan_destroy(plan);
     fattn_device_close(device);
 }

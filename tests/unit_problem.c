@@ -210,6 +210,10 @@ Test(problem, options)
     REFUSED(FATTN_INVALID_ARGUMENT, "window_right", p.features = FATTN_WINDOW, p.window_right = -9);
     REFUSED(FATTN_INVALID_STRIDE, "alibi_batch_stride", p.features = FATTN_ALIBI,
             p.alibi_batch_stride = 3);
+    REFUSED(FATTN_INVALID_SHAPE, "chunk is 0, not in 1..2147483647", p.features = FATTN_CHUNK);
+    REFUSED(FATTN_INVALID_SHAPE, "chunk is -4", p.features = FATTN_CHUNK, p.chunk = -4);
+    REFUSED(FATTN_INVALID_SHAPE, "chunk is 2147483648", p.features = FATTN_CHUNK,
+            p.chunk = INT64_C(1) << 31);
     REFUSED(FATTN_INVALID_ARGUMENT, "FATTN_ALIBI_BIAS without FATTN_BIAS",
             p.features = FATTN_ALIBI_BIAS | FATTN_ALIBI);
     REFUSED(FATTN_INVALID_ARGUMENT, "FATTN_ALIBI_BIAS without FATTN_ALIBI",
@@ -257,6 +261,7 @@ Test(problem, fields_without_their_bit)
     UNUSED(FATTN_ALIBI, alibi_batch_stride, "alibi_batch_stride is 4", p.alibi_batch_stride = 4);
     UNUSED(FATTN_CU_SEQLENS_Q, total_q, "total_q is 10", p.total_q = 10);
     UNUSED(FATTN_CU_SEQLENS_K, total_k, "total_k is 10", p.total_k = 10);
+    UNUSED(FATTN_CHUNK, chunk, "chunk is 64", p.chunk = 64);
     UNUSED(FATTN_PAGED, page_size, "page_size is 16", p.page_size = 16);
     UNUSED(FATTN_PAGED, num_pages, "num_pages is 9", p.num_pages = 9);
     UNUSED(FATTN_PAGED, max_pages, "max_pages is 3", p.max_pages = 3);

@@ -412,8 +412,30 @@ Test(kernel, declines_with_a_reason)
     cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text), "any order will do");
     cr_assert_str_eq(fattn_feature_name(0), "causal");
     cr_assert_str_eq(fattn_feature_name(20), "checked");
-    cr_assert_str_eq(fattn_feature_row(22)->constant, "FATTN_ALIBI_BIAS");
     cr_assert_null(fattn_feature_name(FATTN_FEATURE_COUNT));
+}
+
+Test(feature, rows_are_in_the_order_of_bits)
+{
+    fattn_problem p;
+    char text[64];
+    fattn_problem_init(&p);
+    for (int bit = 0; bit < FATTN_FEATURE_COUNT; bit++) {
+        const fattn_feature *const row = fattn_feature_row(bit);
+        cr_assert_eq(row->bit, UINT64_C(1) << bit, "%s", row->name);
+        for (const fattn_feature_field *field = row->fields; field->name; field++) {
+            const bool real = field->kind == FATTN_FIELD_REAL;
+            cr_assert(real ? fattn_feature_real(&p, field) == (double)field->usual
+                           : fattn_feature_integer(&p, field) == field->usual,
+                      "%s: fattn_problem_init() gives another default", field->name);
+        }
+    }
+    p.window_left = 128, p.softcap = 0.5, p.chunk = 8192;
+    cr_assert_str_eq(fattn_feature_value(&p, 1, text, sizeof text), "(128,-1)");
+    cr_assert_str_eq(fattn_feature_value(&p, 3, text, sizeof text), "(0.5)");
+    cr_assert_str_eq(fattn_feature_value(&p, 23, text, sizeof text), "(8192)");
+    cr_assert_str_eq(fattn_feature_value(&p, 0, text, sizeof text), "");
+    cr_assert_str_eq(fattn_feature_value(&p, 23, text, 4), "(81");
 }
 
 Test(kernel, fits_or_need_not)

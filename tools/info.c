@@ -94,6 +94,45 @@ static fattn_status open_device(const fattn_backend *backend, int ordinal, fattn
     return status;
 }
 
+/* A device of a backend, the number-th that is visited. */
+typedef struct visited {
+    const fattn_backend *backend;
+    int ordinal, number;
+    const fattn_device *device; /* NULL: it cannot be used; fattn_last_reason() says why */
+    const fattn_device_info *info;
+} visited;
+
+/* Visits the usable devices of a backend, or the others. Returns how many are usable. */
+static int each_device(const fattn_backend *backend, bool usable, void (*visit)(const visited *))
+{
+    const int count = backend->count();
+    int opened = 0, number = 0;
+    for (int i = 0; i < count; i++) {
+        fattn_device *device;
+        fattn_device_info info;
+        const fattn_status status = open_device(backend, i, &device, &info);
+        opened += status == FATTN_OK;
+        if ((status == FATTN_OK) == usable) {
+            const visited v = {backend, i, number++, device, &info};
+            visit(&v);
+        }
+        fattn_device_close(device);
+    }
+    return opened;
+}
+
+/* Visits the kernels of a device, the first of which has number 0. missing: NULL, or what the
+ * device lacks. */
+static void each_kernel(const fattn_device *device,
+                        void (*visit)(const fattn_kernel *row, const char *missing, int number))
+{
+    const fattn_kernel *row;
+    const char *missing;
+    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
+        visit(row, missing, i);
+    }
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Text
  * ---------------------------------------------------------------------------------------------- */
@@ -143,8 +182,9 @@ static void text_names(uint64_t bits, const char *(*name)(int bit), int width)
     printf("%*s", used < width ? width - used : 0, "");
 }
 
-static void text_kernel(const fattn_kernel *row, const char *missing)
+static void text_kernel(const fattn_kernel *row, const char *missing, int number)
 {
+    (void)number;
     printf("  %-25s ", row->name);
     text_names(row->ops, op_name, 16);
     printf(" ");
@@ -187,34 +227,17 @@ static void text_device(const fattn_device *device, const fattn_device_info *inf
         print_bytes(info->total_memory);
     }
     printf("\n  %-25s %-16s %-16s %5s  %s\n", "kernel", "ops", "dtypes", "max D", "features");
-    const fattn_kernel *row;
-    const char *missing;
-    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        text_kernel(row, missing);
-    }
+    each_kernel(device, text_kernel);
 }
 
-/* Prints the usable or the unusable devices of a backend. Returns how many are usable. */
-static int text_devices(const fattn_backend *backend, bool usable)
+static void text_visited(const visited *v)
 {
-    const int count = backend->count();
-    int opened = 0;
-    for (int i = 0; i < count; i++) {
-        fattn_device *device;
-        fattn_device_info info;
-        const fattn_status status = open_device(backend, i, &device, &info);
-        opened += status == FATTN_OK;
-        if (status == FATTN_OK && usable) {
-            text_device(device, &info);
-        } else if (status != FATTN_OK && !usable) {
-            printf("\ndevice    %s:%d cannot be used: %s\n", backend->name, i, fattn_last_reason());
-        }
-        fattn_device_close(device);
+    if (v->device) {
+        text_device(v->device, v->info);
+    } else {
+        printf("\ndevice    %s:%d cannot be used: %s\n", v->backend->name, v->ordinal,
+               fattn_last_reason());
     }
-    if (count == 0 && !usable) {
-        printf("\ndevice    %s: none present\n", backend->name);
-    }
-    return opened;
 }
 
 static int text(void)
@@ -224,7 +247,10 @@ static int text(void)
     text_build();
     for (int part = 0; part < 2; part++) {
         for (int b = 0; (backend = fattn_backend_at(b)); b++) {
-            usable += text_devices(backend, part == 0);
+            usable += each_device(backend, part == 0, text_visited);
+            if (part && backend->count() == 0) {
+                printf("\ndevice    %s: none present\n", backend->name);
+            }
         }
     }
     return usable;
@@ -255,9 +281,9 @@ static void json_names(const char *field, uint64_t bits, const char *(*name)(int
     printf("]");
 }
 
-static void json_kernel(const fattn_kernel *row, const char *missing)
+static void json_kernel(const fattn_kernel *row, const char *missing, int number)
 {
-    printf("{");
+    printf("%s{", number ? ", " : "");
     json_field("name", row->name);
     json_names("ops", row->ops, op_name);
     json_names("dtypes", row->dtypes, dtype_name);
@@ -289,41 +315,20 @@ static void json_device(const fattn_device *device, const fattn_device_info *inf
     printf(", \"host_memory\": %s, \"units\": %d, \"fast_memory\": %" PRId64,
            json_bool(info->host_memory), info->units, info->fast_memory);
     printf(", \"total_memory\": %" PRId64 ", \"kernels\": [", info->total_memory);
-    const fattn_kernel *row;
-    const char *missing;
-    for (int i = 0; (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        printf("%s", i ? ", " : "");
-        json_kernel(row, missing);
-    }
+    each_kernel(device, json_kernel);
     printf("]}");
 }
 
-/* Prints the usable devices of a backend, or the unusable ones with reasons. Returns how many are
- * usable. */
-static int json_devices(const fattn_backend *backend, bool usable)
+static void json_visited(const visited *v)
 {
-    bool first = true;
-    const int count = backend->count();
-    int opened = 0;
-    for (int i = 0; i < count; i++) {
-        fattn_device *device;
-        fattn_device_info info;
-        const fattn_status status = open_device(backend, i, &device, &info);
-        opened += status == FATTN_OK;
-        if ((status == FATTN_OK) == usable) {
-            printf("%s", first ? "" : ", ");
-            first = false;
-        }
-        if (status == FATTN_OK && usable) {
-            json_device(device, &info);
-        } else if (status != FATTN_OK && !usable) {
-            printf("{\"ordinal\": %d, ", i);
-            json_field("reason", fattn_last_reason());
-            printf("}");
-        }
-        fattn_device_close(device);
+    printf("%s", v->number ? ", " : "");
+    if (v->device) {
+        json_device(v->device, v->info);
+        return;
     }
-    return opened;
+    printf("{\"ordinal\": %d, ", v->ordinal);
+    json_field("reason", fattn_last_reason());
+    printf("}");
 }
 
 static int json(void)
@@ -344,9 +349,9 @@ static int json(void)
         printf("%s{", b ? ", " : "");
         json_field("name", backend->name);
         printf(", \"by_name\": %s, \"devices\": [", json_bool(backend->by_name));
-        usable += json_devices(backend, true);
+        usable += each_device(backend, true, json_visited);
         printf("], \"unusable\": [");
-        usable += json_devices(backend, false);
+        usable += each_device(backend, false, json_visited);
         printf("]}");
     }
     printf("]}\n");

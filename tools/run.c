@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "core/dtype.h"
+#include "core/integer.h"
 #include "core/memory.h"
 #include "tools/commands.h"
 #include "tools/npy/npy.h"
@@ -667,8 +668,6 @@ static bool shape_keys(job *j)
     return true;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
 /* The shapes of everything except q, k and v. */
 static bool shape_extras(job *j)
 {
@@ -683,8 +682,8 @@ static bool shape_extras(job *j)
     }
     memcpy(p->dbias_stride, p->bias_stride, sizeof p->dbias_stride);
     if (j->in_path[IN_BLOCK_MASK]) {
-        const int64_t blocks[4] = {p->batch, p->heads_q, ceil_div(p->seqlen_q, p->block_m),
-                                   ceil_div(p->seqlen_k, p->block_n)};
+        const int64_t blocks[4] = {p->batch, p->heads_q, fattn_ceil_div(p->seqlen_q, p->block_m),
+                                   fattn_ceil_div(p->seqlen_k, p->block_n)};
         if (!broadcast(j, IN_BLOCK_MASK, blocks, "(B, Hq, ceil(Sq / M), ceil(Sk / N))",
                        p->block_mask_stride)) {
             return false;

@@ -3,10 +3,8 @@
 
 #include <math.h>
 
-#include "core/band.h"
+#include "core/integer.h"
 #include "core/io_model.h"
-
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 /* Rows of a key/value head: those of its group together. */
 static int64_t rows_of(const fattn_problem *p)
@@ -25,7 +23,8 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
 {
     const int64_t rows = rows_of(p), heads = p->batch * p->heads_k;
     const int64_t extra = blocks->extra_rows, rest = rows % br, rests = rest ? heads : 0;
-    const double all = (double)heads * ((double)rows + (double)ceil_div(rows, br) * (double)extra);
+    const double all =
+        (double)heads * ((double)rows + (double)fattn_ceil_div(rows, br) * (double)extra);
     const double apart = (double)(br + extra) / 2;
     if (p->window_right == 0) {
         return all / (double)units + 2 * apart;
@@ -34,9 +33,9 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
     if (__builtin_mul_overflow(heads, rows / br, &whole) || whole > INT64_MAX / 2) {
         return all / (double)units + apart; /* of so many rounds the last does not count */
     }
-    const int64_t rounds = ceil_div(whole, units);
+    const int64_t rounds = fattn_ceil_div(whole, units);
     const int64_t room = rounds * units - whole;
-    const int64_t more = rests > room ? ceil_div(rests - room, units) : 0;
+    const int64_t more = rests > room ? fattn_ceil_div(rests - room, units) : 0;
     return (double)rounds * (double)(br + extra) + (double)more * (double)(rest + extra) +
            all / (double)units + apart;
 }
@@ -48,8 +47,8 @@ static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *bloc
 {
     const int64_t rows = rows_of(p), heads = p->batch * p->heads_k;
     const int64_t most = heads > 0 && heads < units ? units / heads : 1;
-    const int64_t together = fattn_min64(ceil_div(rows, tile.br), most);
-    const int64_t tiles = ceil_div(p->seqlen_k, tile.bc);
+    const int64_t together = fattn_min64(fattn_ceil_div(rows, tile.br), most);
+    const int64_t tiles = fattn_ceil_div(p->seqlen_k, tile.bc);
     if (!blocks->in_order || together < 2 || tiles < 1) {
         return 0;
     }

@@ -84,7 +84,7 @@ static void rows_shape(const fattn_problem *p, const fattn_tiling *t, int width,
 {
     snprintf(shape->entry, sizeof shape->entry, "bf16x3_backward_rows_%d_%dx%d", width, (int)t->br,
              (int)t->bc);
-    shape->blocks = gpu_ceil_div(rows_of(p), BF16X3_ROWS_THREADS / 2);
+    shape->blocks = fattn_ceil_div(rows_of(p), BF16X3_ROWS_THREADS / 2);
     shape->threads = BF16X3_ROWS_THREADS;
 }
 
@@ -92,7 +92,7 @@ static void dq_shape(const fattn_problem *p, int width, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "bf16x3_backward_dq_%d", width);
     shape->blocks =
-        p->outputs & FATTN_OUT_DQ ? gpu_ceil_div(rows_of(p), FATTN_GPU_BACKWARD_ROWS) : 0;
+        p->outputs & FATTN_OUT_DQ ? fattn_ceil_div(rows_of(p), FATTN_GPU_BACKWARD_ROWS) : 0;
     shape->threads = 128;
 }
 

@@ -89,14 +89,14 @@ GPU_DEVICE void bf16x3_save_rows(const fattn_gpu_args &g, int64_t first, int64_t
         }
     }
     float y[M][2][4] = {};
-    const bool odd = __any_sync(0xffffffffu, bf16x3_row_dots<W, M>(o, dout, (int)p.dim_v, y));
+    const bool inexact = __any_sync(0xffffffffu, bf16x3_row_dots<W, M>(o, dout, (int)p.dim_v, y));
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         float sum = below % 2 ? y[0][h][2 * h + 1] : y[0][h][2 * h];
         if (!row[h].exists || inside != below / 2) { /* the diagonal is elsewhere */
             continue;
         }
-        for (int c = 0; odd && c < p.dim_v; c++) {
+        for (int c = 0; inexact && c < p.dim_v; c++) {
             sum = fmaf(o[h][c], dout[h][c], c == 0 ? 0 : sum);
         }
         const int64_t at = row[h].at;
@@ -151,7 +151,7 @@ template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct bf16x3_
 template <class S> struct bf16x3_backward_scratch {
     alignas(128) uint16_t k[3][S::KEYS * S::WIDTH], v[3][S::KEYS * S::WIDTH];
     uint16_t q[2][3][S::QUERIES * S::WIDTH], dout[2][3][S::QUERIES * S::WIDTH];
-    uint16_t p[3][S::KEYS * S::QUERIES], ds[3][S::KEYS * S::QUERIES]; /* odd tiles: floats */
+    uint16_t p[3][S::KEYS * S::QUERIES], ds[3][S::KEYS * S::QUERIES]; /* inexact tiles: floats */
     alignas(16) float lse[2][S::QUERIES], factor[2][S::QUERIES], delta[2][S::QUERIES];
     mma_job job;
 };
@@ -206,8 +206,9 @@ template <class S>
 GPU_DEVICE bool bf16x3_put(bf16x3_backward_scratch<S> &s, int stage, const bf16x3_moving<S> &moving)
 {
     const uint32_t q = mma_shared(s.q[stage]), dout = mma_shared(s.dout[stage]);
-    const bool odd = moving.q.put([q](int r, int c) { return mma_place<S::WIDTH>(q, r, c); });
-    return moving.dout.put([dout](int r, int c) { return mma_place<S::WIDTH>(dout, r, c); }) || odd;
+    const bool inexact = moving.q.put([q](int r, int c) { return mma_place<S::WIDTH>(q, r, c); });
+    return moving.dout.put([dout](int r, int c) { return mma_place<S::WIDTH>(dout, r, c); }) ||
+           inexact;
 }
 
 /* --- A tile of keys and one of queries -------------------------------------------------------- */
@@ -249,10 +250,11 @@ GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_job &job,
     mma_plain_dots<M, N>(v, t.dout, p.dout.seq, t.live, p.dim_v, column, dp);
 }
 
-/* Of scores in x and dP in dp, P and dS go to shared memory: as planes, or odd, as floats. */
+/* Of scores in x and dP in dp, P and dS go to shared memory: as planes, or as floats where they are
+ * inexact. */
 template <class S>
-GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, int stage, bool odd,
-                                     const float x[S::TILES][S::PART_QUERIES / 8][4],
+GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, int stage,
+                                     bool inexact, const float x[S::TILES][S::PART_QUERIES / 8][4],
                                      const float dp[S::TILES][S::PART_QUERIES / 8][4])
 {
     enum { BYTES = 2 * S::KEYS * S::QUERIES };
@@ -271,7 +273,7 @@ GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, 
             const float p0 = mma_exp2(fmaf(score[0], unit, -lse.x)) * factor.x;
             const float p1 = mma_exp2(fmaf(score[1], unit, -lse.y)) * factor.y;
             const float ds0 = p0 * (change[0] - delta.x), ds1 = p1 * (change[1] - delta.y);
-            if (odd) {
+            if (inexact) {
                 float *const p_to = (float *)s.p + j * S::QUERIES + i;
                 float *const ds_to = (float *)s.ds + j * S::QUERIES + i;
                 p_to[0] = p0, p_to[1] = p1;
@@ -336,11 +338,11 @@ GPU_DEVICE void bf16x3_plain_products(const fattn_gpu_args &g, const bf16x3_back
 
 template <class S>
 GPU_DEVICE void bf16x3_keys_tile(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s, int stage,
-                                 int head, int tile, bool odd, mma_sums<S> &sums)
+                                 int head, int tile, bool inexact, mma_sums<S> &sums)
 {
     const bf16x3_queries t = bf16x3_queries_at<S>(g, s.job, head, tile);
     float x[S::TILES][S::PART_QUERIES / 8][4] = {}, dp[S::TILES][S::PART_QUERIES / 8][4] = {};
-    if (odd) {
+    if (inexact) {
         bf16x3_dots_by_fma<S>(g, s.job, t, x, dp);
     } else {
         bf16x3_dots<S>(s, stage, x, dp);
@@ -354,14 +356,14 @@ GPU_DEVICE void bf16x3_keys_tile(const fattn_gpu_args &g, bf16x3_backward_scratc
     if (tile < s.job.full || tile >= s.job.full_past) {
         mma_keep_queries<S>(s.job, t.i0, x);
     }
-    bf16x3_differentiate<S>(g.rule.unit, s, stage, odd, x, dp);
+    bf16x3_differentiate<S>(g.rule.unit, s, stage, inexact, x, dp);
     gpu_sync();
 
     const int row = mma_warp() % S::DQ_HIGH * 16 * S::DQ_TILES;
     const int channel = mma_warp() / S::DQ_HIGH * S::DQ_CHANNELS;
     mma_dq_part<S> part = {};
     mma_dq_place<S>(g, s.job, head, t.i0, row + mma_lane() / 4, channel, part);
-    if (odd) {
+    if (inexact) {
         bf16x3_plain_products<S>(g, s, t, row, channel, part, sums);
     } else {
         bf16x3_products<S>(s, stage, row, channel, part, sums);
@@ -371,15 +373,15 @@ GPU_DEVICE void bf16x3_keys_tile(const fattn_gpu_args &g, bf16x3_backward_scratc
 /* Walks along the queries of every head of the group. */
 template <class S>
 GPU_DEVICE void bf16x3_keys_walk(const fattn_gpu_args &g, bf16x3_backward_scratch<S> &s,
-                                 bool odd_keys, mma_sums<S> &sums)
+                                 bool inexact_keys, mma_sums<S> &sums)
 {
     const int first = s.job.first, past = s.job.past;
     int heads = first < past ? (int)s.job.group : 0, head = 0, tile = first, stage = 0;
-    bool odd = false;
+    bool inexact = false;
     bf16x3_moving<S> moving;
     if (heads > 0) {
         bf16x3_fetch<S>(g, s, 0, 0, first, moving);
-        odd = bf16x3_put<S>(s, 0, moving);
+        inexact = bf16x3_put<S>(s, 0, moving);
     }
     while (head < heads) {
         const int h = head, t = tile;
@@ -389,13 +391,13 @@ GPU_DEVICE void bf16x3_keys_walk(const fattn_gpu_args &g, bf16x3_backward_scratc
         }
         mma_wait<0>();
         /* everyone's parts are here, and everyone is through with the other tile */
-        const bool plainly = gpu_any(odd || odd_keys);
+        const bool plainly = gpu_any(inexact || inexact_keys);
         if (head < heads) {
             bf16x3_fetch<S>(g, s, stage ^ 1, head, tile, moving);
         }
         bf16x3_keys_tile<S>(g, s, stage, h, t, plainly, sums);
         stage ^= 1;
-        odd = head < heads && bf16x3_put<S>(s, stage, moving);
+        inexact = head < heads && bf16x3_put<S>(s, stage, moving);
     }
 }
 
@@ -424,9 +426,9 @@ GPU_DEVICE void bf16x3_backward_item(const fattn_gpu_args &g, bf16x3_backward_sc
         return;
     }
     mma_sums<S> sums = {};
-    bool odd = bf16x3_put_keys<S>(s.k[0], job.k, p.k.seq, p.dim, job.keys);
-    odd = bf16x3_put_keys<S>(s.v[0], job.v, p.v.seq, p.dim_v, job.keys) || odd;
-    bf16x3_keys_walk<S>(g, s, odd, sums);
+    bool inexact = bf16x3_put_keys<S>(s.k[0], job.k, p.k.seq, p.dim, job.keys);
+    inexact = bf16x3_put_keys<S>(s.v[0], job.v, p.v.seq, p.dim_v, job.keys) || inexact;
+    bf16x3_keys_walk<S>(g, s, inexact, sums);
     mma_store_sums<S>(g, s, sums);
 }
 

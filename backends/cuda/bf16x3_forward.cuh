@@ -17,7 +17,7 @@
 template <class S> struct mma_tiles<S, 3> {
     alignas(128) uint16_t q[3][S::ROWS * S::WIDTH];
     uint16_t k[3][S::KEYS * S::WIDTH], v[3][S::KEYS * S::WIDTH];
-    int32_t odd[S::ROWS]; /* rows whose q three planes do not hold */
+    int32_t inexact[S::ROWS]; /* rows whose q three planes do not hold */
 };
 
 /* Keys or values, into their tile. Whether three planes do not hold one. */
@@ -28,7 +28,7 @@ GPU_DEVICE bool bf16x3_put(uint16_t *tile,
     return part.put([tile](int r, int c) { return mma_key_place<S>(mma_shared(tile), r, c); });
 }
 
-/* The queries; returns whether any row of the thread's is odd. */
+/* The queries; returns whether any row of the thread's is inexact. */
 template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_scratch<S> &s)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
@@ -41,7 +41,7 @@ template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_s
             mma_fetch_eight(q + mma_row_at(s.item, g.problem.q, r), r < s.item.rows ? channels : 0);
         const uint32_t to = mma_place<S::WIDTH>(mma_shared(s.q[0]), r, c);
         if (mma_put_eight(to, 2 * S::ROWS * S::WIDTH, eight) & 0xffffu) {
-            s.odd[r] = 1;
+            s.inexact[r] = 1;
             any = true;
         }
     }
@@ -50,7 +50,7 @@ template <class S> GPU_DEVICE bool bf16x3_queries(const fattn_gpu_args &g, mma_s
 
 /* --- By plain multiply-adds ------------------------------------------------------------------- */
 
-/* Dot products of all rows, or of odd ones, with the `live` keys from k on. */
+/* Dot products of all rows, or of inexact ones, with the `live` keys from k on. */
 template <class S>
 GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_scratch<S> &s, bool all,
                                    const float *k, int live, float x[S::TILES][S::KEYS / 8][4])
@@ -59,7 +59,7 @@ GPU_DEVICE void bf16x3_dots_by_fma(const fattn_gpu_args &g, const mma_scratch<S>
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
         const int m = n / 2, h = n % 2, r = mma_row<S>(m, h);
-        const bool mine = r < s.item.rows && (all || s.odd[r]);
+        const bool mine = r < s.item.rows && (all || s.inexact[r]);
         q[m][h] = mine ? (const float *)g.buffers.q + mma_row_at(s.item, g.problem.q, r) : NULL;
         GPU_UNROLL
         for (int e = 0; e < S::KEYS / 4; e++) {
@@ -113,7 +113,7 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
     int block = s.item.block;
 
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
-        s.odd[r] = 0;
+        s.inexact[r] = 0;
     }
     gpu_sync();
     mma_rows_empty(rows);
@@ -121,36 +121,38 @@ GPU_DEVICE void bf16x3_walk(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows
         return;
     }
     part.fetch(k + (int64_t)block * S::KEYS * p.k.seq, p.k.seq, p.dim, keys - block * S::KEYS);
-    const bool odd_q = gpu_any(bf16x3_queries<S>(g, s));
-    bool odd = bf16x3_put<S>(s.k[0], part);
+    const bool inexact_q = gpu_any(bf16x3_queries<S>(g, s));
+    bool inexact = bf16x3_put<S>(s.k[0], part);
     for (; block < past; block++) {
         const int j0 = block * S::KEYS, live = keys - j0;
         const float *const tile_k = k + j0 * p.k.seq, *const tile_v = v + j0 * p.v.seq;
-        const bool odd_k = gpu_any(odd); /* keys are here, and everyone is through with values */
+        const bool inexact_k =
+            gpu_any(inexact); /* keys are here, and everyone is through with values */
         part.fetch(tile_v, p.v.seq, p.dim_v, live);
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
         mma_bf16x3_dots<S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q[0], mma_warp() * S::TILES * 16), Q_BYTES,
             mma_key_rows<S>(s.k[0]), K_BYTES, x);
-        if (odd_q || odd_k) {
-            bf16x3_dots_by_fma<S>(g, s, odd_k, tile_k, live, x);
+        if (inexact_q || inexact_k) {
+            bf16x3_dots_by_fma<S>(g, s, inexact_k, tile_k, live, x);
         }
-        odd = bf16x3_put<S>(s.v[0], part);
+        inexact = bf16x3_put<S>(s.v[0], part);
         mma_score<S>(g, s, block < s.item.full || block >= s.item.full_past, j0, x);
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
         mma_weigh<S>(unit, rows, x);
-        const bool odd_v = gpu_any(odd); /* values are here, and everyone is through with keys */
+        const bool inexact_v =
+            gpu_any(inexact); /* values are here, and everyone is through with keys */
         if (block + 1 < past) {
             part.fetch(tile_k + S::KEYS * p.k.seq, p.k.seq, p.dim, live - S::KEYS);
         }
-        if (odd_v) {
+        if (inexact_v) {
             bf16x3_add_pv_by_fma<S>(g, s, tile_v, live, x, rows);
         } else {
             mma_bf16x3_mix<S::WIDTH, S::TILES, S::WIDTH / 16, S::KEYS / 16, S::NEXT>(
                 x, mma_key_columns<S>(s.v[0]), K_BYTES, rows.o);
         }
-        odd = block + 1 < past && bf16x3_put<S>(s.k[0], part);
+        inexact = block + 1 < past && bf16x3_put<S>(s.k[0], part);
     }
 }
 

@@ -470,8 +470,8 @@ template <class S> GPU_DEVICE void mma_decode_all(const fattn_gpu_args &g)
     extern __shared__ char shared[];
     mma_scratch<S> &s = *(mma_scratch<S> *)shared;
     gpu_admit_later();
-    for (int64_t item = gpu_block(); item < g.tiling.items; item += gpu_blocks()) {
-        mma_decode_item<S>(g, s, item);
+    for (int64_t n = gpu_block(); n < g.tiling.items; n += gpu_blocks()) {
+        mma_decode_item<S>(g, s, gpu_item_of(g, n));
     }
 }
 

@@ -36,10 +36,11 @@ template <class S> struct mma_rows {
 
 /* Begins to fill a chunk with the first `bytes` from a row, and zeros. (A copy of no bytes does not
  * look at its address.) Kernels that know their features are given rows that begin at multiples of
- * 16 bytes; `odd` ones are read an element at a time, at once. */
-template <class S> GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, int bytes, bool odd)
+ * 16 bytes; `misaligned` ones are read an element at a time, at once. */
+template <class S>
+GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, int bytes, bool misaligned)
 {
-    if (S::KNOWN != MMA_ANY || !odd) {
+    if (S::KNOWN != MMA_ANY || !misaligned) {
         mma_copy(to, from, bytes);
     } else {
         mma_copy_odd(to, from, bytes);
@@ -55,8 +56,8 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     const int bytes = mma_chunk_bytes(c, (int)g.problem.dim);
     const uint32_t tile = mma_shared(s.q);
     const uint16_t *const q = (const uint16_t *)g.buffers.q + 8 * c;
-    const bool odd = !(g.chunks & FATTN_GPU_QUADS_Q);
-    if (w.group == 1 && w.rows == S::ROWS && (S::KNOWN != MMA_ANY || !odd)) {
+    const bool misaligned = !(g.chunks & FATTN_GPU_QUADS_Q);
+    if (w.group == 1 && w.rows == S::ROWS && (S::KNOWN != MMA_ANY || !misaligned)) {
         const uint16_t *row = q + mma_row_at(w, stride, r0);
         GPU_UNROLL
         for (int r = r0; r < r0 + S::ROWS; r += STEP, row += STEP * stride.seq) {
@@ -66,7 +67,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
         GPU_ROLLED
         for (int r = r0; r < S::ROWS; r += STEP) {
             mma_fill<S>(mma_place<S::WIDTH>(tile, r, c), q + mma_row_at(w, stride, r),
-                        r < w.rows ? bytes : 0, odd);
+                        r < w.rows ? bytes : 0, misaligned);
         }
     }
 }
@@ -74,7 +75,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
 /* Keys of the tile of key j0, this thread's chunk of them, and zeros past the first `live`. */
 template <class S>
 GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t stride, int dim,
-                              int live, bool odd)
+                              int live, bool misaligned)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
     static_assert(S::OWN % STEP == 0 || STEP % S::OWN == 0, "a step turns all alike");
@@ -82,7 +83,7 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t
     const int bytes = mma_chunk_bytes(c, dim);
     const uint16_t *row = keys + (j0 + r0) * stride + 8 * c;
     const uint32_t at = mma_key_place<S>(to, r0, c);
-    if (live >= S::KEYS && (S::KNOWN != MMA_ANY || !odd)) {
+    if (live >= S::KEYS && (S::KNOWN != MMA_ANY || !misaligned)) {
         GPU_UNROLL
         for (int r = 0; r < S::KEYS; r += STEP, row += STEP * stride) {
             mma_copy((at ^ r / S::OWN << 5) + 2 * S::WIDTH * r, row, bytes);
@@ -91,7 +92,7 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t
         GPU_ROLLED
         for (int r = 0; r < S::KEYS; r += STEP, row += STEP * stride) {
             mma_fill<S>((at ^ r / S::OWN << 5) + 2 * S::WIDTH * r, row, r0 + r < live ? bytes : 0,
-                        odd);
+                        misaligned);
         }
     }
 }
@@ -100,7 +101,7 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t
 template <class S>
 GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint16_t *tile,
                                const void *from, const fattn_strides &stride, int64_t dim, int j0,
-                               bool odd)
+                               bool misaligned)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
     const int c = gpu_thread() % CHUNKS, bytes = mma_chunk_bytes(c, (int)dim);
@@ -109,7 +110,7 @@ GPU_DEVICE void mma_copy_pages(const fattn_gpu_args &g, const mma_item &w, uint1
         const bool exists = j0 + r < w.keys;
         const int64_t at = exists ? gpu_key_at(g, w.pairs.seq, stride, w.pairs.b, w.hk, j0 + r) : 0;
         mma_fill<S>(mma_key_place<S>(mma_shared(tile), r, c), (const uint16_t *)from + at + 8 * c,
-                    exists ? bytes : 0, odd);
+                    exists ? bytes : 0, misaligned);
     }
 }
 
@@ -119,12 +120,12 @@ GPU_DEVICE void mma_copy_k(const fattn_gpu_args &g, const mma_item &w, uint16_t 
 {
     const fattn_problem &p = g.problem;
     const int j0 = block * S::KEYS;
-    const bool odd = !(g.chunks & FATTN_GPU_QUADS_K);
+    const bool misaligned = !(g.chunks & FATTN_GPU_QUADS_K);
     if (p.features & FATTN_PAGED) {
-        mma_copy_pages<S>(g, w, tile, g.buffers.k, p.k, p.dim, j0, odd);
+        mma_copy_pages<S>(g, w, tile, g.buffers.k, p.k, p.dim, j0, misaligned);
     } else {
         mma_copy_keys<S>(mma_shared(tile), (const uint16_t *)w.k, j0, p.k.seq, (int)p.dim,
-                         w.keys - j0, odd);
+                         w.keys - j0, misaligned);
     }
 }
 
@@ -133,12 +134,12 @@ GPU_DEVICE void mma_copy_v(const fattn_gpu_args &g, const mma_item &w, uint16_t 
 {
     const fattn_problem &p = g.problem;
     const int j0 = block * S::KEYS;
-    const bool odd = !(g.chunks & FATTN_GPU_QUADS_V);
+    const bool misaligned = !(g.chunks & FATTN_GPU_QUADS_V);
     if (p.features & FATTN_PAGED) {
-        mma_copy_pages<S>(g, w, tile, g.buffers.v, p.v, p.dim_v, j0, odd);
+        mma_copy_pages<S>(g, w, tile, g.buffers.v, p.v, p.dim_v, j0, misaligned);
     } else {
         mma_copy_keys<S>(mma_shared(tile), (const uint16_t *)w.v, j0, p.v.seq, (int)p.dim_v,
-                         w.keys - j0, odd);
+                         w.keys - j0, misaligned);
     }
 }
 

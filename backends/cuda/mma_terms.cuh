@@ -163,8 +163,8 @@ GPU_DEVICE void mma_each(int m, int h, float x[S::TILES][S::KEYS / 8][4], Visit 
  * and e, each has four banks of shared memory to itself. */
 template <class S> GPU_DEVICE uint32_t mma_key_place(uint32_t tile, int r, int c)
 {
-    const int turn = r / S::OWN * 2 + r % 2;
-    return tile + 2 * S::WIDTH * r + ((c ^ turn) << 4);
+    const int swizzle = r / S::OWN * 2 + r % 2;
+    return tile + 2 * S::WIDTH * r + ((c ^ swizzle) << 4);
 }
 
 /* Where the lane begins in a tile, of matrices r, n and chunks as mma_dots() and mma_mix() ask. */

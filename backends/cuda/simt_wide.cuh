@@ -9,7 +9,7 @@
  *
  * Queries lie in shared memory for as long as an item lasts, weights for a tile of keys. Keys and
  * values pass through it in steps of LINES lines, one used and one on its way; the last step of a
- * tile asks for the first of the next. Keys are turned, from rows to lines, by the copies: 4 bytes
+ * tile asks for the first of the next. Copies transpose keys, from rows to lines: 4 bytes
  * each, where values are copied by 16. Sums over a tile of keys begin at zero, so that rounding
  * errors grow with the number of tiles and not with that of keys.
  *
@@ -110,7 +110,7 @@ typedef struct wide_walk {
     int step;            /* number of the next to be asked for, in its tile */
     int tile;            /* that tile */
     int next;            /* the one after it, or none: past the last */
-    int turn;            /* where it goes; the one in use is at the other place */
+    int stage;           /* where it goes; the one in use is at the other place */
     int row, column;     /* of the thread's elements, the first of each */
     const float *k;      /* what the thread copies first: of keys, a channel and every fourth */
     const float *v;      /* of values, four channels */
@@ -200,7 +200,7 @@ template <class S, bool WHOLE>
 GPU_DEVICE void wide_fetch(const fattn_gpu_args &g, const wide_scratch<S> &s, const wide_walk &w,
                            int first, bool is_key)
 {
-    const uint32_t to = (uint32_t)(w.turn * sizeof s.step[0]);
+    const uint32_t to = (uint32_t)(w.stage * sizeof s.step[0]);
     const int live = WHOLE ? S::KEYS : s.keys.count - w.tile * S::KEYS;
     if (is_key) {
         wide_fetch_keys<S, WHOLE>(g, w, live, first, to);
@@ -221,12 +221,12 @@ GPU_DEVICE void wide_ask(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk 
     } else if (w.tile < whole) {
         wide_fetch<S, true>(g, s, w, first, is_key);
     } else if (whole < 0) {
-        wide_fetch_slowly<S>(g, s, w.tile, first, is_key, s.step[w.turn]);
+        wide_fetch_slowly<S>(g, s, w.tile, first, is_key, s.step[w.stage]);
     } else {
         wide_fetch<S, false>(g, s, w, first, is_key);
     }
     mma_commit();
-    w.turn ^= 1;
+    w.stage ^= 1;
     if (++w.step == w.key_steps + S::VALUE_STEPS) {
         w.step = 0, w.tile = w.next;
     }
@@ -489,7 +489,7 @@ GPU_DEVICE void wide_walk_begin(const fattn_gpu_args &g, wide_scratch<S> &s, int
     w.key_steps = ((int)p.dim + S::LINES - 1) / S::LINES;
     w.past = w.next = s.keys.block_past;
     w.whole_k = s.keys.whole_k, w.whole_v = s.keys.whole_v;
-    w.step = w.turn = 0, w.tile = tile;
+    w.step = w.stage = 0, w.tile = tile;
     w.row = wide_row<S>(), w.column = wide_tx<S>() * 4;
     w.k = (const float *)g.buffers.k + s.keys.k_at + key * p.k.seq + channel;
     w.v = (const float *)g.buffers.v + s.keys.v_at + row * p.v.seq + first;
@@ -507,7 +507,7 @@ GPU_DEVICE void wide_product(const fattn_gpu_args &g, wide_scratch<S> &s, wide_w
         mma_wait<0>();
         gpu_sync(); /* the step is here, and everyone is through with the one before */
         const float *const lines = rows + wide_place<S>(n * S::LINES, 0) + w.row;
-        const float *const columns = s.step[w.turn ^ 1] + w.column;
+        const float *const columns = s.step[w.stage ^ 1] + w.column;
         wide_line first;
         wide_take_line<S>(lines, columns, first);
         wide_ask<S>(g, s, w);

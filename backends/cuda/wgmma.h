@@ -25,11 +25,12 @@
 /* A warpgroup that copies and plans, and those that multiply. */
 #define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
 
-/* Bytes of shared memory: a tile of queries, `stages` of keys and of values, the barriers and the
- * items (wgmma_control), and what aligns the tiles. */
+/* Bytes of shared memory: a tile of queries, `stages` of keys and of values, rows of o on their way
+ * out, the barriers and the items (wgmma_control), and what aligns the tiles. */
 #define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)                                 \
     (2 * ((width) * (64 * (warpgroups) + (stages) * (keys)) + (width_v) * (stages) * (keys)) + \
-     WGMMA_CONTROL + WGMMA_ALIGN)
+     4 * (warpgroups)*WGMMA_OUT_BYTES + WGMMA_CONTROL + WGMMA_ALIGN)
+#define WGMMA_OUT_BYTES 1024 /* a warp's: 64 channels of 8 rows */
 #define WGMMA_CONTROL 1152
 #define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
 

@@ -100,6 +100,7 @@ template <class S> struct wgmma_control {
 template <class S> struct wgmma_block {
     wgmma_control<S> *control;
     uint32_t q, k, v; /* tiles */
+    uint32_t out;     /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
     int group;        /* query heads of a key/value head */
     bool turns;       /* warpgroups take turns */
 };
@@ -484,100 +485,124 @@ template <class S> GPU_DEVICE void wgmma_clear_values(uint32_t tile, int live, i
 
 /* --- The end of an item ----------------------------------------------------------------------- */
 
-/* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
-GPU_DEVICE void wgmma_turn(uint32_t x[4])
+/* Eight channels of a row of o. */
+template <class S>
+GPU_DEVICE void wgmma_store_eight(const fattn_gpu_args &g, int64_t at, int c, const uint32_t x[4])
 {
-    const bool odd = gpu_thread() & 1, high = gpu_thread() & 2;
-    GPU_UNROLL
-    for (int n = 0; n < 4; n += 2) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? x[n] : x[n + 1], 1);
-        x[n] = odd ? other : x[n];
-        x[n + 1] = odd ? x[n + 1] : other;
+    const int live = (int)g.problem.dim_v - c;
+    uint16_t *const to = (uint16_t *)g.buffers.o + at + c;
+    if (live >= 8 && g.chunks & FATTN_GPU_QUADS_O) {
+        gpu_u4 eight;
+        eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
+        *(gpu_u4 *)to = eight;
+        return;
     }
     GPU_UNROLL
-    for (int n = 0; n < 2; n++) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? x[n] : x[n + 2], 2);
-        x[n] = high ? other : x[n];
-        x[n + 2] = high ? x[n + 2] : other;
+    for (int e = 0; e < 8; e++) {
+        if (e < live) {
+            to[e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
+        }
     }
 }
 
-/* A row of o of the input's type: its quad stores 32 channels at a time, a lane eight. */
+/* Rows of o of the input's type. A warp's sums go through shared memory, 64 channels of eight rows
+ * at a time, swizzled as a tile is, so that eight lanes store 128 bytes of a row. row: the warp's
+ * first; factor, empty: of each of the thread's two rows. */
 template <class S>
-GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, int64_t at, bool exists, float factor,
-                                  bool empty, int h, const wgmma_rows<S> &rows)
+GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                  const wgmma_item &w, int row, const float factor[2],
+                                  const bool empty[2], const wgmma_rows<S> &rows)
 {
-    const bool chunks = g.chunks & FATTN_GPU_QUADS_O;
+    const fattn_strides stride = g.problem.o;
+    const int lane = mma_lane(), warp = gpu_thread() / 32 - 4;
+    const uint32_t out = b.out + warp * WGMMA_OUT_BYTES;
+    const uint32_t to = out + lane / 4 * 128 + lane % 4 * 4, swizzle = lane / 4 << 4;
+    const uint32_t from = out + lane / 8 * 128;
     GPU_UNROLL
-    for (int n = 0; n < S::WIDTH_V / 32; n++) {
-        uint32_t x[4];
+    for (int h = 0; h < 2; h++) {
+        int64_t at[2];
+        bool exists[2];
         GPU_UNROLL
-        for (int k = 0; k < 4; k++) {
-            const float *const pair = rows.o[4 * n + k] + 2 * h;
-            x[k] = empty ? 0 : S::type::pack(pair[0] * factor, pair[1] * factor);
+        for (int k = 0; k < 2; k++) { /* rows lane / 8 and 4 later */
+            const int r = row + 8 * h + 4 * k + lane / 8, i = wgmma_query(b, r);
+            at[k] = w.o + i * stride.seq + (r - i * b.group) * stride.head;
+            exists[k] = r < w.rows;
         }
-        wgmma_turn(x);
-        const int c = 32 * n + gpu_thread() % 4 * 8, live = (int)g.problem.dim_v - c;
-        uint16_t *const to = (uint16_t *)g.buffers.o + at + c;
-        if (exists && chunks && live >= 8) {
-            gpu_u4 eight;
-            eight.x = x[0], eight.y = x[1], eight.z = x[2], eight.w = x[3];
-            *(gpu_u4 *)to = eight;
-        } else if (exists) {
+        GPU_UNROLL
+        for (int panel = 0; panel < S::PANELS_V; panel++) {
             GPU_UNROLL
-            for (int e = 0; e < 8; e++) {
-                if (e < live) {
-                    to[e] = (uint16_t)(x[e / 2] >> e % 2 * 16);
+            for (int n = 0; n < 8; n++) {
+                const float *const pair = rows.o[8 * panel + n] + 2 * h;
+                const uint32_t word = S::type::pack(pair[0] * factor[h], pair[1] * factor[h]);
+                mma_put(to + (swizzle ^ n << 4), empty[h] ? 0 : word);
+            }
+            __syncwarp();
+            GPU_UNROLL
+            for (int k = 0; k < 2; k++) {
+                uint32_t x[4];
+                mma_get<4>(from + 512 * k + ((lane % 8 ^ (4 * k + lane / 8)) << 4), x);
+                if (exists[k]) {
+                    wgmma_store_eight<S>(g, at[k], 64 * panel + lane % 8 * 8, x);
                 }
+            }
+            __syncwarp();
+        }
+    }
+}
+
+/* The same in floats, from the threads that have them. */
+template <class S>
+GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                   const wgmma_item &w, int row, const float factor[2],
+                                   const bool empty[2], const wgmma_rows<S> &rows)
+{
+    const fattn_strides stride = g.problem.o;
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int r = row + mma_lane() / 4 + 8 * h, i = wgmma_query(b, r);
+        const int64_t at = w.o + i * stride.seq + (r - i * b.group) * stride.head;
+        GPU_UNROLL
+        for (int n = 0; n < S::WIDTH_V / 4; n++) {
+            const int c = n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
+            if (r < w.rows && c < g.problem.dim_v) {
+                ((float *)g.buffers.o)[at + c] =
+                    empty[h] ? 0 : rows.o[n / 2][2 * h + n % 2] * factor[h];
             }
         }
     }
 }
 
-/* The same in floats. */
-template <class S>
-GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, int64_t at, float factor, bool empty,
-                                   int h, const wgmma_rows<S> &rows)
-{
-    GPU_UNROLL
-    for (int n = 0; n < S::WIDTH_V / 4; n++) {
-        const int c = n / 2 * 8 + gpu_thread() % 4 * 2 + n % 2;
-        if (c < g.problem.dim_v) {
-            ((float *)g.buffers.o)[at + c] = empty ? 0 : rows.o[n / 2][2 * h + n % 2] * factor;
-        }
-    }
-}
-
-/* Rows in o and lse. row: the thread's first. */
+/* Rows in o and lse. row: the warp's first. */
 template <class S>
 GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
                           int row, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
+    float factor[2];
+    bool empty[2];
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         const float lower = 1.0f / (1 << S::type::LIFT);
-        const int r = row + 8 * h, i = wgmma_query(b, r), head = r - i * b.group;
-        const bool exists = r < w.rows;
+        const int r = row + mma_lane() / 4 + 8 * h;
         fattn_softmax state = rows.state[h];
         state.l += gpu_shfl_xor(state.l, 1);
         state.l += gpu_shfl_xor(state.l, 2);
         state.l *= lower;
-        const bool empty = state.l == 0;
-        const float factor = lower * mma_reciprocal(state.l); /* l is 0, or at least 1 */
-        if (exists && gpu_thread() % 4 == 0 && p.outputs & FATTN_OUT_LSE) {
-            ((float *)g.buffers.lse)[w.lse + head * p.total_q + i] =
+        empty[h] = state.l == 0;
+        factor[h] = lower * mma_reciprocal(state.l); /* l is 0, or at least 1 */
+        if (p.outputs & FATTN_OUT_LSE && r < w.rows && mma_lane() % 4 == 0) {
+            const int i = wgmma_query(b, r);
+            ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
                 fattn_softmax_lse(state, g.rule.natural);
         }
-        const int64_t at = w.o + i * p.o.seq + head * p.o.head;
-        if (!(p.outputs & FATTN_OUT_O)) {
-            continue;
-        }
-        if (p.dtype_o != FATTN_F32) {
-            wgmma_store_pairs(g, at, exists, factor, empty, h, rows);
-        } else if (exists) {
-            wgmma_store_floats(g, at, factor, empty, h, rows);
-        }
+    }
+    if (!(p.outputs & FATTN_OUT_O)) {
+        return;
+    }
+    if (p.dtype_o == FATTN_F32) {
+        wgmma_store_floats(g, b, w, row, factor, empty, rows);
+    } else {
+        wgmma_store_pairs(g, b, w, row, factor, empty, rows);
     }
 }
 
@@ -634,7 +659,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
     wgmma_turn_end(b, group);
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        const int r = row + 8 * h;
+        const int r = row + mma_lane() / 4 + 8 * h;
         const wgmma_seen keys = wgmma_seen_by(w, wgmma_query(b, r));
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
@@ -720,7 +745,7 @@ template <class S>
 GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int group)
 {
     wgmma_control<S> &control = *b.control;
-    const int row = group * 64 + wgmma_row((int)threadIdx.x % 128, 0);
+    const int row = group * 64 + (int)threadIdx.x % 128 / 32 * 16;
     wgmma_used<S> used = {0, 0};
     if (b.turns && group == S::WARPGROUPS - 1) {
         wgmma_pass(1, 256); /* the first one's first turn */
@@ -761,8 +786,9 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     b.q = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
     b.k = b.q + S::QUERY_BYTES;
     b.v = b.k + S::RING * S::KEY_BYTES;
+    b.out = b.v + S::RING * S::VALUE_BYTES;
     b.control =
-        (wgmma_control<S> *)(shared + (b.v + S::RING * S::VALUE_BYTES - mma_shared(shared)));
+        (wgmma_control<S> *)(shared + (b.out + S::WARPS * WGMMA_OUT_BYTES - mma_shared(shared)));
     b.group = (int)(g.problem.heads_q == g.problem.heads_k
                         ? 1
                         : fattn_quotient(g.problem.heads_q, g.problem.heads_k));

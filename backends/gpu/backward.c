@@ -44,7 +44,7 @@ static void rows_shape(const fattn_problem *p, const char *entry, int width, fat
 {
     const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
     snprintf(shape->entry, sizeof shape->entry, "%s_%d", entry, width);
-    shape->blocks = gpu_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS);
+    shape->blocks = fattn_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS);
     shape->threads = 128;
 }
 

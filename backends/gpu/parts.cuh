@@ -20,6 +20,18 @@ GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &b
                                 fattn_quotient(fattn_max64(keys.past, 0) + tile - 1, tile));
 }
 
+/* The item that comes as number n of a grid: first parts of all blocks of rows, then second ones,
+ * and so on. Short sequences have first parts alone, which then go to different multiprocessors. */
+GPU_DEVICE int64_t gpu_item_of(const fattn_gpu_args &g, int64_t n)
+{
+    if (g.tiling.splits == 1 || g.tiling.items > UINT32_MAX) {
+        return n;
+    }
+    const uint32_t splits = (uint32_t)g.tiling.splits, blocks = (uint32_t)g.tiling.items / splits;
+    const uint32_t split = (uint32_t)n / blocks;
+    return ((uint32_t)n - split * blocks) * splits + split;
+}
+
 /* A row's place. */
 typedef struct gpu_part {
     float *m, *l; /* of a part */

@@ -91,7 +91,7 @@ void fattn_gpu_args_fill(const fattn_problem *p, const fattn_tiling *tiling, fat
 /* Items, and the slabs of each. */
 static int64_t forward_blocks(const fattn_problem *p, const fattn_tiling *t, int64_t width)
 {
-    return t->items * gpu_ceil_div(p->dim_v, width);
+    return t->items * fattn_ceil_div(p->dim_v, width);
 }
 
 static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -122,8 +122,8 @@ void fattn_gpu_combine(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 {
     snprintf(shape->entry, sizeof shape->entry, "combine");
     const int64_t rows = t->splits > 1 ? t->items / t->splits * item_rows(p, t) : 0;
-    const int64_t pieces = rows * larger(gpu_ceil_div(p->dim_v, 32), 1);
-    shape->blocks = gpu_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
+    const int64_t pieces = rows * larger(fattn_ceil_div(p->dim_v, 32), 1);
+    shape->blocks = fattn_ceil_div(pieces, FATTN_GPU_COMBINE_THREADS / 32);
     shape->threads = FATTN_GPU_COMBINE_THREADS;
     shape->early = true;
 }
@@ -131,7 +131,7 @@ void fattn_gpu_combine(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 /* m, l and o of every row of every item. */
 int64_t fattn_gpu_parts_workspace(const fattn_problem *p, const fattn_tiling *t)
 {
-    if (gpu_times(gpu_times(t->items, gpu_ceil_div(p->dim_v, 64)), 2) < 0) {
+    if (gpu_times(gpu_times(t->items, fattn_ceil_div(p->dim_v, 64)), 2) < 0) {
         return -1;
     }
     if (t->splits == 1) {
@@ -155,9 +155,9 @@ bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads
 {
     enum { TURNS = 3 };
     const int64_t pieces =
-        item_rows(p, t) * larger(gpu_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS), 1);
-    const int64_t turns = gpu_times(gpu_ceil_div(pieces, threads / 32),
-                                    gpu_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
+        item_rows(p, t) * larger(fattn_ceil_div(p->dim_v, FATTN_GPU_MERGE_CHANNELS), 1);
+    const int64_t turns = gpu_times(fattn_ceil_div(pieces, threads / 32),
+                                    fattn_ceil_div(t->splits, FATTN_GPU_MERGE_PARTS));
     return t->splits > 1 && turns >= 0 && turns <= TURNS;
 }
 
@@ -171,7 +171,7 @@ static void rows_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 {
     (void)t;
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_rows");
-    shape->blocks = p->batch * p->heads_q * gpu_ceil_div(p->seqlen_q, BACKWARD_ROWS);
+    shape->blocks = p->batch * p->heads_q * fattn_ceil_div(p->seqlen_q, BACKWARD_ROWS);
     shape->threads = BACKWARD_ROWS;
 }
 
@@ -181,7 +181,7 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
     const int64_t dim = larger(p->dim, p->dim_v), width = slab_width(dim, 256);
     name(shape, "simt_backward_keys", width);
     shape->blocks = p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV)
-                        ? p->batch * p->heads_k * t->k_blocks * gpu_ceil_div(dim, width)
+                        ? p->batch * p->heads_k * t->k_blocks * fattn_ceil_div(dim, width)
                         : 0;
     shape->threads = BACKWARD_THREADS;
 }
@@ -191,7 +191,7 @@ static void queries_shape(const fattn_problem *p, const fattn_tiling *t, fattn_g
 {
     const int64_t width = slab_width(p->dim, 256);
     name(shape, "simt_backward_queries", width);
-    shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * gpu_ceil_div(p->dim, width) : 0;
+    shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * fattn_ceil_div(p->dim, width) : 0;
     shape->threads = BACKWARD_THREADS;
 }
 
@@ -200,8 +200,8 @@ static int64_t bias_blocks(const fattn_problem *p)
 {
     const int64_t *const stride = p->dbias_stride;
     const int64_t heads = gpu_times(stride[0] ? p->batch : 1, stride[1] ? p->heads_q : 1);
-    return gpu_times(gpu_times(heads, stride[2] ? gpu_ceil_div(p->seqlen_q, BACKWARD_SIDE) : 1),
-                     stride[3] ? gpu_ceil_div(p->seqlen_k, BACKWARD_SIDE) : 1);
+    return gpu_times(gpu_times(heads, stride[2] ? fattn_ceil_div(p->seqlen_q, BACKWARD_SIDE) : 1),
+                     stride[3] ? fattn_ceil_div(p->seqlen_k, BACKWARD_SIDE) : 1);
 }
 
 static void bias_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
@@ -224,7 +224,7 @@ static void sink_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t)
 {
     const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
-    const int64_t slabs = gpu_ceil_div(larger(p->dim, p->dim_v), 64);
+    const int64_t slabs = fattn_ceil_div(larger(p->dim, p->dim_v), 64);
     const int64_t key_blocks = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
     const bool countable = gpu_times(t->items, slabs) >= 0 && gpu_times(key_blocks, slabs) >= 0 &&
                            gpu_times(gpu_times(p->batch, p->heads_q), p->seqlen_q) >= 0 &&

@@ -281,7 +281,7 @@ template <class S, int W> GPU_DEVICE void gpu_forward_all(const fattn_gpu_args &
     GPU_SHARED gpu_forward_scratch<S> s;
     const int64_t slabs = (g.problem.dim_v + W - 1) / W;
     for (int64_t n = gpu_block(); n < g.tiling.items * slabs; n += gpu_blocks()) {
-        gpu_forward_item<S, W>(g, s, n / slabs, (int)(n % slabs) * W, slabs);
+        gpu_forward_item<S, W>(g, s, gpu_item_of(g, n / slabs), (int)(n % slabs) * W, slabs);
     }
 }
 

@@ -3,9 +3,7 @@
 #ifndef FATTN_GPU_SIZES_H
 #define FATTN_GPU_SIZES_H
 
-#include <stdint.h>
-
-static inline int64_t gpu_ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+#include "core/integer.h"
 
 /* a * b, -1 on overflow or when a factor is -1. */
 static inline int64_t gpu_times(int64_t a, int64_t b)
@@ -17,7 +15,7 @@ static inline int64_t gpu_times(int64_t a, int64_t b)
 /* Bytes of a workspace for so many floats. */
 static inline int64_t gpu_floats(int64_t count)
 {
-    return count < 0 || count > INT64_MAX / 8 ? -1 : gpu_ceil_div(count * 4, 256) * 256;
+    return count < 0 || count > INT64_MAX / 8 ? -1 : fattn_ceil_div(count * 4, 256) * 256;
 }
 
 #endif

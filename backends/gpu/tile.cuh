@@ -57,8 +57,8 @@ template <class S> struct gpu_scratch {
  * 4 on stay together. */
 template <int ROWS> GPU_DEVICE int gpu_place(int inner, int row)
 {
-    const int turned = (inner & 12) * 2 | (inner & 16) / 4;
-    return inner * ROWS + (row ^ (turned & (ROWS - 4)));
+    const int swizzle = (inner & 12) * 2 | (inner & 16) / 4;
+    return inner * ROWS + (row ^ (swizzle & (ROWS - 4)));
 }
 
 /* x = rows row .. row + N - 1 of line inner; row is a multiple of N, 1, 2 or a multiple of 4. */
@@ -203,21 +203,21 @@ GPU_DEVICE void gpu_dots(gpu_scratch<S> &s, const gpu_tensor &a, const int64_t *
 {
     gpu_dots_part<S::ROWS, S::THREADS> a_part;
     gpu_dots_part<GPU_COLS, S::THREADS> b_part;
-    int turn = 0;
+    int stage = 0;
     gpu_sync();
 #pragma unroll 1
-    for (int c0 = -GPU_CHANNELS; c0 < a.dim; c0 += GPU_CHANNELS, turn ^= 1) {
+    for (int c0 = -GPU_CHANNELS; c0 < a.dim; c0 += GPU_CHANNELS, stage ^= 1) {
         const bool more = c0 + GPU_CHANNELS < a.dim;
         if (more) {
             gpu_dots_fetch(a_part, a, a_at, c0 + GPU_CHANNELS);
             gpu_dots_fetch(b_part, b, b_at, c0 + GPU_CHANNELS);
         }
         if (c0 >= 0) {
-            gpu_dots_step<S>(s.step[turn ^ 1], x);
+            gpu_dots_step<S>(s.step[stage ^ 1], x);
         }
         if (more) {
-            gpu_dots_put(a_part, a.dtype, s.step[turn]);
-            gpu_dots_put(b_part, b.dtype, s.step[turn] + S::ROWS * GPU_CHANNELS);
+            gpu_dots_put(a_part, a.dtype, s.step[stage]);
+            gpu_dots_put(b_part, b.dtype, s.step[stage] + S::ROWS * GPU_CHANNELS);
             gpu_sync();
         }
     }
@@ -300,22 +300,22 @@ GPU_DEVICE void gpu_mix(gpu_scratch<S> &s, const gpu_tensor &t, const int64_t *a
 {
     enum { STEP = gpu_mix_part<S, W>::STEP };
     gpu_mix_part<S, W> part;
-    int turn = 0;
+    int stage = 0;
     gpu_sync();
 #pragma unroll 1
-    for (int j0 = -STEP; j0 < live; j0 += STEP, turn ^= 1) {
+    for (int j0 = -STEP; j0 < live; j0 += STEP, stage ^= 1) {
         const bool more = j0 + STEP < live;
         if (EARLY && more) {
             gpu_mix_fetch(part, t, at + j0 + STEP, c0);
         }
         if (j0 >= 0) {
-            gpu_mix_step<S, W>(s.step[turn ^ 1], s.weights, j0, y);
+            gpu_mix_step<S, W>(s.step[stage ^ 1], s.weights, j0, y);
         }
         if (!EARLY && more) {
             gpu_mix_fetch(part, t, at + j0 + STEP, c0);
         }
         if (more) {
-            gpu_mix_put(part, t.dtype, s.step[turn]);
+            gpu_mix_put(part, t.dtype, s.step[stage]);
             gpu_sync();
         }
     }

@@ -102,7 +102,7 @@ template <int SIDE> GPU_DEVICE int matrix_own(void)
     return matrix<SIDE>::GROUPS == 1 ? 0 : matrix_thread() % GPU_WAVE / SIDE * matrix<SIDE>::OWN;
 }
 
-/* Where row i of sums is found among the k of operands that they are turned to, and the row that is
+/* Where row i of sums is found among the k of operands that they become, and the row that is
  * found at place k. Both count on beyond DEPTH. */
 template <int SIDE> GPU_DEVICE int matrix_place(int i)
 {
@@ -494,10 +494,10 @@ template <int WIDTH, int N, int THREADS> struct matrix_fill {
     GPU_DEVICE int row(int n) { return matrix_thread() / CHUNKS + n * STEP; }
 };
 
-/* The same for a tile that is turned: WIDTH rows of N elements, those of a row in the order of
+/* The same for a tile that is transposed: WIDTH rows of N elements, those of a row in the order of
  * matrix_place<SIDE>(). A thread has COUNT blocks of 4 rows, from row(n) on, by 8 channels, from
  * 8 * chunk(n) on. */
-template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_turned_fill {
+template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_transposed_fill {
     enum { LINES = WIDTH / 64, COUNT = WIDTH * N / 32 / THREADS };
     static_assert(WIDTH * N % (32 * THREADS) == 0, "every thread has as much");
     matrix_four x[COUNT][4];
@@ -510,8 +510,9 @@ template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_turned_fill {
 };
 
 /* Channels 8 chunk .. 8 chunk + 7 of four rows become eight rows of four neighbours, at place k of
- * a turned tile; and the same where it is known what is the thread's own of their places. */
-template <int N> GPU_DEVICE void matrix_put_turned(uint16_t *tile, int own, const matrix_four x[4])
+ * a transposed tile; and the same where it is known what is the thread's own of their places. */
+template <int N>
+GPU_DEVICE void matrix_put_transposed(uint16_t *tile, int own, const matrix_four x[4])
 {
     GPU_UNROLL
     for (int c = 0; c < 8; c++) {
@@ -524,9 +525,9 @@ template <int N> GPU_DEVICE void matrix_put_turned(uint16_t *tile, int own, cons
 }
 
 template <int N>
-GPU_DEVICE void matrix_put_turned(uint16_t *tile, int chunk, int k, const matrix_four x[4])
+GPU_DEVICE void matrix_put_transposed(uint16_t *tile, int chunk, int k, const matrix_four x[4])
 {
-    matrix_put_turned<N>(tile, matrix_column_at<N>(8 * chunk, k / 8) + k % 8, x);
+    matrix_put_transposed<N>(tile, matrix_column_at<N>(8 * chunk, k / 8) + k % 8, x);
 }
 
 #endif

@@ -7,8 +7,8 @@
  * The shapes of forward: X(width, rows, keys, held), with width the padded channels, and held
  * whether a wave's registers hold its queries. A wave has 32 rows on MFMA and 16 on WMMA, so that a
  * block has two threads a row; tiles of keys are such that each thread stages one block of values
- * (matrix_turned_fill). Keys and values of 32 KiB leave room for two blocks where local memory is
- * 64 KiB.
+ * (matrix_transposed_fill). Keys and values of 32 KiB leave room for two blocks where local memory
+ * is 64 KiB.
  */
 #define MATRIX_MFMA_SHAPES(X) \
     X(64, 128, 128, 1)        \

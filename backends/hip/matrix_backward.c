@@ -44,7 +44,7 @@ static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu
     fattn_gpu_backward_clear(p, t, shape);
     if (sums > 0) {
         snprintf(shape->entry, sizeof shape->entry, "sums_clear");
-        shape->blocks = gpu_ceil_div(sums, 256);
+        shape->blocks = fattn_ceil_div(sums, 256);
     }
 }
 

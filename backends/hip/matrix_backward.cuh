@@ -12,10 +12,10 @@
  * Every product is of rows in LDS by columns in registers, in patches (patch.cuh). A wave has some
  * of the keys for columns in S and dP, and what it makes of them, P and dS, are columns of dV^T and
  * dK^T as they are. Only dQ is a sum over all keys: dS passes through LDS, and each wave makes some
- * channels of dQ. Q and dO are put down twice, as they are and turned.
+ * channels of dQ. Q and dO are put down twice, as they are and transposed.
  *
- * Waves of 64 hold K, V and the turned K in registers, which are many; those of 32 leave them in
- * LDS.
+ * Waves of 64 hold K, V and the transposed K in registers, which are many; those of 32 leave them
+ * in LDS.
  *
  * dQ is a sum over blocks, which add to it in floats of the workspace in any order, so that two
  * runs may differ in their last bits. A run is
@@ -52,7 +52,7 @@ template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward
         KEY_STEPS = KEYS / PATCH_DEPTH, /* of dQ */
         DQ_TILES = W / 16 / WAVES,      /* of 16 channels, a wave */
         IS_HELD = GPU_WAVE == 64,       /* K and V are in registers */
-        IS_APART = IS_HELD && W <= 128, /* the turned Q and dO have room of their own */
+        IS_APART = IS_HELD && W <= 128, /* the transposed Q and dO have room of their own */
         IS_PACED = IS_APART,            /* there are registers for operands that are read early */
         ROOM = (IS_APART ? 4 : 2) * QUERIES * W,
         IS_HALVED = THREADS >= 2 * QUERIES / 4 * W / 4, /* half of the waves bring Q, half dO */
@@ -65,8 +65,8 @@ template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward
 };
 
 template <class S> struct matrix_backward_scratch {
-    alignas(128) uint16_t room[S::ROOM];                    /* q, dO; turned q, turned dO */
-    uint16_t own[S::IS_HELD ? 64 : 3 * S::KEYS * S::WIDTH]; /* k, turned k, v */
+    alignas(128) uint16_t room[S::ROOM];                    /* q, dO; transposed q and dO */
+    uint16_t own[S::IS_HELD ? 64 : 3 * S::KEYS * S::WIDTH]; /* k, transposed k, v */
     uint16_t ds[S::QUERIES * S::KEYS];                      /* queries by keys */
     alignas(16) float lse[S::QUERIES], delta[S::QUERIES];
     gpu_pairs pairs; /* of kernels that are not lean */
@@ -79,7 +79,7 @@ template <class S> struct matrix_backward_scratch {
 /* What a wave holds of the keys: columns of S, of dP, and of dQ. */
 template <class S> struct matrix_held {
     enum { STEPS = S::IS_HELD ? S::STEPS : 1, KEY_STEPS = S::IS_HELD ? S::KEY_STEPS : 1 };
-    matrix_operand k[S::TILES][STEPS], v[S::TILES][STEPS], turned[S::DQ_TILES][KEY_STEPS];
+    matrix_operand k[S::TILES][STEPS], v[S::TILES][STEPS], transposed[S::DQ_TILES][KEY_STEPS];
 };
 
 /* dK^T and dV^T of the wave's keys: those of a tile of keys follow one another. */
@@ -132,7 +132,7 @@ GPU_DEVICE void matrix_hold(const uint16_t *tile, int row, matrix_operand x[N][S
     }
 }
 
-/* The job's keys, or values, as they are or turned, from memory to a tile. */
+/* The job's keys, or values, as they are or transposed, from memory to a tile. */
 template <class S, bool TURNED>
 GPU_DEVICE void matrix_bring(const patch_source &t, bool square, typename S::keys &squares,
                              uint16_t *tile)
@@ -177,7 +177,7 @@ GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &
     if constexpr (S::IS_HELD) {
         gpu_sync();
         matrix_hold<S::KEYS / 8, S::DQ_TILES, S::KEY_STEPS>(s.room, matrix_wave_channel<S>(),
-                                                            held.turned);
+                                                            held.transposed);
         gpu_sync();
     }
     matrix_bring<S, false>(v, v_square, squares, s.keys(2));
@@ -491,7 +491,7 @@ GPU_DEVICE void matrix_differentiate_fully(const fattn_gpu_args &g, const matrix
 
 /* --- Sums ------------------------------------------------------------------------------------- */
 
-/* sums += turned rows in LDS, channels, by what the wave has of its keys. */
+/* sums += transposed rows in LDS, channels, by what the wave has of its keys. */
 template <class S>
 GPU_DEVICE void matrix_add_products(const uint16_t *columns, const patch_packed x[S::TILES],
                                     patch sums[S::TILES * S::STEPS])
@@ -543,7 +543,7 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
         GPU_UNROLL
         for (int t = 0; t < S::DQ_TILES; t++) {
             if constexpr (S::IS_HELD) {
-                patch_add<typename S::type>(dq[t], a, held.turned[t][n]);
+                patch_add<typename S::type>(dq[t], a, held.transposed[t][n]);
             } else {
                 patch_add<typename S::type>(dq[t], a,
                                             patch_load<CHUNKS>(s.keys(1), channel, 16 * t, chunk));

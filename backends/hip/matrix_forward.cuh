@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward on AMD's matrix units, for 16-bit types: FlashAttention-2 (Dao 2023) turned over.
+ * Forward on AMD's matrix units, for 16-bit types: FlashAttention-2 (Dao 2023), transposed.
  *
  * A block takes a tile of rows of one key/value head (an item of the schedule) along a part of its
  * keys; a wave owns SIDE of the rows, a lane one of them, and only keys and values are shared:
@@ -10,8 +10,8 @@
  *     o = o alpha + V^T p   p rounded to the type of v, without leaving its registers
  *
  * Keys of the next tile are on their way to registers while values are worked on, and values while
- * their keys are; values are turned on their way to local memory. alpha is 1 until a row's maximum
- * rises by more than MATRIX_RISE since it was last taken as a reference: weights may reach
+ * their keys are; values are transposed on their way to local memory. alpha is 1 until a row's
+ * maximum rises by more than MATRIX_RISE since it was last taken as a reference: weights may reach
  * 2^MATRIX_RISE, which costs nothing in floating point, and most tiles leave o alone.
  *
  * Keys of a tile past the last are repeats of it, whose scores are selected away. Channels past the
@@ -31,9 +31,11 @@
 
 /* Keys or values, as a wave keeps them while it walks along. */
 typedef struct matrix_tensor {
-    const char *first;      /* key 0, of page 0 where keys are in pages */
-    int64_t step;           /* bytes from a key to the next */
-    bool odd, padded, some; /* not in chunks; fewer than the kernel has; the thread's exists */
+    const char *first; /* key 0, of page 0 where keys are in pages */
+    int64_t step;      /* bytes from a key to the next */
+    bool misaligned;   /* channels are not in chunks */
+    bool padded;       /* there are fewer of them than the kernel has */
+    bool some;         /* the thread's exists */
 } matrix_tensor;
 
 /* What is kept of an item while a wave walks along its keys. */
@@ -47,7 +49,7 @@ typedef struct matrix_walker {
 /* How threads fill tiles of keys and of values: four times 16 bytes each. */
 template <class S> struct matrix_filled {
     typedef matrix_fill<S::WIDTH, S::KEYS, S::THREADS> keys;
-    typedef matrix_turned_fill<S::SIDE, S::WIDTH, S::KEYS, S::THREADS> values;
+    typedef matrix_transposed_fill<S::SIDE, S::WIDTH, S::KEYS, S::THREADS> values;
     static_assert((int)keys::COUNT == 4 && (int)values::COUNT == 1, "four each");
 };
 
@@ -68,9 +70,9 @@ GPU_DEVICE matrix_tensor matrix_tensor_of(const fattn_gpu_args &g, const matrix_
     matrix_tensor t;
     t.first = (const char *)((const uint16_t *)data + at);
     t.step = 2 * stride.seq;
-    t.odd = !matrix_in_chunks(g, bit, dim);
+    t.misaligned = !matrix_in_chunks(g, bit, dim);
     t.padded = dim < S::WIDTH;
-    t.some = !t.odd && 8 * chunk < dim;
+    t.some = !t.misaligned && 8 * chunk < dim;
     return t;
 }
 
@@ -218,7 +220,7 @@ GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker 
                                 int own, const matrix_four x[4], uint16_t *tile)
 {
     typedef typename matrix_filled<S>::keys F;
-    if (at.k.odd) {
+    if (at.k.misaligned) {
         const fattn_gpu_args &g = gpu_anew(args);
         matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
             (int)g.problem.dim,
@@ -239,7 +241,7 @@ template <class S>
 GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walker &at, int block,
                                   int own, const matrix_four x[4], uint16_t *tile)
 {
-    if (at.v.odd) {
+    if (at.v.misaligned) {
         const fattn_gpu_args &g = gpu_anew(args);
         matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
             (int)g.problem.dim_v,
@@ -253,7 +255,7 @@ GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walke
             });
         return;
     }
-    matrix_put_turned<S::KEYS>(tile, own, x);
+    matrix_put_transposed<S::KEYS>(tile, own, x);
 }
 
 /* --- Queries ---------------------------------------------------------------------------------- */

@@ -97,13 +97,13 @@ GPU_DEVICE void matrix_item_uniform(matrix_item &w)
     int64_t *const wide[] = {&seq.q_row,      &seq.k_row,      &seq.q_batch, &seq.k_batch,
                              &seq.q_position, &seq.k_position, &seq.sq,      &band.keys,
                              &band.diagonal,  &w.first,        &w.i0,        &w.i1};
-    int *const narrow[] = {&w.rows, &w.whole, &w.keys, &w.block, &w.past, &w.full, &w.full_past};
+    int *const words[] = {&w.rows, &w.whole, &w.keys, &w.block, &w.past, &w.full, &w.full_past};
     GPU_UNROLL
     for (int64_t *const field : wide) {
         *field = gpu_uniform(*field);
     }
     GPU_UNROLL
-    for (int *const field : narrow) {
+    for (int *const field : words) {
         *field = __builtin_amdgcn_readfirstlane(*field);
     }
 }

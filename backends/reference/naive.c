@@ -436,6 +436,12 @@ static double bias_of(const fattn_problem *p, const fattn_buffers *buf, double s
     return bias == -(double)INFINITY ? bias : bounded(p, slope * bias);
 }
 
+/* The chunk that a position is in, rounded down. */
+static int64_t chunk_of(const fattn_problem *p, int64_t position)
+{
+    return position / p->chunk - (position % p->chunk < 0);
+}
+
 /* A bias of -inf is a mask: it hides the pair whatever q.k is. */
 static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fattn_naive_slice *s,
                     int64_t i, int64_t j)
@@ -444,6 +450,9 @@ static bool is_kept(const fattn_problem *p, const fattn_buffers *buf, const fatt
     if (j < s->seq.start) return false;
     if (p->window_left >= 0 && distance < -p->window_left) return false;
     if (p->window_right >= 0 && distance > p->window_right) return false;
+    if ((p->features & FATTN_CHUNK) &&
+        chunk_of(p, s->seq.k_offset + j) != chunk_of(p, s->seq.k_offset + s->seq.off + i))
+        return false;
     if ((p->features & FATTN_MASK) && buf->mask[pair_index(p->mask_stride, s->b, s->h, i, j)] == 0)
         return false;
     if ((p->features & FATTN_BLOCK_MASK) &&

@@ -76,8 +76,8 @@ static fattn_status check_features(const fattn_problem *p)
     const uint64_t packed = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K;
     const char *why = NULL;
     if (p->features & ~HONOURED) {
-        why = "block masks, seqused, seqstart, pages, positions, accumulation and batch invariance "
-              "are not divided over ranks";
+        why = "block masks, seqused, seqstart, pages, positions, chunks, accumulation and batch "
+              "invariance are not divided over ranks";
     } else if (p->dtype == FATTN_F64 || p->dtype_kv == FATTN_E4M3 || p->dtype_v == FATTN_E4M3) {
         why = "f64 and e4m3 are not divided over ranks";
     } else if (p->features & packed && (p->features & packed) != packed) {

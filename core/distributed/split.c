@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <stddef.h>
 
-#include "core/band.h"
+#include "core/integer.h"
 #include "core/status.h"
 
 #define UNBOUNDED \
@@ -114,9 +114,6 @@ int64_t fattn_whole_kinds(const fattn_whole *whole)
                                       : fattn_min64(whole->problem->batch, 1);
 }
 
-/* Rounded down; b > 0. */
-static int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b < 0); }
-
 /*
  * With q = q.first + i * stride and k = k.first + j * stride the contract keeps -left <= k - (q +
  * off) <= right. So j - i is between (base - left) / stride and (base + right) / stride, with base
@@ -133,10 +130,10 @@ fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t b, int64_t rank, in
     const int64_t base = off + q.first - k.first;
     fattn_piece piece = {q, k, -UNBOUNDED, UNBOUNDED};
     if (p->window_left >= 0) {
-        piece.low = -floor_quotient(fattn_min64(p->window_left, UNBOUNDED) - base, q.stride);
+        piece.low = -fattn_floor_div(fattn_min64(p->window_left, UNBOUNDED) - base, q.stride);
     }
     if (p->window_right >= 0) {
-        piece.high = floor_quotient(base + fattn_min64(p->window_right, UNBOUNDED), q.stride);
+        piece.high = fattn_floor_div(base + fattn_min64(p->window_right, UNBOUNDED), q.stride);
     }
     return piece;
 }

@@ -197,8 +197,9 @@ typedef enum fattn_anchor {
 #define FATTN_CHECKED 0x100000ull        /* GPU: validate lengths and tables, synchronously */
 #define FATTN_SEQSTART_K 0x200000ull     /* seqstart_k: keys padded on the left (CPU, reference) */
 #define FATTN_ALIBI_BIAS 0x400000ull     /* slopes multiply bias, not distances (CPU, reference) */
+#define FATTN_CHUNK 0x800000ull          /* chunk: keys of the query's own chunk alone */
 /* All of these bits. */
-#define FATTN_FEATURES_ALL 0x7fffffull
+#define FATTN_FEATURES_ALL 0xffffffull
 
 /* Which outputs are wanted. Forward: O, LSE. Backward: any subset of the others. */
 
@@ -283,6 +284,11 @@ typedef struct fattn_problem {
      * forward and backward of the reference. */
     fattn_dtype dtype_kv; /* of k and dk; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype dtype_v;  /* of v and dv; FATTN_DTYPE_DEFAULT means dtype_kv */
+
+    /* FATTN_CHUNK: a sequence is cut into chunks of so many keys, from position 0 on, and a query
+     * sees those of the chunk of key i + off, which causal and window go by too. Positions are
+     * those of the whole sequence (k_offset). 1..2^31 - 1. */
+    int64_t chunk;
 } fattn_problem;
 
 /* Fills *problem with the defaults named above. */

@@ -20,7 +20,7 @@ template <int SIDE> GPU_DEVICE void fill(const arguments &a, uint16_t *q, uint16
 {
     typedef matrix_fill<WIDTH, KEYS, GPU_WAVE> keys;
     typedef matrix_fill<WIDTH, SIDE, GPU_WAVE> queries;
-    typedef matrix_turned_fill<SIDE, WIDTH, KEYS, GPU_WAVE> values;
+    typedef matrix_transposed_fill<SIDE, WIDTH, KEYS, GPU_WAVE> values;
     GPU_UNROLL
     for (int n = 0; n < keys::COUNT; n++) {
         const int row = keys::row(n), chunk = keys::chunk();
@@ -38,7 +38,7 @@ template <int SIDE> GPU_DEVICE void fill(const arguments &a, uint16_t *q, uint16
         for (int e = 0; e < 4; e++) {
             rows[e] = matrix_get(a.v + (values::row(n) + e) * WIDTH + 8 * values::chunk(n));
         }
-        matrix_put_turned<KEYS>(v, values::chunk(n), values::place(n), rows);
+        matrix_put_transposed<KEYS>(v, values::chunk(n), values::place(n), rows);
     }
 }
 

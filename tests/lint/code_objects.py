@@ -23,7 +23,7 @@ import tap
 CEILINGS = [
     ("matrix_backward", 60416, 416),
     ("matrix_", 49152, 352),
-    ("simt_decode", 22528, 232),
+    ("simt_decode", 22528, 256),
     ("simt_forward", 35840, 264),
     ("simt_backward_keys", 36864, 288),
     ("simt_backward_queries", 36864, 272),

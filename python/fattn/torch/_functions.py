@@ -21,7 +21,7 @@ Layout = Literal["bshd", "bhsd"]
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
-_autocast = torch._C._is_any_autocast_enabled
+any_autocast = torch._C._is_any_autocast_enabled
 _tracing = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
 _grads = torch.is_grad_enabled
@@ -30,9 +30,8 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 def is_watched(*tensors: Tensor | None) -> bool:
     """Whether something besides autograd would notice that no operator was called: a compiler, a
-    transform, a mode, a subclass, autocast."""
-    if (_is_compiling() or _modes() != 0 or _autocast() or _functorch_active() or
-            _tracing() is not None):
+    transform, a mode, a subclass. Autocast would not: callers cast, with autocast() below."""
+    if _is_compiling() or _modes() != 0 or _functorch_active() or _tracing() is not None:
         return True
     for t in tensors:
         if t.__class__ not in _PLAIN:
@@ -136,7 +135,7 @@ def attention(
     if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
             alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
             seqused_q is not None or positions is not None or out_dtype is not None or
-            batch_invariant or checked or is_watched(q, k, v) or
+            batch_invariant or checked or any_autocast() or is_watched(q, k, v) or
             _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         o, row_sums = run_forward(
             q, k, v, (_c.FORWARD, causal, None if window is None else window_of(window), scale, softcap,

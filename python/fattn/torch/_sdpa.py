@@ -14,7 +14,7 @@ from fattn import _c
 from fattn._calls import NO_EXTRAS
 from fattn._calls import forward as run_forward
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
-from fattn.torch._functions import autocast, is_watched, new_seed, operator
+from fattn.torch._functions import any_autocast, autocast, is_watched, new_seed, operator
 
 _original: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
 
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(
     if (attn_mask is None and dropout_p == 0 and
             not (torch.is_grad_enabled() and
                  (query.requires_grad or key.requires_grad or value.requires_grad)) and
-            not is_watched(query, key, value) and not query.is_nested):
+            not any_autocast() and not is_watched(query, key, value) and not query.is_nested):
         try:
             return run_forward(
                 query, key, value,

@@ -201,10 +201,6 @@ static uint32_t exchange(uint32_t word, int from)
     return got;
 }
 
-static uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int n)
-{
-    return exchange(x, m.running % 32 ^ n);
-}
 static int __shfl_sync(uint32_t, int x, int lane) { return (int)exchange((uint32_t)x, lane); }
 static bool __any_sync(uint32_t, bool x)
 {
@@ -503,6 +499,11 @@ static void end_copy(const copy &c)
 
 static void wgmma_publish(void) {}
 static void wgmma_zero(uint32_t to) { memset(at_shared(to, 16), 0, 16); }
+static void mma_put(uint32_t to, uint32_t x) { memcpy(at_shared(to, 4), &x, 4); }
+template <int N> static void mma_get(uint32_t from, uint32_t x[N])
+{
+    memcpy(x, at_shared(from, 4 * N), 4 * N);
+}
 static void wgmma_forget(void) {}
 
 /* --- Products --------------------------------------------------------------------------------- */

@@ -123,7 +123,9 @@ static bool problem_is_right(uint64_t seed, int64_t index, int ranks, bool twice
 static void check_results(int64_t problems, uint64_t seed)
 {
     static const int numbers[] = {1, 2, 3, 4, 5, 6, 8};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    const size_t all = sizeof numbers / sizeof numbers[0];
+    /* An emulated GPU is slow, and what is the device's own does not depend on the ranks. */
+    for (size_t i = 0; i < (device_named() ? 4 : all); i++) {
         const int ranks = numbers[i];
         int64_t right = 0;
         const int64_t count = ranks == 1 ? problems / 10 : problems / 6;

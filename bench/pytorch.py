@@ -69,6 +69,14 @@ class PlanInfo(ctypes.Structure):
             effective_dropout""".split()])
 
 
+def made(kind, init):
+    """A struct with the library's defaults, in room for that of a newer library, which may have more fields."""
+    struct = kind.from_buffer(bytearray(4096))
+    init(ctypes.byref(struct))
+    struct.struct_size = ctypes.sizeof(kind)
+    return struct
+
+
 CAUSAL, SOFTCAP, BIAS, ALIBI, MASK, DROPOUT = 1 << 0, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 9
 DETERMINISTIC = 1 << 18
 OUT_O, OUT_LSE, OUT_GRADIENTS, OUT_DBIAS = 1, 2, 4 | 8 | 16, 32
@@ -159,8 +167,7 @@ class Fattn:
                             lse=torch.empty(q.shape[:3], device=q.device),
                             dq=torch.empty_like(q), dk=torch.empty_like(k),
                             dv=torch.empty_like(v))
-        self.buffers = Buffers()
-        library.fattn_buffers_init(ctypes.byref(self.buffers))
+        self.buffers = made(Buffers, library.fattn_buffers_init)
         for name, tensor in self.tensors.items():
             setattr(self.buffers, name, tensor.data_ptr())
         self.plans = {}
@@ -172,8 +179,7 @@ class Fattn:
 
     def plan(self, direction):
         q, k, v = (self.tensors[name] for name in "qkv")
-        p = Problem()
-        self.lib.fattn_problem_init(ctypes.byref(p))
+        p = made(Problem, self.lib.fattn_problem_init)
         p.op = 2 if direction == "bwd" else 1
         p.dtype = dtype_number(q)
         p.layout = BHSD

@@ -118,6 +118,13 @@ fattn_status fattn_host_event_record(void *impl, void *event, fattn_stream strea
     return status;
 }
 
+double fattn_host_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 fattn_status fattn_host_event_synchronize(void *impl, void *event)
 {
     (void)impl, (void)event;

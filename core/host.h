@@ -35,6 +35,9 @@ fattn_status fattn_host_rows(void *impl, const fattn_rows_args *args, fattn_stre
 fattn_status fattn_host_inspect(void *impl, const fattn_problem *problem,
                                 const fattn_buffers *buffers, const fattn_inspect_args *args);
 
+/* A clock that never goes back. */
+double fattn_host_seconds(void);
+
 /* FATTN_INVALID_ARGUMENT for a stream that is not NULL. */
 fattn_status fattn_host_stream_check(fattn_stream stream);
 

@@ -229,6 +229,13 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     d->offset = draw_bits(rng);
 }
 
+/* Entries of a bias or mask. An axis that is summed over has one, whatever its length. */
+static inline int64_t divided_scores_count(const divided *d)
+{
+    const fattn_problem *const p = &d->problem;
+    return p->batch * p->heads_q * (p->seqlen_q + !p->seqlen_q) * (p->seqlen_k + !p->seqlen_k);
+}
+
 static inline void divided_fill(divided *d, divided_id id, draw_rng *rng)
 {
     for (int64_t n = 0; n < divided_count(d, id); n++) {
@@ -271,8 +278,7 @@ static inline fattn_status divided_solve(divided *d, uint64_t seed, int64_t inde
         d->slopes[h] = 0.05f * (float)(h + 1);
         d->sink[h] = (float)draw_normal(&rng);
     }
-    const int64_t scores =
-        d->problem.batch * d->problem.heads_q * d->problem.seqlen_q * d->problem.seqlen_k;
+    const int64_t scores = divided_scores_count(d);
     d->bias = divided_memory((size_t)scores * sizeof *d->bias);
     d->dbias = divided_memory((size_t)scores * sizeof *d->dbias);
     d->mask = divided_memory((size_t)scores);
@@ -440,10 +446,11 @@ static inline double divided_each_score(const divided *d, int ranks, int rank,
     for (int which = 0; which < 2; which++) {
         fattn_run run;
         const int64_t count = divided_part(d, DIVIDED_Q, ranks, rank, 0, which, &run);
-        for (int64_t n = 0; n < count * p->batch * p->heads_q * p->seqlen_k; n++) {
-            const int64_t j = n % p->seqlen_k, i = n / p->seqlen_k % count;
-            const int64_t h = n / p->seqlen_k / count % p->heads_q;
-            const int64_t b = n / p->seqlen_k / count / p->heads_q;
+        const int64_t keys = compare && p->dbias_stride[3] == 0 ? 1 : p->seqlen_k;
+        for (int64_t n = 0; n < count * p->batch * p->heads_q * keys; n++) {
+            const int64_t j = n % keys, i = n / keys % count;
+            const int64_t h = n / keys / count % p->heads_q;
+            const int64_t b = n / keys / count / p->heads_q;
             const int64_t row = run.first + i * run.stride;
             if (compare) {
                 const float mine =
@@ -517,8 +524,7 @@ static inline fattn_status divided_all_to_device(const divided *d, divided_mirro
                                    (const void **)&b->dv,
                                    (const void **)&b->lse,
                                    &b->dlse};
-    const size_t scores =
-        (size_t)(d->problem.batch * d->problem.heads_q * d->problem.seqlen_q * d->problem.seqlen_k);
+    const size_t scores = (size_t)divided_scores_count(d);
     fattn_status status = FATTN_OK;
     for (int id = 0; !status && id < DIVIDED_IDS; id++) {
         status = divided_to_device(m, fields[id], (size_t)divided_count(d, (divided_id)id) * 4);
@@ -560,7 +566,7 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
         divided_each(d, inputs[n], ranks, rank, divided_copy, share->at[inputs[n]]);
     }
     const fattn_problem p = divided_local(d, ranks, rank);
-    const int64_t scores = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
+    const int64_t scores = divided_scores_count(d);
     share->bias = divided_memory((size_t)scores * sizeof *share->bias);
     share->dbias = divided_memory((size_t)scores * sizeof *share->dbias);
     share->mask = divided_memory((size_t)scores);

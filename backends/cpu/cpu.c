@@ -9,7 +9,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "backends/cpu/cpu.h"
 #include "backends/cpu/cpuid.h"
@@ -411,18 +410,11 @@ typedef struct rendezvous {
 } rendezvous;
 #define CLOSED (UINT64_C(1) << 32)
 
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
  * there are, and this one's number among them; 0 to whoever is late. */
 static int gather(rendezvous *m, int expected, int *number)
 {
-    const double until = seconds() + 0.1;
+    const double until = fattn_host_seconds() + 0.1;
     uint64_t state = atomic_load(&m->state), next;
     do {
         if (state >= CLOSED) {
@@ -432,7 +424,7 @@ static int gather(rendezvous *m, int expected, int *number)
     } while (!atomic_compare_exchange_weak(&m->state, &state, next));
     *number = (int)state;
     while ((state = atomic_load(&m->state)) < CLOSED) {
-        if (seconds() > until) {
+        if (fattn_host_seconds() > until) {
             (void)atomic_compare_exchange_strong(&m->state, &state, state * (CLOSED + 1));
         } else {
             sched_yield();

@@ -6,11 +6,9 @@
  * Each slice of arithmetic lies between two of the clock, whose faster one is taken to be its
  * clock.
  */
-#define _POSIX_C_SOURCE 200809L
-
 #include "backends/cpu/peak.h"
 
-#include <time.h>
+#include "core/host.h"
 
 enum {
     SLICES = 9,
@@ -19,13 +17,6 @@ enum {
     FED_INSTRUCTIONS = 1 << 17,   /* of each of the loops that are compared */
     READ_MIN = 8 << 20            /* bytes that a measurement of bandwidth reads at least */
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* n additions, n a multiple of 16, each of which waits for the one before. The empty assembly hides
  * what is known about x, or the compiler would multiply. Both operands are registers: additions of
@@ -61,18 +52,18 @@ static _Thread_local volatile float sink_float;
 
 static double time_clock(void)
 {
-    const double start = now();
+    const double start = fattn_host_seconds();
     sink_word = chain(CHAIN_ADDS, 1, 3);
-    return CHAIN_ADDS / (now() - start);
+    return CHAIN_ADDS / (fattn_host_seconds() - start);
 }
 
 /* Arithmetic instructions a second of a loop, in about `wanted` of them. */
 static double time_compute(const fattn_cpu_peak *peak, int64_t wanted)
 {
     const int64_t rounds = wanted / peak->instructions;
-    const double start = now();
+    const double start = fattn_host_seconds();
     sink_float = peak->compute(rounds, 0.999f, 0.001f);
-    return (double)(rounds * peak->instructions) / (now() - start);
+    return (double)(rounds * peak->instructions) / (fattn_host_seconds() - start);
 }
 
 /* The share of them that is left where operands are loaded. Another thread on the core takes loads
@@ -82,9 +73,9 @@ static double time_fed(const fattn_cpu_peak *peak, const float *operands)
 {
     const int64_t rounds = FED_INSTRUCTIONS / peak->fed_instructions;
     const double before = time_compute(peak, FED_INSTRUCTIONS);
-    const double start = now();
+    const double start = fattn_host_seconds();
     sink_float = peak->fed(rounds, operands);
-    const double rate = (double)(rounds * peak->fed_instructions) / (now() - start);
+    const double rate = (double)(rounds * peak->fed_instructions) / (fattn_host_seconds() - start);
     const double after = time_compute(peak, FED_INSTRUCTIONS);
     return rate / (after > before ? after : before);
 }
@@ -120,10 +111,10 @@ fattn_cpu_passes fattn_cpu_peak_read(const fattn_cpu_peak *peak, int worker, int
     const int64_t part = bytes / workers / 256 * 256;
     const char *const from = (const char *)data + part * worker;
     const int64_t enough = part ? READ_MIN / workers / part + 1 : 0, passes = warm_up ? 1 : enough;
-    fattn_cpu_passes read = {.bytes = (double)part * (double)passes, .begun = now()};
+    fattn_cpu_passes read = {.bytes = (double)part * (double)passes, .begun = fattn_host_seconds()};
     for (int64_t i = 0; i < passes; i++) {
         sink_word = peak->read(from, part);
     }
-    read.ended = now();
+    read.ended = fattn_host_seconds();
     return read;
 }

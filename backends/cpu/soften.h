@@ -211,7 +211,7 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, weight_form form
     const panel *const pn = &f->panel;
     const fv unit = fv_set1(pn->rule.unit), one = fv_set1(1);
     const bool pairs = form == STORED_PAIRS;
-    mv normal = fv_eq(one, one), narrow = normal, unchanged = normal;
+    mv normal = fv_eq(one, one), none_small = normal, unchanged = normal;
     float least[WIDE_ROWS];
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const score_range scores = masked ? range_of(pn->x + r, pn->br, steps, true)
@@ -227,11 +227,11 @@ INLINE bool soften_tile(forward *f, int64_t steps, bool masked, weight_form form
         const fv base = fattn_softmax_base(raised);
         const fv power = fattn_softmax_exponent(fv_load(least + r), unit, base);
         normal = mv_and(normal, fv_le(fv_set1(LEAST_NORMAL), power));
-        narrow = mv_and(narrow, fv_le(fv_set1(-WINDOW_DOWN), power));
+        none_small = mv_and(none_small, fv_le(fv_set1(-WINDOW_DOWN), power));
     }
     const bool lifted = !mv_all(normal) && form == STORED_FLOATS;
     const bool selected = masked || !mv_all(normal);
-    f->narrow = mv_all(narrow);
+    f->none_small = mv_all(none_small);
     f->lowered = lifted ? 1 / LIFT : 1;
     for (int64_t r = 0; r < pn->width; r += FV_LANES) {
         const fv most = fv_load(f->alpha + r);
@@ -278,7 +278,7 @@ INLINE bool soften_near(forward *f, int64_t steps, bool pairs)
  * batch-invariant row may not. */
 static bool predicts_near(const forward *f, span s)
 {
-    return FV_NEAR && s.kind == FATTN_TILE_FULL && f->narrow &&
+    return FV_NEAR && s.kind == FATTN_TILE_FULL && f->none_small &&
            f->mispredicted * TILES_A_MISS <= f->tiles_done &&
            !(f->panel.p->features & FATTN_BATCH_INVARIANT);
 }

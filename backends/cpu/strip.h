@@ -56,7 +56,7 @@ struct forward {
     bool placed;     /* and lies in the tensor */
     bool sink_waits; /* the sink is not yet part of {m, l, o} */
 
-    bool narrow; /* no weight of the last tile whose range was determined was small */
+    bool none_small; /* no weight of the last tile whose range was determined was small */
     int64_t tiles_done, mispredicted; /* tiles, and those taken to be near that were not */
 
     /* Scratch that the strips share. */

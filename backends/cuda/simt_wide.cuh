@@ -135,19 +135,19 @@ GPU_DEVICE void wide_fetch_slowly(const fattn_gpu_args &g, const wide_scratch<S>
     for (int batch = 0; batch < COUNT; batch += AT_ONCE) {
         gpu_quad quad[AT_ONCE];
         GPU_UNROLL
-        for (int own = 0; own < AT_ONCE; own++) {
-            const unsigned n = (batch + own) * WIDE_THREADS + gpu_thread_anew();
+        for (int piece = 0; piece < AT_ONCE; piece++) {
+            const unsigned n = (batch + piece) * WIDE_THREADS + gpu_thread_anew();
             const int j = j0 + row0 + (int)(n / quads), c = c0 + (int)(n % quads) * 4;
             const int64_t at = gpu_key_at(g, job.pairs.seq, is_key ? p.k : p.v, job.pairs.b, job.hk,
                                           j < s.keys.past ? j : j0);
-            quad[own] = gpu_fetch_quad(t, at, c);
+            quad[piece] = gpu_fetch_quad(t, at, c);
         }
         GPU_UNROLL
-        for (int own = 0; own < AT_ONCE; own++) {
-            const unsigned n = (batch + own) * WIDE_THREADS + gpu_thread_anew();
+        for (int piece = 0; piece < AT_ONCE; piece++) {
+            const unsigned n = (batch + piece) * WIDE_THREADS + gpu_thread_anew();
             const int row = (int)(n / quads), c = (int)(n % quads) * 4;
             float x[4];
-            gpu_unpack_quad(t.dtype, quad[own], x);
+            gpu_unpack_quad(t.dtype, quad[piece], x);
             GPU_UNROLL
             for (int e = 0; e < 4; e++) {
                 lines[is_key ? (c + e) * S::LINE + row : row * S::LINE + c + e] = x[e];
@@ -168,11 +168,11 @@ GPU_DEVICE void wide_fetch_keys(const fattn_gpu_args &g, const wide_walk &w, int
     const int channels = (int)p.dim - c0 - (int)((unsigned)gpu_thread() % 8);
     const int last = live - 1 - wide_own_key<S>();
     GPU_UNROLL
-    for (int own = 0; own < S::KEYS / 16; own++) {
-        const float *const row = from + (WHOLE ? 4 * own : min(4 * own, last)) * p.k.seq;
+    for (int piece = 0; piece < S::KEYS / 16; piece++) {
+        const float *const row = from + (WHOLE ? 4 * piece : min(4 * piece, last)) * p.k.seq;
         GPU_UNROLL
         for (int n = 0; n < S::LINES; n += 8) {
-            mma_copy_word(to + w.to_k + 4 * (n * S::LINE + 4 * own), row + n, n < channels);
+            mma_copy_word(to + w.to_k + 4 * (n * S::LINE + 4 * piece), row + n, n < channels);
         }
     }
 }
@@ -188,8 +188,8 @@ GPU_DEVICE void wide_fetch_values(const fattn_gpu_args &g, const wide_walk &w, i
     const int last = live - 1 - first - (int)((unsigned)gpu_thread() / QUADS);
     if ((int)((unsigned)gpu_thread() % QUADS * 4) < p.dim_v) {
         GPU_UNROLL
-        for (int own = 0; own < S::LINES / EVERY; own++) {
-            const int n = own * EVERY;
+        for (int piece = 0; piece < S::LINES / EVERY; piece++) {
+            const int n = piece * EVERY;
             mma_copy(to + w.to_v + 4 * n * S::LINE, from + (WHOLE ? n : min(n, last)) * p.v.seq,
                      16);
         }

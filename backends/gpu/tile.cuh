@@ -129,8 +129,8 @@ template <class S> GPU_DEVICE void gpu_get_tile(const float *weights, float x[S:
 
 /* A step of gpu_dots on its way: channels c0 .. of rows at[row], and then lines[c][row]. */
 template <int ROWS, int THREADS> struct gpu_dots_part {
-    enum { QUADS = ROWS * GPU_CHANNELS / 4, OWN = (QUADS + THREADS - 1) / THREADS };
-    gpu_quad quad[OWN];
+    enum { QUADS = ROWS * GPU_CHANNELS / 4, PIECES = (QUADS + THREADS - 1) / THREADS };
+    gpu_quad quad[PIECES];
 };
 
 template <int ROWS, int THREADS>
@@ -139,10 +139,10 @@ GPU_DEVICE void gpu_dots_fetch(gpu_dots_part<ROWS, THREADS> &part, const gpu_ten
 {
     const int thread = gpu_thread_anew();
     GPU_UNROLL
-    for (int own = 0; own < part.OWN; own++) {
-        const int n = own * THREADS + thread, row = n / (GPU_CHANNELS / 4);
+    for (int piece = 0; piece < part.PIECES; piece++) {
+        const int n = piece * THREADS + thread, row = n / (GPU_CHANNELS / 4);
         if (part.QUADS % THREADS == 0 || row < ROWS) {
-            part.quad[own] = gpu_fetch_quad(t, at[row], c0 + n % (GPU_CHANNELS / 4) * 4);
+            part.quad[piece] = gpu_fetch_quad(t, at[row], c0 + n % (GPU_CHANNELS / 4) * 4);
         }
     }
 }
@@ -153,11 +153,11 @@ GPU_DEVICE void gpu_dots_put(const gpu_dots_part<ROWS, THREADS> &part, fattn_dty
 {
     const int thread = gpu_thread_anew();
     GPU_UNROLL
-    for (int own = 0; own < part.OWN; own++) {
-        const int n = own * THREADS + thread, row = n / (GPU_CHANNELS / 4);
+    for (int piece = 0; piece < part.PIECES; piece++) {
+        const int n = piece * THREADS + thread, row = n / (GPU_CHANNELS / 4);
         if (part.QUADS % THREADS == 0 || row < ROWS) {
             float x[4];
-            gpu_unpack_quad(dtype, part.quad[own], x);
+            gpu_unpack_quad(dtype, part.quad[piece], x);
             GPU_UNROLL
             for (int e = 0; e < 4; e++) {
                 lines[gpu_place<ROWS>(n % (GPU_CHANNELS / 4) * 4 + e, row)] = x[e];
@@ -261,8 +261,8 @@ GPU_DEVICE void gpu_mix_step(const float *rows, const float *weights, int j0,
 
 /* A step of gpu_mix on its way: rows at[0 .. STEP - 1] from channel c0 on. */
 template <class S, int W> struct gpu_mix_part {
-    enum { STEP = GPU_MIX_FLOATS / W, OWN = GPU_MIX_FLOATS / 4 / S::THREADS };
-    gpu_quad quad[OWN];
+    enum { STEP = GPU_MIX_FLOATS / W, PIECES = GPU_MIX_FLOATS / 4 / S::THREADS };
+    gpu_quad quad[PIECES];
 };
 
 template <class S, int W>
@@ -271,9 +271,9 @@ GPU_DEVICE void gpu_mix_fetch(gpu_mix_part<S, W> &part, const gpu_tensor &t, con
 {
     const int thread = gpu_thread_anew();
     GPU_UNROLL
-    for (int own = 0; own < part.OWN; own++) {
-        const int n = own * S::THREADS + thread;
-        part.quad[own] = gpu_fetch_quad(t, at[n / (W / 4)], c0 + n % (W / 4) * 4);
+    for (int piece = 0; piece < part.PIECES; piece++) {
+        const int n = piece * S::THREADS + thread;
+        part.quad[piece] = gpu_fetch_quad(t, at[n / (W / 4)], c0 + n % (W / 4) * 4);
     }
 }
 
@@ -282,12 +282,12 @@ GPU_DEVICE void gpu_mix_put(const gpu_mix_part<S, W> &part, fattn_dtype dtype, f
 {
     const int thread = gpu_thread_anew();
     GPU_UNROLL
-    for (int own = 0; own < part.OWN; own++) {
+    for (int piece = 0; piece < part.PIECES; piece++) {
         float x[4];
         gpu_f4 four;
-        gpu_unpack_quad(dtype, part.quad[own], x);
+        gpu_unpack_quad(dtype, part.quad[piece], x);
         four.x = x[0], four.y = x[1], four.z = x[2], four.w = x[3];
-        *(gpu_f4 *)(rows + (own * S::THREADS + thread) * 4) = four;
+        *(gpu_f4 *)(rows + (piece * S::THREADS + thread) * 4) = four;
     }
 }
 

@@ -406,10 +406,10 @@ GPU_DEVICE void matrix_put(uint16_t *to, matrix_four x) { *(matrix_four *)to = x
  * costs no register. The bits of the two parts of a row, or of a chunk, must be apart.
  */
 template <int (*AT)(int, int), class Element>
-GPU_DEVICE Element *matrix_at(Element *tile, int own, int row, int chunk)
+GPU_DEVICE Element *matrix_at(Element *tile, int lane_at, int row, int chunk)
 {
     const int all = 2 * AT(row, chunk), low = all % (16 * MATRIX_LINE);
-    return (Element *)((char *)tile + (2 * own ^ low) + (all - low));
+    return (Element *)((char *)tile + (2 * lane_at ^ low) + (all - low));
 }
 
 /* What is a lane's own of where it reads operands. */
@@ -427,18 +427,18 @@ GPU_DEVICE int matrix_anew(int x)
 }
 
 /* The operand of rows row .. row + SIDE - 1 of a tile, row being a multiple of SIDE, and of DEPTH k
- * from step * DEPTH on. own: matrix_reads(). */
+ * from step * DEPTH on. lane_at: matrix_reads(). */
 template <int SIDE, int (*AT)(int, int)>
-GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int own, int row, int step)
+GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int lane_at, int row, int step)
 {
     const int chunk = step * matrix<SIDE>::DEPTH / 8;
 #if MATRIX_WMMA == 11
     matrix_operand x;
-    x.lo = matrix_get(matrix_at<AT>(tile, own, row, chunk));
-    x.hi = matrix_get(matrix_at<AT>(tile, own, row, chunk + 1));
+    x.lo = matrix_get(matrix_at<AT>(tile, lane_at, row, chunk));
+    x.hi = matrix_get(matrix_at<AT>(tile, lane_at, row, chunk + 1));
     return x;
 #else
-    return matrix_get(matrix_at<AT>(tile, own, row, chunk));
+    return matrix_get(matrix_at<AT>(tile, lane_at, row, chunk));
 #endif
 }
 
@@ -453,13 +453,13 @@ GPU_DEVICE matrix_operand matrix_load(const uint16_t *tile, int row, int step)
 template <int SIDE, int (*AT)(int, int)>
 GPU_DEVICE void matrix_put_sums(uint16_t *tile, int step, matrix_operand x)
 {
-    const int own = matrix_column<SIDE>();
+    const int column = matrix_column<SIDE>();
 #if MATRIX_WMMA == 11
     const int half = matrix_lane() / 16;
     const matrix_four lo = x.lo, hi = x.hi;
-    matrix_put(tile + AT(own, 2 * step + half), half ? hi : lo);
+    matrix_put(tile + AT(column, 2 * step + half), half ? hi : lo);
 #else
-    matrix_put(tile + AT(own, (step * matrix<SIDE>::DEPTH + matrix_own<SIDE>()) / 8), x);
+    matrix_put(tile + AT(column, (step * matrix<SIDE>::DEPTH + matrix_own<SIDE>()) / 8), x);
 #endif
 }
 
@@ -512,7 +512,7 @@ template <int SIDE, int WIDTH, int N, int THREADS> struct matrix_transposed_fill
 /* Channels 8 chunk .. 8 chunk + 7 of four rows become eight rows of four neighbours, at place k of
  * a transposed tile; and the same where it is known what is the thread's own of their places. */
 template <int N>
-GPU_DEVICE void matrix_put_transposed(uint16_t *tile, int own, const matrix_four x[4])
+GPU_DEVICE void matrix_put_transposed(uint16_t *tile, int lane_at, const matrix_four x[4])
 {
     GPU_UNROLL
     for (int c = 0; c < 8; c++) {
@@ -520,7 +520,7 @@ GPU_DEVICE void matrix_put_transposed(uint16_t *tile, int own, const matrix_four
         const matrix_two four =
             c % 2 ? matrix_two{matrix_upper(x[0][w], x[1][w]), matrix_upper(x[2][w], x[3][w])}
                   : matrix_two{matrix_lower(x[0][w], x[1][w]), matrix_lower(x[2][w], x[3][w])};
-        *(matrix_two *)matrix_at<matrix_column_at<N>>(tile, own, c, 0) = four;
+        *(matrix_two *)matrix_at<matrix_column_at<N>>(tile, lane_at, c, 0) = four;
     }
 }
 

@@ -65,13 +65,16 @@ template <class T, int W, int R, int N, int C, bool LEAN> struct matrix_backward
 };
 
 template <class S> struct matrix_backward_scratch {
-    alignas(128) uint16_t room[S::ROOM];                    /* q, dO; transposed q and dO */
-    uint16_t own[S::IS_HELD ? 64 : 3 * S::KEYS * S::WIDTH]; /* k, transposed k, v */
-    uint16_t ds[S::QUERIES * S::KEYS];                      /* queries by keys */
+    alignas(128) uint16_t room[S::ROOM];                         /* q, dO; transposed q and dO */
+    uint16_t key_room[S::IS_HELD ? 64 : 3 * S::KEYS * S::WIDTH]; /* k, transposed k, v */
+    uint16_t ds[S::QUERIES * S::KEYS];                           /* queries by keys */
     alignas(16) float lse[S::QUERIES], delta[S::QUERIES];
     gpu_pairs pairs; /* of kernels that are not lean */
 
-    GPU_MEMBER uint16_t *keys(int n) { return S::IS_HELD ? room : own + n * S::KEYS * S::WIDTH; }
+    GPU_MEMBER uint16_t *keys(int n)
+    {
+        return S::IS_HELD ? room : key_room + n * S::KEYS * S::WIDTH;
+    }
     GPU_MEMBER uint16_t *rows(int n) { return room + n * S::QUERIES * S::WIDTH; }
     GPU_MEMBER uint16_t *columns(int n) { return rows(S::IS_APART ? 2 + n : n); }
 };
@@ -557,7 +560,7 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
     const int live = matrix_uniform((int)fattn_min64(job.sq - i0, S::QUERIES));
     float *const to = gpu_workspace_of<S::WIDTH>(g).dq + first * S::WIDTH +
                       (patch_row() * S::WIDTH + matrix_wave_channel<S>() + patch_column());
-    const int own = live - patch_row();
+    const int live_rows = live - patch_row();
     if (live == S::QUERIES) {
         GPU_UNROLL
         for (int n = 0; n < 8 * S::DQ_TILES; n++) {
@@ -567,7 +570,7 @@ GPU_DEVICE void matrix_add_dq(const fattn_gpu_args &args, const matrix_job &job,
     }
     GPU_UNROLL
     for (int e = 0; e < 8; e++) {
-        if (e < own) {
+        if (e < live_rows) {
             GPU_UNROLL
             for (int t = 0; t < S::DQ_TILES; t++) {
                 gpu_add(to + e * S::WIDTH + 16 * t, patch_get(dq[t], e));

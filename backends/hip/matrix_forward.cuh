@@ -140,10 +140,10 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at
     }
     if (whole) {
         const char *from = t.first + j0 * t.step;
-        const uint32_t own = (uint32_t)matrix_anew(row * (int)t.step + 16 * chunk);
+        const uint32_t offset = (uint32_t)matrix_anew(row * (int)t.step + 16 * chunk);
         GPU_UNROLL
         for (int n = 0; n < 4; n++, from += STEP * t.step) {
-            x[n] = matrix_get_at(from, own);
+            x[n] = matrix_get_at(from, offset);
         }
         return;
     }
@@ -217,7 +217,7 @@ GPU_DEVICE void matrix_places_anew(matrix_places &at)
 /* What was asked for, of tile `block`, goes to local memory. */
 template <class S>
 GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker &at, int block,
-                                int own, const matrix_four x[4], uint16_t *tile)
+                                int lane_at, const matrix_four x[4], uint16_t *tile)
 {
     typedef typename matrix_filled<S>::keys F;
     if (at.k.misaligned) {
@@ -233,13 +233,13 @@ GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker 
     }
     GPU_UNROLL
     for (int n = 0; n < 4; n++) {
-        matrix_put(matrix_at<matrix_row_at<S::WIDTH>>(tile, own, n * F::STEP, 0), x[n]);
+        matrix_put(matrix_at<matrix_row_at<S::WIDTH>>(tile, lane_at, n * F::STEP, 0), x[n]);
     }
 }
 
 template <class S>
 GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walker &at, int block,
-                                  int own, const matrix_four x[4], uint16_t *tile)
+                                  int lane_at, const matrix_four x[4], uint16_t *tile)
 {
     if (at.v.misaligned) {
         const fattn_gpu_args &g = gpu_anew(args);
@@ -255,7 +255,7 @@ GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walke
             });
         return;
     }
-    matrix_put_transposed<S::KEYS>(tile, own, x);
+    matrix_put_transposed<S::KEYS>(tile, lane_at, x);
 }
 
 /* --- Queries ---------------------------------------------------------------------------------- */
@@ -313,7 +313,7 @@ GPU_DEVICE void matrix_hold_queries(const fattn_gpu_args &g, const matrix_item &
 
 /* x = K Q^T. */
 template <class S>
-GPU_DEVICE void matrix_dots(const uint16_t *tile, int own, const matrix_rows<S> &rows,
+GPU_DEVICE void matrix_dots(const uint16_t *tile, int lane_at, const matrix_rows<S> &rows,
                             typename S::sums x[S::TILES])
 {
     GPU_UNROLL
@@ -326,13 +326,13 @@ GPU_DEVICE void matrix_dots(const uint16_t *tile, int own, const matrix_rows<S> 
         if constexpr (S::HELD) {
             q = rows.q[step];
         } else {
-            q = matrix_load<S::SIDE, matrix_row_at<S::WIDTH>>(tile + S::QUERIES, own,
+            q = matrix_load<S::SIDE, matrix_row_at<S::WIDTH>>(tile + S::QUERIES, lane_at,
                                                               matrix_top<S>(), step);
         }
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
             const matrix_operand k =
-                matrix_load<S::SIDE, matrix_row_at<S::WIDTH>>(tile, own, t * S::SIDE, step);
+                matrix_load<S::SIDE, matrix_row_at<S::WIDTH>>(tile, lane_at, t * S::SIDE, step);
             matrix_multiply<typename S::type, S::SIDE>(k, q, x[t]);
         }
     }
@@ -389,7 +389,7 @@ GPU_DEVICE void matrix_weigh(float unit, matrix_rows<S> &rows, typename S::sums 
 
 /* o += V^T p, p being what x becomes in the type of v. */
 template <class S>
-GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int own, const typename S::sums x[S::TILES],
+GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int lane_at, const typename S::sums x[S::TILES],
                               typename S::sums o[S::HEIGHT])
 {
     GPU_UNROLL
@@ -405,7 +405,7 @@ GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int own, const typename S::s
         GPU_UNROLL
         for (int t = 0; t < S::HEIGHT; t++) {
             const matrix_operand v =
-                matrix_load<S::SIDE, matrix_column_at<S::KEYS>>(tile, own, t * S::SIDE, u);
+                matrix_load<S::SIDE, matrix_column_at<S::KEYS>>(tile, lane_at, t * S::SIDE, u);
             matrix_multiply<typename S::type, S::SIDE>(v, p, o[t]);
         }
     }
@@ -443,10 +443,10 @@ GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint
 /* x becomes the weights of the tile of key j0. */
 template <class S>
 GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, const uint16_t *keys,
-                               int own, bool partial, int j0, float unit, matrix_rows<S> &rows,
+                               int lane_at, bool partial, int j0, float unit, matrix_rows<S> &rows,
                                typename S::sums x[S::TILES])
 {
-    matrix_dots<S>(keys, own, rows, x);
+    matrix_dots<S>(keys, lane_at, rows, x);
     if constexpr (S::IS_LEAN) {
         matrix_score<S>(g, x);
     } else {
@@ -518,7 +518,7 @@ GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w
         OWN = S::SIDE * PIECE
     };
     static_assert(S::WAVES * OWN <= S::ELEMENTS, "too small");
-    uint16_t *const own = tile + matrix_thread() / GPU_WAVE * OWN;
+    uint16_t *const wave_tile = tile + matrix_thread() / GPU_WAVE * OWN;
     const int dim = (int)g.problem.dim_v, lane = matrix_lane();
     gpu_sync(); /* everyone is through with keys and values */
     GPU_UNROLL
@@ -526,13 +526,13 @@ GPU_DEVICE void matrix_store_lines(const fattn_gpu_args &g, const matrix_item &w
         GPU_UNROLL
         for (int u = 0; u < UNITS; u++) {
             matrix_put_sums<S::SIDE, matrix_row_at<PIECE>>(
-                own, u, matrix_round<S>(rows.o, piece * UNITS + u));
+                wave_tile, u, matrix_round<S>(rows.o, piece * UNITS + u));
         }
         matrix_wave_sync();
         for (int n = lane; n < S::SIDE * CHUNKS; n += GPU_WAVE) {
             const int r = n / CHUNKS, c = n % CHUNKS;
             const int64_t to = matrix_from(o_at, r);
-            const matrix_four x = matrix_get_sums<S::SIDE, matrix_row_at<PIECE>>(own, r, c);
+            const matrix_four x = matrix_get_sums<S::SIDE, matrix_row_at<PIECE>>(wave_tile, r, c);
             if (matrix_top<S>() + r < w.rows) {
                 matrix_store((uint16_t *)g.buffers.o + to, piece * PIECE + 8 * c, dim, x);
             }

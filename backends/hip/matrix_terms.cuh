@@ -267,7 +267,8 @@ GPU_DEVICE void matrix_score(const fattn_gpu_args &args, typename S::sums x[S::T
 template <class S>
 GPU_DEVICE void matrix_keep(const matrix_rows<S> &rows, int j0, typename S::sums x[S::TILES])
 {
-    const int own = matrix_first_key<S>(j0), first = rows.first - own, past = rows.past - own;
+    const int first_key = matrix_first_key<S>(j0), first = rows.first - first_key,
+              past = rows.past - first_key;
     matrix_each<S>(x, [&](float &score, int j) {
         score = first <= j && j < past ? score : -fattn_f32_infinity();
     });
@@ -300,10 +301,10 @@ GPU_DEVICE void matrix_bias(const fattn_gpu_args &g, const matrix_item &w,
                             const matrix_rows<S> &rows, int j0, float factor,
                             typename S::sums x[S::TILES], Bias bias)
 {
-    const int own = matrix_first_key<S>(j0), last = w.keys - 1;
+    const int first_key = matrix_first_key<S>(j0), last = w.keys - 1;
     const int64_t stride = g.problem.bias_stride[3];
     matrix_each<S>(x, [&](float &score, int j) {
-        const int key = own + j < last ? own + j : last;
+        const int key = first_key + j < last ? first_key + j : last;
         score = fattn_score_biased(score * factor, bias(rows.bias + key * stride));
     });
 }
@@ -312,7 +313,7 @@ GPU_DEVICE void matrix_bias(const fattn_gpu_args &g, const matrix_item &w,
 template <class S, class Keeps>
 GPU_DEVICE void matrix_bits(int j0, uint32_t bits[S::TILES], Keeps keeps)
 {
-    const int own = matrix_first_key<S>(j0);
+    const int first_key = matrix_first_key<S>(j0);
     GPU_UNROLL
     for (int t = 0; t < S::TILES; t++) {
         bits[t] = 0;
@@ -321,7 +322,7 @@ GPU_DEVICE void matrix_bits(int j0, uint32_t bits[S::TILES], Keeps keeps)
     for (int r = 0; r < S::SUMS; r++) {
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
-            bits[t] |= (uint32_t)keeps(own + t * S::SIDE + matrix_row_step<S::SIDE>(r)) << r;
+            bits[t] |= (uint32_t)keeps(first_key + t * S::SIDE + matrix_row_step<S::SIDE>(r)) << r;
         }
     }
 }
@@ -345,7 +346,7 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
     const fattn_gpu_args &g = gpu_anew(args);
     const unsigned terms = g.rule.terms;
     const fattn_problem &p = g.problem;
-    const int own = matrix_first_key<S>(j0), last = w.keys - 1;
+    const int first_key = matrix_first_key<S>(j0), last = w.keys - 1;
     float factor = terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is still to get */
     if (terms & FATTN_SCORE_CAP) {
         matrix_each<S>(x, [&](float &score, int) {
@@ -367,23 +368,23 @@ GPU_DEVICE void matrix_terms(const fattn_gpu_args &args, const matrix_item &w,
         factor = 1;
     }
     if (terms & FATTN_SCORE_ALIBI) {
-        const float distance = rows.diagonal - (float)own; /* exact up to 2^24 */
+        const float distance = rows.diagonal - (float)first_key; /* exact up to 2^24 */
         matrix_each<S>(x, [&](float &score, int j) {
             score = fmaf(score, factor, -(rows.slope * fv_abs(distance - (float)j)));
         });
         factor = 1;
     }
     if (factor != 1) {
-        const float own = matrix_own_copy(factor);
+        const float copy = matrix_own_copy(factor);
         GPU_UNROLL
         for (int t = 0; t < S::TILES; t++) {
-            x[t] *= own;
+            x[t] *= copy;
         }
     }
     if (p.features & FATTN_MASK) {
         const uint8_t *const mask = g.buffers.mask;
         matrix_each<S>(x, [&](float &score, int j) {
-            const int key = own + j < last ? own + j : last;
+            const int key = first_key + j < last ? first_key + j : last;
             score = mask[rows.mask + key * p.mask_stride[3]] ? score : -fattn_f32_infinity();
         });
     }

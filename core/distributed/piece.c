@@ -192,9 +192,9 @@ static bool is_only_masked(const fattn_problem *p)
 }
 
 /*
- * Both runs of an owner's keys as one sequence. With a causal mask, that takes a first run which
- * all queries see, and of the second run at least its beginning: query i sees keys up to i + high
- * there, and none of the first run may be lost to the first query.
+ * Both runs of an owner's keys as one sequence. Query i sees keys of the second run up to i + high.
+ * If the first query sees the key before that run, all see the whole first run, which lies before
+ * it; so no key of it is lost where the runs are joined.
  */
 static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
 {
@@ -204,8 +204,7 @@ static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
     }
     const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 0);
     const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 1);
-    return a.q.count > 0 && a.k.count > 0 && b.k.count > 0 &&
-           (p->window_right < 0 || (a.high >= a.k.count - 1 && b.high >= -1));
+    return a.q.count > 0 && a.k.count > 0 && b.k.count > 0 && (p->window_right < 0 || b.high >= -1);
 }
 
 /* In numbers of the joined keys, as in place(). */

@@ -354,7 +354,7 @@ static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t *const stride = p->dbias_stride;
-    const int64_t keys = stride[3] ? p->seqlen_k : fattn_min64(p->seqlen_k, 1);
+    const int64_t keys = stride[3] ? p->seqlen_k : 1;
     const fattn_strides strides = {.batch = stride[1], .seq = stride[2], .head = stride[3]};
     fattn_status status = FATTN_OK;
     for (int64_t b = 0; !status && b < (stride[0] ? p->batch : 1); b++) {

@@ -149,8 +149,9 @@ typedef struct fattn_group_plan fattn_group_plan;
  * problem; bias_stride, mask_stride and dbias_stride are its own.
  *
  * Refused with FATTN_UNSUPPORTED and the reason: block masks, seqused, seqstart, pages, positions,
- * accumulation; bias and masks where batches are ragged or heads are divided; dbias that is summed
- * over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two ends.
+ * chunks, accumulation; bias and masks where batches are ragged or heads are divided; dbias that is
+ * summed over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two
+ * ends.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
  * has another. The plan holds the memory that it computes in, and serves one execution at a time.

@@ -14,7 +14,8 @@ from fattn._calls import Gradients, Positions
 from fattn._devices import DeviceInfo, devices, info
 from fattn._errors import (BadEnvironment, DeviceError, Error, InvalidArgument, InvalidData,
                            InvalidShape, InvalidStride, InvalidStruct, Misaligned, NoDevice,
-                           NullPointer, OutOfMemory, Overflow, Overlap, UnknownDevice, Unsupported)
+                           NullPointer, OutOfMemory, Overflow, Overlap, RankLost, RanksDisagree,
+                           RankTimeout, UnknownDevice, Unsupported)
 from fattn._functions import (Plan, attention, attention_backward, attention_varlen,
                               attention_with_kvcache, dropout_mask, explain, merge)
 from fattn._plans import cache_clear
@@ -22,7 +23,8 @@ from fattn._plans import cache_clear
 __all__ = [
     "BadEnvironment", "DeviceError", "DeviceInfo", "Error", "Gradients", "InvalidArgument",
     "InvalidData", "InvalidShape", "InvalidStride", "InvalidStruct", "Misaligned", "NoDevice",
-    "NullPointer", "OutOfMemory", "Overflow", "Overlap", "Plan", "Positions", "UnknownDevice",
-    "Unsupported", "__version__", "attention", "attention_backward", "attention_varlen",
-    "attention_with_kvcache", "cache_clear", "devices", "dropout_mask", "explain", "info", "merge",
+    "NullPointer", "OutOfMemory", "Overflow", "Overlap", "Plan", "Positions", "RankLost",
+    "RankTimeout", "RanksDisagree", "UnknownDevice", "Unsupported", "__version__",
+    "attention", "attention_backward", "attention_varlen", "attention_with_kvcache",
+    "cache_clear", "devices", "dropout_mask", "explain", "info", "merge",
 ]

@@ -100,7 +100,25 @@ class BadEnvironment(Error, RuntimeError):
     status = 50
 
 
+class RankLost(Error, RuntimeError):
+    """A rank of a divided problem has given up or is gone; the text says which, and why."""
+
+    status = 60
+
+
+class RankTimeout(Error, TimeoutError):
+    """A rank of a divided problem did not answer in time."""
+
+    status = 61
+
+
+class RanksDisagree(Error, RuntimeError):
+    """Ranks describe different problems."""
+
+    status = 62
+
+
 BY_STATUS: dict[int, type[Error]] = {kind.status: kind for kind in (
     InvalidArgument, InvalidStruct, InvalidShape, InvalidStride, NullPointer, Misaligned, Overlap,
     Overflow, InvalidData, Unsupported, NoDevice, UnknownDevice, DeviceError, OutOfMemory,
-    BadEnvironment)}
+    BadEnvironment, RankLost, RankTimeout, RanksDisagree)}

@@ -42,7 +42,7 @@ PRODUCTS = 96
 PRODUCT = [(r"v_pk_fma\w*_f32", 2), (r"v_(dual_)?fm(a|ac|aak|amk)_f32", 1)]
 # Values that wait in lanes of another register, or among the accumulators.
 MOVE = r"v_(read|write)lane|v_accvgpr_(read|write)"
-MOVES = 12  # at most one of so many instructions
+MOVES = 11  # at most one of so many instructions
 NARROW = ("ds_read_i16", "ds_read_u16", "ds_load_i16", "ds_load_u16")
 
 # Images that have no kernels: those on matrix units, for processors without the units that they are for.

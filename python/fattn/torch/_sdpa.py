@@ -52,18 +52,16 @@ def _channels_together(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
-           is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
-    """Leading axes become one."""
-    tensors = [query, key, value]
-    rank = max(t.dim() for t in tensors)
+def _broadcast(tensors: list[Tensor], rank: int,
+               enable_gqa: bool) -> tuple[list[Tensor], tuple[int, ...]]:
+    """Tensors of rank 4 and equal leading axes, and the leading axes that they stand for."""
     if min(t.dim() for t in tensors) < 2:
         raise RuntimeError("scaled_dot_product_attention: query, key and value need two axes or more")
     for i, t in enumerate(tensors):
         tensors[i] = t[(None,) * (max(rank, 4) - t.dim())]
     heads = [t.shape[-3] for t in tensors]
     if not enable_gqa:  # then heads broadcast like any other axis
-        leading = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
+        leading: tuple[int, ...] = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
         tensors = [t.expand(*leading, *t.shape[-2:]) for t in tensors]
     else:
         if heads[0] % heads[1] or heads[1] != heads[2]:
@@ -72,7 +70,21 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         leading = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
         tensors = [t.expand(*leading, *t.shape[-3:]) for t in tensors]
         leading = (*leading, heads[0])
-    q, k, v = (_channels_together(t.flatten(0, -4)) for t in tensors)
+    return [t.flatten(0, -4) for t in tensors], leading
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
+           is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+    """Leading axes become one."""
+    tensors = [query, key, value]
+    leading: tuple[int, ...]
+    rank = max(t.dim() for t in tensors)
+    if (query.dim() == key.dim() == value.dim() == 4 and
+            query.shape[:2] == key.shape[:2] == value.shape[:2]):
+        leading = query.shape[:2]  # as nearly always
+    else:
+        tensors, leading = _broadcast(tensors, rank, enable_gqa)
+    q, k, v = (_channels_together(t) for t in tensors)
     bias = mask = None
     if attn_mask is not None:
         if len(leading) > 2 and attn_mask.dim() > 3:

@@ -541,6 +541,10 @@ static fattn_status reserve(fattn_group_plan *plan)
     status = fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory);
     if (!status) {
         lay_out(plan, workspace);
+        if (!plan->transport.device_memory) {
+            /* Kernels also score what lies behind the last key of a tile, before they mask it. */
+            memset(plan->workspace, 0, (size_t)workspace);
+        }
     }
     return status;
 }

@@ -98,26 +98,31 @@ static fattn_gpu_map map_of(size_t buffer, int64_t dim)
     return map;
 }
 
-/* Keys or values: channels, keys, heads, sequences. */
-static fattn_gpu_map keys_map(const fattn_problem *p, size_t buffer, int64_t dim,
-                              const fattn_strides *s, int keys)
+/* Channels, rows, heads, sequences; these are one where rows are packed. */
+static fattn_gpu_map plain_map(size_t buffer, int64_t dim, int64_t rows, int64_t heads,
+                               int64_t batch, const fattn_strides *s, int box)
 {
     fattn_gpu_map map = map_of(buffer, dim);
-    add_axis(&map, p->total_k, s->seq, keys);
-    add_axis(&map, p->heads_k, s->head, 1);
-    add_axis(&map, p->features & FATTN_CU_SEQLENS_K ? 1 : p->batch, s->batch, 1);
+    add_axis(&map, rows, s->seq, box);
+    add_axis(&map, heads, s->head, 1);
+    add_axis(&map, batch, s->batch, 1);
     return map;
 }
 
-/* The same of queries or dO, head by head. */
+/* Keys or values. */
+static fattn_gpu_map keys_map(const fattn_problem *p, size_t buffer, int64_t dim,
+                              const fattn_strides *s, int keys)
+{
+    const int64_t batch = p->features & FATTN_CU_SEQLENS_K ? 1 : p->batch;
+    return plain_map(buffer, dim, p->total_k, p->heads_k, batch, s, keys);
+}
+
+/* Queries or dO, head by head. */
 static fattn_gpu_map rows_map(const fattn_problem *p, size_t buffer, int64_t dim,
                               const fattn_strides *s, int rows)
 {
-    fattn_gpu_map map = map_of(buffer, dim);
-    add_axis(&map, p->total_q, s->seq, rows);
-    add_axis(&map, p->heads_q, s->head, 1);
-    add_axis(&map, p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, s->batch, 1);
-    return map;
+    const int64_t batch = p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch;
+    return plain_map(buffer, dim, p->total_q, p->heads_q, batch, s, rows);
 }
 
 /* Queries have an axis more: the heads of a group, which lie side by side in a tile. */

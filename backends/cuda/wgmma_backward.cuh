@@ -478,6 +478,28 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
     wgmma_pass(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
+/* The end of a tile, once dK is begun: S^T of the next one begins, and the place of the queries is
+ * given back when dK is made. */
+template <class S, bool MORE>
+GPU_DEVICE void wgmma_end_tile(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
+                               int next, float x[S::OWN_QUERIES / 8][4])
+{
+    if constexpr (MORE) {
+        wgmma_begin_scores<S>(b, walk, x);
+        wgmma_await_dout<S>(b, walk, next);
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
+    wgmma_release(&b.control->q_empty[walk.q_used.stage]);
+    wgmma_step(walk.q_used);
+    if constexpr (MORE) {
+        wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
+    }
+    walk.ds ^= S::DS_BYTES;
+    walk.tile = next;
+}
+
 /* One tile. x: its S^T, and then, where there is one MORE, that of the next; it has begun. */
 template <class S, bool MORE>
 GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit,
@@ -527,20 +549,7 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     wgmma_release(&control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
     wgmma_put_dq<S>(walk, dq);
-    if constexpr (MORE) {
-        wgmma_begin_scores<S>(b, walk, x);
-        wgmma_await_dout<S>(b, walk, next);
-        wgmma_wait<1>();
-    } else {
-        wgmma_wait<0>();
-    }
-    wgmma_release(&control.q_empty[walk.q_used.stage]);
-    wgmma_step(walk.q_used);
-    if constexpr (MORE) {
-        wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
-    }
-    walk.ds ^= S::DS_BYTES;
-    walk.tile = next;
+    wgmma_end_tile<S, MORE>(b, walk, next, x);
 }
 
 /* --- A tile of wide rows ---------------------------------------------------------------------- */
@@ -646,20 +655,7 @@ GPU_DEVICE void wgmma_wide_tile(const wgmma_backward_block<S> &b, float unit,
     for (int n = 0; n < S::PARTS * S::PART / 8; n++) {
         mma_add_four(to + n * 512, dq[n / (S::PART / 8)][n % (S::PART / 8)]);
     }
-    if constexpr (MORE) {
-        wgmma_begin_scores<S>(b, walk, x);
-        wgmma_await_dout<S>(b, walk, next);
-        wgmma_wait<1>();
-    } else {
-        wgmma_wait<0>();
-    }
-    wgmma_release(&control.q_empty[walk.q_used.stage]);
-    wgmma_step(walk.q_used);
-    if constexpr (MORE) {
-        wgmma_wait<0>();
-    }
-    walk.ds ^= S::DS_BYTES;
-    walk.tile = next;
+    wgmma_end_tile<S, MORE>(b, walk, next, x);
 }
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */

@@ -312,6 +312,12 @@ template <class T, int N> struct wgmma_product;
                  " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, " turns "; }" \
                  : WGMMA_NEW_##groups(c)                                                   \
                  : "l"(a), "l"(b))
+#define WGMMA_ADD(type, n, groups, o0, o1, turns)                                          \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0; "                               \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
+                 " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, " turns "; }" \
+                 : WGMMA_SUMS_##groups(c)                                                  \
+                 : "l"(a), "l"(b))
 #define WGMMA_PRODUCT(tag, type, n, groups, o0, o1, o2, o3, o4, o5)                            \
     template <> struct wgmma_product<tag, n> {                                                 \
         GPU_DEVICE void tiles(float (*c)[4], uint64_t a, uint64_t b, bool add)                 \
@@ -332,19 +338,11 @@ template <class T, int N> struct wgmma_product;
         }                                                                                      \
         GPU_DEVICE void turned(float (*c)[4], uint64_t a, uint64_t b)                          \
         {                                                                                      \
-            asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0; "                           \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type       \
-                         " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, 1, 0; }"  \
-                         : WGMMA_SUMS_##groups(c)                                              \
-                         : "l"(a), "l"(b));                                                    \
+            WGMMA_ADD(type, n, groups, o0, o1, "1, 0");                                        \
         }                                                                                      \
         GPU_DEVICE void crossed(float (*c)[4], uint64_t a, uint64_t b)                         \
         {                                                                                      \
-            asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0; "                           \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type       \
-                         " {" WGMMA_LIST_##groups "}, %" #o0 ", %" #o1 ", add, 1, 1, 1, 1; }"  \
-                         : WGMMA_SUMS_##groups(c)                                              \
-                         : "l"(a), "l"(b));                                                    \
+            WGMMA_ADD(type, n, groups, o0, o1, "1, 1");                                        \
         }                                                                                      \
         GPU_DEVICE void pairs(float (*c)[4], const uint32_t a[4], uint64_t b, bool add)        \
         {                                                                                      \

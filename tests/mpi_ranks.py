@@ -16,8 +16,8 @@ import sys
 import tap
 from tap import ok
 
-# Open MPI refuses to start as root, and more ranks than processors, unless it is told otherwise; and
-# it moves messages through memory of other processes, which containers forbid. MPICH ignores these.
+# Without these, Open MPI refuses to run as root or with more ranks than processors, and it reads the memory of
+# other processes, which containers forbid. MPICH ignores them.
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -30,7 +30,7 @@
  *     gpu_shfl(x, n)                x of number n of the 32 threads that this one is of
  *     gpu_peek(from) gpu_poke(to, x)    64-bit words that blocks of a kernel share, each read and
  *                                   written whole
- *     gpu_exchange(at, from, to)    `to` in the place of `from`, where that is there
+ *     gpu_exchange(at, from, to)    compare and swap: writes `to` if the word is `from`
  *     gpu_count(at)                 adds 1, and returns what was there; what a block did before it
  *                                   met and counted is there for blocks that count after it
  *     gpu_cycles                    cycles of the unit that this thread runs on

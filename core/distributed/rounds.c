@@ -299,9 +299,10 @@ static fattn_status trade(const fattn_group_plan *plan, int64_t peer, bool send,
 }
 
 /*
- * Merges the results of all ranks, on all ranks. The largest power of two of ranks trade with one
- * that is 1, 2, 4 ... away; each rank beyond it hands its result to one of them first, and gets the
- * whole back. Merging commutes exactly, so all end with the same bits.
+ * Merges the results of all ranks, on all ranks, by recursive doubling: the first 2^n ranks, as
+ * many as there are, exchange results with the rank at distance 1, then 2, then 4 and so on. Each
+ * rank beyond the first 2^n sends its result to one of them before, and receives the merged one
+ * after. Merging commutes exactly, so all end with the same bits.
  */
 static fattn_status reduce(const fattn_group_plan *plan)
 {

@@ -138,10 +138,10 @@ typedef struct fattn_group_plan fattn_group_plan;
 
 /*
  * Plans a problem on all ranks of a group; every rank calls it. `problem` is the undivided one,
- * but for its layout and strides, which are those of the rank's own share: batch b of q has the
- * rows of b's share, one run after another, and so for k, v, o and gradients. A ragged batch has
- * both cu_seqlens, given here for the undivided problem as host memory and copied; its shares are
- * packed likewise, the share of one sequence behind that of another.
+ * but for its layout and strides, which are those of the rank's own share: batch b of q holds the
+ * rank's rows of sequence b, one run after another, and likewise k, v, o and the gradients. A
+ * ragged batch has both cu_seqlens, given here for the undivided problem as host memory and
+ * copied; its shares are packed likewise, the share of one sequence behind that of another.
  *
  * Honoured: forward and backward, causal masks and windows, scale, soft cap, ALiBi, sinks, bias and
  * masks, dropout (bit for bit that of one device), dLSE, groups of heads, ragged batches, mixed

@@ -285,9 +285,9 @@ typedef struct fattn_problem {
     fattn_dtype dtype_kv; /* of k and dk; FATTN_DTYPE_DEFAULT means dtype */
     fattn_dtype dtype_v;  /* of v and dv; FATTN_DTYPE_DEFAULT means dtype_kv */
 
-    /* FATTN_CHUNK: a sequence is cut into chunks of so many keys, from position 0 on, and a query
-     * sees those of the chunk of key i + off, which causal and window go by too. Positions are
-     * those of the whole sequence (k_offset). 1..2^31 - 1. */
+    /* FATTN_CHUNK: keys are cut into chunks of this many, counted from position 0. Query i attends
+     * only to the chunk that holds key i + off, from which causal and window count too. Positions
+     * are those of the whole sequence (k_offset). 1..2^31 - 1. */
     int64_t chunk;
 } fattn_problem;
 

@@ -29,7 +29,7 @@ FATTN_API fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **transport
 
 /*
  * Gives a transport up; every rank calls it before MPI_Finalize(). NULL is allowed. After a failure
- * the duplicate of the communicator is left to MPI_Finalize(), for freeing it would wait for ranks
+ * the duplicate of the communicator stays until MPI_Finalize(): freeing it would wait for ranks
  * that may be gone. MPI cannot take back messages that are moving. So a plan whose execution failed
  * is destroyed after MPI_Finalize(), or not at all.
  *

@@ -25,9 +25,9 @@ FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN
 PRODUCT = (0x9F0, 0xDF0)
 BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 
-# Bytes that a thread stores of registers, by what follows the type in an entry's name: at 64 channels forward's
-# warp that plans has 32, and in backward the warps that do not multiply have 24. FETCHES store some addresses and
-# bounds of masks, and fetch a few of them among products.
+# Most bytes of registers that a thread may spill, by the part of an entry's name behind the type. Warps that do not
+# multiply spill: forward's planner at 64 channels has 32 registers, and backward's other warps have 24. Entries in
+# FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
 SPILLS = {"64": 128, "backward_64": 192, "backward_128": 72, "backward_256": 64}
 FETCHES = ("backward_64",)
 

@@ -16,6 +16,7 @@ static fattn_gpu_api api = {
     .out_of_memory = 2,
     .no_device = 100,
     .no_image = 209,
+    .no_function = 500,
     .bad_image = 209,
     .units = 16,
     .major = 75,

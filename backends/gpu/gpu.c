@@ -117,22 +117,41 @@ static fattn_status load_locked(device *d, const char *name, gpu_module *module)
     return FATTN_OK;
 }
 
-/* Resolves a function of an image. Asking for its registers makes the driver load it now, not at
- * the first launch. In the context. */
-static fattn_status resolve(device *d, const char *image, const char *entry, gpu_function *function)
+/* Finds an entry of an image, or, where it has none of that name, `general`, unless that is "". */
+static fattn_status find_entry(device *d, const char *image, const char *entry, const char *general,
+                               bool *is_general, gpu_function *function)
 {
     gpu_module module = NULL;
-    int registers = 0;
     pthread_mutex_lock(&d->mutex);
-    fattn_status status = load_locked(d, image, &module);
+    const fattn_status status = load_locked(d, image, &module);
     pthread_mutex_unlock(&d->mutex);
-    if (!status) {
-        status =
-            check_on(d, d->api->module_function(function, module, entry), "finding a function");
+    if (status) {
+        return status;
     }
+    int result = d->api->module_function(function, module, entry);
+    *is_general = result == d->api->no_function && general[0];
+    if (*is_general) {
+        result = d->api->module_function(function, module, general);
+    }
+    return check_on(d, result, "finding a function");
+}
+
+/* The same. Asking for its registers makes the driver load it now, not at the first launch. In the
+ * context. */
+static fattn_status resolve_either(device *d, const char *image, const char *entry,
+                                   const char *general, bool *is_general, gpu_function *function)
+{
+    int registers = 0;
+    const fattn_status status = find_entry(d, image, entry, general, is_general, function);
     return status ? status
                   : check_on(d, d->api->function_get(&registers, d->api->registers, *function),
                              "loading a function");
+}
+
+static fattn_status resolve(device *d, const char *image, const char *entry, gpu_function *function)
+{
+    bool is_general;
+    return resolve_either(d, image, entry, "", &is_general, function);
 }
 
 /* The caller's current context when it belongs to this device, else the device's primary one. */
@@ -353,13 +372,19 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
     l->blocks = fattn_gpu_grid(d->api, shape->blocks, shape->threads);
     l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
-    l->shared = (unsigned)shape->shared;
-    fattn_status status = resolve(d, image, shape->entry, &l->function);
+    bool is_general;
+    fattn_status status =
+        resolve_either(d, image, shape->entry, shape->general, &is_general, &l->function);
     status = status ? status : find_early(d, shape, l);
-    if (status || !shape->shared) {
+    if (status) {
         return status;
     }
-    return check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shape->shared),
+    const int shared = is_general ? shape->general_shared : shape->shared;
+    l->shared = (unsigned)shared;
+    if (!shared) {
+        return FATTN_OK;
+    }
+    return check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shared),
                     "setting the shared memory of a function");
 }
 

@@ -14,6 +14,10 @@
 /* One launch of a run. */
 typedef struct fattn_gpu_shape {
     char entry[48]; /* name of the function */
+    /* The function, and its dynamic shared memory, where an image has no such entry because the
+     * driver compiled it from PTX, of which only entries for every feature are kept; or "". */
+    char general[48];
+    int general_shared;
     int64_t blocks; /* 0: not launched. A kernel loops where there are more than a grid holds */
     int threads;    /* a block */
     int shared;     /* bytes of dynamic shared memory a block */

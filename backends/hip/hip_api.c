@@ -135,6 +135,7 @@ static hip_api hip = {
             .out_of_memory = 2,
             .no_device = 100,
             .no_image = 209,
+            .no_function = 500,
             .bad_image = 200, /* hipErrorInvalidImage, in ROCm 7 */
             .units = 63,
             .major = 23,

@@ -10,7 +10,7 @@
  * Positions enter only through ALiBi: each head subtracts its own slope times the distance from the
  * scores. There are no biases and no gains, the activation is the square of ReLU, and the optimiser
  * is AdamW. Letters: B sequences of T characters, R = B T rows, C channels, H heads of D = C / H
- * channels, V characters in the vocabulary. characters in the vocabulary.
+ * channels, V characters in the vocabulary.
  *
  * Order: options, matrix products, operations on rows, attention, the model, the text, checkpoints,
  * training and sampling.

@@ -30,8 +30,8 @@ typedef struct device {
     int64_t shared_memory, shared_cache;
     uint64_t mark; /* of fattn_gpu_args */
     pthread_mutex_t mutex;
-    gpu_module modules[FATTN_GPU_IMAGES]; /* under mutex; NULL: not loaded */
     gpu_function merge, dropout, rows;
+    gpu_module modules[]; /* of the vendor's images, under mutex; NULL: not loaded */
 } device;
 
 /* --- Driver calls ----------------------------------------------------------------------------- */
@@ -241,11 +241,12 @@ fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **
     if (ordinal >= count) {
         return fattn_fail(FATTN_NO_DEVICE, "%s: device %d of %d", vendor->name, ordinal, count);
     }
-    device *const d = fattn_memory_alloc(sizeof *d);
+    const size_t bytes = sizeof(device) + (size_t)vendor->image_count * sizeof(gpu_module);
+    device *const d = fattn_memory_alloc(bytes);
     if (!d) {
-        return fattn_fail_memory(sizeof *d, "a GPU device");
+        return fattn_fail_memory(bytes, "a GPU device");
     }
-    memset(d, 0, sizeof *d);
+    memset(d, 0, bytes);
     d->vendor = vendor;
     d->api = api;
     d->mark = draw_mark(d);
@@ -267,7 +268,7 @@ void fattn_gpu_close(void *impl)
     device *const d = impl;
     gpu_context own;
     if (d->context && d->api->context_push(d->context) == 0) {
-        for (int n = 0; n < FATTN_GPU_IMAGES; n++) {
+        for (int n = 0; n < d->vendor->image_count; n++) {
             if (d->modules[n]) {
                 (void)d->api->module_unload(d->modules[n]);
             }

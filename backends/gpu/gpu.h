@@ -113,8 +113,6 @@ typedef struct fattn_gpu_image {
     const void *bytes;
 } fattn_gpu_image;
 
-#define FATTN_GPU_IMAGES 11
-
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */
     const char *isa_format; /* "sm_%d", for the number of an instruction set */
@@ -125,7 +123,8 @@ typedef struct fattn_gpu_vendor {
      * module: image "verbs" as the device has loaded it. A result of the driver's. */
     int (*isa)(gpu_module module, int version, int *isa);
     const fattn_gpu_kernel *const *tables; /* of kernel rows, best first; ends with NULL */
-    fattn_gpu_image images[FATTN_GPU_IMAGES];
+    const fattn_gpu_image *images;
+    int image_count;
 } fattn_gpu_vendor;
 
 /* Blocks of a launch that wants so many, of so many threads each; kernels loop over more. */

@@ -4,6 +4,7 @@
 
 #include "core/abi.h"
 #include "core/operands.h"
+#include "core/philox.h"
 #include "core/problem.h"
 #include "core/status.h"
 
@@ -217,8 +218,8 @@ static fattn_status check_counters(const fattn_problem *p, const fattn_buffers *
 {
     for (int64_t b = 0; b < p->batch; b++) {
         const fattn_sequence s = fattn_sequence_of(p, buf, b);
-        if (s.q_position < 0 || s.q_position + s.sq > FATTN_COUNTER_LIMIT || s.k_position < 0 ||
-            s.k_position + s.sk > FATTN_COUNTER_LIMIT) {
+        if (s.q_position < 0 || s.q_position + s.sq > FATTN_DROPOUT_QUERIES || s.k_position < 0 ||
+            s.k_position + s.sk > FATTN_DROPOUT_QUERIES) {
             return fattn_fail(
                 FATTN_INVALID_DATA,
                 "q_offset, k_offset of sequence %lld are %lld, %lld: dropout takes positions in "

@@ -5,6 +5,7 @@
 
 #include "core/abi.h"
 #include "core/backend.h"
+#include "core/philox.h"
 #include "core/problem.h"
 #include "core/region.h"
 #include "core/status.h"
@@ -154,14 +155,15 @@ fattn_status fattn_dropout_mask(fattn_device *device, const fattn_dropout_args *
     status = status ? status : check_size("heads", a.heads, 0, FATTN_SIZE_LIMIT);
     status = status ? status : check_size("seqlen_q", a.seqlen_q, 0, FATTN_SIZE_LIMIT);
     status = status ? status : check_size("seqlen_k", a.seqlen_k, 0, FATTN_SIZE_LIMIT);
+    status = status
+                 ? status
+                 : check_size("batch_offset", a.batch_offset, 0, FATTN_DROPOUT_BATCHES - a.batch);
+    status = status ? status
+                    : check_size("head_offset", a.head_offset, 0, FATTN_DROPOUT_HEADS - a.heads);
     status =
-        status ? status : check_size("batch_offset", a.batch_offset, 0, FATTN_WORD_LIMIT - a.batch);
+        status ? status : check_size("q_offset", a.q_offset, 0, FATTN_DROPOUT_QUERIES - a.seqlen_q);
     status =
-        status ? status : check_size("head_offset", a.head_offset, 0, FATTN_WORD_LIMIT - a.heads);
-    status =
-        status ? status : check_size("q_offset", a.q_offset, 0, FATTN_COUNTER_LIMIT - a.seqlen_q);
-    status =
-        status ? status : check_size("k_offset", a.k_offset, 0, FATTN_COUNTER_LIMIT - a.seqlen_k);
+        status ? status : check_size("k_offset", a.k_offset, 0, FATTN_DROPOUT_QUERIES - a.seqlen_k);
     if (status) {
         return status;
     }

@@ -36,7 +36,8 @@
 #include "core/dtype.h"
 #include "core/host_device.h"
 
-/* Positions and indices below these bounds have counter words of 32 bits; others cannot be had. */
+/* Positions and indices below these bounds have counter words of 32 bits; others cannot be had. The
+ * interface takes keys to the bound of queries. */
 #define FATTN_DROPOUT_QUERIES (INT64_C(1) << 33)
 #define FATTN_DROPOUT_KEYS (INT64_C(1) << 34)
 #define FATTN_DROPOUT_HEADS (INT64_C(1) << 32)

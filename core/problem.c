@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "core/feature.h"
 #include "core/operands.h"
+#include "core/philox.h"
 #include "core/status.h"
 
 #define STRIDE_LIMIT (INT64_MAX / 8) /* bytes fit in 63 bits */
@@ -238,11 +239,10 @@ static fattn_status check_options(const fattn_problem *p)
                           (long long)p->alibi_batch_stride, (long long)p->heads_q);
     }
     if (p->features & FATTN_DROPOUT) { /* b, h are 32-bit counter words */
-        const int64_t words = FATTN_WORD_LIMIT;
-        fattn_status status = check_range("batch_offset", p->batch_offset, 0, words - p->batch,
-                                          FATTN_INVALID_ARGUMENT);
+        fattn_status status = check_range("batch_offset", p->batch_offset, 0,
+                                          FATTN_DROPOUT_BATCHES - p->batch, FATTN_INVALID_ARGUMENT);
         if (!status) {
-            status = check_range("head_offset", p->head_offset, 0, words - p->heads_q,
+            status = check_range("head_offset", p->head_offset, 0, FATTN_DROPOUT_HEADS - p->heads_q,
                                  FATTN_INVALID_ARGUMENT);
         }
         if (status) {

@@ -19,11 +19,8 @@
 
 #include "fattn/fattn.h"
 
-/* Totals, lengths, heads and batches stay below 2^31. Dropout has counter words of 32 bits: one of
- * a batch entry, one of a head, and one of (i >> 4) * 8 + 7 for position i. */
+/* Totals, lengths, heads and batches stay below 2^31. (Dropout's own bounds are in philox.h.) */
 #define FATTN_SIZE_LIMIT ((INT64_C(1) << 31) - 1)
-#define FATTN_WORD_LIMIT (INT64_C(1) << 32)
-#define FATTN_COUNTER_LIMIT (INT64_C(1) << 33)
 
 /* Reads a caller's struct of any version into this library's; later fields are at their defaults.
  * The numbers in it are not checked yet. */

@@ -60,8 +60,9 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .packs_groups = true,                                    \
                 .splits_keys = true,                                     \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
+                .cannot = fattn_cuda_too_large,                          \
                 .fast_bytes = forward_bytes,                             \
-                .workspace = fattn_gpu_parts_workspace},                 \
+                .workspace = fattn_cuda_parts_workspace},                \
         .image = "bf16x3_forward", .isa = 80, .needs = "sm_80 or newer", \
         .phases = {forward_shape, fattn_gpu_combine}, .width = channels, \
     }

@@ -13,4 +13,10 @@ extern const fattn_gpu_kernel fattn_cuda_bf16x3[]; /* f32, bf16x3.c */
 /* And rows of plain multiply-adds (simt_wide.c). */
 extern const fattn_gpu_kernel fattn_cuda_wide[];
 
+/* What rows cannot take whose kernels divide 32-bit numbers alone (FATTN_SMALL_QUOTIENTS), and the
+ * workspace of such forward rows, -1 where parts are too many: none for the planner's own. */
+const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *problem);
+int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                   const fattn_tiling *tiling);
+
 #endif

@@ -14,6 +14,43 @@
 
 #define MMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
+/* --- Sizes ------------------------------------------------------------------------------------ */
+
+/* Items, and rows of a head. A tile has at least 32 rows, or all. It has at most 128 by 128 entries
+ * of a block mask, or those of all heads of the group for two queries. */
+const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p)
+{
+    const double heads = (double)p->batch * (double)p->heads_k;
+    const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
+    const double rows = (double)group * (double)p->seqlen_q;
+    (void)row;
+    if (group >= 1 << 20) {
+        return "takes fewer than 2^20 query heads of a key/value head";
+    }
+    return rows >= 0x1p31 || heads * (rows / 32 + 1) >= 0x1p32
+               ? "counts rows of a key/value head below 2^31, and tiles of rows below 2^32"
+               : NULL;
+}
+
+/* Items, and what the kernel after them counts: rows of all of them, 32 channels at a time. */
+static bool parts_are_many(const fattn_problem *p, const fattn_tiling *t)
+{
+    const double pieces = (double)fattn_ceil_div(p->dim_v, 32) + 1;
+    return (double)t->items * (t->splits > 1 ? (double)t->br * pieces : 1) >= 0x1p32;
+}
+
+int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                   const fattn_tiling *t)
+{
+    return parts_are_many(p, t) ? -1 : fattn_gpu_parts_workspace(row, p, t);
+}
+
+static int64_t decode_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                const fattn_tiling *t)
+{
+    return parts_are_many(p, t) ? -1 : fattn_gpu_decode_workspace(row, p, t);
+}
+
 /* --- Runs with one feature of pairs ----------------------------------------------------------- */
 
 static bool has_chunks(const fattn_strides *s)
@@ -125,8 +162,9 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .packs_groups = true,                                    \
                 .splits_keys = true,                                     \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
+                .cannot = fattn_cuda_too_large,                          \
                 .fast_bytes = forward_bytes,                             \
-                .workspace = fattn_gpu_parts_workspace},                 \
+                .workspace = fattn_cuda_parts_workspace},                \
         .image = "mma_forward", .isa = 80, .needs = "sm_80 or newer",    \
         .phases = {forward_shape, fattn_gpu_combine}, .width = channels, \
     }
@@ -194,8 +232,9 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .splits_evenly = true,                                                   \
                 .must_fit = true,                                                        \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                      \
+                .cannot = fattn_cuda_too_large,                                          \
                 .fast_bytes = decode_bytes,                                              \
-                .workspace = fattn_gpu_decode_workspace,                                 \
+                .workspace = decode_workspace,                                           \
                 .one_round = alone},                                                     \
         .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer",                     \
         .phases = {decode_shape, fattn_gpu_combine}, .width = channels, .run = #variant, \

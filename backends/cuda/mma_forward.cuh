@@ -572,7 +572,7 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.mask_rows = mma_has<S>(g, FATTN_MASK) && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
     w.hk = work.head;
     w.split = (int)work.split;
-    w.group = p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k);
+    w.group = g.group;
     const int64_t row = work.block * S::ROWS;
     w.i0 = fattn_quotient(row, w.group);
     w.offset = (int)(row - w.i0 * w.group);

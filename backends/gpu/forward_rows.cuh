@@ -36,12 +36,12 @@ GPU_DEVICE bool gpu_forward_open(const fattn_gpu_args &args, gpu_forward_job &f,
         const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
         f.pairs = gpu_pairs_of(g, work.batch);
         f.hk = work.head;
-        f.group = p.heads_q / p.heads_k;
+        f.group = g.group;
         f.first = work.block * most;
         const int64_t rows = fattn_min64(f.pairs.seq.sq * f.group - f.first, most);
         f.rows = (int)fattn_max64(rows, 0);
-        f.i0 = f.first / f.group;
-        f.i1 = (f.first + f.rows - 1) / f.group + 1;
+        f.i0 = fattn_quotient(f.first, f.group);
+        f.i1 = fattn_quotient(f.first + f.rows - 1, f.group) + 1;
         f.parts = gpu_parts_of(g, f.pairs.band, f.i0, f.i1, g.tiling.bc);
         f.item = item;
         f.split = work.split;

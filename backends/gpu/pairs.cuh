@@ -11,6 +11,7 @@
 
 #include "backends/gpu/element.cuh"
 #include "backends/gpu/sequence.cuh"
+#include "core/schedule.h"
 
 /* A query of a tile: its row, and its head, -1 for rows past the last. */
 typedef struct gpu_query {
@@ -21,8 +22,8 @@ typedef struct gpu_query {
 GPU_DEVICE gpu_query gpu_query_of(int64_t number, int64_t group, int64_t h0)
 {
     gpu_query q;
-    q.i = (int32_t)(number / group);
-    q.h = (int32_t)(h0 + number % group);
+    q.i = (int32_t)fattn_quotient(number, group);
+    q.h = (int32_t)(h0 + number - q.i * group);
     return q;
 }
 
@@ -131,6 +132,39 @@ GPU_DEVICE void gpu_drop(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query 
     }
 }
 
+/* What threads have found in the block mask. */
+typedef struct gpu_mask_blocks {
+    bool kept, dropped;
+} gpu_mask_blocks;
+
+/* Whether the block mask keeps, and drops, pairs of rows i0 .. i1 - 1 of so many heads from h0 on
+ * and keys j0 .. j1 - 1: what thread `thread` of `threads` finds in its share of the entries. For
+ * 2^16 heads a tile has fewer than 2^32 of them. */
+GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu_pairs &t,
+                                              int64_t i0, int64_t i1, int64_t h0, int64_t heads,
+                                              int64_t j0, int64_t j1, uint32_t thread,
+                                              uint32_t threads)
+{
+    const int64_t *const stride = g.problem.block_mask_stride;
+    const uint32_t m = (uint32_t)g.problem.block_m, n = (uint32_t)g.problem.block_n;
+    const uint32_t row0 = (uint32_t)i0 / m, rows = (uint32_t)(i1 - 1) / m + 1 - row0;
+    const uint32_t key0 = (uint32_t)j0 / n, columns = (uint32_t)(j1 - 1) / n + 1 - key0;
+    const uint8_t *from = g.buffers.block_mask + t.b * stride[0] + h0 * stride[1] +
+                          row0 * stride[2] + key0 * stride[3];
+    gpu_mask_blocks found = {false, false};
+    for (int64_t h = 0; h < heads; h += 1 << 16, from += stride[1] * (1 << 16)) {
+        const uint32_t count = rows * columns * (uint32_t)fattn_min64(heads - h, 1 << 16);
+        for (uint32_t e = thread; e < count; e += threads) {
+            const uint32_t row = e / columns, head = heads == 1 ? 0 : row / rows;
+            const bool keeps = from[head * stride[1] + (row - head * rows) * stride[2] +
+                                    (e - row * columns) * stride[3]] != 0;
+            found.kept = found.kept || keeps;
+            found.dropped = found.dropped || !keeps;
+        }
+    }
+    return found;
+}
+
 /* What a tile is: rows i0 .. i1 - 1 of the heads h0 .. h0 + group - 1, keys j0 .. j1 - 1. All
  * threads of the block must ask. `padded`: the last key that is computed, and one. */
 GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i0,
@@ -142,20 +176,10 @@ GPU_DEVICE fattn_tile_kind gpu_tile_kind(const fattn_gpu_args &g, const gpu_pair
     if (kind == FATTN_TILE_EMPTY || !(p.features & (FATTN_MASK | FATTN_BLOCK_MASK))) {
         return kind;
     }
-    if (p.features & FATTN_BLOCK_MASK) {
-        const int64_t *const stride = p.block_mask_stride;
-        const int64_t bi = i0 / p.block_m, rows = (i1 - 1) / p.block_m + 1 - bi;
-        const int64_t bj = j0 / p.block_n, columns = (j1 - 1) / p.block_n + 1 - bj;
-        bool kept = false;
-        for (int64_t n = gpu_thread(); n < rows * columns * group; n += gpu_threads()) {
-            const int64_t at = t.b * stride[0] + (h0 + n / (rows * columns)) * stride[1] +
-                               (bi + n / columns % rows) * stride[2] +
-                               (bj + n % columns) * stride[3];
-            kept = kept || g.buffers.block_mask[at] != 0;
-        }
-        if (!gpu_any(kept)) {
-            return FATTN_TILE_EMPTY;
-        }
+    if (p.features & FATTN_BLOCK_MASK &&
+        !gpu_any(gpu_mask_blocks_of(g, t, i0, i1, h0, group, j0, j1, gpu_thread(), gpu_threads())
+                     .kept)) {
+        return FATTN_TILE_EMPTY;
     }
     return FATTN_TILE_PARTIAL;
 }
@@ -173,8 +197,9 @@ GPU_DEVICE bool gpu_hides(const fattn_gpu_args &g, const gpu_pairs &t, int64_t i
     bool sees = false;
     for (int64_t n = gpu_thread() / columns; n < heads * rows && j < past; n += shares) {
         gpu_query q;
-        q.i = (int32_t)(i0 + n / heads);
-        q.h = (int32_t)(h0 + n % heads);
+        const int64_t row = fattn_quotient(n, heads);
+        q.i = (int32_t)(i0 + row);
+        q.h = (int32_t)(h0 + n - row * heads);
         const float bias = gpu_load(g.buffers.bias, p.dtype_bias, gpu_term_at(t, stride, q, j));
         sees = sees || bias != -fattn_f32_infinity();
     }
@@ -197,7 +222,7 @@ GPU_DEVICE int64_t gpu_seen_past(const fattn_gpu_args &g, const gpu_pairs &t, in
     last.h = (int32_t)h0;
     for (int64_t step = gpu_threads(); step >= COLUMNS && first < past;) {
         const int64_t at = gpu_term_at(t, p.bias_stride, last, past - 1);
-        const int64_t from = fattn_max64(first, (past - 1) / step * step);
+        const int64_t from = fattn_max64(first, fattn_quotient(past - 1, step) * step);
         if (gpu_load(g.buffers.bias, p.dtype_bias, at) != -fattn_f32_infinity()) {
             break;
         }

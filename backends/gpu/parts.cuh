@@ -16,7 +16,8 @@ GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &b
                                     int64_t i1, int64_t tile)
 {
     const fattn_range keys = fattn_band_rows(&band, i0, i1);
-    return fattn_schedule_parts(&g.tiling, fattn_quotient(fattn_max64(keys.first, 0), tile),
+    const int64_t first = gpu_clamp(keys.first, 0, band.keys);
+    return fattn_schedule_parts(&g.tiling, fattn_quotient(first, tile),
                                 fattn_quotient(fattn_max64(keys.past, 0) + tile - 1, tile));
 }
 

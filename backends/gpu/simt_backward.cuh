@@ -135,12 +135,11 @@ GPU_DEVICE void gpu_open(const fattn_gpu_args &args, gpu_backward_scratch &s, in
                          int64_t group)
 {
     const fattn_gpu_args &g = gpu_anew(args);
-    const fattn_problem &p = g.problem;
     gpu_sync(); /* the job before may still be looked at */
     if (gpu_thread() == 0) {
         gpu_backward &f = s.job;
         f.pairs = gpu_pairs_of(g, b);
-        f.hk = h0 / (p.heads_q / p.heads_k);
+        f.hk = fattn_quotient(h0, g.group);
         f.h0 = h0;
         f.group = group;
         f.rows = f.pairs.seq.sq * group;
@@ -411,7 +410,7 @@ GPU_DEVICE void gpu_keys_item(const fattn_gpu_args &args, gpu_backward_scratch &
 {
     const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
-    const int64_t group = p.heads_q / p.heads_k, j0 = block * GPU_COLS;
+    const int64_t group = g.group, j0 = block * GPU_COLS;
     const gpu_backward &f = s.job;
     const unsigned outputs = p.outputs & ((c0 < p.dim ? FATTN_OUT_DK : 0) | /* of this slab */
                                           (c0 < p.dim_v ? FATTN_OUT_DV : 0));
@@ -484,7 +483,7 @@ GPU_DEVICE void gpu_queries_item(const fattn_gpu_args &args, gpu_backward_scratc
     const fattn_gpu_args &g = gpu_anew(args);
     const fattn_problem &p = g.problem;
     const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, item);
-    const int64_t group = p.heads_q / p.heads_k, first = work.block * GPU_COLS;
+    const int64_t group = g.group, first = work.block * GPU_COLS;
     const gpu_backward &f = s.job;
     gpu_open(g, s, work.batch, work.head * group, group);
     if (first >= f.rows) {

@@ -783,7 +783,7 @@ GPU_DEVICE matrix_job matrix_job_of(const fattn_gpu_args &g, const gpu_pairs &t,
     matrix_job job;
     job.b = t.b;
     job.hk = hk;
-    job.group = matrix_uniform((int)fattn_quotient(p.heads_q, p.heads_k));
+    job.group = matrix_uniform((int)g.group);
     job.band.keys = gpu_uniform(t.band.keys);
     job.band.diagonal = gpu_uniform(t.band.diagonal);
     job.band.left = t.band.left;

@@ -122,7 +122,7 @@ template <class S> GPU_DEVICE matrix_item matrix_item_of(const fattn_gpu_args &g
     }
     w.hk = work.head;
     w.split = (int)work.split;
-    w.group = fattn_quotient(p.heads_q, p.heads_k);
+    w.group = g.group;
     w.first = work.block * S::ROWS;
     w.rows = (int)gpu_clamp(w.pairs.seq.sq * w.group - w.first, 0, S::ROWS);
     w.i0 = fattn_quotient(w.first, w.group);
@@ -149,19 +149,10 @@ template <class S> GPU_DEVICE matrix_item matrix_item_of(const fattn_gpu_args &g
 template <class S>
 GPU_DEVICE bool matrix_block_kept(const fattn_gpu_args &g, const matrix_item &w, int block)
 {
-    const fattn_problem &p = g.problem;
-    const int64_t *const stride = p.block_mask_stride;
     const int64_t j0 = (int64_t)block * S::KEYS, j1 = fattn_min64(j0 + S::KEYS, w.keys);
-    const int64_t bi = w.i0 / p.block_m, rows = (w.i1 - 1) / p.block_m + 1 - bi;
-    const int64_t bj = j0 / p.block_n, columns = (j1 - 1) / p.block_n + 1 - bj;
-    bool kept = false;
-    for (int64_t n = matrix_lane(); n < rows * columns * w.group; n += GPU_WAVE) {
-        const int64_t at = w.pairs.b * stride[0] +
-                           (w.hk * w.group + n / (rows * columns)) * stride[1] +
-                           (bi + n / columns % rows) * stride[2] + (bj + n % columns) * stride[3];
-        kept = kept || g.buffers.block_mask[at] != 0;
-    }
-    return matrix_any(kept);
+    return matrix_any(gpu_mask_blocks_of(g, w.pairs, w.i0, w.i1, w.hk * w.group, w.group, j0, j1,
+                                         matrix_lane(), GPU_WAVE)
+                          .kept);
 }
 
 /* The first tile from `block` on that the block mask does not rule out, or w.past. */

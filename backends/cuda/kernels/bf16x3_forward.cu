@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Image "bf16x3_forward": bf16x3_forward_<width>_<rows>x<keys> for each shape of mma.h. */
+#define FATTN_SMALL_QUOTIENTS /* fattn_cuda_too_large() */
 #include "backends/cuda/vendor.h"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* Turing has no code here */

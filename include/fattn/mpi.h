@@ -2,15 +2,16 @@
 /*
  * Groups of fattn/distributed.h over MPI (3 or later): library fattn_mpi, built where MPI is found.
  *
- *     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+ *     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
  *     fattn_transport *transport;
  *     fattn_status status = fattn_mpi_open(MPI_COMM_WORLD, &transport);
  *     ...                                             (fattn/distributed.h)
  *     fattn_mpi_close(transport);
  *
- * A transport is used by the thread that opened it, or by any with MPI_THREAD_SERIALIZED. Messages
- * move while MPI is called: how much of them passes beside computation is MPI's to decide, and
- * those that wait for their receiver (above MPI's eager limit) mostly move at the end of a step.
+ * Messages move while MPI is called. With MPI_THREAD_SERIALIZED or more a thread of the transport
+ * calls it beside computation, while its user is within fattn; with less, what is above MPI's eager
+ * limit mostly moves at the end of a step. Without MPI_THREAD_MULTIPLE no other thread may call MPI
+ * during fattn_group_execute().
  */
 #ifndef FATTN_MPI_H
 #define FATTN_MPI_H

@@ -62,13 +62,15 @@ class ProcessGroup:
             if self.broken:
                 raise RankLost("this process group has failed before")
             operations = []
-            for m in messages[:count]:
+            # Receives first: gloo passes data one way at a time where both sides send before they receive.
+            posted = sorted(messages[:count], key=lambda m: -m.receive)
+            for m in posted:
                 operations.append(dist.P2POp(
                     dist.irecv if m.receive else dist.isend, self._bytes(m.data, m.bytes),
                     group=self.group, group_peer=m.peer, tag=_TAG + m.tag))
             works = dist.batch_isend_irecv(operations)
             # A backend may answer for all of them with one.
-            self.works = list(zip(works, [f"rank {m.peer}" for m in messages[:count]]))
+            self.works = list(zip(works, [f"rank {m.peer}" for m in posted]))
             return 0
         except BaseException as error:
             return self._failed(error)

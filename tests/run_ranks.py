@@ -115,6 +115,24 @@ def check_refusals(runs, rng):
     ok(not [f for f in os.listdir(runs.folder) if f.startswith(".fattn")], "no temporary file is left")
 
 
+def check_bench(runs):
+    """A line for each case, with a forecast beside each time."""
+    words = [runs.mpiexec, "-n", "2", runs.fattn, "bench", "--ranks", "--sq", "64,65", "--dir", "fwd,bwd", "--causal",
+             "--hq", "2", "--d", "16", "--reps", "2"]
+    ran = subprocess.run(words, env=runs.environment, capture_output=True, text=True, timeout=100, check=False,
+                         stdin=subprocess.DEVNULL)
+    head, *rows = [line.split("\t") for line in ran.stdout.splitlines()] or [[]]
+    columns = [dict(zip(head, row)) for row in rows]
+    ok(ran.returncode == 0 and len(rows) == 4 and
+       all(c["ranks"] == "2" and c["split"] == "zigzag" and float(c["median_ms"]) > 0 and float(c["forecast_ms"]) > 0 and
+           int(c["plan_bytes"]) > 0 for c in columns), "bench --ranks: 4 lines")
+    ran = subprocess.run([*words, "--mask"], env=runs.environment, capture_output=True, text=True, timeout=100,
+                         check=False, stdin=subprocess.DEVNULL)
+    ok(ran.returncode != 0 and "mask are not measured over ranks" in ran.stderr, "bench --ranks with a mask")
+    alone = subprocess.run([runs.fattn, "bench", "--scheme", "ring"], capture_output=True, text=True, check=False)
+    ok(alone.returncode == 2 and "need --ranks" in alone.stderr, "bench --scheme alone")
+
+
 def check_memory(runs, rng):
     """Four ranks read a quarter of keys and values each."""
     keys = 98304
@@ -139,6 +157,7 @@ def main(fattn, mpiexec, library):
         runs, rng = Runs(fattn, mpiexec, library, folder), np.random.default_rng(5)
         check_results(runs, rng)
         check_refusals(runs, rng)
+        check_bench(runs)
         check_memory(runs, rng)
     return tap.done()
 

@@ -187,7 +187,8 @@ void fattn_unused_make(fattn_op op, uint64_t features, fattn_unused *unused)
     for (size_t i = 0; i < FIELD_COUNT; i++) {
         const buffer_field *const field = &buffer_fields[i];
         uint64_t *const words = field->usual ? &unused->minus_one : &unused->zero;
-        *words |= (uint64_t) !(legal & field->feature) << field->offset / sizeof(uint64_t);
+        const bool off = !(legal & field->feature);
+        *words |= (uint64_t)off << field->offset / sizeof(uint64_t);
     }
 }
 

@@ -271,22 +271,25 @@ def test_autocast(dtype):
 
 
 def test_deterministic_is_heard(monkeypatch):
+    """Of the problems that are described: the second call must not find the first one's plan."""
+    from fattn import _c
+    from fattn.torch import _calls
+    fattn.cache_clear()
     heard = []
-    from fattn.torch import _ops
-    run = _ops.run_backward
+    describe = _calls.prepare
 
-    def listen(*args):
-        heard.append(args[7][11])
-        return run(*args)
+    def listen(kind, options, arrays, key):
+        if options[0] == _c.BACKWARD:
+            heard.append(options[11])
+        return describe(kind, options, arrays, key)
 
-    monkeypatch.setattr(_ops, "run_backward", listen)
+    monkeypatch.setattr(_calls, "prepare", listen)
     torch.use_deterministic_algorithms(True)
     try:
         fattn.torch.attention(*tensors()).sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
     fattn.torch.attention(*tensors()).sum().backward()
-    from fattn import _c
     assert heard == [_c.DETERMINISTIC, 0]
 
 

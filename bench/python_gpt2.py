@@ -151,7 +151,7 @@ def main():
               f"ratio {theirs / ours:6.3f}; losses apart {max(apart):.1e} at most, "
               f"{statistics.mean(apart):.1e} on average; first quarter {max(apart[:quarter]):.1e}, "
               f"{statistics.mean(apart[:quarter]):.1e}; last {t.losses[-1]:.4f}")
-    if options.profile:
+    if options.profile and options.device == "cuda":
         for t in trainings:
             t.profile(piece)
 

@@ -20,11 +20,11 @@ from fattn._plans import Prepared, pack_backward, pack_forward, prepare
 from fattn._plans import _cache as prepared_calls
 from fattn._problem import EXTRAS
 
-# The tensors of an operator: q, k, v, and those of EXTRAS but for arrays of positions, which have no place in
-# one.
+# The tensors of an operator: q, k, v, and those of EXTRAS but for arrays of positions, which have no place
+# in one.
 TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
-           "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seed")
-_FIELDS = ("q", "k", "v", *(name for name, *_ in EXTRAS[:10]), "seed_ptr")
+           "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seqstart_k", "seed")
+_FIELDS = ("q", "k", "v", *(name for name, *_ in EXTRAS[:11]), "seed_ptr")
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 _BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")
 
@@ -34,16 +34,19 @@ _empty, _empty_like, _empty_strided = torch.empty, torch.empty_like, torch.empty
 _grads = torch.is_grad_enabled
 
 
-def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0,
-               lse: bool = False) -> tuple[tuple[Any, ...], Any]:
+def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0, lse: bool = False,
+               equal_heads: bool = False) -> tuple[tuple[Any, ...], Any]:
     """fattn._problem's Options, and positions, of an operator's arguments that are no tensors."""
     (causal, left, right, scale, softcap, dropout_p, top_left, bhsd, out_f32, longest_q, longest_k,
-     block_m, block_n, positions, batch_invariant, checked, deterministic, device) = numbers
+     block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk,
+     alibi_bias) = numbers
     features = 0
     if positions is not None:
         features |= _c.POSITIONS
     if checked:
         features |= _c.CHECKED
+    if alibi_bias:
+        features |= _c.ALIBI_BIAS
     if op == _c.FORWARD:
         features |= _c.BATCH_INVARIANT if batch_invariant else 0
     else:
@@ -51,8 +54,8 @@ def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0,
     return ((op, causal, None if left == -1 and right == -1 else (left, right), scale, softcap,
              dropout_p, "top_left" if top_left else "bottom_right", "bhsd" if bhsd else "bshd",
              "float32" if out_f32 and op == _c.FORWARD else None, lse, outputs, features,
-             longest_q, longest_k, (block_m, block_n) if block_m or block_n else None, 0, 0, device),
-            None if positions is None else tuple(positions))
+             longest_q, longest_k, (block_m, block_n) if block_m or block_n else None, 0, 0, device,
+             equal_heads, chunk), None if positions is None else tuple(positions))
 
 
 class Call:
@@ -122,8 +125,8 @@ class Call:
 
     def _prepare_forward(self, key: Any, q: Tensor, k: Tensor, v: Tensor,
                          extras: tuple[Tensor, ...]) -> Prepared:
-        options = options_of(_c.FORWARD, self.numbers, lse=self.lse)[0]
-        return prepare(_kind, (*options, self.equal_heads), self._arrays(q, k, v, extras), key)
+        options = options_of(_c.FORWARD, self.numbers, 0, self.lse, self.equal_heads)[0]
+        return prepare(_kind, options, self._arrays(q, k, v, extras), key)
 
     def _prepare_backward(self, key: Any, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor,
                           lse: Tensor, q: Tensor, k: Tensor, v: Tensor,

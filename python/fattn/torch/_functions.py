@@ -84,8 +84,9 @@ def attention(
         scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
         mask: Tensor | None = ..., block_mask: Tensor | None = ...,
         block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
-        sink: Tensor | None = ..., dropout_p: float = ..., seed: Tensor | None = ...,
-        seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        alibi_bias: bool = ..., sink: Tensor | None = ..., dropout_p: float = ...,
+        seed: Tensor | None = ..., seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        seqstart_k: Tensor | None = ..., chunk: int | None = ...,
         positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
         layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[False] = ...,
         batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
@@ -96,8 +97,9 @@ def attention(
         scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
         mask: Tensor | None = ..., block_mask: Tensor | None = ...,
         block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
-        sink: Tensor | None = ..., dropout_p: float = ..., seed: Tensor | None = ...,
-        seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        alibi_bias: bool = ..., sink: Tensor | None = ..., dropout_p: float = ...,
+        seed: Tensor | None = ..., seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        seqstart_k: Tensor | None = ..., chunk: int | None = ...,
         positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
         layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[True],
         batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
@@ -107,8 +109,9 @@ def attention(
         scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
         mask: Tensor | None = None, block_mask: Tensor | None = None,
         block_size: tuple[int, int] | None = None, alibi_slopes: Tensor | None = None,
-        sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
-        seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+        alibi_bias: bool = False, sink: Tensor | None = None, dropout_p: float = 0.0,
+        seed: Tensor | None = None, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+        seqstart_k: Tensor | None = None, chunk: int | None = None,
         positions: Sequence[int] | None = None,
         anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
@@ -136,10 +139,11 @@ def attention(
         deterministic = _deterministic()
     if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
             alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
-            seqused_q is not None or positions is not None or is_watched(q, k, v)):
+            seqused_q is not None or seqstart_k is not None or positions is not None or
+            is_watched(q, k, v)):
         numbers = (causal, left, right, scale, softcap, 0.0, _check_anchor(anchor), _check_layout(layout),
                    out_dtype is not None and _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
-                   checked, deterministic, device)
+                   checked, deterministic, device, chunk, alibi_bias)
         if not (_grads() and (q.requires_grad or k.requires_grad or v.requires_grad)):
             plain = call_of(numbers, (), return_lse).forward(q, k, v)
             return plain if return_lse else plain[0]
@@ -152,9 +156,9 @@ def attention(
         raise InvalidArgument("block_size is needed with block_mask")
     result = operator(
         q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
-        seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
+        seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
         _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), None, None, block_m, block_n,
-        positions, batch_invariant, checked, deterministic, device)
+        positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias)
     return result if return_lse else result[0]
 
 
@@ -170,7 +174,8 @@ def attention_varlen(
         scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
         mask: Tensor | None = None, alibi_slopes: Tensor | None = None, sink: Tensor | None = None,
         dropout_p: float = 0.0, seed: Tensor | None = None, seqused_q: Tensor | None = None,
-        seqused_k: Tensor | None = None, block_table: Tensor | None = None,
+        seqused_k: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
+        block_table: Tensor | None = None,
         anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
         checked: bool = False, deterministic: bool | None = None,
@@ -183,10 +188,10 @@ def attention_varlen(
     left, right = window_of(window) or (-1, -1)
     result = operator(
         q, k, v, bias, mask, None, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-        block_table, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
-        _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), max_seqlen_q, max_seqlen_k, 0,
+        block_table, seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap,
+        dropout_p, _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), max_seqlen_q, max_seqlen_k, 0,
         0, None, batch_invariant, checked,
-        _deterministic() if deterministic is None else deterministic, device)
+        _deterministic() if deterministic is None else deterministic, device, chunk, False)
     return result if return_lse else result[0]
 
 
@@ -195,8 +200,9 @@ def attention_with_kvcache(
         block_table: Tensor | None = None, max_seqlen_k: int | None = None, causal: bool = False,
         window: Window = None, scale: float | None = None, softcap: float | None = None,
         bias: Tensor | None = None, mask: Tensor | None = None, alibi_slopes: Tensor | None = None,
-        sink: Tensor | None = None, anchor: Literal["bottom_right", "top_left"] = "bottom_right",
-        layout: Layout = "bshd", out_dtype: torch.dtype | None = None, return_lse: bool = False,
+        sink: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
+        anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
+        out_dtype: torch.dtype | None = None, return_lse: bool = False,
         batch_invariant: bool = False, checked: bool = False,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """fattn.attention_with_kvcache() for tensors. Pages have no gradients."""
@@ -204,8 +210,8 @@ def attention_with_kvcache(
     left, right = window_of(window) or (-1, -1)
     result = operator(
         q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
-        block_table, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
+        block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
         _check_layout(layout), _wide(out_dtype, q), None,
         max_seqlen_k if block_table is not None else None, 0, 0, None, batch_invariant, checked, False,
-        device)
+        device, chunk, False)
     return result if return_lse else result[0]

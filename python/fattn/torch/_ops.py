@@ -21,7 +21,8 @@ _NUMBERS = ("bool causal=False, SymInt window_left=-1, SymInt window_right=-1, f
             "float? softcap=None, float dropout_p=0.0, bool top_left=False, bool bhsd=False, "
             "bool out_f32=False, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
             "SymInt block_m=0, SymInt block_n=0, SymInt[]? positions=None, bool batch_invariant=False, "
-            "bool checked=False, bool deterministic=False, str? device=None")
+            "bool checked=False, bool deterministic=False, str? device=None, SymInt? chunk=None, "
+            "bool alibi_bias=False")
 _N = len(TENSORS)
 _TENSOR_SCHEMA = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {name}=None"
                            for name in TENSORS)
@@ -116,7 +117,7 @@ def _fake_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tenso
         if not outputs & _c.OUT_DQ << i or like is None:
             results.append(q.new_empty(0))
         elif i < 3:
-            results.append(_new(q, tuple(like.shape), bhsd, q.dtype))
+            results.append(_new(q, tuple(like.shape), bhsd, like.dtype))
         else:
             results.append(q.new_empty(like.shape, dtype=_statistics(q)))
     return tuple(results)

@@ -31,11 +31,14 @@ def scaled_dot_product_attention(
     """
     if any_autocast():
         query, key, value = autocast(query, key, value)
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        raise RuntimeError(f"scaled_dot_product_attention: query, key and value are {query.dtype}, "
+                           f"{key.dtype} and {value.dtype}: one dtype is needed")
     if (attn_mask is None and dropout_p == 0 and not is_watched(query, key, value) and
             not query.is_nested):
         record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
         call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None,
-                        False, False, _deterministic(), None), (), record, not enable_gqa)
+                        False, False, _deterministic(), None, None, False), (), record, not enable_gqa)
         try:
             if record:
                 return Recorded.apply(call, query, key, value)
@@ -97,9 +100,9 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
             if bias.dtype not in (q.dtype, torch.float32):
                 bias = bias.to(q.dtype)
     seed = new_seed(q) if dropout_p != 0 else None
-    o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, seed,
-                         is_causal, -1, -1, scale, None, dropout_p, True, True, False, None, None, 0, 0,
-                         None, False, False, _deterministic(), None)[0]
+    o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed,
+                 is_causal, -1, -1, scale, None, dropout_p, True, True, False, None, None, 0, 0, None,
+                 False, False, _deterministic(), None, None, False)[0]
     if rank < 4:
         return o[(0,) * (4 - rank)]
     return o if rank == 4 else o.unflatten(0, leading[:-1])
@@ -119,10 +122,9 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
     cu_q, cu_k = (t.offsets().to(torch.int32) for t in packed[:2])
     longest_q, longest_k = (t._get_max_seqlen() for t in packed[:2])
     seed = new_seed(q) if dropout_p != 0 else None
-    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, None, None, None, seed,
-                         is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q,
-                         longest_k, 0, 0, None, False, False,
-                         _deterministic(), None)[0]
+    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, None, None, None, None, seed,
+                 is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q, longest_k, 0, 0,
+                 None, False, False, _deterministic(), None, None, False)[0]
     nested: Tensor = torch.nested.nested_tensor_from_jagged(
         o, packed[0].offsets(), min_seqlen=packed[0]._get_min_seqlen(), max_seqlen=longest_q)
     return nested.transpose(1, 2)

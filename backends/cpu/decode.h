@@ -43,6 +43,7 @@ typedef struct decode_dots {
 /* o[r] = o[r] alpha[r] + lowered sum_j p[j][r] v[j] */
 typedef struct decode_sums {
     const float *alpha; /* [pitch] */
+    bool fresh;         /* alpha is 0, and o is not read */
     float lowered;
     const float *p; /* [v.count][pitch] */
     int64_t pitch;
@@ -188,13 +189,14 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, decode_sums s,
         some.v = some_rows(s.v, j, fattn_min64(s.v.count - j, MIX_KEYS));
         fv sum[FV_ND];
         mix_keys(nr, nv, part, dtype, some, c, sum);
+        const bool fresh = s.fresh && j == 0;
 #pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
-            const fv factor = fv_set1(j == 0 ? s.alpha[n] : 1.0f);
+            const fv factor = fv_set1(j == 0 && !fresh ? s.alpha[n] : 1.0f);
             for (int u = 0; u < nv; u++) {
                 float *const at = s.o + n * s.o_stride + c + u * FV_LANES;
                 const fv part_sum = fv_mul(fv_set1(s.lowered), sum[n * nv + u]);
-                fv_store(at, fv_muladd(fv_load(at), factor, part_sum));
+                fv_store(at, fresh ? part_sum : fv_muladd(fv_load(at), factor, part_sum));
             }
         }
     }
@@ -208,7 +210,7 @@ INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
 {
     const int64_t dim = s.v.dim;
     int64_t c = 0;
-    s.alpha += r;
+    s.alpha = s.fresh ? NULL : s.alpha + r;
     s.p += r;
     s.o += r * s.o_stride;
 #define WHILE_ROOM(nv)                                                                \
@@ -284,10 +286,10 @@ static void order_queries(const panel *pn, float *to)
 }
 
 /* Puts channels of a row of o that mix() has apart in their order. */
-static void order_channels(const panel *pn, float *o)
+static void order_channels(const fattn_problem *p, int64_t pitch, float *o)
 {
-    const int64_t by_two = channels_by_two(pn->p->dim_v);
-    if (pn->p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
+    const int64_t by_two = channels_by_two(p->dim_v);
+    if (p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pitch)) < 2) {
         return;
     }
     for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
@@ -553,7 +555,7 @@ static void decode_end(forward *f)
         }
     }
     for (int64_t r = 0; r < pn->rows; r++) {
-        order_channels(pn, f->o + r * pn->dv_pad);
+        order_channels(pn->p, pn->pitch, f->o + r * pn->dv_pad);
     }
 }
 
@@ -669,8 +671,9 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 
 /* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
  * that memory does not set the pace, unless these would be copied for rows of one vector. */
-static bool decode_pays(const fattn_problem *p)
+static bool decode_pays(const fattn_kernel *row, const fattn_problem *p)
 {
+    (void)row;
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
@@ -680,8 +683,9 @@ static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, 
 
 /* This tile of keys of all heads, the next one, and room for what the processor fetches ahead by
  * itself. */
-static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t decode_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t key =
         p->dim * fattn_dtype_size(p->dtype_kv) + p->dim_v * fattn_dtype_size(p->dtype_v);

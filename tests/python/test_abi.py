@@ -17,13 +17,14 @@ HEADER = os.path.join(ROOT, "include", "fattn", "fattn.h")
 STRUCTS = {"fattn_strides": _c.Strides, "fattn_problem": _c.Problem, "fattn_buffers": _c.Buffers,
            "fattn_device_info": _c.DeviceInfo, "fattn_device_options": _c.DeviceOptions,
            "fattn_plan_info": _c.PlanInfo, "fattn_merge_args": _c.MergeArgs,
-           "fattn_dropout_args": _c.DropoutArgs, "fattn_run": _groups.Run,
-           "fattn_message": _groups.Message, "fattn_transport": _groups.Transport,
-           "fattn_group": _groups.Group}
+           "fattn_dropout_args": _c.DropoutArgs, "fattn_inspect_args": _c.InspectArgs,
+           "fattn_run": _groups.Run, "fattn_message": _groups.Message,
+           "fattn_transport": _groups.Transport, "fattn_group": _groups.Group}
 NUMBERS = ["FORWARD", "BACKWARD", "F32", "F16", "BF16", "F64", "STRIDED", "BOTTOM_RIGHT", "TOP_LEFT",
            "CAUSAL", "WINDOW", "SCALE", "SOFTCAP", "BIAS", "ALIBI", "MASK", "BLOCK_MASK", "SINK",
            "DROPOUT", "CU_SEQLENS_Q", "CU_SEQLENS_K", "SEQUSED_Q", "SEQUSED_K", "PAGED", "POSITIONS",
-           "DLSE", "ACCUMULATE", "DETERMINISTIC", "BATCH_INVARIANT", "CHECKED", "OUT_O", "OUT_LSE",
+           "DLSE", "ACCUMULATE", "DETERMINISTIC", "BATCH_INVARIANT", "CHECKED", "SEQSTART_K",
+           "ALIBI_BIAS", "CHUNK", "SCORES", "PROBABILITIES", "OUT_O", "OUT_LSE",
            "OUT_DQ", "OUT_DK", "OUT_DV", "OUT_DBIAS", "OUT_DSINK"]
 WORDS = [f"{prefix}_{word.upper()}" for prefix, words in (("SPLIT", _groups.SPLITS),
                                                           ("SCHEME", _groups.SCHEMES)) for word in words]

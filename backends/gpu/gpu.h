@@ -43,6 +43,9 @@ typedef struct fattn_gpu_kernel {
     fattn_gpu_maps *maps; /* NULL where it has none */
 } fattn_gpu_kernel;
 
+/* Whether code for an instruction set runs the kernel. */
+bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
+
 /* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
  * for full ones. */
 #define FATTN_GPU_LEAN                                                                         \

@@ -58,7 +58,7 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
                  (long long)limits->units, (long long)blocks);
         return text;
     }
-    if (!why && row->pays && !named && !row->pays(problem)) {
+    if (!why && row->pays && !named && !row->pays(row, problem)) {
         snprintf(text, size, "does not pay for %lld rows a head of %lld keys",
                  (long long)fattn_kernel_rows(row, problem), (long long)problem->seqlen_k);
         return text;

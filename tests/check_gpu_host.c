@@ -841,7 +841,8 @@ static void check_merging(void)
         expect_ok(act_run(&s), "decoding");
         stub->watch = NULL;
         const int64_t counted = stub->launches - s.launches, end = s.workspace_bytes;
-        const int64_t parts = fattn_gpu_parts_workspace(&args_seen.problem, &args_seen.tiling);
+        const int64_t parts =
+            fattn_gpu_parts_workspace(NULL, &args_seen.problem, &args_seen.tiling);
         expect(counted == (one ? 1 : 2), "%d launches", (int)counted);
         expect(one ? args_seen.counters == parts && parts + 8 <= end : args_seen.counters == -1,
                "counters at %lld of %lld", (long long)args_seen.counters, (long long)end);

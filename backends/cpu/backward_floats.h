@@ -310,20 +310,25 @@ static const fattn_tile backward_tiles[] = {
     {TILE_ROWS(16), 32},  {0, 0}};
 _Static_assert(176 % FV_LANES == 0, "blocks are whole vectors");
 
-static double backward_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+static double backward_cost(const fattn_kernel *row, const fattn_problem *p,
+                            const fattn_limits *limits, fattn_tile tile)
 {
+    (void)row;
     const fattn_cpu_blocks blocks = {.extra_rows = keys_in_place(p) ? 14 : 27, .in_order = true};
     return fattn_cpu_cost(p, limits, tile, blocks);
 }
 
-static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t backward_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     return backward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling);
 }
 
-static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling));
 }
 

@@ -388,14 +388,18 @@ static void backward_pairs_work(const fattn_cpu_run *run, void *scratch)
 
 static const fattn_tile backward_pairs_tiles[] = {PAIRS_BACKWARD_TILES, {0, 0}};
 
-static int64_t backward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t backward_pairs_fast_bytes(const fattn_kernel *row, const fattn_problem *p,
+                                         fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     return backward_pairs_scratch(p, &tiling);
 }
 
-static int64_t backward_pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t backward_pairs_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                        const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(backward_shared(p, tiling), backward_pairs_scratch(p, tiling));
 }
 

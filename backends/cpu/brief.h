@@ -418,8 +418,10 @@ static int64_t brief_or_decode_scratch(const fattn_problem *p, const fattn_tilin
     return fattn_max64(decode_scratch(p, tiling), brief_scratch(p));
 }
 
-static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t decode_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(forward_shared(p, tiling), brief_or_decode_scratch(p, tiling));
 }
 

@@ -671,8 +671,9 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 
 /* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
  * that memory does not set the pace, unless these would be copied for rows of one vector. */
-static bool decode_pays(const fattn_problem *p)
+static bool decode_pays(const fattn_kernel *row, const fattn_problem *p)
 {
+    (void)row;
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
@@ -682,8 +683,9 @@ static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, 
 
 /* This tile of keys of all heads, the next one, and room for what the processor fetches ahead by
  * itself. */
-static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t decode_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t key =
         p->dim * fattn_dtype_size(p->dtype_kv) + p->dim_v * fattn_dtype_size(p->dtype_v);

@@ -125,11 +125,8 @@ template <int W, int M> GPU_DEVICE void bf16x3_rows_all(const fattn_gpu_args &g)
  * of dK and dV, 16 * MQ of dQ. */
 template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct bf16x3_backward_shape {
     typedef mma_f32 type;
+    static constexpr mma_variant VARIANT = MMA_LEAN;
     enum {
-        IS_LEAN = true,
-        IS_ORDERED = false,
-        IS_PLAIN = true,
-        IS_ANY = false,
         WIDTH = W,
         QUERIES = N,
         KEYS = BN,

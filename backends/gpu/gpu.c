@@ -374,7 +374,7 @@ static fattn_status make_maps(const device *d, const fattn_gpu_kernel *kernel,
     encoded e;
     fattn_status status = FATTN_OK;
     memset(&e, 0, sizeof e);
-    m->map_count = kernel->maps ? kernel->maps(&plan->problem, &plan->tiling, m->maps) : 0;
+    m->map_count = kernel->maps ? kernel->maps(kernel, &plan->problem, &plan->tiling, m->maps) : 0;
     for (int n = 0; !status && n < m->map_count; n++) {
         status = check_on(d, d->api->map_encode(e.map[n], &m->maps[n], (void *)4096),
                           "describing a tensor");
@@ -403,7 +403,7 @@ static fattn_status move_maps(const device *d, const made *m, const fattn_buffer
 fattn_status fattn_gpu_plan(fattn_plan *plan)
 {
     device *const d = plan->device->impl;
-    const fattn_gpu_kernel *const kernel = (const fattn_gpu_kernel *)plan->kernel;
+    const fattn_gpu_kernel *const kernel = fattn_gpu_kernel_of(plan->kernel);
     made *const m = fattn_memory_alloc(sizeof *m);
     if (!m) {
         return fattn_fail_memory(sizeof *m, "a plan's launches");
@@ -416,12 +416,13 @@ fattn_status fattn_gpu_plan(fattn_plan *plan)
         for (int n = 0; !status && n < FATTN_GPU_PHASES && kernel->phases[n]; n++) {
             fattn_gpu_shape shape;
             memset(&shape, 0, sizeof shape);
-            kernel->phases[n](&plan->problem, &plan->tiling, &shape);
+            kernel->phases[n](kernel, &plan->problem, &plan->tiling, &shape);
             if (shape.blocks > 0) {
                 status = make_launch(d, kernel->image, &shape, &m->launches[m->count++]);
             }
             if (shape.merges) {
-                m->args.counters = fattn_gpu_parts_workspace(&plan->problem, &plan->tiling);
+                m->args.counters =
+                    fattn_gpu_parts_workspace(&kernel->row, &plan->problem, &plan->tiling);
                 m->args.mark = d->mark;
                 break;
             }

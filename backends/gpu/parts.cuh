@@ -193,7 +193,7 @@ GPU_DEVICE void gpu_count_begin(const fattn_gpu_args &g, uint64_t *counter, uint
                                 int64_t most)
 {
     if (seen - g.mark >= (uint64_t)most) {
-        gpu_exchange(counter, seen, g.mark);
+        gpu_compare_and_swap(counter, seen, g.mark);
     }
 }
 

@@ -144,7 +144,7 @@ GPU_DEVICE void matrix_bring(const patch_source &t, bool square, typename S::key
         squares.cut(t);
         TURNED ? squares.put_columns(tile) : squares.put_rows(tile);
     } else {
-        patch_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(t, [&](int r, int c, uint16_t x) {
+        patch_copy_misaligned<S::KEYS, S::WIDTH, S::THREADS>(t, [&](int r, int c, uint16_t x) {
             *(TURNED ? patch_element<S::KEYS>(tile, c, r) : patch_element<S::WIDTH>(tile, r, c)) =
                 x;
         });
@@ -265,7 +265,7 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
         const matrix_queries t = matrix_queries_at<S>(g, job, visit);
         GPU_UNROLL
         for (int n = 0; n < 2; n++) {
-            patch_copy_odd<S::QUERIES, S::WIDTH, S::THREADS>(
+            patch_copy_misaligned<S::QUERIES, S::WIDTH, S::THREADS>(
                 n ? t.dout : t.q, [&](int r, int c, uint16_t x) {
                     *(TURNED ? patch_element<S::QUERIES>(s.columns(n), c, r)
                              : patch_element<S::WIDTH>(s.rows(n), r, c)) = x;

@@ -367,7 +367,7 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
 
 /* The same for rows that lie in any way, an element at a time. */
 template <int ROWS, int WIDTH, int THREADS, class Put>
-GPU_DEVICE void patch_copy_odd(const patch_source &t, Put put)
+GPU_DEVICE void patch_copy_misaligned(const patch_source &t, Put put)
 {
 #pragma unroll 1
     for (uint32_t n = patch_thread(); n < ROWS * WIDTH; n += THREADS) {

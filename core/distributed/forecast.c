@@ -86,7 +86,10 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
                                                                 : begin;
             }
         }
-        pairs += owner >= 0 ? fattn_whole_pairs(whole, rank, owner) * (double)p->heads_q : 0;
+        for (int n = 0, runs = fattn_whole_q_runs(whole); n < runs; n++) {
+            const int64_t met = fattn_ring_work(ring, lane, rank, step, n, runs, sum_size > 0);
+            pairs += met >= 0 ? fattn_whole_run_pairs(whole, rank, n, met) * (double)p->heads_q : 0;
+        }
     }
     const double most = in > out ? in : out;
     const double transfer = most > 0 ? speed->latency + most / speed->bandwidth : 0;

@@ -38,6 +38,14 @@ FATTN_API fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **transport
  */
 FATTN_API void fattn_mpi_close(fattn_transport *transport);
 
+/* The same for programs that are not compiled with MPI's header: MPI is initialised, if it is not
+ * yet, and the ranks are all processes that it started. */
+FATTN_API fattn_status fattn_mpi_begin(fattn_transport **transport);
+
+/* Closes that transport and ends MPI. After a failure MPI is not ended, for that would wait for
+ * ranks that may be gone: the process then leaves without it, and the launcher ends the others. */
+FATTN_API void fattn_mpi_end(fattn_transport *transport);
+
 #ifdef __cplusplus
 }
 #endif

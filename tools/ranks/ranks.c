@@ -88,21 +88,26 @@ static int print_steps(const fattn_whole *whole)
     }
     char last[128] = "";
     int64_t from = 0;
-    for (int64_t step = 0; step <= ring.last_step + 1; step++) {
+    /* Backward has a last step, beside which sums of gradients travel home. */
+    const bool gradients = whole->problem->op == FATTN_BACKWARD;
+    const int64_t last_step = ring.last_step + (gradients && ring.last_step > 0);
+    for (int64_t step = 0; step <= last_step + 1; step++) {
         int64_t busy = 0, blocks = 0;
         double most = 0;
-        for (int64_t r = 0; step <= ring.last_step && r < whole->ranks; r++) {
+        for (int64_t r = 0; step <= last_step && r < whole->ranks; r++) {
             double pairs = 0;
             for (int lane = 0; lane < FATTN_LANES; lane++) {
-                const int64_t owner = fattn_ring_owner(&ring, lane, r, step);
-                pairs += owner >= 0 ? fattn_whole_pairs(whole, r, owner) : 0;
+                for (int n = 0, runs = fattn_whole_q_runs(whole); n < runs; n++) {
+                    const int64_t met = fattn_ring_work(&ring, lane, r, step, n, runs, gradients);
+                    pairs += met >= 0 ? fattn_whole_run_pairs(whole, r, n, met) : 0;
+                }
                 blocks += fattn_ring_step(&ring, lane, r, step).send_to >= 0;
             }
             busy += pairs > 0;
             most = pairs > most ? pairs : most;
         }
         char line[128] = "";
-        if (step <= ring.last_step) {
+        if (step <= last_step) {
             snprintf(line, sizeof line,
                      "%lld ranks compute, at most %.6g pairs per head; %lld blocks sent",
                      (long long)busy, most, (long long)blocks);

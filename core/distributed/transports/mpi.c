@@ -213,3 +213,26 @@ void fattn_mpi_close(fattn_transport *table)
     MPI_Comm_free(&t->comm);
     free(t);
 }
+
+fattn_status fattn_mpi_begin(fattn_transport **opened)
+{
+    int initialised = 0, provided = 0;
+    if (!opened) {
+        return fattn_transport_fail(FATTN_NULL_POINTER, "transport is NULL");
+    }
+    *opened = NULL;
+    MPI_Initialized(&initialised);
+    if (!initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided)) {
+        return fattn_transport_fail(FATTN_DEVICE_ERROR, "MPI cannot be initialised");
+    }
+    return fattn_mpi_open(MPI_COMM_WORLD, opened);
+}
+
+void fattn_mpi_end(fattn_transport *table)
+{
+    const bool broken = table && ((transport *)table)->broken;
+    fattn_mpi_close(table);
+    if (!broken) {
+        MPI_Finalize();
+    }
+}

@@ -143,7 +143,8 @@ static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
     const int64_t size = fattn_dtype_size(dtype);
     const int64_t sums = adds_up_apart(pn->p) ? pn->seq.sk : 0; /* keys that have one */
-    const sum_rows to = sum_rows_from(pn, tensor, strides, apart, stride, first);
+    const sum_rows none = {0};
+    const sum_rows to = sums ? sum_rows_from(pn, tensor, strides, apart, stride, first) : none;
     for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
         if (j >= 0 && j < sums) {
             fill(to.first + (j - first) * to.step, stride, 0);

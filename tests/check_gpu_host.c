@@ -817,6 +817,38 @@ static void check_early(int capability, bool only_ptx, int compiled_for)
               (int)stub->early);
 }
 
+/* A run with one feature of pairs launches the entry for that one where it is machine code, and the
+ * one for all features where the driver compiles PTX. */
+static void check_general(work w, int capability, bool only_ptx)
+{
+    const int usual = stub->capability;
+    scene s = {.spec = "cuda:0"};
+    running = "one feature", wrong = 0;
+    stub->capability = capability, stub->only_ptx = only_ptx;
+    if (fattn_device_open(s.spec, &s.device)) {
+        tap_skip("a run with one feature on a device of another capability", fattn_last_reason());
+        stub->capability = usual, stub->only_ptx = false;
+        return;
+    }
+    s.problem = problem_of(w);
+    s.problem.features |= FATTN_SOFTCAP;
+    s.problem.softcap = 5;
+    set_up_problem(&s);
+    memset(stub->launched, 0, sizeof stub->launched);
+    expect_ok(act_run(&s), "a run");
+    const char *const kind = w == BACKWARD ? "mma_backward_" : "mma_";
+    const char *const found = strstr(stub->launched, kind);
+    const char *const one = "softcap_f16_64_128x128 ", *const all = "full_f16_64_128x128 ";
+    const char *const wanted = only_ptx ? all : one;
+    expect(found && strncmp(found + strlen(kind), wanted, strlen(wanted)) == 0,
+           "launched %s, not %s%s", stub->launched, kind, wanted);
+    tear_down(&s);
+    stub->capability = usual, stub->only_ptx = false;
+    tap_check(wrong == 0, "%s with one feature on capability %d.%d%s",
+              w == BACKWARD ? "backward" : "forward", capability / 10, capability % 10,
+              only_ptx ? " by PTX" : "");
+}
+
 static fattn_gpu_args args_seen; /* of the last launch */
 
 static void watch_args(void **parameters) { args_seen = *(const fattn_gpu_args *)parameters[0]; }
@@ -1887,6 +1919,10 @@ int main(int argc, char **argv)
     check_early(90, true, 0);
     check_early(100, false, 0);
     check_early(120, true, 0);
+    check_general(FORWARD, 80, false);
+    check_general(FORWARD, 110, true);
+    check_general(BACKWARD, 80, false);
+    check_general(BACKWARD, 110, true);
     check_merging();
     const bool maps = check_maps();
     check_statuses();

@@ -153,8 +153,8 @@ INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
 /* Keys that are summed from zero before they join o: rounding errors grow with their number. */
 #define MIX_KEYS 64
 
-/* sum = sum_j p[j] v[j] of nr rows and nv vectors of channels from c on, of which the last has
- * `part`; literals but for the last. */
+/* sum = sum_j p[j] v[j] of nr rows and nv vectors of channels from c on: an even number of whole
+ * vectors, or one, of which there are `part` channels. All but `part` are literals. */
 INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c, fv *sum)
 {
 #pragma GCC unroll 16

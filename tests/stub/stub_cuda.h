@@ -66,6 +66,7 @@ typedef struct stub_cuda {
     int64_t calls;
     const char *log[STUB_LOG]; /* names of the calls; those that say errors' names do not count */
     bool fired;                /* the call that was to fail has failed */
+    char launched[512]; /* names of what was launched, one after the other, until it is full */
     int64_t alive[STUB_KINDS];
     int64_t launches;
     int64_t early; /* of them, those that might begin before what is ahead of them has ended */

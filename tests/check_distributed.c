@@ -330,6 +330,13 @@ static void check_forecast(void)
     const bool made = !fattn_forecast_make(&whole, FATTN_SCHEME_RING, &slowly, &merging);
     tap_check(made && fabs(merging.seconds - 7 * 8192) < 1,
               "merging counts the rows of each step: %.0f", merging.seconds);
+    /* Of the two runs of rank 0, rank 1 needs the first, and sends its gradients back: half of what
+     * rank 0 sends and, in f32, gets. */
+    fattn_whole pair = whole;
+    pair.ranks = 2;
+    const fattn_forecast half = forecast_of(&pair, FATTN_SCHEME_RING, 1e9);
+    tap_check(half.least_bytes * 2 == half.most_bytes,
+              "a run that nobody needs stays: %.0f of %.0f", half.least_bytes, half.most_bytes);
     const fattn_forecast heads = forecast_of(&whole, FATTN_SCHEME_HEADS, 1e6);
     const fattn_forecast best = forecast_of(&whole, FATTN_SCHEME_AUTO, 1e6);
     tap_check(best.seconds <= heads.seconds && best.seconds <= slow.seconds &&

@@ -15,6 +15,10 @@
  * rank that the block reaches sends the sum home to its owner, which adds it to its own share. So
  * the order of additions follows from the schedule and does not depend on time.
  *
+ * Of a block with two runs of keys each travels only as far as some rank needs it, and its sum only
+ * from the first rank that has added to it. (Under zigzag and a causal mask later ranks do not need
+ * the second run.)
+ *
  * While sums travel home there is no block left to compute with. So where ranks have two runs of
  * queries, the first one's part of the own block waits until then. That is never slower, whatever
  * the link: the f32 sums that travel home are no smaller than the keys that travel in step 0.
@@ -31,7 +35,16 @@ typedef struct fattn_ring {
     int64_t last_step;                 /* the longest way of a block */
     int64_t longest[FATTN_LANES];      /* of each lane */
     const int32_t *reach[FATTN_LANES]; /* [ranks]: hops that the block of each owner makes */
+    /* [ranks]: the first and the last hop at which a rank computes with a run of each owner's keys;
+     * 0 and -1 where none does. */
+    const int32_t *near[FATTN_LANES][FATTN_RUNS], *far[FATTN_LANES][FATTN_RUNS];
+    bool trims; /* a run travels by itself where the other one is not needed, or its sum 0 */
 } fattn_ring;
+
+/* Which runs of an owner's block arrive at its hops-th rank, bit n for run n: those that are needed
+ * there or later. And which runs of its sum leave that rank: those that a rank has added to. */
+unsigned fattn_ring_keys(const fattn_ring *ring, int lane, int64_t owner, int64_t hops);
+unsigned fattn_ring_sums(const fattn_ring *ring, int lane, int64_t owner, int64_t hops);
 
 /* Where the blocks go; nowhere where every rank has all queries. FATTN_OUT_OF_MEMORY, or done; to
  * be freed by fattn_ring_free(). */

@@ -12,7 +12,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-enum { BLOCK, GRADIENT, HOME, KINDS };
+enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS }; /* + VALUES: not with keys */
 
 /* --- Pieces ----------------------------------------------------------------------------------- */
 
@@ -172,14 +172,73 @@ static int64_t sums_of(const fattn_group_plan *plan, int64_t owner)
 
 /* --- Rounds ----------------------------------------------------------------------------------- */
 
-/* To or from the rank of the ring that has the same heads. */
-static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
-                     int64_t peer, int tag, bool receive, void *data, int64_t bytes)
+/* Where some runs of a block are: one stretch of bytes, or two. */
+typedef struct stretch {
+    int64_t at, bytes;
+} stretch;
+
+static void find_stretches(const fattn_group_plan *plan, const fattn_block *block, int64_t owner,
+                           unsigned runs, bool sums, stretch found[2])
 {
-    if (peer >= 0) {
-        fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member), tag,
-                                receive, data, bytes);
+    const fattn_problem *const p = &plan->problem;
+    const int n = runs == 2;
+    found[0] = (stretch){0, runs ? block->bytes : 0};
+    found[1] = (stretch){0, 0};
+    if (runs == 0 || runs == 3 || plan->k_runs == 1) {
+        return;
     }
+    if (plan->ragged) {
+        const int64_t end = n ? block->bytes : block->k[1];
+        found[0] = (stretch){block->k[n], end - block->k[n]};
+        return;
+    }
+    const int64_t rows = fattn_group_keys(plan, owner, n).rows * p->heads_k;
+    const int64_t k = sums ? (p->outputs & FATTN_OUT_DK ? 4 : 0) : fattn_dtype_size(p->dtype_kv);
+    const int64_t v = sums ? (p->outputs & FATTN_OUT_DV ? 4 : 0) : fattn_dtype_size(p->dtype_v);
+    found[0] = (stretch){block->k[n], rows * p->dim * k};
+    found[1] = (stretch){block->v[n], rows * p->dim_v * v};
+}
+
+static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs, bool sums,
+                      stretch found[2])
+{
+    const fattn_block block =
+        sums ? fattn_group_block_sums(plan, owner) : fattn_group_block_keys(plan, owner);
+    find_stretches(plan, &block, owner, runs, sums, found);
+}
+
+/* To or from the rank of the ring that has the same heads: runs of an owner's block, or of its
+ * sums. */
+static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
+                     int64_t peer, int tag, bool receive, char *data, int64_t owner, unsigned runs)
+{
+    stretch found[2];
+    if (peer >= 0) {
+        find_runs(plan, owner, runs, tag % KINDS != BLOCK, found);
+        for (int n = 0; n < 2; n++) {
+            fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member),
+                                    tag + n * VALUES, receive, data + found[n].at, found[n].bytes);
+        }
+    }
+}
+
+/* Of the sum of the own block that comes home. */
+static unsigned home_runs(const fattn_group_plan *plan, int lane)
+{
+    return fattn_ring_sums(&plan->ring, lane, plan->rank, plan->ring.reach[lane][plan->rank]);
+}
+
+static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char *from,
+                             int64_t owner, unsigned runs)
+{
+    stretch found[2];
+    fattn_status status = FATTN_OK;
+    find_runs(plan, owner, runs, true, found);
+    for (int n = 0; !status && n < 2; n++) {
+        status = add(plan, to + found[n].at, from + found[n].at,
+                     found[n].bytes / (int64_t)sizeof(float));
+    }
+    return status;
 }
 
 /* What goes and comes in a lane while step t is computed (ring.h). */
@@ -194,25 +253,26 @@ static void add_messages(const fattn_group_plan *plan, int lane, int64_t step,
     const int tag = lane * KINDS;
     if (m.send_to >= 0) {
         char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
-        add_ring(plan, messages, count, m.send_to, tag + BLOCK, false, keys,
-                 fattn_group_block_keys(plan, held).bytes);
+        add_ring(plan, messages, count, m.send_to, tag + BLOCK, false, keys, held,
+                 fattn_ring_keys(ring, lane, held, step + 1));
     }
     if (m.receive_from >= 0) {
         add_ring(plan, messages, count, m.receive_from, tag + BLOCK, true,
-                 plan->lane[lane][(step + 1) % 2], fattn_group_block_keys(plan, next).bytes);
+                 plan->lane[lane][(step + 1) % 2], next,
+                 fattn_ring_keys(ring, lane, next, step + 1));
     }
     if (plan->gradients && m.gradient_to >= 0) {
         add_ring(plan, messages, count, m.gradient_to,
                  tag + (m.gradient_to == before ? HOME : GRADIENT), false, plan->sending[lane],
-                 fattn_group_block_sums(plan, before).bytes);
+                 before, fattn_ring_sums(ring, lane, before, step - 1));
     }
     if (plan->gradients && m.gradient_from >= 0) {
         add_ring(plan, messages, count, m.gradient_from, tag + GRADIENT, true, plan->arriving[lane],
-                 fattn_group_block_sums(plan, held).bytes);
+                 held, fattn_ring_sums(ring, lane, held, step - 1));
     }
     if (plan->gradients && m.home_from >= 0) {
-        add_ring(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane],
-                 fattn_group_block_sums(plan, plan->rank).bytes);
+        add_ring(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane], plan->rank,
+                 home_runs(plan, lane));
     }
 }
 
@@ -240,10 +300,12 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
         const fattn_ring_messages m = fattn_ring_step(&plan->ring, lane, plan->rank, step);
         if (m.gradient_from >= 0) {
             const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
-            status = add(plan, plan->share[lane], plan->arriving[lane], sums_of(plan, owner));
+            status = add_sums(plan, plan->share[lane], plan->arriving[lane], owner,
+                              fattn_ring_sums(&plan->ring, lane, owner, step - 1));
         }
         if (!status && m.home_from >= 0) {
-            status = add(plan, plan->own_sum, plan->home[lane], sums_of(plan, plan->rank));
+            status =
+                add_sums(plan, plan->own_sum, plan->home[lane], plan->rank, home_runs(plan, lane));
         }
         char *const sent = plan->sending[lane];
         plan->sending[lane] = plan->share[lane];
@@ -292,7 +354,8 @@ static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *giv
 static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
 {
     const fattn_transport *const t = &plan->transport;
-    fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most */
+    fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most, or
+                                                     * twice as many in one */
     int count = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         add_messages(plan, lane, step, messages, &count);

@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a call from Python besides attention itself: the second table of docs/PYTHON.md.
 
-usage: python bench/python_calls.py
+usage: python bench/python_calls.py [ROUNDS] [NAME]
 
 The problem is so small that its own time is that of the bare call, which is printed too. Times are CPU
 times of this thread, so that others on the machine do not count; set OMP_NUM_THREADS=1. Of a GPU's tensors
 it is the time to queue a call: the GPU is waited for outside it, often enough that its queue never fills.
+NAME, which is NumPy, PyTorch or CUDA, prints the rows of that library alone.
 """
 
+import sys
 import time
 
 import fattn
 import numpy
 from fattn import _c, _plans
 
+ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 375
+NAMES = sys.argv[2:] or ["NumPy", "PyTorch", "CUDA"]
 
-def measure(title, function, calls=200, rounds=375, wait=lambda: None):
+
+def measure(title, function, calls=200, wait=lambda: None):
     function()
     times = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         wait()
         start = time.thread_time()
         for _ in range(calls):
             function()
         times.append(time.thread_time() - start)
     wait()
-    print(f"{title:58s} {sorted(times)[rounds // 4] / calls * 1e6:6.2f} us")
+    print(f"{title:58s} {sorted(times)[ROUNDS // 4] / calls * 1e6:6.2f} us")
 
 
 def bare(a):
@@ -64,18 +69,26 @@ def torch_rows(name, a, **options):
     h = g.transpose(1, 2)
     measure(f"{name}: fattn.torch.attention, recording gradients", lambda: fattn.torch.attention(g, g, g),
             **options)
-    measure(f"{name}: F.scaled_dot_product_attention, recording",
-            lambda: torch.nn.functional.scaled_dot_product_attention(h, h, h), **options)
+    ours, theirs = fattn.torch.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
+    measure(f"{name}: fattn.torch.scaled_dot_product_attention, recording", lambda: ours(h, h, h), **options)
+    measure(f"{name}: F.scaled_dot_product_attention, recording", lambda: theirs(h, h, h), **options)
+    q, k, v = (b.detach().clone().requires_grad_() for _ in range(3))
+    for title, function in (("fattn.torch", ours), ("F", theirs)):
+        o, dout = function(q, k, v), torch.ones_like(b)
+        measure(f"{name}: backward of {title}.scaled_dot_product_attention",
+                lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True), **options)
 
 
-rows("NumPy", numpy.random.default_rng(0).standard_normal((1, 1, 2, 16)).astype(numpy.float32))
+if "NumPy" in NAMES:
+    rows("NumPy", numpy.random.default_rng(0).standard_normal((1, 1, 2, 16)).astype(numpy.float32))
 try:
     import torch
 except ImportError:
     print("PyTorch is not installed")
 else:
     import fattn.torch
-    torch_rows("PyTorch", torch.randn(1, 1, 2, 16))
-    if torch.cuda.is_available():
+    if "PyTorch" in NAMES:
+        torch_rows("PyTorch", torch.randn(1, 1, 2, 16))
+    if "CUDA" in NAMES and torch.cuda.is_available():
         torch_rows("CUDA", torch.randn(1, 16, 2, 64, device="cuda", dtype=torch.bfloat16),
                    wait=torch.cuda.synchronize)

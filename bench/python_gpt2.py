@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of GPT-2 small on a GPU: attention through fattn's switch against PyTorch's flash attention.
+"""Training steps of GPT-2 small: attention through fattn's switch against PyTorch's own.
 
 usage: python bench/python_gpt2.py [--steps 200] [--batch 8] [--length 1024] [--layers 12] [--width 768]
-           [--every 20]
+           [--vocabulary 50304] [--ways flash again fattn ...] [--precision bfloat16] [--compile]
+           [--device cuda] [--seconds 600] [--every 0] [--profile]
 
-Two models with the same weights see the same batches, taking turns, under autocast in bfloat16. Prints both
-losses as they go, at the end the largest distance between the two curves, the medians of a step's time and
-their ratio. The text is that of this repository's documents, as bytes.
+Models with the same weights see the same batches, taking turns. Ways: "flash", "efficient", "cudnn" and "math"
+are PyTorch's backends, "again" is flash a second time, "fattn" the switch. Prints for each the median of a
+step's time, of the time until the host had queued it, and the distance of its losses from the first way's,
+largest and average, over all steps and over the first quarter. The distance between two ways of PyTorch's is
+what rounding alone does. Stops early after --seconds. With --profile: how long a GPU was busy in one more step
+of each, and with kernels of attention. The text is that of this repository's documents, as
+bytes.
 """
 
 import argparse
 import contextlib
 import pathlib
 import statistics
+import time
 
 import fattn.torch
 import torch
@@ -20,8 +26,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "again": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "math": SDPBackend.MATH}
 
 
 class Block(nn.Module):
@@ -42,11 +50,14 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, layers, width, length):
+    def __init__(self, options):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, width // 64) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.tokens = nn.Embedding(options.vocabulary, options.width)
+        self.places = nn.Embedding(options.length, options.width)
+        self.blocks = nn.ModuleList(Block(options.width, options.width // 64)
+                                    for _ in range(options.layers))
+        self.norm = nn.LayerNorm(options.width)
+        self.head = nn.Linear(options.width, options.vocabulary, bias=False)
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
@@ -59,49 +70,90 @@ class GPT2(nn.Module):
         return self.head(self.norm(x))
 
 
+class Training:
+    """One model and its way."""
+
+    def __init__(self, name, options):
+        self.name, self.options = name, options
+        torch.manual_seed(0)
+        self.model = GPT2(options).to(options.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
+        self.losses, self.times, self.queued = [], [], []
+        self.call = torch.compile(self.model) if options.compile else self.model
+
+    def step(self, piece):
+        """One step. The loss is read after the clock has stopped."""
+        device = torch.device(self.options.device)
+        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        dtype = getattr(torch, self.options.precision)
+        way = fattn.torch.sdpa() if self.name == "fattn" else sdpa_kernel(BACKENDS[self.name])
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(way)
+            wait()
+            start = time.perf_counter()
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                logits = self.call(piece[:, :-1])
+            loss = F.cross_entropy(logits.float().flatten(0, 1), piece[:, 1:].flatten())
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            queued = time.perf_counter()
+            wait()
+            self.times.append(time.perf_counter() - start)
+            self.queued.append(queued - start)
+        self.losses.append(loss.item())
+
+    def profile(self, piece):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.step(piece)
+        busy = {e.key: e.self_device_time_total for e in profile.key_averages()}
+        words = ("fattn", "flash", "fmha", "cudnn", "sdpa", "wgmma")
+        attention = sum(t for key, t in busy.items() if any(word in key.lower() for word in words))
+        print(f"{self.name:10s} GPU busy {sum(busy.values()) / 1e3:.2f} ms, attention {attention / 1e3:.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name, value in (("steps", 200), ("batch", 8), ("length", 1024), ("layers", 12), ("width", 768),
-                        ("every", 20)):
+                        ("vocabulary", 50304), ("every", 0)):  # GPT-2's, padded to a multiple of 64
         parser.add_argument("--" + name, type=int, default=value)
+    parser.add_argument("--ways", nargs="+", default=["flash", "fattn"], choices=[*BACKENDS, "fattn"])
+    parser.add_argument("--precision", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=600)
     options = parser.parse_args()
-    device = torch.device("cuda")
+    begin = time.monotonic()
     text = b"".join(p.read_bytes() for p in sorted(ROOT.glob("docs/*.md")))
     text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    ways = {"PyTorch": lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION), "fattn": fattn.torch.sdpa}
-    models, optimizers, losses, times = {}, {}, {}, {}
-    for name in ways:
-        torch.manual_seed(0)
-        models[name] = GPT2(options.layers, options.width, options.length).to(device)
-        optimizers[name] = torch.optim.AdamW(models[name].parameters(), lr=3e-4, fused=True)
-        losses[name], times[name] = [], []
+    trainings = [Training(name, options) for name in options.ways]
     generator = torch.Generator().manual_seed(1)
     for step in range(options.steps):
         starts = torch.randint(len(text) - options.length - 1, (options.batch, 1), generator=generator)
-        piece = text[starts + torch.arange(options.length + 1)].to(device)
-        for name, way in ways.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(way())
-                torch.cuda.synchronize()
-                begin.record()
-                with torch.autocast("cuda", torch.bfloat16):
-                    logits = models[name](piece[:, :-1])
-                loss = F.cross_entropy(logits.float().flatten(0, 1), piece[:, 1:].flatten())
-                loss.backward()
-                optimizers[name].step()
-                optimizers[name].zero_grad()
-                end.record()
-            torch.cuda.synchronize()
-            losses[name].append(loss.item())
-            times[name].append(begin.elapsed_time(end))
-        if step % options.every == 0 or step == options.steps - 1:
-            print(f"step {step:4d}  " + "  ".join(f"{n} {losses[n][-1]:.5f} {times[n][-1]:7.2f} ms"
-                                                  for n in ways), flush=True)
-    distance = max(abs(a - b) for a, b in zip(losses["PyTorch"], losses["fattn"]))
-    theirs, ours = (statistics.median(times[name][5:]) for name in ways)
-    print(f"losses differ by {distance:.2e} at most")
-    print(f"PyTorch's flash {theirs:.2f} ms a step, fattn {ours:.2f} ms, ratio {theirs / ours:.3f}")
+        piece = text[starts + torch.arange(options.length + 1)].to(options.device)
+        for training in trainings:
+            training.step(piece)
+        if options.every and step % options.every == 0:
+            print(f"step {step:4d}  " + "  ".join(f"{t.name} {t.losses[-1]:.5f}" for t in trainings),
+                  flush=True)
+        if time.monotonic() - begin > options.seconds:
+            break
+    first, warm = trainings[0], min(5, len(trainings[0].times) - 1)
+    print(f"{len(first.losses)} steps of {options.batch} x {options.length} tokens, {options.precision}"
+          f"{', compiled' if options.compile else ''}: loss {first.losses[0]:.3f} to {first.losses[-1]:.3f}")
+    theirs = statistics.median(first.times[warm:])
+    for t in trainings:
+        ours = statistics.median(t.times[warm:])
+        apart = [abs(a - b) for a, b in zip(first.losses, t.losses)]
+        quarter = max(1, len(apart) // 4)
+        print(f"{t.name:10s} {1e3 * ours:8.2f} ms, queued in {1e3 * statistics.median(t.queued[warm:]):7.2f}, "
+              f"ratio {theirs / ours:6.3f}; losses apart {max(apart):.1e} at most, "
+              f"{statistics.mean(apart):.1e} on average; first quarter {max(apart[:quarter]):.1e}, "
+              f"{statistics.mean(apart[:quarter]):.1e}; last {t.losses[-1]:.4f}")
+    if options.profile and options.device == "cuda":
+        for t in trainings:
+            t.profile(piece)
 
 
 if __name__ == "__main__":

@@ -191,6 +191,8 @@ static fattn_status create(fattn_device *device, const fattn_problem *problem, c
     }
     *p = made;
     fattn_pointers_make(&p->problem, &p->pointers);
+    fattn_unused_make(p->problem.op, p->features, &p->unused);
+    p->logs_tensors = fattn_log_wants(3);
     p->declined = (char *)(p + 1);
     memcpy(p->declined, notes.text, length);
     p->declined[length] = '\0';

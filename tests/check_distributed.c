@@ -3,6 +3,7 @@
  * Problems divided over ranks, on paper: shares hold every row once, every pair is computed once,
  * every message that is sent is received in the same step, and the forecast adds up.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -323,6 +324,19 @@ static void check_forecast(void)
               slow.seconds);
     tap_check(fast.most_bytes == 7.0 * 8192 * 8 * 16 * 4, "a block makes 7 hops: %.0f bytes",
               fast.most_bytes);
+    /* 7 steps with 8192 rows of the last rank, whose queries all keys of others precede. */
+    fattn_forecast merging;
+    const fattn_speed slowly = {.flops = 1e30, .bandwidth = 1e30, .row = 1};
+    const bool made = !fattn_forecast_make(&whole, FATTN_SCHEME_RING, &slowly, &merging);
+    tap_check(made && fabs(merging.seconds - 7 * 8192) < 1,
+              "merging counts the rows of each step: %.0f", merging.seconds);
+    /* Of the two runs of rank 0, rank 1 needs the first, and sends its gradients back: half of what
+     * rank 0 sends and, in f32, gets. */
+    fattn_whole pair = whole;
+    pair.ranks = 2;
+    const fattn_forecast half = forecast_of(&pair, FATTN_SCHEME_RING, 1e9);
+    tap_check(half.least_bytes * 2 == half.most_bytes,
+              "a run that nobody needs stays: %.0f of %.0f", half.least_bytes, half.most_bytes);
     const fattn_forecast heads = forecast_of(&whole, FATTN_SCHEME_HEADS, 1e6);
     const fattn_forecast best = forecast_of(&whole, FATTN_SCHEME_AUTO, 1e6);
     tap_check(best.seconds <= heads.seconds && best.seconds <= slow.seconds &&

@@ -308,16 +308,20 @@ void fattn_gpu_limits(void *impl, fattn_limits *limits)
                              .units = d->units};
 }
 
+bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa)
+{
+    return isa >= kernel->isa && (!kernel->isa_past || isa < kernel->isa_past);
+}
+
 const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
 {
     const device *const d = impl;
     for (const fattn_gpu_kernel *const *table = d->vendor->tables; *table; table++) {
         for (const fattn_gpu_kernel *kernel = *table; kernel->row.name; kernel++) {
             if (i-- == 0) {
-                const bool newer = kernel->isa_past && d->isa >= kernel->isa_past;
-                *missing = d->isa < kernel->isa || newer         ? kernel->needs
-                           : kernel->maps && !d->api->map_encode ? "a driver with tensor maps"
-                                                                 : NULL;
+                *missing = !fattn_gpu_kernel_runs(kernel, d->isa) ? kernel->needs
+                           : kernel->maps && !d->api->map_encode  ? "a driver with tensor maps"
+                                                                  : NULL;
                 return &kernel->row;
             }
         }

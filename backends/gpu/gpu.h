@@ -65,6 +65,9 @@ static inline const fattn_gpu_kernel *fattn_gpu_kernel_of(const fattn_kernel *ro
 int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *problem,
                                fattn_tile tile);
 
+/* Whether code for an instruction set runs the kernel. */
+bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
+
 /* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
  * for full ones. */
 #define FATTN_GPU_LEAN                                                                         \

@@ -41,6 +41,17 @@ static double rows_of(const fattn_whole *whole, int64_t rank,
     return kinds == 1 ? rows * (double)whole->problem->batch : rows;
 }
 
+/* Keys, or queries, of one of its runs. */
+static double rows_of_run(const fattn_whole *whole, bool keys, int64_t rank, int run)
+{
+    const int64_t kinds = fattn_whole_kinds(whole);
+    double rows = 0;
+    for (int64_t b = 0; b < kinds; b++) {
+        rows += (double)fattn_whole_run(whole, keys, b, rank, run).count;
+    }
+    return kinds == 1 ? rows * (double)whole->problem->batch : rows;
+}
+
 /* Elements of k and v, for so many keys. */
 static double block_elements(const fattn_problem *p, double keys)
 {
@@ -53,7 +64,7 @@ static double block_elements(const fattn_problem *p, double keys)
 typedef struct walker {
     double start, end; /* of the step */
     double computing, transferring, pairs, sent;
-    double block; /* elements of its keys and values */
+    double block[FATTN_RUNS]; /* elements of its keys and values, by runs */
 } walker;
 
 /* What a rank does in a step. The walkers' starts are known, their ends become so. */
@@ -64,7 +75,7 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
     const double size = (double)fattn_dtype_size(p->dtype);
     const double sum_size = p->op == FATTN_BACKWARD ? 4 : 0;
     walker *const w = &walkers[rank];
-    double begin = w->start, in = 0, out = 0, pairs = 0;
+    double begin = w->start, in = 0, out = 0, pairs = 0, rows = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         const fattn_ring_messages m = fattn_ring_step(ring, lane, rank, step);
         const int64_t owner = fattn_ring_owner(ring, lane, rank, step);
@@ -72,25 +83,37 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
         const struct {
             int64_t peer, owner;
             double size, *into;
+            int64_t hops;
         } messages[] = {
-            {m.send_to, held, size, &out},
-            {m.receive_from, fattn_ring_owner(ring, lane, rank, step + 1), size, &in},
-            {m.gradient_to, fattn_ring_owner(ring, lane, rank, step - 1), sum_size, &out},
-            {m.gradient_from, owner, sum_size, &in},
-            {m.home_from, rank, sum_size, &in},
+            {m.send_to, held, size, &out, step + 1},
+            {m.receive_from, fattn_ring_owner(ring, lane, rank, step + 1), size, &in, step + 1},
+            {m.gradient_to, fattn_ring_owner(ring, lane, rank, step - 1), sum_size, &out, step - 1},
+            {m.gradient_from, owner, sum_size, &in, step - 1},
+            {m.home_from, rank, sum_size, &in, ring->reach[lane][rank]},
         };
         for (size_t n = 0; n < sizeof messages / sizeof messages[0]; n++) {
+            const int64_t of = messages[n].owner;
             if (messages[n].peer >= 0 && messages[n].size > 0) {
-                *messages[n].into += walkers[messages[n].owner].block * messages[n].size;
+                const unsigned runs =
+                    (n < 2 ? fattn_ring_keys : fattn_ring_sums)(ring, lane, of, messages[n].hops);
+                for (int run = 0; run < FATTN_RUNS; run++) {
+                    *messages[n].into +=
+                        runs >> run & 1 ? walkers[of].block[run] * messages[n].size : 0;
+                }
                 begin = walkers[messages[n].peer].start > begin ? walkers[messages[n].peer].start
                                                                 : begin;
             }
         }
-        pairs += owner >= 0 ? fattn_whole_pairs(whole, rank, owner) * (double)p->heads_q : 0;
+        for (int n = 0, runs = fattn_whole_q_runs(whole); n < runs; n++) {
+            const int64_t met = fattn_ring_work(ring, lane, rank, step, n, runs, sum_size > 0);
+            const double own = met >= 0 ? fattn_whole_run_pairs(whole, rank, n, met) : 0;
+            pairs += own * (double)p->heads_q;
+            rows += own > 0 && met != rank ? rows_of_run(whole, false, rank, n) : 0;
+        }
     }
     const double most = in > out ? in : out;
     const double transfer = most > 0 ? speed->latency + most / speed->bandwidth : 0;
-    const double work = pairs * flops_of_pair(p) / speed->flops;
+    const double work = pairs * flops_of_pair(p) / speed->flops + rows * speed->row;
     const double worked = w->start + work, moved = begin + transfer;
     w->end = most > 0 && moved > worked ? moved : worked;
     w->computing += work;
@@ -126,7 +149,9 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
     }
     memset(walkers, 0, bytes);
     for (int64_t r = 0; r < whole->ranks; r++) {
-        walkers[r].block = block_elements(whole->problem, rows_of(whole, r, fattn_whole_k));
+        for (int n = 0; n < fattn_split_runs(whole->split); n++) {
+            walkers[r].block[n] = block_elements(whole->problem, rows_of_run(whole, true, r, n));
+        }
     }
     const int64_t rounds = ring.last_step + (whole->problem->op == FATTN_BACKWARD ? 2 : 1);
     for (int64_t step = 0; step < rounds; step++) {
@@ -184,7 +209,9 @@ static fattn_status foretell_heads(const fattn_whole *whole, int64_t share,
     fattn_whole group = *whole;
     group.problem = &part;
     group.ranks = whole->ranks / share;
-    const fattn_status status = foretell_ring(&group, speed, f);
+    fattn_speed own = *speed;
+    own.row /= (double)share; /* of its heads */
+    const fattn_status status = foretell_ring(&group, &own, f);
     if (status) {
         return status;
     }
@@ -221,7 +248,8 @@ static void foretell_reduction(const fattn_whole *whole, const fattn_speed *spee
     const double rows = (double)(whole->cu_q ? p->total_q : p->batch * p->seqlen_q);
     const double bytes = rows * (double)p->heads_q * (double)(p->dim_v + 1) * 4;
     f->least_bytes = f->most_bytes = bytes * (double)rounds;
-    f->computing = f->most_pairs * flops_of_pair(p) / speed->flops;
+    f->computing =
+        f->most_pairs * flops_of_pair(p) / speed->flops + rows * speed->row * (double)rounds;
     f->transferring = (speed->latency + bytes / speed->bandwidth) * (double)rounds;
     f->seconds = f->computing + f->transferring;
 }

@@ -204,7 +204,9 @@ static bool is_joined(const fattn_group_plan *plan, int64_t owner, int q_run)
     }
     const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 0);
     const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, q_run, owner, 1);
-    return a.q.count > 0 && a.k.count > 0 && b.k.count > 0 && (p->window_right < 0 || b.high >= -1);
+    /* A second run without pairs may not have travelled (ring.h). */
+    return a.q.count > 0 && a.k.count > 0 && fattn_piece_pairs(&b) > 0 &&
+           (p->window_right < 0 || b.high >= -1);
 }
 
 /* In numbers of the joined keys, as in place(). */

@@ -26,19 +26,73 @@ static void reach_of(const bool *needed, int64_t ranks, int32_t *up, int32_t *do
     *down = (int32_t)(ranks - past);
 }
 
+/* Whether a rank's queries have pairs with a run of an owner's keys. */
+static bool meets(const fattn_whole *whole, int64_t rank, int64_t owner, int k_run)
+{
+    const int64_t kinds = fattn_whole_kinds(whole);
+    for (int64_t b = 0; b < kinds; b++) {
+        for (int n = 0; n < fattn_whole_q_runs(whole); n++) {
+            const fattn_piece piece = fattn_piece_of(whole, b, rank, n, owner, k_run);
+            if (fattn_piece_pairs(&piece) > 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+enum { ARRAYS = FATTN_LANES * (1 + 2 * FATTN_RUNS) }; /* reach, near and far */
+
+static void find_runs(const fattn_whole *whole, const fattn_ring *ring, int64_t owner, int lane,
+                      int run, int32_t *near, int32_t *far)
+{
+    *near = 0, *far = -1;
+    for (int32_t d = 1; d <= ring->reach[lane][owner] && run < fattn_split_runs(whole->split);
+         d++) {
+        if (meets(whole, fattn_ring_neighbour(ring, lane, owner, d), owner, run)) {
+            *near = *near ? *near : d;
+            *far = d;
+        }
+    }
+}
+
+unsigned fattn_ring_keys(const fattn_ring *ring, int lane, int64_t owner, int64_t hops)
+{
+    unsigned runs = ring->trims ? 0 : 3;
+    for (int n = 0; n < FATTN_RUNS; n++) {
+        runs |= ring->far[lane][n][owner] >= hops ? 1u << n : 0;
+    }
+    return runs;
+}
+
+unsigned fattn_ring_sums(const fattn_ring *ring, int lane, int64_t owner, int64_t hops)
+{
+    unsigned runs = ring->trims ? 0 : 3;
+    for (int n = 0; n < FATTN_RUNS; n++) {
+        const int32_t near = ring->near[lane][n][owner];
+        runs |= near > 0 && near <= hops ? 1u << n : 0;
+    }
+    return runs;
+}
+
 fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring)
 {
     const int64_t ranks = whole->ranks;
-    const size_t bytes = (size_t)ranks * (FATTN_LANES * sizeof(int32_t) + sizeof(bool));
+    const size_t bytes = (size_t)ranks * (ARRAYS * sizeof(int32_t) + sizeof(bool));
     int32_t *const reach = fattn_memory_alloc(bytes);
     memset(ring, 0, sizeof *ring);
     if (!reach) {
         return fattn_fail_memory((int64_t)bytes, "the schedule of a ring");
     }
-    bool *const needed = (bool *)(reach + FATTN_LANES * ranks);
+    int32_t *const runs = reach + FATTN_LANES * ranks; /* [lane][run][near, far][ranks] */
+    bool *const needed = (bool *)(reach + ARRAYS * ranks);
     ring->ranks = ranks;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         ring->reach[lane] = reach + lane * ranks;
+        for (int n = 0; n < FATTN_RUNS; n++) {
+            ring->near[lane][n] = runs + (lane * FATTN_RUNS + n) * 2 * ranks;
+            ring->far[lane][n] = ring->near[lane][n] + ranks;
+        }
     }
     for (int64_t owner = 0; owner < ranks; owner++) {
         for (int64_t d = 0; d < ranks; d++) {
@@ -47,8 +101,16 @@ fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring)
         reach_of(needed, ranks, &reach[owner], &reach[ranks + owner]);
         for (int lane = 0; lane < FATTN_LANES; lane++) {
             ring->longest[lane] = fattn_max64(ring->longest[lane], ring->reach[lane][owner]);
+            for (int n = 0; n < FATTN_RUNS; n++) {
+                int32_t *const near = runs + (lane * FATTN_RUNS + n) * 2 * ranks + owner;
+                find_runs(whole, ring, owner, lane, n, near, near + ranks);
+            }
         }
     }
+    /* A run is in one place, or in two (keys and values): that takes two messages for one, of which
+     * both lanes together would have too many. */
+    ring->trims = (whole->cu_q || whole->problem->batch == 1) &&
+                  (ring->longest[FATTN_UP] == 0 || ring->longest[FATTN_DOWN] == 0);
     ring->last_step = fattn_max64(ring->longest[FATTN_UP], ring->longest[FATTN_DOWN]);
     return FATTN_OK;
 }
@@ -72,6 +134,16 @@ int64_t fattn_ring_owner(const fattn_ring *ring, int lane, int64_t rank, int64_t
     }
     const int64_t owner = fattn_ring_neighbour(ring, lane, rank, -step);
     return step > 0 && step <= ring->reach[lane][owner] ? owner : -1;
+}
+
+int64_t fattn_ring_work(const fattn_ring *ring, int lane, int64_t rank, int64_t step, int q_run,
+                        int q_runs, bool gradients)
+{
+    const bool waits = gradients && ring->last_step > 0 && q_runs > 1 && q_run == 0;
+    if (waits && lane == FATTN_UP && (step == 0 || step == ring->last_step + 1)) {
+        return step == 0 ? -1 : rank;
+    }
+    return fattn_ring_owner(ring, lane, rank, step);
 }
 
 fattn_ring_messages fattn_ring_step(const fattn_ring *ring, int lane, int64_t rank, int64_t step)

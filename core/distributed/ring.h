@@ -14,6 +14,14 @@
  * adds the sum that arrived meanwhile and sends it after the block, in the next step. The last
  * rank that the block reaches sends the sum home to its owner, which adds it to its own share. So
  * the order of additions follows from the schedule and does not depend on time.
+ *
+ * Of a block with two runs of keys each travels only as far as some rank needs it, and its sum only
+ * from the first rank that has added to it. (Under zigzag and a causal mask later ranks do not need
+ * the second run.)
+ *
+ * While sums travel home there is no block left to compute with. So where ranks have two runs of
+ * queries, the first one's part of the own block waits until then. That is never slower, whatever
+ * the link: the f32 sums that travel home are no smaller than the keys that travel in step 0.
  */
 #ifndef FATTN_DISTRIBUTED_RING_H
 #define FATTN_DISTRIBUTED_RING_H
@@ -27,7 +35,16 @@ typedef struct fattn_ring {
     int64_t last_step;                 /* the longest way of a block */
     int64_t longest[FATTN_LANES];      /* of each lane */
     const int32_t *reach[FATTN_LANES]; /* [ranks]: hops that the block of each owner makes */
+    /* [ranks]: the first and the last hop at which a rank computes with a run of each owner's keys;
+     * 0 and -1 where none does. */
+    const int32_t *near[FATTN_LANES][FATTN_RUNS], *far[FATTN_LANES][FATTN_RUNS];
+    bool trims; /* a run travels by itself where the other one is not needed, or its sum 0 */
 } fattn_ring;
+
+/* Which runs of an owner's block arrive at its hops-th rank, bit n for run n: those that are needed
+ * there or later. And which runs of its sum leave that rank: those that a rank has added to. */
+unsigned fattn_ring_keys(const fattn_ring *ring, int lane, int64_t owner, int64_t hops);
+unsigned fattn_ring_sums(const fattn_ring *ring, int lane, int64_t owner, int64_t hops);
 
 /* Where the blocks go; nowhere where every rank has all queries. FATTN_OUT_OF_MEMORY, or done; to
  * be freed by fattn_ring_free(). */
@@ -40,6 +57,11 @@ int64_t fattn_ring_neighbour(const fattn_ring *ring, int lane, int64_t rank, int
 /* Who owns the block that a rank has in a lane at step t; -1 where it has none. Step 0 has a block
  * in lane FATTN_UP only: the rank's own. */
 int64_t fattn_ring_owner(const fattn_ring *ring, int lane, int64_t rank, int64_t step);
+
+/* Whose keys a run of queries is computed with at step t in a lane; -1 where there are none. With
+ * gradients step last_step + 1 has work too. */
+int64_t fattn_ring_work(const fattn_ring *ring, int lane, int64_t rank, int64_t step, int q_run,
+                        int q_runs, bool gradients);
 
 /* What goes from and to a rank in a lane while it computes step t; peers are -1 where nothing
  * does. Gradients are those of backward alone, whose last messages go in step last_step + 1. */

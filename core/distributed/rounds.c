@@ -12,7 +12,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-enum { BLOCK, GRADIENT, HOME, KINDS };
+enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS }; /* + VALUES: not with keys */
 
 /* --- Pieces ----------------------------------------------------------------------------------- */
 
@@ -118,13 +118,16 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     return !status && merges ? merge(plan, q_run, plan->part_o, plan->part_lse) : status;
 }
 
-static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffers *given,
-                                 int64_t owner, const char *keys, char *sums)
+/* The pieces of a step in a lane. The first piece of a run of queries comes first. */
+static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffers *given, int lane,
+                                 int64_t step, const char *keys, char *sums)
 {
     fattn_status status = FATTN_OK;
     for (int n = 0; !status && n < plan->q_runs * plan->k_runs; n++) {
-        /* The first piece of a run of queries comes first. */
-        status = attend(plan, given, owner, n % plan->q_runs, n / plan->q_runs, keys, sums);
+        const int q_run = n % plan->q_runs, k_run = n / plan->q_runs;
+        const int64_t owner = fattn_ring_work(&plan->ring, lane, plan->rank, step, q_run,
+                                              plan->q_runs, plan->gradients);
+        status = owner < 0 ? FATTN_OK : attend(plan, given, owner, q_run, k_run, keys, sums);
     }
     return status;
 }
@@ -169,14 +172,73 @@ static int64_t sums_of(const fattn_group_plan *plan, int64_t owner)
 
 /* --- Rounds ----------------------------------------------------------------------------------- */
 
-/* To or from the rank of the ring that has the same heads. */
-static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
-                     int64_t peer, int tag, bool receive, void *data, int64_t bytes)
+/* Where some runs of a block are: one stretch of bytes, or two. */
+typedef struct stretch {
+    int64_t at, bytes;
+} stretch;
+
+static void find_stretches(const fattn_group_plan *plan, const fattn_block *block, int64_t owner,
+                           unsigned runs, bool sums, stretch found[2])
 {
-    if (peer >= 0) {
-        fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member), tag,
-                                receive, data, bytes);
+    const fattn_problem *const p = &plan->problem;
+    const int n = runs == 2;
+    found[0] = (stretch){0, runs ? block->bytes : 0};
+    found[1] = (stretch){0, 0};
+    if (runs == 0 || runs == 3 || plan->k_runs == 1) {
+        return;
     }
+    if (plan->ragged) {
+        const int64_t end = n ? block->bytes : block->k[1];
+        found[0] = (stretch){block->k[n], end - block->k[n]};
+        return;
+    }
+    const int64_t rows = fattn_group_keys(plan, owner, n).rows * p->heads_k;
+    const int64_t k = sums ? (p->outputs & FATTN_OUT_DK ? 4 : 0) : fattn_dtype_size(p->dtype_kv);
+    const int64_t v = sums ? (p->outputs & FATTN_OUT_DV ? 4 : 0) : fattn_dtype_size(p->dtype_v);
+    found[0] = (stretch){block->k[n], rows * p->dim * k};
+    found[1] = (stretch){block->v[n], rows * p->dim_v * v};
+}
+
+static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs, bool sums,
+                      stretch found[2])
+{
+    const fattn_block block =
+        sums ? fattn_group_block_sums(plan, owner) : fattn_group_block_keys(plan, owner);
+    find_stretches(plan, &block, owner, runs, sums, found);
+}
+
+/* To or from the rank of the ring that has the same heads: runs of an owner's block, or of its
+ * sums. */
+static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
+                     int64_t peer, int tag, bool receive, char *data, int64_t owner, unsigned runs)
+{
+    stretch found[2];
+    if (peer >= 0) {
+        find_runs(plan, owner, runs, tag % KINDS != BLOCK, found);
+        for (int n = 0; n < 2; n++) {
+            fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member),
+                                    tag + n * VALUES, receive, data + found[n].at, found[n].bytes);
+        }
+    }
+}
+
+/* Of the sum of the own block that comes home. */
+static unsigned home_runs(const fattn_group_plan *plan, int lane)
+{
+    return fattn_ring_sums(&plan->ring, lane, plan->rank, plan->ring.reach[lane][plan->rank]);
+}
+
+static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char *from,
+                             int64_t owner, unsigned runs)
+{
+    stretch found[2];
+    fattn_status status = FATTN_OK;
+    find_runs(plan, owner, runs, true, found);
+    for (int n = 0; !status && n < 2; n++) {
+        status = add(plan, to + found[n].at, from + found[n].at,
+                     found[n].bytes / (int64_t)sizeof(float));
+    }
+    return status;
 }
 
 /* What goes and comes in a lane while step t is computed (ring.h). */
@@ -191,25 +253,26 @@ static void add_messages(const fattn_group_plan *plan, int lane, int64_t step,
     const int tag = lane * KINDS;
     if (m.send_to >= 0) {
         char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
-        add_ring(plan, messages, count, m.send_to, tag + BLOCK, false, keys,
-                 fattn_group_block_keys(plan, held).bytes);
+        add_ring(plan, messages, count, m.send_to, tag + BLOCK, false, keys, held,
+                 fattn_ring_keys(ring, lane, held, step + 1));
     }
     if (m.receive_from >= 0) {
         add_ring(plan, messages, count, m.receive_from, tag + BLOCK, true,
-                 plan->lane[lane][(step + 1) % 2], fattn_group_block_keys(plan, next).bytes);
+                 plan->lane[lane][(step + 1) % 2], next,
+                 fattn_ring_keys(ring, lane, next, step + 1));
     }
     if (plan->gradients && m.gradient_to >= 0) {
         add_ring(plan, messages, count, m.gradient_to,
                  tag + (m.gradient_to == before ? HOME : GRADIENT), false, plan->sending[lane],
-                 fattn_group_block_sums(plan, before).bytes);
+                 before, fattn_ring_sums(ring, lane, before, step - 1));
     }
     if (plan->gradients && m.gradient_from >= 0) {
         add_ring(plan, messages, count, m.gradient_from, tag + GRADIENT, true, plan->arriving[lane],
-                 fattn_group_block_sums(plan, held).bytes);
+                 held, fattn_ring_sums(ring, lane, held, step - 1));
     }
     if (plan->gradients && m.home_from >= 0) {
-        add_ring(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane],
-                 fattn_group_block_sums(plan, plan->rank).bytes);
+        add_ring(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane], plan->rank,
+                 home_runs(plan, lane));
     }
 }
 
@@ -217,16 +280,14 @@ static fattn_status compute(const fattn_group_plan *plan, const fattn_buffers *g
 {
     fattn_status status = FATTN_OK;
     for (int lane = 0; !status && lane < FATTN_LANES; lane++) {
+        const bool own = step == 0 || step > plan->ring.last_step;
         const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
-        if (owner < 0) {
-            continue;
-        }
-        char *const sums = step ? plan->share[lane] : plan->own_sum;
-        if (step && plan->gradients) {
+        char *const sums = own ? plan->own_sum : plan->share[lane];
+        if (!own && owner >= 0 && plan->gradients) {
             status = clear(plan, sums, sums_of(plan, owner));
         }
-        char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
-        status = status ? status : attend_block(plan, given, owner, keys, sums);
+        char *const keys = own ? plan->own : plan->lane[lane][step % 2];
+        status = status ? status : attend_block(plan, given, lane, step, keys, sums);
     }
     return status;
 }
@@ -239,10 +300,12 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
         const fattn_ring_messages m = fattn_ring_step(&plan->ring, lane, plan->rank, step);
         if (m.gradient_from >= 0) {
             const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
-            status = add(plan, plan->share[lane], plan->arriving[lane], sums_of(plan, owner));
+            status = add_sums(plan, plan->share[lane], plan->arriving[lane], owner,
+                              fattn_ring_sums(&plan->ring, lane, owner, step - 1));
         }
         if (!status && m.home_from >= 0) {
-            status = add(plan, plan->own_sum, plan->home[lane], sums_of(plan, plan->rank));
+            status =
+                add_sums(plan, plan->own_sum, plan->home[lane], plan->rank, home_runs(plan, lane));
         }
         char *const sent = plan->sending[lane];
         plan->sending[lane] = plan->share[lane];
@@ -251,16 +314,55 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
     return status;
 }
 
+/* An axis of dbias that is summed over has one entry. */
+static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t *const stride = p->dbias_stride;
+    const int64_t keys = stride[3] ? p->seqlen_k : 1;
+    const fattn_strides strides = {.batch = stride[1], .seq = stride[2], .head = stride[3]};
+    fattn_status status = FATTN_OK;
+    for (int64_t b = 0; !status && b < (stride[0] ? p->batch : 1); b++) {
+        const fattn_rows_args args = {.batch = stride[1] ? p->heads_q : 1,
+                                      .rows = plan->local.seqlen_q,
+                                      .heads = stride[3] == 1 ? 1 : keys,
+                                      .channels = stride[3] == 1 ? keys : 1,
+                                      .to = dbias + b * stride[0],
+                                      .to_stride = strides,
+                                      .dtype_to = FATTN_F32,
+                                      .dtype_from = FATTN_F32};
+        status = fattn_group_move(plan, &args);
+    }
+    return status;
+}
+
+/* Clears what pieces add to. */
+static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
+{
+    const fattn_problem *const p = &plan->problem;
+    fattn_status status = clear(plan, plan->dsink, plan->transport.ranks * p->heads_q);
+    for (int n = 0; !status && plan->backward && n < plan->q_runs; n++) {
+        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
+        status = clear(plan, plan->sum[n], rows * p->dim);
+    }
+    if (!status && plan->gradients) {
+        status = clear(plan, plan->own_sum, sums_of(plan, plan->rank));
+    }
+    return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
+}
+
 static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
 {
     const fattn_transport *const t = &plan->transport;
-    fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most */
+    fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most, or
+                                                     * twice as many in one */
     int count = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         add_messages(plan, lane, step, messages, &count);
     }
     fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
     const bool started = !status && count;
+    status = status || step ? status : begin(plan, given); /* beside the first messages */
     status = status ? status : compute(plan, given, step);
     if (status) {
         t->abort(t->user, fattn_last_reason());
@@ -350,43 +452,6 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
 }
 
-/* An axis of dbias that is summed over has one entry. */
-static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
-{
-    const fattn_problem *const p = &plan->problem;
-    const int64_t *const stride = p->dbias_stride;
-    const int64_t keys = stride[3] ? p->seqlen_k : 1;
-    const fattn_strides strides = {.batch = stride[1], .seq = stride[2], .head = stride[3]};
-    fattn_status status = FATTN_OK;
-    for (int64_t b = 0; !status && b < (stride[0] ? p->batch : 1); b++) {
-        const fattn_rows_args args = {.batch = stride[1] ? p->heads_q : 1,
-                                      .rows = plan->local.seqlen_q,
-                                      .heads = stride[3] == 1 ? 1 : keys,
-                                      .channels = stride[3] == 1 ? keys : 1,
-                                      .to = dbias + b * stride[0],
-                                      .to_stride = strides,
-                                      .dtype_to = FATTN_F32,
-                                      .dtype_from = FATTN_F32};
-        status = fattn_group_move(plan, &args);
-    }
-    return status;
-}
-
-/* Clears what pieces add to. */
-static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
-{
-    const fattn_problem *const p = &plan->problem;
-    fattn_status status = clear(plan, plan->dsink, plan->transport.ranks * p->heads_q);
-    for (int n = 0; !status && plan->backward && n < plan->q_runs; n++) {
-        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        status = clear(plan, plan->sum[n], rows * p->dim);
-    }
-    if (!status && plan->gradients) {
-        status = clear(plan, plan->own_sum, sums_of(plan, plan->rank));
-    }
-    return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
-}
-
 /* Over the ranks that had a head, in the same order on every rank. */
 static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
 {
@@ -408,16 +473,11 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     }
     fattn_buffers b;
     fattn_status status = check(plan, buffers, &b);
+    status = status ? status : fattn_group_pack(plan, &b);
     if (status) {
         plan->transport.abort(plan->transport.user, fattn_last_reason());
         return status;
     }
-    status = begin(plan, &b);
-    if (status) {
-        plan->transport.abort(plan->transport.user, fattn_last_reason());
-        return status;
-    }
-    status = fattn_group_pack(plan, &b);
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
         status = go_round(plan, &b, step);
     }

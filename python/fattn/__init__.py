@@ -17,7 +17,7 @@ from fattn._errors import (BadEnvironment, DeviceError, Error, InvalidArgument, 
                            NullPointer, OutOfMemory, Overflow, Overlap, RankLost, RanksDisagree,
                            RankTimeout, UnknownDevice, Unsupported)
 from fattn._functions import (Plan, attention, attention_backward, attention_varlen,
-                              attention_with_kvcache, dropout_mask, explain, merge)
+                              attention_with_kvcache, dropout_mask, explain, inspect, merge)
 from fattn._plans import cache_clear
 
 __all__ = [
@@ -26,5 +26,5 @@ __all__ = [
     "NullPointer", "OutOfMemory", "Overflow", "Overlap", "Plan", "Positions", "RankLost",
     "RankTimeout", "RanksDisagree", "UnknownDevice", "Unsupported", "__version__",
     "attention", "attention_backward", "attention_varlen", "attention_with_kvcache",
-    "cache_clear", "devices", "dropout_mask", "explain", "info", "merge",
+    "cache_clear", "devices", "dropout_mask", "explain", "info", "inspect", "merge",
 ]

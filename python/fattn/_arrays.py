@@ -135,6 +135,8 @@ class _Torch(Kind):
                        if hasattr(self.torch, name)}
         self.names = {dtype: name for name, dtype in self.dtypes.items()}
         self.gpu = "hip" if getattr(self.torch.version, "hip", None) else "cuda"
+        # The handle alone, without an object of torch.cuda.Stream around it.
+        self.raw_stream: Any = getattr(self.torch._C, "_cuda_getCurrentRawStream", None)
 
     def key(self, a: Any) -> Any:
         if a.requires_grad and self.torch.is_grad_enabled():
@@ -173,10 +175,7 @@ class _Torch(Kind):
         return a, a
 
     def stream(self, a: Any) -> int | None:
-        if a.is_cuda:
-            stream: int = self.torch.cuda.current_stream(a.device).cuda_stream
-            return stream
-        return None
+        return self.raw_stream(a.get_device()) if a.is_cuda else None
 
 
 class _Cupy(Kind):

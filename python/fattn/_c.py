@@ -25,8 +25,10 @@ BOTTOM_RIGHT, TOP_LEFT = 1, 2
 
 CAUSAL, WINDOW, SCALE, SOFTCAP, BIAS, ALIBI, MASK, BLOCK_MASK = (1 << i for i in range(8))
 (SINK, DROPOUT, CU_SEQLENS_Q, CU_SEQLENS_K, SEQUSED_Q, SEQUSED_K, PAGED, POSITIONS, DLSE, ACCUMULATE,
- DETERMINISTIC, BATCH_INVARIANT, CHECKED) = (1 << i for i in range(8, 21))
+ DETERMINISTIC, BATCH_INVARIANT, CHECKED, SEQSTART_K, ALIBI_BIAS, CHUNK) = (
+     1 << i for i in range(8, 24))
 OUT_O, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUT_DBIAS, OUT_DSINK = (1 << i for i in range(7))
+SCORES, PROBABILITIES = 1, 2
 
 
 class Strides(ctypes.Structure):
@@ -53,6 +55,7 @@ class Problem(ctypes.Structure):
         ("block_m", c_int64), ("block_n", c_int64), ("alibi_batch_stride", c_int64),
         ("batch_offset", c_int64), ("head_offset", c_int64),
         ("pointer_alignment", c_int64),
+        ("dtype_kv", c_int), ("dtype_v", c_int), ("chunk", c_int64),
     ]
 
 
@@ -69,7 +72,8 @@ class Buffers(ctypes.Structure):
         ("q_offset", c_int64), ("k_offset", c_int64), ("whole_q", c_int64), ("whole_k", c_int64),
         ("q_offsets", c_void_p), ("k_offsets", c_void_p), ("wholes_q", c_void_p),
         ("wholes_k", c_void_p),
-        ("seed", c_uint64), ("offset", c_uint64), ("seed_ptr", c_void_p), ("offset_ptr", c_void_p)]
+        ("seed", c_uint64), ("offset", c_uint64), ("seed_ptr", c_void_p), ("offset_ptr", c_void_p),
+        ("seqstart_k", c_void_p)]
 
 
 class DeviceInfo(ctypes.Structure):
@@ -104,6 +108,12 @@ class MergeArgs(ctypes.Structure):
         ("o1_stride", Strides), ("o2_stride", Strides), ("o_stride", Strides)]
 
 
+class InspectArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("what", c_int), ("reserved", c_uint32), ("to", c_void_p),
+        ("stride", c_int64 * 4)]
+
+
 class DropoutArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -135,6 +145,8 @@ _FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("fattn_plan_describe", c_size_t, [c_void_p, c_char_p, c_size_t]),
     ("fattn_execute", c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     ("fattn_attention", c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    ("fattn_inspect_args_init", None, [c_void_p]),
+    ("fattn_inspect", c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     ("fattn_merge", c_int, [c_void_p, POINTER(MergeArgs), c_void_p]),
     ("fattn_dropout_mask", c_int, [c_void_p, POINTER(DropoutArgs), c_void_p]),
 ]

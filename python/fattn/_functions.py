@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Literal, Sequence, TypeVar, overload
 
 from fattn import _c
@@ -25,9 +26,10 @@ def attention(
         q: A, k: A, v: A, *, causal: bool = ..., window: Window = ..., scale: float | None = ...,
         softcap: float | None = ..., bias: A | None = ..., mask: A | None = ...,
         block_mask: A | None = ..., block_size: tuple[int, int] | None = ...,
-        alibi_slopes: A | None = ..., sink: A | None = ..., dropout_p: float = ...,
+        alibi_slopes: A | None = ..., alibi_bias: bool = ..., sink: A | None = ..., dropout_p: float = ...,
         seed: int | A = ..., offset: int = ..., seqused_q: A | None = ..., seqused_k: A | None = ...,
-        positions: Positions | None = ..., anchor: Anchor = ..., layout: Layout = ...,
+        seqstart_k: A | None = ..., chunk: int | None = ..., positions: Positions | None = ...,
+        anchor: Anchor = ..., layout: Layout = ...,
         batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
         out_dtype: str | None = ..., return_lse: Literal[False] = ..., batch_offset: int = ...,
         head_offset: int = ..., device: str | None = ...) -> A: ...
@@ -36,9 +38,10 @@ def attention(
         q: A, k: A, v: A, *, causal: bool = ..., window: Window = ..., scale: float | None = ...,
         softcap: float | None = ..., bias: A | None = ..., mask: A | None = ...,
         block_mask: A | None = ..., block_size: tuple[int, int] | None = ...,
-        alibi_slopes: A | None = ..., sink: A | None = ..., dropout_p: float = ...,
+        alibi_slopes: A | None = ..., alibi_bias: bool = ..., sink: A | None = ..., dropout_p: float = ...,
         seed: int | A = ..., offset: int = ..., seqused_q: A | None = ..., seqused_k: A | None = ...,
-        positions: Positions | None = ..., anchor: Anchor = ..., layout: Layout = ...,
+        seqstart_k: A | None = ..., chunk: int | None = ..., positions: Positions | None = ...,
+        anchor: Anchor = ..., layout: Layout = ...,
         batch_invariant: bool = ..., checked: bool = ..., out: A | None = ..., lse: A | None = ...,
         out_dtype: str | None = ..., return_lse: Literal[True], batch_offset: int = ...,
         head_offset: int = ..., device: str | None = ...) -> tuple[A, A]: ...
@@ -46,9 +49,10 @@ def attention(
         q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None,
         scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
         block_mask: Any = None, block_size: tuple[int, int] | None = None, alibi_slopes: Any = None,
-        sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, offset: int = 0,
-        seqused_q: Any = None, seqused_k: Any = None, positions: Positions | None = None,
-        anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
+        alibi_bias: bool = False, sink: Any = None, dropout_p: float = 0.0, seed: Any = 0,
+        offset: int = 0, seqused_q: Any = None, seqused_k: Any = None, seqstart_k: Any = None,
+        chunk: int | None = None, positions: Positions | None = None, anchor: Anchor = "bottom_right",
+        layout: Layout = "bshd", batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
         return_lse: bool = False, batch_offset: int = 0, head_offset: int = 0,
         device: str | None = None) -> Any:
@@ -61,21 +65,28 @@ def attention(
 
     Args:
         q: (B, Sq, Hq, D); float32, float16, bfloat16, or float64 on device "reference".
-        k: (B, Sk, Hk, D), of q's dtype.
+        k: (B, Sk, Hk, D), of q's dtype. On a CPU k and v may be of other types, as of a 16-bit cache under
+            float32 queries.
         v: (B, Sk, Hk, Dv), of q's dtype. Last axes are contiguous; other strides are free.
         causal: a query attends to no key after its own position.
         window: (left, right), how many keys before and after its own position a query attends to; -1 or None for all.
         scale: factor of the scores; 1 / sqrt(D) if None.
         softcap: scores x become softcap * tanh(x / softcap).
-        bias: added to scores, float32 or of q's dtype; broadcast to (B, Hq, Sq, Sk).
+        bias: added to scores, float32 or of q's dtype, on a CPU also of the other 16-bit type; broadcast to
+            (B, Hq, Sq, Sk).
         mask: boolean, True keeps; broadcast to (B, Hq, Sq, Sk).
         block_mask: boolean, a value for each block of block_size = (queries, keys); broadcast to
             (B, Hq, ceil(Sq / queries), ceil(Sk / keys)).
         alibi_slopes: float32 (Hq) or (B, Hq): scores get -slope * distance.
+        alibi_bias: slopes multiply bias, which is needed, and not distances (CPU).
         sink: float32 (Hq), logits of an extra key whose value is 0.
         dropout_p: probability to drop a weight, 0 to 1. The pattern follows from seed, offset and the
             position alone. seed may be an int64 array of (seed, offset) on the arrays' device.
         seqused_q, seqused_k: int32 (B), how many rows and keys of each sequence exist.
+        seqstart_k: int32 (B), keys of each sequence before this one are padding (CPU). Those that exist
+            keep their positions.
+        chunk: keys are cut into chunks of so many, counted from position 0; a query attends only to the
+            chunk of its own position, as in Llama 4.
         positions: where local rows and keys lie in a longer sequence.
         anchor: which corner causal, window and ALiBi are anchored to where Sq != Sk. PyTorch's is_causal
             is "top_left".
@@ -97,6 +108,8 @@ def attention(
         features |= _c.BATCH_INVARIANT
     if checked:
         features |= _c.CHECKED
+    if alibi_bias:
+        features |= _c.ALIBI_BIAS
     extras: tuple[Any, ...] = NO_EXTRAS
     numbers = seeds = None
     if positions is not None:
@@ -106,16 +119,16 @@ def attention(
     else:
         seed_array = None
     if not (bias is None and mask is None and sink is None and alibi_slopes is None and
-            block_mask is None and seqused_k is None and seqused_q is None and positions is None and
-            seed_array is None):
+            block_mask is None and seqused_k is None and seqused_q is None and seqstart_k is None and
+            positions is None and seed_array is None):
         numbers, arrays = split_positions(positions)
         extras = (bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
-                  *arrays, seed_array)
+                  seqstart_k, *arrays, seed_array)
     o, row_sums = forward(
         q, k, v,
         (_c.FORWARD, causal, None if window is None else window_of(window), scale, softcap, dropout_p,
          anchor, layout, out_dtype, return_lse or lse is not None, 0, features, None, None, block_size,
-         batch_offset, head_offset, device),
+         batch_offset, head_offset, device, False, chunk),
         extras, numbers, seeds, out, lse)
     return (o, row_sums) if return_lse else o
 
@@ -126,8 +139,9 @@ def attention_varlen(
         window: Window = None, scale: float | None = None, softcap: float | None = None,
         bias: Any = None, mask: Any = None, alibi_slopes: Any = None, sink: Any = None,
         dropout_p: float = 0.0, seed: Any = 0, offset: int = 0, seqused_q: Any = None,
-        seqused_k: Any = None, block_table: Any = None, positions: Positions | None = None,
-        anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
+        seqused_k: Any = None, seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
+        positions: Positions | None = None, anchor: Anchor = "bottom_right", layout: Layout = "bshd",
+        batch_invariant: bool = False,
         checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None,
         return_lse: bool = False, device: str | None = None) -> Any:
     """attention() of packed sequences of different lengths.
@@ -148,7 +162,7 @@ def attention_varlen(
     extras, numbers, seeds, features = _extras(
         bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, seed, offset,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, block_table=block_table,
-        batch_invariant=batch_invariant, checked=checked)
+        seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked)
     if max_seqlen_q is None:
         max_seqlen_q = _longest(cu_seqlens_q, "q")
     if max_seqlen_k is None and block_table is None:
@@ -156,7 +170,8 @@ def attention_varlen(
     o, row_sums = forward(
         q, k, v,
         (_c.FORWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, out_dtype,
-         return_lse or lse is not None, 0, features, max_seqlen_q, max_seqlen_k, None, 0, 0, device),
+         return_lse or lse is not None, 0, features, max_seqlen_q, max_seqlen_k, None, 0, 0, device,
+         False, chunk),
         extras, numbers, seeds, out, lse)
     return (o, row_sums) if return_lse else o
 
@@ -178,26 +193,27 @@ def _longest(cu_seqlens: Any, of: str) -> int:
 def _extras(bias: Any, mask: Any, alibi_slopes: Any, sink: Any, seqused_q: Any, seqused_k: Any,
             positions: Positions | None, dropout_p: float, seed: Any, offset: int, *,
             block_mask: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-            block_table: Any = None, batch_invariant: bool = False, checked: bool = False,
+            block_table: Any = None, seqstart_k: Any = None, batch_invariant: bool = False,
+            checked: bool = False, alibi_bias: bool = False,
             features: int = 0) -> tuple[tuple[Any, ...], Any, Any, int]:
     """Extras in their order, positions and seed as numbers, features."""
     numbers, arrays = split_positions(positions)
     seeds, seed_array = split_seed(seed, offset) if dropout_p != 0 else (None, None)
     for bit, wanted in ((_c.POSITIONS, positions is not None), (_c.CHECKED, checked),
-                        (_c.BATCH_INVARIANT, batch_invariant)):
+                        (_c.BATCH_INVARIANT, batch_invariant), (_c.ALIBI_BIAS, alibi_bias)):
         if wanted:
             features |= bit
     return ((bias, mask, block_mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
-             seqused_k, block_table, *arrays, seed_array), numbers, seeds, features)
+             seqused_k, block_table, seqstart_k, *arrays, seed_array), numbers, seeds, features)
 
 
 def attention_with_kvcache(
         q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
         max_seqlen_k: int | None = None, causal: bool = False, window: Window = None,
         scale: float | None = None, softcap: float | None = None, bias: Any = None, mask: Any = None,
-        alibi_slopes: Any = None, sink: Any = None, anchor: Anchor = "bottom_right",
-        layout: Layout = "bshd", batch_invariant: bool = False, checked: bool = False,
-        out: Any = None, lse: Any = None, out_dtype: str | None = None, return_lse: bool = False,
+        alibi_slopes: Any = None, sink: Any = None, seqstart_k: Any = None, chunk: int | None = None,
+        anchor: Anchor = "bottom_right", layout: Layout = "bshd", batch_invariant: bool = False,
+        checked: bool = False, out: Any = None, lse: Any = None, out_dtype: str | None = None, return_lse: bool = False,
         device: str | None = None) -> Any:
     """attention() of new queries against a partly filled or paged cache.
 
@@ -214,13 +230,13 @@ def attention_with_kvcache(
     """
     extras, numbers, seeds, features = _extras(
         bias, mask, alibi_slopes, sink, None, cache_seqlens, None, 0.0, 0, 0, block_table=block_table,
-        batch_invariant=batch_invariant, checked=checked)
+        seqstart_k=seqstart_k, batch_invariant=batch_invariant, checked=checked)
     if block_table is None:
         max_seqlen_k = None
     o, row_sums = forward(
         q, k_cache, v_cache,
         (_c.FORWARD, causal, window_of(window), scale, softcap, 0.0, anchor, layout, out_dtype,
-         return_lse or lse is not None, 0, features, None, max_seqlen_k, None, 0, 0, device),
+         return_lse or lse is not None, 0, features, None, max_seqlen_k, None, 0, 0, device, False, chunk),
         extras, numbers, seeds, out, lse)
     return (o, row_sums) if return_lse else o
 
@@ -229,10 +245,11 @@ def attention_backward(
         dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None,
         causal: bool = False, window: Window = None, scale: float | None = None,
         softcap: float | None = None, bias: Any = None, mask: Any = None, block_mask: Any = None,
-        block_size: tuple[int, int] | None = None, alibi_slopes: Any = None, sink: Any = None,
-        dropout_p: float = 0.0, seed: Any = 0, offset: int = 0, cu_seqlens_q: Any = None,
-        cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-        seqused_q: Any = None, seqused_k: Any = None, positions: Positions | None = None,
+        block_size: tuple[int, int] | None = None, alibi_slopes: Any = None, alibi_bias: bool = False,
+        sink: Any = None, dropout_p: float = 0.0, seed: Any = 0, offset: int = 0,
+        cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None, seqused_q: Any = None, seqused_k: Any = None,
+        seqstart_k: Any = None, chunk: int | None = None, positions: Positions | None = None,
         anchor: Anchor = "bottom_right", layout: Layout = "bshd", deterministic: bool = False,
         accumulate: bool = False, want: Sequence[str] = ("dq", "dk", "dv"), dq: Any = None,
         dk: Any = None, dv: Any = None, dbias: Any = None, dsink: Any = None, batch_offset: int = 0,
@@ -243,8 +260,8 @@ def attention_backward(
         dout: gradient of the result, of its shape and dtype.
         o, lse: the result and its lse, from `return_lse=True`.
         dlse: float32, gradient of lse.
-        want: which gradients: of "dq", "dk", "dv", "dbias", "dsink". dq, dk and dv are of q's dtype,
-            dbias and dsink float32. dbias has bias's shape and is summed over axes of size 1.
+        want: which gradients: of "dq", "dk", "dv", "dbias", "dsink". dq, dk and dv are of the types of
+            q, k and v, dbias and dsink float32. dbias has bias's shape and is summed over axes of size 1.
         dq, dk, dv, dbias, dsink: arrays to write gradients to; a given array is computed.
         accumulate: add to the given gradients, which must all be float32.
         deterministic: the same bits from run to run on GPUs as well; CPUs always give them.
@@ -255,7 +272,7 @@ def attention_backward(
     extras, numbers, seeds, features = _extras(
         bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, seed, offset,
         block_mask=block_mask, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, checked=checked,
-        features=features)
+        seqstart_k=seqstart_k, alibi_bias=alibi_bias, features=features)
     given = {name: a for name, a in zip(Gradients._fields, (dq, dk, dv, dbias, dsink))
              if a is not None}
     outputs = 0
@@ -272,7 +289,8 @@ def attention_backward(
     return backward(
         dout, q, k, v, o, lse, dlse,
         (_c.BACKWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, None, False,
-         outputs, features, max_seqlen_q, max_seqlen_k, block_size, batch_offset, head_offset, device),
+         outputs, features, max_seqlen_q, max_seqlen_k, block_size, batch_offset, head_offset, device,
+         False, chunk),
         extras, numbers, seeds, given)
 
 
@@ -371,7 +389,60 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
     return keep.view(numpy.bool_)
 
 
-# --- Plans that are looked at ---------------------------------------------------------------------
+# --- Scores and plans that are looked at ----------------------------------------------------------
+
+
+def inspect(q: A, k: A, v: A, *, what: Literal["scores", "probabilities"] = "scores",
+            causal: bool = False, window: Window = None, scale: float | None = None,
+            softcap: float | None = None, bias: A | None = None, mask: A | None = None,
+            block_mask: A | None = None, block_size: tuple[int, int] | None = None,
+            alibi_slopes: A | None = None, alibi_bias: bool = False, sink: A | None = None,
+            seqused_q: A | None = None, seqused_k: A | None = None, seqstart_k: A | None = None,
+            chunk: int | None = None, positions: Positions | None = None,
+            anchor: Anchor = "bottom_right", layout: Layout = "bshd", device: str | None = None) -> A:
+    """The matrix that attention() never stores: for looking at heads, and for tests.
+
+    Args:
+        what: "scores" as the softmax sees them, -inf where a key is not attended to, or "probabilities"
+            exp(score - lse), 0 there.
+
+    Other arguments: attention(). Returns float32 (B, Hq, Sq, Sk). Rows and keys that a sequence does not
+    have read as keys that are not attended to. Computed in double precision by one thread, for arrays in
+    host memory; raises Unsupported for those of a GPU.
+    """
+    if what not in ("scores", "probabilities"):
+        raise InvalidArgument(f'what is {what!r}, neither "scores" nor "probabilities"')
+    kind = kind_of(q)
+    extras, numbers, _, features = _extras(
+        bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, 0.0, 0, 0,
+        block_mask=block_mask, seqstart_k=seqstart_k, alibi_bias=alibi_bias)
+    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
+    arrays.update((name, e) for (name, *_), e in zip(EXTRAS, extras) if e is not None)
+    options = Options(_c.FORWARD, causal, window_of(window), scale, softcap, 0.0, anchor, layout,
+                      features=features, block_size=block_size, device=device, chunk=chunk)
+    prepared = prepare(kind, options, arrays)
+    problem = prepared.problem
+    shape = (problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k)
+    dtype = "float64" if problem.dtype == _c.F64 else "float32"
+    buffers, _memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
+    for name, array in arrays.items():
+        setattr(buffers, name, kind.pointer(array))
+    for name, number in zip(Positions._fields, numbers or ()):
+        setattr(buffers, name, number)
+    args, _room = _c.new_struct(_c.InspectArgs, _c.lib.fattn_inspect_args_init)
+    args.what = _c.SCORES if what == "scores" else _c.PROBABILITIES
+    result = kind.empty(shape, dtype, q)
+    args.to = kind.pointer(result)
+    if prepared.host_memory:  # what follows leaves entries of keys that do not exist as they are
+        entry = ctypes.c_double if dtype == "float64" else ctypes.c_float
+        count = shape[0] * shape[1] * shape[2] * shape[3]
+        bits = bytes(entry(-math.inf if what == "scores" else 0.0)) * shape[3]
+        for row in range(count // max(shape[3], 1)):
+            ctypes.memmove(args.to + row * len(bits), bits, len(bits))
+    _c.check(_c.lib.fattn_inspect(prepared.device, ctypes.addressof(problem), ctypes.addressof(buffers),
+                                  ctypes.addressof(args)))
+    finished: A = kind.finish(result, q, prepared.device)
+    return finished
 
 
 class Plan:
@@ -386,10 +457,12 @@ class Plan:
     def __init__(self, q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None,
                  scale: float | None = None, softcap: float | None = None, bias: Any = None,
                  mask: Any = None, block_mask: Any = None, block_size: tuple[int, int] | None = None,
-                 alibi_slopes: Any = None, sink: Any = None, dropout_p: float = 0.0,
+                 alibi_slopes: Any = None, alibi_bias: bool = False, sink: Any = None,
+                 dropout_p: float = 0.0,
                  cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None,
                  max_seqlen_k: int | None = None, seqused_q: Any = None, seqused_k: Any = None,
-                 block_table: Any = None, positions: Positions | None = None,
+                 seqstart_k: Any = None, chunk: int | None = None, block_table: Any = None,
+                 positions: Positions | None = None,
                  anchor: Anchor = "bottom_right", layout: Layout = "bshd",
                  batch_invariant: bool = False, out_dtype: str | None = None,
                  return_lse: bool = False, backward: bool = False, deterministic: bool = False,
@@ -399,7 +472,8 @@ class Plan:
         extras, _, _, features = _extras(
             bias, mask, alibi_slopes, sink, seqused_q, seqused_k, positions, dropout_p, 0, 0,
             block_mask=block_mask, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-            block_table=block_table, batch_invariant=batch_invariant, features=features)
+            block_table=block_table, seqstart_k=seqstart_k, alibi_bias=alibi_bias,
+            batch_invariant=batch_invariant, features=features)
         if cu_seqlens_q is not None and max_seqlen_q is None:
             max_seqlen_q = _longest(cu_seqlens_q, "q")
         if cu_seqlens_k is not None and max_seqlen_k is None and block_table is None:
@@ -408,7 +482,7 @@ class Plan:
         arrays.update((name, e) for (name, *_), e in zip(EXTRAS, extras) if e is not None)
         options = Options(
             _c.FORWARD, causal, window_of(window), scale, softcap, dropout_p, anchor, layout, out_dtype,
-            return_lse, 0, features, max_seqlen_q, max_seqlen_k, block_size, 0, 0, device)
+            return_lse, 0, features, max_seqlen_q, max_seqlen_k, block_size, 0, 0, device, False, chunk)
         self._prepared: Prepared = prepare(kind, options, arrays)
         if backward:
             self._prepared = self._prepared.backward()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from fattn import _c, _devices
 from fattn._arrays import Kind, View, contiguous_strides, kind_of
@@ -137,8 +137,8 @@ class Prepared:
         buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
         return memory, ctypes.addressof(buffers)
 
-    def run(self, kind: Kind, like: Any, pack: Callable[..., None], pointers: tuple[int, ...],
-            aligned: int, extras: tuple[int, ...], positions: tuple[int, int, int, int] | None,
+    def run(self, kind: Kind, like: Any, pack: Callable[..., None], pointers: Sequence[int],
+            aligned: int, extras: Sequence[int], positions: tuple[int, int, int, int] | None,
             seed: tuple[int, int] | None) -> None:
         """Executes. `aligned` has the bits of all tensors' addresses, `like` tells device and stream."""
         alignment = (aligned | 16) & -(aligned | 16)

@@ -38,6 +38,7 @@ class Options(NamedTuple):
     head_offset: int = 0
     device: str | None = None
     equal_heads: bool = False        # refuse groups of heads
+    chunk: int | None = None
 
 
 # Arrays of a call besides q k v o lse and gradients, in the order in which runs take them: the field of
@@ -53,6 +54,7 @@ EXTRAS: list[tuple[str, int, str | None]] = [
     ("seqused_q", _c.SEQUSED_Q, "int32"),
     ("seqused_k", _c.SEQUSED_K, "int32"),
     ("block_table", _c.PAGED, "int32"),
+    ("seqstart_k", _c.SEQSTART_K, "int32"),
     ("q_offsets", _c.POSITIONS, "int64"),
     ("k_offsets", _c.POSITIONS, "int64"),
     ("wholes_q", _c.POSITIONS, "int64"),
@@ -155,8 +157,7 @@ class Description:
         k = self.k = _box("k", views["k"], o.layout, packed_k)
         v = self.v = _box("v", views["v"], o.layout, packed_k)
         for name in ("k", "v"):
-            if views[name].dtype != self.dtype:
-                raise InvalidArgument(f"{name} has dtype {views[name].dtype}, q {self.dtype}")
+            _check_dtype(name, views[name], *FLOATS)
         _same("k", "channels", k.dim, "q", q.dim)
         _same("v", "batch size" if not paged else "pages", v.batch, "k", k.batch)
         _same("v", "length", v.seq, "k", k.seq)
@@ -176,6 +177,7 @@ class Description:
         elif not paged:
             _same("k", "batch size", k.batch, "q", batch)
         p.op, p.dtype = o.op, FLOATS[self.dtype][0]
+        p.dtype_kv, p.dtype_v = FLOATS[views["k"].dtype][0], FLOATS[views["v"].dtype][0]
         p.layout, p.anchor = _c.STRIDED, ANCHORS[o.anchor]
         p.batch, p.heads_q, p.heads_k = batch, q.heads, k.heads
         p.dim, p.dim_v = q.dim, v.dim
@@ -228,6 +230,9 @@ class Description:
             features |= _c.DROPOUT
             p.dropout_p = o.dropout_p
             p.batch_offset, p.head_offset = o.batch_offset, o.head_offset
+        if o.chunk is not None:
+            features |= _c.CHUNK
+            p.chunk = o.chunk
         p.features = features
 
     def fill_extras(self) -> None:
@@ -242,7 +247,8 @@ class Description:
             if dtype is not None:
                 _check_dtype(name, view, dtype)
             if name == "bias":
-                _check_dtype(name, view, *{self.statistics: 0, self.dtype: 0})
+                narrow = {} if self.dtype == "float64" else {"float16": 0, "bfloat16": 0}
+                _check_dtype(name, view, *({self.statistics: 0} | narrow))
                 p.dtype_bias = FLOATS[view.dtype][0]
                 p.bias_stride[:] = _broadcast(name, view, scores)
             elif name == "mask":
@@ -352,10 +358,10 @@ class Description:
         if "dlse" in views:
             p.features |= _c.DLSE
             self.statistic("dlse", self.lse_shape, False)
-        gradient = self.statistics if o.features & _c.ACCUMULATE else self.dtype
         for bit, name, like in ((_c.OUT_DQ, "dq", "q"), (_c.OUT_DK, "dk", "k"), (_c.OUT_DV, "dv", "v")):
             if not o.outputs & bit:
                 continue
+            gradient = self.statistics if o.features & _c.ACCUMULATE else views[like].dtype
             if name in views:
                 self.tensor(name, views[like].shape, gradient, True)
             else:

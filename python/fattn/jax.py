@@ -34,7 +34,8 @@ for _platform, _handler in (("cpu", _lib.fattn_xla_host), ("CUDA", _lib.fattn_xl
     jax.ffi.register_ffi_target("fattn_attention", jax.ffi.pycapsule(_handler), platform=_platform)
 
 # Arrays of a call, in the order of _Arrays; the seed is one uint64, as two uint32.
-_INPUTS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seqused_q", "seqused_k", "seed_ptr")
+_INPUTS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seqused_q", "seqused_k", "seqstart_k",
+           "seed_ptr")
 
 
 class _Static(NamedTuple):
@@ -125,7 +126,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
               scale: float | None = None, softcap: float | None = None, bias: Array | None = None,
               mask: Array | None = None, alibi_slopes: Array | None = None, sink: Array | None = None,
               dropout_p: float = 0.0, key: Array | None = None, seqused_q: Array | None = None,
-              seqused_k: Array | None = None, anchor: str = "bottom_right", layout: str = "bshd",
+              seqused_k: Array | None = None, seqstart_k: Array | None = None, chunk: int | None = None,
+              anchor: str = "bottom_right", layout: str = "bshd",
               out_dtype: str | None = None, return_lse: bool = False,
               device: str | None = None) -> Any:
     """fattn.attention() for JAX, differentiable in q, k, v, bias and sink.
@@ -149,8 +151,10 @@ def attention(q: Array, k: Array, v: Array, *, causal: bool = False, window: Win
             raise InvalidArgument(f"key has {seed.size} words: two are needed")
     static = _Static(
         Options(_c.FORWARD, causal, window_of(window), None if scale is None else float(scale), softcap,
-                float(dropout_p), anchor, layout, out_dtype, return_lse, device=device), return_lse)
-    return _attention(static, q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seed)
+                float(dropout_p), anchor, layout, out_dtype, return_lse, device=device, chunk=chunk),
+        return_lse)
+    return _attention(static, q, k, v, bias, mask, alibi_slopes, sink, seqused_q, seqused_k, seqstart_k,
+                      seed)
 
 
 def dot_product_attention(

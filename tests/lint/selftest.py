@@ -176,7 +176,7 @@ def figures_case():
     with tempfile.TemporaryDirectory() as folder:
         for path in ("bench/figures", "docs/pictures"):
             shutil.copytree(os.path.join(TOP, path), os.path.join(folder, path))
-        for path in ("README.md", "docs/PERFORMANCE.md"):
+        for path in ("README.md", "docs/PERFORMANCE.md", "docs/DISTRIBUTED.md"):
             shutil.copy(os.path.join(TOP, path), os.path.join(folder, path))
         sound = figures.stale(folder)
         performance = os.path.join(folder, "docs/PERFORMANCE.md")

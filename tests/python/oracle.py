@@ -5,7 +5,8 @@ import numpy as np
 
 
 def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=None, bias=None, mask=None,
-              alibi_slopes=None, sink=None, keep=None, dropout_p=0.0, top_left=False, lengths_k=None):
+              alibi_slopes=None, sink=None, keep=None, dropout_p=0.0, top_left=False, lengths_k=None,
+              starts_k=None, chunk=None, slopes_of_bias=None):
     """(o, lse) of (batch, sequence, head, channel) arrays. keep: the dropout pattern, boolean."""
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     b, sq, hq, d = q.shape
@@ -15,7 +16,9 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=None, b
     if softcap is not None:
         x = softcap * np.tanh(x / softcap)
     if bias is not None:
-        x = x + np.asarray(bias, np.float64)
+        bias = np.asarray(bias, np.float64)
+        x = x + (bias if slopes_of_bias is None else
+                 bias * np.asarray(slopes_of_bias, np.float64)[..., None, None])
     used = np.full(b, sk) if lengths_k is None else np.asarray(lengths_k)
     i, j = np.arange(sq)[:, None], np.arange(sk)[None]
     at = i + (np.zeros(b, int) if top_left else used - sq)[:, None, None, None]
@@ -29,6 +32,10 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, softcap=None, b
         seen &= j - at >= -left
     if right >= 0:
         seen &= j - at <= right
+    if starts_k is not None:
+        seen &= j >= np.asarray(starts_k)[:, None, None, None]
+    if chunk is not None:
+        seen &= at // chunk == j // chunk
     if mask is not None:
         seen &= np.asarray(mask).astype(bool)
     x = np.where(seen, x, -np.inf)

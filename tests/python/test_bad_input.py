@@ -29,7 +29,8 @@ CASES = [
     # what, exception, words of its sentence
     (dict(q=lambda a: a[0]), fattn.InvalidShape, "q has shape .* rank 3: rank 4"),
     (dict(k=lambda a: a[None]), fattn.InvalidShape, "k has shape .* rank 5"),
-    (dict(v=lambda a: a.astype(np.float16)), fattn.InvalidArgument, "v has dtype float16, q float32"),
+    (dict(v=lambda a: a.astype(np.float64)), fattn.InvalidArgument, "f64 does not mix"),
+    (dict(k=lambda a: a.astype(np.int64)), fattn.InvalidArgument, "k has dtype int64"),
     (dict(q=lambda a: a.astype(np.int32)), fattn.InvalidArgument, "q has dtype int32"),
     (dict(q=lambda a: a.astype(np.complex64)), fattn.InvalidArgument, "q has dtype complex64"),
     (dict(q=lambda a: a.astype(">f4")), fattn.InvalidArgument, "byte order"),
@@ -53,7 +54,7 @@ CASES = [
     (dict(dropout_p=0.5, seed=zeros(2)), fattn.InvalidArgument, "seed has dtype float32"),
     (dict(window=(-5, 0)), fattn.InvalidArgument, "window_left is -5"),
     (dict(bias=zeros(2, 3, 7, 9)), fattn.InvalidShape, "bias has shape .* does not broadcast"),
-    (dict(bias=zeros(7, 9, dtype=np.float16)), fattn.InvalidArgument, "bias has dtype float16"),
+    (dict(bias=zeros(7, 9, dtype=np.float64)), fattn.InvalidArgument, "bias has dtype float64"),
     (dict(mask=zeros(7, 9)), fattn.InvalidArgument, "mask has dtype float32"),
     (dict(mask=zeros(8, 9, dtype=bool)), fattn.InvalidShape, "mask has shape"),
     (dict(block_mask=zeros(1, 1, dtype=bool)), fattn.InvalidArgument, "block_size is needed"),

@@ -53,6 +53,10 @@ OPTIONS = [
     {"sink": (4,)},
     {"dropout_p": 0.3},
     {"seqused_k": [20, 53], "causal": True},
+    {"seqstart_k": [9, 0], "causal": True},
+    {"chunk": 16},
+    {"chunk": 20, "causal": True, "anchor": "top_left"},
+    {"alibi_slopes": (2, 4), "bias": (37, 53), "alibi_bias": True},
 ]
 
 
@@ -64,8 +68,9 @@ def expand(rng, options):
             options[name] = draw(rng, *options[name])
     if "mask" in options:
         options["mask"] = rng.random(options["mask"]) < 0.7
-    if "seqused_k" in options:
-        options["seqused_k"] = np.array(options["seqused_k"], np.int32)
+    for name in ("seqused_k", "seqstart_k"):
+        if name in options:
+            options[name] = np.array(options[name], np.int32)
     return options
 
 
@@ -74,6 +79,10 @@ def wanted(q, k, v, options, seed=0, offset=0):
     options["top_left"] = options.pop("anchor", "") == "top_left"
     if "seqused_k" in options:
         options["lengths_k"] = options.pop("seqused_k")
+    if "seqstart_k" in options:
+        options["starts_k"] = options.pop("seqstart_k")
+    if options.pop("alibi_bias", False):
+        options["slopes_of_bias"] = options.pop("alibi_slopes")
     if "dropout_p" in options:
         options["keep"] = fattn.dropout_mask(q.shape[0], q.shape[2], q.shape[1], k.shape[1],
                                              dropout_p=options["dropout_p"], seed=seed, offset=offset)
@@ -295,6 +304,53 @@ def test_devices():
         fattn.info("abacus")
     with pytest.raises(fattn.NoDevice):
         fattn.info("cpu:7")
+
+
+@pytest.mark.parametrize("kv", ["float16", "bfloat16"])
+def test_narrow_cache_under_wide_queries(rng, kv):
+    """k and v of 16 bits, read as they are: what they are rounded to, in float32."""
+    if kv == "bfloat16":
+        ml_dtypes = pytest.importorskip("ml_dtypes")
+        kv = ml_dtypes.bfloat16
+    q, k, v = problem(rng)
+    narrow_k, narrow_v = k.astype(kv), v.astype(kv)
+    o = fattn.attention(q, narrow_k, narrow_v, causal=True)
+    assert o.dtype == np.float32
+    close(o, oracle.attention(q, narrow_k.astype(np.float64), narrow_v.astype(np.float64), causal=True)[0])
+    lengths = np.array([30, 53], np.int32)
+    o = fattn.attention_with_kvcache(q[:, :1].copy(), narrow_k, narrow_v, cache_seqlens=lengths)
+    close(o, oracle.attention(q[:, :1], narrow_k.astype(np.float64), narrow_v.astype(np.float64),
+                              lengths_k=lengths)[0])
+
+
+def test_narrow_bias(rng):
+    q, k, v = problem(rng)
+    bias = draw(rng, 4, 37, 53, dtype=np.float16)
+    close(fattn.attention(q, k, v, bias=bias), oracle.attention(q, k, v, bias=bias)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 2.0}, {"sink": (4,)}, {"chunk": 16},
+                                     {"seqused_k": [20, 53]}, {"seqstart_k": [9, 0], "causal": True}], ids=str)
+def test_inspect(rng, options):
+    q, k, v = problem(rng)
+    options = expand(rng, options)
+    scores = fattn.inspect(q, k, v, **options)
+    weights = fattn.inspect(q, k, v, what="probabilities", **options)
+    o, lse = fattn.attention(q, k, v, return_lse=True, **options)
+    assert scores.shape == weights.shape == (2, 4, 37, 53) and scores.dtype == weights.dtype == np.float32
+    assert not np.isnan(scores).any() and not np.isnan(weights).any()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        from_scores = np.where(np.isneginf(scores), 0, np.exp(scores - lse[..., None]))
+    close(weights, from_scores, 1e-5)
+    close(np.einsum("bhij,bjhc->bihc", weights, np.repeat(v, 2, axis=2)), o, 1e-5)
+    with pytest.raises(fattn.InvalidArgument, match="what is 'weights'"):
+        fattn.inspect(q, k, v, what="weights")
+
+
+def test_inspect_in_double(rng):
+    q, k, v = problem(rng, dtype=np.float64)
+    close(fattn.inspect(q, k, v, device="reference"),
+          np.einsum("bihc,bjhc->bhij", q, np.repeat(k, 2, axis=2)) / np.sqrt(24), 1e-12)
 
 
 def test_threads_share_plans(rng):

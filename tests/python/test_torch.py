@@ -51,6 +51,9 @@ FEATURES = {
     "dropout": {"dropout_p": 0.25},
     "used": {"seqused_k": [4, 9]},
     "positions": {"positions": (3, 0, 20, 20), "causal": True},
+    "started": {"seqstart_k": [2, 0], "causal": True},
+    "chunk": {"chunk": 4},
+    "alibi of bias": {"alibi_slopes": (4,), "bias": (2, 4, 7, 9), "alibi_bias": True},
     "bhsd": {"layout": "bhsd"},
     "all": {"causal": True, "softcap": 3.0, "bias": (4, 7, 9), "sink": (4,), "dropout_p": 0.1,
             "window": (5, 1)},
@@ -65,8 +68,9 @@ def options_of(name, dtype=torch.float32):
     for key in ("mask", "block_mask"):
         if key in options:
             options[key] = torch.rand(options[key]) < 0.7
-    if "seqused_k" in options:
-        options["seqused_k"] = torch.tensor(options["seqused_k"], dtype=torch.int32)
+    for key in ("seqused_k", "seqstart_k"):
+        if key in options:
+            options[key] = torch.tensor(options[key], dtype=torch.int32)
     if "dropout_p" in options:
         options["seed"] = torch.tensor([3, 4])
     return options
@@ -134,7 +138,8 @@ CALLS = {
     "everything": lambda: arguments(
         tensors(), bias=torch.randn(4, 7, 9, requires_grad=True), mask=torch.rand(2, 1, 7, 9) < 0.8,
         alibi_slopes=torch.rand(4), sink=torch.randn(4, requires_grad=True),
-        seqused_k=torch.tensor([4, 9], dtype=torch.int32), seed=torch.tensor([1, 2]), dropout_p=0.1,
+        seqused_k=torch.tensor([4, 9], dtype=torch.int32), chunk=8,
+        seqstart_k=torch.tensor([1, 0], dtype=torch.int32), seed=torch.tensor([1, 2]), dropout_p=0.1,
         causal=True, window_left=5, scale=0.4, softcap=3.0, positions=[0, 0, -1, -1]),
     "packed": lambda: arguments(packed()[0], **packed()[1]),
 }
@@ -271,22 +276,25 @@ def test_autocast(dtype):
 
 
 def test_deterministic_is_heard(monkeypatch):
+    """Of the problems that are described: the second call must not find the first one's plan."""
+    from fattn import _c
+    from fattn.torch import _calls
+    fattn.cache_clear()
     heard = []
-    from fattn.torch import _ops
-    run = _ops.run_backward
+    describe = _calls.prepare
 
-    def listen(*args):
-        heard.append(args[7][11])
-        return run(*args)
+    def listen(kind, options, arrays, key):
+        if options[0] == _c.BACKWARD:
+            heard.append(options[11])
+        return describe(kind, options, arrays, key)
 
-    monkeypatch.setattr(_ops, "run_backward", listen)
+    monkeypatch.setattr(_calls, "prepare", listen)
     torch.use_deterministic_algorithms(True)
     try:
         fattn.torch.attention(*tensors()).sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
     fattn.torch.attention(*tensors()).sum().backward()
-    from fattn import _c
     assert heard == [_c.DETERMINISTIC, 0]
 
 
@@ -388,6 +396,8 @@ def test_sdpa_errors():
     with pytest.raises(RuntimeError, match="together"):
         fattn.torch.scaled_dot_product_attention(q, q, q, torch.ones(7, 7, dtype=torch.bool),
                                                  is_causal=True)
+    with pytest.raises(RuntimeError, match="one dtype"):
+        fattn.torch.scaled_dot_product_attention(q, q.bfloat16(), q.bfloat16())
     with pytest.raises(fattn.Error):
         fattn.torch.scaled_dot_product_attention(q.int(), q.int(), q.int())
     with pytest.raises(fattn.Unsupported, match="f64"):
@@ -457,7 +467,7 @@ def test_nested():
 
 BAD = [
     (lambda q, k, v: dict(q=q[0]), fattn.InvalidShape, "q has shape"),
-    (lambda q, k, v: dict(k=k.half()), fattn.InvalidArgument, "k has dtype float16"),
+    (lambda q, k, v: dict(k=k.double()), fattn.InvalidArgument, "f64 does not mix"),
     (lambda q, k, v: dict(q=q.int(), k=k.int(), v=v.int()), fattn.InvalidArgument, "q has dtype int32"),
     (lambda q, k, v: dict(q=q.transpose(1, 3).contiguous().transpose(1, 3)), fattn.InvalidStride,
      "q has channels"),

@@ -615,10 +615,12 @@ static int launched(const object *function, unsigned grid_x, unsigned block_x, u
     snprintf(state.launched + used, sizeof state.launched - used, "%s ", function->name);
     state.launches++;
     state.launch_device = current()->device;
+    state.launch_threads = block_x;
+    snprintf(state.launch_name, sizeof state.launch_name, "%s", function->name);
 #ifdef STUB_RUNS
     return stub_cuda_run(function->name, grid_x, block_x, shared, parameters);
 #else
-    (void)function, (void)grid_x, (void)block_x, (void)shared;
+    (void)grid_x, (void)shared;
     return 0;
 #endif
 }
@@ -727,11 +729,13 @@ CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
 CALL(cuPointerGetAttribute, void *value, int attribute, const void *pointer)
 {
     BEGIN(CONTEXT);
+    const bool moved = state.elsewhere && pointer == state.elsewhere;
+    const void *const seen = moved ? (const char *)pointer + 4096 : pointer;
     if (!result) {
-        result = attribute == 3 && stub_cuda_owns(pointer) ? 0 : STUB_INVALID_VALUE;
+        result = attribute == 3 && (moved || stub_cuda_owns(pointer)) ? 0 : STUB_INVALID_VALUE;
     }
     if (!result) {
-        memcpy(value, &pointer, sizeof pointer);
+        memcpy(value, &seen, sizeof seen);
     }
     return end(result);
 }

@@ -9,11 +9,10 @@ from typing import Any, Literal, Sequence, overload
 import torch
 from torch import Tensor
 
-from fattn import _c
-from fattn._calls import NO_EXTRAS, window_of
-from fattn._calls import forward as run_forward
+from fattn._calls import window_of
 from fattn._errors import InvalidArgument
-from fattn.torch._ops import _N, Eager, Transformed, _run_forward
+from fattn.torch._calls import TENSORS, Recorded, RecordedWithLse, call_of
+from fattn.torch._ops import Transformed, eager
 from fattn.torch._ops import _forward as dispatched
 
 Window = Sequence[int | None] | int | None
@@ -25,7 +24,9 @@ any_autocast = torch._C._is_any_autocast_enabled
 _tracing = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
 _grads = torch.is_grad_enabled
+_deterministic = torch.are_deterministic_algorithms_enabled
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
+_N = len(TENSORS)
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
@@ -40,15 +41,11 @@ def is_watched(*tensors: Tensor | None) -> bool:
 
 
 def operator(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """fattn::forward, by a shorter way where nothing but autograd watches, and the shortest where it does not
-    either."""
+    """fattn::forward, by a shorter way where nothing but autograd watches."""
     tensors = arguments[:_N]
     if not is_watched(*tensors):
-        if _grads():
-            for t in tensors:
-                if t is not None and t.requires_grad:
-                    return Eager.apply(arguments[_N:], *tensors)  # type: ignore[no-any-return]
-        return _run_forward(*arguments)
+        record = _grads() and any([t is not None and t.requires_grad for t in tensors])
+        return eager(tensors, arguments[_N:], record)
     if not _is_compiling() and _functorch_active():
         return Transformed.apply(*arguments)  # type: ignore[no-any-return]
     return dispatched(*arguments)  # type: ignore[no-any-return]
@@ -60,8 +57,8 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64
-                 else t for t in tensors)
+    return tuple([t.to(dtype) if t is not None and t.dtype is not dtype and t.is_floating_point() and
+                  t.dtype != torch.float64 else t for t in tensors])
 
 
 def new_seed(like: Tensor) -> Tensor:
@@ -87,8 +84,9 @@ def attention(
         scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
         mask: Tensor | None = ..., block_mask: Tensor | None = ...,
         block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
-        sink: Tensor | None = ..., dropout_p: float = ..., seed: Tensor | None = ...,
-        seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        alibi_bias: bool = ..., sink: Tensor | None = ..., dropout_p: float = ...,
+        seed: Tensor | None = ..., seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        seqstart_k: Tensor | None = ..., chunk: int | None = ...,
         positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
         layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[False] = ...,
         batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
@@ -99,8 +97,9 @@ def attention(
         scale: float | None = ..., softcap: float | None = ..., bias: Tensor | None = ...,
         mask: Tensor | None = ..., block_mask: Tensor | None = ...,
         block_size: tuple[int, int] | None = ..., alibi_slopes: Tensor | None = ...,
-        sink: Tensor | None = ..., dropout_p: float = ..., seed: Tensor | None = ...,
-        seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        alibi_bias: bool = ..., sink: Tensor | None = ..., dropout_p: float = ...,
+        seed: Tensor | None = ..., seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+        seqstart_k: Tensor | None = ..., chunk: int | None = ...,
         positions: Sequence[int] | None = ..., anchor: Literal["bottom_right", "top_left"] = ...,
         layout: Layout = ..., out_dtype: torch.dtype | None = ..., return_lse: Literal[True],
         batch_invariant: bool = ..., checked: bool = ..., deterministic: bool | None = ...,
@@ -110,8 +109,9 @@ def attention(
         scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
         mask: Tensor | None = None, block_mask: Tensor | None = None,
         block_size: tuple[int, int] | None = None, alibi_slopes: Tensor | None = None,
-        sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
-        seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+        alibi_bias: bool = False, sink: Tensor | None = None, dropout_p: float = 0.0,
+        seed: Tensor | None = None, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+        seqstart_k: Tensor | None = None, chunk: int | None = None,
         positions: Sequence[int] | None = None,
         anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
@@ -132,28 +132,33 @@ def attention(
     Other arguments and errors: fattn.attention(). Under autocast q, k, v and bias are cast to its dtype.
     The result's memory is (batch, sequence, head, channel) in both layouts.
     """
+    if any_autocast():
+        q, k, v, bias = autocast(q, k, v, bias)
+    left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
+    if deterministic is None:
+        deterministic = _deterministic()
     if not (bias is not None or mask is not None or sink is not None or block_mask is not None or
             alibi_slopes is not None or dropout_p != 0 or seqused_k is not None or
-            seqused_q is not None or positions is not None or out_dtype is not None or
-            batch_invariant or checked or any_autocast() or is_watched(q, k, v) or
-            _grads() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        o, row_sums = run_forward(
-            q, k, v, (_c.FORWARD, causal, None if window is None else window_of(window), scale, softcap,
-                      0.0, anchor, layout, None, return_lse, 0, 0, None, None, None, 0, 0, device),
-            NO_EXTRAS)
-        return (o, row_sums) if return_lse else o
-    q, k, v, bias = autocast(q, k, v, bias)
+            seqused_q is not None or seqstart_k is not None or positions is not None or
+            is_watched(q, k, v)):
+        numbers = (causal, left, right, scale, softcap, 0.0, _check_anchor(anchor), _check_layout(layout),
+                   out_dtype is not None and _wide(out_dtype, q), None, None, 0, 0, None, batch_invariant,
+                   checked, deterministic, device, chunk, alibi_bias)
+        if not (_grads() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+            plain = call_of(numbers, (), return_lse).forward(q, k, v)
+            return plain if return_lse else plain[0]
+        recorded = RecordedWithLse if return_lse else Recorded
+        return recorded.apply(call_of(numbers), q, k, v)
     if dropout_p != 0 and seed is None:
         seed = new_seed(q)
-    left, right = (-1, -1) if window is None else window_of(window) or (-1, -1)
     block_m, block_n = (0, 0) if block_size is None else block_size
     if block_mask is not None and block_size is None:
         raise InvalidArgument("block_size is needed with block_mask")
     result = operator(
         q, k, v, bias, mask, block_mask, alibi_slopes, sink, None, None, seqused_q, seqused_k, None,
-        seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
+        seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
         _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), None, None, block_m, block_n,
-        positions, batch_invariant, checked, _deterministic(deterministic), device)
+        positions, batch_invariant, checked, deterministic, device, chunk, alibi_bias)
     return result if return_lse else result[0]
 
 
@@ -163,17 +168,14 @@ def _wide(out_dtype: torch.dtype | None, q: Tensor) -> bool:
     return out_dtype is not None and out_dtype != q.dtype
 
 
-def _deterministic(wanted: bool | None) -> bool:
-    return torch.are_deterministic_algorithms_enabled() if wanted is None else wanted
-
-
 def attention_varlen(
         q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
         max_seqlen_q: int, max_seqlen_k: int, causal: bool = False, window: Window = None,
         scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
         mask: Tensor | None = None, alibi_slopes: Tensor | None = None, sink: Tensor | None = None,
         dropout_p: float = 0.0, seed: Tensor | None = None, seqused_q: Tensor | None = None,
-        seqused_k: Tensor | None = None, block_table: Tensor | None = None,
+        seqused_k: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
+        block_table: Tensor | None = None,
         anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
         out_dtype: torch.dtype | None = None, return_lse: bool = False, batch_invariant: bool = False,
         checked: bool = False, deterministic: bool | None = None,
@@ -186,9 +188,10 @@ def attention_varlen(
     left, right = window_of(window) or (-1, -1)
     result = operator(
         q, k, v, bias, mask, None, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-        block_table, seed if dropout_p != 0 else None, causal, left, right, scale, softcap, dropout_p,
-        _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), max_seqlen_q, max_seqlen_k, 0,
-        0, None, batch_invariant, checked, _deterministic(deterministic), device)
+        block_table, seqstart_k, seed if dropout_p != 0 else None, causal, left, right, scale, softcap,
+        dropout_p, _check_anchor(anchor), _check_layout(layout), _wide(out_dtype, q), max_seqlen_q, max_seqlen_k, 0,
+        0, None, batch_invariant, checked,
+        _deterministic() if deterministic is None else deterministic, device, chunk, False)
     return result if return_lse else result[0]
 
 
@@ -197,8 +200,9 @@ def attention_with_kvcache(
         block_table: Tensor | None = None, max_seqlen_k: int | None = None, causal: bool = False,
         window: Window = None, scale: float | None = None, softcap: float | None = None,
         bias: Tensor | None = None, mask: Tensor | None = None, alibi_slopes: Tensor | None = None,
-        sink: Tensor | None = None, anchor: Literal["bottom_right", "top_left"] = "bottom_right",
-        layout: Layout = "bshd", out_dtype: torch.dtype | None = None, return_lse: bool = False,
+        sink: Tensor | None = None, seqstart_k: Tensor | None = None, chunk: int | None = None,
+        anchor: Literal["bottom_right", "top_left"] = "bottom_right", layout: Layout = "bshd",
+        out_dtype: torch.dtype | None = None, return_lse: bool = False,
         batch_invariant: bool = False, checked: bool = False,
         device: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """fattn.attention_with_kvcache() for tensors. Pages have no gradients."""
@@ -206,8 +210,8 @@ def attention_with_kvcache(
     left, right = window_of(window) or (-1, -1)
     result = operator(
         q, k_cache, v_cache, bias, mask, None, alibi_slopes, sink, None, None, None, cache_seqlens,
-        block_table, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
+        block_table, seqstart_k, None, causal, left, right, scale, softcap, 0.0, _check_anchor(anchor),
         _check_layout(layout), _wide(out_dtype, q), None,
         max_seqlen_k if block_table is not None else None, 0, 0, None, batch_invariant, checked, False,
-        device)
+        device, chunk, False)
     return result if return_lse else result[0]

@@ -13,22 +13,19 @@ from typing import Any
 import torch
 
 from fattn import _c
-from fattn._calls import backward as run_backward
-from fattn._calls import forward as run_forward
-from fattn._errors import InvalidArgument, Unsupported
+from fattn.torch._calls import (GRADIENTS, TENSORS, Call, RecordedWithLse, call_of, check_gradients,
+                                refuse, rows_together)
 
-# Arguments of both operators: tensors (those after v are fattn._problem's EXTRAS), then numbers.
-_TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
-            "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seed")
+# Arguments of both operators: TENSORS, then numbers.
 _NUMBERS = ("bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float? scale=None, "
             "float? softcap=None, float dropout_p=0.0, bool top_left=False, bool bhsd=False, "
             "bool out_f32=False, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
             "SymInt block_m=0, SymInt block_n=0, SymInt[]? positions=None, bool batch_invariant=False, "
-            "bool checked=False, bool deterministic=False, str? device=None")
-_N = len(_TENSORS)
+            "bool checked=False, bool deterministic=False, str? device=None, SymInt? chunk=None, "
+            "bool alibi_bias=False")
+_N = len(TENSORS)
 _TENSOR_SCHEMA = ", ".join(f"Tensor {name}" if name in "qkv" else f"Tensor? {name}=None"
-                           for name in _TENSORS)
-_GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+                           for name in TENSORS)
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 torch.library.define("fattn::forward", f"({_TENSOR_SCHEMA}, {_NUMBERS}) -> (Tensor, Tensor)",
@@ -42,6 +39,7 @@ _forward = torch.ops.fattn.forward.default
 _backward = torch.ops.fattn.backward.default
 _DEFAULTS = tuple(a.default_value if a.has_default_value() else None
                   for a in _forward._schema.arguments)
+_POSITIONS = [a.name for a in _forward._schema.arguments].index("positions") - _N
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -50,48 +48,33 @@ def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]
     return arguments[:_N], arguments[_N:]
 
 
-def _options(op: int, numbers: tuple[Any, ...], outputs: int) -> tuple[tuple[Any, ...], Any]:
-    """fattn._problem's Options, and positions."""
-    (causal, left, right, scale, softcap, dropout_p, top_left, bhsd, out_f32, longest_q, longest_k,
-     block_m, block_n, positions, batch_invariant, checked, deterministic, device) = numbers
-    features = 0
-    if positions is not None:
-        features |= _c.POSITIONS
-    if checked:
-        features |= _c.CHECKED
-    if op == _c.FORWARD:
-        features |= _c.BATCH_INVARIANT if batch_invariant else 0
-    else:
-        features |= _c.DETERMINISTIC if deterministic else 0
-    return ((op, causal, None if left == -1 and right == -1 else (left, right), scale, softcap,
-             dropout_p, "top_left" if top_left else "bottom_right", "bhsd" if bhsd else "bshd",
-             "float32" if out_f32 and op == _c.FORWARD else None, op == _c.FORWARD, outputs, features,
-             longest_q, longest_k, (block_m, block_n) if block_m or block_n else None, 0, 0, device),
-            None if positions is None else tuple(positions))
-
-
-def _extras(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """fattn._problem's EXTRAS; arrays of positions have no place in an operator."""
-    return (*tensors[3:13], None, None, None, None, tensors[13])
+def _call(tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Call, list[torch.Tensor]]:
+    """The Call, and the tensors that are there."""
+    if numbers[_POSITIONS] is not None:
+        numbers = (*numbers[:_POSITIONS], tuple(numbers[_POSITIONS]), *numbers[_POSITIONS + 1:])
+    given = tuple([i for i in range(3, _N) if tensors[i] is not None])
+    return call_of(numbers, given), [t for t in tensors if t is not None]
 
 
 def _run_forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    tensors, numbers = _split(arguments)
-    options, positions = _options(_c.FORWARD, numbers, 0)
-    with torch.no_grad():
-        q, k, v = tensors[:3]
-        o, lse = run_forward(q, k, v, options, _extras(tensors), positions)
-    return o, lse
+    call, tensors = _call(*_split(arguments))
+    return call.forward(*tensors)
 
 
 def _run_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tensor, lse: torch.Tensor,
                   outputs: int, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    tensors, numbers = _split(arguments)
-    options, positions = _options(_c.BACKWARD, numbers, outputs)
-    q, k, v = tensors[:3]
-    with torch.no_grad():
-        made = run_backward(dout, q, k, v, o, lse, dlse, options, _extras(tensors), positions)
-        return tuple(q.new_empty(0) if a is None else a for a in made)
+    call, tensors = _call(*_split(arguments))
+    made = call.backward(outputs, dout, dlse, o, lse, *tensors)
+    return tuple([tensors[0].new_empty(0) if a is None else a for a in made])
+
+
+def eager(tensors: tuple[Any, ...], numbers: tuple[Any, ...], record: bool) -> tuple[Any, Any]:
+    """fattn::forward where nothing but autograd watches."""
+    call, given = _call(tensors, numbers)
+    if not record:
+        return call.forward(*given)
+    check_gradients(tensors)
+    return RecordedWithLse.apply(call, *given)  # type: ignore[no-any-return]
 
 
 for _key in ("CPU", "CUDA"):
@@ -134,7 +117,7 @@ def _fake_backward(dout: torch.Tensor, dlse: torch.Tensor | None, o: torch.Tenso
         if not outputs & _c.OUT_DQ << i or like is None:
             results.append(q.new_empty(0))
         elif i < 3:
-            results.append(_new(q, tuple(like.shape), bhsd, q.dtype))
+            results.append(_new(q, tuple(like.shape), bhsd, like.dtype))
         else:
             results.append(q.new_empty(like.shape, dtype=_statistics(q)))
     return tuple(results)
@@ -147,15 +130,8 @@ torch.library.register_fake("fattn::backward", _fake_backward)
 # --- Gradients ------------------------------------------------------------------------------------
 
 
-def _check_gradients(tensors: tuple[Any, ...]) -> None:
-    for name in ("alibi_slopes", "seed"):
-        tensor = tensors[_TENSORS.index(name)]
-        if tensor is not None and tensor.requires_grad:
-            raise InvalidArgument(f"{name} requires a gradient, and there is none")
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    _check_gradients(inputs)
+    check_gradients(inputs)
     ctx.save_for_backward(*inputs[:_N], *output)
     ctx.numbers = inputs[_N:]
     ctx.set_materialize_grads(False)
@@ -166,16 +142,14 @@ def _gradients(run: Any, ctx: Any, needed: tuple[bool, ...], dout: torch.Tensor 
     """Gradients of tensors, one for each in needed."""
     *tensors, o, lse = ctx.saved_tensors
     results: list[Any] = [None] * len(needed)
-    places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
+    places = [TENSORS.index(name[1:]) for name in GRADIENTS]
     wanted = [i for i, place in enumerate(places) if place < len(needed) and needed[place]]
     if not wanted or dout is None and dlse is None:
         return results
     outputs = sum(_c.OUT_DQ << i for i in wanted)
     dout = torch.zeros_like(o) if dout is None else dout
-    # Gradients come as they please: that of a sum is one number, seen everywhere.
-    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
-    made = run(dout, dlse, o, lse, outputs, *tensors, *ctx.numbers)
+    made = run(rows_together(dout), dlse, o, lse, outputs, *tensors, *ctx.numbers)
     for i in wanted:
         results[places[i]] = made[i].to(tensors[places[i]].dtype)
     return results
@@ -185,30 +159,8 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     return tuple(_gradients(_backward, ctx, ctx.needs_input_grad, dout, dlse))
 
 
-def _refuse(ctx: Any, *_: Any) -> Any:
-    raise Unsupported("attention has no second derivatives")
-
-
 torch.library.register_autograd("fattn::forward", _differentiate, setup_context=_setup)
-torch.library.register_autograd("fattn::backward", _refuse)
-
-
-class Eager(torch.autograd.Function):  # type: ignore[misc]
-    """The same where nothing but autograd watches: registered gradients take ten times as long to call."""
-
-    @staticmethod
-    def forward(ctx: Any, numbers: tuple[Any, ...], *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        _check_gradients(tensors)
-        o, lse = _run_forward(*tensors, *numbers)
-        ctx.save_for_backward(*tensors, o, lse)
-        ctx.numbers = numbers
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-        return None, *_gradients(_run_backward, ctx, ctx.needs_input_grad[1:], dout, dlse)
+torch.library.register_autograd("fattn::backward", refuse)
 
 
 class Transformed(torch.autograd.Function):  # type: ignore[misc]
@@ -230,7 +182,7 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
 
 class _TransformedBackward(torch.autograd.Function):  # type: ignore[misc]
     generate_vmap_rule = True
-    backward = staticmethod(_refuse)
+    backward = staticmethod(refuse)
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[torch.Tensor, ...]:

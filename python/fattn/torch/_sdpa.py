@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from fattn import _c
-from fattn._calls import NO_EXTRAS
-from fattn._calls import forward as run_forward
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
+from fattn.torch._calls import Recorded, call_of
 from fattn.torch._functions import any_autocast, autocast, is_watched, new_seed, operator
 
+_grads = torch.is_grad_enabled
+_deterministic = torch.are_deterministic_algorithms_enabled
 _original: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -29,22 +29,26 @@ def scaled_dot_product_attention(
     left. A boolean attn_mask keeps where it is True, another is added; rows that see no key are 0. Nested
     tensors of layout torch.jagged are taken too. Dropout has a pattern of its own.
     """
-    if (attn_mask is None and dropout_p == 0 and
-            not (torch.is_grad_enabled() and
-                 (query.requires_grad or key.requires_grad or value.requires_grad)) and
-            not any_autocast() and not is_watched(query, key, value) and not query.is_nested):
+    if any_autocast():
+        query, key, value = autocast(query, key, value)
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        raise RuntimeError(f"scaled_dot_product_attention: query, key and value are {query.dtype}, "
+                           f"{key.dtype} and {value.dtype}: one dtype is needed")
+    if (attn_mask is None and dropout_p == 0 and not is_watched(query, key, value) and
+            not query.is_nested):
+        record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None,
+                        False, False, _deterministic(), None, None, False), (), record, not enable_gqa)
         try:
-            return run_forward(
-                query, key, value,
-                (_c.FORWARD, is_causal, None, scale, None, 0.0, "top_left", "bhsd", None, False, 0, 0,
-                 None, None, None, 0, 0, None, not enable_gqa), NO_EXTRAS)[0]
+            if record:
+                return Recorded.apply(call, query, key, value)
+            return call.forward(query, key, value)[0]
         except (InvalidShape, InvalidStride):
             pass  # more than the library takes as it is: other ranks, axes that broadcast
     if is_causal and attn_mask is not None:
         raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
     if query.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    query, key, value = autocast(query, key, value)
     return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -96,9 +100,9 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
             if bias.dtype not in (q.dtype, torch.float32):
                 bias = bias.to(q.dtype)
     seed = new_seed(q) if dropout_p != 0 else None
-    o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, seed,
-                         is_causal, -1, -1, scale, None, dropout_p, True, True, False, None, None, 0, 0,
-                         None, False, False, torch.are_deterministic_algorithms_enabled(), None)[0]
+    o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed,
+                 is_causal, -1, -1, scale, None, dropout_p, True, True, False, None, None, 0, 0, None,
+                 False, False, _deterministic(), None, None, False)[0]
     if rank < 4:
         return o[(0,) * (4 - rank)]
     return o if rank == 4 else o.unflatten(0, leading[:-1])
@@ -118,10 +122,9 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
     cu_q, cu_k = (t.offsets().to(torch.int32) for t in packed[:2])
     longest_q, longest_k = (t._get_max_seqlen() for t in packed[:2])
     seed = new_seed(q) if dropout_p != 0 else None
-    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, None, None, None, seed,
-                         is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q,
-                         longest_k, 0, 0, None, False, False,
-                         torch.are_deterministic_algorithms_enabled(), None)[0]
+    o = operator(q, k, v, None, None, None, None, None, cu_q, cu_k, None, None, None, None, seed,
+                 is_causal, -1, -1, scale, None, dropout_p, True, False, False, longest_q, longest_k, 0, 0,
+                 None, False, False, _deterministic(), None, None, False)[0]
     nested: Tensor = torch.nested.nested_tensor_from_jagged(
         o, packed[0].offsets(), min_seqlen=packed[0]._get_min_seqlen(), max_seqlen=longest_q)
     return nested.transpose(1, 2)

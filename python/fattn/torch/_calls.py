@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on tensors that nothing but autograd watches: no operator is dispatched, and what a call has in
+common with earlier ones is looked up once.
+
+A training step spends as long in these lines as a GPU in a small attention, so they are few.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fattn import _c
+from fattn._arrays import kind_of
+from fattn._errors import InvalidArgument, Unsupported
+from fattn._plans import Prepared, pack_backward, pack_forward, prepare
+from fattn._plans import _cache as prepared_calls
+from fattn._problem import EXTRAS
+
+# The tensors of an operator: q, k, v, and those of EXTRAS but for arrays of positions, which have no place
+# in one.
+TENSORS = ("q", "k", "v", "bias", "mask", "block_mask", "alibi_slopes", "sink", "cu_seqlens_q",
+           "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "seqstart_k", "seed")
+_FIELDS = ("q", "k", "v", *(name for name, *_ in EXTRAS[:11]), "seed_ptr")
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+_BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")
+
+_kind = kind_of(torch.empty(0))
+_dtypes: dict[str, torch.dtype] = _kind.dtypes  # type: ignore[attr-defined]
+_empty, _empty_like, _empty_strided = torch.empty, torch.empty_like, torch.empty_strided
+_grads = torch.is_grad_enabled
+
+
+def options_of(op: int, numbers: tuple[Any, ...], outputs: int = 0, lse: bool = False,
+               equal_heads: bool = False) -> tuple[tuple[Any, ...], Any]:
+    """fattn._problem's Options, and positions, of an operator's arguments that are no tensors."""
+    (causal, left, right, scale, softcap, dropout_p, top_left, bhsd, out_f32, longest_q, longest_k,
+     block_m, block_n, positions, batch_invariant, checked, deterministic, device, chunk,
+     alibi_bias) = numbers
+    features = 0
+    if positions is not None:
+        features |= _c.POSITIONS
+    if checked:
+        features |= _c.CHECKED
+    if alibi_bias:
+        features |= _c.ALIBI_BIAS
+    if op == _c.FORWARD:
+        features |= _c.BATCH_INVARIANT if batch_invariant else 0
+    else:
+        features |= _c.DETERMINISTIC if deterministic else 0
+    return ((op, causal, None if left == -1 and right == -1 else (left, right), scale, softcap,
+             dropout_p, "top_left" if top_left else "bottom_right", "bhsd" if bhsd else "bshd",
+             "float32" if out_f32 and op == _c.FORWARD else None, lse, outputs, features,
+             longest_q, longest_k, (block_m, block_n) if block_m or block_n else None, 0, 0, device,
+             equal_heads, chunk), None if positions is None else tuple(positions))
+
+
+class Call:
+    """The options of a call, and which tensors it has. As part of a key it is compared by identity."""
+
+    def __init__(self, numbers: tuple[Any, ...], given: tuple[int, ...], lse: bool,
+                 equal_heads: bool) -> None:
+        """given: places in TENSORS of those after v. lse: whether forward returns it."""
+        self.numbers, self.lse, self.equal_heads = numbers, lse, equal_heads
+        self.given = tuple(_FIELDS[i] for i in given)
+        self.bias = 3 + given.index(_BIAS) if _BIAS in given else -1
+        self.sink = 3 + given.index(_SINK) if _SINK in given else -1
+        self.positions = options_of(_c.FORWARD, numbers)[1]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> tuple[Tensor, Any]:
+        """(o, lse or None)."""
+        device = q.device
+        key: Any = (self, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype,
+                    v.dtype, device, k.device, v.device)
+        if extras:
+            key += tuple([(e.shape, e.stride(), e.dtype, e.device) for e in extras])
+        prepared = prepared_calls.get(key) or self._prepare_forward(key, q, k, v, extras)
+        made = prepared.made[0]
+        o = (_empty_like(q) if made.alike else
+             _empty_strided(made.final, made.strides, dtype=_dtypes[made.dtype], device=device))
+        qp, kp, vp, op = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
+        lse, at_lse = None, 0
+        if self.lse:
+            made = prepared.made[1]
+            lse = _empty(made.shape, dtype=_dtypes[made.dtype], device=device)
+            at_lse = lse.data_ptr()
+        prepared.run(_kind, q, pack_forward, (qp, kp, vp, op, at_lse), qp | kp | vp | op,
+                     [e.data_ptr() for e in extras] if extras else (), self.positions, None)
+        return o, lse
+
+    def backward(self, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, q: Tensor,
+                 k: Tensor, v: Tensor, *extras: Tensor) -> list[Tensor | None]:
+        """GRADIENTS; None for those that outputs, bits of FATTN_OUT_DQ and so on, do not name."""
+        device = q.device
+        # Whatever unpacks saved tensors may have changed their strides.
+        key: Any = (self, outputs, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), o.shape,
+                    o.stride(), dout.shape, dout.stride(), lse.shape, lse.stride(), q.dtype, k.dtype,
+                    v.dtype, o.dtype, dout.dtype, device, k.device, v.device, o.device, dout.device,
+                    lse.device, None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype))
+        if extras:
+            key += tuple([(e.shape, e.stride(), e.dtype, e.device) for e in extras])
+        prepared = (prepared_calls.get(key) or
+                    self._prepare_backward(key, outputs, dout, dlse, o, lse, q, k, v, extras))
+        results: list[Tensor | None] = [None] * 5
+        pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), dout.data_ptr(),
+                    0 if dlse is None else dlse.data_ptr(), 0, 0, 0, 0, 0]
+        bits = pointers[0] | pointers[1] | pointers[2] | pointers[3] | pointers[5]
+        for made in prepared.made:
+            i = _PLACES[made.name]
+            a = (_empty_like(q) if made.alike else
+                 _empty_strided(made.final, made.strides, dtype=_dtypes[made.dtype], device=device))
+            results[i] = a
+            pointer = pointers[7 + i] = a.data_ptr()
+            if i < 3:
+                bits |= pointer
+        prepared.run(_kind, q, pack_backward, pointers, bits,
+                     [e.data_ptr() for e in extras] if extras else (), self.positions, None)
+        return results
+
+    def _arrays(self, q: Tensor, k: Tensor, v: Tensor, extras: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        return {"q": q, "k": k, "v": v, **dict(zip(self.given, extras))}
+
+    def _prepare_forward(self, key: Any, q: Tensor, k: Tensor, v: Tensor,
+                         extras: tuple[Tensor, ...]) -> Prepared:
+        options = options_of(_c.FORWARD, self.numbers, 0, self.lse, self.equal_heads)[0]
+        return prepare(_kind, options, self._arrays(q, k, v, extras), key)
+
+    def _prepare_backward(self, key: Any, outputs: int, dout: Tensor, dlse: Tensor | None, o: Tensor,
+                          lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
+                          extras: tuple[Tensor, ...]) -> Prepared:
+        arrays = self._arrays(q, k, v, extras) | {"o": o, "dout": dout, "lse": lse}
+        if dlse is not None:
+            arrays["dlse"] = dlse
+        return prepare(_kind, options_of(_c.BACKWARD, self.numbers, outputs)[0], arrays, key)
+
+
+_PLACES = {name: i for i, name in enumerate(GRADIENTS)}
+
+_LIMIT = 512
+_calls: dict[Any, Call] = {}
+
+
+def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = True,
+            equal_heads: bool = False) -> Call:
+    """The one Call of these arguments, unless there have been many others since."""
+    key = numbers, given, lse, equal_heads
+    call = _calls.get(key)
+    if call is None:
+        if len(_calls) >= _LIMIT:
+            _calls.clear()
+        call = _calls.setdefault(key, Call(*key))
+    return call
+
+
+def rows_together(dout: Tensor) -> Tensor:
+    """Gradients come as they please: that of a sum is one number, seen everywhere."""
+    return dout if dout.stride(-1) == 1 else dout.contiguous()
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
+    call: Call = ctx.call
+    _, need_q, need_k, need_v, *need = ctx.needs_input_grad
+    *tensors, o, lse = ctx.saved_tensors
+    outputs = need_q * _c.OUT_DQ | need_k * _c.OUT_DK | need_v * _c.OUT_DV
+    if need:
+        if call.bias > 0 and need[call.bias - 3]:
+            outputs |= _c.OUT_DBIAS
+        if call.sink > 0 and need[call.sink - 3]:
+            outputs |= _c.OUT_DSINK
+    if dout is None:
+        if dlse is None or not outputs:
+            return (None,) * len(ctx.needs_input_grad)
+        dout = torch.zeros_like(o)
+    if dlse is not None:
+        dlse = dlse.contiguous()
+    dq, dk, dv, dbias, dsink = call.backward(outputs, rows_together(dout), dlse, o, lse, *tensors)
+    if not need:
+        return None, dq, dk, dv
+    more: list[Any] = [None] * len(need)
+    if dbias is not None:
+        more[call.bias - 3] = dbias.to(tensors[call.bias].dtype)
+    if dsink is not None:
+        more[call.sink - 3] = dsink
+    return None, dq, dk, dv, *more
+
+
+_differentiate_once = once_differentiable(_differentiate)
+
+
+class Recorded(torch.autograd.Function):  # type: ignore[misc]
+    """o of a Call, with gradients. Its arguments: the Call, q, k, v and what else it has."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
+        o, lse = call.forward(*tensors)
+        ctx.save_for_backward(*tensors, o, lse)
+        ctx.call = call
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        if _grads():  # create_graph: a second derivative is an error when it is asked for
+            return _differentiate_once(ctx, *gradients)  # type: ignore[no-any-return]
+        return _differentiate(ctx, *gradients)
+
+
+class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
+    """o and lse of a Call, with gradients of both."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        o, lse = call.forward(*tensors)
+        ctx.save_for_backward(*tensors, o, lse)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    backward = Recorded.backward
+
+
+def check_gradients(tensors: tuple[Any, ...]) -> None:
+    """tensors as in TENSORS."""
+    for name in ("alibi_slopes", "seed"):
+        tensor = tensors[TENSORS.index(name)]
+        if tensor is not None and tensor.requires_grad:
+            raise InvalidArgument(f"{name} requires a gradient, and there is none")
+
+
+def refuse(ctx: Any, *_: Any) -> Any:
+    raise Unsupported("attention has no second derivatives")

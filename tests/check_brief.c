@@ -87,8 +87,7 @@ static void check_row(fattn_device *device, const fattn_kernel *row)
     }
     tap_check(failed == 0 && judged > CASES / 2, "%s: %d of %d cases fail", row->name, failed,
               judged);
-    tap_check(brief > 0 && brief < judged, "%s: %d of them run without items", row->name,
-              brief);
+    tap_check(brief > 0 && brief < judged, "%s: %d of them run without items", row->name, brief);
 }
 
 int main(void)

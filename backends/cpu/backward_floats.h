@@ -175,9 +175,9 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
                      float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &g->panel;
+    const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.padded; j++) {
-        g->out[j] =
-            j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
+        g->out[j] = j < s.live ? sums.first + j * sums.step : g->nowhere;
     }
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {

@@ -275,9 +275,9 @@ static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair 
                rows + seen.first / 2 * stride, stride, g->sum_rows,
                fattn_max64(pn->d_pad, pn->dv_pad), stride);
     wait_for(g, s, before);
+    const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
-        add_row(sum_row(pn, tensor, strides, apart, stride, s.first + j), g->sum_rows[j], dim,
-                factor);
+        add_row(sums.first + j * sums.step, g->sum_rows[j], dim, factor);
     }
 }
 

@@ -250,7 +250,7 @@ static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
                            .k = {.at = k, .ahead = v, .count = s->padded, .dim = p->dim},
                            .x = x,
                            .pitch = s->pitch};
-    decode_scores(p->dtype_kv, d);
+    s->dots(&d);
     fill_vectors(x + scores, vectors * FV_LANES - scores, fv_set1(-INFINITY));
     const fattn_softmax state = brief_soften(x, vectors, s->pitch, s->unit, &lowered);
     const decode_sums sums = {.fresh = true,
@@ -260,7 +260,7 @@ static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_p
                               .v = {.at = v, .ahead = v, .count = s->count, .dim = p->dim_v},
                               .o = o,
                               .o_stride = s->dv_pad};
-    decode_mix(p->dtype_v, sums);
+    s->mix(&sums);
     brief_store(p, s, at, o, state);
 }
 
@@ -315,6 +315,8 @@ static bool brief_of(const panel *pn, const fattn_problem *p, const fattn_tiling
     s->first = keys.first;
     s->count = keys.past - keys.first;
     s->padded = (s->count + step - 1) / step * step;
+    s->dots = dots_of(p->dtype_kv, pn->pitch);
+    s->mix = mix_of(p->dtype_v, pn->pitch);
     s->unit = rule.unit;
     s->natural = rule.natural;
     const int64_t q_size = fattn_dtype_size(p->dtype), o_size = fattn_dtype_size(p->dtype_o);
@@ -385,9 +387,10 @@ static void brief_run(const fattn_cpu_brief *s, const fattn_problem *p,
     const char **const k_rows = (const char **)(void *)((char *)scratch + s->k);
     const char **const v_rows = (const char **)(void *)((char *)scratch + s->v);
     for (int64_t b = 1;; b++) {
-        for (int64_t j = 0; j < s->count; j++) {
-            k_rows[j] = k + j * s->k_row;
-            v_rows[j] = v + j * s->v_row;
+        k_rows[0] = k, v_rows[0] = v;
+        for (int64_t j = 1; j < s->count; j++) { /* in few instructions: one after another */
+            k_rows[j] = k_rows[j - 1] + s->k_row;
+            v_rows[j] = v_rows[j - 1] + s->v_row;
         }
         brief_heads(p, s, at, p->heads_k, scratch);
         if (b == p->batch) {

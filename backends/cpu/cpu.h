@@ -47,9 +47,14 @@ typedef struct fattn_cpu_phase {
 /* What kernels honour, but for what a row takes out. */
 #define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
 
+struct decode_dots;
+struct decode_sums;
+
 /* What a run of few keys needs to know (brief.h): everything that does not depend on the run, side
  * by side, because such a run finds nothing in cache when it comes after much other work. */
 typedef struct fattn_cpu_brief {
+    void (*dots)(const struct decode_dots *); /* of decode.h, for the types and the pitch */
+    void (*mix)(const struct decode_sums *);
     int64_t group, rows, pitch;   /* of a key/value head */
     int64_t first, count, padded; /* keys, and as many with those that fill a last step */
     int64_t k, v, q, o, x, zeros; /* where they lie in scratch */

@@ -76,10 +76,20 @@ static const mma_shape *shape_of(const fattn_kernel *row, const fattn_problem *p
     return shape_find(features, fattn_gpu_kernel_of(row)->width, tile);
 }
 
+static int64_t shape_bytes(const mma_shape *s)
+{
+    return MMA_SHARED(s->features, s->width, s->rows, s->keys, s->stages);
+}
+
 static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
-    const mma_shape *const s = shape_of(row, p, tile);
-    return MMA_SHARED(s->features, s->width, s->rows, s->keys, s->stages);
+    return shape_bytes(shape_of(row, p, tile));
+}
+
+static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *s)
+{
+    snprintf(entry, 48, "mma_%s_%s_%d_%dx%d", s->run, p->dtype == FATTN_F16 ? "f16" : "bf16",
+             s->width, s->rows, s->keys);
 }
 
 static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -87,11 +97,15 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
 {
     const fattn_tile tile = {t->br, t->bc};
     const mma_shape *const s = shape_of(&kernel->row, p, tile);
-    snprintf(shape->entry, sizeof shape->entry, "mma_%s_%s_%d_%dx%d", s->run,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", s->width, s->rows, s->keys);
+    name_entry(shape->entry, p, s);
     shape->blocks = t->items;
     shape->threads = 32 * s->warps;
-    shape->shared = (int)forward_bytes(&kernel->row, p, tile);
+    shape->shared = (int)shape_bytes(s);
+    if (s->features != 0 && s->features != MMA_ANY) {
+        const mma_shape *const any = shape_find(MMA_ANY, s->width, tile);
+        name_entry(shape->general, p, any);
+        shape->general_shared = (int)shape_bytes(any);
+    }
 }
 
 /* Beyond it the few pairs that are kept may be too small beside the others for f16. */
@@ -228,6 +242,11 @@ static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->resident = strcmp(run, "lean") == 0;
     shape->threads = MMA_BACKWARD_THREADS;
     shape->shared = (int)MMA_BACKWARD_SHARED(kernel->width, t->br, t->bc);
+    if (run != kernel->run && !shape->resident) {
+        snprintf(shape->general, sizeof shape->general, "mma_backward_full_%s_%d_%dx%d",
+                 p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width, (int)t->br, (int)t->bc);
+        shape->general_shared = shape->shared;
+    }
 }
 
 /* What the items of a run are follows the workspace that others have too, unless it is ordered. */

@@ -336,8 +336,7 @@ GPU_DEVICE void mma_drop(const mma_kept<S> &kept, float factor, float x[2][S::PA
     }
 }
 
-/* Dot products in x become P, and dP in dp becomes dS: with dp - delta first, so that what belongs
- * to a query is read when it is needed. */
+/* dP - delta. It comes before the scores are worked on, so that delta is read when it is needed. */
 template <class S>
 GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERIES / 8][4])
 {
@@ -353,6 +352,7 @@ GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERI
     }
 }
 
+/* Scores in x become P, and dP - delta in dp becomes dS. */
 template <class S>
 GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PART_QUERIES / 8][4],
                                  float dp[2][S::PART_QUERIES / 8][4])

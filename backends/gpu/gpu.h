@@ -14,6 +14,10 @@
 /* One launch of a run. */
 typedef struct fattn_gpu_shape {
     char entry[48]; /* name of the function */
+    /* The function, and its dynamic shared memory, where an image has no such entry because the
+     * driver compiled it from PTX, of which only entries for every feature are kept; or "". */
+    char general[48];
+    int general_shared;
     int64_t blocks; /* 0: not launched. A kernel loops where there are more than a grid holds */
     int threads;    /* a block */
     int shared;     /* bytes of dynamic shared memory a block */
@@ -60,6 +64,9 @@ static inline const fattn_gpu_kernel *fattn_gpu_kernel_of(const fattn_kernel *ro
 /* fast_bytes of rows that say `shared`. */
 int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *problem,
                                fattn_tile tile);
+
+/* Whether code for an instruction set runs the kernel. */
+bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
 
 /* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
  * for full ones. */
@@ -109,8 +116,6 @@ typedef struct fattn_gpu_image {
     const void *bytes;
 } fattn_gpu_image;
 
-#define FATTN_GPU_IMAGES 11
-
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */
     const char *isa_format; /* "sm_%d", for the number of an instruction set */
@@ -121,7 +126,8 @@ typedef struct fattn_gpu_vendor {
      * module: image "verbs" as the device has loaded it. A result of the driver's. */
     int (*isa)(gpu_module module, int version, int *isa);
     const fattn_gpu_kernel *const *tables; /* of kernel rows, best first; ends with NULL */
-    fattn_gpu_image images[FATTN_GPU_IMAGES];
+    const fattn_gpu_image *images;
+    int image_count;
 } fattn_gpu_vendor;
 
 /* Blocks of a launch that wants so many, of so many threads each; kernels loop over more. */

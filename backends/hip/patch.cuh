@@ -286,10 +286,10 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
     static GPU_MEMBER bool exists(int n) { return STEP <= WIDTH || channel(n) < WIDTH; }
 
     /* Where there is nothing, or a thread has no square, something else is looked at. Rows that are
-     * not `square` leave zeros, so that nothing that was here before waits in registers. */
-    GPU_MEMBER void fetch(const patch_source &t, bool square)
+     * not read `by_quads` leave zeros, so that nothing that was here before waits in registers. */
+    GPU_MEMBER void fetch(const patch_source &t, bool by_quads)
     {
-        if (!square) {
+        if (!by_quads) {
             GPU_UNROLL
             for (int n = 0; n < 4 * EACH; n++) {
                 word[n / 4][n % 4] = 0;

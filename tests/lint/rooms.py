@@ -198,6 +198,21 @@ def table(root):
             yield f"docs/DESIGN.md:{number}: `{room}` is no room of rooms.py"
 
 
+LONG = 600  # lines of a file about which docs/DESIGN.md says why it is one
+
+
+def long_files(root):
+    """Long files that docs/DESIGN.md does not speak of, and those it speaks of that are not long any more."""
+    listed = {match.group(1) for _, match in lines_matching(tap.read(root, "docs/DESIGN.md"),
+                                                            r"^\| `([\w/]+\.\w+)` \| [^|]+ \|$")}
+    for path in tap.files(root, tap.SOURCE + (".py",)):
+        lines = tap.read(root, path).count("\n")
+        if lines > LONG and path not in listed and not path.startswith("tests/"):
+            yield f"{path}: {lines} lines; docs/DESIGN.md does not say why"
+        elif path in listed and lines < LONG * 9 // 10:
+            yield f"docs/DESIGN.md: {path} has only {lines} lines"
+
+
 def words(root):
     """Every word that is not at home."""
     for path in tap.files(root):
@@ -252,6 +267,7 @@ def results(root):
         ("rooms include through doors", doors(root)),
         ("no way through doors leads back", circles(DOORS)),
         ("the table of rooms is true", table(root)),
+        ("long files are explained", long_files(root)),
         ("words are at home", words(root)),
         ("core names no backend", backend_names(root)),
         ("template headers need no C library", templates(root)),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Brings measurements into the documents: draws the pictures of docs/pictures (SVG) and writes the tables of
-README.md and docs/PERFORMANCE.md from bench/figures, where bench/measure leaves them.
+README.md, docs/PERFORMANCE.md and docs/DISTRIBUTED.md from bench/figures, where bench/measure leaves them.
 
 usage: publish.py [--check] [ROOT]
 
@@ -133,7 +133,19 @@ def cpu_picture(figures):
     return picture("CPU, 16 cores", "fattn's rate over PyTorch's, by sequence length", panels)
 
 
+def ranks_picture(figures):
+    rows = read(os.path.join(figures, "ranks.tsv"))
+    panels = [[(f"{length_word(int(tokens))} tokens, {word}",
+                {names: [(row["N"], number(row, "efficiency")) for row in rows
+                         if (row["dir"], row["tokens"]) == (direction, tokens) and row["scheme"] in schemes]
+                 for names, schemes in (("ring", ("ring",)), ("heads in a ring", ("both",)))})
+               for direction, word in (("fwd", "forward"), ("bwd", "backward"))]
+              for tokens in ("131072", "1048576")]
+    return picture("Prediction of a model", "efficiency, by ranks", panels)
+
+
 PICTURES = {
+    "ranks.svg": ranks_picture,
     "cpu.svg": cpu_picture,
     "cuda-forward.svg": lambda figures: gpu_picture(figures, "forward", "fwd"),
     "cuda-backward.svg": lambda figures: gpu_picture(figures, "backward", "bwd"),
@@ -178,7 +190,20 @@ def summary(figures):
     return markdown(["on", "fattn's rate over that of", "forward", "backward"], lines)
 
 
+def ranks_table(figures):
+    """Forward / backward, of 8, 64 and 1024 ranks."""
+    rows, lines = read(os.path.join(figures, "ranks.tsv")), []
+    cell = {(row["dir"], row["tokens"], row["scheme"], row["N"]): row["efficiency"] for row in rows}
+    for tokens in ("131072", "1048576"):
+        for ranks in (8, 64, 1024):
+            pairs = [[cell.get((way, tokens, scheme, ranks)) for way in ("fwd", "bwd")]
+                     for scheme in ("ring", "heads", "both")]
+            lines.append([f"{int(tokens):,}", f"{ranks:,}", *(" / ".join(p) if all(p) else "" for p in pairs)])
+    return markdown(["tokens", "ranks", "ring, forward / backward", "heads", "both"], lines)
+
+
 TABLES = {
+    "ranks": ranks_table,
     "summary": summary,
     "cpu-f32": lambda figures: ratios(os.path.join(figures, "cpu-f32.tsv"), "flash"),
     "cpu-bf16": lambda figures: ratios(os.path.join(figures, "cpu-bf16.tsv"), "flash"),
@@ -203,7 +228,7 @@ def main():
     root = roots[0] if roots else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
     figures = os.path.join(root, "bench", "figures")
     wanted = {os.path.join("docs", "pictures", name): draw(figures) for name, draw in PICTURES.items()}
-    for name in ("README.md", os.path.join("docs", "PERFORMANCE.md")):
+    for name in ("README.md", os.path.join("docs", "PERFORMANCE.md"), os.path.join("docs", "DISTRIBUTED.md")):
         with open(os.path.join(root, name), encoding="utf-8") as file:
             wanted[name] = filled(file.read(), figures)
     stale = 0

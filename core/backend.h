@@ -10,6 +10,7 @@
 #include "core/kernel.h"
 #include "core/operands.h"
 #include "core/peak.h"
+#include "core/problem.h"
 #include "core/rows.h"
 #include "core/tiling.h"
 #include "fattn/fattn.h"
@@ -45,6 +46,8 @@ struct fattn_plan {
     const fattn_kernel *kernel;
     fattn_tiling tiling;
     fattn_pointers pointers; /* of a run */
+    fattn_unused unused;     /* likewise */
+    bool logs_tensors;       /* of each run */
     void *impl;              /* the backend's own state */
     int64_t references;      /* atomic */
     char *declined;          /* a line for each better row: why it declined */

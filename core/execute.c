@@ -2,7 +2,6 @@
 /* Running a plan: pointers are checked and nothing else is decided. */
 #include <string.h>
 
-#include "core/log.h"
 #include "core/memory.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -18,7 +17,7 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
         return fattn_fail(FATTN_MISALIGNED, "workspace is %p, not a multiple of %d", workspace,
                           FATTN_MEMORY_ALIGNMENT);
     }
-    if (backend->host_memory) {
+    if (backend->host_memory && plan->problem.features & FATTN_VALIDATED) {
         status = fattn_buffers_validate(&plan->problem, buffers);
     }
     void *own = NULL;
@@ -38,7 +37,7 @@ fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers
         status = status ? status : freed;
         fattn_reason_let();
     }
-    if (!status && fattn_log_wants(3)) {
+    if (!status && plan->logs_tensors) {
         status = fattn_plan_log_tensors(plan, buffers, stream);
     }
     return status;
@@ -54,7 +53,10 @@ fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given
         status = fattn_buffers_normalise(&plan->problem, given, copy);
         *checked = copy;
     }
-    return status ? status : fattn_buffers_check_unused(plan->problem.op, plan->features, *checked);
+    if (status || fattn_unused_hold(&plan->unused, *checked)) {
+        return status;
+    }
+    return fattn_buffers_check_unused(plan->problem.op, plan->features, *checked);
 }
 
 fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,

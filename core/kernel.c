@@ -90,6 +90,11 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
                  (long long)kernel->dim_max, (long long)p->dim, (long long)p->dim_v);
         return text;
     }
+    if (kernel->dim_v_max && p->dim_v > kernel->dim_v_max) {
+        snprintf(text, size, "takes values of %lld channels at most, not %lld",
+                 (long long)kernel->dim_v_max, (long long)p->dim_v);
+        return text;
+    }
     if (kernel->adds_dbias && p->features & FATTN_DETERMINISTIC && sums_dbias(p)) {
         return "sums dbias over an axis in any order";
     }
@@ -114,13 +119,13 @@ const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_proble
                  (long long)kernel->align, tensor);
         return text;
     }
-    return kernel->cannot ? kernel->cannot(p) : NULL;
+    return kernel->cannot ? kernel->cannot(kernel, p) : NULL;
 }
 
 bool fattn_kernel_fits(const fattn_kernel *kernel, const fattn_problem *p, int64_t memory)
 {
     const fattn_tile *tile = kernel->tiles;
-    while (kernel->must_fit && tile->br && kernel->fast_bytes(p, *tile) > memory) {
+    while (kernel->must_fit && tile->br && kernel->fast_bytes(kernel, p, *tile) > memory) {
         tile++;
     }
     return tile->br != 0;

@@ -51,7 +51,8 @@ typedef struct fattn_tiling {
     int workers;          /* threads that a CPU's run has, those worth waking; 0 elsewhere */
 } fattn_tiling;
 
-typedef struct fattn_kernel {
+typedef struct fattn_kernel fattn_kernel;
+struct fattn_kernel {
     const char *name;
     uint32_t ops;       /* FATTN_OP_BIT(...) */
     uint32_t dtypes;    /* FATTN_DTYPE_BIT(...) of q, k, v */
@@ -59,6 +60,7 @@ typedef struct fattn_kernel {
     bool any_bias;      /* a bias may be of another type than q and f32 */
     uint64_t features;  /* FATTN_* bits that it honours */
     int64_t dim_max;    /* largest D and Dv */
+    int64_t dim_v_max;  /* largest Dv where that is less; 0: dim_max */
     int64_t rows_max;   /* most rows G * Sq that share a kv head; 0 any */
     int64_t rows_min;   /* fewest; FATTN_BATCH_INVARIANT, which may not notice them, has none */
     int64_t align;      /* bytes whose multiples rows of q, k, v and dout begin at; 0 any */
@@ -75,21 +77,24 @@ typedef struct fattn_kernel {
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
+    /* Functions of a row are pure. Each is given the row, so that rows of a family share it. */
+
     /* Why the row cannot take the problem, where the fields above do not say it; NULL where it can,
-     * and where the row has no such reasons. Pure. */
-    const char *(*cannot)(const fattn_problem *problem);
-    /* Whether the row is worth taking, unless by name; NULL where it always is. Pure. */
-    bool (*pays)(const fattn_problem *problem);
+     * and where the row has no such reasons. */
+    const char *(*cannot)(const fattn_kernel *row, const fattn_problem *problem);
+    /* Whether the row is worth taking, unless by name; NULL where it always is. */
+    bool (*pays)(const fattn_kernel *row, const fattn_problem *problem);
     /* What tiles of the menu are compared by, in any unit: the planner takes the one that costs
-     * least. NULL where traffic decides. Pure. */
-    double (*cost)(const fattn_problem *problem, const struct fattn_limits *limits,
-                   fattn_tile tile);
-    /* Fast memory that a tile occupies, in bytes. Pure. */
-    int64_t (*fast_bytes)(const fattn_problem *problem, fattn_tile tile);
+     * least. NULL where traffic decides. */
+    double (*cost)(const fattn_kernel *row, const fattn_problem *problem,
+                   const struct fattn_limits *limits, fattn_tile tile);
+    /* Fast memory that a tile occupies, in bytes. */
+    int64_t (*fast_bytes)(const fattn_kernel *row, const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set
-     * yet. Pure. */
-    int64_t (*workspace)(const fattn_problem *problem, const fattn_tiling *tiling);
-} fattn_kernel;
+     * yet. */
+    int64_t (*workspace)(const fattn_kernel *row, const fattn_problem *problem,
+                         const fattn_tiling *tiling);
+};
 
 /* Why the row does not take the problem; NULL when it does. text is scratch for the sentence. */
 const char *fattn_kernel_declines(const fattn_kernel *kernel, const fattn_problem *problem,

@@ -58,7 +58,7 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
                  (long long)limits->units, (long long)blocks);
         return text;
     }
-    if (!why && row->pays && !named && !row->pays(problem)) {
+    if (!why && row->pays && !named && !row->pays(row, problem)) {
         snprintf(text, size, "does not pay for %lld rows a head of %lld keys",
                  (long long)fattn_kernel_rows(row, problem), (long long)problem->seqlen_k);
         return text;
@@ -191,6 +191,8 @@ static fattn_status create(fattn_device *device, const fattn_problem *problem, c
     }
     *p = made;
     fattn_pointers_make(&p->problem, &p->pointers);
+    fattn_unused_make(p->problem.op, p->features, &p->unused);
+    p->logs_tensors = fattn_log_wants(3);
     p->declined = (char *)(p + 1);
     memcpy(p->declined, notes.text, length);
     p->declined[length] = '\0';

@@ -43,6 +43,11 @@ fattn_status fattn_buffers_normalise(const fattn_problem *problem, const fattn_b
  * tables, positions. Kernels rely on it for memory safety. */
 fattn_status fattn_buffers_validate(const fattn_problem *problem, const fattn_buffers *buffers);
 
+/* Features without which that finds nothing to check: all sequences have the problem's lengths. */
+#define FATTN_VALIDATED                                                            \
+    (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q | FATTN_SEQUSED_K | \
+     FATTN_SEQSTART_K | FATTN_POSITIONS | FATTN_PAGED | FATTN_DROPOUT)
+
 /* The fields that belong to a clear bit, and strides that the layout does not read, are at their
  * defaults. Enums and bits were checked. */
 fattn_status fattn_problem_check_unused(const fattn_problem *problem);
@@ -51,6 +56,17 @@ fattn_status fattn_problem_check_unused(const fattn_problem *problem);
  * FATTN_DROPOUT where dropout_p is 0. */
 fattn_status fattn_buffers_check_unused(fattn_op op, uint64_t features,
                                         const fattn_buffers *buffers);
+
+/* Which words of fattn_buffers a run has to leave as fattn_buffers_init() fills them, made when its
+ * plan is: bit n is the word of 8 bytes with number n. */
+typedef struct fattn_unused {
+    uint64_t zero, minus_one;
+} fattn_unused;
+
+void fattn_unused_make(fattn_op op, uint64_t features, fattn_unused *unused);
+
+/* Whether fattn_buffers_check_unused() finds nothing. */
+bool fattn_unused_hold(const fattn_unused *unused, const fattn_buffers *buffers);
 
 /* The dropout threshold of SEMANTICS: t = p * 65536 rounded, 1..65535 for 0 < p < 1; 65536 for p
  * = 1. */

@@ -10,7 +10,7 @@
 static double cost_of(const fattn_problem *problem, const fattn_limits *limits,
                       const fattn_kernel *kernel, fattn_tile tile)
 {
-    return kernel->cost ? kernel->cost(problem, limits, tile)
+    return kernel->cost ? kernel->cost(kernel, problem, limits, tile)
                         : fattn_io_plan_bytes(problem, tile.br, tile.bc, kernel->packs_groups);
 }
 
@@ -29,7 +29,7 @@ static fattn_tile pick_tile(const fattn_problem *p, const fattn_limits *limits,
     int64_t best_bytes = INT64_MAX;
     double best_cost = 0;
     for (const fattn_tile *tile = kernel->tiles; tile->br; tile++) {
-        const int64_t bytes = kernel->fast_bytes(&judged, *tile);
+        const int64_t bytes = kernel->fast_bytes(kernel, &judged, *tile);
         const double cost = by_cost ? cost_of(p, limits, kernel, *tile) : 0;
         const bool fits = bytes <= limits->fast_memory;
         const bool best_fits = best_bytes <= limits->fast_memory;
@@ -203,7 +203,7 @@ fattn_status fattn_tiling_choose(const fattn_problem *problem, const fattn_limit
     }
     t.together = t.splits > 1 ? 1 : pick_together(problem, limits, t.heads);
 
-    t.workspace = overflow ? -1 : kernel->workspace(problem, &t);
+    t.workspace = overflow ? -1 : kernel->workspace(kernel, problem, &t);
     if (t.workspace < 0) {
         return fail_overflow(kernel);
     }

@@ -118,62 +118,106 @@ fattn_status fattn_problem_check_unused(const fattn_problem *p)
     return status ? status : check_tensor_strides(p);
 }
 
+/* Fields of fattn_buffers that are at their defaults where none of a row's features is on. */
+typedef struct buffer_field {
+    uint64_t feature;
+    const char *feature_name, *name;
+    size_t offset;
+    bool pointer; /* or an integer of 64 bits */
+    int64_t usual;
+} buffer_field;
+
+static const buffer_field buffer_fields[] = {
+#define POINTER(feature, field)                                            \
+    {                                                                      \
+        feature, #feature, #field, offsetof(fattn_buffers, field), true, 0 \
+    }
+#define SCALAR(feature, field, usual)                                           \
+    {                                                                           \
+        feature, #feature, #field, offsetof(fattn_buffers, field), false, usual \
+    }
+    POINTER(FATTN_DLSE, dlse),
+    POINTER(FATTN_BIAS, bias),
+    POINTER(FATTN_MASK, mask),
+    POINTER(FATTN_BLOCK_MASK, block_mask),
+    POINTER(FATTN_ALIBI, alibi_slopes),
+    POINTER(FATTN_SINK, sink),
+    POINTER(FATTN_CU_SEQLENS_Q, cu_seqlens_q),
+    POINTER(FATTN_CU_SEQLENS_K, cu_seqlens_k),
+    POINTER(FATTN_SEQUSED_Q, seqused_q),
+    POINTER(FATTN_SEQUSED_K, seqused_k),
+    POINTER(FATTN_PAGED, block_table),
+    POINTER(FATTN_POSITIONS, q_offsets),
+    POINTER(FATTN_POSITIONS, k_offsets),
+    POINTER(FATTN_POSITIONS, wholes_q),
+    POINTER(FATTN_POSITIONS, wholes_k),
+    POINTER(FATTN_DROPOUT, seed_ptr),
+    POINTER(FATTN_DROPOUT, offset_ptr),
+    POINTER(FATTN_SEQSTART_K, seqstart_k),
+    SCALAR(FATTN_POSITIONS, q_offset, 0),
+    SCALAR(FATTN_POSITIONS, k_offset, 0),
+    SCALAR(FATTN_POSITIONS, whole_q, -1),
+    SCALAR(FATTN_POSITIONS, whole_k, -1),
+    SCALAR(FATTN_DROPOUT, seed, 0),
+    SCALAR(FATTN_DROPOUT, offset, 0),
+#undef POINTER
+#undef SCALAR
+};
+#define FIELD_COUNT (sizeof buffer_fields / sizeof buffer_fields[0])
+
+/* A forward may share its buffers with the backward that reads dlse. */
+static uint64_t legal_features(fattn_op op, uint64_t features)
+{
+    return features | (op == FATTN_FORWARD ? FATTN_DLSE : 0);
+}
+
+static uint64_t word_at(const fattn_buffers *b, size_t word)
+{
+    uint64_t value;
+    memcpy(&value, (const char *)b + word * sizeof value, sizeof value);
+    return value;
+}
+
+void fattn_unused_make(fattn_op op, uint64_t features, fattn_unused *unused)
+{
+    _Static_assert(sizeof(void *) == sizeof(uint64_t) && sizeof(fattn_buffers) <= 64 * 8,
+                   "each field is a word, and a bit of fattn_unused");
+    const uint64_t legal = legal_features(op, features);
+    *unused = (fattn_unused){0, 0};
+    for (size_t i = 0; i < FIELD_COUNT; i++) {
+        const buffer_field *const field = &buffer_fields[i];
+        uint64_t *const words = field->usual ? &unused->minus_one : &unused->zero;
+        const bool off = !(legal & field->feature);
+        *words |= (uint64_t)off << field->offset / sizeof(uint64_t);
+    }
+}
+
+bool fattn_unused_hold(const fattn_unused *unused, const fattn_buffers *b)
+{
+    uint64_t found = 0;
+    for (uint64_t words = unused->zero; words; words &= words - 1) {
+        found |= word_at(b, (size_t)__builtin_ctzll(words));
+    }
+    for (uint64_t words = unused->minus_one; words; words &= words - 1) {
+        found |= ~word_at(b, (size_t)__builtin_ctzll(words));
+    }
+    return found == 0;
+}
+
 fattn_status fattn_buffers_check_unused(fattn_op op, uint64_t features, const fattn_buffers *b)
 {
-    static const struct {
-        uint64_t feature;
-        const char *feature_name, *name;
-        size_t offset;
-    } pointers[] = {
-#define POINTER(feature, field) {feature, #feature, #field, offsetof(fattn_buffers, field)}
-        POINTER(FATTN_DLSE, dlse),
-        POINTER(FATTN_BIAS, bias),
-        POINTER(FATTN_MASK, mask),
-        POINTER(FATTN_BLOCK_MASK, block_mask),
-        POINTER(FATTN_ALIBI, alibi_slopes),
-        POINTER(FATTN_SINK, sink),
-        POINTER(FATTN_CU_SEQLENS_Q, cu_seqlens_q),
-        POINTER(FATTN_CU_SEQLENS_K, cu_seqlens_k),
-        POINTER(FATTN_SEQUSED_Q, seqused_q),
-        POINTER(FATTN_SEQUSED_K, seqused_k),
-        POINTER(FATTN_PAGED, block_table),
-        POINTER(FATTN_POSITIONS, q_offsets),
-        POINTER(FATTN_POSITIONS, k_offsets),
-        POINTER(FATTN_POSITIONS, wholes_q),
-        POINTER(FATTN_POSITIONS, wholes_k),
-        POINTER(FATTN_DROPOUT, seed_ptr),
-        POINTER(FATTN_DROPOUT, offset_ptr),
-        POINTER(FATTN_SEQSTART_K, seqstart_k),
-#undef POINTER
-    };
-    /* A forward may share its buffers with the backward that reads dlse. */
-    const uint64_t legal = features | (op == FATTN_FORWARD ? FATTN_DLSE : 0);
-    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++) {
-        const void *pointer = NULL;
-        memcpy(&pointer, (const char *)b + pointers[i].offset, sizeof pointer);
-        if (pointer && !(legal & pointers[i].feature)) {
-            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %p and features lacks %s",
-                              pointers[i].name, pointer, pointers[i].feature_name);
+    const uint64_t legal = legal_features(op, features);
+    for (size_t i = 0; i < FIELD_COUNT; i++) {
+        const buffer_field *const field = &buffer_fields[i];
+        const uint64_t value = word_at(b, field->offset / sizeof value);
+        if (value == (uint64_t)field->usual || legal & field->feature) {
+            continue;
         }
-    }
-    const struct {
-        uint64_t feature;
-        const char *feature_name, *name;
-        int64_t value, usual;
-    } scalars[] = {
-        {BIT(FATTN_POSITIONS), "q_offset", b->q_offset, 0},
-        {BIT(FATTN_POSITIONS), "k_offset", b->k_offset, 0},
-        {BIT(FATTN_POSITIONS), "whole_q", b->whole_q, -1},
-        {BIT(FATTN_POSITIONS), "whole_k", b->whole_k, -1},
-        {BIT(FATTN_DROPOUT), "seed", (int64_t)b->seed, 0},
-        {BIT(FATTN_DROPOUT), "offset", (int64_t)b->offset, 0},
-    };
-    for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
-        if (scalars[i].value != scalars[i].usual && !(features & scalars[i].feature)) {
-            return fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld and features lacks %s",
-                              scalars[i].name, (long long)scalars[i].value,
-                              scalars[i].feature_name);
-        }
+        return field->pointer
+                   ? fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %p and features lacks %s",
+                                field->name, (void *)(uintptr_t)value, field->feature_name)
+                   : fattn_fail(FATTN_INVALID_ARGUMENT, "%s is %lld and features lacks %s",
+                                field->name, (long long)value, field->feature_name);
     }
     return FATTN_OK;
 }

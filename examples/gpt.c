@@ -10,13 +10,19 @@
  * Positions enter only through ALiBi: each head subtracts its own slope times the distance from the
  * scores. There are no biases and no gains, the activation is the square of ReLU, and the optimiser
  * is AdamW. Letters: B sequences of T characters, R = B T rows, C channels, H heads of D = C / H
- * channels, V characters in the vocabulary. characters in the vocabulary.
+ * channels, V characters in the vocabulary.
+ *
+ * With --ranks N every sequence is divided over N ranks (fattn/distributed.h): each holds a share
+ * of its characters and all weights, attention exchanges keys, and the gradients of weights are
+ * added up. The losses stay the same. Ranks are threads here; as processes they would add gradients
+ * up by MPI_Allreduce().
  *
  * Order: options, matrix products, operations on rows, attention, the model, the text, checkpoints,
  * training and sampling.
  */
+#define _POSIX_C_SOURCE 200809L /* pthread_barrier_t */
 #include <errno.h>
-#include <fattn/fattn.h>
+#include <fattn/distributed.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -24,6 +30,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "threads.h"
 
 enum { WRONG_INPUT = 2, FAILED = 3 };
 
@@ -78,7 +86,7 @@ static double draw(uint64_t *state)
  * ---------------------------------------------------------------------------------------------- */
 
 /* The first SIZES options come from the checkpoint if one is loaded. */
-enum { LAYERS, HEADS, WIDTH, CONTEXT, STEPS, BATCH, RATE, SEED, EVERY, SAMPLE, NUMBERS };
+enum { LAYERS, HEADS, WIDTH, CONTEXT, STEPS, BATCH, RATE, SEED, EVERY, SAMPLE, RANKS, NUMBERS };
 enum { SIZES = CONTEXT + 1, MAX_LAYERS = 64, MAX_HEADS = 256 };
 
 static struct {
@@ -95,6 +103,7 @@ static struct {
     [SEED] = {"--seed", "of weights, sequences and samples", 0, 1e15, 1},
     [EVERY] = {"--every", "steps a line of the report", 1, 1e9, 50},
     [SAMPLE] = {"--sample", "characters to write at the end", 0, 1e9, 400},
+    [RANKS] = {"--ranks", "that sequences are divided over", 1, THREADS_MAX, 1},
 };
 
 typedef struct settings {
@@ -161,6 +170,9 @@ static settings parse(int argc, char **argv)
     }
     if (!s.text && !s.load) {
         quit(WRONG_INPUT, "needs the name of a text file; gpt --help lists the options");
+    }
+    if (s.materialised && number(RANKS) > 1) {
+        quit(WRONG_INPUT, "--materialised attention is not divided over ranks");
     }
     if (s.load && sizes_given) {
         quit(WRONG_INPUT, "--layers, --heads, --width and --context come from the checkpoint");
@@ -336,7 +348,8 @@ static float softmax(int64_t count, float *x)
 }
 
 /* Mean over the rows of -ln softmax(logits)[target]. The logits are replaced by their gradient. */
-static double cross_entropy(int64_t rows, int64_t vocabulary, float *logits, const uint8_t *targets)
+static double cross_entropy(int64_t rows, int64_t all, int64_t vocabulary, float *logits,
+                            const uint8_t *targets)
 {
     double loss = 0;
     for (int64_t r = 0; r < rows; r++) {
@@ -344,10 +357,10 @@ static double cross_entropy(int64_t rows, int64_t vocabulary, float *logits, con
         loss += softmax(vocabulary, x) - right;
         x[targets[r]] -= 1;
         for (int64_t v = 0; v < vocabulary; v++) {
-            x[v] /= (float)rows;
+            x[v] /= (float)all;
         }
     }
-    return loss / (double)rows;
+    return loss / (double)all;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -357,7 +370,9 @@ static double cross_entropy(int64_t rows, int64_t vocabulary, float *logits, con
 typedef struct attention {
     fattn_device *device; /* NULL: materialised */
     int64_t batch, length, heads, dim;
-    float slopes[MAX_HEADS]; /* (H): subtracted from a key's score per character of distance */
+    int64_t whole;              /* length of the undivided sequences */
+    fattn_group_plan *plans[2]; /* forward and backward; NULL: not divided */
+    float slopes[MAX_HEADS];    /* (H): subtracted from a key's score per character of distance */
 } attention;
 
 /* What forward keeps for backward, and the gradients: given for out, computed for qkv. */
@@ -379,7 +394,7 @@ static fattn_problem attention_problem(const attention *a, fattn_op op)
     p.outputs = op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
     p.batch = a->batch;
     p.heads_q = p.heads_k = a->heads;
-    p.seqlen_q = p.seqlen_k = a->length;
+    p.seqlen_q = p.seqlen_k = a->whole; /* strides are those of the share */
     p.dim = p.dim_v = a->dim;
     p.o = p.dout = (fattn_strides){.batch = a->length * width, .seq = width, .head = a->dim};
     p.q = (fattn_strides){.batch = a->length * 3 * width, .seq = 3 * width, .head = a->dim};
@@ -390,6 +405,7 @@ static fattn_problem attention_problem(const attention *a, fattn_op op)
 static void fused(const attention *a, fattn_op op, const attention_data *t)
 {
     const int64_t width = a->heads * a->dim;
+    fattn_group_plan *const plan = a->plans[op == FATTN_BACKWARD];
     const fattn_problem problem = attention_problem(a, op);
     fattn_buffers b;
     fattn_buffers_init(&b);
@@ -399,7 +415,7 @@ static void fused(const attention *a, fattn_op op, const attention_data *t)
         b.dout = t->dout;
         b.dq = t->dqkv, b.dk = t->dqkv + width, b.dv = t->dqkv + 2 * width;
     }
-    check(fattn_attention(a->device, &problem, &b, NULL));
+    check(plan ? fattn_group_execute(plan, &b) : fattn_attention(a->device, &problem, &b, NULL));
 }
 
 /* S = scale Q K^T - slope |i - j|, P = softmax(S), O = P V of one head. */
@@ -473,8 +489,8 @@ static void attend(const attention *a, fattn_op op, const attention_data *t)
 static double attention_bytes(const attention *a, int64_t layers)
 {
     const double row = (double)(a->batch * a->heads * a->length * 4);
-    int64_t workspace = 0;
-    for (int op = FATTN_FORWARD; op <= FATTN_BACKWARD && a->device; op++) {
+    int64_t workspace = fattn_group_plan_bytes(a->plans[0]) + fattn_group_plan_bytes(a->plans[1]);
+    for (int op = FATTN_FORWARD; op <= FATTN_BACKWARD && a->device && !a->plans[0]; op++) {
         const fattn_problem problem = attention_problem(a, (fattn_op)op);
         fattn_plan_info info;
         fattn_plan *plan;
@@ -520,6 +536,7 @@ typedef struct model {
         *dnorm; /* (R, C); x: the residual, dnorm: the gradient of the normalised residual */
     float *dwide, *logits; /* (R, 4 C), (R, V) */
     attention attention;
+    fattn_transport transport; /* this rank and how many there are */
 } model;
 
 /* Takes the next in * out weights. */
@@ -588,7 +605,12 @@ static void rows_create(model *m, int64_t batch, fattn_device *device)
         l->attention = (attention_data){
             floats(3 * rows * c), floats(rows * c), m->dnorm, m->dwide, floats(kept), scores};
     }
-    m->attention = (attention){device, batch, length, m->head.heads, c / m->head.heads, {0}};
+    m->attention = (attention){.device = device,
+                               .batch = batch,
+                               .length = length,
+                               .whole = length,
+                               .heads = m->head.heads,
+                               .dim = c / m->head.heads};
     for (int64_t h = 0; h < m->head.heads; h++) {
         m->attention.slopes[h] = exp2f(-8 * (float)h / (float)m->head.heads);
     }
@@ -599,6 +621,7 @@ static void forward(model *m, int64_t batch, int64_t length, const uint8_t *toke
 {
     const int64_t c = m->head.width, rows = batch * length;
     m->attention.batch = batch, m->attention.length = length;
+    m->attention.whole = m->attention.plans[0] ? m->head.context : length;
     for (int64_t n = 0; n < rows * c; n++) {
         m->x[n] = m->embed.w[tokens[n / c] * c + n % c];
     }
@@ -800,37 +823,163 @@ static void draw_batch(header *h, const text *t, int64_t batch, uint8_t *tokens,
     }
 }
 
+/* What ranks have in common. */
+static struct crew {
+    threads engine;
+    pthread_barrier_t barrier;
+    model *models[THREADS_MAX];
+    double loss[THREADS_MAX];
+    const text *text;
+} crew;
+
+/* This rank's rows of every sequence: its runs, one after another. How many of each. */
+static int64_t take_share(const model *m, int64_t batch, const uint8_t *whole, uint8_t *share)
+{
+    const int64_t context = m->head.context;
+    int64_t rows = 0;
+    for (int64_t b = 0; b < batch; b++) {
+        rows = 0;
+        for (int n = 0; n < fattn_split_runs(FATTN_SPLIT_ZIGZAG); n++) {
+            fattn_run run;
+            check(fattn_split_get_run(FATTN_SPLIT_ZIGZAG, context, m->transport.ranks,
+                                      m->transport.rank, n, &run));
+            if (whole) {
+                memcpy(share, whole + b * context + run.first, (size_t)run.count);
+                share += run.count;
+            }
+            rows += run.count;
+        }
+    }
+    return rows;
+}
+
+/* Adds up the gradients of all ranks' weights, and their losses, on every rank. */
+static double add_up(model *m, double loss)
+{
+    const int ranks = m->transport.ranks;
+    if (ranks == 1) {
+        return loss;
+    }
+    crew.loss[m->transport.rank] = loss;
+    pthread_barrier_wait(&crew.barrier);
+    const int64_t from = m->count * m->transport.rank / ranks;
+    const int64_t to = m->count * (m->transport.rank + 1) / ranks;
+    for (int64_t n = from; n < to; n++) { /* each rank a part, in the same order everywhere */
+        float sum = 0;
+        for (int r = 0; r < ranks; r++) {
+            sum += crew.models[r]->dw[n];
+        }
+        for (int r = 0; r < ranks; r++) {
+            crew.models[r]->dw[n] = sum;
+        }
+    }
+    loss = 0;
+    for (int r = 0; r < ranks; r++) {
+        loss += crew.loss[r];
+    }
+    pthread_barrier_wait(&crew.barrier);
+    return loss;
+}
+
+static void plan_divided(model *m, int64_t batch, int64_t length)
+{
+    fattn_group group;
+    fattn_group_init(&group);
+    group.transport = &m->transport;
+    group.device = m->attention.device;
+    group.split = FATTN_SPLIT_ZIGZAG; /* equal work under a causal mask */
+    m->attention.batch = batch, m->attention.length = length;
+    for (int op = 0; op < 2 && m->transport.ranks > 1; op++) {
+        const fattn_problem problem =
+            attention_problem(&m->attention, op ? FATTN_BACKWARD : FATTN_FORWARD);
+        check(fattn_group_plan_create(&group, &problem, NULL, NULL, &m->attention.plans[op]));
+    }
+}
+
 static void train(model *m, const text *t, int64_t batch)
 {
-    const int64_t rows = batch * m->head.context, first = m->head.step;
+    const int64_t all = batch * m->head.context, first = m->head.step;
+    const int64_t length = take_share(m, batch, NULL, NULL), rows = batch * length;
+    plan_divided(m, batch, length);
+    const bool speaks = m->transport.rank == 0;
     const double memory = attention_bytes(&m->attention, m->head.layers) / 1e6;
     const double start = seconds();
-    uint8_t *const tokens = allocate(2 * rows, 1), *const targets = tokens + rows;
+    uint8_t *const tokens = allocate(2 * (all + rows), 1), *const targets = tokens + all;
+    uint8_t *const own = targets + all, *const own_targets = own + rows;
     double sum = 0, since = start;
     int64_t summed = 0;
-    printf("%6s %10s %10s %18s\n", "step", "loss", "tokens/s", "attention memory");
+    if (speaks) {
+        printf("%6s %10s %10s %18s\n", "step", "loss", "tokens/s", "attention memory");
+    }
     while (m->head.step < number(STEPS)) {
         draw_batch(&m->head, t, batch, tokens, targets);
-        forward(m, batch, m->head.context, tokens);
-        const double loss = cross_entropy(rows, m->head.vocabulary, m->logits, targets);
+        take_share(m, batch, tokens, own);
+        take_share(m, batch, targets, own_targets);
+        forward(m, batch, length, own);
+        double loss = cross_entropy(rows, all, m->head.vocabulary, m->logits, own_targets);
         if (!isfinite(loss)) {
             quit(FAILED, "the loss of step %lld is %g", (long long)m->head.step + 1, loss);
         }
-        backward(m, tokens);
+        backward(m, own);
+        loss = add_up(m, loss);
         update(m, 1e-6 * numbers[RATE].value);
         sum += loss;
         summed++;
-        if (m->head.step % number(EVERY) == 0 || m->head.step == number(STEPS)) {
+        if (speaks && (m->head.step % number(EVERY) == 0 || m->head.step == number(STEPS))) {
             const double now = seconds();
             printf("%6lld %10.6f %10.0f %15.2f MB\n", (long long)m->head.step, sum / (double)summed,
-                   (double)(summed * rows) / (now - since), memory);
+                   (double)(summed * all) / (now - since), memory);
             fflush(stdout);
             sum = 0, summed = 0, since = now;
         }
     }
-    printf("%lld steps of %lld characters in %.1f s\n", (long long)(m->head.step - first),
-           (long long)rows, seconds() - start);
+    if (speaks) {
+        printf("%lld steps of %lld characters in %.1f s\n", (long long)(m->head.step - first),
+               (long long)all, seconds() - start);
+    }
     free(tokens);
+    for (int op = 0; op < 2; op++) {
+        fattn_group_plan_destroy(m->attention.plans[op]);
+        m->attention.plans[op] = NULL;
+    }
+}
+
+static void *train_rank(void *context)
+{
+    train(context, crew.text, number(BATCH));
+    return NULL;
+}
+
+/* The first rank's model is the caller's; the others' are copies, which stay the same. */
+static void train_all(model *m, const text *t)
+{
+    const int ranks = (int)number(RANKS);
+    pthread_t thread[THREADS_MAX];
+    threads_make(&crew.engine, ranks);
+    pthread_barrier_init(&crew.barrier, NULL, (unsigned)ranks);
+    crew.text = t;
+    for (int r = 0; r < ranks; r++) {
+        model *const own = r ? allocate(1, sizeof *own) : m;
+        if (r) {
+            own->head = m->head;
+            weights_create(own);
+            memcpy(own->w, m->w, (size_t)(3 * m->count) * sizeof(float));
+            rows_create(own, number(BATCH), m->attention.device);
+        }
+        own->transport = threads_transport(&crew.engine, r);
+        crew.models[r] = own;
+    }
+    for (int r = 1; r < ranks; r++) {
+        if (pthread_create(&thread[r], NULL, train_rank, crew.models[r])) {
+            quit(FAILED, "no thread for rank %d", r);
+        }
+    }
+    train(m, t, number(BATCH));
+    for (int r = 1; r < ranks; r++) {
+        pthread_join(thread[r], NULL);
+    }
+    pthread_barrier_destroy(&crew.barrier);
+    threads_free(&crew.engine);
 }
 
 /* Draws from softmax(logits / temperature). */
@@ -881,6 +1030,9 @@ static void describe(const header *h, const fattn_device *device)
     if (device) {
         check(fattn_device_get_info(device, &info));
         printf("attention: fattn on %s, %s\n", info.backend, info.isa);
+        if (number(RANKS) > 1) {
+            printf("divided over %d ranks\n", (int)number(RANKS));
+        }
     } else {
         puts("attention: materialised");
     }
@@ -923,7 +1075,7 @@ int main(int argc, char **argv)
     rows_create(&m, batch, device);
     describe(&m.head, device);
     if (s.text) {
-        train(&m, &t, batch);
+        train_all(&m, &t);
     }
     if (s.save) {
         checkpoint_save(s.save, &m);

@@ -3,6 +3,7 @@
  * Problems divided over ranks, on paper: shares hold every row once, every pair is computed once,
  * every message that is sent is received in the same step, and the forecast adds up.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -323,6 +324,12 @@ static void check_forecast(void)
               slow.seconds);
     tap_check(fast.most_bytes == 7.0 * 8192 * 8 * 16 * 4, "a block makes 7 hops: %.0f bytes",
               fast.most_bytes);
+    /* 7 steps with 8192 rows of the last rank, whose queries all keys of others precede. */
+    fattn_forecast merging;
+    const fattn_speed slowly = {.flops = 1e30, .bandwidth = 1e30, .row = 1};
+    const bool made = !fattn_forecast_make(&whole, FATTN_SCHEME_RING, &slowly, &merging);
+    tap_check(made && fabs(merging.seconds - 7 * 8192) < 1,
+              "merging counts the rows of each step: %.0f", merging.seconds);
     const fattn_forecast heads = forecast_of(&whole, FATTN_SCHEME_HEADS, 1e6);
     const fattn_forecast best = forecast_of(&whole, FATTN_SCHEME_AUTO, 1e6);
     tap_check(best.seconds <= heads.seconds && best.seconds <= slow.seconds &&

@@ -723,6 +723,71 @@ static void check_grids(void)
     tap_check(wrong == 0, "a launch has as many blocks as a driver takes");
 }
 
+static void check_instruction_sets(void)
+{
+    const fattn_gpu_kernel any = {.isa = 0}, late = {.isa = 80},
+                           hopper = {.isa = 90, .isa_past = 100};
+    tap_check(fattn_gpu_kernel_runs(&any, 52) && !fattn_gpu_kernel_runs(&late, 75) &&
+                  fattn_gpu_kernel_runs(&late, 80) && fattn_gpu_kernel_runs(&late, 120),
+              "a kernel runs from its instruction set on");
+    tap_check(!fattn_gpu_kernel_runs(&hopper, 89) && fattn_gpu_kernel_runs(&hopper, 90) &&
+                  !fattn_gpu_kernel_runs(&hopper, 100) && !fattn_gpu_kernel_runs(&hopper, 120),
+              "one that has an end does not run past it");
+}
+
+/* What is launched, with the number of threads that its code is written for. */
+static void check_launched(void)
+{
+    static const struct {
+        work of;
+        const char *kernel;
+        unsigned threads;
+    } rows[] = {{FORWARD, "simt_forward", 256}, {DECODE, "simt_decode", 128}};
+    running = "what is launched", wrong = 0;
+    for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+        scene s = {.spec = "cuda:0"};
+        open_device(&s);
+        s.problem = problem_of(rows[n].of);
+        set_up_problem(&s);
+        fattn_plan *plan = NULL;
+        expect_ok(fattn_plan_create_with(s.device, &s.problem, rows[n].kernel, NULL, &plan),
+                  "a plan");
+        expect_ok(fattn_execute(plan, &s.buffers, NULL, NULL), "a run");
+        expect(strncmp(stub->launch_name, rows[n].kernel, strlen(rows[n].kernel)) == 0 &&
+                   stub->launch_threads == rows[n].threads,
+               "%s: %s with %u threads", rows[n].kernel, stub->launch_name, stub->launch_threads);
+        fattn_plan_destroy(plan);
+        tear_down(&s);
+    }
+    scene s = {.spec = "cuda:0"};
+    open_device(&s);
+    expect_ok(fattn_device_malloc(s.device, 4096, &s.operands), "memory");
+    expect_ok(act_dropout_mask(&s), "a dropout mask");
+    expect(strcmp(stub->launch_name, "dropout_mask") == 0, "%s for it", stub->launch_name);
+    expect_ok(act_merge(&s), "merging");
+    expect(strcmp(stub->launch_name, "merge") == 0, "%s for it", stub->launch_name);
+    tear_down(&s);
+    tap_check(wrong == 0, "each verb and row launches its own function, with its threads");
+}
+
+/* Memory of the host that the device sees at another address is none that kernels can read. */
+static void check_mapped_elsewhere(void)
+{
+    scene s = {.spec = "cuda:0"};
+    open_device(&s);
+    const fattn_backend *const backend = s.device->backend;
+    void *own = NULL;
+    running = "memory elsewhere", wrong = 0;
+    expect_ok(fattn_device_malloc(s.device, 4096, &own), "memory");
+    stub->elsewhere = host_memory;
+    expect(backend->reads(s.device->impl, own), "the device's own is not read");
+    expect(!backend->reads(s.device->impl, host_memory), "the host's is read where it is not");
+    stub->elsewhere = NULL;
+    expect_ok(fattn_device_free(s.device, own), "freeing");
+    tear_down(&s);
+    tap_check(wrong == 0, "memory that a device sees elsewhere is copied");
+}
+
 /* Decoding on a newer chip launches early if the running code was compiled for 9.0 or newer, which
  * code that the driver compiled from older PTX was not. */
 static void check_early(int capability, bool only_ptx, int compiled_for)
@@ -752,6 +817,38 @@ static void check_early(int capability, bool only_ptx, int compiled_for)
               (int)stub->early);
 }
 
+/* A run with one feature of pairs launches the entry for that one where it is machine code, and the
+ * one for all features where the driver compiles PTX. */
+static void check_general(work w, int capability, bool only_ptx)
+{
+    const int usual = stub->capability;
+    scene s = {.spec = "cuda:0"};
+    running = "one feature", wrong = 0;
+    stub->capability = capability, stub->only_ptx = only_ptx;
+    if (fattn_device_open(s.spec, &s.device)) {
+        tap_skip("a run with one feature on a device of another capability", fattn_last_reason());
+        stub->capability = usual, stub->only_ptx = false;
+        return;
+    }
+    s.problem = problem_of(w);
+    s.problem.features |= FATTN_SOFTCAP;
+    s.problem.softcap = 5;
+    set_up_problem(&s);
+    memset(stub->launched, 0, sizeof stub->launched);
+    expect_ok(act_run(&s), "a run");
+    const char *const kind = w == BACKWARD ? "mma_backward_" : "mma_";
+    const char *const found = strstr(stub->launched, kind);
+    const char *const one = "softcap_f16_64_128x128 ", *const all = "full_f16_64_128x128 ";
+    const char *const wanted = only_ptx ? all : one;
+    expect(found && strncmp(found + strlen(kind), wanted, strlen(wanted)) == 0,
+           "launched %s, not %s%s", stub->launched, kind, wanted);
+    tear_down(&s);
+    stub->capability = usual, stub->only_ptx = false;
+    tap_check(wrong == 0, "%s with one feature on capability %d.%d%s",
+              w == BACKWARD ? "backward" : "forward", capability / 10, capability % 10,
+              only_ptx ? " by PTX" : "");
+}
+
 static fattn_gpu_args args_seen; /* of the last launch */
 
 static void watch_args(void **parameters) { args_seen = *(const fattn_gpu_args *)parameters[0]; }
@@ -776,7 +873,8 @@ static void check_merging(void)
         expect_ok(act_run(&s), "decoding");
         stub->watch = NULL;
         const int64_t counted = stub->launches - s.launches, end = s.workspace_bytes;
-        const int64_t parts = fattn_gpu_parts_workspace(&args_seen.problem, &args_seen.tiling);
+        const int64_t parts =
+            fattn_gpu_parts_workspace(NULL, &args_seen.problem, &args_seen.tiling);
         expect(counted == (one ? 1 : 2), "%d launches", (int)counted);
         expect(one ? args_seen.counters == parts && parts + 8 <= end : args_seen.counters == -1,
                "counters at %lld of %lld", (long long)args_seen.counters, (long long)end);
@@ -1810,6 +1908,9 @@ int main(int argc, char **argv)
     check_old_device();
     check_numbers();
     check_grids();
+    check_instruction_sets();
+    check_launched();
+    check_mapped_elsewhere();
     check_auto(0, "cuda", 0);
     check_auto(1, "cuda", 1);
     check_auto(2, "cpu", 0);
@@ -1818,6 +1919,10 @@ int main(int argc, char **argv)
     check_early(90, true, 0);
     check_early(100, false, 0);
     check_early(120, true, 0);
+    check_general(FORWARD, 80, false);
+    check_general(FORWARD, 110, true);
+    check_general(BACKWARD, 80, false);
+    check_general(BACKWARD, 110, true);
     check_merging();
     const bool maps = check_maps();
     check_statuses();

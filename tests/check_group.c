@@ -341,6 +341,100 @@ static void check_failures(fattn_op op, fattn_scheme scheme)
     divided_free(&d);
 }
 
+/* --- Time ------------------------------------------------------------------------------------- */
+
+/* A transport that notes how long its rank computes beside each group of messages. */
+typedef struct timed {
+    fattn_transport real;
+    int count;
+    double started, beside[64];
+} timed;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static fattn_status start_timed(void *user, const fattn_message *messages, int count)
+{
+    timed *const t = user;
+    t->started = now();
+    return t->real.start(t->real.user, messages, count);
+}
+
+static fattn_status wait_timed(void *user, const fattn_message *messages, int count, double seconds)
+{
+    timed *const t = user;
+    t->beside[t->count++] = now() - t->started;
+    return t->real.wait(t->real.user, messages, count, seconds);
+}
+
+static void abort_timed(void *user, const char *reason)
+{
+    timed *const t = user;
+    t->real.abort(t->real.user, reason);
+}
+
+typedef struct timed_run {
+    rank_run run;
+    timed t;
+} timed_run;
+
+static void *run_timed(void *context)
+{
+    timed_run *const r = context;
+    r->t.real = threads_transport(r->run.all, r->run.rank);
+    fattn_transport transport = r->t.real;
+    transport.user = &r->t, transport.start = start_timed, transport.wait = wait_timed;
+    transport.abort = abort_timed;
+    r->run.status = divided_run(r->run.problem, &transport, r->run.timeout, &r->run.share);
+    return NULL;
+}
+
+/* In a zigzag ring's backward every group of messages has kernels beside it, also the last one,
+ * which carries gradients home. The first two compare plans. */
+static void check_overlap(void)
+{
+    divided d;
+    threads all;
+    timed_run runs[2];
+    memset(&d, 0, sizeof d);
+    fattn_problem_init(&d.problem);
+    d.problem.op = FATTN_BACKWARD;
+    d.problem.features = FATTN_CAUSAL;
+    d.problem.seqlen_q = d.problem.seqlen_k = 512;
+    d.cu_q[1] = d.cu_k[1] = 512;
+    d.problem.dim = d.problem.dim_v = 32;
+    d.problem.pointer_alignment = 2;
+    d.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    d.split = FATTN_SPLIT_ZIGZAG, d.scheme = FATTN_SCHEME_RING;
+    const bool solved = !divided_solve(&d, 1, 1);
+    threads_make(&all, 2);
+    for (int r = 0; r < 2; r++) {
+        runs[r] = (timed_run){.run = {.problem = &d, .all = &all, .rank = r, .timeout = 60}};
+        if (pthread_create(&runs[r].run.thread, NULL, run_timed, &runs[r])) {
+            exit(1);
+        }
+    }
+    bool good = solved;
+    double least = 1;
+    for (int r = 0; r < 2; r++) {
+        pthread_join(runs[r].run.thread, NULL);
+        const timed *const t = &runs[r].t;
+        good = good && !runs[r].run.status && t->count == 4;
+        for (int n = 2; good && n < t->count; n++) {
+            least = t->beside[n] < least ? t->beside[n] : least;
+        }
+        divided_share_free(&runs[r].run.share);
+    }
+    tap_check(good && least > 1e-5, "kernels run beside all messages: %.3g ms at least",
+              least * 1e3);
+    threads_free(&all);
+    divided_free(&d);
+}
+
 /* --- Arguments -------------------------------------------------------------------------------- */
 
 static void check_arguments(void)
@@ -407,6 +501,7 @@ int main(int argc, char **argv)
     check_failures(FATTN_FORWARD, FATTN_SCHEME_REDUCE);
     check_failures(FATTN_BACKWARD, FATTN_SCHEME_RING);
     check_failures(FATTN_BACKWARD, FATTN_SCHEME_HEADS);
+    check_overlap();
     check_arguments();
     fattn_cache_clear();
     return tap_done();

@@ -132,6 +132,30 @@ static void check_signs(fattn_device *device)
     draw_free(&c);
 }
 
+/* Outputs begin as NaN, so a NaN that is expected may be one that nobody wrote. */
+static void check_written(fattn_device *device)
+{
+    draw_case c;
+    judge_truth truth = {.known = false};
+    draw_blank(&c, 7);
+    c.problem.heads_q = c.problem.heads_k = 2;
+    c.problem.seqlen_q = 8;
+    c.problem.seqlen_k = 4;
+    c.problem.dim = c.problem.dim_v = 16;
+    c.clean = c.aligned_rows = true;
+    if (draw_sequences(&c) != 0 || draw_build(&c) != 0) {
+        tap_check(false, "a case: %s", fattn_last_reason());
+        return;
+    }
+    judged = &c;
+    draw_set(&c, DRAW_V, draw_at(&c, DRAW_V, 0, 0, HEAD, CHANNEL), NAN);
+    tap_check(passes(device, &truth, REPLACED, DRAW_O, NAN) &&
+                  !passes(device, &truth, LEFT, DRAW_O, 0),
+              "a NaN passes where one belongs, but not one that was there before");
+    judge_truth_free(&truth);
+    draw_free(&c);
+}
+
 int main(void)
 {
     fattn_device *device = NULL;
@@ -153,6 +177,7 @@ int main(void)
         check(&fake, dtypes[n], FATTN_BACKWARD, DRAW_DV);
     }
     check_signs(&fake);
+    check_written(&fake);
     fattn_device_close(device);
     return tap_done();
 }

@@ -5,6 +5,9 @@
  *
  *     mpiexec -n RANKS check_mpi [PROBLEMS]
  */
+#define _POSIX_C_SOURCE 199309L /* nanosleep */
+#include <time.h>
+
 #include "fattn/mpi.h"
 #include "tests/divided.h"
 #include "tests/tap.h"
@@ -105,12 +108,41 @@ static void check_fault(bool silent, divided_share *share)
     divided_free(&d);
 }
 
+/* Large messages arrive while the caller computes, which is a sleep here: there is no time left to
+ * wait for them. */
+static void check_progress(void)
+{
+    enum { BYTES = 8 << 20 };
+    fattn_transport *t = NULL;
+    char *const data = calloc(2, BYTES);
+    const fattn_message messages[] = {
+        {(rank + 1) % ranks, 3, 0, 0, data, BYTES},
+        {(rank + ranks - 1) % ranks, 3, 1, 0, data + BYTES, BYTES},
+    };
+    memset(data, rank + 1, BYTES);
+    fattn_status status = fattn_mpi_open(MPI_COMM_WORLD, &t);
+    MPI_Barrier(MPI_COMM_WORLD);
+    status = status ? status : t->start(t->user, messages, 2);
+    const struct timespec computing = {.tv_sec = 2};
+    nanosleep(&computing, NULL);
+    status = status ? status : t->wait(t->user, messages, 2, 1e-9);
+    check(!status && data[2 * BYTES - 1] == messages[1].peer + 1,
+          "messages move while nobody waits for them");
+    fattn_mpi_close(t);
+    if (!status) { /* else MPI may still write to it */
+        free(data);
+    }
+}
+
 int main(int argc, char **argv)
 {
     int provided = 0;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (provided >= MPI_THREAD_SERIALIZED) {
+        check_progress();
+    }
     check_results(argc > 1 ? atoi(argv[1]) : 50);
     divided_share shares[2];
     check_fault(false, &shares[0]);

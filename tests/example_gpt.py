@@ -57,6 +57,15 @@ def test_curves():
         ok(differ(fused, other, 1e-2), f"{name}: another seed has another curve")
 
 
+def test_ranks():
+    one = losses(run(*small, "--steps", str(length), "--sample", "0", licence))
+    for ranks in ("2", "3"):
+        many = run(*small, "--steps", str(length), "--sample", "20", "--ranks", ranks, licence)
+        ok(not differ(one, losses(many), 1e-4) and len(written(many)) == 21,
+           f"{ranks} ranks, of which each has a share of every sequence: the same losses to 1e-4")
+    refused(["--ranks", "2", "--materialised", licence], 2, "not divided over ranks")
+
+
 def test_threads_and_devices():
     one, three = (run(*small, "--steps", "20", "--sample", "50", licence, OMP_NUM_THREADS=n) for n in "13")
     ok(losses(one) == losses(three) and len(losses(one)) == 20 and written(one) == written(three),
@@ -144,6 +153,7 @@ def test_refusals(folder):
 
 
 test_curves()
+test_ranks()
 test_threads_and_devices()
 with tempfile.TemporaryDirectory() as place:
     test_checkpoint(place)

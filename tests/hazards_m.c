@@ -38,9 +38,10 @@ static fattn_status run_spoilt(const fattn_plan *plan, const fattn_buffers *buff
 }
 
 /* A workspace, so that a test can write outside it. */
-static int64_t some_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
+static int64_t some_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                              const fattn_tiling *tiling)
 {
-    (void)problem;
+    (void)row, (void)problem;
     (void)tiling;
     return 512;
 }

@@ -60,4 +60,5 @@ def main(mpiexec, counts, *command):
     return tap.done()
 
 
-sys.exit(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -107,6 +107,40 @@ static double measure(int64_t keys, int64_t dim, double size)
     return worst;
 }
 
+/* Backward takes lse as it is given, in more bits than a float of it in units of the scores has:
+ * that one would be off by 2^-24 of lse, and all probabilities of the row by as much. Returns the
+ * largest relative error of dV, where dO is 1 and dV therefore P. */
+static double measure_backward(void)
+{
+    enum { KEYS = 8, DIM = 8 };
+    static float q[DIM] = {1}, k[KEYS * DIM], v[KEYS * DIM], o[DIM], dout[DIM] = {1};
+    float dv[KEYS * DIM], lse = 60011.3f;
+    double worst = 0;
+    fattn_problem problem;
+    fattn_buffers b;
+    fattn_problem_init(&problem);
+    problem.op = FATTN_BACKWARD;
+    problem.seqlen_q = 1;
+    problem.seqlen_k = KEYS;
+    problem.dim = problem.dim_v = DIM;
+    problem.features = FATTN_SCALE;
+    problem.scale = 0.75;
+    problem.outputs = FATTN_OUT_DV;
+    fattn_buffers_init(&b);
+    b.q = q, b.k = k, b.v = v, b.o = o, b.dout = dout, b.lse = &lse, b.dv = dv;
+    for (int j = 0; j < KEYS; j++) {
+        k[j * DIM] = (float)(80000 + j);
+    }
+    if (fattn_attention(NULL, &problem, &b, NULL)) {
+        return INFINITY;
+    }
+    for (int j = 0; j < KEYS; j++) {
+        const double p = exp(0.75 * (double)k[j * DIM] - (double)lse);
+        worst = fmax(worst, fabs(dv[j * DIM] - p) / p);
+    }
+    return worst;
+}
+
 int main(void)
 {
     static const double sizes[] = {0.01, 1, 30};
@@ -122,6 +156,8 @@ int main(void)
                   "size %g, D %lld, Sk %lld: lse errs by %.2f of the %.1f units allowed", size,
                   (long long)dim, (long long)count, worst, bound);
     }
+    const double backward = measure_backward();
+    tap_check(backward <= 1e-5, "backward uses all bits of lse: P errs by %.2g", backward);
     fattn_cache_clear();
     return tap_done();
 }

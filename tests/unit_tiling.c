@@ -12,19 +12,21 @@
 #include "core/tiling.h"
 #include "tests/unit_answers.h"
 
-static int64_t square_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t square_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    (void)row;
     return 4 * (tile.br * tile.bc + (tile.br + 2 * tile.bc) * p->dim);
 }
 
-static int64_t partial_bytes(const fattn_problem *p, const fattn_tiling *t)
+static int64_t partial_bytes(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
+    (void)row;
     return t->splits > 1 ? t->splits * p->batch * p->heads_q * p->seqlen_q * (p->dim_v + 2) * 4 : 0;
 }
 
-static int64_t endless_bytes(const fattn_problem *p, const fattn_tiling *t)
+static int64_t endless_bytes(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
-    (void)p, (void)t;
+    (void)row, (void)p, (void)t;
     return -1;
 }
 
@@ -95,16 +97,22 @@ static double cost_of(const fattn_problem *p, const fattn_limits *limits, fattn_
 }
 
 /* Blocks that take the time of ten rows more than their own, or of a hundred. */
-static double ten(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+static double ten(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits,
+                  fattn_tile tile)
 {
+    (void)row;
     return cost_of(p, limits, tile, (fattn_cpu_blocks){.extra_rows = 10});
 }
-static double ten_in_order(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+static double ten_in_order(const fattn_kernel *row, const fattn_problem *p,
+                           const fattn_limits *limits, fattn_tile tile)
 {
+    (void)row;
     return cost_of(p, limits, tile, (fattn_cpu_blocks){.extra_rows = 10, .in_order = true});
 }
-static double hundred(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+static double hundred(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits,
+                      fattn_tile tile)
 {
+    (void)row;
     return cost_of(p, limits, tile, (fattn_cpu_blocks){.extra_rows = 100});
 }
 
@@ -116,7 +124,8 @@ Test(tiling, units_share_blocks)
     const fattn_wish none = {.splits = 0};
     const struct {
         int64_t sq, units;
-        double (*cost)(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile);
+        double (*cost)(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits,
+                       fattn_tile tile);
         int64_t br;
     } cases[] = {{256, 16, ten, 64},     {256, 16, hundred, 128},    {256, 4, hundred, 256},
                  {100000, 16, ten, 256}, {100000, 16, hundred, 256}, {256, 0, ten, 256},
@@ -282,8 +291,10 @@ Test(tiling, lengths_are_cut_as_if_planned_for)
     }
 }
 
-static double four_rounds(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+static double four_rounds(const fattn_kernel *row, const fattn_problem *p,
+                          const fattn_limits *limits, fattn_tile tile)
 {
+    (void)row;
     const fattn_cpu_blocks blocks = {.extra_rows = 20, .large = 256, .rounds = 4};
     return cost_of(p, limits, tile, blocks);
 }
@@ -442,7 +453,7 @@ Test(kernel, fits_or_need_not)
 {
     fattn_kernel k = imaginary();
     const fattn_problem p = normal(10, 10, 64);
-    const int64_t least = k.fast_bytes(&p, menu[0]);
+    const int64_t least = k.fast_bytes(&k, &p, menu[0]);
     cr_assert(fattn_kernel_fits(&k, &p, 0));
     k.must_fit = true;
     cr_assert(fattn_kernel_fits(&k, &p, least));

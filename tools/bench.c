@@ -23,6 +23,7 @@
 #include "tools/bench/materialised.h"
 #include "tools/bench/workload.h"
 #include "tools/commands.h"
+#include "tools/ranks/bench_ranks.h"
 #include "tools/terminal/terminal.h"
 
 enum { REPS_MIN = 5 };
@@ -611,6 +612,8 @@ int fattn_tool_bench(int argc, char **argv)
     memset(&s, 0, sizeof s);
     memset(&b, 0, sizeof b);
     sweep_options(&s);
+    bench_ranks ranks;
+    memset(&ranks, 0, sizeof ranks);
     const option own[] = {
         {"peer", "also time OpenBLAS with the score matrix in memory", OPTION_CHOICE,
          .value = &b.peer, .words = peer_words},
@@ -618,8 +621,10 @@ int fattn_tool_bench(int argc, char **argv)
          .value = &b.reps, .min = 1, .max = BENCH_REPS_MAX},
         {"json", "one JSON object per row", OPTION_SWITCH, .value = &b.json},
     };
-    _Static_assert(sizeof own / sizeof own[0] <= SWEEP_MORE, "room after the sweep's options");
+    enum { OWN = sizeof own / sizeof own[0] };
+    _Static_assert(OWN + BENCH_RANKS_OPTIONS <= SWEEP_MORE, "room after the sweep's options");
     memcpy(s.rows + SWEEP_OPTIONS, own, sizeof own);
+    bench_ranks_rows(&ranks, s.rows + SWEEP_OPTIONS + OWN);
     const option_set set = {
         "bench", "Kernels as a share of the machine's ceiling, measured in the same repetition.",
         s.rows, notes};
@@ -628,6 +633,13 @@ int fattn_tool_bench(int argc, char **argv)
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
     b.people = isatty(STDOUT_FILENO);
+    if (ranks.wanted ? b.peer || b.json : ranks.any) {
+        return tool_usage("bench", ranks.wanted ? "--ranks has neither --peer nor --json"
+                                                : "--scheme, --split and --timeout need --ranks");
+    }
+    if (ranks.wanted) {
+        return sweep_check(&s, "bench") ? bench_ranks_run(&ranks, &s, b.reps) : TOOL_USAGE;
+    }
     int code = sweep_check(&s, "bench") ? check_peer(&b, &s) : TOOL_USAGE;
     if (code == TOOL_OK) {
         code = bench_sweep(&b, &s);

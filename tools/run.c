@@ -7,6 +7,7 @@
  */
 #include <assert.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,6 +18,7 @@
 #include "tools/commands.h"
 #include "tools/npy/npy.h"
 #include "tools/options/problem_options.h"
+#include "tools/ranks/engine.h"
 #include "tools/terminal/terminal.h"
 
 enum { LINE = 512 };
@@ -100,6 +102,23 @@ static const uint32_t output_bits[OUTPUTS] = {
     [OUT_DSINK] = FATTN_OUT_DSINK,
 };
 
+enum { QUERIES, KEYS, SIDES };
+
+/* The rows that this rank has of the queries or of the keys, in all sequences. */
+typedef struct share {
+    fattn_run *runs;
+    int64_t count, rows;
+} share;
+
+/* --ranks and what goes with it. */
+typedef struct divided {
+    bool wanted, any; /* any: one of the others is given */
+    int split, scheme;
+    double timeout;
+    engine engine;
+    share share[SIDES];
+} divided;
+
 typedef struct job {
     const char *in_path[INPUTS];   /* NULL: not given */
     const char *out_path[OUTPUTS]; /* NULL: not wanted */
@@ -107,6 +126,7 @@ typedef struct job {
     bool backward, has_seed, has_offset, alibi_bias;
     uint64_t seed, offset;
     problem_options options;
+    divided divided;
 
     npy_array in[INPUTS], out[OUTPUTS];
     fattn_problem problem;
@@ -130,6 +150,9 @@ static const char notes[] =
 
 static int parse(int argc, char **argv, job *j)
 {
+    static const char *const splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
+    static const char *const schemes[] = {"ring", "heads", "both", "reduce", NULL};
+    divided *const d = &j->divided;
     const char **const in = j->in_path, **const out = j->out_path;
     const option own[] = {
         {"q FILE.npy", "queries (B, Sq, Hq, D)", OPTION_TEXT, .value = &in[IN_Q]},
@@ -189,6 +212,15 @@ static int parse(int argc, char **argv, job *j)
         {"dbias FILE.npy", "output, like bias, summed over broadcast axes", OPTION_TEXT,
          .value = &out[OUT_DBIAS]},
         {"dsink FILE.npy", "output (Hq)", OPTION_TEXT, .value = &out[OUT_DSINK]},
+        {"ranks",
+         "divide sequences over the processes that mpirun\nstarted; each reads its rows alone",
+         OPTION_SWITCH, .value = &d->wanted},
+        {"split NAME", "auto, contiguous, zigzag or striped; default auto", OPTION_CHOICE,
+         .value = &d->split, .given = &d->any, .words = splits},
+        {"scheme NAME", "ring, heads, both or reduce; default ring", OPTION_CHOICE,
+         .value = &d->scheme, .given = &d->any, .words = schemes},
+        {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
+         .value = &d->timeout, .given = &d->any},
     };
     enum { OWN = sizeof own / sizeof own[0] };
     option table[OWN + PROBLEM_OPTIONS + 1] = {{.name = NULL}};
@@ -246,6 +278,14 @@ static bool consistent(const job *j)
          "--alibi and --bias"},
         {j->in_path[IN_BLOCK_MASK], "--block-mask", given(j, PROBLEM_BLOCK_SIZE), "--block-size"},
         {j->has_seed, "--seed", given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},
+        {j->divided.wanted, "--ranks",
+         !(j->in_path[IN_BLOCK_MASK] || j->in_path[IN_USED_Q] || j->in_path[IN_USED_K] ||
+           j->in_path[IN_START_K] || j->in_path[IN_TABLE] || j->out_path[OUT_SCORES] ||
+           j->out_path[OUT_PROBABILITIES] || given(j, PROBLEM_OF(FATTN_ACCUMULATE))),
+         "no block mask, seqused, seqstart, pages, scores, probabilities or accumulation"},
+        {j->divided.wanted && (j->in_path[IN_CU_Q] || j->in_path[IN_CU_K]), "--ranks",
+         !j->in_path[IN_BIAS] && !j->in_path[IN_MASK], "no bias or mask beside --cu-seqlens-q"},
+        {j->divided.any, "--split, --scheme or --timeout", j->divided.wanted, "--ranks"},
         {j->has_offset, "--offset", given(j, PROBLEM_OF(FATTN_DROPOUT)), "--dropout"},
         {j->in_path[IN_CU_K], "--cu-seqlens-k", !j->in_path[IN_TABLE],
          "keys without --block-table"},
@@ -350,18 +390,37 @@ static void recover(const job *j)
     }
 }
 
+/* Inputs of which a rank reads its own rows alone. */
+static bool has_rows(const job *j, int input)
+{
+    const bool extra = input == IN_BIAS || input == IN_MASK;
+    return j->divided.wanted && (inputs[input].role == TENSOR || inputs[input].role == RESULT ||
+                                 input == IN_DLSE || (extra && j->in[input].rank > 1));
+}
+
+static bool reads_bf16(const job *j, int input)
+{
+    const role as = inputs[input].role;
+    return given(j, PROBLEM_DTYPE) && j->problem.dtype == FATTN_BF16 &&
+           (as == TENSOR || as == BIAS || as == RESULT);
+}
+
 static bool read_inputs(job *j)
 {
-    recover(j);
     if (!check_outputs(j)) {
         return false;
     }
     for (int i = 0; i < INPUTS; i++) {
         char why[LINE];
-        const role as = inputs[i].role;
-        const bool as_bf16 = given(j, PROBLEM_DTYPE) && j->problem.dtype == FATTN_BF16 &&
-                             (as == TENSOR || as == BIAS || as == RESULT);
-        if (j->in_path[i] && npy_read(j->in_path[i], as_bf16, &j->in[i], why, sizeof why) != 0) {
+        const bool bf16 = reads_bf16(j, i);
+        npy_array *const a = &j->in[i];
+        if (!j->in_path[i]) {
+            continue;
+        }
+        if (j->divided.wanted && npy_read_shape(j->in_path[i], bf16, a, why, sizeof why) != 0) {
+            return complain(why);
+        }
+        if (!has_rows(j, i) && npy_read(j->in_path[i], bf16, a, why, sizeof why) != 0) {
             return complain(why);
         }
     }
@@ -456,6 +515,25 @@ static bool convert_bytes(const char *path, const npy_array *a)
     return complain(why);
 }
 
+static bool convert_input(job *j, int i)
+{
+    const fattn_problem *const p = &j->problem;
+    const fattn_dtype real = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    const char *const path = j->in_path[i];
+    npy_array *const a = &j->in[i];
+    switch (inputs[i].role) {
+    case TENSOR: return convert_real(path, a, p->dtype);
+    case RESULT: return convert_real(path, a, p->dtype_o ? p->dtype_o : p->dtype);
+    case BIAS: return convert_real(path, a, p->dtype_bias);
+    case REAL: return convert_real(path, a, real);
+    case BYTES: return convert_bytes(path, a);
+    case COUNTS: return convert_counts(path, a, NPY_I32);
+    case PLACES: return convert_counts(path, a, NPY_I64);
+    }
+    return false;
+}
+
+/* All that have been read: rows come later. */
 static bool convert_inputs(job *j)
 {
     const bool has_dtype = given(j, PROBLEM_DTYPE);
@@ -469,30 +547,13 @@ static bool convert_inputs(job *j)
     const fattn_dtype real = dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const fattn_dtype bias = dtype_of(j->in[IN_BIAS].kind) == dtype ? dtype : real;
 
+    j->problem.dtype = dtype;
+    j->problem.dtype_bias = j->in_path[IN_BIAS] ? bias : 0;
     for (int i = 0; i < INPUTS; i++) {
-        const char *const path = j->in_path[i];
-        npy_array *const a = &j->in[i];
-        bool fine = true;
-        if (!path) {
-            continue;
-        }
-        switch (inputs[i].role) {
-        case TENSOR: fine = convert_real(path, a, dtype); break;
-        case RESULT:
-            fine = convert_real(path, a, j->problem.dtype_o ? j->problem.dtype_o : dtype);
-            break;
-        case BIAS: fine = convert_real(path, a, bias); break;
-        case REAL: fine = convert_real(path, a, real); break;
-        case BYTES: fine = convert_bytes(path, a); break;
-        case COUNTS: fine = convert_counts(path, a, NPY_I32); break;
-        case PLACES: fine = convert_counts(path, a, NPY_I64); break;
-        }
-        if (!fine) {
+        if (j->in_path[i] && !has_rows(j, i) && !convert_input(j, i)) {
             return false;
         }
     }
-    j->problem.dtype = dtype;
-    j->problem.dtype_bias = j->in_path[IN_BIAS] ? bias : 0;
     return true;
 }
 
@@ -786,8 +847,11 @@ static bool create_outputs(job *j)
     int64_t o[4];
     memcpy(o, q->shape, sizeof o);
     o[q->rank - 1] = p->dim_v;
-    const int64_t lse_packed[2] = {p->heads_q, p->total_q};
-    const int64_t lse_dense[3] = {p->batch, p->heads_q, p->seqlen_q};
+    const int64_t rows = j->divided.wanted ? j->divided.share[QUERIES].rows
+                         : cu_q            ? p->total_q
+                                           : p->seqlen_q;
+    const int64_t lse_packed[2] = {p->heads_q, rows};
+    const int64_t lse_dense[3] = {p->batch, p->heads_q, rows};
     const int64_t pairs[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
     const struct {
         npy_kind kind;
@@ -904,6 +968,138 @@ static fattn_status inspect(const job *j, const fattn_problem *forward)
     return status;
 }
 
+/* Rows of all sequences of a side, and the axis of tensors that they are in. */
+static int64_t length_of(const job *j, int side)
+{
+    const fattn_problem *const p = &j->problem;
+    return side == QUERIES ? (j->in_path[IN_CU_Q] ? p->total_q : p->seqlen_q)
+                           : (j->in_path[IN_CU_K] ? p->total_k : p->seqlen_k);
+}
+
+static int axis_of(const job *j, int side)
+{
+    const bool packed = j->in_path[side == QUERIES ? IN_CU_Q : IN_CU_K];
+    return (packed ? 0 : 1) + (j->problem.layout == FATTN_BHSD);
+}
+
+/* The rows of an input or output that is divided. Biases that broadcast have one row for all. */
+static npy_rows rows_of(const job *j, const npy_array *a, int axis, int side, fattn_run *all)
+{
+    *all = (fattn_run){0, a->shape[axis], 1};
+    const share *const s = &j->divided.share[side];
+    return a->shape[axis] == 1 && length_of(j, side) != 1 ? (npy_rows){axis, 1, all}
+                                                          : (npy_rows){axis, s->count, s->runs};
+}
+
+static int input_axis(const job *j, int i)
+{
+    const bool tensor = inputs[i].role == TENSOR || inputs[i].role == RESULT;
+    return tensor         ? axis_of(j, i == IN_K || i == IN_V ? KEYS : QUERIES)
+           : i == IN_DLSE ? j->in[i].rank - 1
+                          : j->in[i].rank - 2;
+}
+
+static bool take_side(job *j, int side)
+{
+    const int input = side == QUERIES ? IN_CU_Q : IN_CU_K;
+    const int32_t *const cu = j->in_path[input] ? j->in[input].data : NULL;
+    const int64_t sequences = cu ? j->problem.batch : 1, length = length_of(j, side);
+    const fattn_transport *const t = j->divided.engine.transport;
+    const bool whole = side == QUERIES && j->divided.scheme + 1 == FATTN_SCHEME_REDUCE;
+    const fattn_split split = (fattn_split)j->divided.split;
+    const int runs = whole ? 1 : fattn_split_runs(split);
+    share *const s = &j->divided.share[side];
+    s->runs = fattn_memory_alloc((size_t)(sequences * runs + 1) * sizeof *s->runs);
+    if (!s->runs) {
+        return complain("no memory for the rows of a rank");
+    }
+    for (int64_t b = 0; b < sequences; b++) {
+        const int64_t first = cu ? cu[b] : 0, rows = (cu ? cu[b + 1] : length) - first;
+        if (first < 0 || rows < 0 || rows > length - first) {
+            return complain("lengths of sequences do not fit the rows that there are");
+        }
+        for (int n = 0; n < runs; n++) {
+            fattn_run run = {0, rows, 1};
+            if (!whole && fattn_split_get_run(split, rows, t->ranks, t->rank, n, &run)) {
+                return complain(fattn_last_reason());
+            }
+            run.first += first;
+            s->runs[s->count++] = run;
+            s->rows += run.count;
+        }
+    }
+    return true;
+}
+
+/* This rank's rows of everything that is divided. */
+static bool read_rows(job *j)
+{
+    const uint64_t features = j->problem.features;
+    if (j->divided.split == 0) {
+        const bool causal = features & FATTN_CAUSAL && !(features & FATTN_WINDOW);
+        j->divided.split = causal && j->divided.scheme + 1 != FATTN_SCHEME_REDUCE
+                               ? FATTN_SPLIT_ZIGZAG
+                               : FATTN_SPLIT_CONTIGUOUS;
+    }
+    if (!take_side(j, QUERIES) || !take_side(j, KEYS)) {
+        return false;
+    }
+    for (int i = 0; i < INPUTS; i++) {
+        char why[LINE];
+        npy_array *const a = &j->in[i];
+        if (!j->in_path[i] || !has_rows(j, i)) {
+            continue;
+        }
+        fattn_run all;
+        const int side = i == IN_K || i == IN_V ? KEYS : QUERIES;
+        const npy_rows rows = rows_of(j, a, input_axis(j, i), side, &all);
+        if (npy_read_rows(j->in_path[i], reads_bf16(j, i), &rows, a, why, sizeof why) != 0) {
+            return complain(why);
+        }
+        if (!convert_input(j, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Strides of a share's scores, where the whole array's say which axes broadcast. */
+static void narrow(const npy_array *part, int64_t stride[4])
+{
+    int64_t step = 1;
+    for (int axis = 3; axis >= 0; axis--) {
+        const int own = axis - (4 - part->rank);
+        stride[axis] = stride[axis] ? step : 0;
+        step *= own < 0 ? 1 : part->shape[own];
+    }
+}
+
+static fattn_status attend(const job *j, fattn_device *device, const fattn_problem *problem)
+{
+    if (!j->divided.wanted) {
+        return fattn_attention(device, problem, &j->buffers, NULL);
+    }
+    fattn_group group;
+    fattn_group_plan *plan;
+    fattn_buffers b = j->buffers;
+    fattn_group_init(&group);
+    group.transport = j->divided.engine.transport;
+    group.device = device;
+    group.split = (fattn_split)j->divided.split;
+    group.scheme = (fattn_scheme)(j->divided.scheme + 1);
+    group.timeout = j->divided.timeout;
+    b.cu_seqlens_q = b.cu_seqlens_k = NULL;
+    fattn_status status = fattn_group_plan_create(&group, problem, j->buffers.cu_seqlens_q,
+                                                  j->buffers.cu_seqlens_k, &plan);
+    if (!status) {
+        status = fattn_group_execute(plan, &b);
+        if (!status) { /* MPI may still use the memory of a plan that failed */
+            fattn_group_plan_destroy(plan);
+        }
+    }
+    return status;
+}
+
 static fattn_status compute(job *j)
 {
     fattn_problem forward = j->problem, backward = j->problem;
@@ -922,10 +1118,10 @@ static fattn_status compute(job *j)
     fattn_device *device;
     fattn_status status = fattn_device_open(j->device, &device);
     if (status == FATTN_OK) {
-        status = fattn_attention(device, &forward, &j->buffers, NULL);
+        status = attend(j, device, &forward);
     }
     if (status == FATTN_OK && j->backward) {
-        status = fattn_attention(device, &backward, &j->buffers, NULL);
+        status = attend(j, device, &backward);
     }
     if (status == FATTN_OK) {
         status = fattn_stream_synchronize(device, NULL);
@@ -957,6 +1153,86 @@ static bool write_outputs(const job *j)
     return fine || complain(why);
 }
 
+/* Which rows of an output a rank writes: all on the first where all ranks have the same. */
+static npy_rows output_rows(const job *j, int i, fattn_run *all)
+{
+    const npy_array *const a = &j->out[i];
+    const bool first = j->divided.engine.transport->rank == 0;
+    const int side = i == OUT_DK || i == OUT_DV ? KEYS : QUERIES;
+    const bool same =
+        i == OUT_DSINK || (side == QUERIES && j->divided.scheme + 1 == FATTN_SCHEME_REDUCE);
+    const int axis = i == OUT_DSINK   ? 0
+                     : i == OUT_LSE   ? a->rank - 1
+                     : i == OUT_DBIAS ? a->rank - 2
+                                      : axis_of(j, side);
+    *all = (fattn_run){0, a->shape[axis], 1};
+    return same ? (npy_rows){axis, first, all} : rows_of(j, a, axis, side, all);
+}
+
+/* Zeros of the whole output, on the first rank. */
+static bool stage_whole(const job *j, int i, replacement *staged)
+{
+    fattn_run all;
+    const npy_rows rows = output_rows(j, i, &all);
+    npy_array whole = j->out[i];
+    char why[LINE];
+    if (rows.runs != &all) {
+        whole.shape[rows.axis] = length_of(j, i == OUT_DK || i == OUT_DV ? KEYS : QUERIES);
+    }
+    whole.count = 1;
+    for (int axis = 0; axis < whole.rank; axis++) {
+        whole.count *= whole.shape[axis];
+    }
+    return npy_stage_zeros(j->out_path[i], &whole, staged, why, sizeof why) == 0 || complain(why);
+}
+
+typedef struct names {
+    char of[OUTPUTS][PATH_MAX];
+} names;
+
+/* The first rank makes the files, all write their rows into them, and the first puts them in place:
+ * all files or none. */
+static bool write_divided(const job *j)
+{
+    const engine *const e = &j->divided.engine;
+    const bool first = e->transport->rank == 0;
+    replacement staged[OUTPUTS] = {{0}};
+    int count = 0;
+    char why[LINE];
+    names *const all = fattn_memory_alloc((size_t)e->transport->ranks * sizeof *all);
+    bool fine = all || complain("no memory for the names of files");
+    if (all) {
+        memset(all, 0, (size_t)e->transport->ranks * sizeof *all);
+    }
+    for (int i = 0; fine && first && i < OUTPUTS; i++) {
+        if (j->out_path[i]) {
+            fine = stage_whole(j, i, &staged[count]);
+            count += fine;
+            snprintf(all->of[i], PATH_MAX, "%s", fine ? staged[count - 1].temporary : "");
+        }
+    }
+    fine = engine_agree(e, fine);
+    const fattn_status told = fine ? engine_gather(e, all, sizeof *all) : FATTN_OK;
+    fine = fine && (!told || !tool_failure(told)) && engine_agree(e, true);
+    for (int i = 0; fine && i < OUTPUTS; i++) {
+        fattn_run whole;
+        if (j->out_path[i]) {
+            const npy_rows rows = output_rows(j, i, &whole);
+            fine = npy_write_rows(all->of[i], &rows, &j->out[i], why, sizeof why) == 0 ||
+                   complain(why);
+        }
+    }
+    fine = engine_agree(e, fine);
+    if (fine && first) {
+        fine = replacement_commit(staged, count, why, sizeof why) == 0 || complain(why);
+    }
+    if (!fine) {
+        replacement_abandon(staged, count);
+    }
+    fattn_memory_free(all);
+    return engine_agree(e, fine);
+}
+
 /* NumPy arrays are f64 by default, and most devices do not support f64. */
 static int report(const job *j, fattn_status status)
 {
@@ -968,33 +1244,71 @@ static int report(const job *j, fattn_status status)
     return TOOL_LIBRARY;
 }
 
+static bool prepare(job *j)
+{
+    if (!read_inputs(j) || !convert_inputs(j) || !shape_queries(j) || !shape_keys(j) ||
+        !shape_extras(j) || (j->divided.wanted && !read_rows(j)) || !create_outputs(j)) {
+        return false;
+    }
+    if (j->divided.wanted) {
+        narrow(&j->in[IN_BIAS], j->problem.bias_stride);
+        narrow(&j->in[IN_MASK], j->problem.mask_stride);
+        memcpy(j->problem.dbias_stride, j->problem.bias_stride, sizeof j->problem.dbias_stride);
+    }
+    point(j);
+    return true;
+}
+
+static int run_alone(job *j)
+{
+    recover(j);
+    if (!prepare(j)) {
+        return TOOL_USAGE;
+    }
+    const fattn_status status = compute(j);
+    return status ? report(j, status) : write_outputs(j) ? TOOL_OK : TOOL_USAGE;
+}
+
+static int run_divided(job *j)
+{
+    engine *const e = &j->divided.engine;
+    fattn_status status = engine_open(e, j->divided.timeout);
+    if (status) {
+        return tool_failure(status);
+    }
+    int code = TOOL_USAGE;
+    if (e->transport->rank == 0) {
+        recover(j);
+    }
+    if (engine_agree(e, true) && engine_agree(e, prepare(j))) {
+        status = compute(j);
+        code = status ? report(j, status) : write_divided(j) ? TOOL_OK : TOOL_USAGE;
+    }
+    engine_close(e);
+    return code;
+}
+
 int fattn_tool_run(int argc, char **argv)
 {
-    job j = {0};
+    job j = {.divided = {.timeout = 60}};
     fattn_problem_init(&j.problem);
     fattn_buffers_init(&j.buffers);
     const int parsed = parse(argc, argv, &j);
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
-
-    int code = TOOL_USAGE;
     apply_options(&j);
-    if (consistent(&j) && read_inputs(&j) && convert_inputs(&j) && shape_queries(&j) &&
-        shape_keys(&j) && shape_extras(&j) && create_outputs(&j)) {
-        point(&j);
-        const fattn_status status = compute(&j);
-        if (status != FATTN_OK) {
-            code = report(&j, status);
-        } else if (write_outputs(&j)) {
-            code = TOOL_OK;
-        }
-    }
+    const int code = !consistent(&j)    ? TOOL_USAGE
+                     : j.divided.wanted ? run_divided(&j)
+                                        : run_alone(&j);
     for (int i = 0; i < INPUTS; i++) {
         npy_free(&j.in[i]);
     }
     for (int i = 0; i < OUTPUTS; i++) {
         npy_free(&j.out[i]);
+    }
+    for (int side = 0; side < SIDES; side++) {
+        fattn_memory_free(j.divided.share[side].runs);
     }
     return code;
 }

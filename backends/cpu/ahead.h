@@ -94,7 +94,7 @@ static int64_t list_keys(prefetch_plan *plan, const panel *pn, span next, const 
 /* Gives the strips the tile of a block. Returns whether its keys are in it. */
 static bool take_tile(prefetch_plan *plan, forward *strips, int64_t count, int64_t block)
 {
-    copy_keys(&strips->panel, &plan->copies, plan->copies.count);
+    copy_keys_to(&strips->panel, &plan->copies, plan->copies.count);
     use_tile(strips, count, strips->tiles[block % 2]);
     return plan->listed;
 }

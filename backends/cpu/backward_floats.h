@@ -175,9 +175,9 @@ static void add_keys(backward *g, span s, float *const *weights, const float *ro
                      float *apart, int64_t stride, prefetch_list later)
 {
     panel *const pn = &g->panel;
+    const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.padded; j++) {
-        g->out[j] =
-            j < s.live ? sum_row(pn, tensor, strides, apart, stride, s.first + j) : g->nowhere;
+        g->out[j] = j < s.live ? sums.first + j * sums.step : g->nowhere;
     }
     int64_t j = 0;
     for (int64_t r = 0; r < pn->width && j < s.padded; r += FV_LANES) {
@@ -310,20 +310,25 @@ static const fattn_tile backward_tiles[] = {
     {TILE_ROWS(16), 32},  {0, 0}};
 _Static_assert(176 % FV_LANES == 0, "blocks are whole vectors");
 
-static double backward_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+static double backward_cost(const fattn_kernel *row, const fattn_problem *p,
+                            const fattn_limits *limits, fattn_tile tile)
 {
+    (void)row;
     const fattn_cpu_blocks blocks = {.extra_rows = keys_in_place(p) ? 14 : 27, .in_order = true};
     return fattn_cpu_cost(p, limits, tile, blocks);
 }
 
-static int64_t backward_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t backward_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     return backward_scratch(p, &tiling) + keys_in_place_bytes(p, &tiling);
 }
 
-static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(backward_shared(p, tiling), backward_scratch(p, tiling));
 }
 

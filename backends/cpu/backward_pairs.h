@@ -275,9 +275,9 @@ static void add_keys_pairs(backward *g, span s, seen_rows seen, const bf16_pair 
                rows + seen.first / 2 * stride, stride, g->sum_rows,
                fattn_max64(pn->d_pad, pn->dv_pad), stride);
     wait_for(g, s, before);
+    const sum_rows sums = sum_rows_from(pn, tensor, strides, apart, stride, s.first);
     for (int64_t j = 0; j < s.live; j++) {
-        add_row(sum_row(pn, tensor, strides, apart, stride, s.first + j), g->sum_rows[j], dim,
-                factor);
+        add_row(sums.first + j * sums.step, g->sum_rows[j], dim, factor);
     }
 }
 
@@ -388,14 +388,18 @@ static void backward_pairs_work(const fattn_cpu_run *run, void *scratch)
 
 static const fattn_tile backward_pairs_tiles[] = {PAIRS_BACKWARD_TILES, {0, 0}};
 
-static int64_t backward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t backward_pairs_fast_bytes(const fattn_kernel *row, const fattn_problem *p,
+                                         fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     return backward_pairs_scratch(p, &tiling);
 }
 
-static int64_t backward_pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t backward_pairs_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                        const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(backward_shared(p, tiling), backward_pairs_scratch(p, tiling));
 }
 

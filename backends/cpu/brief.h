@@ -6,8 +6,10 @@
  * all keys are computed first, [keys][rows] as they lie in a dense tile (panel.h), and become
  * probabilities once.
  *
- * A call that comes after much other work finds nothing in cache. So the first keys of the head,
- * and those of the next one, are fetched before anything is computed, and values during the scores.
+ * A call that comes after much other work finds nothing in cache, and then waits for instructions
+ * more than for anything else. So where all sequences have the problem's lengths, a plan knows what
+ * its runs need, and they have no items and no panels. And the first keys of the head, and those of
+ * the next one, are fetched before anything is computed, and values during the scores.
  */
 #ifndef FATTN_CPU_BRIEF_H
 #define FATTN_CPU_BRIEF_H
@@ -21,32 +23,43 @@
      FATTN_SEQUSED_Q | FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS | FATTN_DETERMINISTIC | \
      FATTN_CHECKED)
 
-/* A worker's scratch. A vector of scores has FV_LANES / pitch keys. */
-typedef struct brief {
-    float *q;            /* as order_queries() has it */
-    float *x;            /* [keys][pitch] scores, then weights */
-    float *o;            /* [pitch][dv_pad] */
-    const char **k, **v; /* [keys] rows */
-    float *zeros;        /* a row */
-} brief;
+/* Where a head's rows begin. */
+typedef struct brief_place {
+    const char *q;
+    char *o;
+    float *lse;        /* or NULL */
+    int64_t lse_first; /* where its first row has its own */
+} brief_place;
 
-static void brief_layout(brief *s, const fattn_problem *p, arena *from)
+/* A worker's scratch, as a fattn_cpu_brief says where it lies:
+ *     k, v   [keys], where rows begin
+ *     q      as order_queries() has it
+ *     x      [keys][pitch] scores, then weights. A vector of them has FV_LANES / pitch keys
+ *     o      [pitch][dv_pad]
+ *     zeros  a row, for keys past the last */
+static int64_t brief_layout(const fattn_problem *p, fattn_cpu_brief *s)
 {
-    const int64_t d_pad = vectors_of(p->dim) * FV_LANES, dv_pad = vectors_of(p->dim_v) * FV_LANES;
-    s->k = carve(from, BRIEF_KEYS, sizeof *s->k);
-    s->v = carve(from, BRIEF_KEYS, sizeof *s->v);
-    s->q = carve(from, FV_LANES * d_pad, sizeof(float));
-    s->o = carve(from, FV_LANES * dv_pad, sizeof(float));
-    s->zeros = carve(from, fattn_max64(d_pad, dv_pad), sizeof(float));
-    s->x = carve(from, BRIEF_KEYS * FV_LANES, sizeof(float));
+    arena from = {0};
+    s->d_pad = vectors_of(p->dim) * FV_LANES;
+    s->dv_pad = vectors_of(p->dim_v) * FV_LANES;
+    const int64_t sizes[] = {BRIEF_KEYS * (int64_t)sizeof(char *),
+                             BRIEF_KEYS * (int64_t)sizeof(char *),
+                             FV_LANES * s->d_pad * 4,
+                             FV_LANES * s->dv_pad * 4,
+                             BRIEF_KEYS * FV_LANES * 4,
+                             fattn_max64(s->d_pad, s->dv_pad) * 4};
+    int64_t *const at[] = {&s->k, &s->v, &s->q, &s->o, &s->x, &s->zeros};
+    for (size_t n = 0; n < sizeof at / sizeof at[0]; n++) {
+        *at[n] = from.used;
+        (void)carve(&from, sizes[n], 1);
+    }
+    return from.used;
 }
 
 static int64_t brief_scratch(const fattn_problem *p)
 {
-    brief s;
-    arena from = {0};
-    brief_layout(&s, p, &from);
-    return from.used;
+    fattn_cpu_brief s;
+    return brief_layout(p, &s);
 }
 
 /* Whether all rows of pn see the same keys, at most BRIEF_KEYS of them, and no feature is on that
@@ -55,9 +68,8 @@ static bool is_brief(const panel *pn, const fattn_problem *p, fattn_range *keys)
 {
     const int64_t last = pn->i1 - 1;
     *keys = fattn_band_rows(&pn->band, pn->i0, pn->i1);
-    return !(p->features & ~BRIEF_FEATURES) && p->outputs & FATTN_OUT_O && !pn->rule.terms &&
-           pn->pitch <= FV_LANES && keys->first < keys->past &&
-           keys->past - keys->first <= BRIEF_KEYS &&
+    return !(p->features & ~BRIEF_FEATURES) && p->outputs & FATTN_OUT_O && pn->pitch <= FV_LANES &&
+           keys->first < keys->past && keys->past - keys->first <= BRIEF_KEYS &&
            fattn_band_row(&pn->band, last).first == keys->first &&
            fattn_band_row(&pn->band, pn->i0).past == keys->past;
 }
@@ -81,26 +93,25 @@ APART void brief_fetch(const char *const *rows, int64_t count, int64_t further, 
     }
 }
 
-/* Elements from a row to the next one, *g being its head in the group. */
-static int64_t next_row(const panel *pn, const fattn_strides *s, int64_t *g)
+/* Bytes from a row to the next one, *g being its head in the group. */
+INLINE int64_t next_row(int64_t group, int64_t row, int64_t wrap, int64_t *g)
 {
-    const bool last = ++*g == pn->group;
+    const bool last = ++*g == group;
     *g = last ? 0 : *g;
-    return last ? s->seq - (pn->group - 1) * s->head : s->head;
+    return last ? wrap : row;
 }
 
 /* The queries, in the order of order_queries(); zeros for rows past the last. */
-INLINE void brief_queries_as(fattn_dtype dtype, const panel *pn, float *to)
+INLINE void brief_queries_as(fattn_dtype dtype, const fattn_problem *p, const fattn_cpu_brief *s,
+                             const char *from, float *to)
 {
-    const fattn_problem *const p = pn->p;
-    const int64_t by_two = channels_by_two(p->dim), rows = pn->pitch;
-    const char *from = element(pn->buf->q, dtype, row_index(pn, &p->q, 0, pn->hk * pn->group));
+    const int64_t by_two = channels_by_two(p->dim), rows = s->pitch;
     for (int64_t r = 0, g = 0; r < rows; r++) {
         float *at = to + r * 2 * FV_LANES;
         int64_t c = 0;
         for (; c < by_two; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
             fv two[2] = {fv_set1(0), fv_set1(0)};
-            if (r < pn->rows) {
+            if (r < s->rows) {
                 load_two(dtype, from, c, two);
             }
             fv_store(at, two[0]);
@@ -110,26 +121,25 @@ INLINE void brief_queries_as(fattn_dtype dtype, const panel *pn, float *to)
         for (; c < p->dim; c += FV_LANES, at += rows * FV_LANES) {
             const int part = (int)fattn_min64(p->dim - c, FV_LANES);
             fv_store(at,
-                     r < pn->rows ? load_as(dtype, from + c * SIZE_OF(dtype), part) : fv_set1(0));
+                     r < s->rows ? load_as(dtype, from + c * SIZE_OF(dtype), part) : fv_set1(0));
         }
-        from += next_row(pn, &p->q, &g) * SIZE_OF(dtype);
+        from += next_row(s->group, s->q_row, s->q_wrap, &g);
     }
 }
 
 /* The same of another type than the keys, whose order it is. */
-APART void brief_queries_mixed(const panel *pn, float *to)
+APART void brief_queries_mixed(const fattn_problem *p, const fattn_cpu_brief *s, const char *from,
+                               float *to)
 {
-    const fattn_problem *const p = pn->p;
-    const int64_t by_two = channels_by_two(p->dim), rows = pn->pitch;
+    const int64_t by_two = channels_by_two(p->dim), rows = s->pitch;
     const int64_t size = fattn_dtype_size(p->dtype);
     const bool apart = p->dtype_kv == FATTN_BF16;
-    const char *from = element(pn->buf->q, p->dtype, row_index(pn, &p->q, 0, pn->hk * pn->group));
     for (int64_t r = 0, g = 0; r < rows; r++) {
         float *at = to + r * 2 * FV_LANES;
         int64_t c = 0;
         for (; c < by_two; c += 2 * FV_LANES, at += rows * 2 * FV_LANES) {
             float two[2 * FV_LANES] = {0};
-            if (r < pn->rows) {
+            if (r < s->rows) {
                 row_load(two, p->dtype, from + c * size, 2 * FV_LANES);
             }
             for (int64_t lane = 0; lane < FV_LANES; lane++) {
@@ -140,25 +150,26 @@ APART void brief_queries_mixed(const panel *pn, float *to)
         at -= r * FV_LANES;
         for (; c < p->dim; c += FV_LANES, at += rows * FV_LANES) {
             float one[FV_LANES] = {0};
-            if (r < pn->rows) {
+            if (r < s->rows) {
                 row_load(one, p->dtype, from + c * size, fattn_min64(p->dim - c, FV_LANES));
             }
             memcpy(at, one, sizeof one);
         }
-        from += next_row(pn, &p->q, &g) * size;
+        from += next_row(s->group, s->q_row, s->q_wrap, &g);
     }
 }
 
-static void brief_queries(const panel *pn, float *to)
+static void brief_queries(const fattn_problem *p, const fattn_cpu_brief *s, const char *from,
+                          float *to)
 {
-    if (pn->p->dtype_kv != pn->p->dtype) {
-        brief_queries_mixed(pn, to);
+    if (p->dtype_kv != p->dtype) {
+        brief_queries_mixed(p, s, from, to);
         return;
     }
-    switch (pn->p->dtype) {
-    case FATTN_F16: brief_queries_as(FATTN_F16, pn, to); break;
-    case FATTN_BF16: brief_queries_as(FATTN_BF16, pn, to); break;
-    default: brief_queries_as(FATTN_F32, pn, to); break;
+    switch (p->dtype) {
+    case FATTN_F16: brief_queries_as(FATTN_F16, p, s, from, to); break;
+    case FATTN_BF16: brief_queries_as(FATTN_BF16, p, s, from, to); break;
+    default: brief_queries_as(FATTN_F32, p, s, from, to); break;
     }
 }
 
@@ -198,109 +209,202 @@ static fattn_softmax brief_soften(float *x, int64_t vectors, int64_t pitch, floa
 }
 
 /* Writes o and lse of all rows. */
-static void brief_store(const panel *pn, float *o, fattn_softmax state)
+static void brief_store(const fattn_problem *p, const fattn_cpu_brief *s, brief_place to, float *o,
+                        fattn_softmax state)
 {
-    const fattn_problem *const p = pn->p;
     float factor[FV_LANES], l[FV_LANES], lse[FV_LANES] = {0};
     fv_store(factor, fattn_softmax_normaliser(state));
     fv_store(l, state.l);
     if (p->outputs & FATTN_OUT_LSE) {
-        fv_store(lse, fattn_softmax_lse(state, fv_set1(pn->rule.natural)));
+        fv_store(lse, fattn_softmax_lse(state, fv_set1(s->natural)));
     }
-    const int64_t size = fattn_dtype_size(p->dtype_o), head = pn->hk * pn->group;
-    char *to = (char *)pn->buf->o + row_index(pn, &p->o, 0, head) * size;
-    for (int64_t r = 0, g = 0, i = 0; r < pn->rows; r++) {
-        float *const row = o + r * pn->dv_pad;
-        order_channels(pn, row);
+    for (int64_t r = 0, g = 0, i = 0; r < s->rows; r++, o += s->dv_pad) {
+        order_channels(p, s->pitch, o);
         if (l[r] == 0) { /* selected: o may hold 0 * inf */
-            fill_vectors(row, pn->dv_pad, fv_set1(0));
+            fill_vectors(o, s->dv_pad, fv_set1(0));
         }
-        row_store(to, p->dtype_o, row, p->dim_v, factor[r]);
+        row_store(to.o, p->dtype_o, o, p->dim_v, factor[r]);
         if (p->outputs & FATTN_OUT_LSE) {
-            const int64_t at = fattn_lse_index(p, &pn->seq, pn->b, head + g) + i;
-            ((float *)pn->buf->lse)[at] = lse[r];
+            to.lse[to.lse_first + g * p->total_q + i] = lse[r];
         }
-        to += next_row(pn, &p->o, &g) * size;
+        to.o += next_row(s->group, s->o_row, s->o_wrap, &g);
         i += g == 0;
     }
 }
 
 /* A head: all its rows and keys. */
-static void brief_head(panel *pn, const brief *s, fattn_range keys)
+static void brief_head(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
+                       char *scratch)
 {
-    const fattn_problem *const p = pn->p;
-    const int64_t count = keys.past - keys.first, step = FV_ND / pn->pitch;
-    const int64_t padded = (count + step - 1) / step * step;
-    const int64_t group = FV_LANES * PARTIAL_SUMS, scores = count * pn->pitch;
+    const int64_t group = FV_LANES * PARTIAL_SUMS, scores = s->count * s->pitch;
     const int64_t vectors = (scores + group - 1) / group * PARTIAL_SUMS;
-    float alpha[FV_LANES], lowered;
+    const char **const k = (const char **)(void *)(scratch + s->k);
+    const char **const v = (const char **)(void *)(scratch + s->v);
+    float *const q = (float *)(void *)(scratch + s->q), *const o =
+                                                            (float *)(void *)(scratch + s->o);
+    float *const x = (float *)(void *)(scratch + s->x), lowered;
 
-    brief_queries(pn, s->q);
-    const decode_rows k = {.at = s->k, .ahead = s->v, .count = padded, .dim = p->dim};
-    const decode_dots d = {.q = s->q, .q_stride = pn->d_pad, .k = k, .x = s->x, .pitch = pn->pitch};
-    decode_scores(p->dtype_kv, d);
-    fill(s->x + scores, vectors * FV_LANES - scores, -INFINITY);
-    const fattn_softmax state = brief_soften(s->x, vectors, pn->pitch, pn->rule.unit, &lowered);
-    fv_store(alpha, fv_set1(0));
-    fill_vectors(s->o, pn->pitch * pn->dv_pad, fv_set1(0));
-    const decode_sums sums = {.alpha = alpha,
+    brief_queries(p, s, at.q, q);
+    const decode_dots d = {.q = q,
+                           .q_stride = s->d_pad,
+                           .k = {.at = k, .ahead = v, .count = s->padded, .dim = p->dim},
+                           .x = x,
+                           .pitch = s->pitch};
+    s->dots(&d);
+    fill_vectors(x + scores, vectors * FV_LANES - scores, fv_set1(-INFINITY));
+    const fattn_softmax state = brief_soften(x, vectors, s->pitch, s->unit, &lowered);
+    const decode_sums sums = {.fresh = true,
                               .lowered = lowered,
-                              .p = s->x,
-                              .pitch = pn->pitch,
-                              .v = {.at = s->v, .ahead = s->v, .count = count, .dim = p->dim_v},
-                              .o = s->o,
-                              .o_stride = pn->dv_pad};
-    decode_mix(p->dtype_v, sums);
-    brief_store(pn, s->o, state);
+                              .p = x,
+                              .pitch = s->pitch,
+                              .v = {.at = v, .ahead = v, .count = s->count, .dim = p->dim_v},
+                              .o = o,
+                              .o_stride = s->dv_pad};
+    s->mix(&sums);
+    brief_store(p, s, at, o, state);
+}
+
+/* Some heads that follow one another; scratch has where the keys and values of the first one
+ * begin. */
+APART void brief_heads(const fattn_problem *p, const fattn_cpu_brief *s, brief_place at,
+                       int64_t heads, char *scratch)
+{
+    const char **const k = (const char **)(void *)(scratch + s->k);
+    const char **const v = (const char **)(void *)(scratch + s->v);
+    const int64_t early = fattn_min64(s->count, BRIEF_EARLY), bytes = s->k_bytes;
+    brief_fetch(k, early, 0, bytes);
+    if (s->padded > s->count) {
+        float *const zeros = (float *)(void *)(scratch + s->zeros);
+        fill_vectors(zeros, fattn_max64(s->d_pad, s->dv_pad), fv_set1(0));
+        for (int64_t j = s->count; j < s->padded; j++) {
+            k[j] = v[j] = (const char *)zeros;
+        }
+    }
+    while (heads > 1) {
+        brief_fetch(k, early, s->k_head, bytes);
+        brief_head(p, s, at, scratch);
+        at.q += s->q_group;
+        at.o += s->o_group;
+        at.lse_first += s->group * p->total_q;
+        for (int64_t j = 0; j < s->count; j++) {
+            k[j] += s->k_head;
+            v[j] += s->v_head;
+        }
+        heads--;
+    }
+    brief_head(p, s, at, scratch);
+}
+
+/* What the heads of a sequence have in common, or false where decode_part() has to take them. */
+static bool brief_of(const panel *pn, const fattn_problem *p, const fattn_tiling *tiling,
+                     fattn_cpu_brief *s)
+{
+    fattn_range keys;
+    const fattn_score_rule rule = rule_of(p);
+    if (rule.terms || !is_brief(pn, p, &keys)) {
+        return false;
+    }
+    const fattn_parts parts = parts_of(tiling, pn, pn);
+    if (!fattn_parts_are_one(&parts)) {
+        return false;
+    }
+    const int64_t step = FV_ND / pn->pitch;
+    s->group = pn->group;
+    s->rows = pn->rows;
+    s->pitch = pn->pitch;
+    s->first = keys.first;
+    s->count = keys.past - keys.first;
+    s->padded = (s->count + step - 1) / step * step;
+    s->dots = dots_of(p->dtype_kv, pn->pitch);
+    s->mix = mix_of(p->dtype_v, pn->pitch);
+    s->unit = rule.unit;
+    s->natural = rule.natural;
+    const int64_t q_size = fattn_dtype_size(p->dtype), o_size = fattn_dtype_size(p->dtype_o);
+    const int64_t k_size = fattn_dtype_size(p->dtype_kv), v_size = fattn_dtype_size(p->dtype_v);
+    const int64_t others = s->group - 1;
+    s->k_bytes = p->dim * k_size;
+    s->k_row = p->k.seq * k_size, s->v_row = p->v.seq * v_size;
+    s->k_head = p->k.head * k_size, s->v_head = p->v.head * v_size;
+    s->q_row = p->q.head * q_size, s->o_row = p->o.head * o_size;
+    s->q_wrap = (p->q.seq - others * p->q.head) * q_size;
+    s->o_wrap = (p->o.seq - others * p->o.head) * o_size;
+    s->q_group = s->group * s->q_row, s->o_group = s->group * s->o_row;
+    (void)brief_layout(p, s);
+    return true;
 }
 
 /* Does an item, or returns false where it takes decode_part(). */
 static bool brief_item(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const fattn_problem *const p = run->problem;
-    fattn_range keys;
+    const fattn_buffers *const buffers = run->buffers;
+    fattn_cpu_brief s;
     panel pn;
     pn.br = run->tiling->br;
     if (!panel_place(&pn, run, it.b, it.hk, 0, true)) {
         return true;
     }
-    pn.rule = rule_of(p);
-    if (!is_brief(&pn, p, &keys)) {
-        return false;
-    }
-    const fattn_parts parts = parts_of(run->tiling, &pn, &pn);
-    if (!fattn_parts_are_one(&parts)) {
+    if (!brief_of(&pn, p, run->tiling, &s)) {
         return false;
     }
     if (it.split > 0) {
         return true;
     }
-    arena from = {.base = scratch};
-    brief s;
-    brief_layout(&s, p, &from);
+    char *const at = scratch;
     pn.p = p;
-    pn.d_pad = vectors_of(p->dim) * FV_LANES;
-    pn.dv_pad = vectors_of(p->dim_v) * FV_LANES;
-    const int64_t count = keys.past - keys.first, size = fattn_dtype_size(p->dtype_kv);
-    const int64_t padded = (count + FV_ND - 1) / FV_ND * FV_ND, bytes = p->dim * size;
-    const int64_t early = fattn_min64(count, BRIEF_EARLY);
-    fill_vectors(s.zeros, fattn_max64(pn.d_pad, pn.dv_pad), fv_set1(0));
-    for (int64_t j = count; j < padded; j++) {
-        s.k[j] = s.v[j] = (const char *)s.zeros;
-    }
-    for (int64_t n = 0; n < it.heads; n++, pn.hk++) {
-        find_rows(&pn, keys.first, count, run->buffers->k, p->dtype_kv, &p->k, s.k);
-        find_rows(&pn, keys.first, count, run->buffers->v, p->dtype_v, &p->v, s.v);
-        if (n == 0) {
-            brief_fetch(s.k, early, 0, bytes);
-        }
-        if (n + 1 < it.heads) {
-            brief_fetch(s.k, early, p->k.head * size, bytes);
-        }
-        brief_head(&pn, &s, keys);
-    }
+    find_rows(&pn, s.first, s.count, buffers->k, p->dtype_kv, &p->k,
+              (const char **)(void *)(at + s.k));
+    find_rows(&pn, s.first, s.count, buffers->v, p->dtype_v, &p->v,
+              (const char **)(void *)(at + s.v));
+    const int64_t head = it.hk * pn.group;
+    const brief_place place = {.q = element(buffers->q, p->dtype, row_index(&pn, &p->q, 0, head)),
+                               .o = (char *)buffers->o +
+                                    row_index(&pn, &p->o, 0, head) * fattn_dtype_size(p->dtype_o),
+                               .lse = buffers->lse,
+                               .lse_first = fattn_lse_index(p, &pn.seq, it.b, head)};
+    brief_heads(p, &s, place, it.heads, at);
     return true;
 }
+
+/* --- Runs without items ----------------------------------------------------------------------- */
+
+static bool brief_plan(const fattn_problem *p, const fattn_tiling *tiling, fattn_cpu_brief *brief)
+{
+    const fattn_buffers none = {0}; /* lengths are the problem's: nothing reads it */
+    const fattn_cpu_run run = {.problem = p, .buffers = &none, .tiling = tiling};
+    panel pn;
+    pn.br = tiling->br;
+    return !(p->features & FATTN_VALIDATED) && p->batch > 0 && p->heads_k > 0 &&
+           panel_place(&pn, &run, 0, 0, 0, true) && brief_of(&pn, p, tiling, brief);
+}
+
+static void brief_run(const fattn_cpu_brief *s, const fattn_problem *p,
+                      const fattn_buffers *buffers, void *scratch)
+{
+    brief_place at = {.q = buffers->q, .o = buffers->o, .lse = buffers->lse};
+    const char *k = (const char *)buffers->k + s->first * s->k_row;
+    const char *v = (const char *)buffers->v + s->first * s->v_row;
+    const char **const k_rows = (const char **)(void *)((char *)scratch + s->k);
+    const char **const v_rows = (const char **)(void *)((char *)scratch + s->v);
+    for (int64_t b = 1;; b++) {
+        k_rows[0] = k, v_rows[0] = v;
+        for (int64_t j = 1; j < s->count; j++) { /* in few instructions: one after another */
+            k_rows[j] = k_rows[j - 1] + s->k_row;
+            v_rows[j] = v_rows[j - 1] + s->v_row;
+        }
+        brief_heads(p, s, at, p->heads_k, scratch);
+        if (b == p->batch) {
+            return;
+        }
+        at.q += p->q.batch * fattn_dtype_size(p->dtype);
+        at.o += p->o.batch * fattn_dtype_size(p->dtype_o);
+        at.lse_first += p->heads_q * p->total_q;
+        k += p->k.batch * fattn_dtype_size(p->dtype_kv);
+        v += p->v.batch * fattn_dtype_size(p->dtype_v);
+    }
+}
+
+/* --- Items ------------------------------------------------------------------------------------ */
 
 static void decode_work(const fattn_cpu_run *run, void *scratch)
 {
@@ -317,8 +421,10 @@ static int64_t brief_or_decode_scratch(const fattn_problem *p, const fattn_tilin
     return fattn_max64(decode_scratch(p, tiling), brief_scratch(p));
 }
 
-static int64_t decode_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t decode_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(forward_shared(p, tiling), brief_or_decode_scratch(p, tiling));
 }
 

@@ -192,9 +192,11 @@ int64_t fattn_cpu_workspace(int64_t shared, int64_t scratch)
     return shared < 0 || own < 0 ? -1 : shared + own;
 }
 
-/* How a plan's workspace is laid out: bytes of all workers together, and of each. */
+/* How a plan runs: its workspace is so many bytes of all workers together, and of each. */
 typedef struct layout {
     int64_t shared, scratch;
+    bool is_brief;
+    fattn_cpu_brief brief;
 } layout;
 
 /*
@@ -234,8 +236,10 @@ static fattn_status plan(fattn_plan *made)
         t->workers = worth(made->device->impl, made->problem.dtype, t->items,
                            fattn_io_flops(&made->problem), t->traffic);
     }
-    const layout l = {.shared = kernel->shared(&made->problem, t),
-                      .scratch = kernel->scratch(&made->problem, t)};
+    layout l = {.shared = kernel->shared(&made->problem, t),
+                .scratch = kernel->scratch(&made->problem, t)};
+    l.is_brief =
+        t->workers == 1 && kernel->brief_plan && kernel->brief_plan(&made->problem, t, &l.brief);
     const int64_t others = fattn_cpu_bytes(t->workers - 1, l.scratch, 1);
     if (others < 0 || __builtin_add_overflow(t->workspace, others, &t->workspace)) {
         return fattn_fail(FATTN_OVERFLOW, "the workspace of %s overflows 63 bits",
@@ -311,14 +315,9 @@ static fattn_tiling tiling_of_run(const fattn_plan *plan, const fattn_buffers *b
     return tiling;
 }
 
-static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
-                        fattn_stream stream)
+static void run_items(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace)
 {
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
-    const fattn_status status = fattn_host_stream_check(stream);
-    if (status) {
-        return status;
-    }
     const layout *const l = plan->impl;
     const fattn_tiling tiling = tiling_of_run(plan, buffers);
     steps all;
@@ -339,6 +338,25 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
         count += s->items.count > 0; /* a step costs rendezvous at its end */
     }
     run_steps(plan->device->impl, &all, count, plan->tiling.workers);
+}
+
+static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
+                        fattn_stream stream)
+{
+    const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
+    const fattn_status status = fattn_host_stream_check(stream);
+    if (status) {
+        return status;
+    }
+    const layout *const l = plan->impl;
+    if (l->is_brief) {
+        fattn_cpu_arithmetic callers;
+        fattn_cpuid_arithmetic_begin(&callers);
+        kernel->brief_run(&l->brief, &plan->problem, buffers, (char *)workspace + l->shared);
+        fattn_cpuid_arithmetic_end(&callers);
+        return FATTN_OK;
+    }
+    run_items(plan, buffers, workspace);
     return FATTN_OK;
 }
 

@@ -47,6 +47,26 @@ typedef struct fattn_cpu_phase {
 /* What kernels honour, but for what a row takes out. */
 #define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST | FATTN_SEQSTART_K | FATTN_ALIBI_BIAS)
 
+struct decode_dots;
+struct decode_sums;
+
+/* What a run of few keys needs to know (brief.h): everything that does not depend on the run, side
+ * by side, because such a run finds nothing in cache when it comes after much other work. */
+typedef struct fattn_cpu_brief {
+    void (*dots)(const struct decode_dots *); /* of decode.h, for the types and the pitch */
+    void (*mix)(const struct decode_sums *);
+    int64_t group, rows, pitch;   /* of a key/value head */
+    int64_t first, count, padded; /* keys, and as many with those that fill a last step */
+    int64_t k, v, q, o, x, zeros; /* where they lie in scratch */
+    int64_t d_pad, dv_pad;        /* D and Dv rounded up to vectors */
+    int64_t k_bytes;              /* of a key */
+    int64_t k_row, v_row;         /* from one to the next */
+    int64_t q_row, o_row;         /* from a head of the group to the next one */
+    int64_t q_wrap, o_wrap;       /* from its last head to the first of the next query */
+    int64_t q_group, k_head, v_head, o_group; /* from a key/value head to the next one */
+    float unit, natural;                      /* of the score rule */
+} fattn_cpu_brief;
+
 typedef struct fattn_cpu_kernel {
     fattn_kernel row;
     /* Bytes of workspace: of one worker, and of all together (-1: too many). Multiples of 64.
@@ -54,6 +74,12 @@ typedef struct fattn_cpu_kernel {
     int64_t (*scratch)(const fattn_problem *problem, const fattn_tiling *tiling);
     int64_t (*shared)(const fattn_problem *problem, const fattn_tiling *tiling);
     fattn_cpu_phase phases[FATTN_CPU_PHASES]; /* those without a work function are over at once */
+    /* Runs without items, on the caller's thread: whether those of a plan are such, and one of
+     * them. Both are NULL where none are. */
+    bool (*brief_plan)(const fattn_problem *problem, const fattn_tiling *tiling,
+                       fattn_cpu_brief *brief);
+    void (*brief_run)(const fattn_cpu_brief *brief, const fattn_problem *problem,
+                      const fattn_buffers *buffers, void *scratch);
 } fattn_cpu_kernel;
 
 /* The only global of a unit: fattn_cpu_scalar, ... Rows best first. */

@@ -43,6 +43,7 @@ typedef struct decode_dots {
 /* o[r] = o[r] alpha[r] + lowered sum_j p[j][r] v[j] */
 typedef struct decode_sums {
     const float *alpha; /* [pitch] */
+    bool fresh;         /* alpha is 0, and o is not read */
     float lowered;
     const float *p; /* [v.count][pitch] */
     int64_t pitch;
@@ -152,8 +153,8 @@ INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
 /* Keys that are summed from zero before they join o: rounding errors grow with their number. */
 #define MIX_KEYS 64
 
-/* sum = sum_j p[j] v[j] of nr rows and nv vectors of channels from c on, of which the last has
- * `part`; literals but for the last. */
+/* sum = sum_j p[j] v[j] of nr rows and nv vectors of channels from c on: an even number of whole
+ * vectors, or one, of which there are `part` channels. All but `part` are literals. */
 INLINE void mix_keys(int nr, int nv, int part, fattn_dtype dtype, decode_sums s, int64_t c, fv *sum)
 {
 #pragma GCC unroll 16
@@ -188,13 +189,14 @@ INLINE void mix_tile(int nr, int nv, int part, fattn_dtype dtype, decode_sums s,
         some.v = some_rows(s.v, j, fattn_min64(s.v.count - j, MIX_KEYS));
         fv sum[FV_ND];
         mix_keys(nr, nv, part, dtype, some, c, sum);
+        const bool fresh = s.fresh && j == 0;
 #pragma GCC unroll 16
         for (int n = 0; n < nr; n++) {
-            const fv factor = fv_set1(j == 0 ? s.alpha[n] : 1.0f);
+            const fv factor = fv_set1(j == 0 && !fresh ? s.alpha[n] : 1.0f);
             for (int u = 0; u < nv; u++) {
                 float *const at = s.o + n * s.o_stride + c + u * FV_LANES;
                 const fv part_sum = fv_mul(fv_set1(s.lowered), sum[n * nv + u]);
-                fv_store(at, fv_muladd(fv_load(at), factor, part_sum));
+                fv_store(at, fresh ? part_sum : fv_muladd(fv_load(at), factor, part_sum));
             }
         }
     }
@@ -208,7 +210,7 @@ INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
 {
     const int64_t dim = s.v.dim;
     int64_t c = 0;
-    s.alpha += r;
+    s.alpha = s.fresh ? NULL : s.alpha + r;
     s.p += r;
     s.o += r * s.o_stride;
 #define WHILE_ROOM(nv)                                                                \
@@ -225,38 +227,68 @@ INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
     }
 }
 
-/* Calls `call` with a literal type and a literal number of rows. */
-#define DECODE_TYPES(call, nr)                                             \
-    switch (dtype) {                                                       \
-    case FATTN_F16: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_F16); break;   \
-    case FATTN_BF16: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_BF16); break; \
-    default: call((nr) < FV_ND ? (nr) : FV_ND, FATTN_F32); break;          \
-    }
-#define DECODE_EACH(call)                        \
-    for (int64_t r = 0; r < pitch; r += FV_ND) { \
-        switch (rows_at_once(pitch)) {           \
-        case 1: DECODE_TYPES(call, 1) break;     \
-        case 2: DECODE_TYPES(call, 2) break;     \
-        case 4: DECODE_TYPES(call, 4) break;     \
-        case 8: DECODE_TYPES(call, 8) break;     \
-        default: DECODE_TYPES(call, 16) break;   \
-        }                                        \
-    }
+/* A function for each type and number of rows at a time, of which a call that finds no code in
+ * cache loads one. */
+typedef void dots_function(const decode_dots *d);
+typedef void mix_function(const decode_sums *s);
 
-APART void decode_scores(fattn_dtype dtype, decode_dots d)
+#define DECODE_FUNCTIONS(nr, type)                      \
+    APART void dots_##nr##_##type(const decode_dots *d) \
+    {                                                   \
+        for (int64_t r = 0; r < d->pitch; r += FV_ND) { \
+            dots(nr, FATTN_##type, *d, r);              \
+        }                                               \
+    }                                                   \
+    APART void mix_##nr##_##type(const decode_sums *s)  \
+    {                                                   \
+        for (int64_t r = 0; r < s->pitch; r += FV_ND) { \
+            mix(nr, FATTN_##type, *s, r);               \
+        }                                               \
+    }
+#define DECODE_TYPES(nr) \
+    DECODE_FUNCTIONS(nr, F32) DECODE_FUNCTIONS(nr, F16) DECODE_FUNCTIONS(nr, BF16)
+
+DECODE_TYPES(1)
+DECODE_TYPES(2)
+DECODE_TYPES(4)
+#if FV_ND == 4
+#define DECODE_ROW(kind, type)                            \
+    {                                                     \
+        kind##_1_##type, kind##_2_##type, kind##_4_##type \
+    }
+#elif FV_ND == 8
+DECODE_TYPES(8)
+#define DECODE_ROW(kind, type)                                             \
+    {                                                                      \
+        kind##_1_##type, kind##_2_##type, kind##_4_##type, kind##_8_##type \
+    }
+#else
+DECODE_TYPES(8)
+DECODE_TYPES(16)
+#define DECODE_ROW(kind, type)                                                               \
+    {                                                                                        \
+        kind##_1_##type, kind##_2_##type, kind##_4_##type, kind##_8_##type, kind##_16_##type \
+    }
+#endif
+
+_Static_assert(FATTN_F16 == FATTN_F32 + 1 && FATTN_BF16 == FATTN_F32 + 2, "the order below");
+static dots_function *const dots_functions[][5] = {DECODE_ROW(dots, F32), DECODE_ROW(dots, F16),
+                                                   DECODE_ROW(dots, BF16)};
+static mix_function *const mix_functions[][5] = {DECODE_ROW(mix, F32), DECODE_ROW(mix, F16),
+                                                 DECODE_ROW(mix, BF16)};
+
+#undef DECODE_ROW
+#undef DECODE_TYPES
+#undef DECODE_FUNCTIONS
+
+static dots_function *dots_of(fattn_dtype dtype, int64_t pitch)
 {
-    const int64_t pitch = d.pitch;
-#define CALL(nr, type) dots(nr, type, d, r)
-    DECODE_EACH(CALL)
-#undef CALL
+    return dots_functions[dtype - FATTN_F32][__builtin_ctzll((uint64_t)rows_at_once(pitch))];
 }
 
-APART void decode_mix(fattn_dtype dtype, decode_sums s)
+static mix_function *mix_of(fattn_dtype dtype, int64_t pitch)
 {
-    const int64_t pitch = s.pitch;
-#define CALL(nr, type) mix(nr, type, s, r)
-    DECODE_EACH(CALL)
-#undef CALL
+    return mix_functions[dtype - FATTN_F32][__builtin_ctzll((uint64_t)rows_at_once(pitch))];
 }
 
 /* The queries in pn->q as dots_tile() reads them: rows_at_once() rows side by side. */
@@ -284,10 +316,10 @@ static void order_queries(const panel *pn, float *to)
 }
 
 /* Puts channels of a row of o that mix() has apart in their order. */
-static void order_channels(const panel *pn, float *o)
+static void order_channels(const fattn_problem *p, int64_t pitch, float *o)
 {
-    const int64_t by_two = channels_by_two(pn->p->dim_v);
-    if (pn->p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pn->pitch)) < 2) {
+    const int64_t by_two = channels_by_two(p->dim_v);
+    if (p->dtype_v != FATTN_BF16 || MIX_VECTORS(rows_at_once(pitch)) < 2) {
         return;
     }
     for (int64_t c = 0; c < by_two; c += 2 * FV_LANES) {
@@ -302,8 +334,6 @@ static void order_channels(const panel *pn, float *o)
 
 #undef MIX_VECTORS
 #undef MIX_KEYS
-#undef DECODE_EACH
-#undef DECODE_TYPES
 
 /* --- Rows of keys ----------------------------------------------------------------------------- */
 
@@ -486,9 +516,9 @@ static void decode_head(decode *d, int64_t n)
     head_rows(d, n, p->dtype_kv, &p->k, d->now.k, s.padded);
     const char *const *const ahead = d->ahead + n * kinds_of(p) * pn->bc;
     const decode_rows k = {.at = d->rows, .ahead = ahead, .count = s.padded, .dim = p->dim};
-    decode_scores(
-        p->dtype_kv,
-        (decode_dots){.q = pn->qt, .q_stride = pn->d_pad, .k = k, .x = pn->x, .pitch = pn->pitch});
+    const decode_dots dots = {
+        .q = pn->qt, .q_stride = pn->d_pad, .k = k, .x = pn->x, .pitch = pn->pitch};
+    dots_of(p->dtype_kv, pn->pitch)(&dots);
     score_tile(pn, s);
     soften_dense(f, s);
     if (!values) {
@@ -506,7 +536,7 @@ static void decode_head(decode *d, int64_t n)
         .v = {.at = d->rows, .ahead = ahead + pn->bc, .count = s.padded, .dim = p->dim_v},
         .o = f->o,
         .o_stride = pn->dv_pad};
-    decode_mix(p->dtype_v, sums);
+    mix_of(p->dtype_v, pn->pitch)(&sums);
 }
 
 static void decode_layout(decode *d, int64_t heads, const fattn_problem *p,
@@ -553,7 +583,7 @@ static void decode_end(forward *f)
         }
     }
     for (int64_t r = 0; r < pn->rows; r++) {
-        order_channels(pn, f->o + r * pn->dv_pad);
+        order_channels(pn->p, pn->pitch, f->o + r * pn->dv_pad);
     }
 }
 
@@ -669,8 +699,9 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 
 /* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
  * that memory does not set the pace, unless these would be copied for rows of one vector. */
-static bool decode_pays(const fattn_problem *p)
+static bool decode_pays(const fattn_kernel *row, const fattn_problem *p)
 {
+    (void)row;
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;
@@ -680,8 +711,9 @@ static const fattn_tile decode_tiles[] = {{DECODE_ROWS, 64}, {DECODE_ROWS, 32}, 
 
 /* This tile of keys of all heads, the next one, and room for what the processor fetches ahead by
  * itself. */
-static int64_t decode_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t decode_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t key =
         p->dim * fattn_dtype_size(p->dtype_kv) + p->dim_v * fattn_dtype_size(p->dtype_v);

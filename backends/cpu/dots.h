@@ -84,7 +84,7 @@ static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *con
 {
     for (int64_t j = 0; j < keys; j += COPY_STEP) {
         const int64_t step = fattn_min64(keys - j, COPY_STEP);
-        copy_keys(pn, pn->next_tile, later.next);
+        copy_keys_to(pn, pn->next_tile, later.next);
         later.goes_on = j + step < keys;
         const product_of kq = {.a = a + j, .b = t, .b_stride = pn->br, .depth = dim};
         later = product_rows(0, step, kq, x + j, r, pn->width, later);

@@ -54,7 +54,7 @@ INLINE void forward_begin(forward *f, const forward_kind *kind, int64_t split)
         f->form->load(f);
     }
     f->fresh = true;
-    f->by_rows = f->only = f->normalised = f->placed = f->none_small = false;
+    f->by_rows = f->only = f->normalised = f->in_tensor = f->none_small = false;
     f->tiles_done = f->mispredicted = 0;
     state_begin(f, split, kind->sink_last);
 }

@@ -87,21 +87,26 @@ static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tilin
 
 /* A block costs its opening, which shows where keys are few, and copying a tile of keys, or the
  * ways of keys in place through the caches. */
-static double forward_cost(const fattn_problem *p, const fattn_limits *limits, fattn_tile tile)
+static double forward_cost(const fattn_kernel *row, const fattn_problem *p,
+                           const fattn_limits *limits, fattn_tile tile)
 {
+    (void)row;
     const int64_t opening = 40 / fattn_max64(p->seqlen_k, 1), keys = keys_in_place(p) ? 5 : 40;
     return blocks_cost(p, limits, tile, opening + keys);
 }
 
-static int64_t forward_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t forward_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     const int64_t tiles = 1 + copies_meanwhile(p, tile.bc);
     return tile_scratch(p, &tiling, &forward_floats) + keys_in_place_bytes(p, &tiling) * tiles;
 }
 
-static int64_t forward_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t forward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                 const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(forward_shared(p, tiling), forward_scratch(p, tiling));
 }
 

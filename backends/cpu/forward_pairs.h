@@ -126,28 +126,34 @@ static bool decoding_pays(const fattn_problem *p)
 
 /* With few keys, products of pairs save less than it takes to arrange their operands, which is less
  * where queries are read row by row (small_pairs.h). */
-static bool forward_pairs_pay(const fattn_problem *p)
+static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p)
 {
+    (void)row;
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
     const bool blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
     const int64_t few = PAIRS_COPIED ? 12 : blocked ? 2 : 4;
     return p->features & FATTN_BATCH_INVARIANT || (p->seqlen_k > few && !decoding_pays(p));
 }
 
-static double forward_pairs_cost(const fattn_problem *p, const fattn_limits *limits,
-                                 fattn_tile tile)
+static double forward_pairs_cost(const fattn_kernel *row, const fattn_problem *p,
+                                 const fattn_limits *limits, fattn_tile tile)
 {
+    (void)row;
     return blocks_cost(p, limits, tile, PAIRS_BLOCK_ROWS);
 }
 
-static int64_t forward_pairs_fast_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t forward_pairs_fast_bytes(const fattn_kernel *row, const fattn_problem *p,
+                                        fattn_tile tile)
 {
+    (void)row;
     const fattn_tiling tiling = {.br = tile.br, .bc = tile.bc};
     return tile_scratch(p, &tiling, &forward_pairs) + keys_in_place_bytes(p, &tiling);
 }
 
-static int64_t forward_pairs_workspace(const fattn_problem *p, const fattn_tiling *tiling)
+static int64_t forward_pairs_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                       const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_cpu_workspace(forward_shared(p, tiling), forward_pairs_scratch(p, tiling));
 }
 

@@ -99,16 +99,21 @@ static int64_t backward_shared(const fattn_problem *p, const fattn_tiling *tilin
 
 /* --- Phase 1: gradients start from zero ------------------------------------------------------- */
 
-/* Element 0 of row j of dk or dv of (sequence, key/value head), in the output or in the
- * workspace. */
-static float *sum_row(const panel *pn, void *tensor, const fattn_strides *strides, float *apart,
-                      int64_t stride, int64_t j)
+/* Rows of dk or dv of (sequence, key/value head), in the output or in the workspace: element 0 of
+ * key j, and elements to the next one. Backward has no pages. */
+typedef struct sum_rows {
+    float *first;
+    int64_t step;
+} sum_rows;
+
+static sum_rows sum_rows_from(const panel *pn, void *tensor, const fattn_strides *strides,
+                              float *apart, int64_t stride, int64_t j)
 {
     if (!adds_up_apart(pn->p)) {
-        return (float *)tensor + key_index(pn, strides, j);
+        return (sum_rows){(float *)tensor + key_index(pn, strides, j), strides->seq};
     }
     const int64_t row = pn->seq.k_batch * pn->p->seqlen_k + pn->seq.k_row + j;
-    return apart + (pn->hk * key_rows(pn->p) + row) * stride;
+    return (sum_rows){apart + (pn->hk * key_rows(pn->p) + row) * stride, stride};
 }
 
 /* The part of a panel that rows of keys need. */
@@ -136,12 +141,15 @@ static void clear_keys(const panel *pn, int64_t first, void *tensor, const fattn
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.slot_k);
+    const int64_t size = fattn_dtype_size(dtype);
+    const int64_t sums = adds_up_apart(pn->p) ? pn->seq.sk : 0; /* keys that have one */
+    const sum_rows none = {0};
+    const sum_rows to = sums ? sum_rows_from(pn, tensor, strides, apart, stride, first) : none;
     for (int64_t j = first == 0 ? -pn->start_k : first; j < past; j++) {
-        if (adds_up_apart(pn->p) && j >= 0 && j < pn->seq.sk) {
-            fill(sum_row(pn, tensor, strides, apart, stride, j), stride, 0);
+        if (j >= 0 && j < sums) {
+            fill(to.first + (j - first) * to.step, stride, 0);
         } else {
-            memset((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), 0,
-                   (size_t)(dim * fattn_dtype_size(dtype)));
+            memset((char *)tensor + key_index(pn, strides, j) * size, 0, (size_t)(dim * size));
         }
     }
 }
@@ -231,9 +239,11 @@ static void round_keys(const panel *pn, int64_t first, void *tensor, const fattn
 {
     const fattn_dtype dtype = fattn_gradient_dtype(pn->p, pn->p->dtype);
     const int64_t past = fattn_min64(first + CHUNK_KEYS, pn->seq.sk);
+    const int64_t size = fattn_dtype_size(dtype);
+    const sum_rows from = sum_rows_from(pn, tensor, strides, apart, stride, first);
     for (int64_t j = first; j < past; j++) {
-        row_store((char *)tensor + key_index(pn, strides, j) * fattn_dtype_size(dtype), dtype,
-                  sum_row(pn, tensor, strides, apart, stride, j), dim, 1);
+        row_store((char *)tensor + key_index(pn, strides, j) * size, dtype,
+                  from.first + (j - first) * from.step, dim, 1);
     }
 }
 

@@ -36,6 +36,8 @@ static const fattn_cpu_kernel kernels[] = {
         .scratch = brief_or_decode_scratch,
         .shared = forward_shared,
         .phases = {{decode_count, decode_work}, {merge_count, merge_work}},
+        .brief_plan = brief_plan,
+        .brief_run = brief_run,
     },
     {
         .row = {.name = KERNEL_NAME("forward"),

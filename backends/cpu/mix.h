@@ -52,8 +52,8 @@ static void mix_rows(forward *f, span s, const float *beta)
     }
     f->sink_waits = f->sink_waits && !f->only;
     f->normalised = f->only;
-    f->placed = fits_tensor(f);
-    if (f->placed) {
+    f->in_tensor = fits_tensor(f);
+    if (f->in_tensor) {
         product_results(pn->rows, NULL, weighted, p->dtype_o, row_of_o(pn, 0),
                         p->o.seq * fattn_dtype_size(p->dtype_o), p->dim_v);
         return;

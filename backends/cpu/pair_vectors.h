@@ -55,8 +55,8 @@ static void mix_rows_pairs(forward *f, span s, const float *beta)
     const fattn_problem *const p = pn->p;
     const product_of_pairs weighted = {
         .a = pn->x_pairs, .b = pn->v_pairs[0], .b_stride = pn->dv_pad, .depth = (s.live + 1) / 2};
-    f->placed = f->normalised = fits_tensor(f);
-    if (f->placed) {
+    f->in_tensor = f->normalised = fits_tensor(f);
+    if (f->in_tensor) {
         for (int64_t r = 0; r < pn->width; r += FV_LANES) {
             const fv share = join_sink(f, r);
             fv_store(f->alpha + r, fv_mul(share, fattn_softmax_normaliser(state_load(f, r))));

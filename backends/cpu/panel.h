@@ -468,11 +468,11 @@ static int64_t load_keys(const panel *pn, span s, int64_t copied, const void *te
     return direct ? 0 : s.live;
 }
 
-/* Makes the first n copies, those of them that are not yet made. */
-static void copy_keys(const panel *pn, key_copies *c, int64_t n)
+/* Makes the copies before number `past` that are not yet made. */
+static void copy_keys_to(const panel *pn, key_copies *c, int64_t past)
 {
     const fattn_problem *const p = pn->p;
-    for (n = fattn_min64(n, c->count); c->done < n; c->done++) {
+    for (past = fattn_min64(past, c->count); c->done < past; c->done++) {
         const int64_t value = c->done - c->keys;
         row_load(value < 0 ? c->k + c->done * pn->d_pad : c->v + value * pn->dv_pad,
                  value < 0 ? p->dtype_kv : p->dtype_v, c->rows[c->done].from,

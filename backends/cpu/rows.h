@@ -43,15 +43,15 @@ static void scale_rows(float *x, int64_t rows, int64_t stride, int64_t n, fv f)
 /* `part` numbers of a vector from and as dtype, a literal; zeros in the other lanes. */
 INLINE fv load_as(fattn_dtype dtype, const void *from, int part)
 {
-    uint16_t some[FV_LANES] = {0};
     if (dtype == FATTN_F32) {
         return part == FV_LANES ? fv_load(from) : fv_load_part(from, part);
     }
-    if (part < FV_LANES) {
-        memcpy(some, from, (size_t)part * sizeof *some);
-        from = some;
+    if (part == FV_LANES) {
+        return dtype == FATTN_F16 ? fv_load_f16(from) : fv_load_bf16(from);
     }
-    return dtype == FATTN_F16 ? fv_load_f16(from) : fv_load_bf16(from);
+    uint16_t some[FV_LANES] = {0};
+    memcpy(some, from, (size_t)part * sizeof *some);
+    return dtype == FATTN_F16 ? fv_load_f16(some) : fv_load_bf16(some);
 }
 INLINE void store_as(fattn_dtype dtype, void *to, fv x, int part)
 {

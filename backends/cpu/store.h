@@ -38,15 +38,15 @@ static void store_row(const panel *pn, int64_t r, const float *from, float facto
     row_store(row_of_o(pn, r), p->dtype_o, from, p->dim_v, factor);
 }
 
-/* Writes o of the panel's rows one by one, times f->alpha. placed: it is in the tensor but for rows
- * that attend to no key. */
-static void store_each_row(const forward *f, bool placed)
+/* Writes o of the panel's rows one by one, times f->alpha. in_tensor: it is there already but for
+ * rows that attend to no key. */
+static void store_each_row(const forward *f, bool in_tensor)
 {
     const panel *const pn = &f->panel;
     for (int64_t r = 0; r < pn->rows; r++) {
         if (f->l[r] == 0) { /* selected: o may hold 0 * inf */
             store_row(pn, r, pn->zeros, 1);
-        } else if (!placed) {
+        } else if (!in_tensor) {
             store_row(pn, r, f->o + r * pn->dv_pad, f->alpha[r]);
         }
     }
@@ -96,13 +96,13 @@ static void forward_store_rows(forward *f)
     const panel *const pn = &f->panel;
     const bool alike = pn->group == 1 && pn->p->dim_v % FV_LANES == 0;
     const bool wanted = pn->p->outputs & FATTN_OUT_O;
-    for (int64_t r = 0; r < pn->width && !f->placed; r += FV_LANES) {
+    for (int64_t r = 0; r < pn->width && !f->in_tensor; r += FV_LANES) {
         fv_store(f->alpha + r,
                  f->normalised ? fv_set1(1) : fattn_softmax_normaliser(state_load(f, r)));
     }
     if (wanted && !(alike && all_attend(f))) {
-        store_each_row(f, f->placed);
-    } else if (wanted && !f->placed) {
+        store_each_row(f, f->in_tensor);
+    } else if (wanted && !f->in_tensor) {
         store_rows_alike(f);
     }
     store_lse(f);

@@ -53,7 +53,7 @@ struct forward {
     bool by_rows;    /* the memory of ot holds o by rows: [br][dv_pad] */
     bool only;       /* the strip has one tile of keys */
     bool normalised; /* o has been divided by l */
-    bool placed;     /* and lies in the tensor */
+    bool in_tensor;  /* and lies in the tensor */
     bool sink_waits; /* the sink is not yet part of {m, l, o} */
 
     bool none_small; /* no weight of the last tile whose range was determined was small */

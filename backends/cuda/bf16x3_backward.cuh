@@ -125,11 +125,8 @@ template <int W, int M> GPU_DEVICE void bf16x3_rows_all(const fattn_gpu_args &g)
  * of dK and dV, 16 * MQ of dQ. */
 template <int W, int N, int BN, int WARPS, int M, int MS, int MQ> struct bf16x3_backward_shape {
     typedef mma_f32 type;
+    static constexpr mma_variant VARIANT = MMA_LEAN;
     enum {
-        IS_LEAN = true,
-        IS_ORDERED = false,
-        IS_PLAIN = true,
-        IS_ANY = false,
         WIDTH = W,
         QUERIES = N,
         KEYS = BN,
@@ -269,10 +266,10 @@ GPU_DEVICE void bf16x3_differentiate(float unit, bf16x3_backward_scratch<S> &s, 
         GPU_UNROLL
         for (int e = 0; e < 2 * S::TILES; e++) {
             const int m = e / 2, h = e % 2, j = key + 8 * e;
-            const float *const score = x[m][n] + 2 * h, *const change = dp[m][n] + 2 * h;
-            const float p0 = mma_exp2(fmaf(score[0], unit, -lse.x)) * factor.x;
-            const float p1 = mma_exp2(fmaf(score[1], unit, -lse.y)) * factor.y;
-            const float ds0 = p0 * (change[0] - delta.x), ds1 = p1 * (change[1] - delta.y);
+            const float *const x_pair = x[m][n] + 2 * h, *const dp_pair = dp[m][n] + 2 * h;
+            const float p0 = mma_exp2(fmaf(x_pair[0], unit, -lse.x)) * factor.x;
+            const float p1 = mma_exp2(fmaf(x_pair[1], unit, -lse.y)) * factor.y;
+            const float ds0 = p0 * (dp_pair[0] - delta.x), ds1 = p1 * (dp_pair[1] - delta.y);
             if (inexact) {
                 float *const p_to = (float *)s.p + j * S::QUERIES + i;
                 float *const ds_to = (float *)s.ds + j * S::QUERIES + i;

@@ -16,6 +16,7 @@ static fattn_gpu_api api = {
     .out_of_memory = 2,
     .no_device = 100,
     .no_image = 209,
+    .no_function = 500,
     .bad_image = 209,
     .units = 16,
     .major = 75,
@@ -194,6 +195,12 @@ static const fattn_gpu_kernel *const tables[] = {
 #endif
     fattn_cuda_mma,   fattn_cuda_bf16x3, fattn_cuda_wide, fattn_gpu_simt, NULL};
 
+static const fattn_gpu_image images[] = {
+#define FATTN_CUDA_IMAGE(name) {#name, fattn_cuda_image_##name},
+#include "backends/cuda/images.inc"
+#undef FATTN_CUDA_IMAGE
+};
+
 static const fattn_gpu_vendor vendor = {
     .name = "cuda",
     .isa_format = "sm_%d",
@@ -201,12 +208,8 @@ static const fattn_gpu_vendor vendor = {
     .api = find_api,
     .isa = find_isa,
     .tables = tables,
-    .images =
-        {
-#define FATTN_CUDA_IMAGE(name) {#name, fattn_cuda_image_##name},
-#include "backends/cuda/images.inc"
-#undef FATTN_CUDA_IMAGE
-        },
+    .images = images,
+    .image_count = sizeof images / sizeof *images,
 };
 
 static int count(void) { return fattn_gpu_count(&vendor); }

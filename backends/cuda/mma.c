@@ -5,6 +5,7 @@
  * are made of, and rows for everything.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/mma.h"
@@ -57,14 +58,8 @@ static const mma_shape *shape_find(uint64_t features, int width, fattn_tile tile
     return any;
 }
 
-/* Lean rows' features are 0. Kernels for one feature want a bias's or mask's entries along keys to
- * be neighbours; one without features has a sink, of which lean ones know nothing. */
-static uint64_t lean_features(const fattn_problem *p)
-{
-    (void)p;
-    return 0;
-}
-
+/* Kernels for one feature want a bias's or mask's entries along keys to be neighbours; one without
+ * features has a sink, of which lean ones know nothing. */
 static uint64_t full_features(const fattn_problem *p)
 {
     const uint64_t features = known_features(p);
@@ -73,68 +68,67 @@ static uint64_t full_features(const fattn_problem *p)
     return apart || features == 0 ? MMA_ANY : features;
 }
 
+/* The shape of a row's kernel for p. Lean rows, which honour no features of pairs, have theirs of
+ * none. */
+static const mma_shape *shape_of(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    const uint64_t features = row->features & MMA_OF_PAIRS ? full_features(p) : 0;
+    return shape_find(features, fattn_gpu_kernel_of(row)->width, tile);
+}
+
 static int64_t shape_bytes(const mma_shape *s)
 {
     return MMA_SHARED(s->features, s->width, s->rows, s->keys, s->stages);
 }
 
-static void shape_of(const fattn_problem *p, const fattn_tiling *t, const mma_shape *s,
-                     fattn_gpu_shape *shape)
+static int64_t forward_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
-    snprintf(shape->entry, sizeof shape->entry, "mma_%s_%s_%d_%dx%d", s->run,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", s->width, s->rows, s->keys);
+    return shape_bytes(shape_of(row, p, tile));
+}
+
+static void name_entry(char entry[48], const fattn_problem *p, const mma_shape *s)
+{
+    snprintf(entry, 48, "mma_%s_%s_%d_%dx%d", s->run, p->dtype == FATTN_F16 ? "f16" : "bf16",
+             s->width, s->rows, s->keys);
+}
+
+static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                          const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const fattn_tile tile = {t->br, t->bc};
+    const mma_shape *const s = shape_of(&kernel->row, p, tile);
+    name_entry(shape->entry, p, s);
     shape->blocks = t->items;
     shape->threads = 32 * s->warps;
     shape->shared = (int)shape_bytes(s);
-}
-
-/* What belongs to a variant and a width. */
-#define MMA_FUNCTIONS(variant, width)                                                    \
-    static int64_t variant##_##width##_bytes(const fattn_problem *p, fattn_tile tile)    \
-    {                                                                                    \
-        return shape_bytes(shape_find(variant##_features(p), width, tile));              \
-    }                                                                                    \
-    static void variant##_##width##_shape(const fattn_problem *p, const fattn_tiling *t, \
-                                          fattn_gpu_shape *shape)                        \
-    {                                                                                    \
-        const fattn_tile tile = {t->br, t->bc};                                          \
-        shape_of(p, t, shape_find(variant##_features(p), width, tile), shape);           \
+    if (s->features != 0 && s->features != MMA_ANY) {
+        const mma_shape *const any = shape_find(MMA_ANY, s->width, tile);
+        name_entry(shape->general, p, any);
+        shape->general_shared = (int)shape_bytes(any);
     }
-MMA_FUNCTIONS(lean, 64)
-MMA_FUNCTIONS(lean, 128)
-MMA_FUNCTIONS(lean, 256)
-MMA_FUNCTIONS(full, 64)
-MMA_FUNCTIONS(full, 128)
-MMA_FUNCTIONS(full, 256)
-
-/* The shapes of mma.h, most rows first. */
-static const fattn_tile lean_64[] = {{128, 128}, {0, 0}};
-static const fattn_tile lean_128[] = {{128, 64}, {64, 64}, {0, 0}};
-static const fattn_tile lean_256[] = {{64, 64}, {0, 0}};
-static const fattn_tile full_64[] = {{128, 128}, {0, 0}};
-static const fattn_tile full_128[] = {{128, 64}, {64, 64}, {0, 0}};
-static const fattn_tile full_256[] = {{128, 64}, {32, 32}, {0, 0}};
+}
 
 /* Beyond it the few pairs that are kept may be too small beside the others for f16. */
 #define MMA_DROPOUT_MAX 0.99
 
-#define MMA_ROW(variant, width, bytes, bits)                          \
-    {                                                                 \
-        .row = {.name = "mma_" #variant "_" #width,                   \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                   \
-                .dtypes = MMA_DTYPES,                                 \
-                .features = bits,                                     \
-                .dim_max = width,                                     \
-                .align = bytes,                                       \
-                .dropout_max = MMA_DROPOUT_MAX,                       \
-                .must_fit = true,                                     \
-                .packs_groups = true,                                 \
-                .splits_keys = true,                                  \
-                .tiles = variant##_##width,                           \
-                .fast_bytes = variant##_##width##_bytes,              \
-                .workspace = fattn_gpu_parts_workspace},              \
-        .image = "mma_forward", .isa = 80, .needs = "sm_80 or newer", \
-        .phases = {variant##_##width##_shape, fattn_gpu_combine},     \
+/* ...: the tiles, shapes of mma.h, most rows first. */
+#define MMA_ROW(variant, channels, bytes, bits, ...)                     \
+    {                                                                    \
+        .row = {.name = "mma_" #variant "_" #channels,                   \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                      \
+                .dtypes = MMA_DTYPES,                                    \
+                .features = bits,                                        \
+                .dim_max = channels,                                     \
+                .align = bytes,                                          \
+                .dropout_max = MMA_DROPOUT_MAX,                          \
+                .must_fit = true,                                        \
+                .packs_groups = true,                                    \
+                .splits_keys = true,                                     \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
+                .fast_bytes = forward_bytes,                             \
+                .workspace = fattn_gpu_parts_workspace},                 \
+        .image = "mma_forward", .isa = 80, .needs = "sm_80 or newer",    \
+        .phases = {forward_shape, fattn_gpu_combine}, .width = channels, \
     }
 
 /* --- Decoding --------------------------------------------------------------------------------- */
@@ -143,96 +137,75 @@ static const fattn_tile full_256[] = {{128, 64}, {32, 32}, {0, 0}};
 typedef struct decode_form {
     int width, keys, warps, stages;
 } decode_form;
-static const decode_form lean_forms[] = {MMA_DECODE_SHAPES(MMA_DECODE_SHAPE)};
-static const decode_form *const full_forms = lean_forms;
+static const decode_form decode_forms[] = {MMA_DECODE_SHAPES(MMA_DECODE_SHAPE)};
 static const decode_form wide_forms[] = {MMA_DECODE_WIDE_SHAPES(MMA_DECODE_SHAPE)};
 
-static const decode_form *decode_form_of(const decode_form *form, int width, int64_t keys)
+static const decode_form *decode_form_of(const fattn_gpu_kernel *kernel, int64_t keys)
 {
-    while (form->width != width || form->keys != keys) {
+    const decode_form *form = strcmp(kernel->run, "wide") == 0 ? wide_forms : decode_forms;
+    while (form->width != kernel->width || form->keys != keys) {
         form++;
     }
     return form;
 }
 
-static int64_t decode_bytes(const decode_form *form)
+static int64_t decode_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
+    const decode_form *const form = decode_form_of(fattn_gpu_kernel_of(row), tile.bc);
+    (void)p;
     return MMA_DECODE_SHARED(form->width, (int64_t)form->keys * form->warps * form->stages);
 }
 
-static void decode_shape(const fattn_problem *p, const char *variant, const decode_form *form,
+static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                          const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s_%s_%d_%d", variant,
+    const decode_form *const form = decode_form_of(kernel, t->bc);
+    snprintf(shape->entry, sizeof shape->entry, "mma_decode_%s_%s_%d_%d", kernel->run,
              p->dtype == FATTN_F16 ? "f16" : "bf16", form->width, form->keys);
     shape->blocks = t->items;
     shape->threads = 32 * form->warps;
-    shape->shared = (int)decode_bytes(form);
+    shape->shared = (int)decode_bytes(&kernel->row, p, (fattn_tile){t->br, t->bc});
     shape->early = true;
     shape->merges = fattn_gpu_merges(p, t, shape->threads);
 }
-
-#define MMA_DECODE_FUNCTIONS(variant, width)                                                 \
-    static int64_t variant##_decode_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
-    {                                                                                        \
-        (void)p;                                                                             \
-        return decode_bytes(decode_form_of(variant##_forms, width, tile.bc));                \
-    }                                                                                        \
-    static void variant##_decode_##width(const fattn_problem *p, const fattn_tiling *t,      \
-                                         fattn_gpu_shape *shape)                             \
-    {                                                                                        \
-        decode_shape(p, #variant, decode_form_of(variant##_forms, width, t->bc), t, shape);  \
-    }
-MMA_DECODE_FUNCTIONS(lean, 64)
-MMA_DECODE_FUNCTIONS(lean, 128)
-MMA_DECODE_FUNCTIONS(lean, 256)
-MMA_DECODE_FUNCTIONS(full, 64)
-MMA_DECODE_FUNCTIONS(full, 128)
-MMA_DECODE_FUNCTIONS(full, 256)
-MMA_DECODE_FUNCTIONS(wide, 64)
-MMA_DECODE_FUNCTIONS(wide, 128)
-MMA_DECODE_FUNCTIONS(wide, 256)
-
-/* Tiles of a warp. */
-static const fattn_tile decode_64[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
-static const fattn_tile decode_128[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
-static const fattn_tile decode_256[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
-static const fattn_tile wide_64[] = {{MMA_DECODE_ROWS, 32}, {0, 0}};
-static const fattn_tile wide_128[] = {{MMA_DECODE_ROWS, 16}, {MMA_DECODE_ROWS, 32}, {0, 0}};
-static const fattn_tile wide_256[] = {{MMA_DECODE_ROWS, 16}, {0, 0}};
 
 /* Warps meet the keys of a row side by side, which its bits would tell; a block mask is for kernels
  * that skip a tile as a block. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
 
-#define MMA_DECODE_ROW(variant, width, menu, bits, alone)            \
-    {                                                                \
-        .row = {.name = "mma_decode_" #variant "_" #width,           \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                  \
-                .dtypes = MMA_DTYPES,                                \
-                .features = MMA_DECODE(bits),                        \
-                .dim_max = width,                                    \
-                .rows_max = MMA_DECODE_ROWS,                         \
-                .align = 16,                                         \
-                .dropout_max = MMA_DROPOUT_MAX,                      \
-                .packs_groups = true,                                \
-                .splits_keys = true,                                 \
-                .split_keys = 256,                                   \
-                .splits_evenly = true,                               \
-                .must_fit = true,                                    \
-                .tiles = menu,                                       \
-                .fast_bytes = variant##_decode_##width##_bytes,      \
-                .workspace = fattn_gpu_decode_workspace,             \
-                .one_round = alone},                                 \
-        .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer", \
-        .phases = {variant##_decode_##width, fattn_gpu_combine},     \
+/* ...: the tiles of a warp. */
+#define TILE_OF(keys)         \
+    {                         \
+        MMA_DECODE_ROWS, keys \
+    }
+#define MMA_DECODE_ROW(variant, channels, bits, alone, ...)                              \
+    {                                                                                    \
+        .row = {.name = "mma_decode_" #variant "_" #channels,                            \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                      \
+                .dtypes = MMA_DTYPES,                                                    \
+                .features = MMA_DECODE(bits),                                            \
+                .dim_max = channels,                                                     \
+                .rows_max = MMA_DECODE_ROWS,                                             \
+                .align = 16,                                                             \
+                .dropout_max = MMA_DROPOUT_MAX,                                          \
+                .packs_groups = true,                                                    \
+                .splits_keys = true,                                                     \
+                .split_keys = 256,                                                       \
+                .splits_evenly = true,                                                   \
+                .must_fit = true,                                                        \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                      \
+                .fast_bytes = decode_bytes,                                              \
+                .workspace = fattn_gpu_decode_workspace,                                 \
+                .one_round = alone},                                                     \
+        .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer",                     \
+        .phases = {decode_shape, fattn_gpu_combine}, .width = channels, .run = #variant, \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* Which of the full kernels, or lean, a run is for. Those of one feature want rows of tensors at
- * multiples of 16 bytes. A run without features is lean but for a sink, of which keys know
- * nothing. */
+/* Which of the full kernels, or lean, a full row's run is for. Those of one feature want rows of
+ * tensors at multiples of 16 bytes. A run without features is lean but for a sink, of which keys
+ * know nothing. */
 static const char *run_of(const fattn_problem *p)
 {
 #define MMA_RUN(name, bits, ...) {#name, bits},
@@ -253,108 +226,88 @@ static const char *run_of(const fattn_problem *p)
     return runs[0].name;
 }
 
-static void keys_shape(const fattn_problem *p, const fattn_tiling *t, const char *variant,
-                       int width, fattn_gpu_shape *shape)
+static int64_t backward_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
-    snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%s_%d_%dx%d", variant,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", width, (int)t->br, (int)t->bc);
-    shape->blocks = p->batch * p->heads_k * t->k_blocks;
-    shape->resident = strcmp(variant, "lean") == 0;
-    shape->threads = MMA_BACKWARD_THREADS;
-    shape->shared = (int)MMA_BACKWARD_SHARED(width, t->br, t->bc);
+    (void)p;
+    return MMA_BACKWARD_SHARED(fattn_gpu_kernel_of(row)->width, tile.br, tile.bc);
 }
 
-/* A workspace, and what the items of a run are, unless it is ordered. */
-static int64_t with_jobs(const fattn_problem *p, const fattn_tiling *t, int64_t bytes)
+static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    const char *const run = strcmp(kernel->run, "full") == 0 ? run_of(p) : kernel->run;
+    snprintf(shape->entry, sizeof shape->entry, "mma_backward_%s_%s_%d_%dx%d", run,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width, (int)t->br, (int)t->bc);
+    shape->blocks = p->batch * p->heads_k * t->k_blocks;
+    shape->resident = strcmp(run, "lean") == 0;
+    shape->threads = MMA_BACKWARD_THREADS;
+    shape->shared = (int)MMA_BACKWARD_SHARED(kernel->width, t->br, t->bc);
+    if (run != kernel->run && !shape->resident) {
+        snprintf(shape->general, sizeof shape->general, "mma_backward_full_%s_%d_%dx%d",
+                 p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width, (int)t->br, (int)t->bc);
+        shape->general_shared = shape->shared;
+    }
+}
+
+/* What the items of a run are follows the workspace that others have too, unless it is ordered. */
+static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_tiling *t)
+{
+    const int64_t bytes = fattn_gpu_backward_workspace(row, p, t);
     const int64_t items = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
     const int64_t jobs =
         p->features & FATTN_DETERMINISTIC ? 0 : gpu_floats(gpu_times(items, MMA_JOB_BYTES / 4));
     return bytes < 0 || jobs < 0 || jobs > INT64_MAX - bytes ? -1 : bytes + jobs;
 }
 
-/* What belongs to a width, and to a variant of it. */
-#define MMA_BACKWARD_BYTES(width)                                                              \
-    static int64_t backward_##width##_bytes(const fattn_problem *p, fattn_tile tile)           \
-    {                                                                                          \
-        (void)p;                                                                               \
-        return MMA_BACKWARD_SHARED(width, tile.br, tile.bc);                                   \
-    }                                                                                          \
-    static int64_t backward_##width##_workspace(const fattn_problem *p, const fattn_tiling *t) \
-    {                                                                                          \
-        return with_jobs(p, t, fattn_gpu_backward_workspace_##width(p, t));                    \
-    }
-#define MMA_BACKWARD_KEYS(variant, run, width)                                        \
-    static void variant##_keys_##width(const fattn_problem *p, const fattn_tiling *t, \
-                                       fattn_gpu_shape *shape)                        \
-    {                                                                                 \
-        keys_shape(p, t, run, width, shape);                                          \
-    }
-MMA_BACKWARD_BYTES(64)
-MMA_BACKWARD_BYTES(128)
-MMA_BACKWARD_BYTES(256)
-MMA_BACKWARD_KEYS(lean, "lean", 64)
-MMA_BACKWARD_KEYS(lean, "lean", 128)
-MMA_BACKWARD_KEYS(lean, "lean", 256)
-MMA_BACKWARD_KEYS(ordered, "ordered", 64)
-MMA_BACKWARD_KEYS(ordered, "ordered", 128)
-MMA_BACKWARD_KEYS(ordered, "ordered", 256)
-MMA_BACKWARD_KEYS(full, run_of(p), 64)
-MMA_BACKWARD_KEYS(full, run_of(p), 128)
-MMA_BACKWARD_KEYS(full, run_of(p), 256)
-
-static const fattn_tile backward_64[] = {{128, 128}, {0, 0}};
-static const fattn_tile backward_128[] = {{64, 128}, {0, 0}};
-static const fattn_tile backward_256[] = {{64, 64}, {0, 0}};
-
 #define MMA_BACKWARD_ORDERED (FATTN_GPU_BACKWARD_LEAN | FATTN_DETERMINISTIC)
 #define MMA_BACKWARD_FULL (FATTN_KERNEL_COMMON & ~FATTN_GPU_NOT_BACKWARD)
 
-#define MMA_BACKWARD_ROW(label, variant, width, bytes, bits)                  \
-    {                                                                         \
-        .row = {.name = label,                                                \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                          \
-                .dtypes = MMA_DTYPES,                                         \
-                .features = bits,                                             \
-                .dim_max = width,                                             \
-                .align = bytes,                                               \
-                .own_dtype_o = true,                                          \
-                .adds_dbias = true,                                           \
-                .dropout_max = MMA_DROPOUT_MAX,                               \
-                .must_fit = true,                                             \
-                .tiles = backward_##width,                                    \
-                .fast_bytes = backward_##width##_bytes,                       \
-                .workspace = backward_##width##_workspace},                   \
-        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",        \
-        .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows_##width, \
-                   variant##_keys_##width, fattn_gpu_backward_dq_##width,     \
-                   fattn_gpu_backward_sink_##width},                          \
+#define MMA_BACKWARD_ROW(label, variant, channels, bytes, bits, ...)              \
+    {                                                                             \
+        .row = {.name = label,                                                    \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                              \
+                .dtypes = MMA_DTYPES,                                             \
+                .features = bits,                                                 \
+                .dim_max = channels,                                              \
+                .align = bytes,                                                   \
+                .own_dtype_o = true,                                              \
+                .adds_dbias = true,                                               \
+                .dropout_max = MMA_DROPOUT_MAX,                                   \
+                .must_fit = true,                                                 \
+                .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},               \
+                .fast_bytes = backward_bytes,                                     \
+                .workspace = backward_workspace},                                 \
+        .image = "mma_backward", .isa = 80, .needs = "sm_80 or newer",            \
+        .phases = {fattn_gpu_backward_clear, fattn_gpu_backward_rows, keys_shape, \
+                   fattn_gpu_backward_dq, fattn_gpu_backward_sink},               \
+        .width = channels, .run = #variant,                                       \
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
-    MMA_DECODE_ROW(wide, 64, wide_64, FATTN_GPU_LEAN, true),
-    MMA_DECODE_ROW(lean, 64, decode_64, FATTN_GPU_LEAN, false),
-    MMA_DECODE_ROW(wide, 128, wide_128, FATTN_GPU_LEAN, true),
-    MMA_DECODE_ROW(lean, 128, decode_128, FATTN_GPU_LEAN, false),
-    MMA_DECODE_ROW(wide, 256, wide_256, FATTN_GPU_LEAN, true),
-    MMA_DECODE_ROW(lean, 256, decode_256, FATTN_GPU_LEAN, false),
-    MMA_DECODE_ROW(full, 64, decode_64, FATTN_KERNEL_COMMON, false),
-    MMA_DECODE_ROW(full, 128, decode_128, FATTN_KERNEL_COMMON, false),
-    MMA_DECODE_ROW(full, 256, decode_256, FATTN_KERNEL_COMMON, false),
-    MMA_ROW(lean, 64, 16, FATTN_GPU_LEAN),
-    MMA_ROW(lean, 128, 16, FATTN_GPU_LEAN),
-    MMA_ROW(lean, 256, 16, FATTN_GPU_LEAN),
-    MMA_ROW(full, 64, 0, FATTN_KERNEL_COMMON),
-    MMA_ROW(full, 128, 0, FATTN_KERNEL_COMMON),
-    MMA_ROW(full, 256, 0, FATTN_KERNEL_COMMON),
-    MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, FATTN_GPU_BACKWARD_LEAN),
-    MMA_BACKWARD_ROW("mma_backward_128", lean, 128, 16, FATTN_GPU_BACKWARD_LEAN),
-    MMA_BACKWARD_ROW("mma_backward_256", lean, 256, 16, FATTN_GPU_BACKWARD_LEAN),
-    MMA_BACKWARD_ROW("mma_backward_ordered_64", ordered, 64, 16, MMA_BACKWARD_ORDERED),
-    MMA_BACKWARD_ROW("mma_backward_ordered_128", ordered, 128, 16, MMA_BACKWARD_ORDERED),
-    MMA_BACKWARD_ROW("mma_backward_ordered_256", ordered, 256, 16, MMA_BACKWARD_ORDERED),
-    MMA_BACKWARD_ROW("mma_backward_full_64", full, 64, 0, MMA_BACKWARD_FULL),
-    MMA_BACKWARD_ROW("mma_backward_full_128", full, 128, 0, MMA_BACKWARD_FULL),
-    MMA_BACKWARD_ROW("mma_backward_full_256", full, 256, 0, MMA_BACKWARD_FULL),
+    MMA_DECODE_ROW(wide, 64, FATTN_GPU_LEAN, true, TILE_OF(32)),
+    MMA_DECODE_ROW(lean, 64, FATTN_GPU_LEAN, false, TILE_OF(16)),
+    MMA_DECODE_ROW(wide, 128, FATTN_GPU_LEAN, true, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(lean, 128, FATTN_GPU_LEAN, false, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(wide, 256, FATTN_GPU_LEAN, true, TILE_OF(16)),
+    MMA_DECODE_ROW(lean, 256, FATTN_GPU_LEAN, false, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(full, 64, FATTN_KERNEL_COMMON, false, TILE_OF(16)),
+    MMA_DECODE_ROW(full, 128, FATTN_KERNEL_COMMON, false, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(full, 256, FATTN_KERNEL_COMMON, false, TILE_OF(16), TILE_OF(32)),
+    MMA_ROW(lean, 64, 16, FATTN_GPU_LEAN, {128, 128}),
+    MMA_ROW(lean, 128, 16, FATTN_GPU_LEAN, {128, 64}, {64, 64}),
+    MMA_ROW(lean, 256, 16, FATTN_GPU_LEAN, {64, 64}),
+    MMA_ROW(full, 64, 0, FATTN_KERNEL_COMMON, {128, 128}),
+    MMA_ROW(full, 128, 0, FATTN_KERNEL_COMMON, {128, 64}, {64, 64}),
+    MMA_ROW(full, 256, 0, FATTN_KERNEL_COMMON, {128, 64}, {32, 32}),
+    MMA_BACKWARD_ROW("mma_backward_64", lean, 64, 16, FATTN_GPU_BACKWARD_LEAN, {128, 128}),
+    MMA_BACKWARD_ROW("mma_backward_128", lean, 128, 16, FATTN_GPU_BACKWARD_LEAN, {64, 128}),
+    MMA_BACKWARD_ROW("mma_backward_256", lean, 256, 16, FATTN_GPU_BACKWARD_LEAN, {64, 64}),
+    MMA_BACKWARD_ROW("mma_backward_ordered_64", ordered, 64, 16, MMA_BACKWARD_ORDERED, {128, 128}),
+    MMA_BACKWARD_ROW("mma_backward_ordered_128", ordered, 128, 16, MMA_BACKWARD_ORDERED, {64, 128}),
+    MMA_BACKWARD_ROW("mma_backward_ordered_256", ordered, 256, 16, MMA_BACKWARD_ORDERED, {64, 64}),
+    MMA_BACKWARD_ROW("mma_backward_full_64", full, 64, 0, MMA_BACKWARD_FULL, {128, 128}),
+    MMA_BACKWARD_ROW("mma_backward_full_128", full, 128, 0, MMA_BACKWARD_FULL, {64, 128}),
+    MMA_BACKWARD_ROW("mma_backward_full_256", full, 256, 0, MMA_BACKWARD_FULL, {64, 64}),
     {.row = {.name = NULL}},
 };

@@ -20,6 +20,14 @@
     Y(softcap, FATTN_SOFTCAP, __VA_ARGS__) \
     Y(dropout, FATTN_DROPOUT, __VA_ARGS__)
 
+/* What a kernel of backward is for. */
+enum mma_variant {
+    MMA_LEAN,         /* causal masks, windows and lengths */
+    MMA_ORDERED,      /* the same, adding to dQ in one order */
+    MMA_ONE_OF_PAIRS, /* the same, and one feature of MMA_OF_PAIRS */
+    MMA_EVERYTHING
+};
+
 /*
  * The shapes that are compiled: X(run, its features of pairs, width, rows, keys, stages, tiles,
  * warps, blocks), with width the padded channels, rows = 16 * tiles * warps, stages of keys and

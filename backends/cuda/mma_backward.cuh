@@ -17,7 +17,7 @@
  *
  *     clear                             zeros for dBias
  *     rows_W                            lse and delta of every row, and zeros for its dQ; and what
- *                                       the items of plain kernels are
+ *                                       the items of lean kernels are
  *     mma_backward_variant_type_W_...   dK, dV, dBias, and dQ in the workspace
  *     dq_W                              dQ in its own type
  *     sink_W                            dSink
@@ -41,23 +41,24 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
     float x[2][2 * N][4] = {}, dp[2][2 * N][4] = {};
     mma_tile_dots<S>(s.k, key, s.q[stage], query, x);
     mma_tile_dots<S>(s.v, key, s.dout[stage], query, dp);
-    if (S::IS_LEAN) {
+    if (mma_is_lean(S::VARIANT)) {
         mma_turn_take<S>(g, s.job, head, tile, turn);
     }
-    if constexpr (S::IS_PLAIN) {
+    if constexpr (S::VARIANT == MMA_LEAN) {
         if (gpu_thread_anew() == 0 && last) {
             s.number = turn;
         }
     }
-    if (S::IS_LEAN) {
+    if (mma_is_lean(S::VARIANT)) {
         if (g.rule.terms) { /* a scale that cannot be part of the unit */
             GPU_UNROLL
             for (int n = 0; n < 16 * N; n++) {
                 x[n / (8 * N)][n / 4 % (2 * N)][n % 4] *= g.rule.scale;
             }
         }
-        if (S::IS_PLAIN ? tile < s.job.full || tile >= s.job.full_past : kind & MMA_BAND) {
-            mma_keep_queries<S>(s.job, S::IS_PLAIN ? i0 : (int64_t)tile * Q, x);
+        if (S::VARIANT == MMA_LEAN ? tile < s.job.full || tile >= s.job.full_past
+                                   : kind & MMA_BAND) {
+            mma_keep_queries<S>(s.job, S::VARIANT == MMA_LEAN ? i0 : (int64_t)tile * Q, x);
         }
         mma_differentiate<S>(g.rule.unit, s, stage, x, dp);
     } else {
@@ -66,15 +67,15 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
         mma_differentiate_fully<S>(g, s, stage, patch, kind, x, dp);
     }
     gpu_sync();
-    if constexpr (S::IS_PLAIN) {
+    if constexpr (S::VARIANT == MMA_LEAN) {
         if (last) {
             mma_next_read<S>(g, s);
         }
     }
 
     mma_dq_part<S> part = {};
-    mma_dq_make<S>(g, s, head, S::IS_PLAIN ? i0 : (int64_t)tile * Q, part);
-    if constexpr (S::IS_PLAIN) {
+    mma_dq_make<S>(g, s, head, S::VARIANT == MMA_LEAN ? i0 : (int64_t)tile * Q, part);
+    if constexpr (S::VARIANT == MMA_LEAN) {
         if (last) {
             mma_next_begin<S>(g, s, stage ^ 1);
         }
@@ -169,8 +170,9 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         if (gpu_thread_anew() == 0) {
             s.job.step[stage ^ 1] = next;
         }
-        const int32_t turn = S::IS_LEAN ? mma_turn_peek<S>(g, job, now.head, now.tile) : 0;
-        if (!S::IS_LEAN) {
+        const int32_t turn =
+            mma_is_lean(S::VARIANT) ? mma_turn_peek<S>(g, job, now.head, now.tile) : 0;
+        if (!mma_is_lean(S::VARIANT)) {
             const int mode = mma_mode<S>(job, now.kind);
             if (mode) {
                 mma_stage<S>(g, job.pairs, mma_patch_of<S>(g, job, now.head, now.tile), s.p, mode,
@@ -183,7 +185,7 @@ GPU_DEVICE void mma_keys_walk_fully(const fattn_gpu_args &g, mma_backward_scratc
         } else {
             mma_commit(); /* so that the terms are the last group but one */
         }
-        if (!S::IS_LEAN) { /* no register is left to do it later, when nobody would wait for it */
+        if (!mma_is_lean(S::VARIANT)) { /* no register is left to do it when nobody would wait */
             mma_turn_take<S>(g, s.job, now.head, now.tile, -1);
         }
         mma_keys_tile<S>(g, s, stage, now.head, now.tile, now.kind, turn, false, sums);
@@ -250,7 +252,7 @@ GPU_DEVICE void mma_store_keys(const fattn_gpu_args &g, const mma_job &job, floa
         GPU_ROLLED
         for (int n = mma_lane(); n < 8 * CHUNKS; n += GPU_WAVE) {
             const int r = n / CHUNKS, c = n % CHUNKS, place = mma_sums_key<S>() + 8 * e + r;
-            const int key = S::IS_LEAN ? place : mma_key_of(place);
+            const int key = mma_is_lean(S::VARIANT) ? place : mma_key_of(place);
             float *const x = room + 8 * (r * CHUNKS + (c ^ r % CHUNKS));
             if (key >= job.keys) {
                 *(gpu_f4 *)x = *(gpu_f4 *)(x + 4) = gpu_f4{0, 0, 0, 0};
@@ -282,7 +284,7 @@ GPU_DEVICE void mma_store_sums(const fattn_gpu_args &g, Scratch &s, const mma_su
     if (p.outputs & FATTN_OUT_DV) {
         const gpu_tensor dv =
             gpu_tensor_of(g, g.buffers.dv, g.dtype_gradient, FATTN_GPU_QUADS_DV, p.dim_v);
-        const bool dropout = !S::IS_LEAN && p.features & FATTN_DROPOUT;
+        const bool dropout = !mma_is_lean(S::VARIANT) && p.features & FATTN_DROPOUT;
         mma_store_keys<S>(g, job, room, dv, g.chunks & FATTN_GPU_QUADS_DV, p.dv,
                           dropout ? job.pairs.dropout.multiplier : 1, sums.dv);
     }
@@ -307,7 +309,7 @@ GPU_DEVICE void mma_backward_item(const fattn_gpu_args &g, mma_backward_scratch<
     mma_store_sums<S>(g, s, sums);
 }
 
-/* The same in plain kernels; stage: of the first tile, and of that of the next item. */
+/* The same in lean kernels; stage: of the first tile, and of that of the next item. */
 template <class S>
 GPU_DEVICE void mma_keys_walk(const fattn_gpu_args &g, mma_backward_scratch<S> &s, int &stage,
                               mma_sums<S> &sums)
@@ -363,7 +365,7 @@ template <class S> GPU_DEVICE void mma_backward_all(const fattn_gpu_args &g)
                   "too small");
     extern __shared__ char shared[];
     mma_backward_scratch<S> &s = *(mma_backward_scratch<S> *)shared;
-    if constexpr (S::IS_PLAIN) {
+    if constexpr (S::VARIANT == MMA_LEAN) {
         mma_backward_stream<S>(g, s);
         return;
     }

@@ -20,7 +20,8 @@
 
 template <class S> GPU_DEVICE bool mma_is_ordered(const fattn_gpu_args &g)
 {
-    return (S::IS_ORDERED || S::IS_ANY) && g.problem.features & FATTN_DETERMINISTIC;
+    return (S::VARIANT == MMA_ORDERED || S::VARIANT == MMA_EVERYTHING) &&
+           g.problem.features & FATTN_DETERMINISTIC;
 }
 
 template <class S>
@@ -53,9 +54,9 @@ GPU_DEVICE void mma_turn_pass(mma_job &job)
     }
 }
 
-/* The same, and waits for that of a tile; `seen`: of mma_turn_peek. It is the turn of the block as
- * many blocks have added as there are tiles of keys behind its own that see the tile (whose last
- * query, there or not, is what mma_job_set() goes by). */
+/* The same, and waits for the turn of a tile of queries; `seen`: of mma_turn_peek. Tiles of keys
+ * add to it from the last that sees it to the first: the block is due when as many have added as
+ * lie behind its own. (The tile's last query, there or not, is what mma_job_set() goes by.) */
 template <class S>
 GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, int tile,
                               int32_t seen)
@@ -65,15 +66,15 @@ GPU_DEVICE void mma_turn_take(const fattn_gpu_args &g, mma_job &job, int head, i
     }
     const int64_t last = (int64_t)(tile + 1) * S::QUERIES - 1;
     const fattn_range keys = fattn_band_row(&job.pairs.band, last);
-    const int32_t own = (int32_t)((keys.past - 1) / S::KEYS - job.block);
+    const int32_t due = (int32_t)((keys.past - 1) / S::KEYS - job.block);
     int32_t *const turn = mma_turn_of<S>(g, job, head, tile);
     mma_turn_pass(job);
-    if (seen != own) {
-        while (mma_peek(turn) != own) {}
+    if (seen != due) {
+        while (mma_peek(turn) != due) {}
         mma_fence();
     }
     job.turn = turn;
-    job.passed = own + 1;
+    job.passed = due + 1;
 }
 
 /* --- Items ------------------------------------------------------------------------------------ */
@@ -85,7 +86,7 @@ GPU_DEVICE int64_t mma_job_head(const fattn_gpu_args &g, int64_t number, int64_t
 {
     const fattn_problem &p = g.problem;
     const int64_t blocks = g.tiling.k_blocks, head = fattn_quotient(number, blocks);
-    if (S::IS_PLAIN) {
+    if (S::VARIANT == MMA_LEAN) {
         const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
         fattn_tiling order;
         order.q_blocks = blocks;
@@ -136,7 +137,7 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     job.q = (const element *)g.buffers.q + gpu_query_at(seq, p.q, 0, h0);
     job.dout = (const element *)g.buffers.dout + gpu_query_at(seq, p.dout, 0, h0);
     job.at = gpu_lse_at(p, seq, b, h0);
-    if (!S::IS_LEAN) {
+    if (!mma_is_lean(S::VARIANT)) {
         job.staging = p.features & (FATTN_BIAS | FATTN_MASK) ? mma_staging(g) : 0;
         job.dbias = p.outputs & FATTN_OUT_DBIAS ? mma_dbias_mode(g) : 0;
     }
@@ -156,7 +157,7 @@ template <class S> GPU_DEVICE int64_t mma_take(const fattn_gpu_args &g, int64_t 
 
 /* --- From item to item ------------------------------------------------------------------------
  *
- * Plain kernels have as many blocks as there are multiprocessors, which take items from a counter.
+ * Lean kernels have as many blocks as there are multiprocessors, which take items from a counter.
  * What an item is was written to the workspace by the kernel before: finding it takes a thread some
  * ten thousand cycles. In the last tile of an item a block learns what the next one is, and as soon
  * as nobody reads keys, values and the other tile of queries any more, begins to copy.

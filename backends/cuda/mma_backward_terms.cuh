@@ -131,8 +131,8 @@ GPU_DEVICE void mma_stage_fours(const void *data, const int64_t stride[4], const
 
 /* The same of entries that lie anywhere, one by one. */
 template <class S, int SIZE>
-GPU_DEVICE void mma_stage_odd(const void *data, const int64_t stride[4], const gpu_pairs &t,
-                              const mma_patch &at, const void *room, int mode)
+GPU_DEVICE void mma_stage_scattered(const void *data, const int64_t stride[4], const gpu_pairs &t,
+                                    const mma_patch &at, const void *room, int mode)
 {
     enum { EACH = SIZE / 4 };
     const uint32_t to = mma_waits<S, SIZE>(room, mode);
@@ -157,17 +157,18 @@ GPU_DEVICE void mma_stage_odd(const void *data, const int64_t stride[4], const g
     }
 }
 
-/* Begins to fill the room of P and dS; odd: kernels for one of them have to do it one by one. */
+/* Begins to fill the room of P and dS. scattered: the four entries of a query are not neighbours,
+ * so that kernels for one feature read them one by one. */
 template <class S>
 GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
-                          const void *room, int mode, bool odd)
+                          const void *room, int mode, bool scattered)
 {
     const fattn_problem &p = g.problem;
-    if (!S::IS_ANY && odd) {
+    if (S::VARIANT != MMA_EVERYTHING && scattered) {
         if (mode & MMA_BIAS_HALVES) {
-            mma_stage_odd<S, 8>(g.buffers.bias, p.bias_stride, t, at, room, mode);
+            mma_stage_scattered<S, 8>(g.buffers.bias, p.bias_stride, t, at, room, mode);
         } else {
-            mma_stage_odd<S, 4>(g.buffers.mask, p.mask_stride, t, at, room, mode);
+            mma_stage_scattered<S, 4>(g.buffers.mask, p.mask_stride, t, at, room, mode);
         }
         return;
     }
@@ -239,7 +240,7 @@ GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_
 
 /* fattn_score_cap(), with the processor's own exponential and reciprocal. FAR: some scores may be
  * in the part that needs them. */
-template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float x, float *slope)
+template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float x, float *dscore)
 {
     const float y = x * rule.reciprocal, z = y * y;
     float poly = 0.002292744715571307f;
@@ -249,34 +250,34 @@ template <bool FAR> GPU_DEVICE float mma_cap(const fattn_score_rule &rule, float
     poly = fmaf(poly, z, 0.13333303556857562f);
     poly = fmaf(poly, z, -0.33333333172139035f);
     const float factor = fmaf(poly, z, 1), tanh = y * factor;
-    *slope = fmaf(-tanh, tanh, 1);
+    *dscore = fmaf(-tanh, tanh, 1);
     if (FAR) {
         const float size = fabsf(y);
         const float w = mma_reciprocal(1 + mma_exp2(size * (float)(2 * FATTN_LOG2E)));
-        *slope = size >= 0.625f ? 4 * w * (1 - w) : *slope;
+        *dscore = size >= 0.625f ? 4 * w * (1 - w) : *dscore;
         return size >= 0.625f ? copysignf(fmaf(-2 * rule.cap, w, rule.cap), x) : x * factor;
     }
     return x * factor;
 }
 
-/* Caps scores, and multiplies what `dp` holds by the slopes where they are wanted. */
+/* Caps scores, and multiplies dp by the derivatives of the cap where that is asked for. */
 template <class S, bool FAR>
-GPU_DEVICE void mma_cap_tile(const fattn_score_rule &rule, bool slopes,
+GPU_DEVICE void mma_cap_tile(const fattn_score_rule &rule, bool times_dscore,
                              float x[2][S::PART_QUERIES / 8][4],
                              float dp[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8 };
     GPU_UNROLL
     for (int n = 0; n < 8 * N; n++) {
-        float slope;
+        float dscore;
         float &score = mma_pair<N>(x, n / 4, n % 4);
-        score = mma_cap<FAR>(rule, score, &slope);
-        mma_pair<N>(dp, n / 4, n % 4) *= slopes ? slope : 1;
+        score = mma_cap<FAR>(rule, score, &dscore);
+        mma_pair<N>(dp, n / 4, n % 4) *= times_dscore ? dscore : 1;
     }
 }
 
 template <class S>
-GPU_DEVICE void mma_cap_scores(const fattn_score_rule &rule, bool slopes,
+GPU_DEVICE void mma_cap_scores(const fattn_score_rule &rule, bool times_dscore,
                                float x[2][S::PART_QUERIES / 8][4],
                                float dp[2][S::PART_QUERIES / 8][4])
 {
@@ -287,9 +288,9 @@ GPU_DEVICE void mma_cap_scores(const fattn_score_rule &rule, bool slopes,
         largest = gpu_max(largest, fabsf(mma_pair<N>(x, n / 4, n % 4)));
     }
     if (largest * rule.reciprocal < 0.625f) {
-        mma_cap_tile<S, false>(rule, slopes, x, dp);
+        mma_cap_tile<S, false>(rule, times_dscore, x, dp);
     } else {
-        mma_cap_tile<S, true>(rule, slopes, x, dp);
+        mma_cap_tile<S, true>(rule, times_dscore, x, dp);
     }
 }
 
@@ -356,11 +357,11 @@ GPU_DEVICE void mma_keep_bytes(const void *room, int mode, float x[2][S::PART_QU
     }
 }
 
-/* Meets what waits in the room of P and dS; factor: which x is still to get, where there is a bias.
- */
+/* Adds the bias and applies the mask that wait in the room of P and dS. factor: of the scores,
+ * where there is a bias. */
 template <class S>
-GPU_DEVICE void mma_meet_room(const void *room, int mode, float factor,
-                              float x[2][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_apply_staged(const void *room, int mode, float factor,
+                                 float x[2][S::PART_QUERIES / 8][4])
 {
     if (mode & MMA_BIAS_HALVES) {
         mma_add_bias<S, MMA_BIAS_HALVES>(room, factor, x);
@@ -395,9 +396,9 @@ GPU_DEVICE fattn_dropout_rows mma_dropout_rows(const fattn_gpu_args &g, const gp
                                  (uint32_t)(g.problem.head_offset + at.h));
 }
 
-/* Where tiles lie on the generator's patches: of what a call makes a thread needs half, and the one
- * whose keys are 8 beside its own needs the other. Each calls it for every second key and gives the
- * other's half away. */
+/* Where tiles lie on the generator's patches: a thread needs half of what a call makes, and the
+ * thread whose keys are 8 further needs the other half. Each calls the generator for every second
+ * key and gives the other its half. */
 template <class S>
 GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, const mma_patch &at,
                                   mma_kept<S> &kept)
@@ -415,9 +416,9 @@ GPU_DEVICE void mma_keep_together(const fattn_gpu_args &g, const gpu_pairs &t, c
         GPU_UNROLL
         for (int further = 0; further < 2; further++) {
             const uint32_t a = words[2 * further], b = words[2 * further + 1];
-            const uint32_t own = right ? b : a;
+            const uint32_t mine = right ? b : a;
             const uint32_t other = __shfl_xor_sync(0xffffffffu, right ? a : b, 8);
-            const uint32_t two[2] = {right ? other : own, right ? own : other};
+            const uint32_t two[2] = {right ? other : mine, right ? mine : other};
             GPU_UNROLL
             for (int k = 0; k < 4; k++) {
                 const uint32_t bits = k % 2 ? two[k / 2] >> 16 : two[k / 2] & 0xffff;

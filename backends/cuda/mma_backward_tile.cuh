@@ -17,18 +17,18 @@
 
 /* --- Shapes and shared memory ----------------------------------------------------------------- */
 
-/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. LEAN kernels know
- * causal masks, windows and lengths, and are ORDERED or not; of the others those for MMA_ANY know
- * everything, and those for one of MMA_OF_PAIRS that and what is lean. */
-template <class T, int W, int N, int BN, int WARPS, bool LEAN, bool ORDERED, uint64_t FEATURES>
+/* Whether kernels know no features of single pairs. */
+GPU_DEVICE constexpr bool mma_is_lean(mma_variant v) { return v <= MMA_ORDERED; }
+
+/* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. FEATURES: those of
+ * MMA_OF_PAIRS that a run has, or MMA_ANY. */
+template <class T, int W, int N, int BN, int WARPS, mma_variant V, uint64_t FEATURES>
 struct mma_backward_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
+    static constexpr mma_variant VARIANT = V;
+    static_assert((V == MMA_EVERYTHING) == (FEATURES == MMA_ANY), "which are known");
     enum {
-        IS_LEAN = LEAN,
-        IS_ORDERED = ORDERED,
-        IS_PLAIN = LEAN && !ORDERED,
-        IS_ANY = FEATURES == MMA_ANY,
         WIDTH = W,
         QUERIES = N,
         KEYS = BN,
@@ -68,7 +68,7 @@ typedef struct mma_job {
     mma_visit step[2];     /* of the walk, but that of lean kernels */
 } mma_job;
 
-/* Plain kernels know the item that follows before they are through with one. */
+/* Lean kernels know the item that follows before they are through with one. */
 template <bool PLAIN> struct mma_backward_next {
     mma_job next;
     int64_t number; /* of next */
@@ -76,7 +76,7 @@ template <bool PLAIN> struct mma_backward_next {
 template <> struct mma_backward_next<false> {
 };
 
-template <class S> struct mma_backward_scratch : mma_backward_next<S::IS_PLAIN> {
+template <class S> struct mma_backward_scratch : mma_backward_next<S::VARIANT == MMA_LEAN> {
     alignas(128) uint16_t k[S::KEYS * S::WIDTH], v[S::KEYS * S::WIDTH];
     uint16_t q[2][S::QUERIES * S::WIDTH], dout[2][S::QUERIES * S::WIDTH];
     uint16_t p[S::KEYS * S::QUERIES], ds[S::KEYS * S::QUERIES]; /* keys by queries */
@@ -106,10 +106,10 @@ GPU_DEVICE void mma_copy_rows(uint16_t *tile, const uint16_t *from, int64_t stri
 }
 
 /* The same of keys, in the order of mma_backward_terms.cuh where OF_KEYS, and of rows that may be
- * `odd`: not begin at multiples of 16 bytes. */
+ * `misaligned`: not begin at multiples of 16 bytes. */
 template <class S, int ROWS, bool OF_KEYS>
 GPU_DEVICE void mma_copy_slowly(uint16_t *tile, const uint16_t *from, int64_t stride, int dim,
-                                int live, bool odd)
+                                int live, bool misaligned)
 {
     enum { CHUNKS = S::WIDTH / 8, STEP = S::THREADS / CHUNKS };
     const int c = gpu_thread_anew() % CHUNKS;
@@ -118,28 +118,29 @@ GPU_DEVICE void mma_copy_slowly(uint16_t *tile, const uint16_t *from, int64_t st
     for (int r = gpu_thread_anew() / CHUNKS; r < ROWS; r += STEP) {
         const int n = OF_KEYS ? mma_key_of(r) : r;
         const uint32_t to = mma_place<S::WIDTH>(mma_shared(tile), r, c);
-        if (odd) {
-            mma_copy_odd(to, from + n * stride + 8 * c, n < live ? bytes : 0);
+        if (misaligned) {
+            mma_copy_misaligned(to, from + n * stride + 8 * c, n < live ? bytes : 0);
         } else {
             mma_copy(to, from + n * stride + 8 * c, n < live ? bytes : 0);
         }
     }
 }
 
-/* Keys, or values; lean kernels are not given odd ones. */
+/* Keys, or values; lean kernels are given none that are misaligned. */
 template <class S>
 GPU_DEVICE void mma_copy_keys(uint16_t *tile, const uint16_t *from, int64_t stride, int dim,
-                              int live, bool odd)
+                              int live, bool misaligned)
 {
-    if (S::IS_LEAN) {
+    if (mma_is_lean(S::VARIANT)) {
         mma_copy_rows<S, S::KEYS>(tile, from, stride, dim, live);
     } else {
-        mma_copy_slowly<S, S::KEYS, true>(tile, from, stride, dim, live, S::IS_ANY && odd);
+        mma_copy_slowly<S, S::KEYS, true>(tile, from, stride, dim, live,
+                                          S::VARIANT == MMA_EVERYTHING && misaligned);
     }
 }
 
 /* Whether rows of q or dO may begin elsewhere than at multiples of 16 bytes. */
-GPU_DEVICE bool mma_is_odd(const fattn_gpu_args &g)
+GPU_DEVICE bool mma_is_misaligned(const fattn_gpu_args &g)
 {
     return ~g.chunks & (FATTN_GPU_QUADS_Q | FATTN_GPU_QUADS_DOUT);
 }
@@ -152,7 +153,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
     const fattn_problem &p = g.problem;
     const int64_t i0 = (int64_t)tile * S::QUERIES;
     const int live = (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
-    if (!S::IS_ANY || !mma_is_odd(g)) {
+    if (S::VARIANT != MMA_EVERYTHING || !mma_is_misaligned(g)) {
         mma_copy_rows<S, S::QUERIES>(s.q[stage],
                                      (const uint16_t *)job.q + i0 * p.q.seq + head * p.q.head,
                                      p.q.seq, (int)p.dim, live);
@@ -173,7 +174,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_backward_scratch<S
     if (r < S::QUERIES) {
         const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
         const int64_t at = job.at + head * p.total_q + i0 + r;
-        if (S::IS_LEAN || r < live) {
+        if (mma_is_lean(S::VARIANT) || r < live) {
             mma_copy_word(mma_shared(s.lse[stage] + r), saved.lse + at, r < live);
         } else {
             s.lse[stage][r] = fattn_f32_infinity();
@@ -279,7 +280,7 @@ enum {
 /* How bias and masks of such a tile wait. */
 template <class S> GPU_DEVICE int mma_mode(const mma_job &job, int kind)
 {
-    if (!S::IS_ANY) {
+    if (S::VARIANT != MMA_EVERYTHING) {
         return S::KNOWN == FATTN_BIAS   ? MMA_BIAS_HALVES
                : S::KNOWN == FATTN_MASK ? MMA_MASK_BYTES
                                         : 0;
@@ -335,8 +336,7 @@ GPU_DEVICE void mma_drop(const mma_kept<S> &kept, float factor, float x[2][S::PA
     }
 }
 
-/* Dot products in x become P, and dP in dp becomes dS: with dp - delta first, so that what belongs
- * to a query is read when it is needed. */
+/* dP - delta. It comes before the scores are worked on, so that delta is read when it is needed. */
 template <class S>
 GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERIES / 8][4])
 {
@@ -352,6 +352,7 @@ GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERI
     }
 }
 
+/* Scores in x become P, and dP - delta in dp becomes dS. */
 template <class S>
 GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PART_QUERIES / 8][4],
                                  float dp[2][S::PART_QUERIES / 8][4])
@@ -371,10 +372,10 @@ GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PAR
 
 /* Z of dP, and the terms of scores that are arithmetic. */
 template <class S>
-GPU_DEVICE void mma_meet_terms(const fattn_gpu_args &g, const mma_patch &at, bool slopes,
-                               const gpu_pairs &t, const float *delta, mma_kept<S> &kept,
-                               float x[2][S::PART_QUERIES / 8][4],
-                               float dp[2][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_apply_terms(const fattn_gpu_args &g, const mma_patch &at, bool times_dscore,
+                                const gpu_pairs &t, const float *delta, mma_kept<S> &kept,
+                                float x[2][S::PART_QUERIES / 8][4],
+                                float dp[2][S::PART_QUERIES / 8][4])
 {
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         kept = mma_keep_pairs<S>(g, t, at);
@@ -382,18 +383,20 @@ GPU_DEVICE void mma_meet_terms(const fattn_gpu_args &g, const mma_patch &at, boo
     }
     mma_subtract_delta<S>(delta, dp);
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
-        mma_cap_scores<S>(g.rule, slopes, x, dp);
+        mma_cap_scores<S>(g.rule, times_dscore, x, dp);
     }
     if (mma_has<S>(g, FATTN_ALIBI)) {
         mma_add_alibi<S>(at, x);
     }
 }
 
-/* dBias. It wants dS without the slopes of a cap, which are then made of dot products anew. */
+/* dBias. It wants dS without the derivatives of the cap, which are then made of dot products
+ * anew. */
 template <class S>
-GPU_DEVICE void mma_meet_dbias(const fattn_gpu_args &g, const mma_backward_scratch<S> &s, int stage,
-                               const mma_patch &at, float x[2][S::PART_QUERIES / 8][4],
-                               float ds[2][S::PART_QUERIES / 8][4])
+GPU_DEVICE void mma_store_dbias_tile(const fattn_gpu_args &g, const mma_backward_scratch<S> &s,
+                                     int stage, const mma_patch &at,
+                                     float x[2][S::PART_QUERIES / 8][4],
+                                     float ds[2][S::PART_QUERIES / 8][4])
 {
     enum { N = S::PART_QUERIES / 8 };
     GPU_UNROLL
@@ -425,19 +428,19 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
     const gpu_pairs &t = s.job.pairs;
     const int query = mma_part_query<S>() + mma_lane() % 4 * 2, mode = mma_mode<S>(s.job, kind);
     const bool dropout = mma_has<S>(g, FATTN_DROPOUT);
-    const bool dbias = S::IS_ANY && g.problem.outputs & FATTN_OUT_DBIAS;
+    const bool dbias = S::VARIANT == MMA_EVERYTHING && g.problem.outputs & FATTN_OUT_DBIAS;
     mma_kept<S> kept = {};
     const bool scales = S::KNOWN == FATTN_BIAS; /* with the addition */
     if (!scales && g.rule.terms & FATTN_SCORE_SCALE) {
         mma_scale_tile<S>(g.rule.scale, x);
     }
     if (dropout || mma_has<S>(g, FATTN_SOFTCAP | FATTN_ALIBI)) {
-        mma_meet_terms<S>(g, patch(), !dbias, t, s.delta[stage] + query, kept, x, dp);
+        mma_apply_terms<S>(g, patch(), !dbias, t, s.delta[stage] + query, kept, x, dp);
     } else {
         mma_subtract_delta<S>(s.delta[stage] + query, dp);
     }
     if (mode) {
-        mma_meet_room<S>(s.p, mode, scales ? g.rule.scale : 1, x);
+        mma_apply_staged<S>(s.p, mode, scales ? g.rule.scale : 1, x);
     }
     if (kind & MMA_BAND) {
         mma_keep_band<S>(t.band, patch(), x);
@@ -451,7 +454,7 @@ GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_sc
     }
     mma_put_tile<S>(s.p, x);
     if (dbias) {
-        mma_meet_dbias<S>(g, s, stage, patch(), x, dp);
+        mma_store_dbias_tile<S>(g, s, stage, patch(), x, dp);
     }
     mma_put_tile<S>(s.ds, dp);
 }

@@ -4,9 +4,9 @@
  * multiplied by 16 rows at most, so what counts is how many bytes are on their way from memory.
  *
  * A block takes the rows of one key/value head, the queries of all its query heads, along a part of
- * its keys (an item of the schedule). Its warps share the queries alone: warp w meets tiles w,
+ * its keys (an item of the schedule). Its warps share the queries alone: warp w takes tiles w,
  * w + WARPS, ... of the part, which it copies by itself into a ring of its own. When the part is
- * over, what the warps have met is merged, in order of the warps.
+ * over, what the warps have summed is merged, in order of the warps.
  */
 #ifndef FATTN_CUDA_MMA_DECODE_CUH
 #define FATTN_CUDA_MMA_DECODE_CUH
@@ -17,9 +17,9 @@
  * tiles in a warp's ring. BLOCKS: that a multiprocessor has.
  *
  * A round is a tile for each warp. Memory is read fastest where what is asked for at a time lies
- * close together and is not more than it takes, so in parts of more than CALM rounds warps go in
- * step, with one tile on its way while another is worked on. Where a block is alone, a short part
- * is over sooner with all of the ring on its way, because in the end few blocks are left; and
+ * close together and is not more than it takes, so in parts of more than FREE_ROUNDS rounds warps
+ * go in step, with one tile on its way while another is worked on. Where a block is alone, a short
+ * part is over sooner with all of the ring on its way, because in the end few blocks are left; and
  * always where one tile of each warp's is less than memory takes, 64 KiB a multiprocessor. */
 template <class T, int W, int BN, int N, int STAGES, bool LEAN, int BLOCKS>
 struct mma_decode_shape {
@@ -37,24 +37,24 @@ struct mma_decode_shape {
         NEXT = 4,
         DEPTH = STAGES,
         RING = N * STAGES,
-        CALM = BLOCKS * N * 4 * BN * W < 65536 ? INT32_MAX
-               : BLOCKS == 1                   ? 96
-                                               : 0,
+        FREE_ROUNDS = BLOCKS * N * 4 * BN * W < 65536 ? INT32_MAX
+                      : BLOCKS == 1                   ? 96
+                                                      : 0,
         IS_LEAN = LEAN
     };
 };
 
-/* What a warp has met, in shared memory where its first keys were. Rows of o are shifted by eight
+/* What a warp has summed, in shared memory where its first keys were. Rows of o are shifted by 8
  * words against each other, so that the quads of a warp write to different banks. */
-template <class S> struct mma_met {
+template <class S> struct mma_warp_part {
     float o[S::ROWS][S::WIDTH + 8];
     fattn_softmax state[S::ROWS];
 };
 
-template <class S> GPU_DEVICE mma_met<S> &mma_met_by(mma_scratch<S> &s, int warp)
+template <class S> GPU_DEVICE mma_warp_part<S> &mma_part_by(mma_scratch<S> &s, int warp)
 {
-    static_assert(sizeof(mma_met<S>) <= S::DEPTH * sizeof s.k[0], "a warp has its own place");
-    return *(mma_met<S> *)s.k[warp * S::DEPTH];
+    static_assert(sizeof(mma_warp_part<S>) <= S::DEPTH * sizeof s.k[0], "a warp has its own place");
+    return *(mma_warp_part<S> *)s.k[warp * S::DEPTH];
 }
 
 /* --- Copies ----------------------------------------------------------------------------------- */
@@ -292,8 +292,8 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     mma_rows_empty(rows);
     mma_wait<S::DEPTH - 2>();
     gpu_sync(); /* the queries are here, and who they are */
-    const bool calm = (w.past - w.block) / S::WARPS > S::CALM;
-    const int most = calm ? 2 : S::DEPTH; /* of the ring in use */
+    const bool in_step = (w.past - w.block) / S::WARPS > S::FREE_ROUNDS;
+    const int most = in_step ? 2 : S::DEPTH; /* of the ring in use */
     int next = first + (S::DEPTH - 1) * S::WARPS, to = S::DEPTH - 1;
     for (int top = w.block, stage = 0; top < w.past; top += S::WARPS) {
         const int block = top + warp, j0 = block * S::KEYS, place = ring + stage;
@@ -303,7 +303,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         } else {
             mma_wait<0>();
         }
-        if (calm) {
+        if (in_step) {
             gpu_sync();
         }
         __syncwarp(); /* every lane's copies are here, and every lane is through with the last */
@@ -341,11 +341,11 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
     }
 }
 
-/* What the warp has met, for all. */
-template <class S> GPU_DEVICE void mma_meet(mma_scratch<S> &s, int live, mma_rows<S> &rows)
+/* Leaves what the warp has summed for the others. */
+template <class S> GPU_DEVICE void mma_leave_part(mma_scratch<S> &s, int live, mma_rows<S> &rows)
 {
     const int lane = gpu_thread() % GPU_WAVE;
-    mma_met<S> &met = mma_met_by(s, gpu_thread() / GPU_WAVE);
+    mma_warp_part<S> &part = mma_part_by(s, gpu_thread() / GPU_WAVE);
     __syncwarp(); /* every lane is through with keys */
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
@@ -356,34 +356,34 @@ template <class S> GPU_DEVICE void mma_meet(mma_scratch<S> &s, int live, mma_row
             continue;
         }
         if (lane % 4 == 0) {
-            met.state[r] = state;
+            part.state[r] = state;
         }
         GPU_UNROLL
         for (int n = 0; n < S::WIDTH / 8; n++) {
             gpu_f2 pair;
             pair.x = rows.o[0][n][2 * h];
             pair.y = rows.o[0][n][2 * h + 1];
-            *(gpu_f2 *)(met.o[r] + 8 * n + lane % 4 * 2) = pair;
+            *(gpu_f2 *)(part.o[r] + 8 * n + lane % 4 * 2) = pair;
         }
     }
 }
 
-/* What all warps have met in row r, and what the sums of each are to be multiplied by. Parts are
+/* The state of row r of all warps, and what the sums of each are to be multiplied by. Parts are
  * added in order of the warps. */
 template <class S>
-GPU_DEVICE fattn_softmax mma_met_row(const fattn_gpu_args &g, mma_scratch<S> &s, int r,
-                                     float factor[S::WARPS])
+GPU_DEVICE fattn_softmax mma_merge_warps(const fattn_gpu_args &g, mma_scratch<S> &s, int r,
+                                         float factor[S::WARPS])
 {
     const float lower = 1.0f / (1 << S::type::LIFT);
     fattn_softmax all = fattn_softmax_empty();
     GPU_UNROLL
     for (int warp = 0; warp < S::WARPS; warp++) {
-        all.m = gpu_max(all.m, mma_met_by(s, warp).state[r].m);
+        all.m = gpu_max(all.m, mma_part_by(s, warp).state[r].m);
     }
     const float base = fattn_softmax_base(all);
     GPU_UNROLL
     for (int warp = 0; warp < S::WARPS; warp++) {
-        const fattn_softmax part = mma_met_by(s, warp).state[r];
+        const fattn_softmax part = mma_part_by(s, warp).state[r];
         factor[warp] = fattn_softmax_weight(part.m, g.rule.unit, base) * lower;
         fattn_softmax_add(&all, part.l * factor[warp]);
     }
@@ -392,15 +392,15 @@ GPU_DEVICE fattn_softmax mma_met_row(const fattn_gpu_args &g, mma_scratch<S> &s,
 
 /* Row r, query q, in o and lse, or in a part. */
 template <class S>
-GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int64_t item,
+GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int64_t item,
                               int r)
 {
     const mma_item &w = s.item;
     const bool whole = w.whole;
     const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, item, r);
     float factor[S::WARPS];
-    fattn_softmax all = mma_met_row(g, s, r, factor);
-    const float alpha = S::IS_LEAN ? 1 : mma_meet_sink(g, w, q, &all);
+    fattn_softmax all = mma_merge_warps(g, s, r, factor);
+    const float alpha = S::IS_LEAN ? 1 : mma_add_sink(g, w, q, &all);
     const float last = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
     if (gpu_thread() % GPU_WAVE == 0 && whole) {
         gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
@@ -417,7 +417,7 @@ GPU_DEVICE void mma_store_met(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
         float o = 0;
         GPU_UNROLL
         for (int warp = 0; warp < S::WARPS; warp++) {
-            o += mma_met_by(s, warp).o[r][c] * factor[warp];
+            o += mma_part_by(s, warp).o[r][c] * factor[warp];
         }
         o = whole && all.l == 0 ? 0 : o * last * alpha; /* selected: a sum may be 0 * inf */
         if (c >= g.problem.dim_v) {
@@ -439,10 +439,10 @@ GPU_DEVICE void mma_decode_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_r
 {
     const mma_item &w = s.item;
     const int live = w.rows;
-    mma_meet(s, live, rows);
+    mma_leave_part(s, live, rows);
     gpu_sync();
     for (int r = gpu_thread() / GPU_WAVE; r < live; r += S::WARPS) {
-        mma_store_met(g, s, mma_query(w, r), item, r);
+        mma_store_row(g, s, mma_query(w, r), item, r);
     }
     if (!w.whole && g.counters >= 0 &&
         gpu_count_end(g, gpu_counter_of(g, w.pairs.b, w.hk), w.parts)) {

@@ -43,7 +43,7 @@ GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, int bytes, bool misa
     if (S::KNOWN != MMA_ANY || !misaligned) {
         mma_copy(to, from, bytes);
     } else {
-        mma_copy_odd(to, from, bytes);
+        mma_copy_misaligned(to, from, bytes);
     }
 }
 
@@ -178,21 +178,22 @@ GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float large
 
 /* Whether scores of the warp's, none of which is larger, may have risen far. */
 template <class S>
-GPU_DEVICE bool mma_is_far(float unit, const float largest[S::TILES][2], const mma_rows<S> &rows)
+GPU_DEVICE bool mma_may_rise(float unit, const float largest[S::TILES][2], const mma_rows<S> &rows)
 {
-    bool far = false;
+    bool rises = false;
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
-        far = far || largest[n / 2][n % 2] * unit > rows.state[n / 2][n % 2].m * unit + MMA_RISE;
+        rises =
+            rises || largest[n / 2][n % 2] * unit > rows.state[n / 2][n % 2].m * unit + MMA_RISE;
     }
-    return __any_sync(0xffffffffu, far);
+    return __any_sync(0xffffffffu, rises);
 }
 
 /* References rise where scores have risen far, and with them falls what has been summed. */
 template <class S>
 GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
 {
-    if (!mma_is_far<S>(unit, largest, rows)) {
+    if (!mma_may_rise<S>(unit, largest, rows)) {
         return;
     }
     GPU_UNROLL
@@ -334,7 +335,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
                 mma_keep<S>(s, j0, x);
             }
         }
-        if (S::KNOWN != FATTN_SOFTCAP || mma_is_far<S>(unit, largest, rows)) {
+        if (S::KNOWN != FATTN_SOFTCAP || mma_may_rise<S>(unit, largest, rows)) {
             mma_largest<S>(x, largest);
             if (S::KNOWN == FATTN_BIAS && S::type::DTYPE == FATTN_BF16) {
                 mma_bounded<S>(x, largest);
@@ -470,8 +471,8 @@ GPU_DEVICE void mma_store_states(const fattn_gpu_args &g, const mma_scratch<S> &
 
 /* The sink, which belongs to the first part. It comes last: were it the reference of the row,
  * weights might be too small to be told apart. Returns what sums are to be multiplied by. */
-GPU_DEVICE float mma_meet_sink(const fattn_gpu_args &g, const mma_item &w, gpu_query q,
-                               fattn_softmax *state)
+GPU_DEVICE float mma_add_sink(const fattn_gpu_args &g, const mma_item &w, gpu_query q,
+                              fattn_softmax *state)
 {
     float alpha, beta;
     if (!(g.problem.features & FATTN_SINK) || w.split != 0 || q.h < 0) {
@@ -511,7 +512,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
             if (!S::IS_LEAN) {
                 factor *= s.item.kept;
-                alpha = mma_meet_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
+                alpha = mma_add_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
             }
             factor *= whole ? mma_reciprocal(state->l) : 1; /* l is 0, or at least 1 */
             empty = empty || (whole && state->l == 0);      /* a part keeps 0 * NaN for its row */

@@ -166,7 +166,7 @@ template <int SIZE> GPU_DEVICE void mma_copy_small(uint32_t to, const void *from
 }
 
 /* mma_copy() of a chunk that may begin anywhere: an element at a time, at once. */
-template <class E> GPU_DEVICE void mma_copy_odd(uint32_t to, const E *from, int bytes)
+template <class E> GPU_DEVICE void mma_copy_misaligned(uint32_t to, const E *from, int bytes)
 {
     enum { SIZE = sizeof(E), EACH = 4 / SIZE };
     GPU_ROLLED

@@ -318,7 +318,7 @@ GPU_DEVICE void mma_stage_rows(const mma_item &w, const int64_t stride[4], bool 
         if (aligned) {
             mma_copy(to, row, there);
         } else {
-            mma_copy_odd(to, row, there);
+            mma_copy_misaligned(to, row, there);
         }
     }
 }

@@ -15,42 +15,36 @@
     (FATTN_DTYPE_BIT(FATTN_F32) | FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 #define WIDE_ROWS_MIN 17 /* fewer are decoding */
 
-#define WIDE_FUNCTIONS(channels, rows, keys, lines)                             \
-    static int64_t bytes_##channels(const fattn_problem *p, fattn_tile tile)    \
-    {                                                                           \
-        (void)p, (void)tile;                                                    \
-        return WIDE_SHARED(channels, rows, keys, lines);                        \
-    }                                                                           \
-    static void shape_##channels(const fattn_problem *p, const fattn_tiling *t, \
-                                 fattn_gpu_shape *shape)                        \
-    {                                                                           \
-        (void)p;                                                                \
-        snprintf(shape->entry, sizeof shape->entry, "simt_wide_%d", channels);  \
-        shape->blocks = t->items;                                               \
-        shape->threads = WIDE_THREADS;                                          \
-        shape->shared = WIDE_SHARED(channels, rows, keys, lines);               \
-    }                                                                           \
-    static const fattn_tile tiles_##channels[] = {{rows, keys}, {0, 0}};
-WIDE_SHAPES(WIDE_FUNCTIONS)
+static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
+                     fattn_gpu_shape *shape)
+{
+    (void)p;
+    snprintf(shape->entry, sizeof shape->entry, "simt_wide_%d", kernel->width);
+    shape->blocks = t->items;
+    shape->threads = WIDE_THREADS;
+    shape->shared = kernel->shared;
+}
 
-#define WIDE_ROW(channels, rows, keys, lines)            \
-    {                                                    \
-        .row = {.name = "simt_wide_" #channels,          \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),      \
-                .dtypes = WIDE_DTYPES,                   \
-                .features = FATTN_KERNEL_COMMON,         \
-                .dim_max = channels,                     \
-                .rows_min = WIDE_ROWS_MIN,               \
-                .must_fit = true,                        \
-                .packs_groups = true,                    \
-                .splits_keys = true,                     \
-                .tiles = tiles_##channels,               \
-                .fast_bytes = bytes_##channels,          \
-                .workspace = fattn_gpu_parts_workspace}, \
-        .image = "simt_wide",                            \
-        .isa = 80,                                       \
-        .needs = "sm_80 or newer",                       \
-        .phases = {shape_##channels, fattn_gpu_combine}, \
+#define WIDE_ROW(channels, rows, keys, lines)                        \
+    {                                                                \
+        .row = {.name = "simt_wide_" #channels,                      \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                  \
+                .dtypes = WIDE_DTYPES,                               \
+                .features = FATTN_KERNEL_COMMON,                     \
+                .dim_max = channels,                                 \
+                .rows_min = WIDE_ROWS_MIN,                           \
+                .must_fit = true,                                    \
+                .packs_groups = true,                                \
+                .splits_keys = true,                                 \
+                .tiles = (const fattn_tile[]){{rows, keys}, {0, 0}}, \
+                .fast_bytes = fattn_gpu_shared_bytes,                \
+                .workspace = fattn_gpu_parts_workspace},             \
+        .image = "simt_wide",                                        \
+        .isa = 80,                                                   \
+        .needs = "sm_80 or newer",                                   \
+        .phases = {shape_of, fattn_gpu_combine},                     \
+        .width = channels,                                           \
+        .shared = WIDE_SHARED(channels, rows, keys, lines),          \
     },
 
 const fattn_gpu_kernel fattn_cuda_wide[] = {WIDE_SHAPES(WIDE_ROW){.row = {.name = NULL}}};

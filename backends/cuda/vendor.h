@@ -30,7 +30,7 @@
  *     gpu_shfl(x, n)                x of number n of the 32 threads that this one is of
  *     gpu_peek(from) gpu_poke(to, x)    64-bit words that blocks of a kernel share, each read and
  *                                   written whole
- *     gpu_exchange(at, from, to)    compare and swap: writes `to` if the word is `from`
+ *     gpu_compare_and_swap(at, from, to)    writes `to` if the word is `from`
  *     gpu_count(at)                 adds 1, and returns what was there; what a block did before it
  *                                   met and counted is there for blocks that count after it
  *     gpu_cycles                    cycles of the unit that this thread runs on
@@ -99,7 +99,7 @@ GPU_DEVICE void gpu_poke(uint64_t *to, uint64_t x)
 {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
-GPU_DEVICE void gpu_exchange(uint64_t *at, uint64_t from, uint64_t to)
+GPU_DEVICE void gpu_compare_and_swap(uint64_t *at, uint64_t from, uint64_t to)
 {
     asm volatile("{ .reg .b64 old; atom.relaxed.gpu.global.cas.b64 old, [%0], %1, %2; }" ::"l"(at),
                  "l"(from), "l"(to)

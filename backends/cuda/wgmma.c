@@ -19,9 +19,9 @@
  * how long its sequences are, and these rows are for long ones. */
 #define WGMMA_FEATURES (FATTN_GPU_LEAN & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT))
 
-static int64_t workspace(const fattn_problem *p, const fattn_tiling *t)
+static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
-    (void)p, (void)t;
+    (void)row, (void)p, (void)t;
     return WGMMA_WORKSPACE;
 }
 
@@ -44,8 +44,9 @@ static bool is_far(const fattn_strides *s)
 
 /* Tensor maps have no axis of stride 0. Where heads or sequences share what they read, the kernel
  * leaves the axis out; rows that share it are not worth that. */
-static const char *cannot(const fattn_problem *p)
+static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
+    (void)row;
     if (group_of(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
@@ -73,8 +74,9 @@ static const char *cannot(const fattn_problem *p)
 }
 
 /* Whether there are blocks of rows enough, and most of them full. */
-static bool pays(const fattn_problem *p)
+static bool pays(const fattn_kernel *row, const fattn_problem *p)
 {
+    (void)row;
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > 64 &&
            (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;
@@ -126,9 +128,10 @@ static fattn_gpu_map rows_map(const fattn_problem *p, size_t buffer, int64_t dim
 }
 
 /* Queries have an axis more: the heads of a group, which lie side by side in a tile. */
-static int maps_of(const fattn_problem *p, const fattn_tiling *t,
+static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                    fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
+    (void)kernel;
     const int64_t group = group_of(p);
     maps[0] = map_of(offsetof(fattn_buffers, q), p->dim);
     add_axis(&maps[0], group, p->q.head, (int)group);
@@ -148,74 +151,63 @@ static bool counts(const fattn_problem *p)
     return p->features & lengths || p->window_left >= 0 || p->window_right >= 0;
 }
 
-static void clear_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                        const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    (void)kernel;
     snprintf(shape->entry, sizeof shape->entry, "clear");
     shape->blocks = counts(p) && t->items > 0;
     shape->threads = 32;
 }
 
-static void forward_shape(const fattn_problem *p, const fattn_tiling *t, const char *name,
-                          int shared, fattn_gpu_shape *shape)
+static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                          const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s",
-             p->dtype == FATTN_F16 ? "f16" : "bf16", name);
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->run);
     shape->blocks = t->items;
     shape->threads = WGMMA_THREADS((int)t->br / 64);
-    shape->shared = shared;
+    shape->shared = kernel->shared;
     shape->early = true;
     shape->resident = true;
 }
 
-/* What a row says by itself. */
-#define WGMMA_FUNCTIONS(name, width, width_v, warpgroups, keys, stages)                            \
-    static const fattn_tile tiles_##name[] = {{64 * (warpgroups), keys}, {0, 0}};                  \
-    static int64_t fast_bytes_##name(const fattn_problem *p, fattn_tile tile)                      \
-    {                                                                                              \
-        (void)p, (void)tile;                                                                       \
-        return WGMMA_SHARED(width, width_v, warpgroups, keys, stages);                             \
-    }                                                                                              \
-    static const char *cannot_##name(const fattn_problem *p)                                       \
-    {                                                                                              \
-        return p->dim_v > (width_v) ? "takes values of " #width_v " channels at most" : cannot(p); \
-    }                                                                                              \
-    static void shape_##name(const fattn_problem *p, const fattn_tiling *t,                        \
-                             fattn_gpu_shape *shape)                                               \
-    {                                                                                              \
-        forward_shape(p, t, #name, WGMMA_SHARED(width, width_v, warpgroups, keys, stages), shape); \
-    }
-WGMMA_SHAPES(WGMMA_FUNCTIONS)
-
-#define WGMMA_ROW(name_, width, ...)                \
-    {                                               \
-        .row = {.name = "wgmma_" #name_,            \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD), \
-                .dtypes = WGMMA_DTYPES,             \
-                .features = WGMMA_FEATURES,         \
-                .dim_max = width,                   \
-                .align = 16,                        \
-                .must_fit = true,                   \
-                .packs_groups = true,               \
-                .tiles = tiles_##name_,             \
-                .cannot = cannot_##name_,           \
-                .pays = pays,                       \
-                .fast_bytes = fast_bytes_##name_,   \
-                .workspace = workspace},            \
-        .image = "wgmma_forward",                   \
-        .isa = 90,                                  \
-        .isa_past = 100,                            \
-        .needs = "sm_90",                           \
-        .phases = {clear_shape, shape_##name_},     \
-        .maps = maps_of,                            \
+#define WGMMA_ROW(name_, channels, channels_v, warpgroups, keys, stages)          \
+    {                                                                             \
+        .row = {.name = "wgmma_" #name_,                                          \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                               \
+                .dtypes = WGMMA_DTYPES,                                           \
+                .features = WGMMA_FEATURES,                                       \
+                .dim_max = channels,                                              \
+                .dim_v_max = channels_v,                                          \
+                .align = 16,                                                      \
+                .must_fit = true,                                                 \
+                .packs_groups = true,                                             \
+                .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}}, \
+                .cannot = cannot,                                                 \
+                .pays = pays,                                                     \
+                .fast_bytes = fattn_gpu_shared_bytes,                             \
+                .workspace = workspace},                                          \
+        .image = "wgmma_forward",                                                 \
+        .isa = 90,                                                                \
+        .isa_past = 100,                                                          \
+        .needs = "sm_90",                                                         \
+        .phases = {clear_shape, forward_shape},                                   \
+        .maps = maps_of,                                                          \
+        .width = channels,                                                        \
+        .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
+        .run = #name_,                                                            \
     },
+
 /* --- Backward --------------------------------------------------------------------------------- */
 
 #define BACKWARD_KEYS_MOST 128 /* of a tile */
 #define ROWS_MOST 0x1p31       /* of all heads, whole tiles of them */
 
 /* As forward has it, of dO too; but heads of a group may share their queries. */
-static const char *cannot_backward(const fattn_problem *p, int64_t queries)
+static const char *cannot_backward(const fattn_kernel *row, const fattn_problem *p)
 {
+    const int64_t queries = row->tiles[0].br;
     if (p->seqlen_q >= ROWS_MAX || p->total_q >= ROWS_MAX || p->seqlen_k >= ROWS_MAX ||
         p->total_k >= ROWS_MAX) {
         return "counts queries and keys below 2^30";
@@ -252,10 +244,11 @@ static int64_t backward_items(const fattn_problem *p, const fattn_tiling *t)
 }
 
 /* dQ, lse and delta of every row, and what the items are. */
-static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t, int64_t width)
+static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_tiling *t)
 {
     const int64_t saved = saved_rows(p, t->br);
-    const int64_t rows = gpu_times(saved, width + 2);
+    const int64_t rows = gpu_times(saved, fattn_gpu_kernel_of(row)->width + 2);
     const int64_t turns = saved < 0 ? 0 : WGMMA_BACKWARD_TURNS(saved / t->br);
     const int64_t items = gpu_times(backward_items(p, t), WGMMA_BACKWARD_ITEM_BYTES / 4);
     if (rows < 0 || items < 0 || rows > INT64_MAX - items - turns - WGMMA_BACKWARD_TAKEN) {
@@ -264,30 +257,47 @@ static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t,
     return gpu_floats(rows + turns + WGMMA_BACKWARD_TAKEN + items);
 }
 
-static void rows_shape(const fattn_problem *p, int64_t rows, const char *entry, const char *name,
-                       fattn_gpu_shape *shape)
+/* One of the kernels before and after, for so many rows of each head. */
+static void row_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, int64_t rows,
+                      const char *entry, fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, name);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s", entry, kernel->run);
     shape->blocks = fattn_ceil_div(p->batch * p->heads_q * rows, FATTN_GPU_BACKWARD_ROWS);
     shape->threads = WGMMA_ROWS_THREADS;
     shape->early = true;
 }
 
-static void backward_shape(const fattn_problem *p, const fattn_tiling *t, const char *name,
-                           int shared, fattn_gpu_shape *shape)
+static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    row_shape(kernel, p, t->q_blocks * t->br, "rows", shape);
+    shape->blocks += shape->blocks == 0; /* which makes the items */
+}
+
+static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
+                     fattn_gpu_shape *shape)
+{
+    (void)t;
+    row_shape(kernel, p, p->seqlen_q, "dq", shape);
+    shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;
+}
+
+static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                           const fattn_tiling *t, fattn_gpu_shape *shape)
 {
     snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s",
-             p->dtype == FATTN_F16 ? "f16" : "bf16", name);
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->run);
     shape->blocks = backward_items(p, t);
     shape->threads = WGMMA_THREADS(2);
-    shape->shared = shared;
+    shape->shared = kernel->shared;
     shape->early = true;
     shape->resident = true;
 }
 
-static int backward_maps(const fattn_problem *p, const fattn_tiling *t,
-                         fattn_gpu_map maps[FATTN_GPU_MAPS])
+static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                         const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
+    (void)kernel;
     maps[0] = rows_map(p, offsetof(fattn_buffers, q), p->dim, &p->q, (int)t->br);
     maps[1] = keys_map(p, offsetof(fattn_buffers, k), p->dim, &p->k, (int)t->bc);
     maps[2] = keys_map(p, offsetof(fattn_buffers, v), p->dim_v, &p->v, (int)t->bc);
@@ -295,65 +305,33 @@ static int backward_maps(const fattn_problem *p, const fattn_tiling *t,
     return 4;
 }
 
-#define WGMMA_BACKWARD_FUNCTIONS(name, width, queries, keys, stages)                             \
-    static const fattn_tile backward_tiles_##name[] = {{queries, keys}, {0, 0}};                 \
-    static int64_t backward_fast_bytes_##name(const fattn_problem *p, fattn_tile tile)           \
-    {                                                                                            \
-        (void)p, (void)tile;                                                                     \
-        return WGMMA_BACKWARD_SHARED(width, queries, keys, stages);                              \
-    }                                                                                            \
-    static const char *cannot_backward_##name(const fattn_problem *p)                            \
-    {                                                                                            \
-        return cannot_backward(p, queries);                                                      \
-    }                                                                                            \
-    static int64_t backward_workspace_##name(const fattn_problem *p, const fattn_tiling *t)      \
-    {                                                                                            \
-        return backward_workspace(p, t, width);                                                  \
-    }                                                                                            \
-    static void rows_shape_##name(const fattn_problem *p, const fattn_tiling *t,                 \
-                                  fattn_gpu_shape *shape)                                        \
-    {                                                                                            \
-        rows_shape(p, t->q_blocks * t->br, "rows", #name, shape);                                \
-        shape->blocks += shape->blocks == 0; /* which makes the items */                         \
-    }                                                                                            \
-    static void backward_shape_##name(const fattn_problem *p, const fattn_tiling *t,             \
-                                      fattn_gpu_shape *shape)                                    \
-    {                                                                                            \
-        backward_shape(p, t, #name, WGMMA_BACKWARD_SHARED(width, queries, keys, stages), shape); \
-    }                                                                                            \
-    static void dq_shape_##name(const fattn_problem *p, const fattn_tiling *t,                   \
-                                fattn_gpu_shape *shape)                                          \
-    {                                                                                            \
-        (void)t;                                                                                 \
-        rows_shape(p, p->seqlen_q, "dq", #name, shape);                                          \
-        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                           \
-    }
-WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_FUNCTIONS)
-
 /* Of 256 channels threads add to dQ whenever they have some. */
 #define WGMMA_BACKWARD_FEATURES(width) \
     (FATTN_GPU_BACKWARD_LEAN | ((width) < 256 ? FATTN_DETERMINISTIC : 0))
 
-#define WGMMA_BACKWARD_ROW(name_, width, ...)                                     \
-    {                                                                             \
-        .row = {.name = "wgmma_backward_" #name_,                                 \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                              \
-                .dtypes = WGMMA_DTYPES,                                           \
-                .features = WGMMA_BACKWARD_FEATURES(width),                       \
-                .dim_max = width,                                                 \
-                .align = 16,                                                      \
-                .own_dtype_o = true,                                              \
-                .must_fit = true,                                                 \
-                .tiles = backward_tiles_##name_,                                  \
-                .cannot = cannot_backward_##name_,                                \
-                .fast_bytes = backward_fast_bytes_##name_,                        \
-                .workspace = backward_workspace_##name_},                         \
-        .image = "wgmma_backward",                                                \
-        .isa = 90,                                                                \
-        .isa_past = 100,                                                          \
-        .needs = "sm_90",                                                         \
-        .phases = {rows_shape_##name_, backward_shape_##name_, dq_shape_##name_}, \
-        .maps = backward_maps,                                                    \
+#define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)        \
+    {                                                                     \
+        .row = {.name = "wgmma_backward_" #name_,                         \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                      \
+                .dtypes = WGMMA_DTYPES,                                   \
+                .features = WGMMA_BACKWARD_FEATURES(channels),            \
+                .dim_max = channels,                                      \
+                .align = 16,                                              \
+                .own_dtype_o = true,                                      \
+                .must_fit = true,                                         \
+                .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},   \
+                .cannot = cannot_backward,                                \
+                .fast_bytes = fattn_gpu_shared_bytes,                     \
+                .workspace = backward_workspace},                         \
+        .image = "wgmma_backward",                                        \
+        .isa = 90,                                                        \
+        .isa_past = 100,                                                  \
+        .needs = "sm_90",                                                 \
+        .phases = {rows_shape, backward_shape, dq_shape},                 \
+        .maps = backward_maps,                                            \
+        .width = channels,                                                \
+        .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), \
+        .run = #name_,                                                    \
     },
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {

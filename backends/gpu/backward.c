@@ -17,9 +17,10 @@ static int64_t clear_rows(const fattn_problem *p)
                      stride[2] ? p->seqlen_q : 1);
 }
 
-void fattn_gpu_backward_clear(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+void fattn_gpu_backward_clear(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    (void)t;
+    (void)kernel, (void)t;
     const bool sums = p->outputs & FATTN_OUT_DBIAS && !(p->features & FATTN_ACCUMULATE);
     snprintf(shape->entry, sizeof shape->entry, "clear");
     shape->blocks = sums ? clear_rows(p) : 0;
@@ -40,25 +41,12 @@ int64_t fattn_gpu_sums(const fattn_problem *p, int64_t stride[4])
     return p->outputs & FATTN_OUT_DBIAS && summed ? count : 0;
 }
 
-static void rows_shape(const fattn_problem *p, const char *entry, int width, fattn_gpu_shape *shape)
-{
-    const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
-    snprintf(shape->entry, sizeof shape->entry, "%s_%d", entry, width);
-    shape->blocks = fattn_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS);
-    shape->threads = 128;
-}
-
-static void sink_shape(const fattn_problem *p, int width, fattn_gpu_shape *shape)
-{
-    snprintf(shape->entry, sizeof shape->entry, "sink_%d", width);
-    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
-    shape->threads = 256;
-}
-
 /* dQ, lse and delta of every row; of an ordered run a count of items, of two words, and the turn of
  * every tile of queries. What is counted besides must be countable. */
-static int64_t workspace(const fattn_problem *p, const fattn_tiling *t, int width)
+int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                     const fattn_tiling *t)
 {
+    const int width = fattn_gpu_kernel_of(row)->width;
     const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
     const int64_t turns = p->features & FATTN_DETERMINISTIC
                               ? gpu_times(gpu_times(p->batch, p->heads_q), t->q_blocks)
@@ -69,32 +57,36 @@ static int64_t workspace(const fattn_problem *p, const fattn_tiling *t, int widt
     return countable ? gpu_floats(rows + turns + 2) : -1;
 }
 
-/* What belongs to a width. */
-#define BACKWARD_WIDTH(width)                                                                   \
-    int64_t fattn_gpu_backward_workspace_##width(const fattn_problem *p, const fattn_tiling *t) \
-    {                                                                                           \
-        return workspace(p, t, width);                                                          \
-    }                                                                                           \
-    void fattn_gpu_backward_rows_##width(const fattn_problem *p, const fattn_tiling *t,         \
-                                         fattn_gpu_shape *shape)                                \
-    {                                                                                           \
-        (void)t;                                                                                \
-        rows_shape(p, "rows", width, shape);                                                    \
-        shape->blocks += shape->blocks == 0; /* what counts items is cleared there too */       \
-    }                                                                                           \
-    void fattn_gpu_backward_dq_##width(const fattn_problem *p, const fattn_tiling *t,           \
-                                       fattn_gpu_shape *shape)                                  \
-    {                                                                                           \
-        (void)t;                                                                                \
-        rows_shape(p, "dq", width, shape);                                                      \
-        shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;                          \
-    }                                                                                           \
-    void fattn_gpu_backward_sink_##width(const fattn_problem *p, const fattn_tiling *t,         \
-                                         fattn_gpu_shape *shape)                                \
-    {                                                                                           \
-        (void)t;                                                                                \
-        sink_shape(p, width, shape);                                                            \
-    }
-BACKWARD_WIDTH(64)
-BACKWARD_WIDTH(128)
-BACKWARD_WIDTH(256)
+static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, const char *entry,
+                       fattn_gpu_shape *shape)
+{
+    const int64_t rows = p->batch * p->heads_q * p->seqlen_q;
+    snprintf(shape->entry, sizeof shape->entry, "%s_%d", entry, kernel->width);
+    shape->blocks = fattn_ceil_div(rows, FATTN_GPU_BACKWARD_ROWS);
+    shape->threads = 128;
+}
+
+void fattn_gpu_backward_rows(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                             const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    rows_shape(kernel, p, "rows", shape);
+    shape->blocks += shape->blocks == 0; /* what counts items is cleared there too */
+}
+
+void fattn_gpu_backward_dq(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                           const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    rows_shape(kernel, p, "dq", shape);
+    shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;
+}
+
+void fattn_gpu_backward_sink(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                             const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "sink_%d", kernel->width);
+    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
+    shape->threads = 256;
+}

@@ -30,8 +30,8 @@ typedef struct device {
     int64_t shared_memory, shared_cache;
     uint64_t mark; /* of fattn_gpu_args */
     pthread_mutex_t mutex;
-    gpu_module modules[FATTN_GPU_IMAGES]; /* under mutex; NULL: not loaded */
     gpu_function merge, dropout, rows;
+    gpu_module modules[]; /* of the vendor's images, under mutex; NULL: not loaded */
 } device;
 
 /* --- Driver calls ----------------------------------------------------------------------------- */
@@ -117,22 +117,41 @@ static fattn_status load_locked(device *d, const char *name, gpu_module *module)
     return FATTN_OK;
 }
 
-/* Resolves a function of an image. Asking for its registers makes the driver load it now, not at
- * the first launch. In the context. */
-static fattn_status resolve(device *d, const char *image, const char *entry, gpu_function *function)
+/* Finds an entry of an image, or, where it has none of that name, `general`, unless that is "". */
+static fattn_status find_entry(device *d, const char *image, const char *entry, const char *general,
+                               bool *is_general, gpu_function *function)
 {
     gpu_module module = NULL;
-    int registers = 0;
     pthread_mutex_lock(&d->mutex);
-    fattn_status status = load_locked(d, image, &module);
+    const fattn_status status = load_locked(d, image, &module);
     pthread_mutex_unlock(&d->mutex);
-    if (!status) {
-        status =
-            check_on(d, d->api->module_function(function, module, entry), "finding a function");
+    if (status) {
+        return status;
     }
+    int result = d->api->module_function(function, module, entry);
+    *is_general = result == d->api->no_function && general[0];
+    if (*is_general) {
+        result = d->api->module_function(function, module, general);
+    }
+    return check_on(d, result, "finding a function");
+}
+
+/* The same. Asking for its registers makes the driver load it now, not at the first launch. In the
+ * context. */
+static fattn_status resolve_either(device *d, const char *image, const char *entry,
+                                   const char *general, bool *is_general, gpu_function *function)
+{
+    int registers = 0;
+    const fattn_status status = find_entry(d, image, entry, general, is_general, function);
     return status ? status
                   : check_on(d, d->api->function_get(&registers, d->api->registers, *function),
                              "loading a function");
+}
+
+static fattn_status resolve(device *d, const char *image, const char *entry, gpu_function *function)
+{
+    bool is_general;
+    return resolve_either(d, image, entry, "", &is_general, function);
 }
 
 /* The caller's current context when it belongs to this device, else the device's primary one. */
@@ -222,11 +241,12 @@ fattn_status fattn_gpu_open(const fattn_gpu_vendor *vendor, int ordinal, void **
     if (ordinal >= count) {
         return fattn_fail(FATTN_NO_DEVICE, "%s: device %d of %d", vendor->name, ordinal, count);
     }
-    device *const d = fattn_memory_alloc(sizeof *d);
+    const size_t bytes = sizeof(device) + (size_t)vendor->image_count * sizeof(gpu_module);
+    device *const d = fattn_memory_alloc(bytes);
     if (!d) {
-        return fattn_fail_memory(sizeof *d, "a GPU device");
+        return fattn_fail_memory(bytes, "a GPU device");
     }
-    memset(d, 0, sizeof *d);
+    memset(d, 0, bytes);
     d->vendor = vendor;
     d->api = api;
     d->mark = draw_mark(d);
@@ -248,7 +268,7 @@ void fattn_gpu_close(void *impl)
     device *const d = impl;
     gpu_context own;
     if (d->context && d->api->context_push(d->context) == 0) {
-        for (int n = 0; n < FATTN_GPU_IMAGES; n++) {
+        for (int n = 0; n < d->vendor->image_count; n++) {
             if (d->modules[n]) {
                 (void)d->api->module_unload(d->modules[n]);
             }
@@ -288,16 +308,20 @@ void fattn_gpu_limits(void *impl, fattn_limits *limits)
                              .units = d->units};
 }
 
+bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa)
+{
+    return isa >= kernel->isa && (!kernel->isa_past || isa < kernel->isa_past);
+}
+
 const fattn_kernel *fattn_gpu_kernel_at(void *impl, int i, const char **missing)
 {
     const device *const d = impl;
     for (const fattn_gpu_kernel *const *table = d->vendor->tables; *table; table++) {
         for (const fattn_gpu_kernel *kernel = *table; kernel->row.name; kernel++) {
             if (i-- == 0) {
-                const bool newer = kernel->isa_past && d->isa >= kernel->isa_past;
-                *missing = d->isa < kernel->isa || newer         ? kernel->needs
-                           : kernel->maps && !d->api->map_encode ? "a driver with tensor maps"
-                                                                 : NULL;
+                *missing = !fattn_gpu_kernel_runs(kernel, d->isa) ? kernel->needs
+                           : kernel->maps && !d->api->map_encode  ? "a driver with tensor maps"
+                                                                  : NULL;
                 return &kernel->row;
             }
         }
@@ -353,13 +377,19 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
     l->blocks = fattn_gpu_grid(d->api, shape->blocks, shape->threads);
     l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
-    l->shared = (unsigned)shape->shared;
-    fattn_status status = resolve(d, image, shape->entry, &l->function);
+    bool is_general;
+    fattn_status status =
+        resolve_either(d, image, shape->entry, shape->general, &is_general, &l->function);
     status = status ? status : find_early(d, shape, l);
-    if (status || !shape->shared) {
+    if (status) {
         return status;
     }
-    return check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shape->shared),
+    const int shared = is_general ? shape->general_shared : shape->shared;
+    l->shared = (unsigned)shared;
+    if (!shared) {
+        return FATTN_OK;
+    }
+    return check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shared),
                     "setting the shared memory of a function");
 }
 
@@ -370,7 +400,7 @@ static fattn_status make_maps(const device *d, const fattn_gpu_kernel *kernel,
     encoded e;
     fattn_status status = FATTN_OK;
     memset(&e, 0, sizeof e);
-    m->map_count = kernel->maps ? kernel->maps(&plan->problem, &plan->tiling, m->maps) : 0;
+    m->map_count = kernel->maps ? kernel->maps(kernel, &plan->problem, &plan->tiling, m->maps) : 0;
     for (int n = 0; !status && n < m->map_count; n++) {
         status = check_on(d, d->api->map_encode(e.map[n], &m->maps[n], (void *)4096),
                           "describing a tensor");
@@ -399,7 +429,7 @@ static fattn_status move_maps(const device *d, const made *m, const fattn_buffer
 fattn_status fattn_gpu_plan(fattn_plan *plan)
 {
     device *const d = plan->device->impl;
-    const fattn_gpu_kernel *const kernel = (const fattn_gpu_kernel *)plan->kernel;
+    const fattn_gpu_kernel *const kernel = fattn_gpu_kernel_of(plan->kernel);
     made *const m = fattn_memory_alloc(sizeof *m);
     if (!m) {
         return fattn_fail_memory(sizeof *m, "a plan's launches");
@@ -412,12 +442,13 @@ fattn_status fattn_gpu_plan(fattn_plan *plan)
         for (int n = 0; !status && n < FATTN_GPU_PHASES && kernel->phases[n]; n++) {
             fattn_gpu_shape shape;
             memset(&shape, 0, sizeof shape);
-            kernel->phases[n](&plan->problem, &plan->tiling, &shape);
+            kernel->phases[n](kernel, &plan->problem, &plan->tiling, &shape);
             if (shape.blocks > 0) {
                 status = make_launch(d, kernel->image, &shape, &m->launches[m->count++]);
             }
             if (shape.merges) {
-                m->args.counters = fattn_gpu_parts_workspace(&plan->problem, &plan->tiling);
+                m->args.counters =
+                    fattn_gpu_parts_workspace(&kernel->row, &plan->problem, &plan->tiling);
                 m->args.mark = d->mark;
                 break;
             }

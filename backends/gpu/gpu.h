@@ -14,6 +14,10 @@
 /* One launch of a run. */
 typedef struct fattn_gpu_shape {
     char entry[48]; /* name of the function */
+    /* The function, and its dynamic shared memory, where an image has no such entry because the
+     * driver compiled it from PTX, of which only entries for every feature are kept; or "". */
+    char general[48];
+    int general_shared;
     int64_t blocks; /* 0: not launched. A kernel loops where there are more than a grid holds */
     int threads;    /* a block */
     int shared;     /* bytes of dynamic shared memory a block */
@@ -22,26 +26,47 @@ typedef struct fattn_gpu_shape {
     bool merges;    /* the kernel merges parts: what follows is not launched */
 } fattn_gpu_shape;
 
-/* A phase says what it launches for a plan. Pure. Phases of a run follow one another. */
-typedef void fattn_gpu_phase(const fattn_problem *problem, const fattn_tiling *tiling,
-                             fattn_gpu_shape *shape);
+typedef struct fattn_gpu_kernel fattn_gpu_kernel;
+
+/* A phase says what it launches for a plan of the row. Pure. Phases of a run follow one another. */
+typedef void fattn_gpu_phase(const fattn_gpu_kernel *kernel, const fattn_problem *problem,
+                             const fattn_tiling *tiling, fattn_gpu_shape *shape);
 
 #define FATTN_GPU_PHASES 6
 
 /* A row whose kernels copy by tensor maps describes them, and returns how many there are: the maps
  * of an image's second parameter. Pure. */
 #define FATTN_GPU_MAPS 4
-typedef int fattn_gpu_maps(const fattn_problem *problem, const fattn_tiling *tiling,
-                           fattn_gpu_map maps[FATTN_GPU_MAPS]);
+typedef int fattn_gpu_maps(const fattn_gpu_kernel *kernel, const fattn_problem *problem,
+                           const fattn_tiling *tiling, fattn_gpu_map maps[FATTN_GPU_MAPS]);
 
-typedef struct fattn_gpu_kernel {
-    fattn_kernel row;
+struct fattn_gpu_kernel {
+    fattn_kernel row;  /* the first: its own functions find the rest by fattn_gpu_kernel_of() */
     const char *image; /* that has its functions */
     int isa, isa_past; /* the least that it needs, and the first it does not know; 0: any */
     const char *needs; /* the same in words, or NULL */
     fattn_gpu_phase *phases[FATTN_GPU_PHASES];
     fattn_gpu_maps *maps; /* NULL where it has none */
-} fattn_gpu_kernel;
+
+    /* What tells a row from its family, as the family's functions read it; 0 and NULL where they do
+     * not ask. */
+    int width;       /* channels to which rows of tiles are padded */
+    int threads;     /* of a block */
+    int shared;      /* bytes of shared memory of a block, where these are one number */
+    const char *run; /* which of the image's functions: a part of their names */
+};
+
+static inline const fattn_gpu_kernel *fattn_gpu_kernel_of(const fattn_kernel *row)
+{
+    return (const fattn_gpu_kernel *)row;
+}
+
+/* fast_bytes of rows that say `shared`. */
+int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *problem,
+                               fattn_tile tile);
+
+/* Whether code for an instruction set runs the kernel. */
+bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
 
 /* What lean forward kernels on matrix units honour. The rest, terms of single pairs and sinks, is
  * for full ones. */
@@ -63,25 +88,22 @@ extern const fattn_gpu_kernel fattn_gpu_simt[];
 
 /* What every forward kernel shares that packs groups and splits keys (parts.cuh): the workspace for
  * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */
-int64_t fattn_gpu_parts_workspace(const fattn_problem *problem, const fattn_tiling *tiling);
+int64_t fattn_gpu_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                  const fattn_tiling *tiling);
 fattn_gpu_phase fattn_gpu_combine;
 
 /* The same of decoding, whose blocks count behind the parts which of them are done; and whether the
  * last one of a block of rows, of so many threads, merges what all have left. */
-int64_t fattn_gpu_decode_workspace(const fattn_problem *problem, const fattn_tiling *tiling);
+int64_t fattn_gpu_decode_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                   const fattn_tiling *tiling);
 bool fattn_gpu_merges(const fattn_problem *problem, const fattn_tiling *tiling, int threads);
 
 /* What backward kernels share that add to dQ in a workspace (backward.c): its bytes, -1 on
- * overflow, and what runs before and after them, entries of their image. */
-#define FATTN_GPU_BACKWARD(width)                                                   \
-    int64_t fattn_gpu_backward_workspace_##width(const fattn_problem *problem,      \
-                                                 const fattn_tiling *tiling);       \
-    fattn_gpu_phase fattn_gpu_backward_rows_##width, fattn_gpu_backward_dq_##width, \
-        fattn_gpu_backward_sink_##width;
-FATTN_GPU_BACKWARD(64)
-FATTN_GPU_BACKWARD(128)
-FATTN_GPU_BACKWARD(256)
-fattn_gpu_phase fattn_gpu_backward_clear;
+ * overflow, and what runs before and after them, entries of their image for the row's width. */
+int64_t fattn_gpu_backward_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                     const fattn_tiling *tiling);
+fattn_gpu_phase fattn_gpu_backward_clear, fattn_gpu_backward_rows, fattn_gpu_backward_dq,
+    fattn_gpu_backward_sink;
 
 /* Entries of a dbias that is summed over axes, and in stride[] how they would lie without gaps; 0
  * where each entry is a pair's own, or there are none; -1 on overflow. A row whose kernels add to
@@ -94,8 +116,6 @@ typedef struct fattn_gpu_image {
     const void *bytes;
 } fattn_gpu_image;
 
-#define FATTN_GPU_IMAGES 11
-
 typedef struct fattn_gpu_vendor {
     const char *name;       /* of the backend */
     const char *isa_format; /* "sm_%d", for the number of an instruction set */
@@ -106,7 +126,8 @@ typedef struct fattn_gpu_vendor {
      * module: image "verbs" as the device has loaded it. A result of the driver's. */
     int (*isa)(gpu_module module, int version, int *isa);
     const fattn_gpu_kernel *const *tables; /* of kernel rows, best first; ends with NULL */
-    fattn_gpu_image images[FATTN_GPU_IMAGES];
+    const fattn_gpu_image *images;
+    int image_count;
 } fattn_gpu_vendor;
 
 /* Blocks of a launch that wants so many, of so many threads each; kernels loop over more. */

@@ -90,7 +90,7 @@ typedef struct fattn_gpu_api {
     int (*event_elapsed)(float *milliseconds, gpu_event start, gpu_event stop);
 
     /* Numbers of results. */
-    int out_of_memory, no_device, no_image;
+    int out_of_memory, no_device, no_image, no_function;
     int bad_image; /* what a loader says of an image without code for the device, where that is not
                     * no_image; else no_image too */
     /* Numbers of attributes: of a device, of a function, of a pointer. */

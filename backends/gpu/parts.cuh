@@ -175,6 +175,12 @@ GPU_DEVICE void gpu_store_row(const fattn_gpu_args &g, const fattn_sequence &seq
  * A workspace may hold anything when a run begins. A count begins at g.mark, a number that memory
  * does not hold by chance, and the last block leaves it so. A block that finds a word which is no
  * count yet, when it begins, puts the mark there; whoever counts has done that or seen it done.
+ *
+ * So a word is read that nobody may have written, of which tools that follow what memory holds
+ * complain (initcheck of compute-sanitizer). There is no way around it without more: which block is
+ * last can be told only by a word that all of them read, each may be the first to do so, and what
+ * would clear it earlier is a launch of its own. A program that wants such a tool to be silent
+ * clears its workspace once: the last block leaves a count that the next run recognises.
  */
 GPU_DEVICE uint64_t *gpu_counter_of(const fattn_gpu_args &g, int64_t b, int64_t hk)
 {
@@ -187,7 +193,7 @@ GPU_DEVICE void gpu_count_begin(const fattn_gpu_args &g, uint64_t *counter, uint
                                 int64_t most)
 {
     if (seen - g.mark >= (uint64_t)most) {
-        gpu_exchange(counter, seen, g.mark);
+        gpu_compare_and_swap(counter, seen, g.mark);
     }
 }
 

@@ -94,16 +94,20 @@ static int64_t forward_blocks(const fattn_problem *p, const fattn_tiling *t, int
     return t->items * fattn_ceil_div(p->dim_v, width);
 }
 
-static void forward_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                          const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    (void)kernel;
     const int64_t width = slab_width(p->dim_v, 256);
     name(shape, "simt_forward", width);
     shape->blocks = forward_blocks(p, t, width);
     shape->threads = 256;
 }
 
-static void decode_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                         const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    (void)kernel;
     const int64_t width = slab_width(p->dim_v, 256);
     name(shape, "simt_decode", width);
     shape->blocks = forward_blocks(p, t, width);
@@ -118,8 +122,10 @@ static int64_t item_rows(const fattn_problem *p, const fattn_tiling *t)
     return rows < t->br ? rows : t->br;
 }
 
-void fattn_gpu_combine(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    (void)kernel;
     snprintf(shape->entry, sizeof shape->entry, "combine");
     const int64_t rows = t->splits > 1 ? t->items / t->splits * item_rows(p, t) : 0;
     const int64_t pieces = rows * larger(fattn_ceil_div(p->dim_v, 32), 1);
@@ -129,8 +135,10 @@ void fattn_gpu_combine(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 }
 
 /* m, l and o of every row of every item. */
-int64_t fattn_gpu_parts_workspace(const fattn_problem *p, const fattn_tiling *t)
+int64_t fattn_gpu_parts_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_tiling *t)
 {
+    (void)row;
     if (gpu_times(gpu_times(t->items, fattn_ceil_div(p->dim_v, 64)), 2) < 0) {
         return -1;
     }
@@ -140,9 +148,10 @@ int64_t fattn_gpu_parts_workspace(const fattn_problem *p, const fattn_tiling *t)
     return gpu_floats(gpu_times(gpu_times(t->items, item_rows(p, t)), 2 + p->dim_v));
 }
 
-int64_t fattn_gpu_decode_workspace(const fattn_problem *p, const fattn_tiling *t)
+int64_t fattn_gpu_decode_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                   const fattn_tiling *t)
 {
-    const int64_t parts = fattn_gpu_parts_workspace(p, t);
+    const int64_t parts = fattn_gpu_parts_workspace(row, p, t);
     const int64_t counters = gpu_floats(gpu_times(t->items / t->splits, 2));
     return parts <= 0                                     ? parts
            : counters < 0 || parts > INT64_MAX - counters ? -1
@@ -167,17 +176,20 @@ bool fattn_gpu_merges(const fattn_problem *p, const fattn_tiling *t, int threads
 #define BACKWARD_SIDE 64  /* of its tiles */
 #define BACKWARD_ROWS 128 /* of a block of simt_backward_rows */
 
-static void rows_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void rows_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    (void)t;
+    (void)kernel, (void)t;
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_rows");
     shape->blocks = p->batch * p->heads_q * fattn_ceil_div(p->seqlen_q, BACKWARD_ROWS);
     shape->threads = BACKWARD_ROWS;
 }
 
 /* Key blocks of every key/value head, and slabs of dk and dv. */
-static void keys_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void keys_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    (void)kernel;
     const int64_t dim = larger(p->dim, p->dim_v), width = slab_width(dim, 256);
     name(shape, "simt_backward_keys", width);
     shape->blocks = p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV)
@@ -187,8 +199,10 @@ static void keys_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_
 }
 
 /* Items, and slabs of dq. */
-static void queries_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void queries_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                          const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    (void)kernel;
     const int64_t width = slab_width(p->dim, 256);
     name(shape, "simt_backward_queries", width);
     shape->blocks = p->outputs & FATTN_OUT_DQ ? t->items * fattn_ceil_div(p->dim, width) : 0;
@@ -204,25 +218,29 @@ static int64_t bias_blocks(const fattn_problem *p)
                      stride[3] ? fattn_ceil_div(p->seqlen_k, BACKWARD_SIDE) : 1);
 }
 
-static void bias_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void bias_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    (void)t;
+    (void)kernel, (void)t;
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_bias");
     shape->blocks = p->outputs & FATTN_OUT_DBIAS ? bias_blocks(p) : 0;
     shape->threads = BACKWARD_THREADS;
 }
 
-static void sink_shape(const fattn_problem *p, const fattn_tiling *t, fattn_gpu_shape *shape)
+static void sink_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
 {
-    (void)t;
+    (void)kernel, (void)t;
     snprintf(shape->entry, sizeof shape->entry, "simt_backward_sink");
     shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
     shape->threads = BACKWARD_THREADS;
 }
 
 /* Three numbers a row. What is counted besides must be countable. */
-static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t)
+static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                  const fattn_tiling *t)
 {
+    (void)row;
     const int64_t heads = gpu_times(p->features & FATTN_CU_SEQLENS_Q ? 1 : p->batch, p->heads_q);
     const int64_t slabs = fattn_ceil_div(larger(p->dim, p->dim_v), 64);
     const int64_t key_blocks = gpu_times(gpu_times(p->batch, p->heads_k), t->k_blocks);
@@ -232,12 +250,18 @@ static int64_t backward_workspace(const fattn_problem *p, const fattn_tiling *t)
     return countable ? gpu_floats(gpu_times(gpu_times(heads, p->total_q), 3)) : -1;
 }
 
+int64_t fattn_gpu_shared_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    (void)p, (void)tile;
+    return fattn_gpu_kernel_of(row)->shared;
+}
+
 /* --- Tables ----------------------------------------------------------------------------------- */
 
 /* Shared memory is static, below what every GPU has, and the same for every problem. */
-static int64_t tile_bytes(const fattn_problem *p, fattn_tile tile)
+static int64_t tile_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
 {
-    (void)p;
+    (void)row, (void)p;
     return 4 * (larger(32 * (tile.br + tile.bc), 4096) + tile.br * tile.bc) + 16 * tile.br * 2 +
            16 * tile.bc;
 }

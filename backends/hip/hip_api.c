@@ -135,6 +135,7 @@ static hip_api hip = {
             .out_of_memory = 2,
             .no_device = 100,
             .no_image = 209,
+            .no_function = 500,
             .bad_image = 200, /* hipErrorInvalidImage, in ROCm 7 */
             .units = 63,
             .major = 23,
@@ -268,6 +269,12 @@ static int find_isa(gpu_module module, int version, int *isa)
 static const fattn_gpu_kernel *const tables[] = {fattn_hip_matrix, fattn_hip_matrix_backward,
                                                  fattn_gpu_simt, NULL};
 
+static const fattn_gpu_image images[] = {
+#define FATTN_HIP_IMAGE(name) {#name, fattn_hip_image_##name},
+#include "backends/hip/images.inc"
+#undef FATTN_HIP_IMAGE
+};
+
 static const fattn_gpu_vendor vendor = {
     .name = "hip",
     .isa_format = "gfx%x",
@@ -275,12 +282,8 @@ static const fattn_gpu_vendor vendor = {
     .api = find_api,
     .isa = find_isa,
     .tables = tables,
-    .images =
-        {
-#define FATTN_HIP_IMAGE(name) {#name, fattn_hip_image_##name},
-#include "backends/hip/images.inc"
-#undef FATTN_HIP_IMAGE
-        },
+    .images = images,
+    .image_count = sizeof images / sizeof *images,
 };
 
 static int count(void) { return fattn_gpu_count(&vendor); }

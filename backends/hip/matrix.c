@@ -12,75 +12,51 @@
 
 #define MATRIX_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
-static void shape_of(const fattn_problem *p, const fattn_tiling *t, const char *variant, int width,
+static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_shape *shape)
 {
-    snprintf(shape->entry, sizeof shape->entry, "matrix_%s_%s_%d", variant,
-             p->dtype == FATTN_F16 ? "f16" : "bf16", width);
+    snprintf(shape->entry, sizeof shape->entry, "matrix_%s_%s_%d", kernel->run,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
     shape->blocks = t->items;
     shape->threads = 2 * (int)t->br; /* local memory is static */
 }
 
-#define MATRIX_PHASE(variant, width)                                                     \
-    static void variant##_##width##_shape(const fattn_problem *p, const fattn_tiling *t, \
-                                          fattn_gpu_shape *shape)                        \
-    {                                                                                    \
-        shape_of(p, t, #variant, width, shape);                                          \
-    }
-MATRIX_PHASE(lean, 64)
-MATRIX_PHASE(lean, 128)
-MATRIX_PHASE(lean, 256)
-MATRIX_PHASE(full, 64)
-MATRIX_PHASE(full, 128)
-MATRIX_PHASE(full, 256)
-
-/* What belongs to a shape of either unit. */
-#define MATRIX_FUNCTIONS(unit, width, rows, keys, held)                            \
-    static const fattn_tile unit##_##width##_tiles[] = {{rows, keys}, {0, 0}};     \
-    static int64_t unit##_##width##_bytes(const fattn_problem *p, fattn_tile tile) \
-    {                                                                              \
-        (void)p;                                                                   \
-        return MATRIX_SHARED(width, tile.br, tile.bc, held);                       \
-    }
-#define MFMA_FUNCTIONS(...) MATRIX_FUNCTIONS(mfma, __VA_ARGS__)
-#define WMMA_FUNCTIONS(...) MATRIX_FUNCTIONS(wmma, __VA_ARGS__)
-MATRIX_MFMA_SHAPES(MFMA_FUNCTIONS)
-MATRIX_WMMA_SHAPES(WMMA_FUNCTIONS)
-
 /* Beyond it the few pairs that are kept may be too small beside the others for f16. */
 #define MATRIX_DROPOUT_MAX 0.99
 
-#define MATRIX_ROW(unit, variant, width, bytes, bits)             \
-    {                                                             \
-        .row = {.name = #unit "_" #variant "_" #width,            \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),               \
-                .dtypes = MATRIX_DTYPES,                          \
-                .features = bits,                                 \
-                .dim_max = width,                                 \
-                .align = bytes,                                   \
-                .dropout_max = MATRIX_DROPOUT_MAX,                \
-                .must_fit = true,                                 \
-                .packs_groups = true,                             \
-                .splits_keys = true,                              \
-                .tiles = unit##_##width##_tiles,                  \
-                .fast_bytes = unit##_##width##_bytes,             \
-                .workspace = fattn_gpu_parts_workspace},          \
-        .image = "matrix_forward", unit##_processors,             \
-        .phases = {variant##_##width##_shape, fattn_gpu_combine}, \
-    }
-#define mfma_processors .isa = 0x90a, .isa_past = 0x1000, .needs = "gfx90a, gfx942 or gfx950"
-#define wmma_processors .isa = 0x1100, .needs = "gfx11 or gfx12"
+#define MATRIX_ROW(unit, least, beyond, words, variant, bytes, bits, channels, rows, keys, held) \
+    {                                                                                            \
+        .row = {.name = unit "_" variant "_" #channels,                                          \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                              \
+                .dtypes = MATRIX_DTYPES,                                                         \
+                .features = bits,                                                                \
+                .dim_max = channels,                                                             \
+                .align = bytes,                                                                  \
+                .dropout_max = MATRIX_DROPOUT_MAX,                                               \
+                .must_fit = true,                                                                \
+                .packs_groups = true,                                                            \
+                .splits_keys = true,                                                             \
+                .tiles = (const fattn_tile[]){{rows, keys}, {0, 0}},                             \
+                .fast_bytes = fattn_gpu_shared_bytes,                                            \
+                .workspace = fattn_gpu_parts_workspace},                                         \
+        .image = "matrix_forward",                                                               \
+        .isa = least,                                                                            \
+        .isa_past = beyond,                                                                      \
+        .needs = words,                                                                          \
+        .phases = {shape_of, fattn_gpu_combine},                                                 \
+        .width = channels,                                                                       \
+        .shared = MATRIX_SHARED(channels, rows, keys, held),                                     \
+        .run = variant,                                                                          \
+    },
 
-#define MATRIX_ROWS(unit)                                    \
-    MATRIX_ROW(unit, lean, 64, 16, FATTN_GPU_LEAN),          \
-        MATRIX_ROW(unit, lean, 128, 16, FATTN_GPU_LEAN),     \
-        MATRIX_ROW(unit, lean, 256, 16, FATTN_GPU_LEAN),     \
-        MATRIX_ROW(unit, full, 64, 0, FATTN_KERNEL_COMMON),  \
-        MATRIX_ROW(unit, full, 128, 0, FATTN_KERNEL_COMMON), \
-        MATRIX_ROW(unit, full, 256, 0, FATTN_KERNEL_COMMON)
+#define MFMA_ROW(...) MATRIX_ROW("mfma", 0x90a, 0x1000, "gfx90a, gfx942 or gfx950", __VA_ARGS__)
+#define WMMA_ROW(...) MATRIX_ROW("wmma", 0x1100, 0, "gfx11 or gfx12", __VA_ARGS__)
+#define MFMA_LEAN(...) MFMA_ROW("lean", 16, FATTN_GPU_LEAN, __VA_ARGS__)
+#define MFMA_FULL(...) MFMA_ROW("full", 0, FATTN_KERNEL_COMMON, __VA_ARGS__)
+#define WMMA_LEAN(...) WMMA_ROW("lean", 16, FATTN_GPU_LEAN, __VA_ARGS__)
+#define WMMA_FULL(...) WMMA_ROW("full", 0, FATTN_KERNEL_COMMON, __VA_ARGS__)
 
 const fattn_gpu_kernel fattn_hip_matrix[] = {
-    MATRIX_ROWS(mfma),
-    MATRIX_ROWS(wmma),
-    {.row = {.name = NULL}},
+    MATRIX_MFMA_SHAPES(MFMA_LEAN) MATRIX_MFMA_SHAPES(MFMA_FULL) MATRIX_WMMA_SHAPES(WMMA_LEAN)
+        MATRIX_WMMA_SHAPES(WMMA_FULL){.row = {.name = NULL}},
 };

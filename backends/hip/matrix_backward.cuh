@@ -136,17 +136,17 @@ GPU_DEVICE void matrix_hold(const uint16_t *tile, int row, matrix_operand x[N][S
 }
 
 /* The job's keys, or values, as they are or transposed, from memory to a tile. */
-template <class S, bool TURNED>
-GPU_DEVICE void matrix_bring(const patch_source &t, bool square, typename S::keys &squares,
+template <class S, bool TRANSPOSED>
+GPU_DEVICE void matrix_bring(const patch_source &t, bool by_quads, typename S::keys &squares,
                              uint16_t *tile)
 {
-    if (square) {
+    if (by_quads) {
         squares.cut(t);
-        TURNED ? squares.put_columns(tile) : squares.put_rows(tile);
+        TRANSPOSED ? squares.put_columns(tile) : squares.put_rows(tile);
     } else {
-        patch_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(t, [&](int r, int c, uint16_t x) {
-            *(TURNED ? patch_element<S::KEYS>(tile, c, r) : patch_element<S::WIDTH>(tile, r, c)) =
-                x;
+        patch_copy_misaligned<S::KEYS, S::WIDTH, S::THREADS>(t, [&](int r, int c, uint16_t x) {
+            *(TRANSPOSED ? patch_element<S::KEYS>(tile, c, r)
+                         : patch_element<S::WIDTH>(tile, r, c)) = x;
         });
     }
 }
@@ -198,7 +198,7 @@ template <class S> struct matrix_moving {
     typename S::queries part[S::BROUGHT];
     float row;
     int live;
-    bool square, whole; /* whole: without rows and channels that do not exist */
+    bool by_quads, whole; /* whole: without rows and channels that do not exist */
 };
 
 /* Whether part n of what a thread brings is of dO. */
@@ -211,7 +211,7 @@ template <class S> GPU_DEVICE bool matrix_is_dout(int n)
 typedef struct matrix_queries {
     patch_source q, dout;
     int64_t at; /* in lse */
-    bool square;
+    bool by_quads;
 } matrix_queries;
 
 template <class S>
@@ -227,8 +227,8 @@ GPU_DEVICE matrix_queries matrix_queries_at(const fattn_gpu_args &g, const matri
     t.q = {(const uint16_t *)g.buffers.q + q, p.q.seq, (int)p.dim, live};
     t.dout = {(const uint16_t *)g.buffers.dout + dout, p.dout.seq, (int)p.dim_v, live};
     t.at = job.at + visit.head * p.total_q + i0;
-    t.square = patch_loads_by_quads(g, FATTN_GPU_QUADS_Q, p.q.seq, p.dim) &&
-               patch_loads_by_quads(g, FATTN_GPU_QUADS_DOUT, p.dout.seq, p.dim_v);
+    t.by_quads = patch_loads_by_quads(g, FATTN_GPU_QUADS_Q, p.q.seq, p.dim) &&
+                 patch_loads_by_quads(g, FATTN_GPU_QUADS_DOUT, p.dout.seq, p.dim_v);
     return t;
 }
 
@@ -239,11 +239,11 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_job &job,
     const fattn_gpu_args &g = gpu_anew(args);
     const matrix_queries t = matrix_queries_at<S>(g, job, visit);
     moving.live = t.q.live;
-    moving.square = t.square;
+    moving.by_quads = t.by_quads;
     moving.whole = t.q.live == S::QUERIES && t.q.dim == S::WIDTH && t.dout.dim == S::WIDTH;
     GPU_UNROLL
     for (int n = 0; n < S::BROUGHT; n++) {
-        moving.part[n].fetch(matrix_is_dout<S>(n) ? t.dout : t.q, t.square);
+        moving.part[n].fetch(matrix_is_dout<S>(n) ? t.dout : t.q, t.by_quads);
     }
     /* Rows that do not exist have no probabilities. */
     const gpu_workspace saved = gpu_workspace_of<S::WIDTH>(g);
@@ -255,20 +255,20 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_job &job,
     }
 }
 
-template <class S, bool TURNED>
+template <class S, bool TRANSPOSED>
 GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
                            const matrix_visit &visit, matrix_moving<S> &moving,
                            matrix_backward_scratch<S> &s)
 {
     const fattn_gpu_args &g = gpu_anew(args);
-    if (!moving.square) {
+    if (!moving.by_quads) {
         const matrix_queries t = matrix_queries_at<S>(g, job, visit);
         GPU_UNROLL
         for (int n = 0; n < 2; n++) {
-            patch_copy_odd<S::QUERIES, S::WIDTH, S::THREADS>(
+            patch_copy_misaligned<S::QUERIES, S::WIDTH, S::THREADS>(
                 n ? t.dout : t.q, [&](int r, int c, uint16_t x) {
-                    *(TURNED ? patch_element<S::QUERIES>(s.columns(n), c, r)
-                             : patch_element<S::WIDTH>(s.rows(n), r, c)) = x;
+                    *(TRANSPOSED ? patch_element<S::QUERIES>(s.columns(n), c, r)
+                                 : patch_element<S::WIDTH>(s.rows(n), r, c)) = x;
                 });
         }
     } else {
@@ -279,14 +279,14 @@ GPU_DEVICE void matrix_put(const fattn_gpu_args &args, const matrix_job &job,
                 const int64_t dim = of_dout ? g.problem.dim_v : g.problem.dim;
                 moving.part[n].cut({nullptr, 0, (int)dim, moving.live});
             }
-            if (TURNED) {
+            if (TRANSPOSED) {
                 moving.part[n].put_columns(s.columns(of_dout));
             } else {
                 moving.part[n].put_rows(s.rows(of_dout));
             }
         }
     }
-    if (!TURNED && gpu_thread_anew() < 2 * S::QUERIES) {
+    if (!TRANSPOSED && gpu_thread_anew() < 2 * S::QUERIES) {
         const bool any = moving.row != moving.row;
         s.lse[gpu_thread_anew()] = any ? __builtin_nanf("") : moving.row; /* patch_pack() */
     }

@@ -182,7 +182,7 @@ GPU_DEVICE void matrix_fetch_values(const fattn_gpu_args &g, const matrix_walker
 /* Rows of any alignment and number of channels, an element at a time. N rows of WIDTH elements;
  * row(r): where row r begins, put(r, c): where its element c goes. */
 template <int N, int WIDTH, int THREADS, class Row, class Put>
-GPU_DEVICE void matrix_copy_odd(int dim, Row row, Put put)
+GPU_DEVICE void matrix_copy_misaligned(int dim, Row row, Put put)
 {
 #pragma unroll 1
     for (int n = gpu_thread_anew(); n < N * WIDTH; n += THREADS) {
@@ -222,7 +222,7 @@ GPU_DEVICE void matrix_put_keys(const fattn_gpu_args &args, const matrix_walker 
     typedef typename matrix_filled<S>::keys F;
     if (at.k.misaligned) {
         const fattn_gpu_args &g = gpu_anew(args);
-        matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
+        matrix_copy_misaligned<S::KEYS, S::WIDTH, S::THREADS>(
             (int)g.problem.dim,
             [&](int r) {
                 return (const uint16_t *)at.k.first +
@@ -243,7 +243,7 @@ GPU_DEVICE void matrix_put_values(const fattn_gpu_args &args, const matrix_walke
 {
     if (at.v.misaligned) {
         const fattn_gpu_args &g = gpu_anew(args);
-        matrix_copy_odd<S::KEYS, S::WIDTH, S::THREADS>(
+        matrix_copy_misaligned<S::KEYS, S::WIDTH, S::THREADS>(
             (int)g.problem.dim_v,
             [&](int r) {
                 return (const uint16_t *)at.v.first +
@@ -275,7 +275,7 @@ GPU_DEVICE void matrix_put_queries(const fattn_gpu_args &g, const matrix_item &w
     typedef matrix_fill<WIDTH, S::ROWS, S::THREADS> F;
     const int dim = (int)g.problem.dim - c0;
     if (!matrix_in_chunks(g, FATTN_GPU_QUADS_Q, g.problem.dim)) {
-        matrix_copy_odd<S::ROWS, WIDTH, S::THREADS>(
+        matrix_copy_misaligned<S::ROWS, WIDTH, S::THREADS>(
             dim, [&](int r) { return matrix_query_row(g, w, r) + c0; },
             [&](int r, int c) { return tile + matrix_row_at<WIDTH>(r, c / 8) + c % 8; });
         return;
@@ -593,8 +593,8 @@ GPU_DEVICE void matrix_end(const fattn_gpu_args &args, const matrix_item &w, int
     state->l = matrix_column_sum<S::SIDE>(state->l) * lower;
     float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
     if constexpr (!S::IS_LEAN) {
-        factor *= w.kept;
-        alpha = matrix_meet_sink(g, w, rows.query, state);
+        factor *= w.z_kept;
+        alpha = matrix_add_sink(g, w, rows.query, state);
     }
     factor *= whole ? fattn_softmax_normaliser(*state) : 1;
     GPU_UNROLL

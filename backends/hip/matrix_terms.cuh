@@ -52,22 +52,22 @@ typedef struct matrix_item {
     int64_t first, i0, i1; /* rows of the group; queries i0 .. i1 - 1 */
     int rows, split;
     int whole;           /* its part has all keys that its rows see */
-    float kept;          /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    float z_kept;        /* Z of a pair that dropout keeps; pairs.dropout says 1 */
     int keys;            /* of the sequence */
     int block, past;     /* tiles of keys that the part has */
     int full, full_past; /* those whose pairs are all inside the band */
 } matrix_item;
 
 /* What features need of a row. */
-template <bool LEAN> struct matrix_looks {
+template <bool LEAN> struct matrix_row_terms {
     int64_t bias, mask;    /* element of key 0 */
     float slope, diagonal; /* ALiBi's, and the key that it is aligned with */
 };
-template <> struct matrix_looks<true> {
+template <> struct matrix_row_terms<true> {
 };
 
 /* What a lane knows of its row; of a row that does not exist, of the item's last. */
-template <class S> struct matrix_rows : matrix_looks<S::IS_LEAN> {
+template <class S> struct matrix_rows : matrix_row_terms<S::IS_LEAN> {
     gpu_query query;
     bool exists;
     int32_t first, past;                           /* the keys that its band holds */
@@ -115,10 +115,10 @@ template <class S> GPU_DEVICE matrix_item matrix_item_of(const fattn_gpu_args &g
     const fattn_work work = fattn_schedule_item(&g.tiling, p.heads_k, number);
     matrix_item w;
     w.pairs = gpu_pairs_of(g, work.batch);
-    w.kept = 1;
+    w.z_kept = 1;
     if (p.features & FATTN_DROPOUT) {
-        w.kept = w.pairs.dropout.multiplier;
-        w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
+        w.z_kept = w.pairs.dropout.multiplier;
+        w.pairs.dropout.multiplier = w.z_kept == 0 ? 0 : 1;
     }
     w.hk = work.head;
     w.split = (int)work.split;
@@ -416,8 +416,8 @@ GPU_DEVICE void matrix_drop(const fattn_gpu_args &args, const matrix_item &w,
 
 /* The sink, which belongs to the first part. It comes last: were it the reference of the row,
  * weights might be too small to be told apart. Returns what sums are to be multiplied by. */
-GPU_DEVICE float matrix_meet_sink(const fattn_gpu_args &g, const matrix_item &w, gpu_query q,
-                                  fattn_softmax *state)
+GPU_DEVICE float matrix_add_sink(const fattn_gpu_args &g, const matrix_item &w, gpu_query q,
+                                 fattn_softmax *state)
 {
     float alpha, beta;
     if (!(g.problem.features & FATTN_SINK) || w.split != 0) {

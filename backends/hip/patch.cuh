@@ -286,10 +286,10 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
     static GPU_MEMBER bool exists(int n) { return STEP <= WIDTH || channel(n) < WIDTH; }
 
     /* Where there is nothing, or a thread has no square, something else is looked at. Rows that are
-     * not `square` leave zeros, so that nothing that was here before waits in registers. */
-    GPU_MEMBER void fetch(const patch_source &t, bool square)
+     * not read `by_quads` leave zeros, so that nothing that was here before waits in registers. */
+    GPU_MEMBER void fetch(const patch_source &t, bool by_quads)
     {
-        if (!square) {
+        if (!by_quads) {
             GPU_UNROLL
             for (int n = 0; n < 4 * EACH; n++) {
                 word[n / 4][n % 4] = 0;
@@ -367,7 +367,7 @@ template <int ROWS, int WIDTH, int THREADS> struct patch_squares {
 
 /* The same for rows that lie in any way, an element at a time. */
 template <int ROWS, int WIDTH, int THREADS, class Put>
-GPU_DEVICE void patch_copy_odd(const patch_source &t, Put put)
+GPU_DEVICE void patch_copy_misaligned(const patch_source &t, Put put)
 {
 #pragma unroll 1
     for (uint32_t n = patch_thread(); n < ROWS * WIDTH; n += THREADS) {

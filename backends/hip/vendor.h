@@ -157,7 +157,7 @@ GPU_DEVICE void gpu_poke(uint64_t *to, uint64_t x)
 {
     __hip_atomic_store(to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-GPU_DEVICE void gpu_exchange(uint64_t *at, uint64_t from, uint64_t to)
+GPU_DEVICE void gpu_compare_and_swap(uint64_t *at, uint64_t from, uint64_t to)
 {
     (void)__hip_atomic_compare_exchange_strong(at, &from, to, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
                                                __HIP_MEMORY_SCOPE_AGENT);

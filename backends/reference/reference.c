@@ -16,15 +16,16 @@
 /* The oracle has no tiles: one block covers the whole matrix. */
 static const fattn_tile whole[] = {{INT64_C(1) << 31, INT64_C(1) << 31}, {0, 0}};
 
-static int64_t no_fast_bytes(const fattn_problem *problem, fattn_tile tile)
+static int64_t no_fast_bytes(const fattn_kernel *row, const fattn_problem *problem, fattn_tile tile)
 {
-    (void)problem, (void)tile;
+    (void)row, (void)problem, (void)tile;
     return 0;
 }
 
-static int64_t no_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
+static int64_t no_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                            const fattn_tiling *tiling)
 {
-    (void)problem, (void)tiling;
+    (void)row, (void)problem, (void)tiling;
     return 0;
 }
 
@@ -40,13 +41,24 @@ static fattn_status run_naive(const fattn_plan *made, const fattn_buffers *buffe
 /* Square, wide and tall tiles, and one that leaves a remainder everywhere. */
 static const fattn_tile tiled_menu[] = {{64, 64}, {64, 256}, {128, 32}, {16, 16}, {7, 13}, {0, 0}};
 
-static int64_t flash1_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
+static int64_t tiled_fast_bytes(const fattn_kernel *row, const fattn_problem *problem,
+                                fattn_tile tile)
 {
+    (void)row;
+    return fattn_tiled_fast_bytes(problem, tile);
+}
+
+static int64_t flash1_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                const fattn_tiling *tiling)
+{
+    (void)row;
     return fattn_tiled_workspace(problem, FATTN_IO_FLASH1, (fattn_tile){tiling->br, tiling->bc});
 }
 
-static int64_t flash2_workspace(const fattn_problem *problem, const fattn_tiling *tiling)
+static int64_t flash2_workspace(const fattn_kernel *row, const fattn_problem *problem,
+                                const fattn_tiling *tiling)
 {
+    (void)row;
     return fattn_tiled_workspace(problem, FATTN_IO_FLASH2, (fattn_tile){tiling->br, tiling->bc});
 }
 
@@ -104,7 +116,7 @@ static const row rows[] = {
       .dim_max = 576,
       .by_name = true,
       .tiles = tiled_menu,
-      .fast_bytes = fattn_tiled_fast_bytes,
+      .fast_bytes = tiled_fast_bytes,
       .workspace = flash1_workspace},
      run_flash1},
     {{.name = "tiled_flash2",
@@ -114,7 +126,7 @@ static const row rows[] = {
       .dim_max = 576,
       .by_name = true,
       .tiles = tiled_menu,
-      .fast_bytes = fattn_tiled_fast_bytes,
+      .fast_bytes = tiled_fast_bytes,
       .workspace = flash2_workspace},
      run_flash2},
 };

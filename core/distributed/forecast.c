@@ -41,6 +41,17 @@ static double rows_of(const fattn_whole *whole, int64_t rank,
     return kinds == 1 ? rows * (double)whole->problem->batch : rows;
 }
 
+/* Queries of one of its runs. */
+static double rows_of_run(const fattn_whole *whole, int64_t rank, int run)
+{
+    const int64_t kinds = fattn_whole_kinds(whole);
+    double rows = 0;
+    for (int64_t b = 0; b < kinds; b++) {
+        rows += (double)fattn_whole_run(whole, false, b, rank, run).count;
+    }
+    return kinds == 1 ? rows * (double)whole->problem->batch : rows;
+}
+
 /* Elements of k and v, for so many keys. */
 static double block_elements(const fattn_problem *p, double keys)
 {
@@ -64,7 +75,7 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
     const double size = (double)fattn_dtype_size(p->dtype);
     const double sum_size = p->op == FATTN_BACKWARD ? 4 : 0;
     walker *const w = &walkers[rank];
-    double begin = w->start, in = 0, out = 0, pairs = 0;
+    double begin = w->start, in = 0, out = 0, pairs = 0, rows = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         const fattn_ring_messages m = fattn_ring_step(ring, lane, rank, step);
         const int64_t owner = fattn_ring_owner(ring, lane, rank, step);
@@ -86,11 +97,16 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
                                                                 : begin;
             }
         }
-        pairs += owner >= 0 ? fattn_whole_pairs(whole, rank, owner) * (double)p->heads_q : 0;
+        for (int n = 0, runs = fattn_whole_q_runs(whole); n < runs; n++) {
+            const int64_t met = fattn_ring_work(ring, lane, rank, step, n, runs, sum_size > 0);
+            const double own = met >= 0 ? fattn_whole_run_pairs(whole, rank, n, met) : 0;
+            pairs += own * (double)p->heads_q;
+            rows += own > 0 && met != rank ? rows_of_run(whole, rank, n) : 0;
+        }
     }
     const double most = in > out ? in : out;
     const double transfer = most > 0 ? speed->latency + most / speed->bandwidth : 0;
-    const double work = pairs * flops_of_pair(p) / speed->flops;
+    const double work = pairs * flops_of_pair(p) / speed->flops + rows * speed->row;
     const double worked = w->start + work, moved = begin + transfer;
     w->end = most > 0 && moved > worked ? moved : worked;
     w->computing += work;
@@ -184,7 +200,9 @@ static fattn_status foretell_heads(const fattn_whole *whole, int64_t share,
     fattn_whole group = *whole;
     group.problem = &part;
     group.ranks = whole->ranks / share;
-    const fattn_status status = foretell_ring(&group, speed, f);
+    fattn_speed own = *speed;
+    own.row /= (double)share; /* of its heads */
+    const fattn_status status = foretell_ring(&group, &own, f);
     if (status) {
         return status;
     }
@@ -221,7 +239,8 @@ static void foretell_reduction(const fattn_whole *whole, const fattn_speed *spee
     const double rows = (double)(whole->cu_q ? p->total_q : p->batch * p->seqlen_q);
     const double bytes = rows * (double)p->heads_q * (double)(p->dim_v + 1) * 4;
     f->least_bytes = f->most_bytes = bytes * (double)rounds;
-    f->computing = f->most_pairs * flops_of_pair(p) / speed->flops;
+    f->computing =
+        f->most_pairs * flops_of_pair(p) / speed->flops + rows * speed->row * (double)rounds;
     f->transferring = (speed->latency + bytes / speed->bandwidth) * (double)rounds;
     f->seconds = f->computing + f->transferring;
 }

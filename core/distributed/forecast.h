@@ -13,6 +13,8 @@ typedef struct fattn_speed {
     double flops;     /* a second, of one rank */
     double bandwidth; /* bytes a second that a rank sends, and receives, at a time */
     double latency;   /* seconds of a message */
+    double row;       /* seconds that a row of queries takes besides, in each step after the first:
+                       * merging, mostly */
 } fattn_speed;
 
 typedef struct fattn_forecast {

@@ -74,6 +74,16 @@ int64_t fattn_ring_owner(const fattn_ring *ring, int lane, int64_t rank, int64_t
     return step > 0 && step <= ring->reach[lane][owner] ? owner : -1;
 }
 
+int64_t fattn_ring_work(const fattn_ring *ring, int lane, int64_t rank, int64_t step, int q_run,
+                        int q_runs, bool gradients)
+{
+    const bool waits = gradients && ring->last_step > 0 && q_runs > 1 && q_run == 0;
+    if (waits && lane == FATTN_UP && (step == 0 || step == ring->last_step + 1)) {
+        return step == 0 ? -1 : rank;
+    }
+    return fattn_ring_owner(ring, lane, rank, step);
+}
+
 fattn_ring_messages fattn_ring_step(const fattn_ring *ring, int lane, int64_t rank, int64_t step)
 {
     fattn_ring_messages m = {-1, -1, -1, -1, -1};

@@ -14,6 +14,10 @@
  * adds the sum that arrived meanwhile and sends it after the block, in the next step. The last
  * rank that the block reaches sends the sum home to its owner, which adds it to its own share. So
  * the order of additions follows from the schedule and does not depend on time.
+ *
+ * While sums travel home there is no block left to compute with. So where ranks have two runs of
+ * queries, the first one's part of the own block waits until then. That is never slower, whatever
+ * the link: the f32 sums that travel home are no smaller than the keys that travel in step 0.
  */
 #ifndef FATTN_DISTRIBUTED_RING_H
 #define FATTN_DISTRIBUTED_RING_H
@@ -40,6 +44,11 @@ int64_t fattn_ring_neighbour(const fattn_ring *ring, int lane, int64_t rank, int
 /* Who owns the block that a rank has in a lane at step t; -1 where it has none. Step 0 has a block
  * in lane FATTN_UP only: the rank's own. */
 int64_t fattn_ring_owner(const fattn_ring *ring, int lane, int64_t rank, int64_t step);
+
+/* Whose keys a run of queries is computed with at step t in a lane; -1 where there are none. With
+ * gradients step last_step + 1 has work too. */
+int64_t fattn_ring_work(const fattn_ring *ring, int lane, int64_t rank, int64_t step, int q_run,
+                        int q_runs, bool gradients);
 
 /* What goes from and to a rank in a lane while it computes step t; peers are -1 where nothing
  * does. Gradients are those of backward alone, whose last messages go in step last_step + 1. */

@@ -118,13 +118,16 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     return !status && merges ? merge(plan, q_run, plan->part_o, plan->part_lse) : status;
 }
 
-static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffers *given,
-                                 int64_t owner, const char *keys, char *sums)
+/* The pieces of a step in a lane. The first piece of a run of queries comes first. */
+static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffers *given, int lane,
+                                 int64_t step, const char *keys, char *sums)
 {
     fattn_status status = FATTN_OK;
     for (int n = 0; !status && n < plan->q_runs * plan->k_runs; n++) {
-        /* The first piece of a run of queries comes first. */
-        status = attend(plan, given, owner, n % plan->q_runs, n / plan->q_runs, keys, sums);
+        const int q_run = n % plan->q_runs, k_run = n / plan->q_runs;
+        const int64_t owner = fattn_ring_work(&plan->ring, lane, plan->rank, step, q_run,
+                                              plan->q_runs, plan->gradients);
+        status = owner < 0 ? FATTN_OK : attend(plan, given, owner, q_run, k_run, keys, sums);
     }
     return status;
 }
@@ -217,16 +220,14 @@ static fattn_status compute(const fattn_group_plan *plan, const fattn_buffers *g
 {
     fattn_status status = FATTN_OK;
     for (int lane = 0; !status && lane < FATTN_LANES; lane++) {
+        const bool own = step == 0 || step > plan->ring.last_step;
         const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
-        if (owner < 0) {
-            continue;
-        }
-        char *const sums = step ? plan->share[lane] : plan->own_sum;
-        if (step && plan->gradients) {
+        char *const sums = own ? plan->own_sum : plan->share[lane];
+        if (!own && owner >= 0 && plan->gradients) {
             status = clear(plan, sums, sums_of(plan, owner));
         }
-        char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
-        status = status ? status : attend_block(plan, given, owner, keys, sums);
+        char *const keys = own ? plan->own : plan->lane[lane][step % 2];
+        status = status ? status : attend_block(plan, given, lane, step, keys, sums);
     }
     return status;
 }
@@ -251,6 +252,43 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
     return status;
 }
 
+/* An axis of dbias that is summed over has one entry. */
+static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t *const stride = p->dbias_stride;
+    const int64_t keys = stride[3] ? p->seqlen_k : 1;
+    const fattn_strides strides = {.batch = stride[1], .seq = stride[2], .head = stride[3]};
+    fattn_status status = FATTN_OK;
+    for (int64_t b = 0; !status && b < (stride[0] ? p->batch : 1); b++) {
+        const fattn_rows_args args = {.batch = stride[1] ? p->heads_q : 1,
+                                      .rows = plan->local.seqlen_q,
+                                      .heads = stride[3] == 1 ? 1 : keys,
+                                      .channels = stride[3] == 1 ? keys : 1,
+                                      .to = dbias + b * stride[0],
+                                      .to_stride = strides,
+                                      .dtype_to = FATTN_F32,
+                                      .dtype_from = FATTN_F32};
+        status = fattn_group_move(plan, &args);
+    }
+    return status;
+}
+
+/* Clears what pieces add to. */
+static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
+{
+    const fattn_problem *const p = &plan->problem;
+    fattn_status status = clear(plan, plan->dsink, plan->transport.ranks * p->heads_q);
+    for (int n = 0; !status && plan->backward && n < plan->q_runs; n++) {
+        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
+        status = clear(plan, plan->sum[n], rows * p->dim);
+    }
+    if (!status && plan->gradients) {
+        status = clear(plan, plan->own_sum, sums_of(plan, plan->rank));
+    }
+    return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
+}
+
 static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
 {
     const fattn_transport *const t = &plan->transport;
@@ -261,6 +299,7 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
     }
     fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
     const bool started = !status && count;
+    status = status || step ? status : begin(plan, given); /* beside the first messages */
     status = status ? status : compute(plan, given, step);
     if (status) {
         t->abort(t->user, fattn_last_reason());
@@ -350,43 +389,6 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
 }
 
-/* An axis of dbias that is summed over has one entry. */
-static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
-{
-    const fattn_problem *const p = &plan->problem;
-    const int64_t *const stride = p->dbias_stride;
-    const int64_t keys = stride[3] ? p->seqlen_k : 1;
-    const fattn_strides strides = {.batch = stride[1], .seq = stride[2], .head = stride[3]};
-    fattn_status status = FATTN_OK;
-    for (int64_t b = 0; !status && b < (stride[0] ? p->batch : 1); b++) {
-        const fattn_rows_args args = {.batch = stride[1] ? p->heads_q : 1,
-                                      .rows = plan->local.seqlen_q,
-                                      .heads = stride[3] == 1 ? 1 : keys,
-                                      .channels = stride[3] == 1 ? keys : 1,
-                                      .to = dbias + b * stride[0],
-                                      .to_stride = strides,
-                                      .dtype_to = FATTN_F32,
-                                      .dtype_from = FATTN_F32};
-        status = fattn_group_move(plan, &args);
-    }
-    return status;
-}
-
-/* Clears what pieces add to. */
-static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
-{
-    const fattn_problem *const p = &plan->problem;
-    fattn_status status = clear(plan, plan->dsink, plan->transport.ranks * p->heads_q);
-    for (int n = 0; !status && plan->backward && n < plan->q_runs; n++) {
-        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        status = clear(plan, plan->sum[n], rows * p->dim);
-    }
-    if (!status && plan->gradients) {
-        status = clear(plan, plan->own_sum, sums_of(plan, plan->rank));
-    }
-    return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
-}
-
 /* Over the ranks that had a head, in the same order on every rank. */
 static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
 {
@@ -408,16 +410,11 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     }
     fattn_buffers b;
     fattn_status status = check(plan, buffers, &b);
+    status = status ? status : fattn_group_pack(plan, &b);
     if (status) {
         plan->transport.abort(plan->transport.user, fattn_last_reason());
         return status;
     }
-    status = begin(plan, &b);
-    if (status) {
-        plan->transport.abort(plan->transport.user, fattn_last_reason());
-        return status;
-    }
-    status = fattn_group_pack(plan, &b);
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
         status = go_round(plan, &b, step);
     }

@@ -160,18 +160,26 @@ double fattn_piece_pairs(const fattn_piece *piece)
     return pairs_up_to(piece, piece->high) - pairs_up_to(piece, piece->low - 1);
 }
 
-double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner)
+double fattn_whole_run_pairs(const fattn_whole *whole, int64_t rank, int q_run, int64_t owner)
 {
-    const int runs = fattn_split_runs(whole->split), q_runs = fattn_whole_q_runs(whole);
     const int64_t kinds = fattn_whole_kinds(whole);
     double pairs = 0;
     for (int64_t b = 0; b < kinds; b++) {
-        for (int n = 0; n < q_runs * runs; n++) {
-            const fattn_piece piece = fattn_piece_of(whole, b, rank, n / runs, owner, n % runs);
+        for (int n = 0; n < fattn_split_runs(whole->split); n++) {
+            const fattn_piece piece = fattn_piece_of(whole, b, rank, q_run, owner, n);
             pairs += fattn_piece_pairs(&piece);
         }
     }
     return kinds == 1 ? pairs * (double)whole->problem->batch : pairs;
+}
+
+double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner)
+{
+    double pairs = 0;
+    for (int n = 0; n < fattn_whole_q_runs(whole); n++) {
+        pairs += fattn_whole_run_pairs(whole, rank, n, owner);
+    }
+    return pairs;
 }
 
 bool fattn_whole_meet(const fattn_whole *whole, int64_t rank, int64_t owner)

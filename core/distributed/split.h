@@ -66,8 +66,9 @@ fattn_piece fattn_piece_of(const fattn_whole *whole, int64_t sequence, int64_t r
 double fattn_piece_pairs(const fattn_piece *piece);
 
 /* Pairs of one query head between the queries of one rank and the keys of another, over the batch;
- * and whether there are any. */
+ * those of one run of the queries; and whether there are any. */
 double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);
+double fattn_whole_run_pairs(const fattn_whole *whole, int64_t rank, int q_run, int64_t owner);
 bool fattn_whole_meet(const fattn_whole *whole, int64_t rank, int64_t owner);
 
 #endif

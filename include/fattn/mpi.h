@@ -2,15 +2,16 @@
 /*
  * Groups of fattn/distributed.h over MPI (3 or later): library fattn_mpi, built where MPI is found.
  *
- *     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+ *     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
  *     fattn_transport *transport;
  *     fattn_status status = fattn_mpi_open(MPI_COMM_WORLD, &transport);
  *     ...                                             (fattn/distributed.h)
  *     fattn_mpi_close(transport);
  *
- * A transport is used by the thread that opened it, or by any with MPI_THREAD_SERIALIZED. Messages
- * move while MPI is called: how much of them passes beside computation is MPI's to decide, and
- * those that wait for their receiver (above MPI's eager limit) mostly move at the end of a step.
+ * Messages move while MPI is called. With MPI_THREAD_SERIALIZED or more a thread of the transport
+ * calls it beside computation, while its user is within fattn; with less, what is above MPI's eager
+ * limit mostly moves at the end of a step. Without MPI_THREAD_MULTIPLE no other thread may call MPI
+ * during fattn_group_execute().
  */
 #ifndef FATTN_MPI_H
 #define FATTN_MPI_H
@@ -37,6 +38,14 @@ FATTN_API fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **transport
  * started so that it lets them live.
  */
 FATTN_API void fattn_mpi_close(fattn_transport *transport);
+
+/* The same for programs that are not compiled with MPI's header: MPI is initialised, if it is not
+ * yet, and the ranks are all processes that it started. */
+FATTN_API fattn_status fattn_mpi_begin(fattn_transport **transport);
+
+/* Closes that transport and ends MPI. After a failure MPI is not ended, for that would wait for
+ * ranks that may be gone: the process then leaves without it, and the launcher ends the others. */
+FATTN_API void fattn_mpi_end(fattn_transport *transport);
 
 #ifdef __cplusplus
 }

@@ -56,8 +56,9 @@ static const struct {
 } targets[] = {
     {0x2f, "gfx906", 64, 9},   {0x30, "gfx908", 64, 9},   {0x3f, "gfx90a", 64, 9},
     {0x4c, "gfx942", 64, 9},   {0x4f, "gfx950", 64, 9},   {0x36, "gfx1030", 32, 10},
-    {0x41, "gfx1100", 32, 11}, {0x4a, "gfx1151", 32, 11}, {0x48, "gfx1200", 32, 12},
-    {0x4e, "gfx1201", 32, 12},
+    {0x41, "gfx1100", 32, 11}, {0x46, "gfx1101", 32, 11}, {0x47, "gfx1102", 32, 11},
+    {0x44, "gfx1103", 32, 11}, {0x43, "gfx1150", 32, 11}, {0x4a, "gfx1151", 32, 11},
+    {0x48, "gfx1200", 32, 12}, {0x4e, "gfx1201", 32, 12},
 };
 
 static bool inside(const emu_object *o, uint64_t offset, uint64_t size)

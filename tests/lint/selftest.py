@@ -15,6 +15,7 @@ import code_objects
 import constants
 import environment
 import execstack
+import features
 import figures
 import format as formatting
 import hardening
@@ -60,6 +61,34 @@ TREES = [
     ("a room that the table lacks", lambda root: (f for f in rooms.table(root) if "`core`" in f),
      {"core/a.h": "\n", "docs/DESIGN.md": "| `core` | C | none | 1 |\n"},
      {"core/a.h": "\n", "docs/DESIGN.md": "| `gore` | C | none | 1 |\n"}),
+    ("a long file without a reason", rooms.long_files,
+     {"core/a.c": "\n" * 601, "tests/b.c": "\n" * 700, "docs/DESIGN.md": "| `core/a.c` | one act |\n"},
+     {"core/a.c": "\n" * 601, "docs/DESIGN.md": "| `core/b.c` | one act |\n"}),
+    ("a reason for a file that is long no more", rooms.long_files,
+     {"core/a.c": "\n" * 560, "docs/DESIGN.md": "| `core/a.c` | one act |\n"},
+     {"core/a.c": "\n" * 530, "docs/DESIGN.md": "| `core/a.c` | one act |\n"}),
+    ("a feature that a table of the documents does not show as it is", features.check,
+     {"core/feature.c": '{NAMES(FATTN_CAUSAL, "causal"), .option = "causal"},\n{NAMES(FATTN_PAGED, "paged")},\n'
+                        '{NAMES(FATTN_SEQSTART_K, "s")}, {NAMES(FATTN_ALIBI_BIAS, "a")},\n',
+      "core/kernel.h": "#define FATTN_KERNEL_COMMON (FATTN_CAUSAL | FATTN_PAGED)\n"
+                       "#define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K)\n",
+      "backends/gpu/gpu.h": "#define FATTN_GPU_LEAN (FATTN_CAUSAL)\n#define FATTN_GPU_NOT_BACKWARD (FATTN_PAGED)\n"
+                            "#define FATTN_GPU_BACKWARD_LEAN (FATTN_GPU_LEAN)\n",
+      "backends/cpu/cpu.h": "#define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST)\n",
+      "docs/DESIGN.md": features.HEADING + "\n|---|---|---|---|---|---|---|\n"
+                        "| `FATTN_CAUSAL` | `--causal` | yes | yes | yes | yes | yes |\n"
+                        "| `FATTN_PAGED` |  | forward | forward | forward | forward | - |\n"
+                        "| `FATTN_SEQSTART_K` |  | yes | yes | yes | - | - |\n"
+                        "| `FATTN_ALIBI_BIAS` |  | yes | - | - | - | - |\n"},
+     {"core/feature.c": '{NAMES(FATTN_CAUSAL, "causal")},\n{NAMES(FATTN_PAGED, "paged")},\n'
+                        '{NAMES(FATTN_SEQSTART_K, "s")}, {NAMES(FATTN_ALIBI_BIAS, "a")},\n',
+      "core/kernel.h": "#define FATTN_KERNEL_COMMON (FATTN_CAUSAL | FATTN_PAGED)\n"
+                       "#define FATTN_KERNEL_LAST (FATTN_KERNEL_COMMON | FATTN_SEQSTART_K)\n",
+      "backends/gpu/gpu.h": "#define FATTN_GPU_LEAN (FATTN_CAUSAL)\n#define FATTN_GPU_NOT_BACKWARD (FATTN_PAGED)\n"
+                            "#define FATTN_GPU_BACKWARD_LEAN (FATTN_GPU_LEAN)\n",
+      "backends/cpu/cpu.h": "#define FATTN_CPU_FEATURES (FATTN_KERNEL_LAST)\n",
+      "docs/DESIGN.md": features.HEADING + "\n|---|---|---|---|---|---|---|\n"
+                        "| `FATTN_CAUSAL` | `--causal` | yes | yes | yes | yes | yes |\n"}),
     ("an example includes core", rooms.doors,
      {"examples/a.c": "#include <fattn/fattn.h>\n", "include/fattn/fattn.h": ""},
      {"examples/a.c": '#include "core/a.h"\n', "core/a.h": ""}),
@@ -147,7 +176,7 @@ def figures_case():
     with tempfile.TemporaryDirectory() as folder:
         for path in ("bench/figures", "docs/pictures"):
             shutil.copytree(os.path.join(TOP, path), os.path.join(folder, path))
-        for path in ("README.md", "docs/PERFORMANCE.md"):
+        for path in ("README.md", "docs/PERFORMANCE.md", "docs/DISTRIBUTED.md"):
             shutil.copy(os.path.join(TOP, path), os.path.join(folder, path))
         sound = figures.stale(folder)
         performance = os.path.join(folder, "docs/PERFORMANCE.md")

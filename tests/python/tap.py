@@ -60,7 +60,7 @@ def main(package, library, *files):
     tap = Tap(out)
     status = pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", HERE,
                           *([os.path.join(HERE, f) for f in files] or [HERE])], plugins=[tap])
-    print(f"1..{tap.count}", file=out)
+    print(f"1..{tap.count}", file=out, flush=True)
     # A file that is skipped as a whole has no tests.
     return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and numbers of fattn._c are those of fattn.h, as a C compiler reads it."""
+"""The structs and numbers of fattn._c are those of fattn.h and distributed.h, as a C compiler reads it."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from fattn import _c
+from fattn import _c, _groups
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 HEADER = os.path.join(ROOT, "include", "fattn", "fattn.h")
@@ -17,14 +17,17 @@ HEADER = os.path.join(ROOT, "include", "fattn", "fattn.h")
 STRUCTS = {"fattn_strides": _c.Strides, "fattn_problem": _c.Problem, "fattn_buffers": _c.Buffers,
            "fattn_device_info": _c.DeviceInfo, "fattn_device_options": _c.DeviceOptions,
            "fattn_plan_info": _c.PlanInfo, "fattn_merge_args": _c.MergeArgs,
-           "fattn_dropout_args": _c.DropoutArgs,
-           "fattn_inspect_args": _c.InspectArgs}
+           "fattn_dropout_args": _c.DropoutArgs, "fattn_inspect_args": _c.InspectArgs,
+           "fattn_run": _groups.Run, "fattn_message": _groups.Message,
+           "fattn_transport": _groups.Transport, "fattn_group": _groups.Group}
 NUMBERS = ["FORWARD", "BACKWARD", "F32", "F16", "BF16", "F64", "STRIDED", "BOTTOM_RIGHT", "TOP_LEFT",
            "CAUSAL", "WINDOW", "SCALE", "SOFTCAP", "BIAS", "ALIBI", "MASK", "BLOCK_MASK", "SINK",
            "DROPOUT", "CU_SEQLENS_Q", "CU_SEQLENS_K", "SEQUSED_Q", "SEQUSED_K", "PAGED", "POSITIONS",
            "DLSE", "ACCUMULATE", "DETERMINISTIC", "BATCH_INVARIANT", "CHECKED", "SEQSTART_K",
            "ALIBI_BIAS", "CHUNK", "SCORES", "PROBABILITIES", "OUT_O", "OUT_LSE",
            "OUT_DQ", "OUT_DK", "OUT_DV", "OUT_DBIAS", "OUT_DSINK"]
+WORDS = [f"{prefix}_{word.upper()}" for prefix, words in (("SPLIT", _groups.SPLITS),
+                                                          ("SCHEME", _groups.SCHEMES)) for word in words]
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +39,10 @@ def compiled(tmp_path_factory):
     for name, struct in STRUCTS.items():
         lines += [f'printf("{name}.{field} %zu\\n", offsetof({name}, {field}));'
                   for field, *_ in struct._fields_]
-    lines += [f'printf("{name} %llu\\n", (unsigned long long)FATTN_{name});' for name in NUMBERS]
+    lines += [f'printf("{name} %llu\\n", (unsigned long long)FATTN_{name});' for name in NUMBERS + WORDS]
     folder = tmp_path_factory.mktemp("abi")
     source = folder / "abi.c"
-    source.write_text('#include <fattn/fattn.h>\n#include <stdio.h>\nint main(void) {\n' +
+    source.write_text('#include <fattn/distributed.h>\n#include <stdio.h>\nint main(void) {\n' +
                       "\n".join(lines) + "\nreturn 0; }\n")
     subprocess.run([compiler, "-I", os.path.join(ROOT, "include"), "-o", folder / "abi", source],
                    check=True)
@@ -56,6 +59,12 @@ def test_fields(compiled):
 def test_numbers(compiled):
     for name in NUMBERS:
         assert getattr(_c, name) == compiled[name], name
+
+
+def test_words(compiled):
+    for prefix, words in (("SPLIT", _groups.SPLITS), ("SCHEME", _groups.SCHEMES)):
+        for word, number in words.items():
+            assert compiled[f"{prefix}_{word.upper()}"] == number, word
 
 
 def test_each_status_has_its_exception():

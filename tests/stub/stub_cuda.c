@@ -34,6 +34,7 @@ typedef struct object {
     int shared;           /* bytes that a launch of a function may ask for */
     char name[64];        /* of a function */
     int compiled_for;     /* the PTX that a module or function was made from */
+    bool by_ptx;          /* the module was compiled here */
     bool recorded;        /* of an event */
     char *memory;
     size_t bytes;
@@ -458,7 +459,7 @@ CALL(cuCtxPopCurrent_v2, object **context)
  * machine code), the sizes of its header and of what follows it, and, 28 bytes in, the
  * architecture. PTX runs on newer chips, machine code on those of its generation, and goes first.
  */
-static int find_code(const unsigned char *image, int *compiled_for)
+static int find_code(const unsigned char *image, int *compiled_for, bool *by_ptx)
 {
     static const uint32_t magic = 0xba55ed50;
     uint16_t header, kind;
@@ -482,6 +483,7 @@ static int find_code(const unsigned char *image, int *compiled_for)
             best[kind == 1 ? 1 : 2] = code;
         }
     }
+    *by_ptx = !best[2];
     *compiled_for = best[2] ? best[2] : best[1];
     return *compiled_for ? 0 : STUB_NO_IMAGE;
 }
@@ -490,8 +492,9 @@ CALL(cuModuleLoadData, object **module, const void *image)
 {
     BEGIN(CONTEXT | WAITS);
     int compiled_for = 0;
+    bool by_ptx = false;
     if (!result) {
-        result = find_code(image, &compiled_for);
+        result = find_code(image, &compiled_for, &by_ptx);
     }
     if (!result) {
         result = add(STUB_MODULE, current(), module);
@@ -499,6 +502,7 @@ CALL(cuModuleLoadData, object **module, const void *image)
     if (!result) {
         state.newest = state.compiled_for ? state.compiled_for : compiled_for;
         (*module)->compiled_for = state.newest;
+        (*module)->by_ptx = by_ptx;
     }
     return end(result);
 }
@@ -512,11 +516,29 @@ CALL(cuModuleUnload, object *module)
     return end(result ? result : drop(find(STUB_MODULE, module)));
 }
 
+/* Whether an entry is for one feature: images have none of those as PTX. */
+static bool is_machine_code_alone(const char *name)
+{
+    static const char *const features[] = {"bias_", "mask_", "alibi_", "softcap_", "dropout_"};
+    const char *const rest = name + (strncmp(name, "mma_backward_", 13) == 0 ? 13 : 4);
+    if (strncmp(name, "mma_", 4) != 0) {
+        return false;
+    }
+    bool alone = false;
+    for (size_t n = 0; n < sizeof features / sizeof features[0]; n++) {
+        alone = alone || strncmp(rest, features[n], strlen(features[n])) == 0;
+    }
+    return alone;
+}
+
 CALL(cuModuleGetFunction, object **function, object *module, const char *name)
 {
     BEGIN(CONTEXT);
     if (!result && (!find(STUB_MODULE, module) || module->owner != current() || !name[0])) {
         result = STUB_INVALID_HANDLE;
+    }
+    if (!result && module->by_ptx && is_machine_code_alone(name)) {
+        result = STUB_NOT_FOUND;
     }
     if (!result) {
         result = add(STUB_FUNCTION, module, function);
@@ -589,12 +611,16 @@ static int launched(const object *function, unsigned grid_x, unsigned block_x, u
         state.watch(parameters);
     }
     launching = NULL;
+    const size_t used = strlen(state.launched);
+    snprintf(state.launched + used, sizeof state.launched - used, "%s ", function->name);
     state.launches++;
     state.launch_device = current()->device;
+    state.launch_threads = block_x;
+    snprintf(state.launch_name, sizeof state.launch_name, "%s", function->name);
 #ifdef STUB_RUNS
     return stub_cuda_run(function->name, grid_x, block_x, shared, parameters);
 #else
-    (void)function, (void)grid_x, (void)block_x, (void)shared;
+    (void)grid_x, (void)shared;
     return 0;
 #endif
 }
@@ -703,11 +729,13 @@ CALL(cuMemcpyAsync, void *dst, const void *src, size_t bytes, object *stream)
 CALL(cuPointerGetAttribute, void *value, int attribute, const void *pointer)
 {
     BEGIN(CONTEXT);
+    const bool moved = state.elsewhere && pointer == state.elsewhere;
+    const void *const seen = moved ? (const char *)pointer + 4096 : pointer;
     if (!result) {
-        result = attribute == 3 && stub_cuda_owns(pointer) ? 0 : STUB_INVALID_VALUE;
+        result = attribute == 3 && (moved || stub_cuda_owns(pointer)) ? 0 : STUB_INVALID_VALUE;
     }
     if (!result) {
-        memcpy(value, &pointer, sizeof pointer);
+        memcpy(value, &seen, sizeof seen);
     }
     return end(result);
 }

@@ -57,6 +57,8 @@ typedef struct stub_cuda {
     int64_t fail_at;  /* this call from now on fails, counting from 1; 0: none */
     bool fail_on;     /* and so do all after it */
     int fail_with;    /* with this result */
+    const void
+        *elsewhere; /* memory of the host that the device sees, at another address; or NULL */
     /* Is given the parameters of every launch, and must make no call of the driver; or NULL. */
     void (*watch)(void **parameters);
 
@@ -64,13 +66,16 @@ typedef struct stub_cuda {
     int64_t calls;
     const char *log[STUB_LOG]; /* names of the calls; those that say errors' names do not count */
     bool fired;                /* the call that was to fail has failed */
+    char launched[512]; /* names of what was launched, one after the other, until it is full */
     int64_t alive[STUB_KINDS];
     int64_t launches;
     int64_t early; /* of them, those that might begin before what is ahead of them has ended */
-    int64_t freed_in_use; /* memory that was freed before the host waited for its last use */
-    int64_t unready;      /* of these, those whose code cannot wait for it */
-    int newest;           /* what the module that was loaded last was compiled for */
-    int launch_device;    /* that the last launch ran on */
+    int64_t freed_in_use;    /* memory that was freed before the host waited for its last use */
+    int64_t unready;         /* of these, those whose code cannot wait for it */
+    int newest;              /* what the module that was loaded last was compiled for */
+    int launch_device;       /* that the last launch ran on */
+    char launch_name[64];    /* its function */
+    unsigned launch_threads; /* of each of its blocks */
 } stub_cuda;
 
 /* The name under which dlsym finds it. */

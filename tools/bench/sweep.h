@@ -11,7 +11,7 @@
 
 typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_dir;
 
-enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 27, SWEEP_MORE = 4 };
+enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 27, SWEEP_MORE = 8 };
 
 /* The lists as given. An empty list stands for its default value. */
 typedef struct sweep {

@@ -437,7 +437,8 @@ static int read_fortran(source *s, npy_array *array)
     return 0;
 }
 
-static int read_data(source *s, const header *h, npy_array *array)
+/* Whether the file ends with the array's data. */
+static int check_size(const source *s, const npy_array *array)
 {
     const int64_t bytes = bytes_of(array), held = s->size - s->at;
     char shape[SHAPE_TEXT];
@@ -451,6 +452,13 @@ static int read_data(source *s, const header *h, npy_array *array)
         return complaint_write(s->to, "trailing bytes after the data of shape %s of %s: %lld",
                                shape, kinds[array->kind].name, (long long)(held - bytes));
     }
+    return 0;
+}
+
+static int read_data(source *s, const header *h, npy_array *array)
+{
+    const int64_t bytes = bytes_of(array);
+    if (check_size(s, array)) return -1;
     if (data_alloc(array, s->to)) return -1;
     if (h->fortran ? read_fortran(s, array) : source_read(s, array->data, bytes)) {
         npy_free(array);
@@ -472,6 +480,103 @@ int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t wh
     close(s.file);
     if (failed) return -1;
     *out = array;
+    return 0;
+}
+
+int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size)
+{
+    const complaint to = {path, why, why_size};
+    source s;
+    header h;
+    npy_array array;
+    if (source_open(&s, &to)) return -1;
+    const int failed = read_header(&s, as_bf16, &h) ||
+                       shape_set(&array, h.kind, h.rank, h.shape, &to) || check_size(&s, &array);
+    close(s.file);
+    if (failed) return -1;
+    *out = array;
+    return 0;
+}
+
+/* Bytes of the file and of memory in turn, for each stretch of neighbouring rows. */
+typedef int (*stretch)(void *context, int64_t at, void *data, int64_t bytes);
+
+static int each_stretch(const npy_array *whole, const npy_rows *rows, char *data, stretch act,
+                        void *context)
+{
+    int64_t outer = 1, inner = (int64_t)whole->item;
+    for (int axis = 0; axis < whole->rank; axis++) {
+        outer *= axis < rows->axis ? whole->shape[axis] : 1;
+        inner *= axis > rows->axis ? whole->shape[axis] : 1;
+    }
+    for (int64_t o = 0; o < outer; o++) {
+        for (int64_t n = 0; n < rows->count; n++) {
+            const fattn_run run = rows->runs[n];
+            const int64_t together = run.stride == 1 ? run.count : 1;
+            for (int64_t i = 0; i < run.count; i += together) {
+                const int64_t row = o * whole->shape[rows->axis] + run.first + i * run.stride;
+                if (act(context, row * inner, data, together * inner)) return -1;
+                data += together * inner;
+            }
+        }
+    }
+    return 0;
+}
+
+/* The array that has these rows of another. */
+static int part_of(const npy_array *whole, const npy_rows *rows, npy_array *part,
+                   const complaint *to)
+{
+    int64_t shape[NPY_RANK_MAX];
+    memcpy(shape, whole->shape, sizeof shape);
+    assert(rows->axis < whole->rank);
+    shape[rows->axis] = 0;
+    for (int64_t n = 0; n < rows->count; n++) {
+        const fattn_run run = rows->runs[n];
+        assert(run.count == 0 ||
+               run.first + (run.count - 1) * run.stride < whole->shape[rows->axis]);
+        shape[rows->axis] += run.count;
+    }
+    return shape_set(part, whole->kind, whole->rank, shape, to);
+}
+
+typedef struct place {
+    source source;
+    int64_t begin; /* of the data */
+} place;
+
+static int read_stretch(void *context, int64_t at, void *data, int64_t bytes)
+{
+    place *const p = context;
+    if (lseek(p->source.file, (off_t)(p->begin + at), SEEK_SET) < 0) {
+        return complaint_write(p->source.to, "cannot be read: %s", strerror(errno));
+    }
+    return source_read(&p->source, data, bytes);
+}
+
+int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array *out, char *why,
+                  size_t why_size)
+{
+    const complaint to = {path, why, why_size};
+    place p;
+    header h;
+    npy_array whole, part;
+    if (source_open(&p.source, &to)) return -1;
+    int failed = read_header(&p.source, as_bf16, &h) ||
+                 shape_set(&whole, h.kind, h.rank, h.shape, &to) || check_size(&p.source, &whole);
+    if (!failed && h.fortran) {
+        failed = complaint_write(&to, "rows of an array in Fortran order are not read");
+    }
+    failed = failed || part_of(&whole, rows, &part, &to) || data_alloc(&part, &to);
+    if (!failed) {
+        p.begin = p.source.at;
+        failed = each_stretch(&whole, rows, part.data, read_stretch, &p);
+        if (failed) npy_free(&part);
+    }
+    close(p.source.file);
+    if (failed) return -1;
+    if (h.little != host_is_little()) swap_bytes(part.data, part.count, part.item);
+    *out = part;
     return 0;
 }
 
@@ -557,6 +662,71 @@ int npy_stage(const char *path, const npy_array *array, replacement *staged, cha
     }
     *staged = one;
     return 0;
+}
+
+int npy_stage_zeros(const char *path, const npy_array *array, replacement *staged, char *why,
+                    size_t why_size)
+{
+    const complaint to = {path, why, why_size};
+    replacement one;
+    if (replacement_open(&one, &to)) return -1;
+    int failed = emit_header(one.file, array, &to);
+    const off_t begin = failed ? 0 : lseek(one.file, 0, SEEK_CUR);
+    if (!failed && (begin < 0 || ftruncate(one.file, begin + (off_t)bytes_of(array)))) {
+        failed = complaint_write(&to, "cannot be written: %s", strerror(errno));
+    }
+    if (failed) {
+        replacement_abandon(&one, 1);
+        return -1;
+    }
+    *staged = one;
+    return 0;
+}
+
+typedef struct sink {
+    int file;
+    int64_t begin;
+    size_t item;
+    const complaint *to;
+} sink;
+
+static int write_stretch(void *context, int64_t at, void *data, int64_t bytes)
+{
+    const sink *const s = context;
+    unsigned char chunk[CHUNK];
+    if (lseek(s->file, (off_t)(s->begin + at), SEEK_SET) < 0) {
+        return complaint_write(s->to, "cannot be written: %s", strerror(errno));
+    }
+    for (int64_t from = 0; from < bytes; from += CHUNK) {
+        const int64_t size = bytes - from < CHUNK ? bytes - from : CHUNK;
+        memcpy(chunk, (const char *)data + from, (size_t)size);
+        if (!host_is_little()) swap_bytes(chunk, size / (int64_t)s->item, s->item);
+        if (emit(s->file, chunk, (size_t)size, s->to)) return -1;
+    }
+    return 0;
+}
+
+int npy_write_rows(const char *temporary, const npy_rows *rows, const npy_array *array, char *why,
+                   size_t why_size)
+{
+    const complaint to = {temporary, why, why_size};
+    source s;
+    header h;
+    npy_array whole;
+    if (source_open(&s, &to)) return -1;
+    int failed = read_header(&s, array->kind == NPY_BF16, &h) ||
+                 shape_set(&whole, h.kind, h.rank, h.shape, &to);
+    close(s.file);
+    sink into = {-1, s.at, array->item, &to};
+    if (!failed && array->count > 0) {
+        into.file = open(temporary, O_WRONLY | O_CLOEXEC);
+        failed = into.file < 0 ? complaint_write(&to, "cannot be opened: %s", strerror(errno))
+                               : each_stretch(&whole, rows, array->data, write_stretch, &into);
+    }
+    if (into.file >= 0 && close(into.file) && !failed) {
+        failed = complaint_write(&to, "cannot be written: %s", strerror(errno));
+    }
+    return failed ? -1 : 0;
 }
 
 int npy_write(const char *path, const npy_array *array, char *why, size_t why_size)

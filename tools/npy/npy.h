@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "fattn/distributed.h"
 #include "tools/npy/replacement.h"
 
 enum { NPY_RANK_MAX = 8 };
@@ -60,6 +61,21 @@ int npy_create(const char *name, npy_kind kind, int rank, const int64_t *shape, 
  * arrays of u2 and V2 as NPY_BF16 and leaves other dtypes alone; without it V2 is refused. */
 int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size);
 
+/* The same without its data, which stays NULL. */
+int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size);
+
+/* Some rows of an array: those of `runs`, one run after another, of the given axis. */
+typedef struct npy_rows {
+    int axis;
+    int64_t count;         /* of runs */
+    const fattn_run *runs; /* within the array */
+} npy_rows;
+
+/* Reads these rows alone: the array is that much shorter along the axis. Fortran order is refused.
+ */
+int npy_read_rows(const char *path, int as_bf16, const npy_rows *rows, npy_array *out, char *why,
+                  size_t why_size);
+
 /* Frees the data and empties the array. Zeroed arrays may be freed as well. */
 void npy_free(npy_array *array);
 
@@ -82,5 +98,12 @@ int npy_write(const char *path, const npy_array *array, char *why, size_t why_si
  */
 int npy_stage(const char *path, const npy_array *array, replacement *staged, char *why,
               size_t why_size);
+
+/* Stages a file of this array's type and shape whose data is 0: processes that share a file system
+ * then write rows of it under its temporary name. */
+int npy_stage_zeros(const char *path, const npy_array *array, replacement *staged, char *why,
+                    size_t why_size);
+int npy_write_rows(const char *temporary, const npy_rows *rows, const npy_array *array, char *why,
+                   size_t why_size);
 
 #endif

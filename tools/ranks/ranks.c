@@ -26,6 +26,8 @@ void ranks_rows(ranks_options *values, option *rows)
          OPTION_REALS, .value = &values->link, .given = any},
         {"rate F", "floating-point operations a second of one rank, as bench measures them",
          OPTION_REAL, .value = &values->rate, .given = any},
+        {"row S", "seconds that a row takes besides, in each step after the first (default 0)",
+         OPTION_REAL, .value = &values->row, .given = any},
         {"scheme NAME", "auto, ring, heads, both or reduce (default auto: the fastest)",
          OPTION_CHOICE, .value = &values->scheme, .given = any, .words = schemes},
         {"split NAME", "auto, contiguous, zigzag or striped (default auto: by the masks)",
@@ -38,7 +40,8 @@ bool ranks_check(const ranks_options *v, const char *command)
 {
     if (v->ranks == 0) {
         return !v->any ||
-               (tool_usage(command, "--link, --rate, --scheme and --split need --ranks"), false);
+               (tool_usage(command, "--link, --rate, --row, --scheme and --split need --ranks"),
+                false);
     }
     if (v->link.count == 0 || v->rate == 0) {
         tool_usage(command, "--ranks needs --link and --rate");
@@ -51,6 +54,10 @@ bool ranks_check(const ranks_options *v, const char *command)
     }
     if (!(v->rate > 0) || isinf(v->rate)) {
         tool_usage(command, "--rate is above 0");
+        return false;
+    }
+    if (!(v->row >= 0) || isinf(v->row)) {
+        tool_usage(command, "--row is 0 or above");
         return false;
     }
     return true;
@@ -88,21 +95,26 @@ static int print_steps(const fattn_whole *whole)
     }
     char last[128] = "";
     int64_t from = 0;
-    for (int64_t step = 0; step <= ring.last_step + 1; step++) {
+    /* Backward has a last step, beside which sums of gradients travel home. */
+    const bool gradients = whole->problem->op == FATTN_BACKWARD;
+    const int64_t last_step = ring.last_step + (gradients && ring.last_step > 0);
+    for (int64_t step = 0; step <= last_step + 1; step++) {
         int64_t busy = 0, blocks = 0;
         double most = 0;
-        for (int64_t r = 0; step <= ring.last_step && r < whole->ranks; r++) {
+        for (int64_t r = 0; step <= last_step && r < whole->ranks; r++) {
             double pairs = 0;
             for (int lane = 0; lane < FATTN_LANES; lane++) {
-                const int64_t owner = fattn_ring_owner(&ring, lane, r, step);
-                pairs += owner >= 0 ? fattn_whole_pairs(whole, r, owner) : 0;
+                for (int n = 0, runs = fattn_whole_q_runs(whole); n < runs; n++) {
+                    const int64_t met = fattn_ring_work(&ring, lane, r, step, n, runs, gradients);
+                    pairs += met >= 0 ? fattn_whole_run_pairs(whole, r, n, met) : 0;
+                }
                 blocks += fattn_ring_step(&ring, lane, r, step).send_to >= 0;
             }
             busy += pairs > 0;
             most = pairs > most ? pairs : most;
         }
         char line[128] = "";
-        if (step <= ring.last_step) {
+        if (step <= last_step) {
             snprintf(line, sizeof line,
                      "%lld ranks compute, at most %.6g pairs per head; %lld blocks sent",
                      (long long)busy, most, (long long)blocks);
@@ -178,7 +190,8 @@ static fattn_status forecast(const ranks_options *v, fattn_whole *whole, fattn_f
                           fattn_feature_name(__builtin_ctzll(others)));
     }
     whole->split = v->split ? (fattn_split)v->split : fattn_split_choose(whole->problem);
-    const fattn_speed speed = {v->rate, v->link.at[0], v->link.count > 1 ? v->link.at[1] : 0};
+    const fattn_speed speed = {v->rate, v->link.at[0], v->link.count > 1 ? v->link.at[1] : 0,
+                               v->row};
     return fattn_forecast_make(whole, (fattn_scheme)v->scheme, &speed, f);
 }
 

@@ -5,14 +5,14 @@
 
 #include "tools/bench/sweep.h"
 
-enum { RANKS_OPTIONS = 5 };
+enum { RANKS_OPTIONS = 6 };
 
 typedef struct ranks_options {
     int64_t ranks; /* 0: not given */
     int scheme;    /* fattn_scheme */
     int split;     /* fattn_split; 0: chosen by the masks */
     option_reals link;
-    double rate;
+    double rate, row;
     bool any; /* one of the others is given */
 } ranks_options;
 

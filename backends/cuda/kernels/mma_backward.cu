@@ -7,28 +7,29 @@
 
 #include "backends/cuda/mma_backward.cuh"
 
-#define MMA_ENTRY(name, type, width, queries, keys, lean, ordered, features)                       \
+#define MMA_ENTRY(name, type, width, queries, keys, variant, features)                             \
     GPU_KERNEL(MMA_BACKWARD_THREADS, 1) name(const GPU_PARAM fattn_gpu_args g)                     \
     {                                                                                              \
         mma_backward_all<mma_backward_shape<type, width, queries, keys, MMA_BACKWARD_THREADS / 32, \
-                                            lean, ordered, features>>(g);                          \
+                                            variant, features>>(g);                                \
     }
-#define MMA_PAIR(run, features, lean, ordered, width, queries, keys)                            \
+#define MMA_PAIR(run, features, variant, width, queries, keys)                                  \
     MMA_ENTRY(mma_backward_##run##_f16_##width##_##queries##x##keys, mma_f16, width, queries,   \
-              keys, lean, ordered, features)                                                    \
+              keys, variant, features)                                                          \
     MMA_ENTRY(mma_backward_##run##_bf16_##width##_##queries##x##keys, mma_bf16, width, queries, \
-              keys, lean, ordered, features)
-#define MMA_ENTRIES(...)                          \
-    MMA_PAIR(lean, 0, true, false, __VA_ARGS__)   \
-    MMA_PAIR(ordered, 0, true, true, __VA_ARGS__) \
-    MMA_RUNS(MMA_PAIR, false, false, __VA_ARGS__)
+              keys, variant, features)
+#define MMA_ENTRIES(...)                                 \
+    MMA_PAIR(lean, 0, MMA_LEAN, __VA_ARGS__)             \
+    MMA_PAIR(ordered, 0, MMA_ORDERED, __VA_ARGS__)       \
+    MMA_PAIR(full, MMA_ANY, MMA_EVERYTHING, __VA_ARGS__) \
+    MMA_RUNS_OF_ONE(MMA_PAIR, MMA_ONE_OF_PAIRS, __VA_ARGS__)
 MMA_BACKWARD_SHAPES(MMA_ENTRIES)
 
 /* Items are the same for any type. */
 #define MMA_ROWS(width, queries, keys)                                            \
     GPU_BACKWARD_ROWS(                                                            \
         width, (mma_write_jobs<mma_backward_shape<mma_bf16, width, queries, keys, \
-                                                  MMA_BACKWARD_THREADS / 32, true, false, 0>>))
+                                                  MMA_BACKWARD_THREADS / 32, MMA_LEAN, 0>>))
 GPU_BACKWARD_CLEAR
 MMA_BACKWARD_SHAPES(MMA_ROWS)
 

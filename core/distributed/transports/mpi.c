@@ -2,10 +2,15 @@
 /*
  * MPI carries the messages of a group: a request each, tested until all are done, the time is over,
  * or a rank says that it has given up. Messages are cut into pieces that an int can count.
+ *
+ * Messages move while MPI is called. So between start() and wait() a thread calls it, where MPI was
+ * told that other threads may (MPI_THREAD_SERIALIZED): the caller is within fattn then, and calls
+ * MPI itself by way of this transport alone.
  */
 #define _POSIX_C_SOURCE 199309L /* nanosleep */
 #include "fattn/mpi.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +25,9 @@ enum {
     PIECE = 1 << 30,  /* bytes of a request at most */
     PIECES = 64,      /* requests of a group at most: 16 messages of 4 GiB */
     TAG_ABORT = 1000, /* beyond those of messages */
-    REASON = 256
+    REASON = 256,
+    NAP = 20000, /* nanoseconds between looks for progress */
+    MOVED = 5000 /* a look that takes longer has moved something: the next one follows at once */
 };
 
 typedef struct transport {
@@ -29,9 +36,14 @@ typedef struct transport {
     MPI_Request requests[PIECES];
     int owner[PIECES]; /* message that a request is of */
     int count;
-    bool broken;         /* of no more use */
-    bool told;           /* the others know */
-    char reason[REASON]; /* of this rank, while others may still receive it */
+    pthread_t thread;
+    pthread_mutex_t mutex; /* of all calls of MPI, while there is a thread, and of what follows */
+    pthread_cond_t changed;
+    bool has_thread, moving, ends; /* moving: the thread is to look after requests */
+    int error;                     /* that it met */
+    bool broken;                   /* of no more use */
+    bool told;                     /* the others know */
+    char reason[REASON];           /* of this rank, while others may still receive it */
 } transport;
 
 static fattn_status fail(transport *t, fattn_status status, const char *text)
@@ -49,16 +61,97 @@ static fattn_status fail_mpi(transport *t, const char *what, int error)
     return fail(t, FATTN_RANK_LOST, text);
 }
 
-static fattn_status start(void *user, const fattn_message *messages, int count)
+/* --- Progress beside computation -------------------------------------------------------------- */
+
+static void lock(transport *t)
 {
-    transport *const t = user;
-    t->count = 0;
-    if (t->broken) {
-        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+    if (t->has_thread) {
+        pthread_mutex_lock(&t->mutex);
     }
+}
+
+static void unlock(transport *t)
+{
+    if (t->has_thread) {
+        pthread_mutex_unlock(&t->mutex);
+    }
+}
+
+static void *progress(void *context)
+{
+    transport *const t = context;
+    const struct timespec nap = {.tv_nsec = NAP};
+    pthread_mutex_lock(&t->mutex);
+    while (!t->ends) {
+        if (!t->moving) {
+            pthread_cond_wait(&t->changed, &t->mutex);
+            continue;
+        }
+        int ended = 0, which[PIECES];
+        const double begin = MPI_Wtime();
+        t->error = MPI_Testsome(t->count, t->requests, &ended, which, MPI_STATUSES_IGNORE);
+        t->moving = !t->error && ended != MPI_UNDEFINED;
+        const bool moved = MPI_Wtime() - begin > 1e-9 * MOVED;
+        pthread_mutex_unlock(&t->mutex);
+        if (!moved) {
+            nanosleep(&nap, NULL);
+        }
+        pthread_mutex_lock(&t->mutex);
+    }
+    pthread_mutex_unlock(&t->mutex);
+    return NULL;
+}
+
+static void set_moving(transport *t, bool moving)
+{
+    if (t->has_thread) {
+        pthread_mutex_lock(&t->mutex);
+        t->moving = moving;
+        pthread_cond_signal(&t->changed);
+        pthread_mutex_unlock(&t->mutex);
+    }
+}
+
+static void begin_thread(transport *t)
+{
+    int provided = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&provided);
+    if (provided < MPI_THREAD_SERIALIZED) {
+        return;
+    }
+    pthread_mutex_init(&t->mutex, NULL);
+    pthread_cond_init(&t->changed, NULL);
+    t->has_thread = true;
+    if (pthread_create(&t->thread, NULL, progress,
+                       t)) { /* messages then move at the end of a step */
+        t->has_thread = false;
+        pthread_cond_destroy(&t->changed);
+        pthread_mutex_destroy(&t->mutex);
+    }
+}
+
+static void end_thread(transport *t)
+{
+    if (t->has_thread) {
+        pthread_mutex_lock(&t->mutex);
+        t->ends = true;
+        pthread_cond_signal(&t->changed);
+        pthread_mutex_unlock(&t->mutex);
+        pthread_join(t->thread, NULL);
+        pthread_cond_destroy(&t->changed);
+        pthread_mutex_destroy(&t->mutex);
+        t->has_thread = false;
+    }
+}
+
+/* --- Functions of the transport --------------------------------------------------------------- */
+
+/* Messages of one direction. */
+static fattn_status post(transport *t, const fattn_message *messages, int count, bool receive)
+{
     for (int n = 0; n < count; n++) {
         const fattn_message *const m = &messages[n];
-        for (int64_t at = 0; at < m->bytes; at += PIECE) {
+        for (int64_t at = 0; at < m->bytes && receive == !!m->receive; at += PIECE) {
             const int bytes = (int)(m->bytes - at < PIECE ? m->bytes - at : PIECE);
             char *const data = (char *)m->data + at;
             if (t->count == PIECES) {
@@ -76,6 +169,24 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
         }
     }
     return FATTN_OK;
+}
+
+static fattn_status start(void *user, const fattn_message *messages, int count)
+{
+    transport *const t = user;
+    if (t->broken) {
+        return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
+    }
+    lock(t);
+    t->count = t->error = 0;
+    /* Receives first: data then goes where it belongs at once. */
+    fattn_status status = post(t, messages, count, true);
+    status = status ? status : post(t, messages, count, false);
+    unlock(t);
+    if (!status) {
+        set_moving(t, true);
+    }
+    return status;
 }
 
 /* Receives nothing more, but for messages that are moving already: those stay with MPI, and so do
@@ -125,6 +236,10 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
     transport *const t = user;
     const double end = MPI_Wtime() + seconds;
     fattn_status status = FATTN_OK;
+    set_moving(t, false); /* from here on this thread looks, for more than progress */
+    if (t->error) {
+        status = fail_mpi(t, "MPI_Testsome", t->error);
+    }
     for (int64_t turn = 0; !status; turn++) {
         int ended = 0, which[PIECES];
         const int error = MPI_Testsome(t->count, t->requests, &ended, which, MPI_STATUSES_IGNORE);
@@ -158,6 +273,7 @@ static void give_reason(void *user, const char *reason)
     if (t->told) {
         return;
     }
+    set_moving(t, false);
     t->broken = t->told = true;
     snprintf(t->reason, REASON, "%s", reason ? reason : "no reason given");
     for (int r = 0; r < t->table.ranks; r++) {
@@ -197,6 +313,7 @@ fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **opened)
                                  .start = start,
                                  .wait = wait,
                                  .abort = give_reason};
+    begin_thread(t);
     *opened = &t->table;
     return FATTN_OK;
 }
@@ -207,9 +324,33 @@ void fattn_mpi_close(fattn_transport *table)
     if (!t) {
         return;
     }
+    end_thread(t);
     if (t->broken) {
         return; /* the reason may still be on its way: the memory stays */
     }
     MPI_Comm_free(&t->comm);
     free(t);
+}
+
+fattn_status fattn_mpi_begin(fattn_transport **opened)
+{
+    int initialised = 0, provided = 0;
+    if (!opened) {
+        return fattn_transport_fail(FATTN_NULL_POINTER, "transport is NULL");
+    }
+    *opened = NULL;
+    MPI_Initialized(&initialised);
+    if (!initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided)) {
+        return fattn_transport_fail(FATTN_DEVICE_ERROR, "MPI cannot be initialised");
+    }
+    return fattn_mpi_open(MPI_COMM_WORLD, opened);
+}
+
+void fattn_mpi_end(fattn_transport *table)
+{
+    const bool broken = table && ((transport *)table)->broken;
+    fattn_mpi_close(table);
+    if (!broken) {
+        MPI_Finalize();
+    }
 }

@@ -7,12 +7,28 @@
     with fattn.torch.sdpa():                      # or fattn.torch.sdpa(True) for the whole process
         model(x)                                  # F.scaled_dot_product_attention runs through fattn
 
+    with fattn.torch.context_parallel(group):     # sequences divided over processes
+        model(x)
+
 The operators behind are torch.ops.fattn.forward and torch.ops.fattn.backward; importing this module
 registers them.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fattn.torch._functions import attention, attention_varlen, attention_with_kvcache
 from fattn.torch._sdpa import scaled_dot_product_attention, sdpa
 
-__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "scaled_dot_product_attention",
-           "sdpa"]
+if TYPE_CHECKING:
+    from fattn.torch._context_parallel import context_parallel
+
+__all__ = ["attention", "attention_varlen", "attention_with_kvcache", "context_parallel",
+           "scaled_dot_product_attention", "sdpa"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "context_parallel":
+        raise AttributeError(f"module 'fattn.torch' has no attribute {name!r}")
+    from fattn.torch._context_parallel import context_parallel
+    globals()[name] = context_parallel
+    return context_parallel

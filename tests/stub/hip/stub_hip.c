@@ -21,6 +21,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/gpu/args.h"
 #include "tests/emulator/emulator.h"
 
 /* A function of the runtime, which no header of ours declares. */
@@ -343,6 +344,24 @@ static int run(emu_kernel *kernel, emu_launch *launch)
                            emu_report_text(&report));
 }
 
+/* The words in which blocks of decoding count who has left a part are read before anyone wrote
+ * them: whatever they hold, but for a number that memory does not hold by chance, they are no count
+ * yet (backends/gpu/parts.cuh). To the emulator the host has written them, and nothing else. */
+static void define_counts(const emu_kernel_info *info, const char *arguments)
+{
+    fattn_gpu_args g;
+    const size_t size = (size_t)info->kernarg_size;
+    if (strncmp(info->name, "simt_decode", strlen("simt_decode")) != 0) {
+        return;
+    }
+    memset(&g, 0xff, sizeof g);
+    memcpy(&g, arguments, size < sizeof g ? size : sizeof g);
+    if (g.counters >= 0) {
+        emu_memory_define(memory, g.workspace + g.counters,
+                          (size_t)(g.problem.batch * g.problem.heads_k) * sizeof(uint64_t));
+    }
+}
+
 CALL(hipModuleLaunchKernel, emu_kernel *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, stream *on,
      void **parameters, void **extra)
@@ -361,6 +380,7 @@ CALL(hipModuleLaunchKernel, emu_kernel *function, unsigned grid_x, unsigned grid
     (void)on; /* a launch is through before its call returns */
     pack(info, parameters, arguments);
     pthread_mutex_lock(&mutex);
+    define_counts(info, arguments);
     emu_launch launch = {
         .grid = {grid_x, grid_y, grid_z},
         .block = {block_x, block_y, block_z},

@@ -255,7 +255,7 @@ static bool gpu_any(bool) { abort(); }
 static float gpu_shfl(float, int) { abort(); }
 static void gpu_sync_memory(void) { abort(); }
 static void gpu_poke(uint64_t *, uint64_t) { abort(); }
-static void gpu_exchange(uint64_t *, uint64_t, uint64_t) { abort(); }
+static void gpu_compare_and_swap(uint64_t *, uint64_t, uint64_t) { abort(); }
 static uint64_t gpu_count(uint64_t *) { abort(); }
 static float gpu_shfl_xor(float x, int n)
 {

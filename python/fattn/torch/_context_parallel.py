@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention whose sequences are divided over the ranks of a process group (fattn/distributed.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Literal, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional
+from torch import Tensor
+
+from fattn import _c, _groups
+from fattn._arrays import View, contiguous_strides, kind_of
+from fattn._calls import window_of
+from fattn._errors import InvalidArgument, InvalidShape, Unsupported
+from fattn._plans import device_of
+from fattn._problem import Description, Options
+from fattn.torch._functions import Window, autocast, new_seed
+from fattn.torch._process_group import ProcessGroup
+from fattn.torch._sdpa import _broadcast
+
+_TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seed_ptr")
+_GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+_PLANS = 16  # kept for a group, each with the memory that it computes in
+
+
+class _Share(Description):
+    """A rank's share of a problem. Its tensors have the rows of the share, biases and masks all keys."""
+
+    def __init__(self, options: Options, views: dict[str, View], whole_q: int, whole_k: int) -> None:
+        self.whole_k = whole_k
+        super().__init__(options, views, False)
+        self.made = self.forward() if options.op == _c.FORWARD else self.backward()
+        self.problem.seqlen_q = whole_q
+
+    def fill_sizes(self) -> None:
+        super().fill_sizes()
+        self.problem.seqlen_k = self.whole_k
+
+
+class _Attend(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, ranks: context_parallel, options: Options,
+                *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        made = ranks._run(options._replace(op=_c.FORWARD, return_lse=True, features=0),
+                          dict(zip(_TENSORS, tensors)))
+        ctx.save_for_backward(*tensors, made["o"], made["lse"])
+        ctx.ranks, ctx.options = ranks, options
+        ctx.set_materialize_grads(False)
+        return made["o"], made["lse"]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        *tensors, o, lse = ctx.saved_tensors
+        results: list[Any] = [None] * (2 + len(_TENSORS))
+        places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
+        wanted = [i for i, place in enumerate(places) if ctx.needs_input_grad[2 + place]]
+        if not wanted or dout is None and dlse is None:
+            return tuple(results)
+        arrays = dict(zip(_TENSORS, tensors))
+        arrays |= {"o": o, "lse": lse, "dout": torch.zeros_like(o) if dout is None else dout,
+                   "dlse": dlse}
+        options = ctx.options._replace(op=_c.BACKWARD, outputs=sum(_c.OUT_DQ << i for i in wanted))
+        made = ctx.ranks._run(options, arrays)
+        for i in wanted:
+            results[2 + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
+        return tuple(results)
+
+
+class context_parallel:
+    """Ranks of a process group that hold shares of the rows of every sequence, and attend together.
+
+        ranks = fattn.torch.context_parallel(group)
+        q, k, v = (ranks.shard(x, 1) for x in (q, k, v))     # where a rank does not have its rows anyway
+        o = ranks.attention(q, k, v, causal=True)            # rows of the same share, with gradients
+
+        with fattn.torch.context_parallel(group, buffers=(ids, positions, targets), seq_dims=(1, 1, 1)):
+            loss = model(ids, positions, targets)            # its scaled_dot_product_attention is divided
+            loss.backward()
+
+    Within the context F.scaled_dot_product_attention takes the rows of this rank's share and returns
+    them, forward and backward, and `buffers` hold their share alone; what a model does row by row needs no
+    change. Every rank makes the same calls in the same order. Gradients of parameters are those of the
+    rank's own rows: add them over the ranks, as data parallelism does.
+
+    Args:
+        group: a process group of torch.distributed; None for all ranks. Gloo and MPI carry tensors on the
+            CPU, NCCL those on GPUs. After RankLost or RankTimeout it is of no more use: make another.
+        split: who holds which rows: "zigzag" (equal work under causal masks), "contiguous", "striped".
+        scheme: "ring", "heads" (all to all), "both", or, for forward with all queries on every rank,
+            "reduce".
+        length: rows of every undivided sequence, where ranks have different numbers of them; taken from
+            buffers. None: each sequence has equal shares.
+        timeout: seconds that a step may wait for others.
+        buffers: tensors without gradients to divide while the context lasts, axis by axis of seq_dims.
+            Backward runs within the context too.
+    """
+
+    def __init__(self, group: Any = None, *,
+                 split: Literal["zigzag", "contiguous", "striped"] = "zigzag",
+                 scheme: Literal["ring", "heads", "both", "reduce"] = "ring",
+                 length: int | None = None, timeout: float = 60.0, buffers: Sequence[Tensor] = (),
+                 seq_dims: Sequence[int] = ()) -> None:
+        self.group, self.timeout = group, timeout
+        self.length: int | None = length
+        self.split = _groups.number_of(_groups.SPLITS, "split", split)
+        self.scheme = _groups.number_of(_groups.SCHEMES, "scheme", scheme)
+        if len(buffers) != len(seq_dims):
+            raise InvalidArgument(f"{len(buffers)} buffers and {len(seq_dims)} seq_dims")
+        if any(b.requires_grad for b in buffers):
+            raise InvalidArgument("a buffer requires a gradient; shard() gives one")
+        self.rank: int = dist.get_rank(group)
+        self.ranks: int = dist.get_world_size(group)
+        self._buffers = list(zip(buffers, seq_dims))
+        lengths = {b.shape[dim] for b, dim in self._buffers}
+        if len(lengths) == 1 and length is None:
+            self.length = lengths.pop()
+        elif any(n % self.ranks for n in lengths if n != length):
+            raise InvalidArgument(f"buffers have lengths {sorted(lengths)}: different ones are divided "
+                                  f"into equal shares alone, of {self.ranks} ranks")
+        self._before: list[Any] = []
+        self._engines: dict[Any, ProcessGroup] = {}
+        self._plans: dict[Any, tuple[_groups.GroupPlan, _Share]] = {}
+
+    # --- Shares -----------------------------------------------------------------------------------
+
+    def rows(self, length: int) -> Tensor:
+        """Positions of this rank's rows of a sequence, in the order in which the share has them."""
+        return self._rows(length, self.rank)
+
+    def _rows(self, length: int, rank: int) -> Tensor:
+        runs = _groups.runs_of(self.split, length, self.ranks, rank)
+        return torch.cat([torch.arange(r.start, r.stop, r.step) for r in runs])
+
+    def shard(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's share of a tensor that has all rows along `dim`; differentiable."""
+        return x.index_select(dim, self.rows(x.shape[dim]).to(x.device))
+
+    def unshard(self, x: Tensor, dim: int) -> Tensor:
+        """All rows of a tensor that has this rank's share along `dim`, on every rank; no gradients."""
+        length = self._whole("x", x.shape[dim])
+        rows = [self._rows(length, r).to(x.device) for r in range(self.ranks)]
+        most = max(len(r) for r in rows)
+        padded = x.detach().movedim(dim, 0).contiguous()
+        padded = torch.cat([padded, padded.new_zeros(most - len(padded), *padded.shape[1:])])
+        parts = [torch.empty_like(padded) for _ in rows]
+        work = dist.all_gather(parts, padded, group=self.group, async_op=True)
+        self._engine(x.device).finish([(work, "a rank")], self.timeout)
+        whole = x.new_empty(length, *padded.shape[1:])
+        for r, part in zip(rows, parts):
+            whole[r] = part[:len(r)]
+        return whole.movedim(0, dim)
+
+    def _whole(self, name: str, rows: int) -> int:
+        """The length that a share is of."""
+        if self.length is None:
+            return rows * self.ranks
+        own = sum(map(len, _groups.runs_of(self.split, self.length, self.ranks, self.rank)))
+        if rows != own:
+            raise InvalidShape(f"{name} has {rows} rows: rank {self.rank} has {own} of {self.length}")
+        return self.length
+
+    # --- Attention --------------------------------------------------------------------------------
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None,
+                  scale: float | None = None, softcap: float | None = None, bias: Tensor | None = None,
+                  mask: Tensor | None = None, alibi_slopes: Tensor | None = None,
+                  sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
+                  anchor: Literal["bottom_right", "top_left"] = "bottom_right",
+                  layout: Literal["bshd", "bhsd"] = "bshd", return_lse: bool = False,
+                  deterministic: bool | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """fattn.torch.attention() over the ranks' shares; the options are those of the undivided problem.
+
+        Args:
+            q: this rank's rows (B, rows, Hq, D); so are k, v and the result.
+            bias: broadcast to (B, Hq, rows, all keys), and likewise mask.
+            seed: the same on all ranks; drawn on the first of them when None.
+        """
+        if layout not in ("bshd", "bhsd"):
+            raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
+        q, k, v, bias = autocast(q, k, v, bias)
+        if dropout_p != 0 and seed is None:
+            seed = new_seed(q)
+            work = dist.broadcast(seed, group=self.group, group_src=0, async_op=True)
+            self._engine(q.device).finish([(work, "rank 0")], self.timeout)
+        if layout == "bhsd":
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        options = Options(causal=causal, window=None if window is None else window_of(window),
+                          scale=scale, softcap=softcap, dropout_p=dropout_p, anchor=anchor,
+                          features=_c.DETERMINISTIC if deterministic else 0)
+        o, lse = _Attend.apply(self, options, q, k, v, bias, mask, alibi_slopes, sink,
+                               seed if dropout_p != 0 else None)
+        o = o.transpose(1, 2) if layout == "bhsd" else o
+        return (o, lse) if return_lse else o
+
+    def scaled_dot_product_attention(
+            self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+            dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+            enable_gqa: bool = False) -> Tensor:
+        """PyTorch's function over the ranks' shares. attn_mask has this rank's rows, and all keys."""
+        if is_causal and attn_mask is not None:
+            raise RuntimeError("scaled_dot_product_attention: attn_mask and is_causal together")
+        if query.is_nested:
+            raise Unsupported("nested tensors are not divided over ranks")
+        tensors, leading = [query, key, value], tuple(query.shape[:2])
+        rank = max(t.dim() for t in tensors)
+        if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] and
+                (enable_gqa or query.shape[1] == key.shape[1])):
+            tensors, leading = _broadcast(tensors, rank, enable_gqa)
+        if len(leading) > 2 and attn_mask is not None and attn_mask.dim() > 3:
+            attn_mask = attn_mask.expand(*leading[:-1], *attn_mask.shape[-3:]).flatten(0, -4)
+        is_mask = attn_mask is not None and attn_mask.dtype == torch.bool
+        o = self.attention(*tensors, causal=is_causal, scale=scale, dropout_p=dropout_p,
+                           mask=attn_mask if is_mask else None, bias=None if is_mask else attn_mask,
+                           anchor="top_left", layout="bhsd")
+        assert isinstance(o, Tensor)
+        if rank < 4:
+            return o[(0,) * (4 - rank)]
+        return o if rank == 4 else o.unflatten(0, leading[:-1])
+
+    # --- Running ----------------------------------------------------------------------------------
+
+    def _engine(self, device: torch.device) -> ProcessGroup:
+        """The engine for tensors of a device on its current stream."""
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+        engine = self._engines.get((device, stream))
+        if engine is None:
+            engine = self._engines[device, stream] = ProcessGroup(self.group, device, stream)
+        return engine
+
+    def _run(self, options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Runs a forward or a backward; the tensors that it makes, by name."""
+        given = {name: _plain(t, name) for name, t in arrays.items() if t is not None}
+        q, k = given["q"], given["k"]
+        kind, engine = kind_of(q), self._engine(q.device)
+        # Shares of different ranks differ, but two problems that are one for a rank are one for all: so
+        # all make a plan, or none.
+        reduces = self.scheme == _groups.SCHEMES["reduce"]
+        whole_q = q.shape[1] if reduces else self._whole("q", q.shape[1])
+        whole_k = self._whole("k", k.shape[1])
+        key = (options, whole_q, whole_k, id(engine),
+               tuple([(name, t.shape, t.dtype) for name, t in given.items()]))
+        found = self._plans.pop(key, None)
+        if found is None:
+            views = {name: kind.view(t, name) for name, t in given.items()}
+            views = {name: view._replace(strides=contiguous_strides(view.shape)) if 0 in view.shape
+                     else view for name, view in views.items()}
+            share = _Share(options, views, whole_q, whole_k)
+            try:
+                found = self._make_plan(engine, share, device_of(None, views["q"].device)), share
+            finally:
+                engine.check()
+        self._plans[key] = found
+        plan, share = found
+        made = {m.name: kind.make(m, q)[0] for m in share.made}
+        buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
+        for name, t in (given | made).items():
+            setattr(buffers, name, t.data_ptr())
+        if "seed_ptr" in given:
+            buffers.offset_ptr = given["seed_ptr"].data_ptr() + 8
+        try:
+            plan.execute(buffers)
+        finally:
+            engine.check()
+        assert memory
+        return made
+
+    def _make_plan(self, engine: ProcessGroup, share: _Share, device: int) -> _groups.GroupPlan:
+        while len(self._plans) >= _PLANS:
+            self._plans.pop(next(iter(self._plans)))[0].destroy()
+        return _groups.GroupPlan(engine.table, device, self.split, self.scheme, self.timeout,
+                                 ctypes.addressof(share.problem))
+
+    def __del__(self) -> None:
+        # Messages of an engine that has failed may still be under way: then the memory stays.
+        if not any(engine.broken for engine in getattr(self, "_engines", {}).values()):
+            for plan, _ in getattr(self, "_plans", {}).values():
+                plan.destroy()
+
+    # --- The context ------------------------------------------------------------------------------
+
+    def __enter__(self) -> context_parallel:
+        wholes = []
+        for buffer, dim in self._buffers:
+            wholes.append((buffer, buffer.data))
+            buffer.data = self.shard(buffer.data, dim)
+        self._before.append((torch.nn.functional.scaled_dot_product_attention, wholes))
+        torch.nn.functional.scaled_dot_product_attention = self.scaled_dot_product_attention
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        function, wholes = self._before.pop()
+        torch.nn.functional.scaled_dot_product_attention = function
+        for buffer, whole in wholes:
+            buffer.data = whole
+
+
+
+def _plain(t: Tensor, name: str) -> Tensor:
+    """Contiguous, and aligned as allocations are, so that all ranks describe the same layout."""
+    t = t.detach().contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()

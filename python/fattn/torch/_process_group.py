@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process group of torch.distributed as an engine of fattn/distributed.h.
+
+The backend moves the bytes. Gloo sends and receives in threads of its own while kernels run, and its
+timeouts close the connections, which is how the others hear of a rank that has given up. Other backends
+are asked until they are done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fattn import _c, _groups
+from fattn._errors import RankLost, RankTimeout, Unsupported
+
+# Tags of other users of the group are small numbers.
+_TAG, _TAG_REASON, _TAG_NEVER = 7700, 7716, 7717
+_REASON = 256
+_NAP = 20e-6
+
+
+class _DeviceBytes:
+    """Memory of a GPU, for torch.as_tensor()."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1",
+                                         "strides": None, "version": 3}
+
+
+class ProcessGroup:
+    """Ranks of a process group that share tensors on one kind of device."""
+
+    def __init__(self, group: Any, device: torch.device, stream: int | None) -> None:
+        self.group, self.device = group, device
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise Unsupported("this process is no member of the process group")
+        self.is_gloo = _backend_for(group, device) == "gloo"
+        self.broken = False
+        self.error: BaseException | None = None  # of a callback, to be raised again
+        self.works: list[tuple[Any, str]] = []
+        self.reasons = {p: self._receive_reason(p) for p in range(self.ranks)
+                        if p != self.rank and self.is_gloo}
+        # ctypes keeps no reference to callbacks.
+        self.callbacks = (_groups.START(self._start), _groups.WAIT(self._wait),
+                          _groups.ABORT(self._abort))
+        start, wait, abort = self.callbacks
+        self.table = _groups.Transport(
+            struct_size=ctypes.sizeof(_groups.Transport), rank=self.rank, ranks=self.ranks, start=start,
+            wait=wait, abort=abort, device_memory=device.type != "cpu", stream=stream)
+
+    # --- Functions of the transport ---------------------------------------------------------------
+
+    def _start(self, user: int, messages: Any, count: int) -> int:
+        try:
+            if self.broken:
+                raise RankLost("this process group has failed before")
+            operations = []
+            # Receives first: gloo passes data one way at a time where both sides send before they receive.
+            posted = sorted(messages[:count], key=lambda m: -m.receive)
+            for m in posted:
+                operations.append(dist.P2POp(
+                    dist.irecv if m.receive else dist.isend, self._bytes(m.data, m.bytes),
+                    group=self.group, group_peer=m.peer, tag=_TAG + m.tag))
+            works = dist.batch_isend_irecv(operations)
+            # A backend may answer for all of them with one.
+            self.works = list(zip(works, [f"rank {m.peer}" for m in posted]))
+            return 0
+        except BaseException as error:
+            return self._failed(error)
+
+    def _wait(self, user: int, messages: Any, count: int, seconds: float) -> int:
+        try:
+            works, self.works = self.works, []
+            self.finish(works, seconds)
+            return 0
+        except BaseException as error:
+            return self._failed(error)
+
+    def _abort(self, user: int, reason: bytes | None) -> None:
+        try:
+            self.give_up(reason or b"no reason given")
+        except BaseException as error:
+            self.error = self.error or error
+
+    def _failed(self, error: BaseException) -> int:
+        self.broken = True
+        if not isinstance(error, Exception):
+            self.error = error
+        status: int = getattr(error, "status", 0) or RankLost.status
+        text = f"{error}" if isinstance(error, (RankLost, RankTimeout)) else _sentence(error)
+        return int(_c.lib.fattn_transport_fail(status, text.encode()))
+
+    # --- What they are made of --------------------------------------------------------------------
+
+    def _bytes(self, address: int, size: int) -> torch.Tensor:
+        if self.device.type == "cpu":
+            return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
+        return torch.as_tensor(_DeviceBytes(address, size), device=self.device)
+
+    def finish(self, works: list[tuple[Any, str]], seconds: float) -> None:
+        """Waits for works, each with whom it waits for."""
+        end = time.monotonic() + seconds
+        for work, whom in works:
+            try:
+                if self.is_gloo:
+                    work.wait(timedelta(seconds=max(end - time.monotonic(), 1e-3)))
+                    continue
+                while not work.is_completed():
+                    if time.monotonic() > end:
+                        raise RuntimeError("Timed out")
+                    time.sleep(_NAP)
+                work.wait()
+            except RuntimeError as error:
+                self.broken = True
+                if "Timed out" in str(error):
+                    raise RankTimeout(f"{whom} did not answer in {seconds:g} s") from None
+                raise RankLost(self._heard() or f"{whom}: {_sentence(error)}") from None
+
+    def _receive_reason(self, peer: int) -> tuple[Any, torch.Tensor]:
+        text = torch.zeros(_REASON, dtype=torch.uint8)
+        return dist.irecv(text, group=self.group, group_src=peer, tag=_TAG_REASON), text
+
+    def _heard(self) -> str | None:
+        """What a rank said before it gave up."""
+        for peer, (work, text) in self.reasons.items():
+            try:
+                work.wait(timedelta(milliseconds=1))
+            except RuntimeError:
+                continue
+            reason = bytes(text.tolist()).rstrip(b"\0").decode("utf-8", "replace")
+            return f"rank {peer} gave up: {reason}"
+        return None
+
+    def give_up(self, reason: bytes) -> None:
+        """Tells the others, once."""
+        if self.is_gloo and self.reasons:
+            text = torch.tensor(list(reason[:_REASON].ljust(_REASON, b"\0")), dtype=torch.uint8)
+            others, self.reasons = list(self.reasons), {}
+            for work in [self._quietly(dist.isend, text, group_dst=p, tag=_TAG_REASON) for p in others]:
+                self._quietly_wait(work, 0.05)
+            # No such message comes: its timeout closes the connections, and others stop waiting.
+            never = self._quietly(dist.irecv, torch.empty(1, dtype=torch.uint8), group_src=others[0],
+                                  tag=_TAG_NEVER)
+            self._quietly_wait(never, 1e-3)
+        self.broken = True
+
+    def _quietly(self, operation: Any, tensor: torch.Tensor, **where: Any) -> Any:
+        try:
+            return operation(tensor, group=self.group, **where)
+        except RuntimeError:  # the connection is closed already
+            return None
+
+    @staticmethod
+    def _quietly_wait(work: Any, seconds: float) -> None:
+        try:
+            if work is not None:
+                work.wait(timedelta(seconds=seconds))
+        except RuntimeError:
+            pass
+
+    def check(self) -> None:
+        """Raises what a callback could not."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+def _backend_for(group: Any, device: torch.device) -> str:
+    """The backend that carries tensors of a device: a group may have one for each kind."""
+    try:
+        name: str = (group or dist.group.WORLD)._get_backend(device).name()
+    except RuntimeError:
+        raise Unsupported(f"the process group has no backend for tensors on {device.type}") from None
+    return name
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{error}".partition(". This is")[0].partition("\n")[0] or type(error).__name__

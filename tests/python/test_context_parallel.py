@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fattn.torch.context_parallel: gloo processes against one process, errors, and a small GPT.
+
+Processes are forked once for each number of ranks, before fattn or PyTorch have threads; each runs every case
+and sends back what it found.
+"""
+
+import os
+import signal
+import socket
+import time
+import traceback
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("PyTorch has no gloo", allow_module_level=True)
+
+import multiprocessing  # noqa: E402
+
+import fattn  # noqa: E402
+import fattn.torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def begin(rank, ranks, port):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
+                            timeout=timedelta(seconds=60))
+
+
+def tell(cases, rank, ranks, port, pipe):
+    """Runs cases in a process: {name: None, or what went wrong}."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    told = {}
+    try:
+        begin(rank, ranks, port)
+        for case in cases:
+            torch.manual_seed(3)
+            try:
+                told[case.__name__] = case(rank, ranks)
+            except BaseException:
+                told[case.__name__] = traceback.format_exc()
+                break  # the others are elsewhere
+    except BaseException:
+        told["begin"] = traceback.format_exc()
+    pipe.send(told)
+    pipe.close()
+    os._exit(0)  # pending receives of reasons have no end
+
+
+def run(cases, ranks, seconds=120):
+    """What each rank says of each case; None of one that died."""
+    context = multiprocessing.get_context("fork")
+    port, pipes, processes = free_port(), [], []
+    for rank in range(ranks):
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=tell, args=(cases, rank, ranks, port, there))
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    results = []
+    end = time.monotonic() + seconds
+    for pipe in pipes:
+        try:
+            results.append(pipe.recv() if pipe.poll(max(end - time.monotonic(), 0)) else {"end": "hangs"})
+        except EOFError:
+            results.append(None)
+    for process in processes:
+        process.kill()
+        process.join()
+    return results
+
+
+def assert_all(results, names):
+    for rank, told in enumerate(results):
+        assert told is not None, f"rank {rank} died"
+        assert {n: told.get(n, "was not run") for n in names} == dict.fromkeys(names), f"rank {rank}"
+
+
+# --- Results --------------------------------------------------------------------------------------
+
+
+def close(a, b, what):
+    torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, msg=lambda m: f"{what}: {m}")
+
+
+def compare(ranks_of, length, causal, hq, hk, ranks, **options):
+    """Rows and gradients of shares against PyTorch's of the undivided problem."""
+    whole = [torch.randn(2, length, h, 8, requires_grad=True) for h in (hq, hk, hk)]
+    dout = torch.randn(2, length, hq, 8)
+    bias = options.get("bias")
+    o = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in whole), is_causal=causal,
+                                       enable_gqa=hq != hk,
+                                       attn_mask=bias).transpose(1, 2)
+    o.backward(dout)
+    shares = [ranks_of.shard(t.detach(), 1).requires_grad_() for t in whole]
+    if bias is not None:
+        options["bias"] = ranks_of.shard(bias, -2)
+    own = ranks_of.attention(*shares, causal=causal, **options)
+    close(own, ranks_of.shard(o.detach(), 1), "o")
+    own.backward(ranks_of.shard(dout, 1))
+    for name, share, t in zip("qkv", shares, whole):
+        close(share.grad, ranks_of.shard(t.grad, 1), f"d{name}")
+    close(ranks_of.unshard(own, 1), o.detach(), "unshard")
+
+
+def equal_shares(rank, ranks):
+    for split in ("zigzag", "contiguous", "striped"):
+        over = fattn.torch.context_parallel(split=split)
+        for causal, hq, hk in ((False, 2, 2), (True, 4, 2)):
+            compare(over, 8 * ranks, causal, hq, hk, ranks)
+
+
+def unequal_shares(rank, ranks):
+    for length in (8 * ranks + 3, ranks - 1):
+        compare(fattn.torch.context_parallel(length=length), length, True, 4, 2, ranks)
+
+
+def heads(rank, ranks):
+    compare(fattn.torch.context_parallel(scheme="heads"), 8 * ranks, True, 8, 4, ranks)
+
+
+def biased(rank, ranks):
+    compare(fattn.torch.context_parallel(), 8 * ranks, False, 2, 2, ranks,
+            bias=torch.randn(2, 1, 8 * ranks, 8 * ranks))
+
+
+def reduced(rank, ranks):
+    over = fattn.torch.context_parallel(scheme="reduce", split="contiguous")
+    q, k, v = (torch.randn(2, n, 4, 8) for n in (1, 8 * ranks, 8 * ranks))
+    with torch.no_grad():
+        o = over.attention(q, over.shard(k, 1), over.shard(v, 1))
+    close(o, F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2), "o")
+
+
+def dropped(rank, ranks):
+    """The mask of one process, and one seed for all that is drawn."""
+    over = fattn.torch.context_parallel()
+    x = torch.randn(1, 8 * ranks, 2, 8)
+    seed = torch.tensor([7, 3])
+    one, lse = fattn.torch.attention(x, x, x, causal=True, dropout_p=0.5, seed=seed, return_lse=True)
+    own, own_lse = over.attention(*[over.shard(x, 1)] * 3, causal=True, dropout_p=0.5, seed=seed,
+                                  return_lse=True)
+    close(own, over.shard(one, 1), "o")
+    close(own_lse, over.shard(lse, 2), "lse")
+    torch.manual_seed(rank)
+    values = over.attention(*[over.shard(x, 1)] * 3, dropout_p=0.5)
+    assert values.isfinite().all()
+
+
+def routed(rank, ranks):
+    """scaled_dot_product_attention within the context, and after it."""
+    before = F.scaled_dot_product_attention
+    q, k, v = (torch.randn(3, h, 4 * ranks, 8) for h in (4, 2, 2))
+    mask = torch.rand(4 * ranks, 4 * ranks) < 0.7
+    wanted = [F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+              F.scaled_dot_product_attention(q, q, q, attn_mask=mask),
+              F.scaled_dot_product_attention(q[:, 0], q[:, 0], q[:, 0])]
+    whole = q.clone()
+    with fattn.torch.context_parallel(buffers=(q, k, v, mask), seq_dims=(2, 2, 2, 0)) as over:
+        got = [F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+               F.scaled_dot_product_attention(q, q, q, attn_mask=mask),
+               F.scaled_dot_product_attention(q[:, 0], q[:, 0], q[:, 0])]
+        assert q.shape[2] == 4
+    assert F.scaled_dot_product_attention is before
+    assert torch.equal(q, whole)
+    for n, (a, b) in enumerate(zip(got, wanted)):
+        close(a, over.shard(b, 1 if n == 2 else 2), f"call {n}")
+
+
+def planned_once(rank, ranks):
+    over = fattn.torch.context_parallel()
+    x = torch.randn(1, 4, 2, 8)
+    for _ in range(3):
+        over.attention(x, x, x)
+        over.attention(x[..., ::2], x[..., ::2], x[..., ::2])
+    assert len(over._plans) == 2
+    for n in range(5, 23):
+        over.attention(*[torch.randn(1, n, 2, 8)] * 3)
+    assert len(over._plans) == 16
+
+
+# --- A model --------------------------------------------------------------------------------------
+
+SYMBOLS, DIM, CONTEXT, STEPS = 11, 16, 24, 20
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.q, self.kv = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.project, self.mlp = nn.Linear(DIM, DIM), nn.Sequential(
+            nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        y = self.norm1(x)
+        q = self.q(y).view(b, s, 4, 4).transpose(1, 2)
+        k, v = self.kv(y).view(b, s, 2, 2, 4).permute(2, 0, 3, 1, 4)
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.project(o.transpose(1, 2).reshape(b, s, -1))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.place = nn.Embedding(SYMBOLS, DIM), nn.Embedding(CONTEXT, DIM)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(DIM, SYMBOLS)
+
+    def forward(self, ids, places, targets):
+        logits = self.head(self.blocks(self.token(ids) + self.place(places)))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / (3 * CONTEXT)
+
+
+def train(context):
+    torch.manual_seed(1)
+    model, losses = GPT(), []
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        text = (torch.randint(SYMBOLS, (3, 1)) + 3 * torch.arange(CONTEXT + 1)) % SYMBOLS
+        batch = text[:, :-1].clone(), torch.arange(CONTEXT)[None].expand(3, -1).clone(), text[:, 1:].clone()
+        optimiser.zero_grad()
+        losses.append(context(model, batch))
+        optimiser.step()
+    return losses
+
+
+def alone(model, batch):
+    loss = model(*batch)
+    loss.backward()
+    return loss.item()
+
+
+def divided(model, batch):
+    with fattn.torch.context_parallel(buffers=batch, seq_dims=(1, 1, 1)):
+        loss = model(*batch)
+        loss.backward()
+    total = loss.detach().clone()
+    for t in (total, *(p.grad for p in model.parameters())):
+        dist.all_reduce(t)
+    return total.item()
+
+
+def loss_curve(rank, ranks):
+    one, many = train(alone), train(divided)
+    assert one[-1] < one[0] - 0.1
+    torch.testing.assert_close(torch.tensor(many), torch.tensor(one), rtol=1e-4, atol=0)
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+def fresh(ranks):
+    return dist.new_group(list(range(ranks)), timeout=timedelta(seconds=20))
+
+
+def expect(kind, words, call):
+    try:
+        call()
+    except kind as error:
+        assert any(w in str(error) for w in words), str(error)
+    else:
+        raise AssertionError(f"no {kind}")
+
+
+def disagree(rank, ranks):
+    group = fresh(ranks)
+    over, x = fattn.torch.context_parallel(group), torch.randn(1, 4, 2, 8)
+    expect(fattn.RanksDisagree, ["another problem"],
+           lambda: over.attention(x, x, x, scale=1.0 + (rank == ranks - 1)))
+    over.attention(x, x, x)  # the group is good
+
+
+def unlike(rank, ranks):
+    expect(fattn.InvalidShape, ["rows: rank"], lambda: fattn.torch.context_parallel(
+        length=12 * ranks).attention(*[torch.randn(1, 4, 2, 8)] * 3))
+    for wrong in (dict(split="diagonal"), dict(scheme="rings"), dict(seq_dims=(1,)),
+                  dict(buffers=(torch.randn(3, requires_grad=True),), seq_dims=(0,)),
+                  dict(buffers=(torch.zeros(8 * ranks + 1), torch.zeros(8 * ranks)), seq_dims=(0, 0))):
+        expect(fattn.InvalidArgument, ["split", "scheme", "seq_dims", "gradient", "lengths"],
+               lambda wrong=wrong: fattn.torch.context_parallel(**wrong))
+
+
+def gives_up(rank, ranks):
+    """The last rank fails in a callback; the others hear why, and a new group works."""
+    group = fresh(ranks)
+    over, x = fattn.torch.context_parallel(group, timeout=20), torch.randn(1, 4, 2, 8)
+    over.attention(x, x, x)
+    begin = time.monotonic()
+    if rank == ranks - 1:
+        engine = over._engine(x.device)
+
+        def fails(size, address):
+            raise ValueError("the test says so")
+        engine._bytes = fails
+        expect(fattn.RankLost, ["the test says so"], lambda: over.attention(x, x, x))
+    else:
+        expect(fattn.RankLost, ["the test says so"], lambda: over.attention(x, x, x))
+        expect(fattn.RankLost, ["failed before"], lambda: over.attention(x, x, x))
+    assert time.monotonic() - begin < 5
+    dist.barrier()
+    again = fattn.torch.context_parallel(fresh(ranks))
+    again.attention(x, x, x)
+
+
+def silent(rank, ranks):
+    group = fresh(ranks)
+    over, x = fattn.torch.context_parallel(group, timeout=0.5), torch.randn(1, 4, 2, 8)
+    over.attention(x, x, x)
+    if rank != ranks - 1:
+        begin = time.monotonic()
+        expect((fattn.RankTimeout, fattn.RankLost), ["did not answer in 0.5 s", "Connection"],
+               lambda: over.attention(x, x, x))
+        assert time.monotonic() - begin < 5
+    dist.barrier()
+
+
+def killed(rank, ranks):
+    over, x = fattn.torch.context_parallel(timeout=20), torch.randn(1, 4, 2, 8)
+    over.attention(x, x, x)
+    if rank == ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    expect(fattn.RankLost, [f"rank {ranks - 1}", "Connection", "gave up"],
+           lambda: over.attention(x, x, x))
+    assert time.monotonic() - begin < 10
+
+
+RESULTS = [equal_shares, unequal_shares, heads, biased, reduced, dropped, routed, planned_once]
+ERRORS = [disagree, unlike, gives_up, silent]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks(ranks):
+    cases = RESULTS + ([loss_curve] if ranks == 2 else []) + ERRORS
+    assert_all(run(cases, ranks), [case.__name__ for case in cases])
+
+
+def test_killed():
+    results = run([killed], 3)
+    assert results[2] is None
+    assert_all(results[:2], ["killed"])

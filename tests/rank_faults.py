@@ -1,0 +1,242 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""A rank fails, and the others return an error in time: as a TAP program.
+
+    rank_faults.py TRIALS PACKAGE LIBRARY FAULT_THREADS [FAULT_MPI MPIEXEC]
+
+Three ranks, of which the last is killed, stopped, cut off from the next one, or has another problem: at every group
+of messages of a forward and of a backward. The engines are threads, MPI where it can start processes that outlive
+each other (Open MPI), and gloo where PyTorch is installed. All survivors have to return within the timeout, with
+an error, or with right results where they needed nothing more of that rank.
+"""
+
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import tap
+from mpi_ranks import ENVIRONMENT
+from tap import ok
+
+RANKS, GROUPS, TIMEOUT = 3, 6, 0.5
+SLACK = 1.5  # of a busy machine
+OUTCOME = re.compile(r"rank (\d) status (\d+) after ([\d.]+) (\w+): (.*)")
+DISAGREE = 62
+
+
+def survivors(text):
+    """What ranks but the last said: {rank: (status, seconds, word, reason)}."""
+    return {int(rank): (int(status), float(seconds), word, reason)
+            for rank, status, seconds, word, reason in OUTCOME.findall(text) if int(rank) < RANKS - 1}
+
+
+def read_until_told(pipe, seconds):
+    """Lines, until all survivors have told, the end of the file, or of time."""
+    text, end = b"", time.monotonic() + seconds
+    while len(survivors(text.decode())) < RANKS - 1 and time.monotonic() < end:
+        if select.select([pipe], [], [], end - time.monotonic())[0]:
+            got = os.read(pipe, 65536)
+            if not got:
+                break
+            text += got
+    return text.decode()
+
+
+def kill(pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+class Program:
+    """An engine that is a program of its own."""
+
+    def __init__(self, command, kinds, environment):
+        self.command, self.kinds, self.environment = command, kinds, {**os.environ, **environment}
+
+    def run(self, kind, group, backward):
+        words = [*self.command, kind, str(group), str(TIMEOUT), str(int(backward))]
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              env=self.environment) as process:
+            text = read_until_told(process.stdout.fileno(), 20)
+            kill([int(pid) for pid in re.findall(r"rank \d pid (\d+)", text)])
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        return text
+
+
+class Gloo:
+    """Forked processes: PyTorch is imported once."""
+
+    kinds = ("die", "stop", "cut", "other")
+
+    def __init__(self, package):
+        sys.path.insert(0, package)
+        import torch
+        import torch.distributed
+        import fattn.torch
+        self.torch, self.attention = torch, fattn.torch.attention
+        self.engine = __import__("fattn.torch._process_group", fromlist=["x"])
+        self.over = fattn.torch.context_parallel  # imported before there are processes
+        if not torch.distributed.is_gloo_available():
+            raise ImportError("no gloo")
+
+    def run(self, kind, group, backward):
+        import socket
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        here, there = os.pipe()
+        pids = []
+        for rank in range(RANKS):
+            pid = os.fork()
+            if pid == 0:
+                os.dup2(there, 1)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                try:
+                    self.run_rank(rank, port, kind, group, backward)
+                finally:
+                    os._exit(0)
+            pids.append(pid)
+        os.close(there)
+        text = read_until_told(here, 20)
+        os.close(here)
+        kill(pids)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        return text
+
+    def run_rank(self, rank, port, kind, group, backward):
+        from datetime import timedelta
+        torch, dist = self.torch, self.torch.distributed
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS,
+                                timeout=timedelta(seconds=20))
+        torch.manual_seed(1)
+        whole = [torch.randn(1, 12, 2, 8, requires_grad=True) for _ in "qkv"]
+        o = self.attention(*whole, causal=True)
+        o.sum().backward()
+        over = self.over(timeout=TIMEOUT)
+        shares = [over.shard(t.detach(), 1).requires_grad_() for t in whole]
+        scale = None
+        if backward and kind != "other":
+            made = over.attention(*shares, causal=True)
+        dist.barrier()
+        if rank == RANKS - 1 and kind == "other":
+            scale = 0.77
+        elif rank == RANKS - 1:
+            self.break_engine(over, kind, group)
+        begin, status, right, text = time.monotonic(), 0, True, ""
+        try:
+            if backward and kind != "other":
+                made.sum().backward()
+                right = all(torch.allclose(a.grad, over.shard(b.grad, 1), 1e-4, 1e-5) for a, b in zip(shares, whole))
+            else:
+                made = over.attention(*shares, causal=True, scale=scale)
+                right = torch.allclose(made, over.shard(o, 1), 1e-4, 1e-5)
+        except Exception as error:
+            status, text = getattr(error, "status", -1), str(error)
+        seconds = time.monotonic() - begin
+        os.write(1, f"rank {rank} status {status} after {seconds:.3f} {'fine' if right else 'WRONG'}: {text}\n".encode())
+        time.sleep(60)
+
+    def break_engine(self, over, kind, group):
+        """The last rank's transport, from its group-th call on."""
+        engine = over._engine(self.torch.device("cpu"))
+        real, calls = self.torch.distributed.batch_isend_irecv, [0]
+
+        class Never:
+            @staticmethod
+            def wait(seconds):
+                time.sleep(seconds.total_seconds())
+                raise RuntimeError("Timed out")
+
+        def batch(operations):
+            calls[0] += 1
+            if calls[0] == group + 1 and kind != "cut":
+                os.kill(os.getpid(), signal.SIGKILL if kind == "die" else signal.SIGSTOP)
+            if calls[0] <= group or kind != "cut":
+                return real(operations)
+            gone = [op.group_peer == (engine.rank + 1) % RANKS for op in operations]
+            works = iter(real([op for op, g in zip(operations, gone) if not g]) if not all(gone) else [])
+            return [Never() if g else next(works) for g in gone]
+
+        self.torch.distributed.batch_isend_irecv = batch
+
+
+def judge(kind, group, backward, text):
+    """What is wrong with what survivors said; None if nothing is."""
+    told = survivors(text)
+    for rank in range(RANKS - 1):
+        if rank not in told:
+            return f"rank {rank} hangs or died"
+        status, seconds, word, reason = told[rank]
+        if word != "fine":
+            return f"rank {rank} has wrong results"
+        if seconds > TIMEOUT + SLACK:
+            return f"rank {rank} took {seconds} s"
+        if kind == "other" and status != DISAGREE:
+            return f"rank {rank} does not see that problems differ: {status} {reason}"
+        if status not in (0, 60, 61, 62):
+            return f"rank {rank} has status {status}: {reason}"
+    # Two groups compare plans; a forward then has two more, a backward four.
+    expected = kind == "other" or group < (6 if backward else 4)
+    return None if expected == any(status for status, *_ in told.values()) else f"errors: {told}"
+
+
+def mpi_survives(mpiexec):
+    """Whether processes outlive each other: with Open MPI's --enable-recovery."""
+    try:
+        version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        started = subprocess.run([mpiexec, "--enable-recovery", "-n", "3", "true"], capture_output=True, timeout=60,
+                                 env={**os.environ, **ENVIRONMENT}, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return re.search("Open MPI|OpenRTE", version.stdout) is not None and started.returncode == 0
+
+
+def main(trials, package, library, fault_threads, fault_mpi=None, mpiexec=None):
+    if os.environ.get("LD_LIBRARY_PATH") != library:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_LIBRARY_PATH": library})
+    engines = {"threads": Program([fault_threads], ("stop", "cut", "other"), {})}
+    if fault_mpi and mpi_survives(mpiexec):
+        engines["MPI"] = Program([mpiexec, "--enable-recovery", "-n", str(RANKS), fault_mpi],
+                                 ("die", "stop", "cut", "other"), ENVIRONMENT)
+    try:
+        engines["gloo"] = Gloo(package)
+    except ImportError as error:
+        print(f"# no gloo: {error}")
+    cases = [(name, kind, group, backward) for name, engine in engines.items() for kind in engine.kinds
+             for group in range(GROUPS) for backward in (False, True) if kind != "other" or group == 0]
+    random.Random(1).shuffle(cases)
+    cases = [cases[n % len(cases)] for n in range(int(trials))]
+    for name in engines:
+        bad, count, failed, slowest = [], 0, 0, 0.0
+        for engine, kind, group, backward in cases:
+            if engine != name:
+                continue
+            text = engines[name].run(kind, group, backward)
+            told = survivors(text).values()
+            wrong = judge(kind, group, backward, text)
+            count += 1
+            failed += any(status for status, *_ in told)
+            slowest = max([slowest] + [seconds for _, seconds, *_ in told])
+            if wrong:
+                bad.append((kind, group, backward, wrong))
+                print("#", name, kind, group, "backward" if backward else "forward", wrong)
+        ok(not bad and failed > 0, f"{name}: {count - len(bad)} of {count} trials, {failed} of them with errors, "
+                                   f"the slowest after {slowest:.2f} s")
+    return tap.done()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

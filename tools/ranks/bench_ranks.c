@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/ranks/bench_ranks.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/distributed/forecast.h"
+#include "core/dtype.h"
+#include "core/feature.h"
+#include "core/integer.h"
+#include "core/memory.h"
+#include "core/problem.h"
+#include "core/status.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/workload.h"
+#include "tools/ranks/engine.h"
+#include "tools/terminal/terminal.h"
+
+/* What shares of queries and keys are enough for. */
+#define DIVIDED                                                                             \
+    (FATTN_CAUSAL | FATTN_WINDOW | FATTN_SCALE | FATTN_SOFTCAP | FATTN_SINK | FATTN_ALIBI | \
+     FATTN_DROPOUT | FATTN_DLSE | FATTN_DETERMINISTIC)
+
+enum { SMALL = 64, LARGEST = 32 << 20, LINK_REPS = 9, RATE_REPS = 5, REPS = 7 };
+
+void bench_ranks_rows(bench_ranks *values, option *rows)
+{
+    static const char *const schemes[] = {"auto", "ring", "heads", "both", "reduce", NULL};
+    static const char *const splits[] = {"auto", "contiguous", "zigzag", "striped", NULL};
+    values->timeout = 60;
+    const option own[BENCH_RANKS_OPTIONS] = {
+        {"ranks", "divide sequences over the processes that mpirun\nstarted", OPTION_SWITCH,
+         .value = &values->wanted},
+        {"scheme NAME", "auto, ring, heads, both or reduce; default auto", OPTION_CHOICE,
+         .value = &values->scheme, .given = &values->any, .words = schemes},
+        {"split NAME", "auto, contiguous, zigzag or striped; default auto", OPTION_CHOICE,
+         .value = &values->split, .given = &values->any, .words = splits},
+        {"timeout S", "seconds to wait for other ranks; default 60", OPTION_REAL,
+         .value = &values->timeout, .given = &values->any},
+    };
+    memcpy(rows, own, sizeof own);
+}
+
+/* --- A rank's part of a case ------------------------------------------------------------------ */
+
+typedef struct divided_case {
+    const engine *engine;
+    fattn_device *device;
+    sweep_case local; /* of this rank's rows */
+    fattn_problem whole, normal;
+    fattn_whole shares;
+    fattn_group group;
+    workload work;
+} divided_case;
+
+/* Times what all ranks do, from when all are there until all have done it. */
+typedef fattn_status (*act)(divided_case *c, void *what);
+
+static fattn_status time_act(divided_case *c, act run, void *what, int reps, double *median)
+{
+    const int32_t ranks = c->engine->transport->ranks, rank = c->engine->transport->rank;
+    double seconds[BENCH_REPS_MAX];
+    double *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
+    fattn_status status = all ? FATTN_OK : fattn_fail_memory(ranks * 8, "times");
+    for (int n = -1; !status && n < reps; n++) { /* the first one warms up */
+        all[rank] = 0;
+        status = engine_gather(c->engine, all, sizeof *all); /* a barrier */
+        const double begin = bench_now();
+        status = status ? status : run(c, what);
+        all[rank] = bench_now() - begin;
+        status = status ? status : engine_gather(c->engine, all, sizeof *all);
+        for (int32_t r = 0; !status && n >= 0 && r < ranks; r++) {
+            seconds[n] = r == 0 || all[r] > seconds[n] ? all[r] : seconds[n];
+        }
+    }
+    *median = status ? 0 : bench_median(seconds, reps);
+    fattn_memory_free(all);
+    return status;
+}
+
+/* Both directions between neighbours at once. */
+typedef struct exchange {
+    char *data; /* [2][bytes] */
+    int64_t bytes;
+} exchange;
+
+static fattn_status run_exchange(divided_case *c, void *what)
+{
+    const exchange *const x = what;
+    const fattn_transport *const t = c->engine->transport;
+    const fattn_message messages[] = {
+        {(t->rank + 1) % t->ranks, 0, 0, 0, x->data, x->bytes},
+        {(t->rank + t->ranks - 1) % t->ranks, 0, 1, 0, x->data + x->bytes, x->bytes},
+    };
+    const fattn_status status = t->start(t->user, messages, 2);
+    return status ? status : t->wait(t->user, messages, 2, c->engine->timeout);
+}
+
+static fattn_status run_alone(divided_case *c, void *plan)
+{
+    return fattn_execute(plan, &c->work.buffers, NULL, NULL);
+}
+
+static fattn_status run_divided(divided_case *c, void *plan)
+{
+    return fattn_group_execute(plan, &c->work.buffers);
+}
+
+/* Of the slowest rank: for blocks as large as those that travel, and for shares of these rows. */
+static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
+{
+    const fattn_problem *const p = &c->local.problem;
+    const int64_t rows = fattn_ceil_div(c->whole.seqlen_k, c->shares.ranks); /* on every rank */
+    const int64_t block =
+        p->batch * rows * p->heads_k * (p->dim + p->dim_v) * fattn_dtype_size(p->dtype);
+    const int64_t bytes = block < SMALL ? SMALL : block > LARGEST ? LARGEST : block;
+    exchange x = {.data = fattn_memory_alloc((size_t)(2 * bytes)), .bytes = SMALL};
+    fattn_plan *plan = NULL;
+    double small = 0, large = 0, alone = 0;
+    fattn_status status = x.data ? FATTN_OK : fattn_fail_memory(2 * bytes, "a block of keys");
+    if (!status && c->engine->transport->ranks > 1) {
+        memset(x.data, 0, (size_t)(2 * bytes));
+        status = time_act(c, run_exchange, &x, LINK_REPS, &small);
+        x.bytes = bytes;
+        status = status ? status : time_act(c, run_exchange, &x, LINK_REPS, &large);
+    }
+    status = status ? status : fattn_plan_create(c->device, p, &plan);
+    status = status ? status : time_act(c, run_alone, plan, RATE_REPS, &alone);
+    if (!status) {
+        speed->latency = small;
+        speed->bandwidth = large > small ? (double)bytes / (large - small) : 1e30;
+        speed->flops = sweep_flops(&c->local) / alone;
+    }
+    fattn_plan_destroy(plan);
+    if (!status) { /* after a failure messages may still use it */
+        fattn_memory_free(x.data);
+    }
+    return status;
+}
+
+/* Results of forward, which backward reads. */
+static fattn_status run_forward(divided_case *c)
+{
+    fattn_group_plan *plan;
+    fattn_problem p = c->whole;
+    p.op = FATTN_FORWARD;
+    p.features &= ~(FATTN_DLSE | FATTN_DETERMINISTIC);
+    p.outputs = FATTN_OUT_O | FATTN_OUT_LSE;
+    fattn_status status = fattn_group_plan_create(&c->group, &p, NULL, NULL, &plan);
+    if (!status) {
+        status = fattn_group_execute(plan, &c->work.buffers);
+    }
+    if (!status) {
+        fattn_group_plan_destroy(plan);
+    }
+    return status;
+}
+
+/* --- A case ----------------------------------------------------------------------------------- */
+
+static void print_row(const divided_case *c, const fattn_forecast *f, const fattn_speed *speed,
+                      double seconds, int64_t bytes)
+{
+    const fattn_problem *const p = &c->whole;
+    static bool header;
+    if (!header) {
+        puts(
+            "dir\tdtype\tmask\tB\tHq\tHk\tSq\tSk\tD\tranks\tscheme\tsplit\tmedian_ms\tgflops_rank\t"
+            "link_mb_s\tlatency_us\trate_gflops\tforecast_ms\tover_forecast\tplan_bytes");
+        header = true;
+    }
+    sweep_case whole = c->local;
+    whole.problem = c->whole;
+    const double flops = sweep_flops(&whole) / (double)c->shares.ranks;
+    printf("%s\t%s\t%s\t%lld\t%lld\t%lld\t%lld\t%lld\t%lld\t%lld\t%s\t%s\t", c->local.dir_word,
+           fattn_dtype_name(p->dtype), sweep_mask_word(&whole), (long long)p->batch,
+           (long long)p->heads_q, (long long)p->heads_k, (long long)p->seqlen_q,
+           (long long)p->seqlen_k, (long long)p->dim, (long long)c->shares.ranks,
+           fattn_scheme_name(f->scheme), fattn_split_name(c->shares.split));
+    printf("%.6g\t%.5g\t%.5g\t%.4g\t%.5g\t%.6g\t%.3f\t%lld\n", 1e3 * seconds,
+           1e-9 * flops / seconds, 1e-6 * speed->bandwidth, 1e6 * speed->latency,
+           1e-9 * speed->flops, 1e3 * f->seconds, seconds / f->seconds, (long long)bytes);
+    fflush(stdout);
+}
+
+/* Sizes of this rank's share; queries stay whole where only keys are divided. */
+static void take_share(divided_case *c, bool all_queries)
+{
+    fattn_problem *const p = &c->local.problem;
+    const int64_t rank = c->engine->transport->rank;
+    c->shares.all_queries = all_queries;
+    p->seqlen_q = fattn_whole_rows(&c->shares, false, 0, rank);
+    p->seqlen_k = fattn_whole_rows(&c->shares, true, 0, rank);
+}
+
+static fattn_status describe(divided_case *c, const bench_ranks *v, const sweep_case *of)
+{
+    const uint64_t others = of->problem.features & ~DIVIDED;
+    c->whole = of->problem;
+    c->local = *of;
+    if (others) {
+        return fattn_fail(FATTN_UNSUPPORTED, "problems with %s are not measured over ranks",
+                          fattn_feature_name(__builtin_ctzll(others)));
+    }
+    const fattn_status status = fattn_problem_normalise(&c->whole, &c->normal);
+    c->shares = (fattn_whole){.problem = &c->normal, .ranks = c->engine->transport->ranks};
+    c->shares.split = v->split ? (fattn_split)v->split : fattn_split_choose(&c->normal);
+    fattn_group_init(&c->group);
+    c->group.transport = c->engine->transport;
+    c->group.device = c->device;
+    c->group.split = c->shares.split;
+    c->group.timeout = v->timeout;
+    return status;
+}
+
+static fattn_status bench_one(divided_case *c, const bench_ranks *v, const sweep_case *of,
+                              int64_t reps)
+{
+    fattn_speed speed = {.flops = 1};
+    fattn_forecast f;
+    fattn_group_plan *plan = NULL;
+    double seconds = 0;
+    fattn_status status = describe(c, v, of);
+    if (status) {
+        return status;
+    }
+    take_share(c, v->scheme == FATTN_SCHEME_REDUCE ||
+                      (v->scheme == FATTN_SCHEME_AUTO && c->whole.op == FATTN_FORWARD &&
+                       c->whole.seqlen_q < c->shares.ranks));
+    status = workload_create(c->device, &c->local, &c->work);
+    status = status ? status : measure_speed(c, &speed);
+    status = status ? status : fattn_forecast_make(&c->shares, (fattn_scheme)v->scheme, &speed, &f);
+    /* All ranks take the first one's choice: measurements differ. */
+    fattn_forecast *const all = fattn_memory_alloc((size_t)c->shares.ranks * sizeof *all);
+    status = status || all ? status : fattn_fail_memory(0, "forecasts");
+    if (!status) {
+        all[c->engine->transport->rank] = f;
+        status = engine_gather(c->engine, all, sizeof *all);
+        f = all[0];
+    }
+    fattn_memory_free(all);
+    c->group.scheme = f.scheme;
+    status = status || c->whole.op == FATTN_FORWARD ? status : run_forward(c);
+    status = status ? status : fattn_group_plan_create(&c->group, &c->whole, NULL, NULL, &plan);
+    status = status ? status : time_act(c, run_divided, plan, reps ? (int)reps : REPS, &seconds);
+    if (!status && c->engine->transport->rank == 0) {
+        print_row(c, &f, &speed, seconds, fattn_group_plan_bytes(plan));
+    }
+    if (!status) { /* messages of a plan that failed may still be under way */
+        fattn_group_plan_destroy(plan);
+    }
+    return status;
+}
+
+int bench_ranks_run(const bench_ranks *v, const sweep *s, int64_t reps)
+{
+    engine e;
+    fattn_status status = engine_open(&e, v->timeout);
+    for (int64_t n = 0, count = sweep_count(s); !status && n < count; n++) {
+        divided_case c;
+        sweep_case of;
+        memset(&c, 0, sizeof c);
+        c.engine = &e;
+        sweep_at(s, n, &of);
+        status = fattn_device_open(of.device, &c.device);
+        status = status ? status : bench_one(&c, v, &of, reps);
+        workload_free(&c.work);
+        fattn_device_close(c.device);
+    }
+    const int code = status ? tool_failure(status) : TOOL_OK;
+    engine_close(&e);
+    return code;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/ranks/engine.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/memory.h"
+#include "core/status.h"
+
+#ifdef __APPLE__
+#define LIBRARY "libfattn_mpi.0.dylib"
+#else
+#define LIBRARY "libfattn_mpi.so.0"
+#endif
+
+enum { TAG = 0 };
+
+fattn_status engine_open(engine *e, double timeout)
+{
+    fattn_status (*begin)(fattn_transport **) = NULL;
+    void *const library = dlopen(LIBRARY, RTLD_NOW | RTLD_GLOBAL); /* MPI opens parts of its own */
+    void *const found = library ? dlsym(library, "fattn_mpi_begin") : NULL;
+    void *const end = found ? dlsym(library, "fattn_mpi_end") : NULL;
+    memset(e, 0, sizeof *e);
+    if (!end) {
+        const char *const why = dlerror();
+        return fattn_fail(FATTN_UNSUPPORTED, "no MPI: %s", why ? why : LIBRARY);
+    }
+    memcpy(&begin, &found, sizeof begin);
+    memcpy(&e->end, &end, sizeof e->end);
+    e->timeout = timeout;
+    return begin(&e->transport);
+}
+
+void engine_close(engine *e)
+{
+    if (e->transport) {
+        e->end(e->transport);
+    }
+    memset(e, 0, sizeof *e);
+}
+
+fattn_status engine_gather(const engine *e, void *all, int64_t bytes)
+{
+    const fattn_transport *const t = e->transport;
+    fattn_status status = FATTN_OK;
+    for (int32_t d = 1; !status && d < t->ranks; d++) {
+        const int32_t to = (t->rank + d) % t->ranks, from = (t->rank - d + t->ranks) % t->ranks;
+        const fattn_message messages[] = {
+            {to, TAG, 0, 0, (char *)all + t->rank * bytes, bytes},
+            {from, TAG, 1, 0, (char *)all + from * bytes, bytes},
+        };
+        status = t->start(t->user, messages, 2);
+        status = status ? status : t->wait(t->user, messages, 2, e->timeout);
+    }
+    return status;
+}
+
+bool engine_agree(const engine *e, bool fine)
+{
+    const int32_t ranks = e->transport->ranks;
+    bool *const all = fattn_memory_alloc((size_t)ranks);
+    fattn_status status = all ? FATTN_OK : fattn_fail_memory(ranks, "the answers of ranks");
+    int32_t failed = 0;
+    if (!status) {
+        all[e->transport->rank] = fine;
+        status = engine_gather(e, all, 1);
+    }
+    while (!status && failed < ranks && all[failed]) {
+        failed++;
+    }
+    fattn_memory_free(all);
+    if (fine && status) {
+        fprintf(stderr, "fattn: %s: %s\n", fattn_status_string(status), fattn_last_reason());
+    } else if (fine && failed < ranks) {
+        fprintf(stderr, "fattn: rank %d has failed\n", failed);
+    }
+    return fine && !status && failed == ranks;
+}

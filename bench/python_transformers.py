@@ -5,7 +5,8 @@ usage: python bench/python_transformers.py [--types float32,bfloat16] [--models 
            [--prompt 4096] [--context 8192] [--layers 2] [--rounds 5]
 
 prefill reads a prompt into an empty cache; decode makes one token with a cache that holds a context, which
-grows (dynamic) or has its size from the beginning (static). One thread, CPU time of that thread, the two
+grows (dynamic) or has its size from the beginning (static); growing is fattn with its GrowingCache
+against sdpa with its DynamicCache. One thread, CPU time of that thread, the two
 implementations taking turns; medians, and the ratio of the medians. Models are built from configs with
 random weights.
 """
@@ -15,7 +16,7 @@ import copy
 import statistics
 import time
 
-import fattn.transformers  # noqa: F401
+import fattn.transformers
 import torch
 import transformers as T
 
@@ -53,10 +54,12 @@ def prefill(model, options):
     return lambda: model(ids, logits_to_keep=1)
 
 
-def decode(model, options, static):
+def decode(model, options, kind):
     ids = torch.arange(3, 3 + options.context)[None] % 1000
     cache = None
-    if static:
+    if kind == "growing" and model.config._attn_implementation == "fattn":
+        cache = fattn.transformers.GrowingCache(config=model.config)
+    if kind == "static":
         cache = T.StaticCache(config=model.config, max_cache_len=options.context + 8 * options.rounds + 8)
     cache = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
     return lambda: model(ids[:, :1], past_key_values=cache, use_cache=True)
@@ -64,8 +67,9 @@ def decode(model, options, static):
 
 WHAT = {
     "prefill": prefill,
-    "decode": lambda model, options: decode(model, options, False),
-    "static": lambda model, options: decode(model, options, True),
+    "decode": lambda model, options: decode(model, options, "dynamic"),
+    "growing": lambda model, options: decode(model, options, "growing"),
+    "static": lambda model, options: decode(model, options, "static"),
 }
 
 

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, DynamicCache
+from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, prepare_padding_mask,
                                         sdpa_mask, sliding_window_causal_mask_function)
 
 from fattn._errors import Unsupported
 from fattn.torch import attention
 
-__all__ = ["attention_forward", "attention_mask"]
+__all__ = ["GrowingCache", "attention_forward", "attention_mask"]
 
 
 class _Pattern(NamedTuple):
@@ -126,6 +127,66 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                   layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask,
                   sink=None if s_aux is None else s_aux.to(torch.float32), dropout_p=dropout)
     return o.transpose(1, 2), None
+
+
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values are views of memory that has room for more, so that a token is written behind the others
+    and these stay where they are."""
+
+    keys: Tensor
+    values: Tensor
+    is_initialized: bool
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self._rooms = [self.keys, self.values]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any,
+               **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            states: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return states
+        self.keys = self._append(0, self.keys, key_states)
+        self.values = self._append(1, self.values, value_states)
+        return self.keys, self.values
+
+    def _append(self, which: int, held: Tensor, new: Tensor) -> Tensor:
+        length = held.shape[-2] if held.numel() else 0
+        end = length + new.shape[-2]
+        room = self._rooms[which]
+        # Where a cache was reordered, or its batch selected, what it holds lies elsewhere.
+        if (room.dim() != 4 or room.shape[-2] < end or room.shape[:2] != new.shape[:2] or
+                length and room.data_ptr() != held.data_ptr()):
+            room = new.new_empty((*new.shape[:2], end + max(end // 2, 64), new.shape[-1]))
+            if length:
+                room[:, :, :length] = held
+            self._rooms[which] = room
+        room[:, :, length:end] = new
+        return room[:, :, :end]
+
+    def reset(self) -> None:
+        super().reset()
+        self._rooms = []
+
+
+class GrowingCache(DynamicCache):  # type: ignore[misc]
+    """DynamicCache without its copies: that one copies all keys and values for each token, which takes longer
+    than attention to them. This one has room for half as many more. Sliding windows stay as they are there.
+
+        model.generate(**inputs, past_key_values=fattn.transformers.GrowingCache(config=model.config))
+    """
+
+    layers: list[Any]
+    layer_class_to_replicate: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.layers = [_GrowingLayer() if type(layer) is DynamicLayer and not layer.is_initialized else layer
+                       for layer in self.layers]
+        if self.layer_class_to_replicate is DynamicLayer:
+            self.layer_class_to_replicate = _GrowingLayer
 
 
 AttentionInterface.register("fattn", attention_forward)

@@ -186,11 +186,19 @@ def test_plain_functions_take_arrays():
     assert fattn.attention(q, k, v, layout="bshd").shape == o.shape
 
 
+def test_chunks_and_keys_padded_on_the_left():
+    q, k, v = arrays()
+    for options in (dict(chunk=4), dict(seqstart_k=np.array([2, 0], np.int32), causal=True)):
+        o = fj.attention(q, k, v, **{name: a if isinstance(a, int) else jnp.asarray(a)
+                                     for name, a in options.items()})
+        close(o, fattn.attention(*(np.asarray(a) for a in (q, k, v)), **options), 1e-6)
+
+
 def test_bad_input():
     q, k, v = arrays()
     for change, exception, words in (
             (dict(k=k[0]), fattn.InvalidShape, "k has shape"),
-            (dict(k=k.astype(jnp.bfloat16)), fattn.InvalidArgument, "k has dtype bfloat16"),
+            (dict(k=k.astype(jnp.int32)), fattn.InvalidArgument, "k has dtype int32"),
             (dict(dropout_p=0.5), fattn.InvalidArgument, "key is needed"),
             (dict(layout="sbhd"), fattn.InvalidArgument, "layout is 'sbhd'")):
         with pytest.raises(exception, match=words):

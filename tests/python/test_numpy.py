@@ -404,8 +404,8 @@ def test_memory_does_not_grow(rng):
 
     calls(1000)
     before = resident()
-    calls(10000)
-    assert resident() - before < 1 << 20
+    calls(40000)  # 52 bytes a call; Python 3.10 takes and gives back a megabyte now and then
+    assert resident() - before < 2 << 20
 
 
 def test_plans_are_forgotten(rng):

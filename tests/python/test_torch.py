@@ -264,6 +264,24 @@ def test_checkpointing_repeats_dropout():
     assert not torch.equal(block(*given), block(*given))
 
 
+def test_saved_tensors_come_back_with_other_strides():
+    """As from a hook that keeps them elsewhere. Plans of the first layout must not be found for the second."""
+    q, k, v = (torch.randn(2, 9, 4, 8).transpose(1, 2).requires_grad_() for _ in range(3))
+    plain = torch.autograd.grad(fattn.torch.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+    moved = []
+
+    def unpack(t):
+        t = t.clone(memory_format=torch.contiguous_format)
+        moved.append(t.stride())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        o = fattn.torch.scaled_dot_product_attention(q, k, v)
+    for a, b in zip(torch.autograd.grad(o.sum(), (q, k, v)), plain):
+        torch.testing.assert_close(a, b)
+    assert moved[0] != q.stride()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     given, options = inputs_of("all")

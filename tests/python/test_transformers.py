@@ -105,6 +105,46 @@ def test_decoder(name, calls):
     assert any(c["window"] for c in calls) == (name in ("Mistral", "Gemma2", "Gemma3", "GptOss"))
 
 
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+def test_growing_cache(name):
+    """The same tokens as DynamicCache's, greedy, by beams, and after tokens were taken back; what is held does not
+    move but where its room ends."""
+    ours = pair(DECODERS[name](), getattr(T, name + "ForCausalLM"))[1].eval()
+    ids = torch.randint(3, 96, (2, 20))
+    for beams in (1, 3):
+        options = dict(max_new_tokens=24, do_sample=False, num_beams=beams, pad_token_id=0, eos_token_id=None)
+        assert torch.equal(ours.generate(ids, past_key_values=ft.GrowingCache(config=ours.config), **options),
+                           ours.generate(ids, past_key_values=T.DynamicCache(config=ours.config), **options))
+    with torch.no_grad():
+        for kind in (ft.GrowingCache, T.DynamicCache):
+            cache, moves, at = kind(), 0, None
+            logits = []
+            for step in range(90):
+                logits.append(ours(ids[:, :20 if step == 0 else 1], past_key_values=cache).logits[:, -1])
+                moves += cache.layers[-1].keys.data_ptr() != at
+                at = cache.layers[-1].keys.data_ptr()
+                if step == 40:
+                    cache.crop(-3)
+            if kind is ft.GrowingCache:
+                assert moves == 2 and all(type(layer) is ft._GrowingLayer for layer in cache.layers)
+                grown = logits
+            else:
+                for a, b in zip(grown, logits):
+                    same(a, b)
+    # Gradients need every version of the keys, and get it.
+    cache = ft.GrowingCache()
+    ours(ids, past_key_values=cache)
+    ours(ids[:, :1], past_key_values=cache).logits.sum().backward()
+    other = T.DynamicCache()
+    wanted = {n: p.grad.clone() for n, p in ours.named_parameters() if p.grad is not None}
+    ours.zero_grad()
+    ours(ids, past_key_values=other)
+    ours(ids[:, :1], past_key_values=other).logits.sum().backward()
+    for n, p in ours.named_parameters():
+        if p.grad is not None:
+            same(p.grad, wanted[n])
+
+
 def test_encoder(calls):
     config = T.BertConfig(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
                           intermediate_size=96, max_position_embeddings=64)

@@ -11,7 +11,7 @@ import torch.nn.functional
 from torch import Tensor
 
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
-from fattn.torch._calls import Recorded, call_of
+from fattn.torch._calls import Call, Recorded, call_of
 from fattn.torch._functions import any_autocast, autocast, is_watched, new_seed, operator
 
 _grads = torch.is_grad_enabled
@@ -37,8 +37,8 @@ def scaled_dot_product_attention(
     if (attn_mask is None and dropout_p == 0 and not is_watched(query, key, value) and
             not query.is_nested):
         record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None,
-                        False, False, _deterministic(), None, None, False), (), record, not enable_gqa)
+        options = is_causal, scale, record, enable_gqa, _deterministic()
+        call = _plain.get(options) or _plain_call(*options)
         try:
             if record:
                 return Recorded.apply(call, query, key, value)
@@ -50,6 +50,21 @@ def scaled_dot_product_attention(
     if query.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return _dense(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+_LIMIT = 512
+_plain: dict[Any, Call] = {}
+
+
+def _plain_call(is_causal: bool, scale: float | None, record: bool, enable_gqa: bool,
+                deterministic: bool) -> Call:
+    """The Call of the function without attn_mask and dropout."""
+    call = call_of((is_causal, -1, -1, scale, None, 0.0, True, True, False, None, None, 0, 0, None, False,
+                    False, deterministic, None, None, False), (), record, not enable_gqa)
+    if len(_plain) >= _LIMIT:
+        _plain.clear()
+    _plain[is_causal, scale, record, enable_gqa, deterministic] = call
+    return call
 
 
 def _channels_together(t: Tensor) -> Tensor:

@@ -20,6 +20,7 @@
 #include "core/env.h"
 #include "core/memory.h"
 #include "core/operands.h"
+#include "core/plan.h"
 #include "tests/driver.h"
 #include "tests/tap.h"
 #include "tools/judge/random_case.h"

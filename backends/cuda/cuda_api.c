@@ -112,6 +112,7 @@ static int launch_early(gpu_function function, unsigned grid_x, unsigned grid_y,
 
 /* cuTensorMapEncodeTiled (CUDA 12), by the numbers of its enumerations. */
 enum {
+    MAP_UINT8 = 0,
     MAP_UINT16 = 1,
     MAP_INTERLEAVE_NONE = 0,
     MAP_SWIZZLE_128 = 3,
@@ -127,8 +128,9 @@ static int (*encode_tiled)(void *encoded, int type, uint32_t axes, void *address
 static int map_encode(void *encoded, const fattn_gpu_map *map, void *address)
 {
     static const uint32_t step[FATTN_GPU_MAP_AXES] = {1, 1, 1, 1, 1};
-    return encode_tiled(encoded, MAP_UINT16, map->axes, address, map->extent, map->stride, map->box,
-                        step, MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128, MAP_L2_256, MAP_ZEROS);
+    return encode_tiled(encoded, map->bytes == 1 ? MAP_UINT8 : MAP_UINT16, map->axes, address,
+                        map->extent, map->stride, map->box, step, MAP_INTERLEAVE_NONE,
+                        MAP_SWIZZLE_128, MAP_L2_256, MAP_ZEROS);
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;

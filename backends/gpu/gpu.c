@@ -418,7 +418,7 @@ static fattn_status move_maps(const device *d, const made *m, const fattn_buffer
     for (int n = 0; !status && n < m->map_count; n++) {
         void *address = NULL;
         memcpy(&address, (const char *)buffers + m->maps[n].buffer, sizeof address);
-        if (address) {
+        if (address && !(m->maps[n].optional && (uintptr_t)address % 16)) {
             status =
                 check_on(d, d->api->map_move(e->map[n], address), "saying where a tensor lies");
         }

@@ -10,6 +10,7 @@
 #ifndef FATTN_GPU_API_H
 #define FATTN_GPU_API_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,14 +20,15 @@ typedef struct gpu_function_handle *gpu_function;
 typedef struct gpu_stream_handle *gpu_stream;
 typedef struct gpu_event_handle *gpu_event;
 
-/* A tensor of 16-bit elements as a copy engine is told of it: extents and what one copy brings of
- * them, innermost first, and the bytes from one to the next along the others. Where a copy leaves
- * the tensor it brings zeros. Rows of 128 bytes are swizzled. */
+/* A tensor as a copy engine is told of it: bytes of an element, 1 or 2; extents and what one copy
+ * brings of them, innermost first, and the bytes from one to the next along the others. Where a
+ * copy leaves the tensor it brings zeros. Rows of 128 bytes are swizzled. */
 enum { FATTN_GPU_MAP_AXES = 5, FATTN_GPU_MAP_BYTES = 128 };
 
 typedef struct fattn_gpu_map {
     size_t buffer; /* offset of its pointer in fattn_buffers */
-    unsigned axes;
+    bool optional; /* kernels do without it where the tensor is not at a multiple of 16 bytes */
+    unsigned bytes, axes;
     uint64_t extent[FATTN_GPU_MAP_AXES], stride[FATTN_GPU_MAP_AXES - 1];
     uint32_t box[FATTN_GPU_MAP_AXES];
 } fattn_gpu_map;

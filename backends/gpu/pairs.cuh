@@ -124,8 +124,8 @@ GPU_DEVICE void gpu_drop(const fattn_gpu_args &g, const gpu_pairs &t, gpu_query 
     for (int n = 0; n < N; n += 2) {
         uint32_t words[4];
         fattn_dropout_words(&t.dropout, row, key + n, words);
-        const uint32_t first = key + n & 8 ? words[1] : words[0];
-        const uint32_t second = key + n & 8 ? words[3] : words[2];
+        const uint32_t first = (key + n) & 8 ? words[1] : words[0];
+        const uint32_t second = (key + n) & 8 ? words[3] : words[2];
         const uint32_t word = fattn_dropout_pick(row, first, second);
         z[n] = fattn_dropout_multiplier(&t.dropout, word, 0);
         z[n + 1] = fattn_dropout_multiplier(&t.dropout, word, 1);

@@ -890,9 +890,11 @@ CALL(cuTensorMapEncodeTiled, void *map, int type, uint32_t axes, void *address,
      int interleave, int swizzle, int promotion, int fill)
 {
     BEGIN(0);
-    const bool known = type == 1 && interleave == 0 && swizzle == 3 && promotion == 3 && fill == 0;
+    const uint32_t bytes = type ? 2 : 1;
+    const bool known =
+        type >= 0 && type <= 1 && interleave == 0 && swizzle == 3 && promotion == 3 && fill == 0;
     bool fits = (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && axes >= 1 &&
-                axes <= 5 && 2 * box[0] <= 128 && box[0] % 8 == 0;
+                axes <= 5 && bytes * box[0] <= 128 && bytes * box[0] % 16 == 0;
     for (uint32_t n = 0; fits && n < axes; n++) {
         fits = extent[n] >= 1 && extent[n] <= UINT64_C(1) << 32 && box[n] >= 1 && box[n] <= 256 &&
                step[n] == 1;
@@ -903,7 +905,7 @@ CALL(cuTensorMapEncodeTiled, void *map, int type, uint32_t axes, void *address,
         result = STUB_INVALID_VALUE;
     }
     if (!result) {
-        stub_map made = {.address = address, .axes = axes};
+        stub_map made = {.address = address, .axes = axes, .bytes = bytes};
         memcpy(made.extent, extent, axes * sizeof *extent);
         memcpy(made.stride, stride, (axes - 1) * sizeof *stride);
         memcpy(made.box, box, axes * sizeof *box);

@@ -92,7 +92,7 @@ bool stub_cuda_follows(const void *address);
 typedef struct stub_map {
     const void *address;
     uint64_t extent[5], stride[4]; /* stride[n] is that of axis n + 1, in bytes */
-    uint32_t box[5], axes;
+    uint32_t box[5], axes, bytes;  /* bytes: of an element */
 } stub_map;
 
 /* Runs a kernel; returns a result. */

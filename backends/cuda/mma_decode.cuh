@@ -34,6 +34,8 @@ struct mma_decode_shape {
         THREADS = 32 * N,
         KEYS = BN,
         OWN = BN / 4,
+        IN_ORDER = false,
+        FIRST_WARP = 0,
         NEXT = 4,
         DEPTH = STAGES,
         RING = N * STAGES,
@@ -256,7 +258,7 @@ GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     if constexpr (!S::IS_LEAN) {
         gpu_sync(); /* the item */
         if (gpu_thread() < S::ROWS) {
-            mma_begin_row(g, s, mma_query(w, gpu_thread()), gpu_thread());
+            mma_begin_row<S>(g, s, mma_query(w, gpu_thread()), gpu_thread());
         }
     }
 }

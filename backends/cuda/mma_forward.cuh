@@ -242,7 +242,7 @@ template <class S>
 GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_item &w)
 {
     for (int r = gpu_thread(); r < S::ROWS; r += S::THREADS) {
-        mma_begin_row(g, s, mma_query(w, r), r);
+        mma_begin_row<S>(g, s, mma_query(w, r), r);
     }
 }
 
@@ -301,7 +301,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
                           S::KEYS - 1) /
                          S::KEYS);
         }
-        mma_stage(g, s, block, past);
+        mma_stage<S>(g, s, block, past);
     }
     mma_rows_empty(rows);
     if (block >= past) {
@@ -344,7 +344,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
         }
         mma_weigh<S>(unit, rows, x);
         if constexpr (!S::IS_LEAN) {
-            mma_stage(g, s, block, past);
+            mma_stage<S>(g, s, block, past);
         }
         if (mma_has<S>(g, FATTN_DROPOUT)) {
             mma_drop<S>(g, s, j0, x);

@@ -6,7 +6,11 @@
  * Products may see the keys of a tile in any order, so long as both see the same: column
  * 8 n + 2 t + e of the fragments is key OWN t + 2 n + e of the tile. The OWN keys of lane t of a
  * quad are neighbours then, whose bias and mask are read 16 bytes at a time, and among which are
- * those that a call of dropout's generator serves.
+ * those that a call of dropout's generator serves. Hopper's products see keys in order (IN_ORDER):
+ * column c is key c. A call of dropout's generator serves such pairs too.
+ *
+ * Terms, the type of parameter s: what is known of the item and its rows (mma_scratch, and
+ * wgmma_tile_terms of Hopper's kernels).
  */
 #ifndef FATTN_CUDA_MMA_TERMS_CUH
 #define FATTN_CUDA_MMA_TERMS_CUH
@@ -35,6 +39,8 @@ struct mma_shape {
         OWN = BN / 4,  /* of a tile's keys, a lane's */
         NEXT = 4,      /* from 16 columns to the next, in keys */
         RING = STAGES, /* tiles of keys, and of values, in shared memory */
+        IN_ORDER = false,
+        FIRST_WARP = 0, /* of those that multiply */
         IS_LEAN = LEAN
     };
 };
@@ -68,24 +74,24 @@ template <class S, int PLANES = S::type::PLANES> struct mma_tiles {
 
 /* What features need of rows; for a row that does not exist, of another. A bias of the type of q
  * and a mask that are alone wait in a tile of their own. */
-template <class S, uint64_t FEATURES = S::KNOWN> struct mma_looks {
+template <class S, uint64_t FEATURES = S::KNOWN> struct mma_row_terms {
 };
-template <class S> struct mma_looks<S, MMA_ANY> {
+template <class S> struct mma_row_terms<S, MMA_ANY> {
     const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
     gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
 };
-template <class S> struct mma_looks<S, FATTN_ALIBI> {
+template <class S> struct mma_row_terms<S, FATTN_ALIBI> {
     gpu_f2 alibi[S::ROWS];
 };
-template <class S> struct mma_looks<S, FATTN_BIAS> {
+template <class S> struct mma_row_terms<S, FATTN_BIAS> {
     alignas(16) uint16_t staged[S::ROWS * S::KEYS];
 };
-template <class S> struct mma_looks<S, FATTN_MASK> {
+template <class S> struct mma_row_terms<S, FATTN_MASK> {
     alignas(16) uint8_t staged[S::ROWS * S::KEYS];
 };
 
 /* Shared memory. The item is here because accumulators leave no registers for it. */
-template <class S> struct mma_scratch : mma_tiles<S>, mma_looks<S> {
+template <class S> struct mma_scratch : mma_tiles<S>, mma_row_terms<S> {
     mma_item item;
 };
 
@@ -94,7 +100,7 @@ template <class S> struct mma_scratch : mma_tiles<S>, mma_looks<S> {
 /* Row of the tile that the thread's half `h` of m-tile `m` is. */
 template <class S> GPU_DEVICE int mma_row(int m, int h)
 {
-    return (mma_warp() * S::WARP_TILES + m) * 16 + mma_lane() / 4 + 8 * h;
+    return ((mma_warp() - S::FIRST_WARP) * S::WARP_TILES + m) * 16 + mma_lane() / 4 + 8 * h;
 }
 
 /* Query and head of row r of the tile, counted from query i0 and from the group's first head. */
@@ -146,8 +152,16 @@ template <class S, class Visit> GPU_DEVICE void mma_each_row(Visit visit)
     }
 }
 
-/* The first of the thread's keys in the tile. */
-template <class S> GPU_DEVICE int mma_own(void) { return mma_lane() % 4 * S::OWN; }
+/* The first of the thread's keys in the tile, and how many keys behind it its number j is. */
+template <class S> GPU_DEVICE int mma_own(void)
+{
+    return mma_lane() % 4 * (S::IN_ORDER ? 2 : (int)S::OWN);
+}
+
+template <class S> GPU_DEVICE constexpr int mma_behind(int j)
+{
+    return S::IN_ORDER ? j / 2 * 8 + j % 2 : j;
+}
 
 /* Calls visit(score, j) for a row's scores of the thread's keys. */
 template <class S, class Visit>
@@ -183,8 +197,8 @@ template <class S> GPU_DEVICE uint32_t mma_key_columns(const void *tile)
 /* --- What is read for a tile ------------------------------------------------------------------ */
 
 /* What features need to know of row r, query q or none. */
-template <class S>
-GPU_DEVICE void mma_begin_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_query q, int r)
+template <class S, class Terms>
+GPU_DEVICE void mma_begin_row(const fattn_gpu_args &g, Terms &s, gpu_query q, int r)
 {
     const fattn_problem &p = g.problem;
     const mma_item &w = s.item;
@@ -224,12 +238,13 @@ GPU_DEVICE bool mma_are_rows(const void *data, const int64_t stride[4], int size
 
 /* Asks for the bias of tile `block`, if there is one before `past`. (A mask is smaller, and mostly
  * one for all heads.) */
-template <class S>
-GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const mma_scratch<S> &s, int block, int past)
+template <class S, class Terms>
+GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const Terms &s, int block, int past)
 {
     if constexpr (S::KNOWN == MMA_ANY) {
         const int j0 = (int)((unsigned)block * S::KEYS); /* of tile `past` perhaps 2^31 */
-        const int64_t column = j0 + mma_own<S>(), size = g.problem.dtype_bias == FATTN_F32 ? 4 : 2;
+        const int64_t column = j0 + mma_lane() % 4 * S::OWN,
+                      size = g.problem.dtype_bias == FATTN_F32 ? 4 : 2;
         if (block < past && g.problem.features & FATTN_BIAS && s.item.bias_rows &&
             fattn_tile_is_whole(j0, S::KEYS, s.item.keys)) {
             mma_each_row<S>(
@@ -246,7 +261,21 @@ GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
 {
     const int own = j0 + mma_own<S>();
     const char *const from = row + own * step;
-    if (ROWS) {
+    if (ROWS && S::IN_ORDER) { /* pairs */
+        GPU_UNROLL
+        for (int j = 0; j < S::OWN; j += 2) {
+            const char *const at = from + mma_behind<S>(j) * SIZE;
+            if constexpr (SIZE == 4) {
+                const gpu_u2 two = __ldg((const gpu_u2 *)at);
+                words[j] = two.x, words[j + 1] = two.y;
+            } else if constexpr (SIZE == 2) {
+                words[j / 2] = __ldg((const uint32_t *)at);
+            } else {
+                const uint32_t two = __ldg((const uint16_t *)at);
+                words[j / 4] = j % 4 ? words[j / 4] | two << 16 : two;
+            }
+        }
+    } else if (ROWS) {
         if constexpr (S::OWN * SIZE == 4) {
             words[0] = __ldg((const uint32_t *)from);
         } else if constexpr (S::OWN * SIZE == 8) {
@@ -262,11 +291,11 @@ GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
     } else {
         GPU_UNROLL
         for (int j = 0; j < S::OWN; j++) {
-            const char *const at = from + j * step;
-            const uint32_t bits = own + j >= keys ? 0
-                                  : SIZE == 4     ? *(const uint32_t *)at
-                                  : SIZE == 2     ? *(const uint16_t *)at
-                                                  : *(const uint8_t *)at;
+            const char *const at = from + mma_behind<S>(j) * step;
+            const uint32_t bits = own + mma_behind<S>(j) >= keys ? 0
+                                  : SIZE == 4                    ? *(const uint32_t *)at
+                                  : SIZE == 2                    ? *(const uint16_t *)at
+                                                                 : *(const uint8_t *)at;
             const int n = j * SIZE / 4, shift = j * SIZE % 4 * 8;
             words[n] = shift ? words[n] | bits << shift : bits;
         }
@@ -276,7 +305,7 @@ GPU_DEVICE void mma_fetch(const char *row, int64_t step, int j0, int keys,
 /* A bias or mask that is alone is copied a tile ahead, by the warp whose rows it belongs to, into
  * rows of a tile as mma_sm80.cuh has them. The lane's own elements of its row m, h. */
 template <class S, class E>
-GPU_DEVICE void mma_staged_get(uint32_t staged, int m, int h,
+GPU_DEVICE void mma_staged_get(const mma_scratch<S> &s, int m, int h,
                                uint32_t words[S::OWN * sizeof(E) / 4])
 {
     enum { CHUNKS = S::OWN * sizeof(E) / 16 };
@@ -284,7 +313,8 @@ GPU_DEVICE void mma_staged_get(uint32_t staged, int m, int h,
     GPU_UNROLL
     for (int n = 0; n < CHUNKS; n++) {
         const int c = mma_lane() % 4 * CHUNKS + n;
-        mma_get<4>(mma_place<S::KEYS * sizeof(E) / 2>(staged, mma_row<S>(m, h), c), words + 4 * n);
+        mma_get<4>(mma_place<S::KEYS * sizeof(E) / 2>(mma_shared(s.staged), mma_row<S>(m, h), c),
+                   words + 4 * n);
     }
 }
 
@@ -324,8 +354,8 @@ GPU_DEVICE void mma_stage_rows(const mma_item &w, const int64_t stride[4], bool 
 }
 
 /* Of tile `block`, if there is one before `past`, and the run is for one of the two. */
-template <class S>
-GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const mma_scratch<S> &s, int block, int past)
+template <class S, class Terms>
+GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const Terms &s, int block, int past)
 {
     const fattn_problem &p = g.problem;
     const mma_item &w = s.item;
@@ -428,7 +458,7 @@ template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *wor
     for (int n = 0; n < S::OWN / 2 && DTYPE == FATTN_BF16; n++) {
         largest = mma_bf16_larger(largest, words[n]);
     }
-    return largest + 0x01800180u & 0x80008000u;
+    return (largest + 0x01800180u) & 0x80008000u;
 }
 
 /* Number j of a row of biases. */
@@ -465,12 +495,12 @@ GPU_DEVICE void mma_add_bias(const uint32_t *words, float factor, int m, int h,
 }
 
 /* The same for all of the thread's rows, two of which are on their way at a time. */
-template <class S, int DTYPE, bool ROWS>
-GPU_DEVICE void mma_bias(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, float factor,
+template <class S, int DTYPE, bool ROWS, class Terms>
+GPU_DEVICE void mma_bias(const fattn_gpu_args &g, const Terms &s, int j0, float factor,
                          float x[S::TILES][S::KEYS / 8][4])
 {
     enum { SIZE = DTYPE == FATTN_F32 ? 4 : 2 };
-    const int64_t step = ROWS ? SIZE : g.problem.bias_stride[3] * SIZE;
+    const int64_t step = ROWS ? (int64_t)SIZE : g.problem.bias_stride[3] * SIZE;
     GPU_UNROLL
     for (int m = 0; m < S::TILES; m++) {
         uint32_t words[2][S::OWN * SIZE / 4];
@@ -485,8 +515,8 @@ GPU_DEVICE void mma_bias(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
     }
 }
 
-template <class S, int DTYPE>
-GPU_DEVICE void mma_bias_of(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, float factor,
+template <class S, int DTYPE, class Terms>
+GPU_DEVICE void mma_bias_of(const fattn_gpu_args &g, const Terms &s, int j0, float factor,
                             float x[S::TILES][S::KEYS / 8][4])
 {
     if (s.item.bias_rows && fattn_tile_is_whole(j0, S::KEYS, s.item.keys)) {
@@ -497,8 +527,8 @@ GPU_DEVICE void mma_bias_of(const fattn_gpu_args &g, const mma_scratch<S> &s, in
 }
 
 /* Of any type. */
-template <class S>
-GPU_DEVICE void mma_bias_any(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, float factor,
+template <class S, class Terms>
+GPU_DEVICE void mma_bias_any(const fattn_gpu_args &g, const Terms &s, int j0, float factor,
                              float x[S::TILES][S::KEYS / 8][4])
 {
     switch (g.problem.dtype_bias) {
@@ -509,14 +539,12 @@ GPU_DEVICE void mma_bias_any(const fattn_gpu_args &g, const mma_scratch<S> &s, i
 }
 
 /* The same of a bias that waits in shared memory, but for the limits: mma_bounded(). */
-template <class S>
-GPU_DEVICE void mma_bias_staged(const mma_scratch<S> &s, float factor,
-                                float x[S::TILES][S::KEYS / 8][4])
+template <class S, class Terms>
+GPU_DEVICE void mma_bias_staged(const Terms &s, float factor, float x[S::TILES][S::KEYS / 8][4])
 {
-    const uint32_t staged = mma_shared(s.staged);
     mma_each_row<S>([&](int m, int h) {
         uint32_t words[S::OWN / 2];
-        mma_staged_get<S, uint16_t>(staged, m, h, words);
+        mma_staged_get<S, uint16_t>(s, m, h, words);
         if (mma_bias_hides<S, S::type::DTYPE>(words)) {
             mma_each<S>(m, h, x, [&](float &score, int j) {
                 const float bias = mma_bias_at<S::type::DTYPE>(words, j);
@@ -549,16 +577,15 @@ GPU_DEVICE void mma_bounded(float x[S::TILES][S::KEYS / 8][4], float largest[S::
 }
 
 /* x = factor x - slope distance. Distances are exact up to 2^24. */
-template <class S>
-GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
-                          float x[S::TILES][S::KEYS / 8][4])
+template <class S, class Terms>
+GPU_DEVICE void mma_alibi(const Terms &s, int j0, float factor, float x[S::TILES][S::KEYS / 8][4])
 {
     const float column = (float)(j0 + mma_own<S>());
     mma_each_row<S>([&](int m, int h) {
         const gpu_f2 row = s.alibi[mma_row<S>(m, h)];
         const float first = row.y - column;
         mma_each<S>(m, h, x, [&](float &score, int j) {
-            score = fmaf(score, factor, -(row.x * fabsf(first - (float)j)));
+            score = fmaf(score, factor, -(row.x * fabsf(first - (float)mma_behind<S>(j))));
         });
     });
 }
@@ -576,8 +603,8 @@ GPU_DEVICE void mma_keep_bytes(const uint32_t words[2 * S::TILES][S::OWN / 4],
     });
 }
 
-template <class S, bool ROWS>
-GPU_DEVICE void mma_mask(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+template <class S, bool ROWS, class Terms>
+GPU_DEVICE void mma_mask(const fattn_gpu_args &g, const Terms &s, int j0,
                          float x[S::TILES][S::KEYS / 8][4])
 {
     const int64_t step = ROWS ? 1 : g.problem.mask_stride[3];
@@ -589,8 +616,8 @@ GPU_DEVICE void mma_mask(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
     mma_keep_bytes<S>(words, x);
 }
 
-template <class S>
-GPU_DEVICE void mma_mask_any(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+template <class S, class Terms>
+GPU_DEVICE void mma_mask_any(const fattn_gpu_args &g, const Terms &s, int j0,
                              float x[S::TILES][S::KEYS / 8][4])
 {
     if (s.item.mask_rows && fattn_tile_is_whole(j0, S::KEYS, s.item.keys)) {
@@ -601,13 +628,11 @@ GPU_DEVICE void mma_mask_any(const fattn_gpu_args &g, const mma_scratch<S> &s, i
 }
 
 /* The same of a mask that waits in shared memory. */
-template <class S>
-GPU_DEVICE void mma_mask_staged(const mma_scratch<S> &s, float x[S::TILES][S::KEYS / 8][4])
+template <class S, class Terms>
+GPU_DEVICE void mma_mask_staged(const Terms &s, float x[S::TILES][S::KEYS / 8][4])
 {
-    const uint32_t staged = mma_shared(s.staged);
     uint32_t words[2 * S::TILES][S::OWN / 4];
-    mma_each_row<S>(
-        [&](int m, int h) { mma_staged_get<S, uint8_t>(staged, m, h, words[2 * m + h]); });
+    mma_each_row<S>([&](int m, int h) { mma_staged_get<S, uint8_t>(s, m, h, words[2 * m + h]); });
     mma_keep_bytes<S>(words, x);
 }
 
@@ -626,16 +651,16 @@ GPU_DEVICE void mma_select(uint32_t bits, float other, int m, int h,
 }
 
 /* The thread's keys of row r that the block mask keeps. */
-template <class S>
-GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0, int r)
+template <class S, class Terms>
+GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const Terms &s, int j0, int r)
 {
-    const bool one = g.problem.block_n % S::OWN == 0; /* block for all of them */
+    const bool one = !S::IN_ORDER && g.problem.block_n % S::OWN == 0; /* block for all of them */
     const int own = j0 + mma_own<S>();
     const gpu_query q = mma_query(s.item, r);
     uint32_t bits = 0;
     GPU_ROLLED
     for (int j = 0; j < (one ? 1 : (int)S::OWN); j++) {
-        const int key = own + j;
+        const int key = own + mma_behind<S>(j);
         if (q.h >= 0 && key < s.item.keys) {
             bits |= (uint32_t)gpu_block_keeps(g, s.item.pairs, q, key) << j;
         }
@@ -645,8 +670,8 @@ GPU_DEVICE uint32_t mma_block_bits(const fattn_gpu_args &g, const mma_scratch<S>
 
 /* Dot products in x become scores, term by term. Nothing is read for pairs that do not exist. With
  * a softcap, and nothing after it, bound is mma_cap()'s. */
-template <class S>
-GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+template <class S, class Terms>
+GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const Terms &s, int j0,
                           float x[S::TILES][S::KEYS / 8][4], float bound[S::TILES][2])
 {
     float factor = g.rule.terms & FATTN_SCORE_SCALE ? g.rule.scale : 1; /* which x is to get */
@@ -690,8 +715,8 @@ GPU_DEVICE void mma_terms(const fattn_gpu_args &g, const mma_scratch<S> &s, int 
 }
 
 /* Scores of pairs outside the band are selected away. */
-template <class S>
-GPU_DEVICE void mma_keep(const mma_scratch<S> &s, int j0, float x[S::TILES][S::KEYS / 8][4])
+template <class S, class Terms>
+GPU_DEVICE void mma_keep(const Terms &s, int j0, float x[S::TILES][S::KEYS / 8][4])
 {
     const int column = j0 + mma_own<S>();
     mma_each_row<S>([&](int m, int h) {
@@ -703,8 +728,8 @@ GPU_DEVICE void mma_keep(const mma_scratch<S> &s, int j0, float x[S::TILES][S::K
 }
 
 /* Dot products in x become scores, where there is no feature. */
-template <class S>
-GPU_DEVICE void mma_score(const fattn_gpu_args &g, const mma_scratch<S> &s, bool partial, int j0,
+template <class S, class Terms>
+GPU_DEVICE void mma_score(const fattn_gpu_args &g, const Terms &s, bool partial, int j0,
                           float x[S::TILES][S::KEYS / 8][4])
 {
     if (g.rule.terms) { /* a scale that cannot be part of the unit */
@@ -728,7 +753,7 @@ GPU_DEVICE uint32_t mma_kept_bits(const fattn_gpu_args &g, const gpu_pairs &t, g
     GPU_ROLLED
     for (int j = 0; j < S::OWN && q.h >= 0; j += 2) {
         float z[2];
-        gpu_drop<2>(g, t, q, own + j, z);
+        gpu_drop<2>(g, t, q, own + mma_behind<S>(j), z);
         bits |= (uint32_t)((z[0] != 0) | (z[1] != 0) << 1) << j;
     }
     return bits;
@@ -737,8 +762,8 @@ GPU_DEVICE uint32_t mma_kept_bits(const fattn_gpu_args &g, const gpu_pairs &t, g
 /* Weights in x that dropout drops become 0. Z comes last: times it, weights might overflow. One
  * call of the generator serves eight of a thread's pairs, where the tile lies on its patches and
  * rows are queries of one head: two neighbours, and the two 8 on, of two rows. */
-template <class S>
-GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j0,
+template <class S, class Terms>
+GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const Terms &s, int j0,
                          float x[S::TILES][S::KEYS / 8][4])
 {
     const gpu_pairs &t = s.item.pairs;
@@ -759,14 +784,14 @@ GPU_DEVICE void mma_drop(const fattn_gpu_args &g, const mma_scratch<S> &s, int j
             (uint32_t)(g.problem.head_offset + (q.h < 0 ? 0 : q.h)));
         GPU_UNROLL
         for (int n = 0; n < S::OWN / 16 * 4; n++) {
-            const int j = n / 4 * 16 + n % 4 * 2;
+            const int j = S::IN_ORDER ? 4 * n : n / 4 * 16 + n % 4 * 2;
             uint32_t words[4];
-            fattn_dropout_words(&t.dropout, rows, key + mma_own<S>() + j, words);
+            fattn_dropout_words(&t.dropout, rows, key + mma_own<S>() + mma_behind<S>(j), words);
             GPU_UNROLL
             for (int e = 0; e < 8; e++) {
                 const int right = e / 4, below = e / 2 % 2, odd = e % 2;
                 const uint32_t word = words[2 * below + right];
-                float *const weight = &x[m][j / 2 + 4 * right][2 * below + odd];
+                float *const weight = &x[m][j / 2 + (S::IN_ORDER ? 1 : 4) * right][2 * below + odd];
                 *weight = (odd ? word : word << 16) < threshold ? 0 : *weight;
             }
         }

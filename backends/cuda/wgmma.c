@@ -13,11 +13,16 @@
 #include "backends/gpu/sizes.h"
 #include "core/dtype.h"
 
+/* Beyond it the few pairs that are kept may be too small beside the others for f16. */
+#define WGMMA_DROPOUT_MAX 0.99
+
 #define WGMMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
-/* Pages are copied by rows of mma.c. What a batch-invariant run is computed by must not depend on
- * how long its sequences are, and these rows are for long ones. */
-#define WGMMA_FEATURES (FATTN_GPU_LEAN & ~(FATTN_PAGED | FATTN_BATCH_INVARIANT))
+/* Rows of mma.c skip what block masks rule out. What a batch-invariant run is computed by must not
+ * depend on how long its sequences are, and these rows are for long ones. */
+#define WGMMA_NOT (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT)
+#define WGMMA_FEATURES ((FATTN_GPU_LEAN | FATTN_SINK) & ~WGMMA_NOT)
+#define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~WGMMA_NOT)
 
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
@@ -46,7 +51,6 @@ static bool is_far(const fattn_strides *s)
  * leaves the axis out; rows that share it are not worth that. */
 static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 {
-    (void)row;
     if (group_of(p) > GROUP_MAX) {
         return "takes 128 query heads of a key/value head at most";
     }
@@ -67,7 +71,11 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
     if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v)) {
         return "copies by strides below 2^40 bytes";
     }
-    if (fattn_score_rule_make(0, p->scale, 0).terms) {
+    if (p->features & FATTN_PAGED &&
+        WGMMA_PIECE(p->page_size, row->tiles[0].bc) < WGMMA_PIECE_LEAST) {
+        return "copies pages of a multiple of 8 keys";
+    }
+    if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
         return "takes scales above 0 alone";
     }
     return NULL;
@@ -89,14 +97,15 @@ static void add_axis(fattn_gpu_map *map, int64_t extent, int64_t stride, int box
 {
     const bool shared = stride == 0;
     map->extent[map->axes] = shared || extent < 1 ? 1 : (uint64_t)extent;
-    map->stride[map->axes - 1] = shared ? 16 : 2 * (uint64_t)stride;
+    map->stride[map->axes - 1] = shared ? 16 : map->bytes * (uint64_t)stride;
     map->box[map->axes] = (uint32_t)box;
     map->axes++;
 }
 
 static fattn_gpu_map map_of(size_t buffer, int64_t dim)
 {
-    fattn_gpu_map map = {.buffer = buffer, .axes = 1, .extent = {(uint64_t)dim}, .box = {64}};
+    fattn_gpu_map map = {
+        .buffer = buffer, .bytes = 2, .axes = 1, .extent = {(uint64_t)dim}, .box = {64}};
     return map;
 }
 
@@ -116,6 +125,10 @@ static fattn_gpu_map keys_map(const fattn_problem *p, size_t buffer, int64_t dim
                               const fattn_strides *s, int keys)
 {
     const int64_t batch = p->features & FATTN_CU_SEQLENS_K ? 1 : p->batch;
+    if (p->features & FATTN_PAGED) { /* a page's keys, heads, pages */
+        return plain_map(buffer, dim, p->page_size, p->heads_k, p->num_pages, s,
+                         (int)WGMMA_PIECE(p->page_size, keys));
+    }
     return plain_map(buffer, dim, p->total_k, p->heads_k, batch, s, keys);
 }
 
@@ -147,7 +160,7 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
 static bool counts(const fattn_problem *p)
 {
     const uint64_t lengths = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
-                             FATTN_SEQUSED_K | FATTN_POSITIONS;
+                             FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS;
     return p->features & lengths || p->window_left >= 0 || p->window_right >= 0;
 }
 
@@ -198,6 +211,149 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
     },
+
+/* --- Forward with every feature --------------------------------------------------------------- */
+
+typedef struct full_run {
+    const char *name;
+    uint64_t features; /* of pairs */
+    int width, shared;
+} full_run;
+
+#define FULL_RUN(run, bits, channels, keys, stages, ...) \
+    {#run, bits, channels, WGMMA_FULL_SHARED(bits, channels, keys, stages, __VA_ARGS__)},
+static const full_run full_runs[] = {WGMMA_FULL_64(FULL_RUN) WGMMA_FULL_128(FULL_RUN)
+                                         WGMMA_FULL_256(FULL_RUN)};
+
+/* Whether a tensor map takes a bias or mask of so many bytes an element. The address is the
+ * kernel's question. */
+static bool maps_term(const int64_t stride[4], int64_t bytes, int64_t group)
+{
+    bool maps = stride[3] == 1;
+    for (int n = 0; n < 3; n++) {
+        maps = maps && stride[n] * bytes % 16 == 0 && stride[n] < STRIDE_MAX / group;
+    }
+    return maps;
+}
+
+/* The features of pairs that the run's kernel knows to be there, and no others. */
+static uint64_t known_features(const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const bool rows = features == FATTN_BIAS
+                          ? p->dtype_bias == p->dtype && maps_term(p->bias_stride, 2, group_of(p))
+                      : features == FATTN_MASK ? maps_term(p->mask_stride, 1, group_of(p))
+                                               : true;
+    return rows ? features : MMA_ANY;
+}
+
+static const full_run *run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p)
+{
+    const uint64_t features = known_features(p);
+    const full_run *any = NULL;
+    for (size_t n = 0; n < sizeof full_runs / sizeof *full_runs; n++) {
+        const full_run *const run = full_runs + n;
+        if (run->width == kernel->width && run->features == features) {
+            return run;
+        }
+        any = run->width == kernel->width && run->features == MMA_ANY ? run : any;
+    }
+    return any;
+}
+
+/* Tiles of queries of all heads, as the kernel has them: of whole queries. */
+static int64_t full_items(const fattn_problem *p, const fattn_tiling *t)
+{
+    const int64_t queries = t->br / group_of(p);
+    return gpu_times(gpu_times(p->batch, p->heads_k), fattn_ceil_div(p->seqlen_q, queries));
+}
+
+static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    (void)tile;
+    return run_of(fattn_gpu_kernel_of(row), p)->shared;
+}
+
+/* The counter, and what a bias leaves of each item's keys. */
+static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
+                              const fattn_tiling *t)
+{
+    (void)row;
+    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t)) : 0;
+    return seen < 0 || seen > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + seen;
+}
+
+static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                             const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    if (!(p->features & FATTN_BIAS)) {
+        clear_shape(kernel, p, t, shape);
+        return;
+    }
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_seen_%d", kernel->width);
+    shape->blocks = full_items(p, t);
+    shape->threads = WGMMA_SEEN_THREADS;
+    shape->shared = WGMMA_CONTROL + WGMMA_TERM_CONTROL(MMA_ANY, 64 * WGMMA_FULL_WARPGROUPS);
+    shape->early = true;
+}
+
+static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const full_run *const run = run_of(kernel, p);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_%s_%s_%d", run->name,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+    shape->blocks = t->items;
+    shape->threads = WGMMA_THREADS(WGMMA_FULL_WARPGROUPS);
+    shape->shared = run->shared;
+    shape->early = true;
+    shape->resident = true;
+}
+
+/* Rows of 128 bytes of a bias or mask. Heads or queries that share theirs have one in a tile. */
+static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
+                     fattn_gpu_map maps[FATTN_GPU_MAPS])
+{
+    const int count = maps_of(kernel, p, t, maps);
+    const uint64_t features = run_of(kernel, p)->features;
+    const bool bias = features == FATTN_BIAS;
+    if (!bias && features != FATTN_MASK) {
+        return count;
+    }
+    const int64_t *const stride = bias ? p->bias_stride : p->mask_stride;
+    const int64_t group = group_of(p);
+    fattn_gpu_map *const map = &maps[count];
+    *map = map_of(bias ? offsetof(fattn_buffers, bias) : offsetof(fattn_buffers, mask),
+                  p->seqlen_k > 1 ? p->seqlen_k : 1);
+    map->optional = true;
+    map->bytes = bias ? 2 : 1;
+    map->box[0] = 128 / map->bytes;
+    add_axis(map, group, stride[1], stride[1] ? (int)group : 1);
+    add_axis(map, p->seqlen_q, stride[2], stride[2] ? (int)(t->br / group) : 1);
+    add_axis(map, p->heads_k, group * stride[1], 1);
+    add_axis(map, p->batch, stride[0], 1);
+    return count + 1;
+}
+
+#define WGMMA_FULL_ROW(channels, keys)                                                     \
+    {                                                                                      \
+        .row = {.name = "wgmma_full_" #channels,                                           \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                        \
+                .dtypes = WGMMA_DTYPES,                                                    \
+                .features = WGMMA_FULL_FEATURES,                                           \
+                .dim_max = channels,                                                       \
+                .align = 16,                                                               \
+                .dropout_max = WGMMA_DROPOUT_MAX,                                          \
+                .must_fit = true,                                                          \
+                .packs_groups = true,                                                      \
+                .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}}, \
+                .cannot = cannot,                                                          \
+                .pays = pays,                                                              \
+                .fast_bytes = full_fast_bytes,                                             \
+                .workspace = full_workspace},                                              \
+        .image = "wgmma_full_" #channels, .isa = 90, .isa_past = 100, .needs = "sm_90",    \
+        .phases = {full_begin_shape, full_shape}, .maps = full_maps, .width = channels,    \
+    }
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
@@ -335,4 +491,5 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     },
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
-    WGMMA_SHAPES(WGMMA_ROW) WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};
+    WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128), WGMMA_FULL_ROW(128, 128),
+    WGMMA_FULL_ROW(256, 64), WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};

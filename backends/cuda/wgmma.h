@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "backends/cuda/mma.h"
 #include "core/host_device.h"
 
 /*
@@ -33,6 +34,54 @@
 #define WGMMA_OUT_BYTES 1024 /* a warp's: 64 channels of 8 rows */
 #define WGMMA_CONTROL 1152
 #define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
+
+/*
+ * Kernels that know more than lean ones, by runs as in mma.h:
+ * X(run, its features of pairs, width, keys, stages, stages of a bias or mask that is alone), with
+ * two warpgroups. A mask of 64 keys has no rows of 128 bytes: full.
+ */
+#define WGMMA_FULL_64(X)                     \
+    X(full, MMA_ANY, 64, 128, 2, 0)          \
+    X(bias, FATTN_BIAS, 64, 128, 2, 2)       \
+    X(mask, FATTN_MASK, 64, 128, 2, 2)       \
+    X(alibi, FATTN_ALIBI, 64, 128, 2, 0)     \
+    X(softcap, FATTN_SOFTCAP, 64, 128, 2, 0) \
+    X(dropout, FATTN_DROPOUT, 64, 128, 2, 0)
+#define WGMMA_FULL_128(X)                     \
+    X(full, MMA_ANY, 128, 128, 2, 0)          \
+    X(bias, FATTN_BIAS, 128, 128, 2, 1)       \
+    X(mask, FATTN_MASK, 128, 128, 2, 2)       \
+    X(alibi, FATTN_ALIBI, 128, 128, 2, 0)     \
+    X(softcap, FATTN_SOFTCAP, 128, 128, 2, 0) \
+    X(dropout, FATTN_DROPOUT, 128, 128, 2, 0)
+#define WGMMA_FULL_256(X)                    \
+    X(full, MMA_ANY, 256, 64, 2, 0)          \
+    X(bias, FATTN_BIAS, 256, 64, 2, 1)       \
+    X(alibi, FATTN_ALIBI, 256, 64, 2, 0)     \
+    X(softcap, FATTN_SOFTCAP, 256, 64, 2, 0) \
+    X(dropout, FATTN_DROPOUT, 256, 64, 2, 0)
+#define WGMMA_FULL_WARPGROUPS 2
+
+/* Bytes of shared memory of a staged tile, and of the control beside it. */
+#define WGMMA_TERM_TILE(features, rows, keys)         \
+    ((features) == FATTN_BIAS   ? 2 * (rows) * (keys) \
+     : (features) == FATTN_MASK ? (rows) * (keys)     \
+                                : 0)
+#define WGMMA_TERM_CONTROL(features, rows)            \
+    ((features) == 0             ? 0                  \
+     : (features) == MMA_ANY     ? 1536 + 24 * (rows) \
+     : (features) == FATTN_ALIBI ? 1536 + 8 * (rows)  \
+                                 : 1536)
+#define WGMMA_FULL_SHARED(features, width, keys, stages, term_stages)            \
+    (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +           \
+     (term_stages)*WGMMA_TERM_TILE(features, 64 * WGMMA_FULL_WARPGROUPS, keys) + \
+     WGMMA_TERM_CONTROL(features, 64 * WGMMA_FULL_WARPGROUPS))
+#define WGMMA_SEEN_THREADS 128 /* of the kernel that looks for keys which a bias hides */
+
+/* Keys that one copy brings of a page: powers of two that divide the page and the tile. */
+#define WGMMA_PIECE(page, keys) \
+    (((page) & -(page)) < ((keys) & -(keys)) ? (page) & -(page) : (keys) & -(keys))
+#define WGMMA_PIECE_LEAST 8 /* as the pattern of swizzled rows has */
 
 /* Bytes of workspace: the counter that blocks take their items from where these have unlike numbers
  * of keys, by lengths or by a band. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward on Hopper, for 16-bit types, in the manner of FlashAttention-3 (Shah et al. 2024): causal
- * masks, windows, lengths, positions.
+ * Forward on Hopper, for 16-bit types, in the manner of FlashAttention-3 (Shah et al. 2024).
  *
  * A block stays on its multiprocessor and takes item after item: a tile of rows of one key/value
  * head. Its warps have roles, which meet at barriers in shared memory alone:
@@ -9,6 +8,7 @@
  *     the planner     one warp; finds out what the next item is
  *     the copier      one thread; begins the copies of queries, keys and values, as soon as the
  *                     place of an earlier tile is free
+ *     the stager      another; the same of a bias or mask that the kernel knows to be alone
  *     warpgroups      64 rows each, for whom they multiply:
  *
  *         x = Q K^T             of tile n, while
@@ -21,10 +21,14 @@
  *
  * References rise as in mma_forward.cuh: only where a row's maximum has risen far, which a row
  * decides by itself, and what it is does not depend on the rows beside it.
+ *
+ * Lean kernels know causal masks, windows, lengths, positions and sinks; the others what makes dot
+ * products scores, every feature or one (mma_terms.cuh).
  */
 #ifndef FATTN_CUDA_WGMMA_FORWARD_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_CUH
 
+#include "backends/cuda/mma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
@@ -36,9 +40,13 @@
 #define WGMMA_ITEMS 4  /* that are known at a time */
 
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
- * that multiply. */
-template <class T, int W, int WV, int GROUPS, int BN, int STAGES> struct wgmma_shape {
+ * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
+ * TERM_STAGES: tiles of a bias or mask that is alone, in shared memory. */
+template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
+          int TERM_STAGES = 0>
+struct wgmma_shape {
     typedef T type;
+    static constexpr uint64_t KNOWN = FEATURES;
     enum {
         WIDTH = W,
         WIDTH_V = WV,
@@ -53,15 +61,33 @@ template <class T, int W, int WV, int GROUPS, int BN, int STAGES> struct wgmma_s
         QUERY_BYTES = 2 * W * ROWS,
         KEY_BYTES = 2 * W * BN,
         VALUE_BYTES = 2 * WV * BN,
+        TERM_RING = TERM_STAGES,
+        TERM_BYTES = WGMMA_TERM_TILE(FEATURES, 64 * GROUPS, BN),
+        IS_LEAN = FEATURES == 0,
+        IS_STAGED = TERM_BYTES > 0,
+        /* What mma_terms.cuh asks of a shape. */
+        TILES = 1,
+        WARP_TILES = 1,
+        FIRST_WARP = 4,
+        OWN = BN / 4,
+        IN_ORDER = true,
         /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
          * more than are left waits for ever. */
         EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
-        OWN_REGISTERS = GROUPS == 2 ? 216 : 160,
+        OWN_REGISTERS = GROUPS != 2                                        ? 160
+                        : FEATURES == MMA_ANY || FEATURES == FATTN_SOFTCAP ? 224
+                                                                           : 216,
         COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
     };
 };
 
 /* --- Items ------------------------------------------------------------------------------------ */
+
+/* Query heads of a key/value head. */
+GPU_DEVICE int wgmma_group_of(const fattn_problem &p)
+{
+    return (int)(p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k));
+}
 
 /* Tiles of keys are below 2^31, and keys below 2^30 (wgmma.c). */
 typedef struct wgmma_item {
@@ -74,12 +100,36 @@ typedef struct wgmma_item {
     int full[3], full_past[3]; /* those of which a warpgroup's rows see all */
     int tail;                  /* keys of tile past - 1 whose values may be read; 0: all */
     int q_row, k_row;          /* where copies begin */
-    int q_batch, k_batch, q_head, k_head;
+    int batch, q_batch, k_batch, q_head, k_head;
     int64_t o, lse; /* element of o, and index in lse, of the first query's first head */
 } wgmma_item;
 
+/* What features need of items, and of rows. */
+template <class S, uint64_t FEATURES = S::KNOWN> struct wgmma_terms {
+    mma_item terms[WGMMA_ITEMS];
+};
+template <class S> struct wgmma_terms<S, 0> {
+};
+template <class S> struct wgmma_terms<S, MMA_ANY> {
+    mma_item terms[WGMMA_ITEMS];
+    const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
+    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
+};
+template <class S> struct wgmma_terms<S, FATTN_ALIBI> {
+    mma_item terms[WGMMA_ITEMS];
+    gpu_f2 alibi[S::ROWS];
+};
+template <class S> struct wgmma_staged_terms {
+    mma_item terms[WGMMA_ITEMS];
+    uint64_t term_full[S::TERM_RING], term_empty[S::TERM_RING];
+};
+template <class S> struct wgmma_terms<S, FATTN_BIAS> : wgmma_staged_terms<S> {
+};
+template <class S> struct wgmma_terms<S, FATTN_MASK> : wgmma_staged_terms<S> {
+};
+
 /* A block's shared memory beside the tiles. */
-template <class S> struct wgmma_control {
+template <class S> struct wgmma_control : wgmma_terms<S> {
     wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* the planner's, who has few registers */
     fattn_sequence seq;
@@ -92,6 +142,7 @@ template <class S> struct wgmma_control {
 template <class S> struct wgmma_block {
     wgmma_control<S> *control;
     uint32_t q, k, v; /* tiles */
+    uint32_t terms;   /* and those of a bias or mask */
     uint32_t out;     /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
     int group;        /* query heads of a key/value head */
     bool turns;       /* warpgroups take turns */
@@ -131,16 +182,24 @@ GPU_DEVICE wgmma_seen wgmma_seen_by(const wgmma_item &w, int i)
     return keys;
 }
 
+/* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;
+ * lean kernels do with dot products all the same. */
+template <class S> GPU_DEVICE float wgmma_unit(const fattn_gpu_args &g)
+{
+    return S::IS_LEAN && g.rule.terms ? (float)(g.problem.scale * FATTN_LOG2E) : g.rule.unit;
+}
+
 /* The query of row r, counted from the first. */
 template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
 {
     return b.group == 1 ? r : r / b.group;
 }
 
-/* The keys of an item whose first query is i0. Lane n looks at what warpgroup n sees. */
+/* The keys of an item whose first query is i0, of which none has a tile from number `seen` on. Lane
+ * n finds out what warpgroup n sees. */
 template <class S>
 GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                const fattn_sequence &seq, int64_t i0, wgmma_item &w)
+                                const fattn_sequence &seq, int64_t i0, int seen, wgmma_item &w)
 {
     const fattn_problem &p = g.problem;
     const int64_t at = i0 + seq.diagonal, limit = INT64_C(1) << 62;
@@ -156,23 +215,76 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     const wgmma_seen first = wgmma_seen_by(w, wgmma_query(b, row));
     const wgmma_seen last = wgmma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
     const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
-    const int own_past = exists ? (last.past + S::KEYS - 1) / S::KEYS : 0;
+    const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, seen) : 0;
     w.past = max(wgmma_largest(own_past), w.block);
     if (n < S::WARPGROUPS) {
         w.own_past[n] = b.turns ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
         w.full_past[n] = first.past / S::KEYS;
     }
-    const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
+    const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K | FATTN_PAGED);
     w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
     w.tail = w.tail < S::KEYS ? w.tail : 0;
+}
+
+/* Whether rows of a bias or mask may be copied as tensor maps want them. */
+template <class S> GPU_DEVICE bool wgmma_are_rows(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    return S::KNOWN == FATTN_BIAS ? mma_are_rows(g.buffers.bias, p.bias_stride, 2)
+                                  : mma_are_rows(g.buffers.mask, p.mask_stride, 1);
+}
+
+/* What the features of an item's pairs are, as mma_item_rows() has it. */
+template <class S>
+GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, int64_t b,
+                                 int64_t i0, int group, const fattn_sequence &seq, mma_item &t)
+{
+    const fattn_problem &p = g.problem;
+    t.pairs.b = b;
+    t.pairs.seq = seq;
+    t.pairs.band = fattn_band_of(&p, &seq);
+    t.kept = 1;
+    if (mma_has<S>(g, FATTN_DROPOUT)) {
+        t.pairs.dropout = gpu_dropout(g);
+        t.kept = t.pairs.dropout.multiplier;
+        t.pairs.dropout.multiplier = t.kept == 0 ? 0 : 1;
+    }
+    t.hk = w.k_head;
+    t.group = group;
+    t.i0 = i0;
+    t.offset = 0;
+    t.rows = w.rows;
+    t.keys = w.keys;
+    if (S::KNOWN == MMA_ANY) {
+        t.bias_rows = p.features & FATTN_BIAS && mma_are_rows(g.buffers.bias, p.bias_stride,
+                                                              p.dtype_bias == FATTN_F32 ? 4 : 2);
+        t.mask_rows = p.features & FATTN_MASK && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
+    }
+    if (S::IS_STAGED) {
+        const bool bias = S::KNOWN == FATTN_BIAS;
+        const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
+        const int64_t at = b * stride[0] + t.hk * group * stride[1] + i0 * stride[2];
+        t.staged = bias ? (const void *)((const uint16_t *)g.buffers.bias + at)
+                        : (const void *)(g.buffers.mask + at);
+        t.bias_rows = t.mask_rows = wgmma_are_rows<S>(g);
+    }
+}
+
+/* Tiles of keys of item `number` before those that a bias of -inf hides from all of its rows
+ * (wgmma_seen_all). */
+template <class S> GPU_DEVICE int wgmma_seen_tiles(const fattn_gpu_args &g, int64_t number)
+{
+    const bool known = mma_has<S>(g, FATTN_BIAS);
+    return known ? ((const int *)(g.workspace + WGMMA_WORKSPACE))[number] : INT32_MAX;
 }
 
 /* Item `number`; returns whether it has rows. Lanes write the same, each of them. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
-                               wgmma_item &w)
+                               int seen, int place)
 {
+    wgmma_item &w = b.control->item[place];
     const fattn_problem &p = g.problem;
     const fattn_work work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
     fattn_sequence &seq = b.control->seq;
@@ -189,37 +301,48 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     if (w.rows == 0) {
         return false;
     }
-    wgmma_item_keys(g, b, seq, i0, w);
+    wgmma_item_keys(g, b, seq, i0, seen, w);
     w.q_row = (int)(seq.q_row + i0);
     w.k_row = (int)seq.k_row;
+    w.batch = (int)work.batch;
     w.q_batch = p.q.batch ? (int)seq.q_batch : 0;
     w.k_batch = (int)seq.k_batch;
     w.q_head = (int)work.head;
     w.k_head = (int)work.head;
     w.o = gpu_query_at(seq, p.o, i0, head);
     w.lse = gpu_lse_at(p, seq, work.batch, head) + i0;
+    if constexpr (!S::IS_LEAN) {
+        wgmma_item_terms<S>(g, w, work.batch, i0, b.group, seq, b.control->terms[place]);
+    }
     return true;
 }
 
 /* --- The planner ------------------------------------------------------------------------------ */
+
+/* What all items share. */
+template <class S>
+GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &b)
+{
+    fattn_tiling &tiling = b.control->tiling;
+    const int queries = wgmma_query(b, wgmma_places<S>(b.group));
+    tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
+    tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
+    tiling.items = tiling.heads * tiling.q_blocks;
+    if (!gpu_sequences_differ(g.problem)) {
+        b.control->seq = gpu_sequence(g, 0);
+    }
+    wgmma_forget();
+}
 
 /* The number of an item after the first is asked for late, when the copies of the last one are
  * about to end: who asks early holds on to items that others could begin. */
 template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {
     wgmma_control<S> &control = *b.control;
-    fattn_tiling &tiling = control.tiling;
     const bool counts = wgmma_counts(g);
-    const int queries = wgmma_query(b, wgmma_places<S>(b.group));
-    tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
-    tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
-    tiling.items = tiling.heads * tiling.q_blocks;
-    if (!gpu_sequences_differ(g.problem)) {
-        control.seq = gpu_sequence(g, 0);
-    }
-    wgmma_forget();
+    wgmma_plan_begin(g, b);
     unsigned number = (unsigned)gpu_block();
-    const unsigned items = (unsigned)tiling.items;
+    const unsigned items = (unsigned)control.tiling.items;
     const auto next = [&]() {
         unsigned other = 0;
         if (counts && mma_lane() == 0) {
@@ -235,7 +358,8 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
         }
         number = n > 0 ? next() : number;
         wgmma_await(&control.item_empty[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2 ^ 1);
-        while (number < items && !wgmma_item_set(g, b, number, w)) {
+        while (number < items &&
+               !wgmma_item_set(g, b, number, wgmma_seen_tiles<S>(g, number), n % WGMMA_ITEMS)) {
             number = next();
         }
         w.exists = number < items;
@@ -249,16 +373,66 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. */
+/* Threads of the copier: a warp where a tile has many pieces of pages, and else one. */
+template <class S> GPU_DEVICE int wgmma_copier_lanes(const fattn_problem &p)
+{
+    const bool paged = p.features & FATTN_PAGED;
+    return paged && 4 * WGMMA_PIECE((int)p.page_size, S::KEYS) <= S::KEYS ? GPU_WAVE : 1;
+}
+
+/* Keys or values from key j on that lie in pages, a piece of a page at a time. Pieces that begin
+ * past the last key are left out. */
 template <class S, int PANELS>
-GPU_DEVICE void wgmma_copy_tile(uint32_t ring, const wgmma_map *map, uint64_t *full,
-                                uint64_t *empty, int n, const wgmma_item &w,
+GPU_DEVICE void wgmma_copy_pages(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
+                                 uint64_t *full, uint64_t *empty, int phase, const wgmma_item &w,
+                                 const fattn_strides &stride, int j)
+{
+    static_assert(S::KEYS / WGMMA_PIECE_LEAST <= GPU_WAVE, "a lane has a piece");
+    const fattn_problem &p = g.problem;
+    const uint32_t size = (uint32_t)p.page_size;
+    const int32_t *const table = g.buffers.block_table + w.batch * p.block_table_stride;
+    const int lanes = wgmma_copier_lanes<S>(p);
+    const int piece = (int)WGMMA_PIECE(size, S::KEYS), first = mma_lane() * piece;
+    const int rows = min(w.keys - j + piece - 1, (int)S::KEYS) / piece * piece;
+    /* before the place is free: it takes a while */
+    int32_t page = first < rows ? table[(uint32_t)(j + first) / size] : 0;
+    wgmma_await(empty, phase);
+    if (mma_lane() == 0) {
+        wgmma_poison(to, PANELS * S::KEYS * 128);
+        wgmma_expect(full, rows * PANELS * 128);
+    }
+    if (lanes > 1) {
+        __syncwarp();
+    }
+    GPU_ROLLED
+    for (int r = first; r < rows; r += lanes * piece) {
+        page = r > first ? table[(uint32_t)(j + r) / size] : page;
+        const int entry = stride.batch ? (int)gpu_clamp(page, 0, p.num_pages - 1) : 0;
+        GPU_UNROLL
+        for (int c = 0; c < PANELS; c++) {
+            wgmma_copy(to + (c * S::KEYS + r) * 128, map, full, 64 * c,
+                       (int)((uint32_t)(j + r) % size), stride.head ? w.k_head : 0, entry,
+                       WGMMA_KEEP);
+        }
+    }
+}
+
+/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. */
+template <class S, int PANELS, bool PAGED>
+GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wgmma_map *map,
+                                uint64_t *full, uint64_t *empty, int n, const wgmma_item &w,
                                 const fattn_strides &stride, int j)
 {
     enum { BYTES = PANELS * S::KEYS * 128 };
     const int stage = n % S::RING;
     const int head = stride.head ? w.k_head : 0, batch = stride.batch ? w.k_batch : 0;
-    wgmma_await(&empty[stage], n / S::RING % 2 ^ 1);
+    const int phase = n / S::RING % 2 ^ 1;
+    if constexpr (PAGED) {
+        wgmma_copy_pages<S, PANELS>(g, ring + stage * BYTES, map, &full[stage], &empty[stage],
+                                    phase, w, stride, j);
+        return;
+    }
+    wgmma_await(&empty[stage], phase);
     wgmma_poison(ring + stage * BYTES, BYTES);
     wgmma_expect(&full[stage], BYTES);
     GPU_UNROLL
@@ -285,13 +459,15 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     }
 }
 
-/* Keys of a tile, then values of the one before: in the order in which they are needed. */
-template <class S>
+/* Keys of a tile, then values of the one before: in the order in which they are needed. Where the
+ * copier is a warp, its first lane speaks. */
+template <class S, bool PAGED>
 GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                                const wgmma_block<S> &b)
 {
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
+    const bool speaks = !PAGED || mma_lane() == 0;
     int k = 0, v = 0;
     for (int n = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
@@ -304,20 +480,113 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         for (int left = last; left >= -1; left--) {
             const int j = (w.block + left) * S::KEYS;
             if (left >= 0) {
-                wgmma_copy_tile<S, S::PANELS>(b.k, maps + 1, control.k_full, control.k_empty, k++,
-                                              w, p.k, j);
+                wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
+                                                     control.k_empty, k++, w, p.k, j);
             }
-            if (left == min(last, 2)) {
+            if (left == min(last, 2) && speaks) {
                 wgmma_arrive(&control.item_wanted);
             }
             if (left == last) {
-                wgmma_copy_queries(g, maps, b, n, w);
+                if (speaks) {
+                    wgmma_copy_queries(g, maps, b, n, w);
+                }
             } else {
-                wgmma_copy_tile<S, S::PANELS_V>(b.v, maps + 2, control.v_full, control.v_empty, v++,
-                                                w, p.v, j + S::KEYS);
+                wgmma_copy_tile<S, S::PANELS_V, PAGED>(g, b.v, maps + 2, control.v_full,
+                                                       control.v_empty, v++, w, p.v, j + S::KEYS);
+            }
+        }
+        if (PAGED && wgmma_copier_lanes<S>(p) > 1) {
+            __syncwarp(); /* all have read the item */
+        }
+        if (speaks) {
+            wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
+        }
+    }
+}
+
+/* --- The stager ------------------------------------------------------------------------------- */
+
+/* Queries and heads of a group that a staged tile has rows for: one where rows share what they
+ * read. */
+template <class S> GPU_DEVICE const int64_t *wgmma_term_stride(const fattn_problem &p)
+{
+    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
+}
+
+/* Copies each tile of a bias or mask: keys in panels of 128 bytes, heads of a group side by side in
+ * rows as in a tile of queries. */
+template <class S>
+GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
+                                const wgmma_block<S> &b)
+{
+    enum { PANEL = 128 / (S::KNOWN == FATTN_BIAS ? 2 : 1) };
+    wgmma_control<S> &control = *b.control;
+    const int64_t *const stride = wgmma_term_stride<S>(g.problem);
+    const int heads = stride[1] ? b.group : 1;
+    const int queries = stride[2] ? wgmma_query(b, wgmma_places<S>(b.group)) : 1;
+    const bool copies = wgmma_are_rows<S>(g);
+    for (int n = 0, used = 0;; n++) {
+        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
+        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
+        if (!w.exists) {
+            return;
+        }
+        const mma_item &t = control.terms[n % WGMMA_ITEMS];
+        GPU_ROLLED
+        for (int block = w.past - 1; copies && block >= w.block; block--, used++) {
+            const int stage = used % S::TERM_RING;
+            const uint32_t to = b.terms + stage * S::TERM_BYTES;
+            wgmma_await(&control.term_empty[stage], used / S::TERM_RING % 2 ^ 1);
+            wgmma_poison(to, S::TERM_BYTES);
+            wgmma_expect(&control.term_full[stage], 128 * (S::KEYS / PANEL) * queries * heads);
+            GPU_UNROLL
+            for (int c = 0; c < S::KEYS / PANEL; c++) {
+                wgmma_copy(to + c * S::ROWS * 128, map, &control.term_full[stage],
+                           block * S::KEYS + c * PANEL, 0, stride[2] ? (int)t.i0 : 0,
+                           stride[1] ? (int)t.hk : 0, stride[0] ? (int)t.pairs.b : 0, WGMMA_DROP);
             }
         }
         wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
+    }
+}
+
+/* What mma_terms() reads of an item and the tile of key j0. */
+template <class S> struct wgmma_tile_terms {
+    const mma_item &item;
+    const char **bias, **mask;
+    gpu_f2 *alibi;
+    const int64_t *stride; /* of what is staged */
+    uint32_t staged;
+    int heads; /* in the rows that are staged */
+    int j0;
+};
+
+/* The thread's elements of its row h. Rows that tensor maps do not take are read where they are. */
+template <class S, class E>
+GPU_DEVICE void mma_staged_get(const wgmma_tile_terms<S> &s, int, int h,
+                               uint32_t words[S::OWN * sizeof(E) / 4])
+{
+    const mma_item &w = s.item;
+    const int r = mma_row<S>(0, h);
+    const gpu_query q = mma_query_from(w, r < w.rows ? r : 0);
+    if (!w.bias_rows) {
+        const E *const row = (const E *)w.staged + q.h * s.stride[1] + q.i * s.stride[2];
+        mma_fetch<S, (int)sizeof(E), false>((const char *)row, sizeof(E), s.j0, w.keys, words);
+        return;
+    }
+    const int at = (s.stride[2] ? q.i : 0) * s.heads + (s.stride[1] ? q.h : 0);
+    const uint32_t row = s.staged + at * 128 + mma_lane() % 4 * 2 * (int)sizeof(E);
+    GPU_UNROLL
+    for (int j = 0; j < S::OWN; j += 2) {
+        const int bytes = mma_behind<S>(j) * (int)sizeof(E), chunk = bytes / 16 % 8;
+        const uint32_t from =
+            row + bytes / 128 * S::ROWS * 128 + ((chunk ^ at % 8) << 4) + bytes % 16;
+        if constexpr (sizeof(E) == 2) {
+            words[j / 2] = wgmma_get(from);
+        } else {
+            const uint32_t two = wgmma_get_half(from);
+            words[j / 4] = j % 4 ? words[j / 4] | two << 16 : two;
+        }
     }
 }
 
@@ -357,8 +626,7 @@ GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float 
 /* References rise where scores have risen far, and what has been summed of l falls; so has o to, by
  * alpha. */
 template <class S>
-GPU_DEVICE void wgmma_rise(float unit, const float x[S::KEYS / 8][4], wgmma_rows<S> &rows,
-                           float alpha[2])
+GPU_DEVICE void wgmma_rise(float unit, float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
@@ -372,6 +640,16 @@ GPU_DEVICE void wgmma_rise(float unit, const float x[S::KEYS / 8][4], wgmma_rows
         float top = gpu_max(even, odd);
         top = gpu_max(top, gpu_shfl_xor(top, 1));
         top = gpu_max(top, gpu_shfl_xor(top, 2));
+        if (S::KNOWN == FATTN_BIAS && (int)S::type::DTYPE == (int)FATTN_BF16 &&
+            fabsf(top) >= 0x1p126f &&
+            fabsf(top) < fattn_f32_infinity()) { /* as mma_bounded() has it */
+            top = fattn_score_bias(top);
+            GPU_UNROLL
+            for (int n = 0; n < S::KEYS / 4; n++) {
+                float *const score = &x[n / 2][2 * h + n % 2];
+                *score = fattn_score_bias(*score);
+            }
+        }
         const bool rises = top * unit > state->m * unit + WGMMA_RISE;
         alpha[h] = fattn_softmax_raise(state, rises ? top : state->m, unit);
     }
@@ -486,10 +764,27 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
     }
 }
 
-/* Rows in o and lse. row: the warp's first. */
+/* The sink of row r, as mma_meet_sink() has it. It is natural, and so does the row's reference
+ * become. */
+template <class S>
+GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                 const wgmma_item &w, int r, fattn_softmax *state)
+{
+    float alpha, beta;
+    state->m = S::IS_LEAN ? state->m * g.rule.scale : state->m;
+    if (r >= w.rows) {
+        return 1;
+    }
+    const int h = w.q_head * b.group + r - wgmma_query(b, r) * b.group;
+    const fattn_softmax sink = fattn_softmax_sink(((const float *)g.buffers.sink)[h]);
+    fattn_softmax_merge(state, sink, g.rule.unit, &alpha, &beta);
+    return alpha;
+}
+
+/* Rows in o and lse. row: the warp's first; kept: Z of a pair that dropout keeps. */
 template <class S>
 GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
-                          int row, wgmma_rows<S> &rows)
+                          int row, float kept, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
     float factor[2];
@@ -502,8 +797,15 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
         state.l += gpu_shfl_xor(state.l, 1);
         state.l += gpu_shfl_xor(state.l, 2);
         state.l *= lower;
+        if (p.features & FATTN_SINK) {
+            const float alpha = wgmma_meet_sink(g, b, w, r, &state);
+            GPU_UNROLL
+            for (int n = 0; n < S::WIDTH_V / 4; n++) { /* alpha may be as small as numbers can be */
+                rows.o[n / 2][2 * h + n % 2] *= alpha;
+            }
+        }
         empty[h] = state.l == 0;
-        factor[h] = lower * mma_reciprocal(state.l); /* l is 0, or at least 1 */
+        factor[h] = lower * kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
         if (p.outputs & FATTN_OUT_LSE && r < w.rows && mma_lane() % 4 == 0) {
             const int i = wgmma_query(b, r);
             ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
@@ -524,11 +826,73 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
 
 /* Tiles of the rings that have been used. */
 template <class S> struct wgmma_used {
-    int k, v;
+    int k, v, terms;
 
     GPU_DEVICE int stage(int n) { return n % S::RING; }
     GPU_DEVICE int phase(int n) { return n / S::RING % 2; }
 };
+
+/* stage: of a bias or mask. */
+template <class S>
+GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                                   int place, int stage)
+{
+    wgmma_control<S> &control = *b.control;
+    wgmma_tile_terms<S> s = {control.terms[place], NULL, NULL, NULL, NULL, 0, 1, 0};
+    if constexpr (S::KNOWN == MMA_ANY) {
+        s.bias = control.bias;
+        s.mask = control.mask;
+    }
+    if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
+        s.alibi = control.alibi;
+    }
+    if constexpr (S::IS_STAGED) {
+        s.stride = wgmma_term_stride<S>(g.problem);
+        s.staged = b.terms + stage * S::TERM_BYTES;
+        s.heads = s.stride[1] ? b.group : 1;
+    }
+    return s;
+}
+
+/* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. */
+template <class S>
+GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
+                            wgmma_used<S> &used, float x[S::KEYS / 8][4], float bound[1][2])
+{
+    float(*const tile)[S::KEYS / 8][4] = (float(*)[S::KEYS / 8][4]) x;
+    wgmma_control<S> &control = *b.control;
+    if constexpr (S::IS_STAGED) {
+        const int stage = used.terms % S::TERM_RING;
+        const bool waits = control.terms[place].bias_rows;
+        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, stage);
+        s.j0 = block * S::KEYS;
+        if (waits) {
+            wgmma_await(&control.term_full[stage], used.terms / S::TERM_RING % 2);
+        }
+        mma_terms<S>(g, s, s.j0, tile, bound);
+        if (waits) {
+            __syncwarp();
+            wgmma_release(&control.term_empty[stage]);
+            used.terms++;
+        }
+    } else {
+        const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0);
+        mma_terms<S>(g, s, block * S::KEYS, tile, bound);
+        mma_expect<S>(g, s, block - 1, block > control.item[place].block ? block : 0);
+    }
+}
+
+/* wgmma_is_far() where no score of a thread's row is beyond its bound. */
+template <class S>
+GPU_DEVICE bool wgmma_bound_is_far(float unit, const wgmma_rows<S> &rows, const float bound[2])
+{
+    bool far = false;
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        far = far || !(bound[h] * unit <= rows.state[h].m * unit + WGMMA_RISE);
+    }
+    return __any_sync(0xffffffffu, far);
+}
 
 /* Takes its turn, and gives it to the next warpgroup. */
 template <class S> GPU_DEVICE void wgmma_turn_begin(const wgmma_block<S> &b, int group)
@@ -547,16 +911,17 @@ template <class S> GPU_DEVICE void wgmma_turn_end(const wgmma_block<S> &b, int g
 
 /* Meets the keys that the warpgroup's rows see. */
 template <class S>
-GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
-                           int group, int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
+GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int group,
+                           int row, wgmma_used<S> &used, wgmma_rows<S> &rows)
 {
     typedef typename S::type T;
     wgmma_control<S> &control = *b.control;
-    const float unit = g.rule.unit;
+    const wgmma_item &w = control.item[place];
+    const float unit = wgmma_unit<S>(g);
     const int last_block = w.block, full = w.full[group], full_past = w.full_past[group];
     const uint64_t q = wgmma_descriptor(b.q + group * 64 * 128, 0);
     const uint64_t k = wgmma_descriptor(b.k, 0), v = wgmma_descriptor(b.v, S::KEYS * 128);
-    float x[S::KEYS / 8][4], alpha[2];
+    float x[S::KEYS / 8][4], alpha[2], bound[1][2];
     uint32_t p[S::KEYS / 16][4];
     int first[2], past[2], block = w.own_past[group] - 1;
     int tail = block == w.past - 1 ? w.tail : 0;
@@ -581,7 +946,10 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
     }
-    const auto keep = [&]() {
+    const auto score = [&]() {
+        if constexpr (!S::IS_LEAN) {
+            wgmma_score(g, b, place, block, used, x, bound);
+        }
         if (block >= full_past || block < full) {
             const int j = block * S::KEYS;
             const int from[2] = {first[0] - j, first[1] - j}, to[2] = {past[0] - j, past[1] - j};
@@ -592,6 +960,13 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
             }
         }
     };
+    const auto drop = [&]() {
+        if constexpr (!S::IS_LEAN) {
+            if (mma_has<S>(g, FATTN_DROPOUT)) {
+                mma_drop<S>(g, wgmma_tile_terms_of(g, b, place, 0), block * S::KEYS, &x);
+            }
+        }
+    };
 
     wgmma_wait<0>();
     wgmma_settle<S::KEYS / 8>(x);
@@ -599,9 +974,10 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
     if (block == last_block) {
         wgmma_release(&control.q_empty);
     }
-    keep();
+    score();
     wgmma_rise<S>(unit, x, rows, alpha);
     wgmma_weigh<S>(unit, rows, x);
+    drop();
     wgmma_pack<T, S::KEYS>(x, p);
     GPU_ROLLED
     while (block > last_block) {
@@ -621,12 +997,14 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
         if (block == last_block) {
             wgmma_release(&control.q_empty);
         }
-        keep();
-        const bool far = wgmma_is_far<S>(unit, rows, x);
+        score();
+        const bool far = S::KNOWN == FATTN_SOFTCAP ? wgmma_bound_is_far<S>(unit, rows, bound[0])
+                                                   : wgmma_is_far<S>(unit, rows, x);
         if (far) {
             wgmma_rise<S>(unit, x, rows, alpha);
         }
         wgmma_weigh<S>(unit, rows, x);
+        drop();
         wgmma_wait<0>();
         wgmma_settle<S::WIDTH_V / 8>(rows.o);
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
@@ -649,14 +1027,38 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, con
 
 /* Passes the tiles of keys that none of the warpgroup's rows sees. */
 template <class S>
-GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int tiles, wgmma_used<S> &used)
+GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int place, int tiles, wgmma_used<S> &used)
 {
     wgmma_control<S> &control = *b.control;
     for (; tiles > 0; tiles--) {
+        if constexpr (S::IS_STAGED) {
+            if (control.terms[place].bias_rows) {
+                const int stage = used.terms % S::TERM_RING;
+                wgmma_await(&control.term_full[stage], used.terms / S::TERM_RING % 2);
+                wgmma_release(&control.term_empty[stage]);
+                used.terms++;
+            }
+        }
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
         wgmma_release(&control.k_empty[used.stage(used.k++)]);
         wgmma_await(&control.v_full[used.stage(used.v)], used.phase(used.v));
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
+    }
+}
+
+/* What features need of a warp's rows, of which `row` is the first. */
+template <class S>
+GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &b, int place,
+                                 int row)
+{
+    if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
+        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0);
+        const int r = row + mma_lane();
+        __syncwarp(); /* those of the item before are not looked at any more */
+        if (mma_lane() < 16) {
+            mma_begin_row<S>(g, s, mma_query(s.item, r), r);
+        }
+        __syncwarp();
     }
 }
 
@@ -666,15 +1068,21 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 {
     wgmma_control<S> &control = *b.control;
     const int row = group * 64 + (int)threadIdx.x % 128 / 32 * 16;
-    wgmma_used<S> used = {0, 0};
+    wgmma_used<S> used = {0, 0, 0};
     if (b.turns && group == S::WARPGROUPS - 1) {
         wgmma_pass(1, 256); /* the first one's first turn */
     }
     for (int n = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
-        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
+        const int place = n % WGMMA_ITEMS;
+        const wgmma_item &w = control.item[place];
         if (!w.exists) {
             return;
+        }
+        float kept = 1;
+        if constexpr (!S::IS_LEAN) {
+            kept = control.terms[place].kept;
+            wgmma_begin_rows(g, b, place, row);
         }
         wgmma_rows<S> rows;
         rows.state[0] = rows.state[1] = fattn_softmax_empty();
@@ -683,13 +1091,13 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             rows.o[c / 4][c % 4] = 0;
         }
         wgmma_await(&control.q_full, n % 2);
-        wgmma_skip<S>(b, w.past - w.own_past[group], used);
+        wgmma_skip<S>(b, place, w.past - w.own_past[group], used);
         if (w.own_past[group] > w.block) {
-            wgmma_walk<S>(g, b, w, group, row, used, rows);
+            wgmma_walk<S>(g, b, place, group, row, used, rows);
         } else {
             wgmma_release(&control.q_empty);
         }
-        wgmma_end(g, b, w, row, rows);
+        wgmma_end(g, b, w, row, kept, rows);
         __syncwarp();
         wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
@@ -699,25 +1107,25 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps)
 {
-    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL, "too small");
+    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL + WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS),
+                  "too small");
     static_assert(S::OWN_REGISTERS % 8 == 0 && S::COPY_REGISTERS >= 24, "as setmaxnreg wants them");
     extern __shared__ char shared[];
     wgmma_block<S> b;
     b.q = (mma_shared(shared) + WGMMA_ALIGN - 1) & ~(WGMMA_ALIGN - 1u);
     b.k = b.q + S::QUERY_BYTES;
     b.v = b.k + S::RING * S::KEY_BYTES;
-    b.out = b.v + S::RING * S::VALUE_BYTES;
+    b.terms = b.v + S::RING * S::VALUE_BYTES;
+    b.out = b.terms + S::TERM_RING * S::TERM_BYTES;
     b.control =
         (wgmma_control<S> *)(shared + (b.out + S::WARPS * WGMMA_OUT_BYTES - mma_shared(shared)));
-    b.group = (int)(g.problem.heads_q == g.problem.heads_k
-                        ? 1
-                        : fattn_quotient(g.problem.heads_q, g.problem.heads_k));
+    b.group = wgmma_group_of(g.problem);
     b.turns = wgmma_turns<S>(g.problem);
     wgmma_control<S> &control = *b.control;
     if (gpu_thread() == 0) {
         for (int n = 0; n < WGMMA_ITEMS; n++) {
             wgmma_barrier_make(&control.item_full[n], 1);
-            wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1);
+            wgmma_barrier_make(&control.item_empty[n], S::WARPS + (S::IS_STAGED ? 2 : 1));
         }
         wgmma_barrier_make(&control.item_wanted, 1);
         wgmma_barrier_make(&control.q_full, 1);
@@ -728,25 +1136,87 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
             wgmma_barrier_make(&control.v_full[n], 1);
             wgmma_barrier_make(&control.v_empty[n], S::WARPS);
         }
+        if constexpr (S::IS_STAGED) {
+            for (int n = 0; n < S::TERM_RING; n++) {
+                wgmma_barrier_make(&control.term_full[n], 1);
+                wgmma_barrier_make(&control.term_empty[n], S::WARPS);
+            }
+        }
         wgmma_barriers_made();
     }
     gpu_sync();
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
-        if (gpu_thread() == 0) {
+        if (gpu_thread() < wgmma_copier_lanes<S>(g.problem)) {
             wgmma_prefetch(maps);
             wgmma_prefetch(maps + 1);
             wgmma_prefetch(maps + 2);
             gpu_await_earlier();
-            wgmma_copy_all(g, maps, b);
+            if (g.problem.features & FATTN_PAGED) {
+                wgmma_copy_all<S, true>(g, maps, b);
+            } else {
+                wgmma_copy_all<S, false>(g, maps, b);
+            }
         } else if (gpu_thread() / 32 == 1) {
             gpu_await_earlier();
             wgmma_plan(g, b);
         }
+        if constexpr (S::IS_STAGED) {
+            if (gpu_thread() == 64) {
+                wgmma_prefetch(maps + 3);
+                gpu_await_earlier();
+                wgmma_stage_all(g, maps + 3, b);
+            }
+        }
     } else {
         wgmma_take_registers<S::OWN_REGISTERS>();
         wgmma_work(g, b, group - 1);
+    }
+}
+
+/* --- Before it -------------------------------------------------------------------------------- */
+
+/* Where a bias of -inf hides keys from all rows of an item, the number of tiles before them goes to
+ * the workspace, an item's after the other's: a block of WGMMA_SEEN_THREADS an item. Clears the
+ * counter, too. */
+template <class S> GPU_DEVICE void wgmma_seen_all(const fattn_gpu_args &g)
+{
+    extern __shared__ char shared[];
+    wgmma_control<S> &control = *(wgmma_control<S> *)shared;
+    wgmma_block<S> b = {};
+    b.control = &control;
+    b.group = wgmma_group_of(g.problem);
+    gpu_admit_later();
+    gpu_await_earlier();
+    if (gpu_block() == 0 && gpu_thread() == 0) {
+        *(unsigned *)g.workspace = 0;
+    }
+    if (gpu_thread() < GPU_WAVE) {
+        wgmma_plan_begin(g, b);
+    }
+    for (int64_t n = gpu_block();; n += gpu_blocks()) {
+        gpu_sync(); /* the item before may still be read */
+        if (n >= control.tiling.items) {
+            return;
+        }
+        if (gpu_thread() < GPU_WAVE) {
+            control.item[0].exists = wgmma_item_set(g, b, n, INT32_MAX, 0);
+        }
+        gpu_sync();
+        const wgmma_item &w = control.item[0];
+        const mma_item &t = control.terms[0];
+        int tiles = w.past;
+        if (w.exists && w.past > w.block) {
+            const int64_t i1 = t.i0 + wgmma_query(b, w.rows - 1) + 1;
+            const int64_t past = gpu_seen_past(g, t.pairs, t.i0, i1, t.hk * t.group, t.group,
+                                               (int64_t)w.block * S::KEYS,
+                                               fattn_min64((int64_t)w.past * S::KEYS, w.keys));
+            tiles = (int)((past + S::KEYS - 1) / S::KEYS);
+        }
+        if (gpu_thread() == 0) {
+            ((int *)(g.workspace + WGMMA_WORKSPACE))[n] = tiles;
+        }
     }
 }
 

@@ -200,6 +200,23 @@ GPU_DEVICE void wgmma_put(uint32_t to, float x)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
+GPU_DEVICE uint32_t wgmma_get(uint32_t from)
+{
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+
+GPU_DEVICE uint32_t wgmma_get_half(uint32_t from)
+{
+    uint32_t x;
+    asm volatile("{ .reg .b16 half; ld.shared.u16 half, [%1]; cvt.u32.u16 %0, half; }"
+                 : "=r"(x)
+                 : "r"(from)
+                 : "memory");
+    return x;
+}
+
 /* Stores four 8 x 8 matrices, each transposed, lanes 8 n .. 8 n + 7 giving the rows of number n. */
 GPU_DEVICE void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
 {

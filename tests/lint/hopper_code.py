@@ -3,7 +3,9 @@
 build asks for: products that ptxas did not serialise, as many as the shape has, and from the first to the
 last of them no register in memory and no gathering of a warp.
 
-usage: hopper_code.py ROOT NVCC
+usage: hopper_code.py ROOT NVCC [full]
+
+full: of the images of rows wgmma_full_*, which take minutes to compile.
 
 What makes ptxas do otherwise is in docs/notes/hopper-forward.md.
 """
@@ -18,6 +20,7 @@ import tempfile
 import tap
 
 SOURCES = ("backends/cuda/kernels/wgmma_forward.cu", "backends/cuda/kernels/wgmma_backward.cu")
+FULL_SOURCES = tuple(f"backends/cuda/kernels/wgmma_full_{width}.cu" for width in (64, 128, 256))
 # As backends/cuda/meson.build compiles.
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN_BUILDING", "-I.", "-Iinclude"]
 
@@ -56,9 +59,12 @@ def sections(elf):
         yield elf[begin:elf.index(b"\0", begin)].decode(), elf[offset:offset + length]
 
 
-def shapes(root):
+def shapes(root, full):
     """name: products of a tile of keys, or in backward of queries, by the lists in wgmma.h."""
     text = tap.read(root, "backends/cuda/wgmma.h")
+    if full:
+        rows = re.findall(r"X\((\w+), [A-Z]\w+, (\d+), (\d+), \d+, \d+\)", text)
+        return {f"{run}_{width}": int(width) // 16 + int(keys) // 16 for run, width, keys in rows}
     rows = re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", text)
     known = {name: int(width) // 16 + int(keys) // 16 for name, width, keys in rows}
     for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+\)", text):
@@ -79,10 +85,10 @@ def look(code, products, barred):
             yield f"{barred[words[n]]} at {16 * n:#x}, among the products"
 
 
-def results(root, nvcc):
+def results(root, nvcc, *full):
     titles = ("ptxas serialises no product", "registers stay registers", "loops are products and what these need")
-    notes, spills, loops, seen, known = [], [], [], 0, shapes(root)
-    for source in SOURCES:
+    notes, spills, loops, seen, known = [], [], [], 0, shapes(root, full)
+    for source in FULL_SOURCES if full else SOURCES:
         with tempfile.TemporaryDirectory() as folder:
             cubin, said = compile_image(root, nvcc, folder, source)
         notes += [line for line in said.splitlines() if re.search(r"\bC75\d\d\b|setmaxnreg", line)]
@@ -90,7 +96,7 @@ def results(root, nvcc):
             if int(stored) > SPILLS.get(re.sub(r"^wgmma_|b?f16_", "", entry), 0):
                 spills.append(f"{entry}: {stored} bytes of registers are stored")
         for name, code in sections(cubin):
-            entry = re.fullmatch(r"\.text\.(wgmma_(backward_)?b?f16_(\w+))", name)
+            entry = re.fullmatch(r"\.text\.(wgmma_(\w+_)?b?f16_(\w+))", name)
             if entry:
                 shape = (entry[2] or "") + entry[3]
                 barred = {0x948: BARRED[0x948]} if shape in FETCHES else BARRED

@@ -75,6 +75,7 @@ static struct {
     int running, threads, sleep[THREADS_MAX / 32];
     meeting warps[THREADS_MAX / 32], warpgroups[THREADS_MAX / 128], barriers[16];
     uint32_t words[THREADS_MAX];
+    bool any, said; /* of a block that is asking, and what the last one heard */
     std::vector<copy> copies;
     int64_t registers; /* that no warpgroup holds */
     uint64_t dice, moves;
@@ -223,6 +224,7 @@ static bool __any_sync(uint32_t, bool x)
     meet(m.warps[warp], 32, [] {});
     return any;
 }
+static bool __all_sync(uint32_t lanes, bool x) { return !__any_sync(lanes, !x); }
 static int wgmma_largest(int x)
 {
     const int warp = m.running / 32;
@@ -250,8 +252,16 @@ static void gpu_sync(void)
 {
     meet(m.barriers[0], m.threads, [] {});
 }
+/* For all threads of the block, whether any says so. */
+static bool gpu_any(bool x)
+{
+    m.any = m.any || x;
+    meet(m.barriers[0], m.threads, [] { m.said = m.any, m.any = false; });
+    const bool said = m.said;
+    gpu_sync();
+    return said;
+}
 /* Of kernels that are not here. */
-static bool gpu_any(bool) { abort(); }
 static float gpu_shfl(float, int) { abort(); }
 static void gpu_sync_memory(void) { abort(); }
 static void gpu_poke(uint64_t *, uint64_t) { abort(); }
@@ -326,6 +336,37 @@ MMA_TYPE(mma_f16, FATTN_F16, 7, gpu_f16_from_f32);
 MMA_TYPE(mma_bf16, FATTN_BF16, 0, bf16_from_f32);
 
 static int mma_lane(void) { return m.running % 32; }
+static int mma_warp(void) { return m.running / 32; }
+template <class S> static bool mma_has(const fattn_gpu_args &g, uint64_t feature)
+{
+    return ((S::KNOWN == MMA_ANY ? g.problem.features : S::KNOWN) & feature) != 0;
+}
+template <class T> static T __ldg(const T *from) { return *from; }
+static void mma_prefetch(const void *) {}
+static void mma_commit(void) {}
+template <int PITCH> static uint32_t mma_place(uint32_t tile, int row, int chunk);
+
+static uint16_t half_word(uint32_t words, int n) { return (uint16_t)(words >> 16 * n); }
+
+/* The larger of pairs of bf16, without their signs. */
+static uint32_t mma_bf16_larger(uint32_t a, uint32_t b)
+{
+    const int lo = max(half_word(a, 0) & 0x7fff, half_word(b, 0) & 0x7fff);
+    const int hi = max(half_word(a, 1) & 0x7fff, half_word(b, 1) & 0x7fff);
+    return (uint32_t)(hi << 16 | lo);
+}
+
+/* The smaller of pairs; of a NaN and a number, the number. */
+template <int DTYPE> static uint32_t mma_smaller(uint32_t a, uint32_t b)
+{
+    uint32_t least = 0;
+    for (int n = 0; n < 2; n++) {
+        const float x = gpu_widen((fattn_dtype)DTYPE, half_word(a, n));
+        const float y = gpu_widen((fattn_dtype)DTYPE, half_word(b, n));
+        least |= (uint32_t)(x <= y || std::isnan(y) ? half_word(a, n) : half_word(b, n)) << 16 * n;
+    }
+    return least;
+}
 static int32_t mma_peek(const int32_t *from)
 {
     yield();
@@ -578,22 +619,35 @@ static void end_copy(const copy &c)
             inside = inside && x >= 0 && x < (int64_t)map.extent[n];
             from += x * (int64_t)map.stride[n - 1];
         }
-        for (int e = 0; e < (int)map.box[0]; e++) {
-            const int64_t x = c.at[0] + e;
+        for (uint32_t e = 0; e < map.box[0]; e++) {
+            const int64_t x = c.at[0] + (int)e;
             uint16_t value = 0;
             if (inside && x >= 0 && x < (int64_t)map.extent[0]) {
-                memcpy(&value, from + 2 * x, sizeof value);
+                memcpy(&value, from + map.bytes * x, map.bytes);
             }
-            memcpy(at_shared(swizzled(c.to + (uint32_t)(r * 128 + 2 * e)), 2), &value, 2);
+            memcpy(at_shared(swizzled(c.to + (uint32_t)r * 128 + map.bytes * e), map.bytes), &value,
+                   map.bytes);
         }
     }
     barrier *const b = (barrier *)at_shared(c.barrier, 8);
-    b->bytes -= rows * (int)map.box[0] * 2;
+    b->bytes -= rows * (int)(map.box[0] * map.bytes);
     settle_barrier(b);
 }
 
 static void wgmma_publish(void) {}
 static void wgmma_zero(uint32_t to) { memset(at_shared(to, 16), 0, 16); }
+static uint32_t wgmma_get(uint32_t from)
+{
+    uint32_t x;
+    memcpy(&x, at_shared(from, 4), 4);
+    return x;
+}
+static uint32_t wgmma_get_half(uint32_t from)
+{
+    uint16_t x;
+    memcpy(&x, at_shared(from, 2), 2);
+    return x;
+}
 static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
 
 /* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */
@@ -770,6 +824,11 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 
 #include "backends/cuda/kernels/wgmma_backward.cu"
 #include "backends/cuda/kernels/wgmma_forward.cu"
+#define clear clear_full
+#include "backends/cuda/kernels/wgmma_full_128.cu"
+#include "backends/cuda/kernels/wgmma_full_256.cu"
+#include "backends/cuda/kernels/wgmma_full_64.cu"
+#undef clear
 
 template <class Maps, void (*KERNEL)(const fattn_gpu_args, const Maps)>
 static void run_mapped(void **with)
@@ -792,6 +851,9 @@ template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **wit
     }
 #define HOPPER_FORWARD(name, ...) \
     HOPPER_MAPPED(wgmma_f16_##name, wgmma_maps), HOPPER_MAPPED(wgmma_bf16_##name, wgmma_maps),
+#define HOPPER_FULL(run, features, width, ...)                 \
+    HOPPER_MAPPED(wgmma_##run##_f16_##width, wgmma_full_maps), \
+        HOPPER_MAPPED(wgmma_##run##_bf16_##width, wgmma_full_maps),
 #define HOPPER_BACKWARD(name, ...)                                      \
     HOPPER_MAPPED(wgmma_backward_f16_##name, wgmma_backward_maps),      \
         HOPPER_MAPPED(wgmma_backward_bf16_##name, wgmma_backward_maps), \
@@ -800,7 +862,9 @@ static const struct {
     const char *name;
     void (*kernel)(void **parameters);
 } kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
-                   HOPPER_PLAIN(clear)};
+                   WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL)
+                       WGMMA_FULL_256(HOPPER_FULL) HOPPER_PLAIN(wgmma_seen_64),
+               HOPPER_PLAIN(wgmma_seen_128), HOPPER_PLAIN(wgmma_seen_256), HOPPER_PLAIN(clear)};
 
 /* --- Launches --------------------------------------------------------------------------------- */
 

@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Image "wgmma_full_256". For sm_90a alone. */
+#include "backends/cuda/wgmma_full.cuh"
+
+WGMMA_FULL_256(WGMMA_FULL_ENTRIES)
+WGMMA_SEEN_ENTRY(256, 64, 2)

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Entries of the images "wgmma_full_64", "_128", "_256": wgmma_<run>_<type>_<width> for each shape
+ * of wgmma.h, what clears their counter, and what looks for keys that a bias hides. */
+#ifndef FATTN_CUDA_WGMMA_FULL_CUH
+#define FATTN_CUDA_WGMMA_FULL_CUH
+
+#include "backends/cuda/vendor.h"
+
+#define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
+#include "backends/cuda/wgmma_forward.cuh"
+
+typedef struct wgmma_full_maps {
+    wgmma_map map[4]; /* q, k, v, and a bias or mask that is alone */
+} wgmma_full_maps;
+
+#define WGMMA_FULL_ENTRY(name, type, features, width, keys, stages, term_stages)               \
+    GPU_KERNEL(WGMMA_THREADS(WGMMA_FULL_WARPGROUPS), 1)                                        \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_full_maps maps)               \
+    {                                                                                          \
+        wgmma_forward_all<wgmma_shape<type, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, \
+                                      features, term_stages>>(g, maps.map);                    \
+    }
+#define WGMMA_FULL_ENTRIES(run, features, width, ...)                                  \
+    WGMMA_FULL_ENTRY(wgmma_##run##_f16_##width, mma_f16, features, width, __VA_ARGS__) \
+    WGMMA_FULL_ENTRY(wgmma_##run##_bf16_##width, mma_bf16, features, width, __VA_ARGS__)
+
+/* Of a run with a bias, in the place of clear. */
+#define WGMMA_SEEN_ENTRY(width, keys, stages)                                                      \
+    GPU_KERNEL(WGMMA_SEEN_THREADS, 1) wgmma_seen_##width(const GPU_PARAM fattn_gpu_args g)         \
+    {                                                                                              \
+        wgmma_seen_all<                                                                            \
+            wgmma_shape<mma_bf16, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, MMA_ANY>>(g); \
+    }
+
+GPU_KERNEL(32, 1) clear(const GPU_PARAM fattn_gpu_args g)
+{
+    gpu_admit_later();
+    gpu_await_earlier();
+    if (gpu_thread() == 0) {
+        *(unsigned *)g.workspace = 0;
+    }
+}
+
+#endif

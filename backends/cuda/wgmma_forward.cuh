@@ -373,72 +373,84 @@ template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgm
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* Threads of the copier: a warp where a tile has many pieces of pages, and else one. */
-template <class S> GPU_DEVICE int wgmma_copier_lanes(const fattn_problem &p)
+/* Keys of a tile that lie in one page: the copier is a warp where these are not all of them. */
+template <class S> GPU_DEVICE int wgmma_piece(const fattn_problem &p)
 {
-    const bool paged = p.features & FATTN_PAGED;
-    return paged && 4 * WGMMA_PIECE((int)p.page_size, S::KEYS) <= S::KEYS ? GPU_WAVE : 1;
+    return p.features & FATTN_PAGED ? (int)WGMMA_PIECE((int)p.page_size, S::KEYS) : (int)S::KEYS;
 }
 
-/* Keys or values from key j on that lie in pages, a piece of a page at a time. Pieces that begin
- * past the last key are left out. */
-template <class S, int PANELS>
-GPU_DEVICE void wgmma_copy_pages(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
-                                 uint64_t *full, uint64_t *empty, int phase, const wgmma_item &w,
-                                 const fattn_strides &stride, int j)
+/* The page of key j, and its place there. */
+typedef struct wgmma_slot {
+    int page, row;
+} wgmma_slot;
+
+GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w,
+                                    const fattn_strides &stride, int j)
 {
-    static_assert(S::KEYS / WGMMA_PIECE_LEAST <= GPU_WAVE, "a lane has a piece");
     const fattn_problem &p = g.problem;
     const uint32_t size = (uint32_t)p.page_size;
     const int32_t *const table = g.buffers.block_table + w.batch * p.block_table_stride;
-    const int lanes = wgmma_copier_lanes<S>(p);
-    const int piece = (int)WGMMA_PIECE(size, S::KEYS), first = mma_lane() * piece;
+    wgmma_slot slot;
+    slot.page = stride.batch ? (int)gpu_clamp(table[(uint32_t)j / size], 0, p.num_pages - 1) : 0;
+    slot.row = (int)((uint32_t)j % size);
+    return slot;
+}
+
+/* Keys or values from key j on, of more than one page: a lane has a piece. Those that begin past the
+ * last key are left out. */
+template <class S, int PANELS>
+GPU_DEVICE void wgmma_copy_pieces(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
+                                  uint64_t *full, uint64_t *empty, int phase, const wgmma_item &w,
+                                  const fattn_strides &stride, int j)
+{
+    static_assert(S::KEYS / WGMMA_PIECE_LEAST <= GPU_WAVE, "a lane has a piece");
+    const int piece = wgmma_piece<S>(g.problem), r = mma_lane() * piece;
     const int rows = min(w.keys - j + piece - 1, (int)S::KEYS) / piece * piece;
-    /* before the place is free: it takes a while */
-    int32_t page = first < rows ? table[(uint32_t)(j + first) / size] : 0;
+    wgmma_slot slot = {0, 0};
+    if (r < rows) { /* before the place is free: it takes a while */
+        slot = wgmma_slot_of(g, w, stride, j + r);
+    }
     wgmma_await(empty, phase);
     if (mma_lane() == 0) {
         wgmma_poison(to, PANELS * S::KEYS * 128);
         wgmma_expect(full, rows * PANELS * 128);
     }
-    if (lanes > 1) {
-        __syncwarp();
-    }
-    GPU_ROLLED
-    for (int r = first; r < rows; r += lanes * piece) {
-        page = r > first ? table[(uint32_t)(j + r) / size] : page;
-        const int entry = stride.batch ? (int)gpu_clamp(page, 0, p.num_pages - 1) : 0;
+    __syncwarp();
+    if (r < rows) {
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
-            wgmma_copy(to + (c * S::KEYS + r) * 128, map, full, 64 * c,
-                       (int)((uint32_t)(j + r) % size), stride.head ? w.k_head : 0, entry,
-                       WGMMA_KEEP);
+            wgmma_copy(to + (c * S::KEYS + r) * 128, map, full, 64 * c, slot.row,
+                       stride.head ? w.k_head : 0, slot.page, WGMMA_KEEP);
         }
     }
 }
 
-/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. */
-template <class S, int PANELS, bool PAGED>
+/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. PIECES: of
+ * more than one page. */
+template <class S, int PANELS, bool PIECES>
 GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wgmma_map *map,
                                 uint64_t *full, uint64_t *empty, int n, const wgmma_item &w,
                                 const fattn_strides &stride, int j)
 {
     enum { BYTES = PANELS * S::KEYS * 128 };
-    const int stage = n % S::RING;
-    const int head = stride.head ? w.k_head : 0, batch = stride.batch ? w.k_batch : 0;
-    const int phase = n / S::RING % 2 ^ 1;
-    if constexpr (PAGED) {
-        wgmma_copy_pages<S, PANELS>(g, ring + stage * BYTES, map, &full[stage], &empty[stage],
-                                    phase, w, stride, j);
-        return;
-    }
-    wgmma_await(&empty[stage], phase);
-    wgmma_poison(ring + stage * BYTES, BYTES);
-    wgmma_expect(&full[stage], BYTES);
-    GPU_UNROLL
-    for (int c = 0; c < PANELS; c++) {
-        wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c, w.k_row + j,
-                   head, batch, WGMMA_KEEP);
+    const int stage = n % S::RING, phase = n / S::RING % 2 ^ 1;
+    if constexpr (PIECES) {
+        wgmma_copy_pieces<S, PANELS>(g, ring + stage * BYTES, map, &full[stage], &empty[stage],
+                                     phase, w, stride, j);
+    } else {
+        const int head = stride.head ? w.k_head : 0;
+        wgmma_slot slot = {stride.batch ? w.k_batch : 0, w.k_row + j};
+        wgmma_await(&empty[stage], phase);
+        wgmma_poison(ring + stage * BYTES, BYTES);
+        wgmma_expect(&full[stage], BYTES);
+        if (g.problem.features & FATTN_PAGED) {
+            slot = wgmma_slot_of(g, w, stride, j);
+        }
+        GPU_UNROLL
+        for (int c = 0; c < PANELS; c++) {
+            wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
+                       slot.row, head, slot.page, WGMMA_KEEP);
+        }
     }
 }
 
@@ -461,13 +473,13 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
 
 /* Keys of a tile, then values of the one before: in the order in which they are needed. Where the
  * copier is a warp, its first lane speaks. */
-template <class S, bool PAGED>
+template <class S, bool PIECES>
 GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                                const wgmma_block<S> &b)
 {
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
-    const bool speaks = !PAGED || mma_lane() == 0;
+    const bool speaks = !PIECES || mma_lane() == 0;
     int k = 0, v = 0;
     for (int n = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
@@ -480,8 +492,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         for (int left = last; left >= -1; left--) {
             const int j = (w.block + left) * S::KEYS;
             if (left >= 0) {
-                wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
-                                                     control.k_empty, k++, w, p.k, j);
+                wgmma_copy_tile<S, S::PANELS, PIECES>(g, b.k, maps + 1, control.k_full,
+                                                      control.k_empty, k++, w, p.k, j);
             }
             if (left == min(last, 2) && speaks) {
                 wgmma_arrive(&control.item_wanted);
@@ -491,11 +503,11 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                     wgmma_copy_queries(g, maps, b, n, w);
                 }
             } else {
-                wgmma_copy_tile<S, S::PANELS_V, PAGED>(g, b.v, maps + 2, control.v_full,
-                                                       control.v_empty, v++, w, p.v, j + S::KEYS);
+                wgmma_copy_tile<S, S::PANELS_V, PIECES>(g, b.v, maps + 2, control.v_full,
+                                                        control.v_empty, v++, w, p.v, j + S::KEYS);
             }
         }
-        if (PAGED && wgmma_copier_lanes<S>(p) > 1) {
+        if (PIECES) {
             __syncwarp(); /* all have read the item */
         }
         if (speaks) {
@@ -1148,12 +1160,13 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
-        if (gpu_thread() < wgmma_copier_lanes<S>(g.problem)) {
+        const bool pieces = wgmma_piece<S>(g.problem) < S::KEYS;
+        if (gpu_thread() < (pieces ? GPU_WAVE : 1)) {
             wgmma_prefetch(maps);
             wgmma_prefetch(maps + 1);
             wgmma_prefetch(maps + 2);
             gpu_await_earlier();
-            if (g.problem.features & FATTN_PAGED) {
+            if (pieces) {
                 wgmma_copy_all<S, true>(g, maps, b);
             } else {
                 wgmma_copy_all<S, false>(g, maps, b);

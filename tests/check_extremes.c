@@ -19,7 +19,7 @@ typedef struct tensors {
     float dq[MOST * DIM], dk[MOST * DIM], dv[MOST * DIM], lse[MOST], bias[ROWS * ROWS];
 } tensors;
 
-static tensors t;
+static _Alignas(16) tensors t;
 
 static void fill_tensors(void)
 {

@@ -396,8 +396,8 @@ GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w
     return slot;
 }
 
-/* Keys or values from key j on, of more than one page: a lane has a piece. Those that begin past the
- * last key are left out. */
+/* Keys or values from key j on, of more than one page: a lane has a piece. Pieces that begin past
+ * the last key are left out. */
 template <class S, int PANELS>
 GPU_DEVICE void wgmma_copy_pieces(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
                                   uint64_t *full, uint64_t *empty, int phase, const wgmma_item &w,

@@ -138,8 +138,7 @@ typedef struct gpu_mask_blocks {
 } gpu_mask_blocks;
 
 /* Whether the block mask keeps, and drops, pairs of rows i0 .. i1 - 1 of so many heads from h0 on
- * and keys j0 .. j1 - 1: what thread `thread` of `threads` finds in its share of the entries. For
- * 2^16 heads a tile has fewer than 2^32 of them. */
+ * and keys j0 .. j1 - 1: what thread `thread` of `threads` finds in its share of the entries. */
 GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu_pairs &t,
                                               int64_t i0, int64_t i1, int64_t h0, int64_t heads,
                                               int64_t j0, int64_t j1, uint32_t thread,
@@ -152,15 +151,12 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
     const uint8_t *from = g.buffers.block_mask + t.b * stride[0] + h0 * stride[1] +
                           row0 * stride[2] + key0 * stride[3];
     gpu_mask_blocks found = {false, false};
-    for (int64_t h = 0; h < heads; h += 1 << 16, from += stride[1] * (1 << 16)) {
-        const uint32_t count = rows * columns * (uint32_t)fattn_min64(heads - h, 1 << 16);
-        for (uint32_t e = thread; e < count; e += threads) {
-            const uint32_t row = e / columns, head = heads == 1 ? 0 : row / rows;
-            const bool keeps = from[head * stride[1] + (row - head * rows) * stride[2] +
-                                    (e - row * columns) * stride[3]] != 0;
-            found.kept = found.kept || keeps;
-            found.dropped = found.dropped || !keeps;
-        }
+    for (int64_t e = thread; e < heads * rows * columns; e += threads) {
+        const int64_t row = fattn_quotient(e, columns), head = fattn_quotient(row, rows);
+        const bool keeps = from[head * stride[1] + (row - head * rows) * stride[2] +
+                                (e - row * columns) * stride[3]] != 0;
+        found.kept = found.kept || keeps;
+        found.dropped = found.dropped || !keeps;
     }
     return found;
 }

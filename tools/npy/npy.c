@@ -468,34 +468,30 @@ static int read_data(source *s, const header *h, npy_array *array)
     return 0;
 }
 
-int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size)
+/* The shape, and with `whole` the elements; without, only whether the file has as many. */
+static int read_file(const complaint *to, int as_bf16, int whole, npy_array *out)
 {
-    const complaint to = {path, why, why_size};
     source s;
     header h;
     npy_array array;
-    if (source_open(&s, &to)) return -1;
+    if (source_open(&s, to)) return -1;
     const int failed = read_header(&s, as_bf16, &h) ||
-                       shape_set(&array, h.kind, h.rank, h.shape, &to) || read_data(&s, &h, &array);
+                       shape_set(&array, h.kind, h.rank, h.shape, to) ||
+                       (whole ? read_data(&s, &h, &array) : check_size(&s, &array));
     close(s.file);
     if (failed) return -1;
     *out = array;
     return 0;
 }
 
+int npy_read(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size)
+{
+    return read_file(&(complaint){path, why, why_size}, as_bf16, 1, out);
+}
+
 int npy_read_shape(const char *path, int as_bf16, npy_array *out, char *why, size_t why_size)
 {
-    const complaint to = {path, why, why_size};
-    source s;
-    header h;
-    npy_array array;
-    if (source_open(&s, &to)) return -1;
-    const int failed = read_header(&s, as_bf16, &h) ||
-                       shape_set(&array, h.kind, h.rank, h.shape, &to) || check_size(&s, &array);
-    close(s.file);
-    if (failed) return -1;
-    *out = array;
-    return 0;
+    return read_file(&(complaint){path, why, why_size}, as_bf16, 0, out);
 }
 
 /* Bytes of the file and of memory in turn, for each stretch of neighbouring rows. */

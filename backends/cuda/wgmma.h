@@ -36,9 +36,10 @@
 #define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
 
 /*
- * Kernels that know more than lean ones, by runs as in mma.h:
+ * Kernels for features of pairs, for the same runs as in mma.h:
  * X(run, its features of pairs, width, keys, stages, stages of a bias or mask that is alone), with
- * two warpgroups. A mask of 64 keys has no rows of 128 bytes: full.
+ * two warpgroups. A tile of 256 channels has 64 keys, whose mask has no rows of 128 bytes: there a
+ * mask runs on the kernel for every feature.
  */
 #define WGMMA_FULL_64(X)                     \
     X(full, MMA_ANY, 64, 128, 2, 0)          \

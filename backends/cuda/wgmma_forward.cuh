@@ -227,7 +227,13 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     w.tail = w.tail < S::KEYS ? w.tail : 0;
 }
 
-/* Whether rows of a bias or mask may be copied as tensor maps want them. */
+/* Strides of the bias or mask that the kernel knows to be alone. */
+template <class S> GPU_DEVICE const int64_t *wgmma_term_stride(const fattn_problem &p)
+{
+    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
+}
+
+/* Whether its rows may be copied as tensor maps want them. */
 template <class S> GPU_DEVICE bool wgmma_are_rows(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
@@ -263,7 +269,7 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     }
     if (S::IS_STAGED) {
         const bool bias = S::KNOWN == FATTN_BIAS;
-        const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
+        const int64_t *const stride = wgmma_term_stride<S>(p);
         const int64_t at = b * stride[0] + t.hk * group * stride[1] + i0 * stride[2];
         t.staged = bias ? (const void *)((const uint16_t *)g.buffers.bias + at)
                         : (const void *)(g.buffers.mask + at);
@@ -518,15 +524,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
 
 /* --- The stager ------------------------------------------------------------------------------- */
 
-/* Queries and heads of a group that a staged tile has rows for: one where rows share what they
- * read. */
-template <class S> GPU_DEVICE const int64_t *wgmma_term_stride(const fattn_problem &p)
-{
-    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
-}
-
 /* Copies each tile of a bias or mask: keys in panels of 128 bytes, heads of a group side by side in
- * rows as in a tile of queries. */
+ * rows as in a tile of queries. Heads or queries that share what they read have one row. */
 template <class S>
 GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
                                 const wgmma_block<S> &b)

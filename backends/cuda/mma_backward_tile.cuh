@@ -17,9 +17,6 @@
 
 /* --- Shapes and shared memory ----------------------------------------------------------------- */
 
-/* Whether kernels know no features of single pairs. */
-GPU_DEVICE constexpr bool mma_is_lean(mma_variant v) { return v <= MMA_ORDERED; }
-
 /* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. FEATURES: those of
  * MMA_OF_PAIRS that a run has, or MMA_ANY. */
 template <class T, int W, int N, int BN, int WARPS, mma_variant V, uint64_t FEATURES>

@@ -366,7 +366,7 @@ GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, in
     } else {
         const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0);
         mma_terms<S>(g, s, block * S::KEYS, tile, bound);
-        mma_expect<S>(g, s, block - 1, block > control.item[place].block ? block : 0);
+        mma_prefetch_bias<S>(g, s, block - 1, block > control.item[place].block ? block : 0);
     }
 }
 

@@ -457,9 +457,10 @@ static void lay_rows(const char **to, int64_t stride, const char *const *from, i
     }
 }
 
-/* d->ahead = rows of the next tile: a key and a value from each place by turns, head by head, and
- * then those after them. Where there are no more, the last ones, or zeros. */
-static void order_ahead(decode *d)
+/* d->ahead = the rows of the next tile in the order in which they are fetched: a key and a value
+ * from each place by turns, head by head, and then those after them. Where there are no more, the
+ * last ones, or zeros. */
+static void list_ahead(decode *d)
 {
     const panel *const pn = &d->head->panel;
     const fattn_problem *const p = pn->p;
@@ -680,7 +681,7 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
         if (!more) {
             find_upcoming(&d, run);
         }
-        order_ahead(&d);
+        list_ahead(&d);
         for (int64_t n = 0; n < d.heads; n++) {
             if (d.now.spans[n].kind != FATTN_TILE_EMPTY) {
                 decode_head(&d, n);

@@ -101,8 +101,8 @@ static int64_t even_whole_blocks(int64_t units, int64_t extra, int64_t blocks, i
     return costs < saved * most ? (int64_t)(costs / saved) : k_blocks - 1;
 }
 
-/* What parts sequences get that are shorter than the plan's: those that a plan for them had, but
- * that all keys have as many as was asked for. blocks: of rows */
+/* Into how many parts shorter sequences than the plan's are cut: about as many as a plan for their
+ * length would have. blocks: of rows */
 static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kernel, int64_t blocks,
                            fattn_tiling *t)
 {
@@ -144,9 +144,9 @@ static int64_t pick_together(const fattn_problem *p, const fattn_limits *limits,
 }
 
 /*
- * Slow-memory bytes of a run. Blocks behind a shared cache read what is of their head together: as
- * many as run at once do, and all that there are where the heads at work fit half of the cache, so
- * that who comes later finds it there. They move what one large block would.
+ * Slow-memory bytes of a run. Behind a shared cache, the blocks of a head that run at once read its
+ * keys and values from slow memory once. If the heads at work fit half of the cache, so do all
+ * blocks of a head: later ones find the keys there. Together they move what one large block would.
  */
 static double traffic_of(const fattn_problem *p, const fattn_limits *limits,
                          const fattn_kernel *kernel, const fattn_tiling *t)

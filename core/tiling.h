@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The planner: (problem, limits, kernel row) -> tile, splits, work list, workspace, predicted
- * traffic. A pure function of its arguments: it asks no machine anything, so that the plan for an
- * H100 can be tested on a laptop. The number of worker threads is deliberately not among the
+ * traffic. A pure function of its arguments, which queries no machine: the plan for an H100 can be
+ * tested on a laptop. The number of worker threads is deliberately not among the
  * arguments: results must not depend on it. The backend adds them to the plan.
  */
 #ifndef FATTN_CORE_TILING_H

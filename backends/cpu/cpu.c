@@ -421,15 +421,15 @@ static const fattn_peak *peak(void *impl, int i)
     return found ? &found->row : NULL;
 }
 
-/* Where workers that measure meet. One word: how many have come | their number once all are here,
- * before which it is 0. */
+/* Gathers workers that measure together. One word: how many have come | their number once all are
+ * here, before which it is 0. */
 typedef struct rendezvous {
     atomic_uint_least64_t state;
 } rendezvous;
 #define CLOSED (UINT64_C(1) << 32)
 
 /* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
- * there are, and this one's number among them; 0 to whoever is late. */
+ * there are, and this one's number among them; 0 to a worker that is late. */
 static int gather(rendezvous *m, int expected, int *number)
 {
     const double until = fattn_host_seconds() + 0.1;

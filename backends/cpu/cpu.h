@@ -12,7 +12,7 @@
 #include "backends/cpu/peak.h"
 #include "core/kernel.h"
 
-/* Items 0 .. count - 1, which are handed out in ascending order: whoever waits for a lower item
+/* Items 0 .. count - 1, handed out in ascending order. So a worker that waits for a lower item
  * waits for one that some thread has begun. */
 typedef struct fattn_cpu_items {
     _Alignas(64) atomic_int_least64_t next; /* written all the time: a cache line of its own */
@@ -22,7 +22,7 @@ typedef struct fattn_cpu_items {
 /* The next item; false when there are none left. */
 bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item);
 
-/* The item that a worker who asked now would get, or one past the last: a hint what to fetch. */
+/* The item that would be handed out now, or one past the last: a hint what to prefetch. */
 int64_t fattn_cpu_upcoming(const fattn_cpu_items *items);
 
 /* One execution of a plan. */

@@ -228,8 +228,8 @@ INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
     }
 }
 
-/* A function for each type and number of rows at a time, of which a call that finds no code in
- * cache loads one. */
+/* A function for each type and number of rows at a time: a call that finds no code in cache loads
+ * only its own. */
 typedef void dots_function(const decode_dots *d);
 typedef void mix_function(const decode_sums *s);
 

@@ -18,6 +18,7 @@
  */
 #define WGMMA_SHAPES(X)             \
     X(64, 64, 64, 3, 128, 3)        \
+    X(96, 96, 96, 2, 128, 2)        \
     X(128, 128, 128, 2, 128, 2)     \
     X(192_128, 192, 128, 2, 128, 2) \
     X(192, 192, 192, 2, 112, 2)     \
@@ -28,10 +29,12 @@
 
 /* Bytes of shared memory: a tile of queries, `stages` of keys and of values, rows of o on their way
  * out, the barriers and the items (wgmma_control), and what aligns the tiles. */
-#define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)                                 \
-    (2 * ((width) * (64 * (warpgroups) + (stages) * (keys)) + (width_v) * (stages) * (keys)) + \
+#define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)              \
+    (128 * (WGMMA_PANELS(width) * (64 * (warpgroups) + (stages) * (keys)) + \
+            WGMMA_PANELS(width_v) * (stages) * (keys)) +                    \
      4 * (warpgroups)*WGMMA_OUT_BYTES + WGMMA_CONTROL + WGMMA_ALIGN)
-#define WGMMA_OUT_BYTES 1024 /* a warp's: 64 channels of 8 rows */
+#define WGMMA_PANELS(width) (((width) + 63) / 64) /* of a tile; see wgmma_offset() */
+#define WGMMA_OUT_BYTES 1024                      /* a warp's: 64 channels of 8 rows */
 #define WGMMA_CONTROL 1152
 #define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
 
@@ -141,7 +144,9 @@ FATTN_HD uint32_t wgmma_own_sum_offset(uint32_t rows, uint32_t r, uint32_t c)
 /*
  * A tile in shared memory is cut into panels of 64 channels. A panel has a row of 128 bytes for
  * each row of the tile, and chunk c of 16 bytes of row r lies at c ^ (r % 8): the swizzle of 128
- * bytes, which copies write and products read. Offset of channel c of row r in a tile of `rows`:
+ * bytes, which copies write and products read. The last panel may be wider than what products read
+ * of it: of 96 channels it has 32, and zeros behind them, which cost nothing but their place.
+ * Offset of channel c of row r in a tile of `rows`:
  */
 FATTN_HD uint32_t wgmma_offset(uint32_t rows, uint32_t r, uint32_t c)
 {

@@ -211,7 +211,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
         GPU_UNROLL
         for (int panel = 0; panel < S::PANELS_V; panel++) {
             GPU_UNROLL
-            for (int n = 0; n < 8; n++) {
+            for (int n = 0; n < 8 && 8 * panel + n < S::WIDTH_V / 8; n++) {
                 const float *const pair = rows.o[8 * panel + n] + 2 * h;
                 const uint32_t word = S::type::pack(pair[0] * factor[h], pair[1] * factor[h]);
                 mma_put(to + (swizzle ^ n << 4), empty[h] ? 0 : word);

@@ -35,7 +35,8 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
 enum {
     GROUP_MAX = 128,    /* query heads of a key/value head: a tile has all of a query */
     ROWS_MAX = 1 << 30, /* queries, and keys */
-    BLOCKS_MIN = 80 /* fewer leave so much of a GPU idle that rows which split keys are faster */
+    BLOCKS_MIN = 80, /* fewer leave so much of a GPU idle that rows which split keys are faster */
+    SPLIT_KEYS_MIN = 1024
 };
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
 #define ITEMS_MAX 0x1p31
@@ -88,6 +89,23 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p)
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > 64 &&
            (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;
+}
+
+/* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */
+static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int64_t group = group_of(p);
+    return group < 1 || WGMMA_SPLIT_ROWS % group ? "takes groups of 1, 2, 4 .. 128 query heads"
+                                                 : cannot(row, p);
+}
+
+/* Whether memory bounds the run, since a head has one block of rows, or there are few blocks; and
+ * keys enough to be cut. Decoding takes fewer rows. */
+static bool split_pays(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int64_t rows = group_of(p) * p->seqlen_q;
+    return rows > MMA_DECODE_ROWS && p->seqlen_k >= SPLIT_KEYS_MIN &&
+           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p));
 }
 
 /* --- Launches --------------------------------------------------------------------------------- */
@@ -156,12 +174,16 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
     return 3;
 }
 
+static bool sequences_differ(const fattn_problem *p)
+{
+    return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                          FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
+}
+
 /* As wgmma_counts() has it. */
 static bool counts(const fattn_problem *p)
 {
-    const uint64_t lengths = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
-                             FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS;
-    return p->features & lengths || p->window_left >= 0 || p->window_right >= 0;
+    return sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
 }
 
 static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -183,6 +205,14 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->shared = kernel->shared;
     shape->early = true;
     shape->resident = true;
+}
+
+/* Items are alike, or as many as blocks. */
+static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                        const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    forward_shape(kernel, p, t, shape);
+    shape->resident = !sequences_differ(p);
 }
 
 #define WGMMA_ROW(name_, channels, channels_v, warpgroups, keys, stages)          \
@@ -210,6 +240,36 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
         .width = channels,                                                        \
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
+    },
+
+#define WGMMA_SPLIT_ROW(name_, channels, channels_v, warpgroups, keys, stages)                  \
+    {                                                                                           \
+        .row = {.name = "wgmma_" #name_,                                                        \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                             \
+                .dtypes = WGMMA_DTYPES,                                                         \
+                .features = WGMMA_FEATURES,                                                     \
+                .dim_max = channels,                                                            \
+                .align = 16,                                                                    \
+                .must_fit = true,                                                               \
+                .packs_groups = true,                                                           \
+                .splits_keys = true,                                                            \
+                .split_keys = 256,                                                              \
+                .splits_evenly = true,                                                          \
+                .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}},                \
+                .cannot = cannot_split,                                                         \
+                .pays = split_pays,                                                             \
+                .fast_bytes = fattn_gpu_shared_bytes,                                           \
+                .workspace = fattn_cuda_parts_workspace},                                       \
+        .image = "wgmma_forward",                                                               \
+        .isa = 90,                                                                              \
+        .isa_past = 100,                                                                        \
+        .needs = "sm_90",                                                                       \
+        .phases = {split_shape, fattn_gpu_combine},                                             \
+        .maps = maps_of,                                                                        \
+        .width = channels,                                                                      \
+        .shared =                                                                               \
+            WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages) + WGMMA_SPLIT_CONTROL, \
+        .run = #name_,                                                                          \
     },
 
 /* --- Forward with every feature --------------------------------------------------------------- */
@@ -491,5 +551,6 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     },
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
-    WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128), WGMMA_FULL_ROW(128, 128),
-    WGMMA_FULL_ROW(256, 64), WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};
+    WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128),
+    WGMMA_FULL_ROW(128, 128), WGMMA_FULL_ROW(256, 64),
+    WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};

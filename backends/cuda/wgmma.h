@@ -24,6 +24,14 @@
     X(192, 192, 192, 2, 112, 2)     \
     X(256, 256, 256, 2, 64, 2)
 
+/* Of few rows and many keys, which cut keys into parts: the same. Memory bounds them, so that what
+ * counts is how much of a copy is under way. */
+#define WGMMA_SPLIT_SHAPES(X)         \
+    X(split_64, 64, 64, 2, 128, 4)    \
+    X(split_128, 128, 128, 2, 128, 2) \
+    X(split_256, 256, 256, 2, 64, 2)
+#define WGMMA_SPLIT_ROWS 128
+
 /* A warpgroup that copies and plans, and those that multiply. */
 #define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
 
@@ -36,7 +44,8 @@
 #define WGMMA_PANELS(width) (((width) + 63) / 64) /* of a tile; see wgmma_offset() */
 #define WGMMA_OUT_BYTES 1024                      /* a warp's: 64 channels of 8 rows */
 #define WGMMA_CONTROL 1152
-#define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
+#define WGMMA_SPLIT_CONTROL 64 /* what a part of an item's keys is */
+#define WGMMA_ALIGN 1024       /* where a pattern of swizzled rows begins */
 
 /*
  * Kernels for features of pairs, for the same runs as in mma.h:

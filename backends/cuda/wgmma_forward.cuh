@@ -31,7 +31,6 @@
 #define FATTN_CUDA_WGMMA_FORWARD_CUH
 
 #include "backends/cuda/wgmma_forward_copies.cuh"
-#include "backends/gpu/parts.cuh"
 #include "core/online_softmax.h"
 
 #define WGMMA_RISE 8.0f
@@ -252,15 +251,40 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
     }
 }
 
+/* The same of a part of the row, which is not divided by l yet, and its m and l. */
+template <class S>
+GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, int number, int row,
+                                 float factor, const fattn_softmax state[2],
+                                 const wgmma_rows<S> &rows)
+{
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int r = row + mma_lane() / 4 + 8 * h;
+        const gpu_part part = gpu_part_of(g, number, r);
+        float *const o = (float *)part.o.data + part.at;
+        if (r < w.rows && mma_lane() % 4 == 0) {
+            *part.m = state[h].m;
+            *part.l = state[h].l;
+        }
+        GPU_UNROLL
+        for (int n = 0; n < S::WIDTH_V / 4; n++) {
+            const int c = n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
+            if (r < w.rows && c < g.problem.dim_v) {
+                o[c] = rows.o[n / 2][2 * h + n % 2] * factor;
+            }
+        }
+    }
+}
+
 /* The sink of row r, as mma_meet_sink() has it. It is natural, and so does the row's reference
- * become. */
+ * become. It belongs to the first part. */
 template <class S>
 GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                 const wgmma_item &w, int r, fattn_softmax *state)
+                                 const wgmma_item &w, int r, bool first, fattn_softmax *state)
 {
     float alpha, beta;
     state->m = S::IS_LEAN ? state->m * g.rule.scale : state->m;
-    if (r >= w.rows) {
+    if (r >= w.rows || !first) {
         return 1;
     }
     const int h = w.q_head * b.group + r - wgmma_query(b, r) * b.group;
@@ -271,10 +295,16 @@ GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &
 
 /* Rows in o and lse. row: the warp's first; kept: Z of a pair that dropout keeps. */
 template <class S>
-GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
-                          int row, float kept, wgmma_rows<S> &rows)
+GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int row,
+                          float kept, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
+    const wgmma_item &w = b.control->item[place];
+    wgmma_part part = {0, 0, true};
+    if constexpr (S::IS_SPLIT) {
+        part = b.control->part[place];
+    }
+    fattn_softmax states[2];
     float factor[2];
     bool empty[2];
     GPU_UNROLL
@@ -286,19 +316,24 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
         state.l += gpu_shfl_xor(state.l, 2);
         state.l *= lower;
         if (p.features & FATTN_SINK) {
-            const float alpha = wgmma_meet_sink(g, b, w, r, &state);
+            const float alpha = wgmma_meet_sink(g, b, w, r, part.split == 0, &state);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 4; n++) { /* alpha may be as small as numbers can be */
                 rows.o[n / 2][2 * h + n % 2] *= alpha;
             }
         }
+        states[h] = state;
         empty[h] = state.l == 0;
         factor[h] = lower * kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
-        if (p.outputs & FATTN_OUT_LSE && r < w.rows && mma_lane() % 4 == 0) {
+        if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0) {
             const int i = wgmma_query(b, r);
             ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
                 fattn_softmax_lse(state, g.rule.natural);
         }
+    }
+    if (!part.whole) {
+        wgmma_store_part<S>(g, w, part.number, row, kept / (1 << S::type::LIFT), states, rows);
+        return;
     }
     if (!(p.outputs & FATTN_OUT_O)) {
         return;
@@ -585,7 +620,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         } else {
             wgmma_release(&control.q_empty);
         }
-        wgmma_end(g, b, w, row, kept, rows);
+        wgmma_end(g, b, place, row, kept, rows);
         __syncwarp();
         wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
@@ -595,7 +630,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps)
 {
-    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL + WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS),
+    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL +
+                                                  WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS) +
+                                                  (S::IS_SPLIT ? WGMMA_SPLIT_CONTROL : 0),
                   "too small");
     static_assert(S::OWN_REGISTERS % 8 == 0 && S::COPY_REGISTERS >= 24, "as setmaxnreg wants them");
     extern __shared__ char shared[];
@@ -631,6 +668,9 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
             }
         }
         wgmma_barriers_made();
+    }
+    if (S::IS_SPLIT) {
+        gpu_admit_later(); /* what merges parts */
     }
     gpu_sync();
     const int group = wgmma_group();

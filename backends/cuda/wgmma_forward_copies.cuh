@@ -33,6 +33,13 @@ GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w
     return slot;
 }
 
+/* What L2 is to do with keys and values: others need them too, unless a head has one block of rows
+ * in all. */
+template <class S> GPU_DEVICE uint64_t wgmma_key_policy(const fattn_gpu_args &g)
+{
+    return S::IS_SPLIT && g.tiling.q_blocks == 1 ? WGMMA_DROP : WGMMA_KEEP;
+}
+
 /* Keys or values from key j on, of more than one page: a lane has a piece. Pieces that begin past
  * the last key are left out. */
 template <class S, int PANELS>
@@ -57,7 +64,7 @@ GPU_DEVICE void wgmma_copy_pieces(const fattn_gpu_args &g, uint32_t to, const wg
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
             wgmma_copy(to + (c * S::KEYS + r) * 128, map, full, 64 * c, slot.row,
-                       stride.head ? w.k_head : 0, slot.page, WGMMA_KEEP);
+                       stride.head ? w.k_head : 0, slot.page, wgmma_key_policy<S>(g));
         }
     }
 }
@@ -86,7 +93,7 @@ GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wg
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
             wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
-                       slot.row, head, slot.page, WGMMA_KEEP);
+                       slot.row, head, slot.page, wgmma_key_policy<S>(g));
         }
     }
 }

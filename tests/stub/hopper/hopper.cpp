@@ -262,7 +262,6 @@ static bool gpu_any(bool x)
     return said;
 }
 /* Of kernels that are not here. */
-static float gpu_shfl(float, int) { abort(); }
 static void gpu_sync_memory(void) { abort(); }
 static void gpu_poke(uint64_t *, uint64_t) { abort(); }
 static void gpu_compare_and_swap(uint64_t *, uint64_t, uint64_t) { abort(); }
@@ -270,6 +269,10 @@ static uint64_t gpu_count(uint64_t *) { abort(); }
 static float gpu_shfl_xor(float x, int n)
 {
     return __int_as_float((int)exchange((uint32_t)__float_as_int(x), m.running % 32 ^ n));
+}
+static float gpu_shfl(float x, int lane)
+{
+    return __int_as_float((int)exchange((uint32_t)__float_as_int(x), lane));
 }
 static void gpu_await_earlier(void) {}
 static void gpu_admit_later(void) {}
@@ -861,10 +864,12 @@ template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **wit
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);
-} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
-                   WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL)
-                       WGMMA_FULL_256(HOPPER_FULL) HOPPER_PLAIN(wgmma_seen_64),
-               HOPPER_PLAIN(wgmma_seen_128), HOPPER_PLAIN(wgmma_seen_256), HOPPER_PLAIN(clear)};
+} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_FORWARD)
+                   WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD) WGMMA_FULL_64(HOPPER_FULL)
+                       WGMMA_FULL_128(HOPPER_FULL) WGMMA_FULL_256(HOPPER_FULL)
+                           HOPPER_PLAIN(wgmma_seen_64),
+               HOPPER_PLAIN(wgmma_seen_128), HOPPER_PLAIN(wgmma_seen_256), HOPPER_PLAIN(clear),
+               HOPPER_PLAIN(combine)};
 
 /* --- Launches --------------------------------------------------------------------------------- */
 

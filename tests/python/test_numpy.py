@@ -433,6 +433,15 @@ def test_import_is_quick():
     assert min(times) < 0.05
 
 
+def test_interpreter_ends_quietly():
+    """Plans and workspaces are freed even if someone still holds a module, whose names are gone by then."""
+    code = ("import ctypes, numpy as np, fattn, fattn._plans as plans; a = np.ones((1, 64, 2, 64), np.float32); "
+            "fattn.attention_backward(a, a, a, a, *fattn.attention(a, a, a, return_lse=True)); "
+            "assert plans._workspaces; ctypes.pythonapi.Py_IncRef(ctypes.py_object(plans))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def test_environment_is_honoured(rng):
     """FATTN_BACKEND chooses for arrays in host memory, and a bad value is the library's error."""
     code = ("import numpy as np, fattn; a = np.zeros((1, 2, 1, 4)); fattn.attention(a, a, a); "

@@ -424,6 +424,7 @@ def test_import_takes_no_numpy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer starts, too")
 def test_import_is_quick():
     """Processor time, which others on the machine leave alone; the quickest of some."""
     code = ("import time, sys, ctypes; a = time.process_time(); import fattn; "

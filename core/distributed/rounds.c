@@ -150,12 +150,13 @@ static fattn_status add(const fattn_group_plan *plan, void *to, const void *from
                                   .from_stride = strides,
                                   .dtype_to = FATTN_F32,
                                   .dtype_from = FATTN_F32,
-                                  .add = from != NULL};
+                                  .plus = from ? to : NULL};
     fattn_rows_args few = many;
     few.rows = 1;
     few.channels = rest;
     few.to = (float *)to + rows * length;
     few.from = from ? (const float *)from + rows * length : NULL;
+    few.plus = from ? few.to : NULL;
     const fattn_status status = rows ? fattn_group_move(plan, &many) : FATTN_OK;
     return status || !rest ? status : fattn_group_move(plan, &few);
 }

@@ -18,22 +18,34 @@
  */
 #define WGMMA_SHAPES(X)             \
     X(64, 64, 64, 3, 128, 3)        \
+    X(96, 96, 96, 2, 128, 2)        \
     X(128, 128, 128, 2, 128, 2)     \
     X(192_128, 192, 128, 2, 128, 2) \
     X(192, 192, 192, 2, 112, 2)     \
     X(256, 256, 256, 2, 64, 2)
+
+/* Of few rows and many keys, which cut keys into parts: the same. Memory bounds them, so that what
+ * counts is how much of a copy is under way. */
+#define WGMMA_SPLIT_SHAPES(X)         \
+    X(split_64, 64, 64, 2, 128, 4)    \
+    X(split_128, 128, 128, 2, 128, 2) \
+    X(split_256, 256, 256, 2, 64, 2)
+#define WGMMA_SPLIT_ROWS 128
 
 /* A warpgroup that copies and plans, and those that multiply. */
 #define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
 
 /* Bytes of shared memory: a tile of queries, `stages` of keys and of values, rows of o on their way
  * out, the barriers and the items (wgmma_control), and what aligns the tiles. */
-#define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)                                 \
-    (2 * ((width) * (64 * (warpgroups) + (stages) * (keys)) + (width_v) * (stages) * (keys)) + \
+#define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)              \
+    (128 * (WGMMA_PANELS(width) * (64 * (warpgroups) + (stages) * (keys)) + \
+            WGMMA_PANELS(width_v) * (stages) * (keys)) +                    \
      4 * (warpgroups)*WGMMA_OUT_BYTES + WGMMA_CONTROL + WGMMA_ALIGN)
-#define WGMMA_OUT_BYTES 1024 /* a warp's: 64 channels of 8 rows */
+#define WGMMA_PANELS(width) (((width) + 63) / 64) /* of a tile; see wgmma_offset() */
+#define WGMMA_OUT_BYTES 1024                      /* a warp's: 64 channels of 8 rows */
 #define WGMMA_CONTROL 1152
-#define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
+#define WGMMA_SPLIT_CONTROL 64 /* what a part of an item's keys is */
+#define WGMMA_ALIGN 1024       /* where a pattern of swizzled rows begins */
 
 /*
  * Kernels for features of pairs, for the same runs as in mma.h:
@@ -104,16 +116,38 @@
     (2 * (width) * (2 * (keys) + (2 + (stages)) * (queries)) + 2 * 2 * (queries) * (keys) + \
      ((keys) == 64 ? 2 * 2 * (queries) * (keys) : 4 * (width) * (queries)) +                \
      4 * (2 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
-#define WGMMA_BACKWARD_CONTROL 384
+#define WGMMA_BACKWARD_CONTROL 512
+
+/*
+ * And for features of pairs: X(run, its features of pairs, whether it may want dBias, width,
+ * queries, keys, stages, stages of a bias or mask that is alone). Scores with terms need registers,
+ * so that a tile of 64 channels has half of the queries that it has without. Beside 256 channels
+ * shared memory has no room for a tile of a bias or mask.
+ */
+#define WGMMA_BACKWARD_FULL(X, width, keys, stages, term_stages)     \
+    X(full, MMA_ANY, true, width, 64, keys, stages, 0)               \
+    X(bias, FATTN_BIAS, false, width, 64, keys, stages, term_stages) \
+    X(dbias, FATTN_BIAS, true, width, 64, keys, stages, term_stages) \
+    X(mask, FATTN_MASK, false, width, 64, keys, stages, term_stages) \
+    X(alibi, FATTN_ALIBI, false, width, 64, keys, stages, 0)         \
+    X(softcap, FATTN_SOFTCAP, false, width, 64, keys, stages, 0)     \
+    X(dropout, FATTN_DROPOUT, false, width, 64, keys, stages, 0)
+#define WGMMA_BACKWARD_FULL_64(X) WGMMA_BACKWARD_FULL(X, 64, 128, 3, 1)
+#define WGMMA_BACKWARD_FULL_128(X) WGMMA_BACKWARD_FULL(X, 128, 128, 3, 1)
+#define WGMMA_BACKWARD_FULL_256(X) WGMMA_BACKWARD_FULL(X, 256, 64, 2, 0)
+#define WGMMA_BACKWARD_FULL_SHARED(features, width, queries, keys, stages, term_stages) \
+    (WGMMA_BACKWARD_SHARED(width, queries, keys, stages) +                              \
+     (term_stages)*WGMMA_TERM_TILE(features, queries, keys))
 
 /* Of the kernels before and after it, and how many rows a block of them takes. */
 #define WGMMA_ROWS_THREADS 128
+#define WGMMA_SINK_THREADS 256
 
 /* Tiles that the queries of a head take in the workspace. Packed sequences begin with a tile of
  * their own, and each may leave one of which the next has a part. */
 #define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
     ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
-#define WGMMA_BACKWARD_ITEM_BYTES 88 /* of what an item is, in the workspace */
+#define WGMMA_BACKWARD_ITEM_BYTES 120 /* of what an item is, in the workspace */
 #define WGMMA_BACKWARD_TURNS(tiles) (((tiles)*2 + 3) / 4 * 4) /* words there for their turns */
 #define WGMMA_BACKWARD_TAKEN 4 /* words there for the counter of items */
 
@@ -141,7 +175,9 @@ FATTN_HD uint32_t wgmma_own_sum_offset(uint32_t rows, uint32_t r, uint32_t c)
 /*
  * A tile in shared memory is cut into panels of 64 channels. A panel has a row of 128 bytes for
  * each row of the tile, and chunk c of 16 bytes of row r lies at c ^ (r % 8): the swizzle of 128
- * bytes, which copies write and products read. Offset of channel c of row r in a tile of `rows`:
+ * bytes, which copies write and products read. The last panel may be wider than what products read
+ * of it: of 96 channels it has 32, and zeros behind them, which cost nothing but their place.
+ * Offset of channel c of row r in a tile of `rows`:
  */
 FATTN_HD uint32_t wgmma_offset(uint32_t rows, uint32_t r, uint32_t c)
 {

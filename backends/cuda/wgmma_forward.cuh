@@ -15,6 +15,8 @@
  *         o = o alpha + p V     of the tile before runs
  *         p                     of tile n: online softmax; a row lies in the four lanes of a quad
  *
+ * The planner is in wgmma_forward_items.cuh, the copier and the stager in wgmma_forward_copies.cuh.
+ *
  * Tiles of keys come from the last to the first. A warpgroup skips those that none of its rows
  * sees, unless warpgroups take turns: then each begins its products when the one before it has
  * begun its own, so that one is at its softmax while another multiplies.
@@ -28,538 +30,12 @@
 #ifndef FATTN_CUDA_WGMMA_FORWARD_CUH
 #define FATTN_CUDA_WGMMA_FORWARD_CUH
 
-#include "backends/cuda/mma_terms.cuh"
-#include "backends/cuda/wgmma_tile.cuh"
-#include "backends/gpu/pairs.cuh"
-#include "backends/gpu/parts.cuh"
+#include "backends/cuda/wgmma_forward_copies.cuh"
 #include "core/online_softmax.h"
-#include "core/schedule.h"
 
 #define WGMMA_RISE 8.0f
-#define WGMMA_FAR 1024 /* more than a tile has rows */
-#define WGMMA_ITEMS 4  /* that are known at a time */
 
-/* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
- * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
- * TERM_STAGES: tiles of a bias or mask that is alone, in shared memory. */
-template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
-          int TERM_STAGES = 0>
-struct wgmma_shape {
-    typedef T type;
-    static constexpr uint64_t KNOWN = FEATURES;
-    enum {
-        WIDTH = W,
-        WIDTH_V = WV,
-        PANELS = W / 64,
-        PANELS_V = WV / 64,
-        WARPGROUPS = GROUPS,
-        WARPS = 4 * GROUPS,
-        ROWS = 64 * GROUPS,
-        THREADS = WGMMA_THREADS(GROUPS),
-        KEYS = BN,
-        RING = STAGES,
-        QUERY_BYTES = 2 * W * ROWS,
-        KEY_BYTES = 2 * W * BN,
-        VALUE_BYTES = 2 * WV * BN,
-        TERM_RING = TERM_STAGES,
-        TERM_BYTES = WGMMA_TERM_TILE(FEATURES, 64 * GROUPS, BN),
-        IS_LEAN = FEATURES == 0,
-        IS_STAGED = TERM_BYTES > 0,
-        /* What mma_terms.cuh asks of a shape. */
-        TILES = 1,
-        WARP_TILES = 1,
-        FIRST_WARP = 4,
-        OWN = BN / 4,
-        IN_ORDER = true,
-        /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
-         * more than are left waits for ever. */
-        EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
-        OWN_REGISTERS = GROUPS != 2                                        ? 160
-                        : FEATURES == MMA_ANY || FEATURES == FATTN_SOFTCAP ? 224
-                                                                           : 216,
-        COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
-    };
-};
-
-/* --- Items ------------------------------------------------------------------------------------ */
-
-/* Query heads of a key/value head. */
-GPU_DEVICE int wgmma_group_of(const fattn_problem &p)
-{
-    return (int)(p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k));
-}
-
-/* Tiles of keys are below 2^31, and keys below 2^30 (wgmma.c). */
-typedef struct wgmma_item {
-    bool exists;               /* false: there are no more */
-    int rows;                  /* that exist, the query heads of a key/value head side by side */
-    int keys;                  /* of the sequence */
-    int first_key, past_key;   /* what the first query sees, cut to -WGMMA_FAR .. keys */
-    int block, past;           /* tiles of keys that some row sees */
-    int own_past[3];           /* the last of them that some row of a warpgroup sees, and one */
-    int full[3], full_past[3]; /* those of which a warpgroup's rows see all */
-    int tail;                  /* keys of tile past - 1 whose values may be read; 0: all */
-    int q_row, k_row;          /* where copies begin */
-    int batch, q_batch, k_batch, q_head, k_head;
-    int64_t o, lse; /* element of o, and index in lse, of the first query's first head */
-} wgmma_item;
-
-/* What features need of items, and of rows. */
-template <class S, uint64_t FEATURES = S::KNOWN> struct wgmma_terms {
-    mma_item terms[WGMMA_ITEMS];
-};
-template <class S> struct wgmma_terms<S, 0> {
-};
-template <class S> struct wgmma_terms<S, MMA_ANY> {
-    mma_item terms[WGMMA_ITEMS];
-    const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
-    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
-};
-template <class S> struct wgmma_terms<S, FATTN_ALIBI> {
-    mma_item terms[WGMMA_ITEMS];
-    gpu_f2 alibi[S::ROWS];
-};
-template <class S> struct wgmma_staged_terms {
-    mma_item terms[WGMMA_ITEMS];
-    uint64_t term_full[S::TERM_RING], term_empty[S::TERM_RING];
-};
-template <class S> struct wgmma_terms<S, FATTN_BIAS> : wgmma_staged_terms<S> {
-};
-template <class S> struct wgmma_terms<S, FATTN_MASK> : wgmma_staged_terms<S> {
-};
-
-/* A block's shared memory beside the tiles. */
-template <class S> struct wgmma_control : wgmma_terms<S> {
-    wgmma_item item[WGMMA_ITEMS];
-    fattn_tiling tiling; /* the planner's, who has few registers */
-    fattn_sequence seq;
-    uint64_t item_full[WGMMA_ITEMS], item_empty[WGMMA_ITEMS], item_wanted;
-    uint64_t q_full, q_empty;
-    uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
-};
-
-/* What all roles know. */
-template <class S> struct wgmma_block {
-    wgmma_control<S> *control;
-    uint32_t q, k, v; /* tiles */
-    uint32_t terms;   /* and those of a bias or mask */
-    uint32_t out;     /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
-    int group;        /* query heads of a key/value head */
-    bool turns;       /* warpgroups take turns */
-};
-
-/* The rows of the tile that there are places for: all heads of a query, or none. */
-template <class S> GPU_DEVICE int wgmma_places(int group)
-{
-    return group == 1 ? S::ROWS : S::ROWS / group * group;
-}
-
-/* Whether items are handed out by a counter (wgmma.h). */
-GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
-{
-    const fattn_problem &p = g.problem;
-    return gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0;
-}
-
-/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). */
-template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
-{
-    const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return S::WIDTH == 64 ? !banded : S::WIDTH < 256;
-}
-
-/* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
- * keys that exist. */
-typedef struct wgmma_seen {
-    int first, past;
-} wgmma_seen;
-
-GPU_DEVICE wgmma_seen wgmma_seen_by(const wgmma_item &w, int i)
-{
-    wgmma_seen keys;
-    keys.first = min(max(w.first_key, -i), w.keys - i) + i;
-    keys.past = min(max(w.past_key, -i), w.keys - i) + i;
-    return keys;
-}
-
-/* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;
- * lean kernels do with dot products all the same. */
-template <class S> GPU_DEVICE float wgmma_unit(const fattn_gpu_args &g)
-{
-    return S::IS_LEAN && g.rule.terms ? (float)(g.problem.scale * FATTN_LOG2E) : g.rule.unit;
-}
-
-/* The query of row r, counted from the first. */
-template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
-{
-    return b.group == 1 ? r : r / b.group;
-}
-
-/* The keys of an item whose first query is i0, of which none has a tile from number `seen` on. Lane
- * n finds out what warpgroup n sees. */
-template <class S>
-GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                const fattn_sequence &seq, int64_t i0, int seen, wgmma_item &w)
-{
-    const fattn_problem &p = g.problem;
-    const int64_t at = i0 + seq.diagonal, limit = INT64_C(1) << 62;
-    w.keys = (int)seq.sk;
-    w.first_key = p.window_left < 0
-                      ? -WGMMA_FAR
-                      : (int)gpu_clamp(at - fattn_min64(p.window_left, limit), -WGMMA_FAR, w.keys);
-    w.past_key = p.window_right < 0 ? w.keys
-                                    : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
-                                                     -WGMMA_FAR, w.keys);
-    w.block = wgmma_seen_by(w, 0).first / S::KEYS;
-    const int n = mma_lane(), row = min(64 * n, w.rows - 1);
-    const wgmma_seen first = wgmma_seen_by(w, wgmma_query(b, row));
-    const wgmma_seen last = wgmma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
-    const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
-    const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, seen) : 0;
-    w.past = max(wgmma_largest(own_past), w.block);
-    if (n < S::WARPGROUPS) {
-        w.own_past[n] = b.turns ? w.past : max(own_past, w.block);
-        w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
-        w.full_past[n] = first.past / S::KEYS;
-    }
-    const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K | FATTN_PAGED);
-    w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
-    w.tail = w.tail < S::KEYS ? w.tail : 0;
-}
-
-/* Strides of the bias or mask that the kernel knows to be alone. */
-template <class S> GPU_DEVICE const int64_t *wgmma_term_stride(const fattn_problem &p)
-{
-    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
-}
-
-/* Whether its rows may be copied as tensor maps want them. */
-template <class S> GPU_DEVICE bool wgmma_are_rows(const fattn_gpu_args &g)
-{
-    const fattn_problem &p = g.problem;
-    return S::KNOWN == FATTN_BIAS ? mma_are_rows(g.buffers.bias, p.bias_stride, 2)
-                                  : mma_are_rows(g.buffers.mask, p.mask_stride, 1);
-}
-
-/* What the features of an item's pairs are, as mma_item_rows() has it. */
-template <class S>
-GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, int64_t b,
-                                 int64_t i0, int group, const fattn_sequence &seq, mma_item &t)
-{
-    const fattn_problem &p = g.problem;
-    t.pairs.b = b;
-    t.pairs.seq = seq;
-    t.pairs.band = fattn_band_of(&p, &seq);
-    t.kept = 1;
-    if (mma_has<S>(g, FATTN_DROPOUT)) {
-        t.pairs.dropout = gpu_dropout(g);
-        t.kept = t.pairs.dropout.multiplier;
-        t.pairs.dropout.multiplier = t.kept == 0 ? 0 : 1;
-    }
-    t.hk = w.k_head;
-    t.group = group;
-    t.i0 = i0;
-    t.offset = 0;
-    t.rows = w.rows;
-    t.keys = w.keys;
-    if (S::KNOWN == MMA_ANY) {
-        t.bias_rows = p.features & FATTN_BIAS && mma_are_rows(g.buffers.bias, p.bias_stride,
-                                                              p.dtype_bias == FATTN_F32 ? 4 : 2);
-        t.mask_rows = p.features & FATTN_MASK && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
-    }
-    if (S::IS_STAGED) {
-        const bool bias = S::KNOWN == FATTN_BIAS;
-        const int64_t *const stride = wgmma_term_stride<S>(p);
-        const int64_t at = b * stride[0] + t.hk * group * stride[1] + i0 * stride[2];
-        t.staged = bias ? (const void *)((const uint16_t *)g.buffers.bias + at)
-                        : (const void *)(g.buffers.mask + at);
-        t.bias_rows = t.mask_rows = wgmma_are_rows<S>(g);
-    }
-}
-
-/* Tiles of keys of item `number` before those that a bias of -inf hides from all of its rows
- * (wgmma_seen_all). */
-template <class S> GPU_DEVICE int wgmma_seen_tiles(const fattn_gpu_args &g, int64_t number)
-{
-    const bool known = mma_has<S>(g, FATTN_BIAS);
-    return known ? ((const int *)(g.workspace + WGMMA_WORKSPACE))[number] : INT32_MAX;
-}
-
-/* Item `number`; returns whether it has rows. Lanes write the same, each of them. */
-template <class S>
-GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
-                               int seen, int place)
-{
-    wgmma_item &w = b.control->item[place];
-    const fattn_problem &p = g.problem;
-    const fattn_work work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
-    fattn_sequence &seq = b.control->seq;
-    if (gpu_sequences_differ(p)) {
-        seq = gpu_sequence(g, work.batch);
-    } else { /* the others are the same */
-        seq.q_batch = seq.k_batch = work.batch;
-    }
-    wgmma_forget();
-    const int places = wgmma_places<S>(b.group);
-    const int64_t i0 = work.block * wgmma_query(b, places);
-    const int64_t head = work.head * b.group;
-    w.rows = (int)gpu_clamp((seq.sq - i0) * b.group, 0, places);
-    if (w.rows == 0) {
-        return false;
-    }
-    wgmma_item_keys(g, b, seq, i0, seen, w);
-    w.q_row = (int)(seq.q_row + i0);
-    w.k_row = (int)seq.k_row;
-    w.batch = (int)work.batch;
-    w.q_batch = p.q.batch ? (int)seq.q_batch : 0;
-    w.k_batch = (int)seq.k_batch;
-    w.q_head = (int)work.head;
-    w.k_head = (int)work.head;
-    w.o = gpu_query_at(seq, p.o, i0, head);
-    w.lse = gpu_lse_at(p, seq, work.batch, head) + i0;
-    if constexpr (!S::IS_LEAN) {
-        wgmma_item_terms<S>(g, w, work.batch, i0, b.group, seq, b.control->terms[place]);
-    }
-    return true;
-}
-
-/* --- The planner ------------------------------------------------------------------------------ */
-
-/* What all items share. */
-template <class S>
-GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &b)
-{
-    fattn_tiling &tiling = b.control->tiling;
-    const int queries = wgmma_query(b, wgmma_places<S>(b.group));
-    tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
-    tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
-    tiling.items = tiling.heads * tiling.q_blocks;
-    if (!gpu_sequences_differ(g.problem)) {
-        b.control->seq = gpu_sequence(g, 0);
-    }
-    wgmma_forget();
-}
-
-/* The number of an item after the first is asked for late, when the copies of the last one are
- * about to end: who asks early holds on to items that others could begin. */
-template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgmma_block<S> &b)
-{
-    wgmma_control<S> &control = *b.control;
-    const bool counts = wgmma_counts(g);
-    wgmma_plan_begin(g, b);
-    unsigned number = (unsigned)gpu_block();
-    const unsigned items = (unsigned)control.tiling.items;
-    const auto next = [&]() {
-        unsigned other = 0;
-        if (counts && mma_lane() == 0) {
-            other = atomicAdd((unsigned *)g.workspace, 1u);
-        }
-        return (unsigned)gpu_blocks() +
-               (counts ? (unsigned)__shfl_sync(0xffffffffu, (int)other, 0) : number);
-    };
-    for (int n = 0;; n++) {
-        wgmma_item &w = control.item[n % WGMMA_ITEMS];
-        if (n > 0 && counts) {
-            wgmma_await(&control.item_wanted, (n - 1) % 2);
-        }
-        number = n > 0 ? next() : number;
-        wgmma_await(&control.item_empty[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2 ^ 1);
-        while (number < items &&
-               !wgmma_item_set(g, b, number, wgmma_seen_tiles<S>(g, number), n % WGMMA_ITEMS)) {
-            number = next();
-        }
-        w.exists = number < items;
-        __syncwarp();
-        wgmma_release(&control.item_full[n % WGMMA_ITEMS]);
-        if (number >= items) {
-            return;
-        }
-    }
-}
-
-/* --- The copier ------------------------------------------------------------------------------- */
-
-/* Keys of a tile that lie in one page: the copier is a warp where these are not all of them. */
-template <class S> GPU_DEVICE int wgmma_piece(const fattn_problem &p)
-{
-    return p.features & FATTN_PAGED ? (int)WGMMA_PIECE((int)p.page_size, S::KEYS) : (int)S::KEYS;
-}
-
-/* The page of key j, and its place there. */
-typedef struct wgmma_slot {
-    int page, row;
-} wgmma_slot;
-
-GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w,
-                                    const fattn_strides &stride, int j)
-{
-    const fattn_problem &p = g.problem;
-    const uint32_t size = (uint32_t)p.page_size;
-    const int32_t *const table = g.buffers.block_table + w.batch * p.block_table_stride;
-    wgmma_slot slot;
-    slot.page = stride.batch ? (int)gpu_clamp(table[(uint32_t)j / size], 0, p.num_pages - 1) : 0;
-    slot.row = (int)((uint32_t)j % size);
-    return slot;
-}
-
-/* Keys or values from key j on, of more than one page: a lane has a piece. Pieces that begin past
- * the last key are left out. */
-template <class S, int PANELS>
-GPU_DEVICE void wgmma_copy_pieces(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
-                                  uint64_t *full, uint64_t *empty, int phase, const wgmma_item &w,
-                                  const fattn_strides &stride, int j)
-{
-    static_assert(S::KEYS / WGMMA_PIECE_LEAST <= GPU_WAVE, "a lane has a piece");
-    const int piece = wgmma_piece<S>(g.problem), r = mma_lane() * piece;
-    const int rows = min(w.keys - j + piece - 1, (int)S::KEYS) / piece * piece;
-    wgmma_slot slot = {0, 0};
-    if (r < rows) { /* before the place is free: it takes a while */
-        slot = wgmma_slot_of(g, w, stride, j + r);
-    }
-    wgmma_await(empty, phase);
-    if (mma_lane() == 0) {
-        wgmma_poison(to, PANELS * S::KEYS * 128);
-        wgmma_expect(full, rows * PANELS * 128);
-    }
-    __syncwarp();
-    if (r < rows) {
-        GPU_UNROLL
-        for (int c = 0; c < PANELS; c++) {
-            wgmma_copy(to + (c * S::KEYS + r) * 128, map, full, 64 * c, slot.row,
-                       stride.head ? w.k_head : 0, slot.page, WGMMA_KEEP);
-        }
-    }
-}
-
-/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. PIECES: of
- * more than one page. */
-template <class S, int PANELS, bool PIECES>
-GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wgmma_map *map,
-                                uint64_t *full, uint64_t *empty, int n, const wgmma_item &w,
-                                const fattn_strides &stride, int j)
-{
-    enum { BYTES = PANELS * S::KEYS * 128 };
-    const int stage = n % S::RING, phase = n / S::RING % 2 ^ 1;
-    if constexpr (PIECES) {
-        wgmma_copy_pieces<S, PANELS>(g, ring + stage * BYTES, map, &full[stage], &empty[stage],
-                                     phase, w, stride, j);
-    } else {
-        const int head = stride.head ? w.k_head : 0;
-        wgmma_slot slot = {stride.batch ? w.k_batch : 0, w.k_row + j};
-        wgmma_await(&empty[stage], phase);
-        wgmma_poison(ring + stage * BYTES, BYTES);
-        wgmma_expect(&full[stage], BYTES);
-        if (g.problem.features & FATTN_PAGED) {
-            slot = wgmma_slot_of(g, w, stride, j);
-        }
-        GPU_UNROLL
-        for (int c = 0; c < PANELS; c++) {
-            wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
-                       slot.row, head, slot.page, WGMMA_KEEP);
-        }
-    }
-}
-
-template <class S>
-GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map,
-                                   const wgmma_block<S> &b, int n, const wgmma_item &w)
-{
-    const fattn_strides &stride = g.problem.q;
-    const int head = stride.head ? w.q_head : 0;
-    wgmma_control<S> &control = *b.control;
-    wgmma_await(&control.q_empty, n % 2 ^ 1);
-    wgmma_poison(b.q, S::QUERY_BYTES);
-    wgmma_expect(&control.q_full, 128 * S::PANELS * wgmma_places<S>(b.group));
-    GPU_UNROLL
-    for (int c = 0; c < S::PANELS; c++) {
-        wgmma_copy(b.q + c * S::ROWS * 128, map, &control.q_full, 64 * c, 0, w.q_row, head,
-                   w.q_batch, WGMMA_DROP);
-    }
-}
-
-/* Keys of a tile, then values of the one before: in the order in which they are needed. Where the
- * copier is a warp, its first lane speaks. */
-template <class S, bool PIECES>
-GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
-                               const wgmma_block<S> &b)
-{
-    wgmma_control<S> &control = *b.control;
-    const fattn_problem &p = g.problem;
-    const bool speaks = !PIECES || mma_lane() == 0;
-    int k = 0, v = 0;
-    for (int n = 0;; n++) {
-        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
-        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
-        if (!w.exists) {
-            return;
-        }
-        const int last = w.past - w.block - 1;
-        GPU_ROLLED
-        for (int left = last; left >= -1; left--) {
-            const int j = (w.block + left) * S::KEYS;
-            if (left >= 0) {
-                wgmma_copy_tile<S, S::PANELS, PIECES>(g, b.k, maps + 1, control.k_full,
-                                                      control.k_empty, k++, w, p.k, j);
-            }
-            if (left == min(last, 2) && speaks) {
-                wgmma_arrive(&control.item_wanted);
-            }
-            if (left == last) {
-                if (speaks) {
-                    wgmma_copy_queries(g, maps, b, n, w);
-                }
-            } else {
-                wgmma_copy_tile<S, S::PANELS_V, PIECES>(g, b.v, maps + 2, control.v_full,
-                                                        control.v_empty, v++, w, p.v, j + S::KEYS);
-            }
-        }
-        if (PIECES) {
-            __syncwarp(); /* all have read the item */
-        }
-        if (speaks) {
-            wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
-        }
-    }
-}
-
-/* --- The stager ------------------------------------------------------------------------------- */
-
-/* Copies each tile of a bias or mask: keys in panels of 128 bytes, heads of a group side by side in
- * rows as in a tile of queries. Heads or queries that share what they read have one row. */
-template <class S>
-GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
-                                const wgmma_block<S> &b)
-{
-    enum { PANEL = 128 / (S::KNOWN == FATTN_BIAS ? 2 : 1) };
-    wgmma_control<S> &control = *b.control;
-    const int64_t *const stride = wgmma_term_stride<S>(g.problem);
-    const int heads = stride[1] ? b.group : 1;
-    const int queries = stride[2] ? wgmma_query(b, wgmma_places<S>(b.group)) : 1;
-    const bool copies = wgmma_are_rows<S>(g);
-    for (int n = 0, used = 0;; n++) {
-        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
-        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
-        if (!w.exists) {
-            return;
-        }
-        const mma_item &t = control.terms[n % WGMMA_ITEMS];
-        GPU_ROLLED
-        for (int block = w.past - 1; copies && block >= w.block; block--, used++) {
-            const int stage = used % S::TERM_RING;
-            const uint32_t to = b.terms + stage * S::TERM_BYTES;
-            wgmma_await(&control.term_empty[stage], used / S::TERM_RING % 2 ^ 1);
-            wgmma_poison(to, S::TERM_BYTES);
-            wgmma_expect(&control.term_full[stage], 128 * (S::KEYS / PANEL) * queries * heads);
-            GPU_UNROLL
-            for (int c = 0; c < S::KEYS / PANEL; c++) {
-                wgmma_copy(to + c * S::ROWS * 128, map, &control.term_full[stage],
-                           block * S::KEYS + c * PANEL, 0, stride[2] ? (int)t.i0 : 0,
-                           stride[1] ? (int)t.hk : 0, stride[0] ? (int)t.pairs.b : 0, WGMMA_DROP);
-            }
-        }
-        wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
-    }
-}
+/* --- What features read ----------------------------------------------------------------------- */
 
 /* What mma_terms() reads of an item and the tile of key j0. */
 template <class S> struct wgmma_tile_terms {
@@ -734,7 +210,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
         GPU_UNROLL
         for (int panel = 0; panel < S::PANELS_V; panel++) {
             GPU_UNROLL
-            for (int n = 0; n < 8; n++) {
+            for (int n = 0; n < 8 && 8 * panel + n < S::WIDTH_V / 8; n++) {
                 const float *const pair = rows.o[8 * panel + n] + 2 * h;
                 const uint32_t word = S::type::pack(pair[0] * factor[h], pair[1] * factor[h]);
                 mma_put(to + (swizzle ^ n << 4), empty[h] ? 0 : word);
@@ -775,15 +251,40 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
     }
 }
 
+/* The same of a part of the row, which is not divided by l yet, and its m and l. */
+template <class S>
+GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, int number, int row,
+                                 float factor, const fattn_softmax state[2],
+                                 const wgmma_rows<S> &rows)
+{
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int r = row + mma_lane() / 4 + 8 * h;
+        const gpu_part part = gpu_part_of(g, number, r);
+        float *const o = (float *)part.o.data + part.at;
+        if (r < w.rows && mma_lane() % 4 == 0) {
+            *part.m = state[h].m;
+            *part.l = state[h].l;
+        }
+        GPU_UNROLL
+        for (int n = 0; n < S::WIDTH_V / 4; n++) {
+            const int c = n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
+            if (r < w.rows && c < g.problem.dim_v) {
+                o[c] = rows.o[n / 2][2 * h + n % 2] * factor;
+            }
+        }
+    }
+}
+
 /* The sink of row r, as mma_meet_sink() has it. It is natural, and so does the row's reference
- * become. */
+ * become. It belongs to the first part. */
 template <class S>
 GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                 const wgmma_item &w, int r, fattn_softmax *state)
+                                 const wgmma_item &w, int r, bool first, fattn_softmax *state)
 {
     float alpha, beta;
     state->m = S::IS_LEAN ? state->m * g.rule.scale : state->m;
-    if (r >= w.rows) {
+    if (r >= w.rows || !first) {
         return 1;
     }
     const int h = w.q_head * b.group + r - wgmma_query(b, r) * b.group;
@@ -794,10 +295,16 @@ GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &
 
 /* Rows in o and lse. row: the warp's first; kept: Z of a pair that dropout keeps. */
 template <class S>
-GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
-                          int row, float kept, wgmma_rows<S> &rows)
+GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int row,
+                          float kept, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
+    const wgmma_item &w = b.control->item[place];
+    wgmma_part part = {0, 0, true};
+    if constexpr (S::IS_SPLIT) {
+        part = b.control->part[place];
+    }
+    fattn_softmax states[2];
     float factor[2];
     bool empty[2];
     GPU_UNROLL
@@ -809,19 +316,24 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
         state.l += gpu_shfl_xor(state.l, 2);
         state.l *= lower;
         if (p.features & FATTN_SINK) {
-            const float alpha = wgmma_meet_sink(g, b, w, r, &state);
+            const float alpha = wgmma_meet_sink(g, b, w, r, part.split == 0, &state);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 4; n++) { /* alpha may be as small as numbers can be */
                 rows.o[n / 2][2 * h + n % 2] *= alpha;
             }
         }
+        states[h] = state;
         empty[h] = state.l == 0;
         factor[h] = lower * kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
-        if (p.outputs & FATTN_OUT_LSE && r < w.rows && mma_lane() % 4 == 0) {
+        if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0) {
             const int i = wgmma_query(b, r);
             ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
                 fattn_softmax_lse(state, g.rule.natural);
         }
+    }
+    if (!part.whole) {
+        wgmma_store_part<S>(g, w, part.number, row, kept / (1 << S::type::LIFT), states, rows);
+        return;
     }
     if (!(p.outputs & FATTN_OUT_O)) {
         return;
@@ -1108,7 +620,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         } else {
             wgmma_release(&control.q_empty);
         }
-        wgmma_end(g, b, w, row, kept, rows);
+        wgmma_end(g, b, place, row, kept, rows);
         __syncwarp();
         wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
@@ -1118,7 +630,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps)
 {
-    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL + WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS),
+    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL +
+                                                  WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS) +
+                                                  (S::IS_SPLIT ? WGMMA_SPLIT_CONTROL : 0),
                   "too small");
     static_assert(S::OWN_REGISTERS % 8 == 0 && S::COPY_REGISTERS >= 24, "as setmaxnreg wants them");
     extern __shared__ char shared[];
@@ -1154,6 +668,9 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
             }
         }
         wgmma_barriers_made();
+    }
+    if (S::IS_SPLIT) {
+        gpu_admit_later(); /* what merges parts */
     }
     gpu_sync();
     const int group = wgmma_group();

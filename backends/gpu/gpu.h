@@ -36,7 +36,7 @@ typedef void fattn_gpu_phase(const fattn_gpu_kernel *kernel, const fattn_problem
 
 /* A row whose kernels copy by tensor maps describes them, and returns how many there are: the maps
  * of an image's second parameter. Pure. */
-#define FATTN_GPU_MAPS 4
+#define FATTN_GPU_MAPS 5
 typedef int fattn_gpu_maps(const fattn_gpu_kernel *kernel, const fattn_problem *problem,
                            const fattn_tiling *tiling, fattn_gpu_map maps[FATTN_GPU_MAPS]);
 

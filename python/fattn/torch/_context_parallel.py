@@ -310,7 +310,7 @@ class context_parallel:
                 engine.check()
         self._plans[key] = found
         plan, share = found
-        made = {m.name: kind.make(m, q)[0] for m in share.made}
+        made = {m.name: kind.make(m, given.get("o", q))[0] for m in share.made}
         buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
         for name, t in (given | made).items():
             setattr(buffers, name, t.data_ptr())

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Items of forward on Hopper (wgmma_forward.cuh): shapes of kernels, what a block has in shared
+ * memory, what an item is, and the warp that plans them.
+ */
+#ifndef FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
+#define FATTN_CUDA_WGMMA_FORWARD_ITEMS_CUH
+
+#include "backends/cuda/mma_terms.cuh"
+#include "backends/cuda/wgmma_tile.cuh"
+#include "backends/gpu/pairs.cuh"
+#include "backends/gpu/parts.cuh"
+#include "core/schedule.h"
+
+#define WGMMA_FAR 1024 /* more than a tile has rows */
+#define WGMMA_ITEMS 4  /* that are known at a time */
+
+/* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
+ * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
+ * TERM_STAGES: tiles of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
+ * into parts. */
+template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
+          int TERM_STAGES = 0, bool SPLITS = false>
+struct wgmma_shape {
+    typedef T type;
+    static constexpr uint64_t KNOWN = FEATURES;
+    enum {
+        WIDTH = W,
+        WIDTH_V = WV,
+        PANELS = WGMMA_PANELS(W),
+        PANELS_V = WGMMA_PANELS(WV),
+        WARPGROUPS = GROUPS,
+        WARPS = 4 * GROUPS,
+        ROWS = 64 * GROUPS,
+        THREADS = WGMMA_THREADS(GROUPS),
+        KEYS = BN,
+        RING = STAGES,
+        QUERY_BYTES = 128 * PANELS * ROWS,
+        KEY_BYTES = 128 * PANELS * BN,
+        VALUE_BYTES = 128 * PANELS_V * BN,
+        TERM_RING = TERM_STAGES,
+        TERM_BYTES = WGMMA_TERM_TILE(FEATURES, 64 * GROUPS, BN),
+        IS_LEAN = FEATURES == 0,
+        IS_STAGED = TERM_BYTES > 0,
+        IS_SPLIT = SPLITS,
+        /* What mma_terms.cuh asks of a shape. */
+        TILES = 1,
+        WARP_TILES = 1,
+        FIRST_WARP = 4,
+        OWN = BN / 4,
+        IN_ORDER = true,
+        /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
+         * more than are left waits for ever. */
+        EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
+        OWN_REGISTERS = GROUPS != 2                                        ? 160
+                        : FEATURES == MMA_ANY || FEATURES == FATTN_SOFTCAP ? 224
+                                                                           : 216,
+        COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
+    };
+};
+
+/* --- Items ------------------------------------------------------------------------------------ */
+
+/* Query heads of a key/value head. */
+GPU_DEVICE int wgmma_group_of(const fattn_problem &p)
+{
+    return (int)(p.heads_q == p.heads_k ? 1 : fattn_quotient(p.heads_q, p.heads_k));
+}
+
+/* Tiles of keys are below 2^31, and keys below 2^30 (wgmma.c). */
+typedef struct wgmma_item {
+    bool exists;               /* false: there are no more */
+    int rows;                  /* that exist, the query heads of a key/value head side by side */
+    int keys;                  /* of the sequence */
+    int first_key, past_key;   /* what the first query sees, cut to -WGMMA_FAR .. keys */
+    int block, past;           /* tiles of keys that some row sees */
+    int own_past[3];           /* the last of them that some row of a warpgroup sees, and one */
+    int full[3], full_past[3]; /* those of which a warpgroup's rows see all */
+    int tail;                  /* keys of tile past - 1 whose values may be read; 0: all */
+    int q_row, k_row;          /* where copies begin */
+    int batch, q_batch, k_batch, q_head, k_head;
+    int64_t o, lse; /* element of o, and index in lse, of the first query's first head */
+} wgmma_item;
+
+/* What features need of items, and of rows. */
+template <class S, uint64_t FEATURES = S::KNOWN> struct wgmma_terms {
+    mma_item terms[WGMMA_ITEMS];
+};
+template <class S> struct wgmma_terms<S, 0> {
+};
+template <class S> struct wgmma_terms<S, MMA_ANY> {
+    mma_item terms[WGMMA_ITEMS];
+    const char *bias[S::ROWS], *mask[S::ROWS]; /* at key 0 */
+    gpu_f2 alibi[S::ROWS];                     /* slope, and distance from key 0 */
+};
+template <class S> struct wgmma_terms<S, FATTN_ALIBI> {
+    mma_item terms[WGMMA_ITEMS];
+    gpu_f2 alibi[S::ROWS];
+};
+template <class S> struct wgmma_staged_terms {
+    mma_item terms[WGMMA_ITEMS];
+    uint64_t term_full[S::TERM_RING], term_empty[S::TERM_RING];
+};
+template <class S> struct wgmma_terms<S, FATTN_BIAS> : wgmma_staged_terms<S> {
+};
+template <class S> struct wgmma_terms<S, FATTN_MASK> : wgmma_staged_terms<S> {
+};
+
+/* The part of its keys that an item has. */
+typedef struct wgmma_part {
+    int number; /* of the item */
+    int split;
+    bool whole; /* there are no others */
+} wgmma_part;
+template <class S, bool SPLITS = S::IS_SPLIT> struct wgmma_parts {
+};
+template <class S> struct wgmma_parts<S, true> {
+    wgmma_part part[WGMMA_ITEMS];
+};
+
+/* A block's shared memory beside the tiles. */
+template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S> {
+    wgmma_item item[WGMMA_ITEMS];
+    fattn_tiling tiling; /* the planner's, who has few registers */
+    fattn_sequence seq;
+    uint64_t item_full[WGMMA_ITEMS], item_empty[WGMMA_ITEMS], item_wanted;
+    uint64_t q_full, q_empty;
+    uint64_t k_full[S::RING], k_empty[S::RING], v_full[S::RING], v_empty[S::RING];
+};
+
+/* What all roles know. */
+template <class S> struct wgmma_block {
+    wgmma_control<S> *control;
+    uint32_t q, k, v; /* tiles */
+    uint32_t terms;   /* and those of a bias or mask */
+    uint32_t out;     /* rows of o on their way out, WGMMA_OUT_BYTES for each warp */
+    int group;        /* query heads of a key/value head */
+    bool turns;       /* warpgroups take turns */
+};
+
+/* The rows of the tile that there are places for: all heads of a query, or none. */
+template <class S> GPU_DEVICE int wgmma_places(int group)
+{
+    return group == 1 ? S::ROWS : S::ROWS / group * group;
+}
+
+/* Whether items are handed out by a counter (wgmma.h). Where keys are cut into parts, these are
+ * alike, or each has a block of its own. */
+template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    return !S::IS_SPLIT && (gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0);
+}
+
+/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). Where memory bounds, a
+ * warpgroup without rows is to stay out of the way. */
+template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
+{
+    const bool banded = p.window_left >= 0 || p.window_right >= 0;
+    return !S::IS_SPLIT && (S::WIDTH == 64 ? !banded : S::WIDTH < 256);
+}
+
+/* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
+ * keys that exist. */
+typedef struct wgmma_seen {
+    int first, past;
+} wgmma_seen;
+
+GPU_DEVICE wgmma_seen wgmma_seen_by(const wgmma_item &w, int i)
+{
+    wgmma_seen keys;
+    keys.first = min(max(w.first_key, -i), w.keys - i) + i;
+    keys.past = min(max(w.past_key, -i), w.keys - i) + i;
+    return keys;
+}
+
+/* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;
+ * lean kernels do with dot products all the same. */
+template <class S> GPU_DEVICE float wgmma_unit(const fattn_gpu_args &g)
+{
+    return S::IS_LEAN && g.rule.terms ? (float)(g.problem.scale * FATTN_LOG2E) : g.rule.unit;
+}
+
+/* The query of row r, counted from the first. */
+template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
+{
+    return b.group == 1 ? r : r / b.group;
+}
+
+/* Of the last tile of keys that an item has. */
+template <class S> GPU_DEVICE void wgmma_item_tail(const fattn_problem &p, wgmma_item &w)
+{
+    const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K | FATTN_PAGED);
+    w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
+    w.tail = w.tail < S::KEYS ? w.tail : 0;
+}
+
+/* The keys of an item whose first query is i0, of which none has a tile from number `seen` on. Lane
+ * n finds out what warpgroup n sees. */
+template <class S>
+GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                const fattn_sequence &seq, int64_t i0, int seen, wgmma_item &w)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t at = i0 + seq.diagonal, limit = INT64_C(1) << 62;
+    w.keys = (int)seq.sk;
+    w.first_key = p.window_left < 0
+                      ? -WGMMA_FAR
+                      : (int)gpu_clamp(at - fattn_min64(p.window_left, limit), -WGMMA_FAR, w.keys);
+    w.past_key = p.window_right < 0 ? w.keys
+                                    : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
+                                                     -WGMMA_FAR, w.keys);
+    w.block = wgmma_seen_by(w, 0).first / S::KEYS;
+    const int n = mma_lane(), row = min(64 * n, w.rows - 1);
+    const wgmma_seen first = wgmma_seen_by(w, wgmma_query(b, row));
+    const wgmma_seen last = wgmma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
+    const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
+    const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, seen) : 0;
+    w.past = max(wgmma_largest(own_past), w.block);
+    if (n < S::WARPGROUPS) {
+        w.own_past[n] = b.turns ? w.past : max(own_past, w.block);
+        w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
+        w.full_past[n] = first.past / S::KEYS;
+    }
+    wgmma_item_tail<S>(p, w);
+}
+
+/* Cuts an item to its part of what its rows see, whose first query is i0. Returns whether it
+ * exists. A warpgroup may see nothing of it. */
+template <class S>
+GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                const fattn_sequence &seq, int64_t i0, wgmma_part &part,
+                                wgmma_item &w)
+{
+    const int64_t i1 = i0 + wgmma_query(b, w.rows - 1) + 1;
+    const fattn_band band = fattn_band_of(&g.problem, &seq);
+    const fattn_parts parts = gpu_parts_of(g, band, i0, i1, S::KEYS);
+    int64_t first, past;
+    const bool exists = fattn_schedule_keys(&parts, part.split, &first, &past);
+    part.whole = fattn_parts_are_one(&parts);
+    __syncwarp(); /* all lanes have read what changes now */
+    w.block = (int)first;
+    w.past = (int)past;
+    const int n = mma_lane();
+    if (n < S::WARPGROUPS) {
+        w.own_past[n] = min(max(w.own_past[n], (int)first), (int)past);
+    }
+    wgmma_item_tail<S>(g.problem, w);
+    return exists;
+}
+
+/* Strides of the bias or mask that the kernel knows to be alone. */
+template <class S> GPU_DEVICE const int64_t *wgmma_term_stride(const fattn_problem &p)
+{
+    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
+}
+
+/* Whether its rows may be copied as tensor maps want them. */
+template <class S> GPU_DEVICE bool wgmma_are_rows(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    return S::KNOWN == FATTN_BIAS ? mma_are_rows(g.buffers.bias, p.bias_stride, 2)
+                                  : mma_are_rows(g.buffers.mask, p.mask_stride, 1);
+}
+
+/* What the features of an item's pairs are, as mma_item_rows() has it. */
+template <class S>
+GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, int64_t b,
+                                 int64_t i0, int group, const fattn_sequence &seq, mma_item &t)
+{
+    const fattn_problem &p = g.problem;
+    t.pairs.b = b;
+    t.pairs.seq = seq;
+    t.pairs.band = fattn_band_of(&p, &seq);
+    t.kept = 1;
+    if (mma_has<S>(g, FATTN_DROPOUT)) {
+        t.pairs.dropout = gpu_dropout(g);
+        t.kept = t.pairs.dropout.multiplier;
+        t.pairs.dropout.multiplier = t.kept == 0 ? 0 : 1;
+    }
+    t.hk = w.k_head;
+    t.group = group;
+    t.i0 = i0;
+    t.offset = 0;
+    t.rows = w.rows;
+    t.keys = w.keys;
+    if (S::KNOWN == MMA_ANY) {
+        t.bias_rows = p.features & FATTN_BIAS && mma_are_rows(g.buffers.bias, p.bias_stride,
+                                                              p.dtype_bias == FATTN_F32 ? 4 : 2);
+        t.mask_rows = p.features & FATTN_MASK && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
+    }
+    if (S::IS_STAGED) {
+        const bool bias = S::KNOWN == FATTN_BIAS;
+        const int64_t *const stride = wgmma_term_stride<S>(p);
+        const int64_t at = b * stride[0] + t.hk * group * stride[1] + i0 * stride[2];
+        t.staged = bias ? (const void *)((const uint16_t *)g.buffers.bias + at)
+                        : (const void *)(g.buffers.mask + at);
+        t.bias_rows = t.mask_rows = wgmma_are_rows<S>(g);
+    }
+}
+
+/* Tiles of keys of item `number` before those that a bias of -inf hides from all of its rows
+ * (wgmma_seen_all). */
+template <class S> GPU_DEVICE int wgmma_seen_tiles(const fattn_gpu_args &g, int64_t number)
+{
+    const bool known = mma_has<S>(g, FATTN_BIAS);
+    return known ? ((const int *)(g.workspace + WGMMA_WORKSPACE))[number] : INT32_MAX;
+}
+
+/* Item `number`; returns whether it has rows, and keys of its own. Lanes write the same, each of
+ * them. */
+template <class S>
+GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
+                               int seen, int place)
+{
+    wgmma_item &w = b.control->item[place];
+    const fattn_problem &p = g.problem;
+    number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
+    const fattn_work work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
+    fattn_sequence &seq = b.control->seq;
+    if (gpu_sequences_differ(p)) {
+        seq = gpu_sequence(g, work.batch);
+    } else { /* the others are the same */
+        seq.q_batch = seq.k_batch = work.batch;
+    }
+    wgmma_forget();
+    const int places = wgmma_places<S>(b.group);
+    const int64_t i0 = work.block * wgmma_query(b, places);
+    const int64_t head = work.head * b.group;
+    w.rows = (int)gpu_clamp((seq.sq - i0) * b.group, 0, places);
+    if (w.rows == 0) {
+        return false;
+    }
+    wgmma_item_keys(g, b, seq, i0, seen, w);
+    if constexpr (S::IS_SPLIT) {
+        wgmma_part &part = b.control->part[place];
+        part.number = (int)number;
+        part.split = (int)work.split;
+        if (!wgmma_item_part(g, b, seq, i0, part, w)) {
+            return false;
+        }
+    }
+    w.q_row = (int)(seq.q_row + i0);
+    w.k_row = (int)seq.k_row;
+    w.batch = (int)work.batch;
+    w.q_batch = p.q.batch ? (int)seq.q_batch : 0;
+    w.k_batch = (int)seq.k_batch;
+    w.q_head = (int)work.head;
+    w.k_head = (int)work.head;
+    w.o = gpu_query_at(seq, p.o, i0, head);
+    w.lse = gpu_lse_at(p, seq, work.batch, head) + i0;
+    if constexpr (!S::IS_LEAN) {
+        wgmma_item_terms<S>(g, w, work.batch, i0, b.group, seq, b.control->terms[place]);
+    }
+    return true;
+}
+
+/* --- The planner ------------------------------------------------------------------------------ */
+
+/* What all items share. */
+template <class S>
+GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &b)
+{
+    fattn_tiling &tiling = b.control->tiling;
+    const int queries = wgmma_query(b, wgmma_places<S>(b.group));
+    tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
+    tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
+    tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
+    if (!gpu_sequences_differ(g.problem)) {
+        b.control->seq = gpu_sequence(g, 0);
+    }
+    wgmma_forget();
+}
+
+/* The number of an item after the first is asked for late, when the copies of the last one are
+ * about to end: who asks early holds on to items that others could begin. */
+template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgmma_block<S> &b)
+{
+    wgmma_control<S> &control = *b.control;
+    const bool counts = wgmma_counts<S>(g);
+    wgmma_plan_begin(g, b);
+    unsigned number = (unsigned)gpu_block();
+    const unsigned items = (unsigned)control.tiling.items;
+    const auto next = [&]() {
+        unsigned other = 0;
+        if (counts && mma_lane() == 0) {
+            other = atomicAdd((unsigned *)g.workspace, 1u);
+        }
+        return (unsigned)gpu_blocks() +
+               (counts ? (unsigned)__shfl_sync(0xffffffffu, (int)other, 0) : number);
+    };
+    for (int n = 0;; n++) {
+        wgmma_item &w = control.item[n % WGMMA_ITEMS];
+        if (n > 0 && counts) {
+            wgmma_await(&control.item_wanted, (n - 1) % 2);
+        }
+        number = n > 0 ? next() : number;
+        wgmma_await(&control.item_empty[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2 ^ 1);
+        while (number < items &&
+               !wgmma_item_set(g, b, number, wgmma_seen_tiles<S>(g, number), n % WGMMA_ITEMS)) {
+            number = next();
+        }
+        w.exists = number < items;
+        __syncwarp();
+        wgmma_release(&control.item_full[n % WGMMA_ITEMS]);
+        if (number >= items) {
+            return;
+        }
+    }
+}
+
+#endif

@@ -55,15 +55,15 @@
  */
 #define WGMMA_FULL_64(X)                     \
     X(full, MMA_ANY, 64, 128, 2, 0)          \
-    X(bias, FATTN_BIAS, 64, 128, 2, 2)       \
-    X(mask, FATTN_MASK, 64, 128, 2, 2)       \
+    X(bias, FATTN_BIAS, 64, 128, 2, 6)       \
+    X(mask, FATTN_MASK, 64, 128, 2, 3)       \
     X(alibi, FATTN_ALIBI, 64, 128, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 64, 128, 2, 0) \
     X(dropout, FATTN_DROPOUT, 64, 128, 2, 0)
 #define WGMMA_FULL_128(X)                     \
     X(full, MMA_ANY, 128, 128, 2, 0)          \
-    X(bias, FATTN_BIAS, 128, 128, 2, 1)       \
-    X(mask, FATTN_MASK, 128, 128, 2, 2)       \
+    X(bias, FATTN_BIAS, 128, 128, 2, 3)       \
+    X(mask, FATTN_MASK, 128, 128, 2, 3)       \
     X(alibi, FATTN_ALIBI, 128, 128, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 128, 128, 2, 0) \
     X(dropout, FATTN_DROPOUT, 128, 128, 2, 0)
@@ -75,19 +75,17 @@
     X(dropout, FATTN_DROPOUT, 256, 64, 2, 0)
 #define WGMMA_FULL_WARPGROUPS 2
 
-/* Bytes of shared memory of a staged tile, and of the control beside it. */
-#define WGMMA_TERM_TILE(features, rows, keys)         \
-    ((features) == FATTN_BIAS   ? 2 * (rows) * (keys) \
-     : (features) == FATTN_MASK ? (rows) * (keys)     \
-                                : 0)
+/* Bytes of shared memory of a staged panel, 128 bytes of each row, and of the control beside it. */
+#define WGMMA_TERM_PANEL(features, rows) \
+    ((features) == FATTN_BIAS || (features) == FATTN_MASK ? 128 * (rows) : 0)
 #define WGMMA_TERM_CONTROL(features, rows)            \
     ((features) == 0             ? 0                  \
      : (features) == MMA_ANY     ? 1536 + 24 * (rows) \
      : (features) == FATTN_ALIBI ? 1536 + 8 * (rows)  \
                                  : 1536)
-#define WGMMA_FULL_SHARED(features, width, keys, stages, term_stages)            \
-    (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +           \
-     (term_stages)*WGMMA_TERM_TILE(features, 64 * WGMMA_FULL_WARPGROUPS, keys) + \
+#define WGMMA_FULL_SHARED(features, width, keys, stages, term_stages)       \
+    (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +      \
+     (term_stages)*WGMMA_TERM_PANEL(features, 64 * WGMMA_FULL_WARPGROUPS) + \
      WGMMA_TERM_CONTROL(features, 64 * WGMMA_FULL_WARPGROUPS))
 #define WGMMA_SEEN_THREADS 128 /* of the kernel that looks for keys which a bias hides */
 
@@ -135,6 +133,11 @@
 #define WGMMA_BACKWARD_FULL_64(X) WGMMA_BACKWARD_FULL(X, 64, 128, 3, 1)
 #define WGMMA_BACKWARD_FULL_128(X) WGMMA_BACKWARD_FULL(X, 128, 128, 3, 1)
 #define WGMMA_BACKWARD_FULL_256(X) WGMMA_BACKWARD_FULL(X, 256, 64, 2, 0)
+/* Bytes of a staged tile. */
+#define WGMMA_TERM_TILE(features, queries, keys)         \
+    ((features) == FATTN_BIAS   ? 2 * (queries) * (keys) \
+     : (features) == FATTN_MASK ? (queries) * (keys)     \
+                                : 0)
 #define WGMMA_BACKWARD_FULL_SHARED(features, width, queries, keys, stages, term_stages) \
     (WGMMA_BACKWARD_SHARED(width, queries, keys, stages) +                              \
      (term_stages)*WGMMA_TERM_TILE(features, queries, keys))

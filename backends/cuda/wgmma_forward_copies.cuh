@@ -162,18 +162,18 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
 
 /* --- The stager ------------------------------------------------------------------------------- */
 
-/* Copies each tile of a bias or mask: keys in panels of 128 bytes, heads of a group side by side in
- * rows as in a tile of queries. Heads or queries that share what they read have one row. */
+/* Copies each tile of a bias or mask, in panels of 128 bytes of each row: heads of a group side by
+ * side as in a tile of queries. Heads or queries that share what they read have one row. */
 template <class S>
 GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
                                 const wgmma_block<S> &b)
 {
-    enum { PANEL = 128 / (S::KNOWN == FATTN_BIAS ? 2 : 1) };
     wgmma_control<S> &control = *b.control;
     const int64_t *const stride = wgmma_term_stride<S>(g.problem);
     const int heads = stride[1] ? b.group : 1;
     const int queries = stride[2] ? wgmma_query(b, wgmma_places<S>(b.group)) : 1;
     const bool copies = wgmma_are_rows<S>(g);
+    const uint64_t policy = stride[0] && stride[1] ? WGMMA_DROP : WGMMA_KEEP;
     for (int n = 0, used = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
         const wgmma_item &w = control.item[n % WGMMA_ITEMS];
@@ -182,17 +182,16 @@ GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
         }
         const mma_item &t = control.terms[n % WGMMA_ITEMS];
         GPU_ROLLED
-        for (int block = w.past - 1; copies && block >= w.block; block--, used++) {
-            const int stage = used % S::TERM_RING;
-            const uint32_t to = b.terms + stage * S::TERM_BYTES;
-            wgmma_await(&control.term_empty[stage], used / S::TERM_RING % 2 ^ 1);
-            wgmma_poison(to, S::TERM_BYTES);
-            wgmma_expect(&control.term_full[stage], 128 * (S::KEYS / PANEL) * queries * heads);
+        for (int block = w.past - 1; copies && block >= w.block; block--) {
             GPU_UNROLL
-            for (int c = 0; c < S::KEYS / PANEL; c++) {
-                wgmma_copy(to + c * S::ROWS * 128, map, &control.term_full[stage],
-                           block * S::KEYS + c * PANEL, 0, stride[2] ? (int)t.i0 : 0,
-                           stride[1] ? (int)t.hk : 0, stride[0] ? (int)t.pairs.b : 0, WGMMA_DROP);
+            for (int c = 0; c < S::TERM_PANELS; c++, used++) {
+                const int stage = used % S::TERM_RING;
+                wgmma_await(&control.term_empty[stage], used / S::TERM_RING % 2 ^ 1);
+                wgmma_poison(b.terms + stage * S::TERM_BYTES, S::TERM_BYTES);
+                wgmma_expect(&control.term_full[stage], 128 * queries * heads);
+                wgmma_copy(b.terms + stage * S::TERM_BYTES, map, &control.term_full[stage],
+                           block * S::KEYS + c * S::TERM_KEYS, 0, stride[2] ? (int)t.i0 : 0,
+                           stride[1] ? (int)t.hk : 0, stride[0] ? (int)t.pairs.b : 0, policy);
             }
         }
         wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);

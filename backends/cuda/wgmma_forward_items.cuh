@@ -17,7 +17,7 @@
 
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
  * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
- * TERM_STAGES: tiles of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
+ * TERM_STAGES: panels of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
  * into parts. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
           int TERM_STAGES = 0, bool SPLITS = false>
@@ -39,7 +39,9 @@ struct wgmma_shape {
         KEY_BYTES = 128 * PANELS * BN,
         VALUE_BYTES = 128 * PANELS_V * BN,
         TERM_RING = TERM_STAGES,
-        TERM_BYTES = WGMMA_TERM_TILE(FEATURES, 64 * GROUPS, BN),
+        TERM_BYTES = WGMMA_TERM_PANEL(FEATURES, 64 * GROUPS), /* of a panel */
+        TERM_KEYS = 128 / (FEATURES == FATTN_BIAS ? 2 : 1),
+        TERM_PANELS = (BN + TERM_KEYS - 1) / TERM_KEYS, /* of a tile */
         IS_LEAN = FEATURES == 0,
         IS_STAGED = TERM_BYTES > 0,
         IS_SPLIT = SPLITS,
@@ -53,7 +55,7 @@ struct wgmma_shape {
          * more than are left waits for ever. */
         EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
         OWN_REGISTERS = GROUPS != 2                                        ? 160
-                        : FEATURES == MMA_ANY || FEATURES == FATTN_SOFTCAP ? 224
+                        : FEATURES & (FATTN_BIAS | FATTN_MASK | FATTN_SOFTCAP) ? 224
                                                                            : 216,
         COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
     };
@@ -307,6 +309,25 @@ template <class S> GPU_DEVICE int wgmma_seen_tiles(const fattn_gpu_args &g, int6
     return known ? ((const int *)(g.workspace + WGMMA_WORKSPACE))[number] : INT32_MAX;
 }
 
+/* What item `number` is. Where sequences share a bias or mask, and heads do not, the items of all
+ * sequences of a head follow one another, so that it is read from memory once. */
+template <class S>
+GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tiling &tiling,
+                                      int64_t number)
+{
+    const fattn_problem &p = g.problem;
+    fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number);
+    if (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) {
+        const int64_t *const stride = mma_has<S>(g, FATTN_BIAS) ? p.bias_stride : p.mask_stride;
+        if (stride[0] == 0 && stride[1] != 0) {
+            const int64_t n = work.batch * p.heads_k + work.head;
+            work.head = fattn_quotient(n, p.batch);
+            work.batch = n - work.head * p.batch;
+        }
+    }
+    return work;
+}
+
 /* Item `number`; returns whether it has rows, and keys of its own. Lanes write the same, each of
  * them. */
 template <class S>
@@ -316,7 +337,7 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
     wgmma_item &w = b.control->item[place];
     const fattn_problem &p = g.problem;
     number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
-    const fattn_work work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
+    const fattn_work work = wgmma_item_work<S>(g, b.control->tiling, number);
     fattn_sequence &seq = b.control->seq;
     if (gpu_sequences_differ(p)) {
         seq = gpu_sequence(g, work.batch);

@@ -642,18 +642,41 @@ static void end_copy(const copy &c)
 
 static void wgmma_publish(void) {}
 static void wgmma_zero(uint32_t to) { memset(at_shared(to, 16), 0, 16); }
-static uint32_t wgmma_get(uint32_t from)
-{
-    uint32_t x;
-    memcpy(&x, at_shared(from, 4), 4);
-    return x;
-}
 static uint32_t wgmma_get_half(uint32_t from)
 {
     uint16_t x;
     memcpy(&x, at_shared(from, 2), 2);
     return x;
 }
+/* Lane 4 i + j gets elements 2 j and 2 j + 1 of row i of each matrix. */
+static void mma_load(uint32_t x[4], uint32_t at)
+{
+    const int lane = mma_lane();
+    for (int n = 0; n < 4; n++) {
+        const uint32_t row = exchange(at, 8 * n + lane / 4);
+        memcpy(&x[n], at_shared(row + (uint32_t)(lane % 4 * 4), 4), 4);
+    }
+}
+
+static uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
+{
+    const uint32_t high = (uint32_t)min((int)(a >> 16), (int)(b >> 16));
+    return high << 16 | (uint32_t)min((int)(a & 0xffff), (int)(b & 0xffff));
+}
+static uint32_t wgmma_not_less(uint32_t a, uint32_t b)
+{
+    uint32_t c = 0;
+    for (int n = 0; n < 32; n += 16) {
+        const uint32_t x = (a >> n & 0xffff) << 16, y = (b >> n & 0xffff) << 16;
+        c |= (__int_as_float((int)x) >= __int_as_float((int)y)) * 0xffffu << n;
+    }
+    return c;
+}
+static uint32_t __vcmpgeu2(uint32_t a, uint32_t b)
+{
+    return (a >> 16 >= b >> 16) * 0xffff0000u | ((a & 0xffff) >= (b & 0xffff)) * 0xffffu;
+}
+
 static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
 
 /* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */

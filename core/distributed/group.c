@@ -308,7 +308,7 @@ static void take_blocks(fattn_group_plan *plan)
         plan->lane[lane][1] = longest > 0 ? take(plan, keys) : NULL;
         if (longest > 0 && plan->gradients) {
             plan->share[lane] = take(plan, sums);
-            plan->sending[lane] = longest > 1 ? take(plan, sums) : NULL; /* while there is more */
+            plan->sending[lane] = longest > 1 ? take(plan, sums) : plan->share[lane];
             plan->arriving[lane] = longest > 1 ? take(plan, sums) : NULL;
             plan->home[lane] = take(plan, sums);
         }

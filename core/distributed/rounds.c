@@ -234,11 +234,9 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
             status = add_sums(plan, plan->own_sum, plan->home[lane], plan->rank,
                               fattn_group_home_runs(plan, lane));
         }
-        if (step > 0) { /* where a lane is of one step, there is one of them */
-            char *const sent = plan->sending[lane];
-            plan->sending[lane] = plan->share[lane];
-            plan->share[lane] = sent;
-        }
+        char *const sent = plan->sending[lane]; /* the same one where a lane is of one step */
+        plan->sending[lane] = plan->share[lane];
+        plan->share[lane] = sent;
     }
     return status;
 }

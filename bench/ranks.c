@@ -4,7 +4,7 @@
  * 128. Run by hand:
  *
  *     ranks [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode] [--pair]
- *           [--repeat 5] LENGTH ...
+ *           [--repeat 5] [--memory GB] LENGTH ...
  *
  * Causal, zigzag, a ring; with --decode one query against keys that are divided, and a reduction. A
  * line for each length: median milliseconds of one GPU and of all, and their efficiency, which is
@@ -33,6 +33,7 @@ static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk
 
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
+static double memory; /* GB of a plan at most, or 0 */
 static bool backward, parts, decode, pair;
 
 static void fail(const char *what)
@@ -326,6 +327,7 @@ static void *run_rank(void *context)
     group.transport = transport;
     group.device = r->x.device;
     group.split = split();
+    group.memory = (int64_t)(1e9 * memory);
     group.scheme = decode ? FATTN_SCHEME_REDUCE : FATTN_SCHEME_RING;
     for (int op = 0; op < 1 + backward; op++) {
         const fattn_problem p = problem_of(r->length, op ? FATTN_BACKWARD : FATTN_FORWARD);
@@ -547,11 +549,12 @@ int main(int argc, char **argv)
         heads = strcmp(argv[n], "--heads") == 0 ? value : heads;
         kv_heads = strcmp(argv[n], "--kv-heads") == 0 ? value : kv_heads;
         repeat = strcmp(argv[n], "--repeat") == 0 ? (int)value : repeat;
+        memory = strcmp(argv[n], "--memory") == 0 ? atof(argv[n + 1]) : memory;
         n++;
     }
     if (n == argc || gpus < 1 || gpus > GPUS_MAX || repeat < 1 || repeat > REPEAT_MAX) {
         fprintf(stderr, "usage: ranks [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
-                        "[--decode] [--pair] [--repeat N] LENGTH ...\n");
+                        "[--decode] [--pair] [--repeat N] [--memory GB] LENGTH ...\n");
         return 2;
     }
     pthread_barrier_init(&barrier, NULL, (unsigned)gpus);

@@ -227,6 +227,69 @@ static void check_pieces(fattn_op op)
     threads_free(&engine);
 }
 
+/* --- Turns ------------------------------------------------------------------------------------ */
+
+static int64_t most_bytes(const rank_run *runs, int ranks)
+{
+    int64_t most = 0;
+    for (int r = 0; r < ranks; r++) {
+        const int64_t bytes = fattn_group_plan_bytes(runs[r].share.plan);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* With a byte less than they like two heads of keys take turns; with one byte none can. */
+static bool turns_are_right(int64_t index, int ranks, int *tried)
+{
+    divided d;
+    divided_draw(&d, 21, index, ranks);
+    const fattn_problem *const p = &d.problem;
+    if (d.scheme != FATTN_SCHEME_RING || d.ragged || p->batch != 1 || p->heads_k != 2 ||
+        p->features & FATTN_DROPOUT || p->outputs & FATTN_OUT_DBIAS || p->seqlen_q < 30 ||
+        p->seqlen_k < 30) {
+        return true;
+    }
+    const divided *const problems[THREADS_MAX] = {&d, &d, &d, &d, &d, &d, &d, &d};
+    rank_run runs[THREADS_MAX];
+    threads all;
+    bool good = divided_solve(&d, 21, index) == FATTN_OK;
+    (*tried)++;
+    for (int n = 0; good && n < 3; n++) {
+        threads_make(&all, ranks);
+        run_ranks((const divided **)problems, &all, ranks, 60, -1, runs);
+        threads_free(&all);
+        for (int r = 0; r < ranks; r++) {
+            char text[256] = "";
+            good =
+                good &&
+                (n == 2 ? runs[r].status == FATTN_OUT_OF_MEMORY || runs[r].status == FATTN_RANK_LOST
+                        : !runs[r].status &&
+                              divided_is_right(&d, ranks, r, &runs[r].share, text, sizeof text));
+            if (!good) {
+                printf("# turns, case %lld, run %d: %s %s\n", (long long)index, n, runs[r].reason,
+                       text);
+                break;
+            }
+        }
+        good = good && (n != 1 || most_bytes(runs, ranks) <= d.memory);
+        d.memory = n == 0 ? most_bytes(runs, ranks) - 1 : 1;
+        free_ranks(runs, ranks);
+    }
+    divided_free(&d);
+    return good;
+}
+
+static void check_turns(void)
+{
+    int right = 0, tried = 0, all = 1200;
+    for (int n = 0; n < all; n++) {
+        right += turns_are_right(n, 2 + n % 3, &tried);
+    }
+    tap_check(right == all && tried > 30, "%d of %d problems are right in less memory",
+              right - (all - tried), tried);
+}
+
 /* --- Faults ----------------------------------------------------------------------------------- */
 
 enum { RANKS = 3 };
@@ -585,6 +648,7 @@ int main(int argc, char **argv)
     }
     check_pieces(FATTN_FORWARD);
     check_pieces(FATTN_BACKWARD);
+    check_turns();
     check_disagreement();
     check_lengths();
     check_silence();

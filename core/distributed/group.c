@@ -65,6 +65,9 @@ static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_
         return fattn_fail(FATTN_INVALID_ARGUMENT, "stream of fattn_transport is set, and "
                                                   "device_memory is not");
     }
+    if (g->memory < 0) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "memory is %lld, below 0", (long long)g->memory);
+    }
     if (!(g->timeout > 0)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
     }
@@ -190,7 +193,7 @@ static uint64_t hash_of(const fattn_group_plan *plan)
 {
     fattn_problem p = plan->problem;
     p.pointer_alignment = 0;
-    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme};
+    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme, plan->memory > 0};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
     uint64_t h = hash(UINT64_C(0xcbf29ce484222325), &p, sizeof p);
     h = hash(h, more, sizeof more);
@@ -257,7 +260,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
 /* Takes bytes from the plan's memory; NULL while only their sum is wanted. */
 static void *take(fattn_group_plan *plan, int64_t bytes)
 {
-    char *const at = plan->memory ? (char *)plan->memory + plan->bytes : NULL;
+    char *const at = plan->memory_at ? (char *)plan->memory_at + plan->bytes : NULL;
     plan->bytes +=
         (bytes + FATTN_MEMORY_ALIGNMENT - 1) / FATTN_MEMORY_ALIGNMENT * FATTN_MEMORY_ALIGNMENT;
     return at;
@@ -308,7 +311,7 @@ static void take_blocks(fattn_group_plan *plan)
         plan->lane[lane][1] = longest > 0 ? take(plan, keys) : NULL;
         if (longest > 0 && plan->gradients) {
             plan->share[lane] = take(plan, sums);
-            plan->sending[lane] = longest > 1 ? take(plan, sums) : NULL; /* while there is more */
+            plan->sending[lane] = longest > 1 ? take(plan, sums) : plan->share[lane];
             plan->arriving[lane] = longest > 1 ? take(plan, sums) : NULL;
             plan->home[lane] = take(plan, sums);
         }
@@ -478,7 +481,8 @@ static bool is_packed(const fattn_strides *s, int64_t rows, int64_t heads, int64
 static bool lies_as_block(const fattn_group_plan *plan)
 {
     const fattn_problem *const l = &plan->local;
-    return plan->direct && is_packed(&l->k, l->seqlen_k, l->heads_k, l->dim, l->batch) &&
+    return plan->direct && plan->turns == 1 &&
+           is_packed(&l->k, l->seqlen_k, l->heads_k, l->dim, l->batch) &&
            is_packed(&l->v, l->seqlen_k, l->heads_k, l->dim_v, l->batch);
 }
 
@@ -492,7 +496,6 @@ static void make_own(fattn_group_plan *plan)
     p->heads_q /= plan->members;
     p->heads_k /= plan->members;
     p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
-    plan->keys_direct = lies_as_block(plan);
 }
 
 /* Strides say how the share lies in memory. What is left for the undivided problem is which axes
@@ -552,24 +555,91 @@ static fattn_status describe(fattn_group_plan *plan, const fattn_problem *proble
     return status ? status : make_local(plan, problem);
 }
 
-static fattn_status reserve(fattn_group_plan *plan)
+/* --- Turns ------------------------------------------------------------------------------------ */
+
+static void destroy_pieces(fattn_group_plan *plan)
 {
-    int64_t workspace = 0;
+    for (int64_t n = 0; n < plan->piece_count; n++) {
+        fattn_plan_destroy(plan->pieces[n].plan);
+    }
+    fattn_memory_free(plan->pieces);
+    plan->pieces = NULL;
+    plan->piece_count = 0;
+}
+
+/* Plans pieces and memory of a plan whose heads take so many turns, which were plan->turns. */
+static fattn_status size_up(fattn_group_plan *plan, int64_t turns)
+{
+    fattn_problem *const p = &plan->problem;
+    destroy_pieces(plan);
+    p->heads_q = p->heads_q * plan->turns / turns;
+    p->heads_k = p->heads_k * plan->turns / turns;
+    plan->turns = turns;
+    plan->keys_direct = lies_as_block(plan);
     plan->slot = plan->members > 1 ? fattn_group_slot(plan) : 0;
+    plan->merges = plan->whole.all_queries; /* with the results of others */
+    plan->workspace_bytes = 0;
+    const fattn_status status = make_pieces(plan, &plan->workspace_bytes);
+    lay_out(plan, plan->workspace_bytes);
+    return status;
+}
+
+static bool may_take_turns(const fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    return plan->scheme == FATTN_SCHEME_RING && !plan->ragged && p->batch == 1 &&
+           !(p->features & FATTN_DROPOUT) && !(p->outputs & FATTN_OUT_DBIAS);
+}
+
+/* As few turns as the limit allows. */
+static fattn_status find_turns(fattn_group_plan *plan)
+{
+    const int64_t most = may_take_turns(plan) ? plan->problem.heads_k : 1;
     fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
     plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
-    plan->merges = plan->whole.all_queries; /* with the results of others */
-    status = status ? status : make_pieces(plan, &workspace);
-    if (status) {
-        return status;
+    plan->turns = 1;
+    bool fits = false;
+    for (int64_t turns = 1; !status && !fits && turns <= fattn_max64(most, 1); turns++) {
+        if (turns == 1 || most % turns == 0) {
+            status = size_up(plan, turns);
+            fits = plan->memory == 0 || plan->bytes <= plan->memory;
+        }
     }
-    lay_out(plan, workspace);
-    status = fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory);
+    return status || fits
+               ? status
+               : fattn_fail(FATTN_OUT_OF_MEMORY,
+                            "the plan of a group takes %lld bytes at least, memory is %lld",
+                            (long long)plan->bytes, (long long)plan->memory);
+}
+
+/* Of all ranks the most. */
+static fattn_status join_turns(fattn_group_plan *plan)
+{
+    const int32_t ranks = plan->transport.ranks;
+    int64_t *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
+    if (!all) {
+        plan->transport.abort(plan->transport.user, "no memory to compare plans");
+        return fattn_fail_memory(ranks * (int64_t)sizeof *all, "a group");
+    }
+    all[plan->transport.rank] = plan->turns;
+    fattn_status status = compare(plan, all, sizeof *all);
+    int64_t turns = 1;
+    for (int32_t r = 0; !status && r < ranks; r++) {
+        turns = fattn_max64(turns, all[r]);
+    }
+    fattn_memory_free(all);
+    return status || turns == plan->turns ? status : size_up(plan, turns);
+}
+
+static fattn_status reserve(fattn_group_plan *plan)
+{
+    const fattn_status status =
+        fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory_at);
     if (!status) {
-        lay_out(plan, workspace);
+        lay_out(plan, plan->workspace_bytes);
         if (!plan->transport.device_memory) {
             /* Kernels also score what lies behind the last key of a tile, before they mask it. */
-            memset(plan->workspace, 0, (size_t)workspace);
+            memset(plan->workspace, 0, (size_t)plan->workspace_bytes);
         }
     }
     return status;
@@ -621,6 +691,8 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->timeout = g.timeout;
     made->scheme = g.scheme;
     made->late = -1;
+    made->memory = g.memory;
+    made->turns = 1;
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = open_device(made, g.device);
@@ -633,7 +705,12 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     }
     if (!status) {
         make_own(made);
-        status = agree(made, reserve(made), 0);
+        status = find_turns(made);
+        if (made->memory > 0) {
+            status = agree(made, status, 0);
+            status = status ? status : join_turns(made);
+        }
+        status = agree(made, status ? status : reserve(made), 0);
     }
     if (status) {
         fattn_reason_hold(status);
@@ -650,13 +727,10 @@ void fattn_group_plan_destroy(fattn_group_plan *plan)
     if (!plan) {
         return;
     }
-    for (int64_t n = 0; n < plan->piece_count; n++) {
-        fattn_plan_destroy(plan->pieces[n].plan);
-    }
-    fattn_memory_free(plan->pieces);
+    destroy_pieces(plan);
     fattn_memory_free(plan->q_offsets);
     fattn_ring_free(&plan->ring);
-    fattn_device_free(plan->device, plan->memory);
+    fattn_device_free(plan->device, plan->memory_at);
     fattn_device_free(plan->device, plan->answers);
     fattn_device_close(plan->device);
     fattn_memory_free(plan);

@@ -44,6 +44,9 @@ struct fattn_group_plan {
      * rank's group there. In a ring alone each rank is a group. */
     int64_t rank, member, members;
 
+    int64_t memory; /* the caller's limit, or 0 */
+    int64_t turns;  /* that heads take: `problem` has those of one */
+
     fattn_problem problem; /* undivided but for its heads, which are a member's; normalised */
     uint64_t features;     /* as the caller gave them */
     fattn_problem local;   /* of this rank's shares, with all heads, normalised */
@@ -67,8 +70,8 @@ struct fattn_group_plan {
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
 
     /* Run by run: rows one after another, whatever the caller's strides are. */
-    void *memory;
-    int64_t bytes;
+    void *memory_at;
+    int64_t bytes, workspace_bytes;
     char *q[FATTN_RUNS], *o[FATTN_RUNS], *dout[FATTN_RUNS];
     float *lse[FATTN_RUNS], *dlse[FATTN_RUNS];
     float *sum[FATTN_RUNS]; /* f32: o so far; in backward dq; runs of a sequence side by side */

@@ -143,10 +143,15 @@ static void lay(const fattn_group_plan *plan, int64_t owner, int q_run, int k_ru
     p->o = fattn_group_packed(plan->backward ? q_rows : sum_rows, p->heads_q, p->dim_v);
     p->dout = fattn_group_packed(q_rows, p->heads_q, p->dim_v);
     if (plan->direct) {
+        /* Heads of later turns begin further on. */
+        const int64_t heads = plan->turns > 1 ? p->heads_q : 0;
+        offsets |= heads * l->q.head * fattn_dtype_size(p->dtype);
         offsets |= row * l->q.seq * fattn_dtype_size(p->dtype) | l->pointer_alignment;
         p->q = l->q;
         if (plan->backward) {
-            offsets |= row * (l->o.seq | l->dout.seq) * fattn_dtype_size(plan->problem.dtype_o);
+            const int64_t size = fattn_dtype_size(plan->problem.dtype_o);
+            offsets |= row * (l->o.seq | l->dout.seq) * size;
+            offsets |= heads * (l->o.head | l->dout.head) * size;
             p->o = l->o;
             p->dout = l->dout;
         }

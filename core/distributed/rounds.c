@@ -234,11 +234,9 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
             status = add_sums(plan, plan->own_sum, plan->home[lane], plan->rank,
                               fattn_group_home_runs(plan, lane));
         }
-        if (step > 0) { /* where a lane is of one step, there is one of them */
-            char *const sent = plan->sending[lane];
-            plan->sending[lane] = plan->share[lane];
-            plan->share[lane] = sent;
-        }
+        char *const sent = plan->sending[lane]; /* the same one where a lane is of one step */
+        plan->sending[lane] = plan->share[lane];
+        plan->share[lane] = sent;
     }
     return status;
 }
@@ -399,14 +397,43 @@ static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
     return status;
 }
 
-fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
+static void shift(void *pointer, int64_t elements, fattn_dtype dtype)
 {
-    if (!plan) {
-        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    char *at;
+    memcpy(&at, pointer, sizeof at);
+    if (at) {
+        at += elements * fattn_dtype_size(dtype);
+        memcpy(pointer, &at, sizeof at);
     }
-    fattn_buffers b;
-    fattn_status status = check(plan, buffers, &b);
-    status = status ? status : fattn_group_pack(plan, &b);
+}
+
+/* The heads whose turn it is. */
+static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *given, int64_t turn)
+{
+    const fattn_problem *const l = &plan->local;
+    const int64_t q = turn * plan->problem.heads_q, k = turn * plan->problem.heads_k;
+    fattn_buffers b = *given;
+    shift(&b.q, q * l->q.head, l->dtype);
+    shift(&b.k, k * l->k.head, l->dtype_kv);
+    shift(&b.v, k * l->v.head, l->dtype_v);
+    shift(&b.o, q * l->o.head, l->dtype_o);
+    shift(&b.dout, q * l->dout.head, l->dtype_o);
+    shift(&b.dq, q * l->dq.head, l->dtype);
+    shift(&b.dk, k * l->dk.head, l->dtype_kv);
+    shift(&b.dv, k * l->dv.head, l->dtype_v);
+    shift(&b.lse, q * l->seqlen_q, FATTN_F32);
+    shift(&b.dlse, q * l->seqlen_q, FATTN_F32);
+    shift(&b.sink, q, FATTN_F32);
+    shift(&b.dsink, q, FATTN_F32);
+    shift(&b.alibi_slopes, q, FATTN_F32);
+    shift(&b.bias, q * l->bias_stride[1], l->dtype_bias);
+    b.mask += b.mask ? q * l->mask_stride[1] : 0;
+    return b;
+}
+
+static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *b)
+{
+    fattn_status status = fattn_group_pack(plan, b);
     if (status) {
         plan->transport.abort(plan->transport.user, fattn_last_reason());
         return status;
@@ -414,16 +441,33 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     plan->done = 0;
     plan->late = -1;
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
-        status = go_round(plan, &b, step);
+        status = go_round(plan, b, step);
     }
     if (!status && plan->whole.all_queries) {
-        status = reduce(plan, &b);
+        status = reduce(plan, b);
     }
     const bool dsink = plan->problem.outputs & FATTN_OUT_DSINK;
     if (!status && dsink) {
         status =
             fattn_group_gather(plan, plan->dsink, plan->problem.heads_q * (int64_t)sizeof(float));
     }
-    status = status ? status : fattn_group_unpack(plan, &b);
-    return status || !dsink ? status : sum_dsink(plan, b.dsink);
+    status = status ? status : fattn_group_unpack(plan, b);
+    return status || !dsink ? status : sum_dsink(plan, b->dsink);
+}
+
+fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
+{
+    if (!plan) {
+        return fattn_fail(FATTN_NULL_POINTER, "plan is NULL");
+    }
+    fattn_buffers b;
+    fattn_status status = check(plan, buffers, &b);
+    if (status) {
+        plan->transport.abort(plan->transport.user, fattn_last_reason());
+    }
+    for (int64_t turn = 0; !status && turn < plan->turns; turn++) {
+        const fattn_buffers own = turn_of(plan, &b, turn);
+        status = execute_turn(plan, &own);
+    }
+    return status;
 }

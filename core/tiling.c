@@ -71,26 +71,19 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     return best;
 }
 
-/* Fewest keys that are worth a part. */
-static int64_t keys_of_part(const fattn_limits *limits, const fattn_kernel *kernel)
-{
-    return kernel->split_keys ? kernel->split_keys : limits->split_keys;
-}
-
 /* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for
  * itself. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
                            const fattn_problem *problem, const fattn_tiling *tiling)
 {
-    if (!kernel->splits_keys || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
+    if (!kernel->split || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
     }
-    const int64_t keys = keys_of_part(limits, kernel);
-    if (kernel->splits_evenly && limits->units) {
-        return pick_even_splits(limits->units, fattn_ceil_div(keys, tiling->bc), tiling);
+    const fattn_split_cost cost = kernel->split(kernel, limits);
+    if (cost.units) {
+        return pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling);
     }
-    const int64_t pieces = limits->parallelism * (kernel->pieces ? kernel->pieces : 1);
-    return fattn_min64(fattn_ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
+    return fattn_min64(fattn_ceil_div(cost.pieces, tiling->items), problem->seqlen_k / cost.keys);
 }
 
 /*
@@ -118,9 +111,10 @@ static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kerne
     if (t->splits == 1) {
         return;
     }
-    const int64_t least = fattn_ceil_div(keys_of_part(limits, kernel), t->bc);
-    if (kernel->splits_evenly && limits->units) {
-        t->whole_blocks = even_whole_blocks(limits->units, least, blocks, t->splits, t->k_blocks);
+    const fattn_split_cost cost = kernel->split(kernel, limits);
+    const int64_t least = fattn_ceil_div(cost.keys, t->bc);
+    if (cost.units) {
+        t->whole_blocks = even_whole_blocks(cost.units, least, blocks, t->splits, t->k_blocks);
     } else {
         t->part_blocks = fattn_min64(least < 1 ? 1 : least, some);
     }

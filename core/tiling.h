@@ -13,8 +13,7 @@
 /* What a backend says about a device. */
 typedef struct fattn_limits {
     int64_t fast_memory;  /* bytes a tile may occupy */
-    int64_t parallelism;  /* pieces of work below which keys are worth splitting */
-    int64_t split_keys;   /* fewest keys worth a part of their own */
+    int64_t parallelism;  /* pieces of work that it takes side by side */
     int64_t shared_cache; /* bytes between slow memory and all of fast memory; 0: none is known */
     int64_t units;        /* that are kept busy with equal shares; 0: unknown */
 } fattn_limits;

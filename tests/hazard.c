@@ -156,7 +156,7 @@ static int menu_size(const fattn_kernel *kernel)
 static void judge_at(const place *at, draw_case *c, judge_truth *truth, int splits,
                      const char *words)
 {
-    const bool cuts = at->kernel->splits_keys && c->problem.op == FATTN_FORWARD &&
+    const bool cuts = at->kernel->split && c->problem.op == FATTN_FORWARD &&
                       !(c->problem.features & FATTN_BATCH_INVARIANT);
     const int tiles = splits < 0 ? 0 : menu_size(at->kernel);
     for (c->tile = 0; c->tile <= tiles; c->tile++) {

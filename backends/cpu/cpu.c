@@ -609,7 +609,6 @@ static void limits(void *impl, fattn_limits *limits)
     const cpu *const device = impl;
     *limits = (fattn_limits){.fast_memory = device->fast_memory,
                              .parallelism = 2 * device->cores,
-                             .split_keys = 512,
                              .units = device->cores};
 }
 

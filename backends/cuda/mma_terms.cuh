@@ -21,13 +21,13 @@
 #include "backends/gpu/parts.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. FEATURES:
- * those of MMA_OF_PAIRS that the run has, or MMA_ANY; where they are known, rows of q, k and v
- * begin at multiples of 16 bytes. */
-template <class T, int W, int M, int WARPS, int BN, bool LEAN, int STAGES = 2,
-          uint64_t FEATURES = LEAN ? 0 : MMA_ANY>
+ * that of MMA_OF_PAIRS which the run has, 0, or MMA_ANY; but for MMA_ANY rows of q, k and v begin
+ * at multiples of 16 bytes. */
+template <class T, int W, int M, int WARPS, int BN, uint64_t FEATURES, int STAGES = 2>
 struct mma_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
+    static constexpr mma_variant VARIANT = mma_variant_of(FEATURES);
     static_assert((BN & (BN - 1)) == 0, "every key of a tile has a number below 2^31");
     enum {
         WIDTH = W,
@@ -40,8 +40,7 @@ struct mma_shape {
         NEXT = 4,      /* from 16 columns to the next, in keys */
         RING = STAGES, /* tiles of keys, and of values, in shared memory */
         IN_ORDER = false,
-        FIRST_WARP = 0, /* of those that multiply */
-        IS_LEAN = LEAN
+        FIRST_WARP = 0 /* of those that multiply */
     };
 };
 
@@ -239,7 +238,7 @@ GPU_DEVICE bool mma_are_rows(const void *data, const int64_t stride[4], int size
 /* Asks for the bias of tile `block`, if there is one before `past`. (A mask is smaller, and mostly
  * one for all heads.) */
 template <class S, class Terms>
-GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const Terms &s, int block, int past)
+GPU_DEVICE void mma_prefetch_bias(const fattn_gpu_args &g, const Terms &s, int block, int past)
 {
     if constexpr (S::KNOWN == MMA_ANY) {
         const int j0 = (int)((unsigned)block * S::KEYS); /* of tile `past` perhaps 2^31 */

@@ -83,9 +83,9 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 }
 
 /* Whether there are blocks of rows enough, and most of them full. */
-static bool pays(const fattn_kernel *row, const fattn_problem *p)
+static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)limits;
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > 64 &&
            (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;

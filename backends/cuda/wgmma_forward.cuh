@@ -600,7 +600,7 @@ GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, in
 {
     const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, used.terms, known);
     mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
-    mma_expect<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
+    mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
     used.terms += S::IS_STAGED && s.item.bias_rows ? S::TERM_PANELS : 0;
 }
 

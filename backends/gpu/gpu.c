@@ -297,14 +297,12 @@ void fattn_gpu_describe(void *impl, fattn_device_info *info)
     }
 }
 
-/* Two blocks a unit hide each other's waits; a part of the keys must be worth writing and merging
- * o. */
+/* Two blocks a unit hide each other's waits. */
 void fattn_gpu_limits(void *impl, fattn_limits *limits)
 {
     const device *const d = impl;
     *limits = (fattn_limits){.fast_memory = d->shared_memory,
                              .parallelism = 2 * (int64_t)d->units,
-                             .split_keys = 256,
                              .shared_cache = d->shared_cache,
                              .units = d->units};
 }

@@ -155,7 +155,7 @@ static void describe(void *impl, fattn_device_info *info)
 static void limits(void *impl, fattn_limits *limits)
 {
     (void)impl;
-    *limits = (fattn_limits){.fast_memory = 32768, .parallelism = 1, .split_keys = INT64_MAX};
+    *limits = (fattn_limits){.fast_memory = 32768, .parallelism = 1};
 }
 
 static const fattn_kernel *kernel(void *impl, int i, const char **missing)

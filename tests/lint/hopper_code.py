@@ -39,12 +39,12 @@ FULL_SPILLS = {"full_64": 168, "full_128": 632, "full_256": 192, "softcap_128": 
                "alibi_256": 36, "bias_256": 92, "dropout_256": 148}
 
 
-def compile_image(root, nvcc, folder, source):
+def compile_image(root, nvcc, folder, source, arch="90a", more=()):
     """Machine code, and what the compiler said."""
     ptx, cubin = os.path.join(folder, "a.ptx"), os.path.join(folder, "a.cubin")
     said = ""
-    for step in ([*FLAGS, "-ptx", "-arch=compute_90a", "-o", ptx, source],
-                 ["-cubin", "-arch=sm_90a", "-Xptxas", "-v", "-o", cubin, ptx]):
+    for step in ([*FLAGS, *more, "-ptx", f"-arch=compute_{arch}", "-o", ptx, source],
+                 ["-cubin", f"-arch=sm_{arch}", "-Xptxas", "-v", "-o", cubin, ptx]):
         done = subprocess.run([nvcc, *step], cwd=root, capture_output=True, text=True, check=False)
         said += done.stdout + done.stderr
         if done.returncode:

@@ -7,6 +7,7 @@
  *
  * FATTN_BACKEND names a device with memory of its own, which ranks share.
  */
+#include "core/distributed/group.h"
 #include "examples/threads.h"
 #include "tests/device.h"
 #include "tests/divided.h"
@@ -135,6 +136,95 @@ static void check_results(int64_t problems, uint64_t seed)
         tap_check(right == count && count > 0, "%d ranks: %lld of %lld drawn problems are right",
                   ranks, (long long)right, (long long)count);
     }
+}
+
+/* --- Pieces ----------------------------------------------------------------------------------- */
+
+typedef struct planner {
+    pthread_t thread;
+    fattn_transport transport;
+    fattn_op op;
+    int64_t gap; /* elements between a rank's sequences of keys */
+    fattn_group_plan *plan;
+} planner;
+
+/* A causal square of two sequences over 4 ranks, zigzag. */
+static void *run_planner(void *context)
+{
+    planner *const r = context;
+    fattn_group group;
+    fattn_problem p;
+    fattn_group_init(&group);
+    group.transport = &r->transport;
+    group.split = FATTN_SPLIT_ZIGZAG;
+    fattn_problem_init(&p);
+    p.op = r->op;
+    p.features = FATTN_CAUSAL;
+    p.layout = FATTN_STRIDED;
+    p.batch = 2, p.heads_q = 4, p.heads_k = 2, p.dim = p.dim_v = 16;
+    p.seqlen_q = p.seqlen_k = 64;
+    const fattn_strides q = {16 * 4 * 16, 4 * 16, 16}, k = {16 * 2 * 16 + r->gap, 2 * 16, 16};
+    p.q = p.o = p.dq = p.dout = q;
+    p.k = p.v = p.dk = p.dv = k;
+    p.outputs = r->op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE
+                                       : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    if (fattn_group_plan_create(&group, &p, NULL, NULL, &r->plan)) {
+        printf("# %s\n", fattn_last_reason());
+    }
+    return NULL;
+}
+
+/* Pieces of a step that a rank has. */
+static int pieces_of(const fattn_group_plan *plan, int64_t step)
+{
+    int pieces = 0;
+    for (int lane = 0; lane < FATTN_LANES; lane++) {
+        for (int n = 0; n < plan->q_runs * plan->k_runs; n++) {
+            fattn_visit visit;
+            fattn_problem p;
+            fattn_buffers b;
+            pieces += fattn_group_visit(plan, lane, step, n, &visit) &&
+                      fattn_group_piece_of(plan, &visit, &p, &b);
+        }
+    }
+    return pieces;
+}
+
+/* A launch more a step is a tail more; a copy of the keys is a pass over memory. */
+static void check_pieces(fattn_op op)
+{
+    enum { PLANNERS = 4 };
+    planner all[PLANNERS];
+    threads engine;
+    int64_t steps = 0, pieces = 0;
+    bool copies = false;
+    threads_make(&engine, PLANNERS);
+    for (int r = 0; r < PLANNERS; r++) {
+        all[r] =
+            (planner){.transport = threads_transport(&engine, r), .op = op, .gap = 8 * (r == 3)};
+        if (pthread_create(&all[r].thread, NULL, run_planner, &all[r])) {
+            exit(1);
+        }
+    }
+    for (int r = 0; r < PLANNERS; r++) {
+        pthread_join(all[r].thread, NULL);
+    }
+    for (int r = 0; r < PLANNERS; r++) {
+        const fattn_group_plan *const plan = all[r].plan;
+        for (int64_t step = 0; plan && step < plan->rounds; step++) {
+            steps++;
+            pieces += pieces_of(plan, step);
+        }
+        copies = copies || !plan || (plan->own != NULL) != (r == 3);
+    }
+    tap_check(pieces == steps && steps == PLANNERS * (op == FATTN_FORWARD ? 4 : 5),
+              "%s: %lld pieces in %lld steps of a zigzag ring under a causal mask",
+              op == FATTN_FORWARD ? "forward" : "backward", (long long)pieces, (long long)steps);
+    tap_check(!copies, "and a rank's own keys are copied where they have gaps alone");
+    for (int r = 0; r < PLANNERS; r++) {
+        fattn_group_plan_destroy(all[r].plan);
+    }
+    threads_free(&engine);
 }
 
 /* --- Faults ----------------------------------------------------------------------------------- */
@@ -493,6 +583,8 @@ int main(int argc, char **argv)
         fattn_cache_clear();
         return tap_done();
     }
+    check_pieces(FATTN_FORWARD);
+    check_pieces(FATTN_BACKWARD);
     check_disagreement();
     check_lengths();
     check_silence();

@@ -217,14 +217,23 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     p->dim_v = draw_between(rng, 1, 24);
     p->pointer_alignment = 2;
     d->strided = p->layout == FATTN_BHSD && !d->ragged && draw_chance(rng, 2);
+    const bool square = draw_chance(rng, 4); /* what is mostly asked for: causal and nothing else */
+    d->split = square ? FATTN_SPLIT_ZIGZAG : d->split;
+    p->seqlen_k = square ? p->seqlen_q : p->seqlen_k;
     divided_lengths(d, rng);
-    divided_options(d, rng);
+    if (square) {
+        p->features |= FATTN_CAUSAL | (p->op == FATTN_BACKWARD ? FATTN_DLSE : 0);
+    } else {
+        divided_options(d, rng);
+    }
     p->outputs = FATTN_OUT_O | FATTN_OUT_LSE;
     if (p->op == FATTN_BACKWARD) {
         p->outputs = (uint32_t)draw_between(rng, 1, 7) * FATTN_OUT_DQ;
         p->outputs |= p->features & FATTN_SINK ? FATTN_OUT_DSINK : 0;
     }
-    divided_scores(d, rng);
+    if (!square) {
+        divided_scores(d, rng);
+    }
     d->seed = draw_bits(rng);
     d->offset = draw_bits(rng);
 }

@@ -474,8 +474,11 @@ static const char *cannot_backward(const fattn_kernel *row, const fattn_problem 
     if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v) || is_far(&p->dout)) {
         return "copies by strides below 2^40 bytes";
     }
-    if (fattn_score_rule_make(0, p->scale, 0).terms) {
+    if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
         return "takes scales above 0 alone";
+    }
+    if (p->features & FATTN_SOFTCAP && p->outputs & FATTN_OUT_DBIAS) {
+        return "makes no dbias beside a softcap";
     }
     return NULL;
 }
@@ -532,6 +535,16 @@ static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;
 }
 
+static void sink_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_sink_%s", kernel->run);
+    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
+    shape->threads = WGMMA_SINK_THREADS;
+    shape->early = true;
+}
+
 static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                            const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -557,7 +570,8 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 
 /* Of 256 channels threads add to dQ whenever they have some. */
 #define WGMMA_BACKWARD_FEATURES(width) \
-    (FATTN_GPU_BACKWARD_LEAN | ((width) < 256 ? FATTN_DETERMINISTIC : 0))
+    (FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | WGMMA_BACKWARD_ORDERED(width))
+#define WGMMA_BACKWARD_ORDERED(width) ((width) < 256 ? FATTN_DETERMINISTIC : 0)
 
 #define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)        \
     {                                                                     \
@@ -577,14 +591,145 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         .isa = 90,                                                        \
         .isa_past = 100,                                                  \
         .needs = "sm_90",                                                 \
-        .phases = {rows_shape, backward_shape, dq_shape},                 \
+        .phases = {rows_shape, backward_shape, dq_shape, sink_shape},     \
         .maps = backward_maps,                                            \
         .width = channels,                                                \
         .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), \
         .run = #name_,                                                    \
     },
 
+/* --- Backward with every feature -------------------------------------------------------------- */
+
+typedef struct backward_run {
+    const char *name;
+    uint64_t features; /* of pairs */
+    bool dbias;        /* which it may want */
+    int width, shared, stages_of_term;
+} backward_run;
+
+#define BACKWARD_RUN(run, bits, dbias, channels, queries, keys, stages, term_stages) \
+    {#run,                                                                           \
+     bits,                                                                           \
+     dbias,                                                                          \
+     channels,                                                                       \
+     WGMMA_BACKWARD_FULL_SHARED(bits, channels, queries, keys, stages, term_stages), \
+     term_stages},
+static const backward_run backward_runs[] = {WGMMA_BACKWARD_FULL_64(
+    BACKWARD_RUN) WGMMA_BACKWARD_FULL_128(BACKWARD_RUN) WGMMA_BACKWARD_FULL_256(BACKWARD_RUN)};
+
+/* Whether a run's kernel takes the problem: it is for everything, or knows the features to be
+ * there, and no others. Kernels for a bias know its type, and those that have it copied want
+ * strides for that. */
+static bool run_takes(const backward_run *run, const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const bool dbias = p->outputs & FATTN_OUT_DBIAS, copies = run->stages_of_term > 0;
+    if (run->features == MMA_ANY) {
+        return true;
+    }
+    if (run->features != features || run->dbias != dbias) {
+        return false;
+    }
+    return features == FATTN_BIAS
+               ? p->dtype_bias == p->dtype && (!copies || maps_term(p->bias_stride, 2, 1))
+               : features != FATTN_MASK || !copies || maps_term(p->mask_stride, 1, 1);
+}
+
+/* The last that takes it: the first of a width is for everything. */
+static const backward_run *backward_run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p)
+{
+    const backward_run *found = NULL;
+    for (size_t n = 0; n < sizeof backward_runs / sizeof *backward_runs; n++) {
+        const backward_run *const run = backward_runs + n;
+        found = run->width == kernel->width && run_takes(run, p) ? run : found;
+    }
+    return found;
+}
+
+static int64_t backward_full_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    (void)tile;
+    return backward_run_of(fattn_gpu_kernel_of(row), p)->shared;
+}
+
+static void clear_dbias_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                              const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    fattn_gpu_backward_clear(kernel, p, t, shape);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_clear_dbias");
+}
+
+static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                                const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const backward_run *const run = backward_run_of(kernel, p);
+    backward_shape(kernel, p, t, shape);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s_%d", run->name,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+    shape->shared = run->shared;
+}
+
+/* A bias or mask in rows of 128 bytes. */
+static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                              const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
+{
+    const int count = backward_maps(kernel, p, t, maps);
+    const backward_run *const run = backward_run_of(kernel, p);
+    if (run->stages_of_term == 0) {
+        return count;
+    }
+    const bool bias = run->features == FATTN_BIAS;
+    const int64_t *const stride = bias ? p->bias_stride : p->mask_stride;
+    fattn_gpu_map *const map = &maps[count];
+    *map = map_of(bias ? offsetof(fattn_buffers, bias) : offsetof(fattn_buffers, mask),
+                  p->seqlen_k > 1 ? p->seqlen_k : 1);
+    map->optional = true;
+    map->bytes = bias ? 2 : 1;
+    map->box[0] = 128 / map->bytes;
+    add_axis(map, p->seqlen_q, stride[2], stride[2] ? (int)t->br : 1);
+    add_axis(map, p->heads_q, stride[1], 1);
+    add_axis(map, p->batch, stride[0], 1);
+    return count + 1;
+}
+
+/* Entries of dbias must be countable for what clears them. */
+static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                       const fattn_tiling *t)
+{
+    const int64_t common = fattn_gpu_backward_workspace(row, p, t);
+    return common < 0 ? -1 : backward_workspace(row, p, t);
+}
+
+#define WGMMA_BACKWARD_FULL_FEATURES(width)                        \
+    (FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | WGMMA_NOT) & \
+     ~(uint64_t)(FATTN_DETERMINISTIC & ~WGMMA_BACKWARD_ORDERED(width)))
+
+#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                                  \
+    {                                                                                            \
+        .row = {.name = "wgmma_backward_full_" #channels,                                        \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                                             \
+                .dtypes = WGMMA_DTYPES,                                                          \
+                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                              \
+                .dim_max = channels,                                                             \
+                .align = 16,                                                                     \
+                .own_dtype_o = true,                                                             \
+                .adds_dbias = true,                                                              \
+                .dropout_max = WGMMA_DROPOUT_MAX,                                                \
+                .must_fit = true,                                                                \
+                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                               \
+                .cannot = cannot_backward,                                                       \
+                .fast_bytes = backward_full_bytes,                                               \
+                .workspace = backward_full_workspace},                                           \
+        .image = "wgmma_backward_full_" #channels, .isa = 90, .isa_past = 100, .needs = "sm_90", \
+        .phases = {clear_dbias_shape, rows_shape, backward_full_shape, dq_shape, sink_shape},    \
+        .maps = backward_full_maps, .width = channels, .run = "full_" #channels,                 \
+    }
+
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
     WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128),
-    WGMMA_FULL_ROW(128, 128), WGMMA_FULL_ROW(256, 64),
-    WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};
+    WGMMA_FULL_ROW(128, 128),
+    WGMMA_FULL_ROW(256, 64),
+    WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_FULL_ROW(64, 128),
+    WGMMA_BACKWARD_FULL_ROW(128, 128),
+    WGMMA_BACKWARD_FULL_ROW(256, 64),
+    {.row = {.name = NULL}}};

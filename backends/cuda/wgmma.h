@@ -124,16 +124,38 @@
     (2 * (width) * (2 * (keys) + (2 + (stages)) * (queries)) + 2 * 2 * (queries) * (keys) + \
      ((keys) == 64 ? 2 * 2 * (queries) * (keys) : 4 * (width) * (queries)) +                \
      4 * (2 + (stages)) * (queries) + WGMMA_BACKWARD_CONTROL + WGMMA_ALIGN)
-#define WGMMA_BACKWARD_CONTROL 384
+#define WGMMA_BACKWARD_CONTROL 512
+
+/*
+ * And for features of pairs: X(run, its features of pairs, whether it may want dBias, width,
+ * queries, keys, stages, stages of a bias or mask that is alone). Scores with terms need registers,
+ * so that a tile of 64 channels has half of the queries that it has without. Beside 256 channels
+ * shared memory has no room for a tile of a bias or mask.
+ */
+#define WGMMA_BACKWARD_FULL(X, width, keys, stages, term_stages)     \
+    X(full, MMA_ANY, true, width, 64, keys, stages, 0)               \
+    X(bias, FATTN_BIAS, false, width, 64, keys, stages, term_stages) \
+    X(dbias, FATTN_BIAS, true, width, 64, keys, stages, term_stages) \
+    X(mask, FATTN_MASK, false, width, 64, keys, stages, term_stages) \
+    X(alibi, FATTN_ALIBI, false, width, 64, keys, stages, 0)         \
+    X(softcap, FATTN_SOFTCAP, false, width, 64, keys, stages, 0)     \
+    X(dropout, FATTN_DROPOUT, false, width, 64, keys, stages, 0)
+#define WGMMA_BACKWARD_FULL_64(X) WGMMA_BACKWARD_FULL(X, 64, 128, 3, 1)
+#define WGMMA_BACKWARD_FULL_128(X) WGMMA_BACKWARD_FULL(X, 128, 128, 3, 1)
+#define WGMMA_BACKWARD_FULL_256(X) WGMMA_BACKWARD_FULL(X, 256, 64, 2, 0)
+#define WGMMA_BACKWARD_FULL_SHARED(features, width, queries, keys, stages, term_stages) \
+    (WGMMA_BACKWARD_SHARED(width, queries, keys, stages) +                              \
+     (term_stages)*WGMMA_TERM_TILE(features, queries, keys))
 
 /* Of the kernels before and after it, and how many rows a block of them takes. */
 #define WGMMA_ROWS_THREADS 128
+#define WGMMA_SINK_THREADS 256
 
 /* Tiles that the queries of a head take in the workspace. Packed sequences begin with a tile of
  * their own, and each may leave one of which the next has a part. */
 #define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
     ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
-#define WGMMA_BACKWARD_ITEM_BYTES 88 /* of what an item is, in the workspace */
+#define WGMMA_BACKWARD_ITEM_BYTES 120 /* of what an item is, in the workspace */
 #define WGMMA_BACKWARD_TURNS(tiles) (((tiles)*2 + 3) / 4 * 4) /* words there for their turns */
 #define WGMMA_BACKWARD_TAKEN 4 /* words there for the counter of items */
 

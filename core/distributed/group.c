@@ -267,13 +267,20 @@ static void take_queries(fattn_group_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t size = fattn_dtype_size(p->dtype), size_o = fattn_dtype_size(p->dtype_o);
-    int64_t most = 0;
+    const int64_t channels = plan->backward ? p->dim : p->dim_v;
+    const int64_t all =
+        fattn_group_queries(plan, plan->q_runs == 2 ? FATTN_BOTH : 0).rows * p->heads_q;
+    if (!plan->ragged) {
+        plan->sum[0] = take(plan, all * channels * 4);
+        plan->sum[1] = plan->sum[0] ? plan->sum[0] + fattn_group_queries(plan, 0).longest *
+                                                         p->heads_q * channels
+                                    : NULL;
+    }
     for (int n = 0; n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        most = fattn_max64(most, rows);
         plan->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
         plan->lse[n] = take(plan, rows * 4);
-        plan->sum[n] = take(plan, rows * (plan->backward ? p->dim : p->dim_v) * 4);
+        plan->sum[n] = plan->ragged ? take(plan, rows * channels * 4) : plan->sum[n];
         if (plan->backward) {
             plan->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
             plan->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
@@ -281,8 +288,8 @@ static void take_queries(fattn_group_plan *plan)
         }
     }
     if (!plan->backward) {
-        plan->part_o = take(plan, most * p->dim_v * 4);
-        plan->part_lse = take(plan, most * 4);
+        plan->part_o = plan->merges ? take(plan, all * p->dim_v * 4) : NULL;
+        plan->part_lse = plan->merges ? take(plan, all * 4) : NULL;
     }
 }
 
@@ -293,17 +300,16 @@ static void take_blocks(fattn_group_plan *plan)
         keys = fattn_max64(keys, fattn_group_block_keys(plan, r).bytes);
         sums = fattn_max64(sums, fattn_group_block_sums(plan, r).bytes);
     }
-    plan->own = take(plan, keys);
+    plan->own = plan->keys_direct ? NULL : take(plan, keys);
     plan->own_sum = plan->gradients ? take(plan, sums) : NULL;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
-        if (plan->ring.longest[lane] > 0) {
-            plan->lane[lane][0] = take(plan, keys);
-            plan->lane[lane][1] = take(plan, keys);
-        }
-        if (plan->ring.longest[lane] > 0 && plan->gradients) {
+        const int64_t longest = plan->ring.longest[lane];
+        plan->lane[lane][0] = longest > 1 ? take(plan, keys) : NULL; /* of step 2 */
+        plan->lane[lane][1] = longest > 0 ? take(plan, keys) : NULL;
+        if (longest > 0 && plan->gradients) {
             plan->share[lane] = take(plan, sums);
-            plan->sending[lane] = take(plan, sums);
-            plan->arriving[lane] = take(plan, sums);
+            plan->sending[lane] = longest > 1 ? take(plan, sums) : NULL; /* while there is more */
+            plan->arriving[lane] = longest > 1 ? take(plan, sums) : NULL;
             plan->home[lane] = take(plan, sums);
         }
     }
@@ -406,7 +412,8 @@ static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, in
 
 static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 {
-    const int64_t most = (plan->ring.last_step + 1) * FATTN_LANES * plan->q_runs * plan->k_runs;
+    const int most_runs = plan->q_runs * plan->k_runs;
+    const int64_t most = (int64_t)plan->rounds * FATTN_LANES * most_runs;
     const int64_t bytes = most * (int64_t)sizeof *plan->pieces;
     plan->pieces = fattn_memory_alloc((size_t)bytes);
     if (!plan->pieces) {
@@ -414,15 +421,16 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
     }
     fattn_status status = FATTN_OK;
     for (int64_t n = 0; !status && n < most; n++) {
-        const int k_run = (int)(n % plan->k_runs);
-        const int q_run = (int)(n / plan->k_runs % plan->q_runs);
-        const int64_t turn = n / (plan->k_runs * plan->q_runs);
-        const int64_t owner = fattn_ring_owner(&plan->ring, (int)(turn % FATTN_LANES), plan->rank,
-                                               turn / FATTN_LANES);
+        const int64_t turn = n / most_runs;
+        fattn_visit visit;
         fattn_problem p;
         fattn_buffers buffers;
-        if (owner >= 0 && fattn_group_piece_of(plan, owner, q_run, k_run, &p, &buffers)) {
+        if (fattn_group_visit(plan, (int)(turn % FATTN_LANES), turn / FATTN_LANES,
+                              (int)(n % most_runs), &visit) &&
+            fattn_group_piece_of(plan, &visit, &p, &buffers)) {
             status = add_piece(plan, &p, workspace);
+            plan->together = plan->together || (n == 0 && visit.q_run == FATTN_BOTH);
+            plan->merges = plan->merges || !fattn_group_is_first(plan, visit.owner, visit.k_run);
         }
     }
     return status;
@@ -458,6 +466,22 @@ static void form_groups(fattn_group_plan *plan)
     plan->direct = plan->members == 1 && !plan->ragged && plan->shares.split == plan->whole.split;
 }
 
+static bool is_packed(const fattn_strides *s, int64_t rows, int64_t heads, int64_t channels,
+                      int64_t batch)
+{
+    const fattn_strides packed = fattn_group_packed(rows, heads, channels);
+    return (s->batch == packed.batch || batch == 1) && s->seq == packed.seq &&
+           (s->head == packed.head || heads == 1);
+}
+
+/* Whether the rank's own keys and values can travel from where the caller has them. */
+static bool lies_as_block(const fattn_group_plan *plan)
+{
+    const fattn_problem *const l = &plan->local;
+    return plan->direct && is_packed(&l->k, l->seqlen_k, l->heads_k, l->dim, l->batch) &&
+           is_packed(&l->v, l->seqlen_k, l->heads_k, l->dim_v, l->batch);
+}
+
 /* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
 static void make_own(fattn_group_plan *plan)
 {
@@ -468,6 +492,7 @@ static void make_own(fattn_group_plan *plan)
     p->heads_q /= plan->members;
     p->heads_k /= plan->members;
     p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
+    plan->keys_direct = lies_as_block(plan);
 }
 
 /* Strides say how the share lies in memory. What is left for the undivided problem is which axes
@@ -532,11 +557,12 @@ static fattn_status reserve(fattn_group_plan *plan)
     int64_t workspace = 0;
     plan->slot = plan->members > 1 ? fattn_group_slot(plan) : 0;
     fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
+    plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
+    plan->merges = plan->whole.all_queries; /* with the results of others */
     status = status ? status : make_pieces(plan, &workspace);
     if (status) {
         return status;
     }
-    plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
     lay_out(plan, workspace);
     status = fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory);
     if (!status) {
@@ -594,6 +620,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->transport = t;
     made->timeout = g.timeout;
     made->scheme = g.scheme;
+    made->late = -1;
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = open_device(made, g.device);

@@ -5,8 +5,8 @@
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn")
 
 Masks are those of "sdpa": boolean, or None where causality alone is meant. One that is made of causality, a
-sliding window and padding says so, and the library skips what it hides. Groups of heads, softcap, sinks and
-position biases go to the library as they are, so that nothing is repeated, added or padded for them.
+sliding window or chunks, and padding says so, and the library skips what it hides. Groups of heads, softcap,
+sinks and position biases go to the library as they are, so that nothing is repeated, added or padded for them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
-from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, prepare_padding_mask,
-                                        sdpa_mask, sliding_window_causal_mask_function)
+from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, chunked_causal_mask_function,
+                                        prepare_padding_mask, sdpa_mask, sliding_window_causal_mask_function)
 
 from fattn._errors import Unsupported
 from fattn.torch import attention
@@ -29,10 +29,12 @@ __all__ = ["GrowingCache", "attention_forward", "attention_mask"]
 class _Pattern(NamedTuple):
     """What a mask is made of: causality, and these."""
 
-    window: int | None       # keys that a query sees, its own included
-    offset: int              # position of the first query, counted from the first key
-    padding: Tensor | None   # (B, 1, 1, Sk), True keeps
-    version: int             # of the mask when this was true of it
+    window: int | None        # keys that a query sees, its own included
+    chunk: int | None         # keys are cut into chunks of so many, and a query sees those of its own
+    offsets: tuple[int, int]  # positions of the first query and key
+    padding: Tensor | None    # (B, 1, 1, Sk), True keeps
+    is_whole: bool            # whether that is all; if not, the mask hides more within the window
+    version: int              # of the mask when this was true of it
 
 
 _ATTRIBUTE = "fattn_pattern"
@@ -43,22 +45,39 @@ def _closure(function: Any) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells)))
 
 
-def _window_of(function: Any) -> tuple[bool, int | None]:
-    """Whether Transformers' function of a mask is causality alone or with a sliding window, and that window.
-    Compared with what Transformers makes of a window here: any other function is not understood."""
+class _Local(NamedTuple):
+    """What hides keys besides causality."""
+
+    window: int | None = None
+    chunk: int | None = None
+    left_padding: Tensor | None = None  # (B), of the tokens from which chunks are counted
+
+
+def _local_of(function: Any) -> _Local | None:
+    """What Transformers' function of a mask adds to causality: nothing, a sliding window or chunks. It is compared
+    with what Transformers makes of these here: any other function is not understood."""
     if function is causal_mask_function:
-        return True, None
-    known = sliding_window_causal_mask_function(1)
-    if getattr(function, "__code__", None) is not known.__code__:
-        return False, None
-    parts = _closure(function).get("mask_functions", ())
-    wanted = _closure(known).get("mask_functions", ())
-    if len(parts) != 2 or len(wanted) != 2 or parts[1] is not causal_mask_function:
-        return False, None
-    window = _closure(parts[0]).get("sliding_window")
-    if parts[0].__code__ is not wanted[0].__code__ or not isinstance(window, int):
-        return False, None
-    return True, window
+        return _Local()
+    for known in (sliding_window_causal_mask_function(1), chunked_causal_mask_function(1, torch.zeros(1))):
+        parts = _closure(function).get("mask_functions", ())
+        wanted = _closure(known).get("mask_functions", ())
+        if (getattr(function, "__code__", None) is known.__code__ and len(parts) == len(wanted) == 2 and
+                parts[0].__code__ is wanted[0].__code__ and parts[1] is causal_mask_function):
+            found = _closure(parts[0])
+            window, chunk, padding = (found.get(n) for n in ("sliding_window", "chunk_size", "left_padding"))
+            if isinstance(window, int):
+                return _Local(window=window)
+            if isinstance(chunk, int) and isinstance(padding, Tensor):
+                return _Local(chunk=chunk, left_padding=padding)
+    return None
+
+
+def _common(left_padding: Tensor | None) -> int | None:
+    """The padding of all sequences, if it is one number and reading it waits for no GPU."""
+    if left_padding is None or left_padding.device.type != "cpu":
+        return None
+    numbers = set(left_padding.tolist())
+    return int(numbers.pop()) if len(numbers) == 1 else None
 
 
 def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: Any = 0,
@@ -70,14 +89,23 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
                                     attention_mask, **kwargs)
     if mask is None or torch.compiler.is_compiling():
         return mask
-    understood, window = _window_of(mask_function)
-    if isinstance(q_offset, Tensor):  # of a static cache; to read it would wait for a GPU
-        understood = understood and q_offset.device.type == "cpu" and q_offset.numel() == 1
-    if understood:
-        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        if padding is not None:
-            padding = padding[:, None, None, kv_offset:kv_offset + kv_length].to(torch.bool)
-        setattr(mask, _ATTRIBUTE, _Pattern(window, int(q_offset) - int(kv_offset), padding, mask._version))
+    local = _local_of(mask_function)
+    # The offset of a static cache is a tensor; to read it would wait for a GPU.
+    if local is None or isinstance(q_offset, Tensor) and (q_offset.device.type != "cpu" or q_offset.numel() != 1):
+        return mask
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:
+        padding = padding[:, None, None, kv_offset:kv_offset + kv_length].to(torch.bool)
+    q_offset, kv_offset, is_whole = int(q_offset), int(kv_offset), True
+    window, chunk = local.window, local.chunk
+    if chunk is None:
+        q_offset, kv_offset = q_offset - kv_offset, 0
+    elif (common := _common(local.left_padding)) is not None:
+        shift = -common % chunk  # chunks begin where padding ends
+        q_offset, kv_offset = q_offset + shift, kv_offset + shift
+    else:  # of a chunk no more is seen than a window as wide shows; the mask says what
+        window, chunk, is_whole = chunk, None, False
+    setattr(mask, _ATTRIBUTE, _Pattern(window, chunk, (q_offset, kv_offset), padding, is_whole, mask._version))
     return mask
 
 
@@ -105,12 +133,13 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                                   kwargs=kwargs)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal = query.shape[2] > 1 and attention_mask is None and bool(causal)
-    mask = bias = window = positions = None
+    mask = bias = window = chunk = positions = None
     pattern = None if torch.compiler.is_compiling() else _pattern_of(attention_mask)
     if pattern is not None:
-        causal, mask = True, pattern.padding
+        causal, chunk = True, pattern.chunk
+        mask = pattern.padding if pattern.is_whole else attention_mask
         window = None if pattern.window is None else (pattern.window - 1, 0)
-        positions = (pattern.offset, 0, -1, -1) if pattern.offset else None
+        positions = (*pattern.offsets, -1, -1) if any(pattern.offsets) else None
     elif attention_mask is not None:
         if attention_mask.dtype == torch.bool:
             mask = attention_mask
@@ -124,7 +153,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
     o = attention(query, key, value, causal=causal, window=window, positions=positions, anchor="top_left",
-                  layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask,
+                  layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask, chunk=chunk,
                   sink=None if s_aux is None else s_aux.to(torch.float32), dropout_p=dropout)
     return o.transpose(1, 2), None
 

@@ -29,6 +29,8 @@ DECODERS = {
     "GptOss": lambda: T.GptOssConfig(**SMALL, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
                                      sliding_window=16, rope_parameters={"rope_type": "default",
                                                                          "rope_theta": 1e4}),
+    "Llama4": lambda: T.Llama4TextConfig(**SMALL | {"num_hidden_layers": 4}, head_dim=16, intermediate_size_mlp=96,
+                                         num_local_experts=2, num_experts_per_tok=1, attention_chunk_size=16),
     "Qwen3": lambda: T.Qwen3Config(**SMALL, head_dim=16),
 }
 MODELS = {"GPT2": "GPT2LMHeadModel"}
@@ -90,19 +92,21 @@ def test_decoder(name, calls):
     labels = ids.clone()
     labels[0, :8] = -100  # nothing is predicted from padding, whose rows see no key
     results = [model(ids, attention_mask=mask, labels=labels) for model in models]
-    assert len(calls) == 2
+    layers = models[0].config.num_hidden_layers
+    assert len(calls) == layers
     same(results[1].logits, results[0].logits, mask.bool())
     gradients_agree(models, [r.loss for r in results])
     for cache in (None, "static"):
         options = dict(attention_mask=mask, max_new_tokens=64, do_sample=False, pad_token_id=0,
                        eos_token_id=None, cache_implementation=cache, disable_compile=True)
         assert torch.equal(ours.generate(ids, **options), eager.generate(ids, **options))
-    assert len(calls) > 2 * 2 * 60
-    # Without padding causality and windows are the library's, and nothing is masked.
+    assert len(calls) > 2 * layers * 60
+    # Without padding causality, windows and chunks are the library's, and nothing is masked.
     calls.clear()
     same(ours(ids).logits, eager(ids).logits)
     assert all(c["causal"] and c["mask"] is None for c in calls)
     assert any(c["window"] for c in calls) == (name in ("Mistral", "Gemma2", "Gemma3", "GptOss"))
+    assert [c["chunk"] for c in calls] == ([16, 16, 16, None] if name == "Llama4" else [None] * layers)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
@@ -233,10 +237,34 @@ def test_masks_say_what_they_are_made_of(name, padded, calls):
     assert not calls[2]["causal"] and not torch.equal(ours, plain)
 
 
+CHUNKS = {  # queries, keys, positions of the first of each, left padding
+    "prefill": (40, 40, 0, 0, (0, 0)), "decode": (1, 60, 41, 0, (0, 0)), "cache that slides": (3, 20, 50, 33, (0, 0)),
+    "padded": (40, 40, 0, 0, (7, 7)), "padded decode": (1, 60, 41, 0, (19, 19)), "padded unlike": (40, 40, 0, 0, (7, 3))}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_masks_of_chunks_say_so(name, calls):
+    from transformers import masking_utils as masks
+    queries, keys, q_offset, kv_offset, left = CHUNKS[name]
+    function = masks.chunked_causal_mask_function(16, torch.tensor(left))
+    seen = (torch.arange(q_offset + queries) >= torch.tensor(left)[:, None])
+    mask = ft.attention_mask(2, queries, keys, q_offset, kv_offset, function, seen, allow_is_causal_skip=False)
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 8)
+    ours = ft.attention_forward(None, q, k, v, mask, is_causal=True)[0]
+    if name == "padded unlike":  # each sequence has chunks of its own
+        assert calls[0]["window"] == (15, 0) and calls[0]["chunk"] is None and calls[0]["mask"] is mask
+    else:
+        assert calls[0]["chunk"] == 16 and (calls[0]["mask"] is None or calls[0]["mask"].shape[2] == 1)
+    plain = ft.attention_forward(None, q, k, v, mask.clone(), is_causal=True)[0]
+    assert not calls[1]["causal"] and calls[1]["chunk"] is None
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
 def test_other_masks_are_read_as_they_are(calls):
     from transformers import masking_utils as masks
-    for function in (masks.chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64)),
-                     masks.sliding_window_bidirectional_mask_function(4), masks.bidirectional_mask_function,
+    for function in (masks.sliding_window_bidirectional_mask_function(4), masks.bidirectional_mask_function,
+                     masks.or_masks(masks.causal_mask_function,
+                                    masks.chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64))),
                      lambda b, h, q, k: k <= q):
         mask = ft.attention_mask(2, 40, 40, mask_function=function, allow_is_causal_skip=False)
         ft.attention_forward(None, *(torch.randn(2, 2, 40, 8) for _ in range(3)), mask, is_causal=True)

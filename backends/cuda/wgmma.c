@@ -18,11 +18,12 @@
 
 #define WGMMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
-/* Rows of mma.c skip what block masks rule out. What a batch-invariant run is computed by must not
- * depend on how long its sequences are, and these rows are for long ones. */
+/* Rows of mma.c skip what block masks rule out, and so does forward here. What a batch-invariant
+ * run is computed by must not depend on how long its sequences are, and these rows are for long
+ * ones. */
 #define WGMMA_NOT (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT)
 #define WGMMA_FEATURES ((FATTN_GPU_LEAN | FATTN_SINK) & ~WGMMA_NOT)
-#define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~WGMMA_NOT)
+#define WGMMA_FULL_FEATURES ((FATTN_KERNEL_COMMON & ~WGMMA_NOT) | FATTN_BLOCK_MASK)
 
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
@@ -334,18 +335,51 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
     return run_of(fattn_gpu_kernel_of(row), p)->shared;
 }
 
-/* The counter, and what a bias leaves of each item's keys. */
+/* A block mask beside another feature of pairs runs on the rows of mma.c, which skip what it rules
+ * out too. */
+static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const double tiles = (double)p->batch * (double)p->heads_k *
+                         (double)(group_of(p) * p->seqlen_q / 64 + 1) *
+                         (double)WGMMA_BLOCK_WORDS(p->seqlen_k / row->tiles[0].bc + 1);
+    if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
+        return "takes a block mask without a feature of single pairs";
+    }
+    if (features & FATTN_BLOCK_MASK && tiles >= ITEMS_MAX) {
+        return "counts 32 tiles of a block mask at a time, below 2^31";
+    }
+    return cannot(row, p);
+}
+
+/* Pairs of words about tiles of keys of all items. */
+static int64_t block_words(const fattn_problem *p, const fattn_tiling *t)
+{
+    return gpu_times(full_items(p, t), WGMMA_BLOCK_WORDS(t->k_blocks));
+}
+
+/* The counter, and what a bias or a block mask leaves of each item's keys. */
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
     (void)row;
-    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t)) : 0;
+    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t))
+                         : p->features & FATTN_BLOCK_MASK
+                             ? gpu_floats(gpu_times(block_words(p, t), 2))
+                             : 0;
     return seen < 0 || seen > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + seen;
 }
 
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    if (p->features & FATTN_BLOCK_MASK) {
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
+        shape->blocks = fattn_ceil_div(block_words(p, t), WGMMA_BLOCK_THREADS / 32);
+        shape->threads = WGMMA_BLOCK_THREADS;
+        shape->early = true;
+        return;
+    }
     if (!(p->features & FATTN_BIAS)) {
         clear_shape(kernel, p, t, shape);
         return;
@@ -407,7 +441,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                 .must_fit = true,                                                          \
                 .packs_groups = true,                                                      \
                 .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}}, \
-                .cannot = cannot,                                                          \
+                .cannot = cannot_full,                                                     \
                 .pays = pays,                                                              \
                 .fast_bytes = full_fast_bytes,                                             \
                 .workspace = full_workspace},                                              \

@@ -50,8 +50,8 @@
 /*
  * Kernels for features of pairs, for the same runs as in mma.h:
  * X(run, its features of pairs, width, keys, stages, stages of a bias or mask that is alone), with
- * two warpgroups. A tile of 256 channels has 64 keys, whose mask has no rows of 128 bytes: there a
- * mask runs on the kernel for every feature.
+ * two warpgroups. A block mask is taken alone. A tile of 256 channels has 64 keys, whose mask has
+ * no rows of 128 bytes: there a mask runs on the kernel for every feature.
  */
 #define WGMMA_FULL_64(X)                     \
     X(full, MMA_ANY, 64, 128, 2, 0)          \
@@ -59,20 +59,23 @@
     X(mask, FATTN_MASK, 64, 128, 2, 3)       \
     X(alibi, FATTN_ALIBI, 64, 128, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 64, 128, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 64, 128, 2, 0)
+    X(dropout, FATTN_DROPOUT, 64, 128, 2, 0) \
+    X(blocks, FATTN_BLOCK_MASK, 64, 128, 2, 0)
 #define WGMMA_FULL_128(X)                     \
     X(full, MMA_ANY, 128, 128, 2, 0)          \
     X(bias, FATTN_BIAS, 128, 128, 2, 3)       \
     X(mask, FATTN_MASK, 128, 128, 2, 3)       \
     X(alibi, FATTN_ALIBI, 128, 128, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 128, 128, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 128, 128, 2, 0)
+    X(dropout, FATTN_DROPOUT, 128, 128, 2, 0) \
+    X(blocks, FATTN_BLOCK_MASK, 128, 128, 2, 0)
 #define WGMMA_FULL_256(X)                    \
     X(full, MMA_ANY, 256, 64, 2, 0)          \
     X(bias, FATTN_BIAS, 256, 64, 2, 1)       \
     X(alibi, FATTN_ALIBI, 256, 64, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 256, 64, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 256, 64, 2, 0)
+    X(dropout, FATTN_DROPOUT, 256, 64, 2, 0) \
+    X(blocks, FATTN_BLOCK_MASK, 256, 64, 2, 0)
 #define WGMMA_FULL_WARPGROUPS 2
 
 /* Bytes of shared memory of a staged panel, 128 bytes of each row, and of the control beside it. */
@@ -88,6 +91,11 @@
      (term_stages)*WGMMA_TERM_PANEL(features, 64 * WGMMA_FULL_WARPGROUPS) + \
      WGMMA_TERM_CONTROL(features, 64 * WGMMA_FULL_WARPGROUPS))
 #define WGMMA_SEEN_THREADS 128 /* of the kernel that looks for keys which a bias hides */
+
+/* Of the one that looks what a block mask keeps: a warp finds two words for 32 tiles of keys of an
+ * item, bits of those that some pair is kept of, and of those that some is dropped of besides. */
+#define WGMMA_BLOCK_THREADS 128
+#define WGMMA_BLOCK_WORDS(k_blocks) (((k_blocks) + 31) / 32)
 
 /* Keys that one copy brings of a page: powers of two that divide the page and the tile. */
 #define WGMMA_PIECE(page, keys) \

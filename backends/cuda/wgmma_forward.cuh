@@ -604,6 +604,50 @@ GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, in
     used.terms += S::IS_STAGED && s.item.bias_rows ? S::TERM_PANELS : 0;
 }
 
+/* The thread's keys of row r, from key j0 on, that the block mask keeps. */
+template <class S>
+GPU_DEVICE uint32_t wgmma_block_bits(const fattn_gpu_args &g, const mma_item &item, int j0, int r)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_query q = mma_query(item, r);
+    if (q.h < 0) {
+        return 0;
+    }
+    const int64_t *const stride = p.block_mask_stride;
+    const uint8_t *const row = g.buffers.block_mask + item.pairs.b * stride[0] + q.h * stride[1] +
+                               (uint32_t)q.i / (uint32_t)p.block_m * stride[2];
+    uint32_t bits = 0;
+    GPU_ROLLED
+    for (int n = 0; n < S::OWN; n++) {
+        const uint32_t key = (uint32_t)(j0 + mma_own<S>() + mma_behind<S>(n));
+        if (key < (uint32_t)item.keys && row[key / (uint32_t)p.block_n * stride[3]]) {
+            bits |= 1u << n;
+        }
+    }
+    return bits;
+}
+
+/* The same with a block mask alone, of a tile of which it keeps all or, where it is mixed, some. */
+template <class S>
+GPU_DEVICE void wgmma_score_blocks(const fattn_gpu_args &g, const mma_item &item, bool mixed,
+                                   int block, float x[S::KEYS / 8][4])
+{
+    float(*const tile)[S::KEYS / 8][4] = (float(*)[S::KEYS / 8][4]) x;
+    if (g.rule.terms & FATTN_SCORE_SCALE) {
+        GPU_UNROLL
+        for (int n = 0; n < S::KEYS / 2; n++) {
+            x[n / 4][n % 4] *= g.rule.scale;
+        }
+    }
+    if (mixed) {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const uint32_t bits = wgmma_block_bits<S>(g, item, block * S::KEYS, mma_row<S>(0, h));
+            mma_select<S>(bits, -fattn_f32_infinity(), 0, h, tile);
+        }
+    }
+}
+
 /* wgmma_is_far() where no score of a thread's row is beyond its bound. */
 template <class S>
 GPU_DEVICE bool wgmma_bound_is_far(float unit, const wgmma_rows<S> &rows, const float bound[2])
@@ -646,6 +690,21 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
     uint32_t p[S::KEYS / 16][4];
     int first[2], past[2], block = w.own_past[group] - 1;
+    int left = 0; /* tiles behind this one, where a block mask rules some out */
+    bool mixed = false;
+    const auto look = [&]() {
+        if constexpr (S::HAS_BLOCKS) {
+            const int tile = control.tile[used.stage(used.k)];
+            block = tile & INT32_MAX;
+            mixed = tile < 0;
+        }
+    };
+    if constexpr (S::HAS_BLOCKS) {
+        left = control.tiles[place] - 1;
+        wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        look();
+    }
+    const auto ends = [&]() { return S::HAS_BLOCKS ? left == 0 : block == last_block; };
     int tail = block == w.past - 1 ? w.tail : 0;
 
     const auto clear = [&]() {
@@ -674,7 +733,9 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
                               known.staged);
     }
     const auto score = [&]() {
-        if constexpr (!S::IS_LEAN) {
+        if constexpr (S::HAS_BLOCKS) {
+            wgmma_score_blocks<S>(g, control.terms[place], mixed, block, x);
+        } else if constexpr (!S::IS_LEAN) {
             wgmma_score(g, b, place, block, used, known, x, bound);
         }
         if (block >= full_past || block < full) {
@@ -698,7 +759,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_wait<0>();
     wgmma_settle<S::KEYS / 8>(x);
     wgmma_release(&control.k_empty[used.stage(used.k++)]);
-    if (block == last_block) {
+    if (ends()) {
         wgmma_release(&control.q_empty);
     }
     score();
@@ -707,9 +768,11 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_pack<T, S::KEYS>(x, p);
     drop();
     GPU_ROLLED
-    while (block > last_block) {
+    while (S::HAS_BLOCKS ? left > 0 : block > last_block) {
         block--;
+        left--;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        look();
         wgmma_turn_begin(b, group);
         wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
             q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
@@ -721,7 +784,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_wait<1>();
         wgmma_settle<S::KEYS / 8>(x);
         wgmma_release(&control.k_empty[used.stage(used.k++)]);
-        if (block == last_block) {
+        if (ends()) {
             wgmma_release(&control.q_empty);
         }
         score();
@@ -910,6 +973,45 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
 }
 
 /* --- Before it -------------------------------------------------------------------------------- */
+
+/* What a block mask leaves of each item's tiles of keys, in the workspace: a warp has 32 of them.
+ * Clears the counter, too. */
+template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t words = WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+    const int warps = WGMMA_BLOCK_THREADS / 32, group = wgmma_group_of(p);
+    const int queries = wgmma_places<S>(group) / group;
+    fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
+    tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
+    gpu_admit_later();
+    gpu_await_earlier();
+    if (gpu_block() == 0 && gpu_thread() == 0) {
+        *(unsigned *)g.workspace = 0;
+    }
+    for (int64_t n = gpu_block() * warps + gpu_thread() / 32;
+         n < tiling.heads * tiling.q_blocks * words; n += gpu_blocks() * warps) {
+        const int64_t item = fattn_quotient(n, words),
+                      j0 = ((n - item * words) * 32 + mma_lane()) * S::KEYS;
+        const fattn_work work = fattn_schedule_item(&tiling, p.heads_k, item);
+        gpu_pairs t;
+        t.b = work.batch;
+        t.seq = gpu_sequence(g, work.batch);
+        const int64_t i0 = work.block * queries, i1 = fattn_min64(i0 + queries, t.seq.sq);
+        gpu_mask_blocks found = {false, false};
+        if (i0 < i1 && j0 < t.seq.sk) {
+            found = gpu_mask_blocks_of(g, t, i0, i1, work.head * group, group, j0,
+                                       fattn_min64(j0 + S::KEYS, t.seq.sk), 0, 1);
+        }
+        const uint32_t kept = __ballot_sync(0xffffffffu, found.kept);
+        const uint32_t dropped = __ballot_sync(0xffffffffu, found.dropped);
+        if (mma_lane() == 0) {
+            uint32_t *const to = wgmma_block_words(g, 0) + 2 * n;
+            to[0] = kept;
+            to[1] = dropped;
+        }
+    }
+}
 
 /* Where a bias of -inf hides keys from all rows of an item, the number of tiles before them goes to
  * the workspace, an item's after the other's: a block of WGMMA_SEEN_THREADS an item. Clears the

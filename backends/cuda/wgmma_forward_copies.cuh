@@ -115,6 +115,32 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     }
 }
 
+/* Tiles of keys of an item. */
+template <class S>
+GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int place)
+{
+    if constexpr (S::HAS_BLOCKS) {
+        return b.control->tiles[place];
+    }
+    return w.past - w.block;
+}
+
+/* The tile that comes before `tile` where a block mask rules some out. Who multiplies reads which
+ * it is once tile k of all that go through the ring is there. */
+template <class S>
+GPU_DEVICE int wgmma_next_tile(const wgmma_block<S> &b, int place, int k, int tile, bool speaks)
+{
+    wgmma_control<S> &control = *b.control;
+    const uint32_t *const words = control.words[place];
+    const int next = wgmma_tile_below(words, tile), stage = k % S::RING;
+    const bool mixed = words[next / 32 * 2 + 1] >> next % 32 & 1;
+    wgmma_await(&control.k_empty[stage], k / S::RING % 2 ^ 1);
+    if (speaks) {
+        control.tile[stage] = mixed ? next | WGMMA_MIXED : next;
+    }
+    return next;
+}
+
 /* Keys of a tile, then values of the one before: in the order in which they are needed. Where the
  * copier is a warp, its first lane speaks. */
 template <class S, bool PIECES>
@@ -131,10 +157,16 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         if (!w.exists) {
             return;
         }
-        const int last = w.past - w.block - 1;
+        const int last = wgmma_tiles_of(b, w, n % WGMMA_ITEMS) - 1;
+        int tile = w.past;
         GPU_ROLLED
         for (int left = last; left >= -1; left--) {
-            const int j = (w.block + left) * S::KEYS;
+            int j = (w.block + left) * S::KEYS, before = j + S::KEYS;
+            if constexpr (S::HAS_BLOCKS) {
+                before = tile * S::KEYS;
+                tile = left < 0 ? 0 : wgmma_next_tile(b, n % WGMMA_ITEMS, k, tile, speaks);
+                j = tile * S::KEYS;
+            }
             if (left >= 0) {
                 wgmma_copy_tile<S, S::PANELS, PIECES>(g, b.k, maps + 1, control.k_full,
                                                       control.k_empty, k++, w, p.k, j);
@@ -148,7 +180,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                 }
             } else {
                 wgmma_copy_tile<S, S::PANELS_V, PIECES>(g, b.v, maps + 2, control.v_full,
-                                                        control.v_empty, v++, w, p.v, j + S::KEYS);
+                                                        control.v_empty, v++, w, p.v, before);
             }
         }
         if (PIECES) {

@@ -45,6 +45,7 @@ struct wgmma_shape {
         IS_LEAN = FEATURES == 0,
         IS_STAGED = TERM_BYTES > 0,
         IS_SPLIT = SPLITS,
+        HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         /* What mma_terms.cuh asks of a shape. */
         TILES = 1,
         WARP_TILES = 1,
@@ -106,6 +107,15 @@ template <class S> struct wgmma_staged_terms {
 template <class S> struct wgmma_terms<S, FATTN_BIAS> : wgmma_staged_terms<S> {
 };
 template <class S> struct wgmma_terms<S, FATTN_MASK> : wgmma_staged_terms<S> {
+};
+
+/* With a block mask: tiles of keys of an item that are not ruled out, and which of them is in each
+ * place of the ring, with WGMMA_MIXED where some pairs are dropped. */
+#define WGMMA_MIXED INT32_MIN
+template <class S> struct wgmma_terms<S, FATTN_BLOCK_MASK> {
+    mma_item terms[WGMMA_ITEMS];
+    const uint32_t *words[WGMMA_ITEMS];
+    int tiles[WGMMA_ITEMS], tile[S::RING];
 };
 
 /* The part of its keys that an item has. */
@@ -220,7 +230,7 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, seen) : 0;
     w.past = max(wgmma_largest(own_past), w.block);
     if (n < S::WARPGROUPS) {
-        w.own_past[n] = b.turns ? w.past : max(own_past, w.block);
+        w.own_past[n] = b.turns || S::HAS_BLOCKS ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
         w.full_past[n] = first.past / S::KEYS;
     }
@@ -328,6 +338,49 @@ GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tilin
     return work;
 }
 
+/* The words of item `number` of a block mask (wgmma_blocks_all). */
+GPU_DEVICE uint32_t *wgmma_block_words(const fattn_gpu_args &g, int64_t number)
+{
+    return (uint32_t *)(g.workspace + WGMMA_WORKSPACE) +
+           number * 2 * WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+}
+
+/* The last tile below `past` that a block mask leaves something of, or -1. */
+GPU_DEVICE int wgmma_tile_below(const uint32_t *words, int past)
+{
+    GPU_ROLLED
+    for (int n = (past - 1) >> 5; past > 0 && n >= 0; n--) {
+        const uint32_t kept = words[2 * n] & mma_bits_below(past - 32 * n);
+        if (kept) {
+            return 32 * n + 31 - __clz((int)kept);
+        }
+    }
+    return -1;
+}
+
+/* Counts the tiles that a block mask leaves of an item, which is empty where it leaves none. */
+template <class S>
+GPU_DEVICE void wgmma_item_blocks(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
+                                  int place, wgmma_item &w)
+{
+    const uint32_t *const words = wgmma_block_words(g, number);
+    int tiles = 0;
+    GPU_ROLLED
+    for (int n = w.block / 32; 32 * n < w.past; n++) {
+        const uint32_t before = mma_bits_below(w.block - 32 * n);
+        tiles += __popc(words[2 * n] & mma_bits_below(w.past - 32 * n) & ~before);
+    }
+    b.control->words[place] = words;
+    b.control->tiles[place] = tiles;
+    __syncwarp(); /* all lanes have read what changes now */
+    if (tiles == 0) {
+        w.past = w.block;
+        if (mma_lane() < S::WARPGROUPS) {
+            w.own_past[mma_lane()] = w.block;
+        }
+    }
+}
+
 /* Item `number`; returns whether it has rows, and keys of its own. Lanes write the same, each of
  * them. */
 template <class S>
@@ -360,6 +413,9 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
         if (!wgmma_item_part(g, b, seq, i0, part, w)) {
             return false;
         }
+    }
+    if constexpr (S::HAS_BLOCKS) {
+        wgmma_item_blocks(g, b, number, place, w);
     }
     w.q_row = (int)(seq.q_row + i0);
     w.k_row = (int)seq.k_row;

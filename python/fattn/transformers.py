@@ -11,12 +11,13 @@ sinks and position biases go to the library as they are, so that nothing is repe
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, chunked_causal_mask_function,
                                         prepare_padding_mask, sdpa_mask, sliding_window_causal_mask_function)
 
@@ -158,51 +159,101 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     return o.transpose(1, 2), None
 
 
-class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values are views of memory that has room for more, so that a token is written behind the others
-    and these stay where they are."""
+class _Rooms:
+    """Of a layer whose keys and values are views of memory that has room for more, so that a token is written
+    behind the others and these stay where they are. What has been handed out never changes."""
 
     keys: Tensor
     values: Tensor
     is_initialized: bool
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        self._rooms = [self.keys, self.values]
+        super().lazy_initialization(key_states, value_states)  # type: ignore[misc]
+        self._rooms = [(self.keys, 0), (self.values, 0)]  # and how much of it is written
+
+    def _append(self, key_states: Tensor, value_states: Tensor, kept: int | None = None) -> tuple[Tensor, Tensor]:
+        """What is held and the new behind it. kept: the most that will be held, if there is an end to it."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return (self._append_to(0, self.keys, key_states, kept),
+                self._append_to(1, self.values, value_states, kept))
+
+    def _append_to(self, which: int, held: Tensor, new: Tensor, kept: int | None) -> Tensor:
+        length = held.shape[-2] if held.numel() else 0
+        room, written = self._rooms[which]
+        start = written - length
+        # Where a cache was reordered, or its batch selected, what it holds lies elsewhere; where it was cropped,
+        # someone may still hold what lies behind. Outside inference mode its tensors cannot be written.
+        if (room.dim() != 4 or room.shape[-2] < written + new.shape[-2] or room.shape[:2] != new.shape[:2] or
+                length and room.data_ptr() + start * room.stride(2) * room.itemsize != held.data_ptr() or
+                room.is_inference() and not torch.is_inference_mode_enabled()):
+            start, written = 0, length
+            end = length + new.shape[-2]
+            spare = max((end if kept is None else min(end, kept)) // 8, 64)
+            room = new.new_empty((*new.shape[:2], end + spare, new.shape[-1]))
+            if length:
+                room[:, :, :length] = held
+        end = written + new.shape[-2]
+        room[:, :, written:end] = new
+        self._rooms[which] = room, end
+        return room[:, :, start:end]
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self._rooms = []
+
+
+def _in_place(states: Tensor) -> bool:
+    """Gradients need every version of the keys, and compilers and subclasses have no addresses."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or type(states) is not Tensor)
+
+
+class _GrowingLayer(_Rooms, DynamicLayer):  # type: ignore[misc]
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any,
+               **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not _in_place(key_states):
+            states: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return states
+        self.keys, self.values = self._append(key_states, value_states)
+        return self.keys, self.values
+
+
+class _GrowingWindowLayer(_Rooms, DynamicSlidingWindowLayer):  # type: ignore[misc]
+    """Holds one key less than the window, unless it records the past."""
+
+    sliding_window: int
+    record_past: bool
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any,
                **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+        if not _in_place(key_states) or self.record_past:
             states: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return states
-        self.keys = self._append(0, self.keys, key_states)
-        self.values = self._append(1, self.values, value_states)
-        return self.keys, self.values
+        keys, values = self._append(key_states, value_states, self.sliding_window)
+        self.cumulative_length += key_states.shape[-2]
+        self.keys, self.values = (t[:, :, -self.sliding_window + 1:] for t in (keys, values))
+        return keys, values
 
-    def _append(self, which: int, held: Tensor, new: Tensor) -> Tensor:
-        length = held.shape[-2] if held.numel() else 0
-        end = length + new.shape[-2]
-        room = self._rooms[which]
-        # Where a cache was reordered, or its batch selected, what it holds lies elsewhere.
-        if (room.dim() != 4 or room.shape[-2] < end or room.shape[:2] != new.shape[:2] or
-                length and room.data_ptr() != held.data_ptr()):
-            room = new.new_empty((*new.shape[:2], end + max(end // 2, 64), new.shape[-1]))
-            if length:
-                room[:, :, :length] = held
-            self._rooms[which] = room
-        room[:, :, length:end] = new
-        return room[:, :, :end]
 
-    def reset(self) -> None:
-        super().reset()
-        self._rooms = []
+def _grow(cache: Any) -> None:
+    def growing(layer: Any) -> Any:
+        if layer.is_initialized:
+            return layer
+        if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1:
+            return _GrowingWindowLayer(layer.sliding_window)
+        return _GrowingLayer() if type(layer) is DynamicLayer else layer
+
+    cache.layers = [growing(layer) for layer in cache.layers]
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = _GrowingLayer
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]
     """DynamicCache without its copies: that one copies all keys and values for each token, which takes longer
-    than attention to them. This one has room for half as many more. Sliding windows stay as they are there.
+    than attention to them. This one has room for an eighth more.
+
+    A model whose attention is "fattn" makes such caches by itself; this class is for others, and for a cache that is
+    made without the model's config.
 
         model.generate(**inputs, past_key_values=fattn.transformers.GrowingCache(config=model.config))
     """
@@ -212,11 +263,23 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.layers = [_GrowingLayer() if type(layer) is DynamicLayer and not layer.is_initialized else layer
-                       for layer in self.layers]
-        if self.layer_class_to_replicate is DynamicLayer:
-            self.layer_class_to_replicate = _GrowingLayer
+        _grow(self)
 
 
+_make_cache = DynamicCache.__init__
+
+
+@functools.wraps(_make_cache)
+def _make_cache_of_model(self: Any, ddp_cache_data: Any = None, config: Any = None, offloading: bool = False,
+                         *args: Any, **kwargs: Any) -> None:
+    """DynamicCache.__init__, by which a model and generate() make a cache: with fattn's attention it grows in
+    place. Keys that are moved to the CPU and back lie in new memory anyway."""
+    _make_cache(self, ddp_cache_data, config, offloading, *args, **kwargs)
+    if (type(self) is DynamicCache and config is not None and not offloading and
+            config.get_text_config(decoder=True)._attn_implementation == "fattn"):
+        _grow(self)
+
+
+DynamicCache.__init__ = _make_cache_of_model
 AttentionInterface.register("fattn", attention_forward)
 AttentionMaskInterface.register("fattn", attention_mask)

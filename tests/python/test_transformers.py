@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 T = pytest.importorskip("transformers")
+cache_utils = pytest.importorskip("transformers.cache_utils")
 
 import fattn  # noqa: E402
 import fattn.transformers as ft  # noqa: E402
@@ -113,12 +114,13 @@ def test_decoder(name, calls):
 def test_growing_cache(name):
     """The same tokens as DynamicCache's, greedy, by beams, and after tokens were taken back; what is held does not
     move but where its room ends."""
-    ours = pair(DECODERS[name](), getattr(T, name + "ForCausalLM"))[1].eval()
+    eager, ours = pair(DECODERS[name](), getattr(T, name + "ForCausalLM"))
     ids = torch.randint(3, 96, (2, 20))
     for beams in (1, 3):
         options = dict(max_new_tokens=24, do_sample=False, num_beams=beams, pad_token_id=0, eos_token_id=None)
-        assert torch.equal(ours.generate(ids, past_key_values=ft.GrowingCache(config=ours.config), **options),
-                           ours.generate(ids, past_key_values=T.DynamicCache(config=ours.config), **options))
+        wanted = eager.generate(ids, **options)
+        assert torch.equal(ours.generate(ids, past_key_values=ft.GrowingCache(config=ours.config), **options), wanted)
+        assert torch.equal(ours.generate(ids, **options), wanted)
     with torch.no_grad():
         for kind in (ft.GrowingCache, T.DynamicCache):
             cache, moves, at = kind(), 0, None
@@ -147,6 +149,58 @@ def test_growing_cache(name):
     for n, p in ours.named_parameters():
         if p.grad is not None:
             same(p.grad, wanted[n])
+
+
+def test_caches_of_models_grow_in_place():
+    """Those that a model or generate() makes for fattn's attention, and no others."""
+    eager, ours = pair(DECODERS["Llama"](), T.LlamaForCausalLM)
+    ids = torch.randint(3, 96, (1, 20))
+
+    def grows(cache):
+        return {isinstance(layer, ft._Rooms) for layer in cache.layers}
+
+    with torch.no_grad():
+        assert grows(ours(ids).past_key_values) == {True} and grows(eager(ids).past_key_values) == {False}
+        assert grows(ours.generate(ids, max_new_tokens=2, return_dict_in_generate=True).past_key_values) == {True}
+    assert True not in grows(T.DynamicCache()) | grows(T.DynamicCache(config=eager.config))
+
+
+def test_growing_cache_keeps_what_it_gave():
+    """No later token is written where someone may look, nor where inference mode forbids it."""
+    def states(n):
+        return torch.randn(2, 3, n, 8), torch.randn(2, 3, n, 8)
+
+    cache = ft.GrowingCache()
+    with torch.inference_mode():
+        cache.update(*states(10), 0)
+    with torch.no_grad():
+        held = cache.update(*states(5), 0)
+        copies = [t.clone() for t in held]
+        twin = copy.copy(cache.layers[0])
+        cache.crop(-4)
+        shorter = cache.update(*states(4), 0)
+        twin.update(*states(2))
+        again = cache.update(*states(1), 0)
+        for t, was, less, now in zip(held, copies, shorter, again):
+            assert torch.equal(t, was) and torch.equal(less[:, :, :11], was[:, :, :11])
+            assert torch.equal(now[:, :, :15], less) and not torch.equal(less, was)
+    # A window keeps what it must, and its memory does not grow.
+    ours, theirs = ft._GrowingWindowLayer(16), cache_utils.DynamicSlidingWindowLayer(16)
+    given, largest = [], 0
+    with torch.no_grad():
+        for n in [40] + [1] * 200 + [3, 30] + [1] * 20:
+            new = states(n)
+            made, wanted = ours.update(*new), theirs.update(*new)
+            given.append((made[0], made[0].clone()))
+            assert all(torch.equal(a, b) for a, b in zip(made, wanted))
+            assert torch.equal(ours.keys, theirs.keys) and ours.get_mask_sizes(1) == theirs.get_mask_sizes(1)
+            largest = max(largest, ours._rooms[0][0].shape[2])
+        assert all(torch.equal(a, b) for a, b in given) and largest <= 40 + 64
+    # A query that learns beside keys that do not: its gradient needs the keys as they were.
+    q = torch.randn(2, 3, 1, 8, requires_grad=True)
+    score = (q @ cache.update(*states(1), 0)[0].mT).sum()
+    cache.update(*states(1), 0)
+    score.backward()
 
 
 def test_encoder(calls):

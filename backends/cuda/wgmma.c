@@ -102,11 +102,12 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 
 /* Whether memory bounds the run, since a head has one block of rows, or there are few blocks; and
  * keys enough to be cut. Decoding takes fewer rows. */
-static bool split_pays(const fattn_kernel *row, const fattn_problem *p)
+static bool split_pays(const fattn_kernel *row, const fattn_problem *p,
+                       const fattn_limits *limits)
 {
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > MMA_DECODE_ROWS && p->seqlen_k >= SPLIT_KEYS_MIN &&
-           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p));
+           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p, limits));
 }
 
 /* --- Launches --------------------------------------------------------------------------------- */
@@ -253,12 +254,10 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .align = 16,                                                                    \
                 .must_fit = true,                                                               \
                 .packs_groups = true,                                                           \
-                .splits_keys = true,                                                            \
-                .split_keys = 256,                                                              \
-                .splits_evenly = true,                                                          \
                 .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}},                \
                 .cannot = cannot_split,                                                         \
                 .pays = split_pays,                                                             \
+                .split = fattn_cuda_split_evenly,                                               \
                 .fast_bytes = fattn_gpu_shared_bytes,                                           \
                 .workspace = fattn_cuda_parts_workspace},                                       \
         .image = "wgmma_forward",                                                               \

@@ -111,8 +111,10 @@ static bool is_repeated(const place *at)
 bool hazard_spares(const place *at, const draw_case *c)
 {
     const fattn_problem *const p = &c->problem;
+    const int64_t slices = p->batch * p->heads_q;
     const int64_t longest = p->seqlen_q > p->seqlen_k ? p->seqlen_q : p->seqlen_k;
-    return SANITIZED && p->batch * p->heads_q * longest >= 15000 && is_repeated(at);
+    return SANITIZED && is_repeated(at) &&
+           (slices * longest >= 15000 || slices * p->seqlen_q * p->seqlen_k >= 20000);
 }
 
 /* -------------------------------------------------------------------------------------------------

@@ -400,11 +400,11 @@ static fattn_status run_verb(const cpu *device, void (*work)(const step *step, v
 }
 
 /* Three states are read and written. */
-static fattn_status merge(void *impl, const fattn_merge_args *args, fattn_stream stream)
+static fattn_status merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
 {
-    const int64_t items = verb_items(args->batch, args->heads, args->seqlen);
-    const double rows = (double)args->batch * (double)args->heads * (double)args->seqlen;
-    return run_verb(impl, work_merge, args, items, 12 * rows * (double)(args->dim_v + 1), stream);
+    const int64_t items = verb_items(job->batch, job->heads, job->seqlen);
+    const double rows = (double)job->batch * (double)job->heads * (double)job->seqlen;
+    return run_verb(impl, work_merge, job, items, 12 * rows * (double)(job->dim_v + 1), stream);
 }
 
 /* A byte takes as long as ten go by elsewhere: its bits are ten rounds of multiplications. */

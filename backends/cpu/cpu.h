@@ -11,6 +11,7 @@
 
 #include "backends/cpu/peak.h"
 #include "core/kernel.h"
+#include "core/merge.h"
 
 /* Items 0 .. count - 1, handed out in ascending order. So a worker that waits for a lower item
  * waits for one that some thread has begun. */
@@ -110,7 +111,7 @@ void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done);
 
 /* The rows of an item of fattn_merge() and of fattn_dropout_mask(). */
 #define FATTN_CPU_VERB_ROWS 64
-void fattn_cpu_merge_rows(const fattn_merge_args *args, int64_t item);
+void fattn_cpu_merge_rows(const fattn_merge_job *job, int64_t item);
 void fattn_cpu_dropout_rows(const fattn_dropout_args *args, int64_t item);
 
 #endif

@@ -211,8 +211,7 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
  * that skip a tile as a block. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
 
-/* Memory bounds it. Parts fill rounds of all multiprocessors. */
-static fattn_split_cost decode_split(const fattn_kernel *row, const fattn_limits *limits)
+fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_limits *limits)
 {
     fattn_split_cost cost = fattn_gpu_split(row, limits);
     cost.units = limits->units;
@@ -242,7 +241,7 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
                 .align = 16,                                                             \
                 .dropout_max = MMA_DROPOUT_MAX,                                          \
                 .packs_groups = true,                                                    \
-                .split = decode_split,                                                   \
+                .split = fattn_cuda_split_evenly,                                                   \
                 .must_fit = true,                                                        \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                      \
                 .cannot = fattn_cuda_too_large,                                          \

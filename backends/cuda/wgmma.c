@@ -18,11 +18,12 @@
 
 #define WGMMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
-/* Rows of mma.c skip what block masks rule out. What a batch-invariant run is computed by must not
- * depend on how long its sequences are, and these rows are for long ones. */
+/* Rows of mma.c skip what block masks rule out, and so does forward here. What a batch-invariant
+ * run is computed by must not depend on how long its sequences are, and these rows are for long
+ * ones. */
 #define WGMMA_NOT (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT)
 #define WGMMA_FEATURES ((FATTN_GPU_LEAN | FATTN_SINK) & ~WGMMA_NOT)
-#define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~WGMMA_NOT)
+#define WGMMA_FULL_FEATURES ((FATTN_KERNEL_COMMON & ~WGMMA_NOT) | FATTN_BLOCK_MASK)
 
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
@@ -35,7 +36,8 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
 enum {
     GROUP_MAX = 128,    /* query heads of a key/value head: a tile has all of a query */
     ROWS_MAX = 1 << 30, /* queries, and keys */
-    BLOCKS_MIN = 80 /* fewer leave so much of a GPU idle that rows which split keys are faster */
+    BLOCKS_MIN = 80, /* fewer leave so much of a GPU idle that rows which split keys are faster */
+    SPLIT_KEYS_MIN = 1024
 };
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
 #define ITEMS_MAX 0x1p31
@@ -88,6 +90,24 @@ static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_li
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > 64 &&
            (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;
+}
+
+/* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */
+static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int64_t group = group_of(p);
+    return group < 1 || WGMMA_SPLIT_ROWS % group ? "takes groups of 1, 2, 4 .. 128 query heads"
+                                                 : cannot(row, p);
+}
+
+/* Whether memory bounds the run, since a head has one block of rows, or there are few blocks; and
+ * keys enough to be cut. Decoding takes fewer rows. */
+static bool split_pays(const fattn_kernel *row, const fattn_problem *p,
+                       const fattn_limits *limits)
+{
+    const int64_t rows = group_of(p) * p->seqlen_q;
+    return rows > MMA_DECODE_ROWS && p->seqlen_k >= SPLIT_KEYS_MIN &&
+           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p, limits));
 }
 
 /* --- Launches --------------------------------------------------------------------------------- */
@@ -156,12 +176,16 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
     return 3;
 }
 
+static bool sequences_differ(const fattn_problem *p)
+{
+    return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                          FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
+}
+
 /* As wgmma_counts() has it. */
 static bool counts(const fattn_problem *p)
 {
-    const uint64_t lengths = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
-                             FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS;
-    return p->features & lengths || p->window_left >= 0 || p->window_right >= 0;
+    return sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
 }
 
 static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -183,6 +207,14 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->shared = kernel->shared;
     shape->early = true;
     shape->resident = true;
+}
+
+/* Items are alike, or as many as blocks. */
+static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                        const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    forward_shape(kernel, p, t, shape);
+    shape->resident = !sequences_differ(p);
 }
 
 #define WGMMA_ROW(name_, channels, channels_v, warpgroups, keys, stages)          \
@@ -210,6 +242,34 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
         .width = channels,                                                        \
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
+    },
+
+#define WGMMA_SPLIT_ROW(name_, channels, channels_v, warpgroups, keys, stages)                  \
+    {                                                                                           \
+        .row = {.name = "wgmma_" #name_,                                                        \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                             \
+                .dtypes = WGMMA_DTYPES,                                                         \
+                .features = WGMMA_FEATURES,                                                     \
+                .dim_max = channels,                                                            \
+                .align = 16,                                                                    \
+                .must_fit = true,                                                               \
+                .packs_groups = true,                                                           \
+                .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}},                \
+                .cannot = cannot_split,                                                         \
+                .pays = split_pays,                                                             \
+                .split = fattn_cuda_split_evenly,                                               \
+                .fast_bytes = fattn_gpu_shared_bytes,                                           \
+                .workspace = fattn_cuda_parts_workspace},                                       \
+        .image = "wgmma_forward",                                                               \
+        .isa = 90,                                                                              \
+        .isa_past = 100,                                                                        \
+        .needs = "sm_90",                                                                       \
+        .phases = {split_shape, fattn_gpu_combine},                                             \
+        .maps = maps_of,                                                                        \
+        .width = channels,                                                                      \
+        .shared =                                                                               \
+            WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages) + WGMMA_SPLIT_CONTROL, \
+        .run = #name_,                                                                          \
     },
 
 /* --- Forward with every feature --------------------------------------------------------------- */
@@ -274,18 +334,51 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
     return run_of(fattn_gpu_kernel_of(row), p)->shared;
 }
 
-/* The counter, and what a bias leaves of each item's keys. */
+/* A block mask beside another feature of pairs runs on the rows of mma.c, which skip what it rules
+ * out too. */
+static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const double tiles = (double)p->batch * (double)p->heads_k *
+                         (double)(group_of(p) * p->seqlen_q / 64 + 1) *
+                         (double)WGMMA_BLOCK_WORDS(p->seqlen_k / row->tiles[0].bc + 1);
+    if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
+        return "takes a block mask without a feature of single pairs";
+    }
+    if (features & FATTN_BLOCK_MASK && tiles >= ITEMS_MAX) {
+        return "counts 32 tiles of a block mask at a time, below 2^31";
+    }
+    return cannot(row, p);
+}
+
+/* Pairs of words about tiles of keys of all items. */
+static int64_t block_words(const fattn_problem *p, const fattn_tiling *t)
+{
+    return gpu_times(full_items(p, t), WGMMA_BLOCK_WORDS(t->k_blocks));
+}
+
+/* The counter, and what a bias or a block mask leaves of each item's keys. */
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
     (void)row;
-    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t)) : 0;
+    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t))
+                         : p->features & FATTN_BLOCK_MASK
+                             ? gpu_floats(gpu_times(block_words(p, t), 2))
+                             : 0;
     return seen < 0 || seen > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + seen;
 }
 
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    if (p->features & FATTN_BLOCK_MASK) {
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
+        shape->blocks = fattn_ceil_div(block_words(p, t), WGMMA_BLOCK_THREADS / 32);
+        shape->threads = WGMMA_BLOCK_THREADS;
+        shape->early = true;
+        return;
+    }
     if (!(p->features & FATTN_BIAS)) {
         clear_shape(kernel, p, t, shape);
         return;
@@ -347,7 +440,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                 .must_fit = true,                                                          \
                 .packs_groups = true,                                                      \
                 .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}}, \
-                .cannot = cannot,                                                          \
+                .cannot = cannot_full,                                                     \
                 .pays = pays,                                                              \
                 .fast_bytes = full_fast_bytes,                                             \
                 .workspace = full_workspace},                                              \
@@ -380,8 +473,11 @@ static const char *cannot_backward(const fattn_kernel *row, const fattn_problem 
     if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v) || is_far(&p->dout)) {
         return "copies by strides below 2^40 bytes";
     }
-    if (fattn_score_rule_make(0, p->scale, 0).terms) {
+    if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
         return "takes scales above 0 alone";
+    }
+    if (p->features & FATTN_SOFTCAP && p->outputs & FATTN_OUT_DBIAS) {
+        return "makes no dbias beside a softcap";
     }
     return NULL;
 }
@@ -438,6 +534,16 @@ static void dq_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     shape->blocks = p->outputs & FATTN_OUT_DQ ? shape->blocks : 0;
 }
 
+static void sink_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                       const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    (void)t;
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_sink_%s", kernel->run);
+    shape->blocks = p->outputs & FATTN_OUT_DSINK ? p->heads_q : 0;
+    shape->threads = WGMMA_SINK_THREADS;
+    shape->early = true;
+}
+
 static void backward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                            const fattn_tiling *t, fattn_gpu_shape *shape)
 {
@@ -463,7 +569,8 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 
 /* Of 256 channels threads add to dQ whenever they have some. */
 #define WGMMA_BACKWARD_FEATURES(width) \
-    (FATTN_GPU_BACKWARD_LEAN | ((width) < 256 ? FATTN_DETERMINISTIC : 0))
+    (FATTN_GPU_BACKWARD_LEAN | FATTN_SINK | WGMMA_BACKWARD_ORDERED(width))
+#define WGMMA_BACKWARD_ORDERED(width) ((width) < 256 ? FATTN_DETERMINISTIC : 0)
 
 #define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)        \
     {                                                                     \
@@ -483,13 +590,145 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
         .isa = 90,                                                        \
         .isa_past = 100,                                                  \
         .needs = "sm_90",                                                 \
-        .phases = {rows_shape, backward_shape, dq_shape},                 \
+        .phases = {rows_shape, backward_shape, dq_shape, sink_shape},     \
         .maps = backward_maps,                                            \
         .width = channels,                                                \
         .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), \
         .run = #name_,                                                    \
     },
 
+/* --- Backward with every feature -------------------------------------------------------------- */
+
+typedef struct backward_run {
+    const char *name;
+    uint64_t features; /* of pairs */
+    bool dbias;        /* which it may want */
+    int width, shared, stages_of_term;
+} backward_run;
+
+#define BACKWARD_RUN(run, bits, dbias, channels, queries, keys, stages, term_stages) \
+    {#run,                                                                           \
+     bits,                                                                           \
+     dbias,                                                                          \
+     channels,                                                                       \
+     WGMMA_BACKWARD_FULL_SHARED(bits, channels, queries, keys, stages, term_stages), \
+     term_stages},
+static const backward_run backward_runs[] = {WGMMA_BACKWARD_FULL_64(
+    BACKWARD_RUN) WGMMA_BACKWARD_FULL_128(BACKWARD_RUN) WGMMA_BACKWARD_FULL_256(BACKWARD_RUN)};
+
+/* Whether a run's kernel takes the problem: it is for everything, or knows the features to be
+ * there, and no others. Kernels for a bias know its type, and those that have it copied want
+ * strides for that. */
+static bool run_takes(const backward_run *run, const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const bool dbias = p->outputs & FATTN_OUT_DBIAS, copies = run->stages_of_term > 0;
+    if (run->features == MMA_ANY) {
+        return true;
+    }
+    if (run->features != features || run->dbias != dbias) {
+        return false;
+    }
+    return features == FATTN_BIAS
+               ? p->dtype_bias == p->dtype && (!copies || maps_term(p->bias_stride, 2, 1))
+               : features != FATTN_MASK || !copies || maps_term(p->mask_stride, 1, 1);
+}
+
+/* The last that takes it: the first of a width is for everything. */
+static const backward_run *backward_run_of(const fattn_gpu_kernel *kernel, const fattn_problem *p)
+{
+    const backward_run *found = NULL;
+    for (size_t n = 0; n < sizeof backward_runs / sizeof *backward_runs; n++) {
+        const backward_run *const run = backward_runs + n;
+        found = run->width == kernel->width && run_takes(run, p) ? run : found;
+    }
+    return found;
+}
+
+static int64_t backward_full_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)
+{
+    (void)tile;
+    return backward_run_of(fattn_gpu_kernel_of(row), p)->shared;
+}
+
+static void clear_dbias_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                              const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    fattn_gpu_backward_clear(kernel, p, t, shape);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_clear_dbias");
+}
+
+static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                                const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    const backward_run *const run = backward_run_of(kernel, p);
+    backward_shape(kernel, p, t, shape);
+    snprintf(shape->entry, sizeof shape->entry, "wgmma_backward_%s_%s_%d", run->name,
+             p->dtype == FATTN_F16 ? "f16" : "bf16", kernel->width);
+    shape->shared = run->shared;
+}
+
+/* A bias or mask in rows of 128 bytes. */
+static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                              const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
+{
+    const int count = backward_maps(kernel, p, t, maps);
+    const backward_run *const run = backward_run_of(kernel, p);
+    if (run->stages_of_term == 0) {
+        return count;
+    }
+    const bool bias = run->features == FATTN_BIAS;
+    const int64_t *const stride = bias ? p->bias_stride : p->mask_stride;
+    fattn_gpu_map *const map = &maps[count];
+    *map = map_of(bias ? offsetof(fattn_buffers, bias) : offsetof(fattn_buffers, mask),
+                  p->seqlen_k > 1 ? p->seqlen_k : 1);
+    map->optional = true;
+    map->bytes = bias ? 2 : 1;
+    map->box[0] = 128 / map->bytes;
+    add_axis(map, p->seqlen_q, stride[2], stride[2] ? (int)t->br : 1);
+    add_axis(map, p->heads_q, stride[1], 1);
+    add_axis(map, p->batch, stride[0], 1);
+    return count + 1;
+}
+
+/* Entries of dbias must be countable for what clears them. */
+static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_problem *p,
+                                       const fattn_tiling *t)
+{
+    const int64_t common = fattn_gpu_backward_workspace(row, p, t);
+    return common < 0 ? -1 : backward_workspace(row, p, t);
+}
+
+#define WGMMA_BACKWARD_FULL_FEATURES(width)                        \
+    (FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | WGMMA_NOT) & \
+     ~(uint64_t)(FATTN_DETERMINISTIC & ~WGMMA_BACKWARD_ORDERED(width)))
+
+#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                                  \
+    {                                                                                            \
+        .row = {.name = "wgmma_backward_full_" #channels,                                        \
+                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                                             \
+                .dtypes = WGMMA_DTYPES,                                                          \
+                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                              \
+                .dim_max = channels,                                                             \
+                .align = 16,                                                                     \
+                .own_dtype_o = true,                                                             \
+                .adds_dbias = true,                                                              \
+                .dropout_max = WGMMA_DROPOUT_MAX,                                                \
+                .must_fit = true,                                                                \
+                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                               \
+                .cannot = cannot_backward,                                                       \
+                .fast_bytes = backward_full_bytes,                                               \
+                .workspace = backward_full_workspace},                                           \
+        .image = "wgmma_backward_full_" #channels, .isa = 90, .isa_past = 100, .needs = "sm_90", \
+        .phases = {clear_dbias_shape, rows_shape, backward_full_shape, dq_shape, sink_shape},    \
+        .maps = backward_full_maps, .width = channels, .run = "full_" #channels,                 \
+    }
+
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {
-    WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128), WGMMA_FULL_ROW(128, 128),
-    WGMMA_FULL_ROW(256, 64), WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW){.row = {.name = NULL}}};
+    WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128),
+    WGMMA_FULL_ROW(128, 128),
+    WGMMA_FULL_ROW(256, 64),
+    WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_FULL_ROW(64, 128),
+    WGMMA_BACKWARD_FULL_ROW(128, 128),
+    WGMMA_BACKWARD_FULL_ROW(256, 64),
+    {.row = {.name = NULL}}};

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backward on Hopper, for 16-bit types, in the manner of FlashAttention-3: causal masks, windows,
- * lengths, positions. Its equations are those of simt_backward.cuh.
+ * Backward on Hopper, for 16-bit types, in the manner of FlashAttention-3. Lean kernels know causal
+ * masks, windows, lengths and positions, the others what makes dot products scores, every feature
+ * or one (wgmma_backward_terms.cuh). Its equations are those of simt_backward.cuh.
  *
  * A block stays on its multiprocessor and takes item after item: a tile of keys of a key/value
  * head. It walks along the queries that see some of them, head by head of the group. Its warps have
  * roles, which meet at barriers in shared memory:
  *
  *     the taker       one warp; takes the next item from a counter
- *     the copier      one thread; begins the copies of queries and dO, with lse and delta, as soon
- *                     as the place of an earlier tile is free
+ *     the copier      one thread; begins the copies of queries and dO, with lse and delta, and of a
+ *                     bias or mask that is alone, as soon as the place of an earlier tile is free
  *     two adders      a warp each; add to dQ in the workspace what a warpgroup has left in shared
  *                     memory
  *     warpgroups      64 keys each, which are the rows of their products:
@@ -30,14 +31,16 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_CUH
 
-#include "backends/cuda/wgmma_backward_rows.cuh"
+#include "backends/cuda/wgmma_backward_terms.cuh"
 
 /* A block's shared memory beside the tiles. */
 template <class S> struct wgmma_backward_control {
     uint64_t item_full[2], item_empty[2], item_wanted;
     uint64_t k_full, v_full, keys_empty;
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
+    uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
     wgmma_backward_item item[2];
+    fattn_dropout dropout;
     bool exists[2]; /* false: there are no more */
 };
 
@@ -45,8 +48,10 @@ template <class S> struct wgmma_backward_control {
 template <class S> struct wgmma_backward_block {
     wgmma_backward_control<S> *control;
     uint32_t k, v, q, dout, ds, dq, p; /* tiles */
+    uint32_t terms;                    /* and those of a bias or mask */
     uint32_t lse, delta;               /* of each stage of q, of dO */
     int group;                         /* query heads of a key/value head */
+    bool waits;                        /* a bias or mask is copied to shared memory */
 };
 
 /* A place in a ring: phases change when it begins anew. */
@@ -100,6 +105,11 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     const unsigned items = (unsigned)(p.batch * p.heads_k * g.tiling.k_blocks);
     const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
     unsigned number = (unsigned)gpu_block();
+    if constexpr (!S::IS_LEAN) {
+        if (mma_has<S>(g, FATTN_DROPOUT) && mma_lane() == 0) {
+            control.dropout = gpu_dropout(g);
+        }
+    }
     for (int n = 0;; n++) {
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
@@ -163,14 +173,47 @@ GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floa
     wgmma_copy_bytes(floats, from, FLOATS, full);
 }
 
+/* Strides of the bias or mask that the kernel knows to be alone. */
+template <class S> GPU_DEVICE const int64_t *wgmma_staged_stride(const fattn_problem &p)
+{
+    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
+}
+
+/* Whether tensor maps take it: of strides the host has seen to that. */
+template <class S> GPU_DEVICE bool wgmma_is_staged(const fattn_gpu_args &g)
+{
+    const void *const data =
+        S::KNOWN == FATTN_BIAS ? (const void *)g.buffers.bias : (const void *)g.buffers.mask;
+    return S::IS_STAGED && (uintptr_t)data % 16 == 0;
+}
+
+/* A tile of it, in rows of 128 bytes: one row where queries share theirs. */
+template <class S>
+GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
+                                uint64_t *full, const wgmma_backward_item &w, int head, int tile)
+{
+    enum { COLUMNS = S::KNOWN == FATTN_BIAS ? 64 : 128 };
+    const int64_t *const stride = wgmma_staged_stride<S>(g.problem);
+    const int rows = stride[2] ? S::QUERIES : 1;
+    wgmma_poison(to, S::TERM_BYTES);
+    wgmma_expect(full, rows * 128 * (S::KEYS / COLUMNS));
+    GPU_UNROLL
+    for (int c = 0; c < S::KEYS / COLUMNS; c++) {
+        wgmma_copy(to + c * S::QUERIES * 128, map, full, w.block * S::KEYS + c * COLUMNS,
+                   stride[2] ? tile * S::QUERIES : 0, stride[1] ? head : 0, stride[0] ? w.batch : 0,
+                   WGMMA_KEEP);
+    }
+}
+
 /* Where copies are. */
 template <class S> struct wgmma_copies {
     wgmma_place<S::STAGES> q;
     wgmma_place<2> dout;
+    wgmma_place<S::TERM_PLACES> term;
     int keys; /* tiles of these */
 };
 
-/* maps: q, k, v, dO. */
+/* maps: q, k, v, dO, and a bias or mask that is alone. */
 template <class S>
 GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                                 const wgmma_backward_block<S> &b, const wgmma_backward_item &w,
@@ -193,6 +236,14 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
         if (n == 0) {
             wgmma_copy_keys<S>(b.v, maps + 2, &control.v_full, w, p.v);
         }
+        if constexpr (S::IS_STAGED) {
+            if (b.waits) {
+                wgmma_await(&control.term_empty[at.term.stage], at.term.phase ^ 1);
+                wgmma_copy_term<S>(g, b.terms + at.term.stage * S::TERM_BYTES, maps + 4,
+                                   &control.term_full[at.term.stage], w, head, tile);
+                wgmma_step(at.term);
+            }
+        }
         wgmma_await(&control.dout_empty[at.dout.stage], at.dout.phase ^ 1);
         wgmma_copy_rows<S>(b.dout + at.dout.stage * S::QUERY_BYTES, maps + 3,
                            b.delta + at.dout.stage * 4 * S::QUERIES,
@@ -213,7 +264,7 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
                                     const wgmma_backward_block<S> &b)
 {
     wgmma_backward_control<S> &control = *b.control;
-    wgmma_copies<S> at = {{0, 0}, {0, 0}, 0};
+    wgmma_copies<S> at = {{0, 0}, {0, 0}, {0, 0}, 0};
     const wgmma_backward_item *w;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         if (wgmma_tiles_of<S>(b, *w) > 0) {
@@ -297,14 +348,18 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
 /* Where a warpgroup is. Registers are short: what few tiles need is read from the item there. */
 template <class S> struct wgmma_backward_walk {
     int group, tile;
+    int head;            /* of the group's */
     int item;            /* number of its place */
     int full, full_past; /* tiles that need no mask */
     int tail;            /* the tile of which some rows are another's, or -1 */
     wgmma_place<S::STAGES> q, q_used;
     wgmma_place<2> dout;
-    uint32_t ds;     /* of dS: 0, or DS_BYTES */
-    uint32_t ds_put; /* where the lane's first matrix of dS goes, with ds 0 */
-    uint32_t dq_put; /* where the lane's first sum of dQ goes */
+    wgmma_place<S::TERM_PLACES> term;
+    float slope;                  /* of ALiBi, of the head */
+    uint32_t kept[S::KEPT_WORDS]; /* pairs of the tile that dropout keeps */
+    uint32_t ds;                  /* of dS: 0, or DS_BYTES */
+    uint32_t ds_put;              /* where the lane's first matrix of dS goes, with ds 0 */
+    uint32_t dq_put;              /* where the lane's first sum of dQ goes */
 };
 
 /* Rows of the sequence's last tile. */
@@ -439,6 +494,150 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
     }
 }
 
+/* --- What features ask of a tile -------------------------------------------------------------- */
+
+/* Where the thread's pairs are, of tile `tile` of the group's head `head`. */
+template <class S>
+GPU_DEVICE wgmma_patch wgmma_patch_of(const wgmma_backward_block<S> &b,
+                                      const wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    const wgmma_backward_item &w = b.control->item[walk.item];
+    const int t = (int)threadIdx.x % 128;
+    const int key = (S::IS_WIDE ? 0 : 64 * walk.group) + wgmma_row(t, 0);
+    wgmma_patch at;
+    at.b = w.batch;
+    at.h = w.head * b.group + head;
+    at.i = tile * S::QUERIES + wgmma_own_query<S>(walk.group) + wgmma_column(t, 0);
+    at.j = w.block * S::KEYS + key;
+    at.queries = w.queries - at.i;
+    at.keys = w.keys - key;
+    return at;
+}
+
+/* What a head is to know: its slope. */
+template <class S>
+GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk, int head)
+{
+    if constexpr (S::KNOWN == FATTN_ALIBI || S::KNOWN == MMA_ANY) {
+        if (mma_has<S>(g, FATTN_ALIBI)) {
+            const wgmma_backward_item &w = b.control->item[walk.item];
+            const float *const slopes = (const float *)g.buffers.alibi_slopes;
+            walk.slope = slopes[w.batch * g.problem.alibi_batch_stride + w.head * b.group + head] *
+                         g.rule.unit;
+        }
+    }
+}
+
+/* Which pairs of a tile dropout keeps. It is asked while products of the tile before run. */
+template <class S>
+GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                           wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    if constexpr (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) {
+        if (mma_has<S>(g, FATTN_DROPOUT)) {
+            wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
+                                wgmma_patch_of<S>(b, walk, head, tile), walk.kept);
+        }
+    }
+}
+
+/* Where the lane reads a bias or mask of the tile in shared memory. */
+template <class S>
+GPU_DEVICE void wgmma_staged_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                   const wgmma_backward_walk<S> &walk, wgmma_pairs<S> &t)
+{
+    const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0;
+    const int lane = mma_lane(), key = 64 * walk.group + (int)threadIdx.x % 128 / 32 * 16;
+    const uint32_t tile = b.terms + walk.term.stage * S::TERM_BYTES;
+    t.staged_step = rows ? 16 * 128 : 0;
+    if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
+        const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
+        t.staged = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
+    } else { /* of 8 queries by 16 keys */
+        const int r = rows ? lane : 0;
+        t.staged = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
+    }
+}
+
+/* What is known of a tile's pairs. */
+template <class S>
+GPU_DEVICE void wgmma_pairs_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                  const wgmma_backward_walk<S> &walk, wgmma_pairs<S> &t)
+{
+    const wgmma_backward_item &w = b.control->item[walk.item];
+    t.at = wgmma_patch_of<S>(b, walk, walk.head, walk.tile);
+    t.waits = b.waits;
+    if constexpr (S::IS_STAGED) {
+        if (t.waits) {
+            wgmma_staged_begin<S>(g, b, walk, t);
+            wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
+        }
+    }
+    if (mma_has<S>(g, FATTN_ALIBI)) {
+        t.slope = walk.slope;
+        t.distance = (float)(t.at.i + w.diagonal - t.at.j);
+    }
+    if (mma_has<S>(g, FATTN_MASK)) {
+        t.keeps = wgmma_mask_bits<S>(g, t);
+    }
+}
+
+/* Scores of a tile in x become P, in p, and what dP - delta is to be multiplied by, in x. */
+template <class S>
+GPU_DEVICE void
+wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                  wgmma_backward_walk<S> &walk, const float lse[S::OWN_QUERIES / 8][2],
+                  float x[S::OWN_QUERIES / 8][4], uint32_t p[S::OWN_QUERIES / 16][4])
+{
+    const wgmma_backward_item &w = b.control->item[walk.item];
+    wgmma_pairs<S> t;
+    wgmma_pairs_begin<S>(g, b, walk, t);
+    if (walk.tile < walk.full || walk.tile >= walk.full_past ||
+        (walk.tile + 1) * S::QUERIES > w.queries) {
+        const int from = t.at.j - w.block * S::KEYS - t.at.i;
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_FAR_QUERY;
+            t.first[h] = w.first_query + from + 8 * h;
+            t.past[h] = min(past, t.at.queries);
+        }
+        wgmma_weigh_steps<S, true>(g, t, walk.kept, lse, x, p);
+    } else {
+        wgmma_weigh_steps<S, false>(g, t, walk.kept, lse, x, p);
+    }
+    if constexpr (S::IS_STAGED) {
+        if (t.waits) {
+            __syncwarp();
+            wgmma_release(&b.control->term_empty[walk.term.stage]);
+            wgmma_step(walk.term);
+        }
+    }
+}
+
+/* dP becomes dS, of which dBias is made. */
+template <class S>
+GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                        const wgmma_backward_walk<S> &walk,
+                                        const float delta[S::OWN_QUERIES / 8][2],
+                                        const float p[S::OWN_QUERIES / 8][4],
+                                        float dp[S::OWN_QUERIES / 8][4])
+{
+    if constexpr (S::IS_LEAN) {
+        wgmma_differentiate<S>(delta, p, dp);
+    } else {
+        const float factor = mma_has<S>(g, FATTN_DROPOUT) ? b.control->dropout.multiplier : 1;
+        wgmma_differentiate_fully<S>(g, walk.kept, factor, delta, p, dp);
+    }
+    if constexpr (S::HAS_DBIAS) {
+        if (g.problem.outputs & FATTN_OUT_DBIAS) {
+            wgmma_store_dbias<S>(g, wgmma_patch_of<S>(b, walk, walk.head, walk.tile), dp);
+        }
+    }
+}
+
+/* --- Products of a tile ----------------------------------------------------------------------- */
+
 /* Begins the warpgroup's half of dQ^T: 64 channels, of PART queries. */
 template <class S>
 GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk,
@@ -481,8 +680,9 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
 /* The end of a tile, once dK is begun: S^T of the next one begins, and the place of the queries is
  * given back when dK is made. */
 template <class S, bool MORE>
-GPU_DEVICE void wgmma_end_tile(const wgmma_backward_block<S> &b, wgmma_backward_walk<S> &walk,
-                               int next, float x[S::OWN_QUERIES / 8][4])
+GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                               wgmma_backward_walk<S> &walk, int next, int next_head,
+                               float x[S::OWN_QUERIES / 8][4])
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x);
@@ -498,14 +698,21 @@ GPU_DEVICE void wgmma_end_tile(const wgmma_backward_block<S> &b, wgmma_backward_
     }
     walk.ds ^= S::DS_BYTES;
     walk.tile = next;
+    if constexpr (!S::IS_LEAN && MORE) {
+        if (next_head != walk.head) {
+            walk.head = next_head;
+            wgmma_head_begin<S>(g, b, walk, next_head);
+        }
+    }
 }
 
-/* One tile. x: its S^T, and then, where there is one MORE, that of the next; it has begun. */
+/* One tile. x: its S^T, and then, where there is one MORE, that of the next, tile `next` of the
+ * group's head `next_head`; it has begun. */
 template <class S, bool MORE>
-GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit,
-                                    wgmma_backward_walk<S> &walk, int next,
-                                    float x[S::QUERIES / 8][4], float dk[S::WIDTH / 8][4],
-                                    float dv[S::WIDTH / 8][4])
+GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                    float unit, wgmma_backward_walk<S> &walk, int next,
+                                    int next_head, float x[S::QUERIES / 8][4],
+                                    float dk[S::WIDTH / 8][4], float dv[S::WIDTH / 8][4])
 {
     typedef typename S::type T;
     enum { STEPS = S::QUERIES / 16, FLOATS = 4 * S::QUERIES, COLUMNS = S::QUERIES / 8 };
@@ -522,16 +729,21 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(x);
-    wgmma_mask<S>(b, walk, x);
-    wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
-    wgmma_exponentiate<S>(unit, lse, x);
-    wgmma_pack<T, S::QUERIES>(x, p);
+    if constexpr (S::IS_LEAN) {
+        wgmma_mask<S>(b, walk, x);
+        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
+        wgmma_exponentiate<S>(unit, lse, x);
+        wgmma_pack<T, S::QUERIES>(x, p);
+    } else {
+        wgmma_read_columns<S, S::LSE_EARLY, COLUMNS>(lse_from, lse);
+        wgmma_weigh_fully<S>(g, b, walk, lse, x, p);
+    }
     wgmma_mix<T, STEPS, S::WIDTH>(p, dout, dv);
     wgmma_read_columns<S, 0, S::DELTA_EARLY>(delta_from, delta);
     wgmma_wait<1>();
     wgmma_settle<S::QUERIES / 8>(dp);
     wgmma_read_columns<S, S::DELTA_EARLY, COLUMNS>(delta_from, delta);
-    wgmma_differentiate<S>(delta, x, dp);
+    wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
     wgmma_pack<T, S::QUERIES>(dp, ds);
     GPU_UNROLL
     for (int n = 0; n < STEPS; n++) {
@@ -542,6 +754,7 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     wgmma_begin_dq<S>(b, walk, dq);
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
+        wgmma_drop<S>(g, b, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
     }
     wgmma_wait<1>();
@@ -549,7 +762,7 @@ GPU_DEVICE void wgmma_backward_tile(const wgmma_backward_block<S> &b, float unit
     wgmma_release(&control.dout_empty[walk.dout.stage]);
     wgmma_step(walk.dout);
     wgmma_put_dq<S>(walk, dq);
-    wgmma_end_tile<S, MORE>(b, walk, next, x);
+    wgmma_end_tile<S, MORE>(g, b, walk, next, next_head, x);
 }
 
 /* --- A tile of wide rows ---------------------------------------------------------------------- */
@@ -596,14 +809,12 @@ GPU_DEVICE void wgmma_wide_dq(const wgmma_backward_block<S> &b, uint32_t ds, int
     wgmma_commit();
 }
 
-/* Elements of a part of P^T or dS^T, rounded, as a tile of queries by keys. */
-template <class S> GPU_DEVICE void wgmma_wide_put(uint32_t to, const float x[S::OWN_QUERIES / 8][4])
+/* A part of P^T or dS^T, rounded, as a tile of queries by keys. */
+template <class S>
+GPU_DEVICE void wgmma_wide_put(uint32_t to, const uint32_t pairs[S::OWN_QUERIES / 16][4])
 {
-    enum { STEPS = S::OWN_QUERIES / 16 };
-    uint32_t pairs[STEPS][4];
-    wgmma_pack<typename S::type, S::OWN_QUERIES>(x, pairs);
     GPU_UNROLL
-    for (int n = 0; n < STEPS; n++) {
+    for (int n = 0; n < S::OWN_QUERIES / 16; n++) {
         wgmma_put_transposed(to + n * 16 * 128, pairs[n]);
     }
     wgmma_publish();
@@ -612,35 +823,44 @@ template <class S> GPU_DEVICE void wgmma_wide_put(uint32_t to, const float x[S::
 /* One tile, as above, where warpgroups share keys: each makes S^T and dP^T of half of the queries,
  * and meets the other twice. dq_to: where its sums of the head's first tile go. */
 template <class S, bool MORE>
-GPU_DEVICE void wgmma_wide_tile(const wgmma_backward_block<S> &b, float unit,
-                                wgmma_backward_walk<S> &walk, int next, float *dq_to,
-                                float x[S::OWN_QUERIES / 8][4], float dk[S::OWN_CHANNELS / 8][4],
-                                float dv[S::OWN_CHANNELS / 8][4])
+GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                float unit, wgmma_backward_walk<S> &walk, int next, int next_head,
+                                float *dq_to, float x[S::OWN_QUERIES / 8][4],
+                                float dk[S::OWN_CHANNELS / 8][4], float dv[S::OWN_CHANNELS / 8][4])
 {
+    typedef typename S::type T;
     enum { FLOATS = 4 * S::QUERIES, COLUMNS = S::OWN_QUERIES / 8 };
     wgmma_backward_control<S> &control = *b.control;
     const uint32_t q = b.q + walk.q_used.stage * S::QUERY_BYTES;
     const uint32_t dout = b.dout + walk.dout.stage * S::QUERY_BYTES;
     float dp[S::OWN_QUERIES / 8][4], dq[S::PARTS][S::PART / 8][4];
     float lse[COLUMNS][2], delta[COLUMNS][2];
+    uint32_t pairs[S::OWN_QUERIES / 16][4];
     wgmma_read_columns<S, 0, COLUMNS>(b.lse + walk.q_used.stage * FLOATS, lse);
     wgmma_begin_dp<S>(b, walk, dp);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(x);
-    wgmma_mask<S>(b, walk, x);
-    wgmma_exponentiate<S>(unit, lse, x);
-    wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), x);
+    if constexpr (S::IS_LEAN) {
+        wgmma_mask<S>(b, walk, x);
+        wgmma_exponentiate<S>(unit, lse, x);
+        wgmma_pack<T, S::OWN_QUERIES>(x, pairs);
+    } else {
+        wgmma_weigh_fully<S>(g, b, walk, lse, x, pairs);
+    }
+    wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
     wgmma_meet(WGMMA_P_MADE, 256);
     wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
     wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
     wgmma_wait<1>();
     wgmma_settle<S::OWN_QUERIES / 8>(dp);
-    wgmma_differentiate<S>(delta, x, dp);
-    wgmma_wide_put<S>(walk.ds_put + walk.ds, dp);
+    wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
+    wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
+    wgmma_wide_put<S>(walk.ds_put + walk.ds, pairs);
     wgmma_meet(WGMMA_DS_MADE, 256);
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     if constexpr (MORE) {
+        wgmma_drop<S>(g, b, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
     }
     wgmma_wait<1>();
@@ -655,7 +875,7 @@ GPU_DEVICE void wgmma_wide_tile(const wgmma_backward_block<S> &b, float unit,
     for (int n = 0; n < S::PARTS * S::PART / 8; n++) {
         mma_add_four(to + n * 512, dq[n / (S::PART / 8)][n % (S::PART / 8)]);
     }
-    wgmma_end_tile<S, MORE>(b, walk, next, x);
+    wgmma_end_tile<S, MORE>(g, b, walk, next, next_head, x);
 }
 
 /* --- A warpgroup ------------------------------------------------------------------------------ */
@@ -668,6 +888,7 @@ GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_it
     const bool shared = p.features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
     walk.item = item;
     walk.tile = w.first;
+    walk.head = 0;
     walk.full = w.full;
     walk.full_past = w.full_past;
     walk.tail = shared && w.queries % S::QUERIES ? w.queries / S::QUERIES : -1;
@@ -681,6 +902,7 @@ GPU_DEVICE void wgmma_walk_set(const wgmma_backward_block<S> &b, int group,
     walk.group = group;
     walk.q = walk.q_used = {0, 0};
     walk.dout = {0, 0};
+    walk.term = {0, 0};
     walk.ds = 0;
     /* Matrices of 8 keys by 8 queries: keys first. */
     const int query = lane % 8 + lane / 16 * 8, key = 16 * warp + lane / 8 % 2 * 8;
@@ -799,6 +1021,13 @@ GPU_DEVICE wgmma_own_dq wgmma_own_dq_of(const fattn_gpu_args &g, const wgmma_bac
     return own;
 }
 
+/* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;
+ * lean kernels do with dot products all the same. */
+template <class S> GPU_DEVICE float wgmma_backward_unit(const fattn_gpu_args &g)
+{
+    return S::IS_LEAN && g.rule.terms ? (float)(g.problem.scale * FATTN_LOG2E) : g.rule.unit;
+}
+
 /* The tiles of an item, one after the other; n: of items with tiles. */
 template <class S>
 GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
@@ -807,7 +1036,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
                                      float dv[S::OWN_CHANNELS / 8][4])
 {
     wgmma_backward_control<S> &control = *b.control;
-    const float unit = g.rule.unit;
+    const float unit = wgmma_backward_unit<S>(g);
     const bool shared = g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
     const int tail = shared ? w.keys : S::KEYS, first = w.first, past = w.past;
     float x[S::OWN_QUERIES / 8][4];
@@ -815,6 +1044,8 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     if (S::IS_WIDE) {
         own = wgmma_own_dq_of<S>(g, w, walk.group);
     }
+    wgmma_head_begin<S>(g, b, walk, 0);
+    wgmma_drop<S>(g, b, walk, 0, first);
     wgmma_await(&control.k_full, n % 2);
     wgmma_await(&control.v_full, n % 2);
     if (tail < S::KEYS) {
@@ -828,18 +1059,18 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     GPU_ROLLED
     for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {
         const bool last = walk.tile + 1 == past;
-        const int next = last ? first : walk.tile + 1;
+        const int next = last ? first : walk.tile + 1, next_head = walk.head + last;
         if constexpr (S::IS_WIDE) {
-            wgmma_wide_tile<S, true>(b, unit, walk, next, own.to, x, dk, dv);
+            wgmma_wide_tile<S, true>(g, b, unit, walk, next, next_head, own.to, x, dk, dv);
             own.to += last ? own.next : 0;
         } else {
-            wgmma_backward_tile<S, true>(b, unit, walk, next, x, dk, dv);
+            wgmma_backward_tile<S, true>(g, b, unit, walk, next, next_head, x, dk, dv);
         }
     }
     if constexpr (S::IS_WIDE) {
-        wgmma_wide_tile<S, false>(b, unit, walk, 0, own.to, x, dk, dv);
+        wgmma_wide_tile<S, false>(g, b, unit, walk, 0, 0, own.to, x, dk, dv);
     } else {
-        wgmma_backward_tile<S, false>(b, unit, walk, 0, x, dk, dv);
+        wgmma_backward_tile<S, false>(g, b, unit, walk, 0, 0, x, dk, dv);
     }
     wgmma_release(&control.keys_empty);
     wgmma_settle<S::OWN_CHANNELS / 8>(dk);
@@ -875,8 +1106,12 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }
         if (p.outputs & FATTN_OUT_DV) {
+            float kept = 1; /* Z comes last: times it, weights might overflow */
+            if constexpr (!S::IS_LEAN) {
+                kept = mma_has<S>(g, FATTN_DROPOUT) ? control.dropout.multiplier : 1;
+            }
             wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
-                                g.chunks & FATTN_GPU_QUADS_DV, 1, dv);
+                                g.chunks & FATTN_GPU_QUADS_DV, kept, dv);
         }
         if (p.outputs & FATTN_OUT_DK) {
             wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
@@ -900,7 +1135,8 @@ template <class S> GPU_DEVICE wgmma_backward_block<S> wgmma_backward_block_of(ch
     b.ds = b.dout + 2 * S::QUERY_BYTES;
     b.dq = b.ds + 2 * S::DS_BYTES;
     b.p = b.dq + S::DQ_BYTES;
-    b.lse = b.p + S::P_BYTES;
+    b.terms = b.p + S::P_BYTES;
+    b.lse = b.terms + S::TERM_RING * S::TERM_BYTES;
     b.delta = b.lse + S::STAGES * 4 * S::QUERIES;
     b.control =
         (wgmma_backward_control<S> *)(shared + (b.delta + 2 * 4 * S::QUERIES - mma_shared(shared)));
@@ -924,6 +1160,10 @@ template <class S> GPU_DEVICE void wgmma_barriers_of(wgmma_backward_control<S> &
     for (int n = 0; n < 2; n++) {
         wgmma_barrier_make(&control.dout_full[n], 1);
         wgmma_barrier_make(&control.dout_empty[n], S::WARPS);
+        if (S::IS_STAGED) {
+            wgmma_barrier_make(&control.term_full[n], 1);
+            wgmma_barrier_make(&control.term_empty[n], S::WARPS);
+        }
     }
     wgmma_barriers_made();
 }
@@ -935,10 +1175,11 @@ GPU_DEVICE void wgmma_backward_all(const fattn_gpu_args &g, const wgmma_map *map
     extern __shared__ char shared[];
     wgmma_backward_block<S> b = wgmma_backward_block_of<S>(shared);
     b.group = (int)fattn_quotient(g.problem.heads_q, g.problem.heads_k);
+    b.waits = wgmma_is_staged<S>(g);
     gpu_admit_later();
     if (gpu_thread() == 0) {
         wgmma_barriers_of<S>(*b.control);
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < (b.waits ? 5 : 4); n++) {
             wgmma_prefetch(maps + n);
         }
     }

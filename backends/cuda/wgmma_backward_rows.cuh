@@ -7,6 +7,7 @@
  *     wgmma_rows_<name>      lse and delta of every row, zeros for its dQ, and what the items are
  *     (wgmma_backward.cuh)
  *     wgmma_dq_<name>        dQ in its own type
+ *     wgmma_sink_<name>      dSink
  */
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
@@ -15,9 +16,13 @@
 #include "backends/gpu/backward_rows.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels, padded. N, BN: queries and keys of a tile. RING: stages of
- * queries. */
-template <class T, int W, int N, int BN, int RING> struct wgmma_backward_shape {
+ * queries. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY. DBIAS:
+ * the run may want dBias. TERM_STAGES: tiles of a bias or mask that is alone, in shared memory. */
+template <class T, int W, int N, int BN, int RING, uint64_t FEATURES = 0, bool DBIAS = false,
+          int TERM_STAGES = 0>
+struct wgmma_backward_shape {
     typedef T type;
+    static constexpr uint64_t KNOWN = FEATURES;
     enum {
         IS_WIDE = BN == 64, /* warpgroups share keys, and not channels */
         WIDTH = W,
@@ -43,6 +48,13 @@ template <class T, int W, int N, int BN, int RING> struct wgmma_backward_shape {
         PART_BYTES = 4 * 64 * PART,
         DQ_BYTES = IS_WIDE ? 0 : WARPGROUPS * PART_BYTES,
         P_BYTES = IS_WIDE ? 2 * DS_BYTES : 0,
+        IS_LEAN = FEATURES == 0,
+        HAS_DBIAS = DBIAS,
+        TERM_RING = TERM_STAGES,
+        TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
+        IS_STAGED = TERM_STAGES > 0,
+        TERM_BYTES = WGMMA_TERM_TILE(FEATURES, N, BN),
+        KEPT_WORDS = (OWN_QUERIES + 63) / 64, /* bits that say which pairs dropout keeps */
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
     };
@@ -62,7 +74,9 @@ typedef struct wgmma_backward_item {
     int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: of keys */
     int saved;      /* tile of lse, delta and dQ of the first query's first head */
     int block;      /* of keys */
+    int batch;      /* and what features need besides: */
     int64_t dk, dv; /* elements of the first key's gradients */
+    int64_t diagonal, q_position, k_position;
 } wgmma_backward_item;
 
 #define WGMMA_FAR_QUERY (1 << 30) /* more than there are queries */
@@ -162,6 +176,10 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.q_batch = (int)seq.q_batch;
     w.k_batch = (int)seq.k_batch;
     w.head = (int)work.head;
+    w.batch = (int)work.batch;
+    w.diagonal = band.diagonal;
+    w.q_position = seq.q_position;
+    w.k_position = seq.k_position;
     w.saved = wgmma_saved_tile<S>(g, saved, seq, work.batch, work.head * group);
     w.dk = gpu_key_at(g, seq, p.dk, work.batch, work.head, j0);
     w.dv = gpu_key_at(g, seq, p.dv, work.batch, work.head, j0);
@@ -248,6 +266,24 @@ GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &
     gpu_finish_sums<S::WIDTH>(g, row, [&](int c) { return wgmma_sums_of<S>(sums, r, c); });
 }
 
+/* dSink of a head: a thread's sum of some rows, and a tree. */
+template <class S> GPU_DEVICE void wgmma_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
+{
+    const fattn_problem &p = g.problem;
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
+    const float sink = ((const float *)g.buffers.sink)[h];
+    float sum = 0;
+    for (int64_t b = 0; b < p.batch; b++) {
+        const fattn_sequence seq = gpu_sequence(g, b);
+        const int64_t at = (int64_t)wgmma_saved_tile<S>(g, saved, seq, b, h) * S::QUERIES;
+        for (int64_t i = gpu_thread(); i < seq.sq; i += WGMMA_SINK_THREADS) {
+            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -saved.lse[at + i]));
+            sum -= weight * saved.delta[at + i];
+        }
+    }
+    gpu_store_dsink<WGMMA_SINK_THREADS>(g, sums, h, sum);
+}
+
 /* Visits rows 0 .. `rows` - 1 of all heads. */
 template <class Visit>
 GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
@@ -269,6 +305,16 @@ template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
     wgmma_items_set<S>(g);
     wgmma_visit_rows(g, g.tiling.q_blocks * S::QUERIES,
                      [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
+}
+
+template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)
+{
+    GPU_SHARED float sums[WGMMA_SINK_THREADS];
+    gpu_admit_later();
+    gpu_await_earlier();
+    for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) {
+        wgmma_sink_head<S>(g, sums, h);
+    }
 }
 
 template <class S> GPU_DEVICE void wgmma_dq_all(const fattn_gpu_args &g)

@@ -234,6 +234,17 @@ GPU_DEVICE void gpu_clear_dbias(const fattn_gpu_args &g, int64_t n)
     }
 }
 
+GPU_DEVICE void gpu_clear_dbias_rows(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t *const stride = p.dbias_stride;
+    const int64_t rows =
+        (stride[0] ? p.batch : 1) * (stride[1] ? p.heads_q : 1) * (stride[2] ? p.seqlen_q : 1);
+    for (int64_t n = gpu_block(); n < rows; n += gpu_blocks()) {
+        gpu_clear_dbias(g, n);
+    }
+}
+
 /* dSink of a head: a thread's sum of some rows, and a tree. */
 template <int W, int THREADS>
 GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
@@ -285,16 +296,7 @@ GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
     }
 
 /* That of all widths. */
-#define GPU_BACKWARD_CLEAR                                                             \
-    GPU_KERNEL(256, 1) clear(const GPU_PARAM fattn_gpu_args g)                         \
-    {                                                                                  \
-        const fattn_problem &p = g.problem;                                            \
-        const int64_t *const stride = p.dbias_stride;                                  \
-        const int64_t rows = (stride[0] ? p.batch : 1) * (stride[1] ? p.heads_q : 1) * \
-                             (stride[2] ? p.seqlen_q : 1);                             \
-        for (int64_t n = gpu_block(); n < rows; n += gpu_blocks()) {                   \
-            gpu_clear_dbias(g, n);                                                     \
-        }                                                                              \
-    }
+#define GPU_BACKWARD_CLEAR \
+    GPU_KERNEL(256, 1) clear(const GPU_PARAM fattn_gpu_args g) { gpu_clear_dbias_rows(g); }
 
 #endif

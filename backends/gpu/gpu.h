@@ -36,7 +36,7 @@ typedef void fattn_gpu_phase(const fattn_gpu_kernel *kernel, const fattn_problem
 
 /* A row whose kernels copy by tensor maps describes them, and returns how many there are: the maps
  * of an image's second parameter. Pure. */
-#define FATTN_GPU_MAPS 4
+#define FATTN_GPU_MAPS 5
 typedef int fattn_gpu_maps(const fattn_gpu_kernel *kernel, const fattn_problem *problem,
                            const fattn_tiling *tiling, fattn_gpu_map maps[FATTN_GPU_MAPS]);
 
@@ -152,7 +152,7 @@ void fattn_gpu_release(fattn_plan *plan);
 /* Launches an entry of image "verbs" on the default stream. */
 fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,
                               int threads);
-fattn_status fattn_gpu_merge(void *impl, const fattn_merge_args *args, fattn_stream stream);
+fattn_status fattn_gpu_merge(void *impl, const fattn_merge_job *job, fattn_stream stream);
 fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_stream stream);
 fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args,
                                     fattn_stream stream);

@@ -42,7 +42,7 @@ class Made(NamedTuple):
     final: tuple[int, ...]    # as it is returned
     strides: tuple[int, ...]  # of final
     swapped: bool = False     # whether axes 1 and 2 of shape are exchanged in final
-    alike: bool = False       # whether it lies just like q
+    alike: bool = False       # whether it lies just like q, in backward like o
 
 
 class Kind:
@@ -69,7 +69,8 @@ class Kind:
         raise NotImplementedError
 
     def make(self, made: Made, like: Any) -> tuple[Any, Any]:
-        """Allocates an output: the array that is written, and the one that is returned."""
+        """Allocates an output: the array that is written, and the one that is returned. like is q, in backward
+        o."""
         a = self.empty(made.shape, made.dtype, like)
         return a, self.transpose(a) if made.swapped else a
 

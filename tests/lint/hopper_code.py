@@ -5,7 +5,7 @@ last of them no register in memory and no gathering of a warp.
 
 usage: hopper_code.py ROOT NVCC [full]
 
-full: of the images of rows wgmma_full_*, which take minutes to compile.
+full: of the images of rows wgmma_full_* and wgmma_backward_full_*, which take minutes to compile.
 
 What makes ptxas do otherwise is in docs/notes/hopper-forward.md.
 """
@@ -20,7 +20,8 @@ import tempfile
 import tap
 
 SOURCES = ("backends/cuda/kernels/wgmma_forward.cu", "backends/cuda/kernels/wgmma_backward.cu")
-FULL_SOURCES = tuple(f"backends/cuda/kernels/wgmma_full_{width}.cu" for width in (64, 128, 256))
+FULL_SOURCES = tuple(f"backends/cuda/kernels/wgmma_{kind}_{width}.cu"
+                     for kind in ("full", "backward_full") for width in (64, 128, 256))
 # As backends/cuda/meson.build compiles.
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-DFATTN_BUILDING", "-I.", "-Iinclude"]
 
@@ -62,18 +63,25 @@ def sections(elf):
         yield elf[begin:elf.index(b"\0", begin)].decode(), elf[offset:offset + length]
 
 
+def of_backward(width, queries):
+    """Products of a tile: of 128 keys a warpgroup has half, of 64 all, and half of the channels."""
+    return (2 * width + 2 * queries + 128) // 16
+
+
 def shapes(root, full):
     """name: products of a tile of keys, or in backward of queries, by the lists in wgmma.h."""
     text = tap.read(root, "backends/cuda/wgmma.h")
     if full:
         rows = re.findall(r"X\((\w+), [A-Z]\w+, (\d+), (\d+), \d+, \d+\)", text)
-        return {f"{run}_{width}": int(width) // 16 + int(keys) // 16 for run, width, keys in rows}
+        known = {f"{run}_{width}": int(width) // 16 + int(keys) // 16 for run, width, keys in rows}
+        runs = re.findall(r"X\((\w+), \w+, (?:true|false), width, (\d+), keys, stages, \w+\)", text)
+        for width in re.findall(r"WGMMA_BACKWARD_FULL\(X, (\d+), \d+, \d+, \d+\)", text):
+            known.update({f"backward_{run}_{width}": of_backward(int(width), int(queries)) for run, queries in runs})
+        return known
     rows = re.findall(r"X\((\w+), (\d+), \d+, \d+, (\d+), \d+\)", text)
     known = {name: int(width) // 16 + int(keys) // 16 for name, width, keys in rows}
     for row in re.findall(r"X\((\w+), (\d+), (\d+), (\d+), \d+\)", text):
-        width, queries, keys = (int(number) // 16 for number in row[1:])
-        halves = 128 // 16 // keys  # of 128 keys a warpgroup has half, of 64 all, and half of the channels
-        known["backward_" + row[0]] = 2 * width + 2 * queries + halves * keys
+        known["backward_" + row[0]] = of_backward(int(row[1]), int(row[2]))
     return known
 
 

@@ -26,5 +26,9 @@ typedef struct wgmma_backward_maps {
     GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_##name(const GPU_PARAM fattn_gpu_args g)   \
     {                                                                                     \
         wgmma_dq_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                     \
+    }                                                                                     \
+    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_##name(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                     \
+        wgmma_sink_all<wgmma_backward_shape<mma_bf16, __VA_ARGS__>>(g);                   \
     }
 WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ENTRIES)

@@ -160,6 +160,7 @@ template <class Last> static void meet(meeting &of, int threads, const Last &las
 #define GPU_UNROLL
 #define GPU_ROLLED
 #define GPU_WAVE 32
+#define GPU_SHARED static
 #define __shared__
 #define threadIdx m.fibers[(size_t)m.running].thread
 
@@ -224,6 +225,20 @@ static bool __any_sync(uint32_t, bool x)
     meet(m.warps[warp], 32, [] {});
     return any;
 }
+static uint32_t __ballot_sync(uint32_t, bool x)
+{
+    const int warp = m.running / 32;
+    uint32_t bits = 0;
+    m.words[m.running] = x;
+    meet(m.warps[warp], 32, [] {});
+    for (int n = 0; n < 32; n++) {
+        bits |= m.words[warp * 32 + n] << n;
+    }
+    meet(m.warps[warp], 32, [] {});
+    return bits;
+}
+static int __popc(uint32_t x) { return __builtin_popcount(x); }
+static int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static bool __all_sync(uint32_t lanes, bool x) { return !__any_sync(lanes, !x); }
 static int wgmma_largest(int x)
 {
@@ -245,6 +260,7 @@ static unsigned atomicAdd(unsigned *at, unsigned x)
 #define __syncwarp() meet(m.warps[m.running / 32], 32, [] {})
 
 static int gpu_thread(void) { return m.running; }
+static int gpu_thread_anew(void) { return m.running; }
 static int gpu_threads(void) { return m.threads; }
 static int64_t gpu_block(void) { return m.block; }
 static int64_t gpu_blocks(void) { return m.blocks; }
@@ -262,7 +278,6 @@ static bool gpu_any(bool x)
     return said;
 }
 /* Of kernels that are not here. */
-static float gpu_shfl(float, int) { abort(); }
 static void gpu_sync_memory(void) { abort(); }
 static void gpu_poke(uint64_t *, uint64_t) { abort(); }
 static void gpu_compare_and_swap(uint64_t *, uint64_t, uint64_t) { abort(); }
@@ -270,6 +285,10 @@ static uint64_t gpu_count(uint64_t *) { abort(); }
 static float gpu_shfl_xor(float x, int n)
 {
     return __int_as_float((int)exchange((uint32_t)__float_as_int(x), m.running % 32 ^ n));
+}
+static float gpu_shfl(float x, int lane)
+{
+    return __int_as_float((int)exchange((uint32_t)__float_as_int(x), lane));
 }
 static void gpu_await_earlier(void) {}
 static void gpu_admit_later(void) {}
@@ -385,6 +404,7 @@ static void mma_add_four(float *to, const float x[4])
     }
 }
 template <int N> static void mma_get(uint32_t from, uint32_t x[N]);
+static void mma_add_one(float *to, float x) { *to += x; }
 static float mma_reciprocal(float x) { return 1 / x; }
 static uint32_t mma_shared(const void *p)
 {
@@ -636,18 +656,41 @@ static void end_copy(const copy &c)
 
 static void wgmma_publish(void) {}
 static void wgmma_zero(uint32_t to) { memset(at_shared(to, 16), 0, 16); }
-static uint32_t wgmma_get(uint32_t from)
-{
-    uint32_t x;
-    memcpy(&x, at_shared(from, 4), 4);
-    return x;
-}
 static uint32_t wgmma_get_half(uint32_t from)
 {
     uint16_t x;
     memcpy(&x, at_shared(from, 2), 2);
     return x;
 }
+/* Lane 4 i + j gets elements 2 j and 2 j + 1 of row i of each matrix. */
+static void mma_load(uint32_t x[4], uint32_t at)
+{
+    const int lane = mma_lane();
+    for (int n = 0; n < 4; n++) {
+        const uint32_t row = exchange(at, 8 * n + lane / 4);
+        memcpy(&x[n], at_shared(row + (uint32_t)(lane % 4 * 4), 4), 4);
+    }
+}
+
+static uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
+{
+    const uint32_t high = (uint32_t)min((int)(a >> 16), (int)(b >> 16));
+    return high << 16 | (uint32_t)min((int)(a & 0xffff), (int)(b & 0xffff));
+}
+static uint32_t wgmma_not_less(uint32_t a, uint32_t b)
+{
+    uint32_t c = 0;
+    for (int n = 0; n < 32; n += 16) {
+        const uint32_t x = (a >> n & 0xffff) << 16, y = (b >> n & 0xffff) << 16;
+        c |= (__int_as_float((int)x) >= __int_as_float((int)y)) * 0xffffu << n;
+    }
+    return c;
+}
+static uint32_t __vcmpgeu2(uint32_t a, uint32_t b)
+{
+    return (a >> 16 >= b >> 16) * 0xffff0000u | ((a & 0xffff) >= (b & 0xffff)) * 0xffffu;
+}
+
 static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
 
 /* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */
@@ -664,6 +707,24 @@ static void wgmma_put_transposed(uint32_t to, const uint32_t x[4])
 }
 
 static void mma_put(uint32_t to, uint32_t x) { memcpy(at_shared(to, 4), &x, 4); }
+
+/* Lanes 8 n .. 8 n + 7 say where the rows of matrix n are; lane 4 i + j gets elements 2 j and
+ * 2 j + 1 of its column i. */
+static void mma_load_transposed(uint32_t x[4], uint32_t at)
+{
+    const int lane = mma_lane();
+    for (int n = 0; n < 4; n++) {
+        x[n] = 0;
+        for (int e = 0; e < 2; e++) {
+            const uint32_t row = exchange(at, 8 * n + lane % 4 * 2 + e);
+            uint16_t half;
+            memcpy(&half, at_shared(row + (uint32_t)(lane / 4 * 2), 2), 2);
+            x[n] |= (uint32_t)half << 16 * e;
+        }
+    }
+}
+/* Of kernels that are not here. */
+template <int SIZE> static void mma_copy_small(uint32_t, const void *, int) { abort(); }
 static void wgmma_forget(void) {}
 
 /* --- Products --------------------------------------------------------------------------------- */
@@ -823,6 +884,9 @@ static int wgmma_larger(int a, int b, int c) { return max(max(a, b), c); }
 /* --- The kernels ------------------------------------------------------------------------------ */
 
 #include "backends/cuda/kernels/wgmma_backward.cu"
+#include "backends/cuda/kernels/wgmma_backward_full_128.cu"
+#include "backends/cuda/kernels/wgmma_backward_full_256.cu"
+#include "backends/cuda/kernels/wgmma_backward_full_64.cu"
 #include "backends/cuda/kernels/wgmma_forward.cu"
 #define clear clear_full
 #include "backends/cuda/kernels/wgmma_full_128.cu"
@@ -854,17 +918,32 @@ template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **wit
 #define HOPPER_FULL(run, features, width, ...)                 \
     HOPPER_MAPPED(wgmma_##run##_f16_##width, wgmma_full_maps), \
         HOPPER_MAPPED(wgmma_##run##_bf16_##width, wgmma_full_maps),
-#define HOPPER_BACKWARD(name, ...)                                      \
-    HOPPER_MAPPED(wgmma_backward_f16_##name, wgmma_backward_maps),      \
-        HOPPER_MAPPED(wgmma_backward_bf16_##name, wgmma_backward_maps), \
-        HOPPER_PLAIN(wgmma_rows_##name), HOPPER_PLAIN(wgmma_dq_##name),
+#define HOPPER_BACKWARD(name, ...)                                 \
+    HOPPER_MAPPED(wgmma_backward_f16_##name, wgmma_backward_maps), \
+        HOPPER_MAPPED(wgmma_backward_bf16_##name, wgmma_backward_maps), HOPPER_ROWS(name)
+#define HOPPER_ROWS(name) \
+    HOPPER_PLAIN(wgmma_rows_##name), HOPPER_PLAIN(wgmma_dq_##name), HOPPER_PLAIN(wgmma_sink_##name),
+#define HOPPER_BACKWARD_FULL(run, features, dbias, width, ...)                   \
+    HOPPER_MAPPED(wgmma_backward_##run##_f16_##width, wgmma_backward_full_maps), \
+        HOPPER_MAPPED(wgmma_backward_##run##_bf16_##width, wgmma_backward_full_maps),
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);
-} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
-                   WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL)
-                       WGMMA_FULL_256(HOPPER_FULL) HOPPER_PLAIN(wgmma_seen_64),
-               HOPPER_PLAIN(wgmma_seen_128), HOPPER_PLAIN(wgmma_seen_256), HOPPER_PLAIN(clear)};
+} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_FORWARD)
+                   WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
+                       WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
+                           WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
+                               WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
+                                   HOPPER_PLAIN(wgmma_clear_dbias),
+               WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL) WGMMA_FULL_256(HOPPER_FULL)
+                   HOPPER_PLAIN(wgmma_seen_64),
+               HOPPER_PLAIN(wgmma_seen_128),
+               HOPPER_PLAIN(wgmma_seen_256),
+               HOPPER_PLAIN(wgmma_blocks_64),
+               HOPPER_PLAIN(wgmma_blocks_128),
+               HOPPER_PLAIN(wgmma_blocks_256),
+               HOPPER_PLAIN(clear),
+               HOPPER_PLAIN(combine)};
 
 /* --- Launches --------------------------------------------------------------------------------- */
 

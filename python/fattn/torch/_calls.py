@@ -30,7 +30,7 @@ _BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")
 
 _kind = kind_of(torch.empty(0))
 _dtypes: dict[str, torch.dtype] = _kind.dtypes  # type: ignore[attr-defined]
-_empty_like, _empty_strided = torch.empty_like, torch.empty_strided  # empty() takes longer
+_empty_like, _empty_strided = torch.empty_like, torch.empty_strided  # not empty(): see fattn._arrays
 _grads = torch.is_grad_enabled
 
 

@@ -241,7 +241,7 @@ static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
                 .align = 16,                                                             \
                 .dropout_max = MMA_DROPOUT_MAX,                                          \
                 .packs_groups = true,                                                    \
-                .split = fattn_cuda_split_evenly,                                                   \
+                .split = fattn_cuda_split_evenly,                                        \
                 .must_fit = true,                                                        \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                      \
                 .cannot = fattn_cuda_too_large,                                          \

@@ -28,12 +28,6 @@
 /* Whether kernels know no features of single pairs. */
 GPU_DEVICE constexpr bool mma_is_lean(mma_variant v) { return v <= MMA_ORDERED; }
 
-/* What a kernel of forward is for, by the features of MMA_OF_PAIRS that it knows. */
-GPU_DEVICE constexpr mma_variant mma_variant_of(uint64_t features)
-{
-    return features == 0 ? MMA_LEAN : features == MMA_ANY ? MMA_EVERYTHING : MMA_ONE_OF_PAIRS;
-}
-
 /* Whether the run has one of MMA_OF_PAIRS, known to the compiler where the kernel is for it. */
 template <class S> GPU_DEVICE bool mma_has(const fattn_gpu_args &g, uint64_t feature)
 {

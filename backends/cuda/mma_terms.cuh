@@ -20,6 +20,12 @@
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
 
+/* What a kernel of forward is for, by the features of MMA_OF_PAIRS that it knows. */
+GPU_DEVICE constexpr mma_variant mma_variant_of(uint64_t features)
+{
+    return features == 0 ? MMA_LEAN : features == MMA_ANY ? MMA_EVERYTHING : MMA_ONE_OF_PAIRS;
+}
+
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. FEATURES:
  * that of MMA_OF_PAIRS which the run has, 0, or MMA_ANY; but for MMA_ANY rows of q, k and v begin
  * at multiples of 16 bytes. */

@@ -102,8 +102,7 @@ static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
 
 /* Whether memory bounds the run, since a head has one block of rows, or there are few blocks; and
  * keys enough to be cut. Decoding takes fewer rows. */
-static bool split_pays(const fattn_kernel *row, const fattn_problem *p,
-                       const fattn_limits *limits)
+static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > MMA_DECODE_ROWS && p->seqlen_k >= SPLIT_KEYS_MIN &&

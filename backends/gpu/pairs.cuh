@@ -161,7 +161,7 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
     const uint8_t *from = g.buffers.block_mask + t.b * stride[0] + h0 * stride[1] +
                           row0 * stride[2] + key0 * stride[3];
     gpu_mask_blocks found = {false, false};
-    for (N e = thread; e < heads * rows * columns; e += threads) {
+    for (N e = (N)thread; e < (N)(heads * rows * columns); e += (N)threads) {
         const N row = sizeof(N) == 4 ? e / columns : (N)fattn_quotient(e, columns);
         const N head = sizeof(N) == 4 && heads == 1 ? 0 : (N)fattn_quotient(row, rows);
         const bool keeps = from[head * stride[1] + (row - head * rows) * stride[2] +

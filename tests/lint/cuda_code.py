@@ -8,9 +8,8 @@ usage: cuda_code.py ROOT NVCC [CUBIN]...
 
 CUBINs are those of a build with full optimisation, all of whose entries are judged. Without them the list
 stands for sources that are those it was made from, whatever their comments say. Of an image whose sources
-are others, a few entries, or all where there are few, are compiled for sm_80 and judged; - stands for no
-NVCC. --write lists the images anew of which it is given the CUBINs of both architectures, from a build with
--Dcuda-archs=80,90.
+are others, a few entries are compiled for sm_80 and judged; - stands for no NVCC. --write lists the images
+anew of which it is given the CUBINs of both architectures, from a build with -Dcuda-archs=80,90.
 """
 
 import hashlib
@@ -29,8 +28,8 @@ ARCHS = ("80", "90")
 IMAGES = ("bf16x3_backward", "bf16x3_forward", "mma_backward", "mma_decode", "mma_forward", "simt_backward",
           "simt_forward", "simt_wide")
 
-# Of an image whose sources have changed: lists of shapes that are cut to these (X of mma.h) before it is compiled.
-# Other images are compiled whole.
+# Of an image whose sources have changed: lists of shapes that are cut to these before it is compiled. Images that
+# have no such list take a minute and are left to optimised builds.
 SAMPLES = {
     "mma_forward": {"MMA_SHAPES(X)": "X(lean, 0, 128, 128, 64, 2, 2, 4, 2) X(full, MMA_ANY, 128, 128, 64, 2, 2, 4, 2)"},
     "mma_decode": {"MMA_DECODE_SHAPES(X)": "X(128, 16, 4, 3)", "MMA_DECODE_WIDE_SHAPES(X)": ""},
@@ -38,9 +37,6 @@ SAMPLES = {
     "bf16x3_forward": {"BF16X3_SHAPES(X)": "X(128, 128, 64, 1, 8, 1)"},
     "bf16x3_backward": {"BF16X3_BACKWARD_SHAPES(X)": "X(64, 32, 128, 8, 2, 2, 1)"},
 }
-
-# Images whose rows have the features of FATTN_KERNEL_LAST (backends/cuda/meson.build).
-LAST = ("simt_backward", "simt_forward")
 
 # Lowest twelve bits of an instruction: products of tensor cores, loads and stores of a thread's own memory.
 PRODUCT, LOCAL = 0x23C, (0x983, 0x387)
@@ -118,14 +114,13 @@ def judge(image, arch, found, rows):
 def compile_sample(root, nvcc, image):
     """Entries of a part of an image, and notes of ptxas about its code."""
     lists = "".join(f"#undef {macro.split('(')[0]}\n#define {macro} {shapes}\n"
-                    for macro, shapes in SAMPLES.get(image, {}).items())
+                    for macro, shapes in SAMPLES[image].items())
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "sample.cu")
         with open(source, "w", encoding="utf-8") as file:
             file.write(f'#include "backends/cuda/vendor.h"\n#include "backends/cuda/mma.h"\n{lists}'
                        f'#include "backends/cuda/kernels/{image}.cu"\n')
-        features = [] if image in LAST else ["-DFATTN_BAND_CHUNKS=0"]
-        cubin, said = hopper_code.compile_image(root, nvcc, folder, source, "80", features)
+        cubin, said = hopper_code.compile_image(root, nvcc, folder, source, "80", ["-DFATTN_BAND_CHUNKS=0"])
     return entries(cubin), [line for line in said.splitlines() if re.search(r"\bC75\d\d\b", line)]
 
 
@@ -141,7 +136,7 @@ def results(root, nvcc, *cubins):
     every = ("entries of this build stay below the list",
              found if cubins else tap.Skip("this build is not fully optimised"))
     title = "sources are those of the list, or a sample of their entries stays below it"
-    samples = [image for image in changed if image in images]
+    samples = [image for image in changed if image in SAMPLES and image in images]
     if samples and nvcc == "-":
         return [every, (title, tap.Skip(f"changed, and there is no nvcc: {' '.join(samples)}"))]
     found = [f"{image} is not in {LIST}" for image in changed if image not in images]
@@ -150,6 +145,8 @@ def results(root, nvcc, *cubins):
         found += notes + list(judge(image, "80", some, images[image][1]))
         found += [] if len(some) > 1 else [f"{image}: the sample has no entry"]
     words = f" (a sample of {', '.join(samples)})" if samples else ""
+    left = [image for image in changed if image not in SAMPLES and image in images]
+    words += f" (changed, left to optimised builds: {', '.join(left)})" if left else ""
     return [every, (title + words, found)]
 
 

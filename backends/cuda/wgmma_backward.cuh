@@ -355,11 +355,11 @@ template <class S> struct wgmma_backward_walk {
     wgmma_place<S::STAGES> q, q_used;
     wgmma_place<2> dout;
     wgmma_place<S::TERM_PLACES> term;
-    float slope;                  /* of ALiBi, of the head */
-    uint32_t kept[S::KEPT_WORDS]; /* pairs of the tile that dropout keeps */
-    uint32_t ds;                  /* of dS: 0, or DS_BYTES */
-    uint32_t ds_put;              /* where the lane's first matrix of dS goes, with ds 0 */
-    uint32_t dq_put;              /* where the lane's first sum of dQ goes */
+    float slope;          /* of ALiBi, of the head */
+    wgmma_ahead<S> ahead; /* of the tile */
+    uint32_t ds;          /* of dS: 0, or DS_BYTES */
+    uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
+    uint32_t dq_put;      /* where the lane's first sum of dQ goes */
 };
 
 /* Rows of the sequence's last tile. */
@@ -529,57 +529,70 @@ GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_b
     }
 }
 
-/* Which pairs of a tile dropout keeps. It is asked while products of the tile before run. */
+/* Where the lane reads a bias or mask of the tile that comes next. */
 template <class S>
-GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                           wgmma_backward_walk<S> &walk, int head, int tile)
-{
-    if constexpr (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) {
-        if (mma_has<S>(g, FATTN_DROPOUT)) {
-            wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
-                                wgmma_patch_of<S>(b, walk, head, tile), walk.kept);
-        }
-    }
-}
-
-/* Where the lane reads a bias or mask of the tile in shared memory. */
-template <class S>
-GPU_DEVICE void wgmma_staged_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                   const wgmma_backward_walk<S> &walk, wgmma_pairs<S> &t)
+GPU_DEVICE wgmma_staged wgmma_staged_of(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                        const wgmma_backward_walk<S> &walk)
 {
     const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0;
     const int lane = mma_lane(), key = 64 * walk.group + (int)threadIdx.x % 128 / 32 * 16;
     const uint32_t tile = b.terms + walk.term.stage * S::TERM_BYTES;
-    t.staged_step = rows ? 16 * 128 : 0;
+    wgmma_staged staged;
+    staged.waits = b.waits;
+    staged.step = rows ? 16 * 128 : 0;
     if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
         const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
-        t.staged = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
+        staged.at =
+            tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
     } else { /* of 8 queries by 16 keys */
         const int r = rows ? lane : 0;
-        t.staged = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
+        staged.at = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
     }
+    return staged;
 }
 
-/* What is known of a tile's pairs. */
+/* Reads the bias or mask of a tile, while products of the tile before run. */
 template <class S>
-GPU_DEVICE void wgmma_pairs_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                  const wgmma_backward_walk<S> &walk, wgmma_pairs<S> &t)
+GPU_DEVICE void wgmma_read_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk, int head, int tile)
 {
-    const wgmma_backward_item &w = b.control->item[walk.item];
-    t.at = wgmma_patch_of<S>(b, walk, walk.head, walk.tile);
-    t.waits = b.waits;
+    const bool reads = S::KNOWN == FATTN_BIAS || mma_has<S>(g, FATTN_MASK);
+    if (S::IS_LEAN || !reads) {
+        return;
+    }
+    const wgmma_patch at = wgmma_patch_of<S>(b, walk, head, tile);
+    wgmma_staged staged = {false, 0, 0};
     if constexpr (S::IS_STAGED) {
-        if (t.waits) {
-            wgmma_staged_begin<S>(g, b, walk, t);
+        staged = wgmma_staged_of<S>(g, b, walk);
+        if (staged.waits) {
             wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
         }
     }
-    if (mma_has<S>(g, FATTN_ALIBI)) {
-        t.slope = walk.slope;
-        t.distance = (float)(t.at.i + w.diagonal - t.at.j);
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        wgmma_bias_words<S>(g, at, staged, walk.ahead.bias);
+        walk.ahead.large = wgmma_bias_large<S>(walk.ahead.bias);
+    } else {
+        walk.ahead.keeps = wgmma_mask_bits<S>(g, at, staged);
     }
-    if (mma_has<S>(g, FATTN_MASK)) {
-        t.keeps = wgmma_mask_bits<S>(g, t);
+    if constexpr (S::IS_STAGED) {
+        if (staged.waits) {
+            __syncwarp();
+            wgmma_release(&b.control->term_empty[walk.term.stage]);
+            wgmma_step(walk.term);
+        }
+    }
+}
+
+/* Which pairs of a tile dropout keeps. It is found out while products of the tile before run. */
+template <class S>
+GPU_DEVICE void wgmma_drop_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    if constexpr (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) {
+        if (mma_has<S>(g, FATTN_DROPOUT)) {
+            wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
+                                wgmma_patch_of<S>(b, walk, head, tile), walk.ahead.kept);
+        }
     }
 }
 
@@ -587,12 +600,16 @@ GPU_DEVICE void wgmma_pairs_begin(const fattn_gpu_args &g, const wgmma_backward_
 template <class S>
 GPU_DEVICE void
 wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                  wgmma_backward_walk<S> &walk, const float lse[S::OWN_QUERIES / 8][2],
+                  const wgmma_backward_walk<S> &walk, const float lse[S::OWN_QUERIES / 8][2],
                   float x[S::OWN_QUERIES / 8][4], uint32_t p[S::OWN_QUERIES / 16][4])
 {
     const wgmma_backward_item &w = b.control->item[walk.item];
-    wgmma_pairs<S> t;
-    wgmma_pairs_begin<S>(g, b, walk, t);
+    wgmma_pairs t = {};
+    t.at = wgmma_patch_of<S>(b, walk, walk.head, walk.tile);
+    if (mma_has<S>(g, FATTN_ALIBI)) {
+        t.slope = walk.slope;
+        t.distance = (float)(t.at.i + w.diagonal - t.at.j);
+    }
     if (walk.tile < walk.full || walk.tile >= walk.full_past ||
         (walk.tile + 1) * S::QUERIES > w.queries) {
         const int from = t.at.j - w.block * S::KEYS - t.at.i;
@@ -602,16 +619,9 @@ wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
             t.first[h] = w.first_query + from + 8 * h;
             t.past[h] = min(past, t.at.queries);
         }
-        wgmma_weigh_steps<S, true>(g, t, walk.kept, lse, x, p);
+        wgmma_weigh<S, true>(g, walk.ahead, t, lse, x, p);
     } else {
-        wgmma_weigh_steps<S, false>(g, t, walk.kept, lse, x, p);
-    }
-    if constexpr (S::IS_STAGED) {
-        if (t.waits) {
-            __syncwarp();
-            wgmma_release(&b.control->term_empty[walk.term.stage]);
-            wgmma_step(walk.term);
-        }
+        wgmma_weigh<S, false>(g, walk.ahead, t, lse, x, p);
     }
 }
 
@@ -627,7 +637,7 @@ GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_bac
         wgmma_differentiate<S>(delta, p, dp);
     } else {
         const float factor = mma_has<S>(g, FATTN_DROPOUT) ? b.control->dropout.multiplier : 1;
-        wgmma_differentiate_fully<S>(g, walk.kept, factor, delta, p, dp);
+        wgmma_differentiate_fully<S>(g, walk.ahead.kept, factor, delta, p, dp);
     }
     if constexpr (S::HAS_DBIAS) {
         if (g.problem.outputs & FATTN_OUT_DBIAS) {
@@ -686,6 +696,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x);
+        wgmma_read_ahead<S>(g, b, walk, next_head, next);
         wgmma_await_dout<S>(b, walk, next);
         wgmma_wait<1>();
     } else {
@@ -754,7 +765,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     wgmma_begin_dq<S>(b, walk, dq);
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
-        wgmma_drop<S>(g, b, walk, next_head, next);
+        wgmma_drop_ahead<S>(g, b, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
     }
     wgmma_wait<1>();
@@ -860,7 +871,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     if constexpr (MORE) {
-        wgmma_drop<S>(g, b, walk, next_head, next);
+        wgmma_drop_ahead<S>(g, b, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
     }
     wgmma_wait<1>();
@@ -1045,7 +1056,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         own = wgmma_own_dq_of<S>(g, w, walk.group);
     }
     wgmma_head_begin<S>(g, b, walk, 0);
-    wgmma_drop<S>(g, b, walk, 0, first);
+    wgmma_drop_ahead<S>(g, b, walk, 0, first);
     wgmma_await(&control.k_full, n % 2);
     wgmma_await(&control.v_full, n % 2);
     if (tail < S::KEYS) {
@@ -1054,6 +1065,7 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     }
     wgmma_await_queries<S>(b, walk, walk.tile);
     wgmma_begin_scores<S>(b, walk, x);
+    wgmma_read_ahead<S>(g, b, walk, 0, first);
     wgmma_await_dout<S>(b, walk, walk.tile);
     wgmma_wait<0>(); /* as at the end of a tile */
     GPU_ROLLED

@@ -55,6 +55,7 @@ struct wgmma_backward_shape {
         IS_STAGED = TERM_STAGES > 0,
         TERM_BYTES = WGMMA_TERM_TILE(FEATURES, N, BN),
         KEPT_WORDS = (OWN_QUERIES + 63) / 64, /* bits that say which pairs dropout keeps */
+        BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
     };

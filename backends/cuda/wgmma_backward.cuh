@@ -65,6 +65,12 @@ template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
     place.phase ^= place.stage == 0;
 }
 
+/* The tile of queries after this one: after all of a head's, the one that the item begins with. */
+GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
+{
+    return tile + 1 == w.past ? w.first : tile + 1;
+}
+
 /* Tiles of an item, of all heads of the group. */
 template <class S>
 GPU_DEVICE int wgmma_tiles_of(const wgmma_backward_block<S> &b, const wgmma_backward_item &w)
@@ -93,12 +99,50 @@ enum { WGMMA_WITH_ADDER = 128 + 32 };
 
 /* --- The taker -------------------------------------------------------------------------------- */
 
+/*
+ * Shifted items. The tiles of keys of a head are cut into parts; number n of a part begins with
+ * tile n of the queries, and goes on where it ends with tile 0. So no two of a part are at one tile
+ * when they began together, and a tile meets those of a part in a round: n, n - 1, .. 0, and the
+ * last ones down to n + 1. First parts of all heads come first, and in a part its last ones, for
+ * whom nobody has to wait but at the end of a round. Where parts of few heads would leave blocks
+ * idle, items are not shifted.
+ *
+ * An item waits for others of its part that may not have been taken yet. They will be: a part has
+ * no more items than blocks surely run side by side, items are taken in order, and of the first
+ * part that is not through no item waits for another part, so that the blocks which have none of
+ * its items are free or become so.
+ */
+typedef struct wgmma_part {
+    int64_t item;     /* as wgmma_item_set() counts them */
+    int start, peers; /* peers: of its part, itself too; 0: it is not shifted */
+} wgmma_part;
+
+GPU_DEVICE wgmma_part wgmma_part_of(const fattn_gpu_args &g, unsigned number)
+{
+    const int blocks = (int)g.tiling.k_blocks;
+    const int heads = (int)(g.problem.batch * g.problem.heads_k);
+    const int most = max(min(wgmma_side_by_side(), (int)g.tiling.q_blocks), 1);
+    const int parts = (blocks + most - 1) / most, size = (blocks + parts - 1) / parts;
+    wgmma_part part = {number, 0, 0};
+    if (!wgmma_is_shifted(g.problem) || (parts > 1 && heads * size < (int)gpu_blocks())) {
+        return part;
+    }
+    const int n = (int)number / (heads * size), rest = (int)number - n * heads * size;
+    part.peers = min(size, blocks - n * size);
+    const int head = rest / part.peers;
+    part.start = part.peers - 1 - (rest - head * part.peers);
+    /* Items of a head are its tiles of keys from the last to the first. */
+    part.item = (int64_t)head * blocks + (blocks - 1 - n * size - part.start);
+    return part;
+}
+
 /* The number of an item after the first is asked for late, when the copies of the one before are
  * about to end: who asks early holds on to items that others could begin. */
 template <class S>
 GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
 {
     enum { WORDS = sizeof(wgmma_backward_item) / 4 };
+    static_assert(WORDS <= GPU_WAVE, "a lane copies a word");
     wgmma_backward_control<S> &control = *b.control;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
@@ -121,9 +165,17 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
-        if (exists && mma_lane() < WORDS) {
-            const uint32_t *const from = (const uint32_t *)(saved.items + number);
-            ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
+        if (exists) {
+            const wgmma_part part = wgmma_part_of(g, number);
+            const uint32_t *const from = (const uint32_t *)(saved.items + part.item);
+            if (mma_lane() < WORDS) {
+                ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
+            }
+            __syncwarp();
+            if (part.peers && mma_lane() == 0) {
+                control.item[n % 2].start = part.start;
+                control.item[n % 2].peers = part.peers;
+            }
         }
         control.exists[n % 2] = exists;
         __syncwarp();
@@ -223,7 +275,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const int tiles = wgmma_tiles_of<S>(b, w);
-    int head = w.head * b.group, tile = w.first;
+    int head = w.head * b.group, tile = w.start;
     int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */
     wgmma_await(&control.keys_empty, at.keys++ % 2 ^ 1);
     wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
@@ -251,8 +303,8 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                            w, p.dout, head, tile);
         wgmma_step(at.q);
         wgmma_step(at.dout);
-        if (++tile == w.past) {
-            tile = w.first;
+        tile = wgmma_next_tile(w, tile);
+        if (tile == w.start) {
             head++;
             row += (int64_t)saved.tiles * S::QUERIES;
         }
@@ -281,9 +333,15 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
  * when the one before has. Whom a block waits for took its item earlier, so it runs or is through,
  * and waits for nobody later. It is the turn of the block as many blocks have added as there are
  * tiles of keys behind its own that see the tile, whose last query, there or not, is what items go
- * by. */
+ * by.
+ * Shifted items, which have all tiles, add part by part, in the order of their round. */
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
+    if (w.peers) {
+        const int before = w.block - w.start; /* items of earlier parts */
+        return before +
+               (w.start <= tile ? min(tile, w.peers - 1) - w.start : w.peers + tile - w.start);
+    }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
     return (past - 1) / S::KEYS - w.block;
 }
@@ -311,7 +369,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     const wgmma_backward_item *w;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         int64_t first = w->saved; /* the head's first tile */
-        int tile = w->first;
+        int tile = w->start;
         GPU_ROLLED
         for (int left = wgmma_tiles_of<S>(b, *w); left > 0; left--) {
             wgmma_pass(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
@@ -330,10 +388,8 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
                 }
             }
             __syncwarp();
-            if (++tile == w->past) {
-                tile = w->first;
-                first += saved.tiles;
-            }
+            tile = wgmma_next_tile(*w, tile);
+            first += tile == w->start ? saved.tiles : 0;
         }
         __syncwarp();
         wgmma_release(&b.control->item_empty[n % 2]);
@@ -898,7 +954,7 @@ GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_it
 {
     const bool shared = p.features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
     walk.item = item;
-    walk.tile = w.first;
+    walk.tile = w.start;
     walk.head = 0;
     walk.full = w.full;
     walk.full_past = w.full_past;
@@ -1049,14 +1105,14 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     wgmma_backward_control<S> &control = *b.control;
     const float unit = wgmma_backward_unit<S>(g);
     const bool shared = g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
-    const int tail = shared ? w.keys : S::KEYS, first = w.first, past = w.past;
+    const int tail = shared ? w.keys : S::KEYS;
     float x[S::OWN_QUERIES / 8][4];
     wgmma_own_dq own;
     if (S::IS_WIDE) {
         own = wgmma_own_dq_of<S>(g, w, walk.group);
     }
     wgmma_head_begin<S>(g, b, walk, 0);
-    wgmma_drop_ahead<S>(g, b, walk, 0, first);
+    wgmma_drop_ahead<S>(g, b, walk, 0, w.start);
     wgmma_await(&control.k_full, n % 2);
     wgmma_await(&control.v_full, n % 2);
     if (tail < S::KEYS) {
@@ -1065,13 +1121,14 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     }
     wgmma_await_queries<S>(b, walk, walk.tile);
     wgmma_begin_scores<S>(b, walk, x);
-    wgmma_read_ahead<S>(g, b, walk, 0, first);
+    wgmma_read_ahead<S>(g, b, walk, 0, w.start);
     wgmma_await_dout<S>(b, walk, walk.tile);
     wgmma_wait<0>(); /* as at the end of a tile */
     GPU_ROLLED
     for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {
-        const bool last = walk.tile + 1 == past;
-        const int next = last ? first : walk.tile + 1, next_head = walk.head + last;
+        const int next = wgmma_next_tile(w, walk.tile);
+        const bool last = next == w.start;
+        const int next_head = walk.head + last;
         if constexpr (S::IS_WIDE) {
             wgmma_wide_tile<S, true>(g, b, unit, walk, next, next_head, own.to, x, dk, dv);
             own.to += last ? own.next : 0;

@@ -4,11 +4,10 @@
 usage: python bench/python_transformers.py [--types float32,bfloat16] [--models Llama,...] [--what prefill,...]
            [--prompt 4096] [--context 8192] [--layers 2] [--rounds 5]
 
-prefill reads a prompt into an empty cache; decode makes one token with a cache that holds a context, which
-grows (dynamic) or has its size from the beginning (static); growing is fattn with its GrowingCache
-against sdpa with its DynamicCache. One thread, CPU time of that thread, the two
-implementations taking turns; medians, and the ratio of the medians. Models are built from configs with
-random weights.
+prefill reads a prompt into an empty cache; decode makes one token with a cache that holds a context: the one that
+the model makes, which grows, or one that has its size from the beginning (static). One thread, CPU time of that
+thread, the two implementations taking turns; medians, and the ratio of the medians. Models are built from configs
+with random weights.
 """
 
 import argparse
@@ -57,8 +56,6 @@ def prefill(model, options):
 def decode(model, options, kind):
     ids = torch.arange(3, 3 + options.context)[None] % 1000
     cache = None
-    if kind == "growing" and model.config._attn_implementation == "fattn":
-        cache = fattn.transformers.GrowingCache(config=model.config)
     if kind == "static":
         cache = T.StaticCache(config=model.config, max_cache_len=options.context + 8 * options.rounds + 8)
     cache = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
@@ -68,7 +65,6 @@ def decode(model, options, kind):
 WHAT = {
     "prefill": prefill,
     "decode": lambda model, options: decode(model, options, "dynamic"),
-    "growing": lambda model, options: decode(model, options, "growing"),
     "static": lambda model, options: decode(model, options, "static"),
 }
 

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Causal attention divided over the GPUs of one machine by NCCL, beside one of them: bf16, d 128,
- * zigzag, a ring. Run by hand:
+ * Attention divided over the GPUs of one machine by NCCL, beside one of them, in turns: bf16, d
+ * 128. Run by hand:
  *
- *     ranks [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--repeat 5] LENGTH ...
+ *     ranks [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode] [--pair]
+ *           [--repeat 5] [--memory GB] LENGTH ...
  *
- * A line for each length: milliseconds of one GPU and of all, and their efficiency, which is the
- * time of one GPU over the time of all times their number. Each line is checked first: o, and in
- * backward dq, dk and dv, against those of one GPU.
+ * Causal, zigzag, a ring; with --decode one query against keys that are divided, and a reduction. A
+ * line for each length: median milliseconds of one GPU and of all, and their efficiency, which is
+ * the time of one GPU over the time of all times their number. Each line is checked: o, and in
+ * backward dq, dk and dv, against those of one GPU. --parts adds the times of what a step is made
+ * of, each alone. With --pair one GPU does nothing: for what is too long for it.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime.h>
@@ -21,7 +24,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { GPUS_MAX = 8, DIM = 128, TENSORS = 8, PERIOD = 251 };
+enum { GPUS_MAX = 8, DIM = 128, TENSORS = 8, PERIOD = 251, REPEAT_MAX = 1000 };
 enum { Q, K, V, O, DOUT, DQ, DK, DV };
 
 static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk", "dv"};
@@ -30,7 +33,8 @@ static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk
 
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
-static bool backward;
+static double memory; /* GB of a plan at most, or 0 */
+static bool backward, parts, decode, pair;
 
 static void fail(const char *what)
 {
@@ -68,20 +72,22 @@ typedef struct tensors {
     fattn_stream stream;
     void *at[TENSORS];
     void *lse;
-    long rows;
 } tensors;
 
 static bool has_keys(int t) { return t == K || t == V || t == DK || t == DV; }
 
 static size_t row_bytes(int t) { return (size_t)(has_keys(t) ? kv_heads : heads) * DIM * 2; }
 
+/* Rows of a tensor: a decoder has one query. */
+static long rows_of(int t, long rows) { return decode && !has_keys(t) ? 1 : rows; }
+
 static void make_tensors(tensors *x, long rows)
 {
-    x->rows = rows;
     for (int t = 0; t < (backward ? TENSORS : DOUT); t++) {
-        must(fattn_device_malloc(x->device, (size_t)rows * row_bytes(t), &x->at[t]), names[t]);
+        must(fattn_device_malloc(x->device, (size_t)rows_of(t, rows) * row_bytes(t), &x->at[t]),
+             names[t]);
     }
-    must(fattn_device_malloc(x->device, (size_t)(rows * heads) * 4, &x->lse), "lse");
+    must(fattn_device_malloc(x->device, (size_t)(rows_of(O, rows) * heads) * 4, &x->lse), "lse");
 }
 
 static void free_tensors(tensors *x)
@@ -141,9 +147,10 @@ static fattn_problem problem_of(long length, fattn_op op)
     fattn_problem_init(&p);
     p.op = op;
     p.dtype = FATTN_BF16;
-    p.features = FATTN_CAUSAL;
+    p.features = decode ? 0 : FATTN_CAUSAL;
     p.heads_q = heads, p.heads_k = kv_heads;
-    p.seqlen_q = p.seqlen_k = length;
+    p.seqlen_q = rows_of(Q, length);
+    p.seqlen_k = length;
     p.dim = p.dim_v = DIM;
     p.outputs = op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE : 0;
     return p;
@@ -158,29 +165,137 @@ static fattn_buffers buffers_of(const tensors *x)
     return b;
 }
 
+static fattn_split split(void) { return decode ? FATTN_SPLIT_CONTIGUOUS : FATTN_SPLIT_ZIGZAG; }
+
 /* --- One GPU ---------------------------------------------------------------------------------- */
 
-/* Best milliseconds of a step; the results stay in x. */
-static double run_one(tensors *x, long length)
+static int by_size(const void *a, const void *b)
 {
-    const fattn_buffers b = buffers_of(x);
-    fattn_plan *plans[2] = {NULL, NULL};
-    double best = INFINITY;
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *times)
+{
+    qsort(times, (size_t)repeat, sizeof *times, by_size);
+    return times[repeat / 2];
+}
+
+/* Plans of forward and, where asked for, backward on one GPU. */
+static void plan_one(const tensors *x, long length, fattn_plan *plans[2])
+{
     for (int op = 0; op < 1 + backward; op++) {
         const fattn_problem p = problem_of(length, op ? FATTN_BACKWARD : FATTN_FORWARD);
         must(fattn_plan_create(x->device, &p, &plans[op]), "a plan");
     }
-    for (int n = 0; n <= repeat; n++) {
-        const double begin = now();
-        for (int op = 0; op < 1 + backward; op++) {
-            must(fattn_execute(plans[op], &b, NULL, x->stream), "a run");
-        }
-        must(fattn_stream_synchronize(x->device, x->stream), "a run");
-        best = n && now() - begin < best ? now() - begin : best; /* the first warms up */
+}
+
+/* Seconds of a step; the results stay in x. */
+static double run_one(const tensors *x, fattn_plan *const plans[2])
+{
+    const fattn_buffers b = buffers_of(x);
+    const double begin = now();
+    for (int op = 0; op < 1 + backward; op++) {
+        must(fattn_execute(plans[op], &b, NULL, x->stream), "a run");
     }
-    fattn_plan_destroy(plans[0]);
-    fattn_plan_destroy(plans[1]);
-    return best * 1e3;
+    must(fattn_stream_synchronize(x->device, x->stream), "a run");
+    return now() - begin;
+}
+
+/* --- What a step is made of ------------------------------------------------------------------- */
+
+/* Milliseconds of work that is queued on a stream, by its events; the least of some. */
+static double time_of(const tensors *x, fattn_status (*work)(const tensors *, const void *),
+                      const void *context)
+{
+    fattn_event *start, *stop;
+    double best = INFINITY;
+    must(fattn_event_create(x->device, &start), "an event");
+    must(fattn_event_create(x->device, &stop), "an event");
+    for (int n = 0; n < 4; n++) {
+        double milliseconds;
+        must(fattn_event_record(start, x->stream), "an event");
+        must(work(x, context), "a part of a step");
+        must(fattn_event_record(stop, x->stream), "an event");
+        must(fattn_stream_synchronize(x->device, x->stream), "a part of a step");
+        must(fattn_event_elapsed(start, stop, &milliseconds), "an event");
+        best = n && milliseconds < best ? milliseconds : best;
+    }
+    fattn_event_destroy(start);
+    fattn_event_destroy(stop);
+    return best;
+}
+
+/* A piece with f32 results, as a step of the ring has it. */
+typedef struct piece {
+    fattn_plan *plan;
+    fattn_buffers buffers;
+} piece;
+
+static fattn_status run_piece(const tensors *x, const void *context)
+{
+    const piece *const p = context;
+    return fattn_execute(p->plan, &p->buffers, NULL, x->stream);
+}
+
+static fattn_status run_merge(const tensors *x, const void *context)
+{
+    return fattn_merge(x->device, context, x->stream);
+}
+
+static double time_piece(const tensors *x, long rows, long keys, bool causal, float *o, fattn_op op)
+{
+    fattn_problem p = problem_of(rows, op);
+    piece part = {.buffers = buffers_of(x)};
+    p.seqlen_k = keys;
+    p.features = causal ? FATTN_CAUSAL : 0;
+    p.anchor = FATTN_BOTTOM_RIGHT;
+    if (op == FATTN_FORWARD) {
+        p.dtype_o = FATTN_F32;
+        part.buffers.o = o;
+    } else { /* added to; o stands for dq, and is as large as dk and dv of a share */
+        p.features |= FATTN_ACCUMULATE;
+        part.buffers.dq = part.buffers.dk = part.buffers.dv = NULL;
+        p.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+        part.buffers.dq = o;
+        part.buffers.dk = o + rows * heads * DIM;
+        part.buffers.dv = o + rows * heads * DIM + keys * kv_heads * DIM;
+    }
+    must(fattn_plan_create(x->device, &p, &part.plan), "a piece");
+    const double time = time_of(x, run_piece, &part);
+    fattn_plan_destroy(part.plan);
+    return time;
+}
+
+/* The pieces of two ranks' steps, each alone on the first GPU, over the first rows of x. */
+static void print_parts(const tensors *x, long length)
+{
+    const long half = length / 2, quarter = length / 4;
+    const size_t sum = (size_t)half * (size_t)heads * DIM;
+    void *sums;
+    must(fattn_device_malloc(x->device, 3 * sum * 4, &sums), "sums");
+    float *const a = sums, *const b = a + sum;
+    printf("          alone, ms: own %.3f", time_piece(x, half, half, true, a, FATTN_FORWARD));
+    printf("  other's %.3f and %.3f", time_piece(x, quarter, half, false, a, FATTN_FORWARD),
+           time_piece(x, half, quarter, false, a, FATTN_FORWARD));
+    const fattn_strides strides = {.seq = heads * DIM, .head = DIM};
+    fattn_merge_args args;
+    fattn_merge_args_init(&args);
+    args.batch = 1, args.heads = heads, args.seqlen = half, args.dim_v = DIM;
+    args.o1 = args.o = a, args.o2 = b;
+    args.lse1 = args.lse = x->lse;
+    args.lse2 = (float *)x->lse + half * heads;
+    args.o1_stride = args.o2_stride = args.o_stride = strides;
+    printf("  merge %.3f", time_of(x, run_merge, &args));
+    if (backward) {
+        printf("  backward: own %.3f and %.3f",
+               time_piece(x, quarter, half, true, a, FATTN_BACKWARD),
+               time_piece(x, quarter, quarter, true, a, FATTN_BACKWARD));
+        printf("  other's %.3f and %.3f", time_piece(x, quarter, half, false, a, FATTN_BACKWARD),
+               time_piece(x, half, quarter, false, a, FATTN_BACKWARD));
+    }
+    printf("\n");
+    fattn_device_free(x->device, sums);
 }
 
 /* --- All of them ------------------------------------------------------------------------------ */
@@ -190,8 +305,9 @@ typedef struct rank {
     int number;
     long length;
     ncclComm_t comm;
+    const tensors *one; /* of the first rank: the undivided problem's */
     tensors x;
-    double best;
+    double alone, together; /* median seconds */
     int64_t bytes;
 } rank;
 
@@ -203,20 +319,27 @@ static void *run_rank(void *context)
     fattn_transport *transport;
     fattn_group group;
     fattn_group_plan *plans[2] = {NULL, NULL};
+    fattn_plan *single[2] = {NULL, NULL};
+    double alone[REPEAT_MAX], together[REPEAT_MAX];
     must_cuda(cudaSetDevice(r->number), "cudaSetDevice");
     must(fattn_nccl_open(r->comm, r->x.stream, &transport), "a transport");
     fattn_group_init(&group);
     group.transport = transport;
     group.device = r->x.device;
-    group.split = FATTN_SPLIT_ZIGZAG;
+    group.split = split();
+    group.memory = (int64_t)(1e9 * memory);
+    group.scheme = decode ? FATTN_SCHEME_REDUCE : FATTN_SCHEME_RING;
     for (int op = 0; op < 1 + backward; op++) {
         const fattn_problem p = problem_of(r->length, op ? FATTN_BACKWARD : FATTN_FORWARD);
         must(fattn_group_plan_create(&group, &p, NULL, NULL, &plans[op]), "a plan of a group");
         r->bytes += fattn_group_plan_bytes(plans[op]);
     }
+    if (r->one) {
+        plan_one(r->one, r->length, single);
+    }
     const fattn_buffers b = buffers_of(&r->x);
-    r->best = INFINITY;
-    for (int n = 0; n <= repeat; n++) {
+    for (int n = -1; n < repeat; n++) { /* the first warms up */
+        const double first = r->one ? run_one(r->one, single) : 0;
         pthread_barrier_wait(&barrier);
         const double begin = now();
         for (int op = 0; op < 1 + backward; op++) {
@@ -224,8 +347,15 @@ static void *run_rank(void *context)
         }
         must(fattn_stream_synchronize(r->x.device, r->x.stream), "a run of a group");
         pthread_barrier_wait(&barrier); /* the time of the slowest */
-        r->best = n && now() - begin < r->best ? now() - begin : r->best;
+        if (n >= 0) {
+            alone[n] = first;
+            together[n] = now() - begin;
+        }
     }
+    r->alone = median(alone);
+    r->together = median(together);
+    fattn_plan_destroy(single[0]);
+    fattn_plan_destroy(single[1]);
     fattn_group_plan_destroy(plans[0]);
     fattn_group_plan_destroy(plans[1]);
     fattn_nccl_close(transport);
@@ -278,9 +408,11 @@ static double difference(const tensors *one, const rank *ranks, long length)
         double error = 0, largest = 0;
         for (int r = 0; r < gpus && t != DOUT; r++) {
             long at = 0;
-            for (int n = 0; n < 2; n++) {
-                fattn_run run;
-                must(fattn_split_get_run(FATTN_SPLIT_ZIGZAG, length, gpus, r, n, &run), "a share");
+            for (int n = 0; n < fattn_split_runs(split()); n++) {
+                fattn_run run = {0, 1, 1};
+                if (!decode) {
+                    must(fattn_split_get_run(split(), length, gpus, r, n, &run), "a share");
+                }
                 const long rows = run.count < 300 ? (long)run.count : 300;
                 const long skip = (long)run.count - rows; /* the last ones */
                 uint16_t *const a = fetch(one, t, (long)run.first + skip, rows);
@@ -328,37 +460,63 @@ static void open_all(rank *ranks)
     }
 }
 
+/* A rank's share of the inputs. */
+static void make_share(rank *r, long length)
+{
+    fattn_run runs[2];
+    long rows = 0;
+    for (int n = 0; n < fattn_split_runs(split()); n++) {
+        must(fattn_split_get_run(split(), length, gpus, r->number, n, &runs[n]), "a share");
+        rows += (long)runs[n].count;
+    }
+    make_tensors(&r->x, rows);
+    for (int t = 0; t < (backward ? DQ : O); t++) {
+        long at = 0;
+        for (int n = 0; t != O && n < fattn_split_runs(split()); n++) {
+            const bool whole = rows_of(t, rows) < rows;
+            put_rows(&r->x, t, at, whole ? 0 : (long)runs[n].first, rows_of(t, runs[n].count));
+            at += (long)runs[n].count;
+        }
+    }
+}
+
+static double gigabytes(const rank *r, long length)
+{
+    double bytes = 0;
+    for (int t = 0; t < (backward ? TENSORS : DOUT); t++) {
+        bytes += (double)rows_of(t, length / gpus) * (double)row_bytes(t);
+    }
+    return 1e-9 * (r ? (double)r->bytes : bytes);
+}
+
 static void measure(rank *ranks, long length)
 {
     tensors one = {.device = ranks[0].x.device, .stream = ranks[0].x.stream};
-    make_tensors(&one, length);
-    for (int t = 0; t < (backward ? DQ : O); t++) {
-        if (t != O) {
-            put_rows(&one, t, 0, 0, length);
-        }
-    }
-    for (int r = 0; r < gpus; r++) {
-        long rows = 0;
-        fattn_run runs[2];
-        for (int n = 0; n < 2; n++) {
-            must(fattn_split_get_run(FATTN_SPLIT_ZIGZAG, length, gpus, r, n, &runs[n]), "a share");
-            rows += (long)runs[n].count;
-        }
-        make_tensors(&ranks[r].x, rows);
+    if (!pair) {
+        make_tensors(&one, length);
         for (int t = 0; t < (backward ? DQ : O); t++) {
             if (t != O) {
-                put_rows(&ranks[r].x, t, 0, (long)runs[0].first, (long)runs[0].count);
-                put_rows(&ranks[r].x, t, (long)runs[0].count, (long)runs[1].first,
-                         (long)runs[1].count);
+                put_rows(&one, t, 0, 0, rows_of(t, length));
             }
         }
     }
-    const double alone = run_one(&one, length);
+    for (int r = 0; r < gpus; r++) {
+        make_share(&ranks[r], length);
+    }
+    ranks[0].one = pair ? NULL : &one;
     run_ranks(ranks, length);
-    const double off = difference(&one, ranks, length);
-    printf("%8ld  one %10.3f ms  %d GPUs %10.3f ms  efficiency %.4f  off by %.2e  plan %.2f GB%s\n",
-           length, alone, gpus, ranks[0].best * 1e3, alone / (gpus * ranks[0].best * 1e3), off,
-           (double)ranks[0].bytes * 1e-9, off < 0.02 ? "" : "  WRONG");
+    const double alone = ranks[0].alone, together = ranks[0].together;
+    printf("%8ld  %d GPUs %10.3f ms", length, gpus, together * 1e3);
+    if (!pair) {
+        const double off = difference(&one, ranks, length);
+        printf("  one %10.3f ms  efficiency %.4f  off by %.2e%s", alone * 1e3,
+               alone / (gpus * together), off, off < 0.02 ? "" : "  WRONG");
+    }
+    printf("  tensors %.2f GB, plans %.2f GB a GPU\n", gigabytes(NULL, length),
+           gigabytes(&ranks[0], length));
+    if (parts && !pair && !decode) {
+        print_parts(&one, length);
+    }
     fflush(stdout);
     free_tensors(&one);
     for (int r = 0; r < gpus; r++) {
@@ -371,9 +529,19 @@ int main(int argc, char **argv)
 {
     static rank ranks[GPUS_MAX];
     int n = 1;
+    const struct {
+        const char *name;
+        bool *is;
+    } flags[] = {
+        {"--backward", &backward}, {"--parts", &parts}, {"--decode", &decode}, {"--pair", &pair}};
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++) {
-        backward = backward || strcmp(argv[n], "--backward") == 0;
-        if (strcmp(argv[n], "--backward") == 0 || n + 1 == argc) {
+        bool flag = false;
+        for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
+            const bool named = strcmp(argv[n], flags[f].name) == 0;
+            *flags[f].is = *flags[f].is || named;
+            flag = flag || named;
+        }
+        if (flag || n + 1 == argc) {
             continue;
         }
         const long value = atol(argv[n + 1]);
@@ -381,17 +549,21 @@ int main(int argc, char **argv)
         heads = strcmp(argv[n], "--heads") == 0 ? value : heads;
         kv_heads = strcmp(argv[n], "--kv-heads") == 0 ? value : kv_heads;
         repeat = strcmp(argv[n], "--repeat") == 0 ? (int)value : repeat;
+        memory = strcmp(argv[n], "--memory") == 0 ? atof(argv[n + 1]) : memory;
         n++;
     }
-    if (n == argc || gpus < 1 || gpus > GPUS_MAX) {
-        fprintf(stderr, "usage: ranks [--gpus N] [--heads N] [--kv-heads N] [--backward] "
-                        "[--repeat N] LENGTH ...\n");
+    if (n == argc || gpus < 1 || gpus > GPUS_MAX || repeat < 1 || repeat > REPEAT_MAX) {
+        fprintf(stderr, "usage: ranks [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
+                        "[--decode] [--pair] [--repeat N] [--memory GB] LENGTH ...\n");
         return 2;
     }
     pthread_barrier_init(&barrier, NULL, (unsigned)gpus);
     open_all(ranks);
-    printf("%s, bf16, %ld heads, %ld of keys, d %d, causal\n",
-           backward ? "forward and backward" : "forward", heads, kv_heads, DIM);
+    printf("%s, bf16, %ld heads, %ld of keys, d %d\n",
+           decode     ? "decoding"
+           : backward ? "causal, forward and backward"
+                      : "causal, forward",
+           heads, kv_heads, DIM);
     for (; n < argc; n++) {
         measure(ranks, atol(argv[n]));
     }

@@ -8,6 +8,7 @@
 
 #include "core/env.h"
 #include "core/kernel.h"
+#include "core/merge.h"
 #include "core/operands.h"
 #include "core/peak.h"
 #include "core/problem.h"
@@ -82,7 +83,7 @@ struct fattn_backend {
                         fattn_stream stream);
     void (*release)(fattn_plan *plan);
 
-    fattn_status (*merge)(void *impl, const fattn_merge_args *args, fattn_stream stream);
+    fattn_status (*merge)(void *impl, const fattn_merge_job *job, fattn_stream stream);
     fattn_status (*dropout_mask)(void *impl, const fattn_dropout_args *args, fattn_stream stream);
     fattn_status (*rows)(void *impl, const fattn_rows_args *args, fattn_stream stream);
     /* problem and buffers are normalised, outputs is 0, strides of args filled in */

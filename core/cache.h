@@ -5,13 +5,13 @@
  * and gives both back. The cache is of the process, and may be used by many threads.
  *
  * A call returns before a GPU has done its work, so a workspace comes back while it is in use. Each
- * has an event, recorded behind its last use; whoever borrows it next makes his stream wait for
- * that. Streams are never told apart by their handles alone: one handle is a different stream in
- * each thread, and handles of destroyed streams are used again.
+ * has an event, recorded behind its last use, and the stream of the next call waits for it. Handles
+ * do not identify streams: one handle is a different stream in each thread, and handles of
+ * destroyed streams are used again.
  *
- * A call on a stream that is being captured into a graph gets a workspace that is the graph's for
- * ever, for nobody learns when the graph was replayed last. Calls of one capture follow one another
- * inside the graph by events, and share theirs.
+ * A call on a stream that is being captured into a graph gets a workspace that the graph keeps for
+ * ever, because the library cannot know when the graph is replayed for the last time. Events order
+ * the calls of one capture inside the graph, so these calls share a workspace.
  */
 #ifndef FATTN_CORE_CACHE_H
 #define FATTN_CORE_CACHE_H

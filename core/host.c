@@ -147,14 +147,14 @@ fattn_status fattn_host_event_elapsed(void *impl, void *start, void *stop, doubl
     return FATTN_OK;
 }
 
-static void copy_row(const fattn_rows_args *a, void *to, const void *from)
+static void copy_row(const fattn_rows_args *a, void *to, const void *from, const float *plus)
 {
     const size_t bytes = (size_t)(a->channels * fattn_dtype_size(a->dtype_to));
     if (!from) {
         memset(to, 0, bytes);
-    } else if (a->add) {
+    } else if (plus && a->dtype_to == FATTN_F32) {
         for (int64_t c = 0; c < a->channels; c++) {
-            ((float *)to)[c] += ((const float *)from)[c];
+            ((float *)to)[c] = ((const float *)from)[c] + plus[c];
         }
     } else if (a->dtype_from == a->dtype_to) {
         memcpy(to, from, bytes);
@@ -162,8 +162,8 @@ static void copy_row(const fattn_rows_args *a, void *to, const void *from)
         const float *const wide = from;
         uint16_t *const narrow = to;
         for (int64_t c = 0; c < a->channels; c++) {
-            narrow[c] = a->dtype_to == FATTN_F16 ? fattn_f16_from_f32(wide[c])
-                                                 : fattn_bf16_from_f32(wide[c]);
+            const float x = plus ? wide[c] + plus[c] : wide[c];
+            narrow[c] = a->dtype_to == FATTN_F16 ? fattn_f16_from_f32(x) : fattn_bf16_from_f32(x);
         }
     }
 }
@@ -178,10 +178,10 @@ fattn_status fattn_host_rows(void *impl, const fattn_rows_args *a, fattn_stream 
     for (int64_t n = 0; n < count; n++) {
         const int64_t h = n % a->heads, i = n / a->heads % a->rows, b = n / a->heads / a->rows;
         const fattn_strides *const t = &a->to_stride, *const f = &a->from_stride;
+        const int64_t from = b * f->batch + i * f->seq + h * f->head;
         copy_row(a, (char *)a->to + (b * t->batch + i * t->seq + h * t->head) * to_size,
-                 a->from
-                     ? (const char *)a->from + (b * f->batch + i * f->seq + h * f->head) * from_size
-                     : NULL);
+                 a->from ? (const char *)a->from + from * from_size : NULL,
+                 a->plus ? a->plus + from : NULL);
     }
     return status;
 }

@@ -160,7 +160,7 @@ static bool block_mask_sees(const head *a, int64_t i, int64_t rows, int64_t j, i
     return false;
 }
 
-/* Adds the tiles of the rows i .. i + rows that meet keys first .. end, whole tiles of them. */
+/* Adds the tiles of rows i .. i + rows that contain any of the keys first .. end. */
 static void visit_row_block(head *a, int64_t i, int64_t rows, int64_t first, int64_t end)
 {
     const int64_t bc = a->tile.bc;

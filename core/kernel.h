@@ -51,6 +51,14 @@ typedef struct fattn_tiling {
     int workers;          /* threads that a CPU's run has, those worth waking; 0 elsewhere */
 } fattn_tiling;
 
+/* What cutting keys into parts costs a row. The planner decides by it how many parts there are. */
+typedef struct fattn_split_cost {
+    int64_t keys;   /* fewest that are worth a part of their own */
+    int64_t pieces; /* of work, below which keys are worth cutting */
+    int64_t units;  /* of a row that memory bounds: parts fill rounds of so many units, and a round
+                     * costs the time of `keys` besides; else 0 */
+} fattn_split_cost;
+
 typedef struct fattn_kernel fattn_kernel;
 struct fattn_kernel {
     const char *name;
@@ -68,12 +76,7 @@ struct fattn_kernel {
     bool adds_dbias;    /* sums dbias over an axis in any order: not with deterministic */
     double dropout_max; /* largest dropout_p; 0 any */
     bool packs_groups;  /* the G query heads of a kv head form the rows of one block */
-    bool splits_keys;   /* can cut the keys of a row into parts and merge them */
-    int64_t split_keys; /* fewest keys worth a part of their own; 0: as the device says */
-    int64_t pieces;     /* of work for each that the device asks for, so that all end together */
     bool must_fit;      /* runs with no tile but one that fits fast memory */
-    bool splits_evenly; /* parts fill rounds of all units; a round costs split_keys keys besides */
-    bool one_round;     /* taken only for at most a block of rows a unit, unless by name */
     bool by_name;       /* taken only when FATTN_KERNEL asks for it */
     const fattn_tile *tiles;
 
@@ -83,11 +86,14 @@ struct fattn_kernel {
      * and where the row has no such reasons. */
     const char *(*cannot)(const fattn_kernel *row, const fattn_problem *problem);
     /* Whether the row is worth taking, unless by name; NULL where it always is. */
-    bool (*pays)(const fattn_kernel *row, const fattn_problem *problem);
+    bool (*pays)(const fattn_kernel *row, const fattn_problem *problem,
+                 const struct fattn_limits *limits);
     /* What tiles of the menu are compared by, in any unit: the planner takes the one that costs
      * least. NULL where traffic decides. */
     double (*cost)(const fattn_kernel *row, const fattn_problem *problem,
                    const struct fattn_limits *limits, fattn_tile tile);
+    /* What parts of the keys cost; NULL where the row cannot cut keys into parts and merge them. */
+    fattn_split_cost (*split)(const fattn_kernel *row, const struct fattn_limits *limits);
     /* Fast memory that a tile occupies, in bytes. */
     int64_t (*fast_bytes)(const fattn_kernel *row, const fattn_problem *problem, fattn_tile tile);
     /* Workspace of a run, in bytes, or -1 on overflow; tiling->workspace and traffic are not set

@@ -104,6 +104,28 @@ void fattn_merge_args_init(fattn_merge_args *args)
     args->struct_size = sizeof *args;
 }
 
+static fattn_state state_of(const fattn_merge_args *a, const float *o, const float *lse,
+                            const fattn_strides *strides)
+{
+    return (fattn_state){.o = (void *)o,
+                         .lse = (float *)lse,
+                         .strides = *strides,
+                         .lse_batch = a->heads * a->seqlen,
+                         .lse_head = a->seqlen};
+}
+
+static fattn_merge_job job_of(const fattn_merge_args *a)
+{
+    return (fattn_merge_job){.batch = a->batch,
+                             .heads = a->heads,
+                             .seqlen = a->seqlen,
+                             .dim_v = a->dim_v,
+                             .first = state_of(a, a->o1, a->lse1, &a->o1_stride),
+                             .second = state_of(a, a->o2, a->lse2, &a->o2_stride),
+                             .result = state_of(a, a->o, a->lse, &a->o_stride),
+                             .dtype = FATTN_F32};
+}
+
 fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fattn_stream stream)
 {
     fattn_merge_args a;
@@ -132,7 +154,8 @@ fattn_status fattn_merge(fattn_device *device, const fattn_merge_args *args, fat
     status = status ? status : check_overlap(&a, &second, &result);
     status = status ? status : fattn_device_acquire(&device);
     if (!status) {
-        status = device->backend->merge(device->impl, &a, stream);
+        const fattn_merge_job job = job_of(&a);
+        status = device->backend->merge(device->impl, &job, stream);
         fattn_device_close(device);
     }
     return status;

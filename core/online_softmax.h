@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The recurrence of online softmax: a row of scores is met one tile at a time, and all that has
- * been seen of it is {m, l}, its largest score and the sum of 2^(unit (x - m)). Every kernel, split
- * and merge of fattn runs these lines, but for weight() in tensor-core kernels, where scores are
- * of 16-bit inputs and one multiply-add does. A tile of scores x and values v joins a row by
+ * The recurrence of online softmax: a row of scores comes one tile at a time, and its state is
+ * {m, l}, the largest score so far and the sum of 2^(unit (x - m)). Every kernel, split and merge
+ * of fattn runs these lines, except for weight() in tensor-core kernels, whose scores have 16-bit
+ * inputs, so that one multiply-add is enough. A tile of scores x and values v is added to a row by
  *
  *     alpha = raise(&state, the largest x, unit)       m = max(m, x)
  *     p     = weight(x, unit, base(state))             p = 2^(unit (x - m))
@@ -12,17 +12,17 @@
  *
  * In the end the row is o * normaliser(state), and its log-sum-exp is lse(state, natural).
  *
- * Scores come in any unit > 0, log2 e for natural ones, and m is one of them: it has no rounding of
- * its own, the largest key weighs exactly 1 however large its score is, and what is rounded are
- * differences, which are small where the weight is not. (A query multiplied by scale * log2 e in
- * advance would round every one of its products.) A score not far below the largest does as well:
- * CPU kernels raise m only where they must (soften.h).
+ * Scores have any unit > 0, log2 e for natural ones. m is one of the scores, so it has no rounding
+ * of its own, and the largest key weighs exactly 1 however large its score is. Only differences are
+ * rounded, and they are small where the weight is not. (A query multiplied by scale * log2 e in
+ * advance would round every one of its products.) Any reference near the maximum is as good: CPU
+ * kernels raise m only when a score exceeds it by a margin (soften.h).
  *
- * -inf and NaN come out as the formula has them because
- *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row that has met
- *     nothing but scores of -inf, whose p is 0;
+ * -inf and NaN give what the formula gives because
+ *   - base() is 0 where m is -inf: exp2(-inf - (-inf)) would be NaN for a row whose scores so far
+ *     are all -inf, whose p is 0;
  *   - m may lose a NaN, as every max instruction does, but p keeps it, and with it l and o;
- *   - a row is empty when l == 0, which is false for NaN, and never asked through m.
+ *   - a row is empty when l == 0, which is false for NaN; m does not decide it.
  *
  * This is a template header over the vocabulary of the unit that includes it, a lane being a row:
  *
@@ -33,8 +33,8 @@
  *     fv_max(a, b)                             a > b ? a : b, which is b when either is NaN
  *     fv_eq(a, b), fv_select(m, a, b)          m ? a : b
  *
- * FATTN_SUFFIX, where defined, is appended to every name, so that two vocabularies can meet in a
- * unit.
+ * FATTN_SUFFIX, where defined, is appended to every name, so that a unit can use two
+ * vocabularies.
  */
 #if defined(FATTN_SUFFIX) || !defined(FATTN_CORE_ONLINE_SOFTMAX_H)
 
@@ -52,11 +52,11 @@
 #define SOFTMAX_MINUS_INFINITY fv_set1(-fattn_f32_infinity())
 
 typedef struct SOFTMAX_NAME(fattn_softmax) {
-    fv m; /* the largest score met */
-    fv l; /* the sum of 2^(unit (x - m)) over the scores met */
+    fv m; /* the largest score so far */
+    fv l; /* the sum of 2^(unit (x - m)) over the scores so far */
 } SOFTMAX_NAME(fattn_softmax);
 
-/* Nothing met. */
+/* The state before any score. */
 FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_empty)(void)
 {
     SOFTMAX_NAME(fattn_softmax) state;
@@ -77,8 +77,8 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_weight)(fv x, fv unit, fv base)
     return fv_exp2(SOFTMAX_NAME(fattn_softmax_exponent)(x, unit, base));
 }
 
-/* One score x met, of a key whose value is 0: a sink. x - x is 0 for a number and NaN for +inf and
- * NaN, as in the formula; a sink of -inf is no key. */
+/* The state after one score x, of a key whose value is 0: a sink. x - x is 0 for a number and NaN
+ * for +inf and NaN, as in the formula; a sink of -inf is no key. */
 FATTN_HD SOFTMAX_NAME(fattn_softmax) SOFTMAX_NAME(fattn_softmax_sink)(fv x)
 {
     SOFTMAX_NAME(fattn_softmax) state;
@@ -93,8 +93,7 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_base)(SOFTMAX_NAME(fattn_softmax) state)
     return fv_select(fv_eq(state.m, SOFTMAX_MINUS_INFINITY), fv_set1(0.0f), state.m);
 }
 
-/* Meets scores of which x is the largest, and returns what all sums so far must be multiplied
- * by. */
+/* Takes note of scores of which x is the largest. Returns the factor for all sums so far. */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_raise)(SOFTMAX_NAME(fattn_softmax) * state, fv x, fv unit)
 {
     const fv before = state->m;
@@ -111,7 +110,7 @@ FATTN_HD void SOFTMAX_NAME(fattn_softmax_add)(SOFTMAX_NAME(fattn_softmax) * stat
     state->l = fv_add(state->l, sum);
 }
 
-/* Joins what two parts of a row have met: into becomes both, and their unnormalised o are to be
+/* Merges two parts of a row: `into` becomes the state of both. Their unnormalised o are to be
  * multiplied by *alpha (into) and *beta (other) and added. Exactly commutative. */
 FATTN_HD void SOFTMAX_NAME(fattn_softmax_merge)(SOFTMAX_NAME(fattn_softmax) * into,
                                                 SOFTMAX_NAME(fattn_softmax) other, fv unit,
@@ -142,8 +141,8 @@ FATTN_HD fv SOFTMAX_NAME(fattn_softmax_round)(fv x)
  * half an ulp and 2^-23. natural: a score times this is in natural units.
  *
  * l = 2^n f, f about 1. An integer n times the 9 bits of 355/512 is exact and the rest of ln l
- * small, so that large parts meet in one sum, whose rounding error is put back (Knuth's two-sum),
- * like that of the product.
+ * small. So large numbers are added only once. The rounding errors of this sum (Knuth's two-sum)
+ * and of the product are added back.
  */
 FATTN_HD fv SOFTMAX_NAME(fattn_softmax_lse)(SOFTMAX_NAME(fattn_softmax) state, fv natural)
 {

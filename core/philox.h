@@ -50,6 +50,12 @@ typedef struct fattn_dropout {
     float multiplier;   /* Z of a kept pair; 0 when nothing is kept */
 } fattn_dropout;
 
+/* The column of patches that holds key j, 0 <= j < FATTN_DROPOUT_KEYS; 16 keys on, it is 4 more. */
+FATTN_HD uint32_t fattn_dropout_column(int64_t j)
+{
+    return (uint32_t)((j >> 4) * 4 + ((j & 7) >> 1));
+}
+
 #endif
 
 #if defined(FATTN_SUFFIX) || !defined(FATTN_CORE_PHILOX_SCALAR)
@@ -129,15 +135,22 @@ FATTN_HD PHILOX_NAME(fattn_dropout_rows)
     return rows;
 }
 
-/* The four words of the patch that holds key j: word 2 * (bit 3 of i) + (bit 3 of j) belongs to
- * (i, j), its low half to the even key. 0 <= j < FATTN_DROPOUT_KEYS. */
+/* The four words of the patch in a column of patches: word 2 * (bit 3 of i) + (bit 3 of j) belongs
+ * to (i, j), its low half to the even key. */
+FATTN_HD void PHILOX_NAME(fattn_dropout_patch)(const fattn_dropout *dropout,
+                                               PHILOX_NAME(fattn_dropout_rows) rows,
+                                               uint32_t column, uv words[4])
+{
+    const uv counter[4] = {rows.row, uv_set1(column), rows.b, rows.h};
+    PHILOX_NAME(fattn_philox4x32_10)(counter, dropout->key, words);
+}
+
+/* The same of the patch that holds key j. */
 FATTN_HD void PHILOX_NAME(fattn_dropout_words)(const fattn_dropout *dropout,
                                                PHILOX_NAME(fattn_dropout_rows) rows, int64_t j,
                                                uv words[4])
 {
-    const uint32_t column = (uint32_t)((j >> 4) * 4 + ((j & 7) >> 1));
-    const uv counter[4] = {rows.row, uv_set1(column), rows.b, rows.h};
-    PHILOX_NAME(fattn_philox4x32_10)(counter, dropout->key, words);
+    PHILOX_NAME(fattn_dropout_patch)(dropout, rows, fattn_dropout_column(j), words);
 }
 
 /* Each lane's own of the words of rows i and i + 8. */

@@ -52,21 +52,16 @@ static const char *declines(const fattn_kernel *row, const fattn_problem *proble
                  (long long)limits->fast_memory);
         return text;
     }
-    const int64_t blocks = !why && row->one_round && !named ? fattn_kernel_blocks(row, problem) : 0;
-    if (blocks > limits->units) {
-        snprintf(text, size, "is for at most %lld blocks of rows, one a unit, not %lld",
-                 (long long)limits->units, (long long)blocks);
-        return text;
-    }
-    if (!why && row->pays && !named && !row->pays(row, problem)) {
-        snprintf(text, size, "does not pay for %lld rows a head of %lld keys",
+    if (!why && row->pays && !named && !row->pays(row, problem, limits)) {
+        snprintf(text, size, "does not pay for %lld x %lld heads of %lld rows and %lld keys",
+                 (long long)problem->batch, (long long)fattn_kernel_heads(row, problem),
                  (long long)fattn_kernel_rows(row, problem), (long long)problem->seqlen_k);
         return text;
     }
     if (why || splits <= 1 || problem->op != FATTN_FORWARD) {
         return why;
     }
-    if (!row->splits_keys || problem->features & FATTN_BATCH_INVARIANT) {
+    if (!row->split || problem->features & FATTN_BATCH_INVARIANT) {
         return "cannot cut the keys into the splits asked for";
     }
     return NULL;

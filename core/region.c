@@ -94,8 +94,8 @@ static int64_t fold(const axes *box, int inner, int64_t *period)
 
 /*
  * Take the inner axes of each box as one run each. The other strides are multiples of a period, so
- * the boxes can only meet where their runs meet modulo the period. One way of choosing the inner
- * axes that keeps the runs apart proves that no byte is shared.
+ * the boxes can only overlap if their runs overlap modulo the period. If the runs are apart for one
+ * choice of inner axes, no byte is shared.
  */
 bool fattn_regions_overlap(const fattn_region *a, const fattn_region *b)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which bytes a tensor touches, as a box of strided runs, and whether two such boxes can meet.
+ * Which bytes a tensor touches, as a box of strided runs, and whether two such boxes can overlap.
  * Tensors that interleave (q, k and v as slices of one packed array) touch the same address range
- * without sharing a byte, so comparing ranges would refuse what people do every day.
+ * without sharing a byte, so comparing ranges would refuse a common case.
  */
 #ifndef FATTN_CORE_REGION_H
 #define FATTN_CORE_REGION_H

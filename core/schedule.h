@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The list of work of a tiling, as formulas: item n of tiling->items is a block of rows of one
- * head, and one part of its keys. Nothing is stored, so that planning costs the same for any size.
- * Kernels of every backend ask here.
+ * head, and one part of its keys. Nothing is stored, so planning takes the same time for any size.
+ * Kernels of every backend use these formulas.
  */
 #ifndef FATTN_CORE_SCHEDULE_H
 #define FATTN_CORE_SCHEDULE_H
@@ -17,8 +17,9 @@ typedef struct fattn_work {
     int64_t split; /* part of the keys */
 } fattn_work;
 
-/* a / b for a >= 0, b > 0. Divisions are slow on a GPU, above all those of 64 bits, but compilers
- * try 32 bits first. A kernel that is given none but numbers below 2^32 says so beforehand. */
+/* a / b for a >= 0, b > 0. Divisions are slow on a GPU, above all those of 64 bits, although
+ * compilers try 32 bits first. A kernel whose numbers are all below 2^32 defines
+ * FATTN_SMALL_QUOTIENTS. */
 FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
 {
 #ifdef FATTN_SMALL_QUOTIENTS
@@ -29,12 +30,12 @@ FATTN_HD int64_t fattn_quotient(int64_t a, int64_t b)
 }
 
 /*
- * Items of a head follow one another, so that its keys and values stay in cache, and within a head
- * the last rows come first. Under a causal mask these are the heavy ones: what is handed out last,
- * when workers run out of work, is light. There as many heads as a cache holds take turns, all
- * their last rows first: what is left in the end is then light for all workers, and not for those
- * alone that have come to the end of a head. In a batch of ragged lengths the last rows are those
- * that a short sequence does not have, which are over at once and hold up nobody.
+ * Items of a head follow one another, so that its keys and values stay in cache. Within a head the
+ * last rows come first: under a causal mask they have the most work, and the items that are left
+ * when workers run out of work should be small. Under such a mask as many heads as a cache holds
+ * take turns, each beginning with its last rows. Otherwise the last items of the list would be
+ * small only for the workers that have come to the end of a head. In a batch of ragged lengths the
+ * last rows do not exist in short sequences; their items end at once.
  */
 FATTN_HD fattn_work fattn_schedule_item(const fattn_tiling *tiling, int64_t heads, int64_t item)
 {
@@ -58,7 +59,7 @@ typedef struct fattn_parts {
     int64_t size;        /* key blocks of a part; the last one may have fewer */
 } fattn_parts;
 
-/* Most parts that so many key blocks are worth, which never falls as blocks become more. */
+/* Most parts that so many key blocks are worth. More blocks are never worth fewer parts. */
 FATTN_HD int64_t fattn_schedule_most(const fattn_tiling *tiling, int64_t blocks)
 {
     if (tiling->splits == 1 || blocks <= tiling->whole_blocks) {
@@ -69,10 +70,10 @@ FATTN_HD int64_t fattn_schedule_most(const fattn_tiling *tiling, int64_t blocks)
 }
 
 /*
- * Cuts the key blocks first .. past - 1 into parts. A plan is made for the longest sequence there
- * may be, and how long one is stands in memory: so a plan says how many parts there are at most,
- * and a block of rows has as many as the keys that it sees are worth, which is one where they are
- * few. That depends on nothing but its own sequence. Kernels and those who merge both ask here.
+ * Cuts the key blocks first .. past - 1 into parts. A plan is made for the longest possible
+ * sequence; the actual lengths are in memory. So a plan says how many parts there are at most, and
+ * a block of rows has as many as the keys that it sees are worth: one where they are few. This
+ * depends on its own sequence alone. Kernels and what merges their parts both call this function.
  */
 FATTN_HD fattn_parts fattn_schedule_parts(const fattn_tiling *tiling, int64_t first, int64_t past)
 {
@@ -88,7 +89,8 @@ FATTN_HD fattn_parts fattn_schedule_parts(const fattn_tiling *tiling, int64_t fi
     return parts;
 }
 
-/* Whether one part has all; else each has some, and those from the count on do not exist. */
+/* Whether one part has all key blocks. Otherwise each has some, and parts from the count on do not
+ * exist. */
 FATTN_HD int fattn_parts_are_one(const fattn_parts *parts)
 {
     return parts->past - parts->first <= parts->size;

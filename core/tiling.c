@@ -71,26 +71,19 @@ static int64_t pick_even_splits(int64_t units, int64_t extra, const fattn_tiling
     return best;
 }
 
-/* Fewest keys that are worth a part. */
-static int64_t keys_of_part(const fattn_limits *limits, const fattn_kernel *kernel)
-{
-    return kernel->split_keys ? kernel->split_keys : limits->split_keys;
-}
-
 /* Parts that the keys are cut into: enough pieces of work, each with keys enough to pay for
  * itself. */
 static int64_t pick_splits(const fattn_limits *limits, const fattn_kernel *kernel,
                            const fattn_problem *problem, const fattn_tiling *tiling)
 {
-    if (!kernel->splits_keys || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
+    if (!kernel->split || problem->features & FATTN_BATCH_INVARIANT || tiling->items == 0) {
         return 1;
     }
-    const int64_t keys = keys_of_part(limits, kernel);
-    if (kernel->splits_evenly && limits->units) {
-        return pick_even_splits(limits->units, fattn_ceil_div(keys, tiling->bc), tiling);
+    const fattn_split_cost cost = kernel->split(kernel, limits);
+    if (cost.units) {
+        return pick_even_splits(cost.units, fattn_ceil_div(cost.keys, tiling->bc), tiling);
     }
-    const int64_t pieces = limits->parallelism * (kernel->pieces ? kernel->pieces : 1);
-    return fattn_min64(fattn_ceil_div(pieces, tiling->items), problem->seqlen_k / keys);
+    return fattn_min64(fattn_ceil_div(cost.pieces, tiling->items), problem->seqlen_k / cost.keys);
 }
 
 /*
@@ -108,8 +101,8 @@ static int64_t even_whole_blocks(int64_t units, int64_t extra, int64_t blocks, i
     return costs < saved * most ? (int64_t)(costs / saved) : k_blocks - 1;
 }
 
-/* What parts sequences get that are shorter than the plan's: those that a plan for them had, but
- * that all keys have as many as was asked for. blocks: of rows */
+/* Into how many parts shorter sequences than the plan's are cut: about as many as a plan for their
+ * length would have. blocks: of rows */
 static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kernel, int64_t blocks,
                            fattn_tiling *t)
 {
@@ -118,9 +111,10 @@ static void cut_by_lengths(const fattn_limits *limits, const fattn_kernel *kerne
     if (t->splits == 1) {
         return;
     }
-    const int64_t least = fattn_ceil_div(keys_of_part(limits, kernel), t->bc);
-    if (kernel->splits_evenly && limits->units) {
-        t->whole_blocks = even_whole_blocks(limits->units, least, blocks, t->splits, t->k_blocks);
+    const fattn_split_cost cost = kernel->split(kernel, limits);
+    const int64_t least = fattn_ceil_div(cost.keys, t->bc);
+    if (cost.units) {
+        t->whole_blocks = even_whole_blocks(cost.units, least, blocks, t->splits, t->k_blocks);
     } else {
         t->part_blocks = fattn_min64(least < 1 ? 1 : least, some);
     }
@@ -150,9 +144,9 @@ static int64_t pick_together(const fattn_problem *p, const fattn_limits *limits,
 }
 
 /*
- * Slow-memory bytes of a run. Blocks behind a shared cache read what is of their head together: as
- * many as run at once do, and all that there are where the heads at work fit half of the cache, so
- * that who comes later finds it there. They move what one large block would.
+ * Slow-memory bytes of a run. Behind a shared cache, the blocks of a head that run at once read its
+ * keys and values from slow memory once. If the heads at work fit half of the cache, so do all
+ * blocks of a head: later ones find the keys there. Together they move what one large block would.
  */
 static double traffic_of(const fattn_problem *p, const fattn_limits *limits,
                          const fattn_kernel *kernel, const fattn_tiling *t)

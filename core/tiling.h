@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The planner: (problem, limits, kernel row) -> tile, splits, work list, workspace, predicted
- * traffic. A pure function of its arguments: it asks no machine anything, so that the plan for an
- * H100 can be tested on a laptop. The number of worker threads is deliberately not among the
+ * traffic. A pure function of its arguments, which queries no machine: the plan for an H100 can be
+ * tested on a laptop. The number of worker threads is deliberately not among the
  * arguments: results must not depend on it. The backend adds them to the plan.
  */
 #ifndef FATTN_CORE_TILING_H
@@ -13,8 +13,7 @@
 /* What a backend says about a device. */
 typedef struct fattn_limits {
     int64_t fast_memory;  /* bytes a tile may occupy */
-    int64_t parallelism;  /* pieces of work below which keys are worth splitting */
-    int64_t split_keys;   /* fewest keys worth a part of their own */
+    int64_t parallelism;  /* pieces of work that it takes side by side */
     int64_t shared_cache; /* bytes between slow memory and all of fast memory; 0: none is known */
     int64_t units;        /* that are kept busy with equal shares; 0: unknown */
 } fattn_limits;

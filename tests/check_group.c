@@ -7,6 +7,7 @@
  *
  * FATTN_BACKEND names a device with memory of its own, which ranks share.
  */
+#include "core/distributed/group.h"
 #include "examples/threads.h"
 #include "tests/device.h"
 #include "tests/divided.h"
@@ -135,6 +136,158 @@ static void check_results(int64_t problems, uint64_t seed)
         tap_check(right == count && count > 0, "%d ranks: %lld of %lld drawn problems are right",
                   ranks, (long long)right, (long long)count);
     }
+}
+
+/* --- Pieces ----------------------------------------------------------------------------------- */
+
+typedef struct planner {
+    pthread_t thread;
+    fattn_transport transport;
+    fattn_op op;
+    int64_t gap; /* elements between a rank's sequences of keys */
+    fattn_group_plan *plan;
+} planner;
+
+/* A causal square of two sequences over 4 ranks, zigzag. */
+static void *run_planner(void *context)
+{
+    planner *const r = context;
+    fattn_group group;
+    fattn_problem p;
+    fattn_group_init(&group);
+    group.transport = &r->transport;
+    group.split = FATTN_SPLIT_ZIGZAG;
+    fattn_problem_init(&p);
+    p.op = r->op;
+    p.features = FATTN_CAUSAL;
+    p.layout = FATTN_STRIDED;
+    p.batch = 2, p.heads_q = 4, p.heads_k = 2, p.dim = p.dim_v = 16;
+    p.seqlen_q = p.seqlen_k = 64;
+    const fattn_strides q = {16 * 4 * 16, 4 * 16, 16}, k = {16 * 2 * 16 + r->gap, 2 * 16, 16};
+    p.q = p.o = p.dq = p.dout = q;
+    p.k = p.v = p.dk = p.dv = k;
+    p.outputs = r->op == FATTN_FORWARD ? FATTN_OUT_O | FATTN_OUT_LSE
+                                       : FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    if (fattn_group_plan_create(&group, &p, NULL, NULL, &r->plan)) {
+        printf("# %s\n", fattn_last_reason());
+    }
+    return NULL;
+}
+
+/* Pieces of a step that a rank has. */
+static int pieces_of(const fattn_group_plan *plan, int64_t step)
+{
+    int pieces = 0;
+    for (int lane = 0; lane < FATTN_LANES; lane++) {
+        for (int n = 0; n < plan->q_runs * plan->k_runs; n++) {
+            fattn_visit visit;
+            fattn_problem p;
+            fattn_buffers b;
+            pieces += fattn_group_visit(plan, lane, step, n, &visit) &&
+                      fattn_group_piece_of(plan, &visit, &p, &b);
+        }
+    }
+    return pieces;
+}
+
+/* A launch more a step is a tail more; a copy of the keys is a pass over memory. */
+static void check_pieces(fattn_op op)
+{
+    enum { PLANNERS = 4 };
+    planner all[PLANNERS];
+    threads engine;
+    int64_t steps = 0, pieces = 0;
+    bool copies = false;
+    threads_make(&engine, PLANNERS);
+    for (int r = 0; r < PLANNERS; r++) {
+        all[r] =
+            (planner){.transport = threads_transport(&engine, r), .op = op, .gap = 8 * (r == 3)};
+        if (pthread_create(&all[r].thread, NULL, run_planner, &all[r])) {
+            exit(1);
+        }
+    }
+    for (int r = 0; r < PLANNERS; r++) {
+        pthread_join(all[r].thread, NULL);
+    }
+    for (int r = 0; r < PLANNERS; r++) {
+        const fattn_group_plan *const plan = all[r].plan;
+        for (int64_t step = 0; plan && step < plan->rounds; step++) {
+            steps++;
+            pieces += pieces_of(plan, step);
+        }
+        copies = copies || !plan || (plan->own != NULL) != (r == 3);
+    }
+    tap_check(pieces == steps && steps == PLANNERS * (op == FATTN_FORWARD ? 4 : 5),
+              "%s: %lld pieces in %lld steps of a zigzag ring under a causal mask",
+              op == FATTN_FORWARD ? "forward" : "backward", (long long)pieces, (long long)steps);
+    tap_check(!copies, "and a rank's own keys are copied where they have gaps alone");
+    for (int r = 0; r < PLANNERS; r++) {
+        fattn_group_plan_destroy(all[r].plan);
+    }
+    threads_free(&engine);
+}
+
+/* --- Turns ------------------------------------------------------------------------------------ */
+
+static int64_t most_bytes(const rank_run *runs, int ranks)
+{
+    int64_t most = 0;
+    for (int r = 0; r < ranks; r++) {
+        const int64_t bytes = fattn_group_plan_bytes(runs[r].share.plan);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* With a byte less than they like two heads of keys take turns; with one byte none can. */
+static bool turns_are_right(int64_t index, int ranks, int *tried)
+{
+    divided d;
+    divided_draw(&d, 21, index, ranks);
+    const fattn_problem *const p = &d.problem;
+    if (d.scheme != FATTN_SCHEME_RING || d.ragged || p->batch != 1 || p->heads_k != 2 ||
+        p->features & FATTN_DROPOUT || p->outputs & FATTN_OUT_DBIAS || p->seqlen_q < 30 ||
+        p->seqlen_k < 30) {
+        return true;
+    }
+    const divided *const problems[THREADS_MAX] = {&d, &d, &d, &d, &d, &d, &d, &d};
+    rank_run runs[THREADS_MAX];
+    threads all;
+    bool good = divided_solve(&d, 21, index) == FATTN_OK;
+    (*tried)++;
+    for (int n = 0; good && n < 3; n++) {
+        threads_make(&all, ranks);
+        run_ranks((const divided **)problems, &all, ranks, 60, -1, runs);
+        threads_free(&all);
+        for (int r = 0; r < ranks; r++) {
+            char text[256] = "";
+            good =
+                good &&
+                (n == 2 ? runs[r].status == FATTN_OUT_OF_MEMORY || runs[r].status == FATTN_RANK_LOST
+                        : !runs[r].status &&
+                              divided_is_right(&d, ranks, r, &runs[r].share, text, sizeof text));
+            if (!good) {
+                printf("# turns, case %lld, run %d: %s %s\n", (long long)index, n, runs[r].reason,
+                       text);
+                break;
+            }
+        }
+        good = good && (n != 1 || most_bytes(runs, ranks) <= d.memory);
+        d.memory = n == 0 ? most_bytes(runs, ranks) - 1 : 1;
+        free_ranks(runs, ranks);
+    }
+    divided_free(&d);
+    return good;
+}
+
+static void check_turns(void)
+{
+    int right = 0, tried = 0, all = 1200;
+    for (int n = 0; n < all; n++) {
+        right += turns_are_right(n, 2 + n % 3, &tried);
+    }
+    tap_check(right == all && tried > 30, "%d of %d problems are right in less memory",
+              right - (all - tried), tried);
 }
 
 /* --- Faults ----------------------------------------------------------------------------------- */
@@ -493,6 +646,9 @@ int main(int argc, char **argv)
         fattn_cache_clear();
         return tap_done();
     }
+    check_pieces(FATTN_FORWARD);
+    check_pieces(FATTN_BACKWARD);
+    check_turns();
     check_disagreement();
     check_lengths();
     check_silence();

@@ -208,7 +208,7 @@ int main(void)
     const fattn_kernel *row = NULL;
     const char *missing = NULL;
     for (int i = 0; device && (row = device->backend->kernel(device->impl, i, &missing)); i++) {
-        if (missing || !row->splits_keys || !(row->ops & FATTN_OP_BIT(FATTN_FORWARD))) {
+        if (missing || !row->split || !(row->ops & FATTN_OP_BIT(FATTN_FORWARD))) {
             continue;
         }
         for (fattn_dtype dtype = FATTN_F32; dtype <= FATTN_BF16; dtype++) {

@@ -29,6 +29,28 @@ static void check_offsets(void)
     tap_check(right, "elements of a tile lie where copies of 64 channels put them, each once");
 }
 
+/* A tile has a place for each of its elements, and for the zeros that a copy of whole panels leaves
+ * behind them, whatever its width. */
+static void check_panels(void)
+{
+    enum { ROWS = 128 };
+    static const uint32_t widths[] = {64, 96, 128, 192, 256};
+    bool fits = true, shared = true;
+    for (size_t n = 0; n < sizeof widths / sizeof *widths; n++) {
+        const uint32_t width = widths[n], panels = WGMMA_PANELS(width);
+        fits = fits && panels * 64 >= width && (panels - 1) * 64 < width;
+        for (uint32_t r = 0; r < ROWS; r++) {
+            fits = fits && wgmma_offset(ROWS, r, width - 1) + 2 <= panels * ROWS * 128;
+        }
+        /* Queries, keys and values of one stage, each of ROWS rows. */
+        const uint32_t bytes = WGMMA_SHARED(width, width, ROWS / 64, ROWS, 1);
+        const uint32_t beside = WGMMA_SHARED(0, 0, ROWS / 64, ROWS, 1);
+        shared = shared && bytes - beside == 3 * panels * ROWS * 128;
+    }
+    tap_check(fits, "panels hold the channels of each width");
+    tap_check(shared, "shared memory holds whole panels");
+}
+
 /* Element (r, c) as a product that sums over channels reads it: the descriptor's start, steps of 16
  * channels, rows of 128 bytes in patterns of eight, and the swizzle. */
 static void check_descriptors(void)
@@ -137,6 +159,7 @@ static void check_fragments(void)
 int main(void)
 {
     check_offsets();
+    check_panels();
     check_descriptors();
     check_sums();
     check_fragments();

@@ -111,8 +111,10 @@ static bool is_repeated(const place *at)
 bool hazard_spares(const place *at, const draw_case *c)
 {
     const fattn_problem *const p = &c->problem;
+    const int64_t slices = p->batch * p->heads_q;
     const int64_t longest = p->seqlen_q > p->seqlen_k ? p->seqlen_q : p->seqlen_k;
-    return SANITIZED && p->batch * p->heads_q * longest >= 15000 && is_repeated(at);
+    return SANITIZED && is_repeated(at) &&
+           (slices * longest >= 15000 || slices * p->seqlen_q * p->seqlen_k >= 20000);
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ static int menu_size(const fattn_kernel *kernel)
 static void judge_at(const place *at, draw_case *c, judge_truth *truth, int splits,
                      const char *words)
 {
-    const bool cuts = at->kernel->splits_keys && c->problem.op == FATTN_FORWARD &&
+    const bool cuts = at->kernel->split && c->problem.op == FATTN_FORWARD &&
                       !(c->problem.features & FATTN_BATCH_INVARIANT);
     const int tiles = splits < 0 ? 0 : menu_size(at->kernel);
     for (c->tile = 0; c->tile <= tiles; c->tile++) {

@@ -13,7 +13,7 @@
 
 static bool cuts_keys(const place *at, const draw_case *c)
 {
-    return at->kernel->splits_keys && hazard_takes(at, c);
+    return at->kernel->split != NULL && hazard_takes(at, c);
 }
 
 static fattn_status run_split(const place *at, const draw_case *c, int64_t splits)
@@ -389,7 +389,7 @@ static void f7(void)
             c.problem.op =
                 at->kernel->ops & FATTN_OP_BIT(FATTN_FORWARD) ? FATTN_FORWARD : FATTN_BACKWARD;
             c.problem.outputs = 0;
-            const bool splits = at->kernel->splits_keys && c.problem.op == FATTN_FORWARD;
+            const bool splits = at->kernel->split && c.problem.op == FATTN_FORWARD;
             const fattn_wish wish = {.tile = *tile, .splits = splits ? 4 : 0};
             fattn_plan *plan = NULL;
             const fattn_status status =

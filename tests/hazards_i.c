@@ -83,7 +83,7 @@ static void check_threads(const place *at, fattn_op op)
         hazard_check(hazard_build(&w->c) && draw_save(&w->c) == FATTN_OK, "%s",
                      fattn_last_reason());
     }
-    const bool taken = hazard_takes(at, &workers[0].c);
+    const bool taken = !hazard_spares(at, &workers[0].c) && hazard_takes(at, &workers[0].c);
     if (taken && fattn_plan_create_with(at->device, &workers[0].c.problem, at->kernel->name, NULL,
                                         &plan) == FATTN_OK) {
         for (int n = 0; n < THREADS; n++) {

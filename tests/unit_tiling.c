@@ -30,6 +30,24 @@ static int64_t endless_bytes(const fattn_kernel *row, const fattn_problem *p, co
     return -1;
 }
 
+static fattn_split_cost by_thousands(const fattn_kernel *row, const fattn_limits *limits)
+{
+    (void)row;
+    return (fattn_split_cost){.keys = 1024, .pieces = limits->parallelism};
+}
+
+static fattn_split_cost by_256(const fattn_kernel *row, const fattn_limits *limits)
+{
+    (void)row;
+    return (fattn_split_cost){.keys = 256, .pieces = limits->parallelism};
+}
+
+static fattn_split_cost by_256_evenly(const fattn_kernel *row, const fattn_limits *limits)
+{
+    (void)row;
+    return (fattn_split_cost){.keys = 256, .units = limits->units};
+}
+
 static const fattn_tile menu[] = {{32, 32}, {64, 64}, {128, 64}, {256, 128}, {0, 0}};
 
 static fattn_kernel imaginary(void)
@@ -40,8 +58,8 @@ static fattn_kernel imaginary(void)
                           .features = FATTN_FEATURES_ALL & ~FATTN_SINK & ~FATTN_BIAS,
                           .dim_max = 128,
                           .rows_max = 1024,
-                          .splits_keys = true,
                           .tiles = menu,
+                          .split = by_thousands,
                           .fast_bytes = square_bytes,
                           .workspace = partial_bytes};
 }
@@ -72,7 +90,7 @@ Test(tiling, the_largest_tile_that_fits)
                  {40 << 10, 32, 32},
                  {1, 32, 32}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0, 0};
+        const fattn_limits limits = {cases[i].fast, 1, 0, 0};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "%lld fast bytes: br %lld", (long long)cases[i].fast,
@@ -131,7 +149,7 @@ Test(tiling, units_share_blocks)
                  {100000, 16, ten, 256}, {100000, 16, hundred, 256}, {256, 0, ten, 256},
                  {256, 16, NULL, 256}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, cases[i].units};
+        const fattn_limits limits = {1 << 30, 1, 0, cases[i].units};
         const fattn_problem p = normal(cases[i].sq, 3000, 64);
         fattn_tiling t;
         k.cost = cases[i].cost;
@@ -152,7 +170,7 @@ Test(tiling, blocks_in_order_wait)
         int64_t br;
     } cases[] = {{128, 32, false, 64}, {128, 32, true, 128}, {128, 4096, true, 64}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, 16};
+        const fattn_limits limits = {1 << 30, 1, 0, 16};
         const fattn_problem p = normal(cases[i].sq, cases[i].sk, 64);
         fattn_tiling t;
         k.cost = cases[i].in_order ? ten_in_order : ten;
@@ -166,7 +184,7 @@ Test(tiling, causal_is_a_window)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {.splits = 0};
-    const fattn_limits limits = {1 << 30, 1, 1 << 20, 1 << 22, 16};
+    const fattn_limits limits = {1 << 30, 1, 1 << 22, 16};
     k.cost = hundred;
     for (int64_t sq = 100; sq < 5000; sq += 100) {
         fattn_problem causal = normal(sq, 3000, 64), window = causal;
@@ -195,7 +213,7 @@ Test(tiling, a_shared_cache_spares_slow_memory)
         double walks; /* of 32 blocks of 32 rows */
     } cases[] = {{4, 0, 32}, {4, 1 << 20, 8}, {31, 1 << 20, 2}, {4, 4 << 20, 1}, {64, 4 << 20, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fattn_limits limits = {1, cases[i].parallelism, 1 << 20, cases[i].cache, 0};
+        const fattn_limits limits = {1, cases[i].parallelism, cases[i].cache, 0};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, 32);
@@ -208,7 +226,7 @@ Test(tiling, keys_are_split_when_queries_are_few)
 {
     fattn_kernel k = imaginary();
     const fattn_wish none = {.splits = 0};
-    const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
+    const fattn_limits limits = {1 << 20, 64, 0, 0};
     fattn_problem p = normal(1, 65536, 64);
     fattn_tiling t;
     ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
@@ -242,10 +260,10 @@ Test(tiling, keys_are_split_when_queries_are_few)
 Test(tiling, even_splits_fill_rounds)
 {
     fattn_kernel k = imaginary();
-    k.packs_groups = k.splits_evenly = true;
-    k.split_keys = 256;
+    k.packs_groups = true;
+    k.split = by_256_evenly;
     const fattn_wish none = {.splits = 0};
-    const fattn_limits limits = {1 << 20, 264, 1024, 0, 132};
+    const fattn_limits limits = {1 << 20, 264, 0, 132};
     const struct {
         int64_t batch, keys, items;
     } cases[] = {{1, 131072, 132},   {4, 32768, 128},     {64, 2048, 128}, {66, 65536, 132},
@@ -268,10 +286,9 @@ Test(tiling, lengths_are_cut_as_if_planned_for)
     for (int even = 0; even < 2; even++) {
         fattn_kernel k = imaginary();
         k.packs_groups = true;
-        k.splits_evenly = even;
-        k.split_keys = 256;
+        k.split = even ? by_256_evenly : by_256;
         const fattn_wish tile = {.tile = {32, 32}};
-        const fattn_limits limits = {1 << 20, 264, 1024, 0, 132};
+        const fattn_limits limits = {1 << 20, 264, 0, 132};
         fattn_problem p = normal(1, 131072, 64);
         fattn_tiling all, just;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &tile, &all), FATTN_OK);
@@ -283,8 +300,8 @@ Test(tiling, lengths_are_cut_as_if_planned_for)
             const int64_t count = fattn_parts_count(&parts);
             cr_assert_leq(4 * parts.size, 5 * just.split_blocks + 4, "%lld keys: parts of %lld",
                           (long long)keys, (long long)parts.size);
-            cr_assert(just.splits > 1 || count == 1 || keys < 3 * k.split_keys,
-                      "%lld keys: %lld parts", (long long)keys, (long long)count);
+            cr_assert(just.splits > 1 || count == 1 || keys < 3 * 256, "%lld keys: %lld parts",
+                      (long long)keys, (long long)count);
         }
         const fattn_parts whole = fattn_schedule_parts(&all, 0, all.k_blocks);
         cr_assert_eq(fattn_parts_count(&whole), all.splits);
@@ -309,7 +326,7 @@ Test(tiling, rounds_for_the_largest_tile)
     const fattn_wish none = {.splits = 0};
     for (int64_t rows = 383; rows <= 384; rows++) {
         const fattn_problem p = normal(rows, 100, 64); /* of eight heads */
-        const fattn_limits limits = {1 << 30, 1, 1 << 20, 0, 3};
+        const fattn_limits limits = {1 << 30, 1, 0, 3};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, rows < 384 ? 32 : 256, "%lld rows: br %lld", (long long)rows,
@@ -330,7 +347,7 @@ Test(tiling, rounds_for_the_first_tile)
     } cases[] = {{1 << 30, 384, 256}, {1 << 30, 383, 128}, {128 << 10, 384, 128}, {1, 384, 32}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fattn_problem p = normal(cases[i].rows, 100, 64); /* of eight heads */
-        const fattn_limits limits = {cases[i].fast, 1, 1 << 20, 0, 3};
+        const fattn_limits limits = {cases[i].fast, 1, 0, 3};
         fattn_tiling t;
         ANSWERS(fattn_tiling_choose(&p, &limits, &k, &none, &t), FATTN_OK);
         cr_assert_eq(t.br, cases[i].br, "%lld rows, %lld fast bytes: br %lld",
@@ -341,7 +358,7 @@ Test(tiling, rounds_for_the_first_tile)
 Test(tiling, refusals)
 {
     fattn_kernel k = imaginary();
-    const fattn_limits limits = {1 << 20, 64, 1024, 0, 0};
+    const fattn_limits limits = {1 << 20, 64, 0, 0};
     const fattn_problem p = normal(100, 100, 64);
     fattn_tiling t;
     const fattn_wish odd = {.tile = {33, 32}};

@@ -204,9 +204,6 @@ static void text_kernel(const fattn_kernel *row, const char *missing, int number
     if (row->rows_min) {
         printf("; at least %" PRId64 " rows per kv head", row->rows_min);
     }
-    if (row->one_round) {
-        printf("; at most one block of rows per unit");
-    }
     if (row->by_name) {
         printf("; by name only");
     }
@@ -290,9 +287,8 @@ static void json_kernel(const fattn_kernel *row, const char *missing, int number
     json_names("features", row->features, fattn_feature_name);
     printf(", \"dim_max\": %" PRId64 ", \"rows_min\": %" PRId64 ", \"rows_max\": %" PRId64,
            row->dim_max, row->rows_min, row->rows_max);
-    printf(", \"packs_groups\": %s, \"splits_keys\": %s, \"one_round\": %s, \"by_name\": %s",
-           json_bool(row->packs_groups), json_bool(row->splits_keys), json_bool(row->one_round),
-           json_bool(row->by_name));
+    printf(", \"packs_groups\": %s, \"splits_keys\": %s, \"by_name\": %s",
+           json_bool(row->packs_groups), json_bool(row->split != NULL), json_bool(row->by_name));
     printf(", \"tiles\": [");
     for (const fattn_tile *tile = row->tiles; tile->br; tile++) {
         printf("%s[%" PRId64 ", %" PRId64 "]", tile == row->tiles ? "" : ", ", tile->br, tile->bc);

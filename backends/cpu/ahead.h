@@ -14,8 +14,8 @@
 /* Blocks of keys that share what is fetched for later. */
 #define PREFETCH_BLOCKS 4
 
-/* Tiles of keys among which an item has its results, and the queries of the one that this thread
- * may do next, fetched: waiting for them took 3 % of N 1024. */
+/* Over so many tiles of keys an item spreads the prefetches of its results and of the queries of
+ * the item that its thread may get next. Waiting for them took 3 % of the time at N = 1024. */
 typedef struct prefetch_plan {
     panel here;         /* all rows of the item, nothing but the rows */
     int64_t first, end; /* blocks of keys */
@@ -56,7 +56,7 @@ static int64_t list_rows(const panel *pn, int64_t first, int64_t past, const voi
 }
 
 /* Lists what part n of `parts` fetches; returns how many rows. Results come first: the later the
- * next item is asked for, the likelier this worker gets it. */
+ * queries of the next item are fetched, the likelier this worker gets that item. */
 static int64_t list_part(const prefetch_plan *plan, const fattn_cpu_run *run, int64_t n,
                          int64_t parts, prefetch_row *rows)
 {

@@ -303,8 +303,8 @@ static void backward_work(const fattn_cpu_run *run, void *scratch)
     each_item(run, scratch, backward_item);
 }
 
-/* Large blocks save ways of keys, values and what is added to them through the caches, and copies.
- * Rows of x are an odd number of lines apart. */
+/* With large blocks keys, values and their gradients go through the caches less often, and less is
+ * copied. Rows of x are an odd number of lines apart. */
 static const fattn_tile backward_tiles[] = {
     {TILE_ROWS(240), 96}, {176, 96}, {TILE_ROWS(144), 96}, {TILE_ROWS(96), 96}, {TILE_ROWS(48), 64},
     {TILE_ROWS(16), 32},  {0, 0}};

@@ -18,4 +18,9 @@ typedef struct fattn_cpu_blocks {
 double fattn_cpu_cost(const fattn_problem *problem, const fattn_limits *limits, fattn_tile tile,
                       fattn_cpu_blocks blocks);
 
+/* What parts of the keys cost decoding, and forward, whose parts send the sums of a block through
+ * memory. */
+fattn_split_cost fattn_cpu_decode_split(const fattn_kernel *row, const fattn_limits *limits);
+fattn_split_cost fattn_cpu_forward_split(const fattn_kernel *row, const fattn_limits *limits);
+
 #endif

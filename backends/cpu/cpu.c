@@ -400,11 +400,11 @@ static fattn_status run_verb(const cpu *device, void (*work)(const step *step, v
 }
 
 /* Three states are read and written. */
-static fattn_status merge(void *impl, const fattn_merge_args *args, fattn_stream stream)
+static fattn_status merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
 {
-    const int64_t items = verb_items(args->batch, args->heads, args->seqlen);
-    const double rows = (double)args->batch * (double)args->heads * (double)args->seqlen;
-    return run_verb(impl, work_merge, args, items, 12 * rows * (double)(args->dim_v + 1), stream);
+    const int64_t items = verb_items(job->batch, job->heads, job->seqlen);
+    const double rows = (double)job->batch * (double)job->heads * (double)job->seqlen;
+    return run_verb(impl, work_merge, job, items, 12 * rows * (double)(job->dim_v + 1), stream);
 }
 
 /* A byte takes as long as ten go by elsewhere: its bits are ten rounds of multiplications. */
@@ -421,15 +421,15 @@ static const fattn_peak *peak(void *impl, int i)
     return found ? &found->row : NULL;
 }
 
-/* Where workers that measure meet. One word: how many have come | their number once all are here,
- * before which it is 0. */
+/* Gathers workers that measure together. One word: how many have come | their number once all are
+ * here, before which it is 0. */
 typedef struct rendezvous {
     atomic_uint_least64_t state;
 } rendezvous;
 #define CLOSED (UINT64_C(1) << 32)
 
 /* Waits until `expected` workers are here, or for a while, as some may not exist. Returns how many
- * there are, and this one's number among them; 0 to whoever is late. */
+ * there are, and this one's number among them; 0 to a worker that is late. */
 static int gather(rendezvous *m, int expected, int *number)
 {
     const double until = fattn_host_seconds() + 0.1;
@@ -609,7 +609,6 @@ static void limits(void *impl, fattn_limits *limits)
     const cpu *const device = impl;
     *limits = (fattn_limits){.fast_memory = device->fast_memory,
                              .parallelism = 2 * device->cores,
-                             .split_keys = 512,
                              .units = device->cores};
 }
 

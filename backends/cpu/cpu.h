@@ -11,8 +11,9 @@
 
 #include "backends/cpu/peak.h"
 #include "core/kernel.h"
+#include "core/merge.h"
 
-/* Items 0 .. count - 1, which are handed out in ascending order: whoever waits for a lower item
+/* Items 0 .. count - 1, handed out in ascending order. So a worker that waits for a lower item
  * waits for one that some thread has begun. */
 typedef struct fattn_cpu_items {
     _Alignas(64) atomic_int_least64_t next; /* written all the time: a cache line of its own */
@@ -22,7 +23,7 @@ typedef struct fattn_cpu_items {
 /* The next item; false when there are none left. */
 bool fattn_cpu_take(fattn_cpu_items *items, int64_t *item);
 
-/* The item that a worker who asked now would get, or one past the last: a hint what to fetch. */
+/* The item that would be handed out now, or one past the last: a hint what to prefetch. */
 int64_t fattn_cpu_upcoming(const fattn_cpu_items *items);
 
 /* One execution of a plan. */
@@ -110,7 +111,7 @@ void fattn_cpu_wait(const fattn_cpu_progress *progress, int64_t done);
 
 /* The rows of an item of fattn_merge() and of fattn_dropout_mask(). */
 #define FATTN_CPU_VERB_ROWS 64
-void fattn_cpu_merge_rows(const fattn_merge_args *args, int64_t item);
+void fattn_cpu_merge_rows(const fattn_merge_job *job, int64_t item);
 void fattn_cpu_dropout_rows(const fattn_dropout_args *args, int64_t item);
 
 #endif

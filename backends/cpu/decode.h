@@ -18,6 +18,7 @@
 #include "backends/cpu/dots.h"
 #include "backends/cpu/parts.h"
 #include "backends/cpu/soften.h"
+#include "core/tiling.h"
 
 #define DECODE_HEADS 8 /* most of an item */
 #define FETCH_PLACES 8 /* most places of keys, and as many of values, that are fetched by turns */
@@ -227,8 +228,8 @@ INLINE void mix(int nr, fattn_dtype dtype, decode_sums s, int64_t r)
     }
 }
 
-/* A function for each type and number of rows at a time, of which a call that finds no code in
- * cache loads one. */
+/* A function for each type and number of rows at a time: a call that finds no code in cache loads
+ * only its own. */
 typedef void dots_function(const decode_dots *d);
 typedef void mix_function(const decode_sums *s);
 
@@ -456,9 +457,10 @@ static void lay_rows(const char **to, int64_t stride, const char *const *from, i
     }
 }
 
-/* d->ahead = rows of the next tile: a key and a value from each place by turns, head by head, and
- * then those after them. Where there are no more, the last ones, or zeros. */
-static void order_ahead(decode *d)
+/* d->ahead = the rows of the next tile in the order in which they are fetched: a key and a value
+ * from each place by turns, head by head, and then those after them. Where there are no more, the
+ * last ones, or zeros. */
+static void list_ahead(decode *d)
 {
     const panel *const pn = &d->head->panel;
     const fattn_problem *const p = pn->p;
@@ -679,7 +681,7 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
         if (!more) {
             find_upcoming(&d, run);
         }
-        order_ahead(&d);
+        list_ahead(&d);
         for (int64_t n = 0; n < d.heads; n++) {
             if (d.now.spans[n].kind != FATTN_TILE_EMPTY) {
                 decode_head(&d, n);
@@ -699,9 +701,9 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 
 /* Sums over lanes cost more than arranging queries (forward.h) where rows are many, and keys so few
  * that memory does not set the pace, unless these would be copied for rows of one vector. */
-static bool decode_pays(const fattn_kernel *row, const fattn_problem *p)
+static bool decode_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)limits;
     const int64_t rows = p->heads_k ? p->heads_q / p->heads_k * p->seqlen_q : 0;
     const bool copied = FV_LANES >= DECODE_ROWS && !keys_in_place(p);
     return rows <= DECODE_ROWS / 2 || p->seqlen_k > 1024 || copied;

@@ -207,7 +207,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
     }
 }
 
-/* Strips are laid out once, and each item begins with what they were then. */
+/* Strips are laid out once, and each item begins with a copy of them. */
 INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *kind)
 {
     forward laid[STRIPS], strips[STRIPS];
@@ -225,7 +225,7 @@ INLINE void attend(const fattn_cpu_run *run, void *scratch, const forward_kind *
 
 static int64_t forward_count(const fattn_cpu_run *run) { return run->tiling->items; }
 
-/* What a worker has at hand for each tile. */
+/* Bytes of scratch that a worker uses for each tile. */
 INLINE int64_t tile_scratch(const fattn_problem *p, const fattn_tiling *tiling,
                             const forward_kind *kind)
 {
@@ -235,7 +235,7 @@ INLINE int64_t tile_scratch(const fattn_problem *p, const fattn_tiling *tiling,
     return from.used;
 }
 
-/* All that it has. */
+/* Bytes of all of its scratch. */
 INLINE int64_t attend_scratch(const fattn_problem *p, const fattn_tiling *tiling,
                               const forward_kind *kind)
 {

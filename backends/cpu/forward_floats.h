@@ -85,8 +85,8 @@ static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tilin
     return attend_scratch(p, tiling, &forward_floats);
 }
 
-/* A block costs its opening, which shows where keys are few, and copying a tile of keys, or the
- * ways of keys in place through the caches. */
+/* A block costs a fixed time, which shows where keys are few. It also copies each tile of keys, or
+ * loads keys in place through the caches again. */
 static double forward_cost(const fattn_kernel *row, const fattn_problem *p,
                            const fattn_limits *limits, fattn_tile tile)
 {

@@ -126,9 +126,10 @@ static bool decoding_pays(const fattn_problem *p)
 
 /* With few keys, products of pairs save less than it takes to arrange their operands, which is less
  * where queries are read row by row (small_pairs.h). */
-static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p)
+static bool forward_pairs_pay(const fattn_kernel *row, const fattn_problem *p,
+                              const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)limits;
     const int64_t group = p->heads_k ? p->heads_q / p->heads_k : 0;
     const bool blocked = FV_LANES > 4 && p->dim % 8 == 0 && p->seqlen_q * group > FV_LANES;
     const int64_t few = PAIRS_COPIED ? 12 : blocked ? 2 : 4;

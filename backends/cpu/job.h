@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A job is a sequence of phases that several workers go through together, and a board is where they
- * meet. Nobody waits for a worker that has not come: whoever is on the board works, and the last to
- * leave a phase opens the next one. So one thread can finish everything, and threads may come and
- * go at any time.
+ * A job is a sequence of phases that several workers go through together. A board is where a job is
+ * posted. The workers on a board work, the last to leave a phase opens the next one, and no worker
+ * waits for one that has not come. So one thread can finish everything, and threads may come and go
+ * at any time.
  *
  * The state of a board is one word, so that coming and going take one instruction each:
  *     generation (32 bits) | phase (8) | drained (1) | owner inside (1) | helpers inside (22)
- * A phase is drained when a worker has left it, which it does when nothing is left to begin: then
- * nobody enters any more. The phase of a job that is over is BOARD_OVER.
+ * A worker leaves a phase when it has no more items to begin. Then the phase is drained, and no
+ * worker enters it any more. The phase of a job that is over is BOARD_OVER.
  *
  * Boards outlive their jobs: a helper that is late finds another generation, or a phase that is
  * over, and touches nothing else. While it is inside, the phase cannot end, so the job is there.
@@ -57,7 +57,7 @@ bool fattn_cpu_board_wants(fattn_cpu_board *board);
 
 bool fattn_cpu_board_over(fattn_cpu_board *board);
 
-/* Whether the phase that is open has been left by somebody, and not by all. */
+/* Whether a worker has left the phase that is open, while others are still inside. */
 bool fattn_cpu_board_drained(fattn_cpu_board *board);
 
 /* Tells the core that this is a loop that waits for another. */

@@ -27,6 +27,8 @@ static void pairs_rows(int64_t rows, const bf16_pair *const *a, int64_t a_stride
     product_rows_pairs(0, rows, ab, c, 0, columns, NO_PREFETCH);
 }
 
+/* to[r] = row r of a . column r of b, for FV_LANES rows of pairs. t: room for their transpose,
+ * [depth][FV_LANES] */
 static void pairs_dots(const float *a, int64_t stride, float *t, int64_t depth, const float *b,
                        int64_t b_stride, float *to)
 {

@@ -17,7 +17,7 @@ typedef struct fattn_cpu_pool fattn_cpu_pool;
  * without memory. Threads are made when a job first wants them. */
 fattn_cpu_pool *fattn_cpu_pool_open(const fattn_cpu_set *cpus, bool shared);
 
-/* Gives it up; the last one to do so ends its threads. No job may be running. */
+/* Releases the pool; the last release ends its threads. No job may be running. */
 void fattn_cpu_pool_close(fattn_cpu_pool *pool);
 
 /* Runs a job with the calling thread and at most job->workers - 1 others. */

@@ -102,6 +102,7 @@ INLINE void row_store_as(fattn_dtype dtype, char *to, const float *from, int64_t
         store_as(dtype, to + whole * SIZE_OF(dtype), fv_mul(factor, fv_load(from + whole)), part);
     }
 }
+
 static void row_store(void *to, fattn_dtype dtype, const float *from, int64_t n, float factor)
 {
     const fv f = fv_set1(factor);

@@ -75,8 +75,8 @@ static void run_own(const fattn_cpu_team *team, fattn_cpu_job *job)
     fattn_cpu_pool_run(team->pool, job);
 }
 
-/* Threads of somebody else's at one board. They go through all phases, as long as there is one:
- * those who find a phase drained wait for the end of what is at work already. */
+/* The caller's threads at one board. They go through all phases. A thread that finds no item left
+ * in a phase waits until the items at work are done. */
 static void work_off(fattn_cpu_board *board, bool owner)
 {
     for (int spins = 0; !fattn_cpu_board_over(board);) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose threads work for a device, and how many. The door behind which OpenMP, a caller's own
- * threads and the library's look alike.
+ * Whose threads work for a device, and how many: one interface for those of OpenMP, of the caller
+ * and of the library.
  */
 #ifndef FATTN_CPU_TEAM_H
 #define FATTN_CPU_TEAM_H

@@ -58,7 +58,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .align = 16,                                             \
                 .must_fit = true,                                        \
                 .packs_groups = true,                                    \
-                .splits_keys = true,                                     \
+                .split = fattn_gpu_split,                                \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
                 .cannot = fattn_cuda_too_large,                          \
                 .fast_bytes = forward_bytes,                             \

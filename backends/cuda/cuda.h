@@ -19,4 +19,7 @@ const char *fattn_cuda_too_large(const fattn_kernel *row, const fattn_problem *p
 int64_t fattn_cuda_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
                                    const fattn_tiling *tiling);
 
+/* What parts of the keys cost a row that memory bounds: they fill rounds of all multiprocessors. */
+fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_limits *limits);
+
 #endif

@@ -160,7 +160,7 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
                 .dropout_max = MMA_DROPOUT_MAX,                          \
                 .must_fit = true,                                        \
                 .packs_groups = true,                                    \
-                .splits_keys = true,                                     \
+                .split = fattn_gpu_split,                                \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},      \
                 .cannot = fattn_cuda_too_large,                          \
                 .fast_bytes = forward_bytes,                             \
@@ -211,12 +211,26 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
  * that skip a tile as a block. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
 
+fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_limits *limits)
+{
+    fattn_split_cost cost = fattn_gpu_split(row, limits);
+    cost.units = limits->units;
+    return cost;
+}
+
+/* Whether each block can have a multiprocessor for itself. */
+static bool has_units_alone(const fattn_kernel *row, const fattn_problem *p,
+                            const fattn_limits *limits)
+{
+    return fattn_kernel_blocks(row, p) <= limits->units;
+}
+
 /* ...: the tiles of a warp. */
 #define TILE_OF(keys)         \
     {                         \
         MMA_DECODE_ROWS, keys \
     }
-#define MMA_DECODE_ROW(variant, channels, bits, alone, ...)                              \
+#define MMA_DECODE_ROW(variant, channels, bits, when, ...)                               \
     {                                                                                    \
         .row = {.name = "mma_decode_" #variant "_" #channels,                            \
                 .ops = FATTN_OP_BIT(FATTN_FORWARD),                                      \
@@ -227,15 +241,13 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                 .align = 16,                                                             \
                 .dropout_max = MMA_DROPOUT_MAX,                                          \
                 .packs_groups = true,                                                    \
-                .splits_keys = true,                                                     \
-                .split_keys = 256,                                                       \
-                .splits_evenly = true,                                                   \
+                .split = fattn_cuda_split_evenly,                                        \
                 .must_fit = true,                                                        \
                 .tiles = (const fattn_tile[]){__VA_ARGS__, {0, 0}},                      \
                 .cannot = fattn_cuda_too_large,                                          \
                 .fast_bytes = decode_bytes,                                              \
                 .workspace = decode_workspace,                                           \
-                .one_round = alone},                                                     \
+                .pays = when},                                                           \
         .image = "mma_decode", .isa = 80, .needs = "sm_80 or newer",                     \
         .phases = {decode_shape, fattn_gpu_combine}, .width = channels, .run = #variant, \
     }
@@ -324,15 +336,15 @@ static int64_t backward_workspace(const fattn_kernel *row, const fattn_problem *
     }
 
 const fattn_gpu_kernel fattn_cuda_mma[] = {
-    MMA_DECODE_ROW(wide, 64, FATTN_GPU_LEAN, true, TILE_OF(32)),
-    MMA_DECODE_ROW(lean, 64, FATTN_GPU_LEAN, false, TILE_OF(16)),
-    MMA_DECODE_ROW(wide, 128, FATTN_GPU_LEAN, true, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_ROW(lean, 128, FATTN_GPU_LEAN, false, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_ROW(wide, 256, FATTN_GPU_LEAN, true, TILE_OF(16)),
-    MMA_DECODE_ROW(lean, 256, FATTN_GPU_LEAN, false, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_ROW(full, 64, FATTN_KERNEL_COMMON, false, TILE_OF(16)),
-    MMA_DECODE_ROW(full, 128, FATTN_KERNEL_COMMON, false, TILE_OF(16), TILE_OF(32)),
-    MMA_DECODE_ROW(full, 256, FATTN_KERNEL_COMMON, false, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(wide, 64, FATTN_GPU_LEAN, has_units_alone, TILE_OF(32)),
+    MMA_DECODE_ROW(lean, 64, FATTN_GPU_LEAN, NULL, TILE_OF(16)),
+    MMA_DECODE_ROW(wide, 128, FATTN_GPU_LEAN, has_units_alone, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(lean, 128, FATTN_GPU_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(wide, 256, FATTN_GPU_LEAN, has_units_alone, TILE_OF(16)),
+    MMA_DECODE_ROW(lean, 256, FATTN_GPU_LEAN, NULL, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(full, 64, FATTN_KERNEL_COMMON, NULL, TILE_OF(16)),
+    MMA_DECODE_ROW(full, 128, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
+    MMA_DECODE_ROW(full, 256, FATTN_KERNEL_COMMON, NULL, TILE_OF(16), TILE_OF(32)),
     MMA_ROW(lean, 64, 16, FATTN_GPU_LEAN, {128, 128}),
     MMA_ROW(lean, 128, 16, FATTN_GPU_LEAN, {128, 64}, {64, 64}),
     MMA_ROW(lean, 256, 16, FATTN_GPU_LEAN, {64, 64}),

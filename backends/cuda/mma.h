@@ -20,11 +20,11 @@
     Y(softcap, FATTN_SOFTCAP, __VA_ARGS__) \
     Y(dropout, FATTN_DROPOUT, __VA_ARGS__)
 
-/* What a kernel of backward is for. */
+/* What a kernel is for. */
 enum mma_variant {
-    MMA_LEAN,         /* causal masks, windows and lengths */
-    MMA_ORDERED,      /* the same, adding to dQ in one order */
-    MMA_ONE_OF_PAIRS, /* the same, and one feature of MMA_OF_PAIRS */
+    MMA_LEAN,         /* causal masks, windows and lengths; forward also pages */
+    MMA_ORDERED,      /* of backward: the same, adding to dQ in one order */
+    MMA_ONE_OF_PAIRS, /* MMA_LEAN, and one feature of MMA_OF_PAIRS */
     MMA_EVERYTHING
 };
 

@@ -96,29 +96,19 @@ GPU_DEVICE void mma_keys_tile(const fattn_gpu_args &g, mma_backward_scratch<S> &
 template <class S>
 GPU_DEVICE int mma_kind_of(const fattn_gpu_args &g, const mma_job &job, int head, int tile)
 {
-    const fattn_problem &p = g.problem;
     const int kind = tile < job.full || tile >= job.full_past ? MMA_BAND : 0;
     if (!mma_has<S>(g, FATTN_BLOCK_MASK)) {
         return kind;
     }
-    const int64_t *const stride = p.block_mask_stride;
-    const int m = (int)p.block_m, n = (int)p.block_n, i0 = tile * S::QUERIES, j0 = (int)job.j0;
-    const int i1 = i0 + (int)fattn_min64(job.pairs.seq.sq - i0, S::QUERIES);
-    const int j1 = j0 + (int)fattn_min64(job.keys, S::KEYS);
-    const int columns = (j1 - 1) / n - j0 / n + 1, count = ((i1 - 1) / m - i0 / m + 1) * columns;
-    const uint8_t *const from = g.buffers.block_mask + job.pairs.b * stride[0] +
-                                (job.hk * job.group + head) * stride[1] + i0 / m * stride[2] +
-                                j0 / n * stride[3];
-    bool kept = false, dropped = false;
-    for (int e = gpu_thread(); e < count; e += S::THREADS) {
-        const bool keeps = from[e / columns * stride[2] + e % columns * stride[3]] != 0;
-        kept = kept || keeps;
-        dropped = dropped || !keeps;
-    }
-    if (!gpu_any(kept)) {
+    const int64_t i0 = (int64_t)tile * S::QUERIES,
+                  i1 = fattn_min64(i0 + S::QUERIES, job.pairs.seq.sq);
+    const int64_t j1 = job.j0 + fattn_min64(job.keys, S::KEYS), h = job.hk * job.group + head;
+    const gpu_mask_blocks found =
+        gpu_mask_blocks_of(g, job.pairs, i0, i1, h, 1u, job.j0, j1, gpu_thread(), S::THREADS);
+    if (!gpu_any(found.kept)) {
         return mma_is_ordered<S>(g) ? kind | MMA_BLOCKS : -1;
     }
-    return gpu_any(dropped) ? kind | MMA_BLOCKS : kind;
+    return gpu_any(found.dropped) ? kind | MMA_BLOCKS : kind;
 }
 
 /* The first tile from this one on that is not empty, or a head past the last. All threads ask. */

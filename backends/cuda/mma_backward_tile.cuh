@@ -17,9 +17,6 @@
 
 /* --- Shapes and shared memory ----------------------------------------------------------------- */
 
-/* Whether kernels know no features of single pairs. */
-GPU_DEVICE constexpr bool mma_is_lean(mma_variant v) { return v <= MMA_ORDERED; }
-
 /* T: mma_f16 or mma_bf16. W: channels, padded. N: queries of a tile, BN keys. FEATURES: those of
  * MMA_OF_PAIRS that a run has, or MMA_ANY. */
 template <class T, int W, int N, int BN, int WARPS, mma_variant V, uint64_t FEATURES>
@@ -352,7 +349,7 @@ GPU_DEVICE void mma_subtract_delta(const float *delta, float dp[2][S::PART_QUERI
     }
 }
 
-/* Scores in x become P, and dP - delta in dp becomes dS. */
+/* Scores in x become P, and dP - delta in dp becomes dS. lse is in units of log2. */
 template <class S>
 GPU_DEVICE void mma_exponentiate(float unit, const float *lse, float x[2][S::PART_QUERIES / 8][4],
                                  float dp[2][S::PART_QUERIES / 8][4])
@@ -417,8 +414,8 @@ GPU_DEVICE void mma_store_dbias_tile(const fattn_gpu_args &g, const mma_backward
 }
 
 /* mma_differentiate() with every feature, term by term, so that each branches once; patch(): where
- * the thread's pairs are, made where it is needed. dV waits for the size of Z, so that P Z stays a
- * number that f16 has. */
+ * the thread's pairs are, made where it is needed. Of dropout P takes 0 or 1, so that it stays a
+ * number that f16 has, and dV is multiplied by Z in the end. */
 template <class S, class Patch>
 GPU_DEVICE void mma_differentiate_fully(const fattn_gpu_args &g, mma_backward_scratch<S> &s,
                                         int stage, const Patch &patch, int kind,

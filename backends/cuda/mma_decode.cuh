@@ -14,17 +14,18 @@
 #include "backends/cuda/mma_forward.cuh"
 
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. BN: keys of a tile. N: warps. STAGES:
- * tiles in a warp's ring. BLOCKS: that a multiprocessor has.
+ * tiles in a warp's ring. FEATURES: 0 or MMA_ANY. BLOCKS: that a multiprocessor has.
  *
  * A round is a tile for each warp. Memory is read fastest where what is asked for at a time lies
  * close together and is not more than it takes, so in parts of more than FREE_ROUNDS rounds warps
  * go in step, with one tile on its way while another is worked on. Where a block is alone, a short
  * part is over sooner with all of the ring on its way, because in the end few blocks are left; and
  * always where one tile of each warp's is less than memory takes, 64 KiB a multiprocessor. */
-template <class T, int W, int BN, int N, int STAGES, bool LEAN, int BLOCKS>
+template <class T, int W, int BN, int N, int STAGES, uint64_t FEATURES, int BLOCKS>
 struct mma_decode_shape {
     typedef T type;
-    static constexpr uint64_t KNOWN = LEAN ? 0 : MMA_ANY;
+    static constexpr uint64_t KNOWN = FEATURES;
+    static constexpr mma_variant VARIANT = mma_variant_of(FEATURES);
     enum {
         WIDTH = W,
         TILES = 1,
@@ -41,8 +42,7 @@ struct mma_decode_shape {
         RING = N * STAGES,
         FREE_ROUNDS = BLOCKS * N * 4 * BN * W < 65536 ? INT32_MAX
                       : BLOCKS == 1                   ? 96
-                                                      : 0,
-        IS_LEAN = LEAN
+                                                      : 0
     };
 };
 
@@ -156,7 +156,7 @@ GPU_DEVICE void mma_read_tile(const fattn_gpu_args &g, const mma_item &w, mma_sc
 /* Asks L2 for the keys and values that the warp begins with, while what the stream holds before may
  * still be at work: who writes them later writes them there. Where they lie has to be known. */
 template <class S>
-GPU_DEVICE void mma_expect_tiles(const fattn_gpu_args &g, const mma_item &w, int first)
+GPU_DEVICE void mma_prefetch_tiles(const fattn_gpu_args &g, const mma_item &w, int first)
 {
     enum { LINES = 2 * S::WIDTH / 128, STEP = GPU_WAVE / LINES };
     const fattn_problem &p = g.problem;
@@ -179,7 +179,7 @@ GPU_DEVICE void mma_expect_tiles(const fattn_gpu_args &g, const mma_item &w, int
 /* Whether rows may see less than all keys. */
 template <class S> GPU_DEVICE bool mma_sees_band(const fattn_problem &p)
 {
-    return !S::IS_LEAN || p.window_left >= 0 || p.window_right >= 0;
+    return !mma_is_lean(S::VARIANT) || p.window_left >= 0 || p.window_right >= 0;
 }
 
 /* The parts of what the item's rows see. */
@@ -197,7 +197,7 @@ template <class S>
 GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma_item &w)
 {
     const fattn_problem &p = g.problem;
-    const bool waits = !S::IS_LEAN || gpu_sequences_differ(p);
+    const bool waits = !mma_is_lean(S::VARIANT) || gpu_sequences_differ(p);
     if (mma_sees_band<S>(p)) {
         if (waits) {
             gpu_await_earlier();
@@ -206,7 +206,6 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
         return;
     }
     const int64_t head = fattn_quotient(number, g.tiling.splits);
-    int64_t first, past;
     w = mma_item();
     w.number = number;
     w.split = (int)(number - head * g.tiling.splits);
@@ -219,15 +218,14 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
     w.pairs.seq = gpu_sequence(g, w.pairs.b);
     mma_item_places<S>(g, w);
     w.keys = w.past_key = (int)w.pairs.seq.sk;
-    const fattn_parts parts = mma_decode_parts<S>(g, w);
-    const bool exists = fattn_schedule_keys(&parts, w.split, &first, &past);
+    const gpu_item_part part = gpu_item_part_of(mma_decode_parts<S>(g, w), w.split);
     w.first_key = -MMA_FAR;
     w.full_past = w.keys / S::KEYS;
-    w.block = (int)first;
-    w.past = (int)past;
-    w.whole = fattn_parts_are_one(&parts);
+    w.block = part.block;
+    w.past = part.past;
+    w.whole = part.whole;
     w.i1 = w.pairs.seq.sq;
-    w.rows = exists ? (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS) : 0;
+    w.rows = part.exists ? (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS) : 0;
 }
 
 /* Begins to copy the queries. */
@@ -255,7 +253,7 @@ GPU_DEVICE void mma_name_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     if (gpu_thread() == 0) {
         s.item = w;
     }
-    if constexpr (!S::IS_LEAN) {
+    if constexpr (!mma_is_lean(S::VARIANT)) {
         gpu_sync(); /* the item */
         if (gpu_thread() < S::ROWS) {
             mma_begin_row<S>(g, s, mma_query(w, gpu_thread()), gpu_thread());
@@ -270,8 +268,8 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
 {
     const float unit = g.rule.unit;
     const int warp = gpu_thread() / GPU_WAVE, ring = warp * S::DEPTH, first = w.block + warp;
-    if (S::IS_LEAN && !gpu_sequences_differ(g.problem)) {
-        mma_expect_tiles<S>(g, w, first);
+    if (mma_is_lean(S::VARIANT) && !gpu_sequences_differ(g.problem)) {
+        mma_prefetch_tiles<S>(g, w, first);
     }
     mma_reader<S> at = mma_reader_of<S>(g, w, first);
     const bool counts = gpu_thread() == 0 && !w.whole && g.counters >= 0;
@@ -322,7 +320,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         float x[1][S::KEYS / 8][4] = {}, largest[1][2];
         mma_dots<typename S::type, S::WIDTH, 1, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q, 0), mma_key_rows<S>(s.k[place]), x);
-        if constexpr (S::IS_LEAN) {
+        if constexpr (mma_is_lean(S::VARIANT)) {
             mma_score<S>(g, s, partial, j0, x);
         } else {
             mma_terms<S>(g, s, j0, x, largest);
@@ -333,7 +331,7 @@ GPU_DEVICE void mma_decode_walk(const fattn_gpu_args &g, mma_scratch<S> &s, cons
         mma_largest<S>(x, largest);
         mma_rise<S>(unit, largest, rows);
         mma_weigh<S>(unit, rows, x);
-        if constexpr (!S::IS_LEAN) {
+        if constexpr (!mma_is_lean(S::VARIANT)) {
             if (g.problem.features & FATTN_DROPOUT) {
                 mma_drop<S>(g, s, j0, x);
             }
@@ -402,8 +400,9 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
     const gpu_part to = whole ? gpu_part_output(g, w.pairs.seq, q) : gpu_part_of(g, item, r);
     float factor[S::WARPS];
     fattn_softmax all = mma_merge_warps(g, s, r, factor);
-    const float alpha = S::IS_LEAN ? 1 : mma_add_sink(g, w, q, &all);
-    const float last = (S::IS_LEAN ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
+    const float alpha = mma_is_lean(S::VARIANT) ? 1 : mma_add_sink(g, w, q, &all);
+    const float last =
+        (mma_is_lean(S::VARIANT) ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
     if (gpu_thread() % GPU_WAVE == 0 && whole) {
         gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
     } else if (gpu_thread() % GPU_WAVE == 0) {

@@ -40,7 +40,7 @@ template <class S> struct mma_rows {
 template <class S>
 GPU_DEVICE void mma_fill(uint32_t to, const uint16_t *from, int bytes, bool misaligned)
 {
-    if (S::KNOWN != MMA_ANY || !misaligned) {
+    if (S::VARIANT != MMA_EVERYTHING || !misaligned) {
         mma_copy(to, from, bytes);
     } else {
         mma_copy_misaligned(to, from, bytes);
@@ -57,7 +57,7 @@ GPU_DEVICE void mma_copy_queries(const fattn_gpu_args &g, mma_scratch<S> &s, con
     const uint32_t tile = mma_shared(s.q);
     const uint16_t *const q = (const uint16_t *)g.buffers.q + 8 * c;
     const bool misaligned = !(g.chunks & FATTN_GPU_QUADS_Q);
-    if (w.group == 1 && w.rows == S::ROWS && (S::KNOWN != MMA_ANY || !misaligned)) {
+    if (w.group == 1 && w.rows == S::ROWS && (S::VARIANT != MMA_EVERYTHING || !misaligned)) {
         const uint16_t *row = q + mma_row_at(w, stride, r0);
         GPU_UNROLL
         for (int r = r0; r < r0 + S::ROWS; r += STEP, row += STEP * stride.seq) {
@@ -83,7 +83,7 @@ GPU_DEVICE void mma_copy_keys(uint32_t to, const uint16_t *keys, int j0, int64_t
     const int bytes = mma_chunk_bytes(c, dim);
     const uint16_t *row = keys + (j0 + r0) * stride + 8 * c;
     const uint32_t at = mma_key_place<S>(to, r0, c);
-    if (live >= S::KEYS && (S::KNOWN != MMA_ANY || !misaligned)) {
+    if (live >= S::KEYS && (S::VARIANT != MMA_EVERYTHING || !misaligned)) {
         GPU_UNROLL
         for (int r = 0; r < S::KEYS; r += STEP, row += STEP * stride) {
             mma_copy((at ^ r / S::OWN << 5) + 2 * S::WIDTH * r, row, bytes);
@@ -292,7 +292,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
         }
     }
     mma_commit();
-    if constexpr (!S::IS_LEAN) {
+    if constexpr (!mma_is_lean(S::VARIANT)) {
         mma_begin(g, s, w);
         if (mma_has<S>(g, FATTN_BIAS) && block + 1 < past) { /* whose tile is on its way */
             const int64_t keys = fattn_min64((int64_t)past * S::KEYS, w.keys);
@@ -326,11 +326,11 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
         float x[S::TILES][S::KEYS / 8][4] = {}, largest[S::TILES][2];
         mma_dots<typename S::type, S::WIDTH, S::TILES, S::KEYS / 16, S::WIDTH / 16, S::NEXT>(
             mma_rows_a<S::WIDTH>(s.q, mma_warp() * S::TILES * 16), mma_key_rows<S>(s.k[stage]), x);
-        if constexpr (S::IS_LEAN) {
+        if constexpr (mma_is_lean(S::VARIANT)) {
             mma_score<S>(g, s, partial, j0, x);
         } else {
             mma_terms<S>(g, s, j0, x, largest);
-            mma_expect<S>(g, s, block, past);
+            mma_prefetch_bias<S>(g, s, block, past);
             if (partial) {
                 mma_keep<S>(s, j0, x);
             }
@@ -343,7 +343,7 @@ GPU_DEVICE void mma_walk(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_i
             mma_rise<S>(unit, largest, rows);
         }
         mma_weigh<S>(unit, rows, x);
-        if constexpr (!S::IS_LEAN) {
+        if constexpr (!mma_is_lean(S::VARIANT)) {
             mma_stage<S>(g, s, block, past);
         }
         if (mma_has<S>(g, FATTN_DROPOUT)) {
@@ -510,7 +510,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             const float lower = 1.0f / (1 << S::type::LIFT);
             state->l = mma_quad_sum(state->l) * lower;
             float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
-            if (!S::IS_LEAN) {
+            if (!mma_is_lean(S::VARIANT)) {
                 factor *= s.item.kept;
                 alpha = mma_add_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
             }
@@ -538,19 +538,6 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
     }
 }
 
-/* Its part of what its rows see; a part that does not exist has no rows. */
-template <class S> GPU_DEVICE void mma_item_part(const fattn_gpu_args &g, mma_item &w)
-{
-    int64_t first, past;
-    const fattn_parts parts = gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS);
-    if (!fattn_schedule_keys(&parts, w.split, &first, &past)) {
-        w.rows = 0;
-    }
-    w.block = (int)first;
-    w.past = (int)past;
-    w.whole = fattn_parts_are_one(&parts);
-}
-
 /* Item `number`: its rows, its part, and what the features of all its pairs are. */
 template <class S>
 GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item &w)
@@ -564,8 +551,7 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         w.pairs.dropout = gpu_dropout(g);
-        w.kept = w.pairs.dropout.multiplier;
-        w.pairs.dropout.multiplier = w.kept == 0 ? 0 : 1;
+        w.kept = gpu_dropout_take(w.pairs.dropout);
     }
     w.bias_rows = mma_has<S>(g, FATTN_BIAS) &&
                   mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
@@ -573,12 +559,16 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.hk = work.head;
     w.split = (int)work.split;
     w.group = g.group;
-    const int64_t row = work.block * S::ROWS;
-    w.i0 = fattn_quotient(row, w.group);
-    w.offset = (int)(row - w.i0 * w.group);
-    w.rows = (int)gpu_clamp(w.pairs.seq.sq * w.group - row, 0, S::ROWS);
-    w.i1 = w.i0 + mma_query_from(w, w.rows - 1).i + 1;
-    mma_item_part<S>(g, w);
+    const gpu_item_rows rows = gpu_item_rows_of(work.block, S::ROWS, w.pairs.seq.sq, w.group);
+    w.i0 = rows.i0;
+    w.i1 = rows.i1;
+    w.offset = (int)(rows.first - rows.i0 * w.group);
+    const gpu_item_part part =
+        gpu_item_part_of(gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS), w.split);
+    w.rows = part.exists ? rows.count : 0;
+    w.block = part.block;
+    w.past = part.past;
+    w.whole = part.whole;
     if (S::KNOWN == FATTN_BIAS || S::KNOWN == FATTN_MASK) {
         const bool bias = S::KNOWN == FATTN_BIAS;
         const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
@@ -637,7 +627,7 @@ GPU_DEVICE void mma_forward_item(const fattn_gpu_args &g, mma_scratch<S> &s, int
     if (gpu_thread() == 0) {
         s.item = w;
     }
-    if (!S::IS_LEAN || w.rows == 0) {
+    if (!mma_is_lean(S::VARIANT) || w.rows == 0) {
         gpu_sync(); /* the item */
     }
     if (w.rows > 0) {

@@ -25,6 +25,9 @@
 #include "backends/gpu/element.cuh"
 #include "backends/gpu/sequence.cuh"
 
+/* Whether kernels know no features of single pairs. */
+GPU_DEVICE constexpr bool mma_is_lean(mma_variant v) { return v <= MMA_ORDERED; }
+
 /* Whether the run has one of MMA_OF_PAIRS, known to the compiler where the kernel is for it. */
 template <class S> GPU_DEVICE bool mma_has(const fattn_gpu_args &g, uint64_t feature)
 {

@@ -20,14 +20,20 @@
 #include "backends/gpu/pairs.cuh"
 #include "backends/gpu/parts.cuh"
 
+/* What a kernel of forward is for, by the features of MMA_OF_PAIRS that it knows. */
+GPU_DEVICE constexpr mma_variant mma_variant_of(uint64_t features)
+{
+    return features == 0 ? MMA_LEAN : features == MMA_ANY ? MMA_EVERYTHING : MMA_ONE_OF_PAIRS;
+}
+
 /* T: mma_f16 or mma_bf16. W: channels of q, k and v, padded. M: 16 rows each, of a warp. FEATURES:
- * those of MMA_OF_PAIRS that the run has, or MMA_ANY; where they are known, rows of q, k and v
- * begin at multiples of 16 bytes. */
-template <class T, int W, int M, int WARPS, int BN, bool LEAN, int STAGES = 2,
-          uint64_t FEATURES = LEAN ? 0 : MMA_ANY>
+ * that of MMA_OF_PAIRS which the run has, 0, or MMA_ANY; but for MMA_ANY rows of q, k and v begin
+ * at multiples of 16 bytes. */
+template <class T, int W, int M, int WARPS, int BN, uint64_t FEATURES, int STAGES = 2>
 struct mma_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
+    static constexpr mma_variant VARIANT = mma_variant_of(FEATURES);
     static_assert((BN & (BN - 1)) == 0, "every key of a tile has a number below 2^31");
     enum {
         WIDTH = W,
@@ -40,8 +46,7 @@ struct mma_shape {
         NEXT = 4,      /* from 16 columns to the next, in keys */
         RING = STAGES, /* tiles of keys, and of values, in shared memory */
         IN_ORDER = false,
-        FIRST_WARP = 0, /* of those that multiply */
-        IS_LEAN = LEAN
+        FIRST_WARP = 0 /* of those that multiply */
     };
 };
 
@@ -239,7 +244,7 @@ GPU_DEVICE bool mma_are_rows(const void *data, const int64_t stride[4], int size
 /* Asks for the bias of tile `block`, if there is one before `past`. (A mask is smaller, and mostly
  * one for all heads.) */
 template <class S, class Terms>
-GPU_DEVICE void mma_expect(const fattn_gpu_args &g, const Terms &s, int block, int past)
+GPU_DEVICE void mma_prefetch_bias(const fattn_gpu_args &g, const Terms &s, int block, int past)
 {
     if constexpr (S::KNOWN == MMA_ANY) {
         const int j0 = (int)((unsigned)block * S::KEYS); /* of tile `past` perhaps 2^31 */
@@ -381,7 +386,8 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const Terms &s, int block, in
  * softcap tanh(x / softcap), of dot products, as core/score.h has it in fewer steps, to 2^-21 of
  * itself. With y = x / softcap, tanh(y) = y (1 + z P(z)), z = y^2, where P interpolates
  * (tanh(y) / y - 1) / z in Chebyshev's nodes: of degree 2 for |y| < 0.3, in powers of the dot
- * product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Both are good to 6e-8.
+ * product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Hopper's kernels, which
+ * lack time for it more than others, know another of degree 1 for |y| < 0.16. All are good to 6e-8.
  * Beyond, it is an exponential. bound: no score of a row, among the thread's own, is larger.
  */
 template <class S>
@@ -393,6 +399,7 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
     const float c2 = 0.1332387352065708f * square * square * rule.scale;
     const float c1 = -0.33333286129924045f * square * rule.scale;
     bool near = fabsf(pace) > 0x1p-20f; /* the powers are there */
+    bool nearer = S::IN_ORDER && near;
     mma_each_row<S>([&](int m, int h) {
         float even = 0, odd = 0;
         mma_each<S>(m, h, x, [&](float &score, int j) {
@@ -401,8 +408,20 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
         });
         bound[m][h] = gpu_max(even, odd);
         near = near && bound[m][h] * fabsf(pace) < 0.3f;
+        nearer = nearer && bound[m][h] * fabsf(pace) < 0.16f;
         bound[m][h] *= fabsf(rule.scale);
     });
+    if (S::IN_ORDER && __all_sync(0xffffffffu, nearer)) {
+        const float b2 = 0.13143143f * square * square * rule.scale;
+        const float b1 = -0.33331832f * square * rule.scale;
+        mma_each_row<S>([&](int m, int h) {
+            mma_each<S>(m, h, x, [&](float &score, int) {
+                const float z = score * score;
+                score *= fmaf(fmaf(b2, z, b1), z, rule.scale);
+            });
+        });
+        return;
+    }
     if (__all_sync(0xffffffffu, near)) {
         mma_each_row<S>([&](int m, int h) {
             mma_each<S>(m, h, x, [&](float &score, int) {
@@ -426,13 +445,13 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
     });
 }
 
-/* Whether one of a row's 16-bit biases is -inf. */
-template <class S, int DTYPE> GPU_DEVICE bool mma_bias_hides(const uint32_t *words)
+/* Whether one of so many words of 16-bit biases is -inf. */
+template <int WORDS, int DTYPE> GPU_DEVICE bool mma_bias_hides(const uint32_t *words)
 {
     const uint32_t none = DTYPE == FATTN_F16 ? 0xfc00 : 0xff80;
     uint32_t least = words[0];
     GPU_UNROLL
-    for (int n = 1; n < S::OWN / 2; n++) {
+    for (int n = 1; n < WORDS; n++) {
         least = mma_smaller<DTYPE>(least, words[n]);
     }
     return (least & 0xffff) == none || least >> 16 == none;
@@ -451,7 +470,7 @@ template <class S, int DTYPE> GPU_DEVICE bool mma_bias_large(const uint32_t *wor
         return largest >= 0x1p126f;
     }
     if (DTYPE == FATTN_F16) {
-        return mma_bias_hides<S, FATTN_F16>(words);
+        return mma_bias_hides<S::OWN / 2, FATTN_F16>(words);
     }
     uint32_t largest = 0;
     GPU_UNROLL
@@ -538,23 +557,33 @@ GPU_DEVICE void mma_bias_any(const fattn_gpu_args &g, const Terms &s, int j0, fl
     }
 }
 
-/* The same of a bias that waits in shared memory, but for the limits: mma_bounded(). */
-template <class S, class Terms>
-GPU_DEVICE void mma_bias_staged(const Terms &s, float factor, float x[S::TILES][S::KEYS / 8][4])
+/* The same of a row of a bias of the type of q, but for the limits: mma_bounded(). */
+template <class S>
+GPU_DEVICE void mma_bias_words(const uint32_t *words, float factor, int m, int h,
+                               float x[S::TILES][S::KEYS / 8][4])
+{
+    if (mma_bias_hides<S::OWN / 2, S::type::DTYPE>(words)) {
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            const float bias = mma_bias_at<S::type::DTYPE>(words, j);
+            score = bias == -fattn_f32_infinity() ? bias : fmaf(score, factor, bias);
+        });
+    } else {
+        mma_each<S>(m, h, x, [&](float &score, int j) {
+            score = fmaf(score, factor, mma_bias_at<S::type::DTYPE>(words, j));
+        });
+    }
+}
+
+/* The same of a bias that waits in shared memory. Hopper's kernels have this, mma_alibi() and
+ * mma_mask_staged() for themselves. */
+template <class S>
+GPU_DEVICE void mma_bias_staged(const mma_scratch<S> &s, float factor,
+                                float x[S::TILES][S::KEYS / 8][4])
 {
     mma_each_row<S>([&](int m, int h) {
         uint32_t words[S::OWN / 2];
         mma_staged_get<S, uint16_t>(s, m, h, words);
-        if (mma_bias_hides<S, S::type::DTYPE>(words)) {
-            mma_each<S>(m, h, x, [&](float &score, int j) {
-                const float bias = mma_bias_at<S::type::DTYPE>(words, j);
-                score = bias == -fattn_f32_infinity() ? bias : fmaf(score, factor, bias);
-            });
-        } else {
-            mma_each<S>(m, h, x, [&](float &score, int j) {
-                score = fmaf(score, factor, mma_bias_at<S::type::DTYPE>(words, j));
-            });
-        }
+        mma_bias_words<S>(words, factor, m, h, x);
     });
 }
 
@@ -577,8 +606,9 @@ GPU_DEVICE void mma_bounded(float x[S::TILES][S::KEYS / 8][4], float largest[S::
 }
 
 /* x = factor x - slope distance. Distances are exact up to 2^24. */
-template <class S, class Terms>
-GPU_DEVICE void mma_alibi(const Terms &s, int j0, float factor, float x[S::TILES][S::KEYS / 8][4])
+template <class S>
+GPU_DEVICE void mma_alibi(const mma_scratch<S> &s, int j0, float factor,
+                          float x[S::TILES][S::KEYS / 8][4])
 {
     const float column = (float)(j0 + mma_own<S>());
     mma_each_row<S>([&](int m, int h) {
@@ -628,8 +658,8 @@ GPU_DEVICE void mma_mask_any(const fattn_gpu_args &g, const Terms &s, int j0,
 }
 
 /* The same of a mask that waits in shared memory. */
-template <class S, class Terms>
-GPU_DEVICE void mma_mask_staged(const Terms &s, float x[S::TILES][S::KEYS / 8][4])
+template <class S>
+GPU_DEVICE void mma_mask_staged(const mma_scratch<S> &s, float x[S::TILES][S::KEYS / 8][4])
 {
     uint32_t words[2 * S::TILES][S::OWN / 4];
     mma_each_row<S>([&](int m, int h) { mma_staged_get<S, uint8_t>(s, m, h, words[2 * m + h]); });

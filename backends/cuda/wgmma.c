@@ -18,11 +18,12 @@
 
 #define WGMMA_DTYPES (FATTN_DTYPE_BIT(FATTN_F16) | FATTN_DTYPE_BIT(FATTN_BF16))
 
-/* Rows of mma.c skip what block masks rule out. What a batch-invariant run is computed by must not
- * depend on how long its sequences are, and these rows are for long ones. */
+/* Rows of mma.c skip what block masks rule out, and so does forward here. What a batch-invariant
+ * run is computed by must not depend on how long its sequences are, and these rows are for long
+ * ones. */
 #define WGMMA_NOT (FATTN_BLOCK_MASK | FATTN_BATCH_INVARIANT)
 #define WGMMA_FEATURES ((FATTN_GPU_LEAN | FATTN_SINK) & ~WGMMA_NOT)
-#define WGMMA_FULL_FEATURES (FATTN_KERNEL_COMMON & ~WGMMA_NOT)
+#define WGMMA_FULL_FEATURES ((FATTN_KERNEL_COMMON & ~WGMMA_NOT) | FATTN_BLOCK_MASK)
 
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
@@ -35,7 +36,8 @@ static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const 
 enum {
     GROUP_MAX = 128,    /* query heads of a key/value head: a tile has all of a query */
     ROWS_MAX = 1 << 30, /* queries, and keys */
-    BLOCKS_MIN = 80 /* fewer leave so much of a GPU idle that rows which split keys are faster */
+    BLOCKS_MIN = 80, /* fewer leave so much of a GPU idle that rows which split keys are faster */
+    SPLIT_KEYS_MIN = 1024
 };
 #define STRIDE_MAX (INT64_C(1) << 39) /* elements */
 #define ITEMS_MAX 0x1p31
@@ -82,12 +84,29 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
 }
 
 /* Whether there are blocks of rows enough, and most of them full. */
-static bool pays(const fattn_kernel *row, const fattn_problem *p)
+static bool pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {
-    (void)row;
+    (void)row, (void)limits;
     const int64_t rows = group_of(p) * p->seqlen_q;
     return rows > 64 &&
            (double)p->batch * (double)p->heads_k * (double)((rows + 127) / 128) >= BLOCKS_MIN;
+}
+
+/* Of rows that split keys: a group's heads are rows of one block, as they are for what merges. */
+static const char *cannot_split(const fattn_kernel *row, const fattn_problem *p)
+{
+    const int64_t group = group_of(p);
+    return group < 1 || WGMMA_SPLIT_ROWS % group ? "takes groups of 1, 2, 4 .. 128 query heads"
+                                                 : cannot(row, p);
+}
+
+/* Whether memory bounds the run, since a head has one block of rows, or there are few blocks; and
+ * keys enough to be cut. Decoding takes fewer rows. */
+static bool split_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    const int64_t rows = group_of(p) * p->seqlen_q;
+    return rows > MMA_DECODE_ROWS && p->seqlen_k >= SPLIT_KEYS_MIN &&
+           (rows <= WGMMA_SPLIT_ROWS || !pays(row, p, limits));
 }
 
 /* --- Launches --------------------------------------------------------------------------------- */
@@ -156,12 +175,16 @@ static int maps_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, const
     return 3;
 }
 
+static bool sequences_differ(const fattn_problem *p)
+{
+    return p->features & (FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
+                          FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS);
+}
+
 /* As wgmma_counts() has it. */
 static bool counts(const fattn_problem *p)
 {
-    const uint64_t lengths = FATTN_CU_SEQLENS_Q | FATTN_CU_SEQLENS_K | FATTN_SEQUSED_Q |
-                             FATTN_SEQUSED_K | FATTN_PAGED | FATTN_POSITIONS;
-    return p->features & lengths || p->window_left >= 0 || p->window_right >= 0;
+    return sequences_differ(p) || p->window_left >= 0 || p->window_right >= 0;
 }
 
 static void clear_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
@@ -183,6 +206,14 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
     shape->shared = kernel->shared;
     shape->early = true;
     shape->resident = true;
+}
+
+/* Items are alike, or as many as blocks. */
+static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
+                        const fattn_tiling *t, fattn_gpu_shape *shape)
+{
+    forward_shape(kernel, p, t, shape);
+    shape->resident = !sequences_differ(p);
 }
 
 #define WGMMA_ROW(name_, channels, channels_v, warpgroups, keys, stages)          \
@@ -210,6 +241,34 @@ static void forward_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p
         .width = channels,                                                        \
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
+    },
+
+#define WGMMA_SPLIT_ROW(name_, channels, channels_v, warpgroups, keys, stages)                  \
+    {                                                                                           \
+        .row = {.name = "wgmma_" #name_,                                                        \
+                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                             \
+                .dtypes = WGMMA_DTYPES,                                                         \
+                .features = WGMMA_FEATURES,                                                     \
+                .dim_max = channels,                                                            \
+                .align = 16,                                                                    \
+                .must_fit = true,                                                               \
+                .packs_groups = true,                                                           \
+                .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}},                \
+                .cannot = cannot_split,                                                         \
+                .pays = split_pays,                                                             \
+                .split = fattn_cuda_split_evenly,                                               \
+                .fast_bytes = fattn_gpu_shared_bytes,                                           \
+                .workspace = fattn_cuda_parts_workspace},                                       \
+        .image = "wgmma_forward",                                                               \
+        .isa = 90,                                                                              \
+        .isa_past = 100,                                                                        \
+        .needs = "sm_90",                                                                       \
+        .phases = {split_shape, fattn_gpu_combine},                                             \
+        .maps = maps_of,                                                                        \
+        .width = channels,                                                                      \
+        .shared =                                                                               \
+            WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages) + WGMMA_SPLIT_CONTROL, \
+        .run = #name_,                                                                          \
     },
 
 /* --- Forward with every feature --------------------------------------------------------------- */
@@ -274,18 +333,51 @@ static int64_t full_fast_bytes(const fattn_kernel *row, const fattn_problem *p, 
     return run_of(fattn_gpu_kernel_of(row), p)->shared;
 }
 
-/* The counter, and what a bias leaves of each item's keys. */
+/* A block mask beside another feature of pairs runs on the rows of mma.c, which skip what it rules
+ * out too. */
+static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
+{
+    const uint64_t features = p->features & MMA_OF_PAIRS;
+    const double tiles = (double)p->batch * (double)p->heads_k *
+                         (double)(group_of(p) * p->seqlen_q / 64 + 1) *
+                         (double)WGMMA_BLOCK_WORDS(p->seqlen_k / row->tiles[0].bc + 1);
+    if (features & FATTN_BLOCK_MASK && features != FATTN_BLOCK_MASK) {
+        return "takes a block mask without a feature of single pairs";
+    }
+    if (features & FATTN_BLOCK_MASK && tiles >= ITEMS_MAX) {
+        return "counts 32 tiles of a block mask at a time, below 2^31";
+    }
+    return cannot(row, p);
+}
+
+/* Pairs of words about tiles of keys of all items. */
+static int64_t block_words(const fattn_problem *p, const fattn_tiling *t)
+{
+    return gpu_times(full_items(p, t), WGMMA_BLOCK_WORDS(t->k_blocks));
+}
+
+/* The counter, and what a bias or a block mask leaves of each item's keys. */
 static int64_t full_workspace(const fattn_kernel *row, const fattn_problem *p,
                               const fattn_tiling *t)
 {
     (void)row;
-    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t)) : 0;
+    const int64_t seen = p->features & FATTN_BIAS ? gpu_floats(full_items(p, t))
+                         : p->features & FATTN_BLOCK_MASK
+                             ? gpu_floats(gpu_times(block_words(p, t), 2))
+                             : 0;
     return seen < 0 || seen > INT64_MAX - WGMMA_WORKSPACE ? -1 : WGMMA_WORKSPACE + seen;
 }
 
 static void full_begin_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                              const fattn_tiling *t, fattn_gpu_shape *shape)
 {
+    if (p->features & FATTN_BLOCK_MASK) {
+        snprintf(shape->entry, sizeof shape->entry, "wgmma_blocks_%d", kernel->width);
+        shape->blocks = fattn_ceil_div(block_words(p, t), WGMMA_BLOCK_THREADS / 32);
+        shape->threads = WGMMA_BLOCK_THREADS;
+        shape->early = true;
+        return;
+    }
     if (!(p->features & FATTN_BIAS)) {
         clear_shape(kernel, p, t, shape);
         return;
@@ -347,7 +439,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                 .must_fit = true,                                                          \
                 .packs_groups = true,                                                      \
                 .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}}, \
-                .cannot = cannot,                                                          \
+                .cannot = cannot_full,                                                     \
                 .pays = pays,                                                              \
                 .fast_bytes = full_fast_bytes,                                             \
                 .workspace = full_workspace},                                              \
@@ -631,11 +723,11 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
         .maps = backward_full_maps, .width = channels, .run = "full_" #channels,                 \
     }
 
-const fattn_gpu_kernel fattn_cuda_wgmma[] = {WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128),
-                                             WGMMA_FULL_ROW(128, 128),
-                                             WGMMA_FULL_ROW(256, 64),
-                                             WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW)
-                                                 WGMMA_BACKWARD_FULL_ROW(64, 128),
-                                             WGMMA_BACKWARD_FULL_ROW(128, 128),
-                                             WGMMA_BACKWARD_FULL_ROW(256, 64),
-                                             {.row = {.name = NULL}}};
+const fattn_gpu_kernel fattn_cuda_wgmma[] = {
+    WGMMA_SPLIT_SHAPES(WGMMA_SPLIT_ROW) WGMMA_SHAPES(WGMMA_ROW) WGMMA_FULL_ROW(64, 128),
+    WGMMA_FULL_ROW(128, 128),
+    WGMMA_FULL_ROW(256, 64),
+    WGMMA_BACKWARD_SHAPES(WGMMA_BACKWARD_ROW) WGMMA_BACKWARD_FULL_ROW(64, 128),
+    WGMMA_BACKWARD_FULL_ROW(128, 128),
+    WGMMA_BACKWARD_FULL_ROW(256, 64),
+    {.row = {.name = NULL}}};

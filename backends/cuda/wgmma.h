@@ -18,66 +18,84 @@
  */
 #define WGMMA_SHAPES(X)             \
     X(64, 64, 64, 3, 128, 3)        \
+    X(96, 96, 96, 2, 128, 2)        \
     X(128, 128, 128, 2, 128, 2)     \
     X(192_128, 192, 128, 2, 128, 2) \
     X(192, 192, 192, 2, 112, 2)     \
     X(256, 256, 256, 2, 64, 2)
+
+/* Of few rows and many keys, which cut keys into parts: the same. Memory bounds them, so that what
+ * counts is how much of a copy is under way. */
+#define WGMMA_SPLIT_SHAPES(X)         \
+    X(split_64, 64, 64, 2, 128, 4)    \
+    X(split_128, 128, 128, 2, 128, 2) \
+    X(split_256, 256, 256, 2, 64, 2)
+#define WGMMA_SPLIT_ROWS 128
 
 /* A warpgroup that copies and plans, and those that multiply. */
 #define WGMMA_THREADS(warpgroups) (128 * ((warpgroups) + 1))
 
 /* Bytes of shared memory: a tile of queries, `stages` of keys and of values, rows of o on their way
  * out, the barriers and the items (wgmma_control), and what aligns the tiles. */
-#define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)                                 \
-    (2 * ((width) * (64 * (warpgroups) + (stages) * (keys)) + (width_v) * (stages) * (keys)) + \
+#define WGMMA_SHARED(width, width_v, warpgroups, keys, stages)              \
+    (128 * (WGMMA_PANELS(width) * (64 * (warpgroups) + (stages) * (keys)) + \
+            WGMMA_PANELS(width_v) * (stages) * (keys)) +                    \
      4 * (warpgroups)*WGMMA_OUT_BYTES + WGMMA_CONTROL + WGMMA_ALIGN)
-#define WGMMA_OUT_BYTES 1024 /* a warp's: 64 channels of 8 rows */
+#define WGMMA_PANELS(width) (((width) + 63) / 64) /* of a tile; see wgmma_offset() */
+#define WGMMA_OUT_BYTES 1024                      /* a warp's: 64 channels of 8 rows */
 #define WGMMA_CONTROL 1152
-#define WGMMA_ALIGN 1024 /* where a pattern of swizzled rows begins */
+#define WGMMA_SPLIT_CONTROL 64 /* what a part of an item's keys is */
+#define WGMMA_ALIGN 1024       /* where a pattern of swizzled rows begins */
 
 /*
  * Kernels for features of pairs, for the same runs as in mma.h:
  * X(run, its features of pairs, width, keys, stages, stages of a bias or mask that is alone), with
- * two warpgroups. A tile of 256 channels has 64 keys, whose mask has no rows of 128 bytes: there a
- * mask runs on the kernel for every feature.
+ * two warpgroups. A block mask is taken alone. A tile of 256 channels has 64 keys, whose mask has
+ * no rows of 128 bytes: there a mask runs on the kernel for every feature.
  */
 #define WGMMA_FULL_64(X)                     \
     X(full, MMA_ANY, 64, 128, 2, 0)          \
-    X(bias, FATTN_BIAS, 64, 128, 2, 2)       \
-    X(mask, FATTN_MASK, 64, 128, 2, 2)       \
+    X(bias, FATTN_BIAS, 64, 128, 2, 6)       \
+    X(mask, FATTN_MASK, 64, 128, 2, 3)       \
     X(alibi, FATTN_ALIBI, 64, 128, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 64, 128, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 64, 128, 2, 0)
+    X(dropout, FATTN_DROPOUT, 64, 128, 2, 0) \
+    X(blocks, FATTN_BLOCK_MASK, 64, 128, 2, 0)
 #define WGMMA_FULL_128(X)                     \
     X(full, MMA_ANY, 128, 128, 2, 0)          \
-    X(bias, FATTN_BIAS, 128, 128, 2, 1)       \
-    X(mask, FATTN_MASK, 128, 128, 2, 2)       \
+    X(bias, FATTN_BIAS, 128, 128, 2, 3)       \
+    X(mask, FATTN_MASK, 128, 128, 2, 3)       \
     X(alibi, FATTN_ALIBI, 128, 128, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 128, 128, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 128, 128, 2, 0)
+    X(dropout, FATTN_DROPOUT, 128, 128, 2, 0) \
+    X(blocks, FATTN_BLOCK_MASK, 128, 128, 2, 0)
 #define WGMMA_FULL_256(X)                    \
     X(full, MMA_ANY, 256, 64, 2, 0)          \
     X(bias, FATTN_BIAS, 256, 64, 2, 1)       \
     X(alibi, FATTN_ALIBI, 256, 64, 2, 0)     \
     X(softcap, FATTN_SOFTCAP, 256, 64, 2, 0) \
-    X(dropout, FATTN_DROPOUT, 256, 64, 2, 0)
+    X(dropout, FATTN_DROPOUT, 256, 64, 2, 0) \
+    X(blocks, FATTN_BLOCK_MASK, 256, 64, 2, 0)
 #define WGMMA_FULL_WARPGROUPS 2
 
-/* Bytes of shared memory of a staged tile, and of the control beside it. */
-#define WGMMA_TERM_TILE(features, rows, keys)         \
-    ((features) == FATTN_BIAS   ? 2 * (rows) * (keys) \
-     : (features) == FATTN_MASK ? (rows) * (keys)     \
-                                : 0)
+/* Bytes of shared memory of a staged panel, 128 bytes of each row, and of the control beside it. */
+#define WGMMA_TERM_PANEL(features, rows) \
+    ((features) == FATTN_BIAS || (features) == FATTN_MASK ? 128 * (rows) : 0)
 #define WGMMA_TERM_CONTROL(features, rows)            \
     ((features) == 0             ? 0                  \
      : (features) == MMA_ANY     ? 1536 + 24 * (rows) \
      : (features) == FATTN_ALIBI ? 1536 + 8 * (rows)  \
                                  : 1536)
-#define WGMMA_FULL_SHARED(features, width, keys, stages, term_stages)            \
-    (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +           \
-     (term_stages)*WGMMA_TERM_TILE(features, 64 * WGMMA_FULL_WARPGROUPS, keys) + \
+#define WGMMA_FULL_SHARED(features, width, keys, stages, term_stages)       \
+    (WGMMA_SHARED(width, width, WGMMA_FULL_WARPGROUPS, keys, stages) +      \
+     (term_stages)*WGMMA_TERM_PANEL(features, 64 * WGMMA_FULL_WARPGROUPS) + \
      WGMMA_TERM_CONTROL(features, 64 * WGMMA_FULL_WARPGROUPS))
 #define WGMMA_SEEN_THREADS 128 /* of the kernel that looks for keys which a bias hides */
+
+/* Of the one that looks what a block mask keeps: a warp finds two words for 32 tiles of keys of an
+ * item, bits of those that some pair is kept of, and of those that some is dropped of besides. */
+#define WGMMA_BLOCK_THREADS 128
+#define WGMMA_BLOCK_WORDS(k_blocks) (((k_blocks) + 31) / 32)
 
 /* Keys that one copy brings of a page: powers of two that divide the page and the tile. */
 #define WGMMA_PIECE(page, keys) \
@@ -123,6 +141,11 @@
 #define WGMMA_BACKWARD_FULL_64(X) WGMMA_BACKWARD_FULL(X, 64, 128, 3, 1)
 #define WGMMA_BACKWARD_FULL_128(X) WGMMA_BACKWARD_FULL(X, 128, 128, 3, 1)
 #define WGMMA_BACKWARD_FULL_256(X) WGMMA_BACKWARD_FULL(X, 256, 64, 2, 0)
+/* Bytes of a staged tile. */
+#define WGMMA_TERM_TILE(features, queries, keys)         \
+    ((features) == FATTN_BIAS   ? 2 * (queries) * (keys) \
+     : (features) == FATTN_MASK ? (queries) * (keys)     \
+                                : 0)
 #define WGMMA_BACKWARD_FULL_SHARED(features, width, queries, keys, stages, term_stages) \
     (WGMMA_BACKWARD_SHARED(width, queries, keys, stages) +                              \
      (term_stages)*WGMMA_TERM_TILE(features, queries, keys))
@@ -163,7 +186,9 @@ FATTN_HD uint32_t wgmma_own_sum_offset(uint32_t rows, uint32_t r, uint32_t c)
 /*
  * A tile in shared memory is cut into panels of 64 channels. A panel has a row of 128 bytes for
  * each row of the tile, and chunk c of 16 bytes of row r lies at c ^ (r % 8): the swizzle of 128
- * bytes, which copies write and products read. Offset of channel c of row r in a tile of `rows`:
+ * bytes, which copies write and products read. The last panel may be wider than what products read
+ * of it: of 96 channels it has 32, and zeros behind them, which cost nothing but their place.
+ * Offset of channel c of row r in a tile of `rows`:
  */
 FATTN_HD uint32_t wgmma_offset(uint32_t rows, uint32_t r, uint32_t c)
 {

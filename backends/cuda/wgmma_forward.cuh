@@ -31,7 +31,6 @@
 #define FATTN_CUDA_WGMMA_FORWARD_CUH
 
 #include "backends/cuda/wgmma_forward_copies.cuh"
-#include "backends/gpu/parts.cuh"
 #include "core/online_softmax.h"
 
 #define WGMMA_RISE 8.0f
@@ -43,38 +42,185 @@ template <class S> struct wgmma_tile_terms {
     const mma_item &item;
     const char **bias, **mask;
     gpu_f2 *alibi;
-    const int64_t *stride; /* of what is staged */
-    uint32_t staged;
-    int heads; /* in the rows that are staged */
+    const int64_t *stride;     /* of what is staged */
+    wgmma_control<S> *control; /* and its barriers */
+    uint32_t staged[2];        /* where the thread begins to read the ring's first panel */
+    int panel;                 /* of all that go through the ring, the tile's first */
+    float *shift;              /* of the thread's two rows: mma_alibi() */
     int j0;
 };
 
-/* The thread's elements of its row h. Rows that tensor maps do not take are read where they are. */
+/* What a thread knows of its two rows as long as an item lasts, and of the tile it is at. */
+typedef struct wgmma_row_terms {
+    uint32_t staged[2]; /* wgmma_staged_begin() */
+    float shift[2];     /* what is to be added to scores: mma_alibi() */
+} wgmma_row_terms;
+
+/* The row of a staged tile that holds the terms of row r. */
+template <class S> GPU_DEVICE int wgmma_staged_row(const mma_item &w, const int64_t *stride, int r)
+{
+    const gpu_query q = mma_query_from(w, r < w.rows ? r : 0);
+    const int heads = stride[1] ? (int)w.group : 1;
+    return (stride[2] ? q.i : 0) * heads + (stride[1] ? q.h : 0);
+}
+
+/* Where a thread begins to read a staged tile that begins at 0, `row` being its warp's first row.
+ * Of a bias, one row of the matrices that its warp reads together; of a mask, its own two rows. A
+ * chunk's number changes bits 4 to 6. */
+template <class S>
+GPU_DEVICE void wgmma_staged_begin(const mma_item &w, const int64_t *stride, int row,
+                                   uint32_t from[2])
+{
+    const int lane = mma_lane();
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        const int at = wgmma_staged_row<S>(w, stride, row + lane % 16);
+        from[0] = from[1] = (uint32_t)(at * 128 + ((at % 8 ^ lane / 16) << 4));
+    } else {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int at = wgmma_staged_row<S>(w, stride, row + lane / 4 + 8 * h);
+            from[h] = (uint32_t)(at * 128 + (at % 8 << 4) + lane % 4 * 2);
+        }
+    }
+}
+
+/* The thread's elements of its row h where tensor maps do not take rows: from global memory. */
 template <class S, class E>
-GPU_DEVICE void mma_staged_get(const wgmma_tile_terms<S> &s, int, int h,
-                               uint32_t words[S::OWN * sizeof(E) / 4])
+GPU_DEVICE void wgmma_unstaged_get(const wgmma_tile_terms<S> &s, int h,
+                                   uint32_t words[S::OWN * sizeof(E) / 4])
 {
     const mma_item &w = s.item;
     const int r = mma_row<S>(0, h);
     const gpu_query q = mma_query_from(w, r < w.rows ? r : 0);
-    if (!w.bias_rows) {
-        const E *const row = (const E *)w.staged + q.h * s.stride[1] + q.i * s.stride[2];
-        mma_fetch<S, (int)sizeof(E), false>((const char *)row, sizeof(E), s.j0, w.keys, words);
+    const E *const row = (const E *)w.staged + q.h * s.stride[1] + q.i * s.stride[2];
+    mma_fetch<S, (int)sizeof(E), false>((const char *)row, sizeof(E), s.j0, w.keys, words);
+}
+
+/* Waits for panel c of the tile; returns how far its place is from the ring's first. */
+template <class S> GPU_DEVICE uint32_t wgmma_panel_begin(const wgmma_tile_terms<S> &s, int c)
+{
+    const int n = s.panel + c;
+    wgmma_await(&s.control->term_full[n % S::TERM_RING], n / S::TERM_RING % 2);
+    return (uint32_t)(n % S::TERM_RING * S::TERM_BYTES);
+}
+
+/* The warp has read it. */
+template <class S> GPU_DEVICE void wgmma_panel_end(const wgmma_tile_terms<S> &s, int c)
+{
+    __syncwarp();
+    wgmma_release(&s.control->term_empty[(s.panel + c) % S::TERM_RING]);
+}
+
+/* x = factor x + bias: words of 64 columns, of row h those whose numbers are h and h + 2 in each
+ * four. */
+template <class S>
+GPU_DEVICE void wgmma_add_panel(const uint32_t words[S::TERM_KEYS / 4], float factor,
+                                float x[S::TERM_KEYS / 8][4])
+{
+    const bool hides = mma_bias_hides<S::TERM_KEYS / 4, S::type::DTYPE>(words);
+    GPU_UNROLL
+    for (int n = 0; n < S::TERM_KEYS / 2; n++) {
+        float *const score = &x[n / 4][n % 4];
+        *score = fmaf(*score, factor, mma_bias_at<S::type::DTYPE>(words + n / 2, n % 2));
+    }
+    if (hides) {
+        GPU_UNROLL
+        for (int n = 0; n < S::TERM_KEYS / 2; n++) {
+            const float bias = mma_bias_at<S::type::DTYPE>(words + n / 2, n % 2);
+            x[n / 4][n % 4] = bias == -fattn_f32_infinity() ? bias : x[n / 4][n % 4];
+        }
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_bias_staged(const wgmma_tile_terms<S> &s, float factor,
+                                float x[1][S::KEYS / 8][4])
+{
+    if (!s.item.bias_rows) {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            uint32_t words[S::OWN / 2];
+            wgmma_unstaged_get<S, uint16_t>(s, h, words);
+            mma_bias_words<S>(words, factor, 0, h, x);
+        }
         return;
     }
-    const int at = (s.stride[2] ? q.i : 0) * s.heads + (s.stride[1] ? q.h : 0);
-    const uint32_t row = s.staged + at * 128 + mma_lane() % 4 * 2 * (int)sizeof(E);
     GPU_UNROLL
-    for (int j = 0; j < S::OWN; j += 2) {
-        const int bytes = mma_behind<S>(j) * (int)sizeof(E), chunk = bytes / 16 % 8;
-        const uint32_t from =
-            row + bytes / 128 * S::ROWS * 128 + ((chunk ^ at % 8) << 4) + bytes % 16;
-        if constexpr (sizeof(E) == 2) {
-            words[j / 2] = wgmma_get(from);
-        } else {
-            const uint32_t two = wgmma_get_half(from);
-            words[j / 4] = j % 4 ? words[j / 4] | two << 16 : two;
+    for (int c = 0; c < S::TERM_PANELS; c++) {
+        uint32_t words[S::TERM_KEYS / 4];
+        const uint32_t from = s.staged[0] + wgmma_panel_begin<S>(s, c);
+        GPU_UNROLL
+        for (int n = 0; n < S::TERM_KEYS / 16; n++) {
+            mma_load(words + 4 * n, from ^ n << 5);
         }
+        wgmma_panel_end<S>(s, c);
+        wgmma_add_panel<S>(words, factor, x[0] + c * S::TERM_KEYS / 8);
+    }
+}
+
+template <class S>
+GPU_DEVICE void mma_mask_staged(const wgmma_tile_terms<S> &s, float x[1][S::KEYS / 8][4])
+{
+    static_assert(S::TERM_PANELS == 1, "a tile is one panel");
+    if (!s.item.mask_rows) {
+        uint32_t words[2][S::OWN / 4];
+        wgmma_unstaged_get<S, uint8_t>(s, 0, words[0]);
+        wgmma_unstaged_get<S, uint8_t>(s, 1, words[1]);
+        mma_keep_bytes<S>(words, x);
+        return;
+    }
+    const uint32_t place = wgmma_panel_begin<S>(s, 0);
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 8; n++) {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const uint32_t two = wgmma_get_half(((s.staged[h] + place) ^ n / 2 << 4) + n % 2 * 8);
+            float *const score = x[0][n] + 2 * h;
+            score[0] = two & 0xff ? score[0] : -fattn_f32_infinity();
+            score[1] = two & 0xff00 ? score[1] : -fattn_f32_infinity();
+        }
+    }
+    wgmma_panel_end<S>(s, 0);
+}
+
+/* x + shift = factor x - slope distance. Where all of a warp's queries are on one side of the
+ * tile's keys, distances grow evenly: slope times the column goes to x, the rest to shift, which is
+ * one for all of a row. */
+template <class S>
+GPU_DEVICE void mma_alibi(const wgmma_tile_terms<S> &s, int j0, float factor,
+                          float x[1][S::KEYS / 8][4])
+{
+    const float own = (float)mma_own<S>();
+    float first[2], slope[2];
+    bool left = S::KNOWN == FATTN_ALIBI, right = left;
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const gpu_f2 row = s.alibi[mma_row<S>(0, h)];
+        slope[h] = row.x;
+        first[h] = row.y - (float)j0;
+        const bool tame = fabsf(slope[h] * first[h]) < 0x1p100f;
+        left = left && tame && first[h] >= (float)(S::KEYS - 1);
+        right = right && tame && first[h] <= 0;
+    }
+    left = __all_sync(0xffffffffu, left);
+    if (left || __all_sync(0xffffffffu, right)) {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const float step = left ? slope[h] : -slope[h];
+            s.shift[h] = -(step * first[h]);
+            mma_each<S>(0, h, x, [&](float &score, int j) {
+                score = fmaf(score, factor, fmaf(step, (float)mma_behind<S>(j), step * own));
+            });
+        }
+        return;
+    }
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        s.shift[h] = 0;
+        mma_each<S>(0, h, x, [&](float &score, int j) {
+            const float distance = fabsf(first[h] - own - (float)mma_behind<S>(j));
+            score = fmaf(score, factor, -(slope[h] * distance));
+        });
     }
 }
 
@@ -90,7 +236,8 @@ template <class S> struct wgmma_rows {
  * order of their bits, of which three are compared at once; where the limit is negative, nothing is
  * known. */
 template <class S>
-GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float x[S::KEYS / 8][4])
+GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float shift[2],
+                             const float x[S::KEYS / 8][4])
 {
     enum { N = S::KEYS / 8 };
     bool far = false;
@@ -105,7 +252,7 @@ GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float 
         }
         even = wgmma_larger(even, __float_as_int(x[N - 1][2 * h]),
                             __float_as_int(x[N - 1][2 * h + 1]));
-        const float limit = rows.state[h].m * unit + WGMMA_RISE;
+        const float limit = (rows.state[h].m - shift[h]) * unit + WGMMA_RISE;
         far = far || !(limit >= 0) || __int_as_float(max(even, odd)) * unit > limit;
     }
     return __any_sync(0xffffffffu, far);
@@ -114,7 +261,8 @@ GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float 
 /* References rise where scores have risen far, and what has been summed of l falls; so has o to, by
  * alpha. */
 template <class S>
-GPU_DEVICE void wgmma_rise(float unit, float x[S::KEYS / 8][4], wgmma_rows<S> &rows, float alpha[2])
+GPU_DEVICE void wgmma_rise(float unit, const float shift[2], float x[S::KEYS / 8][4],
+                           wgmma_rows<S> &rows, float alpha[2])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
@@ -138,18 +286,19 @@ GPU_DEVICE void wgmma_rise(float unit, float x[S::KEYS / 8][4], wgmma_rows<S> &r
                 *score = fattn_score_bias(*score);
             }
         }
-        const bool rises = top * unit > state->m * unit + WGMMA_RISE;
-        alpha[h] = fattn_softmax_raise(state, rises ? top : state->m, unit);
+        const bool rises = top * unit > (state->m - shift[h]) * unit + WGMMA_RISE;
+        alpha[h] = fattn_softmax_raise(state, rises ? top + shift[h] : state->m, unit);
     }
 }
 
 /* Scores become weights relative to the row's reference. */
 template <class S>
-GPU_DEVICE void wgmma_weigh(float unit, wgmma_rows<S> &rows, float x[S::KEYS / 8][4])
+GPU_DEVICE void wgmma_weigh(float unit, const float shift[2], wgmma_rows<S> &rows,
+                            float x[S::KEYS / 8][4])
 {
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        const float base = fattn_softmax_base(rows.state[h]);
+        const float base = fattn_softmax_base(rows.state[h]) - shift[h];
         float even = 0, odd = 0;
         GPU_UNROLL
         for (int n = 0; n < S::KEYS / 8; n++) {
@@ -160,6 +309,68 @@ GPU_DEVICE void wgmma_weigh(float unit, wgmma_rows<S> &rows, float x[S::KEYS / 8
             odd += weight[1];
         }
         fattn_softmax_add(&rows.state[h], even + odd);
+    }
+}
+
+/* --- Dropout ---------------------------------------------------------------------------------- */
+
+/* All ones in those halves of a word of the generator that are not below the threshold, which both
+ * halves of `threshold` are. SMALL: as bits of a bf16 it is a positive number, and so is the
+ * smaller of it and a half. */
+template <bool SMALL> GPU_DEVICE uint32_t wgmma_kept(uint32_t word, uint32_t threshold)
+{
+    return SMALL ? wgmma_not_less(wgmma_smaller_halves(word, threshold), threshold)
+                 : __vcmpgeu2(word, threshold);
+}
+
+/* wgmma_drop() where a tile lies on the generator's patches: a call serves two neighbours, and the
+ * two 8 on, of two rows. */
+template <class S, bool SMALL>
+GPU_DEVICE void wgmma_drop_patches(const fattn_dropout &dropout, const fattn_dropout_rows &rows,
+                                   uint32_t column, uint32_t p[S::KEYS / 16][4])
+{
+    const uint32_t threshold = dropout.threshold << 16 | dropout.threshold;
+    GPU_UNROLL
+    for (int n = 0; n < S::KEYS / 16; n++) {
+        uint32_t words[4];
+        fattn_dropout_patch(&dropout, rows, column + 4 * n, words);
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            p[n][h] &= wgmma_kept<SMALL>(words[2 * h], threshold);
+            p[n][2 + h] &= wgmma_kept<SMALL>(words[2 * h + 1], threshold);
+        }
+    }
+}
+
+/* Weights that dropout drops become 0, of the tile of key j0. row: the warp's first. Z comes last:
+ * times it, weights might overflow. */
+template <class S>
+GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const mma_item &w, int row, int j0,
+                           uint32_t p[S::KEYS / 16][4])
+{
+    const gpu_pairs &t = w.pairs;
+    const int64_t query = t.seq.q_position + w.i0, key = t.seq.k_position + j0;
+    if (w.group != 1 || query % 16 || key % 16) {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const gpu_query q = mma_query(w, mma_row<S>(0, h));
+            const uint32_t bits = mma_kept_bits<S>(g, t, q, j0);
+            GPU_UNROLL
+            for (int n = 0; n < S::KEYS / 8; n++) {
+                p[n / 2][n % 2 * 2 + h] &=
+                    (bits >> 2 * n & 1) * 0xffffu | (bits >> 2 * n & 2) * 0x7fff8000u;
+            }
+        }
+        return;
+    }
+    const fattn_dropout_rows rows = fattn_dropout_rows_at(
+        t.seq.q_position, (uint32_t)(w.i0 + row + mma_lane() / 4),
+        (uint32_t)(g.problem.batch_offset + t.b), (uint32_t)(g.problem.head_offset + w.hk));
+    const uint32_t column = fattn_dropout_column(key + mma_own<S>());
+    if (t.dropout.threshold <= 0x7f80) {
+        wgmma_drop_patches<S, true>(t.dropout, rows, column, p);
+    } else {
+        wgmma_drop_patches<S, false>(t.dropout, rows, column, p);
     }
 }
 
@@ -211,7 +422,7 @@ GPU_DEVICE void wgmma_store_pairs(const fattn_gpu_args &g, const wgmma_block<S> 
         GPU_UNROLL
         for (int panel = 0; panel < S::PANELS_V; panel++) {
             GPU_UNROLL
-            for (int n = 0; n < 8; n++) {
+            for (int n = 0; n < 8 && 8 * panel + n < S::WIDTH_V / 8; n++) {
                 const float *const pair = rows.o[8 * panel + n] + 2 * h;
                 const uint32_t word = S::type::pack(pair[0] * factor[h], pair[1] * factor[h]);
                 mma_put(to + (swizzle ^ n << 4), empty[h] ? 0 : word);
@@ -252,15 +463,40 @@ GPU_DEVICE void wgmma_store_floats(const fattn_gpu_args &g, const wgmma_block<S>
     }
 }
 
+/* The same of a part of the row, which is not divided by l yet, and its m and l. */
+template <class S>
+GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, int number, int row,
+                                 float factor, const fattn_softmax state[2],
+                                 const wgmma_rows<S> &rows)
+{
+    GPU_UNROLL
+    for (int h = 0; h < 2; h++) {
+        const int r = row + mma_lane() / 4 + 8 * h;
+        const gpu_part part = gpu_part_of(g, number, r);
+        float *const o = (float *)part.o.data + part.at;
+        if (r < w.rows && mma_lane() % 4 == 0) {
+            *part.m = state[h].m;
+            *part.l = state[h].l;
+        }
+        GPU_UNROLL
+        for (int n = 0; n < S::WIDTH_V / 4; n++) {
+            const int c = n / 2 * 8 + mma_lane() % 4 * 2 + n % 2;
+            if (r < w.rows && c < g.problem.dim_v) {
+                o[c] = rows.o[n / 2][2 * h + n % 2] * factor;
+            }
+        }
+    }
+}
+
 /* The sink of row r, as mma_meet_sink() has it. It is natural, and so does the row's reference
- * become. */
+ * become. It belongs to the first part. */
 template <class S>
 GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                 const wgmma_item &w, int r, fattn_softmax *state)
+                                 const wgmma_item &w, int r, bool first, fattn_softmax *state)
 {
     float alpha, beta;
     state->m = S::IS_LEAN ? state->m * g.rule.scale : state->m;
-    if (r >= w.rows) {
+    if (r >= w.rows || !first) {
         return 1;
     }
     const int h = w.q_head * b.group + r - wgmma_query(b, r) * b.group;
@@ -271,10 +507,16 @@ GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &
 
 /* Rows in o and lse. row: the warp's first; kept: Z of a pair that dropout keeps. */
 template <class S>
-GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, const wgmma_item &w,
-                          int row, float kept, wgmma_rows<S> &rows)
+GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int row,
+                          float kept, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
+    const wgmma_item &w = b.control->item[place];
+    wgmma_part part = {0, 0, true};
+    if constexpr (S::IS_SPLIT) {
+        part = b.control->part[place];
+    }
+    fattn_softmax states[2];
     float factor[2];
     bool empty[2];
     GPU_UNROLL
@@ -286,19 +528,24 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, cons
         state.l += gpu_shfl_xor(state.l, 2);
         state.l *= lower;
         if (p.features & FATTN_SINK) {
-            const float alpha = wgmma_meet_sink(g, b, w, r, &state);
+            const float alpha = wgmma_meet_sink(g, b, w, r, part.split == 0, &state);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 4; n++) { /* alpha may be as small as numbers can be */
                 rows.o[n / 2][2 * h + n % 2] *= alpha;
             }
         }
+        states[h] = state;
         empty[h] = state.l == 0;
         factor[h] = lower * kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
-        if (p.outputs & FATTN_OUT_LSE && r < w.rows && mma_lane() % 4 == 0) {
+        if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0) {
             const int i = wgmma_query(b, r);
             ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
                 fattn_softmax_lse(state, g.rule.natural);
         }
+    }
+    if (!part.whole) {
+        wgmma_store_part<S>(g, w, part.number, row, kept / (1 << S::type::LIFT), states, rows);
+        return;
     }
     if (!(p.outputs & FATTN_OUT_O)) {
         return;
@@ -320,13 +567,16 @@ template <class S> struct wgmma_used {
     GPU_DEVICE int phase(int n) { return n / S::RING % 2; }
 };
 
-/* stage: of a bias or mask. */
+/* What the terms of the tile of keys `block` are; known: of the thread's rows. */
 template <class S>
 GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                                   int place, int stage)
+                                                   int place, int block, int panel,
+                                                   wgmma_row_terms &known)
 {
     wgmma_control<S> &control = *b.control;
-    wgmma_tile_terms<S> s = {control.terms[place], NULL, NULL, NULL, NULL, 0, 1, 0};
+    wgmma_tile_terms<S> s = {
+        control.terms[place], NULL,           NULL, NULL, NULL, &control, {0, 0}, panel,
+        known.shift,          block * S::KEYS};
     if constexpr (S::KNOWN == MMA_ANY) {
         s.bias = control.bias;
         s.mask = control.mask;
@@ -336,8 +586,8 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
     }
     if constexpr (S::IS_STAGED) {
         s.stride = wgmma_term_stride<S>(g.problem);
-        s.staged = b.terms + stage * S::TERM_BYTES;
-        s.heads = s.stride[1] ? b.group : 1;
+        s.staged[0] = b.terms + known.staged[0];
+        s.staged[1] = b.terms + known.staged[1];
     }
     return s;
 }
@@ -345,28 +595,56 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
 /* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. */
 template <class S>
 GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
-                            wgmma_used<S> &used, float x[S::KEYS / 8][4], float bound[1][2])
+                            wgmma_used<S> &used, wgmma_row_terms &known, float x[S::KEYS / 8][4],
+                            float bound[1][2])
+{
+    const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, used.terms, known);
+    mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
+    mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
+    used.terms += S::IS_STAGED && s.item.bias_rows ? S::TERM_PANELS : 0;
+}
+
+/* The thread's keys of row r, from key j0 on, that the block mask keeps. */
+template <class S>
+GPU_DEVICE uint32_t wgmma_block_bits(const fattn_gpu_args &g, const mma_item &item, int j0, int r)
+{
+    const fattn_problem &p = g.problem;
+    const gpu_query q = mma_query(item, r);
+    if (q.h < 0) {
+        return 0;
+    }
+    const int64_t *const stride = p.block_mask_stride;
+    const uint8_t *const row = g.buffers.block_mask + item.pairs.b * stride[0] + q.h * stride[1] +
+                               (uint32_t)q.i / (uint32_t)p.block_m * stride[2];
+    uint32_t bits = 0;
+    GPU_ROLLED
+    for (int n = 0; n < S::OWN; n++) {
+        const uint32_t key = (uint32_t)(j0 + mma_own<S>() + mma_behind<S>(n));
+        if (key < (uint32_t)item.keys && row[key / (uint32_t)p.block_n * stride[3]]) {
+            bits |= 1u << n;
+        }
+    }
+    return bits;
+}
+
+/* The same with a block mask alone, of a tile of which it keeps all or, where it is mixed, some. */
+template <class S>
+GPU_DEVICE void wgmma_score_blocks(const fattn_gpu_args &g, const mma_item &item, bool mixed,
+                                   int block, float x[S::KEYS / 8][4])
 {
     float(*const tile)[S::KEYS / 8][4] = (float(*)[S::KEYS / 8][4]) x;
-    wgmma_control<S> &control = *b.control;
-    if constexpr (S::IS_STAGED) {
-        const int stage = used.terms % S::TERM_RING;
-        const bool waits = control.terms[place].bias_rows;
-        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, stage);
-        s.j0 = block * S::KEYS;
-        if (waits) {
-            wgmma_await(&control.term_full[stage], used.terms / S::TERM_RING % 2);
+    if (g.rule.terms & FATTN_SCORE_SCALE) {
+        GPU_UNROLL
+        for (int n = 0; n < S::KEYS / 2; n++) {
+            x[n / 4][n % 4] *= g.rule.scale;
         }
-        mma_terms<S>(g, s, s.j0, tile, bound);
-        if (waits) {
-            __syncwarp();
-            wgmma_release(&control.term_empty[stage]);
-            used.terms++;
+    }
+    if (mixed) {
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const uint32_t bits = wgmma_block_bits<S>(g, item, block * S::KEYS, mma_row<S>(0, h));
+            mma_select<S>(bits, -fattn_f32_infinity(), 0, h, tile);
         }
-    } else {
-        const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0);
-        mma_terms<S>(g, s, block * S::KEYS, tile, bound);
-        mma_expect<S>(g, s, block - 1, block > control.item[place].block ? block : 0);
     }
 }
 
@@ -412,6 +690,21 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     float x[S::KEYS / 8][4], alpha[2], bound[1][2];
     uint32_t p[S::KEYS / 16][4];
     int first[2], past[2], block = w.own_past[group] - 1;
+    int left = 0; /* tiles behind this one, where a block mask rules some out */
+    bool mixed = false;
+    const auto look = [&]() {
+        if constexpr (S::HAS_BLOCKS) {
+            const int tile = control.tile[used.stage(used.k)];
+            block = tile & INT32_MAX;
+            mixed = tile < 0;
+        }
+    };
+    if constexpr (S::HAS_BLOCKS) {
+        left = control.tiles[place] - 1;
+        wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        look();
+    }
+    const auto ends = [&]() { return S::HAS_BLOCKS ? left == 0 : block == last_block; };
     int tail = block == w.past - 1 ? w.tail : 0;
 
     const auto clear = [&]() {
@@ -434,9 +727,16 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         first[h] = keys.first - mma_lane() % 4 * 2;
         past[h] = keys.past - mma_lane() % 4 * 2;
     }
+    wgmma_row_terms known = {{0, 0}, {0, 0}};
+    if constexpr (S::IS_STAGED) {
+        wgmma_staged_begin<S>(control.terms[place], wgmma_term_stride<S>(g.problem), row,
+                              known.staged);
+    }
     const auto score = [&]() {
-        if constexpr (!S::IS_LEAN) {
-            wgmma_score(g, b, place, block, used, x, bound);
+        if constexpr (S::HAS_BLOCKS) {
+            wgmma_score_blocks<S>(g, control.terms[place], mixed, block, x);
+        } else if constexpr (!S::IS_LEAN) {
+            wgmma_score(g, b, place, block, used, known, x, bound);
         }
         if (block >= full_past || block < full) {
             const int j = block * S::KEYS;
@@ -451,7 +751,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const auto drop = [&]() {
         if constexpr (!S::IS_LEAN) {
             if (mma_has<S>(g, FATTN_DROPOUT)) {
-                mma_drop<S>(g, wgmma_tile_terms_of(g, b, place, 0), block * S::KEYS, &x);
+                wgmma_drop<S>(g, control.terms[place], row, block * S::KEYS, p);
             }
         }
     };
@@ -459,18 +759,20 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     wgmma_wait<0>();
     wgmma_settle<S::KEYS / 8>(x);
     wgmma_release(&control.k_empty[used.stage(used.k++)]);
-    if (block == last_block) {
+    if (ends()) {
         wgmma_release(&control.q_empty);
     }
     score();
-    wgmma_rise<S>(unit, x, rows, alpha);
-    wgmma_weigh<S>(unit, rows, x);
-    drop();
+    wgmma_rise<S>(unit, known.shift, x, rows, alpha);
+    wgmma_weigh<S>(unit, known.shift, rows, x);
     wgmma_pack<T, S::KEYS>(x, p);
+    drop();
     GPU_ROLLED
-    while (block > last_block) {
+    while (S::HAS_BLOCKS ? left > 0 : block > last_block) {
         block--;
+        left--;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
+        look();
         wgmma_turn_begin(b, group);
         wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
             q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
@@ -482,21 +784,21 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_wait<1>();
         wgmma_settle<S::KEYS / 8>(x);
         wgmma_release(&control.k_empty[used.stage(used.k++)]);
-        if (block == last_block) {
+        if (ends()) {
             wgmma_release(&control.q_empty);
         }
         score();
         const bool far = S::KNOWN == FATTN_SOFTCAP ? wgmma_bound_is_far<S>(unit, rows, bound[0])
-                                                   : wgmma_is_far<S>(unit, rows, x);
+                                                   : wgmma_is_far<S>(unit, rows, known.shift, x);
         if (far) {
-            wgmma_rise<S>(unit, x, rows, alpha);
+            wgmma_rise<S>(unit, known.shift, x, rows, alpha);
         }
-        wgmma_weigh<S>(unit, rows, x);
-        drop();
+        wgmma_weigh<S>(unit, known.shift, rows, x);
         wgmma_wait<0>();
         wgmma_settle<S::WIDTH_V / 8>(rows.o);
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
         wgmma_pack<T, S::KEYS>(x, p);
+        drop();
         if (far) {
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 2; n++) {
@@ -520,7 +822,7 @@ GPU_DEVICE void wgmma_skip(const wgmma_block<S> &b, int place, int tiles, wgmma_
     wgmma_control<S> &control = *b.control;
     for (; tiles > 0; tiles--) {
         if constexpr (S::IS_STAGED) {
-            if (control.terms[place].bias_rows) {
+            for (int c = 0; control.terms[place].bias_rows && c < S::TERM_PANELS; c++) {
                 const int stage = used.terms % S::TERM_RING;
                 wgmma_await(&control.term_full[stage], used.terms / S::TERM_RING % 2);
                 wgmma_release(&control.term_empty[stage]);
@@ -540,7 +842,8 @@ GPU_DEVICE void wgmma_begin_rows(const fattn_gpu_args &g, const wgmma_block<S> &
                                  int row)
 {
     if constexpr (S::KNOWN == MMA_ANY || S::KNOWN == FATTN_ALIBI) {
-        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0);
+        wgmma_row_terms none = {{0, 0}, {0, 0}};
+        wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, 0, 0, none);
         const int r = row + mma_lane();
         __syncwarp(); /* those of the item before are not looked at any more */
         if (mma_lane() < 16) {
@@ -585,7 +888,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         } else {
             wgmma_release(&control.q_empty);
         }
-        wgmma_end(g, b, w, row, kept, rows);
+        wgmma_end(g, b, place, row, kept, rows);
         __syncwarp();
         wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }
@@ -595,7 +898,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps)
 {
-    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL + WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS),
+    static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL +
+                                                  WGMMA_TERM_CONTROL(S::KNOWN, S::ROWS) +
+                                                  (S::IS_SPLIT ? WGMMA_SPLIT_CONTROL : 0),
                   "too small");
     static_assert(S::OWN_REGISTERS % 8 == 0 && S::COPY_REGISTERS >= 24, "as setmaxnreg wants them");
     extern __shared__ char shared[];
@@ -632,6 +937,9 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
         }
         wgmma_barriers_made();
     }
+    if (S::IS_SPLIT) {
+        gpu_admit_later(); /* what merges parts */
+    }
     gpu_sync();
     const int group = wgmma_group();
     if (group == 0) {
@@ -665,6 +973,45 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
 }
 
 /* --- Before it -------------------------------------------------------------------------------- */
+
+/* What a block mask leaves of each item's tiles of keys, in the workspace: a warp has 32 of them.
+ * Clears the counter, too. */
+template <class S> GPU_DEVICE void wgmma_blocks_all(const fattn_gpu_args &g)
+{
+    const fattn_problem &p = g.problem;
+    const int64_t words = WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+    const int warps = WGMMA_BLOCK_THREADS / 32, group = wgmma_group_of(p);
+    const int queries = wgmma_places<S>(group) / group;
+    fattn_tiling tiling = g.tiling; /* as wgmma_plan_begin() has it */
+    tiling.q_blocks = fattn_quotient(p.seqlen_q + queries - 1, queries);
+    gpu_admit_later();
+    gpu_await_earlier();
+    if (gpu_block() == 0 && gpu_thread() == 0) {
+        *(unsigned *)g.workspace = 0;
+    }
+    for (int64_t n = gpu_block() * warps + gpu_thread() / 32;
+         n < tiling.heads * tiling.q_blocks * words; n += gpu_blocks() * warps) {
+        const int64_t item = fattn_quotient(n, words),
+                      j0 = ((n - item * words) * 32 + mma_lane()) * S::KEYS;
+        const fattn_work work = fattn_schedule_item(&tiling, p.heads_k, item);
+        gpu_pairs t;
+        t.b = work.batch;
+        t.seq = gpu_sequence(g, work.batch);
+        const int64_t i0 = work.block * queries, i1 = fattn_min64(i0 + queries, t.seq.sq);
+        gpu_mask_blocks found = {false, false};
+        if (i0 < i1 && j0 < t.seq.sk) {
+            found = gpu_mask_blocks_of(g, t, i0, i1, work.head * group, group, j0,
+                                       fattn_min64(j0 + S::KEYS, t.seq.sk), 0, 1);
+        }
+        const uint32_t kept = __ballot_sync(0xffffffffu, found.kept);
+        const uint32_t dropped = __ballot_sync(0xffffffffu, found.dropped);
+        if (mma_lane() == 0) {
+            uint32_t *const to = wgmma_block_words(g, 0) + 2 * n;
+            to[0] = kept;
+            to[1] = dropped;
+        }
+    }
+}
 
 /* Where a bias of -inf hides keys from all rows of an item, the number of tiles before them goes to
  * the workspace, an item's after the other's: a block of WGMMA_SEEN_THREADS an item. Clears the

@@ -33,6 +33,13 @@ GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w
     return slot;
 }
 
+/* What L2 is to do with keys and values: others need them too, unless a head has one block of rows
+ * in all. */
+template <class S> GPU_DEVICE uint64_t wgmma_key_policy(const fattn_gpu_args &g)
+{
+    return S::IS_SPLIT && g.tiling.q_blocks == 1 ? WGMMA_DROP : WGMMA_KEEP;
+}
+
 /* Keys or values from key j on, of more than one page: a lane has a piece. Pieces that begin past
  * the last key are left out. */
 template <class S, int PANELS>
@@ -57,7 +64,7 @@ GPU_DEVICE void wgmma_copy_pieces(const fattn_gpu_args &g, uint32_t to, const wg
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
             wgmma_copy(to + (c * S::KEYS + r) * 128, map, full, 64 * c, slot.row,
-                       stride.head ? w.k_head : 0, slot.page, WGMMA_KEEP);
+                       stride.head ? w.k_head : 0, slot.page, wgmma_key_policy<S>(g));
         }
     }
 }
@@ -86,7 +93,7 @@ GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wg
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
             wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
-                       slot.row, head, slot.page, WGMMA_KEEP);
+                       slot.row, head, slot.page, wgmma_key_policy<S>(g));
         }
     }
 }
@@ -108,6 +115,32 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     }
 }
 
+/* Tiles of keys of an item. */
+template <class S>
+GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int place)
+{
+    if constexpr (S::HAS_BLOCKS) {
+        return b.control->tiles[place];
+    }
+    return w.past - w.block;
+}
+
+/* The tile that comes before `tile` where a block mask rules some out. Who multiplies reads which
+ * it is once tile k of all that go through the ring is there. */
+template <class S>
+GPU_DEVICE int wgmma_next_tile(const wgmma_block<S> &b, int place, int k, int tile, bool speaks)
+{
+    wgmma_control<S> &control = *b.control;
+    const uint32_t *const words = control.words[place];
+    const int next = wgmma_tile_below(words, tile), stage = k % S::RING;
+    const bool mixed = words[next / 32 * 2 + 1] >> next % 32 & 1;
+    wgmma_await(&control.k_empty[stage], k / S::RING % 2 ^ 1);
+    if (speaks) {
+        control.tile[stage] = mixed ? next | WGMMA_MIXED : next;
+    }
+    return next;
+}
+
 /* Keys of a tile, then values of the one before: in the order in which they are needed. Where the
  * copier is a warp, its first lane speaks. */
 template <class S, bool PIECES>
@@ -124,10 +157,16 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
         if (!w.exists) {
             return;
         }
-        const int last = w.past - w.block - 1;
+        const int last = wgmma_tiles_of(b, w, n % WGMMA_ITEMS) - 1;
+        int tile = w.past;
         GPU_ROLLED
         for (int left = last; left >= -1; left--) {
-            const int j = (w.block + left) * S::KEYS;
+            int j = (w.block + left) * S::KEYS, before = j + S::KEYS;
+            if constexpr (S::HAS_BLOCKS) {
+                before = tile * S::KEYS;
+                tile = left < 0 ? 0 : wgmma_next_tile(b, n % WGMMA_ITEMS, k, tile, speaks);
+                j = tile * S::KEYS;
+            }
             if (left >= 0) {
                 wgmma_copy_tile<S, S::PANELS, PIECES>(g, b.k, maps + 1, control.k_full,
                                                       control.k_empty, k++, w, p.k, j);
@@ -141,7 +180,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                 }
             } else {
                 wgmma_copy_tile<S, S::PANELS_V, PIECES>(g, b.v, maps + 2, control.v_full,
-                                                        control.v_empty, v++, w, p.v, j + S::KEYS);
+                                                        control.v_empty, v++, w, p.v, before);
             }
         }
         if (PIECES) {
@@ -155,18 +194,18 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
 
 /* --- The stager ------------------------------------------------------------------------------- */
 
-/* Copies each tile of a bias or mask: keys in panels of 128 bytes, heads of a group side by side in
- * rows as in a tile of queries. Heads or queries that share what they read have one row. */
+/* Copies each tile of a bias or mask, in panels of 128 bytes of each row: heads of a group side by
+ * side as in a tile of queries. Heads or queries that share what they read have one row. */
 template <class S>
 GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
                                 const wgmma_block<S> &b)
 {
-    enum { PANEL = 128 / (S::KNOWN == FATTN_BIAS ? 2 : 1) };
     wgmma_control<S> &control = *b.control;
     const int64_t *const stride = wgmma_term_stride<S>(g.problem);
     const int heads = stride[1] ? b.group : 1;
     const int queries = stride[2] ? wgmma_query(b, wgmma_places<S>(b.group)) : 1;
     const bool copies = wgmma_are_rows<S>(g);
+    const uint64_t policy = stride[0] && stride[1] ? WGMMA_DROP : WGMMA_KEEP;
     for (int n = 0, used = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
         const wgmma_item &w = control.item[n % WGMMA_ITEMS];
@@ -175,17 +214,16 @@ GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
         }
         const mma_item &t = control.terms[n % WGMMA_ITEMS];
         GPU_ROLLED
-        for (int block = w.past - 1; copies && block >= w.block; block--, used++) {
-            const int stage = used % S::TERM_RING;
-            const uint32_t to = b.terms + stage * S::TERM_BYTES;
-            wgmma_await(&control.term_empty[stage], used / S::TERM_RING % 2 ^ 1);
-            wgmma_poison(to, S::TERM_BYTES);
-            wgmma_expect(&control.term_full[stage], 128 * (S::KEYS / PANEL) * queries * heads);
+        for (int block = w.past - 1; copies && block >= w.block; block--) {
             GPU_UNROLL
-            for (int c = 0; c < S::KEYS / PANEL; c++) {
-                wgmma_copy(to + c * S::ROWS * 128, map, &control.term_full[stage],
-                           block * S::KEYS + c * PANEL, 0, stride[2] ? (int)t.i0 : 0,
-                           stride[1] ? (int)t.hk : 0, stride[0] ? (int)t.pairs.b : 0, WGMMA_DROP);
+            for (int c = 0; c < S::TERM_PANELS; c++, used++) {
+                const int stage = used % S::TERM_RING;
+                wgmma_await(&control.term_empty[stage], used / S::TERM_RING % 2 ^ 1);
+                wgmma_poison(b.terms + stage * S::TERM_BYTES, S::TERM_BYTES);
+                wgmma_expect(&control.term_full[stage], 128 * queries * heads);
+                wgmma_copy(b.terms + stage * S::TERM_BYTES, map, &control.term_full[stage],
+                           block * S::KEYS + c * S::TERM_KEYS, 0, stride[2] ? (int)t.i0 : 0,
+                           stride[1] ? (int)t.hk : 0, stride[0] ? (int)t.pairs.b : 0, policy);
             }
         }
         wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);

@@ -9,6 +9,7 @@
 #include "backends/cuda/mma_terms.cuh"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/pairs.cuh"
+#include "backends/gpu/parts.cuh"
 #include "core/schedule.h"
 
 #define WGMMA_FAR 1024 /* more than a tile has rows */
@@ -16,30 +17,35 @@
 
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
  * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
- * TERM_STAGES: tiles of a bias or mask that is alone, in shared memory. */
+ * TERM_STAGES: panels of a bias or mask that is alone, in shared memory. SPLITS: keys may be cut
+ * into parts. */
 template <class T, int W, int WV, int GROUPS, int BN, int STAGES, uint64_t FEATURES = 0,
-          int TERM_STAGES = 0>
+          int TERM_STAGES = 0, bool SPLITS = false>
 struct wgmma_shape {
     typedef T type;
     static constexpr uint64_t KNOWN = FEATURES;
     enum {
         WIDTH = W,
         WIDTH_V = WV,
-        PANELS = W / 64,
-        PANELS_V = WV / 64,
+        PANELS = WGMMA_PANELS(W),
+        PANELS_V = WGMMA_PANELS(WV),
         WARPGROUPS = GROUPS,
         WARPS = 4 * GROUPS,
         ROWS = 64 * GROUPS,
         THREADS = WGMMA_THREADS(GROUPS),
         KEYS = BN,
         RING = STAGES,
-        QUERY_BYTES = 2 * W * ROWS,
-        KEY_BYTES = 2 * W * BN,
-        VALUE_BYTES = 2 * WV * BN,
+        QUERY_BYTES = 128 * PANELS * ROWS,
+        KEY_BYTES = 128 * PANELS * BN,
+        VALUE_BYTES = 128 * PANELS_V * BN,
         TERM_RING = TERM_STAGES,
-        TERM_BYTES = WGMMA_TERM_TILE(FEATURES, 64 * GROUPS, BN),
+        TERM_BYTES = WGMMA_TERM_PANEL(FEATURES, 64 * GROUPS), /* of a panel */
+        TERM_KEYS = 128 / (FEATURES == FATTN_BIAS ? 2 : 1),
+        TERM_PANELS = (BN + TERM_KEYS - 1) / TERM_KEYS, /* of a tile */
         IS_LEAN = FEATURES == 0,
         IS_STAGED = TERM_BYTES > 0,
+        IS_SPLIT = SPLITS,
+        HAS_BLOCKS = FEATURES == FATTN_BLOCK_MASK,
         /* What mma_terms.cuh asks of a shape. */
         TILES = 1,
         WARP_TILES = 1,
@@ -49,9 +55,9 @@ struct wgmma_shape {
         /* Of a thread. A block gets as many as all its threads would have alike, and who asks for
          * more than are left waits for ever. */
         EQUAL_REGISTERS = 65536 / THREADS / 8 * 8,
-        OWN_REGISTERS = GROUPS != 2                                        ? 160
-                        : FEATURES == MMA_ANY || FEATURES == FATTN_SOFTCAP ? 224
-                                                                           : 216,
+        OWN_REGISTERS = GROUPS != 2                                            ? 160
+                        : FEATURES & (FATTN_BIAS | FATTN_MASK | FATTN_SOFTCAP) ? 224
+                                                                               : 216,
         COPY_REGISTERS = (GROUPS + 1) * EQUAL_REGISTERS - GROUPS * OWN_REGISTERS
     };
 };
@@ -103,8 +109,29 @@ template <class S> struct wgmma_terms<S, FATTN_BIAS> : wgmma_staged_terms<S> {
 template <class S> struct wgmma_terms<S, FATTN_MASK> : wgmma_staged_terms<S> {
 };
 
+/* With a block mask: tiles of keys of an item that are not ruled out, and which of them is in each
+ * place of the ring, with WGMMA_MIXED where some pairs are dropped. */
+#define WGMMA_MIXED INT32_MIN
+template <class S> struct wgmma_terms<S, FATTN_BLOCK_MASK> {
+    mma_item terms[WGMMA_ITEMS];
+    const uint32_t *words[WGMMA_ITEMS];
+    int tiles[WGMMA_ITEMS], tile[S::RING];
+};
+
+/* The part of its keys that an item has. */
+typedef struct wgmma_part {
+    int number; /* of the item */
+    int split;
+    bool whole; /* there are no others */
+} wgmma_part;
+template <class S, bool SPLITS = S::IS_SPLIT> struct wgmma_parts {
+};
+template <class S> struct wgmma_parts<S, true> {
+    wgmma_part part[WGMMA_ITEMS];
+};
+
 /* A block's shared memory beside the tiles. */
-template <class S> struct wgmma_control : wgmma_terms<S> {
+template <class S> struct wgmma_control : wgmma_terms<S>, wgmma_parts<S> {
     wgmma_item item[WGMMA_ITEMS];
     fattn_tiling tiling; /* the planner's, who has few registers */
     fattn_sequence seq;
@@ -129,18 +156,20 @@ template <class S> GPU_DEVICE int wgmma_places(int group)
     return group == 1 ? S::ROWS : S::ROWS / group * group;
 }
 
-/* Whether items are handed out by a counter (wgmma.h). */
-GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
+/* Whether items are handed out by a counter (wgmma.h). Where keys are cut into parts, these are
+ * alike, or each has a block of its own. */
+template <class S> GPU_DEVICE bool wgmma_counts(const fattn_gpu_args &g)
 {
     const fattn_problem &p = g.problem;
-    return gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0;
+    return !S::IS_SPLIT && (gpu_sequences_differ(p) || p.window_left >= 0 || p.window_right >= 0);
 }
 
-/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). */
+/* Taking turns gained where it is said to (docs/notes/hopper-forward.md). Where memory bounds, a
+ * warpgroup without rows is to stay out of the way. */
 template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
 {
     const bool banded = p.window_left >= 0 || p.window_right >= 0;
-    return S::WIDTH == 64 ? !banded : S::WIDTH < 256;
+    return !S::IS_SPLIT && (S::WIDTH == 64 ? !banded : S::WIDTH < 256);
 }
 
 /* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
@@ -170,6 +199,14 @@ template <class S> GPU_DEVICE int wgmma_query(const wgmma_block<S> &b, int r)
     return b.group == 1 ? r : r / b.group;
 }
 
+/* Of the last tile of keys that an item has. */
+template <class S> GPU_DEVICE void wgmma_item_tail(const fattn_problem &p, wgmma_item &w)
+{
+    const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K | FATTN_PAGED);
+    w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
+    w.tail = w.tail < S::KEYS ? w.tail : 0;
+}
+
 /* The keys of an item whose first query is i0, of which none has a tile from number `seen` on. Lane
  * n finds out what warpgroup n sees. */
 template <class S>
@@ -193,13 +230,35 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, seen) : 0;
     w.past = max(wgmma_largest(own_past), w.block);
     if (n < S::WARPGROUPS) {
-        w.own_past[n] = b.turns ? w.past : max(own_past, w.block);
+        w.own_past[n] = b.turns || S::HAS_BLOCKS ? w.past : max(own_past, w.block);
         w.full[n] = (last.first + S::KEYS - 1) / S::KEYS;
         w.full_past[n] = first.past / S::KEYS;
     }
-    const bool shared = p.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K | FATTN_PAGED);
-    w.tail = shared ? max(w.keys - (w.past - 1) * S::KEYS, 0) : 0;
-    w.tail = w.tail < S::KEYS ? w.tail : 0;
+    wgmma_item_tail<S>(p, w);
+}
+
+/* Cuts an item to its part of what its rows see, whose first query is i0. Returns whether it
+ * exists. A warpgroup may see nothing of it. */
+template <class S>
+GPU_DEVICE bool wgmma_item_part(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                const fattn_sequence &seq, int64_t i0, wgmma_part &part,
+                                wgmma_item &w)
+{
+    const int64_t i1 = i0 + wgmma_query(b, w.rows - 1) + 1;
+    const fattn_band band = fattn_band_of(&g.problem, &seq);
+    const fattn_parts parts = gpu_parts_of(g, band, i0, i1, S::KEYS);
+    int64_t first, past;
+    const bool exists = fattn_schedule_keys(&parts, part.split, &first, &past);
+    part.whole = fattn_parts_are_one(&parts);
+    __syncwarp(); /* all lanes have read what changes now */
+    w.block = (int)first;
+    w.past = (int)past;
+    const int n = mma_lane();
+    if (n < S::WARPGROUPS) {
+        w.own_past[n] = min(max(w.own_past[n], (int)first), (int)past);
+    }
+    wgmma_item_tail<S>(g.problem, w);
+    return exists;
 }
 
 /* Strides of the bias or mask that the kernel knows to be alone. */
@@ -260,14 +319,78 @@ template <class S> GPU_DEVICE int wgmma_seen_tiles(const fattn_gpu_args &g, int6
     return known ? ((const int *)(g.workspace + WGMMA_WORKSPACE))[number] : INT32_MAX;
 }
 
-/* Item `number`; returns whether it has rows. Lanes write the same, each of them. */
+/* What item `number` is. Where sequences share a bias or mask, and heads do not, the items of all
+ * sequences of a head follow one another, so that it is read from memory once. */
+template <class S>
+GPU_DEVICE fattn_work wgmma_item_work(const fattn_gpu_args &g, const fattn_tiling &tiling,
+                                      int64_t number)
+{
+    const fattn_problem &p = g.problem;
+    fattn_work work = fattn_schedule_item(&tiling, p.heads_k, number);
+    if (mma_has<S>(g, FATTN_BIAS) || mma_has<S>(g, FATTN_MASK)) {
+        const int64_t *const stride = mma_has<S>(g, FATTN_BIAS) ? p.bias_stride : p.mask_stride;
+        if (stride[0] == 0 && stride[1] != 0) {
+            const int64_t n = work.batch * p.heads_k + work.head;
+            work.head = fattn_quotient(n, p.batch);
+            work.batch = n - work.head * p.batch;
+        }
+    }
+    return work;
+}
+
+/* The words of item `number` of a block mask (wgmma_blocks_all). */
+GPU_DEVICE uint32_t *wgmma_block_words(const fattn_gpu_args &g, int64_t number)
+{
+    return (uint32_t *)(g.workspace + WGMMA_WORKSPACE) +
+           number * 2 * WGMMA_BLOCK_WORDS(g.tiling.k_blocks);
+}
+
+/* The last tile below `past` that a block mask leaves something of, or -1. */
+GPU_DEVICE int wgmma_tile_below(const uint32_t *words, int past)
+{
+    GPU_ROLLED
+    for (int n = (past - 1) >> 5; past > 0 && n >= 0; n--) {
+        const uint32_t kept = words[2 * n] & mma_bits_below(past - 32 * n);
+        if (kept) {
+            return 32 * n + 31 - __clz((int)kept);
+        }
+    }
+    return -1;
+}
+
+/* Counts the tiles that a block mask leaves of an item, which is empty where it leaves none. */
+template <class S>
+GPU_DEVICE void wgmma_item_blocks(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
+                                  int place, wgmma_item &w)
+{
+    const uint32_t *const words = wgmma_block_words(g, number);
+    int tiles = 0;
+    GPU_ROLLED
+    for (int n = w.block / 32; 32 * n < w.past; n++) {
+        const uint32_t before = mma_bits_below(w.block - 32 * n);
+        tiles += __popc(words[2 * n] & mma_bits_below(w.past - 32 * n) & ~before);
+    }
+    b.control->words[place] = words;
+    b.control->tiles[place] = tiles;
+    __syncwarp(); /* all lanes have read what changes now */
+    if (tiles == 0) {
+        w.past = w.block;
+        if (mma_lane() < S::WARPGROUPS) {
+            w.own_past[mma_lane()] = w.block;
+        }
+    }
+}
+
+/* Item `number`; returns whether it has rows, and keys of its own. Lanes write the same, each of
+ * them. */
 template <class S>
 GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b, int64_t number,
                                int seen, int place)
 {
     wgmma_item &w = b.control->item[place];
     const fattn_problem &p = g.problem;
-    const fattn_work work = fattn_schedule_item(&b.control->tiling, p.heads_k, number);
+    number = S::IS_SPLIT ? gpu_item_of(g, number) : number;
+    const fattn_work work = wgmma_item_work<S>(g, b.control->tiling, number);
     fattn_sequence &seq = b.control->seq;
     if (gpu_sequences_differ(p)) {
         seq = gpu_sequence(g, work.batch);
@@ -283,6 +406,17 @@ GPU_DEVICE bool wgmma_item_set(const fattn_gpu_args &g, const wgmma_block<S> &b,
         return false;
     }
     wgmma_item_keys(g, b, seq, i0, seen, w);
+    if constexpr (S::IS_SPLIT) {
+        wgmma_part &part = b.control->part[place];
+        part.number = (int)number;
+        part.split = (int)work.split;
+        if (!wgmma_item_part(g, b, seq, i0, part, w)) {
+            return false;
+        }
+    }
+    if constexpr (S::HAS_BLOCKS) {
+        wgmma_item_blocks(g, b, number, place, w);
+    }
     w.q_row = (int)(seq.q_row + i0);
     w.k_row = (int)seq.k_row;
     w.batch = (int)work.batch;
@@ -308,7 +442,7 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
     const int queries = wgmma_query(b, wgmma_places<S>(b.group));
     tiling = g.tiling; /* whose blocks are of tiling.br rows, not of whole queries */
     tiling.q_blocks = fattn_quotient(g.problem.seqlen_q + queries - 1, queries);
-    tiling.items = tiling.heads * tiling.q_blocks;
+    tiling.items = tiling.heads * tiling.q_blocks * (S::IS_SPLIT ? tiling.splits : 1);
     if (!gpu_sequences_differ(g.problem)) {
         b.control->seq = gpu_sequence(g, 0);
     }
@@ -320,7 +454,7 @@ GPU_DEVICE void wgmma_plan_begin(const fattn_gpu_args &g, const wgmma_block<S> &
 template <class S> GPU_DEVICE void wgmma_plan(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {
     wgmma_control<S> &control = *b.control;
-    const bool counts = wgmma_counts(g);
+    const bool counts = wgmma_counts<S>(g);
     wgmma_plan_begin(g, b);
     unsigned number = (unsigned)gpu_block();
     const unsigned items = (unsigned)control.tiling.items;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Entries of the images "wgmma_full_64", "_128", "_256": wgmma_<run>_<type>_<width> for each shape
- * of wgmma.h, what clears their counter, and what looks for keys that a bias hides. */
+ * of wgmma.h, what clears their counter, and what looks for keys that a bias or a block mask hides. */
 #ifndef FATTN_CUDA_WGMMA_FULL_CUH
 #define FATTN_CUDA_WGMMA_FULL_CUH
 
@@ -30,6 +30,14 @@ typedef struct wgmma_full_maps {
     {                                                                                              \
         wgmma_seen_all<                                                                            \
             wgmma_shape<mma_bf16, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, MMA_ANY>>(g); \
+    }
+
+/* Of a run with a block mask. */
+#define WGMMA_BLOCKS_ENTRY(width, keys, stages)                                                   \
+    GPU_KERNEL(WGMMA_BLOCK_THREADS, 1) wgmma_blocks_##width(const GPU_PARAM fattn_gpu_args g)     \
+    {                                                                                             \
+        wgmma_blocks_all<wgmma_shape<mma_bf16, width, width, WGMMA_FULL_WARPGROUPS, keys, stages, \
+                                     FATTN_BLOCK_MASK>>(g);                                       \
     }
 
 GPU_KERNEL(32, 1) clear(const GPU_PARAM fattn_gpu_args g)

@@ -204,13 +204,6 @@ GPU_DEVICE void wgmma_put(uint32_t to, float x)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-GPU_DEVICE uint32_t wgmma_get(uint32_t from)
-{
-    uint32_t x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
-    return x;
-}
-
 GPU_DEVICE uint32_t wgmma_get_half(uint32_t from)
 {
     uint32_t x;
@@ -380,6 +373,7 @@ template <class T, int N> struct wgmma_product;
     WGMMA_PRODUCT(mma_f16, "f16", n, __VA_ARGS__)
 WGMMA_PRODUCTS(32, 2, 16, 17, 18, 19, 20, 21)
 WGMMA_PRODUCTS(64, 4, 32, 33, 34, 35, 36, 37)
+WGMMA_PRODUCTS(96, 6, 48, 49, 50, 51, 52, 53)
 WGMMA_PRODUCTS(112, 7, 56, 57, 58, 59, 60, 61)
 WGMMA_PRODUCTS(128, 8, 64, 65, 66, 67, 68, 69)
 WGMMA_PRODUCTS(192, 12, 96, 97, 98, 99, 100, 101)
@@ -387,6 +381,22 @@ WGMMA_PRODUCTS(256, 16, 128, 129, 130, 131, 132, 133)
 
 /* The largest x of a warp. */
 GPU_DEVICE int wgmma_largest(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
+/* Of two pairs of 16-bit numbers without signs, the smaller ones. */
+GPU_DEVICE uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
+{
+    uint32_t c;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+/* All ones where a bf16 of a is not less than that of b, else 0. */
+GPU_DEVICE uint32_t wgmma_not_less(uint32_t a, uint32_t b)
+{
+    uint32_t c;
+    asm("set.ge.u32.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
 
 /* The largest of three numbers with signs. */
 GPU_DEVICE int wgmma_larger(int a, int b, int c) { return __vimax3_s32(a, b, c); }

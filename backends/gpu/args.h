@@ -35,6 +35,8 @@ enum {
 
 /* Rows that a block of the kernels of backward_rows.cuh takes, of 128 threads. */
 #define FATTN_GPU_BACKWARD_ROWS 16
+/* The same of merge, of image "verbs". */
+#define FATTN_GPU_MERGE_ROWS 8
 
 typedef struct fattn_gpu_args {
     fattn_problem problem; /* normalised */

@@ -12,6 +12,7 @@
 
 #include "backends/gpu/args.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 #include "core/memory.h"
 #include "core/operands.h"
 #include "core/problem.h"
@@ -296,14 +297,12 @@ void fattn_gpu_describe(void *impl, fattn_device_info *info)
     }
 }
 
-/* Two blocks a unit hide each other's waits; a part of the keys must be worth writing and merging
- * o. */
+/* Two blocks a unit hide each other's waits. */
 void fattn_gpu_limits(void *impl, fattn_limits *limits)
 {
     const device *const d = impl;
     *limits = (fattn_limits){.fast_memory = d->shared_memory,
                              .parallelism = 2 * (int64_t)d->units,
-                             .split_keys = 256,
                              .shared_cache = d->shared_cache,
                              .units = d->units};
 }
@@ -580,12 +579,13 @@ static fattn_status run_verb(const device *d, gpu_function function, void *args,
     return leave_with(d, status);
 }
 
-/* A block a row. The door keeps batch * heads * rows below 2^62. */
-fattn_status fattn_gpu_merge(void *impl, const fattn_merge_args *args, fattn_stream stream)
+/* The door keeps batch * heads * rows below 2^62. */
+fattn_status fattn_gpu_merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
 {
     const device *const d = impl;
-    fattn_merge_args a = *args;
-    return run_verb(d, d->merge, &a, a.batch * a.heads * a.seqlen, stream);
+    fattn_merge_job copy = *job;
+    const int64_t rows = copy.batch * copy.heads * copy.seqlen;
+    return run_verb(d, d->merge, &copy, fattn_ceil_div(rows, FATTN_GPU_MERGE_ROWS), stream);
 }
 
 fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
@@ -599,7 +599,7 @@ fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args, 
 fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_stream stream)
 {
     const device *const d = impl;
-    fattn_rows_args a = *args;
+    fattn_rows_args a = fattn_rows_joined(args);
     const int64_t channels = a.batch * a.rows * a.heads * a.channels;
     const int64_t pieces = fattn_rows_by_eights(&a) ? channels / 8 : channels;
     return run_verb(d, d->rows, &a, (pieces + 127) / 128, stream);

@@ -86,6 +86,9 @@ bool fattn_gpu_kernel_runs(const fattn_gpu_kernel *kernel, int isa);
  * where registers are many. */
 extern const fattn_gpu_kernel fattn_gpu_simt[];
 
+/* What parts of the keys cost: each must be worth writing and merging o. */
+fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_limits *limits);
+
 /* What every forward kernel shares that packs groups and splits keys (parts.cuh): the workspace for
  * the parts, -1 on overflow, and the phase that merges them, an entry "combine" of its image. */
 int64_t fattn_gpu_parts_workspace(const fattn_kernel *row, const fattn_problem *problem,
@@ -149,7 +152,7 @@ void fattn_gpu_release(fattn_plan *plan);
 /* Launches an entry of image "verbs" on the default stream. */
 fattn_status fattn_gpu_launch(void *impl, const char *entry, void *args, int64_t blocks,
                               int threads);
-fattn_status fattn_gpu_merge(void *impl, const fattn_merge_args *args, fattn_stream stream);
+fattn_status fattn_gpu_merge(void *impl, const fattn_merge_job *job, fattn_stream stream);
 fattn_status fattn_gpu_rows(void *impl, const fattn_rows_args *args, fattn_stream stream);
 fattn_status fattn_gpu_dropout_mask(void *impl, const fattn_dropout_args *args,
                                     fattn_stream stream);

@@ -47,6 +47,14 @@ GPU_DEVICE gpu_pairs gpu_pairs_of(const fattn_gpu_args &g, int64_t b)
     return t;
 }
 
+/* Takes Z out of dropout, for rows that are multiplied by it once: of pairs 1 or 0 is left. */
+GPU_DEVICE float gpu_dropout_take(fattn_dropout &dropout)
+{
+    const float z = dropout.multiplier;
+    dropout.multiplier = z == 0 ? 0 : 1;
+    return z;
+}
+
 /* The queries that see any of the keys j0 .. j1 - 1: first .. past - 1. */
 GPU_DEVICE fattn_range gpu_queries_of(const gpu_pairs &t, int64_t j0, int64_t j1)
 {
@@ -138,9 +146,11 @@ typedef struct gpu_mask_blocks {
 } gpu_mask_blocks;
 
 /* Whether the block mask keeps, and drops, pairs of rows i0 .. i1 - 1 of so many heads from h0 on
- * and keys j0 .. j1 - 1: what thread `thread` of `threads` finds in its share of the entries. */
+ * and keys j0 .. j1 - 1: what thread `thread` of `threads` finds in its share of the entries, whose
+ * number an N can hold. */
+template <class N>
 GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu_pairs &t,
-                                              int64_t i0, int64_t i1, int64_t h0, int64_t heads,
+                                              int64_t i0, int64_t i1, int64_t h0, N heads,
                                               int64_t j0, int64_t j1, uint32_t thread,
                                               uint32_t threads)
 {
@@ -151,8 +161,9 @@ GPU_DEVICE gpu_mask_blocks gpu_mask_blocks_of(const fattn_gpu_args &g, const gpu
     const uint8_t *from = g.buffers.block_mask + t.b * stride[0] + h0 * stride[1] +
                           row0 * stride[2] + key0 * stride[3];
     gpu_mask_blocks found = {false, false};
-    for (int64_t e = thread; e < heads * rows * columns; e += threads) {
-        const int64_t row = fattn_quotient(e, columns), head = fattn_quotient(row, rows);
+    for (N e = (N)thread; e < (N)(heads * rows * columns); e += (N)threads) {
+        const N row = sizeof(N) == 4 ? e / columns : (N)fattn_quotient(e, columns);
+        const N head = sizeof(N) == 4 && heads == 1 ? 0 : (N)fattn_quotient(row, rows);
         const bool keeps = from[head * stride[1] + (row - head * rows) * stride[2] +
                                 (e - row * columns) * stride[3]] != 0;
         found.kept = found.kept || keeps;

@@ -21,6 +21,42 @@ GPU_DEVICE fattn_parts gpu_parts_of(const fattn_gpu_args &g, const fattn_band &b
                                 fattn_quotient(fattn_max64(keys.past, 0) + tile - 1, tile));
 }
 
+/* The rows of an item: the block's of those of a head, queries i0 .. i1 - 1 of the heads that share
+ * keys and values. */
+typedef struct gpu_item_rows {
+    int64_t first, i0, i1;
+    int count; /* that exist */
+} gpu_item_rows;
+
+/* Block `block` of at most `most` rows; a sequence has sq queries of `group` heads. */
+GPU_DEVICE gpu_item_rows gpu_item_rows_of(int64_t block, int most, int64_t sq, int64_t group)
+{
+    gpu_item_rows rows;
+    rows.first = block * most;
+    rows.count = (int)gpu_clamp(sq * group - rows.first, 0, most);
+    rows.i0 = fattn_quotient(rows.first, group);
+    rows.i1 = fattn_quotient(rows.first + rows.count - 1, group) + 1;
+    return rows;
+}
+
+/* A part of the keys that an item's rows see, in tiles of keys. */
+typedef struct gpu_item_part {
+    int block, past; /* tiles block .. past - 1 */
+    bool exists;
+    bool whole; /* it has all that the rows see */
+} gpu_item_part;
+
+GPU_DEVICE gpu_item_part gpu_item_part_of(const fattn_parts &parts, int64_t split)
+{
+    int64_t first, past;
+    gpu_item_part part;
+    part.exists = fattn_schedule_keys(&parts, split, &first, &past);
+    part.block = (int)first;
+    part.past = (int)past;
+    part.whole = fattn_parts_are_one(&parts);
+    return part;
+}
+
 /* The item that comes as number n of a grid: first parts of all blocks of rows, then second ones,
  * and so on. Short sequences have first parts alone, which then go to different multiprocessors. */
 GPU_DEVICE int64_t gpu_item_of(const fattn_gpu_args &g, int64_t n)

@@ -134,6 +134,12 @@ void fattn_gpu_combine(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->early = true;
 }
 
+fattn_split_cost fattn_gpu_split(const fattn_kernel *row, const fattn_limits *limits)
+{
+    (void)row;
+    return (fattn_split_cost){.keys = 256, .pieces = limits->parallelism};
+}
+
 /* m, l and o of every row of every item. */
 int64_t fattn_gpu_parts_workspace(const fattn_kernel *row, const fattn_problem *p,
                                   const fattn_tiling *t)
@@ -278,7 +284,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .dim_max = SIMT_DIM_MAX,
                 .rows_max = DECODE_ROWS,
                 .packs_groups = true,
-                .splits_keys = true,
+                .split = fattn_gpu_split,
                 .tiles = decode_tiles,
                 .fast_bytes = tile_bytes,
                 .workspace = fattn_gpu_decode_workspace},
@@ -292,7 +298,7 @@ const fattn_gpu_kernel fattn_gpu_simt[] = {
                 .features = FATTN_KERNEL_LAST,
                 .dim_max = SIMT_DIM_MAX,
                 .packs_groups = true,
-                .splits_keys = true,
+                .split = fattn_gpu_split,
                 .tiles = square_tiles,
                 .fast_bytes = tile_bytes,
                 .workspace = fattn_gpu_parts_workspace},

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fattn_merge() and fattn_dropout_mask() on a GPU, a block a row, and rows that move (core/rows.h),
- * some channels a thread; bound by memory. */
+/* Merging (core/merge.h) and fattn_dropout_mask() on a GPU, and rows that move (core/rows.h), some
+ * channels a thread; bound by memory. */
 #ifndef FATTN_GPU_VERBS_CUH
 #define FATTN_GPU_VERBS_CUH
 
-#include "backends/gpu/args.h"
+#include "backends/gpu/element.cuh"
+#include "core/merge.h"
 #include "core/philox.h"
 #include "core/rows.h"
+#include "core/schedule.h"
 
 /* Weight of a state relative to the larger lse: exactly 1 for the larger, 0 for an empty one. */
 GPU_DEVICE float gpu_merge_weight(float lse, float largest)
@@ -14,30 +16,99 @@ GPU_DEVICE float gpu_merge_weight(float lse, float largest)
     return lse == -fattn_f32_infinity() ? 0 : exp2f((lse - largest) * (float)FATTN_LOG2E);
 }
 
-/* Row n of (batch, head, row). The output may be one of the inputs: a thread reads each element
- * that it writes before, and lse is written when all have read it. */
-GPU_DEVICE void gpu_merge_row(const fattn_merge_args &a, int64_t n)
+/* Channels that lie side by side, loaded and stored as a whole. */
+template <class T, int width>
+struct alignas(sizeof(T) * width > 16 ? 16 : sizeof(T) * width) gpu_channels {
+    T at[width];
+};
+
+/* The numbers that two states become one by. */
+typedef struct gpu_weights {
+    float first, second, lse;
+    bool no_first, no_second; /* they are empty */
+} gpu_weights;
+
+GPU_DEVICE gpu_weights gpu_weights_of(float lse1, float lse2)
 {
     const float empty = -fattn_f32_infinity();
-    const int64_t i = n % a.seqlen, h = n / a.seqlen % a.heads, b = n / a.seqlen / a.heads;
-    const fattn_strides &s1 = a.o1_stride, &s2 = a.o2_stride, &s = a.o_stride;
-    const float *const o1 = a.o1 + b * s1.batch + i * s1.seq + h * s1.head;
-    const float *const o2 = a.o2 + b * s2.batch + i * s2.seq + h * s2.head;
-    float *const o = a.o + b * s.batch + i * s.seq + h * s.head;
-    const float lse1 = a.lse1[n], lse2 = a.lse2[n];
     const float largest = lse1 > lse2 ? lse1 : lse2; /* a NaN comes back through its weight */
-    const float w1 = gpu_merge_weight(lse1, largest), w2 = gpu_merge_weight(lse2, largest);
-    gpu_sync();
-    for (int64_t c = gpu_thread(); c < a.dim_v; c += gpu_threads()) {
-        o[c] = lse1 == empty && lse2 == empty ? 0
-               : lse1 == empty                ? o2[c]
-               : lse2 == empty                ? o1[c]
-                                              : (w1 * o1[c] + w2 * o2[c]) / (w1 + w2);
+    gpu_weights w;
+    w.no_first = lse1 == empty, w.no_second = lse2 == empty;
+    w.first = gpu_merge_weight(lse1, largest), w.second = gpu_merge_weight(lse2, largest);
+    w.lse = w.no_first    ? lse2
+            : w.no_second ? lse1
+                          : largest + log2f(w.first + w.second) * 0.693147180559945309417f;
+    return w;
+}
+
+GPU_DEVICE float gpu_merged(const gpu_weights &w, float x1, float x2)
+{
+    return w.no_first    ? (w.no_second ? 0 : x2)
+           : w.no_second ? x1
+                         : (w.first * x1 + w.second * x2) / (w.first + w.second);
+}
+
+/* Channels c .. c + width - 1 of a row. */
+template <int width>
+GPU_DEVICE void gpu_merge_channels(const fattn_merge_job &job, const gpu_weights &w,
+                                   const float *o1, const float *o2, int64_t to)
+{
+    typedef gpu_channels<float, width> wide;
+    const wide x1 = *(const wide *)o1, x2 = *(const wide *)o2;
+    wide sum;
+    for (int c = 0; c < width; c++) {
+        sum.at[c] = gpu_merged(w, x1.at[c], x2.at[c]);
     }
-    if (gpu_thread() == 0) {
-        a.lse[n] = lse1 == empty   ? lse2
-                   : lse2 == empty ? lse1
-                                   : largest + log2f(w1 + w2) * 0.693147180559945309417f;
+    if (job.dtype == FATTN_F32) {
+        *(wide *)((float *)job.result.o + to) = sum;
+        return;
+    }
+    gpu_channels<uint16_t, width> narrow;
+    for (int c = 0; c < width; c++) {
+        narrow.at[c] = gpu_narrow(job.dtype, sum.at[c]);
+    }
+    *(gpu_channels<uint16_t, width> *)((uint16_t *)job.result.o + to) = narrow;
+}
+
+/*
+ * Row n of (batch, head, row), of which each of a few neighbouring threads takes some channels. The
+ * output may be one of the inputs: a thread reads each element that it writes before, and lse is
+ * written when all have read it.
+ */
+template <int width> GPU_DEVICE void gpu_merge_row(const fattn_merge_job &job, int64_t n, int lane)
+{
+    enum { LANES = 128 / FATTN_GPU_MERGE_ROWS };
+    const int64_t line = fattn_quotient(n, job.seqlen), i = n - line * job.seqlen;
+    const int64_t b = fattn_quotient(line, job.heads), h = line - b * job.heads;
+    const bool exists = b < job.batch;
+    float lse1 = 0, lse2 = 0;
+    if (exists) {
+        lse1 = *fattn_state_lse(&job.first, b, h, i);
+        lse2 = *fattn_state_lse(&job.second, b, h, i);
+    }
+    gpu_sync();
+    if (!exists) {
+        return;
+    }
+    const gpu_weights w = gpu_weights_of(lse1, lse2);
+    const float *const o1 = (const float *)job.first.o + fattn_state_row(&job.first, b, h, i);
+    const float *const o2 = (const float *)job.second.o + fattn_state_row(&job.second, b, h, i);
+    const int64_t to = fattn_state_row(&job.result, b, h, i);
+    for (int64_t c = (int64_t)lane * width; c < job.dim_v; c += LANES * width) {
+        gpu_merge_channels<width>(job, w, o1 + c, o2 + c, to + c);
+    }
+    if (lane == 0) {
+        *fattn_state_lse(&job.result, b, h, i) = w.lse;
+    }
+}
+
+template <int width> GPU_DEVICE void gpu_merge_rows(const fattn_merge_job &job)
+{
+    const int64_t rows = job.batch * job.heads * job.seqlen;
+    const int lanes = 128 / FATTN_GPU_MERGE_ROWS, own = gpu_thread() / lanes;
+    for (int64_t n = gpu_block() * FATTN_GPU_MERGE_ROWS; n < rows;
+         n += gpu_blocks() * FATTN_GPU_MERGE_ROWS) {
+        gpu_merge_row<width>(job, n + own, gpu_thread() % lanes);
     }
 }
 
@@ -61,12 +132,6 @@ GPU_DEVICE void gpu_dropout_row(const fattn_dropout_args &a, const fattn_dropout
     }
 }
 
-/* Channels that lie side by side, loaded and stored as a whole. */
-template <class T, int width>
-struct alignas(sizeof(T) * width > 16 ? 16 : sizeof(T) * width) gpu_channels {
-    T at[width];
-};
-
 /* Elements to and from, of 32 bits or the bits of a 16-bit type. */
 template <class To, class From, int width>
 GPU_DEVICE void gpu_move(const fattn_rows_args &a, int64_t to, int64_t from)
@@ -76,16 +141,20 @@ GPU_DEVICE void gpu_move(const fattn_rows_args &a, int64_t to, int64_t from)
     to_channels *const out = (to_channels *)((To *)a.to + to);
     to_channels x = {};
     if (a.from) {
-        const from_channels y = *(const from_channels *)((const From *)a.from + from);
-        if (a.add) {
-            x = *out;
+        from_channels y = *(const from_channels *)((const From *)a.from + from);
+        if constexpr (sizeof(From) == 4) {
+            if (a.plus) {
+                const from_channels z = *(const from_channels *)(a.plus + from);
+                for (int c = 0; c < width; c++) {
+                    y.at[c] += z.at[c];
+                }
+            }
         }
         for (int c = 0; c < width; c++) {
             if constexpr (sizeof(To) == 2 && sizeof(From) == 4) {
-                x.at[c] = a.dtype_to == FATTN_F16 ? fattn_f16_from_f32(y.at[c])
-                                                  : fattn_bf16_from_f32(y.at[c]);
+                x.at[c] = gpu_narrow(a.dtype_to, y.at[c]);
             } else {
-                x.at[c] = (To)(a.add ? x.at[c] + y.at[c] : y.at[c]);
+                x.at[c] = (To)y.at[c];
             }
         }
     }
@@ -95,14 +164,17 @@ GPU_DEVICE void gpu_move(const fattn_rows_args &a, int64_t to, int64_t from)
 template <int width> GPU_DEVICE void gpu_move_rows(const fattn_rows_args &a)
 {
     const fattn_strides &t = a.to_stride, &f = a.from_stride;
-    const int64_t pieces = a.channels / width;
-    const int64_t count = a.batch * a.rows * a.heads * pieces;
-    for (int64_t n = (int64_t)gpu_block() * gpu_threads() + gpu_thread(); n < count;
+    const int64_t pieces = a.channels / width, rows = a.batch * a.rows * a.heads;
+    for (int64_t n = (int64_t)gpu_block() * gpu_threads() + gpu_thread(); n < rows * pieces;
          n += (int64_t)gpu_blocks() * gpu_threads()) {
-        const int64_t c = n % pieces * width, row = n / pieces;
-        const int64_t h = row % a.heads, i = row / a.heads % a.rows, b = row / a.heads / a.rows;
-        const int64_t to = b * t.batch + i * t.seq + h * t.head + c;
-        const int64_t from = b * f.batch + i * f.seq + h * f.head + c;
+        int64_t to = n * width, from = to;
+        if (rows > 1) {
+            const int64_t row = fattn_quotient(n, pieces), c = (n - row * pieces) * width;
+            const int64_t line = fattn_quotient(row, a.heads), h = row - line * a.heads;
+            const int64_t b = fattn_quotient(line, a.rows), i = line - b * a.rows;
+            to = b * t.batch + i * t.seq + h * t.head + c;
+            from = b * f.batch + i * f.seq + h * f.head + c;
+        }
         if (a.dtype_to == FATTN_F32) {
             gpu_move<float, float, width>(a, to, from);
         } else if (a.dtype_from == FATTN_F32) {
@@ -122,11 +194,12 @@ GPU_KERNEL(128, 1) rows(const GPU_PARAM fattn_rows_args a)
     }
 }
 
-GPU_KERNEL(128, 1) merge(const GPU_PARAM fattn_merge_args a)
+GPU_KERNEL(128, 1) merge(const GPU_PARAM fattn_merge_job job)
 {
-    const int64_t rows = a.batch * a.heads * a.seqlen;
-    for (int64_t n = gpu_block(); n < rows; n += gpu_blocks()) {
-        gpu_merge_row(a, n);
+    if (fattn_merge_by_fours(&job)) {
+        gpu_merge_rows<4>(job);
+    } else {
+        gpu_merge_rows<1>(job);
     }
 }
 

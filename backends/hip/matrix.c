@@ -35,7 +35,7 @@ static void shape_of(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                 .dropout_max = MATRIX_DROPOUT_MAX,                                               \
                 .must_fit = true,                                                                \
                 .packs_groups = true,                                                            \
-                .splits_keys = true,                                                             \
+                .split = fattn_gpu_split,                                                        \
                 .tiles = (const fattn_tile[]){{rows, keys}, {0, 0}},                             \
                 .fast_bytes = fattn_gpu_shared_bytes,                                            \
                 .workspace = fattn_gpu_parts_workspace},                                         \

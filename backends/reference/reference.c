@@ -10,6 +10,7 @@
 #include "backends/reference/naive.h"
 #include "backends/reference/tiled.h"
 #include "core/backend.h"
+#include "core/dtype.h"
 #include "core/host.h"
 #include "core/status.h"
 
@@ -154,7 +155,7 @@ static void describe(void *impl, fattn_device_info *info)
 static void limits(void *impl, fattn_limits *limits)
 {
     (void)impl;
-    *limits = (fattn_limits){.fast_memory = 32768, .parallelism = 1, .split_keys = INT64_MAX};
+    *limits = (fattn_limits){.fast_memory = 32768, .parallelism = 1};
 }
 
 static const fattn_kernel *kernel(void *impl, int i, const char **missing)
@@ -192,36 +193,33 @@ static void release(fattn_plan *made) { (void)made; }
 /* Weight of a state: exp(lse - max); 0 for an empty state, whose o is not read. */
 static double weight(double lse, double max) { return lse == -INFINITY ? 0 : exp(lse - max); }
 
-static void merge_row(const fattn_merge_args *a, int64_t b, int64_t h, int64_t i)
+static void merge_row(const fattn_merge_job *job, int64_t b, int64_t h, int64_t i)
 {
-    const int64_t at = (b * a->heads + h) * a->seqlen + i;
-    const double lse1 = a->lse1[at];
-    const double lse2 = a->lse2[at];
+    const double lse1 = *fattn_state_lse(&job->first, b, h, i);
+    const double lse2 = *fattn_state_lse(&job->second, b, h, i);
     const double max = lse1 > lse2 || lse2 != lse2 ? lse1 : lse2;
     const double w1 = weight(lse1, max);
     const double w2 = weight(lse2, max);
     const double sum = w1 + w2;
-    const float *const o1 =
-        a->o1 + b * a->o1_stride.batch + i * a->o1_stride.seq + h * a->o1_stride.head;
-    const float *const o2 =
-        a->o2 + b * a->o2_stride.batch + i * a->o2_stride.seq + h * a->o2_stride.head;
-    float *const o = a->o + b * a->o_stride.batch + i * a->o_stride.seq + h * a->o_stride.head;
-    for (int64_t c = 0; c < a->dim_v; c++) {
+    const float *const o1 = (float *)job->first.o + fattn_state_row(&job->first, b, h, i);
+    const float *const o2 = (float *)job->second.o + fattn_state_row(&job->second, b, h, i);
+    const int64_t at = fattn_state_row(&job->result, b, h, i);
+    for (int64_t c = 0; c < job->dim_v; c++) {
         const double part1 = lse1 == -INFINITY ? 0 : w1 * o1[c];
         const double part2 = lse2 == -INFINITY ? 0 : w2 * o2[c];
-        o[c] = sum == 0 ? 0 : (float)((part1 + part2) / sum);
+        fattn_dtype_store(job->dtype, job->result.o, at + c, sum == 0 ? 0 : (part1 + part2) / sum);
     }
-    a->lse[at] = sum == 0 ? -INFINITY : (float)(max + log(sum));
+    *fattn_state_lse(&job->result, b, h, i) = sum == 0 ? -INFINITY : (float)(max + log(sum));
 }
 
-static fattn_status merge(void *impl, const fattn_merge_args *a, fattn_stream stream)
+static fattn_status merge(void *impl, const fattn_merge_job *job, fattn_stream stream)
 {
     (void)impl;
     const fattn_status status = fattn_host_stream_check(stream);
-    for (int64_t b = 0; !status && b < a->batch; b++) {
-        for (int64_t h = 0; h < a->heads; h++) {
-            for (int64_t i = 0; i < a->seqlen; i++) {
-                merge_row(a, b, h, i);
+    for (int64_t b = 0; !status && b < job->batch; b++) {
+        for (int64_t h = 0; h < job->heads; h++) {
+            for (int64_t i = 0; i < job->seqlen; i++) {
+                merge_row(job, b, h, i);
             }
         }
     }

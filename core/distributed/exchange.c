@@ -18,8 +18,11 @@ typedef struct tensor {
     char *share;
     fattn_strides strides;
     char *packed[FATTN_RUNS];
-    bool rows_last; /* lse: (B, H, rows), not (B, rows, H, channels) */
-    bool sum;       /* packed in f32, to be rounded */
+    bool rows_last;               /* lse: (B, H, rows), not (B, rows, H, channels) */
+    bool sum;                     /* packed in f32, to be rounded */
+    bool together;                /* packed: both runs of a sequence's queries side by side */
+    unsigned skipped;             /* runs that are not copied */
+    const char *plus[FATTN_RUNS]; /* sums: NULL, or what is added, laid out as `packed` */
 } tensor;
 
 typedef enum place { SHARE, PACKED, STREAM } place;
@@ -57,8 +60,10 @@ static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, tensor *
     if (!plan->direct) {
         add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
     }
-    add(list, &count, true, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
-    add(list, &count, true, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
+    if (!plan->keys_direct) {
+        add(list, &count, true, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
+        add(list, &count, true, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
+    }
     if (plan->backward && !plan->direct) {
         add(list, &count, false, p, b->o, &l->o, p->dtype_o, p->dim_v);
         add(list, &count, false, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
@@ -74,11 +79,18 @@ static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, tensor *
         char *const lse = (char *)plan->lse[n], *const dlse = (char *)plan->dlse[n];
         char *const packed[] = {plan->q[n], k, v, plan->o[n], plan->dout[n], lse, dlse};
         char *const direct[] = {k, v, lse, dlse};
+        char *const *const places = plan->keys_direct ? direct + 2 : plan->direct ? direct : packed;
         for (int t = 0; t < count; t++) {
-            list[t].packed[n] = (plan->direct ? direct : packed)[t];
+            list[t].packed[n] = places[t];
         }
     }
     return count;
+}
+
+static char *lse_of(const fattn_group_plan *plan, int run)
+{
+    return (char *)(plan->together && plan->lse[0] ? plan->lse[0] + fattn_group_row(plan, run)
+                                                   : plan->lse[run]);
 }
 
 static int results(const fattn_group_plan *plan, const fattn_buffers *b, tensor *list)
@@ -106,11 +118,15 @@ static int results(const fattn_group_plan *plan, const fattn_buffers *b, tensor 
     }
     for (int t = 0; t < count; t++) {
         list[t].sum = t >= first_sum;
+        list[t].together = t < first_sum ? plan->together : t < first_key;
+        list[t].skipped = t < first_key ? plan->done : 0;
         for (int n = 0; n < FATTN_RUNS; n++) {
-            list[t].packed[n] = t < first_sum     ? (char *)plan->lse[n]
-                                : t < first_key   ? (char *)plan->sum[n]
-                                : t < first_value ? inside(plan->own_sum, block.k[n])
-                                                  : inside(plan->own_sum, block.v[n]);
+            const int64_t at = t < first_value ? block.k[n] : block.v[n];
+            const bool late = plan->late >= 0 && fattn_group_home_runs(plan, plan->late) >> n & 1;
+            list[t].packed[n] = t < first_sum   ? lse_of(plan, n)
+                                : t < first_key ? (char *)plan->sum[n]
+                                                : inside(plan->own_sum, at);
+            list[t].plus[n] = t >= first_key && late ? plan->home[plan->late] + at : NULL;
         }
     }
     return count;
@@ -131,6 +147,7 @@ static int64_t stream_bytes(const fattn_group_plan *plan, const tensor *t, int64
 /* Where rows lie, in elements. */
 typedef struct side {
     char *data;
+    const char *plus; /* NULL, or f32 that is added */
     fattn_strides strides;
     fattn_dtype dtype;
 } side;
@@ -140,23 +157,31 @@ typedef struct rows {
     int64_t batch, count, share, packed, packed_step, stream;
 } rows;
 
+/* Of a run, from one sequence to the next. */
+static int64_t packed_rows(const fattn_group_plan *plan, const tensor *t, int run)
+{
+    if (plan->ragged) {
+        return (t->keys ? fattn_group_keys(plan, plan->rank, run) : fattn_group_queries(plan, run))
+            .rows;
+    }
+    return t->keys       ? fattn_group_key_rows(plan, plan->rank)
+           : t->together ? fattn_group_query_rows(plan)
+                         : fattn_group_queries(plan, run).longest;
+}
+
 static side side_of(const fattn_group_plan *plan, const tensor *t, place where, int run,
                     int64_t first_head, char *stream, int64_t stream_rows)
 {
     const int64_t row = t->heads * t->channels, size = fattn_dtype_size(t->dtype);
     if (where == SHARE) {
-        return (side){t->share + first_head * t->strides.head * size, t->strides, t->dtype};
+        return (side){t->share + first_head * t->strides.head * size, NULL, t->strides, t->dtype};
     }
     if (where == STREAM) {
-        return (side){stream, {stream_rows * row, row, t->channels}, t->dtype};
+        return (side){stream, NULL, {stream_rows * row, row, t->channels}, t->dtype};
     }
-    const int64_t length = plan->ragged ? (t->keys ? fattn_group_keys(plan, plan->rank, run)
-                                                   : fattn_group_queries(plan, run))
-                                              .rows
-                           : t->keys ? fattn_group_key_rows(plan, plan->rank)
-                                     : fattn_group_queries(plan, run).longest;
+    const int64_t length = packed_rows(plan, t, run);
     const fattn_strides rows_last = {length * t->heads, 1, length};
-    return (side){t->packed[run],
+    return (side){t->packed[run], t->plus[run],
                   t->rows_last ? rows_last : (fattn_strides){length * row, row, t->channels},
                   t->sum ? FATTN_F32 : t->dtype};
 }
@@ -165,7 +190,9 @@ static side side_of(const fattn_group_plan *plan, const tensor *t, place where, 
 static void advance(side *s, place where, const rows *r)
 {
     const int64_t first[] = {r->share, r->packed, r->stream};
-    s->data += first[where] * s->strides.seq * fattn_dtype_size(s->dtype);
+    const int64_t bytes = first[where] * s->strides.seq * fattn_dtype_size(s->dtype);
+    s->data += bytes;
+    s->plus += s->plus ? bytes : 0;
     s->strides.seq *= where == PACKED ? r->packed_step : 1;
 }
 
@@ -182,6 +209,7 @@ static fattn_status move_rows(const fattn_group_plan *plan, const tensor *t, con
         .channels = whole ? t->heads * t->channels : t->channels,
         .to = to.data,
         .from = from.data,
+        .plus = (const float *)from.plus,
         .to_stride = to.strides,
         .from_stride = from.strides,
         .dtype_to = to.dtype,
@@ -222,7 +250,8 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
             };
             const side in = side_of(plan, t, from, into, first_head, stream, own.count);
             const side out = side_of(plan, t, to, into, first_head, stream, own.count);
-            status = own.count ? move_rows(plan, t, &r, in, from, out, to) : FATTN_OK;
+            const bool moves = own.count > 0 && !(t->skipped >> n & 1);
+            status = moves ? move_rows(plan, t, &r, in, from, out, to) : FATTN_OK;
             before += whole.count;
             streamed += own.count * together;
         }

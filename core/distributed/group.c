@@ -65,6 +65,9 @@ static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_
         return fattn_fail(FATTN_INVALID_ARGUMENT, "stream of fattn_transport is set, and "
                                                   "device_memory is not");
     }
+    if (g->memory < 0) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "memory is %lld, below 0", (long long)g->memory);
+    }
     if (!(g->timeout > 0)) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "timeout is %g, not above 0", g->timeout);
     }
@@ -190,7 +193,7 @@ static uint64_t hash_of(const fattn_group_plan *plan)
 {
     fattn_problem p = plan->problem;
     p.pointer_alignment = 0;
-    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme};
+    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme, plan->memory > 0};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
     uint64_t h = hash(UINT64_C(0xcbf29ce484222325), &p, sizeof p);
     h = hash(h, more, sizeof more);
@@ -257,7 +260,7 @@ static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64
 /* Takes bytes from the plan's memory; NULL while only their sum is wanted. */
 static void *take(fattn_group_plan *plan, int64_t bytes)
 {
-    char *const at = plan->memory ? (char *)plan->memory + plan->bytes : NULL;
+    char *const at = plan->memory_at ? (char *)plan->memory_at + plan->bytes : NULL;
     plan->bytes +=
         (bytes + FATTN_MEMORY_ALIGNMENT - 1) / FATTN_MEMORY_ALIGNMENT * FATTN_MEMORY_ALIGNMENT;
     return at;
@@ -267,13 +270,20 @@ static void take_queries(fattn_group_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
     const int64_t size = fattn_dtype_size(p->dtype), size_o = fattn_dtype_size(p->dtype_o);
-    int64_t most = 0;
+    const int64_t channels = plan->backward ? p->dim : p->dim_v;
+    const int64_t all =
+        fattn_group_queries(plan, plan->q_runs == 2 ? FATTN_BOTH : 0).rows * p->heads_q;
+    if (!plan->ragged) {
+        plan->sum[0] = take(plan, all * channels * 4);
+        plan->sum[1] = plan->sum[0] ? plan->sum[0] + fattn_group_queries(plan, 0).longest *
+                                                         p->heads_q * channels
+                                    : NULL;
+    }
     for (int n = 0; n < plan->q_runs; n++) {
         const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
-        most = fattn_max64(most, rows);
         plan->q[n] = plan->direct ? NULL : take(plan, rows * p->dim * size);
         plan->lse[n] = take(plan, rows * 4);
-        plan->sum[n] = take(plan, rows * (plan->backward ? p->dim : p->dim_v) * 4);
+        plan->sum[n] = plan->ragged ? take(plan, rows * channels * 4) : plan->sum[n];
         if (plan->backward) {
             plan->o[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
             plan->dout[n] = plan->direct ? NULL : take(plan, rows * p->dim_v * size_o);
@@ -281,8 +291,8 @@ static void take_queries(fattn_group_plan *plan)
         }
     }
     if (!plan->backward) {
-        plan->part_o = take(plan, most * p->dim_v * 4);
-        plan->part_lse = take(plan, most * 4);
+        plan->part_o = plan->merges ? take(plan, all * p->dim_v * 4) : NULL;
+        plan->part_lse = plan->merges ? take(plan, all * 4) : NULL;
     }
 }
 
@@ -293,17 +303,16 @@ static void take_blocks(fattn_group_plan *plan)
         keys = fattn_max64(keys, fattn_group_block_keys(plan, r).bytes);
         sums = fattn_max64(sums, fattn_group_block_sums(plan, r).bytes);
     }
-    plan->own = take(plan, keys);
+    plan->own = plan->keys_direct ? NULL : take(plan, keys);
     plan->own_sum = plan->gradients ? take(plan, sums) : NULL;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
-        if (plan->ring.longest[lane] > 0) {
-            plan->lane[lane][0] = take(plan, keys);
-            plan->lane[lane][1] = take(plan, keys);
-        }
-        if (plan->ring.longest[lane] > 0 && plan->gradients) {
+        const int64_t longest = plan->ring.longest[lane];
+        plan->lane[lane][0] = longest > 1 ? take(plan, keys) : NULL; /* of step 2 */
+        plan->lane[lane][1] = longest > 0 ? take(plan, keys) : NULL;
+        if (longest > 0 && plan->gradients) {
             plan->share[lane] = take(plan, sums);
-            plan->sending[lane] = take(plan, sums);
-            plan->arriving[lane] = take(plan, sums);
+            plan->sending[lane] = longest > 1 ? take(plan, sums) : plan->share[lane];
+            plan->arriving[lane] = longest > 1 ? take(plan, sums) : NULL;
             plan->home[lane] = take(plan, sums);
         }
     }
@@ -406,7 +415,8 @@ static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, in
 
 static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 {
-    const int64_t most = (plan->ring.last_step + 1) * FATTN_LANES * plan->q_runs * plan->k_runs;
+    const int most_runs = plan->q_runs * plan->k_runs;
+    const int64_t most = (int64_t)plan->rounds * FATTN_LANES * most_runs;
     const int64_t bytes = most * (int64_t)sizeof *plan->pieces;
     plan->pieces = fattn_memory_alloc((size_t)bytes);
     if (!plan->pieces) {
@@ -414,15 +424,16 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
     }
     fattn_status status = FATTN_OK;
     for (int64_t n = 0; !status && n < most; n++) {
-        const int k_run = (int)(n % plan->k_runs);
-        const int q_run = (int)(n / plan->k_runs % plan->q_runs);
-        const int64_t turn = n / (plan->k_runs * plan->q_runs);
-        const int64_t owner = fattn_ring_owner(&plan->ring, (int)(turn % FATTN_LANES), plan->rank,
-                                               turn / FATTN_LANES);
+        const int64_t turn = n / most_runs;
+        fattn_visit visit;
         fattn_problem p;
         fattn_buffers buffers;
-        if (owner >= 0 && fattn_group_piece_of(plan, owner, q_run, k_run, &p, &buffers)) {
+        if (fattn_group_visit(plan, (int)(turn % FATTN_LANES), turn / FATTN_LANES,
+                              (int)(n % most_runs), &visit) &&
+            fattn_group_piece_of(plan, &visit, &p, &buffers)) {
             status = add_piece(plan, &p, workspace);
+            plan->together = plan->together || (n == 0 && visit.q_run == FATTN_BOTH);
+            plan->merges = plan->merges || !fattn_group_is_first(plan, visit.owner, visit.k_run);
         }
     }
     return status;
@@ -456,6 +467,23 @@ static void form_groups(fattn_group_plan *plan)
     plan->q_runs = fattn_whole_q_runs(&plan->whole);
     plan->k_runs = fattn_split_runs(plan->whole.split);
     plan->direct = plan->members == 1 && !plan->ragged && plan->shares.split == plan->whole.split;
+}
+
+static bool is_packed(const fattn_strides *s, int64_t rows, int64_t heads, int64_t channels,
+                      int64_t batch)
+{
+    const fattn_strides packed = fattn_group_packed(rows, heads, channels);
+    return (s->batch == packed.batch || batch == 1) && s->seq == packed.seq &&
+           (s->head == packed.head || heads == 1);
+}
+
+/* Whether the rank's own keys and values can travel from where the caller has them. */
+static bool lies_as_block(const fattn_group_plan *plan)
+{
+    const fattn_problem *const l = &plan->local;
+    return plan->direct && plan->turns == 1 &&
+           is_packed(&l->k, l->seqlen_k, l->heads_k, l->dim, l->batch) &&
+           is_packed(&l->v, l->seqlen_k, l->heads_k, l->dim_v, l->batch);
 }
 
 /* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
@@ -527,23 +555,91 @@ static fattn_status describe(fattn_group_plan *plan, const fattn_problem *proble
     return status ? status : make_local(plan, problem);
 }
 
+/* --- Turns ------------------------------------------------------------------------------------ */
+
+static void destroy_pieces(fattn_group_plan *plan)
+{
+    for (int64_t n = 0; n < plan->piece_count; n++) {
+        fattn_plan_destroy(plan->pieces[n].plan);
+    }
+    fattn_memory_free(plan->pieces);
+    plan->pieces = NULL;
+    plan->piece_count = 0;
+}
+
+/* Plans pieces and memory of a plan whose heads take so many turns, which were plan->turns. */
+static fattn_status size_up(fattn_group_plan *plan, int64_t turns)
+{
+    fattn_problem *const p = &plan->problem;
+    destroy_pieces(plan);
+    p->heads_q = p->heads_q * plan->turns / turns;
+    p->heads_k = p->heads_k * plan->turns / turns;
+    plan->turns = turns;
+    plan->keys_direct = lies_as_block(plan);
+    plan->slot = plan->members > 1 ? fattn_group_slot(plan) : 0;
+    plan->merges = plan->whole.all_queries; /* with the results of others */
+    plan->workspace_bytes = 0;
+    const fattn_status status = make_pieces(plan, &plan->workspace_bytes);
+    lay_out(plan, plan->workspace_bytes);
+    return status;
+}
+
+static bool may_take_turns(const fattn_group_plan *plan)
+{
+    const fattn_problem *const p = &plan->problem;
+    return plan->scheme == FATTN_SCHEME_RING && !plan->ragged && p->batch == 1 &&
+           !(p->features & FATTN_DROPOUT) && !(p->outputs & FATTN_OUT_DBIAS);
+}
+
+/* As few turns as the limit allows. */
+static fattn_status find_turns(fattn_group_plan *plan)
+{
+    const int64_t most = may_take_turns(plan) ? plan->problem.heads_k : 1;
+    fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
+    plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
+    plan->turns = 1;
+    bool fits = false;
+    for (int64_t turns = 1; !status && !fits && turns <= fattn_max64(most, 1); turns++) {
+        if (turns == 1 || most % turns == 0) {
+            status = size_up(plan, turns);
+            fits = plan->memory == 0 || plan->bytes <= plan->memory;
+        }
+    }
+    return status || fits
+               ? status
+               : fattn_fail(FATTN_OUT_OF_MEMORY,
+                            "the plan of a group takes %lld bytes at least, memory is %lld",
+                            (long long)plan->bytes, (long long)plan->memory);
+}
+
+/* Of all ranks the most. */
+static fattn_status join_turns(fattn_group_plan *plan)
+{
+    const int32_t ranks = plan->transport.ranks;
+    int64_t *const all = fattn_memory_alloc((size_t)ranks * sizeof *all);
+    if (!all) {
+        plan->transport.abort(plan->transport.user, "no memory to compare plans");
+        return fattn_fail_memory(ranks * (int64_t)sizeof *all, "a group");
+    }
+    all[plan->transport.rank] = plan->turns;
+    fattn_status status = compare(plan, all, sizeof *all);
+    int64_t turns = 1;
+    for (int32_t r = 0; !status && r < ranks; r++) {
+        turns = fattn_max64(turns, all[r]);
+    }
+    fattn_memory_free(all);
+    return status || turns == plan->turns ? status : size_up(plan, turns);
+}
+
 static fattn_status reserve(fattn_group_plan *plan)
 {
-    int64_t workspace = 0;
-    plan->slot = plan->members > 1 ? fattn_group_slot(plan) : 0;
-    fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
-    status = status ? status : make_pieces(plan, &workspace);
-    if (status) {
-        return status;
-    }
-    plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
-    lay_out(plan, workspace);
-    status = fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory);
+    const fattn_status status =
+        fattn_device_malloc(plan->device, (size_t)plan->bytes, &plan->memory_at);
     if (!status) {
-        lay_out(plan, workspace);
+        lay_out(plan, plan->workspace_bytes);
         if (!plan->transport.device_memory) {
             /* Kernels also score what lies behind the last key of a tile, before they mask it. */
-            memset(plan->workspace, 0, (size_t)workspace);
+            memset(plan->workspace, 0, (size_t)plan->workspace_bytes);
         }
     }
     return status;
@@ -594,6 +690,9 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->transport = t;
     made->timeout = g.timeout;
     made->scheme = g.scheme;
+    made->late = -1;
+    made->memory = g.memory;
+    made->turns = 1;
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = open_device(made, g.device);
@@ -606,7 +705,12 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     }
     if (!status) {
         make_own(made);
-        status = agree(made, reserve(made), 0);
+        status = find_turns(made);
+        if (made->memory > 0) {
+            status = agree(made, status, 0);
+            status = status ? status : join_turns(made);
+        }
+        status = agree(made, status ? status : reserve(made), 0);
     }
     if (status) {
         fattn_reason_hold(status);
@@ -623,13 +727,10 @@ void fattn_group_plan_destroy(fattn_group_plan *plan)
     if (!plan) {
         return;
     }
-    for (int64_t n = 0; n < plan->piece_count; n++) {
-        fattn_plan_destroy(plan->pieces[n].plan);
-    }
-    fattn_memory_free(plan->pieces);
+    destroy_pieces(plan);
     fattn_memory_free(plan->q_offsets);
     fattn_ring_free(&plan->ring);
-    fattn_device_free(plan->device, plan->memory);
+    fattn_device_free(plan->device, plan->memory_at);
     fattn_device_free(plan->device, plan->answers);
     fattn_device_close(plan->device);
     fattn_memory_free(plan);

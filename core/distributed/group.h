@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plan of a group from inside: what planning (group.c) makes and execution (exchange.c, rounds.c)
- * uses. */
+/* A plan of a group from inside: what planning (group.c) makes and execution (exchange.c, rounds.c,
+ * attend.c) uses. */
 #ifndef FATTN_DISTRIBUTED_GROUP_H
 #define FATTN_DISTRIBUTED_GROUP_H
 
@@ -13,6 +13,15 @@ typedef struct fattn_group_piece {
     fattn_problem problem;
     fattn_plan *plan;
 } fattn_group_piece;
+
+/* In place of a run of queries: both are one piece. */
+enum { FATTN_BOTH = FATTN_RUNS };
+
+/* A piece that a rank computes: a run of its queries, or both, against a run of an owner's keys. */
+typedef struct fattn_visit {
+    int64_t owner;
+    int q_run, k_run;
+} fattn_visit;
 
 /* Byte offsets of keys and values, or of their gradients, in a block: of each run. */
 typedef struct fattn_block {
@@ -35,6 +44,9 @@ struct fattn_group_plan {
      * rank's group there. In a ring alone each rank is a group. */
     int64_t rank, member, members;
 
+    int64_t memory; /* the caller's limit, or 0 */
+    int64_t turns;  /* that heads take: `problem` has those of one */
+
     fattn_problem problem; /* undivided but for its heads, which are a member's; normalised */
     uint64_t features;     /* as the caller gave them */
     fattn_problem local;   /* of this rank's shares, with all heads, normalised */
@@ -45,6 +57,10 @@ struct fattn_group_plan {
     int rounds; /* groups of messages of an execution, those of dsink excepted */
     bool ragged, backward, gradients; /* gradients: of k or v, which travel */
     bool direct;                      /* q, o and dout are read where the caller has them */
+    bool keys_direct; /* and so are the own keys and values, which lie as in a block */
+    bool merges;      /* some piece is not the first of its queries */
+    bool together; /* forward begins with both runs of queries as one piece: lse has their rows side
+                    * by side */
 
     fattn_group_piece *pieces; /* different ones */
     int64_t piece_count;
@@ -54,11 +70,11 @@ struct fattn_group_plan {
     int64_t *q_offsets, *k_offsets, *wholes_q, *wholes_k;
 
     /* Run by run: rows one after another, whatever the caller's strides are. */
-    void *memory;
-    int64_t bytes;
+    void *memory_at;
+    int64_t bytes, workspace_bytes;
     char *q[FATTN_RUNS], *o[FATTN_RUNS], *dout[FATTN_RUNS];
     float *lse[FATTN_RUNS], *dlse[FATTN_RUNS];
-    float *sum[FATTN_RUNS]; /* f32: o so far; in backward dq */
+    float *sum[FATTN_RUNS]; /* f32: o so far; in backward dq; runs of a sequence side by side */
     float *part_o, *part_lse;
     char *own, *lane[FATTN_LANES][2]; /* blocks: this step's and the next one's */
     char *own_sum;                    /* f32 gradients of the own block */
@@ -68,15 +84,25 @@ struct fattn_group_plan {
     int64_t slot;
     void *workspace;
     void *answers; /* in device memory, to compare ranks */
+
+    /* Of an execution: runs of queries whose o and lse are the caller's already; and the lane whose
+     * home is yet to be added to the own sums, or -1. */
+    unsigned done;
+    int late;
 };
 
+/* Of a run of this rank's queries, or of both. */
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run);
 fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run);
 
-/* Keys of an owner in the longest sequence, of all runs. */
+/* Keys of an owner in the longest sequence, of all runs; and this rank's queries. */
 int64_t fattn_group_key_rows(const fattn_group_plan *plan, int64_t owner);
-/* The first row of a run of queries within the share of a sequence. */
+int64_t fattn_group_query_rows(const fattn_group_plan *plan);
+/* The first row of a run of queries, or of both, within the share of a sequence. */
 int64_t fattn_group_row(const fattn_group_plan *plan, int q_run);
+
+/* Rows of heads and channels without gaps; so many rows from one sequence to the next. */
+fattn_strides fattn_group_packed(int64_t rows, int64_t heads, int64_t channels);
 
 /* The block of an owner, with so many bytes an element of keys and of values. */
 fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64_t k_size,
@@ -85,18 +111,36 @@ fattn_block fattn_group_block(const fattn_group_plan *plan, int64_t owner, int64
 fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner);
 fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner);
 
+/* The n-th of the q_runs * k_runs that a step has in a lane at most: the first of a run of queries
+ * come first. False where there is none, or where it is part of one before. */
+bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int n,
+                       fattn_visit *visit);
+
 /*
- * The problem of queries of run q_run against keys of run k_run of an owner, and the positions of
- * its buffers. False where they have no pairs, or where those of both runs are one piece, which is
- * that of run 0. The first piece of each run of queries, against own
- * keys, is there in any case: it is what has the sink, and what rows without keys get their o from.
+ * The problem of a visit, and the positions of its buffers. False where it has no pairs, or where
+ * those of both runs of keys are one piece, which is that of run 0. The first piece of each run of
+ * queries, against own keys, is there in any case: it is what has the sink, and what rows without
+ * keys get their o from.
  */
-bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
+bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit,
                           fattn_problem *problem, fattn_buffers *buffers);
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run);
 
 /* The rank that is a member of a group. */
 int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t member);
+
+/* Where keys and values of an owner lie. */
+typedef struct fattn_held {
+    char *k, *v;
+} fattn_held;
+
+/* Computes the pieces of a step in a lane; gradients of keys are added to `sums`. */
+fattn_status fattn_group_attend(fattn_group_plan *plan, const fattn_buffers *given, int lane,
+                                int64_t step, const fattn_held *keys, char *sums);
+
+/* Merges the plan's part with what there is of its queries: a run, or both. `given` has the results
+ * where these are final, and is NULL else. */
+fattn_status fattn_group_merge(fattn_group_plan *plan, const fattn_buffers *given, int q_run);
 
 /* What distinguishes messages between two ranks; those below are a round's. */
 enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
@@ -104,6 +148,9 @@ enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
 /* Adds a message of any size, also of none. */
 void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
                              bool receive, void *data, int64_t bytes);
+
+/* Of the sum of the own block that comes home in a lane. */
+unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane);
 
 /* Starts messages and waits for them; if that fails, all ranks are told. */
 fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message *messages,

@@ -26,7 +26,13 @@ static fattn_extent extent_of(const fattn_group_plan *plan, bool keys, int64_t r
 
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run)
 {
-    return extent_of(plan, false, plan->rank, run);
+    fattn_extent extent = extent_of(plan, false, plan->rank, run == FATTN_BOTH ? 0 : run);
+    if (run == FATTN_BOTH) {
+        const fattn_extent second = extent_of(plan, false, plan->rank, 1);
+        extent.rows += second.rows;
+        extent.longest += second.longest;
+    }
+    return extent;
 }
 
 fattn_extent fattn_group_keys(const fattn_group_plan *plan, int64_t owner, int run)
@@ -74,6 +80,11 @@ int64_t fattn_group_key_rows(const fattn_group_plan *plan, int64_t owner)
     return rows;
 }
 
+int64_t fattn_group_query_rows(const fattn_group_plan *plan)
+{
+    return fattn_group_queries(plan, plan->q_runs == 2 ? FATTN_BOTH : 0).longest;
+}
+
 fattn_block fattn_group_block_keys(const fattn_group_plan *plan, int64_t owner)
 {
     const fattn_problem *const p = &plan->problem;
@@ -88,6 +99,11 @@ fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner)
                              outputs & FATTN_OUT_DV ? 4 : 0);
 }
 
+unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane)
+{
+    return fattn_ring_sums(&plan->ring, lane, plan->rank, plan->ring.reach[lane][plan->rank]);
+}
+
 /* --- Problems --------------------------------------------------------------------------------- */
 
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run)
@@ -95,8 +111,7 @@ bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run
     return owner == plan->rank && k_run == 0;
 }
 
-/* Rows of heads and channels without gaps; so many rows from one sequence to the next. */
-static fattn_strides packed(int64_t rows, int64_t heads, int64_t channels)
+fattn_strides fattn_group_packed(int64_t rows, int64_t heads, int64_t channels)
 {
     return (fattn_strides){rows * heads * channels, heads * channels, channels};
 }
@@ -104,7 +119,7 @@ static fattn_strides packed(int64_t rows, int64_t heads, int64_t channels)
 /* Where q, o and dout are those of the caller, the piece's are where its run begins. */
 int64_t fattn_group_row(const fattn_group_plan *plan, int q_run)
 {
-    return q_run ? fattn_group_queries(plan, 0).longest : 0;
+    return q_run == 1 ? fattn_group_queries(plan, 0).longest : 0;
 }
 
 /* The strides of a piece, and the alignment that pointers to its first rows have. */
@@ -112,22 +127,31 @@ static void lay(const fattn_group_plan *plan, int64_t owner, int q_run, int k_ru
 {
     const fattn_problem *const l = &plan->local;
     const int64_t q_rows = fattn_group_queries(plan, q_run).longest;
+    const int64_t sum_rows = fattn_group_query_rows(plan), row = fattn_group_row(plan, q_run);
     const int64_t k_rows = fattn_group_key_rows(plan, owner);
     const fattn_block keys = fattn_group_block_keys(plan, owner);
     const fattn_block sums = fattn_group_block_sums(plan, owner);
     int64_t offsets = keys.k[k_run] | keys.v[k_run] | BLOCK_ALIGNMENT;
     offsets |= plan->gradients ? sums.k[k_run] | sums.v[k_run] : 0;
+    offsets |= plan->keys_direct && owner == plan->rank ? l->pointer_alignment : 0;
+    offsets |= row * p->heads_q * (plan->backward ? p->dim : p->dim_v) * (int64_t)sizeof(float);
     p->layout = FATTN_STRIDED;
-    p->k = p->dk = packed(k_rows, p->heads_k, p->dim);
-    p->v = p->dv = packed(k_rows, p->heads_k, p->dim_v);
-    p->q = p->dq = packed(q_rows, p->heads_q, p->dim);
-    p->o = p->dout = packed(q_rows, p->heads_q, p->dim_v);
+    p->k = p->dk = fattn_group_packed(k_rows, p->heads_k, p->dim);
+    p->v = p->dv = fattn_group_packed(k_rows, p->heads_k, p->dim_v);
+    p->q = fattn_group_packed(q_rows, p->heads_q, p->dim);
+    p->dq = fattn_group_packed(sum_rows, p->heads_q, p->dim);
+    p->o = fattn_group_packed(plan->backward ? q_rows : sum_rows, p->heads_q, p->dim_v);
+    p->dout = fattn_group_packed(q_rows, p->heads_q, p->dim_v);
     if (plan->direct) {
-        const int64_t row = fattn_group_row(plan, q_run);
+        /* Heads of later turns begin further on. */
+        const int64_t heads = plan->turns > 1 ? p->heads_q : 0;
+        offsets |= heads * l->q.head * fattn_dtype_size(p->dtype);
         offsets |= row * l->q.seq * fattn_dtype_size(p->dtype) | l->pointer_alignment;
         p->q = l->q;
         if (plan->backward) {
-            offsets |= row * (l->o.seq | l->dout.seq) * fattn_dtype_size(plan->problem.dtype_o);
+            const int64_t size = fattn_dtype_size(plan->problem.dtype_o);
+            offsets |= row * (l->o.seq | l->dout.seq) * size;
+            offsets |= heads * (l->o.head | l->dout.head) * size;
             p->o = l->o;
             p->dout = l->dout;
         }
@@ -225,6 +249,93 @@ static void place_joined(const fattn_group_plan *plan, int64_t owner, int q_run,
     }
 }
 
+/* Both runs of queries against keys of an owner, from run 0 on: query i sees key j where j - i <=
+ * high. */
+typedef struct bound {
+    int64_t queries, keys, high;
+} bound;
+
+/* What a bound of j - i says of a piece: whether it is none of its pairs, all, or which. */
+static int64_t clip(int64_t high, const fattn_piece *piece)
+{
+    return fattn_max64(fattn_min64(high, piece->k.count - 1), -piece->q.count);
+}
+
+/*
+ * Whether one bound over both runs of queries and keys, numbered through, says the same of each
+ * pair of runs as their own: of own keys, where it is the diagonal of the share; and of others',
+ * where all queries see the same whole runs. Of those, the second may be seen by nobody.
+ */
+static bool find_joint(const fattn_group_plan *plan, int64_t owner, bound *found)
+{
+    const fattn_problem *const p = &plan->problem;
+    if (plan->q_runs == 1 || plan->k_runs == 1 || !plan->direct || !is_only_masked(p) ||
+        p->window_left >= 0) {
+        return false;
+    }
+    fattn_piece pieces[FATTN_RUNS][FATTN_RUNS];
+    double pairs[FATTN_RUNS] = {0, 0}; /* of each run of keys */
+    for (int n = 0; n < FATTN_RUNS * FATTN_RUNS; n++) {
+        fattn_piece *const piece = &pieces[n / FATTN_RUNS][n % FATTN_RUNS];
+        *piece = fattn_piece_of(&plan->whole, 0, plan->rank, n / FATTN_RUNS, owner, n % FATTN_RUNS);
+        pairs[n % FATTN_RUNS] += fattn_piece_pairs(piece);
+        if (piece->q.count == 0 || piece->k.count == 0) {
+            return false;
+        }
+    }
+    const int k_runs = pairs[1] > 0 ? 2 : 1;
+    const int64_t queries = pieces[0][0].q.count, keys = pieces[0][0].k.count;
+    int64_t high = queries + 2 * keys; /* beyond all */
+    high += pieces[1][0].q.count + pieces[0][1].k.count;
+    for (int n = 0; n < FATTN_RUNS * k_runs; n++) {
+        const fattn_piece *const piece = &pieces[n % FATTN_RUNS][n / FATTN_RUNS];
+        const int64_t shift = (n / FATTN_RUNS ? keys : 0) - (n % FATTN_RUNS ? queries : 0);
+        if (piece->high < piece->k.count - 1 && piece->high > -piece->q.count) {
+            high = piece->high + shift;
+        }
+    }
+    for (int n = 0; n < FATTN_RUNS * k_runs; n++) {
+        const fattn_piece *const piece = &pieces[n % FATTN_RUNS][n / FATTN_RUNS];
+        const int64_t shift = (n / FATTN_RUNS ? keys : 0) - (n % FATTN_RUNS ? queries : 0);
+        if (clip(high - shift, piece) != clip(piece->high, piece)) {
+            return false;
+        }
+    }
+    *found = (bound){queries + pieces[1][0].q.count,
+                     k_runs == 2 ? keys + pieces[0][1].k.count : keys, high};
+    return pairs[0] > 0;
+}
+
+/* In numbers of the share's queries and the joined keys. */
+static void place_joint(const bound *joint, fattn_problem *p, fattn_buffers *buffers)
+{
+    p->seqlen_q = joint->queries;
+    p->seqlen_k = joint->keys;
+    p->anchor = FATTN_TOP_LEFT;
+    buffers->whole_q = buffers->whole_k = -1;
+    if (joint->high < joint->keys - 1) {
+        p->features |= FATTN_WINDOW;
+        p->window_right = 0;
+        buffers->q_offset = joint->high;
+    }
+}
+
+bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int n,
+                       fattn_visit *visit)
+{
+    int64_t owners[FATTN_RUNS] = {-1, -1};
+    bound joint;
+    for (int run = 0; run < plan->q_runs; run++) {
+        owners[run] = fattn_ring_work(&plan->ring, lane, plan->rank, step, run, plan->q_runs,
+                                      plan->gradients);
+    }
+    const int q_run = n % plan->q_runs;
+    const bool both =
+        owners[0] >= 0 && owners[0] == owners[1] && find_joint(plan, owners[0], &joint);
+    *visit = (fattn_visit){owners[q_run], both ? FATTN_BOTH : q_run, n / plan->q_runs};
+    return visit->owner >= 0 && !(both && n > 0);
+}
+
 /* The same for each sequence of a ragged batch: into the plan's arrays. */
 static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
                          bool no_keys, fattn_problem *p, fattn_buffers *buffers)
@@ -250,10 +361,21 @@ static void place_ragged(const fattn_group_plan *plan, int64_t owner, int q_run,
     buffers->wholes_k = plan->wholes_k;
 }
 
-bool fattn_group_piece_of(const fattn_group_plan *plan, int64_t owner, int q_run, int k_run,
-                          fattn_problem *p, fattn_buffers *buffers)
+bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit, fattn_problem *p,
+                          fattn_buffers *buffers)
 {
+    const int64_t owner = visit->owner;
+    const int q_run = visit->q_run, k_run = visit->k_run;
     const bool first = fattn_group_is_first(plan, owner, k_run);
+    if (q_run == FATTN_BOTH) {
+        bound joint = {0, 0, 0};
+        const bool found = find_joint(plan, owner, &joint);
+        *p = common(plan, first);
+        fattn_buffers_init(buffers);
+        lay(plan, owner, q_run, k_run, p);
+        place_joint(&joint, p, buffers);
+        return found;
+    }
     const bool joined = is_joined(plan, owner, q_run);
     const fattn_extent q = fattn_group_queries(plan, q_run);
     const fattn_extent k = fattn_group_keys(plan, owner, k_run);

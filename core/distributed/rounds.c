@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Executing a plan of a group: shares are packed (exchange.c), rounds of messages and pieces go by,
- * partial results of all ranks are merged where they have the same queries, and results are rounded
- * into the caller's tensors at the end, once every rank has done its part.
+ * Executing a plan of a group: shares are packed (exchange.c), rounds of messages and pieces
+ * (attend.c) go by, partial results of all ranks are merged where they have the same queries, and
+ * results are rounded into the caller's tensors at the end, once every rank has done its part.
  */
 #include <string.h>
 
@@ -13,124 +13,6 @@
 #include "core/status.h"
 
 enum { BLOCK, GRADIENT, HOME, KINDS, VALUES = FATTN_LANES * KINDS }; /* + VALUES: not with keys */
-
-/* --- Pieces ----------------------------------------------------------------------------------- */
-
-static const fattn_plan *plan_of(const fattn_group_plan *plan, const fattn_problem *p)
-{
-    int64_t n = 0;
-    while (memcmp(&plan->pieces[n].problem, p, sizeof *p) != 0) {
-        n++; /* planned, by the same walk */
-    }
-    return plan->pieces[n].plan;
-}
-
-/* Adds the part of a piece to what there is of its run of queries. */
-static fattn_status merge(const fattn_group_plan *plan, int q_run, const float *part_o,
-                          const float *part_lse)
-{
-    const fattn_problem *const p = &plan->problem;
-    const int64_t total = fattn_group_queries(plan, q_run).rows;
-    const int64_t batch = plan->ragged ? 1 : p->batch, length = total / batch;
-    const fattn_strides strides = {
-        .batch = length * p->heads_q * p->dim_v, .seq = p->heads_q * p->dim_v, .head = p->dim_v};
-    const fattn_merge_args args = {
-        .struct_size = sizeof args,
-        .batch = batch,
-        .heads = p->heads_q,
-        .seqlen = length,
-        .dim_v = p->dim_v,
-        .o1 = plan->sum[q_run],
-        .lse1 = plan->lse[q_run],
-        .o2 = part_o,
-        .lse2 = part_lse,
-        .o = plan->sum[q_run],
-        .lse = plan->lse[q_run],
-        .o1_stride = strides,
-        .o2_stride = strides,
-        .o_stride = strides,
-    };
-    return fattn_merge(plan->device, &args, plan->transport.stream);
-}
-
-/* Biases and masks have the rows of the share and all keys of the problem. */
-static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
-                         int q_run, int k_run, fattn_buffers *b)
-{
-    const fattn_problem *const p = &plan->problem;
-    const int64_t row = fattn_group_row(plan, q_run);
-    const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
-    if (p->features & FATTN_BIAS) {
-        b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
-                                                  fattn_dtype_size(p->dtype_bias);
-    }
-    if (p->features & FATTN_MASK) {
-        b->mask = given->mask + row * p->mask_stride[2] + key * p->mask_stride[3];
-    }
-    if (p->outputs & FATTN_OUT_DBIAS) {
-        b->dbias = (float *)given->dbias + row * p->dbias_stride[2] + key * p->dbias_stride[3];
-    }
-}
-
-static void *at_row(const void *tensor, int64_t row, const fattn_strides *strides,
-                    fattn_dtype dtype)
-{
-    return (char *)tensor + row * strides->seq * fattn_dtype_size(dtype);
-}
-
-static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
-                           int q_run, int k_run, const char *keys, char *sums)
-{
-    fattn_problem p;
-    fattn_buffers b;
-    if (!fattn_group_piece_of(plan, owner, q_run, k_run, &p, &b)) {
-        return FATTN_OK;
-    }
-    const bool first = fattn_group_is_first(plan, owner, k_run);
-    const bool merges = !plan->backward && !first;
-    const fattn_block block = fattn_group_block_keys(plan, owner);
-    const fattn_block gradients = fattn_group_block_sums(plan, owner);
-    const int64_t row = fattn_group_row(plan, q_run);
-    b.q = plan->direct ? at_row(given->q, row, &p.q, p.dtype) : plan->q[q_run];
-    b.k = keys + block.k[k_run];
-    b.v = keys + block.v[k_run];
-    b.o = merges ? plan->part_o : plan->sum[q_run];
-    b.lse = merges ? plan->part_lse : plan->lse[q_run];
-    const int64_t head = plan->member * p.heads_q; /* the first of this member */
-    b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
-    b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
-    shift_scores(plan, given, owner, q_run, k_run, &b);
-    b.seed = given->seed;
-    b.offset = given->offset;
-    b.seed_ptr = given->seed_ptr;
-    b.offset_ptr = given->offset_ptr;
-    if (plan->backward) {
-        b.o = plan->direct ? at_row(given->o, row, &p.o, p.dtype_o) : plan->o[q_run];
-        b.dout = plan->direct ? at_row(given->dout, row, &p.dout, p.dtype_o) : plan->dout[q_run];
-        b.dlse = p.features & FATTN_DLSE ? plan->dlse[q_run] : NULL;
-        b.dq = plan->sum[q_run];
-        b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;
-        b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
-        b.dsink = plan->dsink + plan->transport.rank * p.heads_q;
-    }
-    const fattn_status status =
-        fattn_execute(plan_of(plan, &p), &b, plan->workspace, plan->transport.stream);
-    return !status && merges ? merge(plan, q_run, plan->part_o, plan->part_lse) : status;
-}
-
-/* The pieces of a step in a lane. The first piece of a run of queries comes first. */
-static fattn_status attend_block(const fattn_group_plan *plan, const fattn_buffers *given, int lane,
-                                 int64_t step, const char *keys, char *sums)
-{
-    fattn_status status = FATTN_OK;
-    for (int n = 0; !status && n < plan->q_runs * plan->k_runs; n++) {
-        const int q_run = n % plan->q_runs, k_run = n / plan->q_runs;
-        const int64_t owner = fattn_ring_work(&plan->ring, lane, plan->rank, step, q_run,
-                                              plan->q_runs, plan->gradients);
-        status = owner < 0 ? FATTN_OK : attend(plan, given, owner, q_run, k_run, keys, sums);
-    }
-    return status;
-}
 
 /* --- Sums ------------------------------------------------------------------------------------- */
 
@@ -150,12 +32,13 @@ static fattn_status add(const fattn_group_plan *plan, void *to, const void *from
                                   .from_stride = strides,
                                   .dtype_to = FATTN_F32,
                                   .dtype_from = FATTN_F32,
-                                  .add = from != NULL};
+                                  .plus = from ? to : NULL};
     fattn_rows_args few = many;
     few.rows = 1;
     few.channels = rest;
     few.to = (float *)to + rows * length;
     few.from = from ? (const float *)from + rows * length : NULL;
+    few.plus = from ? few.to : NULL;
     const fattn_status status = rows ? fattn_group_move(plan, &many) : FATTN_OK;
     return status || !rest ? status : fattn_group_move(plan, &few);
 }
@@ -177,57 +60,81 @@ typedef struct stretch {
     int64_t at, bytes;
 } stretch;
 
-static void find_stretches(const fattn_group_plan *plan, const fattn_block *block, int64_t owner,
-                           unsigned runs, bool sums, stretch found[2])
+/* Runs of keys and of values, each from where its first run is. */
+static void find_keys(const fattn_group_plan *plan, int64_t owner, unsigned runs, stretch found[2])
 {
     const fattn_problem *const p = &plan->problem;
+    const fattn_block block = fattn_group_block_keys(plan, owner);
     const int n = runs == 2;
-    found[0] = (stretch){0, runs ? block->bytes : 0};
+    int64_t rows = 0;
+    for (int run = 0; run < plan->k_runs; run++) {
+        rows += runs >> run & 1 ? fattn_group_keys(plan, owner, run).rows * p->heads_k : 0;
+    }
+    found[0] = (stretch){block.k[n], rows * p->dim * fattn_dtype_size(p->dtype_kv)};
+    found[1] = (stretch){block.v[n] - block.v[0], rows * p->dim_v * fattn_dtype_size(p->dtype_v)};
+}
+
+/* Runs of a ragged block, or of gradients, from where the block begins. */
+static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs, bool sums,
+                      stretch found[2])
+{
+    const fattn_problem *const p = &plan->problem;
+    const fattn_block block =
+        sums ? fattn_group_block_sums(plan, owner) : fattn_group_block_keys(plan, owner);
+    const int n = runs == 2;
+    found[0] = (stretch){0, runs ? block.bytes : 0};
     found[1] = (stretch){0, 0};
     if (runs == 0 || runs == 3 || plan->k_runs == 1) {
         return;
     }
     if (plan->ragged) {
-        const int64_t end = n ? block->bytes : block->k[1];
-        found[0] = (stretch){block->k[n], end - block->k[n]};
+        const int64_t end = n ? block.bytes : block.k[1];
+        found[0] = (stretch){block.k[n], end - block.k[n]};
         return;
     }
     const int64_t rows = fattn_group_keys(plan, owner, n).rows * p->heads_k;
-    const int64_t k = sums ? (p->outputs & FATTN_OUT_DK ? 4 : 0) : fattn_dtype_size(p->dtype_kv);
-    const int64_t v = sums ? (p->outputs & FATTN_OUT_DV ? 4 : 0) : fattn_dtype_size(p->dtype_v);
-    found[0] = (stretch){block->k[n], rows * p->dim * k};
-    found[1] = (stretch){block->v[n], rows * p->dim_v * v};
+    found[0] = (stretch){block.k[n], rows * p->dim * (p->outputs & FATTN_OUT_DK ? 4 : 0)};
+    found[1] = (stretch){block.v[n], rows * p->dim_v * (p->outputs & FATTN_OUT_DV ? 4 : 0)};
 }
 
-static void find_runs(const fattn_group_plan *plan, int64_t owner, unsigned runs, bool sums,
-                      stretch found[2])
-{
-    const fattn_block block =
-        sums ? fattn_group_block_sums(plan, owner) : fattn_group_block_keys(plan, owner);
-    find_stretches(plan, &block, owner, runs, sums, found);
-}
-
-/* To or from the rank of the ring that has the same heads: runs of an owner's block, or of its
- * sums. */
+/* To or from the rank of the ring that has the same heads. */
 static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int *count,
-                     int64_t peer, int tag, bool receive, char *data, int64_t owner, unsigned runs)
+                     int64_t peer, int tag, bool receive, char *const data[2],
+                     const stretch found[2])
 {
-    stretch found[2];
-    if (peer >= 0) {
-        find_runs(plan, owner, runs, tag % KINDS != BLOCK, found);
-        for (int n = 0; n < 2; n++) {
-            fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member),
-                                    tag + n * VALUES, receive, data + found[n].at, found[n].bytes);
-        }
+    for (int n = 0; n < 2; n++) {
+        fattn_group_add_message(messages, count, fattn_group_rank(plan, peer, plan->member),
+                                tag + n * VALUES, receive, data[n] + found[n].at, found[n].bytes);
     }
 }
 
-/* Of the sum of the own block that comes home. */
-static unsigned home_runs(const fattn_group_plan *plan, int lane)
+/* Runs of an owner's keys and values. Whether these lie where the caller has them is each rank's
+ * own affair; so they are two messages, but for ragged batches, whose blocks are one. */
+static void add_keys(const fattn_group_plan *plan, fattn_message *messages, int *count,
+                     int64_t peer, int tag, bool receive, const fattn_held *keys, int64_t owner,
+                     unsigned runs)
 {
-    return fattn_ring_sums(&plan->ring, lane, plan->rank, plan->ring.reach[lane][plan->rank]);
+    stretch found[2];
+    char *const data[] = {keys->k, plan->ragged ? keys->k : keys->v};
+    if (plan->ragged) {
+        find_runs(plan, owner, runs, false, found);
+    } else {
+        find_keys(plan, owner, runs, found);
+    }
+    add_ring(plan, messages, count, peer, tag, receive, data, found);
 }
 
+/* Runs of an owner's gradients. */
+static void add_gradients(const fattn_group_plan *plan, fattn_message *messages, int *count,
+                          int64_t peer, int tag, bool receive, char *sums, int64_t owner,
+                          unsigned runs)
+{
+    stretch found[2];
+    find_runs(plan, owner, runs, true, found);
+    add_ring(plan, messages, count, peer, tag, receive, (char *[]){sums, sums}, found);
+}
+
+/* to = 0, or to += from, of those runs. */
 static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char *from,
                              int64_t owner, unsigned runs)
 {
@@ -235,48 +142,64 @@ static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char 
     fattn_status status = FATTN_OK;
     find_runs(plan, owner, runs, true, found);
     for (int n = 0; !status && n < 2; n++) {
-        status = add(plan, to + found[n].at, from + found[n].at,
+        status = add(plan, to + found[n].at, from ? from + found[n].at : NULL,
                      found[n].bytes / (int64_t)sizeof(float));
     }
     return status;
 }
 
+/* Those that a rank computes step t with in a lane. */
+static fattn_held keys_of(const fattn_group_plan *plan, const fattn_buffers *given, int lane,
+                          int64_t step)
+{
+    const bool own = step == 0 || step > plan->ring.last_step;
+    if (own && plan->keys_direct) {
+        return (fattn_held){(char *)given->k, (char *)given->v};
+    }
+    const int64_t owner = own ? plan->rank : fattn_ring_owner(&plan->ring, lane, plan->rank, step);
+    char *const block = own ? plan->own : plan->lane[lane][step % 2];
+    return block && owner >= 0
+               ? (fattn_held){block, block + fattn_group_block_keys(plan, owner).v[0]}
+               : (fattn_held){NULL, NULL};
+}
+
 /* What goes and comes in a lane while step t is computed (ring.h). */
-static void add_messages(const fattn_group_plan *plan, int lane, int64_t step,
-                         fattn_message *messages, int *count)
+static void add_messages(const fattn_group_plan *plan, const fattn_buffers *given, int lane,
+                         int64_t step, fattn_message *messages, int *count)
 {
     const fattn_ring *const ring = &plan->ring;
     const fattn_ring_messages m = fattn_ring_step(ring, lane, plan->rank, step);
-    const int64_t held = step ? fattn_ring_owner(ring, lane, plan->rank, step) : plan->rank;
+    const int64_t held_of = step ? fattn_ring_owner(ring, lane, plan->rank, step) : plan->rank;
     const int64_t next = fattn_ring_owner(ring, lane, plan->rank, step + 1);
     const int64_t before = fattn_ring_owner(ring, lane, plan->rank, step - 1);
     const int tag = lane * KINDS;
     if (m.send_to >= 0) {
-        char *const keys = step ? plan->lane[lane][step % 2] : plan->own;
-        add_ring(plan, messages, count, m.send_to, tag + BLOCK, false, keys, held,
-                 fattn_ring_keys(ring, lane, held, step + 1));
+        const fattn_held keys = keys_of(plan, given, lane, step);
+        add_keys(plan, messages, count, m.send_to, tag + BLOCK, false, &keys, held_of,
+                 fattn_ring_keys(ring, lane, held_of, step + 1));
     }
     if (m.receive_from >= 0) {
-        add_ring(plan, messages, count, m.receive_from, tag + BLOCK, true,
-                 plan->lane[lane][(step + 1) % 2], next,
+        const fattn_held keys = keys_of(plan, given, lane, step + 1);
+        add_keys(plan, messages, count, m.receive_from, tag + BLOCK, true, &keys, next,
                  fattn_ring_keys(ring, lane, next, step + 1));
     }
     if (plan->gradients && m.gradient_to >= 0) {
-        add_ring(plan, messages, count, m.gradient_to,
-                 tag + (m.gradient_to == before ? HOME : GRADIENT), false, plan->sending[lane],
-                 before, fattn_ring_sums(ring, lane, before, step - 1));
+        add_gradients(plan, messages, count, m.gradient_to,
+                      tag + (m.gradient_to == before ? HOME : GRADIENT), false, plan->sending[lane],
+                      before, fattn_ring_sums(ring, lane, before, step - 1));
     }
     if (plan->gradients && m.gradient_from >= 0) {
-        add_ring(plan, messages, count, m.gradient_from, tag + GRADIENT, true, plan->arriving[lane],
-                 held, fattn_ring_sums(ring, lane, held, step - 1));
+        add_gradients(plan, messages, count, m.gradient_from, tag + GRADIENT, true,
+                      plan->arriving[lane], held_of,
+                      fattn_ring_sums(ring, lane, held_of, step - 1));
     }
     if (plan->gradients && m.home_from >= 0) {
-        add_ring(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane], plan->rank,
-                 home_runs(plan, lane));
+        add_gradients(plan, messages, count, m.home_from, tag + HOME, true, plan->home[lane],
+                      plan->rank, fattn_group_home_runs(plan, lane));
     }
 }
 
-static fattn_status compute(const fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
+static fattn_status compute(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
 {
     fattn_status status = FATTN_OK;
     for (int lane = 0; !status && lane < FATTN_LANES; lane++) {
@@ -284,15 +207,17 @@ static fattn_status compute(const fattn_group_plan *plan, const fattn_buffers *g
         const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
         char *const sums = own ? plan->own_sum : plan->share[lane];
         if (!own && owner >= 0 && plan->gradients) {
-            status = clear(plan, sums, sums_of(plan, owner));
+            status =
+                add_sums(plan, sums, NULL, owner, fattn_ring_sums(&plan->ring, lane, owner, step));
         }
-        char *const keys = own ? plan->own : plan->lane[lane][step % 2];
-        status = status ? status : attend_block(plan, given, lane, step, keys, sums);
+        const fattn_held keys = keys_of(plan, given, lane, step);
+        status = status ? status : fattn_group_attend(plan, given, lane, step, &keys, sums);
     }
     return status;
 }
 
-/* What has arrived is added; what was computed goes on in the next round. */
+/* What has arrived is added; what was computed goes on in the next round. A sum that comes home at
+ * the very end is added as the own one is rounded, unless other ranks have their part of it. */
 static fattn_status collect(fattn_group_plan *plan, int64_t step)
 {
     fattn_status status = FATTN_OK;
@@ -303,11 +228,13 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
             status = add_sums(plan, plan->share[lane], plan->arriving[lane], owner,
                               fattn_ring_sums(&plan->ring, lane, owner, step - 1));
         }
-        if (!status && m.home_from >= 0) {
-            status =
-                add_sums(plan, plan->own_sum, plan->home[lane], plan->rank, home_runs(plan, lane));
+        if (m.home_from >= 0 && plan->direct && plan->late < 0 && step == plan->rounds - 1) {
+            plan->late = lane;
+        } else if (!status && m.home_from >= 0) {
+            status = add_sums(plan, plan->own_sum, plan->home[lane], plan->rank,
+                              fattn_group_home_runs(plan, lane));
         }
-        char *const sent = plan->sending[lane];
+        char *const sent = plan->sending[lane]; /* the same one where a lane is of one step */
         plan->sending[lane] = plan->share[lane];
         plan->share[lane] = sent;
     }
@@ -340,9 +267,12 @@ static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
 static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_problem *const p = &plan->problem;
-    fattn_status status = clear(plan, plan->dsink, plan->transport.ranks * p->heads_q);
-    for (int n = 0; !status && plan->backward && n < plan->q_runs; n++) {
-        const int64_t rows = fattn_group_queries(plan, n).rows * p->heads_q;
+    fattn_status status = p->outputs & FATTN_OUT_DSINK
+                              ? clear(plan, plan->dsink, plan->transport.ranks * p->heads_q)
+                              : FATTN_OK;
+    const int both = plan->q_runs == 2 && !plan->ragged ? FATTN_BOTH : 0;
+    for (int n = 0; !status && plan->backward && n < (both ? 1 : plan->q_runs); n++) {
+        const int64_t rows = fattn_group_queries(plan, both ? both : n).rows * p->heads_q;
         status = clear(plan, plan->sum[n], rows * p->dim);
     }
     if (!status && plan->gradients) {
@@ -358,7 +288,7 @@ static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given,
                                                      * twice as many in one */
     int count = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
-        add_messages(plan, lane, step, messages, &count);
+        add_messages(plan, given, lane, step, messages, &count);
     }
     fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
     const bool started = !status && count;
@@ -406,7 +336,7 @@ static fattn_status trade(const fattn_group_plan *plan, int64_t peer, bool send,
  * rank beyond the first 2^n sends its result to one of them before, and receives the merged one
  * after. Merging commutes exactly, so all end with the same bits.
  */
-static fattn_status reduce(const fattn_group_plan *plan)
+static fattn_status reduce(fattn_group_plan *plan, const fattn_buffers *given)
 {
     const int64_t ranks = plan->whole.ranks, rank = plan->rank;
     int64_t inner = 1;
@@ -418,11 +348,12 @@ static fattn_status reduce(const fattn_group_plan *plan)
     fattn_status status = FATTN_OK;
     if (partner < ranks) {
         status = trade(plan, partner, outer, !outer, plan->part_o, plan->part_lse);
-        status = status || outer ? status : merge(plan, 0, plan->part_o, plan->part_lse);
+        status = status || outer ? status : fattn_group_merge(plan, NULL, 0);
     }
     for (int64_t away = 1; !status && !outer && away < inner; away *= 2) {
         status = trade(plan, rank ^ away, true, true, plan->part_o, plan->part_lse);
-        status = status ? status : merge(plan, 0, plan->part_o, plan->part_lse);
+        const bool last = plan->direct && inner == ranks && away * 2 == inner;
+        status = status ? status : fattn_group_merge(plan, last ? given : NULL, 0);
     }
     if (!status && partner < ranks) {
         status = trade(plan, partner, !outer, outer, plan->sum[0], plan->lse[0]);
@@ -466,6 +397,64 @@ static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
     return status;
 }
 
+static void shift(void *pointer, int64_t elements, fattn_dtype dtype)
+{
+    char *at;
+    memcpy(&at, pointer, sizeof at);
+    if (at) {
+        at += elements * fattn_dtype_size(dtype);
+        memcpy(pointer, &at, sizeof at);
+    }
+}
+
+/* The heads whose turn it is. */
+static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *given, int64_t turn)
+{
+    const fattn_problem *const l = &plan->local;
+    const int64_t q = turn * plan->problem.heads_q, k = turn * plan->problem.heads_k;
+    fattn_buffers b = *given;
+    shift(&b.q, q * l->q.head, l->dtype);
+    shift(&b.k, k * l->k.head, l->dtype_kv);
+    shift(&b.v, k * l->v.head, l->dtype_v);
+    shift(&b.o, q * l->o.head, l->dtype_o);
+    shift(&b.dout, q * l->dout.head, l->dtype_o);
+    shift(&b.dq, q * l->dq.head, l->dtype);
+    shift(&b.dk, k * l->dk.head, l->dtype_kv);
+    shift(&b.dv, k * l->dv.head, l->dtype_v);
+    shift(&b.lse, q * l->seqlen_q, FATTN_F32);
+    shift(&b.dlse, q * l->seqlen_q, FATTN_F32);
+    shift(&b.sink, q, FATTN_F32);
+    shift(&b.dsink, q, FATTN_F32);
+    shift(&b.alibi_slopes, q, FATTN_F32);
+    shift(&b.bias, q * l->bias_stride[1], l->dtype_bias);
+    b.mask += b.mask ? q * l->mask_stride[1] : 0;
+    return b;
+}
+
+static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *b)
+{
+    fattn_status status = fattn_group_pack(plan, b);
+    if (status) {
+        plan->transport.abort(plan->transport.user, fattn_last_reason());
+        return status;
+    }
+    plan->done = 0;
+    plan->late = -1;
+    for (int64_t step = 0; !status && step < plan->rounds; step++) {
+        status = go_round(plan, b, step);
+    }
+    if (!status && plan->whole.all_queries) {
+        status = reduce(plan, b);
+    }
+    const bool dsink = plan->problem.outputs & FATTN_OUT_DSINK;
+    if (!status && dsink) {
+        status =
+            fattn_group_gather(plan, plan->dsink, plan->problem.heads_q * (int64_t)sizeof(float));
+    }
+    status = status ? status : fattn_group_unpack(plan, b);
+    return status || !dsink ? status : sum_dsink(plan, b->dsink);
+}
+
 fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
 {
     if (!plan) {
@@ -473,22 +462,12 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     }
     fattn_buffers b;
     fattn_status status = check(plan, buffers, &b);
-    status = status ? status : fattn_group_pack(plan, &b);
     if (status) {
         plan->transport.abort(plan->transport.user, fattn_last_reason());
-        return status;
     }
-    for (int64_t step = 0; !status && step < plan->rounds; step++) {
-        status = go_round(plan, &b, step);
+    for (int64_t turn = 0; !status && turn < plan->turns; turn++) {
+        const fattn_buffers own = turn_of(plan, &b, turn);
+        status = execute_turn(plan, &own);
     }
-    if (!status && plan->whole.all_queries) {
-        status = reduce(plan);
-    }
-    const bool dsink = plan->problem.outputs & FATTN_OUT_DSINK;
-    if (!status && dsink) {
-        status =
-            fattn_group_gather(plan, plan->dsink, plan->problem.heads_q * (int64_t)sizeof(float));
-    }
-    status = status ? status : fattn_group_unpack(plan, &b);
-    return status || !dsink ? status : sum_dsink(plan, b.dsink);
+    return status;
 }

@@ -128,6 +128,8 @@ typedef struct fattn_group {
     fattn_scheme scheme;              /* default FATTN_SCHEME_RING */
     double timeout; /* seconds that a step may wait for others; default 60. An idle rank waits as
                      * long as the busiest computes a step */
+    int64_t memory; /* bytes that a plan holds at most on this rank; 0, the default: what it likes.
+                     * See fattn_group_plan_create() */
 } fattn_group;
 
 /* Fills *group with the defaults named above. */
@@ -152,6 +154,12 @@ typedef struct fattn_group_plan fattn_group_plan;
  * chunks, accumulation; bias and masks where batches are ragged or heads are divided; dbias that is
  * summed over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two
  * ends.
+ *
+ * Where a rank has less `memory` than a plan for all heads at once takes, heads take turns, each
+ * with the keys that they share: up to heads_k turns, as many as the rank needs that has least.
+ * This is for rings of one sequence, not ragged, without dropout and dbias; elsewhere, and where it
+ * is not enough, the plan is refused with FATTN_OUT_OF_MEMORY. On an error outputs of earlier turns
+ * are written then.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
  * has another. The plan holds the memory that it computes in, and serves one execution at a time.

@@ -29,6 +29,16 @@ extern "C" {
 FATTN_API fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **transport);
 
 /*
+ * The same for tensors in memory of a device, which an MPI that knows such memory (CUDA-aware, in
+ * Open MPI's words) takes as it takes the host's; any other one crashes. `stream` is the one on
+ * which plans of the group compute; the device is the group's, and outlives the transport. MPI
+ * knows no streams: what a step computes is sent when it is done, and the host waits for that. NULL
+ * for device is fattn_mpi_open().
+ */
+FATTN_API fattn_status fattn_mpi_open_device(MPI_Comm comm, fattn_device *device,
+                                             fattn_stream stream, fattn_transport **transport);
+
+/*
  * Gives a transport up; every rank calls it before MPI_Finalize(). NULL is allowed. After a failure
  * the duplicate of the communicator stays until MPI_Finalize(): freeing it would wait for ranks
  * that may be gone. MPI cannot take back messages that are moving. So a plan whose execution failed

@@ -11,11 +11,18 @@
  *
  * Messages go on a stream of their own, beside kernels. The library that holds NCCL, libnccl.so.2,
  * is opened when a transport is: the one that the communicator comes from.
+ *
+ * With FATTN_RCCL these are the functions of library fattn_rccl, for AMD's GPUs over RCCL
+ * (librccl.so.1), whose functions and types have NCCL's names; devices are "hip:0" and so on.
  */
 #ifndef FATTN_NCCL_H
 #define FATTN_NCCL_H
 
+#ifdef FATTN_RCCL
+#include <rccl/rccl.h>
+#else
 #include <nccl.h>
+#endif
 
 #include "fattn/distributed.h"
 

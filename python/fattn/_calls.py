@@ -134,7 +134,7 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, opt
         prepared = prepare(kind, options, arrays | given, key)
     written, results = dict(given), dict(given)
     for made in prepared.made:
-        written[made.name], results[made.name] = kind.make(made, q)
+        written[made.name], results[made.name] = kind.make(made, o)
     at = kind.pointer
     inputs = tuple([at(a) for a in (q, k, v, o)])
     dout_p = at(dout)

@@ -129,9 +129,9 @@ class _Block:
         _c.check(_c.lib.fattn_device_malloc(device, bytes_, ctypes.byref(address)))
         self.address = address.value or 0
 
-    def __del__(self) -> None:
+    def __del__(self, free: Any = _c.lib.fattn_device_free) -> None:  # as in fattn._plans
         if getattr(self, "address", 0):
-            _c.lib.fattn_device_free(self.device, self.address)
+            free(self.device, self.address)
 
 
 class Memory:

@@ -37,7 +37,7 @@ class Transport(ctypes.Structure):
 
 class Group(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("transport", POINTER(Transport)), ("device", c_void_p),
-                ("split", c_int), ("scheme", c_int), ("timeout", c_double)]
+                ("split", c_int), ("scheme", c_int), ("timeout", c_double), ("memory", c_int64)]
 
 
 for _name, _result, _parameters in (
@@ -74,13 +74,14 @@ class GroupPlan:
     """A fattn_group_plan; all ranks make it at the same time."""
 
     def __init__(self, transport: Transport, device: int, split: int, scheme: int, timeout: float,
-                 problem: int) -> None:
+                 problem: int, cu_seqlens: tuple[tuple[int, ...], ...] | None = None) -> None:
         self.address = 0
         group, memory = _c.new_struct(Group, _c.lib.fattn_group_init)
         group.transport, group.device = ctypes.pointer(transport), device
         group.split, group.scheme, group.timeout = split, scheme, timeout
         plan = ctypes.c_void_p()
-        _c.check(_c.lib.fattn_group_plan_create(ctypes.addressof(group), problem, None, None,
+        lengths = [(c_int32 * len(cu))(*cu) for cu in cu_seqlens] if cu_seqlens else [None, None]
+        _c.check(_c.lib.fattn_group_plan_create(ctypes.addressof(group), problem, *lengths,
                                                 ctypes.byref(plan)))
         assert memory and plan.value is not None
         self.address = plan.value

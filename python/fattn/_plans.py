@@ -40,9 +40,10 @@ class PlanHandle:
         self.address = plan.value
         self.workspace = self.info().workspace_bytes
 
-    def __del__(self) -> None:
+    # When the interpreter ends, names of this module may be gone before its objects.
+    def __del__(self, destroy: Any = _c.lib.fattn_plan_destroy) -> None:
         if self.address:
-            _c.lib.fattn_plan_destroy(self.address)
+            destroy(self.address)
 
     def info(self) -> Any:
         info = _c.PlanInfo()
@@ -66,9 +67,9 @@ class _Workspace:
         _c.check(_c.lib.fattn_device_malloc(device, size, ctypes.byref(address)))
         self.address = address.value or 0
 
-    def __del__(self) -> None:
+    def __del__(self, free: Any = _c.lib.fattn_device_free) -> None:
         if self.address:
-            _c.lib.fattn_device_free(self.device, self.address)
+            free(self.device, self.address)
 
 
 # Workspaces at rest; as many as runs have been at the same time. Large ones are not kept.
@@ -92,6 +93,9 @@ class Prepared:
         self.request = options, kind, views
         self.lse_shape = description.lse_shape
         self.made = description.forward() if options.op == _c.FORWARD else description.backward()
+        # Of a backward: whether it makes dq, dk and dv alone, each as o lies.
+        self.three_alike = ([made.name for made in self.made] == ["dq", "dk", "dv"] and
+                            all(made.alike for made in self.made))
         self.problem, self.memory = description.problem, description.memory
         self.extras = [_OFFSET[name] for name, *_ in EXTRAS if name in views]
         self.seeded = "seed_ptr" in views

@@ -312,7 +312,7 @@ class Description:
         """An output that the caller did not give, in C order of (batch, sequence, head, channel): what is
         made of heads next is a row of all of them, in any layout."""
         swapped = self.swaps and self.o.layout == "bhsd" and len(shape) == 4
-        final, q = shape, self.views["q"]
+        final, like = shape, self.views["q" if self.o.op == _c.FORWARD else "o"]
         if swapped:
             shape = (shape[0], shape[2], shape[1], shape[3])
         strides = contiguous_strides(shape)
@@ -321,7 +321,7 @@ class Description:
         box = _box(name, View(final, strides, dtype, ""), self.o.layout, len(shape) == 3)
         self.set_strides(name, box.strides)
         return Made(name, dtype, shape, final, strides, swapped,
-                    (q.shape, q.strides, q.dtype) == (final, strides, dtype))
+                    (like.shape, like.strides, like.dtype) == (final, strides, dtype))
 
     def make_statistic(self, name: str, shape: tuple[int, ...]) -> Made:
         return Made(name, self.statistics, shape, shape, contiguous_strides(shape))

@@ -5,20 +5,21 @@
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn")
 
 Masks are those of "sdpa": boolean, or None where causality alone is meant. One that is made of causality, a
-sliding window and padding says so, and the library skips what it hides. Groups of heads, softcap, sinks and
-position biases go to the library as they are, so that nothing is repeated, added or padded for them.
+sliding window or chunks, and padding says so, and the library skips what it hides. Groups of heads, softcap,
+sinks and position biases go to the library as they are, so that nothing is repeated, added or padded for them.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import DynamicLayer
-from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, prepare_padding_mask,
-                                        sdpa_mask, sliding_window_causal_mask_function)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import (AttentionMaskInterface, causal_mask_function, chunked_causal_mask_function,
+                                        prepare_padding_mask, sdpa_mask, sliding_window_causal_mask_function)
 
 from fattn._errors import Unsupported
 from fattn.torch import attention
@@ -29,10 +30,12 @@ __all__ = ["GrowingCache", "attention_forward", "attention_mask"]
 class _Pattern(NamedTuple):
     """What a mask is made of: causality, and these."""
 
-    window: int | None       # keys that a query sees, its own included
-    offset: int              # position of the first query, counted from the first key
-    padding: Tensor | None   # (B, 1, 1, Sk), True keeps
-    version: int             # of the mask when this was true of it
+    window: int | None        # keys that a query sees, its own included
+    chunk: int | None         # keys are cut into chunks of so many, and a query sees those of its own
+    offsets: tuple[int, int]  # positions of the first query and key
+    padding: Tensor | None    # (B, 1, 1, Sk), True keeps
+    is_whole: bool            # whether that is all; if not, the mask hides more within the window
+    version: int              # of the mask when this was true of it
 
 
 _ATTRIBUTE = "fattn_pattern"
@@ -43,22 +46,39 @@ def _closure(function: Any) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells)))
 
 
-def _window_of(function: Any) -> tuple[bool, int | None]:
-    """Whether Transformers' function of a mask is causality alone or with a sliding window, and that window.
-    Compared with what Transformers makes of a window here: any other function is not understood."""
+class _Local(NamedTuple):
+    """What hides keys besides causality."""
+
+    window: int | None = None
+    chunk: int | None = None
+    left_padding: Tensor | None = None  # (B), of the tokens from which chunks are counted
+
+
+def _local_of(function: Any) -> _Local | None:
+    """What Transformers' function of a mask adds to causality: nothing, a sliding window or chunks. It is compared
+    with what Transformers makes of these here: any other function is not understood."""
     if function is causal_mask_function:
-        return True, None
-    known = sliding_window_causal_mask_function(1)
-    if getattr(function, "__code__", None) is not known.__code__:
-        return False, None
-    parts = _closure(function).get("mask_functions", ())
-    wanted = _closure(known).get("mask_functions", ())
-    if len(parts) != 2 or len(wanted) != 2 or parts[1] is not causal_mask_function:
-        return False, None
-    window = _closure(parts[0]).get("sliding_window")
-    if parts[0].__code__ is not wanted[0].__code__ or not isinstance(window, int):
-        return False, None
-    return True, window
+        return _Local()
+    for known in (sliding_window_causal_mask_function(1), chunked_causal_mask_function(1, torch.zeros(1))):
+        parts = _closure(function).get("mask_functions", ())
+        wanted = _closure(known).get("mask_functions", ())
+        if (getattr(function, "__code__", None) is known.__code__ and len(parts) == len(wanted) == 2 and
+                parts[0].__code__ is wanted[0].__code__ and parts[1] is causal_mask_function):
+            found = _closure(parts[0])
+            window, chunk, padding = (found.get(n) for n in ("sliding_window", "chunk_size", "left_padding"))
+            if isinstance(window, int):
+                return _Local(window=window)
+            if isinstance(chunk, int) and isinstance(padding, Tensor):
+                return _Local(chunk=chunk, left_padding=padding)
+    return None
+
+
+def _common(left_padding: Tensor | None) -> int | None:
+    """The padding of all sequences, if it is one number and reading it waits for no GPU."""
+    if left_padding is None or left_padding.device.type != "cpu":
+        return None
+    numbers = set(left_padding.tolist())
+    return int(numbers.pop()) if len(numbers) == 1 else None
 
 
 def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: Any = 0,
@@ -70,14 +90,23 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
                                     attention_mask, **kwargs)
     if mask is None or torch.compiler.is_compiling():
         return mask
-    understood, window = _window_of(mask_function)
-    if isinstance(q_offset, Tensor):  # of a static cache; to read it would wait for a GPU
-        understood = understood and q_offset.device.type == "cpu" and q_offset.numel() == 1
-    if understood:
-        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        if padding is not None:
-            padding = padding[:, None, None, kv_offset:kv_offset + kv_length].to(torch.bool)
-        setattr(mask, _ATTRIBUTE, _Pattern(window, int(q_offset) - int(kv_offset), padding, mask._version))
+    local = _local_of(mask_function)
+    # The offset of a static cache is a tensor; to read it would wait for a GPU.
+    if local is None or isinstance(q_offset, Tensor) and (q_offset.device.type != "cpu" or q_offset.numel() != 1):
+        return mask
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:
+        padding = padding[:, None, None, kv_offset:kv_offset + kv_length].to(torch.bool)
+    q_offset, kv_offset, is_whole = int(q_offset), int(kv_offset), True
+    window, chunk = local.window, local.chunk
+    if chunk is None:
+        q_offset, kv_offset = q_offset - kv_offset, 0
+    elif (common := _common(local.left_padding)) is not None:
+        shift = -common % chunk  # chunks begin where padding ends
+        q_offset, kv_offset = q_offset + shift, kv_offset + shift
+    else:  # of a chunk no more is seen than a window as wide shows; the mask says what
+        window, chunk, is_whole = chunk, None, False
+    setattr(mask, _ATTRIBUTE, _Pattern(window, chunk, (q_offset, kv_offset), padding, is_whole, mask._version))
     return mask
 
 
@@ -105,12 +134,13 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                                   kwargs=kwargs)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal = query.shape[2] > 1 and attention_mask is None and bool(causal)
-    mask = bias = window = positions = None
+    mask = bias = window = chunk = positions = None
     pattern = None if torch.compiler.is_compiling() else _pattern_of(attention_mask)
     if pattern is not None:
-        causal, mask = True, pattern.padding
+        causal, chunk = True, pattern.chunk
+        mask = pattern.padding if pattern.is_whole else attention_mask
         window = None if pattern.window is None else (pattern.window - 1, 0)
-        positions = (pattern.offset, 0, -1, -1) if pattern.offset else None
+        positions = (*pattern.offsets, -1, -1) if any(pattern.offsets) else None
     elif attention_mask is not None:
         if attention_mask.dtype == torch.bool:
             mask = attention_mask
@@ -124,56 +154,106 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (t.expand(batch, -1, -1, -1) for t in (query, key, value))
     o = attention(query, key, value, causal=causal, window=window, positions=positions, anchor="top_left",
-                  layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask,
+                  layout="bhsd", scale=scaling, softcap=softcap, bias=bias, mask=mask, chunk=chunk,
                   sink=None if s_aux is None else s_aux.to(torch.float32), dropout_p=dropout)
     return o.transpose(1, 2), None
 
 
-class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values are views of memory that has room for more, so that a token is written behind the others
-    and these stay where they are."""
+class _Rooms:
+    """Of a layer whose keys and values are views of memory that has room for more, so that a token is written
+    behind the others and these stay where they are. What has been handed out never changes."""
 
     keys: Tensor
     values: Tensor
     is_initialized: bool
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        self._rooms = [self.keys, self.values]
+        super().lazy_initialization(key_states, value_states)  # type: ignore[misc]
+        self._rooms = [(self.keys, 0), (self.values, 0)]  # and how much of it is written
+
+    def _append(self, key_states: Tensor, value_states: Tensor, kept: int | None = None) -> tuple[Tensor, Tensor]:
+        """What is held and the new behind it. kept: the most that will be held, if there is an end to it."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return (self._append_to(0, self.keys, key_states, kept),
+                self._append_to(1, self.values, value_states, kept))
+
+    def _append_to(self, which: int, held: Tensor, new: Tensor, kept: int | None) -> Tensor:
+        length = held.shape[-2] if held.numel() else 0
+        room, written = self._rooms[which]
+        start = written - length
+        # Where a cache was reordered, or its batch selected, what it holds lies elsewhere; where it was cropped,
+        # someone may still hold what lies behind. Outside inference mode its tensors cannot be written.
+        if (room.dim() != 4 or room.shape[-2] < written + new.shape[-2] or room.shape[:2] != new.shape[:2] or
+                length and room.data_ptr() + start * room.stride(2) * room.itemsize != held.data_ptr() or
+                room.is_inference() and not torch.is_inference_mode_enabled()):
+            start, written = 0, length
+            end = length + new.shape[-2]
+            spare = max((end if kept is None else min(end, kept)) // 8, 64)
+            room = new.new_empty((*new.shape[:2], end + spare, new.shape[-1]))
+            if length:
+                room[:, :, :length] = held
+        end = written + new.shape[-2]
+        room[:, :, written:end] = new
+        self._rooms[which] = room, end
+        return room[:, :, start:end]
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self._rooms = []
+
+
+def _in_place(states: Tensor) -> bool:
+    """Gradients need every version of the keys, and compilers and subclasses have no addresses."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or type(states) is not Tensor)
+
+
+class _GrowingLayer(_Rooms, DynamicLayer):  # type: ignore[misc]
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any,
+               **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not _in_place(key_states):
+            states: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return states
+        self.keys, self.values = self._append(key_states, value_states)
+        return self.keys, self.values
+
+
+class _GrowingWindowLayer(_Rooms, DynamicSlidingWindowLayer):  # type: ignore[misc]
+    """Holds one key less than the window, unless it records the past."""
+
+    sliding_window: int
+    record_past: bool
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any,
                **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+        if not _in_place(key_states) or self.record_past:
             states: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return states
-        self.keys = self._append(0, self.keys, key_states)
-        self.values = self._append(1, self.values, value_states)
-        return self.keys, self.values
+        keys, values = self._append(key_states, value_states, self.sliding_window)
+        self.cumulative_length += key_states.shape[-2]
+        self.keys, self.values = (t[:, :, -self.sliding_window + 1:] for t in (keys, values))
+        return keys, values
 
-    def _append(self, which: int, held: Tensor, new: Tensor) -> Tensor:
-        length = held.shape[-2] if held.numel() else 0
-        end = length + new.shape[-2]
-        room = self._rooms[which]
-        # Where a cache was reordered, or its batch selected, what it holds lies elsewhere.
-        if (room.dim() != 4 or room.shape[-2] < end or room.shape[:2] != new.shape[:2] or
-                length and room.data_ptr() != held.data_ptr()):
-            room = new.new_empty((*new.shape[:2], end + max(end // 2, 64), new.shape[-1]))
-            if length:
-                room[:, :, :length] = held
-            self._rooms[which] = room
-        room[:, :, length:end] = new
-        return room[:, :, :end]
 
-    def reset(self) -> None:
-        super().reset()
-        self._rooms = []
+def _grow(cache: Any) -> None:
+    def growing(layer: Any) -> Any:
+        if layer.is_initialized:
+            return layer
+        if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1:
+            return _GrowingWindowLayer(layer.sliding_window)
+        return _GrowingLayer() if type(layer) is DynamicLayer else layer
+
+    cache.layers = [growing(layer) for layer in cache.layers]
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = _GrowingLayer
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]
     """DynamicCache without its copies: that one copies all keys and values for each token, which takes longer
-    than attention to them. This one has room for half as many more. Sliding windows stay as they are there.
+    than attention to them. This one has room for an eighth more.
+
+    A model whose attention is "fattn" makes such caches by itself; this class is for others, and for a cache that is
+    made without the model's config.
 
         model.generate(**inputs, past_key_values=fattn.transformers.GrowingCache(config=model.config))
     """
@@ -183,11 +263,23 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.layers = [_GrowingLayer() if type(layer) is DynamicLayer and not layer.is_initialized else layer
-                       for layer in self.layers]
-        if self.layer_class_to_replicate is DynamicLayer:
-            self.layer_class_to_replicate = _GrowingLayer
+        _grow(self)
 
 
+_make_cache = DynamicCache.__init__
+
+
+@functools.wraps(_make_cache)
+def _make_cache_of_model(self: Any, ddp_cache_data: Any = None, config: Any = None, offloading: bool = False,
+                         *args: Any, **kwargs: Any) -> None:
+    """DynamicCache.__init__, by which a model and generate() make a cache: with fattn's attention it grows in
+    place. Keys that are moved to the CPU and back lie in new memory anyway."""
+    _make_cache(self, ddp_cache_data, config, offloading, *args, **kwargs)
+    if (type(self) is DynamicCache and config is not None and not offloading and
+            config.get_text_config(decoder=True)._attn_implementation == "fattn"):
+        _grow(self)
+
+
+DynamicCache.__init__ = _make_cache_of_model
 AttentionInterface.register("fattn", attention_forward)
 AttentionMaskInterface.register("fattn", attention_mask)

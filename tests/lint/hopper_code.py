@@ -43,12 +43,12 @@ FULL_SPILLS.update({"backward_full_128": 1024, "backward_softcap_128": 196, "bac
                     "backward_dbias_128": 108, "backward_bias_128": 84, "backward_full_256": 132})
 
 
-def compile_image(root, nvcc, folder, source):
+def compile_image(root, nvcc, folder, source, arch="90a", more=()):
     """Machine code, and what the compiler said."""
     ptx, cubin = os.path.join(folder, "a.ptx"), os.path.join(folder, "a.cubin")
     said = ""
-    for step in ([*FLAGS, "-ptx", "-arch=compute_90a", "-o", ptx, source],
-                 ["-cubin", "-arch=sm_90a", "-Xptxas", "-v", "-o", cubin, ptx]):
+    for step in ([*FLAGS, *more, "-ptx", f"-arch=compute_{arch}", "-o", ptx, source],
+                 ["-cubin", f"-arch=sm_{arch}", "-Xptxas", "-v", "-o", cubin, ptx]):
         done = subprocess.run([nvcc, *step], cwd=root, capture_output=True, text=True, check=False)
         said += done.stdout + done.stderr
         if done.returncode:

@@ -70,7 +70,7 @@ WORDS = [
     (r"\bpthread_create\b|\bthrd_create\b", r"backends/cpu/pool\.c|core/distributed/transports/mpi\.c|tests/.*|bench/.*|examples/.*|tools/.*",
      "threads are started in backends/cpu/pool.c and transports/mpi.c only"),
     (r"\b__(CUDA|HIP|NVCC|CUDACC|HIPCC)\w*|\b__(device|host|global)__\b|\b(cuda|hip)[A-Z]\w*",
-     r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|core/distributed/transports/nccl\.c|bench/ranks\.c|tests/.*",
+     r"core/host_device\.h|backends/(gpu|cuda|hip)/.*|core/distributed/transports/nccl(\.c|_vendor\.h)|bench/ranks\.c|tests/.*",
      "CUDA and HIP words live in host_device.h and the GPU folders"),
     (r"\bFATTN_FEATURES_ALL\b", r"core/.*|include/.*|tests/.*|tools/.*",
      "a row names the features that it honours: FATTN_KERNEL_COMMON, FATTN_KERNEL_LAST and single ones"),

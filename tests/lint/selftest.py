@@ -13,6 +13,7 @@ import tempfile
 import alone
 import code_objects
 import constants
+import cuda_code
 import environment
 import execstack
 import features
@@ -380,6 +381,29 @@ def code_object_case(folder):
                                     list(code_objects.narrow("a.co", loop("ds_read_u16 v0, v4"))))
 
 
+def cuda_code_cases():
+    """(title, complaint) of the figures of CUDA entries, and of what they are of."""
+    rows = {"mma_a": {"80": (128, 4, 64), "90": (120, 0, 64)}}
+    def found(*figures):
+        return list(cuda_code.judge("mma", "80", {"mma_a": figures}, rows))
+    yield "an entry of too many registers", judge(found(128, 4, 64), found(129, 4, 64))
+    yield "an entry that spills more", judge(found(100, 4, 64), found(100, 5, 64))
+    yield "an entry with products twice", judge(found(128, 0, 64), found(128, 0, 128))
+    yield "an entry that is not listed", judge(found(1, 0, 0), list(cuda_code.judge("mma", "80", {"b": (1, 0, 0)}, rows)))
+
+    def digest(source, header):
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in (("backends/cuda/kernels/a.cu", source), ("core/b.h", header)):
+                os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+                with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+                    file.write(text)
+            return cuda_code.digest(root, "a")
+    source = '#include "core/b.h"\nint x; /* one */\n'
+    first, same = digest(source, "int b;\n"), digest(source.replace("one", "another"), "int  b; // two\n")
+    yield "a changed header of an image", judge([] if first == same else ["comments count"],
+                                               ["changed"] if digest(source, "int c;\n") != first else [])
+
+
 def report_case():
     """A lint that finds nothing to look at, or something wrong, fails."""
     def status(results):
@@ -428,6 +452,7 @@ def results():
         with tempfile.TemporaryDirectory() as folder:
             yield from case(folder)
     yield from hopper_case()
+    yield from cuda_code_cases()
     yield "the report fails when it should", report_case()
     yield "the tally counts what failed", tally_case()
     yield "a table or picture that is not what was measured", figures_case()

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 T = pytest.importorskip("transformers")
+cache_utils = pytest.importorskip("transformers.cache_utils")
 
 import fattn  # noqa: E402
 import fattn.transformers as ft  # noqa: E402
@@ -29,6 +30,8 @@ DECODERS = {
     "GptOss": lambda: T.GptOssConfig(**SMALL, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
                                      sliding_window=16, rope_parameters={"rope_type": "default",
                                                                          "rope_theta": 1e4}),
+    "Llama4": lambda: T.Llama4TextConfig(**SMALL | {"num_hidden_layers": 4}, head_dim=16, intermediate_size_mlp=96,
+                                         num_local_experts=2, num_experts_per_tok=1, attention_chunk_size=16),
     "Qwen3": lambda: T.Qwen3Config(**SMALL, head_dim=16),
 }
 MODELS = {"GPT2": "GPT2LMHeadModel"}
@@ -90,31 +93,34 @@ def test_decoder(name, calls):
     labels = ids.clone()
     labels[0, :8] = -100  # nothing is predicted from padding, whose rows see no key
     results = [model(ids, attention_mask=mask, labels=labels) for model in models]
-    assert len(calls) == 2
+    layers = models[0].config.num_hidden_layers
+    assert len(calls) == layers
     same(results[1].logits, results[0].logits, mask.bool())
     gradients_agree(models, [r.loss for r in results])
     for cache in (None, "static"):
         options = dict(attention_mask=mask, max_new_tokens=64, do_sample=False, pad_token_id=0,
                        eos_token_id=None, cache_implementation=cache, disable_compile=True)
         assert torch.equal(ours.generate(ids, **options), eager.generate(ids, **options))
-    assert len(calls) > 2 * 2 * 60
-    # Without padding causality and windows are the library's, and nothing is masked.
+    assert len(calls) > 2 * layers * 60
+    # Without padding causality, windows and chunks are the library's, and nothing is masked.
     calls.clear()
     same(ours(ids).logits, eager(ids).logits)
     assert all(c["causal"] and c["mask"] is None for c in calls)
     assert any(c["window"] for c in calls) == (name in ("Mistral", "Gemma2", "Gemma3", "GptOss"))
+    assert [c["chunk"] for c in calls] == ([16, 16, 16, None] if name == "Llama4" else [None] * layers)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_growing_cache(name):
     """The same tokens as DynamicCache's, greedy, by beams, and after tokens were taken back; what is held does not
     move but where its room ends."""
-    ours = pair(DECODERS[name](), getattr(T, name + "ForCausalLM"))[1].eval()
+    eager, ours = pair(DECODERS[name](), getattr(T, name + "ForCausalLM"))
     ids = torch.randint(3, 96, (2, 20))
     for beams in (1, 3):
         options = dict(max_new_tokens=24, do_sample=False, num_beams=beams, pad_token_id=0, eos_token_id=None)
-        assert torch.equal(ours.generate(ids, past_key_values=ft.GrowingCache(config=ours.config), **options),
-                           ours.generate(ids, past_key_values=T.DynamicCache(config=ours.config), **options))
+        wanted = eager.generate(ids, **options)
+        assert torch.equal(ours.generate(ids, past_key_values=ft.GrowingCache(config=ours.config), **options), wanted)
+        assert torch.equal(ours.generate(ids, **options), wanted)
     with torch.no_grad():
         for kind in (ft.GrowingCache, T.DynamicCache):
             cache, moves, at = kind(), 0, None
@@ -143,6 +149,58 @@ def test_growing_cache(name):
     for n, p in ours.named_parameters():
         if p.grad is not None:
             same(p.grad, wanted[n])
+
+
+def test_caches_of_models_grow_in_place():
+    """Those that a model or generate() makes for fattn's attention, and no others."""
+    eager, ours = pair(DECODERS["Llama"](), T.LlamaForCausalLM)
+    ids = torch.randint(3, 96, (1, 20))
+
+    def grows(cache):
+        return {isinstance(layer, ft._Rooms) for layer in cache.layers}
+
+    with torch.no_grad():
+        assert grows(ours(ids).past_key_values) == {True} and grows(eager(ids).past_key_values) == {False}
+        assert grows(ours.generate(ids, max_new_tokens=2, return_dict_in_generate=True).past_key_values) == {True}
+    assert True not in grows(T.DynamicCache()) | grows(T.DynamicCache(config=eager.config))
+
+
+def test_growing_cache_keeps_what_it_gave():
+    """No later token is written where someone may look, nor where inference mode forbids it."""
+    def states(n):
+        return torch.randn(2, 3, n, 8), torch.randn(2, 3, n, 8)
+
+    cache = ft.GrowingCache()
+    with torch.inference_mode():
+        cache.update(*states(10), 0)
+    with torch.no_grad():
+        held = cache.update(*states(5), 0)
+        copies = [t.clone() for t in held]
+        twin = copy.copy(cache.layers[0])
+        cache.crop(-4)
+        shorter = cache.update(*states(4), 0)
+        twin.update(*states(2))
+        again = cache.update(*states(1), 0)
+        for t, was, less, now in zip(held, copies, shorter, again):
+            assert torch.equal(t, was) and torch.equal(less[:, :, :11], was[:, :, :11])
+            assert torch.equal(now[:, :, :15], less) and not torch.equal(less, was)
+    # A window keeps what it must, and its memory does not grow.
+    ours, theirs = ft._GrowingWindowLayer(16), cache_utils.DynamicSlidingWindowLayer(16)
+    given, largest = [], 0
+    with torch.no_grad():
+        for n in [40] + [1] * 200 + [3, 30] + [1] * 20:
+            new = states(n)
+            made, wanted = ours.update(*new), theirs.update(*new)
+            given.append((made[0], made[0].clone()))
+            assert all(torch.equal(a, b) for a, b in zip(made, wanted))
+            assert torch.equal(ours.keys, theirs.keys) and ours.get_mask_sizes(1) == theirs.get_mask_sizes(1)
+            largest = max(largest, ours._rooms[0][0].shape[2])
+        assert all(torch.equal(a, b) for a, b in given) and largest <= 40 + 64
+    # A query that learns beside keys that do not: its gradient needs the keys as they were.
+    q = torch.randn(2, 3, 1, 8, requires_grad=True)
+    score = (q @ cache.update(*states(1), 0)[0].mT).sum()
+    cache.update(*states(1), 0)
+    score.backward()
 
 
 def test_encoder(calls):
@@ -233,10 +291,34 @@ def test_masks_say_what_they_are_made_of(name, padded, calls):
     assert not calls[2]["causal"] and not torch.equal(ours, plain)
 
 
+CHUNKS = {  # queries, keys, positions of the first of each, left padding
+    "prefill": (40, 40, 0, 0, (0, 0)), "decode": (1, 60, 41, 0, (0, 0)), "cache that slides": (3, 20, 50, 33, (0, 0)),
+    "padded": (40, 40, 0, 0, (7, 7)), "padded decode": (1, 60, 41, 0, (19, 19)), "padded unlike": (40, 40, 0, 0, (7, 3))}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_masks_of_chunks_say_so(name, calls):
+    from transformers import masking_utils as masks
+    queries, keys, q_offset, kv_offset, left = CHUNKS[name]
+    function = masks.chunked_causal_mask_function(16, torch.tensor(left))
+    seen = (torch.arange(q_offset + queries) >= torch.tensor(left)[:, None])
+    mask = ft.attention_mask(2, queries, keys, q_offset, kv_offset, function, seen, allow_is_causal_skip=False)
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 8)
+    ours = ft.attention_forward(None, q, k, v, mask, is_causal=True)[0]
+    if name == "padded unlike":  # each sequence has chunks of its own
+        assert calls[0]["window"] == (15, 0) and calls[0]["chunk"] is None and calls[0]["mask"] is mask
+    else:
+        assert calls[0]["chunk"] == 16 and (calls[0]["mask"] is None or calls[0]["mask"].shape[2] == 1)
+    plain = ft.attention_forward(None, q, k, v, mask.clone(), is_causal=True)[0]
+    assert not calls[1]["causal"] and calls[1]["chunk"] is None
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
 def test_other_masks_are_read_as_they_are(calls):
     from transformers import masking_utils as masks
-    for function in (masks.chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64)),
-                     masks.sliding_window_bidirectional_mask_function(4), masks.bidirectional_mask_function,
+    for function in (masks.sliding_window_bidirectional_mask_function(4), masks.bidirectional_mask_function,
+                     masks.or_masks(masks.causal_mask_function,
+                                    masks.chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64))),
                      lambda b, h, q, k: k <= q):
         mask = ft.attention_mask(2, 40, 40, mask_function=function, allow_is_causal_skip=False)
         ft.attention_forward(None, *(torch.randn(2, 2, 40, 8) for _ in range(3)), mask, is_causal=True)

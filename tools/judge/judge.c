@@ -837,7 +837,7 @@ static fattn_status make_plan(fattn_device *device, const fattn_kernel *kernel, 
     }
     fattn_wish wish = {.tile = requested_tile(kernel, c->tile)};
     const bool invariant = (c->problem.features & FATTN_BATCH_INVARIANT) != 0;
-    if (kernel->splits_keys && c->problem.op == FATTN_FORWARD && !invariant) {
+    if (kernel->split && c->problem.op == FATTN_FORWARD && !invariant) {
         wish.splits = c->splits;
     }
     return fattn_plan_create_with(device, &c->problem, kernel->name, &wish, plan);

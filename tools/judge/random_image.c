@@ -634,13 +634,14 @@ static void paint_pairs(draw_case *c, draw_id id, draw_rng *rng)
         const int64_t rows = once(t, 2, (c->sequences[b].rows + bm - 1) / bm);
         const int64_t keys = once(t, 3, (c->sequences[b].keys + bn - 1) / bn);
         for (int64_t h = 0; h < heads; h++) {
+            const int64_t own = (edge + 131 * h + 197 * b) % (t->extent[3] + 1);
             for (int64_t i = 0; i < rows; i++) {
                 for (int64_t j = 0; j < keys; j++) {
                     const int64_t at = draw_at(c, id, b, h, i, j);
                     draw_set(c, id, at,
-                             id == DRAW_BIAS ? bias_entry(kind, i, j, edge, t->dtype, rng)
-                             : mask_entry(kind, i, j, edge, rng) ? (double)draw_between(rng, 1, 255)
-                                                                 : 0);
+                             id == DRAW_BIAS ? bias_entry(kind, i, j, own, t->dtype, rng)
+                             : mask_entry(kind, i, j, own, rng) ? (double)draw_between(rng, 1, 255)
+                                                                : 0);
                 }
             }
         }

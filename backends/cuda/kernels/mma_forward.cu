@@ -7,11 +7,10 @@
 
 #include "backends/cuda/mma_forward.cuh"
 
-#define MMA_ENTRY(name, type, features, width, rows, keys, stages, tiles, warps, blocks)     \
-    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)                    \
-    {                                                                                        \
-        mma_forward_all<                                                                     \
-            mma_shape<type, width, tiles, warps, keys, features == 0, stages, features>>(g); \
+#define MMA_ENTRY(name, type, features, width, rows, keys, stages, tiles, warps, blocks)  \
+    GPU_KERNEL(32 * warps, blocks) name(const GPU_PARAM fattn_gpu_args g)                 \
+    {                                                                                     \
+        mma_forward_all<mma_shape<type, width, tiles, warps, keys, features, stages>>(g); \
     }
 #define MMA_ENTRIES(run, features, width, rows, keys, ...)                                       \
     MMA_ENTRY(mma_##run##_f16_##width##_##rows##x##keys, mma_f16, features, width, rows, keys,   \

@@ -33,6 +33,7 @@ enum {
 typedef struct transport {
     fattn_transport table; /* first: what the caller holds is its address */
     MPI_Comm comm;
+    fattn_device *device; /* whose memory messages are of; NULL: the host's */
     MPI_Request requests[PIECES];
     int owner[PIECES]; /* message that a request is of */
     int count;
@@ -177,10 +178,17 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     if (t->broken) {
         return fattn_transport_fail(FATTN_RANK_LOST, "this transport has failed before");
     }
+    /* MPI knows nothing of streams: what is to be sent has to be there. */
+    fattn_status status =
+        t->device ? fattn_stream_synchronize(t->device, t->table.stream) : FATTN_OK;
+    if (status) {
+        t->broken = true;
+        return status;
+    }
     lock(t);
     t->count = t->error = 0;
     /* Receives first: data then goes where it belongs at once. */
-    fattn_status status = post(t, messages, count, true);
+    status = post(t, messages, count, true);
     status = status ? status : post(t, messages, count, false);
     unlock(t);
     if (!status) {
@@ -287,6 +295,12 @@ static void give_reason(void *user, const char *reason)
 
 fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **opened)
 {
+    return fattn_mpi_open_device(comm, NULL, NULL, opened);
+}
+
+fattn_status fattn_mpi_open_device(MPI_Comm comm, fattn_device *device, fattn_stream stream,
+                                   fattn_transport **opened)
+{
     if (!opened) {
         return fattn_transport_fail(FATTN_NULL_POINTER, "transport is NULL");
     }
@@ -312,7 +326,10 @@ fattn_status fattn_mpi_open(MPI_Comm comm, fattn_transport **opened)
                                  .user = t,
                                  .start = start,
                                  .wait = wait,
-                                 .abort = give_reason};
+                                 .abort = give_reason,
+                                 .device_memory = device != NULL,
+                                 .stream = stream};
+    t->device = device;
     begin_thread(t);
     *opened = &t->table;
     return FATTN_OK;

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL carries the messages of a group: sends and receives of one group, on a stream of their own
- * that waits for what was computed before. NCCL has no tags; between two ranks it pairs sends and
- * receives in their order, which is that of tags here.
+ * NCCL, or RCCL, carries the messages of a group: sends and receives of one group, on a stream of
+ * their own that waits for what was computed before. NCCL has no tags; between two ranks it pairs
+ * sends and receives in their order, which is that of tags here.
  */
 #define _POSIX_C_SOURCE 199309L /* clock_gettime, nanosleep */
 #include "fattn/nccl.h"
 
-#include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "core/distributed/transports/nccl_vendor.h"
 
 /* What is used of NCCL. */
 typedef struct nccl {
@@ -186,7 +187,7 @@ static fattn_status load(transport *t)
         {"ncclCommCuDevice", &n->device},
         {"ncclGetErrorString", &n->error},
     };
-    t->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    t->library = dlopen(NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!t->library) {
         return fattn_transport_fail(FATTN_NO_DEVICE, dlerror());
     }

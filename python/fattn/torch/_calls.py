@@ -30,7 +30,7 @@ _BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")
 
 _kind = kind_of(torch.empty(0))
 _dtypes: dict[str, torch.dtype] = _kind.dtypes  # type: ignore[attr-defined]
-_empty, _empty_like, _empty_strided = torch.empty, torch.empty_like, torch.empty_strided
+_empty_like, _empty_strided = torch.empty_like, torch.empty_strided  # not empty(): see fattn._arrays
 _grads = torch.is_grad_enabled
 
 
@@ -69,6 +69,16 @@ class Call:
         self.bias = 3 + given.index(_BIAS) if _BIAS in given else -1
         self.sink = 3 + given.index(_SINK) if _SINK in given else -1
         self.positions = options_of(_c.FORWARD, numbers)[1]
+        self._outputs: dict[tuple[bool, ...], int] = {}
+
+    def outputs_of(self, needed: tuple[bool, ...]) -> int:
+        """Bits of FATTN_OUT_DQ and so on, where needed says which of Recorded's arguments need a gradient."""
+        outputs = self._outputs.get(needed)
+        if outputs is None:
+            places = (1, 2, 3, 1 + self.bias, 1 + self.sink)
+            self._outputs[needed] = outputs = sum(_c.OUT_DQ << i for i, place in enumerate(places)
+                                                  if place > 0 and needed[place])
+        return outputs
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor) -> tuple[Tensor, Any]:
         """(o, lse or None)."""
@@ -85,7 +95,7 @@ class Call:
         lse, at_lse = None, 0
         if self.lse:
             made = prepared.made[1]
-            lse = _empty(made.shape, dtype=_dtypes[made.dtype], device=device)
+            lse = _empty_strided(made.shape, made.strides, dtype=_dtypes[made.dtype], device=device)
             at_lse = lse.data_ptr()
         prepared.run(_kind, q, pack_forward, (qp, kp, vp, op, at_lse), qp | kp | vp | op,
                      [e.data_ptr() for e in extras] if extras else (), self.positions, None)
@@ -104,13 +114,22 @@ class Call:
             key += tuple([(e.shape, e.stride(), e.dtype, e.device) for e in extras])
         prepared = (prepared_calls.get(key) or
                     self._prepare_backward(key, outputs, dout, dlse, o, lse, q, k, v, extras))
+        qp, kp, vp, op, dop = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), dout.data_ptr()
+        at_dlse = 0 if dlse is None else dlse.data_ptr()
+        if prepared.three_alike:  # as nearly always
+            dq, dk, dv = _empty_like(o), _empty_like(o), _empty_like(o)
+            dqp, dkp, dvp = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+            prepared.run(_kind, q, pack_backward,
+                         (qp, kp, vp, op, lse.data_ptr(), dop, at_dlse, dqp, dkp, dvp, 0, 0),
+                         qp | kp | vp | op | dop | dqp | dkp | dvp,
+                         [e.data_ptr() for e in extras] if extras else (), self.positions, None)
+            return [dq, dk, dv, None, None]
         results: list[Tensor | None] = [None] * 5
-        pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), dout.data_ptr(),
-                    0 if dlse is None else dlse.data_ptr(), 0, 0, 0, 0, 0]
-        bits = pointers[0] | pointers[1] | pointers[2] | pointers[3] | pointers[5]
+        pointers = [qp, kp, vp, op, lse.data_ptr(), dop, at_dlse, 0, 0, 0, 0, 0]
+        bits = qp | kp | vp | op | dop
         for made in prepared.made:
             i = _PLACES[made.name]
-            a = (_empty_like(q) if made.alike else
+            a = (_empty_like(o) if made.alike else
                  _empty_strided(made.final, made.strides, dtype=_dtypes[made.dtype], device=device))
             results[i] = a
             pointer = pointers[7 + i] = a.data_ptr()
@@ -165,24 +184,18 @@ def rows_together(dout: Tensor) -> Tensor:
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
     call: Call = ctx.call
-    _, need_q, need_k, need_v, *need = ctx.needs_input_grad
     *tensors, o, lse = ctx.saved_tensors
-    outputs = need_q * _c.OUT_DQ | need_k * _c.OUT_DK | need_v * _c.OUT_DV
-    if need:
-        if call.bias > 0 and need[call.bias - 3]:
-            outputs |= _c.OUT_DBIAS
-        if call.sink > 0 and need[call.sink - 3]:
-            outputs |= _c.OUT_DSINK
+    outputs = call.outputs_of(ctx.needs_input_grad)
     if dout is None:
         if dlse is None or not outputs:
-            return (None,) * len(ctx.needs_input_grad)
+            return (None,) * (1 + len(tensors))
         dout = torch.zeros_like(o)
     if dlse is not None:
         dlse = dlse.contiguous()
     dq, dk, dv, dbias, dsink = call.backward(outputs, rows_together(dout), dlse, o, lse, *tensors)
-    if not need:
+    if len(tensors) == 3:
         return None, dq, dk, dv
-    more: list[Any] = [None] * len(need)
+    more: list[Any] = [None] * (len(tensors) - 3)
     if dbias is not None:
         more[call.bias - 3] = dbias.to(tensors[call.bias].dtype)
     if dsink is not None:

@@ -26,28 +26,41 @@ _GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 _PLANS = 16  # kept for a group, each with the memory that it computes in
 
 
+_Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # cu_seqlens of queries and of keys, undivided
+
+
 class _Share(Description):
     """A rank's share of a problem. Its tensors have the rows of the share, biases and masks all keys."""
 
-    def __init__(self, options: Options, views: dict[str, View], whole_q: int, whole_k: int) -> None:
+    def __init__(self, options: Options, views: dict[str, View], whole_q: int, whole_k: int,
+                 lengths: _Lengths | None) -> None:
         self.whole_k = whole_k
+        if lengths:
+            options = options._replace(max_seqlen_q=_longest(lengths[0]), max_seqlen_k=_longest(lengths[1]))
+            views |= {name: View((len(cu),), (1,), "int32", views["q"].device)
+                      for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), lengths)}
+        self.packed = lengths is not None
         super().__init__(options, views, False)
         self.made = self.forward() if options.op == _c.FORWARD else self.backward()
-        self.problem.seqlen_q = whole_q
+        if self.packed:
+            self.problem.total_q, self.problem.total_k = whole_q, whole_k
+        else:
+            self.problem.seqlen_q = whole_q
 
     def fill_sizes(self) -> None:
         super().fill_sizes()
-        self.problem.seqlen_k = self.whole_k
+        if not self.packed:
+            self.problem.seqlen_k = self.whole_k
 
 
 class _Attend(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, ranks: context_parallel, options: Options,
+    def forward(ctx: Any, ranks: context_parallel, options: Options, lengths: _Lengths | None,
                 *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        made = ranks._run(options._replace(op=_c.FORWARD, return_lse=True, features=0),
+        made = ranks._run(options._replace(op=_c.FORWARD, return_lse=True, features=0), lengths,
                           dict(zip(_TENSORS, tensors)))
         ctx.save_for_backward(*tensors, made["o"], made["lse"])
-        ctx.ranks, ctx.options = ranks, options
+        ctx.ranks, ctx.options, ctx.lengths = ranks, options, lengths
         ctx.set_materialize_grads(False)
         return made["o"], made["lse"]
 
@@ -55,18 +68,18 @@ class _Attend(torch.autograd.Function):  # type: ignore[misc]
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *tensors, o, lse = ctx.saved_tensors
-        results: list[Any] = [None] * (2 + len(_TENSORS))
+        results: list[Any] = [None] * (3 + len(_TENSORS))
         places = [_TENSORS.index(name[1:]) for name in _GRADIENTS]
-        wanted = [i for i, place in enumerate(places) if ctx.needs_input_grad[2 + place]]
+        wanted = [i for i, place in enumerate(places) if ctx.needs_input_grad[3 + place]]
         if not wanted or dout is None and dlse is None:
             return tuple(results)
         arrays = dict(zip(_TENSORS, tensors))
         arrays |= {"o": o, "lse": lse, "dout": torch.zeros_like(o) if dout is None else dout,
                    "dlse": dlse}
         options = ctx.options._replace(op=_c.BACKWARD, outputs=sum(_c.OUT_DQ << i for i in wanted))
-        made = ctx.ranks._run(options, arrays)
+        made = ctx.ranks._run(options, ctx.lengths, arrays)
         for i in wanted:
-            results[2 + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
+            results[3 + places[i]] = made[_GRADIENTS[i]].to(tensors[places[i]].dtype)
         return tuple(results)
 
 
@@ -127,22 +140,36 @@ class context_parallel:
 
     # --- Shares -----------------------------------------------------------------------------------
 
-    def rows(self, length: int) -> Tensor:
-        """Positions of this rank's rows of a sequence, in the order in which the share has them."""
-        return self._rows(length, self.rank)
+    def rows(self, length: int | None = None, *, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
+        """Positions of this rank's rows of a sequence, in the order in which the share has them; or of
+        packed sequences, of which number b has rows cu_seqlens[b] to cu_seqlens[b + 1]."""
+        if (length is None) == (cu_seqlens is None):
+            raise InvalidArgument("rows() takes either a length or cu_seqlens")
+        cu = (0, length) if length is not None else _numbers(cu_seqlens, "cu_seqlens")
+        return self._rows(cu, self.rank)
 
-    def _rows(self, length: int, rank: int) -> Tensor:
-        runs = _groups.runs_of(self.split, length, self.ranks, rank)
-        return torch.cat([torch.arange(r.start, r.stop, r.step) for r in runs])
+    def _rows(self, cu: Sequence[int], rank: int) -> Tensor:
+        parts = [torch.arange(first + run.start, first + run.stop, run.step)
+                 for first, past in zip(cu, cu[1:])
+                 for run in _groups.runs_of(self.split, past - first, self.ranks, rank)]
+        return torch.cat(parts) if parts else torch.arange(0)
 
-    def shard(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's share of a tensor that has all rows along `dim`; differentiable."""
-        return x.index_select(dim, self.rows(x.shape[dim]).to(x.device))
+    def shard(self, x: Tensor, dim: int, *, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
+        """This rank's share of a tensor that has all rows along `dim`, of one sequence or of packed ones;
+        differentiable."""
+        cu = (0, x.shape[dim]) if cu_seqlens is None else _numbers(cu_seqlens, "cu_seqlens")
+        return x.index_select(dim, self._rows(cu, self.rank).to(x.device))
 
-    def unshard(self, x: Tensor, dim: int) -> Tensor:
+    def unshard(self, x: Tensor, dim: int, *, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
         """All rows of a tensor that has this rank's share along `dim`, on every rank; no gradients."""
-        length = self._whole("x", x.shape[dim])
-        rows = [self._rows(length, r).to(x.device) for r in range(self.ranks)]
+        if cu_seqlens is None:
+            cu: tuple[int, ...] = (0, self._whole("x", x.shape[dim]))
+        else:
+            cu = _numbers(cu_seqlens, "cu_seqlens")
+        length = cu[-1]
+        rows = [self._rows(cu, r).to(x.device) for r in range(self.ranks)]
+        if x.shape[dim] != len(rows[self.rank]):
+            raise InvalidShape(f"x has {x.shape[dim]} rows: rank {self.rank} has {len(rows[self.rank])}")
         most = max(len(r) for r in rows)
         padded = x.detach().movedim(dim, 0).contiguous()
         padded = torch.cat([padded, padded.new_zeros(most - len(padded), *padded.shape[1:])])
@@ -182,20 +209,34 @@ class context_parallel:
         if layout not in ("bshd", "bhsd"):
             raise InvalidArgument(f'layout is {layout!r}, neither "bshd" nor "bhsd"')
         q, k, v, bias = autocast(q, k, v, bias)
-        if dropout_p != 0 and seed is None:
-            seed = new_seed(q)
-            work = dist.broadcast(seed, group=self.group, group_src=0, async_op=True)
-            self._engine(q.device).finish([(work, "rank 0")], self.timeout)
+        seed = self._seed(q, seed) if dropout_p != 0 else None
         if layout == "bhsd":
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        if deterministic is None:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-        options = Options(causal=causal, window=None if window is None else window_of(window),
-                          scale=scale, softcap=softcap, dropout_p=dropout_p, anchor=anchor,
-                          features=_c.DETERMINISTIC if deterministic else 0)
-        o, lse = _Attend.apply(self, options, q, k, v, bias, mask, alibi_slopes, sink,
-                               seed if dropout_p != 0 else None)
+        options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
+        o, lse = _Attend.apply(self, options, None, q, k, v, bias, mask, alibi_slopes, sink, seed)
         o = o.transpose(1, 2) if layout == "bhsd" else o
+        return (o, lse) if return_lse else o
+
+    def attention_varlen(
+            self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor | Sequence[int],
+            cu_seqlens_k: Tensor | Sequence[int], causal: bool = False, window: Window = None,
+            scale: float | None = None, softcap: float | None = None, alibi_slopes: Tensor | None = None,
+            sink: Tensor | None = None, dropout_p: float = 0.0, seed: Tensor | None = None,
+            anchor: Literal["bottom_right", "top_left"] = "bottom_right", return_lse: bool = False,
+            deterministic: bool | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """attention() of packed sequences, each of which is divided by itself; for tensors on the CPU.
+
+        Args:
+            q: this rank's rows (rows, Hq, D): its share of the first sequence, then of the second, and so
+                on, which is shard(whole_q, 0, cu_seqlens=cu_seqlens_q); so are k, v and the result.
+            cu_seqlens_q: of the undivided sequences, the same on all ranks: number b has rows
+                cu_seqlens_q[b] to cu_seqlens_q[b + 1]. Likewise cu_seqlens_k.
+        """
+        lengths = _numbers(cu_seqlens_q, "cu_seqlens_q"), _numbers(cu_seqlens_k, "cu_seqlens_k")
+        q, k, v, _ = autocast(q, k, v, None)
+        seed = self._seed(q, seed) if dropout_p != 0 else None
+        options = _options(causal, window, scale, softcap, dropout_p, anchor, deterministic)
+        o, lse = _Attend.apply(self, options, lengths, q, k, v, None, None, alibi_slopes, sink, seed)
         return (o, lse) if return_lse else o
 
     def scaled_dot_product_attention(
@@ -223,6 +264,14 @@ class context_parallel:
             return o[(0,) * (4 - rank)]
         return o if rank == 4 else o.unflatten(0, leading[:-1])
 
+    def _seed(self, q: Tensor, seed: Tensor | None) -> Tensor:
+        """The caller's, or one that the first rank draws."""
+        if seed is None:
+            seed = new_seed(q)
+            work = dist.broadcast(seed, group=self.group, group_src=0, async_op=True)
+            self._engine(q.device).finish([(work, "rank 0")], self.timeout)
+        return seed
+
     # --- Running ----------------------------------------------------------------------------------
 
     def _engine(self, device: torch.device) -> ProcessGroup:
@@ -233,7 +282,8 @@ class context_parallel:
             engine = self._engines[device, stream] = ProcessGroup(self.group, device, stream)
         return engine
 
-    def _run(self, options: Options, arrays: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, options: Options, lengths: _Lengths | None,
+             arrays: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward or a backward; the tensors that it makes, by name."""
         given = {name: _plain(t, name) for name, t in arrays.items() if t is not None}
         q, k = given["q"], given["k"]
@@ -241,23 +291,26 @@ class context_parallel:
         # Shares of different ranks differ, but two problems that are one for a rank are one for all: so
         # all make a plan, or none.
         reduces = self.scheme == _groups.SCHEMES["reduce"]
-        whole_q = q.shape[1] if reduces else self._whole("q", q.shape[1])
-        whole_k = self._whole("k", k.shape[1])
-        key = (options, whole_q, whole_k, id(engine),
+        if lengths:
+            whole_q, whole_k = lengths[0][-1], lengths[1][-1]
+        else:
+            whole_q = q.shape[1] if reduces else self._whole("q", q.shape[1])
+            whole_k = self._whole("k", k.shape[1])
+        key = (options, lengths, whole_q, whole_k, id(engine),
                tuple([(name, t.shape, t.dtype) for name, t in given.items()]))
         found = self._plans.pop(key, None)
         if found is None:
             views = {name: kind.view(t, name) for name, t in given.items()}
             views = {name: view._replace(strides=contiguous_strides(view.shape)) if 0 in view.shape
                      else view for name, view in views.items()}
-            share = _Share(options, views, whole_q, whole_k)
+            share = _Share(options, views, whole_q, whole_k, lengths)
             try:
-                found = self._make_plan(engine, share, device_of(None, views["q"].device)), share
+                found = self._make_plan(engine, share, device_of(None, views["q"].device), lengths), share
             finally:
                 engine.check()
         self._plans[key] = found
         plan, share = found
-        made = {m.name: kind.make(m, q)[0] for m in share.made}
+        made = {m.name: kind.make(m, given.get("o", q))[0] for m in share.made}
         buffers, memory = _c.new_struct(_c.Buffers, _c.lib.fattn_buffers_init)
         for name, t in (given | made).items():
             setattr(buffers, name, t.data_ptr())
@@ -270,11 +323,12 @@ class context_parallel:
         assert memory
         return made
 
-    def _make_plan(self, engine: ProcessGroup, share: _Share, device: int) -> _groups.GroupPlan:
+    def _make_plan(self, engine: ProcessGroup, share: _Share, device: int,
+                   lengths: _Lengths | None) -> _groups.GroupPlan:
         while len(self._plans) >= _PLANS:
             self._plans.pop(next(iter(self._plans)))[0].destroy()
         return _groups.GroupPlan(engine.table, device, self.split, self.scheme, self.timeout,
-                                 ctypes.addressof(share.problem))
+                                 ctypes.addressof(share.problem), lengths)
 
     def __del__(self) -> None:
         # Messages of an engine that has failed may still be under way: then the memory stays.
@@ -299,6 +353,26 @@ class context_parallel:
         for buffer, whole in wholes:
             buffer.data = whole
 
+
+def _options(causal: bool, window: Window, scale: float | None, softcap: float | None, dropout_p: float,
+             anchor: str, deterministic: bool | None) -> Options:
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    return Options(causal=causal, window=None if window is None else window_of(window), scale=scale,
+                   softcap=softcap, dropout_p=dropout_p, anchor=anchor,
+                   features=_c.DETERMINISTIC if deterministic else 0)
+
+
+def _numbers(cu_seqlens: Any, name: str) -> tuple[int, ...]:
+    """cu_seqlens on the host. A GPU's are waited for."""
+    cu = tuple(cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens)
+    if not cu or cu[0] != 0 or any(b < a for a, b in zip(cu, cu[1:])):
+        raise InvalidArgument(f"{name} is {list(cu)}: it begins with 0 and never falls")
+    return cu
+
+
+def _longest(cu: Sequence[int]) -> int:
+    return max((b - a for a, b in zip(cu, cu[1:])), default=0)
 
 
 def _plain(t: Tensor, name: str) -> Tensor:

@@ -225,6 +225,20 @@ static bool __any_sync(uint32_t, bool x)
     meet(m.warps[warp], 32, [] {});
     return any;
 }
+static uint32_t __ballot_sync(uint32_t, bool x)
+{
+    const int warp = m.running / 32;
+    uint32_t bits = 0;
+    m.words[m.running] = x;
+    meet(m.warps[warp], 32, [] {});
+    for (int n = 0; n < 32; n++) {
+        bits |= m.words[warp * 32 + n] << n;
+    }
+    meet(m.warps[warp], 32, [] {});
+    return bits;
+}
+static int __popc(uint32_t x) { return __builtin_popcount(x); }
+static int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static bool __all_sync(uint32_t lanes, bool x) { return !__any_sync(lanes, !x); }
 static int wgmma_largest(int x)
 {
@@ -264,7 +278,6 @@ static bool gpu_any(bool x)
     return said;
 }
 /* Of kernels that are not here. */
-static float gpu_shfl(float, int) { abort(); }
 static void gpu_sync_memory(void) { abort(); }
 static void gpu_poke(uint64_t *, uint64_t) { abort(); }
 static void gpu_compare_and_swap(uint64_t *, uint64_t, uint64_t) { abort(); }
@@ -272,6 +285,10 @@ static uint64_t gpu_count(uint64_t *) { abort(); }
 static float gpu_shfl_xor(float x, int n)
 {
     return __int_as_float((int)exchange((uint32_t)__float_as_int(x), m.running % 32 ^ n));
+}
+static float gpu_shfl(float x, int lane)
+{
+    return __int_as_float((int)exchange((uint32_t)__float_as_int(x), lane));
 }
 static void gpu_await_earlier(void) {}
 static void gpu_admit_later(void) {}
@@ -642,18 +659,41 @@ static void end_copy(const copy &c)
 
 static void wgmma_publish(void) {}
 static void wgmma_zero(uint32_t to) { memset(at_shared(to, 16), 0, 16); }
-static uint32_t wgmma_get(uint32_t from)
-{
-    uint32_t x;
-    memcpy(&x, at_shared(from, 4), 4);
-    return x;
-}
 static uint32_t wgmma_get_half(uint32_t from)
 {
     uint16_t x;
     memcpy(&x, at_shared(from, 2), 2);
     return x;
 }
+/* Lane 4 i + j gets elements 2 j and 2 j + 1 of row i of each matrix. */
+static void mma_load(uint32_t x[4], uint32_t at)
+{
+    const int lane = mma_lane();
+    for (int n = 0; n < 4; n++) {
+        const uint32_t row = exchange(at, 8 * n + lane / 4);
+        memcpy(&x[n], at_shared(row + (uint32_t)(lane % 4 * 4), 4), 4);
+    }
+}
+
+static uint32_t wgmma_smaller_halves(uint32_t a, uint32_t b)
+{
+    const uint32_t high = (uint32_t)min((int)(a >> 16), (int)(b >> 16));
+    return high << 16 | (uint32_t)min((int)(a & 0xffff), (int)(b & 0xffff));
+}
+static uint32_t wgmma_not_less(uint32_t a, uint32_t b)
+{
+    uint32_t c = 0;
+    for (int n = 0; n < 32; n += 16) {
+        const uint32_t x = (a >> n & 0xffff) << 16, y = (b >> n & 0xffff) << 16;
+        c |= (__int_as_float((int)x) >= __int_as_float((int)y)) * 0xffffu << n;
+    }
+    return c;
+}
+static uint32_t __vcmpgeu2(uint32_t a, uint32_t b)
+{
+    return (a >> 16 >= b >> 16) * 0xffff0000u | ((a & 0xffff) >= (b & 0xffff)) * 0xffffu;
+}
+
 static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
 
 /* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */
@@ -892,14 +932,21 @@ template <void (*KERNEL)(const fattn_gpu_args)> static void run_plain(void **wit
 static const struct {
     const char *name;
     void (*kernel)(void **parameters);
-} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
-                   WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
-                       WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
-                           WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
-                               HOPPER_PLAIN(wgmma_clear_dbias),
+} kernels[] = {WGMMA_SHAPES(HOPPER_FORWARD) WGMMA_SPLIT_SHAPES(HOPPER_FORWARD)
+                   WGMMA_BACKWARD_SHAPES(HOPPER_BACKWARD)
+                       WGMMA_BACKWARD_FULL_64(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_64)
+                           WGMMA_BACKWARD_FULL_128(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_128)
+                               WGMMA_BACKWARD_FULL_256(HOPPER_BACKWARD_FULL) HOPPER_ROWS(full_256)
+                                   HOPPER_PLAIN(wgmma_clear_dbias),
                WGMMA_FULL_64(HOPPER_FULL) WGMMA_FULL_128(HOPPER_FULL) WGMMA_FULL_256(HOPPER_FULL)
                    HOPPER_PLAIN(wgmma_seen_64),
-               HOPPER_PLAIN(wgmma_seen_128), HOPPER_PLAIN(wgmma_seen_256), HOPPER_PLAIN(clear)};
+               HOPPER_PLAIN(wgmma_seen_128),
+               HOPPER_PLAIN(wgmma_seen_256),
+               HOPPER_PLAIN(wgmma_blocks_64),
+               HOPPER_PLAIN(wgmma_blocks_128),
+               HOPPER_PLAIN(wgmma_blocks_256),
+               HOPPER_PLAIN(clear),
+               HOPPER_PLAIN(combine)};
 
 /* --- Launches --------------------------------------------------------------------------------- */
 

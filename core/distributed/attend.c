@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pieces of a step: queries of this rank against keys of an owner, on the group's device. What
+ * forward makes of a piece is merged with what there is of its queries. */
+#include <string.h>
+
+#include "core/backend.h"
+#include "core/distributed/group.h"
+#include "core/dtype.h"
+
+/* --- Merging ---------------------------------------------------------------------------------- */
+
+/* What there is of some queries so far: a run, or both. */
+static fattn_state state_of(const fattn_group_plan *plan, int q_run)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t rows = fattn_group_query_rows(plan), row = fattn_group_row(plan, q_run);
+    const int64_t length = plan->together ? rows
+                           : plan->ragged ? fattn_group_queries(plan, q_run).rows
+                                          : fattn_group_queries(plan, q_run).longest;
+    const int run = q_run == FATTN_BOTH ? 0 : q_run;
+    return (fattn_state){.o = plan->sum[run],
+                         .lse = plan->together ? plan->lse[0] + row : plan->lse[run],
+                         .strides = fattn_group_packed(rows, p->heads_q, p->dim_v),
+                         .lse_batch = p->heads_q * length,
+                         .lse_head = length};
+}
+
+/* The rows of a run in the last piece's result, which has those of `q_run`. */
+static fattn_state part_of(const fattn_group_plan *plan, int q_run, int run)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t row = q_run == FATTN_BOTH ? fattn_group_row(plan, run) : 0;
+    const int64_t length = plan->ragged ? fattn_group_queries(plan, q_run).rows
+                                        : fattn_group_queries(plan, q_run).longest;
+    fattn_state part = state_of(plan, run);
+    part.o = plan->part_o + row * p->heads_q * p->dim_v;
+    part.lse = plan->part_lse + row;
+    part.lse_batch = p->heads_q * length;
+    part.lse_head = length;
+    return part;
+}
+
+/* The same rows where the caller wants them. */
+static fattn_state result_of(const fattn_group_plan *plan, const fattn_buffers *given, int run)
+{
+    const fattn_problem *const l = &plan->local;
+    const int64_t row = fattn_group_row(plan, run);
+    fattn_state result = state_of(plan, run);
+    result.o = (char *)given->o + row * l->o.seq * fattn_dtype_size(l->dtype_o);
+    result.strides = l->o;
+    if (l->outputs & FATTN_OUT_LSE) {
+        result.lse = (float *)given->lse + row;
+        result.lse_batch = l->heads_q * l->seqlen_q;
+        result.lse_head = l->seqlen_q;
+    }
+    return result;
+}
+
+fattn_status fattn_group_merge(fattn_group_plan *plan, const fattn_buffers *given, int q_run)
+{
+    const bool apart = q_run == FATTN_BOTH && !plan->together;
+    fattn_status status = FATTN_OK;
+    for (int n = 0; !status && n < (apart ? 2 : 1); n++) {
+        const int run = apart ? n : q_run;
+        const fattn_extent rows = fattn_group_queries(plan, run);
+        const int64_t batch = plan->ragged ? 1 : plan->problem.batch;
+        const fattn_merge_job job = {
+            .batch = batch,
+            .heads = plan->problem.heads_q,
+            .seqlen = rows.rows / batch,
+            .dim_v = plan->problem.dim_v,
+            .first = state_of(plan, run),
+            .second = part_of(plan, q_run, run),
+            .result = given ? result_of(plan, given, run) : state_of(plan, run),
+            .dtype = given ? plan->local.dtype_o : FATTN_F32,
+        };
+        status = plan->device->backend->merge(plan->device->impl, &job, plan->transport.stream);
+        plan->done |= given ? (run == FATTN_BOTH ? 3u : 1u << run) : 0;
+    }
+    return status;
+}
+
+/* --- Pieces ----------------------------------------------------------------------------------- */
+
+static const fattn_plan *plan_of(const fattn_group_plan *plan, const fattn_problem *p)
+{
+    int64_t n = 0;
+    while (memcmp(&plan->pieces[n].problem, p, sizeof *p) != 0) {
+        n++; /* planned, by the same walk */
+    }
+    return plan->pieces[n].plan;
+}
+
+/* Biases and masks have the rows of the share and all keys of the problem. */
+static void shift_scores(const fattn_group_plan *plan, const fattn_buffers *given, int64_t owner,
+                         int q_run, int k_run, fattn_buffers *b)
+{
+    const fattn_problem *const p = &plan->problem;
+    const int64_t row = fattn_group_row(plan, q_run);
+    const int64_t key = fattn_whole_run(&plan->whole, true, 0, owner, k_run).first;
+    if (p->features & FATTN_BIAS) {
+        b->bias = (const char *)given->bias + (row * p->bias_stride[2] + key * p->bias_stride[3]) *
+                                                  fattn_dtype_size(p->dtype_bias);
+    }
+    if (p->features & FATTN_MASK) {
+        b->mask = given->mask + row * p->mask_stride[2] + key * p->mask_stride[3];
+    }
+    if (p->outputs & FATTN_OUT_DBIAS) {
+        b->dbias = (float *)given->dbias + row * p->dbias_stride[2] + key * p->dbias_stride[3];
+    }
+}
+
+static void *at_row(const void *tensor, int64_t row, const fattn_strides *strides,
+                    fattn_dtype dtype)
+{
+    return (char *)tensor + row * strides->seq * fattn_dtype_size(dtype);
+}
+
+static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given,
+                           const fattn_visit *visit, const fattn_held *keys, char *sums)
+{
+    const int64_t owner = visit->owner;
+    const int q_run = visit->q_run, k_run = visit->k_run, run = q_run == FATTN_BOTH ? 0 : q_run;
+    fattn_problem p;
+    fattn_buffers b;
+    fattn_group_piece_of(plan, visit, &p, &b);
+    const bool merges = !plan->backward && !fattn_group_is_first(plan, owner, k_run);
+    const fattn_block block = fattn_group_block_keys(plan, owner);
+    const fattn_block gradients = fattn_group_block_sums(plan, owner);
+    const int64_t row = fattn_group_row(plan, q_run);
+    b.q = plan->direct ? at_row(given->q, row, &p.q, p.dtype) : plan->q[run];
+    b.k = keys->k + block.k[k_run];
+    b.v = keys->v + block.v[k_run] - block.v[0];
+    b.o = merges ? plan->part_o : plan->sum[run];
+    b.lse = merges ? plan->part_lse : plan->lse[run];
+    const int64_t head = plan->member * p.heads_q; /* the first of this member */
+    b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
+    b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
+    shift_scores(plan, given, owner, q_run, k_run, &b);
+    b.seed = given->seed;
+    b.offset = given->offset;
+    b.seed_ptr = given->seed_ptr;
+    b.offset_ptr = given->offset_ptr;
+    if (plan->backward) {
+        const bool both = q_run == FATTN_BOTH;
+        b.o = plan->direct ? at_row(given->o, row, &p.o, p.dtype_o) : plan->o[run];
+        b.dout = plan->direct ? at_row(given->dout, row, &p.dout, p.dtype_o) : plan->dout[run];
+        b.lse = both ? given->lse : plan->lse[run];
+        b.dlse = !(p.features & FATTN_DLSE) ? NULL : both ? given->dlse : plan->dlse[run];
+        b.dq = plan->sum[run];
+        b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;
+        b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
+        b.dsink = plan->dsink + plan->transport.rank * p.heads_q;
+    }
+    return fattn_execute(plan_of(plan, &p), &b, plan->workspace, plan->transport.stream);
+}
+
+static bool has_piece(const fattn_group_plan *plan, int lane, int64_t step, int n,
+                      fattn_visit *visit)
+{
+    fattn_problem p;
+    fattn_buffers b;
+    return fattn_group_visit(plan, lane, step, n, visit) &&
+           fattn_group_piece_of(plan, visit, &p, &b);
+}
+
+/* Whether no piece comes after this one that has some of its queries, and no message: its results
+ * may go to the caller. */
+static bool is_last(const fattn_group_plan *plan, int lane, int64_t step, int n, int q_run)
+{
+    const int most = plan->q_runs * plan->k_runs;
+    bool last = plan->direct && !plan->whole.all_queries && step == plan->ring.last_step;
+    for (int m = lane * most + n + 1; last && m < FATTN_LANES * most; m++) {
+        fattn_visit visit;
+        last = !has_piece(plan, m / most, step, m % most, &visit) ||
+               (q_run != FATTN_BOTH && visit.q_run != FATTN_BOTH && visit.q_run != q_run);
+    }
+    return last;
+}
+
+fattn_status fattn_group_attend(fattn_group_plan *plan, const fattn_buffers *given, int lane,
+                                int64_t step, const fattn_held *keys, char *sums)
+{
+    fattn_status status = FATTN_OK;
+    for (int n = 0; !status && n < plan->q_runs * plan->k_runs; n++) {
+        fattn_visit visit;
+        if (!has_piece(plan, lane, step, n, &visit)) {
+            continue;
+        }
+        status = attend(plan, given, &visit, keys, sums);
+        if (!status && !plan->backward && !fattn_group_is_first(plan, visit.owner, visit.k_run)) {
+            const bool last = is_last(plan, lane, step, n, visit.q_run);
+            status = fattn_group_merge(plan, last ? given : NULL, visit.q_run);
+        }
+    }
+    return status;
+}

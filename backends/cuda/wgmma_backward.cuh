@@ -112,18 +112,18 @@ enum { WGMMA_WITH_ADDER = 128 + 32 };
  * part that is not through no item waits for another part, so that the blocks which have none of
  * its items are free or become so.
  */
-typedef struct wgmma_part {
+typedef struct wgmma_shift {
     int64_t item;     /* as wgmma_item_set() counts them */
     int start, peers; /* peers: of its part, itself too; 0: it is not shifted */
-} wgmma_part;
+} wgmma_shift;
 
-GPU_DEVICE wgmma_part wgmma_part_of(const fattn_gpu_args &g, unsigned number)
+GPU_DEVICE wgmma_shift wgmma_shift_of(const fattn_gpu_args &g, unsigned number)
 {
     const int blocks = (int)g.tiling.k_blocks;
     const int heads = (int)(g.problem.batch * g.problem.heads_k);
     const int most = max(min(wgmma_side_by_side(), (int)g.tiling.q_blocks), 1);
     const int parts = (blocks + most - 1) / most, size = (blocks + parts - 1) / parts;
-    wgmma_part part = {number, 0, 0};
+    wgmma_shift part = {number, 0, 0};
     if (!wgmma_is_shifted(g.problem) || (parts > 1 && heads * size < (int)gpu_blocks())) {
         return part;
     }
@@ -166,7 +166,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
         if (exists) {
-            const wgmma_part part = wgmma_part_of(g, number);
+            const wgmma_shift part = wgmma_shift_of(g, number);
             const uint32_t *const from = (const uint32_t *)(saved.items + part.item);
             if (mma_lane() < WORDS) {
                 ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];

@@ -158,7 +158,7 @@
  * their own, and each may leave one of which the next has a part. */
 #define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
     ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
-#define WGMMA_BACKWARD_ITEM_BYTES 120 /* of what an item is, in the workspace */
+#define WGMMA_BACKWARD_ITEM_BYTES 128 /* of what an item is, in the workspace */
 #define WGMMA_BACKWARD_TURNS(tiles) (((tiles)*2 + 3) / 4 * 4) /* words there for their turns */
 #define WGMMA_BACKWARD_TAKEN 4 /* words there for the counter of items */
 

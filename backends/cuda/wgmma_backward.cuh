@@ -65,6 +65,12 @@ template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
     place.phase ^= place.stage == 0;
 }
 
+/* The tile of queries after this one: after all of a head's, the one that the item begins with. */
+GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
+{
+    return tile + 1 == w.past ? w.first : tile + 1;
+}
+
 /* Tiles of an item, of all heads of the group. */
 template <class S>
 GPU_DEVICE int wgmma_tiles_of(const wgmma_backward_block<S> &b, const wgmma_backward_item &w)
@@ -93,12 +99,50 @@ enum { WGMMA_WITH_ADDER = 128 + 32 };
 
 /* --- The taker -------------------------------------------------------------------------------- */
 
+/*
+ * Shifted items. The tiles of keys of a head are cut into parts; number n of a part begins with
+ * tile n of the queries, and goes on where it ends with tile 0. So no two of a part are at one tile
+ * when they began together, and a tile meets those of a part in a round: n, n - 1, .. 0, and the
+ * last ones down to n + 1. First parts of all heads come first, and in a part its last ones, for
+ * whom nobody has to wait but at the end of a round. Where parts of few heads would leave blocks
+ * idle, items are not shifted.
+ *
+ * An item waits for others of its part that may not have been taken yet. They will be: a part has
+ * no more items than blocks surely run side by side, items are taken in order, and of the first
+ * part that is not through no item waits for another part, so that the blocks which have none of
+ * its items are free or become so.
+ */
+typedef struct wgmma_shift {
+    int64_t item;     /* as wgmma_item_set() counts them */
+    int start, peers; /* peers: of its part, itself too; 0: it is not shifted */
+} wgmma_shift;
+
+GPU_DEVICE wgmma_shift wgmma_shift_of(const fattn_gpu_args &g, unsigned number)
+{
+    const int blocks = (int)g.tiling.k_blocks;
+    const int heads = (int)(g.problem.batch * g.problem.heads_k);
+    const int most = max(min(wgmma_side_by_side(), (int)g.tiling.q_blocks), 1);
+    const int parts = (blocks + most - 1) / most, size = (blocks + parts - 1) / parts;
+    wgmma_shift part = {number, 0, 0};
+    if (!wgmma_is_shifted(g.problem) || (parts > 1 && heads * size < (int)gpu_blocks())) {
+        return part;
+    }
+    const int n = (int)number / (heads * size), rest = (int)number - n * heads * size;
+    part.peers = min(size, blocks - n * size);
+    const int head = rest / part.peers;
+    part.start = part.peers - 1 - (rest - head * part.peers);
+    /* Items of a head are its tiles of keys from the last to the first. */
+    part.item = (int64_t)head * blocks + (blocks - 1 - n * size - part.start);
+    return part;
+}
+
 /* The number of an item after the first is asked for late, when the copies of the one before are
  * about to end: who asks early holds on to items that others could begin. */
 template <class S>
 GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
 {
     enum { WORDS = sizeof(wgmma_backward_item) / 4 };
+    static_assert(WORDS <= GPU_WAVE, "a lane copies a word");
     wgmma_backward_control<S> &control = *b.control;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
@@ -121,9 +165,17 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
-        if (exists && mma_lane() < WORDS) {
-            const uint32_t *const from = (const uint32_t *)(saved.items + number);
-            ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
+        if (exists) {
+            const wgmma_shift part = wgmma_shift_of(g, number);
+            const uint32_t *const from = (const uint32_t *)(saved.items + part.item);
+            if (mma_lane() < WORDS) {
+                ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
+            }
+            __syncwarp();
+            if (part.peers && mma_lane() == 0) {
+                control.item[n % 2].start = part.start;
+                control.item[n % 2].peers = part.peers;
+            }
         }
         control.exists[n % 2] = exists;
         __syncwarp();
@@ -223,7 +275,7 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
     const fattn_problem &p = g.problem;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const int tiles = wgmma_tiles_of<S>(b, w);
-    int head = w.head * b.group, tile = w.first;
+    int head = w.head * b.group, tile = w.start;
     int64_t row = (int64_t)w.saved * S::QUERIES; /* the head's first */
     wgmma_await(&control.keys_empty, at.keys++ % 2 ^ 1);
     wgmma_copy_keys<S>(b.k, maps + 1, &control.k_full, w, p.k);
@@ -251,8 +303,8 @@ GPU_DEVICE void wgmma_copy_item(const fattn_gpu_args &g, const wgmma_map *maps,
                            w, p.dout, head, tile);
         wgmma_step(at.q);
         wgmma_step(at.dout);
-        if (++tile == w.past) {
-            tile = w.first;
+        tile = wgmma_next_tile(w, tile);
+        if (tile == w.start) {
             head++;
             row += (int64_t)saved.tiles * S::QUERIES;
         }
@@ -281,9 +333,15 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
  * when the one before has. Whom a block waits for took its item earlier, so it runs or is through,
  * and waits for nobody later. It is the turn of the block as many blocks have added as there are
  * tiles of keys behind its own that see the tile, whose last query, there or not, is what items go
- * by. */
+ * by.
+ * Shifted items, which have all tiles, add part by part, in the order of their round. */
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
+    if (w.peers) {
+        const int before = w.block - w.start; /* items of earlier parts */
+        return before +
+               (w.start <= tile ? min(tile, w.peers - 1) - w.start : w.peers + tile - w.start);
+    }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
     return (past - 1) / S::KEYS - w.block;
 }
@@ -311,7 +369,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     const wgmma_backward_item *w;
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         int64_t first = w->saved; /* the head's first tile */
-        int tile = w->first;
+        int tile = w->start;
         GPU_ROLLED
         for (int left = wgmma_tiles_of<S>(b, *w); left > 0; left--) {
             wgmma_pass(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
@@ -330,10 +388,8 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
                 }
             }
             __syncwarp();
-            if (++tile == w->past) {
-                tile = w->first;
-                first += saved.tiles;
-            }
+            tile = wgmma_next_tile(*w, tile);
+            first += tile == w->start ? saved.tiles : 0;
         }
         __syncwarp();
         wgmma_release(&b.control->item_empty[n % 2]);
@@ -355,11 +411,11 @@ template <class S> struct wgmma_backward_walk {
     wgmma_place<S::STAGES> q, q_used;
     wgmma_place<2> dout;
     wgmma_place<S::TERM_PLACES> term;
-    float slope;                  /* of ALiBi, of the head */
-    uint32_t kept[S::KEPT_WORDS]; /* pairs of the tile that dropout keeps */
-    uint32_t ds;                  /* of dS: 0, or DS_BYTES */
-    uint32_t ds_put;              /* where the lane's first matrix of dS goes, with ds 0 */
-    uint32_t dq_put;              /* where the lane's first sum of dQ goes */
+    float slope;          /* of ALiBi, of the head */
+    wgmma_ahead<S> ahead; /* of the tile */
+    uint32_t ds;          /* of dS: 0, or DS_BYTES */
+    uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
+    uint32_t dq_put;      /* where the lane's first sum of dQ goes */
 };
 
 /* Rows of the sequence's last tile. */
@@ -529,57 +585,70 @@ GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_b
     }
 }
 
-/* Which pairs of a tile dropout keeps. It is asked while products of the tile before run. */
+/* Where the lane reads a bias or mask of the tile that comes next. */
 template <class S>
-GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                           wgmma_backward_walk<S> &walk, int head, int tile)
-{
-    if constexpr (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) {
-        if (mma_has<S>(g, FATTN_DROPOUT)) {
-            wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
-                                wgmma_patch_of<S>(b, walk, head, tile), walk.kept);
-        }
-    }
-}
-
-/* Where the lane reads a bias or mask of the tile in shared memory. */
-template <class S>
-GPU_DEVICE void wgmma_staged_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                   const wgmma_backward_walk<S> &walk, wgmma_pairs<S> &t)
+GPU_DEVICE wgmma_staged wgmma_staged_of(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                        const wgmma_backward_walk<S> &walk)
 {
     const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0;
     const int lane = mma_lane(), key = 64 * walk.group + (int)threadIdx.x % 128 / 32 * 16;
     const uint32_t tile = b.terms + walk.term.stage * S::TERM_BYTES;
-    t.staged_step = rows ? 16 * 128 : 0;
+    wgmma_staged staged;
+    staged.waits = b.waits;
+    staged.step = rows ? 16 * 128 : 0;
     if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
         const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
-        t.staged = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
+        staged.at =
+            tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
     } else { /* of 8 queries by 16 keys */
         const int r = rows ? lane : 0;
-        t.staged = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
+        staged.at = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
     }
+    return staged;
 }
 
-/* What is known of a tile's pairs. */
+/* Reads the bias or mask of a tile, while products of the tile before run. */
 template <class S>
-GPU_DEVICE void wgmma_pairs_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                  const wgmma_backward_walk<S> &walk, wgmma_pairs<S> &t)
+GPU_DEVICE void wgmma_read_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk, int head, int tile)
 {
-    const wgmma_backward_item &w = b.control->item[walk.item];
-    t.at = wgmma_patch_of<S>(b, walk, walk.head, walk.tile);
-    t.waits = b.waits;
+    const bool reads = S::KNOWN == FATTN_BIAS || mma_has<S>(g, FATTN_MASK);
+    if (S::IS_LEAN || !reads) {
+        return;
+    }
+    const wgmma_patch at = wgmma_patch_of<S>(b, walk, head, tile);
+    wgmma_staged staged = {false, 0, 0};
     if constexpr (S::IS_STAGED) {
-        if (t.waits) {
-            wgmma_staged_begin<S>(g, b, walk, t);
+        staged = wgmma_staged_of<S>(g, b, walk);
+        if (staged.waits) {
             wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
         }
     }
-    if (mma_has<S>(g, FATTN_ALIBI)) {
-        t.slope = walk.slope;
-        t.distance = (float)(t.at.i + w.diagonal - t.at.j);
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        wgmma_bias_words<S>(g, at, staged, walk.ahead.bias);
+        walk.ahead.large = wgmma_bias_large<S>(walk.ahead.bias);
+    } else {
+        walk.ahead.keeps = wgmma_mask_bits<S>(g, at, staged);
     }
-    if (mma_has<S>(g, FATTN_MASK)) {
-        t.keeps = wgmma_mask_bits<S>(g, t);
+    if constexpr (S::IS_STAGED) {
+        if (staged.waits) {
+            __syncwarp();
+            wgmma_release(&b.control->term_empty[walk.term.stage]);
+            wgmma_step(walk.term);
+        }
+    }
+}
+
+/* Which pairs of a tile dropout keeps. It is found out while products of the tile before run. */
+template <class S>
+GPU_DEVICE void wgmma_drop_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    if constexpr (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) {
+        if (mma_has<S>(g, FATTN_DROPOUT)) {
+            wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
+                                wgmma_patch_of<S>(b, walk, head, tile), walk.ahead.kept);
+        }
     }
 }
 
@@ -587,12 +656,16 @@ GPU_DEVICE void wgmma_pairs_begin(const fattn_gpu_args &g, const wgmma_backward_
 template <class S>
 GPU_DEVICE void
 wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                  wgmma_backward_walk<S> &walk, const float lse[S::OWN_QUERIES / 8][2],
+                  const wgmma_backward_walk<S> &walk, const float lse[S::OWN_QUERIES / 8][2],
                   float x[S::OWN_QUERIES / 8][4], uint32_t p[S::OWN_QUERIES / 16][4])
 {
     const wgmma_backward_item &w = b.control->item[walk.item];
-    wgmma_pairs<S> t;
-    wgmma_pairs_begin<S>(g, b, walk, t);
+    wgmma_pairs t = {};
+    t.at = wgmma_patch_of<S>(b, walk, walk.head, walk.tile);
+    if (mma_has<S>(g, FATTN_ALIBI)) {
+        t.slope = walk.slope;
+        t.distance = (float)(t.at.i + w.diagonal - t.at.j);
+    }
     if (walk.tile < walk.full || walk.tile >= walk.full_past ||
         (walk.tile + 1) * S::QUERIES > w.queries) {
         const int from = t.at.j - w.block * S::KEYS - t.at.i;
@@ -602,16 +675,9 @@ wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
             t.first[h] = w.first_query + from + 8 * h;
             t.past[h] = min(past, t.at.queries);
         }
-        wgmma_weigh_steps<S, true>(g, t, walk.kept, lse, x, p);
+        wgmma_weigh<S, true>(g, walk.ahead, t, lse, x, p);
     } else {
-        wgmma_weigh_steps<S, false>(g, t, walk.kept, lse, x, p);
-    }
-    if constexpr (S::IS_STAGED) {
-        if (t.waits) {
-            __syncwarp();
-            wgmma_release(&b.control->term_empty[walk.term.stage]);
-            wgmma_step(walk.term);
-        }
+        wgmma_weigh<S, false>(g, walk.ahead, t, lse, x, p);
     }
 }
 
@@ -627,7 +693,7 @@ GPU_DEVICE void wgmma_differentiate_any(const fattn_gpu_args &g, const wgmma_bac
         wgmma_differentiate<S>(delta, p, dp);
     } else {
         const float factor = mma_has<S>(g, FATTN_DROPOUT) ? b.control->dropout.multiplier : 1;
-        wgmma_differentiate_fully<S>(g, walk.kept, factor, delta, p, dp);
+        wgmma_differentiate_fully<S>(g, walk.ahead.kept, factor, delta, p, dp);
     }
     if constexpr (S::HAS_DBIAS) {
         if (g.problem.outputs & FATTN_OUT_DBIAS) {
@@ -686,6 +752,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x);
+        wgmma_read_ahead<S>(g, b, walk, next_head, next);
         wgmma_await_dout<S>(b, walk, next);
         wgmma_wait<1>();
     } else {
@@ -754,7 +821,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     wgmma_begin_dq<S>(b, walk, dq);
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
-        wgmma_drop<S>(g, b, walk, next_head, next);
+        wgmma_drop_ahead<S>(g, b, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
     }
     wgmma_wait<1>();
@@ -860,7 +927,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     if constexpr (MORE) {
-        wgmma_drop<S>(g, b, walk, next_head, next);
+        wgmma_drop_ahead<S>(g, b, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
     }
     wgmma_wait<1>();
@@ -887,7 +954,7 @@ GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_it
 {
     const bool shared = p.features & (FATTN_CU_SEQLENS_Q | FATTN_SEQUSED_Q);
     walk.item = item;
-    walk.tile = w.first;
+    walk.tile = w.start;
     walk.head = 0;
     walk.full = w.full;
     walk.full_past = w.full_past;
@@ -1038,14 +1105,14 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     wgmma_backward_control<S> &control = *b.control;
     const float unit = wgmma_backward_unit<S>(g);
     const bool shared = g.problem.features & (FATTN_CU_SEQLENS_K | FATTN_SEQUSED_K);
-    const int tail = shared ? w.keys : S::KEYS, first = w.first, past = w.past;
+    const int tail = shared ? w.keys : S::KEYS;
     float x[S::OWN_QUERIES / 8][4];
     wgmma_own_dq own;
     if (S::IS_WIDE) {
         own = wgmma_own_dq_of<S>(g, w, walk.group);
     }
     wgmma_head_begin<S>(g, b, walk, 0);
-    wgmma_drop<S>(g, b, walk, 0, first);
+    wgmma_drop_ahead<S>(g, b, walk, 0, w.start);
     wgmma_await(&control.k_full, n % 2);
     wgmma_await(&control.v_full, n % 2);
     if (tail < S::KEYS) {
@@ -1054,12 +1121,14 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     }
     wgmma_await_queries<S>(b, walk, walk.tile);
     wgmma_begin_scores<S>(b, walk, x);
+    wgmma_read_ahead<S>(g, b, walk, 0, w.start);
     wgmma_await_dout<S>(b, walk, walk.tile);
     wgmma_wait<0>(); /* as at the end of a tile */
     GPU_ROLLED
     for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {
-        const bool last = walk.tile + 1 == past;
-        const int next = last ? first : walk.tile + 1, next_head = walk.head + last;
+        const int next = wgmma_next_tile(w, walk.tile);
+        const bool last = next == w.start;
+        const int next_head = walk.head + last;
         if constexpr (S::IS_WIDE) {
             wgmma_wide_tile<S, true>(g, b, unit, walk, next, next_head, own.to, x, dk, dv);
             own.to += last ? own.next : 0;

@@ -55,6 +55,7 @@ struct wgmma_backward_shape {
         IS_STAGED = TERM_STAGES > 0,
         TERM_BYTES = WGMMA_TERM_TILE(FEATURES, N, BN),
         KEPT_WORDS = (OWN_QUERIES + 63) / 64, /* bits that say which pairs dropout keeps */
+        BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
     };
@@ -65,6 +66,7 @@ struct wgmma_backward_shape {
 /* An item: a tile of keys of a key/value head, and the queries that see some of it. */
 typedef struct wgmma_backward_item {
     int first, past;             /* tiles of queries */
+    int start, peers;            /* the tile it begins with; of shifted items, see there */
     int full, full_past;         /* those whose pairs are all kept */
     int keys, owned;             /* of the tile: that exist, and that have gradients */
     int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_FAR_QUERY */
@@ -129,6 +131,14 @@ GPU_DEVICE bool wgmma_is_ordered(const fattn_problem &p)
     return p.features & FATTN_DETERMINISTIC;
 }
 
+/* Whether they begin with unlike tiles: in runs without a mask all blocks of a head would begin with
+ * the same one. */
+GPU_DEVICE bool wgmma_is_shifted(const fattn_problem &p)
+{
+    return wgmma_is_ordered(p) && !gpu_sequences_differ(p) && p.window_left < 0 &&
+           p.window_right < 0;
+}
+
 /* Item `number`. Heads take turns as in forward, first tiles first: under a causal mask these are
  * heavy. Ordered ones come head by head, last tiles first: in the order of their turns. */
 template <class S>
@@ -164,6 +174,8 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     const int past = w.keys > 0 ? (int)gpu_clamp(rows.past, 0, seq.sq) : 0;
     w.past = (past + S::QUERIES - 1) / S::QUERIES;
     w.first = (int)gpu_clamp(rows.first, 0, (int64_t)w.past * S::QUERIES) / S::QUERIES;
+    w.start = w.first;
+    w.peers = 0;
     w.sequence_keys = (int)seq.sk;
     w.reach = (int)(band.right < 0
                         ? far

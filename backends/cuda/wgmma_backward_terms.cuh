@@ -25,16 +25,27 @@ typedef struct wgmma_patch {
     int queries, keys; /* that exist from there on; may be 0 and less */
 } wgmma_patch;
 
-/* What is known of a tile's pairs before its scores are looked at. */
-template <class S> struct wgmma_pairs {
-    wgmma_patch at;
-    bool waits;            /* a bias or mask is in shared memory, */
-    uint32_t staged;       /* where the lane reads the first 8 queries of it, */
-    uint32_t staged_step;  /* and how much further the next 16 of them; 0 where all share one */
-    float slope, distance; /* of ALiBi, in log2 units; of the first pair */
-    uint32_t keeps;        /* bit 8 (2 h + e) + n: the mask keeps the pair */
-    int first[2], past[2]; /* of key h: queries that see it, counted from the thread's first */
+/* What is found out about a tile's pairs while products of the tile before run. */
+template <class S> struct wgmma_ahead {
+    uint32_t kept[S::KEPT_WORDS];       /* pairs that dropout keeps */
+    uint32_t keeps;                     /* bit 8 (2 h + e) + n: the mask keeps the pair */
+    uint32_t bias[S::BIAS_STEPS][2][2]; /* of q's type: of step, n, and key h two queries */
+    bool large;                         /* some of them ask for care */
 };
+
+/* What is known of them when scores are looked at. */
+typedef struct wgmma_pairs {
+    wgmma_patch at;
+    float slope, distance; /* of ALiBi, in log2 units; of the first pair */
+    int first[2], past[2]; /* of key h: queries that see it, counted from the thread's first */
+} wgmma_pairs;
+
+/* Where the lane reads a bias or mask in shared memory: the first 8 queries of a tile, and how much
+ * further the next 16 of them; 0 where all share one. */
+typedef struct wgmma_staged {
+    bool waits; /* false: it is not there */
+    uint32_t at, step;
+} wgmma_staged;
 
 /* --- Bias and mask ---------------------------------------------------------------------------- */
 
@@ -63,58 +74,52 @@ GPU_DEVICE void wgmma_read_elements(const void *data, const int64_t stride[4],
     }
 }
 
-/* Biases of a step, of the type of q: word[n][h] has queries 8 n and 8 n + 1 of key h. */
-template <class S, int STEP>
-GPU_DEVICE void wgmma_bias_words(const fattn_gpu_args &g, const wgmma_pairs<S> &t,
-                                 uint32_t word[2][2])
+/* Biases of the type of q: word[step][n][h] has two queries of key h. */
+template <class S>
+GPU_DEVICE void wgmma_bias_words(const fattn_gpu_args &g, const wgmma_patch &at,
+                                 const wgmma_staged &staged, uint32_t word[S::BIAS_STEPS][2][2])
 {
-    if (S::IS_STAGED && t.waits) {
-        uint32_t x[4];
-        mma_load_transposed(x, t.staged + STEP * t.staged_step);
-        word[0][0] = x[0], word[0][1] = x[1], word[1][0] = x[2], word[1][1] = x[3];
-        return;
-    }
-    word[0][0] = word[0][1] = word[1][0] = word[1][1] = 0;
-    wgmma_read_elements<2, 2 * STEP, 2 * STEP + 2>(
-        g.buffers.bias, g.problem.bias_stride, t.at,
-        [&](int n, int k, uint32_t bits) { word[n % 2][k / 2] |= bits << k % 2 * 16; });
-}
-
-/* Whether a bias is 2^126 or more, or infinite; of f16, infinite: a carry out of its exponent. */
-template <class S> GPU_DEVICE bool wgmma_bias_large(const uint32_t word[2][2])
-{
-    const uint32_t one = mma_bf16_larger(0, word[0][0]), two = mma_bf16_larger(one, word[0][1]);
-    const uint32_t three = mma_bf16_larger(two, word[1][0]);
-    const uint32_t largest = mma_bf16_larger(three, word[1][1]);
-    return (largest + ((int)S::type::DTYPE == (int)FATTN_F16 ? 0x04000400u : 0x01800180u)) &
-           0x80008000u;
-}
-
-/* x becomes scale x + bias, in log2 units, less lse. */
-template <class S, int STEP>
-GPU_DEVICE void wgmma_add_bias(const fattn_gpu_args &g, const wgmma_pairs<S> &t,
-                               const float lse[2][2], float x[2][4])
-{
-    const fattn_score_rule &rule = g.rule;
-    const float unit = rule.unit, whole = rule.scale * rule.unit;
-    uint32_t word[2][2];
-    wgmma_bias_words<S, STEP>(g, t, word);
-    const auto bias_of = [&](int n, int k) {
-        return gpu_widen((fattn_dtype)S::type::DTYPE, (uint16_t)(word[n][k / 2] >> k % 2 * 16));
-    };
-    if (__any_sync(0xffffffffu, wgmma_bias_large<S>(word))) {
+    if (S::IS_STAGED && staged.waits) {
         GPU_UNROLL
-        for (int n = 0; n < 8; n++) {
-            float &score = x[n / 4][n % 4];
-            score = mma_biased(score, rule.scale, bias_of(n / 4, n % 4));
-            score = fmaf(score, unit, -lse[n / 4][n % 2]);
+        for (int n = 0; n < S::BIAS_STEPS; n++) {
+            mma_load_transposed(word[n][0], staged.at + n * staged.step);
         }
         return;
     }
     GPU_UNROLL
-    for (int n = 0; n < 8; n++) {
-        float &score = x[n / 4][n % 4];
-        score = fmaf(score, whole, fmaf(bias_of(n / 4, n % 4), unit, -lse[n / 4][n % 2]));
+    for (int n = 0; n < 4 * S::BIAS_STEPS; n++) {
+        word[n / 4][n / 2 % 2][n % 2] = 0;
+    }
+    wgmma_read_elements<2, 0, 2 * S::BIAS_STEPS>(
+        g.buffers.bias, g.problem.bias_stride, at,
+        [&](int n, int k, uint32_t bits) { word[n / 2][n % 2][k / 2] |= bits << k % 2 * 16; });
+}
+
+/* Whether a bias is 2^126 or more, or infinite; of f16, infinite: a carry out of its exponent. */
+template <class S> GPU_DEVICE bool wgmma_bias_large(const uint32_t word[S::BIAS_STEPS][2][2])
+{
+    uint32_t largest = 0;
+    GPU_UNROLL
+    for (int n = 0; n < 4 * S::BIAS_STEPS; n++) {
+        largest = mma_bf16_larger(largest, word[n / 4][n / 2 % 2][n % 2]);
+    }
+    return (largest + ((int)S::type::DTYPE == (int)FATTN_F16 ? 0x04000400u : 0x01800180u)) &
+           0x80008000u;
+}
+
+/* x becomes scale x + bias, in log2 units, less lse. CAREFUL: a bias may be large. */
+template <class S, bool CAREFUL>
+GPU_DEVICE void wgmma_add_bias(const fattn_score_rule &rule, const uint32_t word[2][2],
+                               const float lse[2][2], float x[2][4])
+{
+    const float unit = rule.unit, whole = rule.scale * rule.unit;
+    GPU_UNROLL
+    for (int e = 0; e < 8; e++) {
+        const int n = e / 4, k = e % 4;
+        const uint16_t bits = (uint16_t)(word[n][k / 2] >> k % 2 * 16);
+        const float bias = gpu_widen((fattn_dtype)S::type::DTYPE, bits);
+        x[n][k] = CAREFUL ? fmaf(mma_biased(x[n][k], rule.scale, bias), unit, -lse[n][k % 2])
+                          : fmaf(x[n][k], whole, fmaf(bias, unit, -lse[n][k % 2]));
     }
 }
 
@@ -134,13 +139,14 @@ GPU_DEVICE void wgmma_add_any_bias(const fattn_gpu_args &g, const wgmma_patch &a
 /* The mask of all of the thread's pairs. In a tile a word that ldmatrix brings has keys 2 c and
  * 2 c + 1, c = lane / 4, of two queries: other lanes have the thread's keys. */
 template <class S>
-GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_pairs<S> &t)
+GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &at,
+                                    const wgmma_staged &staged)
 {
     enum { COUNT = S::OWN_QUERIES / 8 };
     uint32_t bits = 0;
-    if (!S::IS_STAGED || !t.waits) {
+    if (!S::IS_STAGED || !staged.waits) {
         wgmma_read_elements<1, 0, COUNT>(
-            g.buffers.mask, g.problem.mask_stride, t.at,
+            g.buffers.mask, g.problem.mask_stride, at,
             [&](int n, int k, uint32_t byte) { bits |= byte ? 1u << (8 * k + n) : 0; });
         return bits;
     }
@@ -148,7 +154,7 @@ GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_pairs<S
     GPU_UNROLL
     for (int n = 0; n < COUNT; n += 4) {
         uint32_t x[4];
-        mma_load_transposed(x, t.staged + n / 2 * t.staged_step);
+        mma_load_transposed(x, staged.at + n / 2 * staged.step);
         GPU_UNROLL
         for (int e = 0; e < 4; e++) {
             const uint32_t carried = (x[e] & 0x7f7f7f7fu) + 0x7f7f7f7fu; /* bit 7: not 0 */
@@ -255,39 +261,43 @@ GPU_DEVICE void wgmma_keep_pairs(const fattn_gpu_args &g, const fattn_dropout &d
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* Dot products become capped scores over cap, times unit; derivative: of the cap. As mma_cap(), of
- * which the polynomial for sizes below 0.3 is, from fewer terms. */
+/* Whether no score is far from 0 beside the cap. */
+template <class S>
+GPU_DEVICE bool wgmma_cap_near(const fattn_score_rule &rule, const float x[S::OWN_QUERIES / 8][4])
+{
+    float largest = 0;
+    GPU_UNROLL
+    for (int n = 0; n < S::OWN_QUERIES / 2; n++) {
+        largest = gpu_max(largest, fabsf(x[n / 4][n % 4]));
+    }
+    return largest * fabsf(rule.scale * rule.reciprocal) < 0.3f;
+}
+
+/* Dot products become capped scores; derivative: of the cap. The polynomial for NEAR scores is that
+ * of mma_terms.cuh. */
+template <bool NEAR>
 GPU_DEVICE void wgmma_cap(const fattn_score_rule &rule, float x[2][4], float derivative[2][4])
 {
     const float pace = rule.scale * rule.reciprocal;
-    float largest = 0;
     GPU_UNROLL
     for (int n = 0; n < 8; n++) {
-        largest = gpu_max(largest, fabsf(x[n / 4][n % 4]));
-    }
-    if (__any_sync(0xffffffffu, !(largest * fabsf(pace) < 0.3f))) {
-        GPU_UNROLL
-        for (int n = 0; n < 8; n++) {
-            float &score = x[n / 4][n % 4];
-            score = mma_cap<true>(rule, score * rule.scale, &derivative[n / 4][n % 4]);
+        float &score = x[n / 4][n % 4], &slope = derivative[n / 4][n % 4];
+        if (NEAR) {
+            const float y = score * pace, z = y * y;
+            float poly = fmaf(-0.0511326762267774f, z, 0.1332387352065708f);
+            poly = fmaf(poly, z, -0.33333286129904245f);
+            const float tanh = y * fmaf(poly, z, 1);
+            slope = fmaf(-tanh, tanh, 1);
+            score = tanh * rule.cap;
+        } else {
+            score = mma_cap<true>(rule, score * rule.scale, &slope);
         }
-        return;
-    }
-    GPU_UNROLL
-    for (int n = 0; n < 8; n++) {
-        float &score = x[n / 4][n % 4];
-        const float y = score * pace, z = y * y;
-        float poly = fmaf(-0.0511326762267774f, z, 0.1332387352065708f);
-        poly = fmaf(poly, z, -0.33333286129904245f);
-        const float tanh = y * fmaf(poly, z, 1);
-        derivative[n / 4][n % 4] = fmaf(-tanh, tanh, 1);
-        score = tanh * rule.cap;
     }
 }
 
 /* x = factor x - slope distance, as arguments of 2^: unit: of x; base: what is subtracted. */
-template <class S, int STEP>
-GPU_DEVICE void wgmma_add_alibi(const wgmma_pairs<S> &t, float factor, const float base[2][2],
+template <int STEP>
+GPU_DEVICE void wgmma_add_alibi(const wgmma_pairs &t, float factor, const float base[2][2],
                                 float x[2][4])
 {
     GPU_UNROLL
@@ -298,23 +308,24 @@ GPU_DEVICE void wgmma_add_alibi(const wgmma_pairs<S> &t, float factor, const flo
     }
 }
 
-/* Dot products of a step become the arguments of 2^ that P is. */
-template <class S, int STEP>
-GPU_DEVICE void wgmma_step_terms(const fattn_gpu_args &g, const wgmma_pairs<S> &t,
-                                 const float lse[2][2], float x[2][4], float derivative[2][4])
+/* Dot products of a step become the arguments of 2^ that P is. CAREFUL: wgmma_is_careful(). */
+template <class S, int STEP, bool CAREFUL>
+GPU_DEVICE void wgmma_step_terms(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
+                                 const wgmma_pairs &t, const float lse[2][2], float x[2][4],
+                                 float derivative[2][4])
 {
     const fattn_score_rule &rule = g.rule;
     if constexpr (S::KNOWN == FATTN_BIAS) {
-        wgmma_add_bias<S, STEP>(g, t, lse, x);
+        wgmma_add_bias<S, CAREFUL>(rule, ahead.bias[STEP], lse, x);
         return;
     }
     if constexpr (S::KNOWN == FATTN_ALIBI) {
-        wgmma_add_alibi<S, STEP>(t, rule.scale * rule.unit, lse, x);
+        wgmma_add_alibi<STEP>(t, rule.scale * rule.unit, lse, x);
         return;
     }
     float factor = rule.terms & FATTN_SCORE_SCALE ? rule.scale : 1;
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
-        wgmma_cap(rule, x, derivative);
+        wgmma_cap<!CAREFUL>(rule, x, derivative);
         factor = 1;
     }
     if constexpr (S::KNOWN == MMA_ANY) {
@@ -327,7 +338,7 @@ GPU_DEVICE void wgmma_step_terms(const fattn_gpu_args &g, const wgmma_pairs<S> &
             factor = 1;
         }
         if (g.problem.features & FATTN_ALIBI) {
-            wgmma_add_alibi<S, STEP>(t, factor * rule.unit, lse, x);
+            wgmma_add_alibi<STEP>(t, factor * rule.unit, lse, x);
             return;
         }
     }
@@ -340,19 +351,19 @@ GPU_DEVICE void wgmma_step_terms(const fattn_gpu_args &g, const wgmma_pairs<S> &
 
 /* P of a step of dot products in x, and in p without what dropout drops, rounded. x becomes P times
  * the derivative of a cap: what dP - delta is to be multiplied by. PARTIAL: not all pairs are. */
-template <class S, int STEP, bool PARTIAL>
-GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_pairs<S> &t,
-                                   const uint32_t *kept, const float lse[2][2], float x[2][4],
+template <class S, int STEP, bool PARTIAL, bool CAREFUL>
+GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
+                                   const wgmma_pairs &t, const float lse[2][2], float x[2][4],
                                    uint32_t p[4])
 {
     float derivative[2][4] = {};
-    wgmma_step_terms<S, STEP>(g, t, lse, x, derivative);
+    wgmma_step_terms<S, STEP, CAREFUL>(g, ahead, t, lse, x, derivative);
     GPU_UNROLL
     for (int e = 0; e < 8; e++) {
         const int n = 2 * STEP + e / 4, k = e % 4, r = 8 * n + k % 2;
         float &score = x[e / 4][k];
         if (mma_has<S>(g, FATTN_MASK)) {
-            score = t.keeps >> (8 * k + n) & 1 ? score : -fattn_f32_infinity();
+            score = ahead.keeps >> (8 * k + n) & 1 ? score : -fattn_f32_infinity();
         }
         if (PARTIAL) {
             const bool sees = t.first[k / 2] <= r && r < t.past[k / 2];
@@ -365,8 +376,8 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_pairs<S>
         const int n = 2 * STEP + e / 2, k = e % 2 * 2;
         float low = x[e / 2][k], high = x[e / 2][k + 1];
         if (mma_has<S>(g, FATTN_DROPOUT)) {
-            low = wgmma_keeps<S>(kept, n, k) ? low : 0;
-            high = wgmma_keeps<S>(kept, n, k + 1) ? high : 0;
+            low = wgmma_keeps<S>(ahead.kept, n, k) ? low : 0;
+            high = wgmma_keeps<S>(ahead.kept, n, k + 1) ? high : 0;
         }
         p[e] = S::type::pack(low, high);
     }
@@ -379,14 +390,43 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_pairs<S>
 }
 
 /* The same of all steps. */
-template <class S, bool PARTIAL, int STEP = 0>
-GPU_DEVICE void wgmma_weigh_steps(const fattn_gpu_args &g, const wgmma_pairs<S> &t,
-                                  const uint32_t *kept, const float lse[S::OWN_QUERIES / 8][2],
+template <class S, bool PARTIAL, bool CAREFUL, int STEP = 0>
+GPU_DEVICE void wgmma_weigh_steps(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
+                                  const wgmma_pairs &t, const float lse[S::OWN_QUERIES / 8][2],
                                   float x[S::OWN_QUERIES / 8][4], uint32_t p[][4])
 {
     if constexpr (STEP < S::OWN_QUERIES / 16) {
-        wgmma_step_weights<S, STEP, PARTIAL>(g, t, kept, lse + 2 * STEP, x + 2 * STEP, p[STEP]);
-        wgmma_weigh_steps<S, PARTIAL, STEP + 1>(g, t, kept, lse, x, p);
+        wgmma_step_weights<S, STEP, PARTIAL, CAREFUL>(g, ahead, t, lse + 2 * STEP, x + 2 * STEP,
+                                                      p[STEP]);
+        wgmma_weigh_steps<S, PARTIAL, CAREFUL, STEP + 1>(g, ahead, t, lse, x, p);
+    }
+}
+
+/* Whether some pairs of the warp ask for what takes longer. The kernel for everything always does
+ * it, so that its code is no longer than it has to be. */
+template <class S>
+GPU_DEVICE bool wgmma_is_careful(const fattn_score_rule &rule, const wgmma_ahead<S> &ahead,
+                                 const float x[S::OWN_QUERIES / 8][4])
+{
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        return __any_sync(0xffffffffu, ahead.large);
+    }
+    if constexpr (S::KNOWN == FATTN_SOFTCAP) {
+        return __any_sync(0xffffffffu, !wgmma_cap_near<S>(rule, x));
+    }
+    return S::KNOWN == MMA_ANY;
+}
+
+/* Scores of a tile in x become P, in p, and what dP - delta is to be multiplied by, in x. */
+template <class S, bool PARTIAL>
+GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead,
+                            const wgmma_pairs &t, const float lse[S::OWN_QUERIES / 8][2],
+                            float x[S::OWN_QUERIES / 8][4], uint32_t p[][4])
+{
+    if (wgmma_is_careful<S>(g.rule, ahead, x)) {
+        wgmma_weigh_steps<S, PARTIAL, true>(g, ahead, t, lse, x, p);
+    } else {
+        wgmma_weigh_steps<S, PARTIAL, false>(g, ahead, t, lse, x, p);
     }
 }
 

@@ -46,6 +46,10 @@ GPU_DEVICE void wgmma_pass(int number, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+/* Blocks of a launch, of which a multiprocessor has one, that surely run side by side: who shares
+ * the GPU with others may lack some. */
+GPU_DEVICE int wgmma_side_by_side(void) { return max((int)gpu_blocks() * 3 / 4, 1); }
+
 /* --- Barriers in shared memory ---------------------------------------------------------------- */
 
 GPU_DEVICE void wgmma_barrier_make(uint64_t *barrier, int arrivals)

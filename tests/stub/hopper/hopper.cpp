@@ -451,6 +451,9 @@ template <int N> static void wgmma_take_registers(void)
     meet(m.warpgroups[m.running / 128], 128, [] {});
 }
 
+/* They run one after the other. */
+static int wgmma_side_by_side(void) { return 1; }
+
 static void wgmma_meet(int number, int threads)
 {
     meet(m.barriers[number], threads, [] {});

@@ -93,26 +93,18 @@ INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
 /* Rows that a product takes at a time, of `pitch`, a power of two. */
 INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
 
-/* Adds the products of `part` channels from c on. q: [nr][FV_LANES] */
-INLINE void dots_step(int nr, int part, fattn_dtype dtype, const float *q, decode_rows k, int64_t c,
-                      fv *sum)
-{
-    for (int m = 0; m < FV_ND / nr; m++) {
-        fetch(dtype, k.ahead[m], c, 1);
-        const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), part);
-        for (int n = 0; n < nr; n++) {
-            sum[m * nr + n] = fv_muladd(key, fv_load(q + n * FV_LANES), sum[m * nr + n]);
-        }
-    }
-}
-
 /*
- * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys.
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, over whole vectors of channels. Every
+ * loop over sums is unrolled, or compilers would keep them in memory. Half of the registers hold
+ * sums; where two vectors of all rows of q would fill the other half, the keys' first vectors come
+ * before their second ones.
  * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
  */
 INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
 {
     const int64_t by_two = channels_by_two(k.dim);
+    const int keys = FV_ND / nr;
+    const bool by_half = 2 * nr >= FV_ND;
     fv sum[FV_ND];
 #pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n++) {
@@ -120,25 +112,59 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, 
     }
     int64_t c = 0;
     for (; c < by_two; c += 2 * FV_LANES, q += nr * 2 * FV_LANES) {
-        for (int m = 0; m < FV_ND / nr; m++) {
-            fv key[2];
-            fetch(dtype, k.ahead[m], c, 2);
-            load_two(dtype, k.at[m], c, key);
 #pragma GCC unroll 32
-            for (int n = 0; n < 2 * nr; n++) {
-                fv *const at = &sum[m * nr + n / 2];
-                *at = fv_muladd(key[n % 2], fv_load(q + n * FV_LANES), *at);
+        for (int m = 0; m < 2 * keys; m++) {
+            const int half = by_half ? m / keys : m % 2, j = by_half ? m % keys : m / 2;
+            fv key[2];
+            if (half == 0) {
+                fetch(dtype, k.ahead[j], c, 2);
+            }
+            load_two(dtype, k.at[j], c, key);
+#pragma GCC unroll 16
+            for (int n = 0; n < nr; n++) {
+                fv *const at = &sum[j * nr + n];
+                *at = fv_muladd(key[half], fv_load(q + (2 * n + half) * FV_LANES), *at);
             }
         }
     }
-    for (; c + FV_LANES <= k.dim; c += FV_LANES, q += nr * FV_LANES) {
-        dots_step(nr, FV_LANES, dtype, q, k, c, sum);
+    if (c + FV_LANES <= k.dim) {
+#pragma GCC unroll 16
+        for (int m = 0; m < keys; m++) {
+            fetch(dtype, k.ahead[m], c, 1);
+            const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), FV_LANES);
+#pragma GCC unroll 16
+            for (int n = 0; n < nr; n++) {
+                fv *const at = &sum[m * nr + n];
+                *at = fv_muladd(key, fv_load(q + n * FV_LANES), *at);
+            }
+        }
     }
-    if (c < k.dim) {
-        dots_step(nr, (int)(k.dim - c), dtype, q, k, c, sum);
-    }
+#pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n += FV_LANES) {
         fv_store(to + n, fv_sums(sum + n));
+    }
+}
+
+/* Adds to x the products of channels that do not fill a vector, nr of the rows, from number r on.
+ * Apart, because dots() calls nothing between its tiles, so that all registers are theirs. */
+APART void dots_rest(int nr, fattn_dtype dtype, const decode_dots *d, int64_t r)
+{
+    const int64_t c = d->k.dim / FV_LANES * FV_LANES;
+    const float *const q = d->q + r * d->q_stride + c * nr;
+    for (int64_t j = 0; j < d->k.count; j += FV_ND / nr) {
+        float *const to = d->x + j * d->pitch + r;
+        fv sum[FV_ND];
+        for (int m = 0; m < FV_ND / nr; m++) {
+            fetch(dtype, d->k.ahead[j + m], c, 1);
+            const char *const at = d->k.at[j + m] + c * SIZE_OF(dtype);
+            const fv key = load_as(dtype, at, (int)(d->k.dim - c));
+            for (int n = 0; n < nr; n++) {
+                sum[m * nr + n] = fv_mul(key, fv_load(q + n * FV_LANES));
+            }
+        }
+        for (int n = 0; n < FV_ND; n += FV_LANES) {
+            fv_store(to + n, fv_add(fv_load(to + n), fv_sums(sum + n)));
+        }
     }
 }
 
@@ -148,6 +174,9 @@ INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
     const int64_t step = FV_ND / nr;
     for (int64_t j = 0; j < d.k.count; j += step) {
         dots_tile(nr, dtype, d.q + r * d.q_stride, some_rows(d.k, j, step), d.x + j * d.pitch + r);
+    }
+    if (d.k.dim % FV_LANES) {
+        dots_rest(nr, dtype, &d, r);
     }
 }
 

@@ -47,8 +47,6 @@ FLAGS = {
 JUMP = {"x86_64": r"j\w+\s+([0-9a-f]+) <", "aarch64": r"(?:b|b\.\w+|cbn?z|tbn?z)\s(?:.*,\s*)?([0-9a-f]+) <"}
 PRODUCT = {"x86_64": r"vf(madd|nmadd)\d+ps|vdpbf16ps|tdpbf16ps", "aarch64": r"(fmla|bfmmla|bfdot)\s+v"}
 ON_STACK = {"x86_64": r"(?=.*%[xyz]mm).*(\(%rsp|-0x[0-9a-f]+\(%rbp\))", "aarch64": r"(ld|st)[pr]\s+[qd]\d.*\[sp"}
-# Functions whose loops gcc 12 does not keep in registers: 16 sums and what widens bf16 are a few more than NEON has.
-SPILLING = {"aarch64": ("dots_4_BF16",)}
 
 
 def disassemble(objdump, paths):
@@ -118,7 +116,7 @@ def spills(family, path, functions):
                 continue
             seen += 1
             stack = [text for text in body if re.match(ON_STACK[family], text)]
-            if stack and function not in SPILLING.get(family, ()):
+            if stack:
                 yield f"{path}: {function}: {len(stack)} of {len(body)} on the stack, such as {stack[0]}"
     if not seen:
         yield f"{path}: has no loop of products"

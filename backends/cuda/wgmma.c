@@ -350,6 +350,17 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     return cannot(row, p);
 }
 
+/* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part, and these are
+ * slow: 3 times the time of the rows of mma.c. */
+static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
+{
+    const fattn_tile tile = row->tiles[0];
+    const bool blocks = p->features & FATTN_BLOCK_MASK;
+    const bool whole =
+        !blocks || (p->block_m * group_of(p) % tile.br == 0 && p->block_n % tile.bc == 0);
+    return whole && pays(row, p, limits);
+}
+
 /* Pairs of words about tiles of keys of all items. */
 static int64_t block_words(const fattn_problem *p, const fattn_tiling *t)
 {
@@ -440,7 +451,7 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
                 .packs_groups = true,                                                      \
                 .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}}, \
                 .cannot = cannot_full,                                                     \
-                .pays = pays,                                                              \
+                .pays = full_pays,                                                         \
                 .fast_bytes = full_fast_bytes,                                             \
                 .workspace = full_workspace},                                              \
         .image = "wgmma_full_" #channels, .isa = 90, .isa_past = 100, .needs = "sm_90",    \

@@ -720,9 +720,9 @@ GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_bac
         const uint64_t k_step = a + i * WGMMA_ROWS;
         const uint64_t ds_step = from + (panel * S::QUERIES * 128 >> 4) + step;
         if (i == 0) {
-            wgmma_product<typename S::type, S::PART>::new_turned(dq, k_step, ds_step);
+            wgmma_product<typename S::type, S::PART>::new_transposed_a(dq, k_step, ds_step);
         } else {
-            wgmma_product<typename S::type, S::PART>::turned(dq, k_step, ds_step);
+            wgmma_product<typename S::type, S::PART>::transposed_a(dq, k_step, ds_step);
         }
     }
     wgmma_commit();
@@ -846,8 +846,8 @@ GPU_DEVICE void wgmma_wide_mix(uint32_t x, uint32_t y, int group,
     wgmma_fence();
     GPU_UNROLL
     for (int i = 0; i < S::QUERIES / 16; i++) {
-        wgmma_product<typename S::type, S::OWN_CHANNELS>::crossed(sums, a + i * WGMMA_ROWS,
-                                                                  b + i * WGMMA_ROWS);
+        wgmma_product<typename S::type, S::OWN_CHANNELS>::transposed_ab(sums, a + i * WGMMA_ROWS,
+                                                                        b + i * WGMMA_ROWS);
     }
     wgmma_commit();
 }
@@ -867,9 +867,9 @@ GPU_DEVICE void wgmma_wide_dq(const wgmma_backward_block<S> &b, uint32_t ds, int
         for (int i = 0; i < S::KEYS / 16; i++) {
             const uint64_t k_step = a + i * WGMMA_ROWS, ds_step = from + i * WGMMA_CHANNELS;
             if (i == 0) {
-                wgmma_product<typename S::type, S::PART>::new_turned(dq[n], k_step, ds_step);
+                wgmma_product<typename S::type, S::PART>::new_transposed_a(dq[n], k_step, ds_step);
             } else {
-                wgmma_product<typename S::type, S::PART>::turned(dq[n], k_step, ds_step);
+                wgmma_product<typename S::type, S::PART>::transposed_a(dq[n], k_step, ds_step);
             }
         }
     }

@@ -592,6 +592,20 @@ GPU_DEVICE wgmma_tile_terms<S> wgmma_tile_terms_of(const fattn_gpu_args &g, cons
     return s;
 }
 
+/* Dot products with keys that do not exist become 0, in the tile of key j0: they are of whatever
+ * was in memory, and a soft cap takes another path where one is large. */
+template <class S> GPU_DEVICE void wgmma_zero_past(int keys, int j0, float x[S::KEYS / 8][4])
+{
+    if (!fattn_tile_is_whole(j0, S::KEYS, keys)) {
+        const int past = keys - j0 - mma_own<S>();
+        GPU_UNROLL
+        for (int n = 0; n < S::KEYS / 2; n++) {
+            float *const score = &x[n / 4][n % 4];
+            *score = n / 4 * 8 + n % 2 < past ? *score : 0;
+        }
+    }
+}
+
 /* Dot products in x, of the tile of keys `block`, become scores; bound: mma_terms()'s. */
 template <class S>
 GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int block,
@@ -599,6 +613,9 @@ GPU_DEVICE void wgmma_score(const fattn_gpu_args &g, const wgmma_block<S> &b, in
                             float bound[1][2])
 {
     const wgmma_tile_terms<S> s = wgmma_tile_terms_of(g, b, place, block, used.terms, known);
+    if (mma_has<S>(g, FATTN_SOFTCAP)) {
+        wgmma_zero_past<S>(s.item.keys, s.j0, x);
+    }
     mma_terms<S>(g, s, s.j0, (float(*)[S::KEYS / 8][4]) x, bound);
     mma_prefetch_bias<S>(g, s, block - 1, block > b.control->item[place].block ? block : 0);
     used.terms += S::IS_STAGED && s.item.bias_rows ? S::TERM_PANELS : 0;

@@ -313,11 +313,11 @@ template <int N> GPU_DEVICE void wgmma_settle(float c[N][4])
  * A product of a warpgroup's 64 rows and N columns of 16-bit elements, along a sum of 16, whose
  * results c are added to, or, where not `add`, set.
  *
- *     tiles()     a and b are descriptors; the sum runs along channels
- *     turned()    the product's rows are channels of a, and the sum runs along a's rows
- *     crossed()   that, and the sum runs along the rows of b too
- *     pairs()     a is in registers; the sum runs along the rows of b
- *     new_..      sets its results, and what was in their registers is not needed
+ *     tiles()           a and b are descriptors; the sum runs along channels
+ *     transposed_a()    the product's rows are channels of a, and the sum runs along a's rows
+ *     transposed_ab()   that, and the sum runs along the rows of b too
+ *     pairs()           a is in registers; the sum runs along the rows of b
+ *     new_..            sets its results, and what was in their registers is not needed
  */
 template <class T, int N> struct wgmma_product;
 #define WGMMA_SET(type, n, groups, o0, o1, turns)                                          \
@@ -346,15 +346,15 @@ template <class T, int N> struct wgmma_product;
         {                                                                                      \
             WGMMA_SET(type, n, groups, o0, o1, "0, 0");                                        \
         }                                                                                      \
-        GPU_DEVICE void new_turned(float (*c)[4], uint64_t a, uint64_t b)                      \
+        GPU_DEVICE void new_transposed_a(float (*c)[4], uint64_t a, uint64_t b)                \
         {                                                                                      \
             WGMMA_SET(type, n, groups, o0, o1, "1, 0");                                        \
         }                                                                                      \
-        GPU_DEVICE void turned(float (*c)[4], uint64_t a, uint64_t b)                          \
+        GPU_DEVICE void transposed_a(float (*c)[4], uint64_t a, uint64_t b)                    \
         {                                                                                      \
             WGMMA_ADD(type, n, groups, o0, o1, "1, 0");                                        \
         }                                                                                      \
-        GPU_DEVICE void crossed(float (*c)[4], uint64_t a, uint64_t b)                         \
+        GPU_DEVICE void transposed_ab(float (*c)[4], uint64_t a, uint64_t b)                   \
         {                                                                                      \
             WGMMA_ADD(type, n, groups, o0, o1, "1, 1");                                        \
         }                                                                                      \

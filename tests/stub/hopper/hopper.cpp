@@ -37,7 +37,7 @@ struct index3 {
 };
 
 struct product {
-    bool tiles, a_turned, b_turned, add, f16;
+    bool tiles, a_transposed, b_transposed, add, f16;
     int columns, group;
     float (*c)[4];
     const uint32_t *a;
@@ -771,14 +771,14 @@ static void multiply(int warpgroup, size_t n)
     }
     for (uint32_t k = 0; k < DEPTH; k++) {
         for (uint32_t r = 0; r < 64 && p.tiles; r++) {
-            const uint32_t at = p.a_turned ? k / 8 * eight(p.a_at) + k % 8 * 128 + 2 * r
-                                           : r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k;
+            const uint32_t at = p.a_transposed ? k / 8 * eight(p.a_at) + k % 8 * 128 + 2 * r
+                                               : r / 8 * eight(p.a_at) + r % 8 * 128 + 2 * k;
             a[r][k] = element(start(p.a_at) + at, p.f16);
         }
         for (uint32_t c = 0; c < (uint32_t)p.columns; c++) {
-            const uint32_t at = !p.b_turned ? c / 8 * eight(p.b_at) + c % 8 * 128 + 2 * k
-                                            : k / 8 * eight(p.b_at) + k % 8 * 128 +
-                                                  c / 64 * panel(p.b_at) + c % 64 * 2;
+            const uint32_t at = !p.b_transposed ? c / 8 * eight(p.b_at) + c % 8 * 128 + 2 * k
+                                                : k / 8 * eight(p.b_at) + k % 8 * 128 +
+                                                      c / 64 * panel(p.b_at) + c % 64 * 2;
             b[k][c] = element(start(p.b_at) + at, p.f16);
         }
     }
@@ -858,15 +858,15 @@ template <class T, int N> struct wgmma_product {
         begin({true, false, false, add, F16, N, 0, c, NULL, a, b});
     }
     static void new_tiles(float (*c)[4], uint64_t a, uint64_t b) { tiles(c, a, b, false); }
-    static void turned(float (*c)[4], uint64_t a, uint64_t b)
+    static void transposed_a(float (*c)[4], uint64_t a, uint64_t b)
     {
         begin({true, true, false, true, F16, N, 0, c, NULL, a, b});
     }
-    static void new_turned(float (*c)[4], uint64_t a, uint64_t b)
+    static void new_transposed_a(float (*c)[4], uint64_t a, uint64_t b)
     {
         begin({true, true, false, false, F16, N, 0, c, NULL, a, b});
     }
-    static void crossed(float (*c)[4], uint64_t a, uint64_t b)
+    static void transposed_ab(float (*c)[4], uint64_t a, uint64_t b)
     {
         begin({true, true, true, true, F16, N, 0, c, NULL, a, b});
     }

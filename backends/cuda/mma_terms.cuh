@@ -386,8 +386,8 @@ GPU_DEVICE void mma_stage(const fattn_gpu_args &g, const Terms &s, int block, in
  * softcap tanh(x / softcap), of dot products, as core/score.h has it in fewer steps, to 2^-21 of
  * itself. With y = x / softcap, tanh(y) = y (1 + z P(z)), z = y^2, where P interpolates
  * (tanh(y) / y - 1) / z in Chebyshev's nodes: of degree 2 for |y| < 0.3, in powers of the dot
- * product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Hopper's kernels, which
- * lack time for it more than others, know another of degree 1 for |y| < 0.16. All are good to 6e-8.
+ * product itself, if all of the warp's are there; of degree 3 for |y| < 0.5. Hopper's kernels know
+ * another of degree 1 for |y| < 0.16. All are good to 6e-8.
  * Beyond, it is an exponential. bound: no score of a row, among the thread's own, is larger.
  */
 template <class S>

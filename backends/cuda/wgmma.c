@@ -350,7 +350,7 @@ static const char *cannot_full(const fattn_kernel *row, const fattn_problem *p)
     return cannot(row, p);
 }
 
-/* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part, and these are
+/* Where blocks of a block mask are no multiples of a tile, most tiles are kept in part. These are
  * slow: 3 times the time of the rows of mma.c. */
 static bool full_pays(const fattn_kernel *row, const fattn_problem *p, const fattn_limits *limits)
 {

@@ -131,8 +131,8 @@ GPU_DEVICE bool wgmma_is_ordered(const fattn_problem &p)
     return p.features & FATTN_DETERMINISTIC;
 }
 
-/* Whether they begin with unlike tiles: in runs without a mask all blocks of a head would begin with
- * the same one. */
+/* Whether they begin with unlike tiles: in runs without a mask all blocks of a head would begin
+ * with the same one. */
 GPU_DEVICE bool wgmma_is_shifted(const fattn_problem &p)
 {
     return wgmma_is_ordered(p) && !gpu_sequences_differ(p) && p.window_left < 0 &&

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Entries of the images "wgmma_full_64", "_128", "_256": wgmma_<run>_<type>_<width> for each shape
- * of wgmma.h, what clears their counter, and what looks for keys that a bias or a block mask hides. */
+ * of wgmma.h, what clears their counter, and what looks for keys that a bias or a block mask
+ * hides. */
 #ifndef FATTN_CUDA_WGMMA_FULL_CUH
 #define FATTN_CUDA_WGMMA_FULL_CUH
 

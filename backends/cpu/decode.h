@@ -93,9 +93,24 @@ INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
 /* Rows that a product takes at a time, of `pitch`, a power of two. */
 INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
 
+/* Adds the products of a vector of channels from c on, of which there are `part`. q: [nr][FV_LANES] */
+INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, decode_rows k,
+                        int64_t c, fv *sum)
+{
+#pragma GCC unroll 16
+    for (int m = 0; m < FV_ND / nr; m++) {
+        fetch(dtype, k.ahead[m], c, 1);
+        const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), part);
+#pragma GCC unroll 16
+        for (int n = 0; n < nr; n++) {
+            sum[m * nr + n] = fv_muladd(key, fv_load(q + n * FV_LANES), sum[m * nr + n]);
+        }
+    }
+}
+
 /*
- * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, over whole vectors of channels. Every
- * loop over sums is unrolled, or compilers would keep them in memory. Half of the registers hold
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, over whole vectors of channels, and of
+ * f32 the rest, too. Every loop over sums is unrolled, or compilers would keep them in memory. Half of the registers hold
  * sums; where two vectors of all rows of q would fill the other half, the keys' first vectors come
  * before their second ones.
  * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
@@ -128,16 +143,12 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, 
         }
     }
     if (c + FV_LANES <= k.dim) {
-#pragma GCC unroll 16
-        for (int m = 0; m < keys; m++) {
-            fetch(dtype, k.ahead[m], c, 1);
-            const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), FV_LANES);
-#pragma GCC unroll 16
-            for (int n = 0; n < nr; n++) {
-                fv *const at = &sum[m * nr + n];
-                *at = fv_muladd(key, fv_load(q + n * FV_LANES), *at);
-            }
-        }
+        dots_vector(nr, FV_LANES, dtype, q, k, c, sum);
+        c += FV_LANES;
+        q += nr * FV_LANES;
+    }
+    if (dtype == FATTN_F32 && c < k.dim) {
+        dots_vector(nr, (int)(k.dim - c), dtype, q, k, c, sum);
     }
 #pragma GCC unroll 16
     for (int n = 0; n < FV_ND; n += FV_LANES) {
@@ -145,8 +156,9 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, 
     }
 }
 
-/* Adds to x the products of channels that do not fill a vector, nr of the rows, from number r on.
- * Apart, because dots() calls nothing between its tiles, so that all registers are theirs. */
+/* Adds to x the products of 16-bit channels that do not fill a vector, nr of the rows, from number r
+ * on. Apart, because a part of such a vector is loaded by calls, and dots() makes none between its
+ * tiles, so that all registers are theirs. */
 APART void dots_rest(int nr, fattn_dtype dtype, const decode_dots *d, int64_t r)
 {
     const int64_t c = d->k.dim / FV_LANES * FV_LANES;
@@ -175,7 +187,7 @@ INLINE void dots(int nr, fattn_dtype dtype, decode_dots d, int64_t r)
     for (int64_t j = 0; j < d.k.count; j += step) {
         dots_tile(nr, dtype, d.q + r * d.q_stride, some_rows(d.k, j, step), d.x + j * d.pitch + r);
     }
-    if (d.k.dim % FV_LANES) {
+    if (dtype != FATTN_F32 && d.k.dim % FV_LANES) {
         dots_rest(nr, dtype, &d, r);
     }
 }

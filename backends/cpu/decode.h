@@ -93,7 +93,8 @@ INLINE void fetch(fattn_dtype dtype, const char *row, int64_t c, int vectors)
 /* Rows that a product takes at a time, of `pitch`, a power of two. */
 INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_ND; }
 
-/* Adds the products of a vector of channels from c on, of which there are `part`. q: [nr][FV_LANES] */
+/* Adds the products of a vector of channels from c on, of which there are `part`.
+ * q: [nr][FV_LANES] */
 INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, decode_rows k,
                         int64_t c, fv *sum)
 {
@@ -109,10 +110,10 @@ INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, dec
 }
 
 /*
- * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, over whole vectors of channels, and of
- * f32 the rest, too. Every loop over sums is unrolled, or compilers would keep them in memory. Half of the registers hold
- * sums; where two vectors of all rows of q would fill the other half, the keys' first vectors come
- * before their second ones.
+ * to[m][n] = dot(q[n], k[m]) for nr rows and FV_ND / nr keys, over whole vectors of channels, and
+ * of f32 the rest, too. Every loop over sums is unrolled, or compilers would keep them in memory.
+ * Half of the registers hold sums; where two vectors of all rows of q would fill the other half,
+ * the keys' first vectors come before their second ones.
  * q: [dim / (2 FV_LANES)][nr][2 FV_LANES], then the vectors that are left, [nr][FV_LANES] each
  */
 INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, float *to)
@@ -156,9 +157,9 @@ INLINE void dots_tile(int nr, fattn_dtype dtype, const float *q, decode_rows k, 
     }
 }
 
-/* Adds to x the products of 16-bit channels that do not fill a vector, nr of the rows, from number r
- * on. Apart, because a part of such a vector is loaded by calls, and dots() makes none between its
- * tiles, so that all registers are theirs. */
+/* Adds to x the products of 16-bit channels that do not fill a vector, nr of the rows, from number
+ * r on. Apart, because a part of such a vector is loaded by calls, and dots() makes none between
+ * its tiles, so that all registers are theirs. */
 APART void dots_rest(int nr, fattn_dtype dtype, const decode_dots *d, int64_t r)
 {
     const int64_t c = d->k.dim / FV_LANES * FV_LANES;

@@ -35,12 +35,14 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 SPILLS = {"64": 128, "96": 128, "backward_64": 200, "backward_128": 72, "backward_256": 64}
 FETCHES = ("backward_64",)
 # Of the rows wgmma_full_*, where what makes scores needs registers between the products.
-FULL_SPILLS = {"full_64": 168, "full_128": 632, "full_256": 192, "softcap_128": 140, "softcap_256": 96,
-               "alibi_256": 36, "bias_256": 92, "dropout_256": 148}
-FULL_SPILLS.update({f"backward_{run}_{width}": 64 for width in (64, 128, 256)
+FULL_SPILLS = {"full_64": 188, "full_128": 672, "full_256": 208,
+               "softcap_64": 12, "softcap_128": 200, "softcap_256": 108, "alibi_256": 56,
+               "bias_64": 24, "bias_128": 116, "bias_256": 120, "mask_128": 84, "dropout_256": 148, "blocks_256": 36}
+FULL_SPILLS.update({f"backward_{run}_{width}": 68 for width in (64, 128, 256)
                     for run in ("full", "bias", "dbias", "mask", "alibi", "softcap", "dropout")})
-FULL_SPILLS.update({"backward_full_128": 1024, "backward_softcap_128": 196, "backward_dropout_128": 128,
-                    "backward_dbias_128": 108, "backward_bias_128": 84, "backward_full_256": 132})
+FULL_SPILLS.update({"backward_full_128": 1024, "backward_softcap_128": 196, "backward_dropout_128": 140,
+                    "backward_dbias_128": 112, "backward_bias_128": 88, "backward_mask_128": 120,
+                    "backward_full_256": 132})
 
 
 def compile_image(root, nvcc, folder, source, arch="90a", more=()):

@@ -131,8 +131,9 @@ typedef struct mma_seen {
     int first, past;
 } mma_seen;
 
-/* What query i0 + i sees: what query i0 would, moved along, and cut to the keys that exist. */
-GPU_DEVICE mma_seen mma_seen_by(const mma_item &w, int i)
+/* What query i0 + i of an item sees: what query i0 would, moved along, and cut to the keys that
+ * exist. */
+template <class Item> GPU_DEVICE mma_seen mma_seen_by(const Item &w, int i)
 {
     mma_seen keys;
     keys.first = min(max(w.first_key, -i), w.keys - i) + i;

@@ -172,20 +172,6 @@ template <class S> GPU_DEVICE bool wgmma_turns(const fattn_problem &p)
     return !S::IS_SPLIT && (S::WIDTH == 64 ? !banded : S::WIDTH < 256);
 }
 
-/* What query i0 + i of an item sees, i0 the first: what that one does, moved along, and cut to the
- * keys that exist. */
-typedef struct wgmma_seen {
-    int first, past;
-} wgmma_seen;
-
-GPU_DEVICE wgmma_seen wgmma_seen_by(const wgmma_item &w, int i)
-{
-    wgmma_seen keys;
-    keys.first = min(max(w.first_key, -i), w.keys - i) + i;
-    keys.past = min(max(w.past_key, -i), w.keys - i) + i;
-    return keys;
-}
-
 /* What scores are multiplied by. With a sink, which is natural, the rule is for natural scores;
  * lean kernels do with dot products all the same. */
 template <class S> GPU_DEVICE float wgmma_unit(const fattn_gpu_args &g)
@@ -222,10 +208,10 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     w.past_key = p.window_right < 0 ? w.keys
                                     : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
                                                      -WGMMA_FAR, w.keys);
-    w.block = wgmma_seen_by(w, 0).first / S::KEYS;
+    w.block = mma_seen_by(w, 0).first / S::KEYS;
     const int n = mma_lane(), row = min(64 * n, w.rows - 1);
-    const wgmma_seen first = wgmma_seen_by(w, wgmma_query(b, row));
-    const wgmma_seen last = wgmma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
+    const mma_seen first = mma_seen_by(w, wgmma_query(b, row));
+    const mma_seen last = mma_seen_by(w, wgmma_query(b, min(row + 63, w.rows - 1)));
     const bool exists = n < S::WARPGROUPS && 64 * n < w.rows;
     const int own_past = exists ? min((last.past + S::KEYS - 1) / S::KEYS, seen) : 0;
     w.past = max(wgmma_largest(own_past), w.block);
@@ -287,8 +273,7 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     t.kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         t.pairs.dropout = gpu_dropout(g);
-        t.kept = t.pairs.dropout.multiplier;
-        t.pairs.dropout.multiplier = t.kept == 0 ? 0 : 1;
+        t.kept = gpu_dropout_take(t.pairs.dropout);
     }
     t.hk = w.k_head;
     t.group = group;

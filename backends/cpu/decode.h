@@ -98,8 +98,9 @@ INLINE int64_t rows_at_once(int64_t pitch) { return pitch < FV_ND ? pitch : FV_N
 INLINE void dots_vector(int nr, int part, fattn_dtype dtype, const float *q, decode_rows k,
                         int64_t c, fv *sum)
 {
+    const int keys = FV_ND / nr;
 #pragma GCC unroll 16
-    for (int m = 0; m < FV_ND / nr; m++) {
+    for (int m = 0; m < keys; m++) {
         fetch(dtype, k.ahead[m], c, 1);
         const fv key = load_as(dtype, k.at[m] + c * SIZE_OF(dtype), part);
 #pragma GCC unroll 16

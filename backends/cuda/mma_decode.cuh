@@ -402,7 +402,7 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
     fattn_softmax all = mma_merge_warps(g, s, r, factor);
     const float alpha = mma_is_lean(S::VARIANT) ? 1 : mma_add_sink(g, w, q, &all);
     const float last =
-        (mma_is_lean(S::VARIANT) ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
+        (mma_is_lean(S::VARIANT) ? 1 : w.z_kept) * (whole ? fattn_softmax_normaliser(all) : 1);
     if (gpu_thread() % GPU_WAVE == 0 && whole) {
         gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
     } else if (gpu_thread() % GPU_WAVE == 0) {

@@ -511,7 +511,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             state->l = mma_quad_sum(state->l) * lower;
             float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
             if (!mma_is_lean(S::VARIANT)) {
-                factor *= s.item.kept;
+                factor *= s.item.z_kept;
                 alpha = mma_add_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
             }
             factor *= whole ? mma_reciprocal(state->l) : 1; /* l is 0, or at least 1 */
@@ -548,10 +548,10 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.pairs.b = work.batch;
     w.pairs.seq = gpu_sequence(g, work.batch);
     w.pairs.band = fattn_band_of(&p, &w.pairs.seq);
-    w.kept = 1;
+    w.z_kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         w.pairs.dropout = gpu_dropout(g);
-        w.kept = gpu_dropout_take(w.pairs.dropout);
+        w.z_kept = gpu_dropout_take(w.pairs.dropout);
     }
     w.bias_rows = mma_has<S>(g, FATTN_BIAS) &&
                   mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);

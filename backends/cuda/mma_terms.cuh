@@ -60,7 +60,7 @@ typedef struct mma_item {
     int64_t i0, i1;            /* queries i0 .. i1 - 1 */
     int offset, rows, split;   /* row 0 is that of query i0 and head `offset` of the group */
     int parts;                 /* of what its rows see, where blocks of decoding count them */
-    float kept;                /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    float z_kept;              /* Z of a pair that dropout keeps; pairs.dropout says 1 */
     bool whole;                /* its part has all keys that its rows see */
     bool bias_rows, mask_rows; /* rows of neighbours that begin at multiples of 16 bytes */
     int keys;                  /* of the sequence */
@@ -438,10 +438,10 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
             float poly = fmaf(0.01798874440669957f, z, -0.05338711063578141f);
             poly = fmaf(poly, z, 0.1333047649126389f);
             poly = fmaf(poly, z, -0.3333331108469964f);
-            const float near = score * rule.scale * fmaf(poly, z, 1.0f);
+            const float small = score * rule.scale * fmaf(poly, z, 1.0f);
             const float below = mma_reciprocal(1 + mma_exp2(fabsf(y) * (float)(2 * FATTN_LOG2E)));
-            const float far = copysignf(fmaf(-2 * rule.cap, below, rule.cap), y);
-            score = fabsf(y) < 0.5f ? near : far;
+            const float large = copysignf(fmaf(-2 * rule.cap, below, rule.cap), y);
+            score = fabsf(y) < 0.5f ? small : large;
         });
     });
 }

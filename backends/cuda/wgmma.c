@@ -44,7 +44,7 @@ enum {
 
 static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 1; }
 
-static bool is_far(const fattn_strides *s)
+static bool has_long_stride(const fattn_strides *s)
 {
     return s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX;
 }
@@ -70,7 +70,7 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
     if (p->q.head == 0 && group_of(p) > 1) {
         return "copies no queries that the heads of a group share";
     }
-    if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v)) {
+    if (has_long_stride(&p->q) || has_long_stride(&p->k) || has_long_stride(&p->v)) {
         return "copies by strides below 2^40 bytes";
     }
     if (p->features & FATTN_PAGED &&
@@ -480,7 +480,8 @@ static const char *cannot_backward(const fattn_kernel *row, const fattn_problem 
     if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0 || p->dout.seq == 0) {
         return "copies no rows of stride 0";
     }
-    if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v) || is_far(&p->dout)) {
+    if (has_long_stride(&p->q) || has_long_stride(&p->k) || has_long_stride(&p->v) ||
+        has_long_stride(&p->dout)) {
         return "copies by strides below 2^40 bytes";
     }
     if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {

@@ -270,10 +270,10 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     t.pairs.b = b;
     t.pairs.seq = seq;
     t.pairs.band = fattn_band_of(&p, &seq);
-    t.kept = 1;
+    t.z_kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         t.pairs.dropout = gpu_dropout(g);
-        t.kept = gpu_dropout_take(t.pairs.dropout);
+        t.z_kept = gpu_dropout_take(t.pairs.dropout);
     }
     t.hk = w.k_head;
     t.group = group;

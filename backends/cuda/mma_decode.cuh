@@ -219,7 +219,7 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
     mma_item_places<S>(g, w);
     w.keys = w.past_key = (int)w.pairs.seq.sk;
     const gpu_item_part part = gpu_item_part_of(mma_decode_parts<S>(g, w), w.split);
-    w.first_key = -MMA_FAR;
+    w.first_key = MMA_LEFTMOST;
     w.full_past = w.keys / S::KEYS;
     w.block = part.block;
     w.past = part.past;

@@ -50,7 +50,7 @@ struct mma_shape {
     };
 };
 
-#define MMA_FAR 1024 /* more than a tile has rows */
+#define MMA_LEFTMOST (-1024) /* of keys that a row sees; further left than a tile has rows */
 
 /* The item that a block works on. Keys and tiles of keys are below 2^31. */
 typedef struct mma_item {
@@ -64,7 +64,7 @@ typedef struct mma_item {
     bool whole;                /* its part has all keys that its rows see */
     bool bias_rows, mask_rows; /* rows of neighbours that begin at multiples of 16 bytes */
     int keys;                  /* of the sequence */
-    int first_key, past_key;   /* what query i0 sees; beyond -MMA_FAR and the last key, those */
+    int first_key, past_key;   /* what query i0 sees, cut to MMA_LEFTMOST .. keys */
     int block, past;           /* tiles of keys that the part has */
     int full, full_past;       /* those whose pairs are all inside the band */
     const void *k, *v;         /* key 0, where keys are not in pages */
@@ -673,7 +673,7 @@ GPU_DEVICE uint32_t mma_bits_below(int n)
     return n >= 32 ? UINT32_MAX : (1u << (n < 0 ? 0 : n)) - 1;
 }
 
-/* Of what is rarely met, bits say which of the thread's keys stay. */
+/* Sets scores of a row's keys to `other` where the bit of the key is 0. For what is rare. */
 template <class S>
 GPU_DEVICE void mma_select(uint32_t bits, float other, int m, int h,
                            float x[S::TILES][S::KEYS / 8][4])

@@ -110,8 +110,8 @@ static inline fv fv_exp2_normal(fv a) { return fv_exp2(a); }
 
 static inline fv fv_exp2_from(fv a, float least, float factor)
 {
-    const mv normal = _mm512_cmp_ps_mask(a, fv_set1(least), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(normal, fv_mul(exp2_fraction(a), fv_set1(factor)), a);
+    const mv above = _mm512_cmp_ps_mask(a, fv_set1(least), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(above, fv_mul(exp2_fraction(a), fv_set1(factor)), a);
 }
 
 /*

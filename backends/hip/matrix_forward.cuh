@@ -311,7 +311,7 @@ GPU_DEVICE void matrix_hold_queries(const fattn_gpu_args &g, const matrix_item &
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
-/* x = K Q^T. */
+/* x = K Q^T. lane_at: matrix_reads() of keys. */
 template <class S>
 GPU_DEVICE void matrix_dots(const uint16_t *tile, int lane_at, const matrix_rows<S> &rows,
                             typename S::sums x[S::TILES])
@@ -440,7 +440,8 @@ GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint
     }
 }
 
-/* x becomes the weights of the tile of key j0. */
+/* x becomes the weights of the tile of key j0. lane_at: matrix_reads() of keys; partial: the band
+ * cuts the tile. */
 template <class S>
 GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, const uint16_t *keys,
                                int lane_at, bool partial, int j0, float unit, matrix_rows<S> &rows,

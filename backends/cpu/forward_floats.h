@@ -85,14 +85,14 @@ static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tilin
     return attend_scratch(p, tiling, &forward_floats);
 }
 
-/* A block costs a fixed time, which shows where keys are few. It also copies each tile of keys, or
- * loads keys in place through the caches again. */
+/* What a block costs in times of a row: opening it, which shows where keys are few, and copying
+ * each tile of keys, or loading keys in place through the caches again. */
 static double forward_cost(const fattn_kernel *row, const fattn_problem *p,
                            const fattn_limits *limits, fattn_tile tile)
 {
     (void)row;
-    const int64_t opening = 40 / fattn_max64(p->seqlen_k, 1), keys = keys_in_place(p) ? 5 : 40;
-    return blocks_cost(p, limits, tile, opening + keys);
+    const int64_t opening = 40 / fattn_max64(p->seqlen_k, 1), copying = keys_in_place(p) ? 5 : 40;
+    return blocks_cost(p, limits, tile, opening + copying);
 }
 
 static int64_t forward_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)

@@ -75,7 +75,8 @@ static void mix_columns(forward *f, span s, const float *alpha)
     }
 }
 
-/* Values join what o holds. rose: some alpha is not 1 */
+/* o = alpha o + P V. rose: some alpha is not 1. Where P is lifted (soften.h), o is lifted by alpha
+ * too, and the product lowers both. */
 static void mix_values(forward *f, span s, bool rose)
 {
     const panel *const pn = &f->panel;

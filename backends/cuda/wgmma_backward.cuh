@@ -87,7 +87,7 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
     return control.exists[n % 2] ? &control.item[n % 2] : NULL;
 }
 
-/* The block's barriers by number (wgmma_meet). */
+/* The block's barriers by number (wgmma_named_sync). */
 enum {
     WGMMA_DS_MADE = 1,  /* of all that multiply */
     WGMMA_DQ_MADE = 2,  /* .. 5: of a warpgroup and an adder, of even tiles, then of odd ones */
@@ -193,7 +193,7 @@ GPU_DEVICE void wgmma_copy_keys(uint32_t to, const wgmma_map *map, uint64_t *ful
                                 const wgmma_backward_item &w, const fattn_strides &stride)
 {
     wgmma_poison(to, S::KEY_BYTES);
-    wgmma_expect(full, S::KEY_BYTES);
+    wgmma_arrive_expect_tx(full, S::KEY_BYTES);
     wgmma_copy_panels<S::PANELS, S::KEYS>(to, map, full, w.k_row, stride.head ? w.head : 0,
                                           stride.batch ? w.k_batch : 0);
 }
@@ -207,7 +207,7 @@ GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floa
     enum { FLOATS = 4 * S::QUERIES };
     wgmma_poison(to, S::QUERY_BYTES);
     wgmma_poison(floats, FLOATS);
-    wgmma_expect(full, S::QUERY_BYTES + FLOATS);
+    wgmma_arrive_expect_tx(full, S::QUERY_BYTES + FLOATS);
     wgmma_copy_panels<S::PANELS, S::QUERIES>(to, map, full, w.q_row + tile * S::QUERIES,
                                              stride.head ? head : 0, stride.batch ? w.q_batch : 0);
     wgmma_copy_bytes(floats, from, FLOATS, full);
@@ -236,7 +236,7 @@ GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmm
     const int64_t *const stride = wgmma_staged_stride<S>(g.problem);
     const int rows = stride[2] ? S::QUERIES : 1;
     wgmma_poison(to, S::TERM_BYTES);
-    wgmma_expect(full, rows * 128 * (S::KEYS / COLUMNS));
+    wgmma_arrive_expect_tx(full, rows * 128 * (S::KEYS / COLUMNS));
     GPU_UNROLL
     for (int c = 0; c < S::KEYS / COLUMNS; c++) {
         wgmma_copy(to + c * S::QUERIES * 128, map, full, w.block * S::KEYS + c * COLUMNS,
@@ -347,7 +347,7 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, int group, int 
     __syncwarp();
     GPU_ROLLED
     for (int n = group; n < past; n++) {
-        wgmma_meet(WGMMA_DQ_MADE + 2 * odd + n, WGMMA_WITH_ADDER);
+        wgmma_named_sync(WGMMA_DQ_MADE + 2 * odd + n, WGMMA_WITH_ADDER);
         if (leads) {
             wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
         }
@@ -358,7 +358,7 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, int group, int 
     __syncwarp();
     GPU_ROLLED
     for (int n = group; n < past; n++) {
-        wgmma_pass(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
+        wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
     }
     if (turn && leads) {
         wgmma_await_added();
@@ -380,7 +380,7 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
     if (!ordered || adder == 0) {
         GPU_ROLLED
         for (int n = group; n < past; n++) { /* the place is free */
-            wgmma_pass(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
+            wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
         }
     }
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
@@ -549,8 +549,8 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
         if (walk.tile < walk.full_past && walk.full != INT32_MAX) {
             wgmma_keep_first<S::OWN_QUERIES>(first, x);
         } else {
-            const int past[2] = {key < w.keys ? w.past_query + from : -WGMMA_FAR_QUERY,
-                                 key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_FAR_QUERY};
+            const int past[2] = {key < w.keys ? w.past_query + from : -WGMMA_UNBOUNDED,
+                                 key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_UNBOUNDED};
             wgmma_keep<S::OWN_QUERIES>(first, past, x);
         }
     }
@@ -677,7 +677,7 @@ wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
         const int from = t.at.j - w.block * S::KEYS - t.at.i;
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_FAR_QUERY;
+            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_UNBOUNDED;
             t.first[h] = w.first_query + from + 8 * h;
             t.past[h] = min(past, t.at.queries);
         }
@@ -738,7 +738,7 @@ GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_bac
 template <class S>
 GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[S::PART / 8][4])
 {
-    wgmma_meet(WGMMA_DQ_ADDED + walk.group, WGMMA_WITH_ADDER);
+    wgmma_named_sync(WGMMA_DQ_ADDED + walk.group, WGMMA_WITH_ADDER);
     GPU_UNROLL
     for (int n = 0; n < S::PART / 2; n++) {
         /* channels 8 apart are in neighbouring chunks */
@@ -746,7 +746,7 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
         wgmma_put(at + n / 4 * 8 * 256 + n % 2 * 256, dq[n / 4][n % 4]);
     }
     wgmma_publish();
-    wgmma_pass(WGMMA_DQ_MADE + (walk.ds ? 2 : 0) + walk.group, WGMMA_WITH_ADDER);
+    wgmma_named_arrive(WGMMA_DQ_MADE + (walk.ds ? 2 : 0) + walk.group, WGMMA_WITH_ADDER);
 }
 
 /* The end of a tile, once dK is begun: S^T of the next one begins, and the place of the queries is
@@ -823,7 +823,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_put_transposed(walk.ds_put + walk.ds + n * 16 * 128, ds[n]);
     }
     wgmma_publish();
-    wgmma_meet(WGMMA_DS_MADE, 256);
+    wgmma_named_sync(WGMMA_DS_MADE, 256);
     wgmma_begin_dq<S>(b, walk, dq);
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
@@ -921,7 +921,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
         wgmma_weigh_fully<S>(g, b, walk, lse, x, pairs);
     }
     wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
-    wgmma_meet(WGMMA_P_MADE, 256);
+    wgmma_named_sync(WGMMA_P_MADE, 256);
     wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
     wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
     wgmma_wait<1>();
@@ -929,7 +929,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
     wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
     wgmma_wide_put<S>(walk.ds_put + walk.ds, pairs);
-    wgmma_meet(WGMMA_DS_MADE, 256);
+    wgmma_named_sync(WGMMA_DS_MADE, 256);
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     if constexpr (MORE) {
@@ -1181,12 +1181,12 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }
         if (p.outputs & FATTN_OUT_DV) {
-            float kept = 1; /* Z comes last: times it, weights might overflow */
+            float z_kept = 1; /* Z comes last: times it, weights might overflow */
             if constexpr (!S::IS_LEAN) {
-                kept = mma_has<S>(g, FATTN_DROPOUT) ? control.dropout.multiplier : 1;
+                z_kept = mma_has<S>(g, FATTN_DROPOUT) ? control.dropout.multiplier : 1;
             }
             wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
-                                g.chunks & FATTN_GPU_QUADS_DV, kept, dv);
+                                g.chunks & FATTN_GPU_QUADS_DV, z_kept, dv);
         }
         if (p.outputs & FATTN_OUT_DK) {
             wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
@@ -1196,7 +1196,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_release(&control.item_empty[n % 2]);
     }
     if (!S::IS_WIDE) {
-        wgmma_meet(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* whom the last adder passed */
+        wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* whom the last adder passed */
     }
 }
 

@@ -70,7 +70,7 @@ typedef struct wgmma_backward_item {
     int start, peers, apart;     /* the tile it begins with; of shifted items, see there */
     int full, full_past;         /* those whose pairs are all kept */
     int keys, owned;             /* of the tile: that exist, and that have gradients */
-    int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_FAR_QUERY */
+    int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_UNBOUNDED */
     int sequence_keys;           /* of the whole sequence */
     int reach;                   /* query i sees no key from i + this on */
     int queries;                 /* of the sequence */
@@ -82,7 +82,7 @@ typedef struct wgmma_backward_item {
     int64_t diagonal, q_position, k_position;
 } wgmma_backward_item;
 
-#define WGMMA_FAR_QUERY (1 << 30) /* more than there are queries */
+#define WGMMA_UNBOUNDED (1 << 30) /* more than there are queries */
 
 typedef struct wgmma_saved {
     float *dq;       /* not yet multiplied by scale */
@@ -164,13 +164,13 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.queries = (int)seq.sq;
     /* Query i sees key j when j - right <= i + diagonal <= j + left. */
     const int64_t aligned = j0 - band.diagonal;
-    const int64_t far = WGMMA_FAR_QUERY;
+    const int64_t most = WGMMA_UNBOUNDED;
     w.first_query =
-        (int)(band.right < 0 ? -far
-                             : gpu_clamp(aligned - fattn_min64(band.right, limit), -far, far));
+        (int)(band.right < 0 ? -most
+                             : gpu_clamp(aligned - fattn_min64(band.right, limit), -most, most));
     w.past_query =
-        (int)(band.left < 0 ? far
-                            : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -far, far));
+        (int)(band.left < 0 ? most
+                            : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -most, most));
     const fattn_range rows = fattn_band_queries(&band, seq.sq, j0, j0 + w.keys);
     const int past = w.keys > 0 ? (int)gpu_clamp(rows.past, 0, seq.sq) : 0;
     w.past = (past + S::QUERIES - 1) / S::QUERIES;
@@ -179,9 +179,9 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.peers = 0;
     w.apart = 0;
     w.sequence_keys = (int)seq.sk;
-    w.reach = (int)(band.right < 0
-                        ? far
-                        : gpu_clamp(band.diagonal + fattn_min64(band.right, limit) + 1, -far, far));
+    w.reach = (int)(band.right < 0 ? most
+                                   : gpu_clamp(band.diagonal + fattn_min64(band.right, limit) + 1,
+                                               -most, most));
     w.full = w.keys < S::KEYS ? INT32_MAX
                               : (max(w.first_query + S::KEYS - 1, 0) + S::QUERIES - 1) / S::QUERIES;
     w.full_past = w.past_query >= seq.sq ? INT32_MAX : max(w.past_query, 0) / S::QUERIES;

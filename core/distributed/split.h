@@ -69,6 +69,6 @@ double fattn_piece_pairs(const fattn_piece *piece);
  * those of one run of the queries; and whether there are any. */
 double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);
 double fattn_whole_run_pairs(const fattn_whole *whole, int64_t rank, int q_run, int64_t owner);
-bool fattn_whole_meet(const fattn_whole *whole, int64_t rank, int64_t owner);
+bool fattn_whole_has_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);
 
 #endif

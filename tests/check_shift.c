@@ -41,7 +41,7 @@ static bool take(game *g, player *p)
         return false;
     }
     const wgmma_shift next = wgmma_shift_of(g->run, g->taken);
-    if (p->busy && wgmma_shift_is_of(p->item, next)) {
+    if (p->busy && !wgmma_shift_may_take(p->item.part, next)) {
         return false;
     }
     g->taken++;

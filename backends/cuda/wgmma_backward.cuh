@@ -101,7 +101,7 @@ enum { WGMMA_WITH_ADDER = 128 + 32 };
 
 GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int taken)
 {
-    const wgmma_shift unshifted = {taken, 0, 0, 0};
+    const wgmma_shift unshifted = {taken, -1, 0, 0};
     wgmma_shift_run run;
     run.q_blocks = (int)g.tiling.q_blocks;
     run.k_blocks = (int)g.tiling.k_blocks;
@@ -132,7 +132,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     const int items = (int)(p.batch * p.heads_k * g.tiling.k_blocks);
     const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
     int number = (int)gpu_block();
-    wgmma_shift part = {};
+    int part = -1;
     if constexpr (!S::IS_LEAN) {
         if (mma_has<S>(g, FATTN_DROPOUT) && mma_lane() == 0) {
             control.dropout = gpu_dropout(g);
@@ -142,7 +142,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
             const int next = wgmma_peek((const int32_t *)saved.taken);
-            if (ordered && wgmma_shift_is_of(part, wgmma_shift_taken(g, next))) {
+            if (ordered && !wgmma_shift_may_take(part, wgmma_shift_taken(g, next))) {
                 wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
             }
         }
@@ -152,17 +152,18 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
         if (exists) {
-            part = wgmma_shift_taken(g, number);
-            const uint32_t *const from = (const uint32_t *)(saved.items + part.item);
+            const wgmma_shift shift = wgmma_shift_taken(g, number);
+            const uint32_t *const from = (const uint32_t *)(saved.items + shift.item);
+            part = shift.part;
             if (mma_lane() < WORDS) {
                 ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
             }
             __syncwarp();
-            if (part.peers && mma_lane() == 0) {
+            if (shift.peers && mma_lane() == 0) {
                 wgmma_backward_item &item = control.item[n % 2];
-                item.apart = item.past / part.peers;
-                item.start = part.number * item.apart;
-                item.peers = part.peers;
+                item.apart = item.past / shift.peers;
+                item.start = shift.number * item.apart;
+                item.peers = shift.peers;
             }
         }
         control.exists[n % 2] = exists;

@@ -16,7 +16,7 @@
  * An item waits for others of its part, which may not have been taken yet. They will be, since
  *   - items are taken in order, and a part has no more of them than blocks surely run side by side;
  *   - nobody takes an item of a part while it is at another one of that part
- *     (wgmma_shift_is_of), so that of the first part that is not through each item has a
+ *     (wgmma_shift_may_take), so that of the first part that is not through each item has a
  *     block of its own, or there is a block that is free to take it;
  *   - of that part no item waits for a later part.
  */
@@ -37,9 +37,9 @@ typedef struct wgmma_shift_run {
 /* What an item has to do. */
 typedef struct wgmma_shift {
     int64_t item; /* head and tile of keys: heads one after the other, each from its last tile */
-    int part;     /* of all heads' */
+    int part;     /* of all heads', or -1: items of this run are not shifted */
     int number;   /* in its part */
-    int peers;    /* items of the part; 0: items of this run are not shifted */
+    int peers;    /* items of the part, or 0 */
 } wgmma_shift;
 
 FATTN_HD int wgmma_shift_least(int a, int b) { return a < b ? a : b; }
@@ -51,7 +51,7 @@ FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
     const int room = wgmma_shift_least(run.side_by_side, run.q_blocks / 2);
     const int most = room > 1 ? room : 1;
     const int parts = (run.k_blocks + most - 1) / most, size = (run.k_blocks + parts - 1) / parts;
-    wgmma_shift to = {taken, 0, 0, 0};
+    wgmma_shift to = {taken, -1, 0, 0};
     if (parts > 1 && run.heads * size < run.grid) {
         return to;
     }
@@ -64,10 +64,10 @@ FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
     return to;
 }
 
-/* Whether an item belongs to the same part as another. */
-FATTN_HD bool wgmma_shift_is_of(wgmma_shift a, wgmma_shift b)
+/* Whether a block that is at an item of part `part` may take this one. */
+FATTN_HD bool wgmma_shift_may_take(int part, wgmma_shift next)
 {
-    return a.peers > 0 && a.part == b.part;
+    return next.part < 0 || next.part != part;
 }
 
 /* How many of its part have added to a tile when it is the item's turn. */

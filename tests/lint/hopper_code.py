@@ -32,7 +32,7 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # Most bytes of registers that a thread may spill, by the part of an entry's name behind the type. Warps that do not
 # multiply spill: forward's planner at 64 and 96 channels has 32 registers, and backward's other warps have 24. Entries in
 # FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
-SPILLS = {"64": 128, "96": 128, "backward_64": 200, "backward_128": 72, "backward_256": 64}
+SPILLS = {"64": 128, "96": 128, "backward_64": 208, "backward_128": 80, "backward_256": 64}
 FETCHES = ("backward_64",)
 # Of the rows wgmma_full_*, where what makes scores needs registers between the products.
 FULL_SPILLS = {"full_64": 188, "full_128": 672, "full_256": 208,

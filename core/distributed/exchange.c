@@ -289,8 +289,8 @@ static int64_t bytes_of(const fattn_group_plan *plan, const tensor *list, int co
     return bytes;
 }
 
-/* Sends each member its slot, and fills those of the others. Inputs: this rank's rows go out, those
- * of the other come. Results: the other way round. */
+/* Sends each member its slot, and receives theirs. With inputs this rank's rows for another
+ * member's heads go out, and the other's rows for its own heads come; with results the reverse. */
 static fattn_status swap(const fattn_group_plan *plan, const tensor *list, int count, bool inward)
 {
     const int64_t members = plan->members, own = bytes_of(plan, list, count, plan->member);

@@ -149,7 +149,7 @@ enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
 void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
                              bool receive, void *data, int64_t bytes);
 
-/* Of the sum of the own block that comes home in a lane. */
+/* Which runs of the own block's sum come home in a lane: bit n for run n. */
 unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane);
 
 /* Starts messages and waits for them; if that fails, all ranks are told. */
@@ -159,8 +159,8 @@ fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message
 /* Moves rows on the group's device. */
 fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args);
 
-/* The caller's tensors into packed rows, and results back; other members take part. The bytes of a
- * slot for that. */
+/* Packs the caller's tensors into rows, and unpacks results; other members of the group must call
+ * it too. slot: bytes that go to each of them. */
 fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *buffers);
 fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffers *buffers);
 int64_t fattn_group_slot(const fattn_group_plan *plan);

@@ -197,8 +197,8 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     return status;
 }
 
-/* Receives nothing more, but for messages that are moving already: those stay with MPI, and so do
- * sends, which cannot be called back. */
+/* Cancels receives. Messages that are moving already are left to MPI, and so are sends, which
+ * cannot be cancelled. */
 static void give_up(transport *t, const fattn_message *messages)
 {
     for (int n = 0; n < t->count; n++) {
@@ -217,7 +217,7 @@ static void give_up(transport *t, const fattn_message *messages)
     t->count = 0;
 }
 
-/* Whether a rank has said that it gave up; then the reason is told. */
+/* Fails, with the reason that a rank sent when it gave up; FATTN_OK if none did. */
 static fattn_status hear(transport *t)
 {
     int there = 0;

@@ -38,10 +38,10 @@ FETCHES = ("backward_64",)
 FULL_SPILLS = {"full_64": 188, "full_128": 672, "full_256": 208,
                "softcap_64": 12, "softcap_128": 200, "softcap_256": 108, "alibi_256": 56,
                "bias_64": 24, "bias_128": 116, "bias_256": 120, "mask_128": 84, "dropout_256": 148, "blocks_256": 36}
-FULL_SPILLS.update({f"backward_{run}_{width}": 68 for width in (64, 128, 256)
+FULL_SPILLS.update({f"backward_{run}_{width}": 92 for width in (64, 128, 256)
                     for run in ("full", "bias", "dbias", "mask", "alibi", "softcap", "dropout")})
-FULL_SPILLS.update({"backward_full_128": 1024, "backward_softcap_128": 196, "backward_dropout_128": 140,
-                    "backward_dbias_128": 112, "backward_bias_128": 88, "backward_mask_128": 120,
+FULL_SPILLS.update({"backward_full_128": 1024, "backward_softcap_128": 196, "backward_dropout_128": 160,
+                    "backward_dbias_128": 136, "backward_bias_128": 112, "backward_mask_128": 120,
                     "backward_full_256": 132})
 
 

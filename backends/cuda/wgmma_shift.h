@@ -44,7 +44,7 @@ typedef struct wgmma_shift {
 
 FATTN_HD int wgmma_shift_least(int a, int b) { return a < b ? a : b; }
 
-/* Item `taken` in the order of taking. Where parts of few heads would leave blocks idle, items are
+/* Item `taken` in the order of taking, of those that there are. Where parts of few heads would leave blocks idle, items are
  * not shifted. */
 FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
 {

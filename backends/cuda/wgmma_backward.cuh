@@ -90,50 +90,33 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
 /* The block's barriers by number (wgmma_named_sync). */
 enum {
     WGMMA_DS_MADE = 1,  /* of all that multiply */
-    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and its adder */
-    WGMMA_DQ_ADDED = 4, /* .. 5 */
-    WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
-    WGMMA_P_MADE = 8    /* of all that multiply */
+    WGMMA_DQ_MADE = 2,  /* .. 5: of a warpgroup and an adder, of even tiles, then of odd ones */
+    WGMMA_DQ_ADDED = 6, /* .. 7: of a warpgroup and the adder of its last sums */
+    WGMMA_CLEARED = 8,  /* .. 9: of a warpgroup */
+    WGMMA_P_MADE = 10   /* of all that multiply */
 };
 enum { WGMMA_WITH_ADDER = 128 + 32 };
 
 /* --- The taker -------------------------------------------------------------------------------- */
 
-/*
- * Shifted items. The tiles of keys of a head are cut into parts; number n of a part begins with
- * tile n of the queries, and goes on where it ends with tile 0. So no two of a part are at one tile
- * when they began together, and a tile meets those of a part in a round: n, n - 1, .. 0, and the
- * last ones down to n + 1. First parts of all heads come first, and in a part its last ones, for
- * whom nobody has to wait but at the end of a round. Where parts of few heads would leave blocks
- * idle, items are not shifted.
- *
- * An item waits for others of its part that may not have been taken yet. They will be: a part has
- * no more items than blocks surely run side by side, items are taken in order, and of the first
- * part that is not through no item waits for another part, so that the blocks which have none of
- * its items are free or become so.
- */
-typedef struct wgmma_shift {
-    int64_t item;     /* as wgmma_item_set() counts them */
-    int start, peers; /* peers: of its part, itself too; 0: it is not shifted */
-} wgmma_shift;
-
-GPU_DEVICE wgmma_shift wgmma_shift_of(const fattn_gpu_args &g, unsigned number)
+GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int taken)
 {
-    const int blocks = (int)g.tiling.k_blocks;
-    const int heads = (int)(g.problem.batch * g.problem.heads_k);
-    const int most = max(min(wgmma_side_by_side(), (int)g.tiling.q_blocks), 1);
-    const int parts = (blocks + most - 1) / most, size = (blocks + parts - 1) / parts;
-    wgmma_shift part = {number, 0, 0};
-    if (!wgmma_is_shifted(g.problem) || (parts > 1 && heads * size < (int)gpu_blocks())) {
-        return part;
-    }
-    const int n = (int)number / (heads * size), rest = (int)number - n * heads * size;
-    part.peers = min(size, blocks - n * size);
-    const int head = rest / part.peers;
-    part.start = part.peers - 1 - (rest - head * part.peers);
-    /* Items of a head are its tiles of keys from the last to the first. */
-    part.item = (int64_t)head * blocks + (blocks - 1 - n * size - part.start);
-    return part;
+    const wgmma_shift unshifted = {taken, -1, 0, 0};
+    wgmma_shift_run run;
+    run.q_blocks = (int)g.tiling.q_blocks;
+    run.k_blocks = (int)g.tiling.k_blocks;
+    run.heads = (int)(g.problem.batch * g.problem.heads_k);
+    run.grid = (int)gpu_blocks();
+    run.side_by_side = wgmma_side_by_side();
+    return wgmma_is_shifted(g.problem) ? wgmma_shift_of(run, taken) : unshifted;
+}
+
+/* The number of the next item in the order of taking. */
+template <class S> GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *taken)
+{
+    const int number = mma_lane() == 0 ? (int)atomicAdd(taken, 1u) : 0;
+    return __shfl_sync(0xffffffffu, number, 0) +
+           (wgmma_is_ordered(g.problem) ? 0 : (int)gpu_blocks());
 }
 
 /* The number of an item after the first is asked for late, when the copies of the one before are
@@ -146,9 +129,10 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     wgmma_backward_control<S> &control = *b.control;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
-    const unsigned items = (unsigned)(p.batch * p.heads_k * g.tiling.k_blocks);
+    const int items = (int)(p.batch * p.heads_k * g.tiling.k_blocks);
     const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
-    unsigned number = (unsigned)gpu_block();
+    int number = (int)gpu_block();
+    int part = -1;
     if constexpr (!S::IS_LEAN) {
         if (mma_has<S>(g, FATTN_DROPOUT) && mma_lane() == 0) {
             control.dropout = gpu_dropout(g);
@@ -157,24 +141,29 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     for (int n = 0;; n++) {
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
+            const int next = wgmma_peek((const int32_t *)saved.taken);
+            if (ordered && !wgmma_shift_may_take(part, wgmma_shift_taken(g, next))) {
+                wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
+            }
         }
         if (n > 0 || ordered) {
-            number = mma_lane() == 0 ? atomicAdd(saved.taken, 1u) : 0;
-            number = (ordered ? 0 : (unsigned)gpu_blocks()) +
-                     (unsigned)__shfl_sync(0xffffffffu, (int)number, 0);
+            number = wgmma_take<S>(g, saved.taken);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
         if (exists) {
-            const wgmma_shift part = wgmma_shift_of(g, number);
-            const uint32_t *const from = (const uint32_t *)(saved.items + part.item);
+            const wgmma_shift shift = wgmma_shift_taken(g, number);
+            const uint32_t *const from = (const uint32_t *)(saved.items + shift.item);
+            part = shift.part;
             if (mma_lane() < WORDS) {
                 ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
             }
             __syncwarp();
-            if (part.peers && mma_lane() == 0) {
-                control.item[n % 2].start = part.start;
-                control.item[n % 2].peers = part.peers;
+            if (shift.peers && mma_lane() == 0) {
+                wgmma_backward_item &item = control.item[n % 2];
+                item.apart = item.past / shift.peers;
+                item.start = shift.number * item.apart;
+                item.peers = shift.peers;
             }
         }
         control.exists[n % 2] = exists;
@@ -338,56 +327,74 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
     if (w.peers) {
-        const int before = w.block - w.start; /* items of earlier parts */
-        return before +
-               (w.start <= tile ? min(tile, w.peers - 1) - w.start : w.peers + tile - w.start);
+        const int number = w.start / w.apart,
+                  before = w.block - number; /* items of earlier parts */
+        return before + wgmma_shift_turn(number, w.peers, w.apart, tile);
     }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
     return (past - 1) / S::KEYS - w.block;
 }
 
-GPU_DEVICE void wgmma_turn_await(const int32_t *turn, int32_t own)
-{
-    while (mma_peek(turn) != own) {}
-    mma_fence();
-}
-
-GPU_DEVICE void wgmma_turn_pass(int32_t *turn, int32_t next)
-{
-    wgmma_await_added();
-    mma_fence();
-    mma_poke(turn, next);
-}
-
-/* Adds to dQ what warpgroup `group` makes. */
+/* Adds a tile of dQ, halves of warpgroups `group` to `past` - 1, when they are made. The turn is
+ * awaited before, which costs nothing when others are ahead. */
 template <class S>
-GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group)
+GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, int group, int past, int odd,
+                               float *to, int32_t *turn, int32_t own)
+{
+    const bool leads = mma_lane() == 0;
+    if (turn && leads) {
+        while (wgmma_peek(turn) != own) {}
+    }
+    __syncwarp();
+    GPU_ROLLED
+    for (int n = group; n < past; n++) {
+        wgmma_named_sync(WGMMA_DQ_MADE + 2 * odd + n, WGMMA_WITH_ADDER);
+        if (leads) {
+            wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
+        }
+    }
+    if (leads) {
+        wgmma_await_read();
+    }
+    __syncwarp();
+    GPU_ROLLED
+    for (int n = group; n < past; n++) {
+        wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
+    }
+    if (turn && leads) {
+        wgmma_await_added();
+        mma_fence();
+        mma_poke(turn, own + 1);
+    }
+}
+
+/* Adder 0 or 1. Each adds what a warpgroup makes, or, in turn, every other tile: to add a tile in
+ * turn, and to say so, takes longer than to make it. */
+template <class S>
+GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int adder)
 {
     const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const uint32_t from = b.dq + group * S::PART_BYTES;
     const bool ordered = wgmma_is_ordered(g.problem);
+    const int group = ordered ? 0 : adder, past = ordered ? (int)S::WARPGROUPS : adder + 1;
     const wgmma_backward_item *w;
+    int odd = 0;
+    if (!ordered || adder == 0) {
+        GPU_ROLLED
+        for (int n = group; n < past; n++) { /* the place is free */
+            wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
+        }
+    }
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
-        int64_t first = w->saved; /* the head's first tile */
+        int first = w->saved; /* the head's first tile */
         int tile = w->start;
         GPU_ROLLED
         for (int left = wgmma_tiles_of<S>(b, *w); left > 0; left--) {
-            wgmma_named_arrive(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
-            wgmma_named_sync(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
-            if (mma_lane() == 0) {
-                float *const to = saved.dq + (first + tile) * (S::QUERIES * S::WIDTH);
-                int32_t *const turn = saved.turns + 2 * (first + tile) + group;
-                const int32_t own = wgmma_own_turn<S>(*w, tile);
-                if (ordered) {
-                    wgmma_turn_await(turn, own);
-                }
-                wgmma_add(to + group * (S::PART * 64), from, S::PART_BYTES, WGMMA_KEEP);
-                wgmma_await_read();
-                if (ordered) {
-                    wgmma_turn_pass(turn, own + 1);
-                }
+            if (!ordered || odd == adder) {
+                const int64_t at = first + tile;
+                wgmma_add_tile<S>(b, group, past, odd, saved.dq + at * (S::QUERIES * S::WIDTH),
+                                  ordered ? saved.turns + at : NULL, wgmma_own_turn<S>(*w, tile));
             }
-            __syncwarp();
+            odd ^= 1;
             tile = wgmma_next_tile(*w, tile);
             first += tile == w->start ? saved.tiles : 0;
         }
@@ -728,7 +735,7 @@ GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_bac
     wgmma_commit();
 }
 
-/* Hands it over to the adder. */
+/* Hands it over to an adder. */
 template <class S>
 GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[S::PART / 8][4])
 {
@@ -740,7 +747,7 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
         wgmma_put(at + n / 4 * 8 * 256 + n % 2 * 256, dq[n / 4][n % 4]);
     }
     wgmma_publish();
-    wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
+    wgmma_named_arrive(WGMMA_DQ_MADE + (walk.ds ? 2 : 0) + walk.group, WGMMA_WITH_ADDER);
 }
 
 /* The end of a tile, once dK is begun: S^T of the next one begins, and the place of the queries is
@@ -1161,7 +1168,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         float dk[N / 8][4], dv[N / 8][4];
         wgmma_await(&control.item_full[n % 2], n / 2 % 2);
         if (!control.exists[n % 2]) {
-            return;
+            break;
         }
         const wgmma_backward_item &w = control.item[n % 2];
         GPU_UNROLL
@@ -1188,6 +1195,9 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         }
         __syncwarp();
         wgmma_release(&control.item_empty[n % 2]);
+    }
+    if (!S::IS_WIDE) {
+        wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* whom the last adder passed */
     }
 }
 

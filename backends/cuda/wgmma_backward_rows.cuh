@@ -12,6 +12,7 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 
+#include "backends/cuda/wgmma_shift.h"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/backward_rows.cuh"
 
@@ -66,7 +67,7 @@ struct wgmma_backward_shape {
 /* An item: a tile of keys of a key/value head, and the queries that see some of it. */
 typedef struct wgmma_backward_item {
     int first, past;             /* tiles of queries */
-    int start, peers;            /* the tile it begins with; of shifted items, see there */
+    int start, peers, apart;     /* the tile it begins with; of shifted items, see there */
     int full, full_past;         /* those whose pairs are all kept */
     int keys, owned;             /* of the tile: that exist, and that have gradients */
     int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_UNBOUNDED */
@@ -87,7 +88,7 @@ typedef struct wgmma_saved {
     float *dq;       /* not yet multiplied by scale */
     float *lse;      /* in log2 units; +inf for a row without probabilities */
     float *delta;    /* of such a row 0 */
-    int32_t *turns;  /* of ordered runs: two of each tile of dQ */
+    int32_t *turns;  /* of ordered runs: one of each tile of dQ */
     unsigned *taken; /* items beyond the first of each block */
     wgmma_backward_item *items;
     int tiles; /* of a head */
@@ -176,6 +177,7 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.first = (int)gpu_clamp(rows.first, 0, (int64_t)w.past * S::QUERIES) / S::QUERIES;
     w.start = w.first;
     w.peers = 0;
+    w.apart = 0;
     w.sequence_keys = (int)seq.sk;
     w.reach = (int)(band.right < 0 ? most
                                    : gpu_clamp(band.diagonal + fattn_min64(band.right, limit) + 1,
@@ -240,8 +242,8 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
     for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
         sum += gpu_shfl_xor(sum, n);
     }
-    if (wgmma_is_ordered(p) && inside && lane < 2 && row.q.i % S::QUERIES == 0) {
-        saved.turns[2 * (at / S::QUERIES) + lane] = 0;
+    if (wgmma_is_ordered(p) && inside && lane == 0 && row.q.i % S::QUERIES == 0) {
+        saved.turns[at / S::QUERIES] = 0;
     }
     if (inside && lane == 0) {
         const bool empty = lse == -fattn_f32_infinity();

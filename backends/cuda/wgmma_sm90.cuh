@@ -190,6 +190,14 @@ GPU_DEVICE void wgmma_await_added(void)
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+/* A word of global memory that other blocks write; what they did before is seen after. */
+GPU_DEVICE int32_t wgmma_peek(const int32_t *from)
+{
+    int32_t x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
 /* Lets copies and products see what this thread has stored in shared memory. */
 GPU_DEVICE void wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

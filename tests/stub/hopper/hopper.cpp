@@ -391,6 +391,7 @@ static int32_t mma_peek(const int32_t *from)
     yield();
     return *from;
 }
+static int32_t wgmma_peek(const int32_t *from) { return mma_peek(from); }
 static void mma_poke(int32_t *to, int32_t x)
 {
     *to = x;

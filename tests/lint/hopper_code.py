@@ -40,8 +40,8 @@ FULL_SPILLS = {"full_64": 188, "full_128": 672, "full_256": 208,
                "bias_64": 24, "bias_128": 116, "bias_256": 120, "mask_128": 84, "dropout_256": 148, "blocks_256": 36}
 FULL_SPILLS.update({f"backward_{run}_{width}": 104 for width in (64, 128, 256)
                     for run in ("full", "bias", "dbias", "mask", "alibi", "softcap", "dropout")})
-FULL_SPILLS.update({"backward_full_128": 1024, "backward_softcap_128": 196, "backward_dropout_128": 172,
-                    "backward_dbias_128": 148, "backward_bias_128": 124, "backward_mask_128": 120,
+FULL_SPILLS.update({"backward_full_128": 1048, "backward_softcap_128": 196, "backward_dropout_128": 172,
+                    "backward_dbias_128": 148, "backward_bias_128": 124, "backward_mask_128": 148,
                     "backward_full_256": 132})
 
 

@@ -121,7 +121,8 @@ template <class S> GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *
 }
 
 /* The number of an item after the first is asked for late, when the copies of the one before are
- * about to end: who asks early holds on to items that others could begin. */
+ * about to end: who asks early holds on to items that others could begin. An item for which the one
+ * before would wait is not taken until that is through. */
 template <class S>
 GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
 {
@@ -330,8 +331,8 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
     if (w.peers) {
-        const int number = w.start / w.apart,
-                  before = w.block - number; /* items of earlier parts */
+        const int number = w.start / w.apart;
+        const int before = w.block - number; /* items of earlier parts */
         return before + wgmma_shift_turn(number, w.peers, w.apart, tile);
     }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
@@ -343,6 +344,7 @@ typedef struct wgmma_adder {
     int group, past;
 } wgmma_adder;
 
+/* The place of what it adds is free. */
 GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
 {
     GPU_ROLLED

@@ -557,19 +557,8 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.bias_rows = mma_has<S>(g, FATTN_BIAS) &&
                   mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
     w.mask_rows = mma_has<S>(g, FATTN_MASK) && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
-    w.hk = work.head;
-    w.split = (int)work.split;
-    w.group = g.group;
-    const gpu_item_rows rows = gpu_item_rows_of(work.block, S::ROWS, w.pairs.seq.sq, w.group);
-    w.i0 = rows.i0;
-    w.i1 = rows.i1;
-    w.offset = (int)(rows.first - rows.i0 * w.group);
-    const gpu_item_part part =
-        gpu_item_part_of(gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS), w.split);
-    w.rows = part.exists ? rows.count : 0;
-    w.block = part.block;
-    w.past = part.past;
-    w.whole = part.whole;
+    const int64_t first = gpu_item_set(g, work, S::ROWS, S::KEYS, w);
+    w.offset = (int)(first - w.i0 * w.group);
     if (S::KNOWN == FATTN_BIAS || S::KNOWN == FATTN_MASK) {
         const bool bias = S::KNOWN == FATTN_BIAS;
         const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;

@@ -281,45 +281,14 @@ GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &
     gpu_finish_sums<S::WIDTH>(g, row, [&](int c) { return wgmma_sums_of<S>(sums, r, c); });
 }
 
-/* dSink of a head: a thread's sum of some rows, and a tree. */
-template <class S> GPU_DEVICE void wgmma_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
-{
-    const fattn_problem &p = g.problem;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const float sink = ((const float *)g.buffers.sink)[h];
-    float sum = 0;
-    for (int64_t b = 0; b < p.batch; b++) {
-        const fattn_sequence seq = gpu_sequence(g, b);
-        const int64_t at = (int64_t)wgmma_saved_tile<S>(g, saved, seq, b, h) * S::QUERIES;
-        for (int64_t i = gpu_thread(); i < seq.sq; i += WGMMA_SINK_THREADS) {
-            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -saved.lse[at + i]));
-            sum -= weight * saved.delta[at + i];
-        }
-    }
-    gpu_store_dsink<WGMMA_SINK_THREADS>(g, sums, h, sum);
-}
-
-/* Visits rows 0 .. `rows` - 1 of all heads. */
-template <class Visit>
-GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
-{
-    enum { BLOCK = WGMMA_ROWS_THREADS / GPU_ROW_THREADS };
-    const int64_t count = g.problem.batch * g.problem.heads_q * rows;
-    for (int64_t n = gpu_block() * BLOCK; n < count; n += gpu_blocks() * BLOCK) {
-        const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;
-        gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), rows);
-        row.exists = row.exists && number < count;
-        visit(row);
-    }
-}
-
 template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
     wgmma_items_set<S>(g);
-    wgmma_visit_rows(g, g.tiling.q_blocks * S::QUERIES,
-                     [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
+    gpu_visit_rows<WGMMA_ROWS_THREADS>(
+        g, g.tiling.q_blocks * S::QUERIES,
+        [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
 }
 
 template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)
@@ -327,8 +296,12 @@ template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)
     GPU_SHARED float sums[WGMMA_SINK_THREADS];
     gpu_admit_later();
     gpu_await_earlier();
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
     for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) {
-        wgmma_sink_head<S>(g, sums, h);
+        gpu_sink_head<WGMMA_SINK_THREADS>(
+            g, saved.lse, saved.delta, h, sums, [&](const fattn_sequence &seq, int64_t b) {
+                return (int64_t)wgmma_saved_tile<S>(g, saved, seq, b, h) * S::QUERIES;
+            });
     }
 }
 
@@ -336,8 +309,8 @@ template <class S> GPU_DEVICE void wgmma_dq_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
-    wgmma_visit_rows(g, g.problem.seqlen_q,
-                     [&](const gpu_global_row &row) { wgmma_finish_row<S>(g, row); });
+    gpu_visit_rows<WGMMA_ROWS_THREADS>(
+        g, g.problem.seqlen_q, [&](const gpu_global_row &row) { wgmma_finish_row<S>(g, row); });
 }
 
 #endif

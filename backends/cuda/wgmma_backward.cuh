@@ -363,6 +363,7 @@ GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder add
         if (mma_lane() == 0) {
             wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
         }
+        __syncwarp();
     }
 }
 
@@ -375,6 +376,7 @@ GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder 
     if (mma_lane() == 0) {
         while (wgmma_peek(turn) != own) {}
     }
+    __syncwarp();
     wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
     wgmma_add_tile<S>(b, adder, to);
     wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);

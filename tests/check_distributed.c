@@ -300,14 +300,53 @@ static fattn_forecast forecast_of(const fattn_whole *whole, fattn_scheme scheme,
 static void check_balance(void)
 {
     bool exact = true;
-    for (int64_t ranks = 1; ranks <= 64; ranks *= 2) {
+    for (int64_t ranks = 1; ranks <= 1024; ranks *= 2) {
         const fattn_problem p = problem_of(1 << 20, 1 << 20, -1, 0);
         const fattn_whole whole = {.problem = &p, .split = FATTN_SPLIT_ZIGZAG, .ranks = ranks};
         const double all = (double)(1 << 20) * ((1 << 20) + 1) / 2;
         const fattn_forecast f = forecast_of(&whole, FATTN_SCHEME_RING, 1e12);
         exact = exact && f.least_pairs == all / (double)ranks && f.most_pairs == f.least_pairs;
     }
-    tap_check(exact, "under zigzag all ranks have exactly the same number of pairs");
+    tap_check(exact, "under zigzag all of up to 1024 ranks have exactly the same number of pairs");
+}
+
+/* Heads in turns over two ranks: besides the larger of computing and transfers, a turn's share of
+ * both is all that there is, whichever is the larger. */
+static void check_exchange(const fattn_whole *eight)
+{
+    fattn_whole whole = *eight;
+    whole.ranks = 2;
+    double worst = 0;
+    for (double bandwidth = 1e6; bandwidth < 1e13; bandwidth *= 2) {
+        const fattn_speed speed = {.flops = 1e12, .bandwidth = bandwidth};
+        fattn_forecast f;
+        if (fattn_forecast_make(&whole, FATTN_SCHEME_HEADS, &speed, &f) || f.turns != 4) {
+            exit(1);
+        }
+        const double most = f.computing > f.transferring ? f.computing : f.transferring;
+        const double over = (f.seconds - most) / (f.computing + f.transferring);
+        worst = over > worst ? over : worst;
+    }
+    tap_check(worst > 0.05 && worst < 0.126, "4 turns: %.3f of both are not side by side", worst);
+    static const struct {
+        int64_t heads_q, heads_k, ranks, wanted, turns;
+    } cases[] = {{8, 8, 2, 3, 2},  {8, 8, 2, 4, 4},  {8, 8, 2, 100, 4}, {32, 8, 8, 4, 4},
+                 {32, 8, 8, 3, 2}, {32, 8, 4, 5, 4}, {8, 8, 2, 1, 1},   {24, 4, 4, 4, 3}};
+    bool right = true;
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        fattn_problem p = *eight->problem;
+        p.heads_q = cases[n].heads_q, p.heads_k = cases[n].heads_k;
+        whole.problem = &p, whole.ranks = cases[n].ranks;
+        right = right &&
+                fattn_scheme_turns(&whole, FATTN_SCHEME_HEADS, cases[n].wanted) == cases[n].turns;
+    }
+    const fattn_problem small = problem_of(64, 64, -1, -1);
+    fattn_problem p = small;
+    p.heads_q = p.heads_k = 8;
+    whole.problem = &p, whole.ranks = 2;
+    tap_check(right && fattn_scheme_turns(&whole, FATTN_SCHEME_HEADS, 0) == 1 &&
+                  fattn_scheme_turns(&whole, FATTN_SCHEME_RING, 4) == 1,
+              "turns divide a rank's heads, and small exchanges are one");
 }
 
 static void check_forecast(void)
@@ -342,6 +381,7 @@ static void check_forecast(void)
     tap_check(best.seconds <= heads.seconds && best.seconds <= slow.seconds &&
                   best.seconds <= forecast_of(&whole, FATTN_SCHEME_BOTH, 1e6).seconds,
               "the choice falls on the fastest: %s", fattn_scheme_name(best.scheme));
+    check_exchange(&whole);
     p.heads_k = 1;
     const fattn_speed speed = {.flops = 1e12, .bandwidth = 1e9};
     fattn_forecast f;

@@ -239,17 +239,20 @@ static int64_t most_bytes(const rank_run *runs, int ranks)
     return most;
 }
 
-/* With a byte less than they like two heads of keys take turns; with one byte none can. */
-static bool turns_are_right(int64_t index, int ranks, int *tried)
+/* With a byte less than they like in one turn, heads of keys take more of them; with one byte none
+ * can. */
+static bool turns_are_right(fattn_scheme scheme, int64_t index, int ranks, int *tried)
 {
     divided d;
     divided_draw(&d, 21, index, ranks);
     const fattn_problem *const p = &d.problem;
-    if (d.scheme != FATTN_SCHEME_RING || d.ragged || p->batch != 1 || p->heads_k != 2 ||
-        p->features & FATTN_DROPOUT || p->outputs & FATTN_OUT_DBIAS || p->seqlen_q < 30 ||
-        p->seqlen_k < 30) {
+    const bool ring = scheme == FATTN_SCHEME_RING;
+    if (d.scheme != scheme || p->seqlen_q < 30 || p->seqlen_k < 30 ||
+        (ring && (d.ragged || p->batch != 1 || p->outputs & FATTN_OUT_DBIAS || p->heads_k != 2)) ||
+        (!ring && p->heads_k == (scheme == FATTN_SCHEME_BOTH ? 2 : ranks))) {
         return true;
     }
+    d.turns = 1;
     const divided *const problems[THREADS_MAX] = {&d, &d, &d, &d, &d, &d, &d, &d};
     rank_run runs[THREADS_MAX];
     threads all;
@@ -286,14 +289,14 @@ static bool turns_are_right(int64_t index, int ranks, int *tried)
     return good;
 }
 
-static void check_turns(void)
+static void check_turns(fattn_scheme scheme)
 {
     int right = 0, tried = 0, all = 1200;
     for (int n = 0; n < all; n++) {
-        right += turns_are_right(n, 2 + n % 3, &tried);
+        right += turns_are_right(scheme, n, 2 + n % 3, &tried);
     }
-    tap_check(right == all && tried > 15, "%d of %d problems are right in less memory",
-              right - (all - tried), tried);
+    tap_check(right == all && tried > 15, "scheme %d: %d of %d problems are right in less memory",
+              (int)scheme, right - (all - tried), tried);
 }
 
 /* --- Faults ----------------------------------------------------------------------------------- */
@@ -484,6 +487,7 @@ static void check_failures(fattn_op op, fattn_scheme scheme)
         divided_draw(&d, 3, ++index, RANKS);
     } while (d.problem.op != op || d.scheme != scheme || d.problem.seqlen_q < 20 ||
              d.problem.seqlen_k < 20 || d.problem.features & (FATTN_CAUSAL | FATTN_WINDOW));
+    d.turns = 6;
     divided_solve(&d, 3, index);
     outcome last = FAILED;
     while (last == FAILED && failures < 40) {
@@ -553,12 +557,14 @@ static void *run_timed(void *context)
 }
 
 /* In a zigzag ring's backward every group of messages has kernels beside it, also the last one,
- * which carries gradients home. The first two compare plans. */
-static void check_overlap(void)
+ * which carries gradients home; in an exchange of heads all but the first one and the last. Before
+ * them two groups compare plans. */
+static void check_overlap(fattn_scheme scheme, int groups)
 {
     divided d;
     threads all;
     timed_run runs[2];
+    const bool ring = scheme == FATTN_SCHEME_RING;
     memset(&d, 0, sizeof d);
     fattn_problem_init(&d.problem);
     d.problem.op = FATTN_BACKWARD;
@@ -568,7 +574,9 @@ static void check_overlap(void)
     d.problem.dim = d.problem.dim_v = 32;
     d.problem.pointer_alignment = 2;
     d.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
-    d.split = FATTN_SPLIT_ZIGZAG, d.scheme = FATTN_SCHEME_RING;
+    d.problem.heads_q = d.problem.heads_k = ring ? 1 : 8;
+    d.split = FATTN_SPLIT_ZIGZAG, d.scheme = scheme;
+    d.turns = 4;
     const bool solved = !divided_solve(&d, 1, 1);
     threads_make(&all, 2);
     for (int r = 0; r < 2; r++) {
@@ -582,14 +590,15 @@ static void check_overlap(void)
     for (int r = 0; r < 2; r++) {
         pthread_join(runs[r].run.thread, NULL);
         const timed *const t = &runs[r].t;
-        good = good && !runs[r].run.status && t->count == 4;
-        for (int n = 2; good && n < t->count; n++) {
+        good = good && !runs[r].run.status && t->count == groups;
+        for (int n = ring ? 2 : 3; good && n < t->count - !ring; n++) {
             least = t->beside[n] < least ? t->beside[n] : least;
         }
         divided_share_free(&runs[r].run.share);
     }
-    tap_check(good && least > 1e-5, "kernels run beside all messages: %.3g ms at least",
-              least * 1e3);
+    tap_check(good && least > 1e-5,
+              "scheme %d: kernels run beside messages in %d groups: %.3g ms at least", (int)scheme,
+              groups, least * 1e3);
     threads_free(&all);
     divided_free(&d);
 }
@@ -654,7 +663,8 @@ int main(int argc, char **argv)
     }
     check_pieces(FATTN_FORWARD);
     check_pieces(FATTN_BACKWARD);
-    check_turns();
+    check_turns(FATTN_SCHEME_RING);
+    check_turns(FATTN_SCHEME_HEADS);
     check_disagreement();
     check_lengths();
     check_silence();
@@ -663,7 +673,8 @@ int main(int argc, char **argv)
     check_failures(FATTN_FORWARD, FATTN_SCHEME_REDUCE);
     check_failures(FATTN_BACKWARD, FATTN_SCHEME_RING);
     check_failures(FATTN_BACKWARD, FATTN_SCHEME_HEADS);
-    check_overlap();
+    check_overlap(FATTN_SCHEME_RING, 4);
+    check_overlap(FATTN_SCHEME_HEADS, 8);
     check_arguments();
     fattn_cache_clear();
     return tap_done();

@@ -39,6 +39,7 @@ typedef enum divided_id {
 typedef struct divided {
     fattn_problem problem; /* undivided */
     int64_t memory;        /* of a plan, or 0 */
+    int64_t turns;         /* that heads take where ranks exchange them */
     fattn_split split;
     fattn_scheme scheme;
     int32_t cu_q[DIVIDED_BATCH + 1], cu_k[DIVIDED_BATCH + 1]; /* filled in always */
@@ -237,6 +238,7 @@ static inline void divided_draw(divided *d, uint64_t seed, int64_t index, int ra
     }
     d->seed = draw_bits(rng);
     d->offset = draw_bits(rng);
+    d->turns = draw_between(rng, 0, 6);
 }
 
 /* Entries of a bias or mask. An axis that is summed over has one, whatever its length. */
@@ -589,6 +591,7 @@ static inline fattn_status divided_run(const divided *d, const fattn_transport *
     group.split = d->split;
     group.scheme = d->scheme;
     group.memory = d->memory;
+    group.turns = d->turns;
     group.timeout = timeout;
     fattn_buffers b;
     divided_buffers(d, share->at, share->dsink, &b);

@@ -34,7 +34,8 @@ typedef struct forward_kind {
                       arena *from);   /* returns how many strips there are */
     void (*prepare)(const panel *pn); /* scratch of all strips that no item changes */
     const query_form *(*choose_form)(const panel *pn);
-    /* Whether o is better made by rows, and values allow it. only: the strip has one tile of keys */
+    /* Whether o is better made by rows, and values allow it. only: the strip has one tile of
+     * keys. */
     bool (*rows_pay)(const forward *f, bool only);
     /* Loads a tile's keys, and values where they are wanted. cached: what is there before, and what
      * is after. Returns whether values are pairs. */

@@ -90,10 +90,11 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
 /* The block's barriers by number (wgmma_named_sync). */
 enum {
     WGMMA_DS_MADE = 1,  /* of all that multiply */
-    WGMMA_DQ_MADE = 2,  /* .. 5: of a warpgroup and an adder, of even tiles, then of odd ones */
-    WGMMA_DQ_ADDED = 6, /* .. 7: of a warpgroup and the adder of its last sums */
-    WGMMA_CLEARED = 8,  /* .. 9: of a warpgroup */
-    WGMMA_P_MADE = 10   /* of all that multiply */
+    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and an adder */
+    WGMMA_DQ_ADDED = 4, /* .. 5: of a warpgroup and the adder of its last sums */
+    WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
+    WGMMA_P_MADE = 8,   /* of all that multiply */
+    WGMMA_NEXT_DUE = 9  /* .. 10: of both adders, by whose tile is next */
 };
 enum { WGMMA_WITH_ADDER = 128 + 32 };
 
@@ -120,7 +121,8 @@ template <class S> GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *
 }
 
 /* The number of an item after the first is asked for late, when the copies of the one before are
- * about to end: who asks early holds on to items that others could begin. */
+ * about to end: who asks early holds on to items that others could begin. An item for which the one
+ * before would wait is not taken until that is through. */
 template <class S>
 GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
 {
@@ -141,9 +143,11 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     for (int n = 0;; n++) {
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
-            const int next = wgmma_peek((const int32_t *)saved.taken);
-            if (ordered && !wgmma_shift_may_take(part, wgmma_shift_taken(g, next))) {
-                wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
+            if (part >= 0) {
+                const int next = wgmma_peek((const int32_t *)saved.taken);
+                if (next < items && !wgmma_shift_may_take(part, wgmma_shift_taken(g, next))) {
+                    wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
+                }
             }
         }
         if (n > 0 || ordered) {
@@ -327,72 +331,99 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
     if (w.peers) {
-        const int number = w.start / w.apart,
-                  before = w.block - number; /* items of earlier parts */
+        const int number = w.start / w.apart;
+        const int before = w.block - number; /* items of earlier parts */
         return before + wgmma_shift_turn(number, w.peers, w.apart, tile);
     }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
     return (past - 1) / S::KEYS - w.block;
 }
 
-/* Adds a tile of dQ, halves of warpgroups `group` to `past` - 1, when they are made. The turn is
- * awaited before, which costs nothing when others are ahead. */
-template <class S>
-GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, int group, int past, int odd,
-                               float *to, int32_t *turn, int32_t own)
+/* What an adder adds of a tile: halves of warpgroups `group` to `past` - 1. */
+typedef struct wgmma_adder {
+    int group, past;
+} wgmma_adder;
+
+/* The place of what it adds is free. */
+GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
 {
-    const bool leads = mma_lane() == 0;
-    if (turn && leads) {
-        while (wgmma_peek(turn) != own) {}
-    }
-    __syncwarp();
     GPU_ROLLED
-    for (int n = group; n < past; n++) {
-        wgmma_named_sync(WGMMA_DQ_MADE + 2 * odd + n, WGMMA_WITH_ADDER);
-        if (leads) {
+    for (int n = adder.group; n < adder.past; n++) {
+        wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
+    }
+}
+
+/* Adds a tile of dQ when it is made. */
+template <class S>
+GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder adder, float *to)
+{
+    GPU_ROLLED
+    for (int n = adder.group; n < adder.past; n++) {
+        wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
+        if (mma_lane() == 0) {
             wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
         }
     }
-    if (leads) {
+}
+
+/* The same in turn, by the adder of even or of odd tiles. It awaits the turn before the tile is
+ * made, which costs nothing when others are ahead. */
+template <class S>
+GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder adder, int odd,
+                                  float *to, int32_t *turn, int32_t own)
+{
+    if (mma_lane() == 0) {
+        while (wgmma_peek(turn) != own) {}
+    }
+    wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
+    wgmma_add_tile<S>(b, adder, to);
+    wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);
+    if (mma_lane() == 0) {
         wgmma_await_read();
     }
     __syncwarp();
-    GPU_ROLLED
-    for (int n = group; n < past; n++) {
-        wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
-    }
-    if (turn && leads) {
+    wgmma_free_dq(adder);
+    if (mma_lane() == 0) {
         wgmma_await_added();
         mma_fence();
         mma_poke(turn, own + 1);
     }
+    __syncwarp();
 }
 
 /* Adder 0 or 1. Each adds what a warpgroup makes, or, in turn, every other tile: to add a tile in
- * turn, and to say so, takes longer than to make it. */
+ * turn, and to say so, takes longer than to make it. What is free or due at first is waited for at
+ * last. */
 template <class S>
-GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int adder)
+GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int number)
 {
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const bool ordered = wgmma_is_ordered(g.problem);
-    const int group = ordered ? 0 : adder, past = ordered ? (int)S::WARPGROUPS : adder + 1;
+    const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1};
     const wgmma_backward_item *w;
-    int odd = 0;
-    if (!ordered || adder == 0) {
-        GPU_ROLLED
-        for (int n = group; n < past; n++) { /* the place is free */
-            wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
-        }
+    int odd = 0; /* of the next tile */
+    if (!ordered || number == 0) {
+        wgmma_free_dq(adder);
+    } else {
+        wgmma_named_arrive(WGMMA_NEXT_DUE, 64);
     }
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
         int first = w->saved; /* the head's first tile */
         int tile = w->start;
         GPU_ROLLED
         for (int left = wgmma_tiles_of<S>(b, *w); left > 0; left--) {
-            if (!ordered || odd == adder) {
-                const int64_t at = first + tile;
-                wgmma_add_tile<S>(b, group, past, odd, saved.dq + at * (S::QUERIES * S::WIDTH),
-                                  ordered ? saved.turns + at : NULL, wgmma_own_turn<S>(*w, tile));
+            const int64_t at = first + tile;
+            float *const to = saved.dq + at * (S::QUERIES * S::WIDTH);
+            if (!ordered) {
+                wgmma_add_tile<S>(b, adder, to);
+                if (mma_lane() == 0) {
+                    wgmma_await_read();
+                }
+                __syncwarp();
+                wgmma_free_dq(adder);
+            } else if (odd == number) {
+                wgmma_add_in_turn<S>(b, adder, odd, to, saved.turns + at,
+                                     wgmma_own_turn<S>(*w, tile));
             }
             odd ^= 1;
             tile = wgmma_next_tile(*w, tile);
@@ -400,6 +431,9 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
         }
         __syncwarp();
         wgmma_release(&b.control->item_empty[n % 2]);
+    }
+    if (ordered && odd == number) {
+        wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
     }
     if (mma_lane() == 0) {
         wgmma_await_added();
@@ -747,7 +781,7 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
         wgmma_put(at + n / 4 * 8 * 256 + n % 2 * 256, dq[n / 4][n % 4]);
     }
     wgmma_publish();
-    wgmma_named_arrive(WGMMA_DQ_MADE + (walk.ds ? 2 : 0) + walk.group, WGMMA_WITH_ADDER);
+    wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
 /* The end of a tile, once dK is begun: S^T of the next one begins, and the place of the queries is

@@ -67,7 +67,7 @@ struct wgmma_backward_shape {
 /* An item: a tile of keys of a key/value head, and the queries that see some of it. */
 typedef struct wgmma_backward_item {
     int first, past;             /* tiles of queries */
-    int start, peers, apart;     /* the tile it begins with; of shifted items, see there */
+    int start, peers;            /* the tile it begins with; of shifted items, see there */
     int full, full_past;         /* those whose pairs are all kept */
     int keys, owned;             /* of the tile: that exist, and that have gradients */
     int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_UNBOUNDED */
@@ -77,6 +77,7 @@ typedef struct wgmma_backward_item {
     int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: of keys */
     int saved;      /* tile of lse, delta and dQ of the first query's first head */
     int block;      /* of keys */
+    int apart;      /* of shifted items */
     int batch;      /* and what features need besides: */
     int64_t dk, dv; /* elements of the first key's gradients */
     int64_t diagonal, q_position, k_position;

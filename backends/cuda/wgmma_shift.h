@@ -44,8 +44,8 @@ typedef struct wgmma_shift {
 
 FATTN_HD int wgmma_shift_least(int a, int b) { return a < b ? a : b; }
 
-/* Item `taken` in the order of taking. Where parts of few heads would leave blocks idle, items are
- * not shifted. */
+/* Item `taken` in the order of taking, of those that there are. Where parts of few heads would
+ * leave blocks idle, items are not shifted. */
 FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
 {
     const int room = wgmma_shift_least(run.side_by_side, run.q_blocks / 2);

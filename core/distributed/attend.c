@@ -133,7 +133,7 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
     b.v = keys->v + block.v[k_run] - block.v[0];
     b.o = merges ? plan->part_o : plan->sum[run];
     b.lse = merges ? plan->part_lse : plan->lse[run];
-    const int64_t head = plan->member * p.heads_q; /* the first of this member */
+    const int64_t head = plan->member * plan->heads_q + plan->turn * p.heads_q; /* the first */
     b.alibi_slopes = given->alibi_slopes ? (const float *)given->alibi_slopes + head : NULL;
     b.sink = p.features & FATTN_SINK ? (const float *)given->sink + head : NULL;
     shift_scores(plan, given, owner, q_run, k_run, &b);
@@ -150,7 +150,7 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
         b.dq = plan->sum[run];
         b.dk = plan->gradients ? sums + gradients.k[k_run] : NULL;
         b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
-        b.dsink = plan->dsink + plan->transport.rank * p.heads_q;
+        b.dsink = plan->dsink + plan->transport.rank * plan->heads_q + plan->turn * p.heads_q;
     }
     return fattn_execute(plan_of(plan, &p), &b, plan->workspace, plan->transport.stream);
 }

@@ -5,6 +5,7 @@
  * of all members for its part of the heads, and sends what it made of them back: all to all.
  */
 #include "core/backend.h"
+#include "core/band.h"
 #include "core/distributed/group.h"
 #include "core/dtype.h"
 
@@ -52,37 +53,44 @@ static void add_lse(const fattn_group_plan *plan, tensor *list, int *count, void
 /* A place in a block; NULL before there is one. */
 static char *inside(char *block, int64_t offset) { return block ? block + offset : NULL; }
 
-static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, tensor *list)
+/* Where the last one of a list is packed. */
+static void pack_at(tensor *list, int count, void *first, void *second)
+{
+    list[count - 1].packed[0] = first;
+    list[count - 1].packed[1] = second;
+}
+
+/* Of a turn. Turns that share keys get them with the first one, and give their gradients with the
+ * last. */
+static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn, tensor *list)
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
     const fattn_block block = fattn_group_block_keys(plan, plan->rank);
+    char *const own = plan->own;
     int count = 0;
     if (!plan->direct) {
         add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
+        pack_at(list, count, plan->q[0], plan->q[1]);
     }
-    if (!plan->keys_direct) {
+    if (!plan->keys_direct && turn % plan->sharing == 0) {
         add(list, &count, true, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
+        pack_at(list, count, inside(own, block.k[0]), inside(own, block.k[1]));
         add(list, &count, true, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
+        pack_at(list, count, inside(own, block.v[0]), inside(own, block.v[1]));
     }
     if (plan->backward && !plan->direct) {
         add(list, &count, false, p, b->o, &l->o, p->dtype_o, p->dim_v);
+        pack_at(list, count, plan->o[0], plan->o[1]);
         add(list, &count, false, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
+        pack_at(list, count, plan->dout[0], plan->dout[1]);
     }
     if (plan->backward) {
         add_lse(plan, list, &count, b->lse);
+        pack_at(list, count, plan->lse[0], plan->lse[1]);
     }
     if (p->features & FATTN_DLSE) {
         add_lse(plan, list, &count, (void *)b->dlse);
-    }
-    for (int n = 0; n < FATTN_RUNS; n++) {
-        char *const k = inside(plan->own, block.k[n]), *const v = inside(plan->own, block.v[n]);
-        char *const lse = (char *)plan->lse[n], *const dlse = (char *)plan->dlse[n];
-        char *const packed[] = {plan->q[n], k, v, plan->o[n], plan->dout[n], lse, dlse};
-        char *const direct[] = {k, v, lse, dlse};
-        char *const *const places = plan->keys_direct ? direct + 2 : plan->direct ? direct : packed;
-        for (int t = 0; t < count; t++) {
-            list[t].packed[n] = places[t];
-        }
+        pack_at(list, count, plan->dlse[0], plan->dlse[1]);
     }
     return count;
 }
@@ -93,7 +101,7 @@ static char *lse_of(const fattn_group_plan *plan, int run)
                                                    : plan->lse[run]);
 }
 
-static int results(const fattn_group_plan *plan, const fattn_buffers *b, tensor *list)
+static int results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn, tensor *list)
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
     const fattn_block block = fattn_group_block_sums(plan, plan->rank);
@@ -109,11 +117,12 @@ static int results(const fattn_group_plan *plan, const fattn_buffers *b, tensor 
         add(list, &count, false, p, b->dq, &l->dq, p->dtype, p->dim);
     }
     const int first_key = count;
-    if (p->outputs & FATTN_OUT_DK) {
+    const bool keys = turn % plan->sharing == plan->sharing - 1;
+    if (keys && p->outputs & FATTN_OUT_DK) {
         add(list, &count, true, p, b->dk, &l->dk, p->dtype_kv, p->dim);
     }
     const int first_value = count;
-    if (p->outputs & FATTN_OUT_DV) {
+    if (keys && p->outputs & FATTN_OUT_DV) {
         add(list, &count, true, p, b->dv, &l->dv, p->dtype_v, p->dim_v);
     }
     for (int t = 0; t < count; t++) {
@@ -261,71 +270,91 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
 
 /* --- All to all ------------------------------------------------------------------------------- */
 
-int64_t fattn_group_slot(const fattn_group_plan *plan)
+/* What two members exchange of a turn: inputs, or results. */
+static int tensors_of(const fattn_group_plan *plan, const fattn_buffers *b, bool in, int64_t turn,
+                      tensor *list)
 {
-    const fattn_buffers none = {.struct_size = sizeof none};
-    tensor list[2][TENSORS];
-    const int counts[] = {inputs(plan, &none, list[0]), results(plan, &none, list[1])};
-    int64_t most = 0;
-    for (int64_t m = 0; m < plan->members; m++) {
-        for (int n = 0; n < 2; n++) {
-            int64_t bytes = 0;
-            for (int t = 0; t < counts[n]; t++) {
-                bytes += stream_bytes(plan, &list[n][t], fattn_group_rank(plan, plan->rank, m));
-            }
-            most = bytes > most ? bytes : most;
-        }
-    }
-    return most;
+    return in ? inputs(plan, b, turn, list) : results(plan, b, turn, list);
 }
 
-/* What a member's rows take in a stream of all tensors. */
-static int64_t bytes_of(const fattn_group_plan *plan, const tensor *list, int count, int64_t member)
+/* Bytes of them in a stream, of a member's rows; 0 where there is no such turn. */
+static int64_t bytes_of(const fattn_group_plan *plan, bool in, int64_t turn, int64_t member)
 {
+    const fattn_buffers none = {.struct_size = sizeof none};
+    tensor list[TENSORS];
     int64_t bytes = 0;
+    const bool there = turn >= 0 && turn < plan->turns;
+    const int count = there ? tensors_of(plan, &none, in, turn, list) : 0;
     for (int t = 0; t < count; t++) {
         bytes += stream_bytes(plan, &list[t], fattn_group_rank(plan, plan->rank, member));
     }
     return bytes;
 }
 
-/* Sends each member its slot, and receives theirs. With inputs this rank's rows for another
- * member's heads go out, and the other's rows for its own heads come; with results the reverse. */
-static fattn_status swap(const fattn_group_plan *plan, const tensor *list, int count, bool inward)
+/* Turns that share keys differ in what they exchange. */
+static int64_t most_bytes(const fattn_group_plan *plan, bool in)
 {
-    const int64_t members = plan->members, own = bytes_of(plan, list, count, plan->member);
-    fattn_status status = FATTN_OK;
-    for (int64_t d = 1; !status && d < members;) {
-        fattn_message messages[FATTN_MESSAGES_MAX];
-        int n = 0;
-        for (; n + 2 <= FATTN_MESSAGES_MAX && d < members; d++) {
-            const int64_t to = (plan->member + d) % members;
-            const int64_t from = (plan->member - d + members) % members;
-            fattn_group_add_message(messages, &n, fattn_group_rank(plan, plan->rank, to),
-                                    FATTN_TAG_MEMBERS, false, plan->outward + to * plan->slot,
-                                    inward ? own : bytes_of(plan, list, count, to));
-            fattn_group_add_message(messages, &n, fattn_group_rank(plan, plan->rank, from),
-                                    FATTN_TAG_MEMBERS, true, plan->inward + from * plan->slot,
-                                    inward ? bytes_of(plan, list, count, from) : own);
+    int64_t most = 0;
+    for (int64_t m = 0; m < plan->members; m++) {
+        for (int64_t turn = 0; turn < plan->turns; turn++) {
+            most = fattn_max64(most, bytes_of(plan, in, turn, m));
         }
-        status = fattn_group_carry(plan, messages, n);
     }
-    return status;
+    return most;
 }
 
-/* Copies between shares or packed rows and the slots of all other members. */
-static fattn_status copy_slots(const fattn_group_plan *plan, const tensor *list, int count,
-                               place from, place to)
+/*
+ * A message of exchange x has the results of turn x - 2 and, behind them, the inputs of turn x.
+ * What even exchanges carry, and what odd ones do, lies in memory of its own: one is under way
+ * while the other is read or written. Results that have come stay until the end, one turn behind
+ * another; the inputs that came with them are used up when the next results take their place.
+ */
+fattn_slots fattn_group_slots(const fattn_group_plan *plan)
 {
+    if (plan->members == 1) {
+        return (fattn_slots){0, 0, 0};
+    }
+    const int64_t in = most_bytes(plan, true), out = most_bytes(plan, false);
+    const int64_t last = (plan->turns - 1) / 2; /* exchange 2 last has inputs, 2 last + 2 none */
+    return (fattn_slots){out, plan->turns > 2 ? in + out : fattn_max64(in, out),
+                         last * out + fattn_max64(in, out)};
+}
+
+static char *outward_at(const fattn_group_plan *plan, int64_t exchange, int64_t member)
+{
+    return plan->outward[exchange % 2] + member * plan->slots.outward;
+}
+
+static char *inward_at(const fattn_group_plan *plan, int64_t exchange, int64_t member)
+{
+    const int64_t before = exchange < 2 ? 0 : (exchange - 2) / 2;
+    return plan->inward[exchange % 2] + member * plan->slots.inward + before * plan->slots.results;
+}
+
+/* The first head that a member has in a turn, of queries or of keys. Without other members buffers
+ * begin at the turn's heads. */
+static int64_t first_head(const fattn_group_plan *plan, const tensor *t, int64_t turn,
+                          int64_t member)
+{
+    if (plan->members == 1) {
+        return 0;
+    }
+    return t->keys ? member * plan->heads_k + turn / plan->sharing * t->heads
+                   : member * plan->heads_q + turn * t->heads;
+}
+
+/* Between a stream of all tensors of a turn and the share, of which it is this rank's rows; or
+ * packed rows, of which it is the member's. */
+static fattn_status copy_stream(const fattn_group_plan *plan, const tensor *list, int count,
+                                int64_t turn, int64_t member, place from, place to, char *stream)
+{
+    const bool shares = from == SHARE || to == SHARE;
+    const int64_t rank = fattn_group_rank(plan, plan->rank, shares ? plan->member : member);
     fattn_status status = FATTN_OK;
-    for (int64_t m = 0; m < plan->members; m++) {
-        const bool shares = from == SHARE || to == SHARE;
-        const int64_t rank = fattn_group_rank(plan, plan->rank, shares ? plan->member : m);
-        char *stream = (to == STREAM ? plan->outward : plan->inward) + m * plan->slot;
-        for (int t = 0; !status && m != plan->member && t < count; t++) {
-            status = copy(plan, &list[t], rank, m * list[t].heads, from, to, stream);
-            stream += stream_bytes(plan, &list[t], rank);
-        }
+    for (int t = 0; !status && t < count; t++) {
+        status =
+            copy(plan, &list[t], rank, first_head(plan, &list[t], turn, member), from, to, stream);
+        stream += stream_bytes(plan, &list[t], rank);
     }
     return status;
 }
@@ -336,7 +365,89 @@ static fattn_status copy_own(const fattn_group_plan *plan, const tensor *list, i
     const int64_t rank = fattn_group_rank(plan, plan->rank, plan->member);
     fattn_status status = FATTN_OK;
     for (int t = 0; !status && t < count; t++) {
-        status = copy(plan, &list[t], rank, plan->member * list[t].heads, from, to, NULL);
+        const int64_t head = first_head(plan, &list[t], plan->turn, plan->member);
+        status = copy(plan, &list[t], rank, head, from, to, NULL);
+    }
+    return status;
+}
+
+fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_buffers *b,
+                                     int64_t turn)
+{
+    tensor list[TENSORS];
+    const int count = turn < plan->turns ? inputs(plan, b, turn, list) : 0;
+    fattn_status status = FATTN_OK;
+    for (int64_t m = 0; !status && count && m < plan->members; m++) {
+        if (m != plan->member) {
+            status = copy_stream(plan, list, count, turn, m, SHARE, STREAM,
+                                 outward_at(plan, turn, m) + bytes_of(plan, false, turn - 2, m));
+        }
+    }
+    return status;
+}
+
+fattn_status fattn_group_load_results(const fattn_group_plan *plan, int64_t turn)
+{
+    const fattn_buffers none = {.struct_size = sizeof none};
+    tensor list[TENSORS];
+    const int count = turn >= 0 ? results(plan, &none, turn, list) : 0;
+    fattn_status status = FATTN_OK;
+    for (int64_t m = 0; !status && count && m < plan->members; m++) {
+        char *const slot =
+            m == plan->member ? inward_at(plan, turn + 2, m) : outward_at(plan, turn + 2, m);
+        status = copy_stream(plan, list, count, turn, m, PACKED, STREAM, slot);
+    }
+    return status;
+}
+
+fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn_buffers *b)
+{
+    fattn_status status = FATTN_OK;
+    for (int64_t turn = 0; turn < plan->turns; turn++) {
+        tensor list[TENSORS];
+        const int count = results(plan, b, turn, list);
+        for (int64_t m = 0; !status && m < plan->members; m++) {
+            status = copy_stream(plan, list, count, turn, m, STREAM, SHARE,
+                                 inward_at(plan, turn + 2, m));
+        }
+    }
+    return status;
+}
+
+/* To the member so far up, and from the one so far down. */
+static void add_exchange(const fattn_group_plan *plan, int64_t x, int64_t distance,
+                         fattn_message *messages, int *count)
+{
+    const int64_t members = plan->members, own = plan->member;
+    const int64_t to = (own + distance) % members, from = (own - distance + members) % members;
+    const int64_t sent = bytes_of(plan, false, x - 2, to) + bytes_of(plan, true, x, own);
+    const int64_t received = bytes_of(plan, false, x - 2, own) + bytes_of(plan, true, x, from);
+    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->rank, to),
+                            FATTN_TAG_MEMBERS, false, outward_at(plan, x, to), sent);
+    fattn_group_add_message(messages, count, fattn_group_rank(plan, plan->rank, from),
+                            FATTN_TAG_MEMBERS, true, inward_at(plan, x, from), received);
+}
+
+void fattn_group_exchange_beside(const fattn_group_plan *plan, int64_t exchange,
+                                 fattn_message *messages, int *count)
+{
+    const int64_t most = fattn_ring_room(&plan->ring, plan->gradients) / 2;
+    for (int64_t d = 1; d < plan->members && d <= most; d++) {
+        add_exchange(plan, exchange, d, messages, count);
+    }
+}
+
+fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange, bool whole)
+{
+    int64_t d = 1 + (whole ? 0 : fattn_ring_room(&plan->ring, plan->gradients) / 2);
+    fattn_status status = FATTN_OK;
+    while (!status && d < plan->members) {
+        fattn_message messages[FATTN_MESSAGES_MAX];
+        int count = 0;
+        for (; count + 2 <= FATTN_MESSAGES_MAX && d < plan->members; d++) {
+            add_exchange(plan, exchange, d, messages, &count);
+        }
+        status = fattn_group_carry(plan, messages, count);
     }
     return status;
 }
@@ -351,12 +462,14 @@ fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_arg
 fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     tensor list[TENSORS];
-    const int count = inputs(plan, b, list);
+    const int count = inputs(plan, b, plan->turn, list);
     fattn_status status = copy_own(plan, list, count, SHARE, PACKED);
-    if (plan->members > 1) {
-        status = status ? status : copy_slots(plan, list, count, SHARE, STREAM);
-        status = status ? status : swap(plan, list, count, true);
-        status = status ? status : copy_slots(plan, list, count, STREAM, PACKED);
+    for (int64_t m = 0; !status && m < plan->members; m++) {
+        if (m != plan->member) {
+            status = copy_stream(plan, list, count, plan->turn, m, STREAM, PACKED,
+                                 inward_at(plan, plan->turn, m) +
+                                     bytes_of(plan, false, plan->turn - 2, plan->member));
+        }
     }
     return status;
 }
@@ -364,12 +477,6 @@ fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers 
 fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffers *b)
 {
     tensor list[TENSORS];
-    const int count = results(plan, b, list);
-    fattn_status status = FATTN_OK;
-    if (plan->members > 1) {
-        status = copy_slots(plan, list, count, PACKED, STREAM);
-        status = status ? status : swap(plan, list, count, false);
-        status = status ? status : copy_slots(plan, list, count, STREAM, SHARE);
-    }
-    return status ? status : copy_own(plan, list, count, PACKED, SHARE);
+    const int count = results(plan, b, plan->turn, list);
+    return copy_own(plan, list, count, PACKED, SHARE);
 }

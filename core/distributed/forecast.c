@@ -64,6 +64,7 @@ static double block_elements(const fattn_problem *p, double keys)
 typedef struct walker {
     double start, end; /* of the step */
     double computing, transferring, pairs, sent;
+    double last_work;         /* seconds of computing in the last step that has blocks */
     double block[FATTN_RUNS]; /* elements of its keys and values, by runs */
 } walker;
 
@@ -117,6 +118,7 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
     const double worked = w->start + work, moved = begin + transfer;
     w->end = most > 0 && moved > worked ? moved : worked;
     w->computing += work;
+    w->last_work = step == ring->last_step ? work : w->last_work;
     w->transferring += transfer;
     w->pairs += pairs;
     w->sent += out;
@@ -133,8 +135,14 @@ static void take_walker(fattn_forecast *f, const walker *w)
     f->seconds = w->end > f->seconds ? w->end : f->seconds;
 }
 
+/* What an exchange finds in a turn's ring: seconds of computing beside it, of the rank that has
+ * least; and how many others it reaches in the messages of that step. */
+typedef struct berth {
+    double computing, others;
+} berth;
+
 static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *speed,
-                                  fattn_forecast *f)
+                                  fattn_forecast *f, berth *found)
 {
     fattn_ring ring;
     fattn_status status = fattn_ring_make(whole, &ring);
@@ -164,8 +172,11 @@ static fattn_status foretell_ring(const fattn_whole *whole, const fattn_speed *s
     }
     f->steps = ring.last_step + 1;
     f->least_pairs = f->least_bytes = (double)INT64_MAX * (double)INT64_MAX;
+    *found = (berth){walkers[0].last_work, fattn_ring_room(&ring, rounds > f->steps) / 2};
     for (int64_t r = 0; r < whole->ranks; r++) {
+        const double work = walkers[r].last_work;
         take_walker(f, &walkers[r]);
+        found->computing = work < found->computing ? work : found->computing;
     }
     fattn_memory_free(walkers);
     fattn_ring_free(&ring);
@@ -187,8 +198,8 @@ static int64_t head_ranks(const fattn_whole *whole, int64_t limit)
     return most;
 }
 
-/* Bytes that a rank exchanges for its rows, if it gave none of them away itself. */
-static double exchanged_bytes(const fattn_whole *whole)
+/* Bytes of inputs, or of results, that a rank exchanges for its rows, if it kept none itself. */
+static double exchanged_bytes(const fattn_whole *whole, bool in)
 {
     const fattn_problem *const p = whole->problem;
     const double size = (double)fattn_dtype_size(p->dtype);
@@ -197,31 +208,87 @@ static double exchanged_bytes(const fattn_whole *whole)
     const double q = rows * (double)p->dim * size, o = rows * (double)p->dim_v * size_o;
     const double kv = block_elements(p, rows_of(whole, 0, fattn_whole_k)) * size;
     const double lse = rows * 4;
-    return p->op == FATTN_FORWARD ? q + kv + o + lse : 2 * (q + kv) + 2 * o + lse;
+    if (p->op == FATTN_FORWARD) {
+        return in ? q + kv : o + lse;
+    }
+    return in ? q + kv + 2 * o + lse : q + kv;
 }
 
-static fattn_status foretell_heads(const fattn_whole *whole, int64_t share,
+bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns)
+{
+    if (turns == 1 || heads_k == 0 || heads_k % turns == 0) {
+        return true;
+    }
+    return scheme == FATTN_SCHEME_HEADS && turns % heads_k == 0 &&
+           heads_q / heads_k % (turns / heads_k) == 0;
+}
+
+int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_t wanted)
+{
+    /* Beside 1 MiB the latency of a message is small, whatever carries it. */
+    const double least = 1 << 20;
+    const int64_t members =
+        fattn_scheme_declines(whole, scheme) ? 1 : fattn_scheme_members(whole, scheme);
+    const fattn_problem *const p = whole->problem;
+    const int64_t heads_q = p->heads_q / members, heads_k = p->heads_k / members;
+    if (members == 1) {
+        return 1;
+    }
+    if (wanted == 0) {
+        const double bytes = exchanged_bytes(whole, true) + exchanged_bytes(whole, false);
+        wanted = bytes >= 8 * least ? 8 : (int64_t)(bytes / least);
+    }
+    int64_t turns = fattn_max64(1, fattn_min64(wanted, heads_q));
+    while (!fattn_scheme_can_turn(scheme, heads_q, heads_k, turns)) {
+        turns--;
+    }
+    return turns;
+}
+
+/* Inputs of the first turn come and results of the last one go by themselves; the rest goes beside
+ * the last step of a turn's ring that computes, as far as a group has room for it. */
+static fattn_status foretell_heads(const fattn_whole *whole, fattn_scheme scheme,
                                    const fattn_speed *speed, fattn_forecast *f)
 {
+    const int64_t share = fattn_scheme_members(whole, scheme);
+    const int64_t turns = fattn_scheme_turns(whole, scheme, 0);
     fattn_problem part = *whole->problem;
-    part.heads_q /= share;
-    part.heads_k /= share;
+    part.heads_q /= share * turns;
+    part.heads_k = fattn_max64(1, part.heads_k / (share * turns));
     fattn_whole group = *whole;
     group.problem = &part;
     group.ranks = whole->ranks / share;
     fattn_speed own = *speed;
-    own.row /= (double)share; /* of its heads */
-    const fattn_status status = foretell_ring(&group, &own, f);
+    own.row /= (double)(share * turns); /* of its heads */
+    berth found;
+    const fattn_status status = foretell_ring(&group, &own, f, &found);
     if (status) {
         return status;
     }
-    const double bytes = exchanged_bytes(whole) * (double)(share - 1) / (double)share;
-    const double seconds = 2 * speed->latency + bytes / speed->bandwidth; /* there and back */
+    const double gone = (double)(share - 1) / (double)share / (double)turns;
+    const double in = exchanged_bytes(whole, true) * gone;
+    const double out = exchanged_bytes(whole, false) * gone;
+    const double first = speed->latency + in / speed->bandwidth;
+    const double last = speed->latency + out / speed->bandwidth;
+    const double others = (double)(share - 1);
+    const double fits = found.others < others ? found.others / others : 1;
+    double seconds = first + last, transferring = first + last;
+    for (int64_t turn = 0; turn < turns; turn++) {
+        const double bytes = (turn + 1 < turns ? in : 0) + (turn > 0 ? out : 0);
+        const double transfer = bytes > 0 ? speed->latency + bytes / speed->bandwidth : 0;
+        const double waits = transfer * fits - found.computing;
+        seconds += f->seconds + (waits > 0 ? waits : 0) + transfer * (1 - fits);
+        transferring += transfer;
+    }
     f->head_ranks = share;
-    f->least_bytes += bytes;
-    f->most_bytes += bytes;
-    f->transferring += seconds;
-    f->seconds += seconds;
+    f->turns = turns;
+    f->least_pairs *= (double)turns;
+    f->most_pairs *= (double)turns;
+    f->least_bytes = f->least_bytes * (double)turns + (in + out) * (double)turns;
+    f->most_bytes = f->most_bytes * (double)turns + (in + out) * (double)turns;
+    f->computing *= (double)turns;
+    f->transferring = f->transferring * (double)turns + transferring;
+    f->seconds = seconds;
     return FATTN_OK;
 }
 
@@ -287,15 +354,14 @@ static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
     if (why) {
         return fattn_fail(FATTN_UNSUPPORTED, "scheme \"%s\" %s", fattn_scheme_name(scheme), why);
     }
-    *f = (fattn_forecast){.scheme = scheme, .head_ranks = 1};
+    berth found;
+    *f = (fattn_forecast){.scheme = scheme, .head_ranks = 1, .turns = 1};
     fattn_status status = FATTN_OK;
     switch (scheme) {
     case FATTN_SCHEME_HEADS:
-    case FATTN_SCHEME_BOTH:
-        status = foretell_heads(whole, fattn_scheme_members(whole, scheme), speed, f);
-        break;
+    case FATTN_SCHEME_BOTH: status = foretell_heads(whole, scheme, speed, f); break;
     case FATTN_SCHEME_REDUCE: foretell_reduction(whole, speed, f); break;
-    default: status = foretell_ring(whole, speed, f);
+    default: status = foretell_ring(whole, speed, f, &found);
     }
     double pairs = 0;
     for (int64_t b = 0; b < whole->problem->batch; b++) {

@@ -20,6 +20,7 @@ typedef struct fattn_speed {
 typedef struct fattn_forecast {
     fattn_scheme scheme;
     int64_t head_ranks;             /* ranks that share the heads: 1 in a ring */
+    int64_t turns;                  /* that heads take: 1 in a ring */
     int64_t steps;                  /* of the ring, its own block included */
     double least_pairs, most_pairs; /* of a rank, all query heads */
     double least_bytes, most_bytes; /* that a rank sends */
@@ -40,6 +41,14 @@ const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme)
 
 /* Ranks that share the heads: 1 in a ring. The scheme is one that can be had. */
 int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
+
+/* Whether the heads of a rank can take so many turns. Turns divide the heads of keys; where heads
+ * are all that ranks exchange, several turns may also share a head of keys. */
+bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns);
+
+/* How many they take, unless memory asks for more: as many as are wanted, or by size where that is
+ * 0; the next smaller number that can be had. */
+int64_t fattn_scheme_turns(const fattn_whole *whole, fattn_scheme scheme, int64_t wanted);
 
 /* Foretells a scheme; FATTN_UNSUPPORTED, with the reason, for one that cannot be had. */
 fattn_status fattn_forecast_make(const fattn_whole *whole, fattn_scheme scheme,

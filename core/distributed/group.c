@@ -65,6 +65,9 @@ static fattn_status check_group(const fattn_group *group, fattn_group *g, fattn_
         return fattn_fail(FATTN_INVALID_ARGUMENT, "stream of fattn_transport is set, and "
                                                   "device_memory is not");
     }
+    if (g->turns < 0) {
+        return fattn_fail(FATTN_INVALID_ARGUMENT, "turns is %lld, below 0", (long long)g->turns);
+    }
     if (g->memory < 0) {
         return fattn_fail(FATTN_INVALID_ARGUMENT, "memory is %lld, below 0", (long long)g->memory);
     }
@@ -193,7 +196,8 @@ static uint64_t hash_of(const fattn_group_plan *plan)
 {
     fattn_problem p = plan->problem;
     p.pointer_alignment = 0;
-    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme, plan->memory > 0};
+    const int64_t more[] = {plan->shares.split, plan->shares.ranks, plan->scheme, plan->memory > 0,
+                            plan->wanted};
     const size_t lengths = (size_t)(p.batch + 1) * sizeof(int32_t);
     uint64_t h = hash(UINT64_C(0xcbf29ce484222325), &p, sizeof p);
     h = hash(h, more, sizeof more);
@@ -323,9 +327,12 @@ static void lay_out(fattn_group_plan *plan, int64_t workspace)
     plan->bytes = 0;
     take_queries(plan);
     take_blocks(plan);
-    plan->dsink = take(plan, plan->shares.ranks * plan->problem.heads_q * 4);
-    plan->outward = plan->members > 1 ? take(plan, plan->members * plan->slot) : NULL;
-    plan->inward = plan->members > 1 ? take(plan, plan->members * plan->slot) : NULL;
+    plan->dsink = take(plan, plan->shares.ranks * plan->heads_q * 4);
+    for (int n = 0; n < 2; n++) { /* exchange 1 has neither inputs nor results of a single turn */
+        const bool used = plan->members > 1 && (n == 0 || plan->turns > 1);
+        plan->outward[n] = used ? take(plan, plan->members * plan->slots.outward) : NULL;
+        plan->inward[n] = used ? take(plan, plan->members * plan->slots.inward) : NULL;
+    }
     plan->workspace = take(plan, workspace);
 }
 
@@ -416,26 +423,30 @@ static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, in
 static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 {
     const int most_runs = plan->q_runs * plan->k_runs;
+    /* Dropout knows the number of a head. */
+    const int64_t turns = plan->problem.features & FATTN_DROPOUT ? plan->turns : 1;
     const int64_t most = (int64_t)plan->rounds * FATTN_LANES * most_runs;
-    const int64_t bytes = most * (int64_t)sizeof *plan->pieces;
+    const int64_t bytes = turns * most * (int64_t)sizeof *plan->pieces;
     plan->pieces = fattn_memory_alloc((size_t)bytes);
     if (!plan->pieces) {
         return fattn_fail_memory(bytes, "the plans of a ring");
     }
     fattn_status status = FATTN_OK;
-    for (int64_t n = 0; !status && n < most; n++) {
-        const int64_t turn = n / most_runs;
+    for (int64_t n = 0; !status && n < turns * most; n++) {
+        const int64_t of = n % most, round = of / most_runs;
         fattn_visit visit;
         fattn_problem p;
         fattn_buffers buffers;
-        if (fattn_group_visit(plan, (int)(turn % FATTN_LANES), turn / FATTN_LANES,
-                              (int)(n % most_runs), &visit) &&
+        plan->turn = n / most;
+        if (fattn_group_visit(plan, (int)(round % FATTN_LANES), round / FATTN_LANES,
+                              (int)(of % most_runs), &visit) &&
             fattn_group_piece_of(plan, &visit, &p, &buffers)) {
             status = add_piece(plan, &p, workspace);
             plan->together = plan->together || (n == 0 && visit.q_run == FATTN_BOTH);
             plan->merges = plan->merges || !fattn_group_is_first(plan, visit.owner, visit.k_run);
         }
     }
+    plan->turn = 0;
     return status;
 }
 
@@ -494,8 +505,8 @@ static void make_own(fattn_group_plan *plan)
     memcpy(p->bias_stride, plan->local.bias_stride, sizeof p->bias_stride);
     memcpy(p->mask_stride, plan->local.mask_stride, sizeof p->mask_stride);
     memcpy(p->dbias_stride, plan->local.dbias_stride, sizeof p->dbias_stride);
-    p->heads_q /= plan->members;
-    p->heads_k /= plan->members;
+    plan->heads_q = p->heads_q /= plan->members;
+    plan->heads_k = p->heads_k /= plan->members;
     p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
 }
 
@@ -552,6 +563,7 @@ static fattn_status describe(fattn_group_plan *plan, const fattn_problem *proble
         return status;
     }
     form_groups(plan);
+    plan->wanted = fattn_scheme_turns(&plan->shares, plan->scheme, plan->wanted);
     status = check_scheme(plan);
     return status ? status : make_local(plan, problem);
 }
@@ -568,16 +580,17 @@ static void destroy_pieces(fattn_group_plan *plan)
     plan->piece_count = 0;
 }
 
-/* Plans pieces and memory of a plan whose heads take so many turns, which were plan->turns. */
+/* Plans pieces and memory of a plan whose heads take so many turns. */
 static fattn_status size_up(fattn_group_plan *plan, int64_t turns)
 {
     fattn_problem *const p = &plan->problem;
     destroy_pieces(plan);
-    p->heads_q = p->heads_q * plan->turns / turns;
-    p->heads_k = p->heads_k * plan->turns / turns;
     plan->turns = turns;
+    plan->sharing = fattn_max64(1, turns / fattn_max64(plan->heads_k, 1));
+    p->heads_q = plan->heads_q / turns;
+    p->heads_k = plan->heads_k * plan->sharing / turns;
     plan->keys_direct = lies_as_block(plan);
-    plan->slot = plan->members > 1 ? fattn_group_slot(plan) : 0;
+    plan->slots = fattn_group_slots(plan);
     plan->merges = plan->whole.all_queries; /* with the results of others */
     plan->workspace_bytes = 0;
     const fattn_status status = make_pieces(plan, &plan->workspace_bytes);
@@ -588,20 +601,21 @@ static fattn_status size_up(fattn_group_plan *plan, int64_t turns)
 static bool may_take_turns(const fattn_group_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
-    return plan->scheme == FATTN_SCHEME_RING && !plan->ragged && p->batch == 1 &&
-           !(p->features & FATTN_DROPOUT) && !(p->outputs & FATTN_OUT_DBIAS);
+    return plan->scheme == FATTN_SCHEME_RING
+               ? !plan->ragged && p->batch == 1 && !(p->outputs & FATTN_OUT_DBIAS)
+               : plan->members > 1;
 }
 
-/* As few turns as the limit allows. */
+/* As few turns as are wanted and the limit allows. */
 static fattn_status find_turns(fattn_group_plan *plan)
 {
-    const int64_t most = may_take_turns(plan) ? plan->problem.heads_k : 1;
+    const bool may = may_take_turns(plan);
+    const int64_t most = may ? plan->heads_q : 1, first = may ? plan->wanted : 1;
     fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
     plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
-    plan->turns = 1;
     bool fits = false;
-    for (int64_t turns = 1; !status && !fits && turns <= fattn_max64(most, 1); turns++) {
-        if (turns == 1 || most % turns == 0) {
+    for (int64_t turns = first; !status && !fits && turns <= fattn_max64(most, 1); turns++) {
+        if (fattn_scheme_can_turn(plan->scheme, plan->heads_q, plan->heads_k, turns)) {
             status = size_up(plan, turns);
             fits = plan->memory == 0 || plan->bytes <= plan->memory;
         }
@@ -693,7 +707,8 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->scheme = g.scheme;
     made->late = -1;
     made->memory = g.memory;
-    made->turns = 1;
+    made->wanted = g.turns;
+    made->turns = made->sharing = 1;
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = open_device(made, g.device);

@@ -34,6 +34,12 @@ typedef struct fattn_extent {
     int64_t rows, longest;
 } fattn_extent;
 
+/* Bytes of an exchange between two members: the most results of a turn, and what each member has in
+ * plan->outward and plan->inward (exchange.c). */
+typedef struct fattn_slots {
+    int64_t results, outward, inward;
+} fattn_slots;
+
 struct fattn_group_plan {
     fattn_transport transport;
     fattn_device *device;
@@ -44,10 +50,14 @@ struct fattn_group_plan {
      * rank's group there. In a ring alone each rank is a group. */
     int64_t rank, member, members;
 
-    int64_t memory; /* the caller's limit, or 0 */
-    int64_t turns;  /* that heads take: `problem` has those of one */
+    int64_t memory;           /* the caller's limit, or 0 */
+    int64_t wanted;           /* turns at least, where heads may take turns */
+    int64_t turns;            /* that heads take: `problem` has those of one */
+    int64_t turn;             /* the one under way */
+    int64_t sharing;          /* turns in a row that have the same head of keys */
+    int64_t heads_q, heads_k; /* of a member, in all turns */
 
-    fattn_problem problem; /* undivided but for its heads, which are a member's; normalised */
+    fattn_problem problem; /* undivided but for its heads, which are a turn's; normalised */
     uint64_t features;     /* as the caller gave them */
     fattn_problem local;   /* of this rank's shares, with all heads, normalised */
     fattn_whole shares;    /* over all ranks */
@@ -79,9 +89,9 @@ struct fattn_group_plan {
     char *own, *lane[FATTN_LANES][2]; /* blocks: this step's and the next one's */
     char *own_sum;                    /* f32 gradients of the own block */
     char *share[FATTN_LANES], *sending[FATTN_LANES], *arriving[FATTN_LANES], *home[FATTN_LANES];
-    float *dsink;           /* [all ranks][Hq of a member] */
-    char *outward, *inward; /* [members][slot]: rows that go to members, and come */
-    int64_t slot;
+    float *dsink; /* [all ranks][Hq of a member] */
+    fattn_slots slots;
+    char *outward[2], *inward[2]; /* [members][slot]: rows that go to members, and come */
     void *workspace;
     void *answers; /* in device memory, to compare ranks */
 
@@ -159,11 +169,28 @@ fattn_status fattn_group_carry(const fattn_group_plan *plan, const fattn_message
 /* Moves rows on the group's device. */
 fattn_status fattn_group_move(const fattn_group_plan *plan, const fattn_rows_args *args);
 
-/* Packs the caller's tensors into rows, and unpacks results; other members of the group must call
- * it too. slot: bytes that go to each of them. */
+/* The caller's tensors into packed rows, of the turn under way; other members' rows are in slots.
+ * And results back, where there are no other members. */
 fattn_status fattn_group_pack(const fattn_group_plan *plan, const fattn_buffers *buffers);
 fattn_status fattn_group_unpack(const fattn_group_plan *plan, const fattn_buffers *buffers);
-int64_t fattn_group_slot(const fattn_group_plan *plan);
+
+/*
+ * Exchanges between members, where there are other ones (exchange.c): exchange x carries inputs of
+ * turn x and results of turn x - 2, each if there is such a turn. Inputs are loaded into slots from
+ * the caller's tensors; results from what the last turn packed, and all of them are stored at the
+ * end.
+ */
+fattn_slots fattn_group_slots(const fattn_group_plan *plan);
+fattn_status fattn_group_load_inputs(const fattn_group_plan *plan, const fattn_buffers *buffers,
+                                     int64_t turn);
+fattn_status fattn_group_load_results(const fattn_group_plan *plan, int64_t turn);
+fattn_status fattn_group_store_results(const fattn_group_plan *plan, const fattn_buffers *buffers);
+
+/* The messages of an exchange that go beside the pieces of a step; and the others, with nothing
+ * beside them: all with `whole`. */
+void fattn_group_exchange_beside(const fattn_group_plan *plan, int64_t exchange,
+                                 fattn_message *messages, int *count);
+fattn_status fattn_group_exchange(const fattn_group_plan *plan, int64_t exchange, bool whole);
 
 /* Sends `bytes` of `all` + rank * bytes to all ranks, and receives theirs. */
 fattn_status fattn_group_gather(const fattn_group_plan *plan, void *all, int64_t bytes);

@@ -170,6 +170,7 @@ static fattn_problem common(const fattn_group_plan *plan, bool first)
     p.dtype_bias = p.features & FATTN_BIAS ? p.dtype_bias : FATTN_DTYPE_DEFAULT;
     p.pointer_alignment = 16;
     p.window_left = p.window_right = -1;
+    p.head_offset += p.features & FATTN_DROPOUT ? plan->turn * p.heads_q : 0;
     const bool sinks = first && !(plan->whole.all_queries && plan->rank > 0);
     p.features &= ~(FATTN_CAUSAL | FATTN_WINDOW | (sinks ? 0 : FATTN_SINK));
     p.features |= FATTN_SCALE | FATTN_POSITIONS;

@@ -175,3 +175,8 @@ fattn_ring_messages fattn_ring_step(const fattn_ring *ring, int lane, int64_t ra
     }
     return m;
 }
+
+int fattn_ring_room(const fattn_ring *ring, bool gradients)
+{
+    return FATTN_MESSAGES_MAX - (gradients && ring->last_step > 0 ? 6 : 0);
+}

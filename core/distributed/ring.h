@@ -74,4 +74,9 @@ typedef struct fattn_ring_messages {
 
 fattn_ring_messages fattn_ring_step(const fattn_ring *ring, int lane, int64_t rank, int64_t step);
 
+/* How many messages of others the group of step last_step has room for, on any rank. Of the steps
+ * that compute it has the fewest: no blocks, and of gradients three in each lane at most, or six in
+ * one. */
+int fattn_ring_room(const fattn_ring *ring, bool gradients);
+
 #endif

@@ -269,33 +269,49 @@ static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
 static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_problem *const p = &plan->problem;
-    fattn_status status = p->outputs & FATTN_OUT_DSINK
-                              ? clear(plan, plan->dsink, plan->transport.ranks * p->heads_q)
+    fattn_status status = plan->turn == 0 && p->outputs & FATTN_OUT_DSINK
+                              ? clear(plan, plan->dsink, plan->transport.ranks * plan->heads_q)
                               : FATTN_OK;
     const int both = plan->q_runs == 2 && !plan->ragged ? FATTN_BOTH : 0;
     for (int n = 0; !status && plan->backward && n < (both ? 1 : plan->q_runs); n++) {
         const int64_t rows = fattn_group_queries(plan, both ? both : n).rows * p->heads_q;
         status = clear(plan, plan->sum[n], rows * p->dim);
     }
-    if (!status && plan->gradients) {
+    if (!status && plan->gradients && plan->turn % plan->sharing == 0) {
         status = clear(plan, plan->own_sum, sums_of(plan, plan->rank));
     }
     return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
 }
 
+/* Whether the first messages have what is packed: own keys. */
+static bool sends_packed(const fattn_group_plan *plan)
+{
+    return plan->ring.last_step > 0 && !plan->keys_direct;
+}
+
 static fattn_status go_round(fattn_group_plan *plan, const fattn_buffers *given, int64_t step)
 {
     const fattn_transport *const t = &plan->transport;
+    const bool exchanges = plan->members > 1 && step == plan->ring.last_step;
     fattn_message messages[FATTN_MESSAGES_MAX]; /* five in each lane at most, or
                                                      * twice as many in one */
     int count = 0;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         add_messages(plan, given, lane, step, messages, &count);
     }
+    if (exchanges) {
+        fattn_group_exchange_beside(plan, plan->turn + 1, messages, &count);
+    }
     fattn_status status = count ? t->start(t->user, messages, count) : FATTN_OK;
     const bool started = !status && count;
-    status = status || step ? status : begin(plan, given); /* beside the first messages */
+    if (step == 0) { /* beside the first messages */
+        status = status || sends_packed(plan) ? status : fattn_group_pack(plan, given);
+        status = status ? status : begin(plan, given);
+    }
     status = status ? status : compute(plan, given, step);
+    if (exchanges && !status) {
+        status = fattn_group_load_inputs(plan, given, plan->turn + 2);
+    }
     if (status) {
         t->abort(t->user, fattn_last_reason());
     }
@@ -388,7 +404,7 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
 /* Sums dSink of each head over the ranks that have rows of it, in the same order on every rank. */
 static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
 {
-    const int64_t heads = plan->problem.heads_q;
+    const int64_t heads = plan->heads_q;
     fattn_status status = clear(plan, dsink, heads * plan->members);
     for (int64_t m = 0; m < plan->members; m++) {
         for (int64_t r = 0; !status && r < plan->whole.ranks; r++) {
@@ -409,11 +425,11 @@ static void shift(void *pointer, int64_t elements, fattn_dtype dtype)
     }
 }
 
-/* The heads whose turn it is. */
-static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *given, int64_t turn)
+/* The heads whose turn it is. (Sinks and slopes are those of all.) */
+static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_problem *const l = &plan->local;
-    const int64_t q = turn * plan->problem.heads_q, k = turn * plan->problem.heads_k;
+    const int64_t q = plan->turn * plan->problem.heads_q, k = plan->turn * plan->problem.heads_k;
     fattn_buffers b = *given;
     shift(&b.q, q * l->q.head, l->dtype);
     shift(&b.k, k * l->k.head, l->dtype_kv);
@@ -425,36 +441,75 @@ static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *
     shift(&b.dv, k * l->dv.head, l->dtype_v);
     shift(&b.lse, q * l->seqlen_q, FATTN_F32);
     shift(&b.dlse, q * l->seqlen_q, FATTN_F32);
-    shift(&b.sink, q, FATTN_F32);
-    shift(&b.dsink, q, FATTN_F32);
-    shift(&b.alibi_slopes, q, FATTN_F32);
     shift(&b.bias, q * l->bias_stride[1], l->dtype_bias);
     b.mask += b.mask ? q * l->mask_stride[1] : 0;
     return b;
 }
 
-static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *b)
+/* All ranks are told of an error that is this rank's alone. */
+static fattn_status tell(const fattn_group_plan *plan, fattn_status status)
 {
-    fattn_status status = fattn_group_pack(plan, b);
     if (status) {
         plan->transport.abort(plan->transport.user, fattn_last_reason());
-        return status;
     }
+    return status;
+}
+
+static fattn_status go_rounds(fattn_group_plan *plan, const fattn_buffers *b)
+{
+    fattn_status status = sends_packed(plan) ? tell(plan, fattn_group_pack(plan, b)) : FATTN_OK;
     plan->done = 0;
     plan->late = -1;
     for (int64_t step = 0; !status && step < plan->rounds; step++) {
         status = go_round(plan, b, step);
     }
-    if (!status && plan->whole.all_queries) {
-        status = reduce(plan, b);
-    }
+    return status;
+}
+
+/* The last messages of an execution: results are the caller's only then. */
+static fattn_status gather_dsink(const fattn_group_plan *plan)
+{
+    const int64_t bytes = plan->heads_q * (int64_t)sizeof(float);
     const bool dsink = plan->problem.outputs & FATTN_OUT_DSINK;
-    if (!status && dsink) {
-        status =
-            fattn_group_gather(plan, plan->dsink, plan->problem.heads_q * (int64_t)sizeof(float));
+    return dsink ? fattn_group_gather(plan, plan->dsink, bytes) : FATTN_OK;
+}
+
+/* A turn of heads that no other member has. */
+static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *given)
+{
+    const fattn_buffers b = turn_of(plan, given);
+    fattn_status status = go_rounds(plan, &b);
+    if (!status && plan->whole.all_queries) {
+        status = reduce(plan, &b);
     }
-    status = status ? status : fattn_group_unpack(plan, b);
-    return status || !dsink ? status : sum_dsink(plan, b->dsink);
+    if (!status && plan->turn == plan->turns - 1) {
+        status = gather_dsink(plan);
+    }
+    return status ? status : fattn_group_unpack(plan, &b);
+}
+
+/* One of heads that members exchange: while a turn is computed, results of the one before go and
+ * inputs of the next one come. */
+static fattn_status execute_exchanged_turn(fattn_group_plan *plan, const fattn_buffers *b)
+{
+    fattn_status status = tell(plan, fattn_group_load_results(plan, plan->turn - 1));
+    status = status ? status : go_rounds(plan, b);
+    return status ? status : fattn_group_exchange(plan, plan->turn + 1, false);
+}
+
+static fattn_status begin_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
+{
+    fattn_status status = tell(plan, fattn_group_load_inputs(plan, b, 0));
+    status = status ? status : fattn_group_exchange(plan, 0, true);
+    return status ? status : tell(plan, fattn_group_load_inputs(plan, b, 1));
+}
+
+static fattn_status end_exchanges(const fattn_group_plan *plan, const fattn_buffers *b)
+{
+    fattn_status status = tell(plan, fattn_group_load_results(plan, plan->turns - 1));
+    status = status ? status : fattn_group_exchange(plan, plan->turns + 1, true);
+    status = status ? status : gather_dsink(plan);
+    return status ? status : fattn_group_store_results(plan, b);
 }
 
 fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *buffers)
@@ -467,9 +522,11 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     if (status) {
         plan->transport.abort(plan->transport.user, fattn_last_reason());
     }
-    for (int64_t turn = 0; !status && turn < plan->turns; turn++) {
-        const fattn_buffers own = turn_of(plan, &b, turn);
-        status = execute_turn(plan, &own);
+    const bool exchanged = plan->members > 1, dsink = plan->problem.outputs & FATTN_OUT_DSINK;
+    status = status || !exchanged ? status : begin_exchanges(plan, &b);
+    for (plan->turn = 0; !status && plan->turn < plan->turns; plan->turn++) {
+        status = (exchanged ? execute_exchanged_turn : execute_turn)(plan, &b);
     }
-    return status;
+    status = status || !exchanged ? status : end_exchanges(plan, &b);
+    return status || !dsink ? status : sum_dsink(plan, b.dsink);
 }

@@ -130,6 +130,11 @@ typedef struct fattn_group {
                      * long as the busiest computes a step */
     int64_t memory; /* bytes that a plan holds at most on this rank; 0, the default: what it likes.
                      * See fattn_group_plan_create() */
+    int64_t turns;  /* that heads take where ranks exchange them (schemes HEADS and BOTH): while one
+                     * turn is computed, the inputs of the next one and the results of the one
+                     * before travel. As many as this, or the next smaller number that divides a
+                     * rank's heads; more where `memory` asks for it. 0, the default: by size, 8 at
+                     * most */
 } fattn_group;
 
 /* Fills *group with the defaults named above. */
@@ -156,10 +161,11 @@ typedef struct fattn_group_plan fattn_group_plan;
  * ends.
  *
  * Where a rank has less `memory` than a plan for all heads at once takes, heads take turns, each
- * with the keys that they share: up to heads_k turns, as many as the rank needs that has least.
- * This is for rings of one sequence, not ragged, without dropout and dbias; elsewhere, and where it
- * is not enough, the plan is refused with FATTN_OUT_OF_MEMORY. On an error outputs of earlier turns
- * are written then.
+ * with the keys that they share: up to heads_k turns, as many as the rank needs that has least; of
+ * FATTN_SCHEME_HEADS up to heads_q / R. This is for rings of one sequence, not ragged, without
+ * dbias, and wherever ranks exchange heads; elsewhere, and where it is not enough, the plan is
+ * refused with FATTN_OUT_OF_MEMORY. In a ring, on an error, outputs of earlier turns are written
+ * then.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
  * has another. The plan holds the memory that it computes in, and serves one execution at a time.

@@ -37,7 +37,8 @@ class Transport(ctypes.Structure):
 
 class Group(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("transport", POINTER(Transport)), ("device", c_void_p),
-                ("split", c_int), ("scheme", c_int), ("timeout", c_double), ("memory", c_int64)]
+                ("split", c_int), ("scheme", c_int), ("timeout", c_double), ("memory", c_int64),
+                ("turns", c_int64)]
 
 
 for _name, _result, _parameters in (

@@ -147,9 +147,10 @@ static int print_forecast(const fattn_whole *whole, const fattn_forecast *f)
     print_rows("keys", whole, fattn_whole_k);
     printf(" a rank\n");
     if (f->head_ranks > 1) {
-        printf("  heads        over %lld ranks: %lld query heads and %lld key/value heads each\n",
+        printf("  heads        over %lld ranks: %lld query heads and %lld key/value heads each, in "
+               "%lld turns\n",
                (long long)f->head_ranks, (long long)(whole->problem->heads_q / f->head_ranks),
-               (long long)(whole->problem->heads_k / f->head_ranks));
+               (long long)(whole->problem->heads_k / f->head_ranks), (long long)f->turns);
     }
     int code = TOOL_OK;
     if (f->scheme != FATTN_SCHEME_REDUCE && f->head_ranks < whole->ranks) {

@@ -629,6 +629,11 @@ static void check_grants(void)
         "a limit", "0::/a/b\n",
         (const char *const[][2]){{"/sys/fs/cgroup/a/b/cpu.max", "250000 100000\n"}, {NULL, NULL}},
         3);
+    check_quota("less than a parent's limit", "0::/a/b\n",
+                (const char *const[][2]){{"/sys/fs/cgroup/a/b/cpu.max", "200000 100000\n"},
+                                         {"/sys/fs/cgroup/a/cpu.max", "800000 100000\n"},
+                                         {NULL, NULL}},
+                2);
     check_quota("a parent's limit", "0::/a/b\n",
                 (const char *const[][2]){{"/sys/fs/cgroup/a/b/cpu.max", "800000 100000\n"},
                                          {"/sys/fs/cgroup/a/cpu.max", "200000 100000\n"},

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Compares sources of threads: problems on one thread, on the library's threads, on OpenMP's and on
- * a caller's pool, alternating; and a prefill next to another runtime's threads that spin for 50 ms
- * after their work, as many as there are threads here, against the same prefill in static shares.
+ * a caller's pool, in blocks by turns; and a prefill next to another runtime's threads that spin
+ * for 50 ms after their work, as many as there are threads here, against the same prefill in static
+ * shares.
  *
  * usage: threads [N]      N threads, 2 or more; as many as processors otherwise
  */
@@ -20,14 +21,19 @@
 
 #include <fattn/fattn.h>
 
-enum { THREADS_MAX = 256, TURNS = 40, RUNS = 10 };
+/* Blocks of consecutive runs, and the runs before each that are not counted. A block has RUNS runs,
+ * or fewer that take SECONDS. */
+enum { THREADS_MAX = 256, TURNS = 40, BLOCKS = 7, RUNS = 200, WARM = 20 };
+#define SECONDS 0.1
 
-static double now(void)
+static double seconds_of(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+static double now(void) { return seconds_of(CLOCK_MONOTONIC); }
 
 static void relax(void)
 {
@@ -257,44 +263,65 @@ static void open_devices(int threads, pool *callers)
     }
 }
 
-/* Consecutive runs, as in a program's loop, after a pause in which the other engines' threads stop
- * spinning. */
+/* Waits until no thread of the process spins: OpenMP's do so for milliseconds after their work, and
+ * would take a processor from the next engine. */
+static void settle(void)
+{
+    double used;
+    do {
+        used = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+        usleep(10000);
+        used = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - used;
+    } while (used > 1e-3);
+}
+
+/* Median seconds of consecutive runs, as in a program's loop. */
+static double time_block(const job *j, double *least)
+{
+    double times[RUNS];
+    int runs = 0;
+    settle();
+    for (int run = 0; run < WARM; run++) {
+        job_run(j);
+    }
+    for (double until = now() + SECONDS; runs < RUNS && (runs < 3 || now() < until); runs++) {
+        const double start = now();
+        job_run(j);
+        times[runs] = now() - start;
+    }
+    const double middle = median(times, runs);
+    *least = times[0] < *least ? times[0] : *least;
+    return middle;
+}
+
 static void compare_engines(void)
 {
-    printf("microseconds, least and median of %d runs\n%-14s", TURNS * RUNS, "");
+    printf("microseconds: the least of all runs, and the median of %d medians of up to %d\n%-14s",
+           BLOCKS, RUNS, "");
     for (int e = 0; e < ENGINES; e++) {
         printf("%20s", engine_names[e]);
     }
     printf("\n");
     for (int s = 0; s < SHAPES; s++) {
-        static double times[ENGINES][TURNS * RUNS];
+        double medians[ENGINES][BLOCKS], least[ENGINES];
         job jobs[ENGINES];
         for (int e = 0; e < ENGINES; e++) {
+            least[e] = 1e9;
             if (devices[e]) {
                 jobs[e] = job_make(devices[e], &shapes[s], 0, shapes[s].heads);
             }
         }
-        for (int turn = 0; turn < TURNS; turn++) {
+        for (int block = 0; block < BLOCKS; block++) {
             for (int e = 0; e < ENGINES; e++) {
-                if (!devices[e]) {
-                    continue;
-                }
-                usleep(10000);
-                for (double until = now() + 200e-6; now() < until;) {
-                    job_run(&jobs[e]);
-                }
-                for (int run = 0; run < RUNS; run++) {
-                    const double start = now();
-                    job_run(&jobs[e]);
-                    times[e][turn * RUNS + run] = now() - start;
+                if (devices[e]) {
+                    medians[e][block] = time_block(&jobs[e], &least[e]);
                 }
             }
         }
         printf("%-14s", shapes[s].name);
         for (int e = 0; e < ENGINES; e++) {
             if (devices[e]) {
-                const double middle = median(times[e], TURNS * RUNS);
-                printf("%10.2f%10.2f", 1e6 * times[e][0], 1e6 * middle);
+                printf("%10.2f%10.2f", 1e6 * least[e], 1e6 * median(medians[e], BLOCKS));
                 job_free(devices[e], &jobs[e]);
             } else {
                 printf("%20s", "-");

@@ -433,8 +433,8 @@ fattn_status fattn_cache_borrow(fattn_device *device, const fattn_problem *probl
     }
     loan->workspace = loan->owner ? loan->owner->memory : NULL;
     if (status) {
-        const bool kept = put_back(loan, loan->owner);
-        if (!kept && loan->owner) {
+        const bool reusable = put_back(loan, loan->owner);
+        if (!reusable && loan->owner) {
             (void)free_workspace(loan->owner, status);
         }
         fattn_plan_destroy(loan->plan);
@@ -468,11 +468,11 @@ fattn_status fattn_cache_return(fattn_loan *loan, fattn_stream stream, fattn_sta
         if (marked && loan->capture) {
             w->capture = 0; /* nothing can follow it: it waits here for no one */
         }
-        const bool kept = (!marked || loan->capture) && put_back(loan, w);
-        if (!kept && marked) {
+        const bool reusable = (!marked || loan->capture) && put_back(loan, w);
+        if (!reusable && marked) {
             (void)put_back(loan, NULL);
         }
-        status = kept ? status : free_workspace(w, status);
+        status = reusable ? status : free_workspace(w, status);
         fattn_reason_let();
     }
     fattn_plan_destroy(loan->plan);

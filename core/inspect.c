@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public door of fattn_inspect(): a look at what attention never writes down. */
+/* fattn_inspect(): scores and probabilities, which attention never writes down. */
 #include <string.h>
 
 #include "core/abi.h"

@@ -41,19 +41,19 @@ bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers)
 /* Adds [first, end), swallowing the ranges that it touches. */
 static void add_range(staging *s, range added)
 {
-    int kept = 0;
+    int apart = 0;
     for (int i = 0; i < s->range_count; i++) {
         const range r = s->ranges[i];
         if (r.end < added.first || added.end < r.first) {
-            s->ranges[kept++] = r;
+            s->ranges[apart++] = r;
             continue;
         }
         added.first = r.first < added.first ? r.first : added.first;
         added.end = r.end > added.end ? r.end : added.end;
         added.written = added.written || r.written;
     }
-    s->ranges[kept] = added;
-    s->range_count = kept + 1;
+    s->ranges[apart] = added;
+    s->range_count = apart + 1;
 }
 
 static void find_ranges(staging *s, const fattn_buffers *buffers)

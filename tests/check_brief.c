@@ -43,6 +43,7 @@ static void draw(draw_case *c, int n)
     p->dim_v = dims[some(&state, 0, 3)];
     p->dtype = dtypes[some(&state, 0, 2)];
     p->dtype_kv = n % 5 ? p->dtype : dtypes[some(&state, 0, 2)];
+    p->dtype_v = n % 6 ? p->dtype_kv : dtypes[some(&state, 0, 2)];
     p->layout = n % 2 ? FATTN_BSHD : FATTN_BHSD;
     p->outputs = n % 3 ? FATTN_OUT_O | FATTN_OUT_LSE : FATTN_OUT_O;
     c->family = n % 7 == 6 ? DRAW_WILD : DRAW_GAUSSIAN;

@@ -226,7 +226,7 @@ static bool blocks_go_where_needed(const fattn_whole *whole, const fattn_ring *r
             const int64_t hops = ring->reach[lane][owner];
             const int64_t last = fattn_ring_neighbour(ring, lane, owner, hops);
             ways += hops > 0;
-            if (hops > 0 && !fattn_whole_meet(whole, last, owner)) {
+            if (hops > 0 && !fattn_whole_has_pairs(whole, last, owner)) {
                 return false;
             }
         }

@@ -1574,6 +1574,10 @@ static void check_captured(bool warm)
     fattn_cache_get_info(&after);
     expect(after.graph_bytes == before.graph_bytes + bytes && after.bytes >= bytes,
            "graphs own %d bytes more", (int)(after.graph_bytes - before.graph_bytes));
+    capture_begin(&s, &context);
+    attend(&s, s.stream);
+    expect(seen.last != owned, "a capture of the same plan has the workspace of the first");
+    capture_end(&s);
     for (int turn = 0; turn < 3; turn++) {
         attend(&s, s.stream);
         expect(seen.last != owned, "a call after the capture has its workspace");
@@ -1586,7 +1590,7 @@ static void check_captured(bool warm)
     }
     capture_begin(&s, &context);
     attend(&s, s.stream);
-    expect(seen.last != owned, "another capture has the workspace of the first");
+    expect(seen.last != owned, "a capture of a later plan has the workspace of the first");
     capture_end(&s);
     fattn_event_destroy(fork);
     fattn_stream_destroy(s.device, side);

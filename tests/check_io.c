@@ -391,6 +391,19 @@ static void check_shared(void)
               "shared pages are read once");
 }
 
+/* Each tensor's own type counts. */
+static void check_mixed(void)
+{
+    fattn_problem p = square(FATTN_FORWARD, 10, 4, 0);
+    p.dtype_v = FATTN_F16;
+    normalise(&p);
+    const double each = 10 * 4;
+    tap_check(fattn_io_lower_bound_bytes(&p) == 4 * 3 * each + 2 * each, "values of 16 bits");
+    p.dtype_kv = FATTN_F16, p.dtype_v = FATTN_F32;
+    normalise(&p);
+    tap_check(fattn_io_lower_bound_bytes(&p) == 4 * 3 * each + 2 * each, "keys of 16 bits");
+}
+
 /* The largest legal lengths, with more heads than memory could hold, give finite, ordered
  * results. */
 static void check_huge(fattn_op op)
@@ -426,5 +439,6 @@ int main(int argc, char **argv)
     check_pairs();
     check_packed();
     check_shared();
+    check_mixed();
     return tap_done();
 }

@@ -230,6 +230,9 @@ static void check_specials(void)
                   exp2_of(128) == INFINITY,
               "exp2 of inf, and of what overflows, is inf");
     float y[FV_LANES];
+    /* The sum is 2^-64 below half way to the next number, and in double half way: to even, up. */
+    fv_store(y, fv_fma(fv_set1(0x1.00001p-12f), fv_set1(0x1.ffffep-13f), fv_set1(0x1.000002p0f)));
+    tap_check(y[0] == 0x1.000002p0f, "fma rounds once");
     fv_store(y, fv_exp2_normal(fv_set1(NAN)));
     tap_check(isnan(exp2_of(NAN)) && isnan(y[0]) && isnan(log2_of(NAN)), "exp2 and log2 keep NaN");
     fv_store(y, fv_exp2_from(fv_set1(NAN), -150, 0x1p32f));

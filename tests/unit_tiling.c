@@ -497,3 +497,22 @@ Test(kernel, rows_begin_where_it_needs_them)
     p.dout = even, p.pointer_alignment = 8;
     cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "16 bytes"));
 }
+
+Test(kernel, rows_of_each_type_begin_where_it_needs_them)
+{
+    fattn_kernel k = imaginary();
+    k.align = 16, k.mixes_kv = true;
+    fattn_problem p = normal(10, 10, 64);
+    char text[256];
+    const fattn_strides fours = {.batch = 64, .seq = 8, .head = 4};
+    const fattn_strides eights = {.batch = 64, .seq = 16, .head = 8};
+    p.q = p.k = p.v = fours, p.dtype_v = FATTN_F16;
+    p.pointer_alignment = 16;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "those of v"));
+    p.v = eights;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+    p.v = fours, p.dtype_kv = FATTN_F16, p.dtype_v = FATTN_F32;
+    cr_assert_not_null(strstr(fattn_kernel_declines(&k, &p, text, sizeof text), "those of k"));
+    p.k = eights;
+    cr_assert_null(fattn_kernel_declines(&k, &p, text, sizeof text));
+}

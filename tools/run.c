@@ -951,17 +951,17 @@ static fattn_status inspect(const job *j, const fattn_problem *forward)
     static const struct {
         int output;
         fattn_inspection what;
-    } looks[] = {{OUT_SCORES, FATTN_SCORES}, {OUT_PROBABILITIES, FATTN_PROBABILITIES}};
+    } matrices[] = {{OUT_SCORES, FATTN_SCORES}, {OUT_PROBABILITIES, FATTN_PROBABILITIES}};
     fattn_device *device;
     fattn_status status = fattn_device_open("reference", &device);
-    for (size_t n = 0; n < sizeof looks / sizeof looks[0]; n++) {
-        if (status != FATTN_OK || !j->out_path[looks[n].output]) {
+    for (size_t n = 0; n < sizeof matrices / sizeof matrices[0]; n++) {
+        if (status != FATTN_OK || !j->out_path[matrices[n].output]) {
             continue;
         }
         fattn_inspect_args args;
         fattn_inspect_args_init(&args);
-        args.what = looks[n].what;
-        args.to = pointer(&j->out[looks[n].output]);
+        args.what = matrices[n].what;
+        args.to = pointer(&j->out[matrices[n].output]);
         status = fattn_inspect(device, forward, &j->buffers, &args);
     }
     fattn_device_close(device);

@@ -13,10 +13,10 @@ static int64_t rows_of(const fattn_problem *p)
 }
 
 /*
- * Twice the rows' time until the last unit is done with its blocks, as the mean of two guesses.
- * Blocks come in rounds, in whose last one the rests of heads may find room; or, as units are not
- * equally fast nor blocks equally long, units end half a block apart. Under a causal mask, where
- * blocks have half the work, the latter alone holds.
+ * When the last unit is done with its blocks, in times of a row: the sum of two guesses, and so
+ * twice the time. Blocks come in rounds, in whose last one the rests of heads may find room; or, as
+ * units are not equally fast nor blocks equally long, units end half a block apart. Under a causal
+ * mask, where blocks have half the work, the latter alone holds.
  */
 static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                            int64_t br)
@@ -40,8 +40,8 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
            all / (double)units + apart;
 }
 
-/* Twice the rows' time that blocks of a head that are at work together wait for those before them:
- * each is a tile of keys behind. */
+/* What waiting adds to time_of_rows(), also twice: of a head's blocks that are at work together,
+ * each begins a tile of keys after the one before it. */
 static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                             fattn_tile tile)
 {

@@ -34,8 +34,9 @@ typedef struct forward_kind {
                       arena *from);   /* returns how many strips there are */
     void (*prepare)(const panel *pn); /* scratch of all strips that no item changes */
     const query_form *(*choose_form)(const panel *pn);
-    /* Whether o is made by rows. only: the strip has one tile of keys */
-    void (*choose_rows)(forward *f, bool only);
+    /* Whether o is better made by rows, and values allow it. only: the strip has one tile of
+     * keys. */
+    bool (*rows_pay)(const forward *f, bool only);
     /* Loads a tile's keys, and values where they are wanted. cached: what is there before, and what
      * is after. Returns whether values are pairs. */
     bool (*load)(const forward *f, span s, cached_tile *cached);
@@ -175,7 +176,8 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         begin = fattn_min64(begin, first);
         end = fattn_max64(end, past);
         if (whole) {
-            kind->choose_rows(&strips[n], past - first <= 1);
+            const bool only = past - first <= 1;
+            choose_rows(&strips[n], only, kind->rows_pay(&strips[n], only));
         }
     }
     prefetch_plan ahead;

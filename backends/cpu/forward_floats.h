@@ -31,14 +31,13 @@ static const query_form *choose_form(const panel *pn)
 #endif
 }
 
-/* only: the strip has one tile of keys */
-static void choose_rows_floats(forward *f, bool only)
+static bool rows_pay_floats(const forward *f, bool only)
 {
     const panel *const pn = &f->panel;
     const fattn_problem *const p = pn->p;
     const bool direct = in_place(p->dtype_v, &p->v), paged = p->features & FATTN_PAGED;
     const bool pays = only ? !(p->features & FATTN_BATCH_INVARIANT) : is_narrow(pn);
-    choose_rows(f, only, pays, !direct || (!paged && p->dim_v % FV_LANES == 0));
+    return pays && (!direct || (!paged && p->dim_v % FV_LANES == 0));
 }
 
 static void prepare_floats(const panel *pn) { (void)strips_prepare(pn, FV_NK); }
@@ -70,7 +69,7 @@ static const forward_kind forward_floats = {
     .layout = forward_layout,
     .prepare = prepare_floats,
     .choose_form = choose_form,
-    .choose_rows = choose_rows_floats,
+    .rows_pay = rows_pay_floats,
     .load = load_floats,
     .mix = mix_floats,
 };
@@ -85,14 +84,14 @@ static int64_t forward_scratch(const fattn_problem *p, const fattn_tiling *tilin
     return attend_scratch(p, tiling, &forward_floats);
 }
 
-/* A block costs a fixed time, which shows where keys are few. It also copies each tile of keys, or
- * loads keys in place through the caches again. */
+/* What a block costs in times of a row: opening it, which shows where keys are few, and copying
+ * each tile of keys, or loading keys in place through the caches again. */
 static double forward_cost(const fattn_kernel *row, const fattn_problem *p,
                            const fattn_limits *limits, fattn_tile tile)
 {
     (void)row;
-    const int64_t opening = 40 / fattn_max64(p->seqlen_k, 1), keys = keys_in_place(p) ? 5 : 40;
-    return blocks_cost(p, limits, tile, opening + keys);
+    const int64_t opening = 40 / fattn_max64(p->seqlen_k, 1), copying = keys_in_place(p) ? 5 : 40;
+    return blocks_cost(p, limits, tile, opening + copying);
 }
 
 static int64_t forward_fast_bytes(const fattn_kernel *row, const fattn_problem *p, fattn_tile tile)

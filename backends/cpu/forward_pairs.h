@@ -53,9 +53,9 @@ static void prepare_pairs(const panel *pn)
 
 /* Values are copies here, and P, which is rounded to bf16, is not normalised, so that a row of o is
  * the same either way. */
-static void choose_rows_pairs(forward *f, bool only)
+static bool rows_pay_pairs(const forward *f, bool only)
 {
-    choose_rows(f, only, only || is_narrow(&f->panel), !PAIRS_COPIED);
+    return (only || is_narrow(&f->panel)) && !PAIRS_COPIED;
 }
 
 /* Values too small to be multiplied as pairs are loaded as floats. */
@@ -93,7 +93,7 @@ static const forward_kind forward_pairs = {
     .layout = layout_pairs,
     .prepare = prepare_pairs,
     .choose_form = choose_pairs_form,
-    .choose_rows = choose_rows_pairs,
+    .rows_pay = rows_pay_pairs,
     .load = load_pairs,
     .mix = mix_pairs,
 };

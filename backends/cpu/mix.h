@@ -16,10 +16,10 @@
  * before the product. That rounds differently, so a batch-invariant row does not get it. Where
  * there are several tiles, it pays for strips whose rows would not fill a register tile.
  */
-static void choose_rows(forward *f, bool only, bool pays, bool fits)
+static void choose_rows(forward *f, bool only, bool by_rows)
 {
     f->only = only;
-    f->by_rows = pays && fits && f->panel.br % FV_NK == 0;
+    f->by_rows = by_rows && f->panel.br % FV_NK == 0;
     if (f->by_rows) {
         f->o = f->ot;
     }
@@ -75,7 +75,8 @@ static void mix_columns(forward *f, span s, const float *alpha)
     }
 }
 
-/* Values join what o holds. rose: some alpha is not 1 */
+/* o = alpha o + P V. rose: some alpha is not 1. Where P is lifted (soften.h), o is lifted by alpha
+ * too, and the product lowers both. */
 static void mix_values(forward *f, span s, bool rose)
 {
     const panel *const pn = &f->panel;

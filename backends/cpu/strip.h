@@ -184,7 +184,7 @@ static int64_t block_layout(forward *strips, const fattn_problem *p, const fattn
     return count;
 }
 
-/* The same, and the list of rows that a tile fetches for later. */
+/* block_layout() of forward, and the list of rows that a tile prefetches for later ones. */
 static int64_t forward_layout(forward *strips, const fattn_problem *p, const fattn_tiling *tiling,
                               arena *from)
 {

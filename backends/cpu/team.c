@@ -22,9 +22,9 @@ static int64_t default_threads(void)
     return said == omp_get_num_procs() && granted < said ? granted : said;
 }
 
-/* In a parallel region of the caller's OpenMP would go on with one thread, unless it was told
- * otherwise; then the others are at work already. */
-static bool is_inside(const fattn_cpu_team *team)
+/* Whether a region of ours would have one thread, since the caller is inside one of its own and
+ * OpenMP nests no deeper. Its other threads are at work already. */
+static bool is_nested(const fattn_cpu_team *team)
 {
     return team->from_openmp && omp_in_parallel() &&
            omp_get_active_level() >= omp_get_max_active_levels();
@@ -51,7 +51,7 @@ static void allowed(fattn_cpu_set *set)
 #else
 static int64_t default_threads(void) { return fattn_cpu_granted(); }
 
-static bool is_inside(const fattn_cpu_team *team)
+static bool is_nested(const fattn_cpu_team *team)
 {
     (void)team;
     return false;
@@ -128,7 +128,7 @@ static void run_openmp(const fattn_cpu_team *team, fattn_cpu_job *job)
 
 void fattn_cpu_team_run(const fattn_cpu_team *team, fattn_cpu_job *job)
 {
-    (job->workers > 1 && !is_inside(team) ? team->run : run_alone)(team, job);
+    (job->workers > 1 && !is_nested(team) ? team->run : run_alone)(team, job);
 }
 
 /* --- Opening ---------------------------------------------------------------------------------- */

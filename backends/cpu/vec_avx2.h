@@ -78,8 +78,8 @@ static inline uv fv_bf16_bits(fv x)
 }
 static inline void fv_store_bf16(uint16_t *to, fv x)
 {
-    const __m256i kept = _mm256_srli_epi32(fv_bf16_bits(x), 16);
-    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
+    const __m256i upper = _mm256_srli_epi32(fv_bf16_bits(x), 16);
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(upper, upper), 0x08);
     _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(halves));
 }
 

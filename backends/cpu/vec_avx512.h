@@ -76,8 +76,8 @@ static inline uv fv_bf16_bits(fv x)
 }
 static inline void fv_store_bf16(uint16_t *to, fv x)
 {
-    const __m512i kept = _mm512_srli_epi32(fv_bf16_bits(x), 16);
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(kept));
+    const __m512i upper = _mm512_srli_epi32(fv_bf16_bits(x), 16);
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(upper));
 }
 
 static inline fv fv_add(fv a, fv b) { return _mm512_add_ps(a, b); }
@@ -110,8 +110,8 @@ static inline fv fv_exp2_normal(fv a) { return fv_exp2(a); }
 
 static inline fv fv_exp2_from(fv a, float least, float factor)
 {
-    const mv kept = _mm512_cmp_ps_mask(a, fv_set1(least), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(kept, fv_mul(exp2_fraction(a), fv_set1(factor)), a);
+    const mv above = _mm512_cmp_ps_mask(a, fv_set1(least), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(above, fv_mul(exp2_fraction(a), fv_set1(factor)), a);
 }
 
 /*
@@ -184,8 +184,8 @@ static inline void fv_store_blocks(float *to, int64_t stride, fv x)
     _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(x, 3));
 }
 
-/* A block of four columns at a time: its rows 4 apart fill a vector, and are turned within 128
- * bits. */
+/* A block of four columns at a time: its rows 4 apart fill a vector, and are transposed within
+ * 128 bits. */
 static inline __attribute__((always_inline)) void fv_load_transposed(const float *from,
                                                                      int64_t stride, fv x[FV_LANES])
 {

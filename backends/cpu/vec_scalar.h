@@ -106,10 +106,8 @@ static inline fv fv_exp2_from(fv a, float least, float factor)
 }
 static inline fv fv_log2(fv a) { return log2f(a); }
 
-/* a * b + c with one rounding, nearly: the product of two floats is exact in double, but the sum is
- * rounded to double before it is rounded to float. That moves one result in 2^29 by an ulp.
- * (fmaf() takes many times as long where it is no instruction.) */
-static inline fv fv_fma(fv a, fv b, fv c) { return (float)((double)a * b + c); }
+/* A call where there is no instruction: what is done often goes without (FV_NEAR). */
+static inline fv fv_fma(fv a, fv b, fv c) { return fmaf(a, b, c); }
 
 /* a * b + c with one rounding or two, whichever is faster. */
 static inline fv fv_muladd(fv a, fv b, fv c)

@@ -207,8 +207,8 @@ static void decode_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->merges = fattn_gpu_merges(p, t, shape->threads);
 }
 
-/* Warps meet the keys of a row side by side, which its bits would tell; a block mask is for kernels
- * that skip a tile as a block. */
+/* Warps take a row's keys side by side, so that its bits depend on how many there are; a block mask
+ * is for kernels that skip a tile as a block. */
 #define MMA_DECODE(bits) ((bits) & ~(FATTN_BATCH_INVARIANT | FATTN_BLOCK_MASK))
 
 fattn_split_cost fattn_cuda_split_evenly(const fattn_kernel *row, const fattn_limits *limits)

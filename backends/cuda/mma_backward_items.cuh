@@ -43,8 +43,8 @@ GPU_DEVICE int32_t mma_turn_peek(const fattn_gpu_args &g, const mma_job &job, in
     return turn;
 }
 
-/* Gives up the turn of the tile before, to which the block has added: all threads have met since.
- * One thread does it. */
+/* Gives up the turn of the tile before, to which the block has added: all threads have passed a
+ * barrier since. One thread does it. */
 GPU_DEVICE void mma_turn_pass(mma_job &job)
 {
     mma_fence();

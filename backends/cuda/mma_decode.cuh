@@ -109,6 +109,7 @@ GPU_DEVICE mma_reader<S> mma_reader_of(const fattn_gpu_args &g, const mma_item &
     return at;
 }
 
+/* The pointer p of lane `lane` of the warp. */
 GPU_DEVICE const uint16_t *mma_pointer_of(const uint16_t *p, int lane)
 {
     return (const uint16_t *)__shfl_sync(0xffffffffu, (unsigned long long)p, lane);
@@ -218,14 +219,11 @@ GPU_DEVICE void mma_decode_item_set(const fattn_gpu_args &g, int64_t number, mma
     w.pairs.seq = gpu_sequence(g, w.pairs.b);
     mma_item_places<S>(g, w);
     w.keys = w.past_key = (int)w.pairs.seq.sk;
-    const gpu_item_part part = gpu_item_part_of(mma_decode_parts<S>(g, w), w.split);
-    w.first_key = -MMA_FAR;
+    const bool exists = gpu_item_set_part(mma_decode_parts<S>(g, w), w);
+    w.first_key = MMA_LEFTMOST;
     w.full_past = w.keys / S::KEYS;
-    w.block = part.block;
-    w.past = part.past;
-    w.whole = part.whole;
     w.i1 = w.pairs.seq.sq;
-    w.rows = part.exists ? (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS) : 0;
+    w.rows = exists ? (int)gpu_clamp(w.i1 * w.group, 0, S::ROWS) : 0;
 }
 
 /* Begins to copy the queries. */
@@ -402,7 +400,7 @@ GPU_DEVICE void mma_store_row(const fattn_gpu_args &g, mma_scratch<S> &s, gpu_qu
     fattn_softmax all = mma_merge_warps(g, s, r, factor);
     const float alpha = mma_is_lean(S::VARIANT) ? 1 : mma_add_sink(g, w, q, &all);
     const float last =
-        (mma_is_lean(S::VARIANT) ? 1 : w.kept) * (whole ? fattn_softmax_normaliser(all) : 1);
+        (mma_is_lean(S::VARIANT) ? 1 : w.z_kept) * (whole ? fattn_softmax_normaliser(all) : 1);
     if (gpu_thread() % GPU_WAVE == 0 && whole) {
         gpu_store_lse(g, w.pairs.seq, w.pairs.b, q, all);
     } else if (gpu_thread() % GPU_WAVE == 0) {

@@ -10,8 +10,8 @@
  *     o = o alpha + p V     p rounded to the type of v
  *
  * The next tile of keys and values is copied while this one is worked on. alpha is 1 until a row's
- * maximum rises by more than MMA_RISE since it was last taken as a reference: weights may reach
- * 2^MMA_RISE, which costs nothing in floating point, and most tiles leave o alone. (The sums are
+ * maximum rises by more than MMA_MARGIN since it was last taken as a reference: weights may reach
+ * 2^MMA_MARGIN, which costs nothing in floating point, and most tiles leave o alone. (The sums are
  * relative to a reference m; nothing needs it to be the largest score.)
  *
  * LEAN kernels know causal masks, windows, lengths and pages; the others every feature, or one that
@@ -24,7 +24,7 @@
 #include "core/online_softmax.h"
 #include "core/schedule.h"
 
-#define MMA_RISE 8.0f
+#define MMA_MARGIN 8.0f
 
 /* What a warp's thread knows of its rows: rows g and g + 8 of each 16. */
 template <class S> struct mma_rows {
@@ -176,7 +176,8 @@ GPU_DEVICE void mma_largest(const float x[S::TILES][S::KEYS / 8][4], float large
     }
 }
 
-/* Whether scores of the warp's, none of which is larger, may have risen far. */
+/* Whether scores of the warp's rows, none larger than these, may exceed a reference by more than
+ * the margin. */
 template <class S>
 GPU_DEVICE bool mma_may_rise(float unit, const float largest[S::TILES][2], const mma_rows<S> &rows)
 {
@@ -184,12 +185,12 @@ GPU_DEVICE bool mma_may_rise(float unit, const float largest[S::TILES][2], const
     GPU_UNROLL
     for (int n = 0; n < 2 * S::TILES; n++) {
         rises =
-            rises || largest[n / 2][n % 2] * unit > rows.state[n / 2][n % 2].m * unit + MMA_RISE;
+            rises || largest[n / 2][n % 2] * unit > rows.state[n / 2][n % 2].m * unit + MMA_MARGIN;
     }
     return __any_sync(0xffffffffu, rises);
 }
 
-/* References rise where scores have risen far, and with them falls what has been summed. */
+/* Raises the references that scores exceed by more than the margin, and rescales the sums. */
 template <class S>
 GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<S> &rows)
 {
@@ -202,7 +203,7 @@ GPU_DEVICE void mma_rise(float unit, const float largest[S::TILES][2], mma_rows<
         for (int h = 0; h < 2; h++) {
             fattn_softmax *const state = &rows.state[m][h];
             const float top = mma_quad_max(largest[m][h]); /* one for all threads of the row */
-            const bool rises = top * unit > state->m * unit + MMA_RISE;
+            const bool rises = top * unit > state->m * unit + MMA_MARGIN;
             const float alpha = fattn_softmax_raise(state, rises ? top : state->m, unit);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH / 4; n++) {
@@ -246,7 +247,7 @@ GPU_DEVICE void mma_begin(const fattn_gpu_args &g, mma_scratch<S> &s, const mma_
     }
 }
 
-/* Nothing met. */
+/* Before the first key. */
 template <class S> GPU_DEVICE void mma_rows_empty(mma_rows<S> &rows)
 {
     GPU_UNROLL
@@ -511,7 +512,7 @@ GPU_DEVICE void mma_end(const fattn_gpu_args &g, mma_scratch<S> &s, mma_rows<S> 
             state->l = mma_quad_sum(state->l) * lower;
             float factor = lower, alpha = 1; /* apart: alpha may be as small as numbers can be */
             if (!mma_is_lean(S::VARIANT)) {
-                factor *= s.item.kept;
+                factor *= s.item.z_kept;
                 alpha = mma_add_sink(g, s.item, mma_query(s.item, mma_row<S>(m, h)), state);
             }
             factor *= whole ? mma_reciprocal(state->l) : 1; /* l is 0, or at least 1 */
@@ -548,27 +549,16 @@ GPU_DEVICE void mma_item_rows(const fattn_gpu_args &g, int64_t number, mma_item 
     w.pairs.b = work.batch;
     w.pairs.seq = gpu_sequence(g, work.batch);
     w.pairs.band = fattn_band_of(&p, &w.pairs.seq);
-    w.kept = 1;
+    w.z_kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         w.pairs.dropout = gpu_dropout(g);
-        w.kept = gpu_dropout_take(w.pairs.dropout);
+        w.z_kept = gpu_dropout_take(w.pairs.dropout);
     }
     w.bias_rows = mma_has<S>(g, FATTN_BIAS) &&
                   mma_are_rows(g.buffers.bias, p.bias_stride, p.dtype_bias == FATTN_F32 ? 4 : 2);
     w.mask_rows = mma_has<S>(g, FATTN_MASK) && mma_are_rows(g.buffers.mask, p.mask_stride, 1);
-    w.hk = work.head;
-    w.split = (int)work.split;
-    w.group = g.group;
-    const gpu_item_rows rows = gpu_item_rows_of(work.block, S::ROWS, w.pairs.seq.sq, w.group);
-    w.i0 = rows.i0;
-    w.i1 = rows.i1;
-    w.offset = (int)(rows.first - rows.i0 * w.group);
-    const gpu_item_part part =
-        gpu_item_part_of(gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS), w.split);
-    w.rows = part.exists ? rows.count : 0;
-    w.block = part.block;
-    w.past = part.past;
-    w.whole = part.whole;
+    const int64_t first = gpu_item_set(g, work, S::ROWS, S::KEYS, w);
+    w.offset = (int)(first - w.i0 * w.group);
     if (S::KNOWN == FATTN_BIAS || S::KNOWN == FATTN_MASK) {
         const bool bias = S::KNOWN == FATTN_BIAS;
         const int64_t *const stride = bias ? p.bias_stride : p.mask_stride;
@@ -595,10 +585,11 @@ template <class S> GPU_DEVICE void mma_item_keys(const fattn_gpu_args &g, mma_it
     const int64_t at = w.i0 + w.pairs.band.diagonal, limit = INT64_C(1) << 62;
     const int64_t left = w.pairs.band.left, right = w.pairs.band.right;
     w.keys = (int)w.pairs.seq.sk;
-    w.first_key =
-        left < 0 ? -MMA_FAR : (int)gpu_clamp(at - fattn_min64(left, limit), -MMA_FAR, w.keys);
-    w.past_key =
-        right < 0 ? w.keys : (int)gpu_clamp(at + fattn_min64(right, limit) + 1, -MMA_FAR, w.keys);
+    w.first_key = left < 0 ? MMA_LEFTMOST
+                           : (int)gpu_clamp(at - fattn_min64(left, limit), MMA_LEFTMOST, w.keys);
+    w.past_key = right < 0
+                     ? w.keys
+                     : (int)gpu_clamp(at + fattn_min64(right, limit) + 1, MMA_LEFTMOST, w.keys);
     const int last = (int)(w.i1 - 1 - w.i0);
     const mma_seen top = mma_seen_by(w, 0), bottom = mma_seen_by(w, last);
     w.full = (int)((bottom.first + (S::KEYS - 1u)) / S::KEYS);

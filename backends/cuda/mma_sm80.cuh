@@ -237,8 +237,8 @@ GPU_DEVICE void mma_poke(int32_t *to, int32_t x)
     asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-/* Puts everything that this thread, and those that it has met in barriers, did before it in front
- * of what it and those that it will meet do after, for whoever sees a word change. */
+/* What this thread, and threads that it waited for at barriers, wrote before the fence is visible
+ * to whoever sees a word that is written after it. */
 GPU_DEVICE void mma_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /* The larger size of two in each half, of one word without signs and one with. */

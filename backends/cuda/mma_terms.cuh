@@ -50,7 +50,7 @@ struct mma_shape {
     };
 };
 
-#define MMA_FAR 1024 /* more than a tile has rows */
+#define MMA_LEFTMOST (-1024) /* of keys that a row sees; further left than a tile has rows */
 
 /* The item that a block works on. Keys and tiles of keys are below 2^31. */
 typedef struct mma_item {
@@ -60,11 +60,11 @@ typedef struct mma_item {
     int64_t i0, i1;            /* queries i0 .. i1 - 1 */
     int offset, rows, split;   /* row 0 is that of query i0 and head `offset` of the group */
     int parts;                 /* of what its rows see, where blocks of decoding count them */
-    float kept;                /* Z of a pair that dropout keeps; pairs.dropout says 1 */
+    float z_kept;              /* Z of a pair that dropout keeps; pairs.dropout says 1 */
     bool whole;                /* its part has all keys that its rows see */
     bool bias_rows, mask_rows; /* rows of neighbours that begin at multiples of 16 bytes */
     int keys;                  /* of the sequence */
-    int first_key, past_key;   /* what query i0 sees; beyond -MMA_FAR and the last key, those */
+    int first_key, past_key;   /* what query i0 sees, cut to MMA_LEFTMOST .. keys */
     int block, past;           /* tiles of keys that the part has */
     int full, full_past;       /* those whose pairs are all inside the band */
     const void *k, *v;         /* key 0, where keys are not in pages */
@@ -438,10 +438,10 @@ GPU_DEVICE void mma_cap(const fattn_score_rule &rule, float x[S::TILES][S::KEYS 
             float poly = fmaf(0.01798874440669957f, z, -0.05338711063578141f);
             poly = fmaf(poly, z, 0.1333047649126389f);
             poly = fmaf(poly, z, -0.3333331108469964f);
-            const float near = score * rule.scale * fmaf(poly, z, 1.0f);
+            const float small = score * rule.scale * fmaf(poly, z, 1.0f);
             const float below = mma_reciprocal(1 + mma_exp2(fabsf(y) * (float)(2 * FATTN_LOG2E)));
-            const float far = copysignf(fmaf(-2 * rule.cap, below, rule.cap), y);
-            score = fabsf(y) < 0.5f ? near : far;
+            const float large = copysignf(fmaf(-2 * rule.cap, below, rule.cap), y);
+            score = fabsf(y) < 0.5f ? small : large;
         });
     });
 }
@@ -673,7 +673,7 @@ GPU_DEVICE uint32_t mma_bits_below(int n)
     return n >= 32 ? UINT32_MAX : (1u << (n < 0 ? 0 : n)) - 1;
 }
 
-/* Of what is rarely met, bits say which of the thread's keys stay. */
+/* Sets scores of a row's keys to `other` where the bit of the key is 0. For what is rare. */
 template <class S>
 GPU_DEVICE void mma_select(uint32_t bits, float other, int m, int h,
                            float x[S::TILES][S::KEYS / 8][4])

@@ -31,8 +31,8 @@
  *     gpu_peek(from) gpu_poke(to, x)    64-bit words that blocks of a kernel share, each read and
  *                                   written whole
  *     gpu_compare_and_swap(at, from, to)    writes `to` if the word is `from`
- *     gpu_count(at)                 adds 1, and returns what was there; what a block did before it
- *                                   met and counted is there for blocks that count after it
+ *     gpu_count(at)                 adds 1, and returns what was there; what a block did before its
+ *                                   barrier and count is there for blocks that count after it
  *     gpu_cycles                    cycles of the unit that this thread runs on
  *     GPU_CYCLES                    the bits that are counted in
  *     gpu_max                       the larger; a NaN may be dropped

@@ -25,6 +25,17 @@
 #define WGMMA_FEATURES ((FATTN_GPU_LEAN | FATTN_SINK) & ~WGMMA_NOT)
 #define WGMMA_FULL_FEATURES ((FATTN_KERNEL_COMMON & ~WGMMA_NOT) | FATTN_BLOCK_MASK)
 
+/* What rows have in common: of all, of forward, of backward, and around a row. */
+#define WGMMA_ANY_ROW(channels) \
+    .dtypes = WGMMA_DTYPES, .dim_max = channels, .align = 16, .must_fit = true
+#define WGMMA_FORWARD_ROW(channels) \
+    WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_FORWARD), .packs_groups = true
+#define WGMMA_GRADIENT_ROW(channels)                                                         \
+    WGMMA_ANY_ROW(channels), .ops = FATTN_OP_BIT(FATTN_BACKWARD), .cannot = cannot_backward, \
+                             .own_dtype_o = true
+#define WGMMA_KERNEL(image_, channels) \
+    .image = image_, .isa = 90, .isa_past = 100, .needs = "sm_90", .width = channels
+
 static int64_t workspace(const fattn_kernel *row, const fattn_problem *p, const fattn_tiling *t)
 {
     (void)row, (void)p, (void)t;
@@ -44,7 +55,7 @@ enum {
 
 static int64_t group_of(const fattn_problem *p) { return p->heads_k ? p->heads_q / p->heads_k : 1; }
 
-static bool is_far(const fattn_strides *s)
+static bool has_long_stride(const fattn_strides *s)
 {
     return s->batch >= STRIDE_MAX || s->seq >= STRIDE_MAX || s->head >= STRIDE_MAX;
 }
@@ -70,7 +81,7 @@ static const char *cannot(const fattn_kernel *row, const fattn_problem *p)
     if (p->q.head == 0 && group_of(p) > 1) {
         return "copies no queries that the heads of a group share";
     }
-    if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v)) {
+    if (has_long_stride(&p->q) || has_long_stride(&p->k) || has_long_stride(&p->v)) {
         return "copies by strides below 2^40 bytes";
     }
     if (p->features & FATTN_PAGED &&
@@ -219,26 +230,17 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 #define WGMMA_ROW(name_, channels, channels_v, warpgroups, keys, stages)          \
     {                                                                             \
         .row = {.name = "wgmma_" #name_,                                          \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                               \
-                .dtypes = WGMMA_DTYPES,                                           \
+                WGMMA_FORWARD_ROW(channels),                                      \
                 .features = WGMMA_FEATURES,                                       \
-                .dim_max = channels,                                              \
                 .dim_v_max = channels_v,                                          \
-                .align = 16,                                                      \
-                .must_fit = true,                                                 \
-                .packs_groups = true,                                             \
                 .tiles = (const fattn_tile[]){{64 * (warpgroups), keys}, {0, 0}}, \
                 .cannot = cannot,                                                 \
                 .pays = pays,                                                     \
                 .fast_bytes = fattn_gpu_shared_bytes,                             \
                 .workspace = workspace},                                          \
-        .image = "wgmma_forward",                                                 \
-        .isa = 90,                                                                \
-        .isa_past = 100,                                                          \
-        .needs = "sm_90",                                                         \
+        WGMMA_KERNEL("wgmma_forward", channels),                                  \
         .phases = {clear_shape, forward_shape},                                   \
         .maps = maps_of,                                                          \
-        .width = channels,                                                        \
         .shared = WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages),   \
         .run = #name_,                                                            \
     },
@@ -246,26 +248,17 @@ static void split_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 #define WGMMA_SPLIT_ROW(name_, channels, channels_v, warpgroups, keys, stages)                  \
     {                                                                                           \
         .row = {.name = "wgmma_" #name_,                                                        \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                             \
-                .dtypes = WGMMA_DTYPES,                                                         \
+                WGMMA_FORWARD_ROW(channels),                                                    \
                 .features = WGMMA_FEATURES,                                                     \
-                .dim_max = channels,                                                            \
-                .align = 16,                                                                    \
-                .must_fit = true,                                                               \
-                .packs_groups = true,                                                           \
                 .tiles = (const fattn_tile[]){{WGMMA_SPLIT_ROWS, keys}, {0, 0}},                \
                 .cannot = cannot_split,                                                         \
                 .pays = split_pays,                                                             \
                 .split = fattn_cuda_split_evenly,                                               \
                 .fast_bytes = fattn_gpu_shared_bytes,                                           \
                 .workspace = fattn_cuda_parts_workspace},                                       \
-        .image = "wgmma_forward",                                                               \
-        .isa = 90,                                                                              \
-        .isa_past = 100,                                                                        \
-        .needs = "sm_90",                                                                       \
+        WGMMA_KERNEL("wgmma_forward", channels),                                                \
         .phases = {split_shape, fattn_gpu_combine},                                             \
         .maps = maps_of,                                                                        \
-        .width = channels,                                                                      \
         .shared =                                                                               \
             WGMMA_SHARED(channels, channels_v, warpgroups, keys, stages) + WGMMA_SPLIT_CONTROL, \
         .run = #name_,                                                                          \
@@ -413,24 +406,31 @@ static void full_shape(const fattn_gpu_kernel *kernel, const fattn_problem *p,
     shape->resident = true;
 }
 
-/* Rows of 128 bytes of a bias or mask. Heads or queries that share theirs have one in a tile. */
+/* The bias or the mask, in rows of 128 bytes; its other axes are added to this. */
+static fattn_gpu_map term_map(const fattn_problem *p, uint64_t feature)
+{
+    const bool bias = feature == FATTN_BIAS;
+    fattn_gpu_map map = map_of(bias ? offsetof(fattn_buffers, bias) : offsetof(fattn_buffers, mask),
+                               p->seqlen_k > 1 ? p->seqlen_k : 1);
+    map.optional = true;
+    map.bytes = bias ? 2 : 1;
+    map.box[0] = 128 / map.bytes;
+    return map;
+}
+
+/* With a bias or mask that is alone. Heads or queries that share theirs have one in a tile. */
 static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
     const int count = maps_of(kernel, p, t, maps);
     const uint64_t features = run_of(kernel, p)->features;
-    const bool bias = features == FATTN_BIAS;
-    if (!bias && features != FATTN_MASK) {
+    if (features != FATTN_BIAS && features != FATTN_MASK) {
         return count;
     }
-    const int64_t *const stride = bias ? p->bias_stride : p->mask_stride;
+    const int64_t *const stride = features == FATTN_BIAS ? p->bias_stride : p->mask_stride;
     const int64_t group = group_of(p);
     fattn_gpu_map *const map = &maps[count];
-    *map = map_of(bias ? offsetof(fattn_buffers, bias) : offsetof(fattn_buffers, mask),
-                  p->seqlen_k > 1 ? p->seqlen_k : 1);
-    map->optional = true;
-    map->bytes = bias ? 2 : 1;
-    map->box[0] = 128 / map->bytes;
+    *map = term_map(p, features);
     add_axis(map, group, stride[1], stride[1] ? (int)group : 1);
     add_axis(map, p->seqlen_q, stride[2], stride[2] ? (int)(t->br / group) : 1);
     add_axis(map, p->heads_k, group * stride[1], 1);
@@ -438,24 +438,19 @@ static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, con
     return count + 1;
 }
 
-#define WGMMA_FULL_ROW(channels, keys)                                                     \
-    {                                                                                      \
-        .row = {.name = "wgmma_full_" #channels,                                           \
-                .ops = FATTN_OP_BIT(FATTN_FORWARD),                                        \
-                .dtypes = WGMMA_DTYPES,                                                    \
-                .features = WGMMA_FULL_FEATURES,                                           \
-                .dim_max = channels,                                                       \
-                .align = 16,                                                               \
-                .dropout_max = WGMMA_DROPOUT_MAX,                                          \
-                .must_fit = true,                                                          \
-                .packs_groups = true,                                                      \
-                .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}}, \
-                .cannot = cannot_full,                                                     \
-                .pays = full_pays,                                                         \
-                .fast_bytes = full_fast_bytes,                                             \
-                .workspace = full_workspace},                                              \
-        .image = "wgmma_full_" #channels, .isa = 90, .isa_past = 100, .needs = "sm_90",    \
-        .phases = {full_begin_shape, full_shape}, .maps = full_maps, .width = channels,    \
+#define WGMMA_FULL_ROW(channels, keys)                                                             \
+    {                                                                                              \
+        .row = {.name = "wgmma_full_" #channels,                                                   \
+                WGMMA_FORWARD_ROW(channels),                                                       \
+                .features = WGMMA_FULL_FEATURES,                                                   \
+                .dropout_max = WGMMA_DROPOUT_MAX,                                                  \
+                .tiles = (const fattn_tile[]){{64 * WGMMA_FULL_WARPGROUPS, keys}, {0, 0}},         \
+                .cannot = cannot_full,                                                             \
+                .pays = full_pays,                                                                 \
+                .fast_bytes = full_fast_bytes,                                                     \
+                .workspace = full_workspace},                                                      \
+        WGMMA_KERNEL("wgmma_full_" #channels, channels), .phases = {full_begin_shape, full_shape}, \
+        .maps = full_maps,                                                                         \
     }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -480,7 +475,8 @@ static const char *cannot_backward(const fattn_kernel *row, const fattn_problem 
     if (p->q.seq == 0 || p->k.seq == 0 || p->v.seq == 0 || p->dout.seq == 0) {
         return "copies no rows of stride 0";
     }
-    if (is_far(&p->q) || is_far(&p->k) || is_far(&p->v) || is_far(&p->dout)) {
+    if (has_long_stride(&p->q) || has_long_stride(&p->k) || has_long_stride(&p->v) ||
+        has_long_stride(&p->dout)) {
         return "copies by strides below 2^40 bytes";
     }
     if (!(row->features & MMA_OF_PAIRS) && fattn_score_rule_make(0, p->scale, 0).terms) {
@@ -585,24 +581,14 @@ static int backward_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
 #define WGMMA_BACKWARD_ROW(name_, channels, queries, keys, stages)        \
     {                                                                     \
         .row = {.name = "wgmma_backward_" #name_,                         \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                      \
-                .dtypes = WGMMA_DTYPES,                                   \
+                WGMMA_GRADIENT_ROW(channels),                             \
                 .features = WGMMA_BACKWARD_FEATURES(channels),            \
-                .dim_max = channels,                                      \
-                .align = 16,                                              \
-                .own_dtype_o = true,                                      \
-                .must_fit = true,                                         \
                 .tiles = (const fattn_tile[]){{queries, keys}, {0, 0}},   \
-                .cannot = cannot_backward,                                \
                 .fast_bytes = fattn_gpu_shared_bytes,                     \
                 .workspace = backward_workspace},                         \
-        .image = "wgmma_backward",                                        \
-        .isa = 90,                                                        \
-        .isa_past = 100,                                                  \
-        .needs = "sm_90",                                                 \
+        WGMMA_KERNEL("wgmma_backward", channels),                         \
         .phases = {rows_shape, backward_shape, dq_shape, sink_shape},     \
         .maps = backward_maps,                                            \
-        .width = channels,                                                \
         .shared = WGMMA_BACKWARD_SHARED(channels, queries, keys, stages), \
         .run = #name_,                                                    \
     },
@@ -678,7 +664,7 @@ static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_prob
     shape->shared = run->shared;
 }
 
-/* A bias or mask in rows of 128 bytes. */
+/* With a bias or mask that is alone. */
 static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                               const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
@@ -687,14 +673,9 @@ static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_proble
     if (run->stages_of_term == 0) {
         return count;
     }
-    const bool bias = run->features == FATTN_BIAS;
-    const int64_t *const stride = bias ? p->bias_stride : p->mask_stride;
+    const int64_t *const stride = run->features == FATTN_BIAS ? p->bias_stride : p->mask_stride;
     fattn_gpu_map *const map = &maps[count];
-    *map = map_of(bias ? offsetof(fattn_buffers, bias) : offsetof(fattn_buffers, mask),
-                  p->seqlen_k > 1 ? p->seqlen_k : 1);
-    map->optional = true;
-    map->bytes = bias ? 2 : 1;
-    map->box[0] = 128 / map->bytes;
+    *map = term_map(p, run->features);
     add_axis(map, p->seqlen_q, stride[2], stride[2] ? (int)t->br : 1);
     add_axis(map, p->heads_q, stride[1], 1);
     add_axis(map, p->batch, stride[0], 1);
@@ -713,25 +694,19 @@ static int64_t backward_full_workspace(const fattn_kernel *row, const fattn_prob
     (FATTN_KERNEL_COMMON & ~(FATTN_GPU_NOT_BACKWARD | WGMMA_NOT) & \
      ~(uint64_t)(FATTN_DETERMINISTIC & ~WGMMA_BACKWARD_ORDERED(width)))
 
-#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                                  \
-    {                                                                                            \
-        .row = {.name = "wgmma_backward_full_" #channels,                                        \
-                .ops = FATTN_OP_BIT(FATTN_BACKWARD),                                             \
-                .dtypes = WGMMA_DTYPES,                                                          \
-                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                              \
-                .dim_max = channels,                                                             \
-                .align = 16,                                                                     \
-                .own_dtype_o = true,                                                             \
-                .adds_dbias = true,                                                              \
-                .dropout_max = WGMMA_DROPOUT_MAX,                                                \
-                .must_fit = true,                                                                \
-                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                               \
-                .cannot = cannot_backward,                                                       \
-                .fast_bytes = backward_full_bytes,                                               \
-                .workspace = backward_full_workspace},                                           \
-        .image = "wgmma_backward_full_" #channels, .isa = 90, .isa_past = 100, .needs = "sm_90", \
-        .phases = {clear_dbias_shape, rows_shape, backward_full_shape, dq_shape, sink_shape},    \
-        .maps = backward_full_maps, .width = channels, .run = "full_" #channels,                 \
+#define WGMMA_BACKWARD_FULL_ROW(channels, keys)                                               \
+    {                                                                                         \
+        .row = {.name = "wgmma_backward_full_" #channels,                                     \
+                WGMMA_GRADIENT_ROW(channels),                                                 \
+                .features = WGMMA_BACKWARD_FULL_FEATURES(channels),                           \
+                .adds_dbias = true,                                                           \
+                .dropout_max = WGMMA_DROPOUT_MAX,                                             \
+                .tiles = (const fattn_tile[]){{64, keys}, {0, 0}},                            \
+                .fast_bytes = backward_full_bytes,                                            \
+                .workspace = backward_full_workspace},                                        \
+        WGMMA_KERNEL("wgmma_backward_full_" #channels, channels),                             \
+        .phases = {clear_dbias_shape, rows_shape, backward_full_shape, dq_shape, sink_shape}, \
+        .maps = backward_full_maps, .run = "full_" #channels,                                 \
     }
 
 const fattn_gpu_kernel fattn_cuda_wgmma[] = {

@@ -159,7 +159,7 @@
 #define WGMMA_BACKWARD_TILES(packed, total, batch, queries) \
     ((packed) ? (total) / (queries) + (batch) : ((total) + (queries)-1) / (queries))
 #define WGMMA_BACKWARD_ITEM_BYTES 128 /* of what an item is, in the workspace */
-#define WGMMA_BACKWARD_TURNS(tiles) (((tiles)*2 + 3) / 4 * 4) /* words there for their turns */
+#define WGMMA_BACKWARD_TURNS(tiles) (((tiles) + 3) / 4 * 4) /* words there for their turns */
 #define WGMMA_BACKWARD_TAKEN 4 /* words there for the counter of items */
 
 /*

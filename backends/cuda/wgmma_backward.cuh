@@ -87,57 +87,42 @@ GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_bloc
     return control.exists[n % 2] ? &control.item[n % 2] : NULL;
 }
 
-/* The block's barriers by number (wgmma_meet). */
+/* The block's barriers by number (wgmma_named_sync). */
 enum {
     WGMMA_DS_MADE = 1,  /* of all that multiply */
-    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and its adder */
-    WGMMA_DQ_ADDED = 4, /* .. 5 */
+    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and an adder */
+    WGMMA_DQ_ADDED = 4, /* .. 5: of a warpgroup and the adder of its last sums */
     WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
-    WGMMA_P_MADE = 8    /* of all that multiply */
+    WGMMA_P_MADE = 8,   /* of all that multiply */
+    WGMMA_NEXT_DUE = 9  /* .. 10: of both adders, by whose tile is next */
 };
 enum { WGMMA_WITH_ADDER = 128 + 32 };
 
 /* --- The taker -------------------------------------------------------------------------------- */
 
-/*
- * Shifted items. The tiles of keys of a head are cut into parts; number n of a part begins with
- * tile n of the queries, and goes on where it ends with tile 0. So no two of a part are at one tile
- * when they began together, and a tile meets those of a part in a round: n, n - 1, .. 0, and the
- * last ones down to n + 1. First parts of all heads come first, and in a part its last ones, for
- * whom nobody has to wait but at the end of a round. Where parts of few heads would leave blocks
- * idle, items are not shifted.
- *
- * An item waits for others of its part that may not have been taken yet. They will be: a part has
- * no more items than blocks surely run side by side, items are taken in order, and of the first
- * part that is not through no item waits for another part, so that the blocks which have none of
- * its items are free or become so.
- */
-typedef struct wgmma_shift {
-    int64_t item;     /* as wgmma_item_set() counts them */
-    int start, peers; /* peers: of its part, itself too; 0: it is not shifted */
-} wgmma_shift;
-
-GPU_DEVICE wgmma_shift wgmma_shift_of(const fattn_gpu_args &g, unsigned number)
+GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int taken)
 {
-    const int blocks = (int)g.tiling.k_blocks;
-    const int heads = (int)(g.problem.batch * g.problem.heads_k);
-    const int most = max(min(wgmma_side_by_side(), (int)g.tiling.q_blocks), 1);
-    const int parts = (blocks + most - 1) / most, size = (blocks + parts - 1) / parts;
-    wgmma_shift part = {number, 0, 0};
-    if (!wgmma_is_shifted(g.problem) || (parts > 1 && heads * size < (int)gpu_blocks())) {
-        return part;
-    }
-    const int n = (int)number / (heads * size), rest = (int)number - n * heads * size;
-    part.peers = min(size, blocks - n * size);
-    const int head = rest / part.peers;
-    part.start = part.peers - 1 - (rest - head * part.peers);
-    /* Items of a head are its tiles of keys from the last to the first. */
-    part.item = (int64_t)head * blocks + (blocks - 1 - n * size - part.start);
-    return part;
+    const wgmma_shift unshifted = {taken, -1, 0, 0};
+    wgmma_shift_run run;
+    run.q_blocks = (int)g.tiling.q_blocks;
+    run.k_blocks = (int)g.tiling.k_blocks;
+    run.heads = (int)(g.problem.batch * g.problem.heads_k);
+    run.grid = (int)gpu_blocks();
+    run.side_by_side = wgmma_side_by_side();
+    return wgmma_is_shifted(g.problem) ? wgmma_shift_of(run, taken) : unshifted;
+}
+
+/* The number of the next item in the order of taking. */
+template <class S> GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *taken)
+{
+    const int number = mma_lane() == 0 ? (int)atomicAdd(taken, 1u) : 0;
+    return __shfl_sync(0xffffffffu, number, 0) +
+           (wgmma_is_ordered(g.problem) ? 0 : (int)gpu_blocks());
 }
 
 /* The number of an item after the first is asked for late, when the copies of the one before are
- * about to end: who asks early holds on to items that others could begin. */
+ * about to end: who asks early holds on to items that others could begin. An item for which the one
+ * before would wait is not taken until that is through. */
 template <class S>
 GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_block<S> &b)
 {
@@ -146,9 +131,10 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     wgmma_backward_control<S> &control = *b.control;
     const wgmma_saved saved = wgmma_saved_of<S>(g);
     const fattn_problem &p = g.problem;
-    const unsigned items = (unsigned)(p.batch * p.heads_k * g.tiling.k_blocks);
+    const int items = (int)(p.batch * p.heads_k * g.tiling.k_blocks);
     const bool ordered = wgmma_is_ordered(p); /* all by the counter: earlier items have begun */
-    unsigned number = (unsigned)gpu_block();
+    int number = (int)gpu_block();
+    int part = -1;
     if constexpr (!S::IS_LEAN) {
         if (mma_has<S>(g, FATTN_DROPOUT) && mma_lane() == 0) {
             control.dropout = gpu_dropout(g);
@@ -157,24 +143,31 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
     for (int n = 0;; n++) {
         if (n > 0) {
             wgmma_await(&control.item_wanted, (n - 1) % 2);
+            if (part >= 0) {
+                const int next = wgmma_peek((const int32_t *)saved.taken);
+                if (next < items && !wgmma_shift_may_take(part, wgmma_shift_taken(g, next))) {
+                    wgmma_await(&control.item_empty[(n - 1) % 2], (n - 1) / 2 % 2);
+                }
+            }
         }
         if (n > 0 || ordered) {
-            number = mma_lane() == 0 ? atomicAdd(saved.taken, 1u) : 0;
-            number = (ordered ? 0 : (unsigned)gpu_blocks()) +
-                     (unsigned)__shfl_sync(0xffffffffu, (int)number, 0);
+            number = wgmma_take<S>(g, saved.taken);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
         if (exists) {
-            const wgmma_shift part = wgmma_shift_of(g, number);
-            const uint32_t *const from = (const uint32_t *)(saved.items + part.item);
+            const wgmma_shift shift = wgmma_shift_taken(g, number);
+            const uint32_t *const from = (const uint32_t *)(saved.items + shift.item);
+            part = shift.part;
             if (mma_lane() < WORDS) {
                 ((uint32_t *)&control.item[n % 2])[mma_lane()] = from[mma_lane()];
             }
             __syncwarp();
-            if (part.peers && mma_lane() == 0) {
-                control.item[n % 2].start = part.start;
-                control.item[n % 2].peers = part.peers;
+            if (shift.peers && mma_lane() == 0) {
+                wgmma_backward_item &item = control.item[n % 2];
+                item.apart = item.past / shift.peers;
+                item.start = shift.number * item.apart;
+                item.peers = shift.peers;
             }
         }
         control.exists[n % 2] = exists;
@@ -205,7 +198,7 @@ GPU_DEVICE void wgmma_copy_keys(uint32_t to, const wgmma_map *map, uint64_t *ful
                                 const wgmma_backward_item &w, const fattn_strides &stride)
 {
     wgmma_poison(to, S::KEY_BYTES);
-    wgmma_expect(full, S::KEY_BYTES);
+    wgmma_arrive_expect_tx(full, S::KEY_BYTES);
     wgmma_copy_panels<S::PANELS, S::KEYS>(to, map, full, w.k_row, stride.head ? w.head : 0,
                                           stride.batch ? w.k_batch : 0);
 }
@@ -219,7 +212,7 @@ GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floa
     enum { FLOATS = 4 * S::QUERIES };
     wgmma_poison(to, S::QUERY_BYTES);
     wgmma_poison(floats, FLOATS);
-    wgmma_expect(full, S::QUERY_BYTES + FLOATS);
+    wgmma_arrive_expect_tx(full, S::QUERY_BYTES + FLOATS);
     wgmma_copy_panels<S::PANELS, S::QUERIES>(to, map, full, w.q_row + tile * S::QUERIES,
                                              stride.head ? head : 0, stride.batch ? w.q_batch : 0);
     wgmma_copy_bytes(floats, from, FLOATS, full);
@@ -248,7 +241,7 @@ GPU_DEVICE void wgmma_copy_term(const fattn_gpu_args &g, uint32_t to, const wgmm
     const int64_t *const stride = wgmma_staged_stride<S>(g.problem);
     const int rows = stride[2] ? S::QUERIES : 1;
     wgmma_poison(to, S::TERM_BYTES);
-    wgmma_expect(full, rows * 128 * (S::KEYS / COLUMNS));
+    wgmma_arrive_expect_tx(full, rows * 128 * (S::KEYS / COLUMNS));
     GPU_UNROLL
     for (int c = 0; c < S::KEYS / COLUMNS; c++) {
         wgmma_copy(to + c * S::QUERIES * 128, map, full, w.block * S::KEYS + c * COLUMNS,
@@ -338,61 +331,111 @@ GPU_DEVICE void wgmma_copy_backward(const fattn_gpu_args &g, const wgmma_map *ma
 template <class S> GPU_DEVICE int32_t wgmma_own_turn(const wgmma_backward_item &w, int tile)
 {
     if (w.peers) {
-        const int before = w.block - w.start; /* items of earlier parts */
-        return before +
-               (w.start <= tile ? min(tile, w.peers - 1) - w.start : w.peers + tile - w.start);
+        const int number = w.start / w.apart;
+        const int before = w.block - number; /* items of earlier parts */
+        return before + wgmma_shift_turn(number, w.peers, w.apart, tile);
     }
     const int past = min((tile + 1) * S::QUERIES - 1 + w.reach, w.sequence_keys);
     return (past - 1) / S::KEYS - w.block;
 }
 
-GPU_DEVICE void wgmma_turn_await(const int32_t *turn, int32_t own)
+/* What an adder adds of a tile: halves of warpgroups `group` to `past` - 1. */
+typedef struct wgmma_adder {
+    int group, past;
+} wgmma_adder;
+
+/* The place of what it adds is free. */
+GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
 {
-    while (mma_peek(turn) != own) {}
-    mma_fence();
+    GPU_ROLLED
+    for (int n = adder.group; n < adder.past; n++) {
+        wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
+    }
 }
 
-GPU_DEVICE void wgmma_turn_pass(int32_t *turn, int32_t next)
-{
-    wgmma_await_added();
-    mma_fence();
-    mma_poke(turn, next);
-}
-
-/* Adds to dQ what warpgroup `group` makes. */
+/* Adds a tile of dQ when it is made. */
 template <class S>
-GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group)
+GPU_DEVICE void wgmma_add_tile(const wgmma_backward_block<S> &b, wgmma_adder adder, float *to)
+{
+    GPU_ROLLED
+    for (int n = adder.group; n < adder.past; n++) {
+        wgmma_named_sync(WGMMA_DQ_MADE + n, WGMMA_WITH_ADDER);
+        if (mma_lane() == 0) {
+            wgmma_add(to + n * (S::PART * 64), b.dq + n * S::PART_BYTES, S::PART_BYTES, WGMMA_KEEP);
+        }
+        __syncwarp();
+    }
+}
+
+/* The same in turn, by the adder of even or of odd tiles. It awaits the turn before the tile is
+ * made, which costs nothing when others are ahead. */
+template <class S>
+GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder adder, int odd,
+                                  float *to, int32_t *turn, int32_t own)
+{
+    if (mma_lane() == 0) {
+        while (wgmma_peek(turn) != own) {}
+    }
+    __syncwarp();
+    wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
+    wgmma_add_tile<S>(b, adder, to);
+    wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);
+    if (mma_lane() == 0) {
+        wgmma_await_read();
+    }
+    __syncwarp();
+    wgmma_free_dq(adder);
+    if (mma_lane() == 0) {
+        wgmma_await_added();
+        mma_fence();
+        mma_poke(turn, own + 1);
+    }
+    __syncwarp();
+}
+
+/* Adder 0 or 1. Each adds what a warpgroup makes, or, in turn, every other tile: to add a tile in
+ * turn, and to say so, takes longer than to make it. What is free or due at first is waited for at
+ * last. */
+template <class S>
+GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int number)
 {
     const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const uint32_t from = b.dq + group * S::PART_BYTES;
     const bool ordered = wgmma_is_ordered(g.problem);
+    const wgmma_adder adder = {ordered ? 0 : number, ordered ? (int)S::WARPGROUPS : number + 1};
     const wgmma_backward_item *w;
+    int odd = 0; /* of the next tile */
+    if (!ordered || number == 0) {
+        wgmma_free_dq(adder);
+    } else {
+        wgmma_named_arrive(WGMMA_NEXT_DUE, 64);
+    }
     for (int n = 0; (w = wgmma_item_await<S>(b, n)); n++) {
-        int64_t first = w->saved; /* the head's first tile */
+        int first = w->saved; /* the head's first tile */
         int tile = w->start;
         GPU_ROLLED
         for (int left = wgmma_tiles_of<S>(b, *w); left > 0; left--) {
-            wgmma_pass(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER);
-            wgmma_meet(WGMMA_DQ_MADE + group, WGMMA_WITH_ADDER);
-            if (mma_lane() == 0) {
-                float *const to = saved.dq + (first + tile) * (S::QUERIES * S::WIDTH);
-                int32_t *const turn = saved.turns + 2 * (first + tile) + group;
-                const int32_t own = wgmma_own_turn<S>(*w, tile);
-                if (ordered) {
-                    wgmma_turn_await(turn, own);
+            const int64_t at = first + tile;
+            float *const to = saved.dq + at * (S::QUERIES * S::WIDTH);
+            if (!ordered) {
+                wgmma_add_tile<S>(b, adder, to);
+                if (mma_lane() == 0) {
+                    wgmma_await_read();
                 }
-                wgmma_add(to + group * (S::PART * 64), from, S::PART_BYTES, WGMMA_KEEP);
-                wgmma_await_read();
-                if (ordered) {
-                    wgmma_turn_pass(turn, own + 1);
-                }
+                __syncwarp();
+                wgmma_free_dq(adder);
+            } else if (odd == number) {
+                wgmma_add_in_turn<S>(b, adder, odd, to, saved.turns + at,
+                                     wgmma_own_turn<S>(*w, tile));
             }
-            __syncwarp();
+            odd ^= 1;
             tile = wgmma_next_tile(*w, tile);
             first += tile == w->start ? saved.tiles : 0;
         }
         __syncwarp();
         wgmma_release(&b.control->item_empty[n % 2]);
+    }
+    if (ordered && odd == number) {
+        wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
     }
     if (mma_lane() == 0) {
         wgmma_await_added();
@@ -543,8 +586,8 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
         if (walk.tile < walk.full_past && walk.full != INT32_MAX) {
             wgmma_keep_first<S::OWN_QUERIES>(first, x);
         } else {
-            const int past[2] = {key < w.keys ? w.past_query + from : -WGMMA_FAR_QUERY,
-                                 key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_FAR_QUERY};
+            const int past[2] = {key < w.keys ? w.past_query + from : -WGMMA_UNBOUNDED,
+                                 key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_UNBOUNDED};
             wgmma_keep<S::OWN_QUERIES>(first, past, x);
         }
     }
@@ -671,7 +714,7 @@ wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
         const int from = t.at.j - w.block * S::KEYS - t.at.i;
         GPU_UNROLL
         for (int h = 0; h < 2; h++) {
-            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_FAR_QUERY;
+            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_UNBOUNDED;
             t.first[h] = w.first_query + from + 8 * h;
             t.past[h] = min(past, t.at.queries);
         }
@@ -728,11 +771,11 @@ GPU_DEVICE void wgmma_begin_dq(const wgmma_backward_block<S> &b, const wgmma_bac
     wgmma_commit();
 }
 
-/* Hands it over to the adder. */
+/* Hands it over to an adder. */
 template <class S>
 GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[S::PART / 8][4])
 {
-    wgmma_meet(WGMMA_DQ_ADDED + walk.group, WGMMA_WITH_ADDER);
+    wgmma_named_sync(WGMMA_DQ_ADDED + walk.group, WGMMA_WITH_ADDER);
     GPU_UNROLL
     for (int n = 0; n < S::PART / 2; n++) {
         /* channels 8 apart are in neighbouring chunks */
@@ -740,7 +783,7 @@ GPU_DEVICE void wgmma_put_dq(const wgmma_backward_walk<S> &walk, const float dq[
         wgmma_put(at + n / 4 * 8 * 256 + n % 2 * 256, dq[n / 4][n % 4]);
     }
     wgmma_publish();
-    wgmma_pass(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
+    wgmma_named_arrive(WGMMA_DQ_MADE + walk.group, WGMMA_WITH_ADDER);
 }
 
 /* The end of a tile, once dK is begun: S^T of the next one begins, and the place of the queries is
@@ -817,7 +860,7 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
         wgmma_put_transposed(walk.ds_put + walk.ds + n * 16 * 128, ds[n]);
     }
     wgmma_publish();
-    wgmma_meet(WGMMA_DS_MADE, 256);
+    wgmma_named_sync(WGMMA_DS_MADE, 256);
     wgmma_begin_dq<S>(b, walk, dq);
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
@@ -915,7 +958,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
         wgmma_weigh_fully<S>(g, b, walk, lse, x, pairs);
     }
     wgmma_wide_put<S>(walk.ds_put + walk.ds + (b.p - b.ds), pairs);
-    wgmma_meet(WGMMA_P_MADE, 256);
+    wgmma_named_sync(WGMMA_P_MADE, 256);
     wgmma_wide_mix<S>(b.p + walk.ds, dout, walk.group, dv);
     wgmma_read_columns<S, 0, COLUMNS>(b.delta + walk.dout.stage * FLOATS, delta);
     wgmma_wait<1>();
@@ -923,7 +966,7 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_differentiate_any<S>(g, b, walk, delta, x, dp);
     wgmma_pack<T, S::OWN_QUERIES>(dp, pairs);
     wgmma_wide_put<S>(walk.ds_put + walk.ds, pairs);
-    wgmma_meet(WGMMA_DS_MADE, 256);
+    wgmma_named_sync(WGMMA_DS_MADE, 256);
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     if constexpr (MORE) {
@@ -1161,7 +1204,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         float dk[N / 8][4], dv[N / 8][4];
         wgmma_await(&control.item_full[n % 2], n / 2 % 2);
         if (!control.exists[n % 2]) {
-            return;
+            break;
         }
         const wgmma_backward_item &w = control.item[n % 2];
         GPU_UNROLL
@@ -1175,12 +1218,12 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
             wgmma_backward_tiles<S>(g, b, w, used++, walk, dk, dv);
         }
         if (p.outputs & FATTN_OUT_DV) {
-            float kept = 1; /* Z comes last: times it, weights might overflow */
+            float z_kept = 1; /* Z comes last: times it, weights might overflow */
             if constexpr (!S::IS_LEAN) {
-                kept = mma_has<S>(g, FATTN_DROPOUT) ? control.dropout.multiplier : 1;
+                z_kept = mma_has<S>(g, FATTN_DROPOUT) ? control.dropout.multiplier : 1;
             }
             wgmma_store_keys<S>(g, w, group, g.buffers.dv, w.dv, p.dv.seq, (int)p.dim_v,
-                                g.chunks & FATTN_GPU_QUADS_DV, kept, dv);
+                                g.chunks & FATTN_GPU_QUADS_DV, z_kept, dv);
         }
         if (p.outputs & FATTN_OUT_DK) {
             wgmma_store_keys<S>(g, w, group, g.buffers.dk, w.dk, p.dk.seq, (int)p.dim,
@@ -1188,6 +1231,9 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
         }
         __syncwarp();
         wgmma_release(&control.item_empty[n % 2]);
+    }
+    if (!S::IS_WIDE) {
+        wgmma_named_sync(WGMMA_DQ_ADDED + group, WGMMA_WITH_ADDER); /* whom the last adder passed */
     }
 }
 

@@ -12,6 +12,7 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_ROWS_CUH
 
+#include "backends/cuda/wgmma_shift.h"
 #include "backends/cuda/wgmma_tile.cuh"
 #include "backends/gpu/backward_rows.cuh"
 
@@ -69,25 +70,26 @@ typedef struct wgmma_backward_item {
     int start, peers;            /* the tile it begins with; of shifted items, see there */
     int full, full_past;         /* those whose pairs are all kept */
     int keys, owned;             /* of the tile: that exist, and that have gradients */
-    int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_FAR_QUERY */
+    int first_query, past_query; /* what the first key is seen by, cut to +-WGMMA_UNBOUNDED */
     int sequence_keys;           /* of the whole sequence */
     int reach;                   /* query i sees no key from i + this on */
     int queries;                 /* of the sequence */
     int q_row, q_batch, k_row, k_batch, head; /* where copies begin; head: of keys */
     int saved;      /* tile of lse, delta and dQ of the first query's first head */
     int block;      /* of keys */
+    int apart;      /* of shifted items */
     int batch;      /* and what features need besides: */
     int64_t dk, dv; /* elements of the first key's gradients */
     int64_t diagonal, q_position, k_position;
 } wgmma_backward_item;
 
-#define WGMMA_FAR_QUERY (1 << 30) /* more than there are queries */
+#define WGMMA_UNBOUNDED (1 << 30) /* more than there are queries */
 
 typedef struct wgmma_saved {
     float *dq;       /* not yet multiplied by scale */
     float *lse;      /* in log2 units; +inf for a row without probabilities */
     float *delta;    /* of such a row 0 */
-    int32_t *turns;  /* of ordered runs: two of each tile of dQ */
+    int32_t *turns;  /* of ordered runs: one of each tile of dQ */
     unsigned *taken; /* items beyond the first of each block */
     wgmma_backward_item *items;
     int tiles; /* of a head */
@@ -163,23 +165,24 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     w.queries = (int)seq.sq;
     /* Query i sees key j when j - right <= i + diagonal <= j + left. */
     const int64_t aligned = j0 - band.diagonal;
-    const int64_t far = WGMMA_FAR_QUERY;
+    const int64_t most = WGMMA_UNBOUNDED;
     w.first_query =
-        (int)(band.right < 0 ? -far
-                             : gpu_clamp(aligned - fattn_min64(band.right, limit), -far, far));
+        (int)(band.right < 0 ? -most
+                             : gpu_clamp(aligned - fattn_min64(band.right, limit), -most, most));
     w.past_query =
-        (int)(band.left < 0 ? far
-                            : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -far, far));
+        (int)(band.left < 0 ? most
+                            : gpu_clamp(aligned + fattn_min64(band.left, limit) + 1, -most, most));
     const fattn_range rows = fattn_band_queries(&band, seq.sq, j0, j0 + w.keys);
     const int past = w.keys > 0 ? (int)gpu_clamp(rows.past, 0, seq.sq) : 0;
     w.past = (past + S::QUERIES - 1) / S::QUERIES;
     w.first = (int)gpu_clamp(rows.first, 0, (int64_t)w.past * S::QUERIES) / S::QUERIES;
     w.start = w.first;
     w.peers = 0;
+    w.apart = 0;
     w.sequence_keys = (int)seq.sk;
-    w.reach = (int)(band.right < 0
-                        ? far
-                        : gpu_clamp(band.diagonal + fattn_min64(band.right, limit) + 1, -far, far));
+    w.reach = (int)(band.right < 0 ? most
+                                   : gpu_clamp(band.diagonal + fattn_min64(band.right, limit) + 1,
+                                               -most, most));
     w.full = w.keys < S::KEYS ? INT32_MAX
                               : (max(w.first_query + S::KEYS - 1, 0) + S::QUERIES - 1) / S::QUERIES;
     w.full_past = w.past_query >= seq.sq ? INT32_MAX : max(w.past_query, 0) / S::QUERIES;
@@ -240,8 +243,8 @@ GPU_DEVICE void wgmma_prepare_row(const fattn_gpu_args &g, const gpu_global_row 
     for (int n = 1; n < GPU_ROW_THREADS; n *= 2) {
         sum += gpu_shfl_xor(sum, n);
     }
-    if (wgmma_is_ordered(p) && inside && lane < 2 && row.q.i % S::QUERIES == 0) {
-        saved.turns[2 * (at / S::QUERIES) + lane] = 0;
+    if (wgmma_is_ordered(p) && inside && lane == 0 && row.q.i % S::QUERIES == 0) {
+        saved.turns[at / S::QUERIES] = 0;
     }
     if (inside && lane == 0) {
         const bool empty = lse == -fattn_f32_infinity();
@@ -278,45 +281,14 @@ GPU_DEVICE void wgmma_finish_row(const fattn_gpu_args &g, const gpu_global_row &
     gpu_finish_sums<S::WIDTH>(g, row, [&](int c) { return wgmma_sums_of<S>(sums, r, c); });
 }
 
-/* dSink of a head: a thread's sum of some rows, and a tree. */
-template <class S> GPU_DEVICE void wgmma_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
-{
-    const fattn_problem &p = g.problem;
-    const wgmma_saved saved = wgmma_saved_of<S>(g);
-    const float sink = ((const float *)g.buffers.sink)[h];
-    float sum = 0;
-    for (int64_t b = 0; b < p.batch; b++) {
-        const fattn_sequence seq = gpu_sequence(g, b);
-        const int64_t at = (int64_t)wgmma_saved_tile<S>(g, saved, seq, b, h) * S::QUERIES;
-        for (int64_t i = gpu_thread(); i < seq.sq; i += WGMMA_SINK_THREADS) {
-            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -saved.lse[at + i]));
-            sum -= weight * saved.delta[at + i];
-        }
-    }
-    gpu_store_dsink<WGMMA_SINK_THREADS>(g, sums, h, sum);
-}
-
-/* Visits rows 0 .. `rows` - 1 of all heads. */
-template <class Visit>
-GPU_DEVICE void wgmma_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
-{
-    enum { BLOCK = WGMMA_ROWS_THREADS / GPU_ROW_THREADS };
-    const int64_t count = g.problem.batch * g.problem.heads_q * rows;
-    for (int64_t n = gpu_block() * BLOCK; n < count; n += gpu_blocks() * BLOCK) {
-        const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;
-        gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), rows);
-        row.exists = row.exists && number < count;
-        visit(row);
-    }
-}
-
 template <class S> GPU_DEVICE void wgmma_rows_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
     wgmma_items_set<S>(g);
-    wgmma_visit_rows(g, g.tiling.q_blocks * S::QUERIES,
-                     [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
+    gpu_visit_rows<WGMMA_ROWS_THREADS>(
+        g, g.tiling.q_blocks * S::QUERIES,
+        [&](const gpu_global_row &row) { wgmma_prepare_row<S>(g, row); });
 }
 
 template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)
@@ -324,8 +296,12 @@ template <class S> GPU_DEVICE void wgmma_sink_all(const fattn_gpu_args &g)
     GPU_SHARED float sums[WGMMA_SINK_THREADS];
     gpu_admit_later();
     gpu_await_earlier();
+    const wgmma_saved saved = wgmma_saved_of<S>(g);
     for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) {
-        wgmma_sink_head<S>(g, sums, h);
+        gpu_sink_head<WGMMA_SINK_THREADS>(
+            g, saved.lse, saved.delta, h, sums, [&](const fattn_sequence &seq, int64_t b) {
+                return (int64_t)wgmma_saved_tile<S>(g, saved, seq, b, h) * S::QUERIES;
+            });
     }
 }
 
@@ -333,8 +309,8 @@ template <class S> GPU_DEVICE void wgmma_dq_all(const fattn_gpu_args &g)
 {
     gpu_admit_later();
     gpu_await_earlier();
-    wgmma_visit_rows(g, g.problem.seqlen_q,
-                     [&](const gpu_global_row &row) { wgmma_finish_row<S>(g, row); });
+    gpu_visit_rows<WGMMA_ROWS_THREADS>(
+        g, g.problem.seqlen_q, [&](const gpu_global_row &row) { wgmma_finish_row<S>(g, row); });
 }
 
 #endif

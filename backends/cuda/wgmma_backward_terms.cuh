@@ -162,10 +162,10 @@ GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &
         }
     }
     const int lane = mma_lane(), from = lane / 8 * 4 + lane % 4;
-    const uint32_t near = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
-    const uint32_t far = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
+    const uint32_t lower = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
+    const uint32_t upper = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
     const int odd = lane / 4 % 2 * 8;
-    const uint32_t low = near >> odd, high = far >> odd; /* bytes 0 and 2: queries e */
+    const uint32_t low = lower >> odd, high = upper >> odd; /* bytes 0 and 2: queries e */
     return (low & 0xff) | (low >> 16 & 0xff) << 8 | (high & 0xff) << 16 | (high >> 16 & 0xff) << 24;
 }
 
@@ -210,9 +210,9 @@ GPU_DEVICE void wgmma_keep_together(const fattn_gpu_args &g, const fattn_dropout
         fattn_dropout_words(&dropout, rows, key, words);
         GPU_UNROLL
         for (int below = 0; below < 2; below++) {
-            const uint32_t near = words[2 * below], far = words[2 * below + 1];
-            const uint32_t even_keys = (near & 0xffff) | far << 16;
-            const uint32_t odd_keys = near >> 16 | (far & 0xffff0000u);
+            const uint32_t lower = words[2 * below], upper = words[2 * below + 1];
+            const uint32_t even_keys = (lower & 0xffff) | upper << 16;
+            const uint32_t odd_keys = lower >> 16 | (upper & 0xffff0000u);
             const uint32_t mine = odd ? odd_keys : even_keys;
             const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? even_keys : odd_keys, 4);
             GPU_UNROLL

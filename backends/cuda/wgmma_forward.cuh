@@ -21,8 +21,8 @@
  * sees, unless warpgroups take turns: then each begins its products when the one before it has
  * begun its own, so that one is at its softmax while another multiplies.
  *
- * References rise as in mma_forward.cuh: only where a row's maximum has risen far, which a row
- * decides by itself, and what it is does not depend on the rows beside it.
+ * References rise as in mma_forward.cuh: only where a row's maximum exceeds its own by more than
+ * WGMMA_MARGIN, so that a row's results do not depend on the rows beside it.
  *
  * Lean kernels know causal masks, windows, lengths, positions and sinks; the others what makes dot
  * products scores, every feature or one (mma_terms.cuh).
@@ -33,7 +33,7 @@
 #include "backends/cuda/wgmma_forward_copies.cuh"
 #include "core/online_softmax.h"
 
-#define WGMMA_RISE 8.0f
+#define WGMMA_MARGIN 8.0f
 
 /* --- What features read ----------------------------------------------------------------------- */
 
@@ -232,15 +232,15 @@ template <class S> struct wgmma_rows {
     float o[S::WIDTH_V / 8][4];
 };
 
-/* Whether some score of a warp's rows may have risen far. Numbers that are not negative are in the
- * order of their bits, of which three are compared at once; where the limit is negative, nothing is
- * known. */
+/* Whether some score of a warp's rows may exceed its reference by more than the margin. Numbers
+ * that are not negative are in the order of their bits, of which three are compared at once; a
+ * negative limit counts as exceeded. */
 template <class S>
-GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float shift[2],
-                             const float x[S::KEYS / 8][4])
+GPU_DEVICE bool wgmma_exceeds_margin(float unit, const wgmma_rows<S> &rows, const float shift[2],
+                                     const float x[S::KEYS / 8][4])
 {
     enum { N = S::KEYS / 8 };
-    bool far = false;
+    bool exceeds = false;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
         int even = __float_as_int(x[0][2 * h]), odd = __float_as_int(x[0][2 * h + 1]);
@@ -252,14 +252,14 @@ GPU_DEVICE bool wgmma_is_far(float unit, const wgmma_rows<S> &rows, const float 
         }
         even = wgmma_larger(even, __float_as_int(x[N - 1][2 * h]),
                             __float_as_int(x[N - 1][2 * h + 1]));
-        const float limit = (rows.state[h].m - shift[h]) * unit + WGMMA_RISE;
-        far = far || !(limit >= 0) || __int_as_float(max(even, odd)) * unit > limit;
+        const float limit = (rows.state[h].m - shift[h]) * unit + WGMMA_MARGIN;
+        exceeds = exceeds || !(limit >= 0) || __int_as_float(max(even, odd)) * unit > limit;
     }
-    return __any_sync(0xffffffffu, far);
+    return __any_sync(0xffffffffu, exceeds);
 }
 
-/* References rise where scores have risen far, and what has been summed of l falls; so has o to, by
- * alpha. */
+/* Raises the references that scores exceed by more than the margin, and scales what has been summed
+ * of l by alpha; the caller scales o. */
 template <class S>
 GPU_DEVICE void wgmma_rise(float unit, const float shift[2], float x[S::KEYS / 8][4],
                            wgmma_rows<S> &rows, float alpha[2])
@@ -286,7 +286,7 @@ GPU_DEVICE void wgmma_rise(float unit, const float shift[2], float x[S::KEYS / 8
                 *score = fattn_score_bias(*score);
             }
         }
-        const bool rises = top * unit > (state->m - shift[h]) * unit + WGMMA_RISE;
+        const bool rises = top * unit > (state->m - shift[h]) * unit + WGMMA_MARGIN;
         alpha[h] = fattn_softmax_raise(state, rises ? top + shift[h] : state->m, unit);
     }
 }
@@ -488,11 +488,11 @@ GPU_DEVICE void wgmma_store_part(const fattn_gpu_args &g, const wgmma_item &w, i
     }
 }
 
-/* The sink of row r, as mma_meet_sink() has it. It is natural, and so does the row's reference
+/* The sink of row r, as mma_add_sink() has it. It is natural, and so does the row's reference
  * become. It belongs to the first part. */
 template <class S>
-GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &b,
-                                 const wgmma_item &w, int r, bool first, fattn_softmax *state)
+GPU_DEVICE float wgmma_add_sink(const fattn_gpu_args &g, const wgmma_block<S> &b,
+                                const wgmma_item &w, int r, bool first, fattn_softmax *state)
 {
     float alpha, beta;
     state->m = S::IS_LEAN ? state->m * g.rule.scale : state->m;
@@ -505,10 +505,10 @@ GPU_DEVICE float wgmma_meet_sink(const fattn_gpu_args &g, const wgmma_block<S> &
     return alpha;
 }
 
-/* Rows in o and lse. row: the warp's first; kept: Z of a pair that dropout keeps. */
+/* Rows in o and lse. row: the warp's first; z_kept: Z of a pair that dropout keeps. */
 template <class S>
 GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int place, int row,
-                          float kept, wgmma_rows<S> &rows)
+                          float z_kept, wgmma_rows<S> &rows)
 {
     const fattn_problem &p = g.problem;
     const wgmma_item &w = b.control->item[place];
@@ -528,7 +528,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         state.l += gpu_shfl_xor(state.l, 2);
         state.l *= lower;
         if (p.features & FATTN_SINK) {
-            const float alpha = wgmma_meet_sink(g, b, w, r, part.split == 0, &state);
+            const float alpha = wgmma_add_sink(g, b, w, r, part.split == 0, &state);
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 4; n++) { /* alpha may be as small as numbers can be */
                 rows.o[n / 2][2 * h + n % 2] *= alpha;
@@ -536,7 +536,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         }
         states[h] = state;
         empty[h] = state.l == 0;
-        factor[h] = lower * kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
+        factor[h] = lower * z_kept * mma_reciprocal(state.l); /* l is 0, or at least 1 */
         if (p.outputs & FATTN_OUT_LSE && part.whole && r < w.rows && mma_lane() % 4 == 0) {
             const int i = wgmma_query(b, r);
             ((float *)g.buffers.lse)[w.lse + (r - i * b.group) * p.total_q + i] =
@@ -544,7 +544,7 @@ GPU_DEVICE void wgmma_end(const fattn_gpu_args &g, const wgmma_block<S> &b, int 
         }
     }
     if (!part.whole) {
-        wgmma_store_part<S>(g, w, part.number, row, kept / (1 << S::type::LIFT), states, rows);
+        wgmma_store_part<S>(g, w, part.number, row, z_kept / (1 << S::type::LIFT), states, rows);
         return;
     }
     if (!(p.outputs & FATTN_OUT_O)) {
@@ -665,30 +665,31 @@ GPU_DEVICE void wgmma_score_blocks(const fattn_gpu_args &g, const mma_item &item
     }
 }
 
-/* wgmma_is_far() where no score of a thread's row is beyond its bound. */
+/* wgmma_exceeds_margin() where no score of a thread's row is beyond its bound. */
 template <class S>
-GPU_DEVICE bool wgmma_bound_is_far(float unit, const wgmma_rows<S> &rows, const float bound[2])
+GPU_DEVICE bool wgmma_bound_exceeds_margin(float unit, const wgmma_rows<S> &rows,
+                                           const float bound[2])
 {
-    bool far = false;
+    bool exceeds = false;
     GPU_UNROLL
     for (int h = 0; h < 2; h++) {
-        far = far || !(bound[h] * unit <= rows.state[h].m * unit + WGMMA_RISE);
+        exceeds = exceeds || !(bound[h] * unit <= rows.state[h].m * unit + WGMMA_MARGIN);
     }
-    return __any_sync(0xffffffffu, far);
+    return __any_sync(0xffffffffu, exceeds);
 }
 
 /* Takes its turn, and gives it to the next warpgroup. */
 template <class S> GPU_DEVICE void wgmma_turn_begin(const wgmma_block<S> &b, int group)
 {
     if (b.turns) {
-        wgmma_meet(1 + group, 256);
+        wgmma_named_sync(1 + group, 256);
     }
 }
 
 template <class S> GPU_DEVICE void wgmma_turn_end(const wgmma_block<S> &b, int group)
 {
     if (b.turns) {
-        wgmma_pass(1 + (group + 1) % S::WARPGROUPS, 256);
+        wgmma_named_arrive(1 + (group + 1) % S::WARPGROUPS, 256);
     }
 }
 
@@ -709,7 +710,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     int first[2], past[2], block = w.own_past[group] - 1;
     int left = 0; /* tiles behind this one, where a block mask rules some out */
     bool mixed = false;
-    const auto look = [&]() {
+    const auto read_tile = [&]() {
         if constexpr (S::HAS_BLOCKS) {
             const int tile = control.tile[used.stage(used.k)];
             block = tile & INT32_MAX;
@@ -719,7 +720,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     if constexpr (S::HAS_BLOCKS) {
         left = control.tiles[place] - 1;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
-        look();
+        read_tile();
     }
     const auto ends = [&]() { return S::HAS_BLOCKS ? left == 0 : block == last_block; };
     int tail = block == w.past - 1 ? w.tail : 0;
@@ -789,7 +790,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         block--;
         left--;
         wgmma_await(&control.k_full[used.stage(used.k)], used.phase(used.k));
-        look();
+        read_tile();
         wgmma_turn_begin(b, group);
         wgmma_dots<T, S::WIDTH, S::ROWS, S::KEYS, S::KEYS, false>(
             q, k + used.stage(used.k) * (S::KEY_BYTES >> 4), x);
@@ -805,9 +806,10 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
             wgmma_release(&control.q_empty);
         }
         score();
-        const bool far = S::KNOWN == FATTN_SOFTCAP ? wgmma_bound_is_far<S>(unit, rows, bound[0])
-                                                   : wgmma_is_far<S>(unit, rows, known.shift, x);
-        if (far) {
+        const bool rises = S::KNOWN == FATTN_SOFTCAP
+                               ? wgmma_bound_exceeds_margin<S>(unit, rows, bound[0])
+                               : wgmma_exceeds_margin<S>(unit, rows, known.shift, x);
+        if (rises) {
             wgmma_rise<S>(unit, known.shift, x, rows, alpha);
         }
         wgmma_weigh<S>(unit, known.shift, rows, x);
@@ -816,7 +818,7 @@ GPU_DEVICE void wgmma_walk(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         wgmma_release(&control.v_empty[used.stage(used.v++)]);
         wgmma_pack<T, S::KEYS>(x, p);
         drop();
-        if (far) {
+        if (rises) {
             GPU_UNROLL
             for (int n = 0; n < S::WIDTH_V / 2; n++) {
                 rows.o[n / 4][n % 4] *= alpha[n % 4 / 2];
@@ -878,7 +880,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
     const int row = group * 64 + (int)threadIdx.x % 128 / 32 * 16;
     wgmma_used<S> used = {0, 0, 0};
     if (b.turns && group == S::WARPGROUPS - 1) {
-        wgmma_pass(1, 256); /* the first one's first turn */
+        wgmma_named_arrive(1, 256); /* the first one's first turn */
     }
     for (int n = 0;; n++) {
         wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
@@ -887,9 +889,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         if (!w.exists) {
             return;
         }
-        float kept = 1;
+        float z_kept = 1;
         if constexpr (!S::IS_LEAN) {
-            kept = control.terms[place].kept;
+            z_kept = control.terms[place].z_kept;
             wgmma_begin_rows(g, b, place, row);
         }
         wgmma_rows<S> rows;
@@ -905,7 +907,7 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
         } else {
             wgmma_release(&control.q_empty);
         }
-        wgmma_end(g, b, place, row, kept, rows);
+        wgmma_end(g, b, place, row, z_kept, rows);
         __syncwarp();
         wgmma_release(&control.item_empty[n % WGMMA_ITEMS]);
     }

@@ -57,7 +57,7 @@ GPU_DEVICE void wgmma_copy_pieces(const fattn_gpu_args &g, uint32_t to, const wg
     wgmma_await(empty, phase);
     if (mma_lane() == 0) {
         wgmma_poison(to, PANELS * S::KEYS * 128);
-        wgmma_expect(full, rows * PANELS * 128);
+        wgmma_arrive_expect_tx(full, rows * PANELS * 128);
     }
     __syncwarp();
     if (r < rows) {
@@ -86,7 +86,7 @@ GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wg
         wgmma_slot slot = {stride.batch ? w.k_batch : 0, w.k_row + j};
         wgmma_await(&empty[stage], phase);
         wgmma_poison(ring + stage * BYTES, BYTES);
-        wgmma_expect(&full[stage], BYTES);
+        wgmma_arrive_expect_tx(&full[stage], BYTES);
         if (g.problem.features & FATTN_PAGED) {
             slot = wgmma_slot_of(g, w, stride, j);
         }
@@ -107,7 +107,7 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     wgmma_control<S> &control = *b.control;
     wgmma_await(&control.q_empty, n % 2 ^ 1);
     wgmma_poison(b.q, S::QUERY_BYTES);
-    wgmma_expect(&control.q_full, 128 * S::PANELS * wgmma_places<S>(b.group));
+    wgmma_arrive_expect_tx(&control.q_full, 128 * S::PANELS * wgmma_places<S>(b.group));
     GPU_UNROLL
     for (int c = 0; c < S::PANELS; c++) {
         wgmma_copy(b.q + c * S::ROWS * 128, map, &control.q_full, 64 * c, 0, w.q_row, head,
@@ -220,7 +220,7 @@ GPU_DEVICE void wgmma_stage_all(const fattn_gpu_args &g, const wgmma_map *map,
                 const int stage = used % S::TERM_RING;
                 wgmma_await(&control.term_empty[stage], used / S::TERM_RING % 2 ^ 1);
                 wgmma_poison(b.terms + stage * S::TERM_BYTES, S::TERM_BYTES);
-                wgmma_expect(&control.term_full[stage], 128 * queries * heads);
+                wgmma_arrive_expect_tx(&control.term_full[stage], 128 * queries * heads);
                 wgmma_copy(b.terms + stage * S::TERM_BYTES, map, &control.term_full[stage],
                            block * S::KEYS + c * S::TERM_KEYS, 0, stride[2] ? (int)t.i0 : 0,
                            stride[1] ? (int)t.hk : 0, stride[0] ? (int)t.pairs.b : 0, policy);

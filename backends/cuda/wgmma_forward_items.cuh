@@ -12,8 +12,7 @@
 #include "backends/gpu/parts.cuh"
 #include "core/schedule.h"
 
-#define WGMMA_FAR 1024 /* more than a tile has rows */
-#define WGMMA_ITEMS 4  /* that are known at a time */
+#define WGMMA_ITEMS 4 /* that are known at a time */
 
 /* T: mma_f16 or mma_bf16. W, WV: channels of q and k, and of v and o, padded. GROUPS: warpgroups
  * that multiply. FEATURES: those of MMA_OF_PAIRS that the run has, 0 of lean kernels, or MMA_ANY.
@@ -75,7 +74,7 @@ typedef struct wgmma_item {
     bool exists;               /* false: there are no more */
     int rows;                  /* that exist, the query heads of a key/value head side by side */
     int keys;                  /* of the sequence */
-    int first_key, past_key;   /* what the first query sees, cut to -WGMMA_FAR .. keys */
+    int first_key, past_key;   /* what the first query sees, cut to MMA_LEFTMOST .. keys */
     int block, past;           /* tiles of keys that some row sees */
     int own_past[3];           /* the last of them that some row of a warpgroup sees, and one */
     int full[3], full_past[3]; /* those of which a warpgroup's rows see all */
@@ -202,12 +201,12 @@ GPU_DEVICE void wgmma_item_keys(const fattn_gpu_args &g, const wgmma_block<S> &b
     const fattn_problem &p = g.problem;
     const int64_t at = i0 + seq.diagonal, limit = INT64_C(1) << 62;
     w.keys = (int)seq.sk;
-    w.first_key = p.window_left < 0
-                      ? -WGMMA_FAR
-                      : (int)gpu_clamp(at - fattn_min64(p.window_left, limit), -WGMMA_FAR, w.keys);
+    w.first_key = p.window_left < 0 ? MMA_LEFTMOST
+                                    : (int)gpu_clamp(at - fattn_min64(p.window_left, limit),
+                                                     MMA_LEFTMOST, w.keys);
     w.past_key = p.window_right < 0 ? w.keys
                                     : (int)gpu_clamp(at + fattn_min64(p.window_right, limit) + 1,
-                                                     -WGMMA_FAR, w.keys);
+                                                     MMA_LEFTMOST, w.keys);
     w.block = mma_seen_by(w, 0).first / S::KEYS;
     const int n = mma_lane(), row = min(64 * n, w.rows - 1);
     const mma_seen first = mma_seen_by(w, wgmma_query(b, row));
@@ -270,10 +269,10 @@ GPU_DEVICE void wgmma_item_terms(const fattn_gpu_args &g, const wgmma_item &w, i
     t.pairs.b = b;
     t.pairs.seq = seq;
     t.pairs.band = fattn_band_of(&p, &seq);
-    t.kept = 1;
+    t.z_kept = 1;
     if (mma_has<S>(g, FATTN_DROPOUT)) {
         t.pairs.dropout = gpu_dropout(g);
-        t.kept = gpu_dropout_take(t.pairs.dropout);
+        t.z_kept = gpu_dropout_take(t.pairs.dropout);
     }
     t.hk = w.k_head;
     t.group = group;

@@ -36,12 +36,12 @@ template <int N> GPU_DEVICE void wgmma_take_registers(void)
 }
 
 /* Barriers of the block by number, 1 .. 15, of so many threads: some wait, others only arrive. */
-GPU_DEVICE void wgmma_meet(int number, int threads)
+GPU_DEVICE void wgmma_named_sync(int number, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-GPU_DEVICE void wgmma_pass(int number, int threads)
+GPU_DEVICE void wgmma_named_arrive(int number, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -70,7 +70,7 @@ GPU_DEVICE void wgmma_arrive(uint64_t *barrier)
 }
 
 /* Arrives, and announces bytes. */
-GPU_DEVICE void wgmma_expect(uint64_t *barrier, int bytes)
+GPU_DEVICE void wgmma_arrive_expect_tx(uint64_t *barrier, int bytes)
 {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mma_shared(barrier)),
@@ -188,6 +188,14 @@ GPU_DEVICE void wgmma_await_read(void)
 GPU_DEVICE void wgmma_await_added(void)
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* A word of global memory that other blocks write; what they did before is seen after. */
+GPU_DEVICE int32_t wgmma_peek(const int32_t *from)
+{
+    int32_t x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
 }
 
 /* Lets copies and products see what this thread has stored in shared memory. */

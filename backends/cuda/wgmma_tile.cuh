@@ -113,7 +113,7 @@ template <int ROWS, int PANELS> GPU_DEVICE void wgmma_clear(uint32_t tile, int l
         }
     }
     wgmma_publish();
-    wgmma_meet(barrier, 128);
+    wgmma_named_sync(barrier, 128);
 }
 
 #endif

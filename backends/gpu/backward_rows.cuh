@@ -245,55 +245,67 @@ GPU_DEVICE void gpu_clear_dbias_rows(const fattn_gpu_args &g)
     }
 }
 
-/* dSink of a head: a thread's sum of some rows, and a tree. */
-template <int W, int THREADS>
-GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, float *sums, int64_t h)
+/* dSink of a head: a thread's sum of some rows, and a tree. lse is in units of log2. find(seq, b):
+ * where lse and delta of the head's rows begin in a sequence. */
+template <int THREADS, class Find>
+GPU_DEVICE void gpu_sink_head(const fattn_gpu_args &g, const float *lse, const float *delta,
+                              int64_t h, float *sums, const Find &find)
 {
-    const fattn_problem &p = g.problem;
-    const gpu_workspace saved = gpu_workspace_of<W>(g);
     const float sink = ((const float *)g.buffers.sink)[h];
     float sum = 0;
-    for (int64_t b = 0; b < p.batch; b++) {
+    for (int64_t b = 0; b < g.problem.batch; b++) {
         const fattn_sequence seq = gpu_sequence(g, b);
-        const int64_t at = gpu_lse_at(p, seq, b, h);
+        const int64_t at = find(seq, b);
         for (int64_t i = gpu_thread(); i < seq.sq; i += THREADS) {
-            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -saved.lse[at + i]));
-            sum -= weight * saved.delta[at + i];
+            const float weight = exp2f(fmaf(sink, (float)FATTN_LOG2E, -lse[at + i]));
+            sum -= weight * delta[at + i];
         }
     }
     gpu_store_dsink<THREADS>(g, sums, h, sum);
 }
 
+/* Visits rows 0 .. `rows` - 1 of all heads, by blocks of so many threads. */
+template <int THREADS, class Visit>
+GPU_DEVICE void gpu_visit_rows(const fattn_gpu_args &g, int64_t rows, const Visit &visit)
+{
+    enum { BLOCK = THREADS / GPU_ROW_THREADS };
+    const int64_t count = g.problem.batch * g.problem.heads_q * rows;
+    for (int64_t n = gpu_block() * BLOCK; n < count; n += gpu_blocks() * BLOCK) {
+        const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;
+        gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), rows);
+        row.exists = row.exists && number < count;
+        visit(row);
+    }
+}
+
+template <int W> GPU_DEVICE void gpu_sink_all(const fattn_gpu_args &g)
+{
+    GPU_SHARED float sums[256];
+    const gpu_workspace saved = gpu_workspace_of<W>(g);
+    for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) {
+        gpu_sink_head<256>(
+            g, saved.lse, saved.delta, h, sums,
+            [&](const fattn_sequence &seq, int64_t b) { return gpu_lse_at(g.problem, seq, b, h); });
+    }
+}
+
 /* --- Entries ---------------------------------------------------------------------------------- */
 
 /* A kernel that does `besides`, and visits all rows. */
-#define GPU_ROWS(name, besides, visit)                                                             \
-    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                                      \
-    {                                                                                              \
-        const fattn_problem &p = g.problem;                                                        \
-        const int64_t count = p.batch * p.heads_q * p.seqlen_q;                                    \
-        const int64_t block = 128 / GPU_ROW_THREADS;                                               \
-        besides(g);                                                                                \
-        for (int64_t n = gpu_block() * block; n < count; n += gpu_blocks() * block) {              \
-            const int64_t number = n + gpu_thread() / GPU_ROW_THREADS;                             \
-            gpu_global_row row = gpu_global_row_of(g, fattn_min64(number, count - 1), p.seqlen_q); \
-            row.exists = row.exists && number < count;                                             \
-            visit(g, row);                                                                         \
-        }                                                                                          \
+#define GPU_ROWS(name, besides, visit)                                          \
+    GPU_KERNEL(128, 1) name(const GPU_PARAM fattn_gpu_args g)                   \
+    {                                                                           \
+        besides(g);                                                             \
+        gpu_visit_rows<128>(g, g.problem.seqlen_q,                              \
+                            [&](const gpu_global_row &row) { visit(g, row); }); \
     }
 
 /* The kernels of a width; backward.c chooses among them by name. first: what is to be done before
  * items are taken, gpu_clear_taken at least. */
-#define GPU_BACKWARD_ROWS(width, first)                                           \
-    GPU_ROWS(rows_##width, first, gpu_prepare_row<width>)                         \
-    GPU_ROWS(dq_##width, (void), gpu_finish_row<width>)                           \
-    GPU_KERNEL(256, 1) sink_##width(const GPU_PARAM fattn_gpu_args g)             \
-    {                                                                             \
-        GPU_SHARED float sums[256];                                               \
-        for (int64_t h = gpu_block(); h < g.problem.heads_q; h += gpu_blocks()) { \
-            gpu_sink_head<width, 256>(g, sums, h);                                \
-        }                                                                         \
-    }
+#define GPU_BACKWARD_ROWS(width, first)                   \
+    GPU_ROWS(rows_##width, first, gpu_prepare_row<width>) \
+    GPU_ROWS(dq_##width, (void), gpu_finish_row<width>)   \
+    GPU_KERNEL(256, 1) sink_##width(const GPU_PARAM fattn_gpu_args g) { gpu_sink_all<width>(g); }
 
 /* That of all widths. */
 #define GPU_BACKWARD_CLEAR \

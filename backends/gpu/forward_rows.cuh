@@ -64,7 +64,8 @@ GPU_DEVICE gpu_query gpu_forward_query(const gpu_forward_job &job, int r)
     return q;
 }
 
-/* Nothing met but the sink, which belongs to the first part, and to one thread of the row. */
+/* A row before its first key: empty but for the sink, which belongs to the first part, and to one
+ * thread of the row. */
 GPU_DEVICE fattn_softmax gpu_forward_start(const fattn_gpu_args &g, const gpu_forward_job &job,
                                            gpu_query q, bool speaks)
 {

@@ -640,14 +640,14 @@ bool fattn_gpu_reads(void *impl, const void *pointer)
         return entered ? entered : leave_with(d, check_on(d, (d)->api->call, what)); \
     } while (0)
 
-/* Leaves the context with something new for *kept. When that fails the new thing is undone, and
- * *kept stays as it is. */
-static fattn_status keep_or_undo(void *impl, fattn_status status, void *thing, void **kept,
+/* Leaves the context, and returns the new thing in *result. When leaving fails the new thing is
+ * undone, and *result stays as it is. */
+static fattn_status keep_or_undo(void *impl, fattn_status status, void *thing, void **result,
                                  void (*undo)(void *impl, void *thing))
 {
     const fattn_status left = leave_with(impl, status);
     if (!left) {
-        *kept = thing;
+        *result = thing;
     } else if (!status) {
         fattn_reason_hold(left);
         undo(impl, thing);

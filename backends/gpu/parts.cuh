@@ -57,6 +57,33 @@ GPU_DEVICE gpu_item_part gpu_item_part_of(const fattn_parts &parts, int64_t spli
     return part;
 }
 
+/* An item of a kernel on matrix units takes its part; returns whether the part exists. */
+template <class Item> GPU_DEVICE bool gpu_item_set_part(const fattn_parts &parts, Item &w)
+{
+    const gpu_item_part part = gpu_item_part_of(parts, w.split);
+    w.block = part.block;
+    w.past = part.past;
+    w.whole = part.whole;
+    return part.exists;
+}
+
+/* It takes its head, its rows, at most `most`, and its part, in tiles of so many keys. Its sequence
+ * and band are there. Returns the number of its first row among those of the head. */
+template <class Item>
+GPU_DEVICE int64_t gpu_item_set(const fattn_gpu_args &g, const fattn_work &work, int most, int tile,
+                                Item &w)
+{
+    w.hk = work.head;
+    w.split = (int)work.split;
+    w.group = g.group;
+    const gpu_item_rows rows = gpu_item_rows_of(work.block, most, w.pairs.seq.sq, w.group);
+    w.i0 = rows.i0;
+    w.i1 = rows.i1;
+    const fattn_parts parts = gpu_parts_of(g, w.pairs.band, w.i0, w.i1, tile);
+    w.rows = gpu_item_set_part(parts, w) ? rows.count : 0;
+    return rows.first;
+}
+
 /* The item that comes as number n of a grid: first parts of all blocks of rows, then second ones,
  * and so on. Short sequences have first parts alone, which then go to different multiprocessors. */
 GPU_DEVICE int64_t gpu_item_of(const fattn_gpu_args &g, int64_t n)

@@ -36,7 +36,8 @@ template <class S, int W> struct gpu_forward {
     float o[S::TM][W / GPU_TX];
 };
 
-/* Rows of the tile; nothing met but the sink, which belongs to the first part. */
+/* Rows of the tile before their first key: empty but for the sink, which belongs to the first
+ * part. */
 template <class S, int W>
 GPU_DEVICE void gpu_forward_begin(const fattn_gpu_args &args, gpu_forward_scratch<S> &s,
                                   gpu_forward<S, W> &f)

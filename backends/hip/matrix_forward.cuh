@@ -11,8 +11,8 @@
  *
  * Keys of the next tile are on their way to registers while values are worked on, and values while
  * their keys are; values are transposed on their way to local memory. alpha is 1 until a row's
- * maximum rises by more than MATRIX_RISE since it was last taken as a reference: weights may reach
- * 2^MATRIX_RISE, which costs nothing in floating point, and most tiles leave o alone.
+ * maximum rises by more than MATRIX_MARGIN since it was last taken as a reference: weights may
+ * reach 2^MATRIX_MARGIN, which costs nothing in floating point, and most tiles leave o alone.
  *
  * Keys of a tile past the last are repeats of it, whose scores are selected away. Channels past the
  * last are zeros.
@@ -25,7 +25,7 @@
 
 #include "backends/hip/matrix_terms.cuh"
 
-#define MATRIX_RISE 8.0f
+#define MATRIX_MARGIN 8.0f
 
 /* --- Copies ----------------------------------------------------------------------------------- */
 
@@ -160,7 +160,7 @@ GPU_DEVICE void matrix_fetch(const fattn_gpu_args &args, const matrix_walker &at
     }
 }
 
-/* Asks for keys, or values, of tile `block`, but for what matrix_put_odd() reads. */
+/* Asks for keys, or values, of tile `block`, but for what matrix_copy_misaligned() copies. */
 template <class S>
 GPU_DEVICE void matrix_fetch_keys(const fattn_gpu_args &g, const matrix_walker &at, int block,
                                   matrix_four x[4])
@@ -311,7 +311,7 @@ GPU_DEVICE void matrix_hold_queries(const fattn_gpu_args &g, const matrix_item &
 
 /* --- A tile ----------------------------------------------------------------------------------- */
 
-/* x = K Q^T. */
+/* x = K Q^T. lane_at: matrix_reads() of keys. */
 template <class S>
 GPU_DEVICE void matrix_dots(const uint16_t *tile, int lane_at, const matrix_rows<S> &rows,
                             typename S::sums x[S::TILES])
@@ -351,10 +351,10 @@ template <class S> GPU_DEVICE float matrix_largest(const typename S::sums x[S::T
     return matrix_column_max<S::SIDE>(largest);
 }
 
-/* The reference rises where scores have risen far, and with it falls what has been summed. */
+/* Raises the references that scores exceed by more than the margin, and rescales the sums. */
 template <class S> GPU_DEVICE void matrix_rise(float unit, float largest, matrix_rows<S> &rows)
 {
-    const bool rises = largest * unit > rows.state.m * unit + MATRIX_RISE;
+    const bool rises = largest * unit > rows.state.m * unit + MATRIX_MARGIN;
     if (!matrix_any(rises)) {
         return;
     }
@@ -414,7 +414,7 @@ GPU_DEVICE void matrix_add_pv(const uint16_t *tile, int lane_at, const typename 
 
 /* --- An item ---------------------------------------------------------------------------------- */
 
-/* Who the lane's row is; nothing met. */
+/* Which row the lane has, before its first key. */
 template <class S>
 GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint16_t *tile,
                              matrix_rows<S> &rows)
@@ -440,7 +440,8 @@ GPU_DEVICE void matrix_begin(const fattn_gpu_args &g, const matrix_item &w, uint
     }
 }
 
-/* x becomes the weights of the tile of key j0. */
+/* x becomes the weights of the tile of key j0. lane_at: matrix_reads() of keys; partial: the band
+ * cuts the tile. */
 template <class S>
 GPU_DEVICE void matrix_weights(const fattn_gpu_args &g, const matrix_item &w, const uint16_t *keys,
                                int lane_at, bool partial, int j0, float unit, matrix_rows<S> &rows,

@@ -119,23 +119,10 @@ template <class S> GPU_DEVICE matrix_item matrix_item_of(const fattn_gpu_args &g
     if (p.features & FATTN_DROPOUT) {
         w.z_kept = gpu_dropout_take(w.pairs.dropout);
     }
-    w.hk = work.head;
-    w.split = (int)work.split;
-    w.group = g.group;
-    const gpu_item_rows rows = gpu_item_rows_of(work.block, S::ROWS, w.pairs.seq.sq, w.group);
-    w.first = rows.first;
-    w.i0 = rows.i0;
-    w.i1 = rows.i1;
+    w.first = gpu_item_set(g, work, S::ROWS, S::KEYS, w);
     w.keys = (int)w.pairs.seq.sk;
-
     const fattn_range top = fattn_band_row(&w.pairs.band, w.i0);
     const fattn_range bottom = fattn_band_row(&w.pairs.band, w.i1 - 1);
-    const gpu_item_part part =
-        gpu_item_part_of(gpu_parts_of(g, w.pairs.band, w.i0, w.i1, S::KEYS), work.split);
-    w.rows = part.exists ? rows.count : 0;
-    w.block = part.block;
-    w.past = part.past;
-    w.whole = part.whole;
     w.full = (int)gpu_clamp((bottom.first + S::KEYS - 1) / S::KEYS, 0, INT32_MAX);
     w.full_past = (int)gpu_clamp(top.past / S::KEYS, 0, INT32_MAX);
     matrix_item_uniform(w);

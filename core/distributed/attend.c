@@ -9,7 +9,7 @@
 
 /* --- Merging ---------------------------------------------------------------------------------- */
 
-/* What there is of some queries so far: a run, or both. */
+/* The results of some queries (a run, or both) over the keys so far. */
 static fattn_state state_of(const fattn_group_plan *plan, int q_run)
 {
     const fattn_problem *const p = &plan->problem;

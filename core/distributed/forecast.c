@@ -106,10 +106,10 @@ static void walk(const fattn_whole *whole, const fattn_ring *ring, const fattn_s
             }
         }
         for (int n = 0, runs = fattn_whole_q_runs(whole); n < runs; n++) {
-            const int64_t met = fattn_ring_work(ring, lane, rank, step, n, runs, sum_size > 0);
-            const double own = met >= 0 ? fattn_whole_run_pairs(whole, rank, n, met) : 0;
+            const int64_t of = fattn_ring_work(ring, lane, rank, step, n, runs, sum_size > 0);
+            const double own = of >= 0 ? fattn_whole_run_pairs(whole, rank, n, of) : 0;
             pairs += own * (double)p->heads_q;
-            rows += own > 0 && met != rank ? rows_of_run(whole, false, rank, n) : 0;
+            rows += own > 0 && of != rank ? rows_of_run(whole, false, rank, n) : 0;
         }
     }
     const double most = in > out ? in : out;

@@ -92,7 +92,7 @@ static fattn_status check_features(const fattn_problem *p)
     return why ? fattn_fail(FATTN_UNSUPPORTED, "%s", why) : FATTN_OK;
 }
 
-/* What the scheme and the split of the ring cannot have. */
+/* Features and shapes that the scheme, or the ring's split, does not support. */
 static fattn_status check_scheme(const fattn_group_plan *plan)
 {
     const fattn_problem *const p = &plan->problem;
@@ -232,8 +232,8 @@ static fattn_status compare(const fattn_group_plan *plan, void *all, int64_t byt
     return status ? status : fattn_stream_synchronize(plan->device, t->stream);
 }
 
-/* Whether all ranks have come so far, with the same problem. A rank that failed itself keeps its
- * own reason. */
+/* Fails on all ranks where one has failed or was given another problem. A rank that failed itself
+ * keeps its own reason. */
 static fattn_status agree(const fattn_group_plan *plan, fattn_status own, uint64_t what)
 {
     const int32_t ranks = plan->transport.ranks, rank = plan->transport.rank;
@@ -452,8 +452,8 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 
 /* --- Groups of members ------------------------------------------------------------------------ */
 
-/* The rows of a group are one share of as many as there are groups: neighbouring parts, or every
- * so manyth stripe. */
+/* The rows of a group together are one share of as many as there are groups. So its members have
+ * neighbouring parts, or stripes as far apart as there are groups. */
 int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t member)
 {
     return plan->shares.split == FATTN_SPLIT_STRIPED ? member * plan->whole.ranks + group
@@ -497,7 +497,8 @@ static bool lies_as_block(const fattn_group_plan *plan)
            is_packed(&l->v, l->seqlen_k, l->heads_k, l->dim_v, l->batch);
 }
 
-/* What ranks have of their own: heads, and strides of biases and masks, which are not packed. */
+/* Leaves of the undivided problem this rank's part: its heads, and the strides of its own bias and
+ * mask, which are not packed. */
 static void make_own(fattn_group_plan *plan)
 {
     fattn_problem *const p = &plan->problem;
@@ -509,8 +510,8 @@ static void make_own(fattn_group_plan *plan)
     p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
 }
 
-/* Strides say how the share lies in memory. What is left for the undivided problem is which axes
- * broadcast, by strides of its own. */
+/* The caller's strides are those of the share. The undivided problem gets strides of its own, which
+ * keep only what those say about it: which axes broadcast. */
 static void forget_strides(fattn_problem *p)
 {
     /* Not yet validated, so unsigned: what overflows is refused for its sizes. */
@@ -528,7 +529,7 @@ static void forget_strides(fattn_problem *p)
 
 /* --- The act ---------------------------------------------------------------------------------- */
 
-/* What this rank can find out alone about what it was given. */
+/* Everything about the arguments that this rank can check without the others. */
 static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,
                              const int32_t *cu_q, const int32_t *cu_k)
 {
@@ -626,7 +627,7 @@ static fattn_status find_turns(fattn_group_plan *plan)
                             (long long)plan->bytes, (long long)plan->memory);
 }
 
-/* Of all ranks the most. */
+/* All ranks take as many turns as the one that needs the most. */
 static fattn_status join_turns(fattn_group_plan *plan)
 {
     const int32_t ranks = plan->transport.ranks;

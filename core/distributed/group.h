@@ -159,7 +159,7 @@ enum { FATTN_TAG_MEMBERS = 14, FATTN_TAG_GATHER = 15 };
 void fattn_group_add_message(fattn_message *messages, int *count, int64_t peer, int tag,
                              bool receive, void *data, int64_t bytes);
 
-/* Of the sum of the own block that comes home in a lane. */
+/* Which runs of the own block's sum come home in a lane: bit n for run n. */
 unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane);
 
 /* Starts messages and waits for them; if that fails, all ranks are told. */

@@ -27,7 +27,7 @@ static void reach_of(const bool *needed, int64_t ranks, int32_t *up, int32_t *do
 }
 
 /* Whether a rank's queries have pairs with a run of an owner's keys. */
-static bool meets(const fattn_whole *whole, int64_t rank, int64_t owner, int k_run)
+static bool has_pairs(const fattn_whole *whole, int64_t rank, int64_t owner, int k_run)
 {
     const int64_t kinds = fattn_whole_kinds(whole);
     for (int64_t b = 0; b < kinds; b++) {
@@ -49,7 +49,7 @@ static void find_runs(const fattn_whole *whole, const fattn_ring *ring, int64_t 
     *near = 0, *far = -1;
     for (int32_t d = 1; d <= ring->reach[lane][owner] && run < fattn_split_runs(whole->split);
          d++) {
-        if (meets(whole, fattn_ring_neighbour(ring, lane, owner, d), owner, run)) {
+        if (has_pairs(whole, fattn_ring_neighbour(ring, lane, owner, d), owner, run)) {
             *near = *near ? *near : d;
             *far = d;
         }
@@ -96,7 +96,8 @@ fattn_status fattn_ring_make(const fattn_whole *whole, fattn_ring *ring)
     }
     for (int64_t owner = 0; owner < ranks; owner++) {
         for (int64_t d = 0; d < ranks; d++) {
-            needed[d] = !whole->all_queries && fattn_whole_meet(whole, (owner + d) % ranks, owner);
+            needed[d] =
+                !whole->all_queries && fattn_whole_has_pairs(whole, (owner + d) % ranks, owner);
         }
         reach_of(needed, ranks, &reach[owner], &reach[ranks + owner]);
         for (int lane = 0; lane < FATTN_LANES; lane++) {

@@ -108,8 +108,9 @@ static void add_ring(const fattn_group_plan *plan, fattn_message *messages, int 
     }
 }
 
-/* Runs of an owner's keys and values. Whether these lie where the caller has them is each rank's
- * own affair; so they are two messages, but for ragged batches, whose blocks are one. */
+/* Runs of an owner's keys and values, in two messages: one rank may send them from the caller's
+ * tensors, while another receives them into a block. Those of ragged batches are one message, since
+ * both are blocks. */
 static void add_keys(const fattn_group_plan *plan, fattn_message *messages, int *count,
                      int64_t peer, int tag, bool receive, const fattn_held *keys, int64_t owner,
                      unsigned runs)
@@ -148,7 +149,7 @@ static fattn_status add_sums(const fattn_group_plan *plan, char *to, const char 
     return status;
 }
 
-/* Those that a rank computes step t with in a lane. */
+/* The keys and values that a rank computes with in step t of a lane. */
 static fattn_held keys_of(const fattn_group_plan *plan, const fattn_buffers *given, int lane,
                           int64_t step)
 {
@@ -216,8 +217,9 @@ static fattn_status compute(fattn_group_plan *plan, const fattn_buffers *given, 
     return status;
 }
 
-/* What has arrived is added; what was computed goes on in the next round. A sum that comes home at
- * the very end is added as the own one is rounded, unless other ranks have their part of it. */
+/* After a round: adds the sums that arrived to those computed, which are sent on in the next one. A
+ * sum that comes home in the last round is added when gradients are rounded, where they are written
+ * at once. */
 static fattn_status collect(fattn_group_plan *plan, int64_t step)
 {
     fattn_status status = FATTN_OK;
@@ -399,7 +401,7 @@ static fattn_status check(const fattn_group_plan *plan, const fattn_buffers *giv
     return status ? status : fattn_buffers_check_unused(plan->local.op, plan->features, checked);
 }
 
-/* Over the ranks that had a head, in the same order on every rank. */
+/* Sums dSink of each head over the ranks that have rows of it, in the same order on every rank. */
 static fattn_status sum_dsink(const fattn_group_plan *plan, float *dsink)
 {
     const int64_t heads = plan->heads_q;

@@ -182,7 +182,7 @@ double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner)
     return pairs;
 }
 
-bool fattn_whole_meet(const fattn_whole *whole, int64_t rank, int64_t owner)
+bool fattn_whole_has_pairs(const fattn_whole *whole, int64_t rank, int64_t owner)
 {
     return fattn_whole_pairs(whole, rank, owner) > 0;
 }

@@ -41,7 +41,7 @@ typedef struct fattn_whole {
 int64_t fattn_whole_q(const fattn_whole *whole, int64_t sequence);
 int64_t fattn_whole_k(const fattn_whole *whole, int64_t sequence);
 
-/* Run n of a rank's queries, or keys, in a sequence; and how many there are of queries. */
+/* Run n of a rank's queries, or keys, in a sequence; and how many runs of queries a rank has. */
 int fattn_whole_q_runs(const fattn_whole *whole);
 fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t sequence, int64_t rank,
                           int n);
@@ -69,6 +69,6 @@ double fattn_piece_pairs(const fattn_piece *piece);
  * those of one run of the queries; and whether there are any. */
 double fattn_whole_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);
 double fattn_whole_run_pairs(const fattn_whole *whole, int64_t rank, int q_run, int64_t owner);
-bool fattn_whole_meet(const fattn_whole *whole, int64_t rank, int64_t owner);
+bool fattn_whole_has_pairs(const fattn_whole *whole, int64_t rank, int64_t owner);
 
 #endif

@@ -439,7 +439,9 @@ typedef enum fattn_engine {
  * returns when all of these calls have returned. They may come in any order, on any threads, at a
  * time or one after another. It may be called from several threads at a time, and must not throw
  * through the library. The bodies share out the work among those that run, so that a loop with
- * fewer threads than count is right, and merely takes longer.
+ * fewer threads than count is right, and merely takes longer. It is as fast as the library's own
+ * threads if the calling thread makes one of the calls itself, all others begin at once, and its
+ * threads look for the next loop for some 30 microseconds before they sleep.
  */
 typedef void (*fattn_parallel_for)(void *user, int64_t count,
                                    void (*body)(void *context, int64_t i), void *context);

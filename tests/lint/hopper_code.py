@@ -32,16 +32,16 @@ BARRED = {0x983: "LDL", 0x387: "STL", 0x948: "WARPSYNC.ALL"}
 # Most bytes of registers that a thread may spill, by the part of an entry's name behind the type. Warps that do not
 # multiply spill: forward's planner at 64 and 96 channels has 32 registers, and backward's other warps have 24. Entries in
 # FETCHES also spill some addresses and bounds of masks, and reload a few of them among products.
-SPILLS = {"64": 128, "96": 128, "backward_64": 200, "backward_128": 72, "backward_256": 64}
+SPILLS = {"64": 128, "96": 128, "backward_64": 216, "backward_128": 92, "backward_256": 64}
 FETCHES = ("backward_64",)
 # Of the rows wgmma_full_*, where what makes scores needs registers between the products.
 FULL_SPILLS = {"full_64": 188, "full_128": 672, "full_256": 208,
                "softcap_64": 12, "softcap_128": 200, "softcap_256": 108, "alibi_256": 56,
                "bias_64": 24, "bias_128": 116, "bias_256": 120, "mask_128": 84, "dropout_256": 148, "blocks_256": 36}
-FULL_SPILLS.update({f"backward_{run}_{width}": 68 for width in (64, 128, 256)
+FULL_SPILLS.update({f"backward_{run}_{width}": 104 for width in (64, 128, 256)
                     for run in ("full", "bias", "dbias", "mask", "alibi", "softcap", "dropout")})
-FULL_SPILLS.update({"backward_full_128": 1024, "backward_softcap_128": 196, "backward_dropout_128": 140,
-                    "backward_dbias_128": 112, "backward_bias_128": 88, "backward_mask_128": 120,
+FULL_SPILLS.update({"backward_full_128": 1048, "backward_softcap_128": 196, "backward_dropout_128": 172,
+                    "backward_dbias_128": 148, "backward_bias_128": 124, "backward_mask_128": 148,
                     "backward_full_256": 132})
 
 

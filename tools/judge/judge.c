@@ -361,8 +361,8 @@ static bool comparable(trial *t, const output *out, const int64_t n[4], double g
         return false;
     }
     const bool out_of_range = isfinite(exact) && !isfinite(plain);
-    const bool spread = !isfinite(got) && may_be_nonfinite(t, out, n);
-    if (out_of_range || spread) {
+    const bool excusable = !isfinite(got) && may_be_nonfinite(t, out, n);
+    if (out_of_range || excusable) {
         t->v->excused++;
         return false;
     }

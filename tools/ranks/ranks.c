@@ -105,8 +105,8 @@ static int print_steps(const fattn_whole *whole)
             double pairs = 0;
             for (int lane = 0; lane < FATTN_LANES; lane++) {
                 for (int n = 0, runs = fattn_whole_q_runs(whole); n < runs; n++) {
-                    const int64_t met = fattn_ring_work(&ring, lane, r, step, n, runs, gradients);
-                    pairs += met >= 0 ? fattn_whole_run_pairs(whole, r, n, met) : 0;
+                    const int64_t owner = fattn_ring_work(&ring, lane, r, step, n, runs, gradients);
+                    pairs += owner >= 0 ? fattn_whole_run_pairs(whole, r, n, owner) : 0;
                 }
                 blocks += fattn_ring_step(&ring, lane, r, step).send_to >= 0;
             }

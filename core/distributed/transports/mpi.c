@@ -26,8 +26,8 @@ enum {
     PIECES = 64,      /* requests of a group at most: 16 messages of 4 GiB */
     TAG_ABORT = 1000, /* beyond those of messages */
     REASON = 256,
-    NAP = 20000, /* nanoseconds between looks for progress */
-    MOVED = 5000 /* a look that takes longer has moved something: the next one follows at once */
+    NAP = 20000, /* nanoseconds between polls for progress */
+    MOVED = 5000 /* a poll that takes longer has moved something: the next one follows at once */
 };
 
 typedef struct transport {
@@ -40,8 +40,8 @@ typedef struct transport {
     pthread_t thread;
     pthread_mutex_t mutex; /* of all calls of MPI, while there is a thread, and of what follows */
     pthread_cond_t changed;
-    bool has_thread, moving, ends; /* moving: the thread is to look after requests */
-    int error;                     /* that it met */
+    bool has_thread, moving, ends; /* moving: the thread is to poll the requests */
+    int error;                     /* of a poll by the thread */
     bool broken;                   /* of no more use */
     bool told;                     /* the others know */
     char reason[REASON];           /* of this rank, while others may still receive it */
@@ -197,8 +197,8 @@ static fattn_status start(void *user, const fattn_message *messages, int count)
     return status;
 }
 
-/* Receives nothing more, but for messages that are moving already: those stay with MPI, and so do
- * sends, which cannot be called back. */
+/* Cancels receives. Messages that are moving already are left to MPI, and so are sends, which
+ * cannot be cancelled. */
 static void give_up(transport *t, const fattn_message *messages)
 {
     for (int n = 0; n < t->count; n++) {
@@ -217,7 +217,7 @@ static void give_up(transport *t, const fattn_message *messages)
     t->count = 0;
 }
 
-/* Whether a rank has said that it gave up; then the reason is told. */
+/* Fails, with the reason that a rank sent when it gave up; FATTN_OK if none did. */
 static fattn_status hear(transport *t)
 {
     int there = 0;
@@ -240,11 +240,11 @@ static fattn_status hear(transport *t)
 static fattn_status wait(void *user, const fattn_message *messages, int count, double seconds)
 {
     (void)count;
-    static const struct timespec nap = {.tv_nsec = 20000};
+    static const struct timespec nap = {.tv_nsec = NAP};
     transport *const t = user;
     const double end = MPI_Wtime() + seconds;
     fattn_status status = FATTN_OK;
-    set_moving(t, false); /* from here on this thread looks, for more than progress */
+    set_moving(t, false); /* from here on this thread polls, and takes results */
     if (t->error) {
         status = fail_mpi(t, "MPI_Testsome", t->error);
     }

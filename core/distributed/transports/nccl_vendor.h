@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The runtime that nccl.c stands on. RCCL has NCCL's functions by their names, and HIP's runtime
- * CUDA's by its own: so these are what has another name with FATTN_RCCL.
+ * What nccl.c calls of the runtime: CUDA's, or HIP's with FATTN_RCCL. RCCL has NCCL's functions by
+ * the same names, but HIP's runtime has CUDA's by others, which are defined here.
  */
 #ifndef FATTN_NCCL_VENDOR_H
 #define FATTN_NCCL_VENDOR_H

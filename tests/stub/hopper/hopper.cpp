@@ -391,6 +391,7 @@ static int32_t mma_peek(const int32_t *from)
     yield();
     return *from;
 }
+static int32_t wgmma_peek(const int32_t *from) { return mma_peek(from); }
 static void mma_poke(int32_t *to, int32_t x)
 {
     *to = x;
@@ -454,12 +455,12 @@ template <int N> static void wgmma_take_registers(void)
 /* They run one after the other. */
 static int wgmma_side_by_side(void) { return 1; }
 
-static void wgmma_meet(int number, int threads)
+static void wgmma_named_sync(int number, int threads)
 {
     meet(m.barriers[number], threads, [] {});
 }
 
-static void wgmma_pass(int number, int threads)
+static void wgmma_named_arrive(int number, int threads)
 {
     m.moves++;
     if (++m.barriers[number].arrived == threads) {
@@ -494,7 +495,7 @@ static void wgmma_barrier_make(uint64_t *word, int arrivals)
 
 static void wgmma_barriers_made(void) {}
 
-static void wgmma_expect(uint64_t *word, int bytes)
+static void wgmma_arrive_expect_tx(uint64_t *word, int bytes)
 {
     barrier *const b = (barrier *)word;
     if (b->lacks == 0) {
@@ -506,7 +507,7 @@ static void wgmma_expect(uint64_t *word, int bytes)
     settle_barrier(b);
 }
 
-static void wgmma_arrive(uint64_t *word) { wgmma_expect(word, 0); }
+static void wgmma_arrive(uint64_t *word) { wgmma_arrive_expect_tx(word, 0); }
 
 static void wgmma_await(uint64_t *word, int phase)
 {

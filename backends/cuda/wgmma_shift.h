@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The order in which blocks of a deterministic backward on Hopper add to tiles of dQ where every
+ * query sees every key. Plain C, so that a test on the host can play it (tests/check_wgmma.c).
+ *
+ * An item is a tile of keys, which goes through all tiles of queries. If all items of a head began
+ * with the same one, each would wait for the one before it. So they are shifted: the items of a
+ * head are cut into parts, and the items of a part begin as far apart as they can. Number n begins
+ * with tile n * apart, and goes on where the queries end with tile 0. So no two of a part are at
+ * one tile when they began together, and a tile meets those of a part in a round, `apart` tiles
+ * after one another: from the last that begins there or before it down to 0, and then from the last
+ * of all down to the first that begins behind it. Parts of a head are `apart` at least twice where
+ * they can be, since handing over a turn may take longer than a tile. All heads' first parts come
+ * first, and in a part its last items, for which nobody has to wait but at the end of a round.
+ *
+ * An item waits for others of its part, which may not have been taken yet. They will be, since
+ *   - items are taken in order, and a part has no more of them than blocks surely run side by side;
+ *   - nobody takes an item of a part while it is at another one of that part
+ *     (wgmma_shift_may_take), so that of the first part that is not through each item has a
+ *     block of its own, or there is a block that is free to take it;
+ *   - of that part no item waits for a later part.
+ */
+#ifndef FATTN_CUDA_WGMMA_SHIFT_H
+#define FATTN_CUDA_WGMMA_SHIFT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/host_device.h"
+
+/* A run: tiles of queries and of keys of a head, heads of keys in all sequences, blocks of the grid
+ * and how many of them surely run side by side. */
+typedef struct wgmma_shift_run {
+    int q_blocks, k_blocks, heads, grid, side_by_side;
+} wgmma_shift_run;
+
+/* What an item has to do. */
+typedef struct wgmma_shift {
+    int64_t item; /* head and tile of keys: heads one after the other, each from its last tile */
+    int part;     /* of all heads', or -1: items of this run are not shifted */
+    int number;   /* in its part */
+    int peers;    /* items of the part, or 0 */
+} wgmma_shift;
+
+FATTN_HD int wgmma_shift_least(int a, int b) { return a < b ? a : b; }
+
+/* Item `taken` in the order of taking, of those that there are. Where parts of few heads would
+ * leave blocks idle, items are not shifted. */
+FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
+{
+    const int room = wgmma_shift_least(run.side_by_side, run.q_blocks / 2);
+    const int most = room > 1 ? room : 1;
+    const int parts = (run.k_blocks + most - 1) / most, size = (run.k_blocks + parts - 1) / parts;
+    wgmma_shift to = {taken, -1, 0, 0};
+    if (parts > 1 && run.heads * size < run.grid) {
+        return to;
+    }
+    const int n = taken / (run.heads * size), rest = taken - n * run.heads * size;
+    to.peers = wgmma_shift_least(size, run.k_blocks - n * size);
+    const int head = rest / to.peers;
+    to.part = n * run.heads + head;
+    to.number = to.peers - 1 - (rest - head * to.peers);
+    to.item = (int64_t)head * run.k_blocks + (run.k_blocks - 1 - n * size - to.number);
+    return to;
+}
+
+/* Whether a block that is at an item of part `part` may take this one. */
+FATTN_HD bool wgmma_shift_may_take(int part, wgmma_shift next)
+{
+    return next.part < 0 || next.part != part;
+}
+
+/* How many of its part have added to a tile when it is the item's turn. */
+FATTN_HD int wgmma_shift_turn(int number, int peers, int apart, int tile)
+{
+    const int begun = wgmma_shift_least(tile / apart, peers - 1);
+    return (number <= begun ? 0 : peers) + begun - number;
+}
+
+#endif /* FATTN_CUDA_WGMMA_SHIFT_H */

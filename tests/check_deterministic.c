@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "tests/device.h"
+#include "tests/device_memory.h"
 
 enum { TOKENS = 16384, CHANNELS = 2048, BYTES = 2 * TOKENS * CHANNELS, RUNS = 4, SECONDS = 60 };
 
@@ -28,33 +29,10 @@ static void hangs(int signal)
     _exit(1);
 }
 
-static bool good(fattn_status status, const char *what)
-{
-    if (status) {
-        tap_check(false, "%s: %s", what, fattn_last_reason());
-    }
-    return status == FATTN_OK;
-}
-
-static void *memory(size_t bytes)
-{
-    void *made = NULL;
-    good(fattn_device_malloc(device, bytes, &made), "memory");
-    return made;
-}
-
-/* Halves of -0.5 .. 0.5. */
 static void *random_halves(uint32_t seed)
 {
-    void *const to = memory(BYTES);
-    uint16_t *const host = malloc(BYTES);
-    for (size_t n = 0; n < BYTES / 2; n++) {
-        seed = seed * 1664525u + 1013904223u;
-        host[n] = (uint16_t)(0x3000 + (seed >> 22) + (seed >> 8 & 1 ? 0x8000 : 0));
-    }
-    good(fattn_device_copy(device, to, host, BYTES, none), "copying");
-    good(fattn_stream_synchronize(device, none), "copying");
-    free(host);
+    void *const to = device_memory(device, BYTES);
+    device_fill(device, to, BYTES / 2, seed);
     return to;
 }
 
@@ -65,8 +43,7 @@ static uint64_t fingerprint(void)
     uint64_t *const host = malloc(BYTES);
     uint64_t print = UINT64_C(14695981039346656037);
     for (int n = 0; n < 3; n++) {
-        good(fattn_device_copy(device, host, from[n], BYTES, none), "copying");
-        good(fattn_stream_synchronize(device, none), "copying");
+        device_copy(device, host, from[n], BYTES);
         for (size_t i = 0; i < BYTES / sizeof *host; i++) {
             print = (print ^ host[i]) * UINT64_C(1099511628211);
         }
@@ -80,11 +57,11 @@ static bool run(fattn_problem *problem, fattn_op op, int times)
 {
     fattn_plan *plan = NULL;
     problem->op = op;
-    bool done = good(fattn_plan_create(device, problem, &plan), "a plan");
+    bool done = device_good(fattn_plan_create(device, problem, &plan), "a plan");
     for (int n = 0; n < times && done; n++) {
-        done = good(fattn_execute(plan, &buffers, NULL, none), "a run");
+        done = device_good(fattn_execute(plan, &buffers, NULL, none), "a run");
     }
-    done = done && good(fattn_stream_synchronize(device, none), "a run");
+    done = done && device_good(fattn_stream_synchronize(device, none), "a run");
     fattn_plan_destroy(plan);
     return done;
 }
@@ -125,14 +102,16 @@ int main(void)
         return tap_done();
     }
     signal(SIGALRM, hangs);
-    if (!good(fattn_device_open(device_named(), &device), "a device")) {
+    if (!device_good(fattn_device_open(device_named(), &device), "a device")) {
         return tap_done();
     }
     fattn_buffers_init(&buffers);
     buffers.q = random_halves(1), buffers.k = random_halves(2), buffers.v = random_halves(3);
     buffers.dout = random_halves(4);
-    buffers.o = memory(BYTES), buffers.lse = memory(sizeof(float) * TOKENS * CHANNELS / 64);
-    buffers.dq = memory(BYTES), buffers.dk = memory(BYTES), buffers.dv = memory(BYTES);
+    buffers.o = device_memory(device, BYTES),
+    buffers.lse = device_memory(device, sizeof(float) * TOKENS * CHANNELS / 64);
+    buffers.dq = device_memory(device, BYTES), buffers.dk = device_memory(device, BYTES),
+    buffers.dv = device_memory(device, BYTES);
     for (int dim = 64; dim <= 256; dim *= 2) {
         for (int tokens = 512; tokens <= TOKENS; tokens *= 2) {
             check(dim, tokens, false);
@@ -149,7 +128,7 @@ int main(void)
                           buffers.dk,
                           buffers.dv};
     for (size_t n = 0; n < sizeof made / sizeof *made; n++) {
-        good(fattn_device_free(device, made[n]), "memory");
+        device_good(fattn_device_free(device, made[n]), "memory");
     }
     fattn_device_close(device);
     return tap_done();

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "core/backend.h"
+#include "tests/device_memory.h"
 #include "tests/driver.h"
 #include "tests/tap.h"
 
@@ -28,72 +29,42 @@ static fattn_buffers buffers[LANES];  /* one k and v; q and o of each lane */
 static uint16_t expected[LANES][ROW]; /* expected o of each lane */
 static fattn_stream none;
 
-static bool good(fattn_status status, const char *what)
-{
-    if (status) {
-        tap_check(false, "%s: %s", what, fattn_last_reason());
-    }
-    return status == FATTN_OK;
-}
-
-static void *memory(size_t bytes)
-{
-    void *made = NULL;
-    good(fattn_device_malloc(device, bytes, &made), "memory");
-    return made;
-}
-
-/* Halves of -0.5 .. 0.5. */
-static void fill(void *to, size_t count, uint32_t seed)
-{
-    uint16_t *const host = malloc(2 * count);
-    for (size_t n = 0; n < count; n++) {
-        seed = seed * 1664525u + 1013904223u;
-        host[n] = (uint16_t)(0x3000 + (seed >> 22) + (seed >> 8 & 1 ? 0x8000 : 0));
-    }
-    good(fattn_device_copy(device, to, host, 2 * count, none), "copying");
-    good(fattn_stream_synchronize(device, none), "copying");
-    free(host);
-}
-
 static void poison(void *to)
 {
     uint16_t nans[ROW];
     memset(nans, 0xff, sizeof nans);
-    good(fattn_device_copy(device, to, nans, sizeof nans, none), "poison");
-    good(fattn_stream_synchronize(device, none), "poison");
+    device_copy(device, to, nans, sizeof nans);
 }
 
 static bool is_expected(int lane)
 {
     uint16_t got[ROW];
-    good(fattn_device_copy(device, got, buffers[lane].o, sizeof got, none), "copying");
-    good(fattn_stream_synchronize(device, none), "copying");
+    device_copy(device, got, buffers[lane].o, sizeof got);
     return memcmp(got, expected[lane], sizeof got) == 0;
 }
 
 static void set_up(void)
 {
-    void *const k = memory(K_BYTES), *const v = memory(K_BYTES);
+    void *const k = device_memory(device, K_BYTES), *const v = device_memory(device, K_BYTES);
     fattn_plan *plan = NULL;
     fattn_plan_info info = {.struct_size = sizeof info};
     fattn_problem_init(&problem);
     problem.dtype = problem.dtype_o = FATTN_F16;
     problem.batch = 1, problem.heads_q = HEADS, problem.heads_k = 1;
     problem.seqlen_q = 1, problem.seqlen_k = KEYS, problem.dim = problem.dim_v = DIM;
-    fill(k, KEYS * DIM, 1), fill(v, KEYS * DIM, 2);
-    good(fattn_plan_create(device, &problem, &plan), "a plan");
-    good(fattn_plan_get_info(plan, &info), "a plan");
+    device_fill(device, k, KEYS * DIM, 1), device_fill(device, v, KEYS * DIM, 2);
+    device_good(fattn_plan_create(device, &problem, &plan), "a plan");
+    device_good(fattn_plan_get_info(plan, &info), "a plan");
     tap_check(info.splits > 1 && info.workspace_bytes > 0, "%s, %d splits", info.kernel,
               (int)info.splits);
     for (int lane = 0; lane < LANES; lane++) {
         fattn_buffers_init(&buffers[lane]);
-        buffers[lane].q = memory(O_BYTES), buffers[lane].o = memory(O_BYTES);
+        buffers[lane].q = device_memory(device, O_BYTES),
+        buffers[lane].o = device_memory(device, O_BYTES);
         buffers[lane].k = k, buffers[lane].v = v;
-        fill((void *)buffers[lane].q, ROW, 10 + (uint32_t)lane);
-        good(fattn_execute(plan, &buffers[lane], NULL, none), "a run");
-        good(fattn_device_copy(device, expected[lane], buffers[lane].o, O_BYTES, none), "copying");
-        good(fattn_stream_synchronize(device, none), "copying");
+        device_fill(device, (void *)buffers[lane].q, ROW, 10 + (uint32_t)lane);
+        device_good(fattn_execute(plan, &buffers[lane], NULL, none), "a run");
+        device_copy(device, expected[lane], buffers[lane].o, O_BYTES);
     }
     tap_check(memcmp(expected[0], expected[1], O_BYTES) != 0, "lanes differ");
     fattn_plan_destroy(plan);
@@ -133,32 +104,30 @@ static void check_attributes(void)
 static void check_chain(void)
 {
     enum { TURNS = 400 };
-    void *const rows[2] = {memory(O_BYTES), memory(O_BYTES)};
+    void *const rows[2] = {device_memory(device, O_BYTES), device_memory(device, O_BYTES)};
     uint16_t results[3][ROW];
     fattn_stream stream = NULL;
     fattn_plan *plan = NULL;
     fattn_plan_info info = {.struct_size = sizeof info};
     problem.features |= FATTN_SCALE;
     problem.scale = 40; /* so that each differs from the next */
-    good(fattn_stream_create(device, &stream), "a stream");
-    good(fattn_plan_create(device, &problem, &plan), "a plan");
-    good(fattn_plan_get_info(plan, &info), "a plan");
-    void *const workspace = memory((size_t)info.workspace_bytes);
+    device_good(fattn_stream_create(device, &stream), "a stream");
+    device_good(fattn_plan_create(device, &problem, &plan), "a plan");
+    device_good(fattn_plan_get_info(plan, &info), "a plan");
+    void *const workspace = device_memory(device, (size_t)info.workspace_bytes);
     for (int round = 0; round < 3; round++) {
         poison(rows[1]);
-        good(fattn_device_copy(device, rows[0], buffers[0].q, O_BYTES, none), "copying");
-        good(fattn_stream_synchronize(device, none), "copying");
+        device_copy(device, rows[0], buffers[0].q, O_BYTES);
         fattn_buffers b = buffers[0];
         for (int turn = 0; turn < TURNS; turn++) {
             b.q = rows[turn % 2], b.o = rows[1 - turn % 2];
-            good(fattn_execute(plan, &b, workspace, stream), "a decode");
+            device_good(fattn_execute(plan, &b, workspace, stream), "a decode");
             if (round == 0) {
-                good(fattn_stream_synchronize(device, stream), "waiting");
+                device_good(fattn_stream_synchronize(device, stream), "waiting");
             }
         }
-        good(fattn_stream_synchronize(device, stream), "waiting");
-        good(fattn_device_copy(device, results[round], rows[TURNS % 2], O_BYTES, none), "copying");
-        good(fattn_stream_synchronize(device, none), "copying");
+        device_good(fattn_stream_synchronize(device, stream), "waiting");
+        device_copy(device, results[round], rows[TURNS % 2], O_BYTES);
     }
     tap_check(memcmp(results[0], results[1], O_BYTES) == 0 &&
                   memcmp(results[0], results[2], O_BYTES) == 0,
@@ -178,27 +147,27 @@ static void check_streams(int count, bool afresh)
     fattn_stream streams[LANES] = {NULL};
     fattn_cache_info before = {.struct_size = sizeof before}, after = before;
     int wrong = 0;
-    good(fattn_cache_get_info(&before), "the cache");
+    device_good(fattn_cache_get_info(&before), "the cache");
     for (int lane = 0; lane < count; lane++) {
         poison(buffers[lane].o);
-        good(fattn_stream_create(device, &streams[lane]), "a stream");
+        device_good(fattn_stream_create(device, &streams[lane]), "a stream");
     }
     for (int turn = 0; turn < TURNS; turn++) {
         for (int lane = 0; lane < count; lane++) {
             if (afresh) { /* the next stream reuses its handle */
-                good(fattn_stream_destroy(device, streams[lane]), "a stream");
-                good(fattn_stream_create(device, &streams[lane]), "a stream");
+                device_good(fattn_stream_destroy(device, streams[lane]), "a stream");
+                device_good(fattn_stream_create(device, &streams[lane]), "a stream");
             }
-            good(fattn_attention(device, &problem, &buffers[lane], streams[lane]), "a call");
+            device_good(fattn_attention(device, &problem, &buffers[lane], streams[lane]), "a call");
         }
     }
     for (int lane = 0; lane < count; lane++) {
-        good(fattn_stream_synchronize(device, streams[lane]), "waiting");
+        device_good(fattn_stream_synchronize(device, streams[lane]), "waiting");
     }
-    good(fattn_cache_get_info(&after), "the cache");
+    device_good(fattn_cache_get_info(&after), "the cache");
     for (int lane = 0; lane < count; lane++) {
         wrong += !is_expected(lane);
-        good(fattn_stream_destroy(device, streams[lane]), "a stream");
+        device_good(fattn_stream_destroy(device, streams[lane]), "a stream");
     }
     tap_check(wrong == 0 && after.allocations - before.allocations <= (afresh ? 4 : count),
               "%d streams%s: %d wrong, %d workspaces made", count,
@@ -254,35 +223,36 @@ static void check_graph(bool warm)
         poison(buffers[lane].o);
     }
     for (int n = 0; n < 2; n++) {
-        good(fattn_stream_create(device, &others[n]), "a stream");
+        device_good(fattn_stream_create(device, &others[n]), "a stream");
     }
     cuda->primary_retain(&context, 0);
     cuda->context_set(context);
     wrong += cuda->stream_create((gpu_stream *)&stream, 1) != 0;
     if (warm) {
-        good(fattn_attention(device, &problem, &buffers[0], stream), "a call");
-        good(fattn_stream_synchronize(device, stream), "waiting");
+        device_good(fattn_attention(device, &problem, &buffers[0], stream), "a call");
+        device_good(fattn_stream_synchronize(device, stream), "waiting");
         poison(buffers[0].o);
     }
     wrong += cuda->capture_begin((gpu_stream)stream, 0) != 0;
-    good(fattn_attention(device, &problem, &buffers[0], stream), "a captured call");
-    good(fattn_attention(device, &problem, &buffers[1], stream), "a captured call");
-    good(fattn_attention(device, &problem, &buffers[2], others[0]), "a call beside the capture");
+    device_good(fattn_attention(device, &problem, &buffers[0], stream), "a captured call");
+    device_good(fattn_attention(device, &problem, &buffers[1], stream), "a captured call");
+    device_good(fattn_attention(device, &problem, &buffers[2], others[0]),
+                "a call beside the capture");
     wrong += cuda->capture_end((gpu_stream)stream, &graph) != 0;
     wrong += !graph || cuda->graph_make(&exec, graph, 0) != 0;
     tap_check(wrong == 0 && exec, "a %s capture makes a graph", warm ? "warm" : "cold");
     for (int turn = 0; exec && turn < REPLAYS; turn++) {
         wrong += cuda->graph_launch(exec, (gpu_stream)stream) != 0;
         for (int n = 0; n < 2; n++) {
-            good(fattn_attention(device, &problem, &buffers[2 + n], others[n]), "a call");
+            device_good(fattn_attention(device, &problem, &buffers[2 + n], others[n]), "a call");
         }
         if (turn == REPLAYS / 2) {
             fattn_cache_clear(); /* the graph's workspace stays */
         }
     }
-    good(fattn_stream_synchronize(device, stream), "waiting");
+    device_good(fattn_stream_synchronize(device, stream), "waiting");
     for (int n = 0; n < 2; n++) {
-        good(fattn_stream_synchronize(device, others[n]), "waiting");
+        device_good(fattn_stream_synchronize(device, others[n]), "waiting");
     }
     for (int lane = 0; lane < 4; lane++) {
         wrong += !is_expected(lane);
@@ -296,7 +266,7 @@ static void check_graph(bool warm)
     cuda->context_set(NULL);
     cuda->primary_release(0);
     for (int n = 0; n < 2; n++) {
-        good(fattn_stream_destroy(device, others[n]), "a stream");
+        device_good(fattn_stream_destroy(device, others[n]), "a stream");
     }
 }
 
@@ -314,18 +284,18 @@ static void measure(void)
     fattn_stream stream = NULL;
     double best[2] = {INFINITY, INFINITY};
     problem.seqlen_k = 2048;
-    good(fattn_stream_create(device, &stream), "a stream");
+    device_good(fattn_stream_create(device, &stream), "a stream");
     for (int round = 0; round < 2 * ROUNDS; round++) {
         const fattn_stream at = round % 2 ? stream : none;
         const double start = now();
         for (int turn = 0; turn < TURNS; turn++) {
-            good(fattn_attention(device, &problem, &buffers[0], at), "a call");
+            device_good(fattn_attention(device, &problem, &buffers[0], at), "a call");
         }
         best[round % 2] = fmin(best[round % 2], (now() - start) / TURNS);
-        good(fattn_stream_synchronize(device, at), "waiting");
+        device_good(fattn_stream_synchronize(device, at), "waiting");
     }
     printf("# a call on the default stream %.2f us, on another %.2f us\n", best[0], best[1]);
-    good(fattn_stream_destroy(device, stream), "a stream");
+    device_good(fattn_stream_destroy(device, stream), "a stream");
     problem.seqlen_k = KEYS;
 }
 

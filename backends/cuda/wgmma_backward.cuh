@@ -102,18 +102,17 @@ enum { WGMMA_WITH_ADDER = 128 + 32 };
 
 GPU_DEVICE wgmma_shift wgmma_shift_taken(const fattn_gpu_args &g, int taken)
 {
-    const wgmma_shift unshifted = {taken, -1, 0, 0};
     wgmma_shift_run run;
     run.q_blocks = (int)g.tiling.q_blocks;
     run.k_blocks = (int)g.tiling.k_blocks;
     run.heads = (int)(g.problem.batch * g.problem.heads_k);
     run.grid = (int)gpu_blocks();
     run.side_by_side = wgmma_side_by_side();
-    return wgmma_is_shifted(g.problem) ? wgmma_shift_of(run, taken) : unshifted;
+    return wgmma_is_shifted(g.problem) ? wgmma_shift_of(run, taken) : wgmma_shift_none(taken);
 }
 
 /* The number of the next item in the order of taking. */
-template <class S> GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *taken)
+GPU_DEVICE int wgmma_take(const fattn_gpu_args &g, unsigned *taken)
 {
     const int number = mma_lane() == 0 ? (int)atomicAdd(taken, 1u) : 0;
     return __shfl_sync(0xffffffffu, number, 0) +
@@ -151,7 +150,7 @@ GPU_DEVICE void wgmma_take_items(const fattn_gpu_args &g, const wgmma_backward_b
             }
         }
         if (n > 0 || ordered) {
-            number = wgmma_take<S>(g, saved.taken);
+            number = wgmma_take(g, saved.taken);
         }
         wgmma_await(&control.item_empty[n % 2], n / 2 % 2 ^ 1);
         const bool exists = number < items;
@@ -344,9 +343,13 @@ typedef struct wgmma_adder {
     int group, past;
 } wgmma_adder;
 
-/* The place of what it adds is free. */
+/* The place of what it adds is free once that has been read. */
 GPU_DEVICE void wgmma_free_dq(wgmma_adder adder)
 {
+    if (mma_lane() == 0) {
+        wgmma_await_read();
+    }
+    __syncwarp();
     GPU_ROLLED
     for (int n = adder.group; n < adder.past; n++) {
         wgmma_named_arrive(WGMMA_DQ_ADDED + n, WGMMA_WITH_ADDER);
@@ -380,10 +383,6 @@ GPU_DEVICE void wgmma_add_in_turn(const wgmma_backward_block<S> &b, wgmma_adder 
     wgmma_named_sync(WGMMA_NEXT_DUE + odd, 64);
     wgmma_add_tile<S>(b, adder, to);
     wgmma_named_arrive(WGMMA_NEXT_DUE + (odd ^ 1), 64);
-    if (mma_lane() == 0) {
-        wgmma_await_read();
-    }
-    __syncwarp();
     wgmma_free_dq(adder);
     if (mma_lane() == 0) {
         wgmma_await_added();
@@ -418,10 +417,6 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
             float *const to = saved.dq + at * (S::QUERIES * S::WIDTH);
             if (!ordered) {
                 wgmma_add_tile<S>(b, adder, to);
-                if (mma_lane() == 0) {
-                    wgmma_await_read();
-                }
-                __syncwarp();
                 wgmma_free_dq(adder);
             } else if (odd == number) {
                 wgmma_add_in_turn<S>(b, adder, odd, to, saved.turns + at,

@@ -42,6 +42,13 @@ typedef struct wgmma_shift {
     int peers;    /* items of the part, or 0 */
 } wgmma_shift;
 
+/* Item `taken` of a run whose items are not shifted. */
+FATTN_HD wgmma_shift wgmma_shift_none(int taken)
+{
+    const wgmma_shift to = {taken, -1, 0, 0};
+    return to;
+}
+
 FATTN_HD int wgmma_shift_least(int a, int b) { return a < b ? a : b; }
 
 /* Item `taken` in the order of taking, of those that there are. Where parts of few heads would
@@ -51,7 +58,7 @@ FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
     const int room = wgmma_shift_least(run.side_by_side, run.q_blocks / 2);
     const int most = room > 1 ? room : 1;
     const int parts = (run.k_blocks + most - 1) / most, size = (run.k_blocks + parts - 1) / parts;
-    wgmma_shift to = {taken, -1, 0, 0};
+    wgmma_shift to = wgmma_shift_none(taken);
     if (parts > 1 && run.heads * size < run.grid) {
         return to;
     }
@@ -64,7 +71,7 @@ FATTN_HD wgmma_shift wgmma_shift_of(wgmma_shift_run run, int taken)
     return to;
 }
 
-/* Whether a block that is at an item of part `part` may take this one. */
+/* Whether a block that works on an item of part `part` may take item `next` beside it. */
 FATTN_HD bool wgmma_shift_may_take(int part, wgmma_shift next)
 {
     return next.part < 0 || next.part != part;

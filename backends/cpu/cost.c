@@ -13,10 +13,11 @@ static int64_t rows_of(const fattn_problem *p)
 }
 
 /*
- * When the last unit is done with its blocks, in times of a row: the sum of two guesses, and so
- * twice the time. Blocks come in rounds, in whose last one the rests of heads may find room; or, as
- * units are not equally fast nor blocks equally long, units end half a block apart. Under a causal
- * mask, where blocks have half the work, the latter alone holds.
+ * When the last unit is done with its blocks, in times of a row. It is the sum of two estimates,
+ * and so twice the time. By the first, units take blocks in rounds, and the last round may have
+ * room for the short blocks at the ends of heads. By the second, units end half a block apart,
+ * since they are not equally fast and blocks are not equally long. Under a causal mask, where
+ * blocks have half the work, only the second is used.
  */
 static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                            int64_t br)
@@ -40,8 +41,8 @@ static double time_of_rows(const fattn_problem *p, const fattn_cpu_blocks *block
            all / (double)units + apart;
 }
 
-/* What waiting adds to time_of_rows(), also twice: of a head's blocks that are at work together,
- * each begins a tile of keys after the one before it. */
+/* How much waiting adds to time_of_rows(), doubled as that is. Where blocks go in order, those of a
+ * head that run at the same time start one after another, a tile of keys apart. */
 static double time_in_order(const fattn_problem *p, const fattn_cpu_blocks *blocks, int64_t units,
                             fattn_tile tile)
 {

@@ -418,7 +418,8 @@ static fattn_gpu_map term_map(const fattn_problem *p, uint64_t feature)
     return map;
 }
 
-/* With a bias or mask that is alone. Heads or queries that share theirs have one in a tile. */
+/* The maps of forward, and one of the bias or mask where that is the only feature of pairs. Where
+ * heads or queries share a bias or mask, a copy takes it once. */
 static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_map maps[FATTN_GPU_MAPS])
 {
@@ -664,7 +665,7 @@ static void backward_full_shape(const fattn_gpu_kernel *kernel, const fattn_prob
     shape->shared = run->shared;
 }
 
-/* With a bias or mask that is alone. */
+/* The maps of backward, and one of the bias or mask, as full_maps(). */
 static int backward_full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p,
                               const fattn_tiling *t, fattn_gpu_map maps[FATTN_GPU_MAPS])
 {

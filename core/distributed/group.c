@@ -510,8 +510,8 @@ static void make_own(fattn_group_plan *plan)
     p->head_offset += p->features & FATTN_DROPOUT ? plan->member * p->heads_q : 0;
 }
 
-/* The caller's strides are those of the share. The undivided problem gets strides of its own, which
- * keep only what those say about it: which axes broadcast. */
+/* The caller's strides describe this rank's share. The undivided problem is given a contiguous
+ * layout instead; a bias or mask is still broadcast along the axes whose stride is 0. */
 static void forget_strides(fattn_problem *p)
 {
     /* Not yet validated, so unsigned: what overflows is refused for its sizes. */

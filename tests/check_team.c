@@ -14,6 +14,8 @@
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
+#else
+#include <dlfcn.h>
 #endif
 
 #include "backends/cpu/grant.h"
@@ -320,6 +322,18 @@ static void check_openmp(void)
     options.engine = FATTN_ENGINE_OPENMP;
     tap_check(fattn_device_open_with("cpu", &options, &device) == FATTN_UNSUPPORTED && !device,
               "a build without OpenMP says so");
+    void *const runtime = dlopen("libgomp.so.1", RTLD_LAZY);
+    if (!runtime) {
+        tap_skip("a loaded runtime of OpenMP", "there is none");
+        return;
+    }
+    int (*limit)(void) = NULL;
+    void *const symbol = dlsym(runtime, "omp_get_thread_limit");
+    memcpy(&limit, &symbol, sizeof symbol);
+    options.threads = THREADS;
+    tap_check(compute(&options) == expected && limit && limit() >= THREADS,
+              "a loaded runtime of OpenMP: the bits of one thread");
+    tap_check(process_threads_are(THREADS + extra), "its threads stay, as ours would not");
 }
 #endif
 

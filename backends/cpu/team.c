@@ -3,8 +3,11 @@
 
 #include <sched.h>
 #include <stddef.h>
+#include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
+#else
+#include <dlfcn.h>
 #endif
 
 #include "core/env.h"
@@ -124,6 +127,43 @@ static void run_openmp(const fattn_cpu_team *team, fattn_cpu_job *job)
 #pragma omp parallel num_threads(job->workers)
     work_off(&board, omp_get_thread_num() == 0);
 }
+
+static fattn_status open_openmp(fattn_cpu_team *team)
+{
+    team->run = run_openmp;
+    return FATTN_OK;
+}
+#else
+static void join(void *data) { visit(data, 0); }
+
+static void run_loaded(const fattn_cpu_team *team, fattn_cpu_job *job)
+{
+    visitors v = {.board.job = NULL};
+    if (fattn_fork_is_child()) {
+        run_alone(team, job);
+        return;
+    }
+    fattn_cpu_board_post(&v.board, job);
+    team->region(join, &v, (unsigned)job->workers, 0);
+    work_off(&v.board, true);
+}
+
+/* A build that links no runtime of OpenMP uses the one that its process has, as PyTorch's. */
+static fattn_status open_openmp(fattn_cpu_team *team)
+{
+    static const char *const names[] = {"libgomp.so.1", "libiomp5.so", "libomp.so.5", "libomp.so"};
+    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
+        void *const runtime = dlopen(names[n], RTLD_LAZY | RTLD_NOLOAD); /* and never closed */
+        void *const region = runtime ? dlsym(runtime, "GOMP_parallel") : NULL;
+        if (region) {
+            memcpy(&team->region, &region, sizeof region);
+            team->run = run_loaded;
+            return FATTN_OK;
+        }
+    }
+    return fattn_fail(FATTN_UNSUPPORTED,
+                      "engine is FATTN_ENGINE_OPENMP: this build has none, nor has the process");
+}
 #endif
 
 void fattn_cpu_team_run(const fattn_cpu_team *team, fattn_cpu_job *job)
@@ -170,12 +210,7 @@ fattn_status fattn_cpu_team_open(fattn_cpu_team *team, const fattn_device_option
         return FATTN_OK;
     }
     if (options->engine == FATTN_ENGINE_OPENMP) {
-#ifdef _OPENMP
-        team->run = run_openmp;
-        return FATTN_OK;
-#else
-        return fattn_fail(FATTN_UNSUPPORTED, "engine is FATTN_ENGINE_OPENMP: this build has none");
-#endif
+        return open_openmp(team);
     }
     if (!options->cpus) {
         allowed(&cpus);

@@ -430,8 +430,10 @@ FATTN_API fattn_status fattn_device_open(const char *spec, fattn_device **device
 typedef enum fattn_engine {
     FATTN_ENGINE_DEFAULT = 0, /* FATTN_ENGINE_OWN */
     FATTN_ENGINE_OWN = 1,     /* the library's */
-    FATTN_ENGINE_OPENMP = 2   /* OpenMP's, for programs that want one pool for everything. Its
-                               * runtime may end the process where threads or memory fail */
+    FATTN_ENGINE_OPENMP = 2   /* OpenMP's, for programs that want one pool for everything: of the
+                               * runtime that the library was built with, or, without one, that
+                               * the process has loaded. It may end the process where threads or
+                               * memory fail */
 } fattn_engine;
 
 /*

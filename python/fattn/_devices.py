@@ -41,13 +41,15 @@ class DeviceInfo(NamedTuple):
 
 
 def handle(spec: str) -> int:
-    """An open device, kept open. `spec` as fattn_device_open() takes it."""
-    opened = _handles.get(spec)
+    """An open device, kept open. `spec` as fattn_device_open() takes it. Once PyTorch is there, another one that
+    works on its threads."""
+    key = spec + "+" if "torch" in sys.modules else spec
+    opened = _handles.get(key)
     if opened is None:
         with _lock:
-            opened = _handles.get(spec)
+            opened = _handles.get(key)
             if opened is None:
-                opened = _handles[spec] = _open(spec)
+                opened = _handles[key] = _open(spec)
     return opened
 
 
@@ -56,15 +58,27 @@ def _open(spec: str) -> int:
     _c.check(_c.lib.fattn_device_open(spec.encode(), ctypes.byref(device)))
     assert device.value is not None
     about, threads = info_of(device.value), _threads()
-    if about.backend == "cpu" and 0 < threads < about.units and "FATTN_NUM_THREADS" not in os.environ:
+    if about.backend == "cpu" and threads and "FATTN_NUM_THREADS" not in os.environ:
+        options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
+        options.threads = min(threads, about.units)
+        # PyTorch's threads look for work for milliseconds after their own: others would wait for processors.
+        options.engine = _OPENMP if "torch" in sys.modules else _DEFAULT
+        other = ctypes.c_void_p()
+        status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options), ctypes.byref(other))
+        if status and options.engine == _OPENMP:  # PyTorch's threads are of another kind
+            options.engine = _DEFAULT
+            status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options),
+                                                   ctypes.byref(other))
+        _c.check(status)
+        assert memory and other.value is not None
         _infos.pop(device.value)
         _c.lib.fattn_device_close(device)
-        options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
-        options.threads = threads
-        _c.check(_c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options),
-                                               ctypes.byref(device)))
-        assert memory and device.value is not None
+        device = other
+    assert device.value is not None
     return device.value
+
+
+_DEFAULT, _OPENMP = 0, 2  # fattn_engine
 
 
 def _threads() -> int:

@@ -2,6 +2,9 @@
 """fattn.torch: operators, gradients, compilation, transforms, and PyTorch's own function by fattn."""
 
 import math
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -547,6 +550,24 @@ def test_memory_does_not_grow():
     before = resident()
     calls(3000)
     assert resident() - before < 2 << 20
+
+
+def test_works_on_the_threads_of_torch():
+    """Two pools would wait for one another's processors."""
+    code = """
+import os, torch, fattn
+torch.set_num_threads(2)
+tasks = lambda: len(os.listdir("/proc/self/task"))
+a = torch.randn(4, 2048, 8, 64)
+torch.exp(a)  # shared among threads
+before = tasks()
+fattn.attention(a, a, a)
+assert fattn.info("cpu").units == 2
+assert tasks() == before, (before, tasks())
+"""
+    if len(os.sched_getaffinity(0)) < 2 or "FATTN_NUM_THREADS" in os.environ:
+        pytest.skip("one processor, or a number of threads of our own")
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_scale_is_that_of_channels():

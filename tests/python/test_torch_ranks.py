@@ -1,13 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fattn.torch in models whose parameters are replicated or sharded over processes: the same gradients."""
+"""fattn.torch in models whose parameters are replicated or sharded over processes: the same gradients.
+
+Processes are forked before fattn or PyTorch have threads, for on a busy machine importing them anew takes minutes.
+"""
+
+import multiprocessing
+import os
+import traceback
+from datetime import timedelta
 
 import pytest
 
 torch = pytest.importorskip("torch")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("PyTorch has no gloo", allow_module_level=True)
 
 import fattn.torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 RANKS = 2
 
@@ -39,7 +50,6 @@ def replicated(rank):
 
 
 def sharded(rank):
-    from torch.distributed.fsdp import fully_shard
     whole = model()
     mesh = dist.init_device_mesh("cpu", (RANKS,))
     for part in (*whole, whole):
@@ -48,21 +58,41 @@ def sharded(rank):
     return [p.grad.full_tensor() for p in whole.parameters()]
 
 
-def work(rank, way, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    with fattn.torch.sdpa():
-        torch.save(globals()[way](rank), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("way", ["replicated", "sharded"])
-def test_gradients_over_ranks(way, tmp_path):
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("PyTorch without gloo")
-    torch.multiprocessing.spawn(work, (way, str(tmp_path)), nprocs=RANKS)
+def compare(rank, way):
     alone = model()
     alone(batch()).square().mean().backward()
+    with fattn.torch.sdpa():
+        gradients = way(rank)
+    for a, p in zip(gradients, alone.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-6)
+
+
+def work(rank, way, folder, pipe):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS,
+                                timeout=timedelta(seconds=100))
+        compare(rank, way)
+        pipe.send("right")
+        dist.barrier()
+    except BaseException:
+        pipe.send(traceback.format_exc())
+    os._exit(0)
+
+
+@pytest.mark.parametrize("way", [replicated, sharded])
+def test_gradients_over_ranks(way, tmp_path):
+    context = multiprocessing.get_context("fork")
+    pipes, processes = [], []
     for rank in range(RANKS):
-        for a, p in zip(torch.load(tmp_path / f"{rank}.pt"), alone.parameters(), strict=True):
-            torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-6)
+        here, there = context.Pipe(duplex=False)
+        processes.append(context.Process(target=work, args=(rank, way, str(tmp_path), there)))
+        processes[-1].start()
+        there.close()
+        pipes.append(here)
+    told = [pipe.recv() if pipe.poll(120) else "hangs" for pipe in pipes]
+    for process in processes:
+        process.kill()
+        process.join()
+    assert told == ["right"] * RANKS, "\n".join(told)

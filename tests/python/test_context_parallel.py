@@ -387,6 +387,19 @@ def silent(rank, ranks):
     dist.barrier()
 
 
+def late(rank, ranks):
+    """The last rank begins when the others have given up and closed their connections."""
+    group = fresh(ranks)
+    over, x = fattn.torch.context_parallel(group, timeout=0.5), torch.randn(1, 4, 2, 8)
+    dist.barrier(group)
+    if rank == ranks - 1:
+        time.sleep(4)
+    for call in (lambda: over.attention(x, x, x), lambda: over.unshard(x, 1),
+                 lambda: over.attention(x, x, x, dropout_p=0.5)):
+        expect((fattn.RankTimeout, fattn.RankLost), ["rank"], call)
+    dist.barrier()
+
+
 def killed(rank, ranks):
     over, x = fattn.torch.context_parallel(timeout=20), torch.randn(1, 4, 2, 8)
     over.attention(x, x, x)
@@ -399,7 +412,7 @@ def killed(rank, ranks):
 
 
 RESULTS = [equal_shares, unequal_shares, heads, biased, packed, reduced, dropped, routed, planned_once]
-ERRORS = [disagree, unlike, gives_up, silent]
+ERRORS = [disagree, unlike, gives_up, silent, late]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

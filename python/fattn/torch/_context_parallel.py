@@ -18,7 +18,7 @@ from fattn._errors import InvalidArgument, InvalidShape, Unsupported
 from fattn._plans import device_of
 from fattn._problem import Description, Options
 from fattn.torch._functions import Window, autocast, new_seed
-from fattn.torch._process_group import ProcessGroup
+from fattn.torch._process_group import ProcessGroup, lost
 from fattn.torch._sdpa import _broadcast
 
 _TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "seed_ptr")
@@ -174,7 +174,8 @@ class context_parallel:
         padded = x.detach().movedim(dim, 0).contiguous()
         padded = torch.cat([padded, padded.new_zeros(most - len(padded), *padded.shape[1:])])
         parts = [torch.empty_like(padded) for _ in rows]
-        work = dist.all_gather(parts, padded, group=self.group, async_op=True)
+        with lost("a rank"):
+            work = dist.all_gather(parts, padded, group=self.group, async_op=True)
         self._engine(x.device).finish([(work, "a rank")], self.timeout)
         whole = x.new_empty(length, *padded.shape[1:])
         for r, part in zip(rows, parts):
@@ -268,7 +269,8 @@ class context_parallel:
         """The caller's, or one that the first rank draws."""
         if seed is None:
             seed = new_seed(q)
-            work = dist.broadcast(seed, group=self.group, group_src=0, async_op=True)
+            with lost("rank 0"):
+                work = dist.broadcast(seed, group=self.group, group_src=0, async_op=True)
             self._engine(q.device).finish([(work, "rank 0")], self.timeout)
         return seed
 

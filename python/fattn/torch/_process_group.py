@@ -8,8 +8,10 @@ are asked until they are done.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +33,15 @@ class _DeviceBytes:
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1",
                                          "strides": None, "version": 3}
+
+
+@contextlib.contextmanager
+def lost(whom: str) -> Iterator[None]:
+    """Where starting to send or receive fails: a backend says so by a plain RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(f"{whom}: {_sentence(error)}") from None
 
 
 class ProcessGroup:
@@ -125,7 +136,8 @@ class ProcessGroup:
 
     def _receive_reason(self, peer: int) -> tuple[Any, torch.Tensor]:
         text = torch.zeros(_REASON, dtype=torch.uint8)
-        return dist.irecv(text, group=self.group, group_src=peer, tag=_TAG_REASON), text
+        with lost(f"rank {peer}"):  # another rank may have given up before this one begins
+            return dist.irecv(text, group=self.group, group_src=peer, tag=_TAG_REASON), text
 
     def _heard(self) -> str | None:
         """What a rank said before it gave up."""

@@ -4,13 +4,15 @@
  * 128. Run by hand:
  *
  *     ranks [--gpus 2] [--heads 32] [--kv-heads 32] [--backward] [--parts] [--decode] [--pair]
- *           [--repeat 5] [--memory GB] LENGTH ...
+ *           [--cpu] [--repeat 5] [--memory GB] LENGTH ...
  *
  * Causal, zigzag, a ring; with --decode one query against keys that are divided, and a reduction. A
  * line for each length: median milliseconds of one GPU and of all, and their efficiency, which is
  * the time of one GPU over the time of all times their number. Each line is checked: o, and in
  * backward dq, dk and dv, against those of one GPU. --parts adds the times of what a step is made
- * of, each alone. With --pair one GPU does nothing: for what is too long for it.
+ * of, each alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks are
+ * threads of this process that share the CPU, at small lengths, to try a command before there are
+ * GPUs; then efficiency says nothing.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime.h>
@@ -24,6 +26,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "examples/threads.h"
+
 enum { GPUS_MAX = 8, DIM = 128, TENSORS = 8, PERIOD = 251, REPEAT_MAX = 1000 };
 enum { Q, K, V, O, DOUT, DQ, DK, DV };
 
@@ -34,7 +38,7 @@ static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
 static double memory; /* GB of a plan at most, or 0 */
-static bool backward, parts, decode, pair;
+static bool backward, parts, decode, pair, cpu;
 
 static void fail(const char *what)
 {
@@ -312,17 +316,29 @@ typedef struct rank {
 } rank;
 
 static pthread_barrier_t barrier;
+static threads engine; /* with --cpu */
+
+/* The rank's transport; `own` has it with --cpu. */
+static fattn_transport *open_transport(const rank *r, fattn_transport *own)
+{
+    fattn_transport *transport = own;
+    if (cpu) {
+        *own = threads_transport(&engine, r->number);
+    } else {
+        must_cuda(cudaSetDevice(r->number), "cudaSetDevice");
+        must(fattn_nccl_open(r->comm, r->x.stream, &transport), "a transport");
+    }
+    return transport;
+}
 
 static void *run_rank(void *context)
 {
     rank *const r = context;
-    fattn_transport *transport;
+    fattn_transport own, *const transport = open_transport(r, &own);
     fattn_group group;
     fattn_group_plan *plans[2] = {NULL, NULL};
     fattn_plan *single[2] = {NULL, NULL};
     double alone[REPEAT_MAX], together[REPEAT_MAX];
-    must_cuda(cudaSetDevice(r->number), "cudaSetDevice");
-    must(fattn_nccl_open(r->comm, r->x.stream, &transport), "a transport");
     fattn_group_init(&group);
     group.transport = transport;
     group.device = r->x.device;
@@ -358,7 +374,9 @@ static void *run_rank(void *context)
     fattn_plan_destroy(single[1]);
     fattn_group_plan_destroy(plans[0]);
     fattn_group_plan_destroy(plans[1]);
-    fattn_nccl_close(transport);
+    if (!cpu) {
+        fattn_nccl_close(transport);
+    }
     return NULL;
 }
 
@@ -435,12 +453,11 @@ static double difference(const tensors *one, const rank *ranks, long length)
 
 /* --- The act ---------------------------------------------------------------------------------- */
 
-static void open_all(rank *ranks)
+static void open_comms(ncclComm_t comms[GPUS_MAX])
 {
     void *const library = dlopen("libnccl.so.2", RTLD_NOW);
     ncclResult_t (*init)(ncclComm_t *, int, const int *) = NULL;
     void *const found = library ? dlsym(library, "ncclCommInitAll") : NULL;
-    ncclComm_t comms[GPUS_MAX];
     if (!found) {
         fprintf(stderr, "ranks: %s\n", dlerror());
         exit(1);
@@ -450,9 +467,19 @@ static void open_all(rank *ranks)
         fprintf(stderr, "ranks: ncclCommInitAll failed\n");
         exit(1);
     }
+}
+
+static void open_all(rank *ranks)
+{
+    ncclComm_t comms[GPUS_MAX] = {NULL};
+    if (cpu) {
+        threads_make(&engine, gpus);
+    } else {
+        open_comms(comms);
+    }
     for (int r = 0; r < gpus; r++) {
         char name[16];
-        snprintf(name, sizeof name, "cuda:%d", r);
+        snprintf(name, sizeof name, cpu ? "cpu" : "cuda:%d", r);
         ranks[r].number = r;
         ranks[r].comm = comms[r];
         must(fattn_device_open(name, &ranks[r].x.device), name);
@@ -506,14 +533,15 @@ static void measure(rank *ranks, long length)
     ranks[0].one = pair ? NULL : &one;
     run_ranks(ranks, length);
     const double alone = ranks[0].alone, together = ranks[0].together;
-    printf("%8ld  %d GPUs %10.3f ms", length, gpus, together * 1e3);
+    printf("%8ld  %d %s %10.3f ms", length, gpus, cpu ? "ranks" : "GPUs", together * 1e3);
     if (!pair) {
         const double off = difference(&one, ranks, length);
         printf("  one %10.3f ms  efficiency %.4f  off by %.2e%s", alone * 1e3,
                alone / (gpus * together), off, off < 0.02 ? "" : "  WRONG");
     }
-    printf("  tensors %.2f GB, plans %.2f GB a GPU\n", gigabytes(NULL, length),
-           gigabytes(&ranks[0], length));
+    const double held = gigabytes(NULL, length), plans = gigabytes(&ranks[0], length);
+    printf("  a rank: tensors %.3g GB, plans %.3g GB, together %.3f of its tensors\n", held, plans,
+           (held + plans) / held);
     if (parts && !pair && !decode) {
         print_parts(&one, length);
     }
@@ -532,8 +560,11 @@ int main(int argc, char **argv)
     const struct {
         const char *name;
         bool *is;
-    } flags[] = {
-        {"--backward", &backward}, {"--parts", &parts}, {"--decode", &decode}, {"--pair", &pair}};
+    } flags[] = {{"--backward", &backward},
+                 {"--parts", &parts},
+                 {"--decode", &decode},
+                 {"--pair", &pair},
+                 {"--cpu", &cpu}};
     for (; n < argc && strncmp(argv[n], "--", 2) == 0; n++) {
         bool flag = false;
         for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
@@ -554,7 +585,7 @@ int main(int argc, char **argv)
     }
     if (n == argc || gpus < 1 || gpus > GPUS_MAX || repeat < 1 || repeat > REPEAT_MAX) {
         fprintf(stderr, "usage: ranks [--gpus N] [--heads N] [--kv-heads N] [--backward] [--parts] "
-                        "[--decode] [--pair] [--repeat N] [--memory GB] LENGTH ...\n");
+                        "[--decode] [--pair] [--cpu] [--repeat N] [--memory GB] LENGTH ...\n");
         return 2;
     }
     pthread_barrier_init(&barrier, NULL, (unsigned)gpus);

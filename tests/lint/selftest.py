@@ -31,6 +31,13 @@ import tap
 
 SPDX_C = "/* SPDX-License-Identifier: Apache-2.0 */\n"
 
+EDITOR = """\
+If:
+  PathMatch: backends/cpu/vec_a.*\\.h
+CompileFlags:
+  Add: [--target=aarch64-linux-gnu, -isystem/usr/aarch64-linux-gnu/include]
+"""
+
 # title, lint(root) -> findings, a tidy tree, a tree with the violation planted (path: text)
 TREES = [
     ("core includes a backend", rooms.doors,
@@ -154,6 +161,12 @@ TREES = [
       "docs/BUILDING.md": "| `FATTN_A` | x |\n"}),
     ("a header that needs another before it", lambda root: flat(alone.results(root, CC, [])),
      {"backends/cpu/a.h": "#include <stdint.h>\nint64_t x;\n"}, {"backends/cpu/a.h": "int64_t x;\n"}),
+    ("a header of another processor with this one's words", alone.as_an_editor,
+     {".clangd": EDITOR, "backends/cpu/vec_a.h": "#include <arm_neon.h>\nextern float32x4_t x;\n"},
+     {".clangd": EDITOR, "backends/cpu/vec_a.h": "#include <immintrin.h>\nextern __m128 x;\n"}),
+    ("no header of another processor", alone.as_an_editor,
+     {".clangd": EDITOR, "backends/cpu/vec_a.h": "extern int x;\n"},
+     {".clangd": EDITOR, "backends/cpu/vec_b.h": "extern int x;\n"}),
     ("no SPDX line in C", spdx.missing,
      {"core/a.c": SPDX_C, "tools/x": "not a script\n"}, {"core/a.c": "int x;\n"}),
     ("no SPDX line in a script", spdx.missing,

@@ -2,11 +2,11 @@
 """jax.nn.dot_product_attention against fattn.jax's: on a CPU, or on a GPU where JAX has one.
 
 usage: python bench/python_jax.py [--lengths 4096] [--heads 4] [--dims 64,128] [--types float32,bfloat16]
-           [--rounds 5]
+           [--rounds 5] [--calls 20] [--wall]
 
 Compiled programs, the two taking turns; medians, and the ratio of the medians. On a CPU it is the process's
-CPU time, so that others on the machine do not count; on a GPU the time until the result is there, with jax's
-cuDNN implementation and 20 runs a time.
+CPU time, so that others on the machine do not count, or with --wall the elapsed time; on a GPU the time
+until the result is there, with jax's cuDNN implementation and so many calls at a time as --calls says.
 """
 
 import argparse
@@ -20,9 +20,8 @@ import jax
 ON_GPU = jax.default_backend() == "gpu"
 
 
-def times(functions, arrays, rounds):
+def times(functions, arrays, rounds, calls, clock):
     taken = [[] for _ in functions]
-    calls, clock = (20, time.perf_counter) if ON_GPU else (1, time.process_time)
     for r in range(rounds + 1):
         for function, row in zip(functions, taken):
             start = clock()
@@ -41,7 +40,10 @@ def main():
     parser.add_argument("--types", default="bfloat16" if ON_GPU else "float32,bfloat16")
     parser.add_argument("--heads", type=int, default=16 if ON_GPU else 4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=20 if ON_GPU else 1)
+    parser.add_argument("--wall", action="store_true", default=ON_GPU)
     options = parser.parse_args()
+    clock = time.perf_counter if options.wall else time.process_time
     theirs = functools.partial(jax.nn.dot_product_attention, implementation="cudnn" if ON_GPU else None)
     print(f"{'type':9s} {'d':>4s} {'N':>6s} {'causal':6s} {'what':9s} {'jax.nn':>10s} {'fattn':>10s} ratio")
     for kind in options.types.split(","):
@@ -55,7 +57,8 @@ def main():
                     gradients = [jax.grad(lambda q, k, v, f=f: (f(q, k, v) * q).astype("float32").sum(),
                                           argnums=(0, 1, 2)) for f in ways]
                     for what, functions in (("forward", ways), ("gradient", gradients)):
-                        a, b = times([jax.jit(f) for f in functions], arrays, options.rounds)
+                        a, b = times([jax.jit(f) for f in functions], arrays, options.rounds,
+                                     options.calls, clock)
                         print(f"{kind:9s} {d:4d} {n:6d} {causal!s:6s} {what:9s} {a * 1e3:8.2f}ms "
                               f"{b * 1e3:8.2f}ms {a / b:5.2f}", flush=True)
 

@@ -2,12 +2,12 @@
 """Transformers models with attn_implementation="fattn" against "sdpa", on a CPU.
 
 usage: python bench/python_transformers.py [--types float32,bfloat16] [--models Llama,...] [--what prefill,...]
-           [--prompt 4096] [--context 8192] [--layers 2] [--rounds 5]
+           [--prompt 4096] [--context 8192] [--layers 2] [--rounds 5] [--threads 1]
 
-prefill reads a prompt into an empty cache; decode makes one token with a cache that holds a context: the one that
-the model makes, which grows, or one that has its size from the beginning (static). One thread, CPU time of that
-thread, the two implementations taking turns; medians, and the ratio of the medians. Models are built from configs
-with random weights.
+prefill reads a prompt into an empty cache; decode makes one token with a cache that holds a context: the
+one that the model makes, which grows, or one that has its size from the beginning (static). One thread,
+CPU time of that thread; with more threads, elapsed time on a quiet machine. The two implementations take
+turns; medians, and the ratio of the medians. Models are built from configs with random weights.
 """
 
 import argparse
@@ -70,15 +70,15 @@ WHAT = {
 
 
 @torch.no_grad()
-def times(functions, rounds, calls):
+def times(functions, rounds, calls, clock):
     taken = [[] for _ in functions]
     for r in range(rounds + 1):
         for function, row in zip(functions, taken):
-            start = time.thread_time()
+            start = clock()
             for _ in range(calls):
                 function()
             if r > 0:
-                row.append((time.thread_time() - start) / calls)
+                row.append((clock() - start) / calls)
     return [statistics.median(row) for row in taken]
 
 
@@ -88,10 +88,11 @@ def main():
     parser.add_argument("--types", default="float32,bfloat16")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--what", default=",".join(WHAT))
-    for name, value in (("prompt", 4096), ("context", 8192), ("layers", 2), ("rounds", 5)):
+    for name, value in (("prompt", 4096), ("context", 8192), ("layers", 2), ("rounds", 5), ("threads", 1)):
         parser.add_argument("--" + name, type=int, default=value)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
     T.logging.set_verbosity_error()
     print(f"{'model':9s} {'type':9s} {'what':8s} {'sdpa':>11s} {'fattn':>11s} ratio")
     for name in options.models.split(","):
@@ -99,7 +100,7 @@ def main():
             pair = list(models_of(name, options.layers, kind))
             for what in options.what.split(","):
                 functions = [WHAT[what](model, options) for model in pair]
-                theirs, ours = times(functions, options.rounds, 1 if what == "prefill" else 7)
+                theirs, ours = times(functions, options.rounds, 1 if what == "prefill" else 7, clock)
                 label = pair[0].config._attn_implementation
                 print(f"{name:9s} {kind:9s} {what:8s} {theirs * 1e3:9.2f}ms {ours * 1e3:9.2f}ms "
                       f"{theirs / ours:5.2f}{'' if label == 'sdpa' else ' of ' + label}", flush=True)

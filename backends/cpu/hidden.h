@@ -22,30 +22,34 @@ static bool bias_is(const panel *pn, int64_t index, float value)
     return fattn_dtype_load(pn->p->dtype_bias, pn->buf->bias, index) == value;
 }
 
-/* Whether BIAS_BLOCK neighbours are `value`. */
-INLINE bool all_are(fattn_dtype dtype, const char *bias, fv value)
+/* Whether n neighbours, whole vectors, are `value`. */
+INLINE bool all_are(fattn_dtype dtype, const char *bias, int n, fv value)
 {
     mv equal = fv_eq(load_as(dtype, bias, FV_LANES), value);
-    for (int n = FV_LANES; n < BIAS_BLOCK; n += FV_LANES) {
-        const fv some = load_as(dtype, bias + n * SIZE_OF(dtype), FV_LANES);
+    for (int c = FV_LANES; c < n; c += FV_LANES) {
+        const fv some = load_as(dtype, bias + c * SIZE_OF(dtype), FV_LANES);
         equal = mv_and(equal, fv_eq(some, value));
     }
     return mv_all(equal);
 }
 
-/* How many whole blocks of BIAS_BLOCK at the beginning (or, backwards, the end) of n neighbours are
- * `value` throughout. dtype: a literal */
-INLINE int64_t equal_blocks(fattn_dtype dtype, const char *bias, int64_t n, fv value,
-                            bool backwards)
+/* Of n neighbours, how many at the beginning (or, backwards, the end) are `value`, as far as whole
+ * vectors tell. dtype: a literal */
+INLINE int64_t equal_numbers(fattn_dtype dtype, const char *bias, int64_t n, fv value,
+                             bool backwards)
 {
-    int64_t blocks = 0;
-    for (; (blocks + 1) * BIAS_BLOCK <= n; blocks++) {
-        const int64_t at = backwards ? n - (blocks + 1) * BIAS_BLOCK : blocks * BIAS_BLOCK;
-        if (!all_are(dtype, bias + at * SIZE_OF(dtype), value)) {
-            break;
+    int64_t run = 0;
+    for (int step = BIAS_BLOCK; step >= FV_LANES; step -= BIAS_BLOCK - FV_LANES) {
+        for (; run + step <= n; run += step) {
+            const int64_t at = backwards ? n - run - step : run;
+            if (!all_are(dtype, bias + at * SIZE_OF(dtype), step, value)) {
+                break;
+            }
         }
     }
-    return blocks;
+    const int64_t last = backwards ? 0 : n - FV_LANES; /* overlaps those before */
+    const bool rest = run > 0 && n - run < FV_LANES;
+    return rest && all_are(dtype, bias + last * SIZE_OF(dtype), FV_LANES, value) ? n : run;
 }
 
 /* Of a row's keys first .. past - 1, how many have that bias before (or, backwards, after) the
@@ -62,16 +66,23 @@ static int64_t run_of(const panel *pn, int64_t row, int64_t first, int64_t past,
     if (step == 1) {
         const char *const from = element(pn->buf->bias, dtype, row + first);
         const fv same = fv_set1(value);
-        const int64_t steps = dtype == FATTN_F32 ? equal_blocks(FATTN_F32, from, n, same, backwards)
-                              : dtype == FATTN_F16
-                                  ? equal_blocks(FATTN_F16, from, n, same, backwards)
-                                  : equal_blocks(FATTN_BF16, from, n, same, backwards);
-        run = fattn_max64(run, steps * BIAS_BLOCK);
+        const int64_t equal =
+            dtype == FATTN_F32   ? equal_numbers(FATTN_F32, from, n, same, backwards)
+            : dtype == FATTN_F16 ? equal_numbers(FATTN_F16, from, n, same, backwards)
+                                 : equal_numbers(FATTN_BF16, from, n, same, backwards);
+        run = fattn_max64(run, equal);
     }
     while (run < n && bias_is(pn, row + (backwards ? past - 1 - run : first + run) * step, value)) {
         run++;
     }
     return run;
+}
+
+/* How many of a row's keys first .. past - 1 -inf hides at the end. */
+static int64_t hidden_after(const panel *pn, int64_t row, int64_t first, int64_t past)
+{
+    const int64_t hidden = run_of(pn, row, first, past, -INFINITY, false);
+    return hidden == past - first ? hidden : run_of(pn, row, first, past, -INFINITY, true);
 }
 
 /* Rows of the bias that the panel's rows have: heads and queries that share one count once. Row n
@@ -95,23 +106,25 @@ static int64_t bias_row(const panel *pn, bias_rows rows, int64_t n)
            pn->start_k * stride[3];
 }
 
-/* What the bias leaves of keys first .. past - 1. A slope may make NaN of 0. */
+/* What the bias leaves of keys first .. past - 1. A slope may make NaN of 0. The last row comes
+ * first: a causal mask hides least from it. The others are then read in the order of memory, which
+ * for a bias larger than the caches takes half the time of reading each from both its ends. */
 static bias_ranges bias_ranges_of(const panel *pn, int64_t first, int64_t past)
 {
     const bias_rows rows = bias_rows_of(pn);
     const bool sloped = pn->p->features & FATTN_ALIBI_BIAS;
     fattn_range seen = {.first = past, .past = first}, zero = {.first = past, .past = past};
     for (int64_t n = 0; n < rows.count; n++) {
-        const int64_t row = bias_row(pn, rows, n);
+        const int64_t row = bias_row(pn, rows, n == 0 ? 0 : rows.count - n);
         const int64_t before = run_of(pn, row, first, seen.first, -INFINITY, false);
         seen.first = fattn_min64(seen.first, first + before);
-        const int64_t least = fattn_max64(seen.past, seen.first);
-        const int64_t after = run_of(pn, row, least, past, -INFINITY, true);
-        seen.past = past - after > seen.first ? fattn_max64(seen.past, past - after) : seen.past;
         if (n == 0 && !sloped) {
-            zero = seen;
+            zero.first = seen.first;
         }
         zero.past = zero.first + run_of(pn, row, zero.first, zero.past, 0, false);
+        const int64_t least = fattn_max64(seen.past, seen.first);
+        const int64_t after = hidden_after(pn, row, least, past);
+        seen.past = past - after > seen.first ? fattn_max64(seen.past, past - after) : seen.past;
         if (seen.first == first && seen.past == past && zero.past <= zero.first) {
             break;
         }

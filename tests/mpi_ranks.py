@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a TAP program on several ranks of MPI, as a TAP program.
 
-    mpi_ranks.py MPIEXEC RANKS[,RANKS ...] PROGRAM [ARGUMENT ...]
+    mpi_ranks.py MPIEXEC RANKS[,RANKS ...] SECONDS PROGRAM [ARGUMENT ...]
 
-Ranks may share processors. Skipped where MPIEXEC cannot start processes: many sandboxes and
+The program is ended after so many seconds on each number of ranks. Ranks may share processors. Skipped where MPIEXEC cannot start processes: many sandboxes and
 containers do not let it.
 """
 
@@ -44,7 +44,7 @@ def launch(command, seconds):
             return None, process.communicate()[0]
 
 
-def main(mpiexec, counts, *command):
+def main(mpiexec, counts, seconds, *command):
     for ranks in counts.split(","):
         status, output = launch([mpiexec, "-n", ranks, "true"], 30)
         if status != 0:
@@ -52,7 +52,7 @@ def main(mpiexec, counts, *command):
             why = lines[0] if lines else "exit status %s" % status if status is not None else "no end in 30 s"
             return tap.skip_all(f"{mpiexec} cannot start {ranks} processes here: {why}")
     for ranks in counts.split(","):
-        status, output = launch([mpiexec, "-n", ranks, *command], 100)
+        status, output = launch([mpiexec, "-n", ranks, *command], float(seconds))
         for line in output.splitlines():
             print("#", line)
         passed = sum(line.startswith("ok ") for line in output.splitlines())

@@ -62,6 +62,15 @@ static fattn_status fail_mpi(transport *t, const char *what, int error)
     return fail(t, FATTN_RANK_LOST, text);
 }
 
+/* Moves what is under way; *ended is MPI_UNDEFINED once nothing is. (gcc takes MPICH's
+ * MPI_STATUSES_IGNORE for an array without room.) */
+static int poll(transport *t, int *ended)
+{
+    int which[PIECES];
+    MPI_Status statuses[PIECES];
+    return MPI_Testsome(t->count, t->requests, ended, which, statuses);
+}
+
 /* --- Progress beside computation -------------------------------------------------------------- */
 
 static void lock(transport *t)
@@ -88,9 +97,9 @@ static void *progress(void *context)
             pthread_cond_wait(&t->changed, &t->mutex);
             continue;
         }
-        int ended = 0, which[PIECES];
+        int ended = 0;
         const double begin = MPI_Wtime();
-        t->error = MPI_Testsome(t->count, t->requests, &ended, which, MPI_STATUSES_IGNORE);
+        t->error = poll(t, &ended);
         t->moving = !t->error && ended != MPI_UNDEFINED;
         const bool moved = MPI_Wtime() - begin > 1e-9 * MOVED;
         pthread_mutex_unlock(&t->mutex);
@@ -249,8 +258,8 @@ static fattn_status wait(void *user, const fattn_message *messages, int count, d
         status = fail_mpi(t, "MPI_Testsome", t->error);
     }
     for (int64_t turn = 0; !status; turn++) {
-        int ended = 0, which[PIECES];
-        const int error = MPI_Testsome(t->count, t->requests, &ended, which, MPI_STATUSES_IGNORE);
+        int ended = 0;
+        const int error = poll(t, &ended);
         if (error) {
             status = fail_mpi(t, "MPI_Testsome", error);
         } else if (ended == MPI_UNDEFINED) { /* no request is left */

@@ -421,8 +421,8 @@ static const fattn_peak *peak(void *impl, int i)
     return found ? &found->row : NULL;
 }
 
-/* Gathers workers that measure together. One word: how many have come | their number once all are
- * here, before which it is 0. */
+/* Gathers workers that measure together. One word: its lower half counts those who have come; its
+ * upper half is 0 until the group is closed, then their number. */
 typedef struct rendezvous {
     atomic_uint_least64_t state;
 } rendezvous;

@@ -690,6 +690,7 @@ static void find_upcoming(decode *d, const fattn_cpu_run *run)
     }
 }
 
+/* An item: tile by tile, each for all of its heads, while rows of the next tile are fetched. */
 static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
 {
     const fattn_tiling *const tiling = run->tiling;
@@ -713,12 +714,12 @@ static void decode_part(const fattn_cpu_run *run, decode_item it, void *scratch)
     }
     for (int64_t n = 0; n < d.heads; n++) {
         int64_t begin = first, end = past;
-        bias_blocks(&d.head[n].panel, NULL, 0, &begin, &end);
+        bias_blocks(&d.head[n].panel, NULL, 0, &begin, &end); /* for the panel's bias_ranges */
     }
     bool more = find_tile(&d, first, past, &d.next);
     while (more) {
         const decode_tile now = d.next;
-        d.next = d.now;
+        d.next = d.now; /* its arrays are free for the tile after it */
         d.now = now;
         more = find_tile(&d, d.now.block + 1, past, &d.next);
         if (!more) {

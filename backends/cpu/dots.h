@@ -78,7 +78,8 @@ static int64_t keys_seen(const panel *pn, span s, int64_t past)
  * the next one reads them, and stay in cache until then. */
 #define COPY_STEP (4 * FV_NK)
 
-/* product_rows(0, ...) of columns from r on, step by step, between which keys are copied. */
+/* x[j][r ..] = keys a[j] times queries in t, COPY_STEP keys at a time. Before each step, as many
+ * keys of the next tile are copied as `later` has fetched. Returns what is left to fetch. */
 static prefetch_list dot_copying(const panel *pn, int64_t keys, const float *const *a, int64_t dim,
                                  const float *t, float *const *x, int64_t r, prefetch_list later)
 {

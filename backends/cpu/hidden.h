@@ -145,8 +145,8 @@ static int64_t known_strips(const fattn_problem *p, int64_t br)
     return shared ? (p->seqlen_q * (p->heads_q / p->heads_k) + br - 1) / br : 0;
 }
 
-/* Drops from key blocks first .. past - 1 those at both ends that the bias hides from all rows.
- * known: NULL, or of the panel's rows; part: its number */
+/* Sets the panel's bias_ranges, and drops from key blocks first .. past - 1 those at both ends that
+ * the bias hides from all rows. known: NULL, or of the panel's rows; part: its number */
 static void bias_blocks(panel *pn, known_bias *known, int64_t part, int64_t *first, int64_t *past)
 {
     if (!(pn->p->features & FATTN_BIAS) || *first >= *past) {

@@ -230,7 +230,8 @@ static void PRODUCT(product_columns)(int64_t rows, bool fresh, const float *alph
     PRODUCT(columns_tile)(nm, nq, tile, m, to)
 #define ROWS_TILE(nq) TILE(FV_NK, nq)
 #define ROW_TILE(nq) TILE(1, nq)
-        /* Few sums would wait for themselves, and each line of A come twice. */
+        /* A tile of one vector has too few sums to hide the latency of a multiply-add, and a cache
+         * line of A holds factors of twice as many rows. */
         for (; vectors == 1 && m + 2 * FV_NK <= rows; m += 2 * FV_NK) {
             TILE(2 * FV_NK, 1);
         }

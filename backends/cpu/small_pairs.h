@@ -16,7 +16,8 @@
 #define BLOCK_BYTES (BLOCK_PAIRS * sizeof(bf16_pair))
 #define KEY_VECTORS 4 /* of a tile of products, at most */
 
-/* Blocks of a tile's keys in pn->k_copy, [vectors of keys][dim / 8][VECTOR_KEYS]. */
+/* Copies blocks of a tile's keys to pn->k_copy, [vectors of keys][dim / 8][VECTOR_KEYS]; copied:
+ * how many are there already. Where that is not all, it begins anew. */
 static void load_blocked_keys(const panel *pn, span s, int64_t copied)
 {
     const fattn_problem *const p = pn->p;

@@ -151,7 +151,8 @@ GPU_DEVICE void matrix_bring(const patch_source &t, bool by_quads, typename S::k
     }
 }
 
-/* Brings the job's keys and values to where they are to be. */
+/* Loads the job's keys, transposed keys and values: into registers, through the room of one of
+ * them, or else each into its own tile. */
 template <class S>
 GPU_DEVICE void matrix_bring_keys(const fattn_gpu_args &args, const matrix_job &job,
                                   const fattn_sequence &seq, matrix_backward_scratch<S> &s,
@@ -420,8 +421,8 @@ GPU_DEVICE void matrix_sums_clear(const fattn_gpu_args &g)
     }
 }
 
-/* Row n of them goes to dbias. */
-GPU_DEVICE void matrix_sums_store(const fattn_gpu_args &g, int64_t n)
+/* Row n of the sums goes to dbias. */
+GPU_DEVICE void matrix_store_dbias_row(const fattn_gpu_args &g, int64_t n)
 {
     const fattn_problem &p = g.problem;
     const int64_t *const stride = p.dbias_stride;
@@ -740,6 +741,7 @@ GPU_DEVICE void matrix_store_keys(const fattn_gpu_args &args, const matrix_job &
     }
 }
 
+/* dK and dV of a job. */
 template <class S>
 GPU_DEVICE void matrix_store_sums(const fattn_gpu_args &args, const matrix_job &job,
                                   const matrix_backward_scratch<S> &s, matrix_key_sums<S> &sums)

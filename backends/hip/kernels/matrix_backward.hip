@@ -44,7 +44,7 @@ GPU_KERNEL(256, 1) sums_store(const GPU_PARAM fattn_gpu_args g)
     const int64_t keys = g.problem.dbias_stride[3] ? g.problem.seqlen_k : 1;
     const int64_t rows = fattn_quotient(matrix_sums(g), keys); /* keys are not none: see the host */
     for (int64_t n = gpu_block(); n < rows; n += gpu_blocks()) {
-        matrix_sums_store(g, n);
+        matrix_store_dbias_row(g, n);
     }
 }
 

@@ -394,6 +394,7 @@ static const struct {
     {"cuModuleGetFunction", "finding a function"},
     {"cuFuncGetAttribute", "loading a function"},
     {"cuFuncSetAttribute", "setting the shared memory"},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "how many blocks a unit holds"},
     {"cuLaunchKernel", "launching a kernel"},
     {"cuLaunchKernelEx", "launching a kernel"},
     {"cuMemAlloc_v2", "allocating memory"},
@@ -704,6 +705,62 @@ static void check_numbers(void)
     fattn_event_destroy(events[1]);
     fattn_device_close(device);
     tap_check(wrong == 0, "a device and its events say what the driver says");
+}
+
+/* The blocks of backward's kernel of keys, whose grid is resident, for so many items; 0 where the
+ * build or the device has no such row. */
+static unsigned resident_blocks(int64_t items)
+{
+    scene s = {.spec = "cuda:0", .problem = problem_of(BACKWARD)};
+    unsigned blocks = 0;
+    setenv("FATTN_KERNEL", "mma_backward_64", 1);
+    fattn_env_reload();
+    open_device(&s);
+    s.problem.batch = items, s.problem.heads_q = s.problem.heads_k = 1;
+    s.problem.seqlen_q = s.problem.seqlen_k = 8;
+    const fattn_status status = fattn_plan_create(s.device, &s.problem, &s.plan);
+    fattn_plan_destroy(s.plan);
+    s.plan = NULL;
+    if (status == FATTN_OK) {
+        set_up_problem(&s);
+        expect_ok(act_run(&s), "a run");
+        blocks = stub->blocks[(stub->launches - 2) % 8]; /* rows, keys, dq */
+    } else {
+        expect(status == (stub->held ? FATTN_UNSUPPORTED : FATTN_DEVICE_ERROR), "planning: %s",
+               fattn_last_reason());
+    }
+    tear_down(&s);
+    unsetenv("FATTN_KERNEL");
+    fattn_env_reload();
+    return blocks;
+}
+
+static bool has_resident_rows(void) { return resident_blocks(1) == 1; }
+
+/* A grid that takes its work from a counter has no more blocks than the device holds, whose
+ * multiprocessors are 4, and no plan is made for a kernel that does not fit. */
+static void check_resident(void)
+{
+    static const struct {
+        int held;
+        int64_t items;
+        unsigned blocks;
+    } cases[] = {{1, 3, 3}, {1, 4, 4}, {1, 5, 4}, {2, 5, 5}, {2, 9, 8}};
+    running = "resident grids", wrong = 0;
+    if (!has_resident_rows()) {
+        tap_skip("resident grids", fattn_last_reason());
+        return;
+    }
+    EACH (n, cases) {
+        stub->held = cases[n].held;
+        const unsigned blocks = resident_blocks(cases[n].items);
+        expect(blocks == cases[n].blocks, "%d held, %d items: %u blocks, not %u", cases[n].held,
+               (int)cases[n].items, blocks, cases[n].blocks);
+    }
+    stub->held = 0;
+    expect(resident_blocks(9) == 0 && says("holds no block"), "none held: %s", fattn_last_reason());
+    stub->held = 1;
+    tap_check(wrong == 0, "a resident grid has as many blocks as the device holds");
 }
 
 /* AMD's launches count threads in 32 bits: fewer than 2^32. */
@@ -1754,6 +1811,14 @@ static void expect_no_maps(const char *why)
     fattn_device_close(device);
 }
 
+/* Where a driver does not say how many blocks it holds, a resident grid has one a unit. */
+static void expect_one_a_unit(void)
+{
+    stub->held = 2;
+    const unsigned blocks = resident_blocks(9);
+    expect(blocks == 4, "%u blocks", blocks);
+}
+
 /* Runs the check that this process's second argument names. */
 static int be_child(const char *what, const char *why)
 {
@@ -1770,6 +1835,8 @@ static int be_child(const char *what, const char *why)
     }
     if (strcmp(what, "no maps") == 0 && expect(stub != NULL, "no stub")) {
         expect_no_maps(why);
+    } else if (strcmp(what, "no count") == 0 && expect(stub != NULL, "no stub")) {
+        expect_one_a_unit();
     } else {
         expect_no_driver(why);
     }
@@ -1867,6 +1934,16 @@ static void check_drivers(const char *program, const char *stub_path, bool maps)
         }
         hide(bytes, size, map_functions[n], 'c');
     }
+    if (has_resident_rows()) {
+        const char *const asked = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        const bool hidden = hide(bytes, size, asked, 'X') > 0;
+        tap_check(hidden && write_file(path, bytes, size) &&
+                      run_child(program, folder, "no count", "") == 0,
+                  "a driver without %s has one block a multiprocessor", asked);
+        hide(bytes, size, asked, 'c');
+    } else {
+        tap_skip("a driver that does not count blocks", "this build has no resident grid");
+    }
     tap_check(write_file(path, bytes, 10) &&
                   run_child(program, folder, "no library", "no driver") == 0,
               "a file that is no library is no driver");
@@ -1913,6 +1990,7 @@ int main(int argc, char **argv)
     check_old_device();
     check_numbers();
     check_grids();
+    check_resident();
     check_instruction_sets();
     check_launched();
     check_mapped_elsewhere();

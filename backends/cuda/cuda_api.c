@@ -157,6 +157,8 @@ static void load(void)
         memcpy(&launch_with, &launch, sizeof launch);
         api.launch_early = launch_early;
     }
+    void *const blocks = dlsym(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    memcpy(&api.function_blocks, &blocks, sizeof blocks);
     void *const encode = dlsym(library, "cuTensorMapEncodeTiled");
     void *const move = dlsym(library, "cuTensorMapReplaceAddress");
     if (encode && move) {

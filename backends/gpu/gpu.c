@@ -370,11 +370,30 @@ static fattn_status find_early(const device *d, const fattn_gpu_shape *shape, la
     return check_on(d, result, "loading a function");
 }
 
+/* A resident grid has no more blocks than the device holds at a time; one a unit where the driver
+ * does not say. The launch's shared memory has been set. */
+static fattn_status limit_blocks(const device *d, launch *l)
+{
+    int held = 1;
+    fattn_status status = FATTN_OK;
+    if (d->api->function_blocks) {
+        const int result = d->api->function_blocks(&held, l->function, (int)l->threads, l->shared);
+        status = check_on(d, result, "asking how many blocks a unit holds");
+    }
+    if (!status && held < 1) {
+        status = fattn_fail(FATTN_DEVICE_ERROR,
+                            "%s: a unit holds no block of %u threads and %u bytes of shared memory",
+                            d->vendor->name, l->threads, l->shared);
+    }
+    const int64_t most = (int64_t)d->units * held;
+    l->blocks = l->blocks > most ? (unsigned)most : l->blocks;
+    return status;
+}
+
 static fattn_status make_launch(device *d, const char *image, const fattn_gpu_shape *shape,
                                 launch *l)
 {
     l->blocks = fattn_gpu_grid(d->api, shape->blocks, shape->threads);
-    l->blocks = shape->resident && l->blocks > (unsigned)d->units ? (unsigned)d->units : l->blocks;
     l->threads = (unsigned)shape->threads;
     bool is_general;
     fattn_status status =
@@ -385,11 +404,11 @@ static fattn_status make_launch(device *d, const char *image, const fattn_gpu_sh
     }
     const int shared = is_general ? shape->general_shared : shape->shared;
     l->shared = (unsigned)shared;
-    if (!shared) {
-        return FATTN_OK;
+    if (shared) {
+        status = check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shared),
+                          "setting the shared memory of a function");
     }
-    return check_on(d, d->api->function_set(l->function, d->api->dynamic_shared, shared),
-                    "setting the shared memory of a function");
+    return status || !shape->resident ? status : limit_blocks(d, l);
 }
 
 /* The maps of a plan, at an address of no tensor. */

@@ -22,7 +22,7 @@ typedef struct fattn_gpu_shape {
     int threads;    /* a block */
     int shared;     /* bytes of dynamic shared memory a block */
     bool early;     /* the kernel waits by itself for what the stream holds before it */
-    bool resident;  /* no more blocks than units: they take their work from a counter */
+    bool resident;  /* no more blocks than run at a time: they take their work from a counter */
     bool merges;    /* the kernel merges parts: what follows is not launched */
 } fattn_gpu_shape;
 

@@ -56,6 +56,9 @@ typedef struct fattn_gpu_api {
     int (*module_function)(gpu_function *function, gpu_module module, const char *name);
     int (*function_get)(int *value, int attribute, gpu_function function);
     int (*function_set)(gpu_function function, int attribute, int value);
+    /* How many blocks of so many threads and bytes of shared memory a unit holds at a time. NULL
+     * where the driver does not say. */
+    int (*function_blocks)(int *blocks, gpu_function function, int threads, size_t shared_bytes);
     int (*launch)(gpu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                   gpu_stream stream, void **parameters, void **extra);

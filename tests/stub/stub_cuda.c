@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static stub_cuda state = {.devices = 2, .capability = STUB_CAPABILITY};
+static stub_cuda state = {.devices = 2, .capability = STUB_CAPABILITY, .held = 1};
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* held through every call */
 
 stub_cuda *stub_cuda_state(void) { return &state; }
@@ -583,6 +583,20 @@ CALL(cuFuncSetAttribute, object *function, int attribute, int value)
     return end(result);
 }
 
+CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, int *blocks, object *function, int block,
+     size_t shared)
+{
+    BEGIN(CONTEXT);
+    if (!result && (!find(STUB_FUNCTION, function) || block < 1 || block > 1024 ||
+                    shared > (size_t)function->shared)) {
+        result = STUB_INVALID_VALUE;
+    }
+    if (!result) {
+        *blocks = state.held;
+    }
+    return end(result);
+}
+
 static int check_launch(const object *function, unsigned grid_x, unsigned block_x, unsigned shared,
                         object *stream, void **parameters)
 {
@@ -613,14 +627,14 @@ static int launched(const object *function, unsigned grid_x, unsigned block_x, u
     launching = NULL;
     const size_t used = strlen(state.launched);
     snprintf(state.launched + used, sizeof state.launched - used, "%s ", function->name);
-    state.launches++;
+    state.blocks[state.launches++ % 8] = grid_x;
     state.launch_device = current()->device;
     state.launch_threads = block_x;
     snprintf(state.launch_name, sizeof state.launch_name, "%s", function->name);
 #ifdef STUB_RUNS
     return stub_cuda_run(function->name, grid_x, block_x, shared, parameters);
 #else
-    (void)grid_x, (void)shared;
+    (void)shared;
     return 0;
 #endif
 }

@@ -53,6 +53,7 @@ typedef struct stub_cuda {
     int capability;   /* of every device, 10 * major + minor */
     int old;          /* so many of the first devices are of capability 5.2; also STUB_CUDA_OLD */
     bool only_ptx;    /* it takes no machine code, as with CUDA_FORCE_PTX_JIT=1 */
+    int held;         /* blocks of a function that a multiprocessor holds; default 1 */
     int compiled_for; /* what images say they were compiled for; 0: the truth */
     int64_t fail_at;  /* this call from now on fails, counting from 1; 0: none */
     bool fail_on;     /* and so do all after it */
@@ -76,6 +77,7 @@ typedef struct stub_cuda {
     int launch_device;       /* that the last launch ran on */
     char launch_name[64];    /* its function */
     unsigned launch_threads; /* of each of its blocks */
+    unsigned blocks[8];      /* of the last launches: those of number n, from 0 on, at n % 8 */
 } stub_cuda;
 
 /* The name under which dlsym finds it. */

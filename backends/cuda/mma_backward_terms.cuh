@@ -193,7 +193,9 @@ template <class S, int WORDS> GPU_DEVICE float mma_bias_of(const uint32_t word[W
 }
 
 /* Sums with a bias are kept to +-2^126, so that finite ones stay finite in log2 units too; an
- * infinite bias takes the place of its sum, for -inf hides the pair, whatever its score is. */
+ * infinite bias takes the place of its sum, for -inf hides the pair, whatever its score is. All
+ * lanes call it. ptxas would read all of the bias first and spill sums for it, also where this is
+ * not called; it moves no read across a barrier. */
 template <class S, int WORDS>
 GPU_DEVICE void mma_bound_sums(uint32_t from, float x[2][S::PART_QUERIES / 8][4])
 {
@@ -201,12 +203,13 @@ GPU_DEVICE void mma_bound_sums(uint32_t from, float x[2][S::PART_QUERIES / 8][4]
     GPU_UNROLL
     for (int n = 0; n < 2 * N; n++) {
         uint32_t word[WORDS];
+        __syncwarp();
         mma_get<WORDS>(from + n * S::THREADS * 4 * WORDS, word);
         GPU_UNROLL
         for (int k = 0; k < 4; k++) {
             const float bias = mma_bias_of<S, WORDS>(word, k);
             float &score = mma_pair<N>(x, n, k);
-            score = fabsf(bias) == fattn_f32_infinity() ? bias : fattn_score_bias(score);
+            score = fattn_score_bias(fabsf(bias) == fattn_f32_infinity() ? bias : score);
         }
     }
 }
@@ -231,7 +234,7 @@ GPU_DEVICE void mma_add_bias(const void *room, float factor, float x[2][S::PART_
             largest = gpu_max(largest, fabsf(bias));
         }
     }
-    if (largest > 0x1p126f) {
+    if (__any_sync(0xffffffffu, largest > 0x1p126f)) {
         mma_bound_sums<S, WORDS>(from, x);
     }
 }

@@ -7,7 +7,8 @@
  *
  *     the planner     one warp; finds out what the next item is
  *     the copier      one thread; begins the copies of queries, keys and values, as soon as the
- *                     place of an earlier tile is free
+ *                     place of an earlier tile is free. A warp, or two of them, where keys lie in
+ *                     pages
  *     the stager      another; the same of a bias or mask that the kernel knows to be alone
  *     warpgroups      64 rows each, for whom they multiply:
  *
@@ -34,6 +35,9 @@
 #include "core/online_softmax.h"
 
 #define WGMMA_MARGIN 8.0f
+
+/* Where pages cut a tile of keys into so many copies, another warp begins those of values. */
+#define WGMMA_COPIES_APART 8
 
 /* --- What features read ----------------------------------------------------------------------- */
 
@@ -934,10 +938,13 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     b.group = wgmma_group_of(g.problem);
     b.turns = wgmma_turns<S>(g.problem);
     wgmma_control<S> &control = *b.control;
+    const bool paged = g.problem.features & FATTN_PAGED;
+    const int piece = paged ? (int)WGMMA_PIECE((int)g.problem.page_size, S::KEYS) : S::KEYS;
+    const bool apart = S::PANELS * (S::KEYS / piece) >= WGMMA_COPIES_APART;
     if (gpu_thread() == 0) {
         for (int n = 0; n < WGMMA_ITEMS; n++) {
             wgmma_barrier_make(&control.item_full[n], 1);
-            wgmma_barrier_make(&control.item_empty[n], S::WARPS + (S::IS_STAGED ? 2 : 1));
+            wgmma_barrier_make(&control.item_empty[n], S::WARPS + 1 + S::IS_STAGED + apart);
         }
         wgmma_barrier_make(&control.item_wanted, 1);
         wgmma_barrier_make(&control.q_full, 1);
@@ -963,20 +970,22 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
     const int group = wgmma_group();
     if (group == 0) {
         wgmma_give_registers<S::COPY_REGISTERS>();
-        const bool pieces = wgmma_piece<S>(g.problem) < S::KEYS;
-        if (gpu_thread() < (pieces ? GPU_WAVE : 1)) {
+        if (gpu_thread() < (paged ? GPU_WAVE : 1)) {
             wgmma_prefetch(maps);
             wgmma_prefetch(maps + 1);
             wgmma_prefetch(maps + 2);
             gpu_await_earlier();
-            if (pieces) {
-                wgmma_copy_all<S, true>(g, maps, b);
+            if (paged) {
+                wgmma_copy_all<S, true>(g, maps, b, true, !apart);
             } else {
-                wgmma_copy_all<S, false>(g, maps, b);
+                wgmma_copy_all<S, false>(g, maps, b, true, true);
             }
         } else if (gpu_thread() / 32 == 1) {
             gpu_await_earlier();
             wgmma_plan(g, b);
+        } else if (gpu_thread() / 32 == 3 && apart) {
+            gpu_await_earlier();
+            wgmma_copy_all<S, true>(g, maps, b, false, true);
         }
         if constexpr (S::IS_STAGED) {
             if (gpu_thread() == 64) {

@@ -10,29 +10,6 @@
 
 /* --- The copier ------------------------------------------------------------------------------- */
 
-/* Keys of a tile that lie in one page: the copier is a warp where these are not all of them. */
-template <class S> GPU_DEVICE int wgmma_piece(const fattn_problem &p)
-{
-    return p.features & FATTN_PAGED ? (int)WGMMA_PIECE((int)p.page_size, S::KEYS) : (int)S::KEYS;
-}
-
-/* The page of key j, and its place there. */
-typedef struct wgmma_slot {
-    int page, row;
-} wgmma_slot;
-
-GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w,
-                                    const fattn_strides &stride, int j)
-{
-    const fattn_problem &p = g.problem;
-    const uint32_t size = (uint32_t)p.page_size;
-    const int32_t *const table = g.buffers.block_table + w.batch * p.block_table_stride;
-    wgmma_slot slot;
-    slot.page = stride.batch ? (int)gpu_clamp(table[(uint32_t)j / size], 0, p.num_pages - 1) : 0;
-    slot.row = (int)((uint32_t)j % size);
-    return slot;
-}
-
 /* What L2 is to do with keys and values: others need them too, unless a head has one block of rows
  * in all. */
 template <class S> GPU_DEVICE uint64_t wgmma_key_policy(const fattn_gpu_args &g)
@@ -40,60 +17,85 @@ template <class S> GPU_DEVICE uint64_t wgmma_key_policy(const fattn_gpu_args &g)
     return S::IS_SPLIT && g.tiling.q_blocks == 1 ? WGMMA_DROP : WGMMA_KEEP;
 }
 
-/* Keys or values from key j on, of more than one page: a lane has a piece. Pieces that begin past
- * the last key are left out. */
-template <class S, int PANELS>
-GPU_DEVICE void wgmma_copy_pieces(const fattn_gpu_args &g, uint32_t to, const wgmma_map *map,
-                                  uint64_t *full, uint64_t *empty, int phase, const wgmma_item &w,
-                                  const fattn_strides &stride, int j)
+/* Pieces of tiles that lanes have looked up, in the order of keys: 2^shift keys that one page
+ * holds. */
+template <class S> struct wgmma_pages {
+    int shift;
+    int first;     /* tile of the first lane's piece */
+    int page, row; /* where the lane's piece begins */
+};
+
+/* A tile, and where its pieces begin: lane n has piece n. */
+typedef struct wgmma_slot {
+    int tile, page, row;
+} wgmma_slot;
+
+/* Looks up the pieces of as many tiles as there are lanes for, of which `tile` is the last. */
+template <class S>
+GPU_DEVICE void wgmma_look_up(const fattn_gpu_args &g, const wgmma_item &w, int tile,
+                              wgmma_pages<S> &pages)
 {
-    static_assert(S::KEYS / WGMMA_PIECE_LEAST <= GPU_WAVE, "a lane has a piece");
-    const int piece = wgmma_piece<S>(g.problem), r = mma_lane() * piece;
-    const int rows = min(w.keys - j + piece - 1, (int)S::KEYS) / piece * piece;
-    wgmma_slot slot = {0, 0};
-    if (r < rows) { /* before the place is free: it takes a while */
-        slot = wgmma_slot_of(g, w, stride, j + r);
-    }
-    wgmma_await(empty, phase);
-    if (mma_lane() == 0) {
-        wgmma_poison(to, PANELS * S::KEYS * 128);
-        wgmma_arrive_expect_tx(full, rows * PANELS * 128);
-    }
-    __syncwarp();
-    if (r < rows) {
-        GPU_UNROLL
-        for (int c = 0; c < PANELS; c++) {
-            wgmma_copy(to + (c * S::KEYS + r) * 128, map, full, 64 * c, slot.row,
-                       stride.head ? w.k_head : 0, slot.page, wgmma_key_policy<S>(g));
-        }
+    const fattn_problem &p = g.problem;
+    const uint32_t size = (uint32_t)p.page_size;
+    pages.first = max(tile + 1 - GPU_WAVE / (S::KEYS >> pages.shift), 0);
+    const uint32_t j = (uint32_t)(pages.first * S::KEYS + (mma_lane() << pages.shift));
+    pages.page = 0;
+    pages.row = 0;
+    if (tile >= 0 && j < (uint32_t)min((tile + 1) * S::KEYS, w.keys)) {
+        const uint32_t number = j / size;
+        pages.page = (g.buffers.block_table + w.batch * p.block_table_stride)[number];
+        pages.row = (int)(j - number * size);
     }
 }
 
-/* Tile n of all that go through a ring, of so many panels: keys or values from key j on. PIECES: of
- * more than one page. */
-template <class S, int PANELS, bool PIECES>
+/* The pieces of a tile. Tiles come from the last to the first, so those before `now` are read ahead,
+ * as `next`. */
+template <class S>
+GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w, int tile,
+                                    wgmma_pages<S> &now, wgmma_pages<S> &next)
+{
+    if (tile < now.first) {
+        if (tile < next.first) {
+            wgmma_look_up<S>(g, w, tile, next);
+        }
+        now = next;
+        wgmma_look_up<S>(g, w, now.first - 1, next);
+    }
+    const int from = (tile - now.first) * (S::KEYS >> now.shift) + mma_lane();
+    wgmma_slot slot;
+    slot.tile = tile;
+    slot.page = __shfl_sync(0xffffffffu, now.page, from);
+    slot.page = min(max(slot.page, 0), (int)g.problem.num_pages - 1);
+    slot.row = __shfl_sync(0xffffffffu, now.row, from);
+    return slot;
+}
+
+/* Tile n of all that go through a ring, of so many panels: keys or values. PAGED: a warp copies
+ * them piece by piece, without those past the last key. */
+template <class S, int PANELS, bool PAGED>
 GPU_DEVICE void wgmma_copy_tile(const fattn_gpu_args &g, uint32_t ring, const wgmma_map *map,
                                 uint64_t *full, uint64_t *empty, int n, const wgmma_item &w,
-                                const fattn_strides &stride, int j)
+                                const fattn_strides &stride, const wgmma_slot &slot, int shift)
 {
     enum { BYTES = PANELS * S::KEYS * 128 };
-    const int stage = n % S::RING, phase = n / S::RING % 2 ^ 1;
-    if constexpr (PIECES) {
-        wgmma_copy_pieces<S, PANELS>(g, ring + stage * BYTES, map, &full[stage], &empty[stage],
-                                     phase, w, stride, j);
-    } else {
-        const int head = stride.head ? w.k_head : 0;
-        wgmma_slot slot = {stride.batch ? w.k_batch : 0, w.k_row + j};
-        wgmma_await(&empty[stage], phase);
-        wgmma_poison(ring + stage * BYTES, BYTES);
-        wgmma_arrive_expect_tx(&full[stage], BYTES);
-        if (g.problem.features & FATTN_PAGED) {
-            slot = wgmma_slot_of(g, w, stride, j);
-        }
+    const int stage = n % S::RING, head = stride.head ? w.k_head : 0, j = slot.tile * S::KEYS;
+    const int pieces = PAGED ? (min(w.keys - j, (int)S::KEYS) + (1 << shift) - 1) >> shift : 1;
+    const uint32_t to = ring + stage * BYTES;
+    wgmma_await(&empty[stage], n / S::RING % 2 ^ 1);
+    if (!PAGED || mma_lane() == 0) {
+        wgmma_poison(to, BYTES);
+        wgmma_arrive_expect_tx(&full[stage], PAGED ? (pieces << shift) * PANELS * 128 : BYTES);
+    }
+    if (PAGED) {
+        __syncwarp();
+    }
+    if (!PAGED || mma_lane() < pieces) {
+        const int page = PAGED ? slot.page : w.k_batch, row = PAGED ? slot.row : w.k_row + j;
+        const uint32_t own = PAGED ? to + (mma_lane() << shift) * 128 : to;
         GPU_UNROLL
         for (int c = 0; c < PANELS; c++) {
-            wgmma_copy(ring + stage * BYTES + c * S::KEYS * 128, map, &full[stage], 64 * c,
-                       slot.row, head, slot.page, wgmma_key_policy<S>(g));
+            wgmma_copy(own + c * S::KEYS * 128, map, &full[stage], 64 * c, row, head,
+                       stride.batch ? page : 0, wgmma_key_policy<S>(g));
         }
     }
 }
@@ -125,69 +127,87 @@ GPU_DEVICE int wgmma_tiles_of(const wgmma_block<S> &b, const wgmma_item &w, int 
     return w.past - w.block;
 }
 
-/* The tile that comes before `tile` where a block mask rules some out. Who multiplies reads which
- * it is once tile k of all that go through the ring is there. */
-template <class S>
-GPU_DEVICE int wgmma_next_tile(const wgmma_block<S> &b, int place, int k, int tile, bool speaks)
+/* The tile that comes before `tile`, of those that a block mask leaves. */
+template <class S> GPU_DEVICE int wgmma_tile_before(const wgmma_block<S> &b, int place, int tile)
 {
-    wgmma_control<S> &control = *b.control;
-    const uint32_t *const words = control.words[place];
-    const int next = wgmma_tile_below(words, tile), stage = k % S::RING;
-    const bool mixed = words[next / 32 * 2 + 1] >> next % 32 & 1;
-    wgmma_await(&control.k_empty[stage], k / S::RING % 2 ^ 1);
-    if (speaks) {
-        control.tile[stage] = mixed ? next | WGMMA_MIXED : next;
+    if constexpr (S::HAS_BLOCKS) {
+        return wgmma_tile_below(b.control->words[place], tile);
     }
-    return next;
+    return tile - 1;
 }
 
-/* Keys of a tile, then values of the one before: in the order in which they are needed. Where the
- * copier is a warp, its first lane speaks. */
-template <class S, bool PIECES>
-GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
-                               const wgmma_block<S> &b)
+/* Says which tile is in place `stage` of the ring, whose last one has been used: who multiplies
+ * reads it once its keys are there. */
+template <class S>
+GPU_DEVICE void wgmma_tell_tile(const wgmma_block<S> &b, int place, int stage, int tile)
 {
+    if constexpr (S::HAS_BLOCKS) {
+        const bool mixed = b.control->words[place][tile / 32 * 2 + 1] >> tile % 32 & 1;
+        b.control->tile[stage] = mixed ? tile | WGMMA_MIXED : tile;
+    }
+}
+
+/* Keys of a tile, then values of the one before: in the order in which they are needed. PAGED: by a
+ * warp, whose first lane speaks, or by two of them. keys, values: what is the caller's; queries come
+ * with keys. */
+template <class S, bool PAGED>
+GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
+                               const wgmma_block<S> &b, bool keys, bool values)
+{
+    static_assert(S::KEYS / WGMMA_PIECE_LEAST <= GPU_WAVE, "a lane has a piece");
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
-    const bool speaks = !PIECES || mma_lane() == 0;
+    const bool speaks = !PAGED || mma_lane() == 0;
+    wgmma_pages<S> now, next;
+    now.shift = next.shift = PAGED ? __ffs(WGMMA_PIECE((int)p.page_size, S::KEYS)) - 1 : 0;
     int k = 0, v = 0;
     for (int n = 0;; n++) {
-        wgmma_await(&control.item_full[n % WGMMA_ITEMS], n / WGMMA_ITEMS % 2);
-        const wgmma_item &w = control.item[n % WGMMA_ITEMS];
+        const int place = n % WGMMA_ITEMS;
+        wgmma_await(&control.item_full[place], n / WGMMA_ITEMS % 2);
+        const wgmma_item &w = control.item[place];
         if (!w.exists) {
             return;
         }
-        const int last = wgmma_tiles_of(b, w, n % WGMMA_ITEMS) - 1;
-        int tile = w.past;
+        const int last = wgmma_tiles_of(b, w, place) - 1;
+        wgmma_slot slot = {w.past, 0, 0};
+        now.first = next.first = w.past;
         GPU_ROLLED
         for (int left = last; left >= -1; left--) {
-            int j = (w.block + left) * S::KEYS, before = j + S::KEYS;
-            if constexpr (S::HAS_BLOCKS) {
-                before = tile * S::KEYS;
-                tile = left < 0 ? 0 : wgmma_next_tile(b, n % WGMMA_ITEMS, k, tile, speaks);
-                j = tile * S::KEYS;
-            }
+            const wgmma_slot before = slot;
             if (left >= 0) {
-                wgmma_copy_tile<S, S::PANELS, PIECES>(g, b.k, maps + 1, control.k_full,
-                                                      control.k_empty, k++, w, p.k, j);
+                slot.tile = wgmma_tile_before(b, place, slot.tile);
+                if (PAGED) {
+                    slot = wgmma_slot_of(g, w, slot.tile, now, next);
+                }
             }
-            if (left == min(last, 2) && speaks) {
+            if (left >= 0 && keys) {
+                if constexpr (S::HAS_BLOCKS) {
+                    wgmma_await(&control.k_empty[k % S::RING], k / S::RING % 2 ^ 1);
+                    if (speaks) {
+                        wgmma_tell_tile(b, place, k % S::RING, slot.tile);
+                    }
+                }
+                wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
+                                                     control.k_empty, k++, w, p.k, slot, now.shift);
+            }
+            if (left == min(last, 2) && keys && speaks) {
                 wgmma_arrive(&control.item_wanted);
             }
             if (left == last) {
-                if (speaks) {
+                if (keys && speaks) {
                     wgmma_copy_queries(g, maps, b, n, w);
                 }
-            } else {
-                wgmma_copy_tile<S, S::PANELS_V, PIECES>(g, b.v, maps + 2, control.v_full,
-                                                        control.v_empty, v++, w, p.v, before);
+            } else if (values) {
+                wgmma_copy_tile<S, S::PANELS_V, PAGED>(g, b.v, maps + 2, control.v_full,
+                                                       control.v_empty, v++, w, p.v, before,
+                                                       now.shift);
             }
         }
-        if (PIECES) {
+        if (PAGED) {
             __syncwarp(); /* all have read the item */
         }
         if (speaks) {
-            wgmma_arrive(&control.item_empty[n % WGMMA_ITEMS]);
+            wgmma_arrive(&control.item_empty[place]);
         }
     }
 }

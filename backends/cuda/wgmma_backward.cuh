@@ -684,8 +684,8 @@ GPU_DEVICE void wgmma_drop_ahead(const fattn_gpu_args &g, const wgmma_backward_b
 {
     if constexpr (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) {
         if (mma_has<S>(g, FATTN_DROPOUT)) {
-            wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
-                                wgmma_patch_of<S>(b, walk, head, tile), walk.ahead.kept);
+            walk.ahead.kept = wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
+                                                  wgmma_patch_of<S>(b, walk, head, tile));
         }
     }
 }

@@ -55,7 +55,6 @@ struct wgmma_backward_shape {
         TERM_PLACES = TERM_STAGES > 1 ? TERM_STAGES : 1,
         IS_STAGED = TERM_STAGES > 0,
         TERM_BYTES = WGMMA_TERM_TILE(FEATURES, N, BN),
-        KEPT_WORDS = (OWN_QUERIES + 63) / 64, /* bits that say which pairs dropout keeps */
         BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
@@ -141,8 +140,17 @@ GPU_DEVICE bool wgmma_is_shifted(const fattn_problem &p)
            p.window_right < 0;
 }
 
+/* Whether sequences share a bias or mask of which heads have their own. */
+GPU_DEVICE bool wgmma_shares_terms(const fattn_problem &p)
+{
+    const int64_t *const stride = p.features & FATTN_BIAS ? p.bias_stride : p.mask_stride;
+    return p.features & (FATTN_BIAS | FATTN_MASK) && stride[0] == 0 && stride[1] != 0;
+}
+
 /* Item `number`. Heads take turns as in forward, first tiles first: under a causal mask these are
- * heavy. Ordered ones come head by head, last tiles first: in the order of their turns. */
+ * heavy. Ordered ones come head by head, last tiles first: in the order of their turns.
+ * Where sequences share a bias, those of a head follow one another: then they read it, and add to
+ * its gradient, while it is in L2. */
 template <class S>
 GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved, int64_t number,
                                wgmma_backward_item &w)
@@ -155,7 +163,12 @@ GPU_DEVICE void wgmma_item_set(const fattn_gpu_args &g, const wgmma_saved &saved
     order.heads = p.batch * p.heads_k;
     order.together =
         wgmma_is_ordered(p) ? 1 : fattn_max64(fattn_quotient(g.tiling.together, group), 1);
-    const fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
+    fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
+    if (wgmma_shares_terms(p)) {
+        const int64_t n = work.batch * p.heads_k + work.head;
+        work.head = fattn_quotient(n, p.batch);
+        work.batch = n - work.head * p.batch;
+    }
     const fattn_sequence seq = gpu_sequence(g, work.batch);
     const fattn_band band = fattn_band_of(&p, &seq);
     w.block = (int)(wgmma_is_ordered(p) ? work.block : order.q_blocks - 1 - work.block);

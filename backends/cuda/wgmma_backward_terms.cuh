@@ -27,7 +27,7 @@ typedef struct wgmma_patch {
 
 /* What is found out about a tile's pairs while products of the tile before run. */
 template <class S> struct wgmma_ahead {
-    uint32_t kept[S::KEPT_WORDS];       /* pairs that dropout keeps */
+    uint32_t kept;                      /* pairs that dropout keeps: wgmma_kept_bit() */
     uint32_t keeps;                     /* bit 8 (2 h + e) + n: the mask keeps the pair */
     uint32_t bias[S::BIAS_STEPS][2][2]; /* of q's type: of step, n, and key h two queries */
     bool large;                         /* some of them ask for care */
@@ -171,67 +171,50 @@ GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
-/* Which of the thread's pairs dropout keeps: of word n / 8 bit 15 - (2 (n % 8) + e), and 16 more
- * for the second key. */
-GPU_DEVICE constexpr int wgmma_kept_bit(int n, int k)
-{
-    return 15 - (2 * (n % 8) + k % 2) + 16 * (k / 2);
-}
+/* Where a word says whether dropout keeps element k of x[n]: queries e are in halves e, so that a
+ * shift brings the pair of a packed word to the upper bits of its halves. */
+GPU_DEVICE constexpr int wgmma_kept_bit(int n, int k) { return 16 * (k % 2) + 2 * n + k / 2; }
 
-template <class S> GPU_DEVICE bool wgmma_keeps(const uint32_t *kept, int n, int k)
+GPU_DEVICE bool wgmma_keeps(uint32_t kept, int n, int k)
 {
-    return kept[n / 8] >> wgmma_kept_bit(n, k) & 1;
-}
-
-/* Bits 15 and 31: whether the halves of a word are at least the threshold, 1 .. 65535. */
-GPU_DEVICE uint32_t wgmma_reach(uint32_t word, uint32_t threshold)
-{
-    const uint32_t rest = (0x8000u - (threshold & 0x7fffu)) * 0x10001u;
-    const uint32_t reached = (word & 0x7fff7fffu) + rest; /* but for their upper bits */
-    return threshold < 0x8000u ? reached | word : reached & word;
+    return kept >> wgmma_kept_bit(n, k) & 1;
 }
 
 /* Where tiles lie on the generator's patches: a call serves rows i and i + 8 and keys c, c + 1,
  * c + 8, c + 9, of which a thread has two keys, and the thread whose keys are their neighbours the
- * others. So each calls it for one of two neighbouring queries, and gives the other its halves. */
-template <class S>
-GPU_DEVICE void wgmma_keep_together(const fattn_gpu_args &g, const fattn_dropout &dropout,
-                                    const wgmma_backward_item &w, const wgmma_patch &at,
-                                    uint32_t kept[S::KEPT_WORDS])
+ * others. So each calls it for one of two neighbouring queries, and gives the other its halves:
+ * once a tile, for what lanes exchange waits behind the operands of products. */
+template <class S, bool SMALL>
+GPU_DEVICE uint32_t wgmma_keep_together(const fattn_gpu_args &g, const fattn_dropout &dropout,
+                                        const wgmma_backward_item &w, const wgmma_patch &at)
 {
     const bool odd = mma_lane() / 4 % 2;
-    const int64_t key = w.k_position + at.j;
+    const uint32_t threshold = dropout.threshold << 16 | dropout.threshold;
+    const uint32_t column = fattn_dropout_column(w.k_position + at.j);
+    fattn_dropout_rows rows = fattn_dropout_rows_at(w.q_position, (uint32_t)(at.i + odd),
+                                                    (uint32_t)(g.problem.batch_offset + at.b),
+                                                    (uint32_t)(g.problem.head_offset + at.h));
+    uint32_t own = 0; /* the query's: bit 2 n + h of both halves, of the even key and the odd one */
     GPU_UNROLL
     for (int n = 0; n < S::OWN_QUERIES / 8; n += 2) {
-        const fattn_dropout_rows rows = fattn_dropout_rows_at(
-            w.q_position, (uint32_t)(at.i + 8 * n + odd), (uint32_t)(g.problem.batch_offset + at.b),
-            (uint32_t)(g.problem.head_offset + at.h));
         uint32_t words[4];
-        fattn_dropout_words(&dropout, rows, key, words);
+        fattn_dropout_patch(&dropout, rows, column, words);
+        rows.row += 8; /* of the next 16 queries */
         GPU_UNROLL
-        for (int below = 0; below < 2; below++) {
-            const uint32_t lower = words[2 * below], upper = words[2 * below + 1];
-            const uint32_t even_keys = (lower & 0xffff) | upper << 16;
-            const uint32_t odd_keys = lower >> 16 | (upper & 0xffff0000u);
-            const uint32_t mine = odd ? odd_keys : even_keys;
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? even_keys : odd_keys, 4);
-            GPU_UNROLL
-            for (int e = 0; e < 2; e++) {
-                const uint32_t reached =
-                    wgmma_reach(odd == (e != 0) ? mine : other, dropout.threshold);
-                kept[n / 8] |= (reached & 0x80008000u) >> (2 * ((n + below) % 8) + e);
-            }
+        for (int k = 0; k < 4; k++) {
+            own |= wgmma_kept<SMALL>(words[k], threshold) & 0x00010001u << (2 * n + k);
         }
     }
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, own, 4);
+    return odd ? other >> 16 | (own & 0xffff0000u) : (own & 0xffff) | other << 16;
 }
 
 /* Wherever they lie. */
 template <class S>
-GPU_DEVICE void wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropout &dropout,
-                                  const wgmma_backward_item &w, const wgmma_patch &at,
-                                  uint32_t kept[S::KEPT_WORDS])
+GPU_DEVICE uint32_t wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropout &dropout,
+                                      const wgmma_backward_item &w, const wgmma_patch &at)
 {
-    static_assert(S::KEPT_WORDS == 1, "numbers of pairs");
+    uint32_t kept = 0;
     GPU_ROLLED
     for (int pair = 0; pair < S::OWN_QUERIES / 2; pair++) {
         const int n = pair / 4, k = pair % 4;
@@ -239,24 +222,23 @@ GPU_DEVICE void wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropout &
             w.q_position, (uint32_t)(at.i + 8 * n + k % 2),
             (uint32_t)(g.problem.batch_offset + at.b), (uint32_t)(g.problem.head_offset + at.h));
         const int64_t key = w.k_position + at.j + 8 * (k / 2);
-        kept[0] |= (uint32_t)(fattn_dropout_at(&dropout, rows, key) != 0) << wgmma_kept_bit(n, k);
+        kept |= (uint32_t)(fattn_dropout_at(&dropout, rows, key) != 0) << wgmma_kept_bit(n, k);
     }
+    return kept;
 }
 
+/* Which of the thread's pairs dropout keeps. */
 template <class S>
-GPU_DEVICE void wgmma_keep_pairs(const fattn_gpu_args &g, const fattn_dropout &dropout,
-                                 const wgmma_backward_item &w, const wgmma_patch &at,
-                                 uint32_t kept[S::KEPT_WORDS])
+GPU_DEVICE uint32_t wgmma_keep_pairs(const fattn_gpu_args &g, const fattn_dropout &dropout,
+                                     const wgmma_backward_item &w, const wgmma_patch &at)
 {
-    GPU_UNROLL
-    for (int n = 0; n < S::KEPT_WORDS; n++) {
-        kept[n] = 0;
+    static_assert(S::OWN_QUERIES <= 64, "a bit for each pair");
+    if ((w.q_position | w.k_position) % 16 != 0) {
+        return wgmma_keep_singly<S>(g, dropout, w, at);
     }
-    if ((w.q_position | w.k_position) % 16 == 0) {
-        wgmma_keep_together<S>(g, dropout, w, at, kept);
-    } else {
-        wgmma_keep_singly<S>(g, dropout, w, at, kept);
-    }
+    return dropout.threshold <= WGMMA_SMALL_THRESHOLD
+               ? wgmma_keep_together<S, true>(g, dropout, w, at)
+               : wgmma_keep_together<S, false>(g, dropout, w, at);
 }
 
 /* --- Scores ----------------------------------------------------------------------------------- */
@@ -374,12 +356,10 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
     GPU_UNROLL
     for (int e = 0; e < 4; e++) {
         const int n = 2 * STEP + e / 2, k = e % 2 * 2;
-        float low = x[e / 2][k], high = x[e / 2][k + 1];
+        p[e] = S::type::pack(x[e / 2][k], x[e / 2][k + 1]);
         if (mma_has<S>(g, FATTN_DROPOUT)) {
-            low = wgmma_keeps<S>(ahead.kept, n, k) ? low : 0;
-            high = wgmma_keeps<S>(ahead.kept, n, k + 1) ? high : 0;
+            p[e] &= wgmma_whole_halves(ahead.kept << (15 - wgmma_kept_bit(n, k)));
         }
-        p[e] = S::type::pack(low, high);
     }
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
         GPU_UNROLL
@@ -432,18 +412,19 @@ GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead
 
 /* dP becomes dS; factor: Z of a pair that dropout keeps. */
 template <class S>
-GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, const uint32_t *kept,
-                                          float factor, const float delta[S::OWN_QUERIES / 8][2],
+GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t kept, float factor,
+                                          const float delta[S::OWN_QUERIES / 8][2],
                                           const float p[S::OWN_QUERIES / 8][4],
                                           float dp[S::OWN_QUERIES / 8][4])
 {
     const bool dropout = mma_has<S>(g, FATTN_DROPOUT);
+    const uint32_t keeps = dropout ? wgmma_anew(kept) : 0;
     GPU_UNROLL
     for (int e = 0; e < S::OWN_QUERIES / 2; e++) {
         const int n = e / 4, k = e % 4;
         float &element = dp[n][k];
         if (dropout) {
-            element = wgmma_keeps<S>(kept, n, k) ? element : 0;
+            element = wgmma_keeps(keeps, n, k) ? element : 0;
             element = fmaf(element, factor, -delta[n][k % 2]);
         } else {
             element -= delta[n][k % 2];

@@ -318,15 +318,6 @@ GPU_DEVICE void wgmma_weigh(float unit, const float shift[2], wgmma_rows<S> &row
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 
-/* All ones in those halves of a word of the generator that are not below the threshold, which both
- * halves of `threshold` are. SMALL: as bits of a bf16 it is a positive number, and so is the
- * smaller of it and a half. */
-template <bool SMALL> GPU_DEVICE uint32_t wgmma_kept(uint32_t word, uint32_t threshold)
-{
-    return SMALL ? wgmma_not_less(wgmma_smaller_halves(word, threshold), threshold)
-                 : __vcmpgeu2(word, threshold);
-}
-
 /* wgmma_drop() where a tile lies on the generator's patches: a call serves two neighbours, and the
  * two 8 on, of two rows. */
 template <class S, bool SMALL>
@@ -371,7 +362,7 @@ GPU_DEVICE void wgmma_drop(const fattn_gpu_args &g, const mma_item &w, int row, 
         t.seq.q_position, (uint32_t)(w.i0 + row + mma_lane() / 4),
         (uint32_t)(g.problem.batch_offset + t.b), (uint32_t)(g.problem.head_offset + w.hk));
     const uint32_t column = fattn_dropout_column(key + mma_own<S>());
-    if (t.dropout.threshold <= 0x7f80) {
+    if (t.dropout.threshold <= WGMMA_SMALL_THRESHOLD) {
         wgmma_drop_patches<S, true>(t.dropout, rows, column, p);
     } else {
         wgmma_drop_patches<S, false>(t.dropout, rows, column, p);

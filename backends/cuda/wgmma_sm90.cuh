@@ -406,6 +406,22 @@ GPU_DEVICE uint32_t wgmma_not_less(uint32_t a, uint32_t b)
     return c;
 }
 
+/* All ones in those halves of a word whose upper bit is set. */
+GPU_DEVICE uint32_t wgmma_whole_halves(uint32_t x)
+{
+    uint32_t y;
+    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* What is tested of a word is not tested earlier: the compiler would test all its bits at once, for
+ * all uses, and keep each answer in a register of its own. */
+GPU_DEVICE uint32_t wgmma_anew(uint32_t x)
+{
+    asm volatile("" : "+r"(x)::"memory");
+    return x;
+}
+
 /* The largest of three numbers with signs. */
 GPU_DEVICE int wgmma_larger(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 

@@ -96,6 +96,19 @@ template <int N> GPU_DEVICE void wgmma_keep_first(const int first[2], float x[N 
     }
 }
 
+/* --- Dropout ---------------------------------------------------------------------------------- */
+
+#define WGMMA_SMALL_THRESHOLD 0x7f80 /* the bits of a bf16 of +inf */
+
+/* All ones in those halves of a word of the generator that are not below the threshold, which both
+ * halves of `threshold` are. SMALL: as bits of a bf16 it is a positive number, and so is the
+ * smaller of it and a half. */
+template <bool SMALL> GPU_DEVICE uint32_t wgmma_kept(uint32_t word, uint32_t threshold)
+{
+    return SMALL ? wgmma_not_less(wgmma_smaller_halves(word, threshold), threshold)
+                 : __vcmpgeu2(word, threshold);
+}
+
 /* --- Rows that are another's ------------------------------------------------------------------ */
 
 /* Rows past the first `live` of a tile become zeros: times 0 what they were need not be 0.

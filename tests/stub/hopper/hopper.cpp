@@ -695,6 +695,12 @@ static uint32_t __vcmpgeu2(uint32_t a, uint32_t b)
     return (a >> 16 >= b >> 16) * 0xffff0000u | ((a & 0xffff) >= (b & 0xffff)) * 0xffffu;
 }
 
+static uint32_t wgmma_whole_halves(uint32_t x)
+{
+    return (x >> 31) * 0xffff0000u | (x >> 15 & 1) * 0xffffu;
+}
+static uint32_t wgmma_anew(uint32_t x) { return x; }
+
 static void wgmma_put(uint32_t to, float x) { memcpy(at_shared(to, 4), &x, 4); }
 
 /* Lane 4 i + j has elements 2 j and 2 j + 1 of row i of each matrix, which become rows. */

@@ -10,9 +10,9 @@
  * line for each length: median milliseconds of one GPU and of all, and their efficiency, which is
  * the time of one GPU over the time of all times their number. Each line is checked: o, and in
  * backward dq, dk and dv, against those of one GPU. --parts adds the times of what a step is made
- * of, each alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks are
- * threads of this process that share the CPU, at small lengths, to try a command before there are
- * GPUs; then efficiency says nothing.
+ * of, each alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks
+ * are threads of this process that share the CPU, at small lengths, to try a command before there
+ * are GPUs; then efficiency says nothing.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime.h>

@@ -4,7 +4,8 @@
 usage: python bench/python_jax.py [--lengths 4096] [--heads 4] [--dims 64,128] [--types float32,bfloat16]
            [--rounds 5] [--calls 20] [--wall]
 
-Compiled programs, the two taking turns; medians, and the ratio of the medians. On a CPU it is the process's
+Compiled programs, the two taking turns; medians, and the ratio of the medians. The first call of a turn
+does not count, because threads of the other may still be spinning. On a CPU it is the process's
 CPU time, so that others on the machine do not count, or with --wall the elapsed time; on a GPU the time
 until the result is there, with jax's cuDNN implementation and so many calls at a time as --calls says.
 """
@@ -24,6 +25,7 @@ def times(functions, arrays, rounds, calls, clock):
     taken = [[] for _ in functions]
     for r in range(rounds + 1):
         for function, row in zip(functions, taken):
+            jax.block_until_ready(function(*arrays))
             start = clock()
             for _ in range(calls):
                 result = function(*arrays)

@@ -87,11 +87,12 @@ GPU_DEVICE int64_t mma_job_head(const fattn_gpu_args &g, int64_t number, int64_t
     const fattn_problem &p = g.problem;
     const int64_t blocks = g.tiling.k_blocks, head = fattn_quotient(number, blocks);
     if (S::VARIANT == MMA_LEAN) {
+        const int64_t group = fattn_quotient(p.heads_q, p.heads_k);
         fattn_tiling order;
         order.q_blocks = blocks;
         order.splits = 1;
         order.heads = p.batch * p.heads_k;
-        order.together = fattn_max64(fattn_quotient(g.tiling.together, g.group), 1);
+        order.together = fattn_max64(fattn_quotient(g.tiling.together, group), 1);
         const fattn_work work = fattn_schedule_item(&order, p.heads_k, number);
         *block = blocks - 1 - work.block;
         return work.batch * p.heads_k + work.head;
@@ -111,7 +112,7 @@ GPU_DEVICE void mma_job_set(const fattn_gpu_args &g, int64_t number, mma_job &jo
     const fattn_sequence &seq = job.pairs.seq;
     const fattn_band &band = job.pairs.band;
     job.hk = head - b * p.heads_k;
-    job.group = g.group;
+    job.group = fattn_quotient(p.heads_q, p.heads_k);
     job.j0 = job.block * S::KEYS;
     job.turn = NULL;
     job.keys = (int)gpu_clamp(seq.sk - job.j0, 0, INT32_MAX);

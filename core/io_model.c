@@ -470,7 +470,8 @@ void fattn_io_predict(const fattn_problem *problem, const fattn_buffers *buffers
  * ---------------------------------------------------------------------------------------------- */
 
 /* Lengths of the mean sequence, and the window around its diagonal: row i sees the keys
- * i + low .. i + high, and key j is seen by the rows j - high .. j - low. */
+ * i + low .. i + high, and key j is seen by the rows j - high .. j - low. Positions come when a plan
+ * runs; until then the last row is taken to be at the last key, as while tokens are generated. */
 typedef struct extent {
     double batch, n, k;
     double low, high; /* infinite where unbounded */
@@ -488,7 +489,8 @@ static extent extent_of(const fattn_problem *p)
     e.n = mean_length(p->seqlen_q, p->total_q, p->batch, p->features & FATTN_CU_SEQLENS_Q);
     e.k = mean_length(p->seqlen_k, p->total_k, p->batch,
                       (p->features & FATTN_CU_SEQLENS_K) && !(p->features & FATTN_PAGED));
-    const double diagonal = p->anchor == FATTN_BOTTOM_RIGHT ? e.k - e.n : 0;
+    const bool at_end = p->anchor == FATTN_BOTTOM_RIGHT || p->features & FATTN_POSITIONS;
+    const double diagonal = at_end ? e.k - e.n : 0;
     const fattn_reach reach = fattn_band_reach(p);
     e.low = reach.left < 0 ? -(double)INFINITY : diagonal - (double)reach.left;
     e.high = reach.right < 0 ? (double)INFINITY : diagonal + (double)reach.right;

@@ -98,6 +98,23 @@ Test(info, numbers_of_a_plan)
     fattn_device_close(device);
 }
 
+/* Where rows begin is known when a plan runs. It is made for the last one at the last key, as it is
+ * while tokens are generated into a cache: otherwise one thread would be thought enough. */
+Test(info, positions_are_taken_to_end_with_the_keys)
+{
+    fattn_device *const device = open_device("cpu");
+    fattn_problem p = sample();
+    fattn_plan *plan = NULL;
+    p.features = FATTN_POSITIONS | FATTN_WINDOW;
+    p.anchor = FATTN_TOP_LEFT;
+    p.window_right = 0;
+    p.seqlen_q = 1;
+    const fattn_plan_info info = info_of(device, &p, &plan);
+    cr_assert(is_near(info.flops, 2.0 * 2 * 6 * 700 * (24 + 16)), "%g", info.flops);
+    fattn_plan_destroy(plan);
+    fattn_device_close(device);
+}
+
 /* The number after these words. */
 static double number_after(const char *text, const char *words)
 {

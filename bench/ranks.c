@@ -11,8 +11,7 @@
  * the time of one GPU over the time of all times their number. Each line is checked: o, and in
  * backward dq, dk and dv, against those of one GPU. --parts adds the times of what a step is made
  * of, each alone. With --pair one GPU does nothing: for what is too long for it. With --cpu ranks
- * are threads of this process that share the CPU, at small lengths, to try a command before there
- * are GPUs; then efficiency says nothing.
+ * are threads that share the CPU, to try a command without GPUs; efficiency then says nothing.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime.h>
@@ -324,10 +323,10 @@ static fattn_transport *open_transport(const rank *r, fattn_transport *own)
     fattn_transport *transport = own;
     if (cpu) {
         *own = threads_transport(&engine, r->number);
-    } else {
-        must_cuda(cudaSetDevice(r->number), "cudaSetDevice");
-        must(fattn_nccl_open(r->comm, r->x.stream, &transport), "a transport");
+        return own;
     }
+    must_cuda(cudaSetDevice(r->number), "cudaSetDevice");
+    must(fattn_nccl_open(r->comm, r->x.stream, &transport), "a transport");
     return transport;
 }
 
@@ -472,11 +471,7 @@ static void open_comms(ncclComm_t comms[GPUS_MAX])
 static void open_all(rank *ranks)
 {
     ncclComm_t comms[GPUS_MAX] = {NULL};
-    if (cpu) {
-        threads_make(&engine, gpus);
-    } else {
-        open_comms(comms);
-    }
+    cpu ? threads_make(&engine, gpus) : open_comms(comms);
     for (int r = 0; r < gpus; r++) {
         char name[16];
         snprintf(name, sizeof name, cpu ? "cpu" : "cuda:%d", r);

@@ -39,7 +39,7 @@ DOORS = {
     "tools": ["include", "tools/terminal", "tools/npy", "tools/options", "tools/plot", "tools/judge",
               "tools/bench", "tools/ranks"] + BASICS,
     "python": ["include"],
-    "bench": ["include"],
+    "bench": ["include", "examples"],
     "examples": ["include"],
     "tests": ["include", "core", "backends", "tools", "examples"],
     "tests/consumer": ["include"],

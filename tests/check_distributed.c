@@ -349,6 +349,26 @@ static void check_exchange(const fattn_whole *eight)
               "turns divide a rank's heads, and small exchanges are one");
 }
 
+/* Where ranks have one run of queries, half of them leave their own block's keys until gradients go
+ * home. Transfers take 0.3 of the time of kernels here, and in no step longer than those. */
+static void check_halves(void)
+{
+    const fattn_split splits[] = {FATTN_SPLIT_CONTIGUOUS, FATTN_SPLIT_STRIPED};
+    fattn_problem p = problem_of(1 << 16, 1 << 16, -1, -1);
+    p.op = FATTN_BACKWARD;
+    p.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+    for (size_t n = 0; n < sizeof splits / sizeof splits[0]; n++) {
+        const fattn_whole whole = {.problem = &p, .split = splits[n], .ranks = 4};
+        const fattn_forecast at_1 = forecast_of(&whole, FATTN_SCHEME_RING, 1);
+        const double bandwidth = at_1.transferring / (0.3 * at_1.computing);
+        const fattn_forecast f = forecast_of(&whole, FATTN_SCHEME_RING, bandwidth);
+        tap_check(f.transferring > 0.29 * f.computing && f.seconds < 1.0001 * f.computing,
+                  "backward, %s: all transfers, %.3f of computing, go beside it: %.3f",
+                  fattn_split_name(splits[n]), f.transferring / f.computing,
+                  f.seconds / f.computing);
+    }
+}
+
 static void check_forecast(void)
 {
     fattn_problem p = problem_of(1 << 16, 1 << 16, -1, 0);
@@ -404,5 +424,6 @@ int main(void)
     check_neighbours();
     check_balance();
     check_forecast();
+    check_halves();
     return tap_done();
 }

@@ -361,7 +361,11 @@ static fattn_status foretell(const fattn_whole *whole, fattn_scheme scheme,
     case FATTN_SCHEME_HEADS:
     case FATTN_SCHEME_BOTH: status = foretell_heads(whole, scheme, speed, f); break;
     case FATTN_SCHEME_REDUCE: foretell_reduction(whole, speed, f); break;
-    default: status = foretell_ring(whole, speed, f, &found);
+    default: {
+        fattn_whole ring = *whole;
+        fattn_whole_set_halves(&ring);
+        status = foretell_ring(&ring, speed, f, &found);
+    }
     }
     double pairs = 0;
     for (int64_t b = 0; b < whole->problem->batch; b++) {

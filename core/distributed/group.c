@@ -467,6 +467,9 @@ static void form_groups(fattn_group_plan *plan)
     plan->members = fattn_scheme_declines(&plan->shares, plan->scheme)
                         ? 1
                         : fattn_scheme_members(&plan->shares, plan->scheme);
+    if (plan->members == 1) {
+        fattn_whole_set_halves(&plan->shares);
+    }
     plan->whole = plan->shares;
     plan->whole.ranks = plan->shares.ranks / plan->members;
     const bool striped = plan->shares.split == FATTN_SPLIT_STRIPED;

@@ -262,6 +262,16 @@ static int64_t clip(int64_t high, const fattn_piece *piece)
     return fattn_max64(fattn_min64(high, piece->k.count - 1), -piece->q.count);
 }
 
+/* Halves of one run of queries against the one run of keys: the second half's bound is the first's,
+ * as many rows further on. */
+static bool join_halves(const fattn_group_plan *plan, int64_t owner, bound *found)
+{
+    const fattn_piece a = fattn_piece_of(&plan->whole, 0, plan->rank, 0, owner, 0);
+    const fattn_piece b = fattn_piece_of(&plan->whole, 0, plan->rank, 1, owner, 0);
+    *found = (bound){a.q.count + b.q.count, a.k.count, a.high};
+    return a.q.count > 0 && fattn_piece_pairs(&a) + fattn_piece_pairs(&b) > 0;
+}
+
 /*
  * Whether one bound over both runs of queries and keys, numbered through, says the same of each
  * pair of runs as their own: of own keys, where it is the diagonal of the share; and of others',
@@ -270,9 +280,11 @@ static int64_t clip(int64_t high, const fattn_piece *piece)
 static bool find_joint(const fattn_group_plan *plan, int64_t owner, bound *found)
 {
     const fattn_problem *const p = &plan->problem;
-    if (plan->q_runs == 1 || plan->k_runs == 1 || !plan->direct || !is_only_masked(p) ||
-        p->window_left >= 0) {
+    if (plan->q_runs == 1 || !plan->direct || !is_only_masked(p) || p->window_left >= 0) {
         return false;
+    }
+    if (plan->whole.halves) {
+        return join_halves(plan, owner, found);
     }
     fattn_piece pieces[FATTN_RUNS][FATTN_RUNS];
     double pairs[FATTN_RUNS] = {0, 0}; /* of each run of keys */

@@ -19,9 +19,10 @@
  * from the first rank that has added to it. (Under zigzag and a causal mask later ranks do not need
  * the second run.)
  *
- * While sums travel home there is no block left to compute with. So where ranks have two runs of
- * queries, the first one's part of the own block waits until then. That is never slower, whatever
- * the link: the f32 sums that travel home are no smaller than the keys that travel in step 0.
+ * While sums travel home there is no block left to compute with. So the first run of queries of
+ * each rank leaves its part of the own block until then; where ranks have one run, it counts as two
+ * halves (split.h). That is never slower, whatever the link: the f32 sums that travel home are no
+ * smaller than the keys that travel in step 0.
  */
 #ifndef FATTN_DISTRIBUTED_RING_H
 #define FATTN_DISTRIBUTED_RING_H

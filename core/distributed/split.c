@@ -86,13 +86,29 @@ int64_t fattn_whole_k(const fattn_whole *whole, int64_t b)
 
 int fattn_whole_q_runs(const fattn_whole *whole)
 {
-    return whole->all_queries ? 1 : fattn_split_runs(whole->split);
+    return whole->all_queries ? 1 : whole->halves ? 2 : fattn_split_runs(whole->split);
+}
+
+void fattn_whole_set_halves(fattn_whole *whole)
+{
+    const fattn_problem *const p = whole->problem;
+    whole->halves = whole->ranks > 1 && !whole->all_queries && p->op == FATTN_BACKWARD &&
+                    p->outputs & (FATTN_OUT_DK | FATTN_OUT_DV) &&
+                    fattn_split_runs(whole->split) == 1;
 }
 
 fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t b, int64_t rank, int n)
 {
     if (!keys && whole->all_queries) {
         return (fattn_run){0, fattn_whole_q(whole, b), 1};
+    }
+    if (!keys && whole->halves) {
+        fattn_run run =
+            fattn_split_run(whole->split, fattn_whole_q(whole, b), whole->ranks, rank, 0);
+        const int64_t first = run.count / 2;
+        run.first += n ? first * run.stride : 0;
+        run.count = n ? run.count - first : first;
+        return run;
     }
     return fattn_split_run(whole->split, keys ? fattn_whole_k(whole, b) : fattn_whole_q(whole, b),
                            whole->ranks, rank, n);

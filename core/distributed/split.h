@@ -36,10 +36,15 @@ typedef struct fattn_whole {
     fattn_split split;
     int64_t ranks;
     bool all_queries; /* which every rank has: only keys are divided */
+    bool halves;      /* a rank's one run of queries counts as two, one behind the other */
 } fattn_whole;
 
 int64_t fattn_whole_q(const fattn_whole *whole, int64_t sequence);
 int64_t fattn_whole_k(const fattn_whole *whole, int64_t sequence);
+
+/* For a ring: queries count as halves where gradients of keys travel and ranks have one run of
+ * them, so that there is something to compute beside the last transfer (ring.h). */
+void fattn_whole_set_halves(fattn_whole *whole);
 
 /* Run n of a rank's queries, or keys, in a sequence; and how many runs of queries a rank has. */
 int fattn_whole_q_runs(const fattn_whole *whole);

@@ -156,6 +156,9 @@ static int print_forecast(const fattn_whole *whole, const fattn_forecast *f)
     if (f->scheme != FATTN_SCHEME_REDUCE && f->head_ranks < whole->ranks) {
         fattn_whole group = *whole;
         group.ranks /= f->head_ranks;
+        if (f->head_ranks == 1) {
+            fattn_whole_set_halves(&group);
+        }
         code = print_steps(&group);
     }
     printf("  balance      %.6g: a rank has %.6g to %.6g pairs\n",

@@ -470,8 +470,9 @@ void fattn_io_predict(const fattn_problem *problem, const fattn_buffers *buffers
  * ---------------------------------------------------------------------------------------------- */
 
 /* Lengths of the mean sequence, and the window around its diagonal: row i sees the keys
- * i + low .. i + high, and key j is seen by the rows j - high .. j - low. Positions come when a plan
- * runs; until then the last row is taken to be at the last key, as while tokens are generated. */
+ * i + low .. i + high, and key j is seen by the rows j - high .. j - low. Positions come when a
+ * plan runs; until then the last row is taken to be at the last key, as while tokens are
+ * generated. */
 typedef struct extent {
     double batch, n, k;
     double low, high; /* infinite where unbounded */

@@ -48,8 +48,8 @@ GPU_DEVICE void wgmma_look_up(const fattn_gpu_args &g, const wgmma_item &w, int 
     }
 }
 
-/* The pieces of a tile. Tiles come from the last to the first, so those before `now` are read ahead,
- * as `next`. */
+/* The pieces of a tile. Tiles come from the last to the first, so those before `now` are read
+ * ahead, as `next`. */
 template <class S>
 GPU_DEVICE wgmma_slot wgmma_slot_of(const fattn_gpu_args &g, const wgmma_item &w, int tile,
                                     wgmma_pages<S> &now, wgmma_pages<S> &next)
@@ -148,8 +148,8 @@ GPU_DEVICE void wgmma_tell_tile(const wgmma_block<S> &b, int place, int stage, i
 }
 
 /* Keys of a tile, then values of the one before: in the order in which they are needed. PAGED: by a
- * warp, whose first lane speaks, or by two of them. keys, values: what is the caller's; queries come
- * with keys. */
+ * warp, whose first lane speaks, or by two of them. keys, values: what is the caller's; queries
+ * come with keys. */
 template <class S, bool PAGED>
 GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                                const wgmma_block<S> &b, bool keys, bool values)

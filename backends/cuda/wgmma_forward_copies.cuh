@@ -158,8 +158,8 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     wgmma_control<S> &control = *b.control;
     const fattn_problem &p = g.problem;
     const bool speaks = !PAGED || mma_lane() == 0;
-    wgmma_pages<S> now, next;
-    now.shift = next.shift = PAGED ? __ffs(WGMMA_PIECE((int)p.page_size, S::KEYS)) - 1 : 0;
+    const int shift = PAGED ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
+    wgmma_pages<S> now = {shift, 0, 0, 0}, next = now;
     int k = 0, v = 0;
     for (int n = 0;; n++) {
         const int place = n % WGMMA_ITEMS;
@@ -188,7 +188,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                     }
                 }
                 wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
-                                                     control.k_empty, k++, w, p.k, slot, now.shift);
+                                                     control.k_empty, k++, w, p.k, slot, shift);
             }
             if (left == min(last, 2) && keys && speaks) {
                 wgmma_arrive(&control.item_wanted);
@@ -199,8 +199,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                 }
             } else if (values) {
                 wgmma_copy_tile<S, S::PANELS_V, PAGED>(g, b.v, maps + 2, control.v_full,
-                                                       control.v_empty, v++, w, p.v, before,
-                                                       now.shift);
+                                                       control.v_empty, v++, w, p.v, before, shift);
             }
         }
         if (PAGED) {

@@ -160,7 +160,7 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
     const bool speaks = !PAGED || mma_lane() == 0;
     const int shift = PAGED ? 31 - __clz(WGMMA_PIECE((int)p.page_size, S::KEYS)) : 0;
     wgmma_pages<S> now = {shift, 0, 0, 0}, next = now;
-    int k = 0, v = 0;
+    int used = 0; /* tiles of the ring of keys; that of values is one behind */
     for (int n = 0;; n++) {
         const int place = n % WGMMA_ITEMS;
         wgmma_await(&control.item_full[place], n / WGMMA_ITEMS % 2);
@@ -182,13 +182,13 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
             }
             if (left >= 0 && keys) {
                 if constexpr (S::HAS_BLOCKS) {
-                    wgmma_await(&control.k_empty[k % S::RING], k / S::RING % 2 ^ 1);
+                    wgmma_await(&control.k_empty[used % S::RING], used / S::RING % 2 ^ 1);
                     if (speaks) {
-                        wgmma_tell_tile(b, place, k % S::RING, slot.tile);
+                        wgmma_tell_tile(b, place, used % S::RING, slot.tile);
                     }
                 }
                 wgmma_copy_tile<S, S::PANELS, PAGED>(g, b.k, maps + 1, control.k_full,
-                                                     control.k_empty, k++, w, p.k, slot, shift);
+                                                     control.k_empty, used, w, p.k, slot, shift);
             }
             if (left == min(last, 2) && keys && speaks) {
                 wgmma_arrive(&control.item_wanted);
@@ -199,8 +199,10 @@ GPU_DEVICE void wgmma_copy_all(const fattn_gpu_args &g, const wgmma_map *maps,
                 }
             } else if (values) {
                 wgmma_copy_tile<S, S::PANELS_V, PAGED>(g, b.v, maps + 2, control.v_full,
-                                                       control.v_empty, v++, w, p.v, before, shift);
+                                                       control.v_empty, used - 1, w, p.v, before,
+                                                       shift);
             }
+            used += left >= 0;
         }
         if (PAGED) {
             __syncwarp(); /* all have read the item */

@@ -5,7 +5,7 @@ pass beside computation, and how close the forecast of `fattn explain --ranks` c
 
     link.py FATTN [--repeat N] [--rows N] [--delay SECONDS] [--causal] [--schemes SCHEME ...] [--splits SPLIT ...]
 
-Needs root, ip and tc, PyTorch with gloo, and two cores: PYTHONPATH and LD_LIBRARY_PATH lead to fattn. `tc` sets the
+Needs root, ip, tc, PyTorch with gloo, and two cores. PYTHONPATH and LD_LIBRARY_PATH must lead to fattn. `tc` sets the
 bandwidth. The delay is that of a process which carries packets from one namespace to the other, for many kernels
 have no netem.
 

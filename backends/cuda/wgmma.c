@@ -419,7 +419,7 @@ static fattn_gpu_map term_map(const fattn_problem *p, uint64_t feature)
 }
 
 /* The maps of forward, and one of the bias or mask where that is the only feature of pairs. Where
- * heads or queries share a bias or mask, a copy takes it once. */
+ * heads or queries share a bias or mask, its rows are copied once for all of them. */
 static int full_maps(const fattn_gpu_kernel *kernel, const fattn_problem *p, const fattn_tiling *t,
                      fattn_gpu_map maps[FATTN_GPU_MAPS])
 {

@@ -140,7 +140,7 @@ GPU_DEVICE bool wgmma_is_shifted(const fattn_problem &p)
            p.window_right < 0;
 }
 
-/* Whether sequences share a bias or mask of which heads have their own. */
+/* Whether all sequences share the bias or mask, while each head has its own. */
 GPU_DEVICE bool wgmma_shares_terms(const fattn_problem &p)
 {
     const int64_t *const stride = p.features & FATTN_BIAS ? p.bias_stride : p.mask_stride;

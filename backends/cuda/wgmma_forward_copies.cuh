@@ -25,7 +25,7 @@ template <class S> struct wgmma_pages {
     int page, row; /* where the lane's piece begins */
 };
 
-/* A tile, and where its pieces begin: lane n has piece n. */
+/* Where the pieces of a tile of keys lie: lane n has the page and the row there of piece n. */
 typedef struct wgmma_slot {
     int tile, page, row;
 } wgmma_slot;

@@ -61,14 +61,14 @@ def _open(spec: str) -> int:
     if about.backend == "cpu" and threads and "FATTN_NUM_THREADS" not in os.environ:
         options, memory = _c.new_struct(_c.DeviceOptions, _c.lib.fattn_device_options_init)
         options.threads = min(threads, about.units)
+        other, status = ctypes.c_void_p(), 0
         # PyTorch's threads look for work for milliseconds after their own: others would wait for processors.
-        options.engine = _OPENMP if "torch" in sys.modules else _DEFAULT
-        other = ctypes.c_void_p()
-        status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options), ctypes.byref(other))
-        if status and options.engine == _OPENMP:  # PyTorch's threads are of another kind
-            options.engine = _DEFAULT
+        # The library does not find every OpenMP runtime that PyTorch may have.
+        for options.engine in (_OPENMP, _DEFAULT) if "torch" in sys.modules else (_DEFAULT,):
             status = _c.lib.fattn_device_open_with(spec.encode(), ctypes.addressof(options),
                                                    ctypes.byref(other))
+            if not status:
+                break
         _c.check(status)
         assert memory and other.value is not None
         _infos.pop(device.value)

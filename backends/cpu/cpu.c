@@ -386,7 +386,7 @@ static void work_dropout(const step *s, void *scratch)
     }
 }
 
-/* A verb of one step, without scratch. `bytes` go by. */
+/* A verb of one step, without scratch, that takes as long as moving `bytes` bytes. */
 static fattn_status run_verb(const cpu *device, void (*work)(const step *step, void *scratch),
                              const void *args, int64_t items, double bytes, fattn_stream stream)
 {
@@ -407,7 +407,8 @@ static fattn_status merge(void *impl, const fattn_merge_job *job, fattn_stream s
     return run_verb(impl, work_merge, job, items, 12 * rows * (double)(job->dim_v + 1), stream);
 }
 
-/* A byte takes as long as ten go by elsewhere: its bits are ten rounds of multiplications. */
+/* A byte of the mask needs ten rounds of multiplications, about the time in which other verbs move
+ * ten bytes. */
 static fattn_status dropout_mask(void *impl, const fattn_dropout_args *args, fattn_stream stream)
 {
     const int64_t items = verb_items(args->batch, args->heads, args->seqlen_q);

@@ -93,7 +93,7 @@ static inline fv fv_muladd(fv a, fv b, fv c) { return _mm256_fmadd_ps(a, b, c); 
 static inline fv fv_max(fv a, fv b) { return _mm256_max_ps(a, b); }
 static inline fv fv_min(fv a, fv b) { return _mm256_min_ps(a, b); }
 
-/* x 2^n, added to an exponent that it cannot overflow. */
+/* x 2^n, by adding n to the exponent, which must not overflow. */
 static inline fv add_exponent(fv x, __m256i n)
 {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));

@@ -113,7 +113,7 @@ static inline fv fv_muladd(fv a, fv b, fv c) { return vfmaq_f32(c, a, b); }
 static inline fv fv_max(fv a, fv b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline fv fv_min(fv a, fv b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 
-/* x 2^n, added to an exponent that it cannot overflow. */
+/* x 2^n, by adding n to the exponent, which must not overflow. */
 static inline fv add_exponent(fv x, int32x4_t n)
 {
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(n, 23)));

@@ -209,7 +209,8 @@ GPU_DEVICE void wide_fetch(const fattn_gpu_args &g, const wide_scratch<S> &s, co
     }
 }
 
-/* Asks for the next step, if there is one. */
+/* Begins to copy the next step, if there is one: of a tile with all of its keys, of the last tile,
+ * or, where `whole` is -1, of rows that cp.async cannot copy. */
 template <class S>
 GPU_DEVICE void wide_ask(const fattn_gpu_args &g, wide_scratch<S> &s, wide_walk &w)
 {

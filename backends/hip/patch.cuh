@@ -264,7 +264,8 @@ typedef struct patch_source {
     int dim, live;
 } patch_source;
 
-/* Whether rows lie so that patch_squares can bring them. */
+/* Whether patch_squares can load rows: by four channels, with a stride below 2^23 elements, so that
+ * byte offsets in the at most 128 rows of a tile are below 2^31. */
 GPU_DEVICE bool patch_loads_by_quads(const fattn_gpu_args &g, unsigned quads, int64_t stride,
                                      int64_t dim)
 {

@@ -41,15 +41,18 @@ class DeviceInfo(NamedTuple):
 
 
 def handle(spec: str) -> int:
-    """An open device, kept open. `spec` as fattn_device_open() takes it. Once PyTorch is there, another one that
-    works on its threads."""
+    """An open device, kept open. `spec` as fattn_device_open() takes it. Once PyTorch is imported, a CPU is opened
+    again, to work on PyTorch's threads."""
     key = spec + "+" if "torch" in sys.modules else spec
     opened = _handles.get(key)
     if opened is None:
         with _lock:
             opened = _handles.get(key)
             if opened is None:
-                opened = _handles[key] = _open(spec)
+                opened = _handles.get(spec)
+                if opened is None or info_of(opened).backend == "cpu":
+                    opened = _open(spec)
+                _handles[key] = opened
     return opened
 
 

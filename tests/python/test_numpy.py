@@ -387,6 +387,17 @@ def test_number_of_threads_is_heard():
         assert units(told) == 1
 
 
+def test_only_a_cpu_is_opened_again_for_torch():
+    """A CPU works on PyTorch's threads once PyTorch is imported; every other device stays as it is."""
+    code = ("import sys, types; from fattn import _devices; names = ('reference', 'cpu');"
+            "before = [_devices.handle(n) for n in names];"
+            "sys.modules['torch'] = types.SimpleNamespace(get_num_threads=lambda: 1);"
+            "after = [_devices.handle(n) for n in names];"
+            "print([a == b for a, b in zip(before, after)], after == [_devices.handle(n) for n in names])")
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.split() == ["[True,", "False]", "True"]
+
+
 def test_memory_does_not_grow(rng):
     q, k, v = problem(rng, sq=3, sk=9)
 

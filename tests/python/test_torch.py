@@ -512,6 +512,20 @@ def test_bad_input(change, exception, words):
             fattn.torch.attention(**given)
 
 
+def test_freed_storage():
+    """As FSDP frees parameters that are not in use: shapes and strides stay, and plans are found by them."""
+    q, k, v = tensors()
+    o = fattn.torch.attention(q, k, v)
+    turned = [t.detach().transpose(1, 2) for t in (q, k, v)]
+    v.untyped_storage().resize_(0)
+    for call in (lambda: fattn.torch.attention(q, k, v),
+                 lambda: fattn.torch.attention(q.detach(), k.detach(), v.detach()),
+                 lambda: fattn.torch.scaled_dot_product_attention(*turned, enable_gqa=True),
+                 lambda: torch.autograd.grad(o.sum(), q)):
+        with pytest.raises(fattn.NullPointer, match="v is NULL"):
+            call()
+
+
 def test_plain_functions_refuse_gradients():
     q, k, v = tensors()
     for _ in range(2):

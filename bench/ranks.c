@@ -36,7 +36,7 @@ static const char *const names[TENSORS] = {"q", "k", "v", "o", "dout", "dq", "dk
 
 static int gpus = 2, repeat = 5;
 static long heads = 32, kv_heads = 32;
-static double memory; /* GB of a plan at most, or 0 */
+static double memory; /* GB of a plan at most, or 0; of forward beside backward half */
 static bool backward, parts, decode, pair, cpu;
 
 static void fail(const char *what)
@@ -342,10 +342,10 @@ static void *run_rank(void *context)
     group.transport = transport;
     group.device = r->x.device;
     group.split = split();
-    group.memory = (int64_t)(1e9 * memory);
     group.scheme = decode ? FATTN_SCHEME_REDUCE : FATTN_SCHEME_RING;
     for (int op = 0; op < 1 + backward; op++) {
         const fattn_problem p = problem_of(r->length, op ? FATTN_BACKWARD : FATTN_FORWARD);
+        group.memory = (int64_t)(1e9 * memory / (backward && !op ? 2 : 1));
         must(fattn_group_plan_create(&group, &p, NULL, NULL, &plans[op]), "a plan of a group");
         r->bytes += fattn_group_plan_bytes(plans[op]);
     }

@@ -12,6 +12,7 @@
 #include "tests/device.h"
 #include "tests/divided.h"
 #include "tests/tap.h"
+#include <stdatomic.h>
 
 typedef struct rank_run {
     pthread_t thread;
@@ -239,9 +240,9 @@ static int64_t most_bytes(const rank_run *runs, int ranks)
     return most;
 }
 
-/* With a byte less than they like in one turn, heads of keys take more of them; with one byte none
- * can. */
-static bool turns_are_right(fattn_scheme scheme, int64_t index, int ranks, int *tried)
+/* With a byte less than the last plan took, heads take more turns, and then keys more slices, until
+ * none can. */
+static bool turns_are_right(fattn_scheme scheme, int64_t index, int ranks, int *tried, int *plans)
 {
     divided d;
     divided_draw(&d, 21, index, ranks);
@@ -258,31 +259,30 @@ static bool turns_are_right(fattn_scheme scheme, int64_t index, int ranks, int *
     threads all;
     bool good = divided_solve(&d, 21, index) == FATTN_OK;
     (*tried)++;
-    for (int n = 0; good && n < 3; n++) {
+    bool refused = false;
+    for (int n = 0; good && !refused; n++) {
         threads_make(&all, ranks);
         run_ranks((const divided **)problems, &all, ranks, 60, -1, runs);
         threads_free(&all);
-        if (n == 1 &&
-            (runs[0].status == FATTN_OUT_OF_MEMORY || runs[0].status == FATTN_RANK_LOST)) {
-            (*tried)--; /* its kernels want more memory for fewer heads */
-            free_ranks(runs, ranks);
-            break;
-        }
+        refused = runs[0].status == FATTN_OUT_OF_MEMORY || runs[0].status == FATTN_RANK_LOST;
+        *tried -= refused && n == 1; /* its kernels want more memory for fewer heads */
+        *plans += !refused && n > 0;
         for (int r = 0; r < ranks; r++) {
             char text[256] = "";
             good =
-                good &&
-                (n == 2 ? runs[r].status == FATTN_OUT_OF_MEMORY || runs[r].status == FATTN_RANK_LOST
-                        : !runs[r].status &&
-                              divided_is_right(&d, ranks, r, &runs[r].share, text, sizeof text));
+                good && (refused ? n > 0 && (runs[r].status == FATTN_OUT_OF_MEMORY ||
+                                             runs[r].status == FATTN_RANK_LOST)
+                                 : !runs[r].status && divided_is_right(&d, ranks, r, &runs[r].share,
+                                                                       text, sizeof text));
             if (!good) {
                 printf("# turns, case %lld, run %d: %s %s\n", (long long)index, n, runs[r].reason,
                        text);
                 break;
             }
         }
-        good = good && (n != 1 || most_bytes(runs, ranks) <= d.memory);
-        d.memory = n == 0 ? most_bytes(runs, ranks) - 1 : 1;
+        const int64_t bytes = refused ? 0 : most_bytes(runs, ranks);
+        good = good && (n == 0 || bytes <= d.memory);
+        d.memory = bytes - 1;
         free_ranks(runs, ranks);
     }
     divided_free(&d);
@@ -291,12 +291,109 @@ static bool turns_are_right(fattn_scheme scheme, int64_t index, int ranks, int *
 
 static void check_turns(fattn_scheme scheme)
 {
-    int right = 0, tried = 0, all = 1200;
+    /* In a ring that is more plans than heads of keys have turns: a problem has 2 of them. */
+    const int least = scheme == FATTN_SCHEME_RING ? 2 : 1;
+    int right = 0, tried = 0, plans = 0, all = 1200;
     for (int n = 0; n < all; n++) {
-        right += turns_are_right(scheme, n, 2 + n % 3, &tried);
+        right += turns_are_right(scheme, n, 2 + n % 3, &tried, &plans);
     }
-    tap_check(right == all && tried > 15, "scheme %d: %d of %d problems are right in less memory",
-              (int)scheme, right - (all - tried), tried);
+    tap_check(right == all && tried > 15 && plans > least * tried,
+              "scheme %d: %d of %d problems are right in less memory, with %d plans", (int)scheme,
+              right - (all - tried), tried, plans);
+}
+
+/* --- Memory ----------------------------------------------------------------------------------- */
+
+/* The process's allocator here: sums up what large blocks take. */
+enum { LARGE = 1 << 20, HEADER = 64 };
+static atomic_llong large_bytes;
+
+static void *allocate(void *user, size_t bytes)
+{
+    (void)user;
+    int64_t *const at = malloc(bytes + HEADER);
+    if (!at) {
+        return NULL;
+    }
+    *at = bytes > LARGE ? (int64_t)bytes : 0;
+    atomic_fetch_add(&large_bytes, *at);
+    return (char *)at + HEADER;
+}
+
+static void release(void *user, void *memory)
+{
+    (void)user;
+    int64_t *const at = (int64_t *)((char *)memory - HEADER);
+    atomic_fetch_sub(&large_bytes, *at);
+    free(at);
+}
+
+typedef struct saver {
+    fattn_transport transport;
+    fattn_group_plan *plans[2];
+    pthread_t thread;
+} saver;
+
+/* The problem of docs/DISTRIBUTED.md's table: a million tokens over two ranks. */
+static void *run_saver(void *context)
+{
+    saver *const r = context;
+    fattn_group group;
+    fattn_group_init(&group);
+    group.transport = &r->transport;
+    group.split = FATTN_SPLIT_ZIGZAG;
+    for (int op = 0; op < 2; op++) {
+        fattn_problem p;
+        fattn_problem_init(&p);
+        p.op = op ? FATTN_BACKWARD : FATTN_FORWARD;
+        p.dtype = FATTN_BF16;
+        p.features = FATTN_CAUSAL;
+        p.batch = 1, p.heads_q = 32, p.heads_k = 8, p.dim = p.dim_v = 128;
+        p.seqlen_q = p.seqlen_k = 1 << 20;
+        p.outputs = op ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV : FATTN_OUT_O | FATTN_OUT_LSE;
+        group.memory = op ? 1450000000 : 650000000;
+        if (fattn_group_plan_create(&group, &p, NULL, NULL, &r->plans[op])) {
+            printf("# %s\n", fattn_last_reason());
+        }
+    }
+    return NULL;
+}
+
+/* What plans say that they hold is what was allocated, and a tenth of the tensors at most. */
+static void check_memory(void)
+{
+    const double tensors = (double)(1 << 19) * 128 * 2 * (4 * 32 + 4 * 8);
+    saver all[2];
+    threads engine;
+    threads_make(&engine, 2);
+    const long long before = atomic_load(&large_bytes);
+    for (int r = 0; r < 2; r++) {
+        all[r] = (saver){.transport = threads_transport(&engine, r)};
+        if (pthread_create(&all[r].thread, NULL, run_saver, &all[r])) {
+            exit(1);
+        }
+    }
+    int64_t bytes = 0;
+    bool planned = true;
+    for (int r = 0; r < 2; r++) {
+        pthread_join(all[r].thread, NULL);
+        for (int op = 0; op < 2; op++) {
+            planned = planned && all[r].plans[op];
+            bytes += fattn_group_plan_bytes(all[r].plans[op]);
+            printf("# rank %d, %s: %.3f GB\n", r, op ? "backward" : "forward",
+                   1e-9 * (double)fattn_group_plan_bytes(all[r].plans[op]));
+        }
+    }
+    const double share = 1 + (double)bytes / 2 / tensors;
+    const long long taken = atomic_load(&large_bytes) - before;
+    tap_check(planned && share <= 1.1,
+              "a million tokens: plans and tensors of a rank are %.3f of the tensors", share);
+    tap_check(llabs(taken - (long long)bytes) < 16 << 20,
+              "plans hold %lld bytes, and %lld were allocated", (long long)bytes, taken);
+    for (int r = 0; r < 4; r++) {
+        fattn_group_plan_destroy(all[r / 2].plans[r % 2]);
+    }
+    threads_free(&engine);
 }
 
 /* --- Faults ----------------------------------------------------------------------------------- */
@@ -653,9 +750,11 @@ static void check_arguments(void)
 
 int main(int argc, char **argv)
 {
+    const fattn_host_allocator counting = {sizeof counting, allocate, release, NULL};
     if (device_absent(device_named())) {
         return 0;
     }
+    tap_check(!fattn_set_host_allocator(&counting), "memory is counted");
     check_results(argc > 1 ? atoi(argv[1]) : 200, argc > 2 ? (uint64_t)atoi(argv[2]) : 1);
     if (device_named()) { /* the rest is the same on any */
         fattn_cache_clear();
@@ -665,6 +764,7 @@ int main(int argc, char **argv)
     check_pieces(FATTN_BACKWARD);
     check_turns(FATTN_SCHEME_RING);
     check_turns(FATTN_SCHEME_HEADS);
+    check_memory();
     check_disagreement();
     check_lengths();
     check_silence();

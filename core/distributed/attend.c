@@ -169,7 +169,8 @@ static bool has_piece(const fattn_group_plan *plan, int lane, int64_t step, int 
 static bool is_last(const fattn_group_plan *plan, int lane, int64_t step, int n, int q_run)
 {
     const int most = plan->q_runs * plan->k_runs;
-    bool last = plan->direct && !plan->whole.all_queries && step == plan->ring.last_step;
+    bool last = plan->direct && !plan->whole.all_queries && step == plan->ring.last_step &&
+                fattn_group_ends_turn(plan);
     for (int m = lane * most + n + 1; last && m < FATTN_LANES * most; m++) {
         fattn_visit visit;
         last = !has_piece(plan, m / most, step, m % most, &visit) ||

@@ -61,18 +61,19 @@ static void pack_at(tensor *list, int count, void *first, void *second)
 }
 
 /* Of a turn. Turns that share keys get them with the first one, and give their gradients with the
- * last. */
+ * last. In slices of keys, those of queries come with the first slice, and keys with each. */
 static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn, tensor *list)
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
     const fattn_block block = fattn_group_block_keys(plan, plan->rank);
     char *const own = plan->own;
     int count = 0;
+    const bool queries = plan->whole.slice == 0;
     if (!plan->direct) {
         add(list, &count, false, p, (void *)b->q, &l->q, p->dtype, p->dim);
         pack_at(list, count, plan->q[0], plan->q[1]);
     }
-    if (!plan->keys_direct && turn % plan->sharing == 0) {
+    if (!plan->keys_direct && (turn % plan->sharing == 0 || plan->slices > 1)) {
         add(list, &count, true, p, (void *)b->k, &l->k, p->dtype_kv, p->dim);
         pack_at(list, count, inside(own, block.k[0]), inside(own, block.k[1]));
         add(list, &count, true, p, (void *)b->v, &l->v, p->dtype_v, p->dim_v);
@@ -84,11 +85,11 @@ static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, int64_t 
         add(list, &count, false, p, (void *)b->dout, &l->dout, p->dtype_o, p->dim_v);
         pack_at(list, count, plan->dout[0], plan->dout[1]);
     }
-    if (plan->backward) {
+    if (plan->backward && queries) {
         add_lse(plan, list, &count, b->lse);
         pack_at(list, count, plan->lse[0], plan->lse[1]);
     }
-    if (p->features & FATTN_DLSE) {
+    if (p->features & FATTN_DLSE && queries) {
         add_lse(plan, list, &count, (void *)b->dlse);
         pack_at(list, count, plan->dlse[0], plan->dlse[1]);
     }
@@ -105,15 +106,17 @@ static int results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;
     const fattn_block block = fattn_group_block_sums(plan, plan->rank);
+    const bool queries = fattn_group_ends_turn(plan);
+    char *const own_sum = fattn_group_own_sum(plan);
     int count = 0;
-    if (p->outputs & FATTN_OUT_LSE) {
+    if (queries && p->outputs & FATTN_OUT_LSE) {
         add_lse(plan, list, &count, b->lse);
     }
     const int first_sum = count;
-    if (p->outputs & FATTN_OUT_O) {
+    if (queries && p->outputs & FATTN_OUT_O) {
         add(list, &count, false, p, b->o, &l->o, p->dtype_o, p->dim_v);
     }
-    if (p->outputs & FATTN_OUT_DQ) {
+    if (queries && p->outputs & FATTN_OUT_DQ) {
         add(list, &count, false, p, b->dq, &l->dq, p->dtype, p->dim);
     }
     const int first_key = count;
@@ -134,7 +137,7 @@ static int results(const fattn_group_plan *plan, const fattn_buffers *b, int64_t
             const bool late = plan->late >= 0 && fattn_group_home_runs(plan, plan->late) >> n & 1;
             list[t].packed[n] = t < first_sum   ? lse_of(plan, n)
                                 : t < first_key ? (char *)plan->sum[n]
-                                                : inside(plan->own_sum, at);
+                                                : inside(own_sum, at);
             list[t].plus[n] = t >= first_key && late ? plan->home[plan->late] + at : NULL;
         }
     }
@@ -236,6 +239,8 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
                          int64_t first_head, place from, place to, char *stream)
 {
     const fattn_whole *const shares = &plan->shares, *const group = &plan->whole;
+    fattn_whole unsliced = *shares;
+    unsliced.slices = 1;
     const int runs = t->keys ? fattn_split_runs(shares->split) : fattn_whole_q_runs(shares);
     const int packed_runs = t->keys ? plan->k_runs : plan->q_runs;
     const int32_t *const starts = t->keys ? plan->local_k : plan->local_q;
@@ -247,12 +252,15 @@ static fattn_status copy(const fattn_group_plan *plan, const tensor *t, int64_t 
         int64_t before = 0; /* packed rows of earlier sequences */
         for (int64_t b = 0; !status && b < batch; b += together) {
             const fattn_run own = fattn_whole_run(shares, t->keys, b, rank, n);
+            const int64_t skipped =
+                own.first - fattn_whole_run(&unsliced, t->keys, b, rank, n).first;
             const fattn_run whole = fattn_whole_run(group, t->keys, b, plan->rank, into);
             const rows r = {
                 .batch = together,
                 .count = own.count,
                 .share = (plan->ragged ? starts[b] : 0) +
-                         (n ? fattn_whole_run(shares, t->keys, b, rank, 0).count : 0),
+                         (n ? fattn_whole_run(&unsliced, t->keys, b, rank, 0).count : 0) +
+                         skipped / own.stride,
                 .packed = before + (own.first - whole.first) / whole.stride,
                 .packed_step = own.stride / whole.stride,
                 .stream = streamed,

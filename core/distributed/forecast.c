@@ -219,7 +219,7 @@ bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k
     if (turns == 1 || heads_k == 0 || heads_k % turns == 0) {
         return true;
     }
-    return scheme == FATTN_SCHEME_HEADS && turns % heads_k == 0 &&
+    return scheme != FATTN_SCHEME_BOTH && turns % heads_k == 0 &&
            heads_q / heads_k % (turns / heads_k) == 0;
 }
 

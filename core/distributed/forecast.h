@@ -42,8 +42,8 @@ const char *fattn_scheme_declines(const fattn_whole *whole, fattn_scheme scheme)
 /* Ranks that share the heads: 1 in a ring. The scheme is one that can be had. */
 int64_t fattn_scheme_members(const fattn_whole *whole, fattn_scheme scheme);
 
-/* Whether the heads of a rank can take so many turns. Turns divide the heads of keys; where heads
- * are all that ranks exchange, several turns may also share a head of keys. */
+/* Whether the heads of a rank can take so many turns. Turns divide the heads of keys; in a ring,
+ * and where heads are all that ranks exchange, several turns may also share a head of keys. */
 bool fattn_scheme_can_turn(fattn_scheme scheme, int64_t heads_q, int64_t heads_k, int64_t turns);
 
 /* How many they take, unless memory asks for more: as many as are wanted, or by size where that is

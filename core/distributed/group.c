@@ -308,7 +308,9 @@ static void take_blocks(fattn_group_plan *plan)
         sums = fattn_max64(sums, fattn_group_block_sums(plan, r).bytes);
     }
     plan->own = plan->keys_direct ? NULL : take(plan, keys);
-    plan->own_sum = plan->gradients ? take(plan, sums) : NULL;
+    plan->own_step = plan->sharing > 1 ? sums : 0;
+    plan->own_sum =
+        plan->gradients ? take(plan, plan->own_step ? sums * plan->slices : sums) : NULL;
     for (int lane = 0; lane < FATTN_LANES; lane++) {
         const int64_t longest = plan->ring.longest[lane];
         plan->lane[lane][0] = longest > 1 ? take(plan, keys) : NULL; /* of step 2 */
@@ -420,24 +422,32 @@ static fattn_status add_piece(fattn_group_plan *plan, const fattn_problem *p, in
     return status;
 }
 
+static void set_slice(fattn_group_plan *plan, int64_t slice)
+{
+    plan->shares.slices = plan->whole.slices = plan->slices;
+    plan->shares.slice = plan->whole.slice = slice;
+}
+
 static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
 {
     const int most_runs = plan->q_runs * plan->k_runs;
     /* Dropout knows the number of a head. */
     const int64_t turns = plan->problem.features & FATTN_DROPOUT ? plan->turns : 1;
     const int64_t most = (int64_t)plan->rounds * FATTN_LANES * most_runs;
-    const int64_t bytes = turns * most * (int64_t)sizeof *plan->pieces;
+    const int64_t all = turns * plan->slices * most;
+    const int64_t bytes = all * (int64_t)sizeof *plan->pieces;
     plan->pieces = fattn_memory_alloc((size_t)bytes);
     if (!plan->pieces) {
         return fattn_fail_memory(bytes, "the plans of a ring");
     }
     fattn_status status = FATTN_OK;
-    for (int64_t n = 0; !status && n < turns * most; n++) {
+    for (int64_t n = 0; !status && n < all; n++) {
         const int64_t of = n % most, round = of / most_runs;
         fattn_visit visit;
         fattn_problem p;
         fattn_buffers buffers;
-        plan->turn = n / most;
+        plan->turn = n / most / plan->slices;
+        set_slice(plan, n / most % plan->slices);
         if (fattn_group_visit(plan, (int)(round % FATTN_LANES), round / FATTN_LANES,
                               (int)(of % most_runs), &visit) &&
             fattn_group_piece_of(plan, &visit, &p, &buffers)) {
@@ -447,6 +457,7 @@ static fattn_status make_pieces(fattn_group_plan *plan, int64_t *workspace)
         }
     }
     plan->turn = 0;
+    set_slice(plan, 0);
     return status;
 }
 
@@ -583,12 +594,17 @@ static void destroy_pieces(fattn_group_plan *plan)
     plan->piece_count = 0;
 }
 
-/* Plans pieces and memory of a plan whose heads take so many turns. */
-static fattn_status size_up(fattn_group_plan *plan, int64_t turns)
+/* Plans pieces and memory of a plan that takes so many turns: of heads, and beyond the number of
+ * heads of slices of keys too. */
+static fattn_status size_up(fattn_group_plan *plan, int64_t all)
 {
     fattn_problem *const p = &plan->problem;
+    const int64_t turns = all > plan->heads_q && plan->heads_q > 0 ? plan->heads_q : all;
     destroy_pieces(plan);
     plan->turns = turns;
+    plan->slices = all / turns;
+    plan->together = false;
+    set_slice(plan, 0);
     plan->sharing = fattn_max64(1, turns / fattn_max64(plan->heads_k, 1));
     p->heads_q = plan->heads_q / turns;
     p->heads_k = plan->heads_k * plan->sharing / turns;
@@ -609,16 +625,29 @@ static bool may_take_turns(const fattn_group_plan *plan)
                : plan->members > 1;
 }
 
+/* The most slices of keys: with more, what does not depend on them takes nearly all memory. */
+enum { SLICES_MAX = 16 };
+
+static bool can_turn(const fattn_group_plan *plan, int64_t turns)
+{
+    const int64_t heads = fattn_max64(plan->heads_q, 1), slices = turns / heads;
+    return turns <= heads
+               ? fattn_scheme_can_turn(plan->scheme, plan->heads_q, plan->heads_k, turns)
+               : turns % heads == 0 && slices <= SLICES_MAX && (slices & (slices - 1)) == 0;
+}
+
 /* As few turns as are wanted and the limit allows. */
 static fattn_status find_turns(fattn_group_plan *plan)
 {
     const bool may = may_take_turns(plan);
-    const int64_t most = may ? plan->heads_q : 1, first = may ? plan->wanted : 1;
+    const bool slices = may && plan->scheme == FATTN_SCHEME_RING && plan->direct;
+    const int64_t most = may ? plan->heads_q * (slices ? SLICES_MAX : 1) : 1;
+    const int64_t first = may ? plan->wanted : 1;
     fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
     plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
     bool fits = false;
     for (int64_t turns = first; !status && !fits && turns <= fattn_max64(most, 1); turns++) {
-        if (fattn_scheme_can_turn(plan->scheme, plan->heads_q, plan->heads_k, turns)) {
+        if (can_turn(plan, turns)) {
             status = size_up(plan, turns);
             fits = plan->memory == 0 || plan->bytes <= plan->memory;
         }
@@ -639,14 +668,15 @@ static fattn_status join_turns(fattn_group_plan *plan)
         plan->transport.abort(plan->transport.user, "no memory to compare plans");
         return fattn_fail_memory(ranks * (int64_t)sizeof *all, "a group");
     }
-    all[plan->transport.rank] = plan->turns;
+    const int64_t all_turns = plan->turns * plan->slices;
+    all[plan->transport.rank] = all_turns;
     fattn_status status = compare(plan, all, sizeof *all);
     int64_t turns = 1;
     for (int32_t r = 0; !status && r < ranks; r++) {
         turns = fattn_max64(turns, all[r]);
     }
     fattn_memory_free(all);
-    return status || turns == plan->turns ? status : size_up(plan, turns);
+    return status || turns == all_turns ? status : size_up(plan, turns);
 }
 
 static fattn_status reserve(fattn_group_plan *plan)
@@ -711,7 +741,7 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     made->late = -1;
     made->memory = g.memory;
     made->wanted = g.turns;
-    made->turns = made->sharing = 1;
+    made->turns = made->sharing = made->slices = 1;
     made->shares = (fattn_whole){
         .split = g.split, .ranks = t.ranks, .all_queries = g.scheme == FATTN_SCHEME_REDUCE};
     status = open_device(made, g.device);

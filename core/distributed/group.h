@@ -55,6 +55,7 @@ struct fattn_group_plan {
     int64_t turns;            /* that heads take: `problem` has those of one */
     int64_t turn;             /* the one under way */
     int64_t sharing;          /* turns in a row that have the same head of keys */
+    int64_t slices;           /* of keys, in each of which a turn is a ring; `whole` has one */
     int64_t heads_q, heads_k; /* of a member, in all turns */
 
     fattn_problem problem; /* undivided but for its heads, which are a turn's; normalised */
@@ -87,7 +88,9 @@ struct fattn_group_plan {
     float *sum[FATTN_RUNS]; /* f32: o so far; in backward dq; runs of a sequence side by side */
     float *part_o, *part_lse;
     char *own, *lane[FATTN_LANES][2]; /* blocks: this step's and the next one's */
-    char *own_sum;                    /* f32 gradients of the own block */
+    char *own_sum;                    /* f32 gradients of the own block; of all slices, where
+                                       * turns share keys, one `own_step` bytes behind another */
+    int64_t own_step;
     char *share[FATTN_LANES], *sending[FATTN_LANES], *arriving[FATTN_LANES], *home[FATTN_LANES];
     float *dsink; /* [all ranks][Hq of a member] */
     fattn_slots slots;
@@ -135,6 +138,12 @@ bool fattn_group_visit(const fattn_group_plan *plan, int lane, int64_t step, int
 bool fattn_group_piece_of(const fattn_group_plan *plan, const fattn_visit *visit,
                           fattn_problem *problem, fattn_buffers *buffers);
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run);
+
+/* The gradients of the own block, of the slice under way. */
+char *fattn_group_own_sum(const fattn_group_plan *plan);
+
+/* Whether this is the last slice of keys. */
+bool fattn_group_ends_turn(const fattn_group_plan *plan);
 
 /* The rank that is a member of a group. */
 int64_t fattn_group_rank(const fattn_group_plan *plan, int64_t group, int64_t member);

@@ -99,6 +99,16 @@ fattn_block fattn_group_block_sums(const fattn_group_plan *plan, int64_t owner)
                              outputs & FATTN_OUT_DV ? 4 : 0);
 }
 
+char *fattn_group_own_sum(const fattn_group_plan *plan)
+{
+    return plan->own_sum ? plan->own_sum + plan->whole.slice * plan->own_step : NULL;
+}
+
+bool fattn_group_ends_turn(const fattn_group_plan *plan)
+{
+    return plan->whole.slice == plan->slices - 1;
+}
+
 unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane)
 {
     return fattn_ring_sums(&plan->ring, lane, plan->rank, plan->ring.reach[lane][plan->rank]);
@@ -108,7 +118,7 @@ unsigned fattn_group_home_runs(const fattn_group_plan *plan, int lane)
 
 bool fattn_group_is_first(const fattn_group_plan *plan, int64_t owner, int k_run)
 {
-    return owner == plan->rank && k_run == 0;
+    return owner == plan->rank && k_run == 0 && plan->whole.slice == 0;
 }
 
 fattn_strides fattn_group_packed(int64_t rows, int64_t heads, int64_t channels)

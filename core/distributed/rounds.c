@@ -206,7 +206,7 @@ static fattn_status compute(fattn_group_plan *plan, const fattn_buffers *given, 
     for (int lane = 0; !status && lane < FATTN_LANES; lane++) {
         const bool own = step == 0 || step > plan->ring.last_step;
         const int64_t owner = fattn_ring_owner(&plan->ring, lane, plan->rank, step);
-        char *const sums = own ? plan->own_sum : plan->share[lane];
+        char *const sums = own ? fattn_group_own_sum(plan) : plan->share[lane];
         if (!own && owner >= 0 && plan->gradients) {
             status =
                 add_sums(plan, sums, NULL, owner, fattn_ring_sums(&plan->ring, lane, owner, step));
@@ -230,10 +230,11 @@ static fattn_status collect(fattn_group_plan *plan, int64_t step)
             status = add_sums(plan, plan->share[lane], plan->arriving[lane], owner,
                               fattn_ring_sums(&plan->ring, lane, owner, step - 1));
         }
-        if (m.home_from >= 0 && plan->direct && plan->late < 0 && step == plan->rounds - 1) {
+        const bool rounded = plan->direct && plan->turn % plan->sharing == plan->sharing - 1;
+        if (m.home_from >= 0 && rounded && plan->late < 0 && step == plan->rounds - 1) {
             plan->late = lane;
         } else if (!status && m.home_from >= 0) {
-            status = add_sums(plan, plan->own_sum, plan->home[lane], plan->rank,
+            status = add_sums(plan, fattn_group_own_sum(plan), plan->home[lane], plan->rank,
                               fattn_group_home_runs(plan, lane));
         }
         char *const sent = plan->sending[lane]; /* the same one where a lane is of one step */
@@ -269,16 +270,17 @@ static fattn_status clear_dbias(const fattn_group_plan *plan, float *dbias)
 static fattn_status begin(const fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_problem *const p = &plan->problem;
-    fattn_status status = plan->turn == 0 && p->outputs & FATTN_OUT_DSINK
+    const bool begins = plan->whole.slice == 0;
+    fattn_status status = plan->turn == 0 && begins && p->outputs & FATTN_OUT_DSINK
                               ? clear(plan, plan->dsink, plan->transport.ranks * plan->heads_q)
                               : FATTN_OK;
     const int both = plan->q_runs == 2 && !plan->ragged ? FATTN_BOTH : 0;
-    for (int n = 0; !status && plan->backward && n < (both ? 1 : plan->q_runs); n++) {
+    for (int n = 0; !status && begins && plan->backward && n < (both ? 1 : plan->q_runs); n++) {
         const int64_t rows = fattn_group_queries(plan, both ? both : n).rows * p->heads_q;
         status = clear(plan, plan->sum[n], rows * p->dim);
     }
     if (!status && plan->gradients && plan->turn % plan->sharing == 0) {
-        status = clear(plan, plan->own_sum, sums_of(plan, plan->rank));
+        status = clear(plan, fattn_group_own_sum(plan), sums_of(plan, plan->rank));
     }
     return status || !(p->outputs & FATTN_OUT_DBIAS) ? status : clear_dbias(plan, given->dbias);
 }
@@ -429,7 +431,8 @@ static void shift(void *pointer, int64_t elements, fattn_dtype dtype)
 static fattn_buffers turn_of(const fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_problem *const l = &plan->local;
-    const int64_t q = plan->turn * plan->problem.heads_q, k = plan->turn * plan->problem.heads_k;
+    const int64_t q = plan->turn * plan->problem.heads_q;
+    const int64_t k = plan->turn / plan->sharing * plan->problem.heads_k;
     fattn_buffers b = *given;
     shift(&b.q, q * l->q.head, l->dtype);
     shift(&b.k, k * l->k.head, l->dtype_kv);
@@ -474,7 +477,7 @@ static fattn_status gather_dsink(const fattn_group_plan *plan)
     return dsink ? fattn_group_gather(plan, plan->dsink, bytes) : FATTN_OK;
 }
 
-/* A turn of heads that no other member has. */
+/* A turn of heads that no other member has, against a slice of keys or all. */
 static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *given)
 {
     const fattn_buffers b = turn_of(plan, given);
@@ -482,7 +485,7 @@ static fattn_status execute_turn(fattn_group_plan *plan, const fattn_buffers *gi
     if (!status && plan->whole.all_queries) {
         status = reduce(plan, &b);
     }
-    if (!status && plan->turn == plan->turns - 1) {
+    if (!status && plan->turn == plan->turns - 1 && fattn_group_ends_turn(plan)) {
         status = gather_dsink(plan);
     }
     return status ? status : fattn_group_unpack(plan, &b);
@@ -525,7 +528,10 @@ fattn_status fattn_group_execute(fattn_group_plan *plan, const fattn_buffers *bu
     const bool exchanged = plan->members > 1, dsink = plan->problem.outputs & FATTN_OUT_DSINK;
     status = status || !exchanged ? status : begin_exchanges(plan, &b);
     for (plan->turn = 0; !status && plan->turn < plan->turns; plan->turn++) {
-        status = (exchanged ? execute_exchanged_turn : execute_turn)(plan, &b);
+        for (int64_t slice = 0; !status && slice < plan->slices; slice++) {
+            plan->shares.slice = plan->whole.slice = slice;
+            status = (exchanged ? execute_exchanged_turn : execute_turn)(plan, &b);
+        }
     }
     status = status || !exchanged ? status : end_exchanges(plan, &b);
     return status || !dsink ? status : sum_dsink(plan, b.dsink);

@@ -97,6 +97,16 @@ void fattn_whole_set_halves(fattn_whole *whole)
                     fattn_split_runs(whole->split) == 1;
 }
 
+/* Slice n begins at row ceil(count * n / slices). Slices are few: the product fits. */
+static fattn_run slice_of(const fattn_whole *whole, fattn_run run)
+{
+    const int64_t slices = whole->slices, rows = run.count;
+    const int64_t first = (rows * whole->slice + slices - 1) / slices;
+    run.first += first * run.stride;
+    run.count = (rows * (whole->slice + 1) + slices - 1) / slices - first;
+    return run;
+}
+
 fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t b, int64_t rank, int n)
 {
     if (!keys && whole->all_queries) {
@@ -110,8 +120,9 @@ fattn_run fattn_whole_run(const fattn_whole *whole, bool keys, int64_t b, int64_
         run.count = n ? run.count - first : first;
         return run;
     }
-    return fattn_split_run(whole->split, keys ? fattn_whole_k(whole, b) : fattn_whole_q(whole, b),
-                           whole->ranks, rank, n);
+    const int64_t length = keys ? fattn_whole_k(whole, b) : fattn_whole_q(whole, b);
+    const fattn_run run = fattn_split_run(whole->split, length, whole->ranks, rank, n);
+    return keys && whole->slices > 1 ? slice_of(whole, run) : run;
 }
 
 int64_t fattn_whole_rows(const fattn_whole *whole, bool keys, int64_t b, int64_t rank)

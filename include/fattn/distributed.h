@@ -160,12 +160,13 @@ typedef struct fattn_group_plan fattn_group_plan;
  * summed over queries; in a ring of FATTN_SPLIT_STRIPED dropout, ALiBi and ragged windows with two
  * ends.
  *
- * Where a rank has less `memory` than a plan for all heads at once takes, heads take turns, each
- * with the keys that they share: up to heads_k turns, as many as the rank needs that has least; of
- * FATTN_SCHEME_HEADS up to heads_q / R. This is for rings of one sequence, not ragged, without
- * dbias, and wherever ranks exchange heads; elsewhere, and where it is not enough, the plan is
- * refused with FATTN_OUT_OF_MEMORY. In a ring, on an error, outputs of earlier turns are written
- * then.
+ * Where a rank has less `memory` than a plan for all heads at once takes, heads take turns, as many
+ * as the rank needs that has least: up to heads_k, each with the queries that share it; then up to
+ * heads_q, each a ring with its keys again (of FATTN_SCHEME_HEADS heads_q / R); then in a ring keys
+ * in 2, 4, 8 or 16 slices besides. Beyond heads_k turns sums are in another order. This is for
+ * rings of one sequence, not ragged, without dbias, and wherever ranks exchange heads; elsewhere,
+ * and where it is not enough, the plan is refused with FATTN_OUT_OF_MEMORY. In a ring, on an error,
+ * outputs of earlier turns are written then.
  *
  * Before anything else the ranks compare the problem: FATTN_RANKS_DISAGREE names the first that
  * has another. The plan holds the memory that it computes in, and serves one execution at a time.

@@ -272,6 +272,40 @@ static void l4_heads(void)
     }
 }
 
+/* Rows that begin and end with -inf, or with 0, and differ between, one of them earlier than the
+ * others: what a single row has must not be taken for hidden or unbiased, nor what lies between two
+ * runs of one number. The odd row is the first, the last or the middle one. Both runs are longer
+ * than a vector, among the first 64 keys too. */
+static void l4_rows(void)
+{
+    enum { ROWS = 71, KEYS = 203 };
+    static const int begin[2][3] = {{28, 30, 34}, {20, 24, 40}};
+    for (int m = 0; m < 18; m++) {
+        const fattn_dtype dtype = dtypes[m % 3];
+        const int odd = m / 3 % 3 * (ROWS / 2);
+        const double outer = m < 9 ? -(double)INFINITY : 0;
+        draw_case c = hazard_case(FATTN_FORWARD, dtype, 1, 1, 1, ROWS, KEYS, 64);
+        const int64_t stride[4] = {0, 0, KEYS, 1};
+        c.problem.features = FATTN_BIAS;
+        c.problem.dtype_bias = dtype;
+        memcpy(c.problem.bias_stride, stride, sizeof stride);
+        const bool built = hazard_build(&c);
+        for (int64_t n = 0; built && n < ROWS * KEYS; n++) {
+            const int64_t i = n / KEYS, j = n % KEYS;
+            const int *const from = begin[i == odd];
+            draw_set(&c, DRAW_BIAS, draw_at(&c, DRAW_BIAS, 0, 0, i, j),
+                     j < from[0] || j >= from[2] ? outer
+                     : j < from[1]               ? 3
+                                                 : -2);
+        }
+        if (built) {
+            hazard_judge(&c, 2, "row %d alone has its bias, %g outside", odd, outer);
+        } else {
+            draw_free(&c);
+        }
+    }
+}
+
 /* On a CPU hidden tiles are not multiplied: a NaN among their values, which a weight of 0 would not
  * stop, has no effect. Tiles of all rows end at multiples of 384 keys. */
 static void check_skipped(const place *at, draw_case *c, draw_id out)
@@ -438,6 +472,7 @@ static const hazard table[] = {
     {"hazard_L3", "heads and sequence exchanged without an error", l3, NULL},
     {"hazard_L4", "NaN came through a bias of -inf", l4, NULL},
     {"hazard_L4_heads", "a head loses keys that another's bias hides", l4_heads, NULL},
+    {"hazard_L4_rows", "a row loses keys, or its bias, that others hide or lack", l4_rows, NULL},
     {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},

@@ -466,6 +466,35 @@ static void l7(void)
     }
 }
 
+/* A query that is no number makes NaN of the gradients of all values, whose weights are multiplied
+ * by 0 where dropout drops them. */
+static void l8(void)
+{
+    for (int n = 0; n < 6; n++) {
+        draw_case c = hazard_case(FATTN_BACKWARD, dtypes[n % 3], 1, 2, 1, 70, 3, 16);
+        c.problem.features = FATTN_DROPOUT | (n / 3 ? FATTN_BIAS : 0);
+        c.problem.dropout_p = 0.9;
+        c.problem.outputs = FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV;
+        if (hazard_build(&c)) {
+            draw_set(&c, DRAW_Q, draw_at(&c, DRAW_Q, 0, 5, 1, 3), NAN);
+            hazard_judge(&c, 0, "dtype %d, case %d", (int)c.problem.dtype, n);
+        }
+    }
+}
+
+/* Seven heads leave rows of a tile of 128 without a query. What is in memory there has no say in
+ * the bits of others: the judge runs each case twice. */
+static void l9(void)
+{
+    for (int n = 0; n < 24; n++) {
+        draw_case c = hazard_case(FATTN_FORWARD, dtypes[n % 3], 1, 7, 1, 18, 23, 16);
+        c.problem.features = FATTN_SOFTCAP | (n / 3 % 2 ? FATTN_ALIBI : 0);
+        c.problem.softcap = 30;
+        c.twice = true;
+        hazard_judge_drawn(&c, 0, "dtype %d, case %d", (int)c.problem.dtype, n);
+    }
+}
+
 static const hazard table[] = {
     {"hazard_L1", "causal anchored to the other corner", l1, NULL},
     {"hazard_L2", "windows off by one, negative sizes, rows that see nothing", l2, NULL},
@@ -476,6 +505,8 @@ static const hazard table[] = {
     {"hazard_L5", "tiles that a bias hides were computed", l5, NULL},
     {"hazard_L6", "a row of one key had a probability of almost 1", l6, NULL},
     {"hazard_L7", "dBias of pairs that a bias hides was NaN", l7, NULL},
+    {"hazard_L8", "dropout hid a NaN from the gradient of values", l8, NULL},
+    {"hazard_L9", "rows without a query changed the bits of others", l9, NULL},
     {NULL, NULL, NULL, NULL},
 };
 

@@ -358,7 +358,8 @@ GPU_DEVICE void wgmma_step_weights(const fattn_gpu_args &g, const wgmma_ahead<S>
         const int n = 2 * STEP + e / 2, k = e % 2 * 2;
         p[e] = S::type::pack(x[e / 2][k], x[e / 2][k + 1]);
         if (mma_has<S>(g, FATTN_DROPOUT)) {
-            p[e] &= wgmma_whole_halves(ahead.kept << (15 - wgmma_kept_bit(n, k)));
+            p[e] = wgmma_keep_halves<typename S::type>(p[e],
+                                                       ahead.kept << (15 - wgmma_kept_bit(n, k)));
         }
     }
     if (mma_has<S>(g, FATTN_SOFTCAP)) {
@@ -410,7 +411,8 @@ GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead
     }
 }
 
-/* dP becomes dS; factor: Z of a pair that dropout keeps. */
+/* dP becomes dS; factor: Z of a pair that dropout keeps. Others are multiplied by 0, not set to it:
+ * what is no number stays none. */
 template <class S>
 GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t kept, float factor,
                                           const float delta[S::OWN_QUERIES / 8][2],
@@ -424,8 +426,8 @@ GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t kept
         const int n = e / 4, k = e % 4;
         float &element = dp[n][k];
         if (dropout) {
-            element = wgmma_keeps(keeps, n, k) ? element : 0;
-            element = fmaf(element, factor, -delta[n][k % 2]);
+            const float z = wgmma_keeps(keeps, n, k) ? factor : 0;
+            element = fmaf(element, z, -delta[n][k % 2]);
         } else {
             element -= delta[n][k % 2];
         }

@@ -910,6 +910,24 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 /* --- A block ---------------------------------------------------------------------------------- */
 
+/* Rows of queries that no copy ever writes, where the heads of a group do not divide a tile, become
+ * 0: a soft cap takes another path for the whole warp where a dot product is large, and what was in
+ * memory before is to have no say in it. */
+template <class S>
+GPU_DEVICE void wgmma_clear_places(const fattn_gpu_args &g, const wgmma_block<S> &b)
+{
+    if (mma_has<S>(g, FATTN_SOFTCAP)) {
+        for (int r = wgmma_places<S>(b.group) + gpu_thread() / 8; r < S::ROWS;
+             r += S::THREADS / 8) {
+            GPU_UNROLL
+            for (int c = 0; c < S::PANELS; c++) {
+                wgmma_zero(b.q + (c * S::ROWS + r) * 128 + gpu_thread() % 8 * 16);
+            }
+        }
+        wgmma_publish();
+    }
+}
+
 template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, const wgmma_map *maps)
 {
     static_assert(sizeof(wgmma_control<S>) <= WGMMA_CONTROL +
@@ -953,6 +971,9 @@ template <class S> GPU_DEVICE void wgmma_forward_all(const fattn_gpu_args &g, co
             }
         }
         wgmma_barriers_made();
+    }
+    if constexpr (!S::IS_LEAN) {
+        wgmma_clear_places(g, b);
     }
     if (S::IS_SPLIT) {
         gpu_admit_later(); /* what merges parts */

@@ -108,10 +108,10 @@ GPU_DEVICE void wgmma_copy_queries(const fattn_gpu_args &g, const wgmma_map *map
     const int head = stride.head ? w.q_head : 0;
     wgmma_control<S> &control = *b.control;
     wgmma_await(&control.q_empty, n % 2 ^ 1);
-    wgmma_poison(b.q, S::QUERY_BYTES);
     wgmma_arrive_expect_tx(&control.q_full, 128 * S::PANELS * wgmma_places<S>(b.group));
     GPU_UNROLL
     for (int c = 0; c < S::PANELS; c++) {
+        wgmma_poison(b.q + c * S::ROWS * 128, 128 * wgmma_places<S>(b.group));
         wgmma_copy(b.q + c * S::ROWS * 128, map, &control.q_full, 64 * c, 0, w.q_row, head,
                    w.q_batch, WGMMA_DROP);
     }

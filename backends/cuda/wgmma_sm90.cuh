@@ -406,12 +406,20 @@ GPU_DEVICE uint32_t wgmma_not_less(uint32_t a, uint32_t b)
     return c;
 }
 
-/* All ones in those halves of a word whose upper bit is set. */
-GPU_DEVICE uint32_t wgmma_whole_halves(uint32_t x)
+/* A pair of numbers of type T, each times 1 where the upper bit of its half of x is set and times 0
+ * elsewhere: what is no number stays none. */
+template <class T> GPU_DEVICE uint32_t wgmma_keep_halves(uint32_t pair, uint32_t x)
 {
-    uint32_t y;
-    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(y) : "r"(x));
-    return y;
+    constexpr bool IS_BF16 = (int)T::DTYPE == (int)FATTN_BF16;
+    uint32_t ones;
+    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(ones) : "r"(x));
+    ones &= IS_BF16 ? 0x3f803f80u : 0x3c003c00u;
+    if (IS_BF16) {
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(pair), "r"(ones));
+    } else {
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(pair), "r"(ones));
+    }
+    return pair;
 }
 
 /* What is tested of a word is not tested earlier: the compiler would test all its bits at once, for

@@ -7,9 +7,10 @@
  * A block's threads are fibers. The lanes of a warp stay together as long as they do the same. The
  * order in which warps run is random, and a warp may sleep for long where it has to wait; copies
  * end at random times and in any order; a product is made at the earliest or at the latest moment
- * that the waits allow. Shared memory is full of NaN at first, and so is the place of a tile before
- * each copy. So a role that does not wait for another gives wrong numbers, and roles that wait for
- * each other are noticed: nothing moves.
+ * that the waits allow. Shared memory is full of NaN or, in other launches, of large numbers at
+ * first, and so is the place of a tile before each copy. So a role that does not wait for another
+ * gives wrong numbers, what was in memory before tells runs apart, and roles that wait for each
+ * other are noticed: nothing moves.
  *
  * What is not modelled: fences, the distinction of proxies, the cost of anything.
  */
@@ -80,6 +81,7 @@ static struct {
     int64_t registers; /* that no warpgroup holds */
     uint64_t dice, moves;
     uint32_t shared_bytes;
+    int garbage; /* each byte of memory that nobody has written, in the launch */
     bool failed;
     unsigned block, blocks;
     void (*kernel)(void **parameters);
@@ -523,7 +525,7 @@ static void wgmma_await(uint64_t *word, int phase)
 
 static void wgmma_poison(uint32_t at, int bytes)
 {
-    memset(at_shared(at, (uint32_t)bytes), 0xff, (size_t)bytes);
+    memset(at_shared(at, (uint32_t)bytes), m.garbage, (size_t)bytes);
 }
 
 typedef struct alignas(64) wgmma_map {
@@ -695,9 +697,16 @@ static uint32_t __vcmpgeu2(uint32_t a, uint32_t b)
     return (a >> 16 >= b >> 16) * 0xffff0000u | ((a & 0xffff) >= (b & 0xffff)) * 0xffffu;
 }
 
-static uint32_t wgmma_whole_halves(uint32_t x)
+template <class T> static uint32_t wgmma_keep_halves(uint32_t pair, uint32_t x)
 {
-    return (x >> 31) * 0xffff0000u | (x >> 15 & 1) * 0xffffu;
+    uint32_t product = 0;
+    for (int n = 0; n < 2; n++) {
+        const uint16_t half = half_word(pair, n);
+        const bool kept = x >> (16 * n + 15) & 1;
+        const bool finite = std::isfinite(gpu_widen((fattn_dtype)T::DTYPE, half));
+        product |= (kept ? half : finite ? 0u : 0x7fffu) << 16 * n;
+    }
+    return product;
 }
 static uint32_t wgmma_anew(uint32_t x) { return x; }
 
@@ -960,7 +969,7 @@ static const struct {
 static void begin_block(void)
 {
     m.fibers.resize((size_t)m.threads);
-    memset(shared, 0xff, sizeof shared);
+    memset(shared, m.garbage, sizeof shared);
     memset(m.sleep, 0, sizeof m.sleep);
     memset(m.warps, 0, sizeof m.warps);
     memset(m.warpgroups, 0, sizeof m.warpgroups);
@@ -1045,6 +1054,7 @@ extern "C" int stub_cuda_run(const char *entry, unsigned blocks, unsigned thread
     m.blocks = blocks;
     m.shared_bytes = shared_bytes;
     m.parameters = parameters;
+    m.garbage = draw(2) ? 0xff : 0x5f;
     m.failed = false;
     for (m.block = 0; m.block < blocks && !m.failed; m.block++) {
         run_block();

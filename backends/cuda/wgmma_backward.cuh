@@ -451,6 +451,8 @@ template <class S> struct wgmma_backward_walk {
     wgmma_place<S::TERM_PLACES> term;
     float slope;          /* of ALiBi, of the head */
     wgmma_ahead<S> ahead; /* of the tile */
+    wgmma_dropout drop;
+    uint32_t term_offset; /* where the lane reads a staged tile */
     uint32_t ds;          /* of dS: 0, or DS_BYTES */
     uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
     uint32_t dq_put;      /* where the lane's first sum of dQ goes */
@@ -623,70 +625,150 @@ GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_b
     }
 }
 
-/* Where the lane reads a bias or mask of the tile that comes next. */
-template <class S>
-GPU_DEVICE wgmma_staged wgmma_staged_of(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                        const wgmma_backward_walk<S> &walk)
+/* Where the lane reads a bias or mask in a staged tile: its first 8 queries. */
+template <class S> GPU_DEVICE uint32_t wgmma_term_offset(const fattn_gpu_args &g, int group)
 {
-    const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0;
-    const int lane = mma_lane(), key = 64 * walk.group + (int)threadIdx.x % 128 / 32 * 16;
-    const uint32_t tile = b.terms + walk.term.stage * S::TERM_BYTES;
-    wgmma_staged staged;
-    staged.waits = b.waits;
-    staged.step = rows ? 16 * 128 : 0;
+    const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0; /* or all queries share one */
+    const int lane = mma_lane(), key = 64 * group + (int)threadIdx.x % 128 / 32 * 16;
     if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
         const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
-        staged.at =
-            tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
-    } else { /* of 8 queries by 16 keys */
-        const int r = rows ? lane : 0;
-        staged.at = tile + wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
+        return wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
     }
-    return staged;
+    const int r = rows ? lane : 0; /* of 8 queries by 16 keys */
+    return wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
 }
 
-/* Reads the bias or mask of a tile, while products of the tile before run. */
+/* Waits for a staged bias or mask of the next tile. */
 template <class S>
-GPU_DEVICE void wgmma_read_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                 wgmma_backward_walk<S> &walk, int head, int tile)
+GPU_DEVICE void wgmma_await_term(const wgmma_backward_block<S> &b,
+                                 const wgmma_backward_walk<S> &walk)
 {
-    const bool reads = S::KNOWN == FATTN_BIAS || mma_has<S>(g, FATTN_MASK);
-    if (S::IS_LEAN || !reads) {
-        return;
-    }
-    const wgmma_patch at = wgmma_patch_of<S>(b, walk, head, tile);
-    wgmma_staged staged = {false, 0, 0};
     if constexpr (S::IS_STAGED) {
-        staged = wgmma_staged_of<S>(g, b, walk);
-        if (staged.waits) {
+        if (b.waits) {
             wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
         }
     }
+}
+
+/* Begins to read it, or a bias that is not staged: of tile `tile` of the group's head `head`. */
+template <class S>
+GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    wgmma_ahead<S> &ahead = walk.ahead;
+    const uint32_t step = wgmma_staged_stride<S>(g.problem)[2] ? 16 * 128 : 0;
+    const uint32_t from = b.terms + walk.term.stage * S::TERM_BYTES + walk.term_offset;
     if constexpr (S::KNOWN == FATTN_BIAS) {
-        wgmma_bias_words<S>(g, at, staged, walk.ahead.bias);
-        walk.ahead.large = wgmma_bias_large<S>(walk.ahead.bias);
-    } else {
-        walk.ahead.keeps = wgmma_mask_bits<S>(g, at, staged);
-    }
-    if constexpr (S::IS_STAGED) {
-        if (staged.waits) {
-            __syncwarp();
-            wgmma_release(&b.control->term_empty[walk.term.stage]);
-            wgmma_step(walk.term);
+        if (S::IS_STAGED && b.waits) {
+            GPU_UNROLL
+            for (int n = 0; n < S::OWN_QUERIES / 16; n++) {
+                mma_load_transposed(ahead.bias[n][0], from + n * step);
+            }
+        } else {
+            wgmma_bias_words<S>(g, wgmma_patch_of<S>(b, walk, head, tile), ahead.bias);
+        }
+    } else if constexpr (S::IS_STAGED) {
+        GPU_UNROLL
+        for (int n = 0; n < S::MASK_WORDS / 4; n++) {
+            if (b.waits) {
+                mma_load_transposed(ahead.mask + 4 * n, from + 2 * n * step);
+            }
         }
     }
 }
 
-/* Which pairs of a tile dropout keeps. It is found out while products of the tile before run. */
+/* Looks at what has been read, or reads a mask that is not staged. */
 template <class S>
-GPU_DEVICE void wgmma_drop_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
                                  wgmma_backward_walk<S> &walk, int head, int tile)
 {
-    if constexpr (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) {
-        if (mma_has<S>(g, FATTN_DROPOUT)) {
-            walk.ahead.kept = wgmma_keep_pairs<S>(g, b.control->dropout, b.control->item[walk.item],
-                                                  wgmma_patch_of<S>(b, walk, head, tile));
+    wgmma_ahead<S> &ahead = walk.ahead;
+    const bool waits = S::IS_STAGED && b.waits;
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        ahead.large = wgmma_bias_large<S>(ahead.bias);
+    }
+    uint32_t pairs = 0;
+    if (waits) {
+        if constexpr (S::KNOWN == FATTN_MASK) {
+            pairs = wgmma_mask_pairs<S>(ahead.mask);
         }
+        __syncwarp();
+        wgmma_release(&b.control->term_empty[walk.term.stage]);
+        wgmma_step(walk.term);
+    }
+    if (!S::IS_LEAN && mma_has<S>(g, FATTN_MASK)) {
+        if (waits) {
+            const int from = mma_lane() / 8 * 4 + mma_lane() % 4; /* whose keys c / 2 are */
+            ahead.keeps = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
+            ahead.others = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
+        } else {
+            ahead.keeps = wgmma_mask_bits<S>(g, wgmma_patch_of<S>(b, walk, head, tile));
+        }
+    }
+}
+
+/* Whether dropout has to be looked at. */
+template <class S> GPU_DEVICE bool wgmma_drops(const fattn_gpu_args &g)
+{
+    return (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) && mma_has<S>(g, FATTN_DROPOUT);
+}
+
+/* Once an item. */
+template <class S>
+GPU_DEVICE void wgmma_drop_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk)
+{
+    if (wgmma_drops<S>(g)) {
+        const wgmma_backward_item &w = b.control->item[walk.item];
+        const wgmma_patch at = wgmma_patch_of<S>(b, walk, 0, 0);
+        const bool together = (w.q_position | w.k_position) % 16 == 0;
+        walk.drop.dropout = b.control->dropout;
+        walk.drop.dropout.threshold = together ? walk.drop.dropout.threshold : 0;
+        walk.drop.column = fattn_dropout_column(w.k_position + at.j);
+        walk.drop.rows = fattn_dropout_rows_at(w.q_position, (uint32_t)(at.i + mma_lane() / 4 % 2),
+                                               (uint32_t)(g.problem.batch_offset + at.b),
+                                               (uint32_t)(g.problem.head_offset + at.h));
+    }
+}
+
+/* Which pairs of a tile dropout keeps. Its generator is called while products run: EARLY_CALLS
+ * times in one stretch of them, and the rest in the next. */
+template <class S>
+GPU_DEVICE void wgmma_drop_early(const fattn_gpu_args &g, wgmma_backward_walk<S> &walk, int head,
+                                 int tile)
+{
+    if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
+        walk.ahead.kept = wgmma_calls<S, 0, S::EARLY_CALLS>(walk.drop, head, tile);
+    }
+}
+
+template <class S>
+GPU_DEVICE void wgmma_drop_late(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    if (wgmma_drops<S>(g)) {
+        wgmma_ahead<S> &ahead = walk.ahead;
+        if (walk.drop.dropout.threshold) {
+            ahead.kept |= wgmma_calls<S, S::EARLY_CALLS, S::CALLS>(walk.drop, head, tile);
+            ahead.others = __shfl_xor_sync(0xffffffffu, ahead.kept, 4);
+        } else {
+            ahead.kept = wgmma_keep_singly<S>(g, b.control->dropout, b.control->item[walk.item],
+                                              wgmma_patch_of<S>(b, walk, head, tile));
+        }
+    }
+}
+
+/* When the products of the tile before have ended. */
+template <class S>
+GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk)
+{
+    wgmma_ahead<S> &ahead = walk.ahead;
+    if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
+        ahead.kept = wgmma_join_calls(ahead.kept, ahead.others);
+    }
+    if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.waits) {
+        ahead.keeps = wgmma_join_pairs(ahead.keeps, ahead.others);
     }
 }
 
@@ -790,8 +872,16 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
 {
     if constexpr (MORE) {
         wgmma_begin_scores<S>(b, walk, x);
-        wgmma_read_ahead<S>(g, b, walk, next_head, next);
+        if (S::KNOWN == FATTN_MASK) {
+            wgmma_look_ahead<S>(g, b, walk, next_head, next);
+        } else {
+            wgmma_read_term<S>(g, b, walk, next_head, next);
+        }
+        wgmma_drop_late<S>(g, b, walk, next_head, next);
         wgmma_await_dout<S>(b, walk, next);
+        if (S::KNOWN != FATTN_MASK) {
+            wgmma_look_ahead<S>(g, b, walk, next_head, next);
+        }
         wgmma_wait<1>();
     } else {
         wgmma_wait<0>();
@@ -800,6 +890,7 @@ GPU_DEVICE void wgmma_end_tile(const fattn_gpu_args &g, const wgmma_backward_blo
     wgmma_step(walk.q_used);
     if constexpr (MORE) {
         wgmma_wait<0>(); /* the compiler does not follow products from one round to the next */
+        wgmma_join_ahead<S>(g, b, walk);
     }
     walk.ds ^= S::DS_BYTES;
     walk.tile = next;
@@ -859,8 +950,12 @@ GPU_DEVICE void wgmma_backward_tile(const fattn_gpu_args &g, const wgmma_backwar
     wgmma_begin_dq<S>(b, walk, dq);
     wgmma_mix<T, STEPS, S::WIDTH>(ds, q, dk);
     if constexpr (MORE) {
-        wgmma_drop_ahead<S>(g, b, walk, next_head, next);
+        wgmma_drop_early<S>(g, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
+        wgmma_await_term<S>(b, walk);
+        if (S::KNOWN == FATTN_MASK) { /* there are no registers for a bias yet */
+            wgmma_read_term<S>(g, b, walk, next_head, next);
+        }
     }
     wgmma_wait<1>();
     wgmma_settle<S::PART / 8>(dq);
@@ -965,8 +1060,12 @@ GPU_DEVICE void wgmma_wide_tile(const fattn_gpu_args &g, const wgmma_backward_bl
     wgmma_wide_dq<S>(b, b.ds + walk.ds, walk.group, dq);
     wgmma_wide_mix<S>(b.ds + walk.ds, q, walk.group, dk);
     if constexpr (MORE) {
-        wgmma_drop_ahead<S>(g, b, walk, next_head, next);
+        wgmma_drop_early<S>(g, walk, next_head, next);
         wgmma_await_queries<S>(b, walk, next);
+        wgmma_await_term<S>(b, walk);
+        if (S::KNOWN == FATTN_MASK) { /* there are no registers for a bias yet */
+            wgmma_read_term<S>(g, b, walk, next_head, next);
+        }
     }
     wgmma_wait<1>();
     GPU_UNROLL
@@ -1000,7 +1099,7 @@ GPU_DEVICE void wgmma_walk_begin(const fattn_problem &p, const wgmma_backward_it
 }
 
 template <class S>
-GPU_DEVICE void wgmma_walk_set(const wgmma_backward_block<S> &b, int group,
+GPU_DEVICE void wgmma_walk_set(const fattn_gpu_args &g, const wgmma_backward_block<S> &b, int group,
                                wgmma_backward_walk<S> &walk)
 {
     const int t = (int)threadIdx.x % 128, lane = t % 32, warp = t / 32;
@@ -1018,6 +1117,9 @@ GPU_DEVICE void wgmma_walk_set(const wgmma_backward_block<S> &b, int group,
     const int channel = wgmma_row(t, 0), row = group * S::PART % S::QUERIES + wgmma_column(t, 0);
     walk.dq_put = b.dq + group * S::PART / S::QUERIES * S::QUERIES * 256 +
                   4 * wgmma_sum_offset(S::QUERIES, (uint32_t)row, (uint32_t)channel);
+    if (S::IS_STAGED) {
+        walk.term_offset = wgmma_term_offset<S>(g, group);
+    }
 }
 
 /* Words x[k] of a quad's lanes q trade places: lane q gets those at place q of lanes k. */
@@ -1150,7 +1252,8 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
         own = wgmma_own_dq_of<S>(g, w, walk.group);
     }
     wgmma_head_begin<S>(g, b, walk, 0);
-    wgmma_drop_ahead<S>(g, b, walk, 0, w.start);
+    wgmma_drop_begin<S>(g, b, walk);
+    wgmma_drop_early<S>(g, walk, 0, w.start);
     wgmma_await(&control.k_full, n % 2);
     wgmma_await(&control.v_full, n % 2);
     if (tail < S::KEYS) {
@@ -1159,9 +1262,13 @@ GPU_DEVICE void wgmma_backward_tiles(const fattn_gpu_args &g, const wgmma_backwa
     }
     wgmma_await_queries<S>(b, walk, walk.tile);
     wgmma_begin_scores<S>(b, walk, x);
-    wgmma_read_ahead<S>(g, b, walk, 0, w.start);
+    wgmma_await_term<S>(b, walk);
+    wgmma_read_term<S>(g, b, walk, 0, w.start);
+    wgmma_look_ahead<S>(g, b, walk, 0, w.start);
+    wgmma_drop_late<S>(g, b, walk, 0, w.start);
     wgmma_await_dout<S>(b, walk, walk.tile);
     wgmma_wait<0>(); /* as at the end of a tile */
+    wgmma_join_ahead<S>(g, b, walk);
     GPU_ROLLED
     for (int left = wgmma_tiles_of<S>(b, w); left > 1; left--) {
         const int next = wgmma_next_tile(w, walk.tile);
@@ -1194,7 +1301,7 @@ GPU_DEVICE void wgmma_backward_work(const fattn_gpu_args &g, const wgmma_backwar
     const fattn_problem &p = g.problem;
     wgmma_backward_walk<S> walk;
     int used = 0; /* items that had tiles */
-    wgmma_walk_set<S>(b, group, walk);
+    wgmma_walk_set<S>(g, b, group, walk);
     for (int n = 0;; n++) {
         float dk[N / 8][4], dv[N / 8][4];
         wgmma_await(&control.item_full[n % 2], n / 2 % 2);

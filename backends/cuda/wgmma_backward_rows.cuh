@@ -56,6 +56,9 @@ struct wgmma_backward_shape {
         IS_STAGED = TERM_STAGES > 0,
         TERM_BYTES = WGMMA_TERM_TILE(FEATURES, N, BN),
         BIAS_STEPS = FEATURES == FATTN_BIAS ? OWN_QUERIES / 16 : 1, /* read ahead */
+        MASK_WORDS = OWN_QUERIES / 8,
+        CALLS = OWN_QUERIES / 16, /* of dropout's generator, a tile */
+        EARLY_CALLS = W < 256 && FEATURES == FATTN_DROPOUT ? CALLS : CALLS / 2,
         OWN_REGISTERS = 240,
         COPY_REGISTERS = 24
     };

@@ -25,10 +25,14 @@ typedef struct wgmma_patch {
     int queries, keys; /* that exist from there on; may be 0 and less */
 } wgmma_patch;
 
-/* What is found out about a tile's pairs while products of the tile before run. */
+/* What is found out about a tile's pairs while products of the tile before run. These keep shared
+ * memory busy, so that whatever goes through it takes long, what lanes exchange too: nothing is
+ * waited for before something else is under way. */
 template <class S> struct wgmma_ahead {
     uint32_t kept;                      /* pairs that dropout keeps: wgmma_kept_bit() */
     uint32_t keeps;                     /* bit 8 (2 h + e) + n: the mask keeps the pair */
+    uint32_t others;                    /* until these are joined: another lane's part */
+    uint32_t mask[S::MASK_WORDS];       /* of a staged tile, as it is read */
     uint32_t bias[S::BIAS_STEPS][2][2]; /* of q's type: of step, n, and key h two queries */
     bool large;                         /* some of them ask for care */
 };
@@ -40,12 +44,12 @@ typedef struct wgmma_pairs {
     int first[2], past[2]; /* of key h: queries that see it, counted from the thread's first */
 } wgmma_pairs;
 
-/* Where the lane reads a bias or mask in shared memory: the first 8 queries of a tile, and how much
- * further the next 16 of them; 0 where all share one. */
-typedef struct wgmma_staged {
-    bool waits; /* false: it is not there */
-    uint32_t at, step;
-} wgmma_staged;
+/* What an item's threads know of dropout. */
+typedef struct wgmma_dropout {
+    fattn_dropout dropout;   /* threshold 0: the item does not lie on the generator's patches */
+    fattn_dropout_rows rows; /* the thread's first of tile 0 of the group's first head */
+    uint32_t column;         /* of patches, of its keys */
+} wgmma_dropout;
 
 /* --- Bias and mask ---------------------------------------------------------------------------- */
 
@@ -77,15 +81,8 @@ GPU_DEVICE void wgmma_read_elements(const void *data, const int64_t stride[4],
 /* Biases of the type of q: word[step][n][h] has two queries of key h. */
 template <class S>
 GPU_DEVICE void wgmma_bias_words(const fattn_gpu_args &g, const wgmma_patch &at,
-                                 const wgmma_staged &staged, uint32_t word[S::BIAS_STEPS][2][2])
+                                 uint32_t word[S::BIAS_STEPS][2][2])
 {
-    if (S::IS_STAGED && staged.waits) {
-        GPU_UNROLL
-        for (int n = 0; n < S::BIAS_STEPS; n++) {
-            mma_load_transposed(word[n][0], staged.at + n * staged.step);
-        }
-        return;
-    }
     GPU_UNROLL
     for (int n = 0; n < 4 * S::BIAS_STEPS; n++) {
         word[n / 4][n / 2 % 2][n % 2] = 0;
@@ -136,35 +133,34 @@ GPU_DEVICE void wgmma_add_any_bias(const fattn_gpu_args &g, const wgmma_patch &a
         });
 }
 
-/* The mask of all of the thread's pairs. In a tile a word that ldmatrix brings has keys 2 c and
- * 2 c + 1, c = lane / 4, of two queries: other lanes have the thread's keys. */
+/* The mask of all of the thread's pairs, byte by byte. */
 template <class S>
-GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &at,
-                                    const wgmma_staged &staged)
+GPU_DEVICE uint32_t wgmma_mask_bits(const fattn_gpu_args &g, const wgmma_patch &at)
 {
-    enum { COUNT = S::OWN_QUERIES / 8 };
     uint32_t bits = 0;
-    if (!S::IS_STAGED || !staged.waits) {
-        wgmma_read_elements<1, 0, COUNT>(
-            g.buffers.mask, g.problem.mask_stride, at,
-            [&](int n, int k, uint32_t byte) { bits |= byte ? 1u << (8 * k + n) : 0; });
-        return bits;
-    }
-    uint32_t pairs = 0; /* bit n of each byte */
+    wgmma_read_elements<1, 0, S::OWN_QUERIES / 8>(
+        g.buffers.mask, g.problem.mask_stride, at,
+        [&](int n, int k, uint32_t byte) { bits |= byte ? 1u << (8 * k + n) : 0; });
+    return bits;
+}
+
+/* Of a staged tile: a word that ldmatrix brings has keys 2 c and 2 c + 1, c = lane / 4, of two
+ * queries. Bit n of each byte. */
+template <class S> GPU_DEVICE uint32_t wgmma_mask_pairs(const uint32_t words[S::MASK_WORDS])
+{
+    uint32_t pairs = 0;
     GPU_UNROLL
-    for (int n = 0; n < COUNT; n += 4) {
-        uint32_t x[4];
-        mma_load_transposed(x, staged.at + n / 2 * staged.step);
-        GPU_UNROLL
-        for (int e = 0; e < 4; e++) {
-            const uint32_t carried = (x[e] & 0x7f7f7f7fu) + 0x7f7f7f7fu; /* bit 7: not 0 */
-            pairs |= ((carried | x[e]) & 0x80808080u) >> (7 - n - e);
-        }
+    for (int n = 0; n < S::MASK_WORDS; n++) {
+        const uint32_t carried = (words[n] & 0x7f7f7f7fu) + 0x7f7f7f7fu; /* bit 7: not 0 */
+        pairs |= ((carried | words[n]) & 0x80808080u) >> (7 - n);
     }
-    const int lane = mma_lane(), from = lane / 8 * 4 + lane % 4;
-    const uint32_t lower = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
-    const uint32_t upper = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
-    const int odd = lane / 4 % 2 * 8;
+    return pairs;
+}
+
+/* The bits of the thread's keys, of the pairs of the two lanes that have them. */
+GPU_DEVICE uint32_t wgmma_join_pairs(uint32_t lower, uint32_t upper)
+{
+    const int odd = mma_lane() / 4 % 2 * 8;
     const uint32_t low = lower >> odd, high = upper >> odd; /* bytes 0 and 2: queries e */
     return (low & 0xff) | (low >> 16 & 0xff) << 8 | (high & 0xff) << 16 | (high >> 16 & 0xff) << 24;
 }
@@ -180,32 +176,43 @@ GPU_DEVICE bool wgmma_keeps(uint32_t kept, int n, int k)
     return kept >> wgmma_kept_bit(n, k) & 1;
 }
 
-/* Where tiles lie on the generator's patches: a call serves rows i and i + 8 and keys c, c + 1,
- * c + 8, c + 9, of which a thread has two keys, and the thread whose keys are their neighbours the
- * others. So each calls it for one of two neighbouring queries, and gives the other its halves:
- * once a tile, for what lanes exchange waits behind the operands of products. */
-template <class S, bool SMALL>
-GPU_DEVICE uint32_t wgmma_keep_together(const fattn_gpu_args &g, const fattn_dropout &dropout,
-                                        const wgmma_backward_item &w, const wgmma_patch &at)
+/* Bits of the generator's calls FIRST .. PAST - 1 of a tile, where that lies on its patches. A call
+ * serves rows i and i + 8 and keys c, c + 1, c + 8, c + 9, of which a thread has two keys, and the
+ * thread whose keys are their neighbours the others. So each calls it for one of two neighbouring
+ * queries: bit 2 n + h of the lower half is of the even key, that of the upper half of the odd one. */
+template <class S, bool SMALL, int FIRST, int PAST>
+GPU_DEVICE uint32_t wgmma_own_calls(const wgmma_dropout &drop, int head, int tile)
 {
-    const bool odd = mma_lane() / 4 % 2;
-    const uint32_t threshold = dropout.threshold << 16 | dropout.threshold;
-    const uint32_t column = fattn_dropout_column(w.k_position + at.j);
-    fattn_dropout_rows rows = fattn_dropout_rows_at(w.q_position, (uint32_t)(at.i + odd),
-                                                    (uint32_t)(g.problem.batch_offset + at.b),
-                                                    (uint32_t)(g.problem.head_offset + at.h));
-    uint32_t own = 0; /* the query's: bit 2 n + h of both halves, of the even key and the odd one */
+    const uint32_t threshold = drop.dropout.threshold << 16 | drop.dropout.threshold;
+    fattn_dropout_rows rows = drop.rows;
+    rows.h += (uint32_t)head;
+    rows.row += (uint32_t)(tile * (S::QUERIES / 2) + 8 * FIRST);
+    uint32_t own = 0;
     GPU_UNROLL
-    for (int n = 0; n < S::OWN_QUERIES / 8; n += 2) {
+    for (int n = 2 * FIRST; n < 2 * PAST; n += 2) {
         uint32_t words[4];
-        fattn_dropout_patch(&dropout, rows, column, words);
+        fattn_dropout_patch(&drop.dropout, rows, drop.column, words);
         rows.row += 8; /* of the next 16 queries */
         GPU_UNROLL
         for (int k = 0; k < 4; k++) {
             own |= wgmma_kept<SMALL>(words[k], threshold) & 0x00010001u << (2 * n + k);
         }
     }
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, own, 4);
+    return own;
+}
+
+template <class S, int FIRST, int PAST>
+GPU_DEVICE uint32_t wgmma_calls(const wgmma_dropout &drop, int head, int tile)
+{
+    return drop.dropout.threshold <= WGMMA_SMALL_THRESHOLD
+               ? wgmma_own_calls<S, true, FIRST, PAST>(drop, head, tile)
+               : wgmma_own_calls<S, false, FIRST, PAST>(drop, head, tile);
+}
+
+/* The bits of the thread's pairs: half of its calls', and half of its neighbour's. */
+GPU_DEVICE uint32_t wgmma_join_calls(uint32_t own, uint32_t other)
+{
+    const bool odd = mma_lane() / 4 % 2;
     return odd ? other >> 16 | (own & 0xffff0000u) : (own & 0xffff) | other << 16;
 }
 
@@ -225,20 +232,6 @@ GPU_DEVICE uint32_t wgmma_keep_singly(const fattn_gpu_args &g, const fattn_dropo
         kept |= (uint32_t)(fattn_dropout_at(&dropout, rows, key) != 0) << wgmma_kept_bit(n, k);
     }
     return kept;
-}
-
-/* Which of the thread's pairs dropout keeps. */
-template <class S>
-GPU_DEVICE uint32_t wgmma_keep_pairs(const fattn_gpu_args &g, const fattn_dropout &dropout,
-                                     const wgmma_backward_item &w, const wgmma_patch &at)
-{
-    static_assert(S::OWN_QUERIES <= 64, "a bit for each pair");
-    if ((w.q_position | w.k_position) % 16 != 0) {
-        return wgmma_keep_singly<S>(g, dropout, w, at);
-    }
-    return dropout.threshold <= WGMMA_SMALL_THRESHOLD
-               ? wgmma_keep_together<S, true>(g, dropout, w, at)
-               : wgmma_keep_together<S, false>(g, dropout, w, at);
 }
 
 /* --- Scores ----------------------------------------------------------------------------------- */
@@ -437,6 +430,27 @@ GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t kept
 
 /* --- dBias ------------------------------------------------------------------------------------ */
 
+/* dS of the thread's pairs, all of which exist, with keys side by side: ADDED to by others, or
+ * stored. A warp reaches 32 bytes of a row at once. */
+template <class S, bool ADDED>
+GPU_DEVICE void wgmma_store_dbias_rows(float *to, int64_t stride,
+                                       const float ds[S::OWN_QUERIES / 8][4])
+{
+    GPU_UNROLL
+    for (int e = 0; e < S::OWN_QUERIES / 4; e++) {
+        float *const row = to + (e / 2 * 8 + e % 2) * stride;
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const float sum = ds[e / 2][2 * h + e % 2];
+            if (ADDED) {
+                mma_add_one(row + 8 * h, sum);
+            } else {
+                row[8 * h] = sum;
+            }
+        }
+    }
+}
+
 /* dS of the thread's pairs. Entries are 0 before, or what they are to be added to. (Atomic
  * additions lose what is below the normal numbers.) */
 template <class S>
@@ -459,6 +473,14 @@ GPU_DEVICE void wgmma_store_dbias(const fattn_gpu_args &g, const wgmma_patch &at
         if (mma_lane() < 4 && r < at.queries) {
             mma_add_one(to + r * stride[2], sum);
         }
+    }
+    if (stride[3] == 1 && at.queries > S::OWN_QUERIES - 7 && at.keys > 8 && (shared || !adds)) {
+        if (shared) {
+            wgmma_store_dbias_rows<S, true>(to, stride[2], ds);
+        } else {
+            wgmma_store_dbias_rows<S, false>(to, stride[2], ds);
+        }
+        return;
     }
     GPU_UNROLL
     for (int e = 0; e < S::OWN_QUERIES / 2 && stride[3] != 0; e++) {

@@ -40,9 +40,9 @@ FULL_SPILLS = {"full_64": 188, "full_128": 672, "full_256": 212,
                "bias_64": 24, "bias_128": 116, "bias_256": 124, "mask_128": 104, "dropout_256": 148, "blocks_256": 36}
 FULL_SPILLS.update({f"backward_{run}_{width}": 104 for width in (64, 128, 256)
                     for run in ("full", "bias", "dbias", "mask", "alibi", "softcap", "dropout")})
-FULL_SPILLS.update({"backward_full_128": 1048, "backward_softcap_128": 196, "backward_dropout_128": 172,
+FULL_SPILLS.update({"backward_full_128": 1184, "backward_softcap_128": 196, "backward_dropout_128": 172,
                     "backward_dbias_128": 148, "backward_bias_128": 124, "backward_mask_128": 148,
-                    "backward_full_256": 132})
+                    "backward_full_256": 172})
 
 
 def compile_image(root, nvcc, folder, source, arch="90a", more=()):

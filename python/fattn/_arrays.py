@@ -143,7 +143,7 @@ class _Torch(Kind):
         if a.requires_grad and self.torch.is_grad_enabled():
             raise InvalidArgument("a tensor requires a gradient, which these functions do not record: use "
                                   "fattn.torch, or detach()")
-        return a.shape, a.stride(), a.dtype, a.device
+        return a.shape, a.stride(), a.dtype, a.device, a.is_neg()
 
     def view(self, a: Any, name: str) -> View:
         torch = self.torch

@@ -526,6 +526,27 @@ def test_freed_storage():
             call()
 
 
+def test_views_that_negate():
+    """Their numbers lie in memory with the other sign, under the shape and strides of plans that are known."""
+    given = tensors(dv=8)
+    plain = [t.detach() for t in given]
+    turned = [t.transpose(1, 2) for t in plain]
+    for _ in range(2):
+        for n in range(3):
+            there = [torch._neg_view(t) if i == n else t for i, t in enumerate(turned)]
+            expected = fattn.torch.scaled_dot_product_attention(*[t.resolve_neg() for t in there], enable_gqa=True)
+            got = fattn.torch.scaled_dot_product_attention(*there, enable_gqa=True)
+            assert torch.equal(got, expected)
+            with pytest.raises(fattn.InvalidArgument, match="a view that negates"):
+                fattn.attention(*[torch._neg_view(t) if i == n else t for i, t in enumerate(plain)])
+        o = fattn.torch.attention(*given)
+        dout = torch.randn_like(o)
+        for negated, dense in zip(torch.autograd.grad(o, given, torch._neg_view(dout), retain_graph=True),
+                                  torch.autograd.grad(o, given, -dout)):
+            assert torch.equal(negated, dense)
+        fattn.attention(*plain)
+
+
 def test_plain_functions_refuse_gradients():
     q, k, v = tensors()
     for _ in range(2):

@@ -175,8 +175,9 @@ def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = T
 
 
 def rows_together(dout: Tensor) -> Tensor:
-    """Gradients come as they please: that of a sum is one number, seen everywhere."""
-    return dout if dout.stride(-1) == 1 else dout.contiguous()
+    """Gradients come as they please: that of a sum is one number, seen everywhere; that of a view that negates
+    may be one, too."""
+    return (dout if dout.stride(-1) == 1 else dout.contiguous()).resolve_neg()
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) ->
             return (None,) * (1 + len(tensors))
         dout = torch.zeros_like(o)
     if dlse is not None:
-        dlse = dlse.contiguous()
+        dlse = dlse.contiguous().resolve_neg()
     dq, dk, dv, dbias, dsink = call.backward(outputs, rows_together(dout), dlse, o, lse, *tensors)
     if len(tensors) == 3:
         return None, dq, dk, dv

@@ -31,11 +31,11 @@ _N = len(TENSORS)
 
 def is_watched(*tensors: Tensor | None) -> bool:
     """Whether something besides autograd would notice that no operator was called: a compiler, a
-    transform, a mode, a subclass. Autocast would not: callers cast, with autocast() below."""
+    transform, a mode, a subclass, a view that negates. Autocast would not: callers cast, with autocast() below."""
     if _is_compiling() or _modes() != 0 or _functorch_active() or _tracing() is not None:
         return True
     for t in tensors:
-        if t.__class__ not in _PLAIN:
+        if t.__class__ not in _PLAIN or (t is not None and t.is_neg()):
             return True
     return False
 

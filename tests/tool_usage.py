@@ -230,6 +230,8 @@ FEATURES = [
     ("--block-mask --block-size 8,16 --density 0.25", "block_mask(8x16,0.25)", "fwd,bwd"),
     ("--cu-seqlens-q --cu-seqlens-k", "cu_seqlens_q+cu_seqlens_k", "fwd,bwd"),
     ("--cu-seqlens-q --seqused-q 20 --seqused-k 40", "cu_seqlens_q+seqused_q(20)+seqused_k(40)", "fwd,bwd"),
+    ("--bias --alibi --alibi-bias", "bias+alibi+alibi_bias", "fwd"),
+    ("--seqstart-k 20 --causal --lse", "seqstart_k(20)+lse", "fwd,decode"),
     ("--page-size 16 --seqused-k 33 --lse", "seqused_k(33)+paged(16)+lse", "fwd,decode"),
     ("--page-size 7 --batch-invariant --layout bhsd", "paged(7)+batch_invariant+bhsd", "fwd"),
     ("--q-offset 5 --k-offset 2 --whole-k 90 --causal", "positions(5,2)", "fwd,bwd"),
@@ -319,6 +321,9 @@ def test_features(tool, folder):
     ran = start(tool, folder, "bench --device reference --hq 2 --sq 8 --d 4 --window 0,0,1,0,-1,-1 --reps 1 --json")
     pairs = [row["gflops"] * row["median_ms"] * 1e6 / (2 * 2 * 8) for row in map(json.loads, ran.stdout.splitlines())]
     ok([round(n, 2) for n in pairs] == [8, 15, 64], f"windows count their pairs: {pairs}")
+    ran = start(tool, folder, "bench --device reference --hq 2 --sq 8 --d 4 --seqstart-k 0,3,9 --reps 1 --json")
+    pairs = [row["gflops"] * row["median_ms"] * 1e6 / (2 * 2 * 8) for row in map(json.loads, ran.stdout.splitlines())]
+    ok([round(n, 2) for n in pairs] == [64, 40, 0], f"keys before the first one make no pairs: {pairs}")
 
 
 SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['WHERE'])})\nwhile True: pass"

@@ -38,11 +38,13 @@ enum {
     BLOCK_MASK,
     DENSITY,
     ALIBI,
+    ALIBI_BIAS,
     SINK,
     CU_Q,
     CU_K,
     USED_Q,
     USED_K,
+    START_K,
     PAGE_SIZE,
     LSE,
     DLSE,
@@ -86,6 +88,8 @@ void sweep_options(sweep *s)
         [DENSITY] = {"density P", "share of blocks kept; default 0.5", OPTION_REALS,
                      .value = &s->density},
         [ALIBI] = {"alibi", "slopes (Hq)", OPTION_SWITCHES, .value = &s->alibi},
+        [ALIBI_BIAS] = {"alibi-bias", "slopes multiply the bias instead of distances",
+                        OPTION_SWITCHES, .value = &s->alibi_bias},
         [SINK] = {"sink", "(Hq): logits of an extra key whose value is 0", OPTION_SWITCHES,
                   .value = &s->sink},
         [CU_Q] = {"cu-seqlens-q", "packed queries; every second sequence is half as long",
@@ -96,6 +100,8 @@ void sweep_options(sweep *s)
                     .value = &s->seqused_q, .min = 0, .max = INT32_MAX},
         [USED_K] = {"seqused-k N", "used keys of every sequence", OPTION_INTEGERS,
                     .value = &s->seqused_k, .min = 0, .max = INT32_MAX},
+        [START_K] = {"seqstart-k N", "first key of every sequence; those before it are padding",
+                     OPTION_INTEGERS, .value = &s->seqstart_k, .min = 0, .max = INT32_MAX},
         [PAGE_SIZE] = {"page-size N", "paged keys, N per page, in random order; 0: not paged",
                        OPTION_INTEGERS, .value = &s->page_size, .min = 0, .max = most},
         [LSE] = {"lse", "forward also writes lse", OPTION_SWITCHES, .value = &s->lse},
@@ -153,6 +159,8 @@ bool sweep_check(const sweep *s, const char *command)
         const char *needs;
     } rules[] = {
         {s->dtype_bias.count, "--dtype-bias", any(&s->bias), "--bias"},
+        {any(&s->alibi_bias), "--alibi-bias", any(&s->alibi) && any(&s->bias),
+         "--alibi and --bias"},
         {s->density.count, "--density", any(&s->block_mask), "--block-mask"},
         {s->lse.count, "--lse", forward, "a forward --dir"},
         {s->dlse.count, "--dlse", backward, "--dir bwd"},
@@ -175,6 +183,7 @@ bool sweep_check(const sweep *s, const char *command)
     }
     return problem_options_check(&s->problem, command,
                                  (any(&s->alibi) ? FATTN_ALIBI : 0) |
+                                     (any(&s->alibi_bias) ? FATTN_ALIBI_BIAS : 0) |
                                      (any(&s->block_mask) ? FATTN_BLOCK_MASK : 0),
                                  forward, backward);
 }
@@ -265,8 +274,10 @@ static void ragged(const sweep *s, const int64_t at[AXES], sweep_case *c)
     }
     c->used_q = integer(&s->seqused_q, at[USED_Q], 0);
     c->used_k = integer(&s->seqused_k, at[USED_K], 0);
+    c->start_k = integer(&s->seqstart_k, at[START_K], 0);
     p->features |= (s->seqused_q.count ? FATTN_SEQUSED_Q : 0) |
-                   (s->seqused_k.count ? FATTN_SEQUSED_K : 0) | (page ? FATTN_PAGED : 0);
+                   (s->seqused_k.count ? FATTN_SEQUSED_K : 0) |
+                   (s->seqstart_k.count ? FATTN_SEQSTART_K : 0) | (page ? FATTN_PAGED : 0);
     if (page) {
         p->page_size = page;
         p->max_pages = blocks(p->seqlen_k, page);
@@ -292,6 +303,7 @@ static void tensors(const sweep *s, const int64_t at[AXES], sweep_case *c)
         memcpy(p->mask_stride, mask, sizeof mask);
     }
     p->features |= (choice(&s->alibi, at[ALIBI]) ? FATTN_ALIBI : 0) |
+                   (choice(&s->alibi_bias, at[ALIBI_BIAS]) ? FATTN_ALIBI_BIAS : 0) |
                    (choice(&s->sink, at[SINK]) ? FATTN_SINK : 0) |
                    (choice(&s->block_mask, at[BLOCK_MASK]) ? FATTN_BLOCK_MASK : 0) |
                    (backward && choice(&s->dlse, at[DLSE]) ? FATTN_DLSE : 0);
@@ -357,7 +369,7 @@ int64_t sweep_block_count(const fattn_problem *p)
     return blocks(p->seqlen_q, p->block_m) * blocks(p->seqlen_k, p->block_n);
 }
 
-/* Queries and keys that sequence b uses. */
+/* Queries and keys that sequence b uses, with those before its first key. */
 static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
 {
     const fattn_problem *const p = &c->problem;
@@ -367,6 +379,13 @@ static void lengths(const sweep_case *c, int64_t b, int64_t *sq, int64_t *sk)
     *sk = p->features & FATTN_SEQUSED_K && c->used_k < *sk ? c->used_k : *sk;
 }
 
+int64_t sweep_first_key(const sweep_case *c, int64_t b)
+{
+    int64_t sq, sk;
+    lengths(c, b, &sq, &sk);
+    return c->start_k < sk ? c->start_k : sk;
+}
+
 /* Pairs of sequence b that its band keeps: row by row where that is no formula. */
 static double pairs_of(const sweep_case *c, int64_t b)
 {
@@ -374,7 +393,8 @@ static double pairs_of(const sweep_case *c, int64_t b)
     p.window_right = p.features & FATTN_CAUSAL ? 0 : p.window_right;
     int64_t rows, keys;
     lengths(c, b, &rows, &keys);
-    const double sq = (double)rows, sk = (double)keys;
+    const int64_t first = sweep_first_key(c, b);
+    const double sq = (double)rows, sk = (double)(keys - first);
     if (!fattn_is_banded(&p)) {
         return sq * sk;
     }
@@ -395,7 +415,8 @@ static double pairs_of(const sweep_case *c, int64_t b)
     const fattn_band band = fattn_band_of(&p, &s);
     double pairs = 0;
     for (int64_t i = 0; i < rows; i++) {
-        const fattn_range seen = fattn_band_row(&band, i);
+        fattn_range seen = fattn_band_row(&band, i);
+        seen.first = seen.first < first ? first : seen.first;
         pairs += seen.first < seen.past ? (double)(seen.past - seen.first) : 0;
     }
     return pairs;
@@ -417,10 +438,12 @@ double sweep_unread_bytes(const sweep_case *c)
 {
     const fattn_problem *const p = &c->problem;
     double keys = 0;
-    for (int64_t b = 0; b < 2 && p->features & FATTN_SEQUSED_K; b++) {
+    for (int64_t b = 0; b < 2; b++) {
         const int64_t own = sweep_length(p->seqlen_k, p->features & FATTN_CU_SEQLENS_K, b);
         const double count = (double)(b ? p->batch / 2 : p->batch - p->batch / 2);
-        keys += count * (double)(own > c->used_k ? own - c->used_k : 0);
+        int64_t sq, sk;
+        lengths(c, b, &sq, &sk);
+        keys += count * (double)(own - sk + sweep_first_key(c, b));
     }
     return keys * (double)p->heads_k * (double)(p->dim + p->dim_v) *
            (double)fattn_dtype_size(p->dtype);
@@ -456,6 +479,7 @@ static void say_value(sentence *s, const sweep_case *c, int bit)
     switch (UINT64_C(1) << bit) {
     case FATTN_SEQUSED_Q: say(s, "(%" PRId64 ")", c->used_q); break;
     case FATTN_SEQUSED_K: say(s, "(%" PRId64 ")", c->used_k); break;
+    case FATTN_SEQSTART_K: say(s, "(%" PRId64 ")", c->start_k); break;
     case FATTN_BLOCK_MASK:
         say(s, "(%" PRId64 "x%" PRId64 ",%g)", p->block_m, p->block_n, c->density);
         break;

@@ -11,14 +11,14 @@
 
 typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_dir;
 
-enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 27, SWEEP_MORE = 8 };
+enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 29, SWEEP_MORE = 8 };
 
 /* The lists as given. An empty list stands for its default value. */
 typedef struct sweep {
     option_words device, kernel;
-    option_choices dir, bias, dtype_bias, mask, block_mask, alibi, sink, dlse, lse, dbias, dsink,
-        cu_seqlens_q, cu_seqlens_k;
-    option_integers b, hq, hk, sq, sk, d, dv, seqused_q, seqused_k, page_size, threads;
+    option_choices dir, bias, dtype_bias, mask, block_mask, alibi, alibi_bias, sink, dlse, lse,
+        dbias, dsink, cu_seqlens_q, cu_seqlens_k;
+    option_integers b, hq, hk, sq, sk, d, dv, seqused_q, seqused_k, seqstart_k, page_size, threads;
     option_reals density;
     problem_options problem;
     option rows[SWEEP_OPTIONS + SWEEP_MORE + 1]; /* for the parser; the caller appends its own */
@@ -32,6 +32,7 @@ typedef struct sweep_case {
     int64_t threads;        /* 0: the device's default */
     double density;         /* share of the blocks of a block mask that are kept */
     int64_t used_q, used_k; /* with FATTN_SEQUSED_Q, _K: for every sequence */
+    int64_t start_k;        /* with FATTN_SEQSTART_K: the same */
     fattn_problem problem;  /* op is FORWARD, except for SWEEP_BWD */
     fattn_buffers buffers;  /* positions only */
 } sweep_case;
@@ -50,6 +51,9 @@ void sweep_at(const sweep *s, int64_t n, sweep_case *c);
  * long. */
 int64_t sweep_length(int64_t longest, bool packed, int64_t b);
 
+/* The first key of sequence b that exists: --seqstart-k, or its number of keys if that is less. */
+int64_t sweep_first_key(const sweep_case *c, int64_t b);
+
 /* Element counts of the bias (1, Hq, Sq, Sk), of the mask (B, 1, Sq, Sk) and of the block mask
  * (1, 1, ceil(Sq / M), ceil(Sk / N)). */
 int64_t sweep_bias_count(const fattn_problem *p);
@@ -61,7 +65,7 @@ int64_t sweep_block_count(const fattn_problem *p);
  * their density. */
 double sweep_flops(const sweep_case *c);
 
-/* Bytes of keys and values that lie beyond --seqused-k and are not read. */
+/* Bytes of keys and values that lie beyond --seqused-k or before --seqstart-k and are not read. */
 double sweep_unread_bytes(const sweep_case *c);
 
 /* The masks as one word: "none", "causal", "mask", "causal+mask". */

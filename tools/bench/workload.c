@@ -108,6 +108,16 @@ static void fill_used(void *to, int64_t count, const source *from, uint64_t *sta
     }
 }
 
+/* First keys of sequences. */
+static void fill_first(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    const sweep_case *const c = from->of;
+    (void)state;
+    for (int64_t i = 0; i < count; i++) {
+        ((int32_t *)to)[i] = (int32_t)sweep_first_key(c, from->first + i);
+    }
+}
+
 /* A permutation of the pages: n -> (step n) mod pages, with step coprime to pages. */
 static void fill_pages(void *to, int64_t count, const source *from, uint64_t *state)
 {
@@ -223,6 +233,8 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
          NULL, false},
         {f & FATTN_SEQUSED_Q, p->batch, 0, 4, fill_used, (const void **)&b->seqused_q, NULL, true},
         {f & FATTN_SEQUSED_K, p->batch, 0, 4, fill_used, (const void **)&b->seqused_k, NULL, false},
+        {f & FATTN_SEQSTART_K, p->batch, 0, 4, fill_first, (const void **)&b->seqstart_k, NULL,
+         false},
         {f & FATTN_PAGED, p->num_pages, 0, 4, fill_pages, (const void **)&b->block_table, NULL,
          false},
     };

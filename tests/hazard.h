@@ -6,9 +6,10 @@
  *
  * A *place* is a kernel row that this machine can run, on an open device: by default every row of
  * every backend in host memory, or, with FATTN_BACKEND set, the rows of that backend; with
- * HAZARD_ROW set, the row of that name alone. Most hazards build a case with tools/judge/random_case.h and judge it at every place and with every tile of
- * the row. Hazards that run a case themselves use hazard_run and hazard_execute, or a twin, which
- * handle device memory.
+ * HAZARD_ROW set, the row of that name alone. Most hazards build a case with
+ * tools/judge/random_case.h and judge it at every place and with every tile of the row. Hazards
+ * that run a case themselves use hazard_run and hazard_execute, or a twin, which handle device
+ * memory.
  */
 #ifndef FATTN_TESTS_HAZARD_H
 #define FATTN_TESTS_HAZARD_H

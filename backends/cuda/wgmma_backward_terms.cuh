@@ -176,10 +176,11 @@ GPU_DEVICE bool wgmma_keeps(uint32_t kept, int n, int k)
     return kept >> wgmma_kept_bit(n, k) & 1;
 }
 
-/* Bits of the generator's calls FIRST .. PAST - 1 of a tile, where that lies on its patches. A call
- * serves rows i and i + 8 and keys c, c + 1, c + 8, c + 9, of which a thread has two keys, and the
- * thread whose keys are their neighbours the others. So each calls it for one of two neighbouring
- * queries: bit 2 n + h of the lower half is of the even key, that of the upper half of the odd one. */
+/* Bits of the generator's calls FIRST .. PAST - 1 of a tile, where that lies on its patches. A
+ * call serves rows i and i + 8 and keys c, c + 1, c + 8, c + 9, of which a thread has two keys,
+ * and the thread whose keys are their neighbours the others. So each calls it for one of two
+ * neighbouring queries: bit 2 n + h of the lower half is of the even key, that of the upper half
+ * of the odd one. */
 template <class S, bool SMALL, int FIRST, int PAST>
 GPU_DEVICE uint32_t wgmma_own_calls(const wgmma_dropout &drop, int head, int tile)
 {

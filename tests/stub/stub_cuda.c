@@ -127,11 +127,16 @@ static object *memory_at(const void *address)
 
 bool stub_cuda_owns(const void *address) { return memory_at(address) != NULL; }
 
+/* With a context its modules go, and with a module its functions, which are before it in the list:
+ * one that stayed would seem to belong to whichever module has that address next. */
 static void drop_owned(const object *owner)
 {
     for (object *o = objects, *next; o; o = next) {
         next = o->next;
         if (o->owner == owner) {
+            if (o->kind == STUB_MODULE) {
+                drop_owned(o);
+            }
             drop(o);
         }
     }

@@ -707,10 +707,12 @@ GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_b
     }
 }
 
-/* Whether dropout has to be looked at. */
+/* Whether the run has dropout. */
 template <class S> GPU_DEVICE bool wgmma_drops(const fattn_gpu_args &g)
 {
-    return (S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY) && mma_has<S>(g, FATTN_DROPOUT);
+    constexpr bool MAY = S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY;
+    static_assert(!MAY || S::OWN_QUERIES <= 64, "a bit for each pair");
+    return MAY && mma_has<S>(g, FATTN_DROPOUT);
 }
 
 /* Once an item. */

@@ -405,8 +405,8 @@ GPU_DEVICE void wgmma_weigh(const fattn_gpu_args &g, const wgmma_ahead<S> &ahead
     }
 }
 
-/* dP becomes dS; factor: Z of a pair that dropout keeps. Others are multiplied by 0, not set to it:
- * what is no number stays none. */
+/* dP becomes dS; factor: Z of a pair that dropout keeps. Others are multiplied by 0, not set to it,
+ * so that NaN stays NaN. */
 template <class S>
 GPU_DEVICE void wgmma_differentiate_fully(const fattn_gpu_args &g, uint32_t kept, float factor,
                                           const float delta[S::OWN_QUERIES / 8][2],

@@ -910,9 +910,9 @@ GPU_DEVICE void wgmma_work(const fattn_gpu_args &g, const wgmma_block<S> &b, int
 
 /* --- A block ---------------------------------------------------------------------------------- */
 
-/* Rows of queries that no copy ever writes, where the heads of a group do not divide a tile, become
- * 0: a soft cap takes another path for the whole warp where a dot product is large, and what was in
- * memory before is to have no say in it. */
+/* Where the heads of a group do not divide a tile, no copy writes the last rows of its queries:
+ * they are set to 0. A soft cap takes another path for the whole warp if one dot product is
+ * large, which must not depend on what was in shared memory before. */
 template <class S>
 GPU_DEVICE void wgmma_clear_places(const fattn_gpu_args &g, const wgmma_block<S> &b)
 {

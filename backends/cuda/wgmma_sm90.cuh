@@ -406,8 +406,8 @@ GPU_DEVICE uint32_t wgmma_not_less(uint32_t a, uint32_t b)
     return c;
 }
 
-/* A pair of numbers of type T, each times 1 where the upper bit of its half of x is set and times 0
- * elsewhere: what is no number stays none. */
+/* Multiplies each number of a pair of type T by 1 if the upper bit of its half of x is set, and
+ * by 0 if not, so that NaN stays NaN. */
 template <class T> GPU_DEVICE uint32_t wgmma_keep_halves(uint32_t pair, uint32_t x)
 {
     constexpr bool IS_BF16 = (int)T::DTYPE == (int)FATTN_BF16;

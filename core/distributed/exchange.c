@@ -61,7 +61,8 @@ static void pack_at(tensor *list, int count, void *first, void *second)
 }
 
 /* Of a turn. Turns that share keys get them with the first one, and give their gradients with the
- * last. In slices of keys, those of queries come with the first slice, and keys with each. */
+ * last. Where keys are cut into slices, tensors of queries are packed for the first slice of a
+ * turn, and keys for each. */
 static int inputs(const fattn_group_plan *plan, const fattn_buffers *b, int64_t turn, tensor *list)
 {
     const fattn_problem *const p = &plan->problem, *const l = &plan->local;

@@ -594,8 +594,8 @@ static void destroy_pieces(fattn_group_plan *plan)
     plan->piece_count = 0;
 }
 
-/* Plans pieces and memory of a plan that takes so many turns: of heads, and beyond the number of
- * heads of slices of keys too. */
+/* Plans pieces and memory of a plan with `all` turns. Up to heads_q of them share out the heads;
+ * a multiple of heads_q is a turn for each head, and the other factor the slices of keys. */
 static fattn_status size_up(fattn_group_plan *plan, int64_t all)
 {
     fattn_problem *const p = &plan->problem;
@@ -625,7 +625,8 @@ static bool may_take_turns(const fattn_group_plan *plan)
                : plan->members > 1;
 }
 
-/* The most slices of keys: with more, what does not depend on them takes nearly all memory. */
+/* At most so many slices of keys: with more, memory that slices do not reduce is nearly all of
+ * it. */
 enum { SLICES_MAX = 16 };
 
 static bool can_turn(const fattn_group_plan *plan, int64_t turns)

@@ -37,7 +37,8 @@ typedef struct fattn_whole {
     int64_t ranks;
     bool all_queries; /* which every rank has: only keys are divided */
     bool halves;      /* a rank's one run of queries counts as two, one behind the other */
-    /* Above 1: only slice `slice` of so many of each run of keys; slice 0 has the most rows. */
+    /* With `slices` above 1 each run of keys is cut into so many, of which only number `slice` is
+     * meant. Number 0 has the most rows. */
     int64_t slice, slices;
 } fattn_whole;
 

@@ -2,11 +2,11 @@
 /*
  * Backward on Hopper, for 16-bit types, in the manner of FlashAttention-3. Lean kernels know causal
  * masks, windows, lengths and positions, the others what makes dot products scores, every feature
- * or one (wgmma_backward_terms.cuh). Its equations are those of simt_backward.cuh.
+ * or one (wgmma_backward_ahead.cuh). Its equations are those of simt_backward.cuh.
  *
  * A block stays on its multiprocessor and takes item after item: a tile of keys of a key/value
  * head. It walks along the queries that see some of them, head by head of the group. Its warps have
- * roles, which meet at barriers in shared memory:
+ * roles, which meet at barriers in shared memory (wgmma_backward_block.cuh):
  *
  *     the taker       one warp; takes the next item from a counter
  *     the copier      one thread; begins the copies of queries and dO, with lse and delta, and of a
@@ -31,72 +31,7 @@
 #ifndef FATTN_CUDA_WGMMA_BACKWARD_CUH
 #define FATTN_CUDA_WGMMA_BACKWARD_CUH
 
-#include "backends/cuda/wgmma_backward_terms.cuh"
-
-/* A block's shared memory beside the tiles. */
-template <class S> struct wgmma_backward_control {
-    uint64_t item_full[2], item_empty[2], item_wanted;
-    uint64_t k_full, v_full, keys_empty;
-    uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
-    uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
-    wgmma_backward_item item[2];
-    fattn_dropout dropout;
-    bool exists[2]; /* false: there are no more */
-};
-
-/* What all roles know. */
-template <class S> struct wgmma_backward_block {
-    wgmma_backward_control<S> *control;
-    uint32_t k, v, q, dout, ds, dq, p; /* tiles */
-    uint32_t terms;                    /* and those of a bias or mask */
-    uint32_t lse, delta;               /* of each stage of q, of dO */
-    int group;                         /* query heads of a key/value head */
-    bool waits;                        /* a bias or mask is copied to shared memory */
-};
-
-/* A place in a ring: phases change when it begins anew. */
-template <int STAGES> struct wgmma_place {
-    int stage, phase;
-};
-
-template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
-{
-    place.stage = place.stage + 1 == STAGES ? 0 : place.stage + 1;
-    place.phase ^= place.stage == 0;
-}
-
-/* The tile of queries after this one: after all of a head's, the one that the item begins with. */
-GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
-{
-    return tile + 1 == w.past ? w.first : tile + 1;
-}
-
-/* Tiles of an item, of all heads of the group. */
-template <class S>
-GPU_DEVICE int wgmma_tiles_of(const wgmma_backward_block<S> &b, const wgmma_backward_item &w)
-{
-    return max(w.past - w.first, 0) * b.group;
-}
-
-/* Waits for item n of the block; NULL where there are no more. */
-template <class S>
-GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_block<S> &b, int n)
-{
-    wgmma_backward_control<S> &control = *b.control;
-    wgmma_await(&control.item_full[n % 2], n / 2 % 2);
-    return control.exists[n % 2] ? &control.item[n % 2] : NULL;
-}
-
-/* The block's barriers by number (wgmma_named_sync). */
-enum {
-    WGMMA_DS_MADE = 1,  /* of all that multiply */
-    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and an adder */
-    WGMMA_DQ_ADDED = 4, /* .. 5: of a warpgroup and the adder of its last sums */
-    WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
-    WGMMA_P_MADE = 8,   /* of all that multiply */
-    WGMMA_NEXT_DUE = 9  /* .. 10: of both adders, by whose tile is next */
-};
-enum { WGMMA_WITH_ADDER = 128 + 32 };
+#include "backends/cuda/wgmma_backward_ahead.cuh"
 
 /* --- The taker -------------------------------------------------------------------------------- */
 
@@ -215,12 +150,6 @@ GPU_DEVICE void wgmma_copy_rows(uint32_t to, const wgmma_map *map, uint32_t floa
     wgmma_copy_panels<S::PANELS, S::QUERIES>(to, map, full, w.q_row + tile * S::QUERIES,
                                              stride.head ? head : 0, stride.batch ? w.q_batch : 0);
     wgmma_copy_bytes(floats, from, FLOATS, full);
-}
-
-/* Strides of the bias or mask that the kernel knows to be alone. */
-template <class S> GPU_DEVICE const int64_t *wgmma_staged_stride(const fattn_problem &p)
-{
-    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
 }
 
 /* Whether tensor maps take it: of strides the host has seen to that. */
@@ -439,36 +368,11 @@ GPU_DEVICE void wgmma_add_all(const fattn_gpu_args &g, const wgmma_backward_bloc
 
 /* --- A tile of queries ------------------------------------------------------------------------ */
 
-/* Where a warpgroup is. Registers are short: what few tiles need is read from the item there. */
-template <class S> struct wgmma_backward_walk {
-    int group, tile;
-    int head;            /* of the group's */
-    int item;            /* number of its place */
-    int full, full_past; /* tiles that need no mask */
-    int tail;            /* the tile of which some rows are another's, or -1 */
-    wgmma_place<S::STAGES> q, q_used;
-    wgmma_place<2> dout;
-    wgmma_place<S::TERM_PLACES> term;
-    float slope;          /* of ALiBi, of the head */
-    wgmma_ahead<S> ahead; /* of the tile */
-    wgmma_dropout drop;
-    uint32_t term_offset; /* where the lane reads a staged tile */
-    uint32_t ds;          /* of dS: 0, or DS_BYTES */
-    uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
-    uint32_t dq_put;      /* where the lane's first sum of dQ goes */
-};
-
 /* Rows of the sequence's last tile. */
 template <class S>
 GPU_DEVICE int wgmma_tail_rows(const wgmma_backward_block<S> &b, const wgmma_backward_walk<S> &walk)
 {
     return b.control->item[walk.item].queries % S::QUERIES;
-}
-
-/* The first query of a warpgroup's part of S^T. */
-template <class S> GPU_DEVICE int wgmma_own_query(int group)
-{
-    return S::IS_WIDE ? group * S::OWN_QUERIES : 0;
 }
 
 /* Begins the warpgroup's part of a product of keys or values, and queries or dO. */
@@ -587,219 +491,6 @@ GPU_DEVICE void wgmma_mask(const wgmma_backward_block<S> &b, const wgmma_backwar
                                  key + 8 < w.keys ? w.past_query + from + 8 : -WGMMA_UNBOUNDED};
             wgmma_keep<S::OWN_QUERIES>(first, past, x);
         }
-    }
-}
-
-/* --- What features ask of a tile -------------------------------------------------------------- */
-
-/* Where the thread's pairs are, of tile `tile` of the group's head `head`. */
-template <class S>
-GPU_DEVICE wgmma_patch wgmma_patch_of(const wgmma_backward_block<S> &b,
-                                      const wgmma_backward_walk<S> &walk, int head, int tile)
-{
-    const wgmma_backward_item &w = b.control->item[walk.item];
-    const int t = (int)threadIdx.x % 128;
-    const int key = (S::IS_WIDE ? 0 : 64 * walk.group) + wgmma_row(t, 0);
-    wgmma_patch at;
-    at.b = w.batch;
-    at.h = w.head * b.group + head;
-    at.i = tile * S::QUERIES + wgmma_own_query<S>(walk.group) + wgmma_column(t, 0);
-    at.j = w.block * S::KEYS + key;
-    at.queries = w.queries - at.i;
-    at.keys = w.keys - key;
-    return at;
-}
-
-/* What a head is to know: its slope. */
-template <class S>
-GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                 wgmma_backward_walk<S> &walk, int head)
-{
-    if constexpr (S::KNOWN == FATTN_ALIBI || S::KNOWN == MMA_ANY) {
-        if (mma_has<S>(g, FATTN_ALIBI)) {
-            const wgmma_backward_item &w = b.control->item[walk.item];
-            const float *const slopes = (const float *)g.buffers.alibi_slopes;
-            walk.slope = slopes[w.batch * g.problem.alibi_batch_stride + w.head * b.group + head] *
-                         g.rule.unit;
-        }
-    }
-}
-
-/* Where the lane reads a bias or mask in a staged tile: its first 8 queries. */
-template <class S> GPU_DEVICE uint32_t wgmma_term_offset(const fattn_gpu_args &g, int group)
-{
-    const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0; /* or all queries share one */
-    const int lane = mma_lane(), key = 64 * group + (int)threadIdx.x % 128 / 32 * 16;
-    if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
-        const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
-        return wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
-    }
-    const int r = rows ? lane : 0; /* of 8 queries by 16 keys */
-    return wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
-}
-
-/* Waits for a staged bias or mask of the next tile. */
-template <class S>
-GPU_DEVICE void wgmma_await_term(const wgmma_backward_block<S> &b,
-                                 const wgmma_backward_walk<S> &walk)
-{
-    if constexpr (S::IS_STAGED) {
-        if (b.waits) {
-            wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
-        }
-    }
-}
-
-/* Begins to read it, or a bias that is not staged: of tile `tile` of the group's head `head`. */
-template <class S>
-GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                wgmma_backward_walk<S> &walk, int head, int tile)
-{
-    wgmma_ahead<S> &ahead = walk.ahead;
-    const uint32_t step = wgmma_staged_stride<S>(g.problem)[2] ? 16 * 128 : 0;
-    const uint32_t from = b.terms + walk.term.stage * S::TERM_BYTES + walk.term_offset;
-    if constexpr (S::KNOWN == FATTN_BIAS) {
-        if (S::IS_STAGED && b.waits) {
-            GPU_UNROLL
-            for (int n = 0; n < S::OWN_QUERIES / 16; n++) {
-                mma_load_transposed(ahead.bias[n][0], from + n * step);
-            }
-        } else {
-            wgmma_bias_words<S>(g, wgmma_patch_of<S>(b, walk, head, tile), ahead.bias);
-        }
-    } else if constexpr (S::IS_STAGED) {
-        GPU_UNROLL
-        for (int n = 0; n < S::MASK_WORDS / 4; n++) {
-            if (b.waits) {
-                mma_load_transposed(ahead.mask + 4 * n, from + 2 * n * step);
-            }
-        }
-    }
-}
-
-/* Looks at what has been read, or reads a mask that is not staged. */
-template <class S>
-GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                 wgmma_backward_walk<S> &walk, int head, int tile)
-{
-    wgmma_ahead<S> &ahead = walk.ahead;
-    const bool waits = S::IS_STAGED && b.waits;
-    if constexpr (S::KNOWN == FATTN_BIAS) {
-        ahead.large = wgmma_bias_large<S>(ahead.bias);
-    }
-    uint32_t pairs = 0;
-    if (waits) {
-        if constexpr (S::KNOWN == FATTN_MASK) {
-            pairs = wgmma_mask_pairs<S>(ahead.mask);
-        }
-        __syncwarp();
-        wgmma_release(&b.control->term_empty[walk.term.stage]);
-        wgmma_step(walk.term);
-    }
-    if (!S::IS_LEAN && mma_has<S>(g, FATTN_MASK)) {
-        if (waits) {
-            const int from = mma_lane() / 8 * 4 + mma_lane() % 4; /* whose keys c / 2 are */
-            ahead.keeps = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
-            ahead.others = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
-        } else {
-            ahead.keeps = wgmma_mask_bits<S>(g, wgmma_patch_of<S>(b, walk, head, tile));
-        }
-    }
-}
-
-/* Whether the run has dropout. */
-template <class S> GPU_DEVICE bool wgmma_drops(const fattn_gpu_args &g)
-{
-    constexpr bool MAY = S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY;
-    static_assert(!MAY || S::OWN_QUERIES <= 64, "a bit for each pair");
-    return MAY && mma_has<S>(g, FATTN_DROPOUT);
-}
-
-/* Once an item. */
-template <class S>
-GPU_DEVICE void wgmma_drop_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                 wgmma_backward_walk<S> &walk)
-{
-    if (wgmma_drops<S>(g)) {
-        const wgmma_backward_item &w = b.control->item[walk.item];
-        const wgmma_patch at = wgmma_patch_of<S>(b, walk, 0, 0);
-        const bool together = (w.q_position | w.k_position) % 16 == 0;
-        walk.drop.dropout = b.control->dropout;
-        walk.drop.dropout.threshold = together ? walk.drop.dropout.threshold : 0;
-        walk.drop.column = fattn_dropout_column(w.k_position + at.j);
-        walk.drop.rows = fattn_dropout_rows_at(w.q_position, (uint32_t)(at.i + mma_lane() / 4 % 2),
-                                               (uint32_t)(g.problem.batch_offset + at.b),
-                                               (uint32_t)(g.problem.head_offset + at.h));
-    }
-}
-
-/* Which pairs of a tile dropout keeps. Its generator is called while products run: EARLY_CALLS
- * times in one stretch of them, and the rest in the next. */
-template <class S>
-GPU_DEVICE void wgmma_drop_early(const fattn_gpu_args &g, wgmma_backward_walk<S> &walk, int head,
-                                 int tile)
-{
-    if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
-        walk.ahead.kept = wgmma_calls<S, 0, S::EARLY_CALLS>(walk.drop, head, tile);
-    }
-}
-
-template <class S>
-GPU_DEVICE void wgmma_drop_late(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                wgmma_backward_walk<S> &walk, int head, int tile)
-{
-    if (wgmma_drops<S>(g)) {
-        wgmma_ahead<S> &ahead = walk.ahead;
-        if (walk.drop.dropout.threshold) {
-            ahead.kept |= wgmma_calls<S, S::EARLY_CALLS, S::CALLS>(walk.drop, head, tile);
-            ahead.others = __shfl_xor_sync(0xffffffffu, ahead.kept, 4);
-        } else {
-            ahead.kept = wgmma_keep_singly<S>(g, b.control->dropout, b.control->item[walk.item],
-                                              wgmma_patch_of<S>(b, walk, head, tile));
-        }
-    }
-}
-
-/* When the products of the tile before have ended. */
-template <class S>
-GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                                 wgmma_backward_walk<S> &walk)
-{
-    wgmma_ahead<S> &ahead = walk.ahead;
-    if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
-        ahead.kept = wgmma_join_calls(ahead.kept, ahead.others);
-    }
-    if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.waits) {
-        ahead.keeps = wgmma_join_pairs(ahead.keeps, ahead.others);
-    }
-}
-
-/* Scores of a tile in x become P, in p, and what dP - delta is to be multiplied by, in x. */
-template <class S>
-GPU_DEVICE void
-wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
-                  const wgmma_backward_walk<S> &walk, const float lse[S::OWN_QUERIES / 8][2],
-                  float x[S::OWN_QUERIES / 8][4], uint32_t p[S::OWN_QUERIES / 16][4])
-{
-    const wgmma_backward_item &w = b.control->item[walk.item];
-    wgmma_pairs t = {};
-    t.at = wgmma_patch_of<S>(b, walk, walk.head, walk.tile);
-    if (mma_has<S>(g, FATTN_ALIBI)) {
-        t.slope = walk.slope;
-        t.distance = (float)(t.at.i + w.diagonal - t.at.j);
-    }
-    if (walk.tile < walk.full || walk.tile >= walk.full_past ||
-        (walk.tile + 1) * S::QUERIES > w.queries) {
-        const int from = t.at.j - w.block * S::KEYS - t.at.i;
-        GPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_UNBOUNDED;
-            t.first[h] = w.first_query + from + 8 * h;
-            t.past[h] = min(past, t.at.queries);
-        }
-        wgmma_weigh<S, true>(g, walk.ahead, t, lse, x, p);
-    } else {
-        wgmma_weigh<S, false>(g, walk.ahead, t, lse, x, p);
     }
 }
 

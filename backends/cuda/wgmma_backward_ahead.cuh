@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where a warpgroup of backward on Hopper is (wgmma_backward.cuh), and what it finds out about the
+ * pairs of its next tile while products of this one run: a bias, a mask, and which pairs dropout
+ * keeps. Of each tile the loop calls
+ *
+ *     wgmma_drop_early, wgmma_drop_late    dropout's generator, in two stretches of products
+ *     wgmma_await_term, wgmma_read_term    a bias or mask goes to registers
+ *     wgmma_look_ahead                     what it says of the pairs
+ *     wgmma_join_ahead                     what other lanes know of them; no product runs
+ *     wgmma_weigh_fully                    the tile's scores become weights
+ *
+ * and decides when: registers are short, and some of these live longer than others.
+ */
+#ifndef FATTN_CUDA_WGMMA_BACKWARD_AHEAD_CUH
+#define FATTN_CUDA_WGMMA_BACKWARD_AHEAD_CUH
+
+#include "backends/cuda/wgmma_backward_block.cuh"
+#include "backends/cuda/wgmma_backward_terms.cuh"
+
+/* Where a warpgroup is. Registers are short: what few tiles need is read from the item there. */
+template <class S> struct wgmma_backward_walk {
+    int group, tile;
+    int head;            /* of the group's */
+    int item;            /* number of its place */
+    int full, full_past; /* tiles that need no mask */
+    int tail;            /* the tile of which some rows are another's, or -1 */
+    wgmma_place<S::STAGES> q, q_used;
+    wgmma_place<2> dout;
+    wgmma_place<S::TERM_PLACES> term;
+    float slope;          /* of ALiBi, of the head */
+    wgmma_ahead<S> ahead; /* of the tile */
+    wgmma_dropout drop;
+    uint32_t term_offset; /* where the lane reads a staged tile */
+    uint32_t ds;          /* of dS: 0, or DS_BYTES */
+    uint32_t ds_put;      /* where the lane's first matrix of dS goes, with ds 0 */
+    uint32_t dq_put;      /* where the lane's first sum of dQ goes */
+};
+
+/* The first query of a warpgroup's part of S^T. */
+template <class S> GPU_DEVICE int wgmma_own_query(int group)
+{
+    return S::IS_WIDE ? group * S::OWN_QUERIES : 0;
+}
+
+/* Where the thread's pairs are, of tile `tile` of the group's head `head`. */
+template <class S>
+GPU_DEVICE wgmma_patch wgmma_patch_of(const wgmma_backward_block<S> &b,
+                                      const wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    const wgmma_backward_item &w = b.control->item[walk.item];
+    const int t = (int)threadIdx.x % 128;
+    const int key = (S::IS_WIDE ? 0 : 64 * walk.group) + wgmma_row(t, 0);
+    wgmma_patch at;
+    at.b = w.batch;
+    at.h = w.head * b.group + head;
+    at.i = tile * S::QUERIES + wgmma_own_query<S>(walk.group) + wgmma_column(t, 0);
+    at.j = w.block * S::KEYS + key;
+    at.queries = w.queries - at.i;
+    at.keys = w.keys - key;
+    return at;
+}
+
+/* What a head is to know: its slope. */
+template <class S>
+GPU_DEVICE void wgmma_head_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk, int head)
+{
+    if constexpr (S::KNOWN == FATTN_ALIBI || S::KNOWN == MMA_ANY) {
+        if (mma_has<S>(g, FATTN_ALIBI)) {
+            const wgmma_backward_item &w = b.control->item[walk.item];
+            const float *const slopes = (const float *)g.buffers.alibi_slopes;
+            walk.slope = slopes[w.batch * g.problem.alibi_batch_stride + w.head * b.group + head] *
+                         g.rule.unit;
+        }
+    }
+}
+
+/* Where the lane reads a bias or mask in a staged tile: its first 8 queries. */
+template <class S> GPU_DEVICE uint32_t wgmma_term_offset(const fattn_gpu_args &g, int group)
+{
+    const bool rows = wgmma_staged_stride<S>(g.problem)[2] != 0; /* or all queries share one */
+    const int lane = mma_lane(), key = 64 * group + (int)threadIdx.x % 128 / 32 * 16;
+    if (S::KNOWN == FATTN_BIAS) { /* matrices of 8 queries by 8 keys: keys first */
+        const int r = rows ? lane / 16 * 8 + lane % 8 : 0;
+        return wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key + lane / 8 % 2 * 8));
+    }
+    const int r = rows ? lane : 0; /* of 8 queries by 16 keys */
+    return wgmma_offset(S::QUERIES, (uint32_t)r, (uint32_t)(key / 2));
+}
+
+/* Waits for a staged bias or mask of the next tile. */
+template <class S>
+GPU_DEVICE void wgmma_await_term(const wgmma_backward_block<S> &b,
+                                 const wgmma_backward_walk<S> &walk)
+{
+    if constexpr (S::IS_STAGED) {
+        if (b.waits) {
+            wgmma_await(&b.control->term_full[walk.term.stage], walk.term.phase);
+        }
+    }
+}
+
+/* Begins to read it, or a bias that is not staged: of tile `tile` of the group's head `head`. */
+template <class S>
+GPU_DEVICE void wgmma_read_term(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    wgmma_ahead<S> &ahead = walk.ahead;
+    const uint32_t step = wgmma_staged_stride<S>(g.problem)[2] ? 16 * 128 : 0;
+    const uint32_t from = b.terms + walk.term.stage * S::TERM_BYTES + walk.term_offset;
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        if (S::IS_STAGED && b.waits) {
+            GPU_UNROLL
+            for (int n = 0; n < S::OWN_QUERIES / 16; n++) {
+                mma_load_transposed(ahead.bias[n][0], from + n * step);
+            }
+        } else {
+            wgmma_bias_words<S>(g, wgmma_patch_of<S>(b, walk, head, tile), ahead.bias);
+        }
+    } else if constexpr (S::IS_STAGED) {
+        GPU_UNROLL
+        for (int n = 0; n < S::MASK_WORDS / 4; n++) {
+            if (b.waits) {
+                mma_load_transposed(ahead.mask + 4 * n, from + 2 * n * step);
+            }
+        }
+    }
+}
+
+/* Looks at what has been read, or reads a mask that is not staged. */
+template <class S>
+GPU_DEVICE void wgmma_look_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    wgmma_ahead<S> &ahead = walk.ahead;
+    const bool waits = S::IS_STAGED && b.waits;
+    if constexpr (S::KNOWN == FATTN_BIAS) {
+        ahead.large = wgmma_bias_large<S>(ahead.bias);
+    }
+    uint32_t pairs = 0;
+    if (waits) {
+        if constexpr (S::KNOWN == FATTN_MASK) {
+            pairs = wgmma_mask_pairs<S>(ahead.mask);
+        }
+        __syncwarp();
+        wgmma_release(&b.control->term_empty[walk.term.stage]);
+        wgmma_step(walk.term);
+    }
+    if (!S::IS_LEAN && mma_has<S>(g, FATTN_MASK)) {
+        if (waits) {
+            const int from = mma_lane() / 8 * 4 + mma_lane() % 4; /* whose keys c / 2 are */
+            ahead.keeps = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from);
+            ahead.others = (uint32_t)__shfl_sync(0xffffffffu, (int)pairs, from + 16);
+        } else {
+            ahead.keeps = wgmma_mask_bits<S>(g, wgmma_patch_of<S>(b, walk, head, tile));
+        }
+    }
+}
+
+/* Whether the run has dropout. */
+template <class S> GPU_DEVICE bool wgmma_drops(const fattn_gpu_args &g)
+{
+    constexpr bool MAY = S::KNOWN == FATTN_DROPOUT || S::KNOWN == MMA_ANY;
+    static_assert(!MAY || S::OWN_QUERIES <= 64, "a bit for each pair");
+    return MAY && mma_has<S>(g, FATTN_DROPOUT);
+}
+
+/* Once an item. */
+template <class S>
+GPU_DEVICE void wgmma_drop_begin(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk)
+{
+    if (wgmma_drops<S>(g)) {
+        const wgmma_backward_item &w = b.control->item[walk.item];
+        const wgmma_patch at = wgmma_patch_of<S>(b, walk, 0, 0);
+        const bool together = (w.q_position | w.k_position) % 16 == 0;
+        walk.drop.dropout = b.control->dropout;
+        walk.drop.dropout.threshold = together ? walk.drop.dropout.threshold : 0;
+        walk.drop.column = fattn_dropout_column(w.k_position + at.j);
+        walk.drop.rows = fattn_dropout_rows_at(w.q_position, (uint32_t)(at.i + mma_lane() / 4 % 2),
+                                               (uint32_t)(g.problem.batch_offset + at.b),
+                                               (uint32_t)(g.problem.head_offset + at.h));
+    }
+}
+
+/* Which pairs of a tile dropout keeps. Its generator is called while products run: EARLY_CALLS
+ * times in one stretch of them, and the rest in the next. */
+template <class S>
+GPU_DEVICE void wgmma_drop_early(const fattn_gpu_args &g, wgmma_backward_walk<S> &walk, int head,
+                                 int tile)
+{
+    if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
+        walk.ahead.kept = wgmma_calls<S, 0, S::EARLY_CALLS>(walk.drop, head, tile);
+    }
+}
+
+template <class S>
+GPU_DEVICE void wgmma_drop_late(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                wgmma_backward_walk<S> &walk, int head, int tile)
+{
+    if (wgmma_drops<S>(g)) {
+        wgmma_ahead<S> &ahead = walk.ahead;
+        if (walk.drop.dropout.threshold) {
+            ahead.kept |= wgmma_calls<S, S::EARLY_CALLS, S::CALLS>(walk.drop, head, tile);
+            ahead.others = __shfl_xor_sync(0xffffffffu, ahead.kept, 4);
+        } else {
+            ahead.kept = wgmma_keep_singly<S>(g, b.control->dropout, b.control->item[walk.item],
+                                              wgmma_patch_of<S>(b, walk, head, tile));
+        }
+    }
+}
+
+/* When the products of the tile before have ended. */
+template <class S>
+GPU_DEVICE void wgmma_join_ahead(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                                 wgmma_backward_walk<S> &walk)
+{
+    wgmma_ahead<S> &ahead = walk.ahead;
+    if (wgmma_drops<S>(g) && walk.drop.dropout.threshold) {
+        ahead.kept = wgmma_join_calls(ahead.kept, ahead.others);
+    }
+    if (S::IS_STAGED && S::KNOWN == FATTN_MASK && b.waits) {
+        ahead.keeps = wgmma_join_pairs(ahead.keeps, ahead.others);
+    }
+}
+
+/* Scores of a tile in x become P, in p, and what dP - delta is to be multiplied by, in x. */
+template <class S>
+GPU_DEVICE void
+wgmma_weigh_fully(const fattn_gpu_args &g, const wgmma_backward_block<S> &b,
+                  const wgmma_backward_walk<S> &walk, const float lse[S::OWN_QUERIES / 8][2],
+                  float x[S::OWN_QUERIES / 8][4], uint32_t p[S::OWN_QUERIES / 16][4])
+{
+    const wgmma_backward_item &w = b.control->item[walk.item];
+    wgmma_pairs t = {};
+    t.at = wgmma_patch_of<S>(b, walk, walk.head, walk.tile);
+    if (mma_has<S>(g, FATTN_ALIBI)) {
+        t.slope = walk.slope;
+        t.distance = (float)(t.at.i + w.diagonal - t.at.j);
+    }
+    if (walk.tile < walk.full || walk.tile >= walk.full_past ||
+        (walk.tile + 1) * S::QUERIES > w.queries) {
+        const int from = t.at.j - w.block * S::KEYS - t.at.i;
+        GPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int past = 8 * h < t.at.keys ? w.past_query + from + 8 * h : -WGMMA_UNBOUNDED;
+            t.first[h] = w.first_query + from + 8 * h;
+            t.past[h] = min(past, t.at.queries);
+        }
+        wgmma_weigh<S, true>(g, walk.ahead, t, lse, x, p);
+    } else {
+        wgmma_weigh<S, false>(g, walk.ahead, t, lse, x, p);
+    }
+}
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the roles of a block share in backward on Hopper (wgmma_backward.cuh): shared memory and its
+ * barriers, the items that have been taken, and the order of their tiles.
+ */
+#ifndef FATTN_CUDA_WGMMA_BACKWARD_BLOCK_CUH
+#define FATTN_CUDA_WGMMA_BACKWARD_BLOCK_CUH
+
+#include "backends/cuda/wgmma_backward_rows.cuh"
+
+/* A block's shared memory beside the tiles. */
+template <class S> struct wgmma_backward_control {
+    uint64_t item_full[2], item_empty[2], item_wanted;
+    uint64_t k_full, v_full, keys_empty;
+    uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[2], dout_empty[2];
+    uint64_t term_full[2], term_empty[2]; /* of a bias or mask in shared memory */
+    wgmma_backward_item item[2];
+    fattn_dropout dropout;
+    bool exists[2]; /* false: there are no more */
+};
+
+/* What all roles know. */
+template <class S> struct wgmma_backward_block {
+    wgmma_backward_control<S> *control;
+    uint32_t k, v, q, dout, ds, dq, p; /* tiles */
+    uint32_t terms;                    /* and those of a bias or mask */
+    uint32_t lse, delta;               /* of each stage of q, of dO */
+    int group;                         /* query heads of a key/value head */
+    bool waits;                        /* a bias or mask is copied to shared memory */
+};
+
+/* A place in a ring: phases change when it begins anew. */
+template <int STAGES> struct wgmma_place {
+    int stage, phase;
+};
+
+template <int STAGES> GPU_DEVICE void wgmma_step(wgmma_place<STAGES> &place)
+{
+    place.stage = place.stage + 1 == STAGES ? 0 : place.stage + 1;
+    place.phase ^= place.stage == 0;
+}
+
+/* The tile of queries after this one: after all of a head's, the one that the item begins with. */
+GPU_DEVICE int wgmma_next_tile(const wgmma_backward_item &w, int tile)
+{
+    return tile + 1 == w.past ? w.first : tile + 1;
+}
+
+/* Tiles of an item, of all heads of the group. */
+template <class S>
+GPU_DEVICE int wgmma_tiles_of(const wgmma_backward_block<S> &b, const wgmma_backward_item &w)
+{
+    return max(w.past - w.first, 0) * b.group;
+}
+
+/* Waits for item n of the block; NULL where there are no more. */
+template <class S>
+GPU_DEVICE const wgmma_backward_item *wgmma_item_await(const wgmma_backward_block<S> &b, int n)
+{
+    wgmma_backward_control<S> &control = *b.control;
+    wgmma_await(&control.item_full[n % 2], n / 2 % 2);
+    return control.exists[n % 2] ? &control.item[n % 2] : NULL;
+}
+
+/* The block's barriers by number (wgmma_named_sync). */
+enum {
+    WGMMA_DS_MADE = 1,  /* of all that multiply */
+    WGMMA_DQ_MADE = 2,  /* .. 3: of a warpgroup and an adder */
+    WGMMA_DQ_ADDED = 4, /* .. 5: of a warpgroup and the adder of its last sums */
+    WGMMA_CLEARED = 6,  /* .. 7: of a warpgroup */
+    WGMMA_P_MADE = 8,   /* of all that multiply */
+    WGMMA_NEXT_DUE = 9  /* .. 10: of both adders, by whose tile is next */
+};
+enum { WGMMA_WITH_ADDER = 128 + 32 };
+
+/* Strides of the bias or mask that the kernel knows to be alone. */
+template <class S> GPU_DEVICE const int64_t *wgmma_staged_stride(const fattn_problem &p)
+{
+    return S::KNOWN == FATTN_BIAS ? p.bias_stride : p.mask_stride;
+}
+
+#endif

@@ -319,9 +319,13 @@ size_t fattn_plan_describe(const fattn_plan *plan, char *text, size_t size)
     const fattn_problem *const p = &plan->problem;
     const fattn_tiling *const t = &plan->tiling;
     const fattn_plan_info info = info_of(plan);
-    append(text, size, &used, "%s in %s on %s: kernel %s\n",
-           p->op == FATTN_FORWARD ? "forward" : "backward", fattn_dtype_name(p->dtype),
-           plan->device->backend->name, info.kernel);
+    append(text, size, &used, "%s in %s", p->op == FATTN_FORWARD ? "forward" : "backward",
+           fattn_dtype_name(p->dtype));
+    if (p->dtype_kv != p->dtype || p->dtype_v != p->dtype) {
+        append(text, size, &used, " (k in %s, v in %s)", fattn_dtype_name(p->dtype_kv),
+               fattn_dtype_name(p->dtype_v));
+    }
+    append(text, size, &used, " on %s: kernel %s\n", plan->device->backend->name, info.kernel);
     append(text, size, &used,
            "  problem    B %lld, Hq %lld, Hk %lld, Sq %lld, Sk %lld, D %lld, Dv %lld\n",
            (long long)p->batch, (long long)p->heads_q, (long long)p->heads_k,

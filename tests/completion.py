@@ -33,7 +33,7 @@ OFFERS = [
     ("fattn be", "bench"),
     ("fattn --v", "--version"),
     ("fattn nothing --", ""),
-    ("fattn run --dt", "--dtype --dtype-o"),
+    ("fattn run --dt", "--dtype --dtype-kv --dtype-v --dtype-o --dtype-bias"),
     ("fattn run --dtype ", "f32 f16 bf16 f64"),
     ("fattn run --dtype=b", "bf16"),
     ("fattn run --anchor top", "top-left"),

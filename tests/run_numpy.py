@@ -140,21 +140,25 @@ class Case:
         self.packed_q, self.packed_k = lengths_q is not None, lengths_k is not None
         self.b, self.hq, self.hk = len(self.lengths_q), hq, hk
         self.sq, self.sk = max(self.lengths_q, default=0), max(self.lengths_k, default=0)
-        draw = lambda lengths, h, c: [self.round(rng.standard_normal((n, h, c))) for n in lengths]
-        self.q, self.k = draw(self.lengths_q, hq, d), draw(self.lengths_k, hk, d)
-        self.v, self.do = draw(self.lengths_k, hk, dv), draw(self.lengths_q, hq, dv)
+        kv = features.get("dtype_kv", dtype)
+        self.types = {"q": dtype, "k": kv, "v": features.get("dtype_v", kv), "do": dtype, "o": features.get("dtype_o", dtype)}
+        self.types |= {"dq": dtype, "dk": kv, "dv": self.types["v"]}
+        draw = lambda name, lengths, h, c: [self.round(rng.standard_normal((n, h, c)), name) for n in lengths]
+        self.q, self.k = draw("q", self.lengths_q, hq, d), draw("k", self.lengths_k, hk, d)
+        self.v, self.do = draw("v", self.lengths_k, hk, dv), draw("do", self.lengths_q, hq, dv)
         self.dlse = [rng.standard_normal((hq, n)).astype(np.float32) for n in self.lengths_q]
 
-    def round(self, x):
-        """x rounded to the dtype of the computation, as float64."""
-        if self.dtype == "bf16":
-            return (bf16_bits(x).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        return x.astype({"f64": np.float64, "f32": np.float32, "f16": np.float16}[self.dtype]).astype(np.float64)
+    def round(self, x, name):
+        """x rounded to this tensor's type, as float64."""
+        stored = self.stored(x, name)
+        if self.types[name] == "bf16":
+            return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return stored.astype(np.float64)
 
-    def stored(self, x):
-        if self.dtype == "bf16":
+    def stored(self, x, name):
+        if self.types[name] == "bf16":
             return bf16_bits(x)
-        return x.astype({"f64": np.float64, "f32": np.float32, "f16": np.float16}[self.dtype])
+        return x.astype({"f64": np.float64, "f32": np.float32, "f16": np.float16}[self.types[name]])
 
     def joined(self, parts, packed):
         """The array of a tensor, in the file's layout."""
@@ -182,16 +186,16 @@ class Case:
     def arrays(self):
         """Inputs by option."""
         rng, f = self.rng, self.features
-        files = {"q": self.stored(self.joined(self.q, self.packed_q))}
+        files = {"q": self.stored(self.joined(self.q, self.packed_q), "q")}
         if self.page:
             columns = -(-self.sk // self.page)
             self.table = rng.permutation(self.b * columns).reshape(self.b, columns)
-            files["k"] = self.stored(self.pages(rng, self.k))
-            files["v"] = self.stored(self.pages(rng, self.v))
+            files["k"] = self.stored(self.pages(rng, self.k), "k")
+            files["v"] = self.stored(self.pages(rng, self.v), "v")
             files["block-table"] = self.table.astype(np.int32)
         else:
-            files["k"] = self.stored(self.joined(self.k, self.packed_k))
-            files["v"] = self.stored(self.joined(self.v, self.packed_k))
+            files["k"] = self.stored(self.joined(self.k, self.packed_k), "k")
+            files["v"] = self.stored(self.joined(self.v, self.packed_k), "v")
         if self.packed_q:
             files["cu-seqlens-q"] = np.cumsum([0] + self.lengths_q).astype(np.int64)
         if self.packed_k:
@@ -203,9 +207,9 @@ class Case:
         for name in ("bias", "mask", "block-mask", "sink", "alibi", "q-offsets", "k-offsets", "wholes-q", "wholes-k",
                      "seqstart-k"):
             if name.replace("-", "_") in f:
-                files[name] = f[name.replace("-", "_")]
+                files[name] = f.get("bits", {}).get(name, f[name.replace("-", "_")])
         if self.backward:
-            files["do"] = self.stored(self.joined(self.do, self.packed_q))
+            files["do"] = self.stored(self.joined(self.do, self.packed_q), "do")
             files["dlse"] = np.concatenate(self.dlse, 1) if self.packed_q else np.stack(self.dlse)
         return files
 
@@ -216,7 +220,7 @@ class Case:
         words += ["--" + name.replace("_", "-") for name in ("deterministic", "batch_invariant", "checked", "alibi_bias")
                   if f.get(name)]
         for name in ("anchor", "scale", "softcap", "dropout", "seed", "offset", "q_offset", "k_offset", "whole_q",
-                     "whole_k", "batch_offset", "head_offset", "dtype_o"):
+                     "whole_k", "batch_offset", "head_offset", "dtype_o", "dtype_kv", "dtype_v", "dtype_bias"):
             if name in f:
                 words += ["--" + name.replace("_", "-"), str(f[name])]
         for name in ("window", "block_size"):
@@ -305,17 +309,20 @@ def bf16_bits(x):
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
 
 
-def read_back(path, dtype, name):
+def read_back(path, types, name):
+    """The array as float64; None where it has another type than it should."""
     array = np.load(path)
-    if dtype == "bf16" and array.dtype != np.float32 and name in ("o", "dq", "dk", "dv"):
-        assert array.dtype == np.uint16
+    kinds = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+    if array.dtype != kinds[types.get(name, "f64" if types["q"] == "f64" else "f32")]:
+        return None
+    if types.get(name) == "bf16":
         return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return array.astype(np.float64)
 
 
 def close(ours, theirs, tolerance):
     """The largest error relative to its tolerance; infinities must agree."""
-    if ours.shape != theirs.shape:
+    if ours is None or ours.shape != theirs.shape:
         return np.inf
     finite = np.isfinite(theirs)
     if not np.array_equal(ours[~finite], theirs[~finite]):
@@ -345,8 +352,9 @@ def run(tool, folder, case, device):
     fine = True
     expected = case.expected()
     for name in case.outputs():
-        tolerance = TOLERANCE[case.dtype] * (1 if name in ("o", "lse", "scores", "probabilities") else GRADIENT)
-        worst = close(read_back(path("out-" + name), case.dtype, name), case.whole(name, expected[name]), tolerance)
+        mixed = len({case.types[tensor] for tensor in "qkv"}) > 1  # computed as f32
+        tolerance = TOLERANCE[case.types.get(name, "f32") if mixed else case.dtype] * (1 if name in ("o", "lse", "scores", "probabilities") else GRADIENT)
+        worst = close(read_back(path("out-" + name), case.types, name), case.whole(name, expected[name]), tolerance)
         if not worst <= 1:
             print(f"# {name}: error is {worst:.3g} times what is allowed")
             fine = False
@@ -410,6 +418,14 @@ def cases():
         yield Case(name + ", backward", backward=True, **settings)
     for name, settings in [("paged", dict(page=16, used_k=[53, 20])), ("paged, bhsd", dict(page=7, layout="bhsd", hk=2, sk=49))]:
         yield Case(name, **settings)
+    bias = bf16_bits(real(37, 53))
+    mixed = [("f32 with a bf16 cache", dict(dtype_kv="bf16", hk=2, causal=True)),
+             ("f16 with values in f32", dict(dtype="f16", dtype_v="f32")),
+             ("three types", dict(dtype_kv="f16", dtype_v="bf16", page=16, used_k=[53, 20]))]
+    for name, settings in mixed:
+        yield Case(name, **settings)
+    yield Case("f32 with a bias of bf16 bits", bias=(bias.astype(np.uint32) << 16).view(np.float32), bits=dict(bias=bias),
+               dtype_bias="bf16")
     yield Case("batch invariant", batch_invariant=True)
     yield Case("deterministic", deterministic=True, backward=True)
     for dtype in ("f16", "bf16"):
@@ -469,6 +485,8 @@ def main():
         for device in devices:
             for case in cases():
                 ok(run(tool, folder, case, device), f"{device}: {case.name}")
+        ok(run(tool, folder, Case("three types, backward", dtype_kv="f16", dtype_v="bf16", backward=True), "reference"),
+           "reference: three types, backward")
         ok(run(tool, folder, Case("f64", dtype="f64", causal=True, backward=True), "reference"), "reference: f64")
         test_conversions(tool, folder)
         test_accumulate(tool, folder)

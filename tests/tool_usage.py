@@ -131,6 +131,9 @@ REFUSED = [
     ("bench --dir bwd --dsink", 2, "--dsink needs --dir bwd and --sink"),
     ("bench --dir bwd --lse", 2, "--lse needs a forward --dir"),
     ("bench --dtype-bias f32", 2, "--dtype-bias needs --bias"),
+    (f"run {QKV} --dtype-bias f32", 2, "--dtype-bias needs --bias"),
+    (f"run {QKV} --dtype-kv f8", 2, "--dtype-kv: \"f8\" is not one of f32, f16, bf16, f64"),
+    (f"run {QKV} --dtype-v f64", 3, "f64 does not mix"),
     ("bench --page-size 16 --cu-seqlens-k", 2, "--cu-seqlens-k needs keys that are not paged"),
     ("explain --ranks 0", 2, '--ranks: "0" is not between 1'),
     ("explain --ranks 4", 2, "--ranks needs --link and --rate"),
@@ -226,6 +229,9 @@ FEATURES = [
     ("--scale 0.25 --softcap 20", "scale(0.25)+softcap(20)", "fwd,bwd"),
     ("--bias --alibi --dropout 0.25", "bias+alibi+dropout(0.25)", "fwd,bwd"),
     ("--dtype bf16 --bias --dtype-bias bf16 --dtype-o f32", "bias_bf16+o_f32", "fwd,bwd"),
+    ("--dtype-kv f16 --dtype-v bf16", "kv_f16+v_bf16", "fwd,bwd"),
+    ("--dtype f16 --dtype-v f32 --bias --dtype-bias bf16", "bias_bf16+v_f32", "fwd,decode"),
+    ("--dtype-kv bf16 --page-size 16 --seqused-k 33", "seqused_k(33)+paged(16)+kv_bf16", "fwd,decode"),
     ("--bias --sink --dbias --dsink --dlse", "bias+sink+dlse+dbias+dsink", "bwd"),
     ("--block-mask --block-size 8,16 --density 0.25", "block_mask(8x16,0.25)", "fwd,bwd"),
     ("--cu-seqlens-q --cu-seqlens-k", "cu_seqlens_q+cu_seqlens_k", "fwd,bwd"),
@@ -315,9 +321,11 @@ def test_features(tool, folder):
             print("#", ran.returncode, ran.stdout, ran.stderr)
         ok(fine, "bench " + options)
         ran = start(tool, folder, "explain" + line)
-        plain = [re.sub(r"\(.*|_bf16", "", word) for word in words.split("+")]
+        mixed = [word for word in words.split("+") if re.match("kv_|v_", word)]
+        plain = [re.sub(r"\(.*|_bf16", "", word) for word in words.split("+") if word not in mixed]
         own = {"top_left", "bhsd", "lse", "dbias", "dsink", "o_f32"}  # no feature, but the problem's shape
-        ok(ran.returncode == 0 and all(word in ran.stdout for word in plain if word not in own), "explain " + options)
+        ok(ran.returncode == 0 and all(word in ran.stdout for word in plain if word not in own)
+           and (not mixed or re.search(r"in \w+ \(k in \w+, v in \w+\) on", ran.stdout)), "explain " + options)
     ran = start(tool, folder, "bench --device reference --hq 2 --sq 8 --d 4 --window 0,0,1,0,-1,-1 --reps 1 --json")
     pairs = [row["gflops"] * row["median_ms"] * 1e6 / (2 * 2 * 8) for row in map(json.loads, ran.stdout.splitlines())]
     ok([round(n, 2) for n in pairs] == [8, 15, 64], f"windows count their pairs: {pairs}")
@@ -367,6 +375,8 @@ def test_peer(tool, folder):
     ok(ran.returncode == 3 and ran.stdout == "" and "no peer materialised" in ran.stderr, "without OpenBLAS bench fails")
     ran = subprocess.run([*line, "--dtype", "f16"], capture_output=True, text=True, check=False)
     ok(ran.returncode != 0 and "peer" in ran.stderr, "where the peer takes no case too")
+    ran = subprocess.run([*line, "--dtype-v", "f16"], capture_output=True, text=True, check=False)
+    ok(ran.returncode != 0 and "peer:" not in ran.stdout and "peer" in ran.stderr, "nor one of mixed types")
 
 
 def test_table(tool):

@@ -61,9 +61,11 @@ enum {
 
 /* The type that an input is converted to. */
 typedef enum role {
-    TENSOR, /* the problem's dtype */
+    TENSOR, /* the problem's dtype; this and the next three have rows that ranks divide */
+    KEY,    /* dtype_kv */
+    VALUE,  /* dtype_v */
     RESULT, /* the dtype of o */
-    BIAS,   /* the problem's dtype if the file has it, else as REAL */
+    BIAS,   /* dtype_bias; by default the problem's dtype if the file has it, else as REAL */
     REAL,   /* f32, or f64 in an f64 problem */
     BYTES,  /* bool or u8 */
     COUNTS, /* int32 */
@@ -75,8 +77,8 @@ static const struct {
     uint64_t feature; /* set if the input is given */
 } inputs[INPUTS] = {
     [IN_Q] = {TENSOR, 0},
-    [IN_K] = {TENSOR, 0},
-    [IN_V] = {TENSOR, 0},
+    [IN_K] = {KEY, 0},
+    [IN_V] = {VALUE, 0},
     [IN_BIAS] = {BIAS, FATTN_BIAS},
     [IN_MASK] = {BYTES, FATTN_MASK},
     [IN_BLOCK_MASK] = {BYTES, FATTN_BLOCK_MASK},
@@ -139,9 +141,9 @@ typedef struct job {
 
 static const char notes[] =
     "Shapes are those of --layout bshd; bhsd has heads before the sequence axis. f16, f32 and\n"
-    "f64 files are converted to --dtype. NumPy has no bf16: with --dtype bf16, arrays of u2 (or\n"
-    "V2) are read as bf16 bit patterns, and outputs are written as u2. Rows of outputs that\n"
-    "belong to no sequence are 0.\n"
+    "f64 files are converted to --dtype, --dtype-kv and so on. NumPy has no bf16: where that is\n"
+    "the type, arrays of u2 (or V2) are read as bf16 bit patterns, and outputs are written as u2.\n"
+    "Rows of outputs that belong to no sequence are 0.\n"
     "\n"
     "No output may be an input, under any name. Outputs keep the mode of the files they replace.\n"
     "If a run is killed while it replaces several files, the next run that reads or writes in\n"
@@ -313,6 +315,7 @@ static bool consistent(const job *j)
         }
     }
     const uint64_t present = (j->in_path[IN_ALIBI] ? FATTN_ALIBI : 0) |
+                             (j->in_path[IN_BIAS] ? FATTN_BIAS : 0) |
                              (j->in_path[IN_BLOCK_MASK] ? FATTN_BLOCK_MASK : 0);
     return problem_options_check(&j->options, "run", present, !j->backward, j->backward);
 }
@@ -394,15 +397,30 @@ static void recover(const job *j)
 static bool has_rows(const job *j, int input)
 {
     const bool extra = input == IN_BIAS || input == IN_MASK;
-    return j->divided.wanted && (inputs[input].role == TENSOR || inputs[input].role == RESULT ||
-                                 input == IN_DLSE || (extra && j->in[input].rank > 1));
+    return j->divided.wanted && (inputs[input].role <= RESULT || input == IN_DLSE ||
+                                 (extra && j->in[input].rank > 1));
 }
 
+/* The type that an input is converted to, once the types of the problem are known. */
+static fattn_dtype type_of(const fattn_problem *p, role as)
+{
+    const fattn_dtype key = p->dtype_kv ? p->dtype_kv : p->dtype;
+    switch (as) {
+    case TENSOR: return p->dtype;
+    case KEY: return key;
+    case VALUE: return p->dtype_v ? p->dtype_v : key;
+    case RESULT: return p->dtype_o ? p->dtype_o : p->dtype;
+    case BIAS: return p->dtype_bias;
+    default: return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    }
+}
+
+/* Whether its file may hold bf16: where an option gives that type to it or to the whole problem. */
 static bool reads_bf16(const job *j, int input)
 {
     const role as = inputs[input].role;
-    return given(j, PROBLEM_DTYPE) && j->problem.dtype == FATTN_BF16 &&
-           (as == TENSOR || as == BIAS || as == RESULT);
+    const bool whole = given(j, PROBLEM_DTYPE) && j->problem.dtype == FATTN_BF16;
+    return as <= BIAS && (whole || type_of(&j->problem, as) == FATTN_BF16);
 }
 
 static bool read_inputs(job *j)
@@ -517,15 +535,15 @@ static bool convert_bytes(const char *path, const npy_array *a)
 
 static bool convert_input(job *j, int i)
 {
-    const fattn_problem *const p = &j->problem;
-    const fattn_dtype real = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const char *const path = j->in_path[i];
     npy_array *const a = &j->in[i];
     switch (inputs[i].role) {
-    case TENSOR: return convert_real(path, a, p->dtype);
-    case RESULT: return convert_real(path, a, p->dtype_o ? p->dtype_o : p->dtype);
-    case BIAS: return convert_real(path, a, p->dtype_bias);
-    case REAL: return convert_real(path, a, real);
+    case TENSOR:
+    case KEY:
+    case VALUE:
+    case RESULT:
+    case BIAS:
+    case REAL: return convert_real(path, a, type_of(&j->problem, inputs[i].role));
     case BYTES: return convert_bytes(path, a);
     case COUNTS: return convert_counts(path, a, NPY_I32);
     case PLACES: return convert_counts(path, a, NPY_I64);
@@ -548,7 +566,9 @@ static bool convert_inputs(job *j)
     const fattn_dtype bias = dtype_of(j->in[IN_BIAS].kind) == dtype ? dtype : real;
 
     j->problem.dtype = dtype;
-    j->problem.dtype_bias = j->in_path[IN_BIAS] ? bias : 0;
+    if (j->in_path[IN_BIAS] && !j->problem.dtype_bias) {
+        j->problem.dtype_bias = bias;
+    }
     for (int i = 0; i < INPUTS; i++) {
         if (j->in_path[i] && !has_rows(j, i) && !convert_input(j, i)) {
             return false;
@@ -838,9 +858,11 @@ static bool create_outputs(job *j)
     static const char *const names[OUTPUTS] = {"o",     "lse",   "dq",     "dk",           "dv",
                                                "dbias", "dsink", "scores", "probabilities"};
     const fattn_problem *const p = &j->problem;
-    const npy_kind tensor = kind_of(p->dtype), real = p->dtype == FATTN_F64 ? NPY_F64 : NPY_F32;
-    const npy_kind result = p->dtype_o ? kind_of(p->dtype_o) : tensor;
-    const npy_kind gradient = p->features & FATTN_ACCUMULATE ? real : tensor;
+    const npy_kind real = kind_of(type_of(p, REAL)), result = kind_of(type_of(p, RESULT));
+    const bool sums = p->features & FATTN_ACCUMULATE;
+    const npy_kind kind_q = sums ? real : kind_of(p->dtype);
+    const npy_kind kind_k = sums ? real : kind_of(type_of(p, KEY));
+    const npy_kind kind_v = sums ? real : kind_of(type_of(p, VALUE));
     const npy_array *const q = &j->in[IN_Q], *const bias = &j->in[IN_BIAS];
     const bool cu_q = j->in_path[IN_CU_Q];
 
@@ -860,9 +882,9 @@ static bool create_outputs(job *j)
     } forms[OUTPUTS] = {
         [OUT_O] = {result, q->rank, o},
         [OUT_LSE] = {real, cu_q ? 2 : 3, cu_q ? lse_packed : lse_dense},
-        [OUT_DQ] = {gradient, q->rank, q->shape},
-        [OUT_DK] = {gradient, j->in[IN_K].rank, j->in[IN_K].shape},
-        [OUT_DV] = {gradient, j->in[IN_V].rank, j->in[IN_V].shape},
+        [OUT_DQ] = {kind_q, q->rank, q->shape},
+        [OUT_DK] = {kind_k, j->in[IN_K].rank, j->in[IN_K].shape},
+        [OUT_DV] = {kind_v, j->in[IN_V].rank, j->in[IN_V].shape},
         [OUT_DBIAS] = {real, bias->rank, bias->shape},
         [OUT_DSINK] = {real, 1, &p->heads_q},
         [OUT_SCORES] = {real, 4, pairs},
@@ -881,7 +903,7 @@ static bool create_outputs(job *j)
             memset(j->out[i].data, 0, (size_t)j->out[i].count * j->out[i].item);
         }
         const bool is_gradient = i >= OUT_DQ && i <= OUT_DSINK;
-        if (p->features & FATTN_ACCUMULATE && is_gradient && !read_sum(j, i)) {
+        if (sums && is_gradient && !read_sum(j, i)) {
             return false;
         }
     }
@@ -993,8 +1015,7 @@ static npy_rows rows_of(const job *j, const npy_array *a, int axis, int side, fa
 
 static int input_axis(const job *j, int i)
 {
-    const bool tensor = inputs[i].role == TENSOR || inputs[i].role == RESULT;
-    return tensor         ? axis_of(j, i == IN_K || i == IN_V ? KEYS : QUERIES)
+    return inputs[i].role <= RESULT ? axis_of(j, i == IN_K || i == IN_V ? KEYS : QUERIES)
            : i == IN_DLSE ? j->in[i].rank - 1
                           : j->in[i].rank - 2;
 }

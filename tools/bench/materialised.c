@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/memory.h"
+#include "tools/bench/sweep.h"
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 }; /* values of cblas.h */
 
@@ -42,7 +43,9 @@ bool materialised_prepare(materialised *m, const fattn_problem *p, int threads, 
 {
     const int64_t elements = p->batch * p->seqlen_q * p->heads_q * p->dim_v;
     const int64_t widest = INT32_MAX / (p->heads_q > 0 ? p->heads_q : 1);
-    if (p->op != FATTN_FORWARD || p->dtype != FATTN_F32 || p->features & ~FATTN_CAUSAL ||
+    const bool floats = p->dtype == FATTN_F32 && sweep_dtype_k(p) == FATTN_F32 &&
+                        sweep_dtype_v(p) == FATTN_F32;
+    if (p->op != FATTN_FORWARD || !floats || p->features & ~FATTN_CAUSAL ||
         p->seqlen_q > widest || p->seqlen_k > widest || p->dim > 256 || p->dim_v > 256) {
         snprintf(why, (size_t)size,
                  "it computes f32 forward without bias, mask, alibi, softcap, dropout");

@@ -15,8 +15,6 @@
 #include "tools/terminal/terminal.h"
 
 static const char *const dir_words[] = {"fwd", "bwd", "decode", "plan", NULL};
-static const char *const dtype_words[] = {"f32", "f16", "bf16", "f64", NULL};
-static const fattn_dtype dtypes[] = {FATTN_F32, FATTN_F16, FATTN_BF16, FATTN_F64};
 static const double density_default = 0.5;
 static const int64_t block_default = 128;
 
@@ -33,7 +31,6 @@ enum {
     DV,
     PROBLEM, /* PROBLEM_OPTIONS axes */
     BIAS = PROBLEM + PROBLEM_OPTIONS,
-    DTYPE_BIAS,
     MASK,
     BLOCK_MASK,
     DENSITY,
@@ -78,8 +75,6 @@ void sweep_options(sweep *s)
         [DV] = {"dv N", "dimension of values; default d", OPTION_INTEGERS, .value = &s->dv,
                 .min = 1, .max = most},
         [BIAS] = {"bias", "(1, Hq, Sq, Sk)", OPTION_SWITCHES, .value = &s->bias},
-        [DTYPE_BIAS] = {"dtype-bias", "dtype or f32, the default", OPTION_CHOICES,
-                        .value = &s->dtype_bias, .words = dtype_words},
         [MASK] = {"mask", "(B, 1, Sq, Sk), an eighth masked at random", OPTION_SWITCHES,
                   .value = &s->mask},
         [BLOCK_MASK] = {"block-mask",
@@ -158,7 +153,6 @@ bool sweep_check(const sweep *s, const char *command)
         bool present;
         const char *needs;
     } rules[] = {
-        {s->dtype_bias.count, "--dtype-bias", any(&s->bias), "--bias"},
         {any(&s->alibi_bias), "--alibi-bias", any(&s->alibi) && any(&s->bias),
          "--alibi and --bias"},
         {s->density.count, "--density", any(&s->block_mask), "--block-mask"},
@@ -182,7 +176,8 @@ bool sweep_check(const sweep *s, const char *command)
         }
     }
     return problem_options_check(&s->problem, command,
-                                 (any(&s->alibi) ? FATTN_ALIBI : 0) |
+                                 (any(&s->bias) ? FATTN_BIAS : 0) |
+                                     (any(&s->alibi) ? FATTN_ALIBI : 0) |
                                      (any(&s->alibi_bias) ? FATTN_ALIBI_BIAS : 0) |
                                      (any(&s->block_mask) ? FATTN_BLOCK_MASK : 0),
                                  forward, backward);
@@ -294,7 +289,6 @@ static void tensors(const sweep *s, const int64_t at[AXES], sweep_case *c)
 
     if (choice(&s->bias, at[BIAS])) {
         p->features |= FATTN_BIAS;
-        p->dtype_bias = s->dtype_bias.count ? dtypes[choice(&s->dtype_bias, at[DTYPE_BIAS])] : 0;
         memcpy(p->bias_stride, bias, sizeof bias);
         memcpy(p->dbias_stride, bias, dbias ? sizeof bias : 0);
     }
@@ -434,6 +428,18 @@ double sweep_flops(const sweep_case *c)
     return 2 * (double)p->heads_q * pairs * c->density * channels;
 }
 
+fattn_dtype sweep_dtype_k(const fattn_problem *p) { return p->dtype_kv ? p->dtype_kv : p->dtype; }
+fattn_dtype sweep_dtype_v(const fattn_problem *p)
+{
+    return p->dtype_v ? p->dtype_v : sweep_dtype_k(p);
+}
+
+int64_t sweep_key_bytes(const fattn_problem *p)
+{
+    return p->dim * fattn_dtype_size(sweep_dtype_k(p)) +
+           p->dim_v * fattn_dtype_size(sweep_dtype_v(p));
+}
+
 double sweep_unread_bytes(const sweep_case *c)
 {
     const fattn_problem *const p = &c->problem;
@@ -445,8 +451,7 @@ double sweep_unread_bytes(const sweep_case *c)
         lengths(c, b, &sq, &sk);
         keys += count * (double)(own - sk + sweep_first_key(c, b));
     }
-    return keys * (double)p->heads_k * (double)(p->dim + p->dim_v) *
-           (double)fattn_dtype_size(p->dtype);
+    return keys * (double)p->heads_k * (double)sweep_key_bytes(p);
 }
 
 const char *sweep_mask_word(const sweep_case *c)
@@ -520,6 +525,13 @@ void sweep_words(const sweep_case *c, char *text, size_t size)
         if (others[i].has) {
             say(&s, "%s%s", s.used ? "+" : "", others[i].word);
         }
+    }
+    const fattn_dtype k = sweep_dtype_k(p), v = sweep_dtype_v(p);
+    if (k != p->dtype) {
+        say(&s, "%skv_%s", s.used ? "+" : "", fattn_dtype_name(k));
+    }
+    if (v != k) {
+        say(&s, "%sv_%s", s.used ? "+" : "", fattn_dtype_name(v));
     }
     if (!s.used) {
         say(&s, "-");

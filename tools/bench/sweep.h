@@ -11,12 +11,12 @@
 
 typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_dir;
 
-enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 29, SWEEP_MORE = 8 };
+enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 28, SWEEP_MORE = 8 };
 
 /* The lists as given. An empty list stands for its default value. */
 typedef struct sweep {
     option_words device, kernel;
-    option_choices dir, bias, dtype_bias, mask, block_mask, alibi, alibi_bias, sink, dlse, lse,
+    option_choices dir, bias, mask, block_mask, alibi, alibi_bias, sink, dlse, lse,
         dbias, dsink, cu_seqlens_q, cu_seqlens_k;
     option_integers b, hq, hk, sq, sk, d, dv, seqused_q, seqused_k, seqstart_k, page_size, threads;
     option_reals density;
@@ -64,6 +64,11 @@ int64_t sweep_block_count(const fattn_problem *p);
  * them for a causal square. Windows, positions and lengths are counted pair by pair, block masks by
  * their density. */
 double sweep_flops(const sweep_case *c);
+
+/* The types of k and v, and the bytes of one key and its value. */
+fattn_dtype sweep_dtype_k(const fattn_problem *p);
+fattn_dtype sweep_dtype_v(const fattn_problem *p);
+int64_t sweep_key_bytes(const fattn_problem *p);
 
 /* Bytes of keys and values that lie beyond --seqused-k or before --seqstart-k and are not read. */
 double sweep_unread_bytes(const sweep_case *c);

@@ -132,13 +132,15 @@ static void fill_pages(void *to, int64_t count, const source *from, uint64_t *st
     }
 }
 
+static const uint64_t seed = UINT64_C(0x9e3779b97f4a7c15), seed_v = UINT64_C(0xd1b54a32d192ed03);
+
 /* Fills device memory piece by piece. */
-static fattn_status upload(workload *w, char *to, int64_t count, source from, fill *write)
+static fattn_status upload(workload *w, char *to, int64_t count, source from, fill *write,
+                           uint64_t state)
 {
     enum { PIECE = 1 << 16 };
     const int64_t room = (int64_t)PIECE * 8;
     void *const piece = fattn_memory_alloc((size_t)room);
-    uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
     fattn_status status = piece ? FATTN_OK : fattn_fail_memory(room, "input for a benchmark");
     for (; status == FATTN_OK && from.first < count; from.first += PIECE) {
         const int64_t left = count - from.first, n = left < PIECE ? left : PIECE;
@@ -186,15 +188,16 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
     const fattn_dtype real = p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     const fattn_dtype dtype_o = p->dtype_o ? p->dtype_o : p->dtype;
     const fattn_dtype dtype_bias = p->dtype_bias ? p->dtype_bias : real;
-    const fattn_dtype gradient = f & FATTN_ACCUMULATE ? real : p->dtype;
-    fill *const sum = f & FATTN_ACCUMULATE ? fill_zeros : NULL; /* initial gradients */
-    const int64_t item = fattn_dtype_size(p->dtype);
+    const fattn_dtype type_k = sweep_dtype_k(p), type_v = sweep_dtype_v(p);
+    const bool sums = f & FATTN_ACCUMULATE;
+    fill *const sum = sums ? fill_zeros : NULL; /* initial gradients */
     const int64_t rows = p->heads_q * count_rows(p), keys = p->heads_k * count_keys(p);
     const bool backward = p->op == FATTN_BACKWARD;
 
     /* v begins at a multiple of 256 bytes, as a separate allocation would. */
-    const int64_t k_bytes = (keys * p->dim * item + 255) / 256 * 256;
-    *w = (workload){.device = device, .keys_bytes = k_bytes + keys * p->dim_v * item};
+    const int64_t item_k = fattn_dtype_size(type_k), item_v = fattn_dtype_size(type_v);
+    const int64_t k_bytes = (keys * p->dim * item_k + 255) / 256 * 256;
+    *w = (workload){.device = device, .keys_bytes = k_bytes + keys * p->dim_v * item_v};
     fattn_buffers *const b = &w->buffers;
     *b = c->buffers;
     b->seed = f & FATTN_DROPOUT ? 1 : 0;
@@ -210,14 +213,14 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
         bool queries;
     } table[] = {
         {true, rows * p->dim, p->dtype, 0, fill_reals, &b->q, NULL, false},
-        {true, w->keys_bytes / item, p->dtype, 0, fill_reals, &b->k, NULL, false},
+        {true, keys * p->dim, type_k, 0, fill_reals, &b->k, NULL, false},
         {true, rows * p->dim_v, dtype_o, 0, NULL, NULL, &b->o, false},
         {true, rows, real, 0, NULL, NULL, &b->lse, false},
         {backward, rows * p->dim_v, dtype_o, 0, fill_reals, &b->dout, NULL, false},
         {f & FATTN_DLSE, rows, real, 0, fill_reals, &b->dlse, NULL, false},
-        {backward, rows * p->dim, gradient, 0, sum, NULL, &b->dq, false},
-        {backward, keys * p->dim, gradient, 0, sum, NULL, &b->dk, false},
-        {backward, keys * p->dim_v, gradient, 0, sum, NULL, &b->dv, false},
+        {backward, rows * p->dim, sums ? real : p->dtype, 0, sum, NULL, &b->dq, false},
+        {backward, keys * p->dim, sums ? real : type_k, 0, sum, NULL, &b->dk, false},
+        {backward, keys * p->dim_v, sums ? real : type_v, 0, sum, NULL, &b->dv, false},
         {f & FATTN_BIAS, sweep_bias_count(p), dtype_bias, 0, fill_reals, &b->bias, NULL, false},
         {p->outputs & FATTN_OUT_DBIAS, sweep_bias_count(p), real, 0, sum, NULL, &b->dbias, false},
         {f & FATTN_ALIBI, p->heads_q, real, 0, fill_slopes, &b->alibi_slopes, NULL, false},
@@ -250,9 +253,11 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
                                  table[i].dtype ? fattn_dtype_size(table[i].dtype) : table[i].size,
                              .queries = table[i].queries,
                              .paged = f & FATTN_PAGED && !table[i].queries};
-        fattn_status status = allocate(w, table[i].count * from.item, &memory);
+        const bool is_k = table[i].in == &b->k; /* v is in the same allocation */
+        fattn_status status =
+            allocate(w, is_k ? w->keys_bytes : table[i].count * from.item, &memory);
         if (status == FATTN_OK && table[i].write) {
-            status = upload(w, memory, table[i].count, from, table[i].write);
+            status = upload(w, memory, table[i].count, from, table[i].write, seed);
         }
         if (status != FATTN_OK) {
             return status;
@@ -263,8 +268,10 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
             *table[i].out = memory;
         }
     }
-    b->v = (const char *)b->k + k_bytes;
-    return FATTN_OK;
+    char *const v = (char *)w->block[1] + k_bytes;
+    b->v = v;
+    return upload(w, v, keys * p->dim_v, (source){.of = c, .dtype = type_v, .item = item_v},
+                  fill_reals, seed_v);
 }
 
 void workload_free(workload *w)

@@ -36,8 +36,15 @@ static const problem_option table[PROBLEM_OPTIONS] = {
 #define SCALAR(name) .target = TO_BUFFERS, .offset = offsetof(fattn_buffers, name)
     [PROBLEM_DTYPE] = {"dtype", "of q, k and v; default: that of q's array, else f32",
                        OPTION_CHOICES, .words = dtype_words},
+    [PROBLEM_DTYPE_KV] = {"dtype-kv", "of k, v and their gradients; default dtype", OPTION_CHOICES,
+                          .words = dtype_words},
+    [PROBLEM_DTYPE_V] = {"dtype-v", "of v and its gradient; default dtype-kv", OPTION_CHOICES,
+                         .words = dtype_words},
     [PROBLEM_DTYPE_O] = {"dtype-o", "of o and its gradient: dtype or f32; default dtype",
                          OPTION_CHOICES, .words = dtype_words},
+    [PROBLEM_DTYPE_BIAS] = {"dtype-bias",
+                            "of the bias; default: dtype if its array has that,\nelse f32",
+                            OPTION_CHOICES, .words = dtype_words, .needs = FATTN_BIAS},
     [PROBLEM_LAYOUT] = {"layout", "order of the axes of all tensors; default bshd", OPTION_CHOICES,
                         .words = layout_words},
     [PROBLEM_ANCHOR] = {"anchor",
@@ -157,6 +164,9 @@ static void set(int which, const option_list *list, int64_t n, fattn_problem *p,
     bool any = true;
     switch (which) {
     case PROBLEM_DTYPE: p->dtype = dtypes[list->choices.at[n]]; break;
+    case PROBLEM_DTYPE_KV: p->dtype_kv = dtypes[list->choices.at[n]]; break;
+    case PROBLEM_DTYPE_V: p->dtype_v = dtypes[list->choices.at[n]]; break;
+    case PROBLEM_DTYPE_BIAS: p->dtype_bias = dtypes[list->choices.at[n]]; break;
     case PROBLEM_DTYPE_O: p->dtype_o = dtypes[list->choices.at[n]]; break;
     case PROBLEM_LAYOUT: p->layout = layouts[list->choices.at[n]]; break;
     case PROBLEM_ANCHOR: p->anchor = anchors[list->choices.at[n]]; break;

@@ -112,7 +112,7 @@ static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
     const fattn_problem *const p = &c->local.problem;
     const int64_t rows = fattn_ceil_div(c->whole.seqlen_k, c->shares.ranks); /* on every rank */
     const int64_t block =
-        p->batch * rows * p->heads_k * (p->dim + p->dim_v) * fattn_dtype_size(p->dtype);
+        p->batch * rows * p->heads_k * sweep_key_bytes(p);
     const int64_t bytes = block < SMALL ? SMALL : block > LARGEST ? LARGEST : block;
     exchange x = {.data = fattn_memory_alloc((size_t)(2 * bytes)), .bytes = SMALL};
     fattn_plan *plan = NULL;

@@ -3,13 +3,15 @@
  * fattn_nccl over a stub of NCCL (stub/nccl), whose ranks are threads that share a device: drawn
  * problems against the undivided one. NCCL has no tags, so this tests that both sides of each pair
  * of ranks post their messages in the same order. CUDA's runtime is a stub too: nothing waits, for
- * the stub's messages are done at once.
+ * the stub's messages are done at once. With FATTN_RCCL all of it is RCCL's, and the runtime HIP's,
+ * by the names that nccl_vendor.h gives their functions.
  *
  *     check_nccl [PROBLEMS]
  */
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "core/distributed/transports/nccl_vendor.h"
 #include "fattn/nccl.h"
 #include "tests/device.h"
 #include "tests/divided.h"
@@ -148,7 +150,7 @@ int main(int argc, char **argv)
     if (!device_named() || device_absent(device_named())) {
         return device_named() ? 0 : (tap_skip_all("FATTN_BACKEND names no device"), 0);
     }
-    void *const library = dlopen("libnccl.so.2", RTLD_NOW);
+    void *const library = dlopen(NCCL_LIBRARY, RTLD_NOW);
     ncclResult_t (*make)(ncclComm_t *, int, const int *);
     ncclResult_t (*destroy)(ncclComm_t);
     void *const made = library ? dlsym(library, "ncclCommInitAll") : NULL;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libnccl.so.2 whose ranks are threads. Like NCCL it pairs sends and receives of two ranks in
- * their order, without tags, and it insists on equal sizes. A group is done when ncclGroupEnd()
- * returns. Memory is that of the default device.
+ * A libnccl.so.2 whose ranks are threads; with FATTN_RCCL a librccl.so.1. Like NCCL it pairs sends
+ * and receives of two ranks in their order, without tags, and it insists on equal sizes. A group is
+ * done when ncclGroupEnd() returns. Memory is that of the default device.
  */
-#include <nccl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "fattn/fattn.h"
+#include "core/distributed/transports/nccl_vendor.h"
+#include "fattn/nccl.h"
 
 enum { RANKS = 8, OPERATIONS = 64 };
 

@@ -134,6 +134,14 @@ REFUSED = [
     (f"run {QKV} --dtype-bias f32", 2, "--dtype-bias needs --bias"),
     (f"run {QKV} --dtype-kv f8", 2, "--dtype-kv: \"f8\" is not one of f32, f16, bf16, f64"),
     (f"run {QKV} --dtype-v f64", 3, "f64 does not mix"),
+    ("bench --causal --q-offsets", 2, "--q-offsets needs --q-offset"),
+    ("bench --causal --wholes-k", 2, "--wholes-k needs --whole-k"),
+    ("bench --dir bwd,plan --scores", 2, "--scores needs --dir fwd or decode"),
+    ("bench --ranks --kernel naive", 2, "--ranks has no --kernel"),
+    ("bench --ranks --dir plan", 2, "--ranks has no --kernel, --scores, --probabilities or --dir plan"),
+    ("explain --dir bwd --probabilities", 2, "--probabilities needs --dir fwd or decode"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --device cpu", 2, "--ranks has no --device"),
+    ("explain --ranks 4 --link 4e9 --rate 1 --threads 2", 2, "--ranks has no --device, --kernel, --threads"),
     ("bench --page-size 16 --cu-seqlens-k", 2, "--cu-seqlens-k needs keys that are not paged"),
     ("explain --ranks 0", 2, '--ranks: "0" is not between 1'),
     ("explain --ranks 4", 2, "--ranks needs --link and --rate"),
@@ -241,6 +249,8 @@ FEATURES = [
     ("--page-size 16 --seqused-k 33 --lse", "seqused_k(33)+paged(16)+lse", "fwd,decode"),
     ("--page-size 7 --batch-invariant --layout bhsd", "paged(7)+batch_invariant+bhsd", "fwd"),
     ("--q-offset 5 --k-offset 2 --whole-k 90 --causal", "positions(5,2)", "fwd,bwd"),
+    ("--q-offset 8 --k-offset 2 --whole-q 40 --whole-k 90 --q-offsets --k-offsets --wholes-q --wholes-k --causal",
+     "positions(8,2)+q_offsets+k_offsets+wholes_q+wholes_k", "fwd,bwd"),
     ("--deterministic --accumulate --mask", "accumulate+deterministic", "bwd"),
     ("--checked", "checked", "fwd,bwd"),
 ]
@@ -323,6 +333,7 @@ def test_features(tool, folder):
         ran = start(tool, folder, "explain" + line)
         mixed = [word for word in words.split("+") if re.match("kv_|v_", word)]
         plain = [re.sub(r"\(.*|_bf16", "", word) for word in words.split("+") if word not in mixed]
+        plain = [word for word in plain if not re.match("[qk]_offsets|wholes_[qk]", word)]  # nor the plan's
         own = {"top_left", "bhsd", "lse", "dbias", "dsink", "o_f32"}  # no feature, but the problem's shape
         ok(ran.returncode == 0 and all(word in ran.stdout for word in plain if word not in own)
            and (not mixed or re.search(r"in \w+ \(k in \w+, v in \w+\) on", ran.stdout)), "explain " + options)
@@ -332,6 +343,41 @@ def test_features(tool, folder):
     ran = start(tool, folder, "bench --device reference --hq 2 --sq 8 --d 4 --seqstart-k 0,3,9 --reps 1 --json")
     pairs = [row["gflops"] * row["median_ms"] * 1e6 / (2 * 2 * 8) for row in map(json.loads, ran.stdout.splitlines())]
     ok([round(n, 2) for n in pairs] == [64, 40, 0], f"keys before the first one make no pairs: {pairs}")
+
+
+def test_places(tool):
+    """Positions of each sequence: half of the scalar for every second one."""
+    line = "bench --device reference --b 2 --hq 2 --sq 8 --sk 40 --d 4 --causal --q-offset 4 --k-offset 8 --reps 1 --json"
+    ran = start(tool, None, line + " --whole-q 8 --whole-k 40 --q-offsets=0,1 --k-offsets=0,1 --wholes-k=0,1")
+    pairs = [row["gflops"] * row["median_ms"] * 1e6 / (2 * 2 * 8) for row in map(json.loads, ran.stdout.splitlines())]
+    row = lambda off: sum(min(max(i + off + 1, 0), 40) for i in range(8))
+    expected = [row(28) + row(28 - 2 * q + 4 * k - 20 * w) for q in (0, 1) for k in (0, 1) for w in (0, 1)]
+    ok([round(n) for n in pairs] == expected, f"pairs are counted sequence by sequence: {pairs}, {expected}")
+    # The query sees no key at -16384, and half of them at -8192.
+    ran = start(tool, None, "bench --device cpu --threads 1 --dir decode --b 2 --causal --q-offset -16384 --q-offsets=0,1 "
+                "--reps 5 --json")
+    none, half = [json.loads(line)["median_ms"] for line in ran.stdout.splitlines()]
+    ok(half > 10 * none, f"the library gets them: {none:.3g} and {half:.3g} ms")
+
+
+def test_matrices(tool):
+    """Scores and probabilities are rows of their own in bench, and lines in explain."""
+    line = "--device reference --sq 6 --sk 9 --hq 2 --d 4 --scores --probabilities=0,1"
+    ran = start(tool, None, f"bench {line} --dir fwd,bwd --reps 3 --json")
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    names = ["naive", "inspect:scores", "naive", "inspect:scores", "inspect:probabilities", "naive", "naive"]
+    ok(ran.returncode == 0 and [row["kernel"] for row in rows] == names and all(row["median_ms"] > 0 for row in rows),
+       "bench times scores and probabilities")
+    ran = start(tool, None, "explain " + line)
+    ok(re.findall(r"^  inspect +(.*) in f32, computed in f64", ran.stdout, re.M) ==
+       ["scores: 1 x 2 x 6 x 9"] * 2 + ["probabilities: 1 x 2 x 6 x 9"], "explain speaks of them")
+
+
+def test_threads(tool):
+    """A plan's workspace is for as many threads as the device has."""
+    said = start(tool, None, "explain --device cpu --threads 1,8 --dir decode").stdout
+    one, eight = [int(n) for n in re.findall(r"workspace +(\d+) bytes", said)]
+    ok(0 < one < eight, f"explain --threads: {one} and {eight} bytes of workspace")
 
 
 SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['WHERE'])})\nwhile True: pass"
@@ -401,6 +447,9 @@ def main():
         test_info(tool, folder)
         test_bench(tool, folder)
         test_features(tool, folder)
+        test_places(tool)
+        test_matrices(tool)
+        test_threads(tool)
         test_crowd(tool, folder)
         test_peer(tool, folder)
         test_table(tool)

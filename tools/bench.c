@@ -4,7 +4,7 @@
  * ceiling's loop, the kernel and, if requested, the peer, one after the other, so that all see the
  * same machine load. The medians over the repetitions are reported.
  */
-#define _POSIX_C_SOURCE 200809L /* setenv, isatty */
+#define _POSIX_C_SOURCE 200809L /* isatty */
 
 #include <inttypes.h>
 #include <math.h>
@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "core/dtype.h"
-#include "core/env.h"
 #include "core/plan.h"
 #include "core/status.h"
 #include "tools/bench/bench.h"
@@ -384,6 +383,57 @@ static void check_ceiling(bench *b, const char *device_word, ceiling *ceil)
     snprintf(b->checked + used, sizeof b->checked - used, "%s", line);
 }
 
+/* A row of its own for each matrix that fattn_inspect() is asked for. */
+static fattn_status time_inspection(bench *b, fattn_device *device, const char *device_word,
+                                    const sweep_case *c, const workload *w)
+{
+    static const char *const names[] = {
+        [FATTN_SCORES] = "inspect:scores", [FATTN_PROBABILITIES] = "inspect:probabilities"};
+    const fattn_problem *const p = &c->problem;
+    fattn_status status = FATTN_OK;
+    for (int what = FATTN_SCORES; what <= FATTN_PROBABILITIES && !status; what++) {
+        double seconds[BENCH_REPS_MAX];
+        fattn_inspect_args args;
+        int64_t bytes = p->dtype == FATTN_F64 ? 8 : 4;
+        const int64_t extent[4] = {p->batch, p->heads_q, p->seqlen_q, p->seqlen_k};
+        if (!c->inspected[what]) {
+            continue;
+        }
+        for (int axis = 0; axis < 4 && !status; axis++) {
+            if (__builtin_mul_overflow(bytes, extent[axis], &bytes)) {
+                status = fattn_fail(FATTN_OVERFLOW, "a matrix of scores exceeds 2^63 bytes");
+            }
+        }
+        fattn_inspect_args_init(&args);
+        args.what = (fattn_inspection)what;
+        status = status ? status : fattn_device_malloc(device, (size_t)bytes, &args.to);
+        int reps = 1;
+        for (int r = 0; r < reps && !status; r++) {
+            const double start = bench_now();
+            status = fattn_inspect(device, p, &w->buffers, &args);
+            seconds[r] = bench_now() - start;
+            reps = r == 0 ? repetitions(b, fmax(seconds[0], 1e-9)) : reps;
+        }
+        fattn_device_free(device, args.to);
+        if (!status) {
+            const bench_row row = {.device = device_word,
+                                   .kernel = names[what],
+                                   .dir = c->dir_word,
+                                   .of = c,
+                                   .median_ms = 1e3 * bench_median(seconds, reps),
+                                   .gflops = NAN,
+                                   .gbytes_s = NAN,
+                                   .ceiling = NAN,
+                                   .ratio = NAN,
+                                   .fed = NAN,
+                                   .cpu = NAN,
+                                   .exempt = true};
+            bench_report(b, &row);
+        }
+    }
+    return status;
+}
+
 static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_device_info *about,
                                   const char *device_word, const sweep_case *c, fattn_plan *plan)
 {
@@ -433,6 +483,9 @@ static fattn_status bench_plan_of(bench *b, fattn_device *device, const fattn_de
             b->failed = true;
         }
     }
+    if (status == FATTN_OK) {
+        status = time_inspection(b, device, device_word, c, &w);
+    }
     materialised_release(&peer);
     materialised_close(&peer);
     fattn_event_destroy(kernel.start);
@@ -475,25 +528,11 @@ static fattn_status bench_all(bench *b, fattn_device *device, const fattn_device
     return status;
 }
 
-static fattn_status set_threads(int64_t threads)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%" PRId64, threads);
-    if (setenv("FATTN_NUM_THREADS", text, 1) != 0) {
-        return fattn_fail_memory((int64_t)strlen(text), "FATTN_NUM_THREADS");
-    }
-    fattn_env_reload();
-    return FATTN_OK;
-}
-
 static fattn_status bench_case(bench *b, const sweep_case *c)
 {
     fattn_device *device = NULL;
     fattn_device_info about = {.struct_size = sizeof about};
-    fattn_status status = c->threads ? set_threads(c->threads) : FATTN_OK;
-    if (status == FATTN_OK) {
-        status = fattn_device_open(c->device, &device);
-    }
+    fattn_status status = sweep_open(c, &device);
     if (status == FATTN_OK) {
         status = fattn_device_get_info(device, &about);
     }
@@ -531,6 +570,9 @@ static const char notes[] =
     "  cpu       CPU time over wall time. If it is below the number of threads, the machine was\n"
     "            busy, and time and ratio understate the kernel; a note at the end says so\n"
     "  features  the other features of the problem\n"
+    "\n"
+    "--scores and --probabilities add rows of their own, for what looks at heads and is not part\n"
+    "of attention.\n"
     "\n"
     "--dir plan measures creating a plan, and what a cached fattn_attention() adds to\n"
     "fattn_execute(); ceiling is then the time budget in ms.\n"
@@ -636,6 +678,10 @@ int fattn_tool_bench(int argc, char **argv)
     if (ranks.wanted ? b.peer || b.json : ranks.any) {
         return tool_usage("bench", ranks.wanted ? "--ranks has neither --peer nor --json"
                                                 : "--scheme, --split and --timeout need --ranks");
+    }
+    if (ranks.wanted && (s.kernel.count || sweep_inspects(&s) || sweep_has(&s, SWEEP_PLAN))) {
+        return tool_usage("bench",
+                          "--ranks has no --kernel, --scores, --probabilities or --dir plan");
     }
     if (ranks.wanted) {
         return sweep_check(&s, "bench") ? bench_ranks_run(&ranks, &s, b.reps) : TOOL_USAGE;

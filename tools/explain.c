@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/backend.h"
 #include "core/memory.h"
 #include "core/plan.h"
 #include "tools/bench/sweep.h"
@@ -28,15 +29,37 @@ static int print_plan(const fattn_plan *plan)
     return TOOL_OK;
 }
 
+/* The matrices that fattn_inspect() would write, which are no part of a plan. */
+static int print_matrices(fattn_device *device, const sweep_case *c)
+{
+    static const char *const names[] = {
+        [FATTN_SCORES] = "scores", [FATTN_PROBABILITIES] = "probabilities"};
+    const fattn_problem *const p = &c->problem;
+    fattn_inspect_args args;
+    for (int what = FATTN_SCORES; what <= FATTN_PROBABILITIES; what++) {
+        if (!c->inspected[what]) {
+            continue;
+        }
+        if (!device->backend->host_memory) { /* whose refusal says why */
+            return tool_failure(device->backend->inspect(device->impl, p, &c->buffers, &args));
+        }
+        printf("  inspect    %s: %lld x %lld x %lld x %lld in %s, computed in f64 by one thread\n",
+               names[what], (long long)p->batch, (long long)p->heads_q, (long long)p->seqlen_q,
+               (long long)p->seqlen_k, p->dtype == FATTN_F64 ? "f64" : "f32");
+    }
+    return TOOL_OK;
+}
+
 static int explain(const sweep_case *c)
 {
     fattn_device *device = NULL;
     fattn_plan *plan = NULL;
-    fattn_status status = fattn_device_open(c->device, &device);
+    fattn_status status = sweep_open(c, &device);
     if (status == FATTN_OK) {
         status = fattn_plan_create_with(device, &c->problem, c->kernel, NULL, &plan);
     }
-    const int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+    int code = status == FATTN_OK ? print_plan(plan) : tool_failure(status);
+    code = code == TOOL_OK ? print_matrices(device, c) : code;
     fattn_plan_destroy(plan);
     fattn_device_close(device);
     return code;
@@ -49,20 +72,22 @@ int fattn_tool_explain(int argc, char **argv)
     sweep_options(&s);
     ranks_options ranks;
     memset(&ranks, 0, sizeof ranks);
-    option table[SWEEP_OPTIONS + RANKS_OPTIONS];
-    s.rows[SWEEP_OPTIONS - 1] = (option){.name = NULL}; /* --threads: plans do not depend on them */
-    memcpy(table, s.rows, (SWEEP_OPTIONS - 1) * sizeof *table);
-    ranks_rows(&ranks, table + SWEEP_OPTIONS - 1);
-    table[SWEEP_OPTIONS - 1 + RANKS_OPTIONS] = (option){.name = NULL};
+    _Static_assert((int)RANKS_OPTIONS <= (int)SWEEP_MORE, "room after the sweep's options");
+    ranks_rows(&ranks, s.rows + SWEEP_OPTIONS);
     const option_set set = {
         "explain", "The plan that a problem gets: kernel, tiles, splits, workspace, traffic.",
-        table, "Lists of values are separated by commas; every combination is explained."};
+        s.rows, "Lists of values are separated by commas; every combination is explained."};
     const int parsed = options_parse(&set, argc, argv);
     if (parsed != 0) {
         return parsed > 0 ? TOOL_OK : TOOL_USAGE;
     }
     if (!sweep_check(&s, "explain") || !ranks_check(&ranks, "explain")) {
         return TOOL_USAGE;
+    }
+    if (ranks.ranks &&
+        (s.device.count || s.kernel.count || s.threads.count || sweep_inspects(&s))) {
+        return tool_usage("explain", "--ranks has no --device, --kernel, --threads, --scores or "
+                                     "--probabilities: --rate says how fast a rank is");
     }
     int code = TOOL_OK;
     const int64_t count = sweep_count(&s);

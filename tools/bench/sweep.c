@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The options of a sweep and the combinations of their values; see sweep.h. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+
 #include "tools/bench/sweep.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/band.h"
 #include "core/dtype.h"
+#include "core/env.h"
 #include "core/feature.h"
 #include "core/kernel.h"
 #include "core/status.h"
@@ -43,7 +46,13 @@ enum {
     USED_K,
     START_K,
     PAGE_SIZE,
+    Q_OFFSETS,
+    K_OFFSETS,
+    WHOLES_Q,
+    WHOLES_K,
     LSE,
+    SCORES,
+    PROBABILITIES,
     DLSE,
     DBIAS,
     DSINK,
@@ -99,7 +108,19 @@ void sweep_options(sweep *s)
                      OPTION_INTEGERS, .value = &s->seqstart_k, .min = 0, .max = INT32_MAX},
         [PAGE_SIZE] = {"page-size N", "paged keys, N per page, in random order; 0: not paged",
                        OPTION_INTEGERS, .value = &s->page_size, .min = 0, .max = most},
+        [Q_OFFSETS] = {"q-offsets", "an array: every second sequence's is half of --q-offset",
+                       OPTION_SWITCHES, .value = &s->places[SWEEP_Q_OFFSETS]},
+        [K_OFFSETS] = {"k-offsets", "the same of --k-offset", OPTION_SWITCHES,
+                       .value = &s->places[SWEEP_K_OFFSETS]},
+        [WHOLES_Q] = {"wholes-q", "the same of --whole-q", OPTION_SWITCHES,
+                      .value = &s->places[SWEEP_WHOLES_Q]},
+        [WHOLES_K] = {"wholes-k", "the same of --whole-k", OPTION_SWITCHES,
+                      .value = &s->places[SWEEP_WHOLES_K]},
         [LSE] = {"lse", "forward also writes lse", OPTION_SWITCHES, .value = &s->lse},
+        [SCORES] = {"scores", "also fattn_inspect(), which writes them on one thread",
+                    OPTION_SWITCHES, .value = &s->scores},
+        [PROBABILITIES] = {"probabilities", "the same of probabilities", OPTION_SWITCHES,
+                           .value = &s->probabilities},
         [DLSE] = {"dlse", "backward also reads the gradient of lse", OPTION_SWITCHES,
                   .value = &s->dlse},
         [DBIAS] = {"dbias", "backward also writes dbias", OPTION_SWITCHES, .value = &s->dbias},
@@ -117,7 +138,7 @@ void sweep_options(sweep *s)
  * Options without effect
  * ---------------------------------------------------------------------------------------------- */
 
-static bool has_dir(const sweep *s, sweep_dir dir)
+bool sweep_has(const sweep *s, sweep_dir dir)
 {
     bool found = s->dir.count == 0 && dir == SWEEP_FWD;
     for (int i = 0; i < s->dir.count; i++) {
@@ -144,15 +165,30 @@ static bool any_number(const option_integers *list)
     return found;
 }
 
+bool sweep_inspects(const sweep *s) { return any(&s->scores) || any(&s->probabilities); }
+
 bool sweep_check(const sweep *s, const char *command)
 {
-    const bool backward = has_dir(s, SWEEP_BWD), forward = s->dir.count > backward || !s->dir.count;
+    const bool backward = sweep_has(s, SWEEP_BWD),
+               forward = s->dir.count > backward || !s->dir.count;
+    const bool inspects = sweep_has(s, SWEEP_FWD) || sweep_has(s, SWEEP_DECODE);
+    const problem_options *const p = &s->problem;
     const struct {
         bool given;
         const char *name;
         bool present;
         const char *needs;
     } rules[] = {
+        {any(&s->places[SWEEP_Q_OFFSETS]), "--q-offsets", p->list[PROBLEM_Q_OFFSET].count,
+         "--q-offset"},
+        {any(&s->places[SWEEP_K_OFFSETS]), "--k-offsets", p->list[PROBLEM_K_OFFSET].count,
+         "--k-offset"},
+        {any(&s->places[SWEEP_WHOLES_Q]), "--wholes-q", p->list[PROBLEM_WHOLE_Q].count,
+         "--whole-q"},
+        {any(&s->places[SWEEP_WHOLES_K]), "--wholes-k", p->list[PROBLEM_WHOLE_K].count,
+         "--whole-k"},
+        {any(&s->scores), "--scores", inspects, "--dir fwd or decode"},
+        {any(&s->probabilities), "--probabilities", inspects, "--dir fwd or decode"},
         {any(&s->alibi_bias), "--alibi-bias", any(&s->alibi) && any(&s->bias),
          "--alibi and --bias"},
         {s->density.count, "--density", any(&s->block_mask), "--block-mask"},
@@ -350,11 +386,43 @@ void sweep_at(const sweep *s, int64_t n, sweep_case *c)
     tensors(s, at, c);
     problem_options_apply(&s->problem, at + PROBLEM, &c->problem, &c->buffers);
     block_mask(s, at, c);
+    for (int i = 0; i < SWEEP_PLACES; i++) {
+        c->places[i] = choice(&s->places[i], at[Q_OFFSETS + i]);
+    }
+    if (c->dir == SWEEP_FWD || c->dir == SWEEP_DECODE) {
+        c->inspected[FATTN_SCORES] = choice(&s->scores, at[SCORES]);
+        c->inspected[FATTN_PROBABILITIES] = choice(&s->probabilities, at[PROBABILITIES]);
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------
  * What a case holds
  * ---------------------------------------------------------------------------------------------- */
+
+static fattn_status set_threads(int64_t threads)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, threads);
+    if (setenv("FATTN_NUM_THREADS", text, 1) != 0) {
+        return fattn_fail_memory((int64_t)strlen(text), "FATTN_NUM_THREADS");
+    }
+    fattn_env_reload();
+    return FATTN_OK;
+}
+
+fattn_status sweep_open(const sweep_case *c, fattn_device **device)
+{
+    const fattn_status status = c->threads ? set_threads(c->threads) : FATTN_OK;
+    return status ? status : fattn_device_open(c->device, device);
+}
+
+int64_t sweep_place(const sweep_case *c, int which, int64_t b)
+{
+    const fattn_buffers *const buf = &c->buffers;
+    const int64_t scalars[SWEEP_PLACES] = {buf->q_offset, buf->k_offset, buf->whole_q,
+                                           buf->whole_k};
+    return sweep_length(scalars[which], c->places[which], b);
+}
 
 int64_t sweep_bias_count(const fattn_problem *p) { return p->heads_q * p->seqlen_q * p->seqlen_k; }
 int64_t sweep_mask_count(const fattn_problem *p) { return p->batch * p->seqlen_q * p->seqlen_k; }
@@ -397,14 +465,15 @@ static double pairs_of(const sweep_case *c, int64_t b)
         p.anchor != FATTN_TOP_LEFT) {
         return sk >= sq ? sq * sk - sq * sq / 2 : sk * sk / 2;
     }
-    const fattn_buffers *const buf = &c->buffers;
+    const int64_t k_offset = sweep_place(c, SWEEP_K_OFFSETS, b);
     fattn_sequence s = {.sq = rows,
                         .sk = keys,
-                        .diagonal = buf->q_offset - buf->k_offset,
-                        .k_position = buf->k_offset};
+                        .diagonal = sweep_place(c, SWEEP_Q_OFFSETS, b) - k_offset,
+                        .k_position = k_offset};
     if (p.anchor != FATTN_TOP_LEFT) {
-        s.diagonal +=
-            (buf->whole_k < 0 ? keys : buf->whole_k) - (buf->whole_q < 0 ? rows : buf->whole_q);
+        const int64_t whole_q = sweep_place(c, SWEEP_WHOLES_Q, b);
+        const int64_t whole_k = sweep_place(c, SWEEP_WHOLES_K, b);
+        s.diagonal += (whole_k < 0 ? keys : whole_k) - (whole_q < 0 ? rows : whole_q);
     }
     const fattn_band band = fattn_band_of(&p, &s);
     double pairs = 0;
@@ -452,88 +521,4 @@ double sweep_unread_bytes(const sweep_case *c)
         keys += count * (double)(own - sk + sweep_first_key(c, b));
     }
     return keys * (double)p->heads_k * (double)sweep_key_bytes(p);
-}
-
-const char *sweep_mask_word(const sweep_case *c)
-{
-    static const char *const words[] = {"none", "causal", "mask", "causal+mask"};
-    return words[(c->problem.features & FATTN_CAUSAL ? 1 : 0) +
-                 (c->problem.features & FATTN_MASK ? 2 : 0)];
-}
-
-typedef struct sentence {
-    char *text;
-    size_t size, used;
-} sentence;
-
-FATTN_PRINTF(2, 3) static void say(sentence *s, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    const int put = vsnprintf(s->text + s->used, s->size - s->used, format, arguments);
-    va_end(arguments);
-    const size_t room = s->size - s->used - 1;
-    s->used += (size_t)put < room ? (size_t)put : room;
-}
-
-/* Appends the value of a feature in brackets. */
-static void say_value(sentence *s, const sweep_case *c, int bit)
-{
-    const fattn_problem *const p = &c->problem;
-    char value[64];
-    switch (UINT64_C(1) << bit) {
-    case FATTN_SEQUSED_Q: say(s, "(%" PRId64 ")", c->used_q); break;
-    case FATTN_SEQUSED_K: say(s, "(%" PRId64 ")", c->used_k); break;
-    case FATTN_SEQSTART_K: say(s, "(%" PRId64 ")", c->start_k); break;
-    case FATTN_BLOCK_MASK:
-        say(s, "(%" PRId64 "x%" PRId64 ",%g)", p->block_m, p->block_n, c->density);
-        break;
-    case FATTN_POSITIONS:
-        say(s, "(%" PRId64 ",%" PRId64 ")", c->buffers.q_offset, c->buffers.k_offset);
-        break;
-    case FATTN_BIAS:
-        say(s, "%s%s", p->dtype_bias ? "_" : "",
-            p->dtype_bias ? fattn_dtype_name(p->dtype_bias) : "");
-        break;
-    default: say(s, "%s", fattn_feature_value(p, bit, value, sizeof value));
-    }
-}
-
-void sweep_words(const sweep_case *c, char *text, size_t size)
-{
-    const fattn_problem *const p = &c->problem;
-    sentence s = {text, size, 0};
-    const struct {
-        bool has;
-        const char *word;
-    } others[] = {
-        {p->layout == FATTN_BHSD, "bhsd"},
-        {p->anchor == FATTN_TOP_LEFT, "top_left"},
-        {p->op == FATTN_FORWARD && p->outputs & FATTN_OUT_LSE, "lse"},
-        {p->outputs & FATTN_OUT_DBIAS, "dbias"},
-        {p->outputs & FATTN_OUT_DSINK, "dsink"},
-        {p->dtype_o && p->dtype_o != p->dtype, "o_f32"},
-    };
-    text[0] = '\0';
-    for (int bit = 0; bit < FATTN_FEATURE_COUNT; bit++) {
-        if (p->features & ~(FATTN_CAUSAL | FATTN_MASK) & UINT64_C(1) << bit) {
-            say(&s, "%s%s", s.used ? "+" : "", fattn_feature_name(bit));
-            say_value(&s, c, bit);
-        }
-    }
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        if (others[i].has) {
-            say(&s, "%s%s", s.used ? "+" : "", others[i].word);
-        }
-    }
-    const fattn_dtype k = sweep_dtype_k(p), v = sweep_dtype_v(p);
-    if (k != p->dtype) {
-        say(&s, "%skv_%s", s.used ? "+" : "", fattn_dtype_name(k));
-    }
-    if (v != k) {
-        say(&s, "%sv_%s", s.used ? "+" : "", fattn_dtype_name(v));
-    }
-    if (!s.used) {
-        say(&s, "-");
-    }
 }

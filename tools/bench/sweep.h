@@ -11,13 +11,16 @@
 
 typedef enum sweep_dir { SWEEP_FWD, SWEEP_BWD, SWEEP_DECODE, SWEEP_PLAN } sweep_dir;
 
-enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 28, SWEEP_MORE = 8 };
+enum { SWEEP_OPTIONS = PROBLEM_OPTIONS + 34, SWEEP_MORE = 8 };
+
+/* Positions that may differ from sequence to sequence. */
+enum { SWEEP_Q_OFFSETS, SWEEP_K_OFFSETS, SWEEP_WHOLES_Q, SWEEP_WHOLES_K, SWEEP_PLACES };
 
 /* The lists as given. An empty list stands for its default value. */
 typedef struct sweep {
     option_words device, kernel;
-    option_choices dir, bias, mask, block_mask, alibi, alibi_bias, sink, dlse, lse,
-        dbias, dsink, cu_seqlens_q, cu_seqlens_k;
+    option_choices dir, bias, mask, block_mask, alibi, alibi_bias, sink, dlse, lse, dbias, dsink,
+        cu_seqlens_q, cu_seqlens_k, places[SWEEP_PLACES], scores, probabilities;
     option_integers b, hq, hk, sq, sk, d, dv, seqused_q, seqused_k, seqstart_k, page_size, threads;
     option_reals density;
     problem_options problem;
@@ -29,12 +32,14 @@ typedef struct sweep_case {
     const char *kernel; /* NULL: the planner's choice */
     sweep_dir dir;
     const char *dir_word;
-    int64_t threads;        /* 0: the device's default */
-    double density;         /* share of the blocks of a block mask that are kept */
-    int64_t used_q, used_k; /* with FATTN_SEQUSED_Q, _K: for every sequence */
-    int64_t start_k;        /* with FATTN_SEQSTART_K: the same */
-    fattn_problem problem;  /* op is FORWARD, except for SWEEP_BWD */
-    fattn_buffers buffers;  /* positions only */
+    int64_t threads;           /* 0: the device's default */
+    double density;            /* share of the blocks of a block mask that are kept */
+    int64_t used_q, used_k;    /* with FATTN_SEQUSED_Q, _K: for every sequence */
+    int64_t start_k;           /* with FATTN_SEQSTART_K: the same */
+    bool places[SWEEP_PLACES]; /* an array: half of the scalar for every second sequence */
+    bool inspected[FATTN_PROBABILITIES + 1]; /* by fattn_inspection: the forward's matrix too */
+    fattn_problem problem;                   /* op is FORWARD, except for SWEEP_BWD */
+    fattn_buffers buffers;                   /* positions only */
 } sweep_case;
 
 /* Fills s->rows. *s must be zeroed, and must not move afterwards: the rows point into it. */
@@ -46,6 +51,18 @@ bool sweep_check(const sweep *s, const char *command);
 /* The number of cases, at least 1, and the n-th of them. The first options vary slowest. */
 int64_t sweep_count(const sweep *s);
 void sweep_at(const sweep *s, int64_t n, sweep_case *c);
+
+/* Whether some case has this direction. */
+bool sweep_has(const sweep *s, sweep_dir dir);
+
+/* Whether scores or probabilities are wanted in some case. */
+bool sweep_inspects(const sweep *s);
+
+/* Opens the case's device, with its number of threads. */
+fattn_status sweep_open(const sweep_case *c, fattn_device **device);
+
+/* One of the positions of sequence b. */
+int64_t sweep_place(const sweep_case *c, int which, int64_t b);
 
 /* Rows or keys allotted to sequence b. If they are packed, every second sequence is half as
  * long. */

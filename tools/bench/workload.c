@@ -118,6 +118,38 @@ static void fill_first(void *to, int64_t count, const source *from, uint64_t *st
     }
 }
 
+/* Positions of sequences, one function for each array. */
+static void fill_places(void *to, int64_t count, const source *from, int which)
+{
+    for (int64_t i = 0; i < count; i++) {
+        ((int64_t *)to)[i] = sweep_place(from->of, which, from->first + i);
+    }
+}
+
+static void fill_q_offsets(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    (void)state;
+    fill_places(to, count, from, SWEEP_Q_OFFSETS);
+}
+
+static void fill_k_offsets(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    (void)state;
+    fill_places(to, count, from, SWEEP_K_OFFSETS);
+}
+
+static void fill_wholes_q(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    (void)state;
+    fill_places(to, count, from, SWEEP_WHOLES_Q);
+}
+
+static void fill_wholes_k(void *to, int64_t count, const source *from, uint64_t *state)
+{
+    (void)state;
+    fill_places(to, count, from, SWEEP_WHOLES_K);
+}
+
 /* A permutation of the pages: n -> (step n) mod pages, with step coprime to pages. */
 static void fill_pages(void *to, int64_t count, const source *from, uint64_t *state)
 {
@@ -240,6 +272,14 @@ fattn_status workload_create(fattn_device *device, const sweep_case *c, workload
          false},
         {f & FATTN_PAGED, p->num_pages, 0, 4, fill_pages, (const void **)&b->block_table, NULL,
          false},
+        {c->places[SWEEP_Q_OFFSETS], p->batch, 0, 8, fill_q_offsets, (const void **)&b->q_offsets,
+         NULL, false},
+        {c->places[SWEEP_K_OFFSETS], p->batch, 0, 8, fill_k_offsets, (const void **)&b->k_offsets,
+         NULL, false},
+        {c->places[SWEEP_WHOLES_Q], p->batch, 0, 8, fill_wholes_q, (const void **)&b->wholes_q,
+         NULL, false},
+        {c->places[SWEEP_WHOLES_K], p->batch, 0, 8, fill_wholes_k, (const void **)&b->wholes_k,
+         NULL, false},
     };
     _Static_assert(sizeof table / sizeof table[0] <= WORKLOAD_BLOCKS, "room for every operand");
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {

@@ -5,7 +5,7 @@
 
 #include "tools/bench/sweep.h"
 
-enum { WORKLOAD_BLOCKS = 22 };
+enum { WORKLOAD_BLOCKS = 26 };
 
 typedef struct workload {
     fattn_device *device;

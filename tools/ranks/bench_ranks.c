@@ -111,8 +111,7 @@ static fattn_status measure_speed(divided_case *c, fattn_speed *speed)
 {
     const fattn_problem *const p = &c->local.problem;
     const int64_t rows = fattn_ceil_div(c->whole.seqlen_k, c->shares.ranks); /* on every rank */
-    const int64_t block =
-        p->batch * rows * p->heads_k * sweep_key_bytes(p);
+    const int64_t block = p->batch * rows * p->heads_k * sweep_key_bytes(p);
     const int64_t bytes = block < SMALL ? SMALL : block > LARGEST ? LARGEST : block;
     exchange x = {.data = fattn_memory_alloc((size_t)(2 * bytes)), .bytes = SMALL};
     fattn_plan *plan = NULL;
@@ -262,7 +261,7 @@ int bench_ranks_run(const bench_ranks *v, const sweep *s, int64_t reps)
         memset(&c, 0, sizeof c);
         c.engine = &e;
         sweep_at(s, n, &of);
-        status = fattn_device_open(of.device, &c.device);
+        status = sweep_open(&of, &c.device);
         status = status ? status : bench_one(&c, v, &of, reps);
         workload_free(&c.work);
         fattn_device_close(c.device);

@@ -187,7 +187,7 @@ def summary(figures):
              for peer in PEERS]
     lines += [[f"16 cores of a Xeon with AMX, {dtype}", "PyTorch",
                *(cell("cpu-" + dtype, way, "flash") for way in ("fwd", "bwd"))] for dtype in ("f32", "bf16")]
-    return markdown(["on", "fattn's rate over that of", "forward", "backward"], lines)
+    return markdown(["on", "compared with", "forward", "backward"], lines)
 
 
 def ranks_table(figures):

@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The order in which blocks of a deterministic backward on Hopper add to tiles of dQ where every
- * query sees every key. Plain C, so that a test on the host can play it (tests/check_wgmma.c).
+ * The order in which blocks of a deterministic backward on Hopper add to tiles of dQ if every query
+ * attends to every key. Plain C, so that a test on the host can simulate it (tests/check_shift.c).
  *
- * An item is a tile of keys, which goes through all tiles of queries. If all items of a head began
- * with the same one, each would wait for the one before it. So they are shifted: the items of a
- * head are cut into parts, and the items of a part begin as far apart as they can. Number n begins
- * with tile n * apart, and goes on where the queries end with tile 0. So no two of a part are at
- * one tile when they began together, and a tile meets those of a part in a round, `apart` tiles
- * after one another: from the last that begins there or before it down to 0, and then from the last
- * of all down to the first that begins behind it. Parts of a head are `apart` at least twice where
- * they can be, since handing over a turn may take longer than a tile. All heads' first parts come
- * first, and in a part its last items, for which nobody has to wait but at the end of a round.
+ * An item is a tile of keys; it visits all tiles of queries. If all items of a head began with the
+ * same tile, each would wait for the one before it. So they are shifted: the items of a head are
+ * cut into parts, and the items of a part begin `apart` tiles apart, as far as they can. Item n of
+ * a part begins with tile n * apart and, at the end of the queries, goes on with tile 0. So items
+ * of a part that began together are never at the same tile, and they reach a given tile one after
+ * another, `apart` tiles apart: first the last item that begins at or before this tile, then those
+ * before it down to item 0, then the last item of the part and those before it down to the first
+ * that begins behind the tile. If possible `apart` is at least 2, since passing on a turn may take
+ * longer than a tile. The first parts of all heads come first. Within a part the last items come
+ * first, because nobody waits for them until the end of a rotation.
  *
  * An item waits for others of its part, which may not have been taken yet. They will be, since
- *   - items are taken in order, and a part has no more of them than blocks surely run side by side;
- *   - nobody takes an item of a part while it is at another one of that part
- *     (wgmma_shift_may_take), so that of the first part that is not through each item has a
- *     block of its own, or there is a block that is free to take it;
- *   - of that part no item waits for a later part.
+ *   - items are taken in order, and a part has at most as many items as there are blocks that
+ *     surely run at the same time;
+ *   - no block takes an item of a part while it works on another one of that part
+ *     (wgmma_shift_may_take). So for the first unfinished part, each item either has a block of
+ *     its own, or there is a free block to take it;
+ *   - no item of that part waits for a later part.
  */
 #ifndef FATTN_CUDA_WGMMA_SHIFT_H
 #define FATTN_CUDA_WGMMA_SHIFT_H

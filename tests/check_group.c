@@ -8,6 +8,7 @@
  * FATTN_BACKEND names a device with memory of its own, which ranks share.
  */
 #include "core/distributed/group.h"
+#include "core/distributed/needs.h"
 #include "examples/threads.h"
 #include "tests/device.h"
 #include "tests/divided.h"
@@ -82,6 +83,47 @@ static bool same_bits(const divided *d, const rank_run *a, const rank_run *b, in
     return true;
 }
 
+static int64_t most_bytes(const rank_run *runs, int ranks)
+{
+    int64_t most = 0;
+    for (int r = 0; r < ranks; r++) {
+        const int64_t bytes = fattn_group_plan_bytes(runs[r].share.plan);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* Whether the most that a rank's plan holds, or that there is none in so little memory, is what was
+ * foretold. Not where each rank has strides of its own. */
+static bool needs_are_right(const divided *d, const rank_run *runs, int ranks, bool refused,
+                            char *text, size_t size)
+{
+    const fattn_problem p = divided_local(d, ranks, 0);
+    const fattn_group_plan *const plan = runs[0].share.plan;
+    fattn_group group;
+    fattn_group_needs needs;
+    fattn_group_init(&group);
+    group.split = d->split;
+    group.scheme = d->scheme;
+    group.memory = d->memory;
+    group.turns = d->turns;
+    if (d->strided || p.outputs & FATTN_OUT_DBIAS) {
+        return true;
+    }
+    const fattn_status status = fattn_group_foresee(&group, ranks, &p, d->ragged ? d->cu_q : NULL,
+                                                    d->ragged ? d->cu_k : NULL, &needs);
+    if (status || refused) {
+        snprintf(text, size, "foretold: %.200s", status ? fattn_last_reason() : "a plan");
+        return refused && status == FATTN_OUT_OF_MEMORY;
+    }
+    const int64_t bytes = most_bytes(runs, ranks);
+    snprintf(text, size, "plans hold %lld bytes in %lld turns, %lld in %lld were foretold",
+             (long long)bytes, (long long)(plan->turns * plan->slices), (long long)needs.plan,
+             (long long)(needs.turns * needs.slices));
+    return needs.plan == bytes && needs.workspace <= bytes && needs.turns == plan->turns &&
+           needs.slices == plan->slices;
+}
+
 static bool problem_is_right(uint64_t seed, int64_t index, int ranks, bool twice)
 {
     divided d;
@@ -105,6 +147,7 @@ static bool problem_is_right(uint64_t seed, int64_t index, int ranks, bool twice
             snprintf(text, sizeof text, "two runs differ");
             good = false;
         }
+        good = good && (n > 0 || needs_are_right(&d, runs[0], ranks, false, text, sizeof text));
         if (n == 1) {
             free_ranks(runs[1], ranks);
         }
@@ -230,16 +273,6 @@ static void check_pieces(fattn_op op)
 
 /* --- Turns ------------------------------------------------------------------------------------ */
 
-static int64_t most_bytes(const rank_run *runs, int ranks)
-{
-    int64_t most = 0;
-    for (int r = 0; r < ranks; r++) {
-        const int64_t bytes = fattn_group_plan_bytes(runs[r].share.plan);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
-}
-
 /* With a byte less than the last plan took, heads take more turns, and then keys more slices, until
  * none can. */
 static bool turns_are_right(fattn_scheme scheme, int64_t index, int ranks, int *tried, int *plans)
@@ -281,7 +314,12 @@ static bool turns_are_right(fattn_scheme scheme, int64_t index, int ranks, int *
             }
         }
         const int64_t bytes = refused ? 0 : most_bytes(runs, ranks);
+        char text[256];
         good = good && (n == 0 || bytes <= d.memory);
+        if (good && !needs_are_right(&d, runs, ranks, refused, text, sizeof text)) {
+            printf("# turns, case %lld, run %d: %s\n", (long long)index, n, text);
+            good = false;
+        }
         d.memory = bytes - 1;
         free_ranks(runs, ranks);
     }
@@ -335,23 +373,29 @@ typedef struct saver {
 } saver;
 
 /* The problem of docs/DISTRIBUTED.md's table: a million tokens over two ranks. */
+static fattn_problem million(fattn_group *group, const fattn_transport *transport, int op)
+{
+    fattn_problem p;
+    fattn_group_init(group);
+    group->transport = transport;
+    group->split = FATTN_SPLIT_ZIGZAG;
+    group->memory = op ? 1450000000 : 650000000;
+    fattn_problem_init(&p);
+    p.op = op ? FATTN_BACKWARD : FATTN_FORWARD;
+    p.dtype = FATTN_BF16;
+    p.features = FATTN_CAUSAL;
+    p.batch = 1, p.heads_q = 32, p.heads_k = 8, p.dim = p.dim_v = 128;
+    p.seqlen_q = p.seqlen_k = 1 << 20;
+    p.outputs = op ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV : FATTN_OUT_O | FATTN_OUT_LSE;
+    return p;
+}
+
 static void *run_saver(void *context)
 {
     saver *const r = context;
-    fattn_group group;
-    fattn_group_init(&group);
-    group.transport = &r->transport;
-    group.split = FATTN_SPLIT_ZIGZAG;
     for (int op = 0; op < 2; op++) {
-        fattn_problem p;
-        fattn_problem_init(&p);
-        p.op = op ? FATTN_BACKWARD : FATTN_FORWARD;
-        p.dtype = FATTN_BF16;
-        p.features = FATTN_CAUSAL;
-        p.batch = 1, p.heads_q = 32, p.heads_k = 8, p.dim = p.dim_v = 128;
-        p.seqlen_q = p.seqlen_k = 1 << 20;
-        p.outputs = op ? FATTN_OUT_DQ | FATTN_OUT_DK | FATTN_OUT_DV : FATTN_OUT_O | FATTN_OUT_LSE;
-        group.memory = op ? 1450000000 : 650000000;
+        fattn_group group;
+        const fattn_problem p = million(&group, &r->transport, op);
         if (fattn_group_plan_create(&group, &p, NULL, NULL, &r->plans[op])) {
             printf("# %s\n", fattn_last_reason());
         }
@@ -390,6 +434,18 @@ static void check_memory(void)
               "a million tokens: plans and tensors of a rank are %.3f of the tensors", share);
     tap_check(llabs(taken - (long long)bytes) < 16 << 20,
               "plans hold %lld bytes, and %lld were allocated", (long long)bytes, taken);
+    fattn_group_needs needs[2];
+    int64_t foretold = 0;
+    for (int op = 0; op < 2; op++) {
+        fattn_group group;
+        const fattn_problem p = million(&group, NULL, op);
+        planned = planned && !fattn_group_foresee(&group, 2, &p, NULL, NULL, &needs[op]);
+        foretold += planned ? 2 * needs[op].plan : 0;
+    }
+    tap_check(llabs(taken - (long long)foretold) < 16 << 20 &&
+                  needs[1].tensors == (int64_t)tensors + 4 * 32 * (1 << 19),
+              "and %lld bytes of plans were foretold, beside %lld of tensors and lse",
+              (long long)foretold, (long long)needs[1].tensors);
     for (int r = 0; r < 4; r++) {
         fattn_group_plan_destroy(all[r / 2].plans[r % 2]);
     }

@@ -544,8 +544,8 @@ static void forget_strides(fattn_problem *p)
 /* --- The act ---------------------------------------------------------------------------------- */
 
 /* Everything about the arguments that this rank can check without the others. */
-static fattn_status describe(fattn_group_plan *plan, const fattn_problem *problem,
-                             const int32_t *cu_q, const int32_t *cu_k)
+fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *problem,
+                                  const int32_t *cu_q, const int32_t *cu_k)
 {
     fattn_problem *const p = &plan->problem, whole;
     fattn_status status = fattn_problem_read(&whole, problem);
@@ -638,12 +638,13 @@ static bool can_turn(const fattn_group_plan *plan, int64_t turns)
 }
 
 /* As few turns as are wanted and the limit allows. */
-static fattn_status find_turns(fattn_group_plan *plan)
+fattn_status fattn_group_size(fattn_group_plan *plan)
 {
+    make_own(plan);
     const bool may = may_take_turns(plan);
     const bool slices = may && plan->scheme == FATTN_SCHEME_RING && plan->direct;
     const int64_t most = may ? plan->heads_q * (slices ? SLICES_MAX : 1) : 1;
-    const int64_t first = may ? plan->wanted : 1;
+    const int64_t first = may ? fattn_max64(plan->wanted, plan->others) : 1;
     fattn_status status = fattn_ring_make(&plan->whole, &plan->ring);
     plan->rounds = (int)plan->ring.last_step + (plan->gradients ? 2 : 1);
     bool fits = false;
@@ -749,13 +750,12 @@ fattn_status fattn_group_plan_create(const fattn_group *group, const fattn_probl
     if (status) { /* nothing to compare with */
         t.abort(t.user, fattn_last_reason());
     } else {
-        status = problem ? describe(made, problem, cu_seqlens_q, cu_seqlens_k)
+        status = problem ? fattn_group_describe(made, problem, cu_seqlens_q, cu_seqlens_k)
                          : fattn_fail(FATTN_NULL_POINTER, "problem is NULL");
         status = agree(made, status, status ? 0 : hash_of(made));
     }
     if (!status) {
-        make_own(made);
-        status = find_turns(made);
+        status = fattn_group_size(made);
         if (made->memory > 0) {
             status = agree(made, status, 0);
             status = status ? status : join_turns(made);

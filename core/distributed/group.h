@@ -52,6 +52,7 @@ struct fattn_group_plan {
 
     int64_t memory;           /* the caller's limit, or 0 */
     int64_t wanted;           /* turns at least, where heads may take turns */
+    int64_t others;           /* turns times slices that another rank needs, or 0 */
     int64_t turns;            /* that heads take: `problem` has those of one */
     int64_t turn;             /* the one under way */
     int64_t sharing;          /* turns in a row that have the same head of keys */
@@ -103,6 +104,16 @@ struct fattn_group_plan {
     unsigned done;
     int late;
 };
+
+/*
+ * The steps of fattn_group_plan_create() that need no other rank, on a zeroed plan with a transport
+ * (its rank and number of ranks), device, scheme, memory, wanted, and of shares split, ranks and
+ * all_queries: what the caller described, and then how many bytes the plan takes, in how many turns
+ * and slices. The plan is to be destroyed in any case.
+ */
+fattn_status fattn_group_describe(fattn_group_plan *plan, const fattn_problem *problem,
+                                  const int32_t *cu_q, const int32_t *cu_k);
+fattn_status fattn_group_size(fattn_group_plan *plan);
 
 /* Of a run of this rank's queries, or of both. */
 fattn_extent fattn_group_queries(const fattn_group_plan *plan, int run);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/distributed/forecast.h"
+#include "core/distributed/needs.h"
 #include "core/feature.h"
 #include "core/kernel.h"
 #include "core/memory.h"
@@ -32,6 +33,10 @@ void ranks_rows(ranks_options *values, option *rows)
          OPTION_CHOICE, .value = &values->scheme, .given = any, .words = schemes},
         {"split NAME", "auto, contiguous, zigzag or striped (default auto: by the masks)",
          OPTION_CHOICE, .value = &values->split, .given = any, .words = splits},
+        {"memory B",
+         "bytes that a rank's plan holds at most: heads then take turns, and keys\n"
+         "come in slices (default: no limit)",
+         OPTION_INTEGER, .value = &values->memory, .given = any, .min = 1, .max = INT64_MAX},
     };
     memcpy(rows, own, sizeof own);
 }
@@ -40,7 +45,8 @@ bool ranks_check(const ranks_options *v, const char *command)
 {
     if (v->ranks == 0) {
         return !v->any ||
-               (tool_usage(command, "--link, --rate, --row, --scheme and --split need --ranks"),
+               (tool_usage(command,
+                           "--link, --rate, --row, --scheme, --split and --memory need --ranks"),
                 false);
     }
     if (v->link.count == 0 || v->rate == 0) {
@@ -133,6 +139,36 @@ static int print_steps(const fattn_whole *whole)
     return TOOL_OK;
 }
 
+/* What a rank holds, with the kernels of the case's device; or why it cannot run the case. */
+static void print_needs(const ranks_options *v, const sweep_case *c, const fattn_whole *whole,
+                        const fattn_forecast *f)
+{
+    fattn_group group;
+    fattn_group_needs needs;
+    fattn_group_init(&group);
+    group.split = whole->split;
+    group.scheme = f->scheme;
+    group.memory = v->memory;
+    fattn_status status = fattn_device_open(c->device, &group.device);
+    status = status ? status
+                    : fattn_group_foresee(&group, whole->ranks, &c->problem, whole->cu_q,
+                                          whole->cu_k, &needs);
+    if (status) {
+        printf("  memory       no plan here: %s\n", fattn_last_reason());
+    } else {
+        const double tensors = (double)needs.tensors, plan = (double)needs.plan;
+        printf("  memory       %lld bytes of tensors a rank, and %lld of its plan: %.3f of the "
+               "tensors\n",
+               (long long)needs.tensors, (long long)needs.plan,
+               tensors > 0 ? (tensors + plan) / tensors : 1);
+        printf("  plan         %lld bytes of buffers, %lld of workspace; turns of heads: %lld, "
+               "slices of keys: %lld\n",
+               (long long)(needs.plan - needs.workspace), (long long)needs.workspace,
+               (long long)needs.turns, (long long)needs.slices);
+    }
+    fattn_device_close(group.device);
+}
+
 static int print_forecast(const fattn_whole *whole, const fattn_forecast *f)
 {
     printf("over %lld ranks: scheme %s, rows %s\n", (long long)whole->ranks,
@@ -216,6 +252,9 @@ int ranks_explain(const ranks_options *v, const sweep_case *c)
     }
     status = status ? status : forecast(v, &whole, &f);
     const int code = status ? tool_failure(status) : print_forecast(&whole, &f);
+    if (code == TOOL_OK) {
+        print_needs(v, c, &whole, &f);
+    }
     fattn_memory_free(cu_q);
     fattn_memory_free(cu_k);
     return code;

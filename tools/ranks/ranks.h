@@ -5,7 +5,7 @@
 
 #include "tools/bench/sweep.h"
 
-enum { RANKS_OPTIONS = 6 };
+enum { RANKS_OPTIONS = 7 };
 
 typedef struct ranks_options {
     int64_t ranks; /* 0: not given */
@@ -13,7 +13,8 @@ typedef struct ranks_options {
     int split;     /* fattn_split; 0: chosen by the masks */
     option_reals link;
     double rate, row;
-    bool any; /* one of the others is given */
+    int64_t memory; /* bytes that a rank's plan holds at most; 0: not given */
+    bool any;       /* one of the others is given */
 } ranks_options;
 
 /* Writes RANKS_OPTIONS rows for the parser; their values go into *values. */

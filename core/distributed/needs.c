@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/distributed/needs.h"
+
+#include <string.h>
+
+#include "core/backend.h"
+#include "core/band.h"
+#include "core/distributed/group.h"
+#include "core/memory.h"
+#include "core/operands.h"
+#include "core/status.h"
+
+/* All of so many ranks are asked, and some of more: a plan is made for each. */
+enum { ALL_MAX = 16, SOME = 3 };
+
+/* Elements that differ, of all operands; of scores those of the rank's rows and all keys. */
+static int64_t bytes_of_tensors(const fattn_group_plan *plan)
+{
+    fattn_operand operands[FATTN_OPERANDS_MAX];
+    const int count = fattn_operands(&plan->local, NULL, operands);
+    int64_t all = 0;
+    for (int n = 0; n < count; n++) {
+        const fattn_region *const r = &operands[n].region;
+        int64_t bytes = r->run;
+        for (int axis = 0; axis < 4; axis++) {
+            const bool keys = operands[n].kind == FATTN_OPERAND_SCORES && axis == 3;
+            const int64_t extent = keys ? plan->problem.seqlen_k : r->extent[axis];
+            bytes *= r->stride[axis] ? extent : 1;
+        }
+        all += fattn_region_is_empty(r) ? 0 : bytes;
+    }
+    return all;
+}
+
+/* Of one rank. Where the others' turns are known the limit has been observed already. */
+static fattn_status ask(const fattn_group *group, int64_t ranks, int64_t rank, int64_t others,
+                        const fattn_problem *problem, const int32_t *cu_q, const int32_t *cu_k,
+                        fattn_group_needs *needs)
+{
+    fattn_group_plan *const plan = fattn_memory_alloc(sizeof *plan);
+    if (!plan) {
+        return fattn_fail_memory(sizeof *plan, "the plan of a group");
+    }
+    memset(plan, 0, sizeof *plan);
+    plan->device = group->device;
+    plan->transport.rank = (int32_t)rank;
+    plan->transport.ranks = (int32_t)ranks;
+    plan->scheme = group->scheme;
+    plan->memory = others ? 0 : group->memory;
+    plan->wanted = group->turns;
+    plan->others = others;
+    plan->turns = plan->sharing = plan->slices = 1;
+    plan->shares = (fattn_whole){
+        .split = group->split, .ranks = ranks, .all_queries = group->scheme == FATTN_SCHEME_REDUCE};
+    fattn_status status = fattn_device_acquire(&plan->device);
+    if (!status) {
+        fattn_device_info info;
+        fattn_device_info_init(&info);
+        status = fattn_device_get_info(plan->device, &info);
+        plan->transport.device_memory = !info.host_memory;
+    } else {
+        plan->device = NULL;
+    }
+    status = status ? status : fattn_group_describe(plan, problem, cu_q, cu_k);
+    status = status ? status : fattn_group_size(plan);
+    *needs = (fattn_group_needs){.tensors = status ? 0 : bytes_of_tensors(plan),
+                                 .plan = plan->bytes,
+                                 .workspace = plan->workspace_bytes,
+                                 .turns = plan->turns,
+                                 .slices = plan->slices};
+    fattn_reason_hold(status);
+    fattn_group_plan_destroy(plan);
+    fattn_reason_let();
+    return status;
+}
+
+fattn_status fattn_group_foresee(const fattn_group *group, int64_t ranks,
+                                 const fattn_problem *problem, const int32_t *cu_q,
+                                 const int32_t *cu_k, fattn_group_needs *needs)
+{
+    const int64_t asked = ranks <= ALL_MAX ? ranks : SOME;
+    int64_t others = 0, most = 0;
+    fattn_status status = FATTN_OK;
+    /* Once more where a rank needs fewer turns than another: all take as many. */
+    for (bool again = true; !status && again; others = most) {
+        memset(needs, 0, sizeof *needs);
+        again = false;
+        for (int64_t n = 0; !status && n < asked; n++) {
+            const int64_t rank = n * (ranks - 1) / fattn_max64(asked - 1, 1);
+            fattn_group_needs own;
+            status = ask(group, ranks, rank, others, problem, cu_q, cu_k, &own);
+            const int64_t turns = own.turns * own.slices, tensors = needs->tensors;
+            again = again || (n > 0 && turns != most);
+            most = fattn_max64(turns, most);
+            *needs = own.plan > needs->plan || n == 0 ? own : *needs;
+            needs->tensors = fattn_max64(own.tensors, tensors);
+        }
+    }
+    return status;
+}

@@ -81,6 +81,11 @@ struct fattn_backend {
     /* buffers are normalised. workspace is aligned and large enough. */
     fattn_status (*run)(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                         fattn_stream stream);
+    /* The same of a forward that is not ragged, with o and lse, and merges them with those that the
+     * rows have already: job->result becomes job->first and the run's. job->second is where
+     * buffers->o and lse are, of which nothing is promised then. */
+    fattn_status (*run_onto)(const fattn_plan *plan, const fattn_buffers *buffers,
+                             const fattn_merge_job *job, void *workspace, fattn_stream stream);
     void (*release)(fattn_plan *plan);
 
     fattn_status (*merge)(void *impl, const fattn_merge_job *job, fattn_stream stream);
@@ -135,5 +140,10 @@ fattn_device *fattn_device_retain(fattn_device *device);
 /* What a device argument means: *device, or the default device where it is NULL, which is opened at
  * the first use. Retained either way, for fattn_device_close(). */
 fattn_status fattn_device_acquire(fattn_device **device);
+
+/* A run_onto() of two passes: run() and merge(). */
+fattn_status fattn_plan_run_then_merge(const fattn_plan *plan, const fattn_buffers *buffers,
+                                       const fattn_merge_job *job, void *workspace,
+                                       fattn_stream stream);
 
 #endif

@@ -70,3 +70,26 @@ fattn_status fattn_execute(const fattn_plan *plan, const fattn_buffers *buffers,
     const fattn_status status = fattn_plan_check(plan, buffers, &copy, &checked);
     return status ? status : fattn_plan_run(plan, checked, workspace, stream);
 }
+
+fattn_status fattn_plan_run_then_merge(const fattn_plan *plan, const fattn_buffers *buffers,
+                                       const fattn_merge_job *job, void *workspace,
+                                       fattn_stream stream)
+{
+    const fattn_status status = fattn_plan_run(plan, buffers, workspace, stream);
+    return status ? status : plan->device->backend->merge(plan->device->impl, job, stream);
+}
+
+fattn_status fattn_execute_onto(const fattn_plan *plan, const fattn_buffers *buffers,
+                                const fattn_merge_job *job, void *workspace, fattn_stream stream)
+{
+    fattn_buffers copy;
+    const fattn_buffers *checked = NULL;
+    const fattn_status status = fattn_plan_check(plan, buffers, &copy, &checked);
+    if (status) {
+        return status;
+    }
+    /* What is logged are the results of a run. */
+    return plan->logs_tensors
+               ? fattn_plan_run_then_merge(plan, checked, job, workspace, stream)
+               : plan->device->backend->run_onto(plan, checked, job, workspace, stream);
+}

@@ -22,6 +22,10 @@ fattn_status fattn_plan_check(const fattn_plan *plan, const fattn_buffers *given
 fattn_status fattn_plan_run(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace,
                             fattn_stream stream);
 
+/* fattn_execute() by the backend's run_onto(); workspace is not NULL. */
+fattn_status fattn_execute_onto(const fattn_plan *plan, const fattn_buffers *buffers,
+                                const fattn_merge_job *job, void *workspace, fattn_stream stream);
+
 /* Whether every operand of the run lies where the plan's device reads it. */
 bool fattn_plan_reads(const fattn_plan *plan, const fattn_buffers *buffers);
 

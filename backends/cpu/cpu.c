@@ -315,7 +315,8 @@ static fattn_tiling tiling_of_run(const fattn_plan *plan, const fattn_buffers *b
     return tiling;
 }
 
-static void run_items(const fattn_plan *plan, const fattn_buffers *buffers, void *workspace)
+static void run_items(const fattn_plan *plan, const fattn_buffers *buffers,
+                      const fattn_merge_job *onto, void *workspace)
 {
     const fattn_cpu_kernel *const kernel = (const fattn_cpu_kernel *)plan->kernel;
     const layout *const l = plan->impl;
@@ -331,6 +332,7 @@ static void run_items(const fattn_plan *plan, const fattn_buffers *buffers, void
         s->run = (fattn_cpu_run){.problem = &plan->problem,
                                  .buffers = buffers,
                                  .tiling = &tiling,
+                                 .onto = onto,
                                  .shared = workspace,
                                  .items = &s->items};
         s->items.count = kernel->phases[i].count(&s->run);
@@ -356,8 +358,22 @@ static fattn_status run(const fattn_plan *plan, const fattn_buffers *buffers, vo
         fattn_cpuid_arithmetic_end(&callers);
         return FATTN_OK;
     }
-    run_items(plan, buffers, workspace);
+    run_items(plan, buffers, NULL, workspace);
     return FATTN_OK;
+}
+
+/* Rows are merged where they are finished, while they are in cache. */
+static fattn_status run_onto(const fattn_plan *plan, const fattn_buffers *buffers,
+                             const fattn_merge_job *job, void *workspace, fattn_stream stream)
+{
+    if (!((const fattn_cpu_kernel *)plan->kernel)->merges) {
+        return fattn_plan_run_then_merge(plan, buffers, job, workspace, stream);
+    }
+    const fattn_status status = fattn_host_stream_check(stream);
+    if (!status) {
+        run_items(plan, buffers, job, workspace);
+    }
+    return status;
 }
 
 static void release(fattn_plan *made) { fattn_memory_free(made->impl); }
@@ -641,6 +657,7 @@ const fattn_backend fattn_backend_cpu = {
     .peak = peak,
     .plan = plan,
     .run = run,
+    .run_onto = run_onto,
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,

@@ -31,6 +31,7 @@ typedef struct fattn_cpu_run {
     const fattn_problem *problem;
     const fattn_buffers *buffers;
     const fattn_tiling *tiling;
+    const fattn_merge_job *onto; /* what results are merged with, or NULL (store.h) */
     char *shared; /* of the workspace, what all workers see; contents are arbitrary at first */
     fattn_cpu_items *items; /* of this phase */
 } fattn_cpu_run;
@@ -70,6 +71,7 @@ typedef struct fattn_cpu_brief {
 
 typedef struct fattn_cpu_kernel {
     fattn_kernel row;
+    bool merges; /* its runs merge their results with fattn_cpu_run.onto */
     /* Bytes of workspace: of one worker, and of all together (-1: too many). Multiples of 64.
      * Pure. */
     int64_t (*scratch)(const fattn_problem *problem, const fattn_tiling *tiling);

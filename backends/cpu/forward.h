@@ -11,7 +11,8 @@
  * strips of a block take turns with a tile of keys and values that is loaded once and stays in the
  * second. (Where keys are few, strips are wider: only their scores stay in the first.)
  *
- * With one part a strip ends in o and lse; with several, each leaves {m, l, o} in the workspace and
+ * With one part a strip ends in o and lse, or merges them with those of other keys
+ * (fattn_cpu_run.onto); with several, each leaves {m, l, o} in the workspace and
  * a second phase merges them in ascending order (parts.h). Here is what a strip does whatever it
  * multiplies; forward_floats.h and forward_pairs.h have the products. Decoding (decode.h) is the
  * same walk with other products.
@@ -132,14 +133,18 @@ INLINE bool load_tile(forward *strips, const forward_kind *kind, int64_t count, 
     return kind->pairs && pairs;
 }
 
-/* A tile of keys for all strips. loaded: its keys and values are there. */
-INLINE void forward_block(forward *strips, int64_t count, int64_t block, const forward_kind *kind,
-                          bool loaded)
+/* A tile of keys for all strips, of those from `first` to `past` of the item. loaded: its keys and
+ * values are there. Rows of the results so far are fetched meanwhile. */
+INLINE void forward_block(forward *strips, int64_t count, int64_t block, int64_t first,
+                          int64_t past, const forward_kind *kind, bool loaded)
 {
     span spans[STRIPS];
     const span all = spans_of(strips, count, block, spans);
     const bool pairs = all.live && !loaded && load_tile(strips, kind, count, block, all);
     for (int64_t n = 0; n < count; n++) {
+        if (strips->panel.onto) {
+            fetch_before(&strips[n].panel, block - first, past - first);
+        }
         if (spans[n].kind != FATTN_TILE_EMPTY) {
             forward_tile(&strips[n], kind, spans[n], pairs);
         }
@@ -188,7 +193,7 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
     }
     for (int64_t block = begin; block < end; block++) {
         const bool loaded = fetches && begin_block(&ahead, strips, count, run, block);
-        forward_block(strips, count, block, kind, loaded);
+        forward_block(strips, count, block, begin, end, kind, loaded);
     }
 
     for (int64_t n = 0; n < count; n++) {
@@ -201,6 +206,10 @@ INLINE void attention(const fattn_cpu_run *run, int64_t item, forward *strips, i
         if (!whole) {
             transpose(f->ot, pn->br, pn->dv_pad, pn->width, f->o, pn->dv_pad);
             forward_leave_part(f, run, item, n);
+        } else if (run->onto && f->by_rows) {
+            forward_merge_rows(f);
+        } else if (run->onto) {
+            forward_merge_columns(f);
         } else if (f->by_rows) {
             forward_store_rows(f);
         } else {

@@ -52,6 +52,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .split = fattn_cpu_forward_split,
                 .fast_bytes = forward_fast_bytes,
                 .workspace = forward_workspace},
+        .merges = true,
         .scratch = forward_scratch,
         .shared = forward_shared,
         .phases = {{forward_count, forward_work}, {merge_count, merge_work}},

@@ -26,6 +26,7 @@ static const fattn_cpu_kernel kernels[] = {
                 .split = fattn_cpu_forward_split,
                 .fast_bytes = forward_pairs_fast_bytes,
                 .workspace = forward_pairs_workspace},
+        .merges = true,
         .scratch = forward_pairs_scratch,
         .shared = forward_shared,
         .phases = {{forward_count, forward_pairs_work}, {merge_count, merge_work}},

@@ -52,7 +52,8 @@ typedef struct bias_ranges {
 typedef struct panel {
     const fattn_problem *p;
     const fattn_buffers *buf;
-    int64_t br, bc; /* tile, and the stride between its keys */
+    const fattn_merge_job *onto; /* of the run */
+    int64_t br, bc;              /* tile, and the stride between its keys */
     int64_t b, hk, group;
     int64_t first, rows; /* numbers of the rows */
     int64_t width;
@@ -255,6 +256,7 @@ static void panel_rows(panel *pn, int64_t phase, int64_t first, int64_t past, bo
 static void panel_enter(panel *pn, const fattn_cpu_run *run, int64_t b)
 {
     pn->buf = run->buffers;
+    pn->onto = run->onto;
     pn->b = b;
     pn->seq = fattn_sequence_of(run->problem, run->buffers, b);
     pn->start_k = fattn_start_k(run->problem, run->buffers, b);

@@ -131,7 +131,11 @@ static void merge_block(const fattn_cpu_run *run, int64_t item, void *scratch)
         for (int64_t split = 1; split < splits; split++) {
             merge_part(f, parts + split * size);
         }
-        forward_store(f);
+        if (run->onto) {
+            forward_merge_rows(f);
+        } else {
+            forward_store(f);
+        }
     }
 }
 

@@ -174,4 +174,121 @@ static void forward_store_columns(forward *f)
     store_lse(f);
 }
 
+/* --- Merging with what the rows have already ------------------------------------------------- */
+
+/* Row r in the results so far. */
+static const float *row_before(const panel *pn, int64_t r)
+{
+    const fattn_state *const from = &pn->onto->first;
+    return (const float *)from->o + fattn_state_row(from, pn->b, pn->row[r].h, pn->row[r].i);
+}
+
+/* Fetches part `n` of `parts` of the strip's rows into the second-level cache. */
+static void fetch_before(const panel *pn, int64_t n, int64_t parts)
+{
+    const int64_t bytes = pn->p->dim_v * (int64_t)sizeof(float);
+    for (int64_t r = pn->rows * n / parts; r < pn->rows * (n + 1) / parts; r++) {
+        const char *const row = (const char *)row_before(pn, r);
+        for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
+            __builtin_prefetch(row + at, 0, 2);
+        }
+    }
+}
+
+/* {m, l} of log-sum-exps in natural units. */
+static fattn_softmax state_of_lse(fv lse)
+{
+    const fv none = fv_set1(-INFINITY);
+    return (fattn_softmax){.m = lse, .l = fv_select(fv_eq(lse, none), fv_set1(0), fv_set1(1))};
+}
+
+/* What rows are multiplied by before they are added: those so far, and the panel's, whose o is
+ * normalised or not. Writes lse of the results. Returns the first; the second are f->alpha. */
+static float *weigh_rows_before(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const fattn_merge_job *const job = pn->onto;
+    float *const first = pn->at, *const lse = pn->lo; /* scratch of scores, which are over */
+    const fv log2e = fv_set1((float)FATTN_LOG2E), one = fv_set1(1);
+    for (int64_t r = 0; r < pn->width; r++) {
+        lse[r] =
+            r < pn->rows ? *fattn_state_lse(&job->first, pn->b, pn->row[r].h, pn->row[r].i) : 0;
+    }
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        const fattn_softmax own = state_load(f, r);
+        const fv own_lse = fattn_softmax_lse(own, fv_set1(pn->rule.natural));
+        fattn_softmax both = state_of_lse(fv_load(lse + r));
+        fv a, b;
+        fattn_softmax_merge(&both, state_of_lse(own_lse), log2e, &a, &b);
+        const fv factor = fattn_softmax_normaliser(both);
+        fv_store(first + r, fv_mul(a, factor));
+        fv_store(f->alpha + r,
+                 fv_mul(fv_mul(b, factor), f->normalised ? one : fattn_softmax_normaliser(own)));
+        fv_store(lse + r, fattn_softmax_lse(both, one));
+    }
+    for (int64_t r = 0; r < pn->rows; r++) {
+        *fattn_state_lse(&job->result, pn->b, pn->row[r].h, pn->row[r].i) = lse[r];
+    }
+    return first;
+}
+
+/* own: row r of o, [dv_pad], already multiplied. A state without keys is not read: 0 * inf. */
+static void merge_row(const panel *pn, int64_t r, float *own, bool empty, float first)
+{
+    const fattn_merge_job *const job = pn->onto;
+    const int64_t n = pn->p->dim_v, whole = in_whole_vectors(n);
+    const float *const before = row_before(pn, r);
+    char *const to =
+        (char *)job->result.o + fattn_state_row(&job->result, pn->b, pn->row[r].h, pn->row[r].i) *
+                                    fattn_dtype_size(job->dtype);
+    if (empty) {
+        memcpy(own, before, (size_t)n * sizeof *own);
+    }
+    if (empty) {
+        row_store(to, job->dtype, own, n, 1);
+        return;
+    }
+    float *const at = job->dtype == FATTN_F32 ? (float *)(void *)to : own;
+    for (int64_t c = 0; c < whole; c += FV_LANES) {
+        fv_store(at + c, fv_fma(fv_set1(first), fv_load(before + c), fv_load(own + c)));
+    }
+    for (int64_t c = whole; c < n; c++) {
+        at[c] = first * before[c] + own[c];
+    }
+    if (at == own) {
+        row_store(to, job->dtype, own, n, 1);
+    }
+}
+
+/* As forward_store(), of o by rows, which may be normalised. */
+static void forward_merge_rows(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const float *const first = weigh_rows_before(f);
+    for (int64_t r = 0; r < pn->rows; r++) {
+        float *const own = f->o + r * pn->dv_pad;
+        scale_rows(own, 1, pn->dv_pad, pn->dv_pad, fv_set1(f->alpha[r]));
+        merge_row(pn, r, own, f->l[r] == 0, first[r]);
+    }
+}
+
+/* As forward_store_columns(). */
+static void forward_merge_columns(forward *f)
+{
+    const panel *const pn = &f->panel;
+    const float *const first = weigh_rows_before(f);
+    for (int64_t r = 0; r < pn->width; r += FV_LANES) {
+        for (int64_t c = 0; c < pn->p->dim_v; c += FV_LANES) {
+            fv x[FV_LANES];
+            fv_load_transposed(f->ot + c * pn->br + r, pn->br, x);
+            for (int n = 0; n < FV_LANES; n++) {
+                fv_store(f->o + n * pn->dv_pad + c, fv_mul(fv_set1(f->alpha[r + n]), x[n]));
+            }
+        }
+        for (int64_t n = 0; n < fattn_min64(FV_LANES, pn->rows - r); n++) {
+            merge_row(pn, r + n, f->o + n * pn->dv_pad, f->l[r + n] == 0, first[r + n]);
+        }
+    }
+}
+
 #endif

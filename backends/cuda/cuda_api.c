@@ -235,6 +235,7 @@ const fattn_backend fattn_backend_cuda = {
     .peak = fattn_gpu_peak_at,
     .plan = fattn_gpu_plan,
     .run = fattn_gpu_run,
+    .run_onto = fattn_plan_run_then_merge,
     .release = fattn_gpu_release,
     .merge = fattn_gpu_merge,
     .dropout_mask = fattn_gpu_dropout_mask,

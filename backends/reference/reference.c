@@ -271,6 +271,7 @@ const fattn_backend fattn_backend_reference = {
     .peak = peak,
     .plan = plan,
     .run = run,
+    .run_onto = fattn_plan_run_then_merge,
     .release = release,
     .merge = merge,
     .dropout_mask = dropout_mask,

@@ -6,6 +6,7 @@
 #include "core/backend.h"
 #include "core/distributed/group.h"
 #include "core/dtype.h"
+#include "core/plan.h"
 
 /* --- Merging ---------------------------------------------------------------------------------- */
 
@@ -56,26 +57,44 @@ static fattn_state result_of(const fattn_group_plan *plan, const fattn_buffers *
     return result;
 }
 
+/* Merges the rows of a run, or of both, of a piece that has those of `q_run`. */
+static fattn_merge_job job_of(const fattn_group_plan *plan, const fattn_buffers *given, int q_run,
+                              int run)
+{
+    const fattn_extent rows = fattn_group_queries(plan, run);
+    const int64_t batch = plan->ragged ? 1 : plan->problem.batch;
+    return (fattn_merge_job){
+        .batch = batch,
+        .heads = plan->problem.heads_q,
+        .seqlen = rows.rows / batch,
+        .dim_v = plan->problem.dim_v,
+        .first = state_of(plan, run),
+        .second = part_of(plan, q_run, run),
+        .result = given ? result_of(plan, given, run) : state_of(plan, run),
+        .dtype = given ? plan->local.dtype_o : FATTN_F32,
+    };
+}
+
+static void note_done(fattn_group_plan *plan, const fattn_buffers *given, int run)
+{
+    plan->done |= given ? (run == FATTN_BOTH ? 3u : 1u << run) : 0;
+}
+
+/* Both runs of queries have a result each, which a piece of both is merged with. */
+static bool are_apart(const fattn_group_plan *plan, int q_run)
+{
+    return q_run == FATTN_BOTH && !plan->together;
+}
+
 fattn_status fattn_group_merge(fattn_group_plan *plan, const fattn_buffers *given, int q_run)
 {
-    const bool apart = q_run == FATTN_BOTH && !plan->together;
+    const bool apart = are_apart(plan, q_run);
     fattn_status status = FATTN_OK;
     for (int n = 0; !status && n < (apart ? 2 : 1); n++) {
         const int run = apart ? n : q_run;
-        const fattn_extent rows = fattn_group_queries(plan, run);
-        const int64_t batch = plan->ragged ? 1 : plan->problem.batch;
-        const fattn_merge_job job = {
-            .batch = batch,
-            .heads = plan->problem.heads_q,
-            .seqlen = rows.rows / batch,
-            .dim_v = plan->problem.dim_v,
-            .first = state_of(plan, run),
-            .second = part_of(plan, q_run, run),
-            .result = given ? result_of(plan, given, run) : state_of(plan, run),
-            .dtype = given ? plan->local.dtype_o : FATTN_F32,
-        };
+        const fattn_merge_job job = job_of(plan, given, q_run, run);
         status = plan->device->backend->merge(plan->device->impl, &job, plan->transport.stream);
-        plan->done |= given ? (run == FATTN_BOTH ? 3u : 1u << run) : 0;
+        note_done(plan, given, run);
     }
     return status;
 }
@@ -116,8 +135,10 @@ static void *at_row(const void *tensor, int64_t row, const fattn_strides *stride
     return (char *)tensor + row * strides->seq * fattn_dtype_size(dtype);
 }
 
+/* job: what its results are merged with, or NULL */
 static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *given,
-                           const fattn_visit *visit, const fattn_held *keys, char *sums)
+                           const fattn_visit *visit, const fattn_held *keys, char *sums,
+                           const fattn_merge_job *job)
 {
     const int64_t owner = visit->owner;
     const int q_run = visit->q_run, k_run = visit->k_run, run = q_run == FATTN_BOTH ? 0 : q_run;
@@ -152,7 +173,9 @@ static fattn_status attend(const fattn_group_plan *plan, const fattn_buffers *gi
         b.dv = plan->gradients ? sums + gradients.v[k_run] : NULL;
         b.dsink = plan->dsink + plan->transport.rank * plan->heads_q + plan->turn * p.heads_q;
     }
-    return fattn_execute(plan_of(plan, &p), &b, plan->workspace, plan->transport.stream);
+    const fattn_stream stream = plan->transport.stream;
+    return job ? fattn_execute_onto(plan_of(plan, &p), &b, job, plan->workspace, stream)
+               : fattn_execute(plan_of(plan, &p), &b, plan->workspace, stream);
 }
 
 static bool has_piece(const fattn_group_plan *plan, int lane, int64_t step, int n,
@@ -188,10 +211,19 @@ fattn_status fattn_group_attend(fattn_group_plan *plan, const fattn_buffers *giv
         if (!has_piece(plan, lane, step, n, &visit)) {
             continue;
         }
-        status = attend(plan, given, &visit, keys, sums);
-        if (!status && !plan->backward && !fattn_group_is_first(plan, visit.owner, visit.k_run)) {
-            const bool last = is_last(plan, lane, step, n, visit.q_run);
-            status = fattn_group_merge(plan, last ? given : NULL, visit.q_run);
+        const bool merges =
+            !plan->backward && !fattn_group_is_first(plan, visit.owner, visit.k_run);
+        const bool last = merges && is_last(plan, lane, step, n, visit.q_run);
+        const fattn_buffers *const results = last ? given : NULL;
+        if (!merges) {
+            status = attend(plan, given, &visit, keys, sums, NULL);
+        } else if (plan->ragged || are_apart(plan, visit.q_run)) {
+            status = attend(plan, given, &visit, keys, sums, NULL);
+            status = status ? status : fattn_group_merge(plan, results, visit.q_run);
+        } else {
+            const fattn_merge_job job = job_of(plan, results, visit.q_run, visit.q_run);
+            status = attend(plan, given, &visit, keys, sums, &job);
+            note_done(plan, results, visit.q_run);
         }
     }
     return status;

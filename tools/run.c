@@ -397,8 +397,8 @@ static void recover(const job *j)
 static bool has_rows(const job *j, int input)
 {
     const bool extra = input == IN_BIAS || input == IN_MASK;
-    return j->divided.wanted && (inputs[input].role <= RESULT || input == IN_DLSE ||
-                                 (extra && j->in[input].rank > 1));
+    return j->divided.wanted &&
+           (inputs[input].role <= RESULT || input == IN_DLSE || (extra && j->in[input].rank > 1));
 }
 
 /* The type that an input is converted to, once the types of the problem are known. */
@@ -1016,8 +1016,8 @@ static npy_rows rows_of(const job *j, const npy_array *a, int axis, int side, fa
 static int input_axis(const job *j, int i)
 {
     return inputs[i].role <= RESULT ? axis_of(j, i == IN_K || i == IN_V ? KEYS : QUERIES)
-           : i == IN_DLSE ? j->in[i].rank - 1
-                          : j->in[i].rank - 2;
+           : i == IN_DLSE           ? j->in[i].rank - 1
+                                    : j->in[i].rank - 2;
 }
 
 static bool take_side(job *j, int side)

@@ -43,10 +43,10 @@ bool materialised_prepare(materialised *m, const fattn_problem *p, int threads, 
 {
     const int64_t elements = p->batch * p->seqlen_q * p->heads_q * p->dim_v;
     const int64_t widest = INT32_MAX / (p->heads_q > 0 ? p->heads_q : 1);
-    const bool floats = p->dtype == FATTN_F32 && sweep_dtype_k(p) == FATTN_F32 &&
-                        sweep_dtype_v(p) == FATTN_F32;
-    if (p->op != FATTN_FORWARD || !floats || p->features & ~FATTN_CAUSAL ||
-        p->seqlen_q > widest || p->seqlen_k > widest || p->dim > 256 || p->dim_v > 256) {
+    const bool floats =
+        p->dtype == FATTN_F32 && sweep_dtype_k(p) == FATTN_F32 && sweep_dtype_v(p) == FATTN_F32;
+    if (p->op != FATTN_FORWARD || !floats || p->features & ~FATTN_CAUSAL || p->seqlen_q > widest ||
+        p->seqlen_k > widest || p->dim > 256 || p->dim_v > 256) {
         snprintf(why, (size_t)size,
                  "it computes f32 forward without bias, mask, alibi, softcap, dropout");
         return false;

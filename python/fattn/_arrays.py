@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Callable, Iterable, NamedTuple
 
 from fattn import _c, _dlpack
 from fattn._dlpack import contiguous_strides as contiguous_strides
-from fattn._errors import InvalidArgument, InvalidStride, Unsupported
+from fattn._errors import InvalidArgument, InvalidStride, NullPointer, Unsupported
 
 # An element type of attention: its number in fattn_dtype and its bytes.
 FLOATS = {"float32": (_c.F32, 4), "float16": (_c.F16, 2), "bfloat16": (_c.BF16, 2),
@@ -32,6 +33,10 @@ class View(NamedTuple):
     device: str          # "cpu", "cuda:0", "hip:1" ...
     writable: bool = True
 
+    def reach(self, name: str) -> Reach:
+        """What Kind.check_memory() asks of it."""
+        return reach(self.shape, self.strides, _BYTES[self.dtype], name)
+
 
 class Made(NamedTuple):
     """An output that must be allocated."""
@@ -43,6 +48,17 @@ class Made(NamedTuple):
     strides: tuple[int, ...]  # of final
     swapped: bool = False     # whether axes 1 and 2 of shape are exchanged in final
     alike: bool = False       # whether it lies just like q, in backward like o
+    new: Callable[[], Any] | None = None  # makes it, where a kind has a shorter way; see Kind.maker
+
+
+# Bytes from an array's first element to the end of its last, bytes of an element, name.
+Reach = tuple[int, int, str]
+
+
+def reach(shape: tuple[int, ...], strides: tuple[int, ...], size: int, name: str) -> Reach:
+    if 0 in shape:
+        return 0, 0, name
+    return size * (1 + sum([(n - 1) * s for n, s in zip(shape, strides)])), size, name
 
 
 class Kind:
@@ -53,6 +69,8 @@ class Kind:
     allocates = False
     # Whether `finish` has nothing to do, and outputs may be views of what `empty` made.
     immediate = True
+    # Whether an array's memory may be freed or become shorter while its shape stays.
+    shrinks = False
 
     def key(self, a: Any) -> Any:
         """A hashable value; arrays with equal keys have the same layout."""
@@ -63,6 +81,13 @@ class Kind:
 
     def pointer(self, a: Any) -> int:
         raise NotImplementedError
+
+    def check_memory(self, arrays: Iterable[Any], reaches: Iterable[Reach]) -> None:
+        """Raises NullPointer if the memory of an array ends before its elements do."""
+
+    def maker(self, made: Made, device: str) -> Callable[[], Any] | None:
+        """What allocates an output in less time than make()."""
+        return None
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         """An array in C order, contents undefined, on the device of `like`."""
@@ -129,6 +154,7 @@ class _Numpy(Kind):
 class _Torch(Kind):
     name = "torch"
     allocates = True
+    shrinks = True
 
     def __init__(self) -> None:
         self.torch: Any = sys.modules["torch"]
@@ -136,8 +162,12 @@ class _Torch(Kind):
                        if hasattr(self.torch, name)}
         self.names = {dtype: name for name, dtype in self.dtypes.items()}
         self.gpu = "hip" if getattr(self.torch.version, "hip", None) else "cuda"
+        self.pointer = self.torch.Tensor.data_ptr  # type: ignore[method-assign]
         # The handle alone, without an object of torch.cuda.Stream around it.
         self.raw_stream: Any = getattr(self.torch._C, "_cuda_getCurrentRawStream", None)
+        # empty_strided() of host memory without the dispatcher, as Inductor's programs have it.
+        guards = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
+        self.empty_on_host: Any = getattr(guards, "_empty_strided_cpu", None)
 
     def key(self, a: Any) -> Any:
         if a.requires_grad and self.torch.is_grad_enabled():
@@ -156,17 +186,34 @@ class _Torch(Kind):
             raise Unsupported(f"{name} is on device {a.device}, neither a CPU nor a GPU that fattn "
                               "knows")
         dtype = self.names.get(a.dtype, str(a.dtype).removeprefix("torch."))
-        return View(tuple(a.shape), a.stride(), _float_name(dtype, name), device)
+        view = View(tuple(a.shape), a.stride(), _float_name(dtype, name), device)
+        self.check_memory((a,), (view.reach(name),))
+        return view
 
-    def pointer(self, a: Any) -> int:
-        address: int = a.data_ptr()
-        return address
+    def check_memory(self, arrays: Iterable[Any], reaches: Iterable[Reach]) -> None:
+        # untyped_storage().resize_() changes the memory of all tensors there, and nothing else about them.
+        for a, (needed, size, name) in zip(arrays, reaches):
+            if a.untyped_storage().nbytes() < needed + size * a.storage_offset():
+                raise NullPointer(f"{name} needs {needed + size * a.storage_offset()} bytes of its storage, which has "
+                                  f"{a.untyped_storage().nbytes()}: it was freed or resized")
+
+    def check_readable(self, a: Any, name: str) -> None:
+        """The same for any strided tensor, before PyTorch reads it, which does not check."""
+        self.check_memory((a,), (reach(a.shape, a.stride(), a.itemsize, name),))
+
+    def maker(self, made: Made, device: str) -> Callable[[], Any] | None:
+        if device != "cpu" or self.empty_on_host is None:
+            return None
+        return partial(self.empty_on_host, made.final, made.strides, self.dtypes[made.dtype])
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return self.torch.empty_strided(shape, (1,) if len(shape) == 1 else contiguous_strides(shape),
                                         dtype=self.dtypes[dtype], device=like.device)
 
     def make(self, made: Made, like: Any) -> tuple[Any, Any]:
+        if made.new is not None:
+            a = made.new()
+            return a, a
         # On an H100's host empty() took 20 us more than these (PyTorch 2.11).
         a = (self.torch.empty_like(like) if made.alike else
              self.torch.empty_strided(made.final, made.strides, dtype=self.dtypes[made.dtype], device=like.device))

@@ -91,6 +91,9 @@ def forward(q: Any, k: Any, v: Any, options: tuple[Any, ...], extras: tuple[Any,
         if lse is not None:
             arrays["lse"] = lse
         prepared = prepare(kind, options, arrays, key)
+    elif kind.shrinks:
+        kind.check_memory((q, k, v, *[a for a in (*extras, out, lse) if a is not None])
+                          if len(key) > 4 else (q, k, v), prepared.reaches)
     o = written_o = out
     for made in prepared.made:
         if made.name == "o":
@@ -132,6 +135,9 @@ def backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, opt
             arrays["dlse"] = dlse
         arrays.update((name, e) for name, e in zip(_NAMES, extras) if e is not None)
         prepared = prepare(kind, options, arrays | given, key)
+    elif kind.shrinks:
+        kind.check_memory([a for a in (q, k, v, o, dout, lse, dlse, *extras, *given.values()) if a is not None],
+                          prepared.reaches)
     written, results = dict(given), dict(given)
     for made in prepared.made:
         written[made.name], results[made.name] = kind.make(made, o)

@@ -77,14 +77,6 @@ _workspaces: list[_Workspace] = []
 _KEPT_BYTES = 64 << 20
 
 
-def _borrow_workspace(device: int, size: int) -> _Workspace:
-    try:
-        workspace = _workspaces.pop()
-    except IndexError:
-        return _Workspace(device, size)
-    return workspace if workspace.size >= size else _Workspace(device, size)
-
-
 class Prepared:
     """A described problem, its plans, one an alignment of pointers, and fattn_buffers to fill."""
 
@@ -92,7 +84,11 @@ class Prepared:
         description = Description(options, views, kind.immediate)
         self.request = options, kind, views
         self.lse_shape = description.lse_shape
-        self.made = description.forward() if options.op == _c.FORWARD else description.backward()
+        self.made = [made._replace(new=kind.maker(made, views["q"].device)) for made in
+                     (description.forward() if options.op == _c.FORWARD else description.backward())]
+        self.new = [made.new for made in self.made]
+        self.reaches = [view.reach(name) for name, view in views.items()]
+        self.reach_of_qkv = tuple([number for needed, size, _ in self.reaches[:3] for number in (needed, size)])
         # Of a backward: whether it makes dq, dk and dv alone, each as o lies.
         self.three_alike = ([made.name for made in self.made] == ["dq", "dk", "dv"] and
                             all(made.alike for made in self.made))
@@ -108,7 +104,7 @@ class Prepared:
         self.plans: dict[int, PlanHandle] = {}
         self.frames: list[tuple[bytearray, int]] = []
         self.features: int = self.problem.features
-        self.plan(16)
+        self.aligned = self.plan(16)
 
     def backward(self) -> Prepared:
         """The backward of a described forward, with gradients of all inputs."""
@@ -145,8 +141,7 @@ class Prepared:
             aligned: int, extras: Sequence[int], positions: tuple[int, int, int, int] | None,
             seed: tuple[int, int] | None) -> None:
         """Executes. `aligned` has the bits of all tensors' addresses, `like` tells device and stream."""
-        alignment = (aligned | 16) & -(aligned | 16)
-        plan = self.plans.get(alignment) or self.plan(alignment)
+        plan = self.aligned if not aligned & 15 else self.plan(aligned & -aligned)
         try:
             frame = self.frames.pop()
         except IndexError:
@@ -167,7 +162,12 @@ class Prepared:
             if size == 0:
                 status = _execute(plan.address, address, None, None)
             else:
-                workspace = _borrow_workspace(self.device, size)
+                try:
+                    workspace = _workspaces.pop()
+                except IndexError:
+                    workspace = _Workspace(self.device, size)
+                if workspace.size < size:
+                    workspace = _Workspace(self.device, size)
                 status = _execute(plan.address, address, workspace.address, None)
                 if workspace.size <= _KEPT_BYTES:
                     _workspaces.append(workspace)

@@ -522,8 +522,109 @@ def test_freed_storage():
                  lambda: fattn.torch.attention(q.detach(), k.detach(), v.detach()),
                  lambda: fattn.torch.scaled_dot_product_attention(*turned, enable_gqa=True),
                  lambda: torch.autograd.grad(o.sum(), q)):
-        with pytest.raises(fattn.NullPointer, match="v is NULL"):
+        with pytest.raises(fattn.NullPointer, match="v needs 864 bytes of its storage, which has 0"):
             call()
+
+
+def shrink(t):
+    """Takes the last element's memory away, which leaves shape and strides as they are."""
+    t.untyped_storage().resize_(t.untyped_storage().nbytes() - t.itemsize)
+
+
+GONE = "bytes of its storage, which has .*: it was freed or resized"
+
+
+@pytest.mark.parametrize("known", (False, True), ids=("new", "known"))
+@pytest.mark.parametrize("name", ("q", "k", "v", "bias", "mask", "out"))
+def test_shrunk_storage(name, known):
+    """Views that begin later, too; `known`: of a problem whose plan is there."""
+    def calls(batch):
+        whole = dict(zip("qkv", tensors(batch, dv=8, grad=False)))
+        if name in ("bias", "mask"):
+            whole[name] = {"bias": torch.randn, "mask": torch.ones}[name](batch, 4, 7, 9)
+        if name == "mask":
+            whole[name] = whole[name].bool()
+        out = torch.full((batch, 7, 4, 8), 42.0)
+        given = {key: t[batch - 2:] for key, t in whole.items()}
+        q, k, v = qkv = given["q"], given["k"], given["v"]
+        turned = [t.transpose(1, 2) for t in qkv]
+        more = {key: given[key] for key in given.keys() - set("qkv")}
+        learning, learning_turned = q.detach().requires_grad_(), turned[0].detach().requires_grad_()
+        of_rank_5, written = [t[None] for t in turned], out[batch - 2:]
+        result = [lambda: fattn.attention(*qkv, **more, out=written)]
+        if name != "out":
+            result += [lambda: fattn.attention(*qkv, **more),
+                       lambda: fattn.torch.attention(*qkv, **more),
+                       lambda: fattn.torch.attention(learning, k, v, **more),
+                       lambda: torch.ops.fattn.forward(*qkv, more.get("bias"), more.get("mask"))]
+        if name in "qkv":
+            result += [lambda: fattn.torch.scaled_dot_product_attention(*turned, enable_gqa=True),
+                       lambda: fattn.torch.scaled_dot_product_attention(learning_turned, *turned[1:],
+                                                                        enable_gqa=True),
+                       lambda: fattn.torch.scaled_dot_product_attention(*of_rank_5, enable_gqa=True)]
+        return result, whole | {"out": out}
+
+    fattn.cache_clear()
+    for batch in (2, 3):
+        if known:
+            for call in calls(batch)[0]:
+                call()
+        now, whole = calls(batch)
+        shrink(whole[name])
+        for call in now:
+            with pytest.raises(fattn.NullPointer, match=f"{'o' if name == 'out' else name} needs .* {GONE}"):
+                call()
+        assert (whole["out"].view(-1)[:-1] == 42).all()
+
+
+def test_shrunk_storage_that_pytorch_would_copy():
+    """Channels apart, types of autocast, a gradient that is not dense."""
+    def apart():
+        return torch.randn(2, 4, 8, 7).transpose(2, 3)
+
+    for i, name in enumerate("qkv"):
+        given = [apart() for _ in range(3)]
+        fattn.torch.scaled_dot_product_attention(*given)
+        shrink(given[i])
+        with pytest.raises(fattn.NullPointer, match=f"{name} needs .* {GONE}"):
+            fattn.torch.scaled_dot_product_attention(*given)
+    given = [torch.randn(2, 4, 7, 8) for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16):
+        fattn.torch.scaled_dot_product_attention(*given)
+        shrink(given[1])
+        with pytest.raises(fattn.NullPointer, match=f"k needs .* {GONE}"):
+            fattn.torch.scaled_dot_product_attention(*given)
+    given = [torch.randn(2, 4, 7, 8, requires_grad=True) for _ in range(3)]
+    o, dout = fattn.torch.scaled_dot_product_attention(*given), apart()
+    torch.autograd.grad(o, given, dout, retain_graph=True)
+    shrink(dout)
+    with pytest.raises(fattn.NullPointer, match=f"dout needs .* {GONE}"):
+        torch.autograd.grad(o, given, dout)
+
+
+@pytest.mark.parametrize("name", ("q", "k", "v", "o", "dout", "bias", "dlse"))
+def test_shrunk_storage_in_backward(name):
+    """Memory of saved tensors goes without a change of their versions."""
+    for known in (False, True):
+        fattn.cache_clear()
+        q, k, v = tensors(dv=8)
+        more = {"bias": torch.randn(2, 4, 7, 9)} if name == "bias" else {}
+        o, lse = fattn.torch.attention(q, k, v, **more, return_lse=True)
+        plain = fattn.torch.attention(q, k, v, **more)
+        if name == "o":  # the other's results, which nobody saved twice
+            o, plain = plain, o
+        dout, dlse = torch.randn_like(o), torch.randn_like(lse)
+        given = dict(q=q, k=k, v=v, o=plain, dout=dout, dlse=dlse, **more)
+        calls = [] if name == "dlse" else [lambda: torch.autograd.grad(plain, (q, k, v), dout, retain_graph=True)]
+        if name != "o":
+            calls.append(lambda: torch.autograd.grad((o, lse), (q, k, v), (dout, dlse), retain_graph=True))
+        if known:
+            for call in calls:
+                call()
+        shrink(given[name])
+        for call in calls:
+            with pytest.raises(fattn.NullPointer, match=f"{name} needs .* {GONE}"):
+                call()
 
 
 def test_views_that_negate():

@@ -7,6 +7,7 @@ A training step spends as long in these lines as a GPU in a small attention, so 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 _BIAS, _SINK = TENSORS.index("bias"), TENSORS.index("sink")
 
 _kind = kind_of(torch.empty(0))
-_dtypes: dict[str, torch.dtype] = _kind.dtypes  # type: ignore[attr-defined]
-_empty_like, _empty_strided = torch.empty_like, torch.empty_strided  # not empty(): see fattn._arrays
+_make, _check_memory = _kind.make, _kind.check_memory
+check_readable = _kind.check_readable  # type: ignore[attr-defined]
+_empty_like = torch.empty_like
 _grads = torch.is_grad_enabled
 
 
@@ -88,14 +90,19 @@ class Call:
         if extras:
             key += tuple([(e.shape, e.stride(), e.dtype, e.device) for e in extras])
         prepared = prepared_calls.get(key) or self._prepare_forward(key, q, k, v, extras)
-        made = prepared.made[0]
-        o = (_empty_like(q) if made.alike else
-             _empty_strided(made.final, made.strides, dtype=_dtypes[made.dtype], device=device))
+        # As _kind.check_memory() has it.
+        q_bytes, q_size, k_bytes, k_size, v_bytes, v_size = prepared.reach_of_qkv
+        if (q.untyped_storage().nbytes() < q_bytes + q_size * q.storage_offset() or
+                k.untyped_storage().nbytes() < k_bytes + k_size * k.storage_offset() or
+                v.untyped_storage().nbytes() < v_bytes + v_size * v.storage_offset() or extras):
+            _check_memory((q, k, v, *extras), prepared.reaches)
+        new = prepared.new[0]
+        o = _make(prepared.made[0], q)[0] if new is None else new()
         qp, kp, vp, op = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
         lse, at_lse = None, 0
         if self.lse:
-            made = prepared.made[1]
-            lse = _empty_strided(made.shape, made.strides, dtype=_dtypes[made.dtype], device=device)
+            new = prepared.new[1]
+            lse = _make(prepared.made[1], q)[0] if new is None else new()
             at_lse = lse.data_ptr()
         prepared.run(_kind, q, pack_forward, (qp, kp, vp, op, at_lse), qp | kp | vp | op,
                      [e.data_ptr() for e in extras] if extras else (), self.positions, None)
@@ -114,10 +121,14 @@ class Call:
             key += tuple([(e.shape, e.stride(), e.dtype, e.device) for e in extras])
         prepared = (prepared_calls.get(key) or
                     self._prepare_backward(key, outputs, dout, dlse, o, lse, q, k, v, extras))
+        _check_memory((q, k, v, o, dout, lse) if dlse is None and not extras else
+                      (q, k, v, *extras, o, dout, lse, *(() if dlse is None else (dlse,))),
+                      prepared.reaches)
         qp, kp, vp, op, dop = q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), dout.data_ptr()
         at_dlse = 0 if dlse is None else dlse.data_ptr()
         if prepared.three_alike:  # as nearly always
-            dq, dk, dv = _empty_like(o), _empty_like(o), _empty_like(o)
+            new = prepared.new[0] or partial(_empty_like, o)
+            dq, dk, dv = new(), new(), new()
             dqp, dkp, dvp = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
             prepared.run(_kind, q, pack_backward,
                          (qp, kp, vp, op, lse.data_ptr(), dop, at_dlse, dqp, dkp, dvp, 0, 0),
@@ -129,9 +140,7 @@ class Call:
         bits = qp | kp | vp | op | dop
         for made in prepared.made:
             i = _PLACES[made.name]
-            a = (_empty_like(o) if made.alike else
-                 _empty_strided(made.final, made.strides, dtype=_dtypes[made.dtype], device=device))
-            results[i] = a
+            a = results[i] = _make(made, o)[0]
             pointer = pointers[7 + i] = a.data_ptr()
             if i < 3:
                 bits |= pointer
@@ -177,7 +186,10 @@ def call_of(numbers: tuple[Any, ...], given: tuple[int, ...] = (), lse: bool = T
 def rows_together(dout: Tensor) -> Tensor:
     """Gradients come as they please: that of a sum is one number, seen everywhere; that of a view that negates
     may be one, too."""
-    return (dout if dout.stride(-1) == 1 else dout.contiguous()).resolve_neg()
+    if dout.stride(-1) != 1:
+        check_readable(dout, "dout")
+        dout = dout.contiguous()
+    return dout.resolve_neg() if dout.is_neg() else dout
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -208,24 +220,28 @@ _differentiate_once = once_differentiable(_differentiate)
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
-    """o of a Call, with gradients. Its arguments: the Call, q, k, v and what else it has."""
+    """o of a Call that has q, k and v alone, with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> Tensor:
-        o, lse = call.forward(*tensors)
-        ctx.save_for_backward(*tensors, o, lse)
+    def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o, lse = call.forward(q, k, v)
+        ctx.save_for_backward(q, k, v, o, lse)
         ctx.call = call
         return o
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         if _grads():  # create_graph: a second derivative is an error when it is asked for
-            return _differentiate_once(ctx, *gradients)  # type: ignore[no-any-return]
-        return _differentiate(ctx, *gradients)
+            return _differentiate_once(ctx, dout)  # type: ignore[no-any-return]
+        call: Call = ctx.call
+        q, k, v, o, lse = ctx.saved_tensors
+        dq, dk, dv, _, _ = call.backward(call.outputs_of(ctx.needs_input_grad), rows_together(dout), None, o, lse,
+                                         q, k, v)
+        return None, dq, dk, dv
 
 
 class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
-    """o and lse of a Call, with gradients of both."""
+    """o and lse of a Call, with gradients of both. Its arguments: the Call, q, k, v and what else it has."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,7 +251,11 @@ class RecordedWithLse(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         return o, lse
 
-    backward = Recorded.backward
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        if _grads():
+            return _differentiate_once(ctx, *gradients)  # type: ignore[no-any-return]
+        return _differentiate(ctx, *gradients)
 
 
 def check_gradients(tensors: tuple[Any, ...]) -> None:

@@ -17,6 +17,7 @@ from fattn._calls import window_of
 from fattn._errors import InvalidArgument, InvalidShape, Unsupported
 from fattn._plans import device_of
 from fattn._problem import Description, Options
+from fattn.torch._calls import check_readable
 from fattn.torch._functions import Window, autocast, new_seed
 from fattn.torch._process_group import ProcessGroup, lost
 from fattn.torch._sdpa import _broadcast
@@ -379,5 +380,7 @@ def _longest(cu: Sequence[int]) -> int:
 
 def _plain(t: Tensor, name: str) -> Tensor:
     """Contiguous, and aligned as allocations are, so that all ranks describe the same layout."""
-    t = t.detach().contiguous()
+    t = t.detach()
+    check_readable(t, name)
+    t = t.contiguous()
     return t if t.data_ptr() % 16 == 0 else t.clone()

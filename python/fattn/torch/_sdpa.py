@@ -11,8 +11,8 @@ import torch.nn.functional
 from torch import Tensor
 
 from fattn._errors import InvalidShape, InvalidStride, Unsupported
-from fattn.torch._calls import Call, Recorded, call_of
-from fattn.torch._functions import any_autocast, autocast, is_watched, new_seed, operator
+from fattn.torch._calls import TENSORS, Call, Recorded, call_of
+from fattn.torch._functions import any_autocast, are_watched, autocast, new_seed, operator, readable
 
 _grads = torch.is_grad_enabled
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -34,8 +34,7 @@ def scaled_dot_product_attention(
     if query.dtype != key.dtype or query.dtype != value.dtype:
         raise RuntimeError(f"scaled_dot_product_attention: query, key and value are {query.dtype}, "
                            f"{key.dtype} and {value.dtype}: one dtype is needed")
-    if (attn_mask is None and dropout_p == 0 and not is_watched(query, key, value) and
-            not query.is_nested):
+    if attn_mask is None and dropout_p == 0 and not are_watched(query, key, value) and not query.is_nested:
         record = _grads() and (query.requires_grad or key.requires_grad or value.requires_grad)
         options = is_causal, scale, record, enable_gqa, _deterministic()
         call = _plain.get(options) or _plain_call(*options)
@@ -67,8 +66,8 @@ def _plain_call(is_causal: bool, scale: float | None, record: bool, enable_gqa: 
     return call
 
 
-def _channels_together(t: Tensor) -> Tensor:
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+def _channels_together(t: Tensor, name: str) -> Tensor:
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else readable(t, name).contiguous()
 
 
 def _broadcast(tensors: list[Tensor], rank: int,
@@ -89,7 +88,7 @@ def _broadcast(tensors: list[Tensor], rank: int,
         leading = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
         tensors = [t.expand(*leading, *t.shape[-3:]) for t in tensors]
         leading = (*leading, heads[0])
-    return [t.flatten(0, -4) for t in tensors], leading
+    return [readable(t, name).flatten(0, -4) for t, name in zip(tensors, TENSORS)], leading
 
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
@@ -103,17 +102,17 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         leading = query.shape[:2]  # as nearly always
     else:
         tensors, leading = _broadcast(tensors, rank, enable_gqa)
-    q, k, v = (_channels_together(t) for t in tensors)
+    q, k, v = (_channels_together(t, name) for t, name in zip(tensors, TENSORS))
     bias = mask = None
     if attn_mask is not None:
         if len(leading) > 2 and attn_mask.dim() > 3:
-            attn_mask = attn_mask.expand(*leading[:-1], *attn_mask.shape[-3:]).flatten(0, -4)
+            attn_mask = readable(attn_mask, "attn_mask").expand(*leading[:-1], *attn_mask.shape[-3:]).flatten(0, -4)
         if attn_mask.dtype == torch.bool:
             mask = attn_mask
         else:
             bias = attn_mask
             if bias.dtype not in (q.dtype, torch.float32):
-                bias = bias.to(q.dtype)
+                bias = readable(bias, "bias").to(q.dtype)
     seed = new_seed(q) if dropout_p != 0 else None
     o = operator(q, k, v, bias, mask, None, None, None, None, None, None, None, None, None, seed,
                  is_causal, -1, -1, scale, None, dropout_p, True, True, False, None, None, 0, 0, None,
@@ -133,7 +132,7 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
     if not enable_gqa and not query.shape[1] == key.shape[1] == value.shape[1]:
         raise RuntimeError("scaled_dot_product_attention: numbers of heads differ without enable_gqa")
     packed = [t.transpose(1, 2) for t in tensors]  # (batch, length, heads, channels)
-    q, k, v = autocast(*(_channels_together(t.values()) for t in packed))
+    q, k, v = autocast(*(_channels_together(t.values(), name) for t, name in zip(packed, TENSORS)))
     cu_q, cu_k = (t.offsets().to(torch.int32) for t in packed[:2])
     longest_q, longest_k = (t._get_max_seqlen() for t in packed[:2])
     seed = new_seed(q) if dropout_p != 0 else None
